@@ -1,0 +1,82 @@
+"""Inspect, merge, split and reshard MindSpore distributed checkpoints, without MindSpore.
+
+>>> import ckpttool                                                        # doctest: +SKIP
+>>> catalog = ckpttool.scan("checkpoint/")                                 # doctest: +SKIP
+>>> strategy = ckpttool.read_strategy(["strategy.ckpt"])                   # doctest: +SKIP
+>>> plan = ckpttool.plan_merge(catalog, strategy, "merged.h5")             # doctest: +SKIP
+>>> ckpttool.execute(plan)                                                 # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ckpttool.errors import (
+        CkptToolError,
+        CombinedError,
+        ExecutionError,
+        FormatError,
+        PlanError,
+        StrategyError,
+        UnsupportedError,
+        VerifyError,
+    )
+    from ckpttool.formats import read_index
+    from ckpttool.formats.strategy_file import read_strategy
+    from ckpttool.run.engines import open_engine
+    from ckpttool.run.execute import CopyOptions, execute
+    from ckpttool.run.prepare import plan_merge, plan_reshard, plan_split
+    from ckpttool.storage.scan import scan
+
+__version__ = "0.1.0"
+
+# Where each public name lives.  They are looked up when they are first used, so that a command
+# that needs no arrays (--help, --version, completion) does not wait for numpy and h5py.
+_HOMES = {
+    "CkptToolError": "ckpttool.errors",
+    "CombinedError": "ckpttool.errors",
+    "CopyOptions": "ckpttool.run.execute",
+    "ExecutionError": "ckpttool.errors",
+    "FormatError": "ckpttool.errors",
+    "PlanError": "ckpttool.errors",
+    "StrategyError": "ckpttool.errors",
+    "UnsupportedError": "ckpttool.errors",
+    "VerifyError": "ckpttool.errors",
+    "execute": "ckpttool.run.execute",
+    "open_engine": "ckpttool.run.engines",
+    "plan_merge": "ckpttool.run.prepare",
+    "plan_reshard": "ckpttool.run.prepare",
+    "plan_split": "ckpttool.run.prepare",
+    "read_index": "ckpttool.formats",
+    "read_strategy": "ckpttool.formats.strategy_file",
+    "scan": "ckpttool.storage.scan",
+}
+
+__all__ = [
+    "CkptToolError",
+    "CombinedError",
+    "CopyOptions",
+    "ExecutionError",
+    "FormatError",
+    "PlanError",
+    "StrategyError",
+    "UnsupportedError",
+    "VerifyError",
+    "__version__",
+    "execute",
+    "open_engine",
+    "plan_merge",
+    "plan_reshard",
+    "plan_split",
+    "read_index",
+    "read_strategy",
+    "scan",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,6 @@
+"""``python -m ckpttool``."""
+
+from ckpttool.cli.main import main
+
+if __name__ == "__main__":
+    main()

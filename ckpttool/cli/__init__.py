@@ -1,0 +1,1 @@
+"""What people see: commands, tables, progress.  No arithmetic."""

@@ -1,0 +1,50 @@
+"""``ckpttool inspect``."""
+
+from __future__ import annotations
+
+import click
+
+from ckpttool.cli import options, report
+from ckpttool.errors import CkptToolError, raise_all
+
+
+@click.command(
+    short_help="Show what a checkpoint holds, from headers alone.",
+    help="""\b
+    ckpttool inspect checkpoint/ -s strategy.ckpt
+
+    Show what a checkpoint holds, from headers alone.  SRC is a file, whose tensors are listed, or
+    a folder of rank folders, whose ranks are listed, and with a strategy the tensors, their full
+    shapes and layouts.
+    """,
+)
+@options.source
+@options.src_strategy
+@options.step
+@options.pattern
+@options.as_json
+@options.quiet
+@options.debug
+def inspect(
+    src: str,
+    src_strategy: tuple[str, ...],
+    step: str | None,
+    pattern: str | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Show what a checkpoint holds, from headers alone."""
+    catalog, strategy, _ = options.load(src, pattern, step, src_strategy)
+    errors: list[CkptToolError] = list(catalog.damaged.values())
+    if catalog.is_single_file and strategy is None:
+        document = report.describe_file(catalog.files[0])
+    else:
+        document = report.describe_checkpoint(catalog, strategy, errors)
+    if as_json:
+        report.print_json(document)
+    elif catalog.is_single_file and strategy is None:
+        report.print_file(catalog.files[0])
+    else:
+        report.print_checkpoint(catalog, document)
+        report.print_notes(catalog.notes, quiet)
+    raise_all(errors)

@@ -1,0 +1,81 @@
+"""The command group, and the one border where an error becomes a message and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import traceback
+
+import click
+
+import ckpttool
+from ckpttool.cli.inspect import inspect
+from ckpttool.cli.merge import merge
+from ckpttool.cli.options import DEBUG, printable
+from ckpttool.cli.reshard import reshard
+from ckpttool.cli.split import split
+
+
+class Border(click.Group):
+    """A group that turns every exception into a message on stderr and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run a command; see `ckpttool.errors` for the exit codes."""
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except KeyboardInterrupt:
+            click.echo("ckpttool: interrupted; nothing was left half-written", err=True)
+            ctx.exit(130)
+        except Exception as error:
+            if isinstance(error, BrokenPipeError):
+                raise  # click ends quietly: whoever read our output has seen enough
+            if ctx.meta.get(DEBUG):
+                traceback.print_exc()
+            problems, code = _explain(error)
+            if len(problems) > 1:
+                click.echo(f"ckpttool: {len(problems)} problems:", err=True)
+            for problem in problems:
+                lead = "  - " if len(problems) > 1 else "ckpttool: "
+                click.echo(lead + printable(problem), err=True)
+            ctx.exit(code)
+
+
+def _explain(error: Exception) -> tuple[tuple[str, ...], int]:
+    """Messages and exit code of an exception."""
+    if isinstance(error, ckpttool.CkptToolError):
+        return error.problems, error.exit_code
+    if isinstance(error, OSError):
+        reason = error.strerror or str(error)
+        if error.errno == errno.ENOSPC:
+            reason = "the disk is full"
+        return (f"{error.filename}: {reason}" if error.filename else reason,), 1
+    return (
+        (
+            f"internal error: {type(error).__name__}: {error}; this is a mistake in ckpttool: "
+            "please report it, with what --debug prints"
+        ),
+    ), 1
+
+
+@click.group(
+    cls=Border,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    help="""\b
+    ckpttool merge checkpoint/ -s strategy.ckpt -o merged.h5
+
+    Inspect, merge, split and reshard MindSpore distributed checkpoints, on any machine, in a
+    fixed amount of memory.  Reads .ckpt, .safetensors and HDF5.
+
+    Exit codes: 0 done, 1 failed for a reason outside (a file that cannot be opened), 2 bad command
+    line, 3 a damaged or unreadable file, 4 an impossible strategy, 5 the parts do not fit together
+    (nothing was written), 6 a copy failed, 7 what was written is not what should be, 130 Ctrl-C.
+    """,
+)
+@click.version_option(ckpttool.__version__, prog_name="ckpttool")
+def main() -> None:
+    """The entry point of the console script."""
+
+
+for _command in (inspect, merge, split, reshard):
+    main.add_command(_command)

@@ -1,0 +1,83 @@
+"""``ckpttool merge``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+import ckpttool
+from ckpttool.cli import options
+from ckpttool.cli.convert import convert
+
+if TYPE_CHECKING:
+    from ckpttool.model.sources import Unlisted
+
+
+@click.command(
+    short_help="Merge the files of all ranks into one.",
+    help="""\b
+    ckpttool merge checkpoint/ -s strategy.ckpt -o merged.h5
+
+    Merge the files of all ranks into one file that holds every parameter undivided.  SRC is a
+    folder of rank folders, or one file (which is then converted to another format).
+    """,
+)
+@options.source
+@click.option(
+    "-o", "--output", "path", type=click.Path(), required=True, metavar="OUT", help="Output file."
+)
+@options.src_strategy
+@options.step
+@options.pattern
+@click.option(
+    "--replicated",
+    is_flag=True,
+    help="Every rank holds everything (data parallel, integrated_save=True): compare all "
+    "replicas and keep one.  Instead of -s.",
+)
+@options.unlisted
+@click.option(
+    "--format",
+    type=options.FORMAT_CHOICE,
+    help="Format of the output.  [default: by the ending of OUT, else hdf5]",
+)
+@options.jobs
+@options.overwrite
+@options.as_json
+@options.quiet
+@options.debug
+def merge(
+    src: str,
+    path: str,
+    src_strategy: tuple[str, ...],
+    step: str | None,
+    pattern: str | None,
+    replicated: bool,
+    unlisted: Unlisted | None,
+    format: str | None,
+    jobs: int | None,
+    overwrite: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Merge the files of all ranks into one."""
+    if replicated and src_strategy:
+        raise click.UsageError("--replicated and -s exclude each other.")
+    chosen = options.output_format(path, format)
+    catalog, strategy, _ = options.load(src, pattern, step, src_strategy)
+    convert(
+        lambda executor: ckpttool.plan_merge(
+            catalog,
+            strategy,
+            path,
+            chosen,
+            replicated=replicated,
+            unlisted=unlisted,
+            overwrite=overwrite,
+            executor=executor,
+        ),
+        jobs,
+        as_json,
+        quiet,
+    )

@@ -1,0 +1,189 @@
+"""Options that commands share, and the values that they become."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+import ckpttool
+from ckpttool.errors import CkptToolError, raise_all
+
+if TYPE_CHECKING:
+    from ckpttool.model.catalog import Catalog
+    from ckpttool.model.strategy import Strategy
+
+T = TypeVar("T")
+DEBUG = "ckpttool.debug"  # key in click's meta: whether a traceback is wanted
+
+FORMAT_CHOICE = click.Choice(["hdf5", "ckpt", "safetensors"])  # formats.FORMAT_NAMES, unimported
+EXISTING = click.Path(exists=True)
+
+
+class RankList(click.ParamType[tuple[int, ...]]):
+    """Ranks on the command line, such as ``0,3-7``."""
+
+    name = "ranks"
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """Ranks, ascending, each once."""
+        ranks: set[int] = set()
+        for part in value.split(","):
+            match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+            if match is None or int(match[2] or match[1]) < int(match[1]):
+                self.fail(f"{part!r} is no rank and no range of ranks such as 3-7", param, ctx)
+            ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+        return tuple(sorted(ranks))
+
+
+def _set_debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    ctx.meta[DEBUG] = value
+
+
+source = click.argument("src", type=EXISTING)
+src_strategy = click.option(
+    "-s",
+    "--src-strategy",
+    "src_strategy",
+    type=EXISTING,
+    multiple=True,
+    metavar="FILE",
+    help="Strategy file of the source; again, or a folder, for several pipeline stages.",
+)
+required_src_strategy = click.option(
+    "-s",
+    "--src-strategy",
+    "src_strategy",
+    type=EXISTING,
+    multiple=True,
+    required=True,
+    metavar="FILE",
+    help="Strategy file of the source; again, or a folder, for several pipeline stages.",
+)
+dst_strategy = click.option(
+    "-d",
+    "--dst-strategy",
+    "dst_strategy",
+    type=EXISTING,
+    multiple=True,
+    required=True,
+    metavar="FILE",
+    help="Strategy file of the target; again, or a folder, for several pipeline stages.",
+)
+step = click.option(
+    "--step",
+    metavar="STEP",
+    help="Step to take, as in the file names: 10_1.  [default: the newest that every rank has]",
+)
+pattern = click.option(
+    "--pattern",
+    metavar="PATTERN",
+    help="Where the rank files are below SRC, such as 'node{rank}/CKP_1-4_32.ckpt'.",
+)
+out_folder = click.option(
+    "-o",
+    "--output",
+    "folder",
+    type=click.Path(),
+    required=True,
+    metavar="DIR",
+    help="Folder for rank_0/, rank_1/, ...",
+)
+format = click.option(
+    "--format",
+    "format",
+    type=FORMAT_CHOICE,
+    default="hdf5",
+    show_default=True,
+    help="Format of the output.",
+)
+prefix = click.option(
+    "--prefix", default="checkpoint_", show_default=True, help="Output files are PREFIX<rank>."
+)
+ranks = click.option(
+    "--rank", "ranks", type=RankList(), metavar="RANKS", help="Only these target ranks: 0,3-7."
+)
+unlisted = click.option(
+    "--unlisted",
+    type=click.Choice(["rank", "first", "drop"]),
+    help="A parameter that is not in the source strategy and differs between ranks: target rank "
+    "r takes that of source rank r modulo source ranks, or all take the lowest rank's, or it is "
+    "left out.  [default: an error]",
+)
+jobs = click.option(
+    "-j",
+    "--jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Threads.  [default: one for each processor, at most 8]",
+)
+overwrite = click.option("--overwrite", is_flag=True, help="Replace outputs that exist.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+quiet = click.option("-q", "--quiet", is_flag=True, help="No notes and no progress on stderr.")
+debug = click.option(
+    "--debug",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_set_debug,
+    help="Print a traceback with an error.",
+)
+
+
+def attempt(call: Callable[[], T], errors: list[CkptToolError]) -> T | None:
+    """The result of ``call``; an error of ours is added to ``errors`` instead, and gives None.
+
+    So one run tells of a bad strategy and of a bad checkpoint at once; end with `raise_all`.
+    """
+    try:
+        return call()
+    except CkptToolError as error:
+        errors.append(error)
+        return None
+
+
+def load(
+    src: str,
+    pattern: str | None,
+    step: str | None,
+    src_strategy: tuple[str, ...],
+    dst_strategy: tuple[str, ...] = (),
+) -> tuple[Catalog, Strategy | None, Strategy | None]:
+    """Catalog and strategies, read with all their problems in one report."""
+    errors: list[CkptToolError] = []
+    catalog = attempt(lambda: ckpttool.scan(src, pattern, step), errors)
+    strategies = [
+        attempt(partial(ckpttool.read_strategy, paths), errors) if paths else None
+        for paths in (src_strategy, dst_strategy)
+    ]
+    if errors and catalog is not None:
+        errors = [*catalog.damaged.values(), *errors]
+    raise_all(errors)
+    assert catalog is not None, "raise_all() returned, so scan() did not fail"
+    return catalog, strategies[0], strategies[1]
+
+
+def output_format(path: str, format: str | None) -> str:
+    """The format of an output file: as asked for, else by its ending, else HDF5."""
+    from ckpttool.formats import format_of_suffix
+
+    by_name = format_of_suffix(path)
+    if format is not None and by_name not in (None, format):
+        raise click.UsageError(f"{path} ends like {by_name}, but --format says {format}.")
+    return format or by_name or "hdf5"
+
+
+def printable(text: str) -> str:
+    r"""Text for a terminal: what is not printable, such as an escape sequence, is spelled out.
+
+    Examples
+    --------
+    >>> printable("a\x1b[31mb")
+    'a\\x1b[31mb'
+    """
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

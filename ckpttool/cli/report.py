@@ -1,0 +1,217 @@
+"""What commands print: tables for people, one JSON document for programs.
+
+Every document has ``"schema": 1``; a change that breaks a reader of it counts that up.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckpttool.cli.options import printable
+from ckpttool.errors import CkptToolError, PlanError
+
+if TYPE_CHECKING:
+    from ckpttool.model.catalog import Catalog, FileIndex
+    from ckpttool.model.notes import Note
+    from ckpttool.model.plan import Plan
+    from ckpttool.model.sources import Source
+    from ckpttool.model.strategy import Strategy
+    from ckpttool.run.execute import Written
+
+SCHEMA = 1
+Json = Mapping[str, object]
+
+
+def print_json(document: Json) -> None:
+    """One JSON document on stdout."""
+    click.echo(json.dumps({"schema": SCHEMA, **document}, ensure_ascii=False))
+
+
+def print_notes(notes: Iterable[Note], quiet: bool) -> None:
+    """Notes on stderr, a line each."""
+    if not quiet:
+        for note in notes:
+            click.echo(f"note: {printable(note.text)}", err=True)
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A table on stdout; columns whose name ends in ``>`` are aligned right.
+
+    In a pipe it is as wide as it needs to be; on a terminal long names are folded.
+    """
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(printable(title)), title_justify="left", box=box.SIMPLE_HEAD)
+    for column in columns:
+        right = column.endswith(">")
+        table.add_column(column.rstrip(">"), justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    console = Console(file=sys.stdout)
+    if not console.is_terminal:
+        console = Console(file=sys.stdout, width=10_000, no_color=True)
+    console.print(table)
+
+
+def format_bytes(nbytes: int) -> str:
+    """Bytes for people.
+
+    Examples
+    --------
+    >>> format_bytes(999), format_bytes(5 * 1024**3 // 2)
+    ('999 B', '2.5 GiB')
+    """
+    size = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1000:
+            return f"{nbytes} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def describe_file(file: FileIndex) -> Json:
+    """The document of ``inspect FILE``."""
+    return {
+        "path": file.path,
+        "format": file.format,
+        "nbytes": file.nbytes,
+        "attrs": dict(file.attrs),
+        "tensors": [
+            {
+                "name": tensor.meta.name,
+                "dtype": tensor.meta.dtype,
+                "shape": list(tensor.meta.shape),
+                "nbytes": tensor.meta.nbytes,
+                **({} if tensor.meta.text is None else {"text": tensor.meta.text}),
+            }
+            for tensor in file.tensors.values()
+        ],
+    }
+
+
+def describe_checkpoint(
+    catalog: Catalog, strategy: Strategy | None, errors: list[CkptToolError]
+) -> Json:
+    """The document of ``inspect FOLDER``; what does not fit together is added to ``errors``."""
+    document: dict[str, object] = {
+        "path": catalog.root,
+        "step": catalog.step,
+        "ranks": [
+            {
+                "rank": rank,
+                "path": file.path,
+                "format": file.format,
+                "nbytes": file.nbytes,
+                "tensors": len(file.tensors),
+            }
+            for rank, file in catalog.files.items()
+        ],
+    }
+    notes = list(catalog.notes)
+    if strategy is not None:
+        from ckpttool.model.sources import find_sources
+
+        sources = find_sources(catalog, strategy, {}, "first")
+        document["tensors"] = [_describe_source(source, strategy) for source in sources.found]
+        notes += sources.notes
+        if sources.problems:
+            errors.append(PlanError(sources.problems))
+    document["notes"] = [{"kind": note.kind, "text": note.text} for note in notes]
+    document["problems"] = [problem for error in errors for problem in error.problems]
+    return document
+
+
+def _describe_source(source: Source, strategy: Strategy) -> Json:
+    name, shape, layout = source.meta.name, source.meta.shape, source.layout
+    base = name if source.is_listed else source.follows
+    return {
+        "name": name,
+        "dtype": source.meta.dtype,
+        "shape": list(shape),
+        "slice_shape": list(layout.region(layout.first_rank, shape).shape),
+        "device_matrix": list(layout.device_matrix) if base else None,
+        "tensor_map": [list(axes) for axes in layout.tensor_map] if base else None,
+        "optimizer_shard": layout.optimizer_shard if base else None,
+        "stages": list(strategy.stages_of(base)) if base else [],
+        "ranks": [rank for rank, file in source.catalog.files.items() if name in file.tensors],
+    }
+
+
+def print_file(file: FileIndex) -> None:
+    """The table of ``inspect FILE``."""
+    print_table(
+        f"{file.path}: {file.format}, {format_bytes(file.nbytes)}, {len(file.tensors)} tensors",
+        ("name", "dtype", "shape", "size>"),
+        (
+            (meta.name, meta.dtype, _shape(meta.shape), format_bytes(meta.nbytes))
+            for meta in (tensor.meta for tensor in file.tensors.values())
+        ),
+    )
+
+
+def print_checkpoint(catalog: Catalog, document: Json) -> None:
+    """The tables of ``inspect FOLDER``."""
+    total = sum(file.nbytes for file in catalog.files.values())
+    of_step = f", step {catalog.step}" if catalog.step else ""
+    print_table(
+        f"{catalog.root}: {len(catalog.files)} ranks{of_step}, {format_bytes(total)}",
+        ("rank>", "path", "format", "tensors>", "size>"),
+        (
+            (str(rank), file.path, file.format, str(len(file.tensors)), format_bytes(file.nbytes))
+            for rank, file in catalog.files.items()
+        ),
+    )
+    tensors = document.get("tensors")
+    if isinstance(tensors, list):
+        print_table(
+            f"{len(tensors)} tensors",
+            ("name", "dtype", "shape", "slice", "device matrix", "tensor map", "shard>", "stages"),
+            (_row(tensor) for tensor in tensors),
+        )
+
+
+def _row(tensor: Mapping[str, Any]) -> Sequence[str]:
+    listed = tensor["device_matrix"] is not None
+    return (
+        tensor["name"],
+        tensor["dtype"],
+        _shape(tensor["shape"]),
+        _shape(tensor["slice_shape"]),
+        _shape(tensor["device_matrix"]) if listed else "not listed",
+        " ".join(_shape(axes) if axes else "-" for axes in tensor["tensor_map"]) if listed else "",
+        str(tensor["optimizer_shard"]) if listed and tensor["optimizer_shard"] > 1 else "",
+        ", ".join(map(str, tensor["stages"])),
+    )
+
+
+def _shape(sizes: Sequence[int]) -> str:
+    return f"({', '.join(map(str, sizes))})"
+
+
+def describe_run(plan: Plan, written: Sequence[Written], seconds: float) -> Json:
+    """The document of merge, split and reshard."""
+    return {
+        "outputs": [
+            {
+                "rank": output.rank,
+                "path": output.path,
+                "format": output.format,
+                "nbytes": output.nbytes,
+                "tensors": output.tensors,
+            }
+            for output in written
+        ],
+        "step": plan.catalog.step,
+        "src_bytes": sum(file.nbytes for file in plan.catalog.files.values()),
+        "dst_bytes": sum(output.nbytes for output in written),
+        "seconds": round(seconds, 6),
+        "notes": [{"kind": note.kind, "text": note.text} for note in plan.notes],
+    }

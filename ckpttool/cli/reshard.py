@@ -1,0 +1,78 @@
+"""``ckpttool reshard``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+import ckpttool
+from ckpttool.cli import options
+from ckpttool.cli.convert import convert
+
+if TYPE_CHECKING:
+    from ckpttool.model.sources import Unlisted
+
+
+@click.command(
+    short_help="Cut a checkpoint anew for another strategy.",
+    help="""\b
+    ckpttool reshard checkpoint/ -s strategy.ckpt -d new_strategy.ckpt -o new/ --format ckpt
+
+    Cut a checkpoint anew for another strategy, from any number of ranks to any other:
+    DIR/rank_R/PREFIXR.ckpt (.h5, .safetensors) for every rank R.  No merged file is made on the
+    way.
+    """,
+)
+@options.source
+@options.out_folder
+@options.required_src_strategy
+@options.dst_strategy
+@options.step
+@options.pattern
+@options.unlisted
+@options.format
+@options.prefix
+@options.ranks
+@options.jobs
+@options.overwrite
+@options.as_json
+@options.quiet
+@options.debug
+def reshard(
+    src: str,
+    folder: str,
+    src_strategy: tuple[str, ...],
+    dst_strategy: tuple[str, ...],
+    step: str | None,
+    pattern: str | None,
+    unlisted: Unlisted | None,
+    format: str,
+    prefix: str,
+    ranks: tuple[int, ...] | None,
+    jobs: int | None,
+    overwrite: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Cut a checkpoint anew for another strategy."""
+    catalog, strategy, target = options.load(src, pattern, step, src_strategy, dst_strategy)
+    assert strategy is not None, "click requires -s"
+    assert target is not None, "click requires -d"
+    convert(
+        lambda executor: ckpttool.plan_reshard(
+            catalog,
+            strategy,
+            target,
+            folder,
+            format,
+            prefix=prefix,
+            ranks=ranks,
+            unlisted=unlisted,
+            overwrite=overwrite,
+            executor=executor,
+        ),
+        jobs,
+        as_json,
+        quiet,
+    )

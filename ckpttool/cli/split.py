@@ -1,0 +1,58 @@
+"""``ckpttool split``."""
+
+from __future__ import annotations
+
+import click
+
+import ckpttool
+from ckpttool.cli import options
+from ckpttool.cli.convert import convert
+
+
+@click.command(
+    short_help="Cut an undivided checkpoint for the ranks of a strategy.",
+    help="""\b
+    ckpttool split merged.h5 -d strategy.ckpt -o sliced/ --format ckpt
+
+    Cut an undivided checkpoint for the ranks of a strategy: DIR/rank_R/PREFIXR.ckpt (.h5,
+    .safetensors) for every rank R.  SRC is one file, or a folder with the file of one rank.
+    """,
+)
+@options.source
+@options.out_folder
+@options.dst_strategy
+@options.step
+@options.pattern
+@options.format
+@options.prefix
+@options.ranks
+@options.jobs
+@options.overwrite
+@options.as_json
+@options.quiet
+@options.debug
+def split(
+    src: str,
+    folder: str,
+    dst_strategy: tuple[str, ...],
+    step: str | None,
+    pattern: str | None,
+    format: str,
+    prefix: str,
+    ranks: tuple[int, ...] | None,
+    jobs: int | None,
+    overwrite: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Cut an undivided checkpoint for the ranks of a strategy."""
+    catalog, _, target = options.load(src, pattern, step, (), dst_strategy)
+    assert target is not None, "click requires -d"
+    convert(
+        lambda _: ckpttool.plan_split(
+            catalog, target, folder, format, prefix=prefix, ranks=ranks, overwrite=overwrite
+        ),
+        jobs,
+        as_json,
+        quiet,
+    )

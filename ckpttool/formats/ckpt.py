@@ -1,0 +1,311 @@
+"""MindSpore ``.ckpt``.
+
+Bytes
+-----
+A file is a chain of records and nothing else: no magic number, no index, no end mark.  A record
+is a field 1 of the protobuf message ``Checkpoint``::
+
+    0a <varint length>                 Checkpoint.value, one for each record
+       0a <length> <UTF-8>             1 tag: parameter name
+       12 <length>                     2 tensor
+          08 <varint> ...              1 dims, one field for each axis (packed is read, too)
+          12 <length> <ASCII>          2 tensor_type, a name of `ckpttool.model.dtypes`
+          1a <length> <bytes>          3 tensor_content: C order, little endian
+
+or, instead of field 2, a field 3 ``maptensor`` (a hash-table parameter), which is not read yet.
+
+* Consecutive records with one tag hold one tensor: each repeats the complete dims, and the
+  contents are joined.  MUST add up to ``product(dims) * itemsize``.  MindSpore cuts at 512 MiB;
+  any other cut is read.
+* A tag that comes again later is an error here.  MindSpore takes the last one without a word.
+* A scalar has no dims.  MindSpore 1.x and 2.0 write dims ``[0]`` with one element of content;
+  dims ``[0]`` without content is the empty vector.
+* ``tensor_type`` ``str`` is a string of append_dict: dims ``[0]``, content UTF-32-LE without an
+  end mark; the empty string is four zero bytes.
+* Unknown fields are skipped, at every level.
+* The last 17 bytes may be a checksum: ``crc_num`` and a big-endian CRC-32 of 10 bytes.  It is
+  recognised and reported in ``attrs["crc_num"]``.
+* A file of 0 bytes holds nothing: what a rank without parameters leaves when MindSpore saves with
+  redundancy removed.
+
+What is written is byte for byte what ``save_checkpoint`` of MindSpore 2.10 writes for the same
+parameters in the same order, but for tensors without elements: MindSpore leaves them out, here
+they are records with empty content, which is how its asynchronous path writes them.
+
+Not read: encrypted files (they begin with ``d8``, ``d9`` or ``da`` and ``5e 3a 7f``), map
+parameters.
+
+Source
+------
+MindSpore 2.10 ``utils/checkpoint.proto``, ``train/serialization.py`` (``_exec_save``,
+``_write_parameter_bytes_data``, ``_parse_ckpt_proto``), and files of 1.0, 2.0 and 2.10.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from sys import intern
+
+from ckpttool.errors import FormatError, UnsupportedError
+from ckpttool.formats.wire import (
+    LENGTH,
+    Field,
+    WireReader,
+    encode_bytes,
+    encode_key,
+    encode_number,
+    encode_varint,
+)
+from ckpttool.model.catalog import Extent, FileIndex, StoredTensor, TensorMeta
+from ckpttool.model.dtypes import TEXT, find_dtype
+
+SLICE_BYTES = 512 * 1024 * 1024  # MindSpore starts a new record at this size (SLICE_SIZE, in KiB)
+TRAILER = b"crc_num"
+TRAILER_BYTES = 17
+ENCRYPTED_MAGICS = {
+    b"\xd8\x5e\x3a\x7f": "AES-GCM",
+    b"\xd9\x5e\x3a\x7f": "AES-CBC",
+    b"\xda\x5e\x3a\x7f": "SM4-CBC",
+}
+MAX_NAME_BYTES = 1 << 20  # a name is read into memory; none in the field comes near
+MAX_TEXT_BYTES = 64 << 20  # a string is read into memory, too; larger ones are refused by name
+
+
+class Ckpt:
+    """The `Format` of MindSpore's own checkpoints."""
+
+    name = "ckpt"
+
+    def refusals(self, tensors: Sequence[TensorMeta]) -> Iterator[str]:
+        """Nothing: the format can hold every name, element type and shape."""
+        yield from ()
+
+    def read_index(self, path: str) -> FileIndex:
+        """The header of the file: records are walked with seeks, contents are not read."""
+        with WireReader(path) as reader:
+            if reader.size == 0:
+                return FileIndex(path, self.name, 0, {})
+            cipher = ENCRYPTED_MAGICS.get(reader.read(0, min(4, reader.size)))
+            if cipher is not None:
+                raise UnsupportedError(
+                    path,
+                    0,
+                    f"encrypted with {cipher}; decrypt it first, or save without enc_key",
+                )
+            end, attrs = _find_trailer(reader)
+            return FileIndex(path, self.name, reader.size, _read_tensors(reader, end), attrs)
+
+    def create(
+        self, path: str, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
+    ) -> FileIndex:
+        """A file with every record's header in place, its contents still to be filled in."""
+        stored: dict[str, StoredTensor] = {}
+        offset = 0
+        with Path(path).open("wb") as file:
+            for meta in tensors:
+                extents = []
+                for content in _contents(meta):
+                    header = _record_header(meta, content.nbytes)
+                    file.seek(offset)
+                    file.write(header)
+                    offset += len(header)
+                    if content.text:
+                        file.write(content.text)
+                    else:
+                        extents.append(Extent(offset, content.nbytes))
+                    offset += content.nbytes
+                stored[meta.name] = StoredTensor(meta, tuple(extents))
+            file.truncate(offset)
+        return FileIndex(path, self.name, offset, stored)
+
+    def seal(self, path: str) -> None:
+        """Nothing: the file is complete when its contents are."""
+
+
+def _find_trailer(reader: WireReader) -> tuple[int, dict[str, str]]:
+    """Where the records end, and the checksum behind them, if there is one."""
+    start = reader.size - TRAILER_BYTES
+    if start < 0 or reader.read(start, start + len(TRAILER)) != TRAILER:
+        return reader.size, {}
+    crc = reader.read(start + len(TRAILER), reader.size)
+    return start, {"crc_num": str(int.from_bytes(crc, "big"))}
+
+
+@dataclass(slots=True)
+class _Tensor:
+    """What consecutive records with one tag have said so far."""
+
+    name: str
+    start: int  # byte of the first record
+    dtype: str
+    dims: list[int]
+    extents: list[Extent] = field(default_factory=list)
+
+
+def _read_tensors(reader: WireReader, end: int) -> dict[str, StoredTensor]:
+    tensors: dict[str, StoredTensor] = {}
+    starts: dict[str, int] = {}
+    current: _Tensor | None = None
+    start = 0
+    for record in reader.fields(0, end):
+        record_start, start = start, record.stop
+        if record.number != 1:
+            continue
+        if record.wire_type != LENGTH:
+            raise FormatError(
+                reader.path,
+                record_start,
+                f"expected a record, found a number ({record.value}); a strategy file begins so",
+            )
+        tensor = _read_record(reader, record, record_start)
+        if current is not None and tensor.name == current.name:
+            if (tensor.dtype, tensor.dims) != (current.dtype, current.dims):
+                raise FormatError(
+                    reader.path,
+                    record_start,
+                    f"{tensor.name}: consecutive records say {current.dtype} {current.dims} and "
+                    f"{tensor.dtype} {tensor.dims}",
+                )
+            current.extents += tensor.extents
+            continue
+        if current is not None:
+            tensors[current.name] = _finish(reader, current)
+        if tensor.name in starts:
+            raise FormatError(
+                reader.path,
+                record_start,
+                f"{tensor.name}: stored twice, the first time at byte {starts[tensor.name]}; "
+                "which one counts cannot be known",
+            )
+        starts[tensor.name] = record_start
+        current = tensor
+    if current is not None:
+        tensors[current.name] = _finish(reader, current)
+    return tensors
+
+
+def _read_record(reader: WireReader, record: Field, start: int) -> _Tensor:
+    name: str | None = None
+    body: Field | None = None
+    for part in reader.fields(record.start, record.stop):
+        if part.number == 1:
+            name = intern(reader.text(part, MAX_NAME_BYTES))
+        elif part.number == 2:
+            body = part
+        elif part.number == 3:
+            raise UnsupportedError(
+                reader.path,
+                start,
+                f"{name}: a map parameter (hash table), which has no slices and is not read; "
+                "save the checkpoint without it",
+            )
+    if name is None or body is None or body.wire_type != LENGTH:
+        missing = "tag" if name is None else "tensor"
+        raise FormatError(reader.path, start, f"a record without a {missing}")
+    dims: list[int] = []
+    dtype: str | None = None
+    content: Field | None = None
+    for part in reader.fields(body.start, body.stop):
+        if part.number == 1:
+            dims += reader.numbers(part)
+        elif part.number == 2:
+            dtype = intern(reader.text(part, MAX_NAME_BYTES))
+        elif part.number == 3:
+            content = part
+    if dtype is None:
+        raise FormatError(reader.path, start, f"{name}: a record without a tensor_type")
+    if any(size < 0 for size in dims):
+        raise FormatError(reader.path, start, f"{name}: dims {dims} with a negative size")
+    tensor = _Tensor(name, start, dtype, dims)
+    if content is not None:
+        if content.wire_type != LENGTH:
+            raise FormatError(reader.path, start, f"{name}: tensor_content is not bytes")
+        tensor.extents.append(Extent(content.start, content.stop - content.start))
+    return tensor
+
+
+def _finish(reader: WireReader, tensor: _Tensor) -> StoredTensor:
+    """The stored tensor, its shape understood and its bytes counted."""
+    held = sum(extent.nbytes for extent in tensor.extents)
+    if tensor.dtype == TEXT:
+        text = _read_text(reader, tensor, held)
+        return StoredTensor(TensorMeta(tensor.name, TEXT, (), text), ())
+    dtype = find_dtype(tensor.dtype)
+    if dtype is None:
+        raise FormatError(
+            reader.path, tensor.start, f"{tensor.name}: unknown tensor_type {tensor.dtype!r}"
+        )
+    shape = tuple(tensor.dims)
+    if shape == (0,) and held == dtype.itemsize:
+        shape = ()  # as MindSpore 1.x and 2.0 write a scalar
+    elif dtype.name == "random_op" and shape in ((), (0,)):
+        shape = (held,)  # 2.0 does not say how long it is
+    need = math.prod(shape) * dtype.itemsize
+    if held != need:
+        if need and held and held % need == 0 and len(tensor.extents) == held // need:
+            reason = f"stored {held // need} times in a row; which one counts cannot be known"
+        else:
+            reason = (
+                f"dims {list(shape)} of {dtype.name} need {need} bytes, tensor_content has {held}"
+            )
+        raise FormatError(reader.path, tensor.start, f"{tensor.name}: {reason}")
+    extents = tuple(extent for extent in tensor.extents if extent.nbytes)
+    return StoredTensor(TensorMeta(tensor.name, dtype.name, shape), extents)
+
+
+def _read_text(reader: WireReader, tensor: _Tensor, held: int) -> str:
+    if tensor.dims not in ([0], []) or held < 4 or held % 4:
+        raise FormatError(
+            reader.path,
+            tensor.start,
+            f"{tensor.name}: a string has dims [0] and four bytes a character, "
+            f"found dims {tensor.dims} and {held} bytes",
+        )
+    if held > MAX_TEXT_BYTES:
+        raise UnsupportedError(
+            reader.path,
+            tensor.start,
+            f"{tensor.name}: a string of {held} bytes; {MAX_TEXT_BYTES} are the most that is read",
+        )
+    data = b"".join(reader.read(e.offset, e.offset + e.nbytes) for e in tensor.extents)
+    if data == bytes(4):
+        return ""
+    try:
+        return data.decode("utf-32-le")
+    except UnicodeDecodeError as error:
+        raise FormatError(
+            reader.path, tensor.start, f"{tensor.name}: a string that is not UTF-32: {error}"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """The content of one record: its length, and the bytes if they are a string's."""
+
+    nbytes: int
+    text: bytes = b""
+
+
+def _contents(meta: TensorMeta) -> Iterator[_Content]:
+    if meta.text is not None:
+        data = meta.text.encode("utf-32-le") or bytes(4)
+        yield _Content(len(data), data)
+        return
+    for start in range(0, meta.nbytes, SLICE_BYTES):
+        yield _Content(min(SLICE_BYTES, meta.nbytes - start))
+    if not meta.nbytes:
+        yield _Content(0)
+
+
+def _record_header(meta: TensorMeta, nbytes: int) -> bytes:
+    """Everything of a record before its content of ``nbytes`` bytes."""
+    dims = (0,) if meta.text is not None else meta.shape
+    tensor = b"".join(encode_number(1, size) for size in dims)
+    tensor += encode_bytes(2, meta.dtype.encode())
+    tensor += encode_key(3, LENGTH) + encode_varint(nbytes)
+    tag = encode_bytes(1, meta.name.encode())
+    value = tag + encode_key(2, LENGTH) + encode_varint(len(tensor) + nbytes) + tensor
+    return encode_key(1, LENGTH) + encode_varint(len(value) + nbytes) + value

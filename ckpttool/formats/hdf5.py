@@ -1,0 +1,263 @@
+"""``.h5``: one dataset for each parameter, at the path that is the parameter's exact name.
+
+Bytes
+-----
+An ordinary HDF5 file.  Every tensor is a dataset with contiguous layout, so that its bytes are
+one extent of the file, C order, little endian; `create` allocates them and writes none.  Nothing
+in the file depends on the time or the machine.
+
+* ``Bool`` is the enumeration that h5py reads as bool.  Complex types are h5py's compound (r, i).
+* ``BFloat16``, ``Float8E4M3FN`` and ``Float8E5M2`` are HDF5 floating-point types of 2, 1 and 1
+  bytes.  HDF5 knows no type without infinities: its readers show ``Float8E4M3FN`` values of 256
+  and more as Inf or NaN.  The bytes are right.
+* What HDF5 has no type for (``HiFloat8``, ``Int4``, ``random_op``) is unsigned bytes with an
+  attribute ``dtype`` that names the type.
+* A string entry is a scalar UTF-8 string of fixed length, padded with NUL.
+
+MUST for reading: contiguous layout, allocated, little endian, a type of the table, hard links
+only.  A dataset that h5py made without chunks or compression is like that.  Groups are only paths.
+
+Source
+------
+The HDF5 reference manual (H5P, H5T, H5D); h5py's "Special types" for bool, complex and strings.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from sys import intern
+
+import h5py
+import numpy as np
+from h5py import h5a, h5d, h5g, h5l, h5o, h5p, h5s, h5t
+
+from ckpttool.errors import FormatError, UnsupportedError
+from ckpttool.model.catalog import Extent, FileIndex, StoredTensor, TensorMeta
+from ckpttool.model.dtypes import DTYPES, TEXT
+
+DTYPE_ATTRIBUTE = "dtype"
+MAX_TEXT_BYTES = 64 << 20  # a string is read into memory; larger ones are refused by name
+MAX_PATH_COMPONENT_BYTES = 60_000  # an HDF5 link and its name share an object header of 64 KiB
+
+
+class Hdf5:
+    """The `Format` of HDF5 files."""
+
+    name = "hdf5"
+
+    def refusals(self, tensors: Sequence[TensorMeta]) -> Iterator[str]:
+        """Problems with names that no HDF5 path can be and strings HDF5 would cut, one each."""
+        names = {meta.name for meta in tensors}
+        for meta in tensors:
+            parts = meta.name.split("/")
+            groups = ("/".join(parts[:i]) for i in range(1, len(parts)))
+            clash = next((group for group in groups if group in names), None)
+            if clash is not None:
+                yield (
+                    f"{meta.name}: HDF5 cannot hold it beside {clash}, which would have to be "
+                    "dataset and group at once; write --format ckpt or safetensors instead"
+                )
+            elif (
+                any(
+                    part in ("", ".") or len(part.encode()) > MAX_PATH_COMPONENT_BYTES
+                    for part in parts
+                )
+                or "\0" in meta.name
+            ):
+                yield (
+                    f"{meta.name!r}: no exact path in HDF5; "
+                    "write --format ckpt or safetensors instead"
+                )
+            if meta.text is not None and "\0" in meta.text:
+                yield (f"{meta.name}: an HDF5 string cannot hold NUL; write --format ckpt instead")
+
+    def read_index(self, path: str) -> FileIndex:
+        """The datasets of the file; contents are not read, but for strings."""
+        size = os.stat(path).st_size  # noqa: PTH116 - the path stays a string from end to end
+        with _as_format_error(path), h5py.File(path, "r", locking="best-effort") as file:
+            tensors = {
+                name: _read_dataset(path, size, name, dataset)
+                for name, dataset in _datasets(path, file.id)
+            }
+        return FileIndex(path, self.name, size, tensors)
+
+    def create(
+        self, path: str, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
+    ) -> FileIndex:
+        """A file with every dataset allocated and none written, strings excepted."""
+        stored: dict[str, StoredTensor] = {}
+        with h5py.File(path, "w", locking="best-effort") as file:
+            for meta in tensors:
+                dataset = _create_dataset(file.id, meta)
+                has_bytes = meta.text is None and meta.nbytes > 0
+                extents = [Extent(dataset.get_offset(), meta.nbytes)] if has_bytes else []
+                stored[meta.name] = StoredTensor(meta, tuple(extents))
+        size = os.stat(path).st_size  # noqa: PTH116 - the path stays a string from end to end
+        return FileIndex(path, self.name, size, stored)
+
+    def seal(self, path: str) -> None:
+        """Nothing: the file is complete when its contents are."""
+
+
+def _hdf5_types() -> dict[str, h5t.TypeID]:
+    """HDF5 type for each name in the ``hdf5`` column of `DTYPES`."""
+    types = {
+        name: h5t.py_create(np.dtype(name).newbyteorder("<"), logical=True)
+        for name in (
+            *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+            *("float16", "float32", "float64", "complex64", "complex128"),
+        )
+    }
+    types["bfloat16"] = _float_type(nbytes=2, exponent_bits=8, mantissa_bits=7, bias=127)
+    types["float8_e4m3"] = _float_type(nbytes=1, exponent_bits=4, mantissa_bits=3, bias=7)
+    types["float8_e5m2"] = _float_type(nbytes=1, exponent_bits=5, mantissa_bits=2, bias=15)
+    types["bytes"] = types["uint8"]
+    return types
+
+
+def _float_type(nbytes: int, exponent_bits: int, mantissa_bits: int, bias: int) -> h5t.TypeID:
+    """A little-endian IEEE-like type: sign, exponent and mantissa fill it from the top."""
+    kind = h5t.IEEE_F32LE.copy()
+    kind.set_fields(exponent_bits + mantissa_bits, mantissa_bits, exponent_bits, 0, mantissa_bits)
+    kind.set_ebias(bias)
+    kind.set_precision(8 * nbytes)
+    kind.set_size(nbytes)
+    return kind
+
+
+_TYPES = _hdf5_types()
+
+
+def _create_dataset(file: h5g.GroupID, meta: TensorMeta) -> h5d.DatasetID:
+    links = h5p.create(h5p.LINK_CREATE)
+    links.set_create_intermediate_group(True)
+    links.set_char_encoding(h5t.CSET_UTF8)
+    options = h5p.create(h5p.DATASET_CREATE)
+    options.set_layout(h5d.CONTIGUOUS)
+    options.set_alloc_time(h5d.ALLOC_TIME_EARLY)
+    options.set_fill_time(h5d.FILL_TIME_NEVER)
+    options.set_obj_track_times(False)
+    if meta.text is not None:
+        data = np.array(meta.text.encode(), dtype=f"S{max(1, meta.nbytes)}")
+        kind = h5t.C_S1.copy()
+        kind.set_size(max(1, meta.nbytes))
+        kind.set_strpad(h5t.STR_NULLPAD)
+        kind.set_cset(h5t.CSET_UTF8)
+        dataset = h5d.create(
+            file, meta.name.encode(), kind, h5s.create(h5s.SCALAR), options, lcpl=links
+        )
+        dataset.write(h5s.ALL, h5s.ALL, data, kind)
+        return dataset
+    space = h5s.create_simple(meta.shape) if meta.shape else h5s.create(h5s.SCALAR)
+    hdf5 = DTYPES[meta.dtype].hdf5
+    dataset = h5d.create(file, meta.name.encode(), _TYPES[hdf5], space, options, lcpl=links)
+    if hdf5 == "bytes":
+        kind = h5t.C_S1.copy()
+        kind.set_size(len(meta.dtype))
+        kind.set_cset(h5t.CSET_UTF8)
+        kind.set_strpad(h5t.STR_NULLPAD)
+        attribute = h5a.create(dataset, DTYPE_ATTRIBUTE.encode(), kind, h5s.create(h5s.SCALAR))
+        attribute.write(np.array(meta.dtype.encode()), kind)
+    return dataset
+
+
+@contextmanager
+def _as_format_error(path: str) -> Iterator[None]:
+    """What libhdf5 says about a broken file, as a `FormatError`.
+
+    h5py reports damage as OSError without an errno, RuntimeError, KeyError or ValueError.  An
+    OSError with an errno is the system's, and stays one.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise FormatError(path, None, f"not readable as HDF5: {error}") from error
+    except (RuntimeError, KeyError, ValueError, TypeError, MemoryError) as error:
+        raise FormatError(path, None, f"not readable as HDF5: {error}") from error
+
+
+def _datasets(path: str, root: h5g.GroupID) -> Iterator[tuple[str, h5d.DatasetID]]:
+    """Name and dataset of everything in the file, groups walked without recursion."""
+    seen = set()
+    pending: list[tuple[str, h5g.GroupID]] = [("", root)]
+    while pending:
+        prefix, group = pending.pop()
+        address = h5o.get_info(group).addr
+        if address in seen:
+            raise UnsupportedError(path, None, f"{prefix}: the same group under two names")
+        seen.add(address)
+        inner = []
+        for link in group:
+            try:
+                name = prefix + link.decode()
+            except UnicodeDecodeError as error:
+                raise FormatError(path, None, f"{link!r}: a name that is not UTF-8") from error
+            if group.links.get_info(link).type != h5l.TYPE_HARD:
+                raise UnsupportedError(
+                    path, None, f"{name}: a soft or external link; only datasets are read"
+                )
+            item = h5o.open(group, link)
+            if isinstance(item, h5d.DatasetID):
+                yield name, item
+            elif isinstance(item, h5g.GroupID):
+                inner.append((name + "/", item))
+        pending += reversed(inner)
+
+
+def _read_dataset(path: str, size: int, name: str, dataset: h5d.DatasetID) -> StoredTensor:
+    kind = dataset.get_type()
+    if isinstance(kind, h5t.TypeStringID):
+        return StoredTensor(TensorMeta(name, TEXT, (), _read_text(path, name, dataset)), ())
+    dtype = _find_dtype(kind, dataset)
+    if dtype is None:
+        raise UnsupportedError(
+            path, None, f"{name}: no element type of MindSpore, or not little endian: {kind.dtype}"
+        )
+    if dataset.get_space().get_simple_extent_type() == h5s.NULL:
+        raise UnsupportedError(path, None, f"{name}: a dataset without a dataspace (H5S_NULL)")
+    meta = TensorMeta(intern(name), dtype, tuple(int(n) for n in dataset.shape))
+    if not meta.nbytes:
+        return StoredTensor(meta, ())
+    if dataset.get_create_plist().get_layout() != h5d.CONTIGUOUS:
+        raise UnsupportedError(
+            path,
+            None,
+            f"{name}: chunked, compressed or compact; rewrite the file with `h5repack -l CONTI`",
+        )
+    if dataset.get_create_plist().get_external_count():
+        raise UnsupportedError(path, None, f"{name}: its data lie in an external file")
+    offset = dataset.get_offset()
+    if offset is None:
+        raise UnsupportedError(path, None, f"{name}: never written (no storage is allocated)")
+    if offset + meta.nbytes > size:
+        raise FormatError(
+            path,
+            offset,
+            f"{name}: {meta.nbytes} bytes from here on, the file has {size} (file cut short?)",
+        )
+    return StoredTensor(meta, (Extent(offset, meta.nbytes),))
+
+
+def _find_dtype(kind: h5t.TypeID, dataset: h5d.DatasetID) -> str | None:
+    if kind == _TYPES["bytes"] and h5a.exists(dataset, DTYPE_ATTRIBUTE.encode()):
+        named = h5py.Dataset(dataset).attrs[DTYPE_ATTRIBUTE]
+        named = named.decode() if isinstance(named, bytes) else str(named)
+        if named in DTYPES and DTYPES[named].hdf5 == "bytes":
+            return str(named)
+    for dtype in DTYPES.values():
+        if dtype.hdf5 != "bytes" and kind == _TYPES[dtype.hdf5]:
+            return dtype.name
+    return None
+
+
+def _read_text(path: str, name: str, dataset: h5d.DatasetID) -> str:
+    if dataset.shape != ():
+        raise UnsupportedError(path, None, f"{name}: an array of strings; only one is read")
+    if dataset.get_type().get_size() > MAX_TEXT_BYTES:
+        raise UnsupportedError(path, None, f"{name}: a string of more than {MAX_TEXT_BYTES} bytes")
+    text = h5py.Dataset(dataset).asstr()[()]
+    return str(text).rstrip("\0")

@@ -1,0 +1,212 @@
+"""``.safetensors``, as MindSpore writes and accepts it.
+
+Bytes
+-----
+::
+
+    8 bytes      length N of the header, unsigned, little endian
+    N bytes      JSON object, UTF-8, may be padded with spaces
+    the rest     contents, C order, little endian
+
+The header maps each name to ``{"dtype": ..., "shape": [...], "data_offsets": [begin, end]}``, byte
+offsets from the end of the header.  ``__metadata__`` maps strings to strings.
+
+* Contents MUST lie back to back, without gaps, overlaps or bytes behind the last (the standard).
+* MindSpore's own reader also wants the header to list the tensors in the order of their offsets.
+  What is written does: larger element types first, then by name, as the safetensors library sorts.
+* MindSpore marks its files ``"format": "ms"``.  An ``Int4`` tensor is ``I8`` with a metadata entry
+  ``"<name>": "Int4"``.  A tensor called ``format`` displaces the mark: MindSpore would take the
+  mark for that tensor's type.
+* ``crc_num`` and ``remove_redundancy`` of the metadata are kept in ``attrs``.
+* F8_E4M3, F8_E5M2 and C64 are read and written; MindSpore 2.10 does neither.
+
+Limits: a header of at most 100,000,000 bytes, as in the safetensors library; names are unique.
+
+Source
+------
+The safetensors README, section "Format", and its ``tensor.rs`` (``prepare``, ``validate``);
+MindSpore 2.10 ``train/serialization.py`` (``_exec_save``, ``_load_into_param_dict``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from sys import intern
+
+from ckpttool.errors import FormatError, UnsupportedError
+from ckpttool.model.catalog import Extent, FileIndex, StoredTensor, TensorMeta
+from ckpttool.model.dtypes import DTYPES, TEXT
+
+MAX_HEADER_BYTES = 100_000_000  # as safetensors; stops hostile headers
+METADATA = "__metadata__"
+
+# The order of contents in a file: the library sorts by its enumeration of types (tensor.rs,
+# Dtype), last first.
+_ORDER = "BOOL U8 I8 F8_E5M2 F8_E4M3 I16 U16 F16 BF16 I32 U32 F32 C64 F64 I64 U64".split()  # noqa: SIM905
+
+_BY_WORD = {
+    dtype.safetensors: dtype
+    for dtype in DTYPES.values()
+    if dtype.safetensors is not None and dtype.name != "Int4"
+}
+
+
+class Safetensors:
+    """The `Format` of safetensors files."""
+
+    name = "safetensors"
+
+    def refusals(self, tensors: Sequence[TensorMeta]) -> Iterator[str]:
+        """Problems with what the format cannot hold, a message each."""
+        for meta in tensors:
+            if meta.dtype == TEXT or DTYPES[meta.dtype].safetensors is None:
+                yield (
+                    f"{meta.name}: safetensors cannot hold {meta.dtype}; "
+                    "write --format hdf5 or ckpt instead"
+                )
+            elif meta.name == METADATA:
+                yield f"{meta.name}: a safetensors header uses this name itself"
+
+    def read_index(self, path: str) -> FileIndex:
+        """The header of the file; contents are not read."""
+        with Path(path).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            length = file.read(8)
+            nbytes = int.from_bytes(length, "little")
+            if len(length) < 8 or nbytes > min(size - 8, MAX_HEADER_BYTES):
+                raise FormatError(
+                    path,
+                    0,
+                    f"a header of {nbytes} bytes does not fit into a file of {size} bytes"
+                    if len(length) == 8 and nbytes <= MAX_HEADER_BYTES
+                    else f"no safetensors header: {size} bytes, header length {nbytes}",
+                )
+            header = _parse(path, file.read(nbytes))
+        attrs = _metadata(path, header.pop(METADATA, {}))
+        tensors = {
+            name: _entry(path, name, entry, 8 + nbytes, attrs) for name, entry in header.items()
+        }
+        _check_coverage(path, tensors, 8 + nbytes, size)
+        kept = {key: value for key, value in attrs.items() if key not in tensors}
+        return FileIndex(path, self.name, size, tensors, kept)
+
+    def create(
+        self, path: str, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
+    ) -> FileIndex:
+        """A file with its header in place and its size set, its contents still to be filled in."""
+        ordered = sorted(tensors, key=lambda meta: (-_ORDER.index(_word(meta)), meta.name))
+        names = {meta.name for meta in tensors}
+        metadata = {} if "format" in names else {"format": "ms"}
+        metadata |= {meta.name: "Int4" for meta in ordered if meta.dtype == "Int4"}
+        header: dict[str, object] = {METADATA: dict(sorted(metadata.items()))}
+        at = 0
+        for meta in ordered:
+            span = [at, at + meta.nbytes]
+            header[meta.name] = {
+                "dtype": _word(meta),
+                "shape": list(meta.shape),
+                "data_offsets": span,
+            }
+            at = span[1]
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)  # contents begin at a multiple of 8, as the library has it
+        if len(text) > MAX_HEADER_BYTES:
+            raise UnsupportedError(path, 0, f"a header of {len(text)} bytes for so many tensors")
+        with Path(path).open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            file.truncate(8 + len(text) + at)
+        offset = 8 + len(text)
+        stored = {}
+        for meta in ordered:
+            extents = (Extent(offset, meta.nbytes),) if meta.nbytes else ()
+            stored[meta.name] = StoredTensor(meta, extents)
+            offset += meta.nbytes
+        return FileIndex(path, self.name, offset, stored)
+
+    def seal(self, path: str) -> None:
+        """Nothing: the file is complete when its contents are."""
+
+
+def _word(meta: TensorMeta) -> str:
+    word = DTYPES[meta.dtype].safetensors
+    assert word is not None, "refusals() was not asked"
+    return word
+
+
+def _parse(path: str, text: bytes) -> dict[str, object]:
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        entries = dict(pairs)
+        if len(entries) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise FormatError(path, 8, f"{twice}: stored twice; which one counts cannot be known")
+        return entries
+
+    try:
+        header = json.loads(text.decode(), object_pairs_hook=unique)
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise FormatError(path, 8, f"the header is no JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise FormatError(path, 8, "the header is no JSON object")
+    return header
+
+
+def _metadata(path: str, metadata: object) -> dict[str, str]:
+    if not isinstance(metadata, dict) or not all(
+        isinstance(value, str) for value in metadata.values()
+    ):
+        raise FormatError(path, 8, f"{METADATA} does not map strings to strings")
+    return metadata
+
+
+def _entry(
+    path: str, name: str, entry: object, data_start: int, attrs: Mapping[str, str]
+) -> StoredTensor:
+    def bad(reason: str) -> FormatError:
+        return FormatError(path, 8, f"{name}: {reason}")
+
+    if not isinstance(entry, dict):
+        raise bad("its header entry is no JSON object")
+    word = entry.get("dtype")
+    dtype = _BY_WORD.get(word) if isinstance(word, str) else None
+    if dtype is None:
+        raise bad(f"unknown dtype {word!r}")
+    if attrs.get(name) == "Int4" and dtype.name == "Int8":
+        dtype = DTYPES["Int4"]
+    shape, span = _sizes(entry.get("shape")), _sizes(entry.get("data_offsets"))
+    if shape is None:
+        raise bad(f"shape {entry.get('shape')!r} is no list of sizes")
+    if span is None or len(span) != 2 or span[0] > span[1]:
+        raise bad(f"data_offsets {entry.get('data_offsets')!r} are no begin and end")
+    need = math.prod(shape) * dtype.itemsize
+    if span[1] - span[0] != need:
+        raise bad(f"shape {shape} of {word} needs {need} bytes, data_offsets are {list(span)}")
+    extents = (Extent(data_start + span[0], need),) if need else ()
+    return StoredTensor(TensorMeta(intern(name), dtype.name, shape), extents)
+
+
+def _sizes(value: object) -> tuple[int, ...] | None:
+    if not isinstance(value, list) or any(type(n) is not int or n < 0 for n in value):
+        return None
+    return tuple(value)
+
+
+def _check_coverage(
+    path: str, tensors: Mapping[str, StoredTensor], data_start: int, size: int
+) -> None:
+    at = data_start
+    extents = [(e.offset, e.nbytes, name) for name, t in tensors.items() for e in t.extents]
+    for offset, nbytes, name in sorted(extents):
+        if offset != at:
+            kind = "overlaps the tensor before it" if offset < at else "leaves a gap before it"
+            raise FormatError(path, offset, f"{name}: {kind}")
+        at += nbytes
+    if at != size:
+        hint = " (file cut short?)" if at > size else ""
+        raise FormatError(
+            path, min(at, size), f"the header speaks of {at} bytes, the file has {size}{hint}"
+        )

@@ -1,0 +1,199 @@
+"""Protocol buffers wire format, read with seeks: a value's bytes are only fetched when asked for.
+
+A message is a sequence of fields.  Each is a key, the varint ``number << 3 | wire type``, and a
+value: wire type 0 a varint, 1 eight bytes, 2 a varint length and that many bytes, 5 four bytes.
+Groups (3, 4) are a construct of the first protobuf version that no MindSpore file has.  A varint
+has 7 bits a byte, least significant first, the high bit set on all but the last; at most 10 bytes.
+
+Limits: a length is checked against the end of the enclosing message before it is used, so a
+hostile length leads to no allocation.  Field number 0 and groups are errors.
+
+Source
+------
+The protocol buffers documentation, "Encoding".
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+from ckpttool.errors import FormatError
+
+VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
+
+WINDOW_BYTES = 4096  # one read fetches the headers of a record and of the small tensors behind it
+
+
+class Field(NamedTuple):
+    """One field of a message.
+
+    ``value`` is the number of a varint; of all other wire types it is 0 and the payload lies in
+    the file from byte ``start`` to byte ``stop``.
+    """
+
+    number: int
+    wire_type: int
+    value: int
+    start: int
+    stop: int
+
+
+class WireReader:
+    """A file of protobuf messages, addressed by byte offset; holds one window of it at a time.
+
+    Use as a context manager.  Not to be shared between threads.
+
+    Raises
+    ------
+    FormatError
+        From every method, when the bytes are not what the wire format says.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._file = Path(path).open("rb", buffering=0)  # noqa: SIM115 - closed by __exit__
+        self._fd = self._file.fileno()
+        self.size = os.fstat(self._fd).st_size
+        self._window = b""
+        self._window_start = 0
+
+    def __enter__(self) -> WireReader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    def read(self, start: int, stop: int) -> bytes:
+        """The bytes from ``start`` to ``stop``."""
+        at = start - self._window_start
+        if at < 0 or at + stop - start > len(self._window):
+            wanted = max(WINDOW_BYTES, stop - start)
+            self._window = os.pread(self._fd, wanted, start)
+            self._window_start = start
+            at = 0
+        data = self._window[at : at + stop - start]
+        if len(data) < stop - start:
+            raise FormatError(
+                self.path, start, f"expected {stop - start} more bytes, found {len(data)}"
+            )
+        return data
+
+    def varint(self, start: int, stop: int) -> tuple[int, int]:
+        """The unsigned number at ``start``, and the offset behind it, not beyond ``stop``."""
+        data = self.read(start, min(start + 10, stop))
+        value = shift = 0
+        for at, byte in enumerate(data):
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value, start + at + 1
+            shift += 7
+        found = "it ends inside it" if len(data) < 10 else "it has more than 10 bytes"
+        raise FormatError(self.path, start, f"expected a varint, {found}")
+
+    def fields(self, start: int, stop: int) -> Iterator[Field]:
+        """The fields of the message from byte ``start`` to byte ``stop``, in file order."""
+        at = start
+        while at < stop:
+            key, behind = self.varint(at, stop)
+            number, wire_type = key >> 3, key & 7
+            if not 0 < number < 1 << 29:
+                raise FormatError(self.path, at, f"field number {number} is not possible")
+            value = 0
+            first = last = behind
+            if wire_type == VARINT:
+                value, last = self.varint(behind, stop)
+            elif wire_type == LENGTH:
+                nbytes, first = self.varint(behind, stop)
+                last = first + nbytes
+            elif wire_type in (FIXED64, FIXED32):
+                last = first + (8 if wire_type == FIXED64 else 4)
+            else:
+                raise FormatError(self.path, at, f"wire type {wire_type} of field {number}")
+            if last > stop:
+                raise FormatError(
+                    self.path,
+                    at,
+                    f"field {number} has {last - first} bytes, {stop - first} are left"
+                    + (" (file cut short?)" if stop == self.size else ""),
+                )
+            yield Field(number, wire_type, value, first, last)
+            at = last
+
+    def numbers(self, field: Field) -> list[int]:
+        """Signed 64-bit values of a repeated integer field, packed or not."""
+        if field.wire_type == VARINT:
+            return [_signed(field.value)]
+        values = []
+        at = self._payload(field)
+        while at < field.stop:
+            value, at = self.varint(at, field.stop)
+            values.append(_signed(value))
+        return values
+
+    def text(self, field: Field, limit: int) -> str:
+        """The UTF-8 string of a field of at most ``limit`` bytes."""
+        start = self._payload(field)
+        if field.stop - start > limit:
+            raise FormatError(
+                self.path, start, f"a name of {field.stop - start} bytes; {limit} are the most"
+            )
+        data = self.read(start, field.stop)
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise FormatError(self.path, start, f"a name that is not UTF-8: {error}") from error
+
+    def _payload(self, field: Field) -> int:
+        if field.wire_type != LENGTH:
+            raise FormatError(
+                self.path,
+                field.start,
+                f"field {field.number} has wire type {field.wire_type}, expected {LENGTH}",
+            )
+        return field.start
+
+
+def _signed(value: int) -> int:
+    value &= (1 << 64) - 1  # ten bytes of seven bits could hold more; protobuf drops the excess
+    return value - (1 << 64) if value >> 63 else value
+
+
+def encode_varint(value: int) -> bytes:
+    """A varint; negative numbers as 64-bit two's complement, ten bytes long.
+
+    Examples
+    --------
+    >>> encode_varint(300).hex(), len(encode_varint(-1))
+    ('ac02', 10)
+    """
+    value &= (1 << 64) - 1
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def encode_key(number: int, wire_type: int) -> bytes:
+    """The key of a field."""
+    return encode_varint(number << 3 | wire_type)
+
+
+def encode_bytes(number: int, payload: bytes) -> bytes:
+    """A whole length-delimited field."""
+    return encode_key(number, LENGTH) + encode_varint(len(payload)) + payload
+
+
+def encode_number(number: int, value: int) -> bytes:
+    """A whole varint field."""
+    return encode_key(number, VARINT) + encode_varint(value)

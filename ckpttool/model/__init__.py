@@ -1,0 +1,1 @@
+"""What is meant: pure integers and names.  Nothing here touches a disk."""

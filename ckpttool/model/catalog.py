@@ -1,0 +1,159 @@
+"""Nouns of storage: what a tensor is, where its bytes lie, and which rank's file holds it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ckpttool.errors import FormatError
+from ckpttool.model.dtypes import DTYPES, TEXT
+from ckpttool.model.notes import Note
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMeta:
+    """Name, element type and shape of a tensor, or a string entry.
+
+    Attributes
+    ----------
+    name
+        Parameter name, exact.
+    dtype
+        MindSpore's name of the element type (a key of `DTYPES`), or ``"str"``.
+    shape
+        Elements along each axis; ``()`` for a scalar and for a string.
+    text
+        The value, if and only if ``dtype`` is ``"str"``.  Strings are header material: they are
+        read with the index, compared as values and written by `Format.create`.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    text: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.dtype == TEXT) != (self.text is not None) or (
+            self.text is not None and self.shape
+        ):
+            raise ValueError(f"{self.name}: a string entry has a text, and no shape")
+        if self.dtype != TEXT and self.dtype not in DTYPES:
+            raise ValueError(f"{self.name}: no element type {self.dtype}")
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element; 1 for a string."""
+        return 1 if self.text is not None else DTYPES[self.dtype].itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements; of a string, bytes in UTF-8."""
+        if self.text is not None:
+            return len(self.text.encode())
+        return math.prod(self.shape) * self.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """``nbytes`` contiguous bytes of a file, from ``offset`` on."""
+
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor and the bytes that hold it: C order, little endian, extents in order.
+
+    A string entry has no extents: its value is in ``meta.text``.
+    """
+
+    meta: TensorMeta
+    extents: tuple[Extent, ...]
+
+    def __post_init__(self) -> None:
+        held = sum(extent.nbytes for extent in self.extents)
+        if self.meta.text is None and held != self.meta.nbytes:
+            raise ValueError(f"{self.meta.name}: extents of {held} bytes for {self.meta.nbytes}")
+
+
+@dataclass(frozen=True, slots=True)
+class FileIndex:
+    """The header of one checkpoint file.
+
+    Attributes
+    ----------
+    path
+        As given; carried as a value, never opened here.
+    format
+        Name of the format: ``"ckpt"``, ``"safetensors"`` or ``"hdf5"``.
+    nbytes
+        Size of the file.
+    tensors
+        Name to tensor, in the order of the file.
+    attrs
+        What else the header says: the metadata of a safetensors file, a checksum trailer.
+    """
+
+    path: str
+    format: str
+    nbytes: int
+    tensors: Mapping[str, StoredTensor]
+    attrs: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """What is on disk: for each rank the header of its file.
+
+    Attributes
+    ----------
+    root
+        The folder or file that was scanned.
+    files
+        Rank to header, ascending.
+    step
+        Label of the step that was taken, as in the file names (``"10_1"``); None if the names
+        tell no step.
+    damaged
+        Ranks whose file could not be read, with the reason.
+    notes
+        What was passed over or chosen while looking for the files.
+    is_single_file
+        True if ``root`` is a file: one checkpoint that holds every parameter undivided, unless a
+        strategy says otherwise.
+    """
+
+    root: str
+    files: Mapping[int, FileIndex]
+    step: str | None = None
+    damaged: Mapping[int, FormatError] = field(default_factory=dict)
+    notes: tuple[Note, ...] = ()
+    is_single_file: bool = False
+
+    def names(self) -> tuple[str, ...]:
+        """Names of all parameters, in the order of the files, lowest rank first."""
+        return tuple(dict.fromkeys(name for file in self.files.values() for name in file.tensors))
+
+
+def format_ranks(ranks: Sequence[int]) -> str:
+    """Ranks as people write them.
+
+    Examples
+    --------
+    >>> format_ranks([0])
+    'rank 0'
+    >>> format_ranks([0, 3, 4, 5, 7])
+    'ranks 0, 3-5, 7'
+    """
+    parts: list[str] = []
+    ordered = sorted(ranks)
+    first = 0
+    for i, rank in enumerate(ordered):
+        if i + 1 == len(ordered) or ordered[i + 1] != rank + 1:
+            start = ordered[first]
+            joint = "-" if rank > start + 1 else ", "
+            parts.append(str(rank) if start == rank else f"{start}{joint}{rank}")
+            first = i + 1
+    return f"rank{'s' if len(ordered) > 1 else ''} {', '.join(parts)}"

@@ -1,0 +1,88 @@
+"""One table of element types: MindSpore's name, bytes per element, and each format's word for it.
+
+A type is known by the name that MindSpore writes into ``tensor_type`` of a ``.ckpt``; that name
+is also what ``inspect`` prints.
+
+Source
+------
+MindSpore 2.10 ``train/serialization.py`` (``tensor_to_ms_type``, ``_save_graph``); the
+safetensors README, section "Format"; the HDF5 reference manual, "Predefined Datatypes".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """One element type.
+
+    Attributes
+    ----------
+    name
+        MindSpore's name, as in the ``tensor_type`` of a ``.ckpt``.
+    itemsize
+        Bytes per element.
+    safetensors
+        Its word in a safetensors header, or None if that format has none.
+    hdf5
+        Its HDF5 type as `ckpttool.formats.hdf5` names it.  ``"bytes"`` is an unsigned byte with
+        an attribute that names the type, for what HDF5 has no type for.
+    """
+
+    name: str
+    itemsize: int
+    safetensors: str | None
+    hdf5: str
+
+
+TEXT = "str"  # a string of append_dict: a value in a header, never a tensor (see TensorMeta.text)
+
+DTYPES: dict[str, DType] = {
+    dtype.name: dtype
+    for dtype in (
+        DType("Bool", 1, "BOOL", "bool"),
+        DType("Int8", 1, "I8", "int8"),
+        DType("Int16", 2, "I16", "int16"),
+        DType("Int32", 4, "I32", "int32"),
+        DType("Int64", 8, "I64", "int64"),
+        DType("UInt8", 1, "U8", "uint8"),
+        DType("UInt16", 2, "U16", "uint16"),
+        DType("UInt32", 4, "U32", "uint32"),
+        DType("UInt64", 8, "U64", "uint64"),
+        DType("Float16", 2, "F16", "float16"),
+        DType("Float32", 4, "F32", "float32"),
+        DType("Float64", 8, "F64", "float64"),
+        DType("BFloat16", 2, "BF16", "bfloat16"),
+        DType("Float8E4M3FN", 1, "F8_E4M3", "float8_e4m3"),
+        DType("Float8E5M2", 1, "F8_E5M2", "float8_e5m2"),
+        DType("Complex64", 8, "C64", "complex64"),
+        DType("Complex128", 16, None, "complex128"),
+        DType("HiFloat8", 1, None, "bytes"),
+        # Two numbers in a byte, but dims count bytes.  Safetensors has no word for it: MindSpore
+        # writes I8 and a metadata entry that says Int4.
+        DType("Int4", 1, "I8", "bytes"),
+        # The raw random state that MindSpore 2.0 could save.
+        DType("random_op", 1, None, "bytes"),
+    )
+}
+
+# MindSpore 1.0 spelled one type in two ways: it wrote UInt8 and could only read Uint8.
+ALIASES = {"Uint8": "UInt8"}
+
+# What a .safetensors can hold and MindSpore 2.10's own reader refuses (KeyError).
+NOT_LOADED_FROM_SAFETENSORS = frozenset({"Float8E4M3FN", "Float8E5M2", "Complex64"})
+
+
+def find_dtype(name: str) -> DType | None:
+    """The type of that name or alias, or None if there is no such type.
+
+    Examples
+    --------
+    >>> find_dtype("BFloat16").itemsize
+    2
+    >>> find_dtype("Float7") is None
+    True
+    """
+    return DTYPES.get(ALIASES.get(name, name))

@@ -1,0 +1,249 @@
+"""How a tensor is cut over the ranks of a stage: all of the layout arithmetic.
+
+The ranks of a stage form a grid, the device matrix, in row-major order: the last device axis
+varies fastest.  Device axis ``a`` is counted from the right, 0 is the last entry of the matrix.
+The tensor map gives for every tensor axis the device axes that cut it, outermost split first, so
+with ``e = (a1, ..., ak)`` the axis is cut into ``n = d1 * ... * dk`` equal parts and a rank at
+coordinates ``c`` holds part ``(...(c1 * d2 + c2) * d3 + ...) * dk + ck``.
+
+The ranks that agree on all device axes in use hold equal slices: a replica group, ascending.  An
+optimizer shard of ``s`` cuts axis 0 of the slice once more into ``s`` equal parts; the rank at
+position ``p`` of its replica group holds part ``p mod s``.  ``s`` need not be a product of device
+axes (six replicas cut in two over a 2 x 3 grid), so it is kept as a number beside the tensor map.
+
+Source
+------
+MindSpore 2.10 ``parallel/_tensor.py`` (``_get_tensor_slice_index``, ``_load_tensor``) and the
+slices that its compiler makes; checked against both in the tests.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import product
+
+from ckpttool.model.region import Region
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Device matrix and tensor map of one tensor in one stage.
+
+    Attributes
+    ----------
+    device_matrix
+        Sizes of the device axes, outermost first.  Their product is the ranks of the stage.
+    tensor_map
+        For each tensor axis the device axes that cut it, outermost split first; ``()`` where the
+        tensor axis is undivided.
+    optimizer_shard
+        Parts into which axis 0 of the slice is cut among the replicas; 1 for none.
+    first_rank
+        The stage's lowest rank.
+    full_shape
+        Shape of the full tensor as the strategy file gives it (JSON files do), to be checked
+        against the slices; None if the file does not tell.
+
+    Raises
+    ------
+    ValueError
+        The layout is impossible; the message says what was expected and what was found.
+    """
+
+    device_matrix: tuple[int, ...]
+    tensor_map: tuple[tuple[int, ...], ...]
+    optimizer_shard: int = 1
+    first_rank: int = 0
+    full_shape: tuple[int, ...] | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if any(size < 1 for size in self.device_matrix):
+            raise ValueError(f"device matrix {list(self.device_matrix)} has an axis below 1")
+        used = [axis for axes in self.tensor_map for axis in axes]
+        for axis in used:
+            if not 0 <= axis < len(self.device_matrix):
+                raise ValueError(
+                    f"tensor map {_listed(self.tensor_map)} names device axis {axis}; the device "
+                    f"matrix {list(self.device_matrix)} has axes 0 to {len(self.device_matrix) - 1}"
+                )
+            if used.count(axis) > 1:
+                raise ValueError(
+                    f"tensor map {_listed(self.tensor_map)} uses device axis {axis} twice"
+                )
+        if self.optimizer_shard < 1 or self.replicas % self.optimizer_shard:
+            raise ValueError(
+                f"optimizer shard of {self.optimizer_shard} does not divide the replica group of "
+                f"{self.replicas} (device matrix {list(self.device_matrix)}, "
+                f"tensor map {_listed(self.tensor_map)})"
+            )
+        if self.optimizer_shard > 1 and not self.tensor_map:
+            raise ValueError(f"optimizer shard of {self.optimizer_shard} on a 0-d tensor")
+
+    @classmethod
+    def undivided(cls, ndim: int, ranks: int = 1, first_rank: int = 0) -> Layout:
+        """The layout of a tensor that every one of ``ranks`` ranks holds whole."""
+        return cls((ranks,), ((),) * ndim, 1, first_rank)
+
+    @property
+    def ranks(self) -> range:
+        """The ranks of the stage."""
+        return range(self.first_rank, self.first_rank + math.prod(self.device_matrix))
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Number of slices along each tensor axis, optimizer shard included."""
+        return _grid(self).parts
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold equal slices before the optimizer shard cuts them."""
+        used = math.prod(self._size(axis) for axes in self.tensor_map for axis in axes)
+        return math.prod(self.device_matrix) // used
+
+    def _size(self, axis: int) -> int:
+        return self.device_matrix[len(self.device_matrix) - 1 - axis]
+
+    def slice_index(self, rank: int) -> tuple[int, ...]:
+        """Which slice ``rank`` holds, as a position along each tensor axis."""
+        return _grid(self).index[rank - self.first_rank]
+
+    def owners(self, index: tuple[int, ...]) -> tuple[int, ...]:
+        """The ranks that hold the slice at ``index``, ascending."""
+        return tuple(self.first_rank + local for local in _grid(self).owners[index])
+
+    def slice_indices(self) -> Iterator[tuple[int, ...]]:
+        """Positions of all slices, in C order."""
+        return product(*(range(n) for n in self.parts))
+
+    def boundaries(self, axis: int, size: int) -> Sequence[int]:
+        """Where tensor axis ``axis`` of ``size`` elements is cut: ascending, from 0 to ``size``.
+
+        Slice ``i`` along the axis holds the elements from boundary ``i`` to boundary ``i + 1``.
+        Everything else asks here, so that a cut need not be even.
+        """
+        n = self.parts[axis]
+        if size % n:
+            raise ValueError(f"axis {axis} of {size} elements is not divisible by {n}")
+        return range(0, size + 1, size // n) if size else (0,) * (n + 1)
+
+    def box(self, index: tuple[int, ...], shape: tuple[int, ...]) -> Region:
+        """The elements of a full tensor of ``shape`` that the slice at ``index`` holds."""
+        cuts = [self.boundaries(axis, size) for axis, size in enumerate(shape)]
+        return Region(
+            tuple(cut[i] for cut, i in zip(cuts, index, strict=True)),
+            tuple(cut[i + 1] for cut, i in zip(cuts, index, strict=True)),
+        )
+
+    def region(self, rank: int, shape: tuple[int, ...]) -> Region:
+        """The elements of a full tensor of ``shape`` that ``rank`` holds.
+
+        Examples
+        --------
+        >>> Layout((2, 2, 2), ((1,), (2, 0))).region(5, (16, 8))
+        Region(start=(0, 6), stop=(8, 8))
+        """
+        return self.box(self.slice_index(rank), shape)
+
+    def slices_meeting(
+        self, wanted: Region, shape: tuple[int, ...]
+    ) -> Iterator[tuple[tuple[int, ...], Region]]:
+        """Position and box of every slice that shares an element with ``wanted``, in C order.
+
+        Found by arithmetic on the boundaries, never by search.
+        """
+        if not wanted.size:
+            return
+        ranges: list[list[tuple[int, int, int]]] = []
+        for axis, size in enumerate(shape):
+            cut = self.boundaries(axis, size)
+            first = bisect_right(cut, wanted.start[axis]) - 1
+            last = bisect_left(cut, wanted.stop[axis])
+            ranges.append([(i, cut[i], cut[i + 1]) for i in range(first, last)])
+        for chosen in product(*ranges):
+            box = Region(tuple(a for _, a, _ in chosen), tuple(b for _, _, b in chosen))
+            yield tuple(i for i, _, _ in chosen), box
+
+    def implied_shape(self, slice_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Full shape of a tensor whose slices have ``slice_shape``."""
+        return tuple(size * n for size, n in zip(slice_shape, self.parts, strict=True))
+
+    def why_not(self, shape: tuple[int, ...]) -> str | None:
+        """Why a full tensor of ``shape`` cannot be cut like this, or None if it can.
+
+        Examples
+        --------
+        >>> print(Layout((3,), ((0,), ())).why_not((8, 8)))
+        axis 0 of shape (8, 8) is to be cut into 3; 8 is divisible by 2 or 4
+        """
+        if len(shape) != len(self.tensor_map):
+            return (
+                f"the tensor map {_listed(self.tensor_map)} is for {len(self.tensor_map)} axes, "
+                f"the tensor has shape {shape}"
+            )
+        if self.full_shape is not None and self.full_shape != shape:
+            return f"the strategy says full shape {self.full_shape}, the slices give {shape}"
+        uneven = [
+            f"axis {axis} of shape {shape} is to be cut into {n}; {size} is divisible by "
+            + " or ".join(str(divisor) for divisor in nearest_divisors(size, n))
+            for axis, (size, n) in enumerate(zip(shape, self.parts, strict=True))
+            if size % n
+        ]
+        return "; ".join(uneven) or None
+
+
+def nearest_divisors(size: int, parts: int) -> tuple[int, ...]:
+    """The divisors of ``size`` next to ``parts``: the largest below, the smallest above.
+
+    Examples
+    --------
+    >>> nearest_divisors(64, 7), nearest_divisors(4, 6)
+    ((4, 8), (4,))
+    """
+    small = [n for n in range(1, math.isqrt(size) + 1) if size % n == 0]
+    divisors = sorted({*small, *(size // n for n in small)})
+    at = bisect_left(divisors, parts)
+    return tuple(divisors[max(0, at - 1) : at + 1])
+
+
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    """The slices of a layout: how many along each axis, who holds which."""
+
+    parts: tuple[int, ...]
+    index: tuple[tuple[int, ...], ...]  # by local rank
+    owners: dict[tuple[int, ...], tuple[int, ...]]  # local ranks
+
+
+@lru_cache(maxsize=4096)  # a model has few distinct layouts and asks for them for every parameter
+def _grid(layout: Layout) -> _Grid:
+    matrix, shard = layout.device_matrix, layout.optimizer_shard
+    count = len(matrix)
+    axes = [[count - 1 - axis for axis in cut] for cut in layout.tensor_map]
+    free = [i for i in range(count) if all(i not in cut for cut in axes)]
+    index: list[tuple[int, ...]] = []
+    owners: dict[tuple[int, ...], list[int]] = {}
+    for local, coords in enumerate(product(*(range(size) for size in matrix))):
+        at = [_mixed_radix(cut, coords, matrix) for cut in axes]
+        if shard > 1:
+            at[0] = at[0] * shard + _mixed_radix(free, coords, matrix) % shard
+        index.append(tuple(at))
+        owners.setdefault(tuple(at), []).append(local)
+    parts = [math.prod(matrix[i] for i in cut) for cut in axes]
+    if shard > 1:
+        parts[0] *= shard
+    return _Grid(tuple(parts), tuple(index), {at: tuple(held) for at, held in owners.items()})
+
+
+def _mixed_radix(axes: list[int], coords: tuple[int, ...], sizes: tuple[int, ...]) -> int:
+    value = 0
+    for i in axes:
+        value = value * sizes[i] + coords[i]
+    return value
+
+
+def _listed(tensor_map: tuple[tuple[int, ...], ...]) -> list[list[int]]:
+    return [list(axes) for axes in tensor_map]

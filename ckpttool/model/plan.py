@@ -1,0 +1,256 @@
+"""Catalog + strategies + target -> plan: for every output tensor the pieces that fill it.
+
+A plan is data.  It is checked when it is made; iterating it yields the output files one at a time
+and computes pieces only when they are asked for, so its size does not grow with their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ckpttool.errors import CkptToolError, PlanError, raise_all
+from ckpttool.model.catalog import Catalog, StoredTensor, TensorMeta, format_ranks
+from ckpttool.model.layout import Layout
+from ckpttool.model.notes import Note
+from ckpttool.model.region import Region
+from ckpttool.model.sources import (
+    Agreement,
+    Source,
+    Sources,
+    Unlisted,
+    find_sources,
+    undivided_sources,
+)
+from ckpttool.model.strategy import Strategy, shorten
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The overlap of a source slice with an output slice.
+
+    Attributes
+    ----------
+    path
+        The file that holds the source slice.
+    tensor
+        The source slice in it.
+    src
+        Elements, counted in the source slice.
+    dst
+        Elements, counted in the output slice; of the same shape as ``src``.
+    """
+
+    path: str
+    tensor: StoredTensor
+    src: Region
+    dst: Region
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTensor:
+    """One tensor of an output file.
+
+    Attributes
+    ----------
+    meta
+        Name, element type and shape of the output slice.
+    region
+        The elements of the full tensor that it holds.
+    source
+        Where they come from.
+    """
+
+    meta: TensorMeta
+    region: Region
+    source: Source
+
+    def pieces(self, within: Region) -> Iterator[Piece]:
+        """The pieces that fill ``within``, a region of the output slice, in C order of slices.
+
+        They are disjoint and fill it exactly.
+        """
+        wanted = within.moved_by(self.region.start)
+        layout, shape = self.source.layout, self.source.meta.shape
+        for index, box in layout.slices_meeting(wanted, shape):
+            overlap = box.intersect(wanted)
+            assert overlap is not None, "slices_meeting() yields slices that meet"
+            path, tensor = self.source.find_slice(index)
+            yield Piece(
+                path, tensor, overlap.relative_to(box.start), overlap.relative_to(self.region.start)
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFile:
+    """One file to be written, all its tensors in order."""
+
+    rank: int
+    path: str
+    format: str
+    tensors: tuple[OutputTensor, ...]
+
+    @property
+    def metas(self) -> tuple[TensorMeta, ...]:
+        """What the file's header says."""
+        return tuple(tensor.meta for tensor in self.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is to be written.
+
+    Attributes
+    ----------
+    format
+        ``"hdf5"``, ``"ckpt"`` or ``"safetensors"``.
+    paths
+        Rank to output file, ascending; only the ranks that are wanted.
+    ranks
+        Number of ranks of the whole target.
+    strategy
+        The layouts; None if every output holds everything undivided.
+    """
+
+    format: str
+    paths: Mapping[int, str]
+    ranks: int = 1
+    strategy: Strategy | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One parameter's way: its source, and its layouts in the target, one for each stage."""
+
+    source: Source
+    layouts: tuple[Layout, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that is to be done; iterate it for the output files, afresh each time."""
+
+    catalog: Catalog
+    target: Target
+    transfers: tuple[Transfer, ...]
+    notes: tuple[Note, ...] = field(default=())
+
+    def __iter__(self) -> Iterator[OutputFile]:
+        for rank, path in self.target.paths.items():
+            tensors = tuple(
+                self._output(transfer.source, layout, rank)
+                for transfer in self.transfers
+                for layout in transfer.layouts
+                if rank in layout.ranks
+            )
+            yield OutputFile(rank, path, self.target.format, tensors)
+
+    @staticmethod
+    def _output(source: Source, layout: Layout, rank: int) -> OutputTensor:
+        region = layout.region(rank, source.meta.shape)
+        meta = source.meta
+        cut = TensorMeta(meta.name, meta.dtype, region.shape, meta.text)
+        return OutputTensor(cut, region, source)
+
+
+def make_plan(
+    catalog: Catalog,
+    strategy: Strategy | None,
+    target: Target,
+    agreement: Agreement,
+    unlisted: Unlisted | None = None,
+) -> Plan:
+    """The plan that brings a checkpoint into the target's layout.
+
+    Parameters
+    ----------
+    catalog
+        What is on disk.
+    strategy
+        Layouts of the source; None if it is one file that holds everything undivided.
+    target
+        What is to be written.
+    agreement
+        For each of `names_to_compare`, the ranks grouped by equal content.
+    unlisted
+        See `find_sources`.
+
+    Raises
+    ------
+    FormatError
+        Files of the source are damaged.
+    PlanError
+        Ranks or slices are missing, shapes or element types disagree, a parameter does not fit the
+        target's layout: all that was found, in one error.
+    """
+    if strategy is None:
+        sources = undivided_sources(catalog)
+    else:
+        sources = find_sources(catalog, strategy, agreement, unlisted)
+    transfers = _find_transfers(sources, target, has_strategy=strategy is not None)
+    outside = [rank for rank in target.paths if rank >= target.ranks]
+    if outside:
+        sources.problems.append(
+            f"{format_ranks(outside)}: not in the target, which has "
+            f"{target.ranks} ranks (0-{target.ranks - 1})"
+        )
+    errors: list[CkptToolError] = list(catalog.damaged.values())
+    if sources.problems:
+        errors.append(PlanError(sources.problems))
+    raise_all(errors)
+    return Plan(catalog, target, tuple(transfers), (*catalog.notes, *sources.notes))
+
+
+def _find_transfers(sources: Sources, target: Target, has_strategy: bool) -> list[Transfer]:
+    """A transfer for every source; what does not fit is added to the problems of ``sources``."""
+    listed = {} if target.strategy is None else target.strategy.layouts
+    transfers: list[Transfer] = []
+    undivided: list[str] = []
+    for source in sources.found:
+        name, shape = source.meta.name, source.meta.shape
+        layouts = listed.get(name) or listed.get(source.follows or "")
+        if source.turn is not None or source.meta.text is not None or not layouts:
+            layouts = _everywhere(source, target.ranks)
+            if target.strategy is not None and (source.is_listed or (not has_strategy and shape)):
+                undivided.append(name)
+        else:
+            reasons = {layout.why_not(shape) for layout in layouts} - {None}
+            where = target.strategy.origin if target.strategy else ""
+            sources.problems += [f"{name}: target {where}: {r}" for r in sorted(map(str, reasons))]
+            if reasons:
+                continue
+        transfers.append(Transfer(source, layouts))
+    if target.strategy is not None:
+        _compare_names(sources, target.strategy, undivided)
+    return transfers
+
+
+def _everywhere(source: Source, ranks: int) -> tuple[Layout, ...]:
+    """Layouts that give the whole tensor to every target rank, or to those whose turn it is."""
+    ndim = len(source.meta.shape)
+    if source.turn is None:
+        return (Layout.undivided(ndim, ranks),)
+    first, step = source.turn
+    return tuple(Layout.undivided(ndim, 1, rank) for rank in range(first, ranks, step))
+
+
+def _compare_names(sources: Sources, strategy: Strategy, undivided: Sequence[str]) -> None:
+    names = {source.meta.name for source in sources.found}
+    if names and not names & set(strategy.layouts) and not sources.problems:
+        sources.problems.append(
+            f"{strategy.origin}: no parameter in common with the source: the strategy lists "
+            f"{shorten(strategy.layouts, 3)}, the source holds {shorten(sorted(names), 3)}; "
+            "is it the strategy of this model?"
+        )
+    if undivided:
+        sources.notes.append(
+            Note(
+                "undivided",
+                f"{len(undivided)} parameters not in the target strategy are written undivided to "
+                f"every rank: {shorten(undivided)}",
+            )
+        )
+    absent = [name for name in strategy.layouts if name not in names]
+    if absent:
+        text = f"{len(absent)} parameters of the target strategy are not in the source"
+        sources.notes.append(Note("absent", f"{text}: {shorten(absent)}"))

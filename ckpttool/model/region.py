@@ -1,0 +1,124 @@
+"""Boxes of elements, and the cuts of a box that are contiguous in C order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """The elements ``start <= index < stop`` of a tensor, axis by axis.
+
+    A 0-d tensor has the one region ``Region((), ())``, which holds one element.  An axis may be
+    empty (``start == stop``).
+
+    Examples
+    --------
+    >>> Region((0, 2), (4, 6)).shape
+    (4, 4)
+    """
+
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.start) != len(self.stop):
+            raise ValueError(f"region with {len(self.start)} starts and {len(self.stop)} stops")
+        if any(a < 0 or b < a for a, b in zip(self.start, self.stop, strict=True)):
+            raise ValueError(f"region from {self.start} to {self.stop} is no box")
+
+    @classmethod
+    def whole(cls, shape: tuple[int, ...]) -> Region:
+        """The region of all elements of a tensor of ``shape``."""
+        return cls((0,) * len(shape), shape)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Elements along each axis."""
+        return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    def intersect(self, other: Region) -> Region | None:
+        """The elements in both, or None if there are none.
+
+        Examples
+        --------
+        >>> Region((0, 0), (4, 4)).intersect(Region((2, 3), (9, 9)))
+        Region(start=(2, 3), stop=(4, 4))
+        """
+        start = tuple(max(a, b) for a, b in zip(self.start, other.start, strict=True))
+        stop = tuple(min(a, b) for a, b in zip(self.stop, other.stop, strict=True))
+        if any(a >= b for a, b in zip(start, stop, strict=True)):
+            return None
+        return Region(start, stop)
+
+    def relative_to(self, origin: tuple[int, ...]) -> Region:
+        """The same box, counted from ``origin`` instead of zero."""
+        return Region(
+            tuple(a - o for a, o in zip(self.start, origin, strict=True)),
+            tuple(b - o for b, o in zip(self.stop, origin, strict=True)),
+        )
+
+    def moved_by(self, offset: tuple[int, ...]) -> Region:
+        """The same box, ``offset`` further along each axis; undoes `relative_to`."""
+        return Region(
+            tuple(a + o for a, o in zip(self.start, offset, strict=True)),
+            tuple(b + o for b, o in zip(self.stop, offset, strict=True)),
+        )
+
+    def bands(self, max_elements: int) -> Iterator[Region]:
+        """Cuts of this region in C order, each contiguous if the region itself is contiguous.
+
+        Parameters
+        ----------
+        max_elements
+            No cut is larger, whatever the shape: a single row that is larger is cut again.
+
+        Yields
+        ------
+        Region
+            In C order; together they hold every element exactly once.  None for an empty region.
+
+        Examples
+        --------
+        >>> [band.shape for band in Region((0, 0), (5, 3)).bands(6)]
+        [(2, 3), (2, 3), (1, 3)]
+        >>> [band.shape for band in Region((0, 0), (2, 3)).bands(2)]
+        [(1, 2), (1, 1), (1, 2), (1, 1)]
+        """
+        if max_elements < 1:
+            raise ValueError(f"bands of at most {max_elements} elements")
+        shape = self.shape
+        if 0 in shape:
+            return
+        axis, inner = len(shape), 1
+        while axis > 0 and inner * shape[axis - 1] <= max_elements:
+            axis -= 1
+            inner *= shape[axis]
+        if axis == 0:
+            yield self
+            return
+        axis -= 1  # the axis that is cut in steps; the axes before it are walked one by one
+        step = max(1, max_elements // inner)
+        for outer in _indices(self.start[:axis], self.stop[:axis]):
+            for first in range(self.start[axis], self.stop[axis], step):
+                last = min(first + step, self.stop[axis])
+                yield Region(
+                    (*outer, first, *self.start[axis + 1 :]),
+                    (*(index + 1 for index in outer), last, *self.stop[axis + 1 :]),
+                )
+
+
+def _indices(start: tuple[int, ...], stop: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    if not start:
+        yield ()
+        return
+    for first in range(start[0], stop[0]):
+        for rest in _indices(start[1:], stop[1:]):
+            yield (first, *rest)

@@ -1,0 +1,365 @@
+"""Where every parameter comes from: catalog and source strategy -> sources, problems and notes.
+
+A source is a full tensor, the layout of its slices and the files that hold them.  Parameters that
+the strategy lists have its layout; optimizer state that it forgot follows its parameter; anything
+else is one undivided tensor if all ranks hold the same bytes, and a question to the user if not.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeVar
+
+from ckpttool.model.catalog import Catalog, StoredTensor, TensorMeta, format_ranks
+from ckpttool.model.layout import Layout
+from ckpttool.model.notes import Note
+from ckpttool.model.strategy import Strategy, parameter_of, shorten
+
+Unlisted = Literal["rank", "first", "drop"]
+Agreement = Mapping[str, tuple[tuple[int, ...], ...]]  # name -> ranks grouped by equal bytes
+_T = TypeVar("_T", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A full tensor, spread over files.
+
+    Attributes
+    ----------
+    meta
+        Name, element type and full shape.
+    layout
+        How it is cut over the ranks of one stage; of each slice at least one owner is present.
+    catalog
+        The files.
+    is_listed
+        True if the source strategy lists it.
+    follows
+        The parameter whose layout it shares, where the strategy forgot to list optimizer state.
+    turn
+        ``(r, n)`` for a tensor that goes only to the target ranks ``t`` with ``t % n == r``; None
+        for one that is the same for all.
+    """
+
+    meta: TensorMeta
+    layout: Layout
+    catalog: Catalog
+    is_listed: bool = False
+    follows: str | None = None
+    turn: tuple[int, int] | None = None
+
+    def find_slice(self, index: tuple[int, ...]) -> tuple[str, StoredTensor]:
+        """Path and stored tensor of the slice at ``index``, from the lowest owner that has it.
+
+        The lowest, not the least busy: should replicas differ, all outputs see the same one.
+        """
+        for rank in self.layout.owners(index):
+            file = self.catalog.files.get(rank)
+            if file is not None and self.meta.name in file.tensors:
+                return file.path, file.tensors[self.meta.name]
+        raise LookupError(f"{self.meta.name}: no owner of slice {index}")
+
+
+@dataclass(slots=True)
+class Sources:
+    """What `find_sources` found: sources in the order of the files, all problems, all notes."""
+
+    found: list[Source] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+
+
+def names_to_compare(catalog: Catalog, strategy: Strategy) -> tuple[str, ...]:
+    """Parameters of which the contents decide: not listed, on several ranks, alike by header."""
+    names = []
+    for name, ranks in _holders(catalog).items():
+        if name in strategy.layouts or _followed(catalog, strategy, name, ranks) is not None:
+            continue
+        metas = {catalog.files[rank].tensors[name].meta for rank in ranks}
+        if len(ranks) > 1 and len(metas) == 1 and next(iter(metas)).text is None:
+            names.append(name)
+    return tuple(names)
+
+
+def undivided_sources(catalog: Catalog) -> Sources:
+    """Sources of a checkpoint in one file that holds every parameter undivided."""
+    (rank,) = catalog.files
+    return Sources(
+        [
+            Source(tensor.meta, Layout.undivided(len(tensor.meta.shape), 1, rank), catalog)
+            for tensor in catalog.files[rank].tensors.values()
+        ]
+    )
+
+
+def find_sources(
+    catalog: Catalog,
+    strategy: Strategy,
+    agreement: Agreement,
+    unlisted: Unlisted | None,
+) -> Sources:
+    """Sources of all parameters of a checkpoint that is spread over ranks.
+
+    Parameters
+    ----------
+    catalog
+        What is on disk.
+    strategy
+        The layouts; one without layouts says that every rank holds everything.
+    agreement
+        For each of `names_to_compare`, the ranks grouped by equal content.
+    unlisted
+        What to do with a parameter that is not listed and differs between ranks: target rank ``r``
+        takes what source rank ``r`` modulo the number of source ranks holds (``"rank"``), the
+        lowest rank's for all (``"first"``), none (``"drop"``).  None makes it a problem.
+    """
+    sources = Sources()
+    holders = _holders(catalog)
+    _check_ranks(catalog, strategy, holders, sources)
+    lacking: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    for name, ranks in holders.items():
+        if name in strategy.layouts:
+            source = _cut_source(catalog, strategy.layouts[name], name, ranks, lacking, sources)
+            if source is not None:
+                sources.found.append(replace(source, is_listed=True))
+            continue
+        followed = _followed(catalog, strategy, name, ranks)
+        if followed is not None:
+            layouts = strategy.layouts[followed]
+            source = _cut_source(catalog, layouts, name, ranks, lacking, sources)
+            if source is not None:
+                sources.found.append(replace(source, follows=followed))
+            continue
+        groups = agreement.get(name) or _group_by_meta(catalog, name, ranks)
+        if len(groups) == 1:
+            sources.found.append(_whole(catalog, name, ranks[0]))
+        else:
+            _settle_unlisted(catalog, strategy, name, groups, unlisted, sources)
+    _report_lacking(catalog, lacking, sources)
+    _correct_shards(sources)
+    _note_following(sources)
+    return sources
+
+
+def _holders(catalog: Catalog) -> dict[str, tuple[int, ...]]:
+    """The ranks that have each parameter, ascending; names in the order of the files."""
+    holders: dict[str, list[int]] = {}
+    for rank, file in catalog.files.items():
+        for name in file.tensors:
+            holders.setdefault(name, []).append(rank)
+    return {name: tuple(ranks) for name, ranks in holders.items()}
+
+
+def _group(ranks: Sequence[int], key: Callable[[int], _T]) -> dict[_T, tuple[int, ...]]:
+    groups: dict[_T, list[int]] = {}
+    for rank in ranks:
+        groups.setdefault(key(rank), []).append(rank)
+    return {value: tuple(members) for value, members in groups.items()}
+
+
+def _group_by_meta(
+    catalog: Catalog, name: str, ranks: Sequence[int]
+) -> tuple[tuple[int, ...], ...]:
+    return tuple(_group(ranks, lambda rank: catalog.files[rank].tensors[name].meta).values())
+
+
+def _whole(catalog: Catalog, name: str, rank: int) -> Source:
+    meta = catalog.files[rank].tensors[name].meta
+    return Source(meta, Layout.undivided(len(meta.shape), 1, rank), catalog)
+
+
+def _followed(catalog: Catalog, strategy: Strategy, name: str, ranks: Sequence[int]) -> str | None:
+    """The parameter that ``name`` is the state of, if every slice has its slice's shape."""
+    base = parameter_of(name)
+    if base is None or base not in strategy.layouts:
+        return None
+    placed = {rank for layout in strategy.layouts[base] for rank in layout.ranks}
+    for rank in ranks:
+        twin = catalog.files[rank].tensors.get(base)
+        shape = catalog.files[rank].tensors[name].meta.shape
+        if rank not in placed or twin is None or twin.meta.shape != shape:
+            return None
+    return base
+
+
+def _check_ranks(
+    catalog: Catalog,
+    strategy: Strategy,
+    holders: Mapping[str, Sequence[int]],
+    sources: Sources,
+) -> None:
+    if not strategy.layouts:
+        return
+    extra = [rank for rank in catalog.files if rank not in strategy.ranks]
+    if extra:
+        sources.problems.append(
+            f"{catalog.root}: {format_ranks(extra)} found, but {strategy.origin} is for "
+            f"{len(strategy.ranks)} ranks (0-{strategy.ranks[-1]}); give the strategy of this "
+            "checkpoint (of all pipeline stages), or move a leftover folder away"
+        )
+    if holders and not any(name in strategy.layouts for name in holders):
+        sources.problems.append(
+            f"{strategy.origin}: no parameter in common with {catalog.root}: the strategy lists "
+            f"{shorten(strategy.layouts, 3)}, the files hold {shorten(holders, 3)}; "
+            "is it the strategy of this checkpoint?"
+        )
+    elif holders and not catalog.damaged:
+        absent = [name for name in strategy.layouts if name not in holders]
+        if absent:
+            sources.notes.append(
+                Note(
+                    "absent",
+                    f"{len(absent)} parameters of the strategy are on no rank: {shorten(absent)}",
+                )
+            )
+
+
+def _cut_source(
+    catalog: Catalog,
+    layouts: Sequence[Layout],
+    name: str,
+    ranks: Sequence[int],
+    lacking: dict[tuple[int, ...], list[str]],
+    sources: Sources,
+) -> Source | None:
+    """The source of a parameter that has layouts; problems are recorded and give None.
+
+    A parameter shared by stages is taken from the lowest stage that holds all of it.
+    """
+    metas = {rank: catalog.files[rank].tensors[name].meta for rank in ranks}
+    dtypes = _group(ranks, lambda rank: metas[rank].dtype)
+    if len(dtypes) > 1:
+        sources.problems.append(_disagreement(catalog, name, "element type", dtypes))
+        return None
+    chosen: Source | None = None
+    missing: list[tuple[int, ...]] = []
+    for layout in layouts:
+        present = [rank for rank in ranks if rank in layout.ranks]
+        if not present:
+            continue
+        shapes = _group(present, lambda rank: metas[rank].shape)
+        if len(shapes) > 1:
+            sources.problems.append(_disagreement(catalog, name, "slice shape", shapes))
+            return None
+        meta = metas[present[0]]
+        if len(meta.shape) == len(layout.tensor_map):
+            meta = replace(meta, shape=layout.implied_shape(meta.shape))
+        reason = layout.why_not(meta.shape)
+        if reason is not None:
+            where = f"{name}: {format_ranks(present)}, slice shape {metas[present[0]].shape}"
+            sources.problems.append(f"{where}: {reason}")
+            return None
+        held = {layout.slice_index(rank) for rank in present}
+        gaps = [layout.owners(index) for index in layout.slice_indices() if index not in held]
+        if not gaps and chosen is None:
+            chosen = Source(meta, layout, catalog)
+        elif not gaps and chosen is not None and chosen.meta.shape != meta.shape:
+            sources.problems.append(
+                f"{name}: full shape {chosen.meta.shape} in {format_ranks(chosen.layout.ranks)}, "
+                f"{meta.shape} in {format_ranks(layout.ranks)}"
+            )
+        missing = missing or gaps
+    if chosen is None:
+        for owners in missing or [tuple(layouts[0].ranks)]:
+            lacking[owners].append(name)
+    return chosen
+
+
+def _disagreement(
+    catalog: Catalog, name: str, what: str, groups: Mapping[_T, tuple[int, ...]]
+) -> str:
+    """Who holds what, the few before the many, with a file of each of the few."""
+    ordered = sorted(groups.items(), key=lambda item: (len(item[1]), -item[1][0]))
+    parts = []
+    for value, ranks in ordered[:-1]:
+        parts.append(f"{format_ranks(ranks)} ({catalog.files[ranks[0]].path}) has {value}")
+    value, ranks = ordered[-1]
+    parts.append(f"{format_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} {value}")
+    return f"{name}: the {what} differs between ranks: {', '.join(parts)}"
+
+
+def _report_lacking(
+    catalog: Catalog, lacking: Mapping[tuple[int, ...], list[str]], sources: Sources
+) -> None:
+    """One problem for each set of ranks that should hold slices which nobody has."""
+    for owners, names in lacking.items():
+        if any(rank in catalog.damaged for rank in owners):
+            continue  # the damage has a message of its own
+        present = [rank for rank in owners if rank in catalog.files]
+        if not present:
+            what = f"{format_ranks(owners)}: no checkpoint file found in {catalog.root}"
+        else:
+            file = catalog.files[present[0]]
+            state = "is empty (0 bytes)" if file.nbytes == 0 else "was perhaps cut short"
+            what = f"{format_ranks(owners)}: slices are missing ({file.path} {state})"
+        many = "parameter" if len(names) == 1 else f"{len(names)} parameters"
+        only = "" if len(owners) == 1 else " of them"
+        sources.problems.append(f"{what}; no other rank{only} has them: {many} {shorten(names)}")
+
+
+def _settle_unlisted(
+    catalog: Catalog,
+    strategy: Strategy,
+    name: str,
+    groups: Sequence[tuple[int, ...]],
+    unlisted: Unlisted | None,
+    sources: Sources,
+) -> None:
+    """A parameter without a layout that differs: as the user decided, or a problem."""
+    shown = " | ".join(format_ranks(group) for group in groups[:8])
+    shown += f" | and {len(groups) - 8} more" if len(groups) > 8 else ""
+    difference = f"{name}: not in the strategy, and it differs between ranks ({shown})"
+    ranks = sorted(rank for group in groups for rank in group)
+    if unlisted is None:
+        sources.problems.append(
+            f"{difference}: is it a slice, or does each rank have its own? Decide with --unlisted "
+            "rank (each target rank takes that of source rank modulo source ranks), first (the "
+            "lowest rank's for all) or drop"
+        )
+    elif unlisted == "drop":
+        sources.notes.append(Note("dropped", f"{difference}: dropped"))
+    elif unlisted == "first":
+        sources.found.append(_whole(catalog, name, ranks[0]))
+        sources.notes.append(Note("unlisted", f"{difference}: taken from rank {ranks[0]}"))
+    else:
+        count = len(strategy.ranks)
+        sources.found += [
+            replace(_whole(catalog, name, rank), turn=(rank % count, count)) for rank in ranks
+        ]
+        text = f"{difference}: target rank r takes that of source rank r modulo {count}"
+        sources.notes.append(Note("unlisted", text))
+
+
+def _correct_shards(sources: Sources) -> None:
+    """Undo an optimizer shard that the strategy claims and the slices of a state do not have.
+
+    MindSpore copies the parameter's entry to its ``accu_grads``, but cuts these only under
+    ``gradient_accumulation_shard``.  A state has its parameter's full shape, so the slices tell.
+    """
+    shapes = {source.meta.name: source.meta.shape for source in sources.found}
+    for i, source in enumerate(sources.found):
+        shard = source.layout.optimizer_shard
+        truth = shapes.get(parameter_of(source.meta.name) or "")
+        if shard == 1 or truth is None or source.meta.shape == truth:
+            continue
+        if source.meta.shape != (truth[0] * shard, *truth[1:]):
+            continue
+        layout = replace(source.layout, optimizer_shard=1, full_shape=None)
+        sources.found[i] = replace(source, meta=replace(source.meta, shape=truth), layout=layout)
+        sources.notes.append(
+            Note(
+                "corrected",
+                f"{source.meta.name}: the strategy says optimizer shard {shard}, "
+                "its slices are not cut so",
+            )
+        )
+
+
+def _note_following(sources: Sources) -> None:
+    following = [source for source in sources.found if source.follows is not None]
+    if following:
+        names = shorten(f"{source.meta.name} (as {source.follows})" for source in following)
+        text = f"{len(following)} optimizer states not in the strategy follow their parameter"
+        sources.notes.append(Note("follows", f"{text}: {names}"))

@@ -1,0 +1,146 @@
+"""What a strategy file holds: for each parameter its layouts, one per pipeline stage."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from ckpttool.errors import StrategyError
+from ckpttool.model.layout import Layout
+
+# Optimizer state is named by a prefix and the name of its parameter, and has its shape.
+# Source: the `clone_state` calls and `ParameterTuple` prefixes of mindspore/nn/optim, 2.10.
+STATE_PREFIXES = (
+    "moments.",  # Momentum, LARS
+    "moment1.",  # Adam
+    "moment2.",
+    "vhat.",
+    "adam_m.",  # AdamWeightDecay
+    "adam_v.",
+    "lamb_m.",  # Lamb
+    "lamb_v.",
+    "accum.",  # SGD, Adagrad
+    "stat.",
+    "mean_square.",  # RMSProp
+    "moment.",
+    "mean_gradient.",
+    "exp_avg.",  # AdaFactor; its exp_avg_sq_row_ and exp_avg_sq_col_ have other shapes
+    "exp_avg_sq_",
+    "accu_grads.",  # gradient accumulation, pipeline
+)
+
+
+def parameter_of(name: str) -> str | None:
+    """The parameter whose optimizer state ``name`` would be, or None if it has no such prefix.
+
+    Examples
+    --------
+    >>> parameter_of("adam_m.layer.weight")
+    'layer.weight'
+    """
+    for prefix in STATE_PREFIXES:
+        if name.startswith(prefix):
+            return name[len(prefix) :]
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """Name to layouts, one for each stage that has the parameter, lowest stage first.
+
+    Attributes
+    ----------
+    layouts
+        Only the parameters that the file lists.
+    stages
+        Number of pipeline stages.
+    stage_ranks
+        Ranks of each stage.
+    files
+        The files it was read from; empty if it was made in memory.
+    """
+
+    layouts: Mapping[str, tuple[Layout, ...]]
+    stages: int
+    stage_ranks: int
+    files: tuple[str, ...] = ()
+
+    @property
+    def origin(self) -> str:
+        """Where it comes from, for messages."""
+        return shorten(self.files, 2) or "the strategy"
+
+    @property
+    def ranks(self) -> range:
+        """All ranks of all stages."""
+        return range(self.stages * self.stage_ranks)
+
+    def stages_of(self, name: str) -> tuple[int, ...]:
+        """The stages that list ``name``."""
+        return tuple(layout.first_rank // self.stage_ranks for layout in self.layouts[name])
+
+
+def join_stages(
+    stages: Mapping[int, Mapping[str, Layout]], files: tuple[str, ...] = ()
+) -> Strategy:
+    """One strategy from the layouts of every stage.
+
+    Parameters
+    ----------
+    stages
+        Stage number to name to layout; the layouts need no ``first_rank`` yet.
+    files
+        The files they were read from.
+
+    Raises
+    ------
+    StrategyError
+        No layouts at all, a stage is missing, or the layouts are for different numbers of ranks.
+    """
+    origin = shorten(files, 2) or "the strategy"
+    if not any(stages.values()):
+        raise StrategyError(origin, "no parameter layouts in it")
+    missing = sorted(set(range(max(stages) + 1)) - set(stages))
+    if missing:
+        named = ", ".join(str(stage) for stage in missing)
+        raise StrategyError(
+            origin,
+            f"layouts of stage {', '.join(str(s) for s in sorted(stages))} but none of stage "
+            f"{named}; give the strategy files of all pipeline stages, or the merged one",
+        )
+    stage_ranks = _common_ranks(stages, origin)
+    layouts: dict[str, tuple[Layout, ...]] = {}
+    for stage in sorted(stages):
+        for name, layout in stages[stage].items():
+            placed = replace(layout, first_rank=stage * stage_ranks)
+            layouts[name] = (*layouts.get(name, ()), placed)
+    return Strategy(layouts, len(stages), stage_ranks, files)
+
+
+def _common_ranks(stages: Mapping[int, Mapping[str, Layout]], origin: str) -> int:
+    named: dict[int, list[str]] = {}
+    for stage in sorted(stages):
+        for name, layout in stages[stage].items():
+            label = name if len(stages) == 1 else f"stage {stage} {name}"
+            named.setdefault(math.prod(layout.device_matrix), []).append(label)
+    if len(named) > 1:
+        raise StrategyError(
+            origin,
+            "every device matrix of a strategy is for the same number of ranks, but "
+            + "; ".join(f"{n} ranks: {shorten(names)}" for n, names in sorted(named.items())),
+        )
+    return next(iter(named))
+
+
+def shorten(names: Iterable[str], most: int = 5) -> str:
+    """Names for a message: the first ``most``, and how many more there are.
+
+    Examples
+    --------
+    >>> shorten("abcdefg")
+    'a, b, c, d, e and 2 more'
+    """
+    listed = list(names)
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + more

@@ -1,0 +1,202 @@
+"""Carries out a plan: create, fill, commit, for every output file, on any executor.
+
+An output is written under a temporary name beside its final one.  It gets its final name when all
+of it is on disk, so a reader never sees half a file, and what was there before is replaced whole.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ckpttool.errors import CkptToolError, ExecutionError, VerifyError
+from ckpttool.formats import get_format
+from ckpttool.model.catalog import FileIndex
+from ckpttool.model.plan import OutputFile, Plan
+from ckpttool.run.engines import InlineExecutor
+from ckpttool.run.fill import cut_into_tasks, fill
+
+PARTIAL = ".partial"
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOptions:
+    """How much is done at a time.
+
+    Attributes
+    ----------
+    band_bytes
+        Bytes that a worker assembles at a time.  Memory is about workers x 2 x ``band_bytes``,
+        whatever the size of the model.
+    task_bytes
+        Bytes of an output that one task fills, about.
+    max_in_flight
+        Tasks that exist at a time; the plan is drawn as fast as they are done.
+    """
+
+    band_bytes: int = 8 << 20
+    task_bytes: int = 64 << 20
+    max_in_flight: int = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """An output that is complete under its final name."""
+
+    rank: int
+    path: str
+    format: str
+    nbytes: int
+    tensors: int
+
+
+@dataclass(slots=True)
+class _Job:
+    """An output on its way."""
+
+    output: OutputFile
+    index: FileIndex
+    open_tasks: int = 0
+    is_submitted: bool = False
+
+
+def execute(
+    plan: Plan,
+    executor: Executor | None = None,
+    *,
+    options: CopyOptions | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> tuple[Written, ...]:
+    """Write all outputs of a plan.
+
+    Parameters
+    ----------
+    plan
+        From `plan_merge`, `plan_split` or `plan_reshard`.
+    executor
+        Does the copying; by default the caller's own thread.  The outputs are the same bytes
+        whichever it is.
+    options
+        How much is done at a time.
+    on_progress
+        Called in the caller's thread with the number of bytes that were written since the last
+        call.
+
+    Raises
+    ------
+    ExecutionError
+        An output could not be written.  Outputs that were complete before stay and are named;
+        nothing is left of the others.
+    """
+    run = _Run(executor or InlineExecutor(), options or CopyOptions(), on_progress)
+    try:
+        for output in plan:
+            run.start(output)
+        while run.pending:
+            run.collect()
+    except BaseException as error:
+        run.abandon()
+        if isinstance(error, (CkptToolError, OSError)):
+            done = [written.path for written in run.written]
+            raise ExecutionError(run.current, str(error), done) from error
+        raise
+    return tuple(sorted(run.written, key=lambda written: written.rank))
+
+
+@dataclass(slots=True)
+class _Run:
+    executor: Executor
+    options: CopyOptions
+    on_progress: Callable[[int], None] | None
+    current: str = ""  # the output that is worked on, for the error
+    pending: dict[Future[int], _Job] = field(default_factory=dict)
+    jobs: list[_Job] = field(default_factory=list)
+    written: list[Written] = field(default_factory=list)
+
+    def start(self, output: OutputFile) -> None:
+        """Create an output and hand out its tasks; waits while too many are on their way."""
+        self.current = output.path
+        partial = output.path + PARTIAL
+        Path(partial).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            index = get_format(output.format).create(partial, output.metas, {})
+            _reserve(partial, index.nbytes)
+        except BaseException:
+            Path(partial).unlink(missing_ok=True)
+            raise
+        job = _Job(output, index)
+        self.jobs.append(job)
+        options = self.options
+        for task in cut_into_tasks(output, index, options.band_bytes, options.task_bytes):
+            while len(self.pending) >= options.max_in_flight:
+                self.collect()
+            job.open_tasks += 1
+            self.pending[self.executor.submit(fill, task)] = job
+        job.is_submitted = True
+        self._commit_if_done(job)
+
+    def collect(self) -> None:
+        """Wait for some tasks to end, and commit the outputs that are complete with them."""
+        done, _ = wait(self.pending, return_when=FIRST_COMPLETED)
+        for future in done:
+            job = self.pending.pop(future)
+            self.current = job.output.path
+            nbytes = future.result()
+            if self.on_progress is not None:
+                self.on_progress(nbytes)
+            job.open_tasks -= 1
+            self._commit_if_done(job)
+
+    def _commit_if_done(self, job: _Job) -> None:
+        if job.is_submitted and not job.open_tasks:
+            self.current = job.output.path
+            self.jobs.remove(job)
+            try:
+                self.written.append(_commit(job.output, job.index))
+            finally:
+                Path(job.index.path).unlink(missing_ok=True)
+
+    def abandon(self) -> None:
+        """Stop what has not begun, wait for the rest, and remove the outputs that are not done."""
+        for future in self.pending:
+            future.cancel()
+        wait(self.pending)
+        for job in self.jobs:
+            Path(job.index.path).unlink(missing_ok=True)
+
+
+def _reserve(path: str, nbytes: int) -> None:
+    """Have the disk set the space aside, so that a full one fails now and not in an hour."""
+    if nbytes:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.posix_fallocate(fd, 0, nbytes)
+        finally:
+            os.close(fd)
+
+
+def _commit(output: OutputFile, index: FileIndex) -> Written:
+    """Give a complete output its final name, after its header was read back and all is on disk."""
+    format = get_format(output.format)
+    format.seal(index.path)
+    found = format.read_index(index.path)
+    wanted = {meta.name: meta for meta in output.metas}
+    got = {name: tensor.meta for name, tensor in found.tensors.items()}
+    if got != wanted:
+        wrong = [name for name in {*got, *wanted} if got.get(name) != wanted.get(name)]
+        raise VerifyError(output.path, [f"{name}: not as planned" for name in sorted(wrong)])
+    _sync(index.path)
+    Path(index.path).replace(output.path)
+    _sync(str(Path(output.path).parent))
+    return Written(output.rank, output.path, output.format, found.nbytes, len(got))
+
+
+def _sync(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

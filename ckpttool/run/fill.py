@@ -1,0 +1,130 @@
+"""The worker's part: a stretch of an output file is filled from its pieces, band by band.
+
+`fill` is a plain function on picklable arguments, and idempotent: doing a task again writes the
+same bytes to the same places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ckpttool.model.catalog import FileIndex, StoredTensor
+from ckpttool.model.plan import OutputFile, Piece
+from ckpttool.model.region import Region
+from ckpttool.storage.flatfile import FlatFiles
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A C-contiguous region of one output tensor, and the pieces that fill it."""
+
+    tensor: StoredTensor
+    region: Region
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FillTask:
+    """Parts of one output file, to be done by one worker.
+
+    Attributes
+    ----------
+    path
+        The file under its temporary name, header in place.
+    parts
+        What to fill.
+    band_bytes
+        Bytes that are assembled at a time; a scratch buffer of the same size comes on top.
+    """
+
+    path: str
+    parts: tuple[Part, ...]
+    band_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that will be written."""
+        return sum(part.region.size * part.tensor.meta.itemsize for part in self.parts)
+
+
+def cut_into_tasks(
+    output: OutputFile, index: FileIndex, band_bytes: int, task_bytes: int
+) -> Iterator[FillTask]:
+    """The tasks that fill an output file: large tensors are cut, small ones put together.
+
+    Parameters
+    ----------
+    output
+        What is to be written.
+    index
+        Where it goes: the header of the file under its temporary name.
+    band_bytes
+        See `FillTask`.
+    task_bytes
+        Bytes of a task, about.
+    """
+    parts: list[Part] = []
+    nbytes = 0
+    for tensor in output.tensors:
+        stored = index.tensors[tensor.meta.name]
+        if not stored.extents:
+            continue
+        itemsize = tensor.meta.itemsize
+        for region in Region.whole(tensor.meta.shape).bands(max(1, task_bytes // itemsize)):
+            parts.append(Part(stored, region, tuple(tensor.pieces(region))))
+            nbytes += region.size * itemsize
+            if nbytes >= task_bytes:
+                yield FillTask(index.path, tuple(parts), band_bytes)
+                parts, nbytes = [], 0
+    if parts:
+        yield FillTask(index.path, tuple(parts), band_bytes)
+
+
+def fill(task: FillTask) -> int:
+    """Fill the parts of a task; returns the number of bytes written.
+
+    Raises
+    ------
+    OSError
+        A file cannot be read or written.
+    FormatError
+        A source file has become shorter since its header was read.
+    """
+    largest = max(part.region.size * part.tensor.meta.itemsize for part in task.parts)
+    buffer = np.empty(min(task.band_bytes, largest), np.uint8)
+    with FlatFiles(task.band_bytes) as files:
+        for part in task.parts:
+            itemsize = part.tensor.meta.itemsize
+            for band in part.region.bands(max(1, task.band_bytes // itemsize)):
+                data = buffer[: band.size * itemsize]
+                _fill_band(files, part, band, data.reshape(*band.shape, itemsize))
+                offset = _offset(band, part.tensor.meta.shape) * itemsize
+                files.write_bytes(task.path, part.tensor, offset, data)
+    return task.nbytes
+
+
+def _fill_band(
+    files: FlatFiles, part: Part, band: Region, out: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
+) -> None:
+    filled = 0
+    for piece in part.pieces:
+        overlap = piece.dst.intersect(band)
+        if overlap is None:
+            continue
+        src = overlap.relative_to(piece.dst.start).moved_by(piece.src.start)
+        inside = overlap.relative_to(band.start)
+        at = tuple(slice(a, b) for a, b in zip(inside.start, inside.stop, strict=True))
+        files.read_region(piece.path, piece.tensor, src, out[at])
+        filled += overlap.size
+    assert filled == band.size, f"{part.tensor.meta.name}: {filled} of {band.size} elements"
+
+
+def _offset(band: Region, shape: tuple[int, ...]) -> int:
+    """Elements of the tensor before the first of the band."""
+    at = 0
+    for start, size in zip(band.start, shape, strict=True):
+        at = at * size + start
+    return at

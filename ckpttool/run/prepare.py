@@ -1,0 +1,284 @@
+"""Before the first byte is written: plans, and everything that could stand in their way.
+
+merge and split are reshard: merge reshards to the undivided layout, split from it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from concurrent.futures import Executor
+from dataclasses import replace
+from pathlib import Path
+
+from ckpttool.errors import CkptToolError, PlanError, raise_all
+from ckpttool.formats import get_format, suffix_of
+from ckpttool.model.catalog import Catalog, format_ranks
+from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
+from ckpttool.model.notes import Note
+from ckpttool.model.plan import Plan, Target, make_plan
+from ckpttool.model.sources import Agreement, Unlisted, names_to_compare
+from ckpttool.model.strategy import Strategy, shorten
+from ckpttool.run.engines import InlineExecutor
+from ckpttool.storage.digest import digest
+
+BUFFER_BYTES = 4 << 20  # held by each worker while contents are compared
+
+
+def plan_merge(
+    catalog: Catalog,
+    strategy: Strategy | None,
+    path: str,
+    format: str = "hdf5",
+    *,
+    replicated: bool = False,
+    unlisted: Unlisted | None = None,
+    overwrite: bool = False,
+    executor: Executor | None = None,
+) -> Plan:
+    """The plan that merges a checkpoint into one file.
+
+    Parameters
+    ----------
+    catalog
+        The source, from `scan`.
+    strategy
+        Its layouts.  None for a single file that holds everything undivided, and with
+        ``replicated``.
+    path, format
+        The file to be written and its format.
+    replicated
+        Every rank holds everything: take that, after comparing all replicas.
+    unlisted
+        What to do with parameters that are not in the strategy and differ between ranks: see
+        `ckpttool.model.sources.find_sources`.
+    overwrite
+        Whether an existing output may be replaced; an input never is.
+    executor
+        Compares contents where they decide; by default the caller's own thread.
+
+    Raises
+    ------
+    FormatError, PlanError
+        Everything that is in the way, in one error.
+    """
+    if strategy is None and replicated:
+        strategy = Strategy({}, 1, len(catalog.files) + len(catalog.damaged))
+    if strategy is None and not catalog.is_single_file:
+        raise PlanError(
+            [
+                (
+                    f"{catalog.root}: {len(catalog.files)} ranks and no strategy: nothing says how "
+                    "their tensors fit together; give the strategy file of the training run "
+                    "(-s STRATEGY), or say --replicated if every rank holds everything (data "
+                    "parallel, or integrated_save=True), or name one rank's file as SRC"
+                )
+            ]
+        )
+    target = Target(format, {0: path})
+    return _plan(catalog, strategy, target, unlisted, overwrite, executor)
+
+
+def plan_split(
+    catalog: Catalog,
+    strategy: Strategy,
+    folder: str,
+    format: str = "hdf5",
+    *,
+    prefix: str = "checkpoint_",
+    ranks: Collection[int] | None = None,
+    overwrite: bool = False,
+) -> Plan:
+    """The plan that cuts an undivided checkpoint for the ranks of ``strategy``.
+
+    Parameters
+    ----------
+    catalog
+        The source, from `scan`: one file, or a folder with the file of one rank.
+    strategy
+        Layouts of the target.
+    folder, format, prefix
+        Files ``folder/rank_R/{prefix}R`` with the ending of the format are written.
+    ranks
+        Only these target ranks.
+    overwrite
+        Whether existing outputs may be replaced; an input never is.
+
+    Raises
+    ------
+    FormatError, PlanError
+        Everything that is in the way, in one error.
+    """
+    if len(catalog.files) + len(catalog.damaged) > 1:
+        raise PlanError(
+            [
+                (
+                    f"{catalog.root}: {format_ranks(sorted({*catalog.files, *catalog.damaged}))} "
+                    "found; split takes one undivided checkpoint: name its file, or use reshard "
+                    "with the strategy of these ranks (-s STRATEGY)"
+                )
+            ]
+        )
+    target = _rank_files(strategy, folder, format, prefix, ranks)
+    return _plan(catalog, None, target, None, overwrite, None)
+
+
+def plan_reshard(
+    catalog: Catalog,
+    src_strategy: Strategy,
+    dst_strategy: Strategy,
+    folder: str,
+    format: str = "hdf5",
+    *,
+    prefix: str = "checkpoint_",
+    ranks: Collection[int] | None = None,
+    unlisted: Unlisted | None = None,
+    overwrite: bool = False,
+    executor: Executor | None = None,
+) -> Plan:
+    """The plan that cuts a checkpoint anew, for the ranks of ``dst_strategy``.
+
+    Parameters
+    ----------
+    catalog, src_strategy
+        The source, from `scan`, and its layouts.
+    dst_strategy
+        Layouts of the target.
+    folder, format, prefix, ranks, overwrite
+        As for `plan_split`.
+    unlisted, executor
+        As for `plan_merge`.
+
+    Raises
+    ------
+    FormatError, PlanError
+        Everything that is in the way, in one error.
+    """
+    target = _rank_files(dst_strategy, folder, format, prefix, ranks)
+    return _plan(catalog, src_strategy, target, unlisted, overwrite, executor)
+
+
+def _rank_files(
+    strategy: Strategy, folder: str, format: str, prefix: str, ranks: Collection[int] | None
+) -> Target:
+    paths = {
+        rank: str(Path(folder, f"rank_{rank}", f"{prefix}{rank}{suffix_of(format)}"))
+        for rank in (strategy.ranks if ranks is None else sorted(ranks))
+    }
+    return Target(format, paths, len(strategy.ranks), strategy)
+
+
+def _plan(
+    catalog: Catalog,
+    strategy: Strategy | None,
+    target: Target,
+    unlisted: Unlisted | None,
+    overwrite: bool,
+    executor: Executor | None,
+) -> Plan:
+    inputs = [file.path for file in catalog.files.values()]
+    for known in (strategy, target.strategy):
+        inputs += [] if known is None else known.files
+    errors: list[CkptToolError] = []
+    problems = list(_path_problems(target, inputs, overwrite))
+    try:
+        agreement: Agreement = {}
+        if strategy is not None:
+            agreement = _compare(catalog, strategy, executor or InlineExecutor())
+        plan = make_plan(catalog, strategy, target, agreement, unlisted)
+        notes: list[Note] = []
+        problems += _content_problems(plan, notes)
+        plan = replace(plan, notes=(*plan.notes, *notes))
+    except CkptToolError as error:
+        errors.append(error)
+    if problems:
+        errors.append(PlanError(problems))
+    raise_all(errors)
+    return plan
+
+
+def _compare(catalog: Catalog, strategy: Strategy, executor: Executor) -> Agreement:
+    """Ranks grouped by equal content, for every parameter of which the contents decide."""
+    futures = {}
+    for name in names_to_compare(catalog, strategy):
+        for rank, file in catalog.files.items():
+            if name in file.tensors:
+                futures[name, rank] = executor.submit(
+                    digest, file.path, file.tensors[name], BUFFER_BYTES
+                )
+    groups: dict[str, dict[bytes, list[int]]] = defaultdict(dict)
+    for (name, rank), future in futures.items():
+        groups[name].setdefault(future.result(), []).append(rank)
+    return {
+        name: tuple(tuple(ranks) for ranks in by_content.values())
+        for name, by_content in groups.items()
+    }
+
+
+def _path_problems(target: Target, inputs: Collection[str], overwrite: bool) -> Iterator[str]:
+    """What is wrong with the places that are to be written to."""
+    taken = {(stat.st_dev, stat.st_ino) for stat in map(os.stat, inputs)}
+    existing = []
+    for path in map(Path, target.paths.values()):
+        blocked = next((p for p in path.parents if p.exists() and not p.is_dir()), None)
+        if blocked is not None:
+            yield f"{path}: {blocked} is a file, not a folder"
+        elif path.is_dir():
+            yield f"{path}: is a folder; name the file to be written"
+        elif path.exists() and (path.stat().st_dev, path.stat().st_ino) in taken:
+            yield f"{path}: is an input of this run; write somewhere else"
+        elif os.path.lexists(path):
+            existing.append(str(path))
+    if existing and not overwrite:
+        count = "exists" if len(existing) == 1 else f"and the like: {len(existing)} files exist"
+        yield f"{shorten(existing, 3)} {count} already; --overwrite replaces what is there"
+    stale = [] if target.strategy is None or overwrite else sorted(_stale_files(target))
+    if stale:
+        yield (
+            f"{shorten(stale, 3)}: beyond the {target.ranks} ranks of the target, so left from "
+            "another run; move it away, write to another folder, or keep it with --overwrite"
+        )
+
+
+def _stale_files(target: Target) -> Iterator[str]:
+    """Files that look like outputs, for ranks that the target does not have."""
+    for rank, sample in list(target.paths.items())[:1]:
+        folder, name = Path(sample).parent.parent, Path(sample).name
+        prefix, suffix = name[: name.rindex(f"{rank}.")], Path(sample).suffix
+        for other in folder.glob("rank_*"):
+            match = re.fullmatch(r"rank_(\d+)", other.name)
+            if match is not None and int(match[1]) >= target.ranks:
+                path = other / f"{prefix}{match[1]}{suffix}"
+                if path.exists():
+                    yield str(path)
+
+
+def _content_problems(plan: Plan, notes: list[Note]) -> Iterator[str]:
+    """What the output format cannot hold, and whether the disk can take the rest."""
+    format = get_format(plan.target.format)
+    refused: dict[str, int] = {}
+    unloadable: set[str] = set()
+    need: dict[Path, int] = defaultdict(int)
+    for output in plan:
+        for refusal in format.refusals(output.metas):
+            refused.setdefault(refusal, output.rank)
+        unloadable |= {meta.dtype for meta in output.metas} & NOT_LOADED_FROM_SAFETENSORS
+        folder = Path(output.path).absolute()
+        while not folder.exists():
+            folder = folder.parent
+        need[folder if folder.is_dir() else folder.parent] += sum(m.nbytes for m in output.metas)
+    yield from refused
+    if plan.target.format == "safetensors" and unloadable:
+        words = ", ".join(sorted(unloadable))
+        notes.append(Note("format", f"MindSpore 2.10 does not load {words} from safetensors"))
+    by_device: dict[int, tuple[Path, int]] = {}
+    for folder, nbytes in need.items():
+        first, total = by_device.get(folder.stat().st_dev, (folder, 0))
+        by_device[folder.stat().st_dev] = (first, total + nbytes)
+    for folder, nbytes in by_device.values():
+        disk = os.statvfs(folder)
+        free = disk.f_bavail * disk.f_frsize
+        if nbytes > free:
+            yield f"{folder}: {nbytes} bytes are to be written, {free} are free on this disk"

@@ -1,0 +1,1 @@
+"""Where the bytes are: finding the files of a checkpoint, and moving bytes between them."""

@@ -1,0 +1,268 @@
+"""Finds the files of a checkpoint, one for each rank and all of one step, and reads their headers.
+
+A rank folder is called ``rank_3``, ``rank_03``, ``rank3``, ``node3``, ``ckpt_3``, ``rank_3_ckpt``
+or ``device3``.  Without rank folders, files whose own names say ``rank_3`` count, as MindFormers
+writes them.  A pattern overrides both.  The end of a file's name says its step:
+``{prefix}-{epoch}_{step}``, and ``_breakpoint`` behind it if training stopped there.
+
+Source
+------
+MindSpore 2.10 ``train/callback/_checkpoint.py`` (names), ``parallel/checkpoint_transform.py``
+(folders); MindFormers ``tools/utils.py`` (names with a rank).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckpttool.errors import FormatError, PlanError
+from ckpttool.formats import format_of_suffix, read_index
+from ckpttool.model.catalog import Catalog, FileIndex, format_ranks
+from ckpttool.model.notes import Note
+from ckpttool.model.strategy import shorten
+
+RANK_FOLDER = re.compile(r"(rank|node|ckpt|device)[_-]?(\d+)(?:_ckpt)?")
+RANK_IN_NAME = re.compile(r"(?<![A-Za-z])rank_?(\d+)(?!\d)")
+STEP_IN_NAME = re.compile(r"-(\d+)_(\d+)(_breakpoint)?$")
+
+Step = tuple[int, int, bool]  # epoch, step in it, saved on a breakdown
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A file that may belong to the checkpoint."""
+
+    rank: int
+    path: Path
+
+    @property
+    def key(self) -> str:
+        """Its name, the same for the files of all ranks that were saved together."""
+        name = RANK_IN_NAME.sub(
+            lambda match: "rank_{rank}" if int(match[1]) == self.rank else match[0], self.path.name
+        )
+        stem, suffix = Path(name).stem, self.path.suffix
+        if STEP_IN_NAME.search(stem) is None:
+            tail = re.search(r"\d+$", stem)
+            if tail is not None and int(tail[0]) == self.rank:
+                stem = stem[: tail.start()] + "{rank}"
+        return stem + suffix
+
+
+def scan(src: str, pattern: str | None = None, step: str | None = None) -> Catalog:
+    """What is on disk: the header of every rank's file.
+
+    Parameters
+    ----------
+    src
+        A folder of rank folders, or one file, which is rank 0.
+    pattern
+        Path of a rank's file below ``src``, with ``{rank}`` for its number and ``*`` for anything.
+    step
+        The step to take, as in the names (``10_1``), or a whole file name without its ending.  By
+        default the newest that every rank has; steps are compared as numbers.
+
+    Raises
+    ------
+    PlanError
+        No files, two files for a rank, no step that every rank has.
+    FormatError
+        ``src`` is one file and is damaged.  Of several files the damaged are in
+        ``Catalog.damaged``.
+    OSError
+        A folder or a file cannot be read.
+    """
+    root = Path(src)
+    if not root.is_dir():
+        return Catalog(src, {0: read_index(src)}, is_single_file=True)
+    notes: list[Note] = []
+    if pattern is not None:
+        found = list(_match(root, Path(pattern).parts, None))
+        if not found:
+            raise PlanError([f"{src}: no file matches the pattern {pattern}"])
+    else:
+        found = _list_rank_files(root, notes)
+    chosen, label = _choose_step(src, found, step, notes)
+    files: dict[int, FileIndex] = {}
+    damaged: dict[int, FormatError] = {}
+    for rank in sorted(chosen):
+        try:
+            files[rank] = read_index(str(chosen[rank]))
+        except FormatError as error:
+            damaged[rank] = error
+    return Catalog(src, files, label, damaged, tuple(notes))
+
+
+def _match(folder: Path, parts: tuple[str, ...], rank: int | None) -> Iterator[_Found]:
+    """Files below ``folder`` that match the rest of a pattern; one rank has one number in it."""
+    if not parts:
+        return
+    spelled = re.escape(parts[0]).replace(r"\{rank\}", r"(\d+)").replace(r"\*", ".*")
+    for path in sorted(folder.iterdir()):
+        match = re.fullmatch(spelled, path.name)
+        ranks = {int(text) for text in match.groups()} if match else set()
+        ranks |= set() if rank is None else {rank}
+        if match is None or len(ranks) > 1:
+            continue
+        here = next(iter(ranks), None)
+        if len(parts) > 1 and path.is_dir():
+            yield from _match(path, parts[1:], here)
+        elif len(parts) == 1 and path.is_file() and here is not None:
+            yield _Found(here, path)
+
+
+def _list_rank_files(root: Path, notes: list[Note]) -> list[_Found]:
+    """Checkpoint files in the rank folders of ``root``, or in ``root`` itself."""
+    folders: dict[int, Path] = {}
+    words: dict[str, str] = {}
+    problems: list[str] = []
+    others: list[str] = []
+    for path in sorted(root.iterdir()):
+        match = RANK_FOLDER.fullmatch(path.name) if path.is_dir() else None
+        if match is None:
+            others.append(path.name)
+            continue
+        words.setdefault(match[1], path.name)
+        rank = int(match[2])
+        if rank in folders and len(words) == 1:
+            problems.append(f"rank {rank}: two folders, {folders[rank]} and {path}")
+        folders[rank] = path
+    if len(words) > 1:
+        problems = [
+            (
+                f"{root}: rank folders of several kinds ({', '.join(words.values())}); "
+                "say which with --pattern"
+            )
+        ]
+    if not folders:
+        return _list_flat_files(root)
+    found = []
+    for rank, folder in sorted(folders.items()):
+        inside = [_Found(rank, path) for path in _checkpoint_files(folder)]
+        if not inside:
+            problems.append(f"rank {rank}: no checkpoint file in {folder}")
+        found += inside
+    if problems:
+        raise PlanError(problems)
+    if others:
+        notes.append(Note("passed over", f"{root}: passed over {shorten(others)}"))
+    return found
+
+
+def _list_flat_files(root: Path) -> list[_Found]:
+    files = list(_checkpoint_files(root))
+    found = [
+        _Found(int(match[1]), path)
+        for path in files
+        if (match := RANK_IN_NAME.search(path.name)) is not None
+    ]
+    if not found:
+        hint = f"; to use one file, name it: {files[0]}" if files else ""
+        raise PlanError(
+            [
+                (
+                    f"{root}: no rank folders (rank_0, rank_1, ...) and no checkpoint files with "
+                    f"rank_N in their names; say where they are with --pattern{hint}"
+                )
+            ]
+        )
+    return found
+
+
+def _checkpoint_files(folder: Path) -> Iterator[Path]:
+    """Files with a checkpoint's ending; ``.tmp``, ``-graph.meta`` and the like have others."""
+    for path in sorted(folder.iterdir()):
+        if format_of_suffix(path.name) is not None and path.is_file():
+            yield path
+
+
+def _choose_step(
+    src: str, found: list[_Found], wanted: str | None, notes: list[Note]
+) -> tuple[dict[int, Path], str | None]:
+    """One file for each rank, all of one step, and the step's label."""
+    ranks = sorted({item.rank for item in found})
+    groups = _group_by_name(found, len(ranks))
+    steps = {key: _step_of(key) for key in groups}
+    keys = [key for key in groups if wanted is None or _is_wanted(key, wanted)]
+    if not keys:
+        have = shorten(sorted({_label(steps[key]) or key for key in groups}), 8)
+        raise PlanError([f"{src}: no file of step {wanted}; there are {have}"])
+    complete = [key for key in keys if len(groups[key]) == len(ranks)]
+    if not complete:
+        raise PlanError(
+            [f"{src}: no step that every rank has"]
+            + [
+                f"{key}: not in {format_ranks([rank for rank in ranks if rank not in groups[key]])}"
+                for key in keys
+            ]
+        )
+    best = max(complete, key=lambda key: steps[key] or (-1, -1, False))
+    rivals = [
+        key for key in keys if key != best and (steps[key] == steps[best] or None in steps.values())
+    ]
+    if rivals:
+        named = [groups[key][min(groups[key])].name for key in (best, *rivals)]
+        raise PlanError(
+            [
+                (
+                    f"{src}: several files for {format_ranks(sorted(groups[rivals[0]]))}, and "
+                    f"nothing says which is meant: {shorten(named)}; choose with --pattern or "
+                    "--step"
+                )
+            ]
+        )
+    label = _label(steps[best])
+    if len(keys) > 1:
+        newer = [key for key in keys if (steps[key] or ()) > (steps[best] or ())]
+        text = f"step {label}, the newest of {len(keys)} that every rank has"
+        if newer:
+            lacking = [rank for rank in ranks if rank not in groups[newer[-1]]]
+            text += f" (step {_label(steps[newer[-1]])} is not in {format_ranks(lacking)})"
+        notes.append(Note("step", text))
+    return groups[best], label
+
+
+def _group_by_name(found: list[_Found], count: int) -> Mapping[str, dict[int, Path]]:
+    """Files of all ranks that were saved together, by their common name.
+
+    A number at the end of a name may be the rank (``checkpoint_3.h5``) or just part of the name;
+    if a name is the same on every rank, it is part of the name.
+    """
+    groups: dict[str, dict[int, Path]] = {}
+    plain: dict[str, dict[int, Path]] = {}
+    problems = []
+    for item in found:
+        plain.setdefault(item.path.name, {})[item.rank] = item.path
+    for item in found:
+        shared = len(plain[item.path.name]) == count
+        group = groups.setdefault(item.path.name if shared else item.key, {})
+        if item.rank in group:
+            problems.append(f"rank {item.rank}: two files, {group[item.rank]} and {item.path}")
+        group[item.rank] = item.path
+    if problems:
+        raise PlanError(problems)
+    return groups
+
+
+def _step_of(key: str) -> Step | None:
+    match = STEP_IN_NAME.search(Path(key).stem)
+    return (int(match[1]), int(match[2]), bool(match[3])) if match else None
+
+
+def _label(step: Step | None) -> str | None:
+    if step is None:
+        return None
+    return f"{step[0]}_{step[1]}" + ("_breakpoint" if step[2] else "")
+
+
+def _is_wanted(key: str, wanted: str) -> bool:
+    step = _step_of(key)
+    asked = _step_of("-" + wanted)
+    if asked is not None and STEP_IN_NAME.fullmatch("-" + wanted):
+        return step == asked
+    if wanted.isdecimal():
+        return step is not None and step[1] == int(wanted)
+    return wanted in (key, Path(key).stem)

@@ -1,0 +1,1 @@
+"""The tests of ckpttool, and the readers and the oracle they judge by."""

@@ -1,0 +1,47 @@
+"""Runs the command line in this process, as a user would type it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from click.testing import CliRunner
+
+if TYPE_CHECKING:
+    from click.testing import Result
+
+SUFFIXES = {"ckpt": ".ckpt", "safetensors": ".safetensors", "hdf5": ".h5"}
+
+
+def run(*arguments: str | Path) -> Result:
+    """The outcome of ``ckpttool ARGUMENTS``; an exception that escapes the program is raised."""
+    from ckpttool.cli.main import main
+
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert "Traceback" not in result.output
+    return result
+
+
+def run_well(*arguments: str | Path) -> Result:
+    """The same, for a command that has to succeed."""
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def message(result: Result) -> str:
+    """Everything printed, on one line, so that no line break hides a phrase."""
+    return " ".join(result.output.split())
+
+
+def mentions(text: str, *patterns: str) -> list[str]:
+    """The patterns that do not occur in a message, which should be none."""
+    return [pattern for pattern in patterns if not re.search(pattern, text, re.IGNORECASE)]
+
+
+def files_below(folder: Path) -> list[str]:
+    """The files in a folder and below, as paths relative to it; none if there is no folder."""
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if not p.is_dir())
