@@ -1,10 +1,11 @@
-"""Inspect, merge, split and reshard MindSpore distributed checkpoints, without MindSpore.
+"""Inspect, merge, split and reshard MindSpore distributed checkpoints, without MindSpore::
 
->>> import ckpttool                                                        # doctest: +SKIP
->>> catalog = ckpttool.scan("checkpoint/")                                 # doctest: +SKIP
->>> strategy = ckpttool.read_strategy(["strategy.ckpt"])                   # doctest: +SKIP
->>> plan = ckpttool.plan_merge(catalog, strategy, "merged.h5")             # doctest: +SKIP
->>> ckpttool.execute(plan)                                                 # doctest: +SKIP
+import ckpttool
+
+catalog = ckpttool.scan("checkpoint/")
+strategy = ckpttool.read_strategy(["strategy.ckpt"])
+plan = ckpttool.plan_merge(catalog, strategy, "merged.h5")
+ckpttool.execute(plan)
 """
 
 from __future__ import annotations

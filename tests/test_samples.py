@@ -16,18 +16,6 @@ from tests.readers import read
 RUNS = ["mp2_dp4", "mp2_dp4_opt_all", "multiaxis", "pp2", "pp2_opt", "pp2_shared"]
 PIPELINES = ["pp2", "pp2_opt", "pp2_shared"]
 
-# The strategy says that accu_grads.* are optimizer-sharded, and they are not. A .json also has
-# their full shape, which agrees with the slices that are there.
-ACCU_GRADS_JSON = pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="corrected layouts against full shapes of a .json"
-)
-
-
-def json_runs(names):
-    """The runs, for a test that takes their .json strategies."""
-    marks = {"pp2_opt": ACCU_GRADS_JSON}
-    return [pytest.param(name, marks=marks.get(name, ())) for name in names]
-
 
 def assert_merged(path, name):
     """The file holds the run's full tensors, and nothing that is not in ``expected.npz``."""
@@ -63,7 +51,7 @@ def test_merge_takes_the_merged_strategy_of_a_pipeline(name, tmp_path):
     assert_merged(out, name)
 
 
-@pytest.mark.parametrize("name", json_runs(PIPELINES))
+@pytest.mark.parametrize("name", PIPELINES)
 def test_merge_takes_the_merged_json_strategy_of_a_pipeline(name, tmp_path):
     out = tmp_path / "full.ckpt"
     path = SAMPLES / name / "strategy" / "merged.json"
@@ -82,7 +70,7 @@ def test_merge_takes_a_folder_with_the_strategy_of_every_rank(name, tmp_path):
     assert_merged(out, name)
 
 
-@pytest.mark.parametrize("name", json_runs(name for name in RUNS if name != "multiaxis"))
+@pytest.mark.parametrize("name", [name for name in RUNS if name != "multiaxis"])
 def test_merge_takes_json_strategies(name, tmp_path):
     files = sorted((SAMPLES / name / "strategy").glob("strategy_*.json"))
     words = [word for path in files for word in ("-s", path)]

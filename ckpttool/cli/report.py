@@ -119,9 +119,10 @@ def describe_checkpoint(
     if strategy is not None:
         from ckpttool.model.sources import find_sources
 
+        # Contents are not read here, so a parameter that differs between ranks is no question yet.
         sources = find_sources(catalog, strategy, {}, "first")
         document["tensors"] = [_describe_source(source, strategy) for source in sources.found]
-        notes += sources.notes
+        notes += [note for note in sources.notes if note.kind != "unlisted"]
         if sources.problems:
             errors.append(PlanError(sources.problems))
     document["notes"] = [{"kind": note.kind, "text": note.text} for note in notes]
@@ -165,7 +166,13 @@ def print_checkpoint(catalog: Catalog, document: Json) -> None:
         f"{catalog.root}: {len(catalog.files)} ranks{of_step}, {format_bytes(total)}",
         ("rank>", "path", "format", "tensors>", "size>"),
         (
-            (str(rank), file.path, file.format, str(len(file.tensors)), format_bytes(file.nbytes))
+            (
+                str(rank),
+                file.path.removeprefix(catalog.root).lstrip("/"),
+                file.format,
+                str(len(file.tensors)),
+                format_bytes(file.nbytes),
+            )
             for rank, file in catalog.files.items()
         ),
     )

@@ -96,8 +96,25 @@ def format_of_suffix(path: str) -> str | None:
     return next((name for name, (_, _, known) in _FORMATS.items() if suffix in known), None)
 
 
+def format_of_content(path: str) -> str | None:
+    """``"hdf5"`` or ``"safetensors"`` if the file's first bytes say so, else None."""
+    with Path(path).open("rb") as file:
+        head = file.read(16)
+        size = file.seek(0, 2)
+        at = 0  # HDF5 allows a user block: its signature is at byte 0, 512, 1024, 2048, ...
+        while at < size and file.seek(at) == at and file.read(8) != HDF5_SIGNATURE:
+            at = max(512, 2 * at)
+    if at < size:
+        return "hdf5"
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size - 8:
+        return "safetensors"
+    return None
+
+
 def read_index(path: str) -> FileIndex:
     """The header of a file of any format; the content decides which, then the suffix.
+
+    A ``.ckpt`` has no mark of its own, so its suffix stands before a first byte that would do.
 
     Raises
     ------
@@ -106,18 +123,11 @@ def read_index(path: str) -> FileIndex:
     OSError
         It cannot be opened or read.
     """
-    with Path(path).open("rb") as file:
-        head = file.read(16)
-        size = file.seek(0, 2)
-        at = 0  # HDF5 allows a user block: its signature is at byte 0, 512, 1024, 2048, ...
-        while at < size and file.seek(at) == at and file.read(8) != HDF5_SIGNATURE:
-            at = max(512, 2 * at)
-    if at < size:
-        name: str | None = "hdf5"
-    elif head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size - 8:
-        name = "safetensors"
-    else:
-        name = format_of_suffix(path) or ("ckpt" if head[:1] == b"\n" else None)
+    name = format_of_content(path) or format_of_suffix(path)
     if name is None:
-        raise FormatError(path, 0, "no .ckpt, .safetensors or HDF5 file, by content or by name")
+        with Path(path).open("rb") as file:
+            if file.read(1) != b"\n":
+                reason = "no .ckpt, .safetensors or HDF5 file, by content or by name"
+                raise FormatError(path, 0, reason)
+        name = "ckpt"
     return get_format(name).read_index(path)

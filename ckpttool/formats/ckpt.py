@@ -114,7 +114,7 @@ class Ckpt:
                     offset += len(header)
                     if content.text:
                         file.write(content.text)
-                    else:
+                    elif content.nbytes:
                         extents.append(Extent(offset, content.nbytes))
                     offset += content.nbytes
                 stored[meta.name] = StoredTensor(meta, tuple(extents))
@@ -239,9 +239,9 @@ def _finish(reader: WireReader, tensor: _Tensor) -> StoredTensor:
             reader.path, tensor.start, f"{tensor.name}: unknown tensor_type {tensor.dtype!r}"
         )
     shape = tuple(tensor.dims)
-    if shape == (0,) and held == dtype.itemsize:
+    if held == dtype.itemsize and shape == (0,):
         shape = ()  # as MindSpore 1.x and 2.0 write a scalar
-    elif dtype.name == "random_op" and shape in ((), (0,)):
+    elif held > 1 and shape in ((), (0,)) and dtype.name == "random_op":
         shape = (held,)  # 2.0 does not say how long it is
     need = math.prod(shape) * dtype.itemsize
     if held != need:

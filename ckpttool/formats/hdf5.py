@@ -4,7 +4,8 @@ Bytes
 -----
 An ordinary HDF5 file.  Every tensor is a dataset with contiguous layout, so that its bytes are
 one extent of the file, C order, little endian; `create` allocates them and writes none.  Nothing
-in the file depends on the time or the machine.
+in the file depends on the time or the machine.  Groups keep the order in which links were made, so
+that parameters come back in the order in which they were given, members of a group together.
 
 * ``Bool`` is the enumeration that h5py reads as bool.  Complex types are h5py's compound (r, i).
 * ``BFloat16``, ``Float8E4M3FN`` and ``Float8E5M2`` are HDF5 floating-point types of 2, 1 and 1
@@ -25,13 +26,14 @@ The HDF5 reference manual (H5P, H5T, H5D); h5py's "Special types" for bool, comp
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from sys import intern
 
 import h5py
 import numpy as np
-from h5py import h5a, h5d, h5g, h5l, h5o, h5p, h5s, h5t
+from h5py import h5, h5a, h5d, h5f, h5g, h5l, h5o, h5p, h5s, h5t
 
 from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.model.catalog import Extent, FileIndex, StoredTensor, TensorMeta
@@ -39,6 +41,8 @@ from ckpttool.model.dtypes import DTYPES, TEXT
 
 DTYPE_ATTRIBUTE = "dtype"
 MAX_TEXT_BYTES = 64 << 20  # a string is read into memory; larger ones are refused by name
+NEVER_WRITTEN = "never written (no storage is allocated); write its values or leave it out"
+MAX_AXES = 32  # of a dataspace (H5S_MAX_RANK)
 MAX_PATH_COMPONENT_BYTES = 60_000  # an HDF5 link and its name share an object header of 64 KiB
 
 
@@ -48,7 +52,7 @@ class Hdf5:
     name = "hdf5"
 
     def refusals(self, tensors: Sequence[TensorMeta]) -> Iterator[str]:
-        """Problems with names that no HDF5 path can be and strings HDF5 would cut, one each."""
+        """What no HDF5 path can be, strings HDF5 would cut, too many axes: a message each."""
         names = {meta.name for meta in tensors}
         for meta in tensors:
             parts = meta.name.split("/")
@@ -71,7 +75,12 @@ class Hdf5:
                     "write --format ckpt or safetensors instead"
                 )
             if meta.text is not None and "\0" in meta.text:
-                yield (f"{meta.name}: an HDF5 string cannot hold NUL; write --format ckpt instead")
+                yield f"{meta.name}: an HDF5 string cannot hold NUL; write --format ckpt instead"
+            if len(meta.shape) > MAX_AXES:
+                yield (
+                    f"{meta.name}: {len(meta.shape)} axes, HDF5 can have {MAX_AXES}; "
+                    "write --format ckpt or safetensors instead"
+                )
 
     def read_index(self, path: str) -> FileIndex:
         """The datasets of the file; contents are not read, but for strings."""
@@ -79,7 +88,7 @@ class Hdf5:
         with _as_format_error(path), h5py.File(path, "r", locking="best-effort") as file:
             tensors = {
                 name: _read_dataset(path, size, name, dataset)
-                for name, dataset in _datasets(path, file.id)
+                for name, dataset in _datasets(path, h5g.open(file.id, b"/"))
             }
         return FileIndex(path, self.name, size, tensors)
 
@@ -88,8 +97,10 @@ class Hdf5:
     ) -> FileIndex:
         """A file with every dataset allocated and none written, strings excepted."""
         stored: dict[str, StoredTensor] = {}
-        with h5py.File(path, "w", locking="best-effort") as file:
+        groups: set[str] = set()
+        with _as_os_error(path), h5py.File(_new_file(path)) as file:
             for meta in tensors:
+                _create_groups(file.id, meta.name, groups)
                 dataset = _create_dataset(file.id, meta)
                 has_bytes = meta.text is None and meta.nbytes > 0
                 extents = [Extent(dataset.get_offset(), meta.nbytes)] if has_bytes else []
@@ -130,10 +141,42 @@ def _float_type(nbytes: int, exponent_bits: int, mantissa_bits: int, bias: int) 
 _TYPES = _hdf5_types()
 
 
-def _create_dataset(file: h5g.GroupID, meta: TensorMeta) -> h5d.DatasetID:
+IN_ORDER = h5p.CRT_ORDER_TRACKED | h5p.CRT_ORDER_INDEXED
+
+
+def _new_file(path: str) -> h5f.FileID:
+    """As `h5py.File` would make it, but that old versions of h5py keep a time in the root."""
+    options = h5p.create(h5p.FILE_CREATE)
+    options.set_link_creation_order(IN_ORDER)
+    options.set_obj_track_times(False)
+    access = h5p.create(h5p.FILE_ACCESS)
+    access.set_fclose_degree(h5f.CLOSE_STRONG)
+    access.set_libver_bounds(h5f.LIBVER_EARLIEST, h5f.LIBVER_LATEST)
+    access.set_file_locking(True, ignore_when_disabled=True)
+    return h5f.create(os.fsencode(path), h5f.ACC_TRUNC, options, access)
+
+
+def _utf8_links() -> h5p.PropLCID:
     links = h5p.create(h5p.LINK_CREATE)
-    links.set_create_intermediate_group(True)
     links.set_char_encoding(h5t.CSET_UTF8)
+    return links
+
+
+def _create_groups(file: h5g.GroupID, name: str, groups: set[str]) -> None:
+    """The groups on the way to a dataset, but for those in ``groups``, which grows by them."""
+    at = name.find("/")
+    while at > 0:
+        if name[:at] not in groups:
+            options = h5p.create(h5p.GROUP_CREATE)
+            options.set_link_creation_order(IN_ORDER)
+            options.set_obj_track_times(False)
+            h5g.create(file, name[:at].encode(), _utf8_links(), options)
+            groups.add(name[:at])
+        at = name.find("/", at + 1)
+
+
+def _create_dataset(file: h5g.GroupID, meta: TensorMeta) -> h5d.DatasetID:
+    links = _utf8_links()
     options = h5p.create(h5p.DATASET_CREATE)
     options.set_layout(h5d.CONTIGUOUS)
     options.set_alloc_time(h5d.ALLOC_TIME_EARLY)
@@ -180,83 +223,154 @@ def _as_format_error(path: str) -> Iterator[None]:
         raise FormatError(path, None, f"not readable as HDF5: {error}") from error
 
 
+@contextmanager
+def _as_os_error(path: str) -> Iterator[None]:
+    """What libhdf5 says about a disk that is full, as the OSError that it was."""
+    try:
+        yield
+    except RuntimeError as error:
+        found = re.search(r"errno = (\d+)", str(error))
+        if found is None:
+            raise
+        number = int(found[1])
+        raise OSError(number, os.strerror(number), path) from error
+
+
+def _links(group: h5g.GroupID) -> list[tuple[bytes, int]]:
+    """Name and type of the links in a group: as they were made if it tells, else by name."""
+    found: list[tuple[bytes, int]] = []
+    tells = group.get_create_plist().get_link_creation_order() & h5p.CRT_ORDER_INDEXED
+    group.links.iterate(
+        lambda name, info: found.append((name, info.type)),
+        info=True,
+        idx_type=h5.INDEX_CRT_ORDER if tells else h5.INDEX_NAME,
+    )
+    return found
+
+
 def _datasets(path: str, root: h5g.GroupID) -> Iterator[tuple[str, h5d.DatasetID]]:
-    """Name and dataset of everything in the file, groups walked without recursion."""
-    seen = set()
-    pending: list[tuple[str, h5g.GroupID]] = [("", root)]
-    while pending:
-        prefix, group = pending.pop()
-        address = h5o.get_info(group).addr
-        if address in seen:
-            raise UnsupportedError(path, None, f"{prefix}: the same group under two names")
-        seen.add(address)
-        inner = []
-        for link in group:
-            try:
-                name = prefix + link.decode()
-            except UnicodeDecodeError as error:
-                raise FormatError(path, None, f"{link!r}: a name that is not UTF-8") from error
-            if group.links.get_info(link).type != h5l.TYPE_HARD:
-                raise UnsupportedError(
-                    path, None, f"{name}: a soft or external link; only datasets are read"
-                )
-            item = h5o.open(group, link)
-            if isinstance(item, h5d.DatasetID):
-                yield name, item
-            elif isinstance(item, h5g.GroupID):
-                inner.append((name + "/", item))
-        pending += reversed(inner)
+    """Name and dataset of everything in the file, depth first, walked without recursion."""
+    seen: set[int] = set()
+    walks = [_walk(path, "", root, seen)]
+    while walks:
+        found = next(walks[-1], None)
+        if found is None:
+            walks.pop()
+        elif isinstance(found[1], h5d.DatasetID):
+            yield found
+        else:
+            walks.append(_walk(path, found[0] + "/", found[1], seen))
+
+
+def _walk(
+    path: str, prefix: str, group: h5g.GroupID, seen: set[int]
+) -> Iterator[tuple[str, h5d.DatasetID | h5g.GroupID]]:
+    """Name and object of each dataset and group in one group."""
+    address = h5o.get_info(group).addr
+    if address in seen:
+        raise UnsupportedError(path, None, f"{prefix}: the same group under two names")
+    seen.add(address)
+    for link, kind in _links(group):
+        try:
+            name = prefix + link.decode()
+        except UnicodeDecodeError as error:
+            raise FormatError(path, None, f"{link!r}: a name that is not UTF-8") from error
+        if kind != h5l.TYPE_HARD:
+            raise UnsupportedError(
+                path,
+                None,
+                f"{name}: a soft or external link; `h5repack --merge` puts the data in place",
+            )
+        item = h5o.open(group, link)
+        if isinstance(item, h5d.DatasetID | h5g.GroupID):
+            yield name, item
 
 
 def _read_dataset(path: str, size: int, name: str, dataset: h5d.DatasetID) -> StoredTensor:
+    def refused(reason: str) -> UnsupportedError:
+        return UnsupportedError(path, None, f"{name}: {reason}")
+
+    if dataset.get_space().get_simple_extent_type() == h5s.NULL:
+        raise refused("a dataset without a dataspace (H5S_NULL); write a value or leave it out")
     kind = dataset.get_type()
+    options = dataset.get_create_plist()
+    if options.get_external_count():
+        raise refused("its data lie in an external file; `h5repack -l CONTI` brings them in")
     if isinstance(kind, h5t.TypeStringID):
         return StoredTensor(TensorMeta(name, TEXT, (), _read_text(path, name, dataset)), ())
     dtype = _find_dtype(kind, dataset)
     if dtype is None:
-        raise UnsupportedError(
-            path, None, f"{name}: no element type of MindSpore, or not little endian: {kind.dtype}"
-        )
-    if dataset.get_space().get_simple_extent_type() == h5s.NULL:
-        raise UnsupportedError(path, None, f"{name}: a dataset without a dataspace (H5S_NULL)")
+        raise refused(_why_not(kind))
     meta = TensorMeta(intern(name), dtype, tuple(int(n) for n in dataset.shape))
-    if not meta.nbytes:
+    nbytes = meta.nbytes
+    if not nbytes:
         return StoredTensor(meta, ())
-    if dataset.get_create_plist().get_layout() != h5d.CONTIGUOUS:
-        raise UnsupportedError(
-            path,
-            None,
-            f"{name}: chunked, compressed or compact; rewrite the file with `h5repack -l CONTI`",
+    if options.get_layout() != h5d.CONTIGUOUS:
+        raise refused(
+            "chunked, compressed, compact or virtual; rewrite the file with `h5repack -l CONTI`"
         )
-    if dataset.get_create_plist().get_external_count():
-        raise UnsupportedError(path, None, f"{name}: its data lie in an external file")
     offset = dataset.get_offset()
     if offset is None:
-        raise UnsupportedError(path, None, f"{name}: never written (no storage is allocated)")
-    if offset + meta.nbytes > size:
+        raise refused(NEVER_WRITTEN)
+    if offset + nbytes > size:
         raise FormatError(
             path,
             offset,
-            f"{name}: {meta.nbytes} bytes from here on, the file has {size} (file cut short?)",
+            f"{name}: {nbytes} bytes from here on, the file has {size} (file cut short?)",
         )
-    return StoredTensor(meta, (Extent(offset, meta.nbytes),))
+    return StoredTensor(meta, (Extent(offset, nbytes),))
+
+
+def _dtypes_by_size() -> dict[int, list[tuple[h5t.TypeID, str]]]:
+    by_size: dict[int, list[tuple[h5t.TypeID, str]]] = {}
+    for dtype in DTYPES.values():
+        if dtype.hdf5 != "bytes":
+            by_size.setdefault(dtype.itemsize, []).append((_TYPES[dtype.hdf5], dtype.name))
+    return by_size
+
+
+_DTYPES_BY_SIZE = _dtypes_by_size()  # a comparison of types takes a microsecond
 
 
 def _find_dtype(kind: h5t.TypeID, dataset: h5d.DatasetID) -> str | None:
-    if kind == _TYPES["bytes"] and h5a.exists(dataset, DTYPE_ATTRIBUTE.encode()):
-        named = h5py.Dataset(dataset).attrs[DTYPE_ATTRIBUTE]
-        named = named.decode() if isinstance(named, bytes) else str(named)
-        if named in DTYPES and DTYPES[named].hdf5 == "bytes":
-            return str(named)
-    for dtype in DTYPES.values():
-        if dtype.hdf5 != "bytes" and kind == _TYPES[dtype.hdf5]:
-            return dtype.name
+    for known, name in _DTYPES_BY_SIZE.get(kind.get_size(), ()):
+        if kind == known:
+            return _named_dtype(dataset) or name if known is _TYPES["bytes"] else name
     return None
+
+
+def _named_dtype(dataset: h5d.DatasetID) -> str | None:
+    """The type without a counterpart in HDF5 that an attribute says the bytes are of, if any."""
+    if not h5a.exists(dataset, DTYPE_ATTRIBUTE.encode()):
+        return None
+    named = h5py.Dataset(dataset).attrs[DTYPE_ATTRIBUTE]
+    named = named.decode() if isinstance(named, bytes) else str(named)
+    return named if named in DTYPES and DTYPES[named].hdf5 == "bytes" else None
+
+
+def _why_not(kind: h5t.TypeID) -> str:
+    """Why a type is no element type of MindSpore, and what to do."""
+    if isinstance(kind, h5t.TypeAtomicID) and kind.get_order() == h5t.ORDER_BE:
+        return "stored big-endian; write the dataset again in little-endian order"
+    word = {
+        h5t.INTEGER: "integer",
+        h5t.FLOAT: "float",
+        h5t.COMPOUND: "compound",
+        h5t.ENUM: "enumeration",
+    }.get(kind.get_class(), "other type")
+    return (
+        f"HDF5 {word} of {kind.get_size()} bytes, which is no element type of MindSpore; "
+        "write the dataset again with one that is, or leave it out"
+    )
 
 
 def _read_text(path: str, name: str, dataset: h5d.DatasetID) -> str:
     if dataset.shape != ():
-        raise UnsupportedError(path, None, f"{name}: an array of strings; only one is read")
+        raise UnsupportedError(
+            path, None, f"{name}: an array of strings; write every string as a dataset of its own"
+        )
+    if dataset.get_space_status() == h5d.SPACE_STATUS_NOT_ALLOCATED:
+        raise UnsupportedError(path, None, f"{name}: {NEVER_WRITTEN}")
     if dataset.get_type().get_size() > MAX_TEXT_BYTES:
         raise UnsupportedError(path, None, f"{name}: a string of more than {MAX_TEXT_BYTES} bytes")
     text = h5py.Dataset(dataset).asstr()[()]

@@ -38,6 +38,7 @@ from pathlib import Path
 from sys import intern
 
 from ckpttool.errors import FormatError, UnsupportedError
+from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.catalog import Extent, FileIndex, StoredTensor, TensorMeta
 from ckpttool.model.dtypes import DTYPES, TEXT
 
@@ -138,18 +139,10 @@ def _word(meta: TensorMeta) -> str:
 
 
 def _parse(path: str, text: bytes) -> dict[str, object]:
-    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        entries = dict(pairs)
-        if len(entries) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise FormatError(path, 8, f"{twice}: stored twice; which one counts cannot be known")
-        return entries
-
     try:
-        header = json.loads(text.decode(), object_pairs_hook=unique)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise FormatError(path, 8, f"the header is no JSON: {error}") from error
+        header = parse_json(text)
+    except ValueError as error:
+        raise FormatError(path, 8, f"in the header: {error}") from error
     if not isinstance(header, dict):
         raise FormatError(path, 8, "the header is no JSON object")
     return header

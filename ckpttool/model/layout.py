@@ -113,7 +113,7 @@ class Layout:
 
     def owners(self, index: tuple[int, ...]) -> tuple[int, ...]:
         """The ranks that hold the slice at ``index``, ascending."""
-        return tuple(self.first_rank + local for local in _grid(self).owners[index])
+        return _grid(self).owners[index]
 
     def slice_indices(self) -> Iterator[tuple[int, ...]]:
         """Positions of all slices, in C order."""
@@ -132,7 +132,7 @@ class Layout:
 
     def box(self, index: tuple[int, ...], shape: tuple[int, ...]) -> Region:
         """The elements of a full tensor of ``shape`` that the slice at ``index`` holds."""
-        cuts = [self.boundaries(axis, size) for axis, size in enumerate(shape)]
+        cuts = _cuts(self, shape)
         return Region(
             tuple(cut[i] for cut, i in zip(cuts, index, strict=True)),
             tuple(cut[i + 1] for cut, i in zip(cuts, index, strict=True)),
@@ -148,24 +148,33 @@ class Layout:
         """
         return self.box(self.slice_index(rank), shape)
 
-    def slices_meeting(
+    def overlaps(
         self, wanted: Region, shape: tuple[int, ...]
-    ) -> Iterator[tuple[tuple[int, ...], Region]]:
-        """Position and box of every slice that shares an element with ``wanted``, in C order.
+    ) -> Iterator[tuple[tuple[int, ...], Region, Region]]:
+        """Every slice that shares an element with ``wanted``, in C order.
 
         Found by arithmetic on the boundaries, never by search.
+
+        Yields
+        ------
+        index, in_slice, in_full
+            Position of the slice; what they share, counted in the slice and in the full tensor.
         """
         if not wanted.size:
             return
-        ranges: list[list[tuple[int, int, int]]] = []
-        for axis, size in enumerate(shape):
-            cut = self.boundaries(axis, size)
-            first = bisect_right(cut, wanted.start[axis]) - 1
-            last = bisect_left(cut, wanted.stop[axis])
-            ranges.append([(i, cut[i], cut[i + 1]) for i in range(first, last)])
-        for chosen in product(*ranges):
-            box = Region(tuple(a for _, a, _ in chosen), tuple(b for _, _, b in chosen))
-            yield tuple(i for i, _, _ in chosen), box
+        spans: list[list[tuple[int, int, int, int, int]]] = []
+        for cut, low, high in zip(_cuts(self, shape), wanted.start, wanted.stop, strict=True):
+            span = []
+            for i in range(bisect_right(cut, low) - 1, bisect_left(cut, high)):
+                a, b = max(low, cut[i]), min(high, cut[i + 1])
+                span.append((i, a - cut[i], b - cut[i], a, b))
+            spans.append(span)
+        for chosen in product(*spans):
+            if chosen:
+                index, first, last, start, stop = zip(*chosen, strict=True)
+                yield index, Region(first, last), Region(start, stop)
+            else:
+                yield (), wanted, wanted
 
     def implied_shape(self, slice_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Full shape of a tensor whose slices have ``slice_shape``."""
@@ -215,7 +224,7 @@ class _Grid:
 
     parts: tuple[int, ...]
     index: tuple[tuple[int, ...], ...]  # by local rank
-    owners: dict[tuple[int, ...], tuple[int, ...]]  # local ranks
+    owners: dict[tuple[int, ...], tuple[int, ...]]
 
 
 @lru_cache(maxsize=4096)  # a model has few distinct layouts and asks for them for every parameter
@@ -231,11 +240,17 @@ def _grid(layout: Layout) -> _Grid:
         if shard > 1:
             at[0] = at[0] * shard + _mixed_radix(free, coords, matrix) % shard
         index.append(tuple(at))
-        owners.setdefault(tuple(at), []).append(local)
+        owners.setdefault(tuple(at), []).append(layout.first_rank + local)
     parts = [math.prod(matrix[i] for i in cut) for cut in axes]
     if shard > 1:
         parts[0] *= shard
     return _Grid(tuple(parts), tuple(index), {at: tuple(held) for at, held in owners.items()})
+
+
+@lru_cache(maxsize=65536)  # of a layout and a shape, of which a model has few; ranks have many
+def _cuts(layout: Layout, shape: tuple[int, ...]) -> tuple[Sequence[int], ...]:
+    """Boundaries of all tensor axes."""
+    return tuple(layout.boundaries(axis, size) for axis, size in enumerate(shape))
 
 
 def _mixed_radix(axes: list[int], coords: tuple[int, ...], sizes: tuple[int, ...]) -> int:

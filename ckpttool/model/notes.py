@@ -12,8 +12,8 @@ class Note:
     Attributes
     ----------
     kind
-        One of ``"step"``, ``"follows"``, ``"unlisted"``, ``"undivided"``, ``"absent"``,
-        ``"replica"``, ``"dropped"``, ``"format"``, ``"passed over"``.
+        One of ``"absent"``, ``"corrected"``, ``"dropped"``, ``"follows"``, ``"format"``,
+        ``"passed over"``, ``"replica"``, ``"step"``, ``"undivided"``, ``"unlisted"``.
     text
         A sentence for people.
     """

@@ -72,13 +72,9 @@ class OutputTensor:
         """
         wanted = within.moved_by(self.region.start)
         layout, shape = self.source.layout, self.source.meta.shape
-        for index, box in layout.slices_meeting(wanted, shape):
-            overlap = box.intersect(wanted)
-            assert overlap is not None, "slices_meeting() yields slices that meet"
+        for index, in_slice, in_full in layout.overlaps(wanted, shape):
             path, tensor = self.source.find_slice(index)
-            yield Piece(
-                path, tensor, overlap.relative_to(box.start), overlap.relative_to(self.region.start)
-            )
+            yield Piece(path, tensor, in_slice, in_full.relative_to(self.region.start))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +132,16 @@ class Plan:
     notes: tuple[Note, ...] = field(default=())
 
     def __iter__(self) -> Iterator[OutputFile]:
+        placed = [
+            (transfer.source, layout, layout.ranks)
+            for transfer in self.transfers
+            for layout in transfer.layouts
+        ]
         for rank, path in self.target.paths.items():
             tensors = tuple(
-                self._output(transfer.source, layout, rank)
-                for transfer in self.transfers
-                for layout in transfer.layouts
-                if rank in layout.ranks
+                self._output(source, layout, rank)
+                for source, layout, ranks in placed
+                if rank in ranks
             )
             yield OutputFile(rank, path, self.target.format, tensors)
 
@@ -188,12 +188,14 @@ def make_plan(
     else:
         sources = find_sources(catalog, strategy, agreement, unlisted)
     transfers = _find_transfers(sources, target, has_strategy=strategy is not None)
-    outside = [rank for rank in target.paths if rank >= target.ranks]
+    outside = [rank for rank in target.paths if not 0 <= rank < target.ranks]
     if outside:
         sources.problems.append(
             f"{format_ranks(outside)}: not in the target, which has "
             f"{target.ranks} ranks (0-{target.ranks - 1})"
         )
+    if not transfers and not sources.problems and not catalog.damaged:
+        sources.problems.append(f"{catalog.root}: nothing in it that could be written")
     errors: list[CkptToolError] = list(catalog.damaged.values())
     if sources.problems:
         errors.append(PlanError(sources.problems))
@@ -208,10 +210,11 @@ def _find_transfers(sources: Sources, target: Target, has_strategy: bool) -> lis
     undivided: list[str] = []
     for source in sources.found:
         name, shape = source.meta.name, source.meta.shape
-        layouts = listed.get(name) or listed.get(source.follows or "")
+        layouts = listed.get(name) or listed.get(source.follows or name)
         if source.turn is not None or source.meta.text is not None or not layouts:
             layouts = _everywhere(source, target.ranks)
-            if target.strategy is not None and (source.is_listed or (not has_strategy and shape)):
+            was_cut = source.is_listed or source.follows is not None
+            if target.strategy is not None and (was_cut or (not has_strategy and shape)):
                 undivided.append(name)
         else:
             reasons = {layout.why_not(shape) for layout in layouts} - {None}
@@ -219,9 +222,15 @@ def _find_transfers(sources: Sources, target: Target, has_strategy: bool) -> lis
             sources.problems += [f"{name}: target {where}: {r}" for r in sorted(map(str, reasons))]
             if reasons:
                 continue
-        transfers.append(Transfer(source, layouts))
+        if layouts:
+            transfers.append(Transfer(source, layouts))
     if target.strategy is not None:
         _compare_names(sources, target.strategy, undivided)
+    turned = {source.meta.name for source in sources.found if source.turn is not None}
+    nowhere = sorted(turned - {transfer.source.meta.name for transfer in transfers})
+    if nowhere:
+        text = f"{len(nowhere)} parameters are only on source ranks whose turn does not come"
+        sources.notes.append(Note("dropped", f"{text}, so they are dropped: {shorten(nowhere)}"))
     return transfers
 
 

@@ -15,6 +15,7 @@ from typing import Literal, TypeVar
 from ckpttool.model.catalog import Catalog, StoredTensor, TensorMeta, format_ranks
 from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
+from ckpttool.model.states import followed_parameter, true_layouts
 from ckpttool.model.strategy import Strategy, parameter_of, shorten
 
 Unlisted = Literal["rank", "first", "drop"]
@@ -75,7 +76,10 @@ def names_to_compare(catalog: Catalog, strategy: Strategy) -> tuple[str, ...]:
     """Parameters of which the contents decide: not listed, on several ranks, alike by header."""
     names = []
     for name, ranks in _holders(catalog).items():
-        if name in strategy.layouts or _followed(catalog, strategy, name, ranks) is not None:
+        if (
+            name in strategy.layouts
+            or followed_parameter(catalog, strategy, name, ranks) is not None
+        ):
             continue
         metas = {catalog.files[rank].tensors[name].meta for rank in ranks}
         if len(ranks) > 1 and len(metas) == 1 and next(iter(metas)).text is None:
@@ -85,11 +89,11 @@ def names_to_compare(catalog: Catalog, strategy: Strategy) -> tuple[str, ...]:
 
 def undivided_sources(catalog: Catalog) -> Sources:
     """Sources of a checkpoint in one file that holds every parameter undivided."""
-    (rank,) = catalog.files
     return Sources(
         [
-            Source(tensor.meta, Layout.undivided(len(tensor.meta.shape), 1, rank), catalog)
-            for tensor in catalog.files[rank].tensors.values()
+            _whole(catalog, name, rank)
+            for rank, file in catalog.files.items()  # one, or none if it is damaged
+            for name in file.tensors
         ]
     )
 
@@ -117,20 +121,20 @@ def find_sources(
     """
     sources = Sources()
     holders = _holders(catalog)
-    _check_ranks(catalog, strategy, holders, sources)
     lacking: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    _check_ranks(catalog, strategy, holders, lacking, sources)
+    corrected: list[str] = []
     for name, ranks in holders.items():
-        if name in strategy.layouts:
-            source = _cut_source(catalog, strategy.layouts[name], name, ranks, lacking, sources)
-            if source is not None:
-                sources.found.append(replace(source, is_listed=True))
-            continue
-        followed = _followed(catalog, strategy, name, ranks)
-        if followed is not None:
-            layouts = strategy.layouts[followed]
+        followed = followed_parameter(catalog, strategy, name, ranks)
+        if name in strategy.layouts or followed is not None:
+            layouts = strategy.layouts[followed or name]
+            if followed is None:
+                layouts = true_layouts(catalog, strategy, name)
+                corrected += [name] if layouts != strategy.layouts[name] else []
             source = _cut_source(catalog, layouts, name, ranks, lacking, sources)
             if source is not None:
-                sources.found.append(replace(source, follows=followed))
+                is_listed = followed is None
+                sources.found.append(replace(source, is_listed=is_listed, follows=followed))
             continue
         groups = agreement.get(name) or _group_by_meta(catalog, name, ranks)
         if len(groups) == 1:
@@ -138,8 +142,8 @@ def find_sources(
         else:
             _settle_unlisted(catalog, strategy, name, groups, unlisted, sources)
     _report_lacking(catalog, lacking, sources)
-    _correct_shards(sources)
-    _note_following(sources)
+    _note_replicas(catalog, strategy, lacking, sources)
+    _note_layouts(sources, corrected)
     return sources
 
 
@@ -170,24 +174,11 @@ def _whole(catalog: Catalog, name: str, rank: int) -> Source:
     return Source(meta, Layout.undivided(len(meta.shape), 1, rank), catalog)
 
 
-def _followed(catalog: Catalog, strategy: Strategy, name: str, ranks: Sequence[int]) -> str | None:
-    """The parameter that ``name`` is the state of, if every slice has its slice's shape."""
-    base = parameter_of(name)
-    if base is None or base not in strategy.layouts:
-        return None
-    placed = {rank for layout in strategy.layouts[base] for rank in layout.ranks}
-    for rank in ranks:
-        twin = catalog.files[rank].tensors.get(base)
-        shape = catalog.files[rank].tensors[name].meta.shape
-        if rank not in placed or twin is None or twin.meta.shape != shape:
-            return None
-    return base
-
-
 def _check_ranks(
     catalog: Catalog,
     strategy: Strategy,
     holders: Mapping[str, Sequence[int]],
+    lacking: dict[tuple[int, ...], list[str]],
     sources: Sources,
 ) -> None:
     if not strategy.layouts:
@@ -205,15 +196,37 @@ def _check_ranks(
             f"{shorten(strategy.layouts, 3)}, the files hold {shorten(holders, 3)}; "
             "is it the strategy of this checkpoint?"
         )
-    elif holders and not catalog.damaged:
-        absent = [name for name in strategy.layouts if name not in holders]
-        if absent:
-            sources.notes.append(
-                Note(
-                    "absent",
-                    f"{len(absent)} parameters of the strategy are on no rank: {shorten(absent)}",
-                )
-            )
+    elif holders:
+        _check_absent(catalog, strategy, holders, lacking, sources)
+
+
+def _check_absent(
+    catalog: Catalog,
+    strategy: Strategy,
+    holders: Mapping[str, Sequence[int]],
+    lacking: dict[tuple[int, ...], list[str]],
+    sources: Sources,
+) -> None:
+    """Listed parameters that no rank holds: never saved, or lost with the files of some ranks.
+
+    With files missing, a parameter counts as lost.  Only optimizer state of a kind that no rank
+    holds anything of was not saved: many keep the weights alone.
+    """
+    saved = {name.removesuffix(parameter_of(name) or "") for name in holders}
+    absent = [name for name in strategy.layouts if name not in holders]
+    unsaved = []
+    for name in absent:
+        base = parameter_of(name)
+        is_weight = base is None or base not in strategy.layouts
+        ranks = tuple(rank for layout in strategy.layouts[name] for rank in layout.ranks)
+        is_complete = all(rank in catalog.files for rank in ranks)
+        if is_complete or not (is_weight or name.removesuffix(base or "") in saved):
+            unsaved.append(name)
+        else:
+            lacking[ranks].append(name)
+    if unsaved and not catalog.damaged:
+        text = f"{len(unsaved)} parameters of the strategy are on no rank: {shorten(unsaved)}"
+        sources.notes.append(Note("absent", text))
 
 
 def _cut_source(
@@ -287,16 +300,29 @@ def _report_lacking(
     for owners, names in lacking.items():
         if any(rank in catalog.damaged for rank in owners):
             continue  # the damage has a message of its own
-        present = [rank for rank in owners if rank in catalog.files]
-        if not present:
-            what = f"{format_ranks(owners)}: no checkpoint file found in {catalog.root}"
+        gone = [rank for rank in owners if rank not in catalog.files]
+        if gone:
+            what = f"{format_ranks(gone)}: no checkpoint file found in {catalog.root}"
         else:
-            file = catalog.files[present[0]]
+            file = catalog.files[owners[0]]
             state = "is empty (0 bytes)" if file.nbytes == 0 else "was perhaps cut short"
             what = f"{format_ranks(owners)}: slices are missing ({file.path} {state})"
         many = "parameter" if len(names) == 1 else f"{len(names)} parameters"
-        only = "" if len(owners) == 1 else " of them"
-        sources.problems.append(f"{what}; no other rank{only} has them: {many} {shorten(names)}")
+        sources.problems.append(f"{what}; no other rank has them: {many} {shorten(names)}")
+
+
+def _note_replicas(
+    catalog: Catalog,
+    strategy: Strategy,
+    lacking: Mapping[tuple[int, ...], list[str]],
+    sources: Sources,
+) -> None:
+    """Say so if files are missing and it does no harm."""
+    known = {*catalog.files, *catalog.damaged, *(rank for owners in lacking for rank in owners)}
+    absent = [rank for rank in strategy.ranks if rank not in known]
+    if strategy.layouts and absent:
+        text = f"{format_ranks(absent)}: no checkpoint file found in {catalog.root}; replicas of"
+        sources.notes.append(Note("replica", f"{text} all their slices are read from other ranks"))
 
 
 def _settle_unlisted(
@@ -324,7 +350,7 @@ def _settle_unlisted(
         sources.found.append(_whole(catalog, name, ranks[0]))
         sources.notes.append(Note("unlisted", f"{difference}: taken from rank {ranks[0]}"))
     else:
-        count = len(strategy.ranks)
+        count = max(len(strategy.ranks), max(catalog.files) + 1)
         sources.found += [
             replace(_whole(catalog, name, rank), turn=(rank % count, count)) for rank in ranks
         ]
@@ -332,34 +358,13 @@ def _settle_unlisted(
         sources.notes.append(Note("unlisted", text))
 
 
-def _correct_shards(sources: Sources) -> None:
-    """Undo an optimizer shard that the strategy claims and the slices of a state do not have.
-
-    MindSpore copies the parameter's entry to its ``accu_grads``, but cuts these only under
-    ``gradient_accumulation_shard``.  A state has its parameter's full shape, so the slices tell.
-    """
-    shapes = {source.meta.name: source.meta.shape for source in sources.found}
-    for i, source in enumerate(sources.found):
-        shard = source.layout.optimizer_shard
-        truth = shapes.get(parameter_of(source.meta.name) or "")
-        if shard == 1 or truth is None or source.meta.shape == truth:
-            continue
-        if source.meta.shape != (truth[0] * shard, *truth[1:]):
-            continue
-        layout = replace(source.layout, optimizer_shard=1, full_shape=None)
-        sources.found[i] = replace(source, meta=replace(source.meta, shape=truth), layout=layout)
-        sources.notes.append(
-            Note(
-                "corrected",
-                f"{source.meta.name}: the strategy says optimizer shard {shard}, "
-                "its slices are not cut so",
-            )
-        )
-
-
-def _note_following(sources: Sources) -> None:
+def _note_layouts(sources: Sources, corrected: Sequence[str]) -> None:
     following = [source for source in sources.found if source.follows is not None]
     if following:
         names = shorten(f"{source.meta.name} (as {source.follows})" for source in following)
         text = f"{len(following)} optimizer states not in the strategy follow their parameter"
         sources.notes.append(Note("follows", f"{text}: {names}"))
+    if corrected:
+        text = f"{len(corrected)} optimizer states have no optimizer shard, as their slices tell"
+        text += f", though the strategy says so: {shorten(corrected)}"
+        sources.notes.append(Note("corrected", text))

@@ -53,7 +53,7 @@ class Written:
     tensors: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Job:
     """An output on its way."""
 
@@ -94,6 +94,7 @@ def execute(
     run = _Run(executor or InlineExecutor(), options or CopyOptions(), on_progress)
     try:
         for output in plan:
+            run.collect_done()
             run.start(output)
         while run.pending:
             run.collect()
@@ -139,9 +140,13 @@ class _Run:
         self._commit_if_done(job)
 
     def collect(self) -> None:
-        """Wait for some tasks to end, and commit the outputs that are complete with them."""
-        done, _ = wait(self.pending, return_when=FIRST_COMPLETED)
-        for future in done:
+        """Wait for a task to end, and commit the outputs that are complete."""
+        wait(self.pending, return_when=FIRST_COMPLETED)
+        self.collect_done()
+
+    def collect_done(self) -> None:
+        """Commit the outputs that are complete; in the order of submission, without waiting."""
+        for future in [future for future in self.pending if future.done()]:
             job = self.pending.pop(future)
             self.current = job.output.path
             nbytes = future.result()

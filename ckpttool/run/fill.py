@@ -94,7 +94,8 @@ def fill(task: FillTask) -> int:
         A source file has become shorter since its header was read.
     """
     largest = max(part.region.size * part.tensor.meta.itemsize for part in task.parts)
-    buffer = np.empty(min(task.band_bytes, largest), np.uint8)
+    widest = max(part.tensor.meta.itemsize for part in task.parts)  # a band holds one element
+    buffer = np.empty(max(widest, min(task.band_bytes, largest)), np.uint8)
     with FlatFiles(task.band_bytes) as files:
         for part in task.parts:
             itemsize = part.tensor.meta.itemsize

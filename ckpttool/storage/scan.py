@@ -33,23 +33,35 @@ Step = tuple[int, int, bool]  # epoch, step in it, saved on a breakdown
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A file that may belong to the checkpoint."""
+    """A file that may belong to the checkpoint.
+
+    Attributes
+    ----------
+    rank, path
+        Whose it is, and where.
+    name
+        Its name, with ``{rank}`` in the place of the number if a pattern says where that is.
+    """
 
     rank: int
     path: Path
+    name: str
 
     @property
     def key(self) -> str:
         """Its name, the same for the files of all ranks that were saved together."""
+        if "{rank}" in self.name:
+            return self.name
         name = RANK_IN_NAME.sub(
-            lambda match: "rank_{rank}" if int(match[1]) == self.rank else match[0], self.path.name
+            lambda match: "rank_{rank}" if int(match[1]) == self.rank else match[0], self.name
         )
         stem, suffix = Path(name).stem, self.path.suffix
-        if STEP_IN_NAME.search(stem) is None:
-            tail = re.search(r"\d+$", stem)
-            if tail is not None and int(tail[0]) == self.rank:
-                stem = stem[: tail.start()] + "{rank}"
-        return stem + suffix
+        step = STEP_IN_NAME.search(stem)
+        head, tail = (stem, "") if step is None else (stem[: step.start()], step[0])
+        number = re.search(r"\d+$", head)
+        if number is not None and int(number[0]) == self.rank and "{rank}" not in name:
+            head = head[: number.start()] + "{rank}"
+        return head + tail + suffix
 
 
 def scan(src: str, pattern: str | None = None, step: str | None = None) -> Catalog:
@@ -60,7 +72,8 @@ def scan(src: str, pattern: str | None = None, step: str | None = None) -> Catal
     src
         A folder of rank folders, or one file, which is rank 0.
     pattern
-        Path of a rank's file below ``src``, with ``{rank}`` for its number and ``*`` for anything.
+        Path of a rank's file below ``src``, with ``{rank}`` for its number and ``*`` for anything;
+        a file name with a ``*`` in it only means files with a checkpoint's ending.
     step
         The step to take, as in the names (``10_1``), or a whole file name without its ending.  By
         default the newest that every rank has; steps are compared as numbers.
@@ -80,6 +93,8 @@ def scan(src: str, pattern: str | None = None, step: str | None = None) -> Catal
         return Catalog(src, {0: read_index(src)}, is_single_file=True)
     notes: list[Note] = []
     if pattern is not None:
+        if "{rank}" not in pattern:
+            raise PlanError([f"the pattern {pattern} does not say where {{rank}} is in the path"])
         found = list(_match(root, Path(pattern).parts, None))
         if not found:
             raise PlanError([f"{src}: no file matches the pattern {pattern}"])
@@ -108,10 +123,14 @@ def _match(folder: Path, parts: tuple[str, ...], rank: int | None) -> Iterator[_
         if match is None or len(ranks) > 1:
             continue
         here = next(iter(ranks), None)
+        is_meant = "*" not in parts[0] or format_of_suffix(path.name) is not None
         if len(parts) > 1 and path.is_dir():
             yield from _match(path, parts[1:], here)
-        elif len(parts) == 1 and path.is_file() and here is not None:
-            yield _Found(here, path)
+        elif len(parts) == 1 and path.is_file() and here is not None and is_meant:
+            name = path.name
+            for i in range(match.re.groups, 0, -1):
+                name = name[: match.start(i)] + "{rank}" + name[match.end(i) :]
+            yield _Found(here, path, name)
 
 
 def _list_rank_files(root: Path, notes: list[Note]) -> list[_Found]:
@@ -141,7 +160,7 @@ def _list_rank_files(root: Path, notes: list[Note]) -> list[_Found]:
         return _list_flat_files(root)
     found = []
     for rank, folder in sorted(folders.items()):
-        inside = [_Found(rank, path) for path in _checkpoint_files(folder)]
+        inside = [_Found(rank, path, path.name) for path in _checkpoint_files(folder)]
         if not inside:
             problems.append(f"rank {rank}: no checkpoint file in {folder}")
         found += inside
@@ -155,7 +174,7 @@ def _list_rank_files(root: Path, notes: list[Note]) -> list[_Found]:
 def _list_flat_files(root: Path) -> list[_Found]:
     files = list(_checkpoint_files(root))
     found = [
-        _Found(int(match[1]), path)
+        _Found(int(match[1]), path, path.name)
         for path in files
         if (match := RANK_IN_NAME.search(path.name)) is not None
     ]
@@ -185,11 +204,11 @@ def _choose_step(
     """One file for each rank, all of one step, and the step's label."""
     ranks = sorted({item.rank for item in found})
     groups = _group_by_name(found, len(ranks))
-    steps = {key: _step_of(key) for key in groups}
-    keys = [key for key in groups if wanted is None or _is_wanted(key, wanted)]
+    keys = [key for key in groups if wanted is None or _is_wanted(key, groups[key], wanted)]
     if not keys:
-        have = shorten(sorted({_label(steps[key]) or key for key in groups}), 8)
+        have = shorten(sorted({_label(_step_of(key)) or key for key in groups}), 8)
         raise PlanError([f"{src}: no file of step {wanted}; there are {have}"])
+    steps = {key: _step_of(key) for key in keys}
     complete = [key for key in keys if len(groups[key]) == len(ranks)]
     if not complete:
         raise PlanError(
@@ -216,11 +235,14 @@ def _choose_step(
         )
     label = _label(steps[best])
     if len(keys) > 1:
-        newer = [key for key in keys if (steps[key] or ()) > (steps[best] or ())]
-        text = f"step {label}, the newest of {len(keys)} that every rank has"
-        if newer:
-            lacking = [rank for rank in ranks if rank not in groups[newer[-1]]]
-            text += f" (step {_label(steps[newer[-1]])} is not in {format_ranks(lacking)})"
+        newest = max(keys, key=lambda key: steps[key] or ())
+        text = f"step {label}, the newest of {len(keys)}"
+        if newest != best:
+            lacking = [rank for rank in ranks if rank not in groups[newest]]
+            text += (
+                f" that every rank has (step {_label(steps[newest])} is not in "
+                f"{format_ranks(lacking)})"
+            )
         notes.append(Note("step", text))
     return groups[best], label
 
@@ -228,8 +250,8 @@ def _choose_step(
 def _group_by_name(found: list[_Found], count: int) -> Mapping[str, dict[int, Path]]:
     """Files of all ranks that were saved together, by their common name.
 
-    A number at the end of a name may be the rank (``checkpoint_3.h5``) or just part of the name;
-    if a name is the same on every rank, it is part of the name.
+    A number at the end of a name, or before its step, may be the rank (``checkpoint_3.h5``) or
+    just part of the name; if a name is the same on every rank, it is part of the name.
     """
     groups: dict[str, dict[int, Path]] = {}
     plain: dict[str, dict[int, Path]] = {}
@@ -258,11 +280,11 @@ def _label(step: Step | None) -> str | None:
     return f"{step[0]}_{step[1]}" + ("_breakpoint" if step[2] else "")
 
 
-def _is_wanted(key: str, wanted: str) -> bool:
+def _is_wanted(key: str, files: Mapping[int, Path], wanted: str) -> bool:
     step = _step_of(key)
     asked = _step_of("-" + wanted)
     if asked is not None and STEP_IN_NAME.fullmatch("-" + wanted):
         return step == asked
-    if wanted.isdecimal():
-        return step is not None and step[1] == int(wanted)
-    return wanted in (key, Path(key).stem)
+    if wanted.isdecimal() and step is not None:
+        return step[1] == int(wanted)
+    return any(wanted in (path.name, path.stem) for path in files.values())

@@ -1,0 +1,72 @@
+"""Optimizer state: whose layout it has, where the strategy is silent about it or wrong.
+
+A state has the full shape of its parameter, and slices never lie: where they have the shape of
+the parameter's slices they are cut like them, whatever the strategy says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.layout import Layout
+from ckpttool.model.strategy import Strategy, parameter_of
+
+
+def followed_parameter(
+    catalog: Catalog, strategy: Strategy, name: str, ranks: Sequence[int]
+) -> str | None:
+    """The parameter whose layouts an unlisted ``name`` has, since it is state of it.
+
+    That is so if every slice, on each of ``ranks``, has the shape of the parameter's slices in the
+    same stage.  Which rank holds the parameter does not matter: without redundancy it may be
+    another.
+    """
+    base = parameter_of(name)
+    if not base or base not in strategy.layouts or name in strategy.layouts:
+        return None
+    shapes = {
+        rank: shape
+        for layout in strategy.layouts[base]
+        if (shape := _slice_shape(catalog, base, layout)) is not None
+        for rank in layout.ranks
+    }
+    if all(shapes.get(rank) == catalog.files[rank].tensors[name].meta.shape for rank in ranks):
+        return base
+    return None
+
+
+def true_layouts(catalog: Catalog, strategy: Strategy, name: str) -> tuple[Layout, ...]:
+    """The layouts of a listed parameter, without an optimizer shard that its slices do not have.
+
+    MindSpore copies the parameter's entry to its ``accu_grads``, but cuts these only under
+    ``gradient_accumulation_shard``.  A state has its parameter's full shape, so the slices tell.
+    """
+    layouts = strategy.layouts[name]
+    twins = strategy.layouts.get(parameter_of(name) or name, ())
+    if twins is layouts or all(layout.optimizer_shard == 1 for layout in layouts):
+        return layouts
+    shapes = (_full_shape(catalog, parameter_of(name) or name, twin) for twin in twins)
+    truth = next((shape for shape in shapes if shape is not None), None)
+    bare = tuple(replace(layout, optimizer_shard=1) for layout in layouts)
+    return tuple(
+        two if _full_shape(catalog, name, one) != truth == _full_shape(catalog, name, two) else one
+        for one, two in zip(layouts, bare, strict=True)
+    )
+
+
+def _slice_shape(catalog: Catalog, name: str, layout: Layout) -> tuple[int, ...] | None:
+    """The shape of the lowest rank's slice in the stage of ``layout``; None if no rank has one."""
+    for rank in layout.ranks:
+        file = catalog.files.get(rank)
+        if file is not None and name in file.tensors:
+            return file.tensors[name].meta.shape
+    return None
+
+
+def _full_shape(catalog: Catalog, name: str, layout: Layout) -> tuple[int, ...] | None:
+    shape = _slice_shape(catalog, name, layout)
+    if shape is None or len(shape) != len(layout.tensor_map):
+        return None
+    return layout.implied_shape(shape)

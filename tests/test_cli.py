@@ -1,0 +1,363 @@
+"""The command line: what goes to stdout, what to stderr, and the exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.commands import files_below, message, run, run_well
+from tests.corpus import GOLDEN
+from tests.readers import read
+
+CASE = GOLDEN / "tutorial_8_to_8_retrain"
+SMALL = GOLDEN / "empty_tensors"
+COMMANDS = ("inspect", "merge", "split", "reshard")
+
+
+def src(case):
+    return [case / "src", "-s", case / "src_strategy.ckpt"]
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_every_command_begins_with_an_example(command, flag):
+    text = run_well(command, flag).stdout
+    usage, example = text.split("\n\n")[:2]
+    assert usage.startswith(f"Usage: main {command}") or usage.startswith("Usage: ckpttool")
+    assert example.strip().startswith(f"ckpttool {command} ")
+
+
+def test_help_of_the_group_names_every_command_and_exit_code():
+    text = message(run_well("-h"))
+    assert all(command in text for command in COMMANDS)
+    assert "130 Ctrl-C" in text
+
+
+def test_version_is_the_package_version():
+    import ckpttool
+
+    assert run_well("--version").stdout == f"ckpttool, version {ckpttool.__version__}\n"
+
+
+def test_inspect_of_a_file_prints_one_document_with_every_tensor():
+    path = SMALL / "src" / "rank_0" / "checkpoint-2_10.ckpt"
+    document = json.loads(run_well("inspect", path, "--json").stdout)
+    assert document["schema"] == 1
+    assert (document["format"], document["path"]) == ("ckpt", str(path))
+    assert document["nbytes"] == path.stat().st_size
+    expected = {name: (entry.dtype, entry.shape) for name, entry in read(path).items()}
+    got = {t["name"]: (t["dtype"], tuple(t["shape"])) for t in document["tensors"]}
+    assert got == expected
+    assert {t["name"]: t["nbytes"] for t in document["tensors"]}["weight"] == 2 * 8 * 4
+
+
+def test_inspect_of_a_folder_prints_its_ranks_and_step():
+    document = json.loads(run_well("inspect", SMALL / "src", "--json").stdout)
+    assert document["step"] == "2_10"
+    assert [entry["rank"] for entry in document["ranks"]] == [0, 1, 2, 3]
+    first = document["ranks"][0]
+    path = SMALL / "src" / "rank_0" / "checkpoint-2_10.ckpt"
+    assert first == {
+        "rank": 0,
+        "path": str(path),
+        "format": "ckpt",
+        "nbytes": path.stat().st_size,
+        "tensors": len(read(path)),
+    }
+    assert "tensors" not in document
+
+
+def test_inspect_with_a_strategy_prints_full_shapes_and_layouts():
+    document = json.loads(run_well("inspect", *src(CASE), "--json").stdout)
+    tensors = {tensor["name"]: tensor for tensor in document["tensors"]}
+    assert tensors["layer1.weight"] == {
+        "name": "layer1.weight",
+        "dtype": "Float32",
+        "shape": [64, 32],
+        "slice_shape": [64, 16],
+        "device_matrix": [2, 2, 2],
+        "tensor_map": [[], [1]],
+        "optimizer_shard": 1,
+        "stages": [0],
+        "ranks": list(range(8)),
+    }
+    assert tensors["global_step"]["device_matrix"] is None
+    assert tensors["global_step"]["stages"] == []
+
+
+def test_inspect_shows_stages_and_optimizer_shards():
+    case = GOLDEN / "tutorial_pipeline_2x4_to_8"
+    document = json.loads(run_well("inspect", *src(case), "--json").stdout)
+    assert {tuple(tensor["stages"]) for tensor in document["tensors"]} >= {(0,), (1,)}
+    assert max(tensor["optimizer_shard"] or 0 for tensor in document["tensors"]) > 1
+
+
+def test_tables_name_every_tensor_in_a_pipe():
+    text = run_well("inspect", *src(CASE)).stdout
+    for name in read(CASE / "src" / "rank_0" / "checkpoint-2_10.ckpt"):
+        assert name in text
+
+
+def test_merge_prints_what_it_wrote(tmp_path):
+    out = tmp_path / "m.h5"
+    document = json.loads(run_well("merge", *src(SMALL), "-o", out, "--json").stdout)
+    sizes = [path.stat().st_size for path in (SMALL / "src").rglob("*.ckpt")]
+    assert document["schema"] == 1
+    assert document["outputs"] == [
+        {
+            "rank": 0,
+            "path": str(out),
+            "format": "hdf5",
+            "nbytes": out.stat().st_size,
+            "tensors": 5,
+        }
+    ]
+    assert document["src_bytes"] == sum(sizes)
+    assert document["dst_bytes"] == out.stat().st_size
+    assert document["seconds"] > 0
+
+
+def test_reshard_and_split_write_rank_folders(tmp_path):
+    words = ["-d", SMALL / "dst_strategy.ckpt", "--prefix", "net-", "--format", "safetensors"]
+    run_well("reshard", *src(SMALL), "-o", tmp_path / "r", *words)
+    run_well("merge", *src(SMALL), "-o", tmp_path / "m.h5")
+    run_well("split", tmp_path / "m.h5", "-o", tmp_path / "s", *words)
+    names = [f"rank_{rank}/net-{rank}.safetensors" for rank in (0, 1)]
+    assert files_below(tmp_path / "r") == files_below(tmp_path / "s") == names
+
+
+def test_rank_option_takes_ranges_and_refuses_what_the_target_does_not_have(tmp_path):
+    case = GOLDEN / "reshard_2_to_16"
+    words = [*src(case), "-d", case / "dst_strategy.ckpt", "-o", tmp_path / "r"]
+    run_well("reshard", *words, "--rank", "0,3-5")
+    assert files_below(tmp_path / "r") == [f"rank_{r}/checkpoint_{r}.h5" for r in (0, 3, 4, 5)]
+    result = run("reshard", *words, "--rank", "6,16-17")
+    assert result.exit_code == 5
+    assert "ranks 16, 17: not in the target, which has 16 ranks (0-15)" in result.stderr
+    assert len(files_below(tmp_path / "r")) == 4
+    assert run("reshard", *words, "--rank", "5-3").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "expected"),
+    [
+        ("m.h5", [], "hdf5"),
+        ("m.ckpt", [], "ckpt"),
+        ("m.safetensors", [], "safetensors"),
+        ("m", [], "hdf5"),
+        ("m.bin", ["--format", "ckpt"], "ckpt"),
+    ],
+)
+def test_the_format_of_a_merge_is_asked_for_or_follows_the_name(tmp_path, name, words, expected):
+    run_well("merge", *src(SMALL), "-o", tmp_path / name, *words)
+    document = json.loads(run_well("inspect", tmp_path / name, "--json").stdout)
+    assert document["format"] == expected
+
+
+def test_a_name_that_contradicts_the_format_is_a_usage_error(tmp_path):
+    result = run("merge", *src(SMALL), "-o", tmp_path / "m.ckpt", "--format", "hdf5")
+    assert result.exit_code == 2
+    assert files_below(tmp_path) == []
+
+
+def test_an_existing_output_is_refused_without_overwrite(tmp_path):
+    out = tmp_path / "m.h5"
+    out.write_bytes(b"precious")
+    result = run("merge", *src(SMALL), "-o", out)
+    assert result.exit_code == 5
+    assert "--overwrite" in result.stderr
+    assert out.read_bytes() == b"precious"
+    run_well("merge", *src(SMALL), "-o", out, "--overwrite")
+    assert read(out)
+
+
+def test_an_input_is_never_an_output(tmp_path):
+    linked = tmp_path / "rank_0" / "checkpoint_0.ckpt"
+    run_well("merge", *src(SMALL), "-o", linked)
+    before = linked.read_bytes()
+    strategy = SMALL / "dst_strategy.ckpt"
+    words = ["-d", strategy, "-o", tmp_path, "--format", "ckpt", "--overwrite"]
+    result = run("split", linked, *words)
+    assert result.exit_code == 5
+    assert "is an input of this run" in result.stderr
+    assert linked.read_bytes() == before
+    copy = tmp_path / "strategy.ckpt"
+    copy.write_bytes((SMALL / "src_strategy.ckpt").read_bytes())
+    result = run("merge", SMALL / "src", "-s", copy, "-o", copy, "--overwrite")
+    assert result.exit_code == 5
+    assert copy.read_bytes() == (SMALL / "src_strategy.ckpt").read_bytes()
+
+
+def test_files_of_a_larger_run_are_not_left_among_the_outputs(tmp_path):
+    stale = tmp_path / "rank_7" / "checkpoint_7.h5"
+    stale.parent.mkdir()
+    stale.write_bytes(b"old")
+    words = [*src(SMALL), "-d", SMALL / "dst_strategy.ckpt", "-o", tmp_path]
+    result = run("reshard", *words)
+    assert result.exit_code == 5
+    assert str(stale) in result.stderr
+    run_well("reshard", *words, "--overwrite")
+    assert stale.read_bytes() == b"old"
+
+
+def test_outputs_get_the_permissions_of_the_umask(tmp_path):
+    old = os.umask(0o027)
+    try:
+        for name in ("m.h5", "m.ckpt", "m.safetensors"):
+            run_well("merge", *src(SMALL), "-o", tmp_path / name)
+            assert (tmp_path / name).stat().st_mode & 0o777 == 0o640
+    finally:
+        os.umask(old)
+
+
+def test_a_folder_without_a_strategy_gets_the_choices_explained(tmp_path):
+    result = run("merge", SMALL / "src", "-o", tmp_path / "m.h5")
+    assert result.exit_code == 5
+    text = message(result)
+    assert all(word in text for word in ("-s STRATEGY", "--replicated", "4 ranks"))
+
+
+def test_replicated_compares_every_replica(tmp_path):
+    case = GOLDEN / "replicated_only"
+    run_well("merge", case / "src", "--replicated", "-o", tmp_path / "a.ckpt")
+    run_well("merge", *src(case), "-o", tmp_path / "b.ckpt")
+    assert read(tmp_path / "a.ckpt") == read(tmp_path / "b.ckpt")
+    result = run("merge", SMALL / "src", "--replicated", "-o", tmp_path / "c.ckpt")
+    assert result.exit_code == 5
+    assert "weight: not in the strategy, and it differs between ranks" in message(result)
+    assert not (tmp_path / "c.ckpt").exists()
+
+
+def test_replicated_and_a_strategy_exclude_each_other(tmp_path):
+    result = run("merge", *src(SMALL), "--replicated", "-o", tmp_path / "m.h5")
+    assert result.exit_code == 2
+
+
+def test_split_refuses_several_ranks(tmp_path):
+    result = run("split", SMALL / "src", "-d", SMALL / "dst_strategy.ckpt", "-o", tmp_path / "s")
+    assert result.exit_code == 5
+    assert "reshard" in result.stderr
+
+
+def test_one_file_is_converted_without_a_strategy(tmp_path):
+    path = SMALL / "src" / "rank_0" / "checkpoint-2_10.ckpt"
+    run_well("merge", path, "-o", tmp_path / "m.h5")
+    run_well("merge", tmp_path / "m.h5", "-o", tmp_path / "m.ckpt")
+    assert read(tmp_path / "m.ckpt") == read(path)
+
+
+def test_a_ckpt_that_went_through_hdf5_is_the_same_file(tmp_path):
+    path = GOLDEN / "append_dict_string" / "src" / "rank_0" / "checkpoint-2_10.ckpt"
+    run_well("merge", path, "-o", tmp_path / "m.h5")
+    run_well("merge", tmp_path / "m.h5", "-o", tmp_path / "m.ckpt")
+    assert (tmp_path / "m.ckpt").read_bytes() == path.read_bytes()
+
+
+def test_results_go_to_stdout_and_notes_to_stderr(tmp_path):
+    case = GOLDEN / "dst_without_optimizer"
+    words = [*src(case), "-d", case / "dst_strategy.ckpt"]
+    result = run_well("reshard", *words, "-o", tmp_path / "a")
+    assert "undivided" in result.stderr
+    assert "undivided" not in result.stdout
+    assert "rank_0" in result.stdout
+    quiet = run_well("reshard", *words, "-o", tmp_path / "b", "-q")
+    assert quiet.stderr == ""
+    document = json.loads(run_well("reshard", *words, "-o", tmp_path / "c", "--json").stdout)
+    assert "undivided" in {note["kind"] for note in document["notes"]}
+
+
+def test_all_problems_of_a_run_are_in_one_report(tmp_path):
+    """Two damaged files, a bad strategy, and an output that exists: four lines."""
+    for rank in range(4):
+        folder = tmp_path / "src" / f"rank_{rank}"
+        folder.mkdir(parents=True)
+        data = (SMALL / "src" / f"rank_{rank}" / "checkpoint-2_10.ckpt").read_bytes()
+        (folder / "net-1_1.ckpt").write_bytes(data[:-5] if rank in (1, 3) else data)
+    (tmp_path / "bad.ckpt").write_bytes(b"")
+    out = tmp_path / "m.h5"
+    words = ["merge", tmp_path / "src", "-o", out]
+    result = run(*words, "-s", tmp_path / "bad.ckpt")
+    assert result.exit_code == 3
+    text = message(result)
+    assert "3 problems" in text
+    assert all(name in text for name in ("rank_1/net-1_1.ckpt", "rank_3/net-1_1.ckpt", "bad.ckpt"))
+    out.write_bytes(b"")
+    result = run(*words, "-s", SMALL / "src_strategy.ckpt")
+    assert result.exit_code == 3
+    assert "--overwrite" in message(result)
+    assert out.read_bytes() == b""
+
+
+def test_a_missing_source_is_a_usage_error(tmp_path):
+    result = run("inspect", tmp_path / "nothing")
+    assert result.exit_code == 2
+    assert "nothing" in result.stderr
+
+
+def test_inspect_shows_what_is_left_of_a_damaged_checkpoint(tmp_path):
+    for rank in range(2):
+        folder = tmp_path / f"rank_{rank}"
+        folder.mkdir()
+        data = (SMALL / "src" / f"rank_{rank}" / "checkpoint-2_10.ckpt").read_bytes()
+        (folder / "net.ckpt").write_bytes(data[: -5 if rank else None])
+    result = run("inspect", tmp_path, "--json")
+    assert result.exit_code == 3
+    document = json.loads(result.stdout)
+    assert [entry["rank"] for entry in document["ranks"]] == [0]
+    assert len(document["problems"]) == 1
+
+
+def test_escape_sequences_in_names_are_never_printed(tmp_path):
+    from tests.readers import Entry, write_ckpt
+
+    path = tmp_path / "m.ckpt"
+    write_ckpt(path, {"evil\x1b[2J\nname": Entry("Float32", (1,), bytes(4))})
+    result = run_well("inspect", path)
+    assert "\x1b" not in result.output
+    assert r"evil\x1b[2J\nname" in result.output
+    assert json.loads(run_well("inspect", path, "--json").stdout)["tensors"][0]["name"]
+    result = run("merge", path, "-o", tmp_path / "no" / "m.h5")
+    assert "\x1b" not in result.output
+
+
+def test_debug_alone_prints_a_traceback(tmp_path):
+    command = [sys.executable, "-m", "ckpttool", "inspect", str(GOLDEN / "PROVENANCE.md")]
+    plain = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert plain.returncode == 3
+    assert "Traceback" not in plain.stderr
+    assert plain.stderr.count("\n") == 1
+    loud = subprocess.run([*command, "--debug"], capture_output=True, text=True, check=False)
+    assert loud.returncode == 3
+    assert "Traceback" in loud.stderr
+
+
+def test_no_progress_bar_without_a_terminal_even_if_colour_is_forced(tmp_path):
+    command = [sys.executable, "-m", "ckpttool", "merge", str(SMALL / "src")]
+    command += ["-s", str(SMALL / "src_strategy.ckpt"), "-o", str(tmp_path / "m.h5")]
+    environment = {**os.environ, "FORCE_COLOR": "1", "TTY_INTERACTIVE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert done.stderr == ""
+    assert "m.h5" in done.stdout
+
+
+def test_jobs_make_no_difference_to_the_bytes(tmp_path):
+    for jobs in ("1", "7"):
+        run_well("merge", *src(CASE), "-o", tmp_path / f"{jobs}.h5", "-j", jobs)
+    assert (tmp_path / "1.h5").read_bytes() == (tmp_path / "7.h5").read_bytes()
+
+
+def test_step_is_named_in_the_output(tmp_path):
+    case = GOLDEN / "several_files_per_rank"
+    result = run_well("merge", *src(case), "-o", tmp_path / "new.h5")
+    assert "step 10_10" in result.stdout
+    assert "newest of 3" in result.stderr
+    document = run_well("merge", *src(case), "-o", tmp_path / "old.h5", "--step", "1_10", "--json")
+    assert json.loads(document.stdout)["step"] == "1_10"
+    assert read(tmp_path / "old.h5") != read(tmp_path / "new.h5")
+    result = run("merge", *src(case), "-o", tmp_path / "no.h5", "--step", "3_10")
+    assert result.exit_code == 5
+    assert "10_10" in result.stderr

@@ -1,0 +1,229 @@
+"""Regions read from files, against NumPy's own indexing."""
+
+import os
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ckpttool.errors import FormatError
+from ckpttool.model.catalog import Extent, StoredTensor, TensorMeta
+from ckpttool.model.region import Region
+from ckpttool.storage import flatfile
+from ckpttool.storage.flatfile import FlatFiles
+
+
+def lay_out(path, array, cuts=(), gap=3, start=5):
+    """Write a tensor in extents that are cut at these bytes, with gaps between."""
+    data = array.tobytes()
+    edges = [0, *sorted({cut for cut in cuts if 0 < cut < len(data)}), len(data)]
+    extents, at = [], start
+    with path.open("wb") as file:
+        for first, last in pairwise(edges):
+            file.seek(at)
+            file.write(data[first:last])
+            extents.append(Extent(at, last - first))
+            at += last - first + gap
+    dtype = {1: "Int8", 2: "Int16", 4: "Int32", 8: "Int64"}[array.itemsize]
+    held = tuple(extent for extent in extents if extent.nbytes)
+    return StoredTensor(TensorMeta("w", dtype, array.shape), held)
+
+
+def numbered(shape, dtype=np.int32):
+    return np.arange(int(np.prod(shape, dtype=np.int64)), dtype=dtype).reshape(shape)
+
+
+def read(path, tensor, region, scratch_bytes=1 << 20, out=None):
+    """The region as an array, read into ``out`` if given."""
+    itemsize = tensor.meta.itemsize
+    if out is None:
+        out = np.full((*region.shape, itemsize), 0xAA, np.uint8)
+    with FlatFiles(scratch_bytes) as files:
+        files.read_region(str(path), tensor, region, out)
+    return np.ascontiguousarray(out).view(f"<i{itemsize}").reshape(region.shape)
+
+
+def cut(array, region):
+    return array[tuple(slice(a, b) for a, b in zip(region.start, region.stop, strict=True))]
+
+
+# ------------------------------------------------------------------------ bytes
+
+
+def test_bytes_are_written_and_read_across_extents(tmp_path):
+    tensor = lay_out(tmp_path / "a", numbered((30,), np.int8), cuts=(7, 8, 20))
+    data = np.random.default_rng(1).integers(0, 255, 30, np.uint8)
+    with FlatFiles(1 << 20) as files:
+        for first, last in [(0, 5), (5, 9), (9, 30)]:
+            files.write_bytes(str(tmp_path / "a"), tensor, first, data[first:last])
+        out = np.empty(30, np.uint8)
+        for first, last in [(0, 1), (1, 8), (8, 21), (21, 30)]:
+            files.read_bytes(str(tmp_path / "a"), tensor, first, out[first:last])
+    assert np.array_equal(out, data)
+    whole = (tmp_path / "a").read_bytes()
+    assert b"".join(whole[e.offset : e.offset + e.nbytes] for e in tensor.extents) == data.tobytes()
+    gaps = [whole[e.offset - 3 : e.offset] for e in tensor.extents[1:]]
+    assert gaps == [bytes(3)] * 3
+
+
+def test_a_file_may_be_read_first_and_written_then(tmp_path):
+    tensor = lay_out(tmp_path / "a", numbered((4,), np.int8))
+    out = np.empty(4, np.uint8)
+    with FlatFiles(16) as files:
+        files.read_bytes(str(tmp_path / "a"), tensor, 0, out)
+        files.write_bytes(str(tmp_path / "a"), tensor, 0, out + 1)
+        files.read_bytes(str(tmp_path / "a"), tensor, 0, out)
+    assert out.tolist() == [1, 2, 3, 4]
+
+
+def test_bytes_beyond_the_tensor_are_a_mistake_of_the_caller(tmp_path):
+    tensor = lay_out(tmp_path / "a", numbered((4,), np.int8))
+    with FlatFiles(16) as files, pytest.raises(ValueError, match="2 bytes beyond its last extent"):
+        files.read_bytes(str(tmp_path / "a"), tensor, 2, np.empty(4, np.uint8))
+
+
+def test_a_file_that_has_become_shorter_is_an_error(tmp_path):
+    tensor = lay_out(tmp_path / "a", numbered((1000,), np.int8))
+    os.truncate(tmp_path / "a", 500)
+    with FlatFiles(16) as files, pytest.raises(FormatError, match="byte 500: w: the file ends"):
+        files.read_bytes(str(tmp_path / "a"), tensor, 0, np.empty(1000, np.uint8))
+
+
+def test_calls_that_move_fewer_bytes_than_asked_are_repeated(tmp_path, monkeypatch):
+    """As at 2 GiB on Linux, or when a signal comes."""
+    array = numbered((1000,), np.int16)
+    tensor = lay_out(tmp_path / "a", array, cuts=(333,))
+    preadv, pwrite = os.preadv, os.pwrite
+    monkeypatch.setattr(os, "preadv", lambda fd, parts, at: preadv(fd, [parts[0][:70]], at))
+    monkeypatch.setattr(os, "pwrite", lambda fd, part, at: pwrite(fd, part[:70], at))
+    out = np.empty(2000, np.uint8)
+    with FlatFiles(16) as files:
+        files.write_bytes(str(tmp_path / "a"), tensor, 0, array[::-1].copy().view(np.uint8))
+        files.read_bytes(str(tmp_path / "a"), tensor, 0, out)
+    assert np.array_equal(out.view("<i2"), array[::-1])
+
+
+# ------------------------------------------------------------------------ regions
+
+
+REGIONS = [
+    ((6,), (0,), (6,)),
+    ((6,), (2,), (5,)),
+    ((4, 5), (1, 0), (3, 5)),
+    ((4, 5), (0, 1), (4, 3)),
+    ((4, 5), (2, 3), (3, 4)),
+    ((3, 4, 5), (1, 0, 2), (3, 4, 4)),
+    ((3, 4, 5), (0, 1, 0), (3, 2, 5)),
+    ((2, 3, 4, 5), (1, 1, 1, 1), (2, 3, 3, 5)),
+    ((2, 1, 1, 5), (0, 0, 0, 1), (2, 1, 1, 2)),
+    ((), (), ()),
+    ((3, 0, 2), (0, 0, 0), (3, 0, 2)),
+    ((3, 4), (1, 2), (1, 4)),
+]
+
+
+@pytest.mark.parametrize(("shape", "start", "stop"), REGIONS)
+@pytest.mark.parametrize("gap_bytes", [0, 5, 1 << 20])
+@pytest.mark.parametrize("scratch_bytes", [8, 50, 1 << 20])
+def test_regions_are_numpys_regions(
+    shape, start, stop, gap_bytes, scratch_bytes, tmp_path, monkeypatch
+):
+    """Bytes between runs read through or skipped, with scratch buffers of all sizes."""
+    monkeypatch.setattr(flatfile, "GAP_BYTES", gap_bytes)
+    array, region = numbered(shape), Region(start, stop)
+    tensor = lay_out(tmp_path / "a", array, cuts=(13, 50))
+    assert np.array_equal(read(tmp_path / "a", tensor, region, scratch_bytes), cut(array, region))
+
+
+@st.composite
+def regions(draw):
+    """An array, a region of it, cuts of its bytes, and the sizes that steer how it is read."""
+    shape = draw(st.lists(st.integers(1, 6), max_size=4))
+    array = numbered(shape, draw(st.sampled_from([np.int8, np.int16, np.int32, np.int64])))
+    pairs = [sorted(draw(st.tuples(st.integers(0, n), st.integers(0, n)))) for n in shape]
+    region = Region(tuple(a for a, _ in pairs), tuple(b for _, b in pairs))
+    cuts = draw(st.lists(st.integers(0, array.nbytes), max_size=4))
+    return array, region, cuts, draw(st.integers(0, 64)), draw(st.integers(1, 256))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(regions(), st.booleans())
+def test_any_region_is_numpys_region(tmp_path, monkeypatch, drawn, spread):
+    """Also into the middle of a larger array, whose other bytes stay as they are."""
+    array, region, cuts, gap_bytes, scratch_bytes = drawn
+    monkeypatch.setattr(flatfile, "GAP_BYTES", gap_bytes)
+    tensor = lay_out(tmp_path / "a", array, cuts)
+    expected = cut(array, region)
+    if not spread:
+        found = read(tmp_path / "a", tensor, region, scratch_bytes)
+    else:
+        larger = np.full([*(n + 2 for n in region.shape), array.itemsize], 0xAA, np.uint8)
+        inside = tuple(slice(1, n + 1) for n in region.shape)
+        found = read(tmp_path / "a", tensor, region, scratch_bytes, larger[inside]).copy()
+        larger[inside] = 0xAA
+        assert (larger == 0xAA).all()
+    assert np.array_equal(found, expected)
+
+
+def test_the_scratch_buffer_bounds_what_is_read_at_once(tmp_path, monkeypatch):
+    array = numbered((1000, 100))
+    tensor = lay_out(tmp_path / "a", array)
+    sizes = []
+    preadv = os.preadv
+
+    def noted(fd, parts, at):
+        sizes.append(len(parts[0]))
+        return preadv(fd, parts, at)
+
+    monkeypatch.setattr(os, "preadv", noted)
+    region = Region((0, 10), (1000, 60))
+    assert np.array_equal(read(tmp_path / "a", tensor, region, 5000), cut(array, region))
+    assert max(sizes) <= 5000
+    assert len(sizes) < 200  # runs are read together, about ten at once
+
+
+def test_close_runs_are_read_at_once_and_far_runs_one_by_one(tmp_path, monkeypatch):
+    array = numbered((10, 100), np.int8)
+    tensor = lay_out(tmp_path / "a", array)
+    reads = []
+    preadv = os.preadv
+    monkeypatch.setattr(
+        os, "preadv", lambda fd, parts, at: reads.append(len(parts[0])) or preadv(fd, parts, at)
+    )
+    for gap_bytes, expected in [(90, [910]), (89, [10] * 10)]:
+        monkeypatch.setattr(flatfile, "GAP_BYTES", gap_bytes)
+        reads.clear()
+        read(tmp_path / "a", tensor, Region((0, 0), (10, 10)))
+        assert reads == expected
+
+
+# ------------------------------------------------------------------------ open files
+
+
+def count_open():
+    return len(list(Path("/dev/fd").iterdir()))
+
+
+def test_few_files_are_open_at_a_time_and_none_in_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(flatfile, "MAX_OPEN_FILES", 4)
+    before = count_open()
+    tensors = [
+        (tmp_path / f"{i}", lay_out(tmp_path / f"{i}", numbered((i + 1,)))) for i in range(9)
+    ]
+    with FlatFiles(1 << 20) as files:
+        for _ in range(3):
+            for i, (path, tensor) in enumerate(tensors):
+                out = np.empty(4 * (i + 1), np.uint8)
+                files.read_bytes(str(path), tensor, 0, out)
+                assert out.view("<i4")[-1] == i
+                assert count_open() <= before + 4
+    assert count_open() == before
+
+
+def test_a_missing_file_is_an_error_of_the_system(tmp_path):
+    tensor = StoredTensor(TensorMeta("w", "Int8", (4,)), (Extent(0, 4),))
+    with FlatFiles(16) as files, pytest.raises(FileNotFoundError):
+        files.read_bytes(str(tmp_path / "none"), tensor, 0, np.empty(4, np.uint8))

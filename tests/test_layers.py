@@ -1,0 +1,158 @@
+"""The house keeps its order: who may import whom, how long a room is, that all of it is told."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ckpttool
+
+ROOT = Path(ckpttool.__file__).parent
+FLOORS = ["errors", "model", "formats", "storage", "run", "cli"]  # lowest first
+DISK = {"os", "io", "pathlib", "h5py", "numpy", "tempfile", "shutil", "mmap", "fcntl", "glob"}
+WORLD = {"click", "rich", "concurrent", "threading", "multiprocessing", "subprocess", "sys"}
+MODULES = sorted(ROOT.rglob("*.py"))
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
+DEFINITIONS = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
+
+
+def name_of(path: Path) -> str:
+    """The module as it is imported."""
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def floor_of(module: str) -> int | None:
+    """The floor a module of the package is on; None for its two entrances."""
+    parts = module.split(".")
+    return FLOORS.index(parts[1]) if len(parts) > 1 and parts[1] in FLOORS else None
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that is imported, at the top, inside a function or by its name in a string."""
+    found = set()
+    for node in ast.walk(TREES[path]):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"ckpttool(\.\w+)+", str(node.value)):
+            found.add(str(node.value))
+    return found
+
+
+def packages(path: Path) -> set[str]:
+    """The top-level packages among them."""
+    return {module.partition(".")[0] for module in imports(path)}
+
+
+def docstring_lines(node) -> list[str]:
+    """The lines of a docstring, which do not make a function long."""
+    return (ast.get_docstring(node, clean=False) or "").splitlines()
+
+
+def test_there_are_modules_on_every_floor_and_nothing_beside_them():
+    floors = {floor_of(name_of(path)) for path in MODULES}
+    assert floors == {*range(len(FLOORS)), None}
+    beside = {name_of(path) for path in MODULES if floor_of(name_of(path)) is None}
+    assert beside == {"ckpttool", "ckpttool.__main__"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_imports_go_down_only(path):
+    here = floor_of(name_of(path))
+    if here is None:  # the package itself and __main__ stand outside and may use every floor
+        return
+    ours = {module for module in imports(path) if module.split(".")[0] == "ckpttool"}
+    above = {module for module in ours if (floor := floor_of(module)) is not None and floor > here}
+    assert not above, f"{name_of(path)} imports from a higher floor"
+    if FLOORS[here] != "cli":
+        assert "ckpttool" not in ours, "the public names belong to users and to the command line"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_module_imports_only_what_its_floor_may_know(path):
+    name, known = name_of(path), packages(path)
+    if floor_of(name) in (FLOORS.index("errors"), FLOORS.index("model")):
+        assert not known & (DISK | WORLD)
+    if not name.startswith("ckpttool.cli"):
+        assert not known & {"click", "rich"}
+    if name != "ckpttool.formats.hdf5":
+        assert "h5py" not in known
+    assert known <= {*sys.stdlib_module_names, "ckpttool", "click", "rich", "numpy", "h5py"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_module_is_short_and_so_are_its_functions(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+    nlines = {
+        node.name: (node.end_lineno or 0) - node.lineno + 1 - len(docstring_lines(node))
+        for node in ast.walk(TREES[path])
+        if isinstance(node, DEFINITIONS[:2])
+    }
+    assert not {name: n for name, n in nlines.items() if n > 60}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_every_module_and_every_public_name_is_documented(path):
+    tree = TREES[path]
+    public = [n for n in tree.body if isinstance(n, DEFINITIONS) and not n.name.startswith("_")]
+    for owner in [node for node in public if isinstance(node, ast.ClassDef)]:
+        methods = [node for node in owner.body if isinstance(node, DEFINITIONS)]
+        public += [node for node in methods if not node.name.startswith("_")]
+    assert ast.get_docstring(tree)
+    assert not [node.name for node in public if ast.get_docstring(node) is None]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_the_library_neither_prints_nor_exits(path):
+    calls = [node.func for node in ast.walk(TREES[path]) if isinstance(node, ast.Call)]
+    names = {call.id for call in calls if isinstance(call, ast.Name)}
+    assert not names & {"print", "exit", "quit", "eval", "exec", "breakpoint"}
+    dotted = {ast.unparse(call) for call in calls if isinstance(call, ast.Attribute)}
+    assert not dotted & {"sys.exit", "os._exit", "sys.stdout.write", "pickle.loads", "pickle.load"}
+
+
+def test_every_kind_of_note_is_one_that_programs_were_told():
+    from ckpttool.model.notes import Note
+
+    told = set(re.findall(r'``"([a-z ]+)"``', Note.__doc__ or ""))
+    used = {
+        node.args[0].value
+        for tree in TREES.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "Note"
+        and isinstance(node.args[0], ast.Constant)
+    }
+    assert used == told
+
+
+@pytest.mark.parametrize(
+    "arguments", ["--version", "--help", "merge --help", "inspect --help", "reshard --help"]
+)
+def test_a_command_that_needs_no_arrays_loads_none_of_the_heavy_packages(arguments):
+    code = (
+        "import sys\n"
+        "from ckpttool.cli.main import main\n"
+        f"main({arguments.split()}, standalone_mode=False)\n"
+        "sys.exit(' '.join({'numpy', 'h5py', 'rich'} & set(sys.modules)) or None)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "ckpttool" in done.stdout
+
+
+def test_the_public_names_are_all_there_and_no_others():
+    for name in ckpttool.__all__:
+        assert getattr(ckpttool, name) is not None
+    assert set(ckpttool.__all__) == {*ckpttool._HOMES, "__version__"}
+    with pytest.raises(AttributeError, match="nonsense"):
+        ckpttool.nonsense  # noqa: B018

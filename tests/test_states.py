@@ -1,0 +1,182 @@
+"""Optimizer state that the strategy forgot, or says something false about."""
+
+import pytest
+
+from ckpttool.model.layout import Layout
+from ckpttool.model.plan import Target, make_plan
+from ckpttool.model.states import followed_parameter
+from tests.checkpoints import (
+    ONE_STAGE,
+    ROWS,
+    SHARDED,
+    WHOLE,
+    catalog_of,
+    find,
+    slice_catalog,
+    strategy_of,
+    the_one,
+    with_names,
+)
+
+TARGET = strategy_of({"w": Layout((2,), ((0,), ()))})
+
+
+def plan(catalog, strategy, target=None, **more):
+    """The plan for all ranks of a target strategy, or for one file."""
+    ranks = 1 if target is None else len(target.ranks)
+    paths = {rank: f"out/rank_{rank}" for rank in range(ranks)}
+    return make_plan(catalog, strategy, Target("ckpt", paths, ranks, target), {}, **more)
+
+
+def output_shapes(plan):
+    """Shapes by name, a list over the ranks."""
+    shapes = {}
+    for output in plan:
+        for meta in output.metas:
+            shapes.setdefault(meta.name, []).append(meta.shape)
+    return shapes
+
+
+def test_unlisted_state_follows_its_parameter_in_source_and_target_with_a_note():
+    catalog = with_names({"w": (4, 3), "adam_m.w": (4, 3)})
+    found, problems, notes = find(catalog)
+    (source,) = found["adam_m.w"]
+    assert not problems
+    assert (source.follows, source.is_listed, source.meta.shape) == ("w", False, (8, 3))
+    assert notes == {
+        "follows": [
+            "1 optimizer states not in the strategy follow their parameter: adam_m.w (as w)"
+        ]
+    }
+    made = plan(catalog, ONE_STAGE, TARGET)
+    assert output_shapes(made) == {"w": [(4, 3)] * 2, "adam_m.w": [(4, 3)] * 2}
+
+
+def test_state_that_the_target_lists_has_the_layout_of_the_target():
+    catalog = with_names({"w": (4, 6), "adam_m.w": (4, 6)})
+    columns = Layout((2,), ((), (0,)))
+    target = strategy_of({"w": Layout((2,), ((0,), ())), "adam_m.w": columns})
+    assert output_shapes(plan(catalog, ONE_STAGE, target))["adam_m.w"] == [(8, 3)] * 2
+
+
+@pytest.mark.parametrize("shape", [(8, 3), (4, 1), (4, 3, 1), (4,), ()])
+def test_state_of_another_slice_shape_does_not_follow(shape):
+    catalog = with_names({"w": (4, 3), "adam_m.w": shape})
+    agreement = {"adam_m.w": ((0, 1, 2, 3),)}
+    found, problems, notes = find(catalog, agreement=agreement)
+    assert not problems
+    assert "follows" not in notes
+    assert (found["adam_m.w"][0].follows, found["adam_m.w"][0].meta.shape) == (None, shape)
+
+
+def test_state_does_not_follow_if_one_rank_has_another_shape():
+    ranks = {rank: {"w": (4, 3), "adam_m.w": (4, 3)} for rank in range(4)}
+    ranks[3]["adam_m.w"] = (8, 3)
+    _, problems, _ = find(catalog_of(ranks))
+    the_one(problems, "adam_m.w: not in the strategy", "ranks 0-2 | rank 3")
+
+
+def test_state_follows_where_its_parameter_is_kept_by_other_ranks():
+    """Without redundancy the slices of a parameter and of its state are on different ranks."""
+    catalog = catalog_of(
+        {0: {"w": (4, 3)}, 1: {"accum.w": (4, 3)}, 2: {"accum.w": (4, 3)}, 3: {"w": (4, 3)}}
+    )
+    found, problems, _ = find(catalog)
+    assert not problems
+    assert found["accum.w"][0].follows == "w"
+    assert found["accum.w"][0].find_slice((0, 0))[0] == "run/rank_1/net.ckpt"
+
+
+def test_state_in_another_stage_than_its_parameter_does_not_follow():
+    strategy = strategy_of({"w": ROWS}, {"b": ROWS})
+    ranks = {rank: {"w": (4, 3)} for rank in range(4)}
+    ranks |= {rank: {"b": (4, 3), "adam_m.w": (4, 3)} for rank in range(4, 8)}
+    assert followed_parameter(catalog_of(ranks), strategy, "adam_m.w", range(4, 8)) is None
+
+
+def test_a_name_that_is_only_a_prefix_follows_nothing():
+    strategy = strategy_of({"": ROWS, "w": ROWS})
+    found, problems, _ = find(
+        with_names({"": (4, 3), "w": (4, 3), "adam_m.": (4, 3)}),
+        strategy,
+        {"adam_m.": ((0, 1, 2, 3),)},
+    )
+    assert not problems
+    assert found["adam_m."][0].follows is None
+
+
+def test_state_that_the_source_lists_and_the_target_does_not_is_undivided_with_a_note():
+    strategy = strategy_of({"w": ROWS, "adam_m.w": ROWS})
+    made = plan(slice_catalog(strategy, {"w": (8, 3), "adam_m.w": (8, 3)}), strategy, TARGET)
+    assert output_shapes(made)["adam_m.w"] == [(8, 3)] * 2
+    assert [(note.kind, "adam_m.w" in note.text) for note in made.notes] == [("undivided", True)]
+
+
+def test_state_that_follows_in_the_source_and_has_nothing_to_follow_in_the_target_is_told():
+    strategy = strategy_of({"w": ROWS, "b": WHOLE})
+    shapes = {"w": (4, 3), "b": (8, 3), "adam_m.w": (4, 3)}
+    made = plan(with_names(shapes), strategy, strategy_of({"b": Layout((2,), ((), ()))}))
+    assert output_shapes(made)["adam_m.w"] == [(8, 3)] * 2
+    (note,) = [note for note in made.notes if note.kind == "undivided"]
+    assert "2 parameters" in note.text
+    assert "adam_m.w" in note.text
+
+
+# ------------------------------------------------------------------------------- accu_grads
+
+CLAIMED = strategy_of({"w": SHARDED, "accu_grads.w": SHARDED})
+NOT_CUT = {"w": (2, 3), "accu_grads.w": (4, 3)}
+
+
+def test_an_optimizer_shard_that_the_slices_of_a_state_do_not_have_is_corrected_with_a_note():
+    found, problems, notes = find(with_names(NOT_CUT), CLAIMED)
+    assert not problems
+    assert found["w"][0].layout == SHARDED
+    assert (found["accu_grads.w"][0].layout, found["accu_grads.w"][0].meta.shape) == (ROWS, (8, 3))
+    assert found["accu_grads.w"][0].is_listed
+    (text,) = notes["corrected"]
+    assert "accu_grads.w" in text
+
+
+def test_a_shard_that_the_slices_do_have_is_left():
+    found, problems, notes = find(with_names({"w": (2, 3), "accu_grads.w": (2, 3)}), CLAIMED)
+    assert not problems
+    assert not notes
+    assert found["accu_grads.w"][0].layout == SHARDED
+
+
+def test_a_corrected_layout_agrees_with_the_full_shape_of_the_strategy():
+    told = Layout((2, 2), ((1,), ()), 2, full_shape=(8, 3))
+    found, problems, _ = find(with_names(NOT_CUT), strategy_of({"w": told, "accu_grads.w": told}))
+    assert not problems
+    assert found["accu_grads.w"][0].meta.shape == (8, 3)
+
+
+def test_a_corrected_layout_needs_no_more_slices_than_there_are():
+    """One replica of each slice is enough, whichever part of the shard it would have held."""
+    ranks = {rank: dict(NOT_CUT) for rank in range(4)}
+    del ranks[0]["accu_grads.w"], ranks[3]["accu_grads.w"]
+    found, problems, _ = find(catalog_of(ranks), CLAIMED)
+    assert not problems
+    assert found["accu_grads.w"][0].find_slice((0, 0))[0] == "run/rank_1/net.ckpt"
+
+
+def test_a_state_that_fits_neither_with_nor_without_the_shard_is_left_as_it_is():
+    found, problems, notes = find(with_names({"w": (2, 3), "accu_grads.w": (6, 3)}), CLAIMED)
+    assert not problems
+    assert not notes
+    assert found["accu_grads.w"][0].meta.shape == (24, 3)
+
+
+def test_a_state_without_its_parameter_cannot_be_corrected():
+    found, _, notes = find(with_names({"accu_grads.w": (4, 3)}), CLAIMED)
+    assert "corrected" not in notes
+    assert found["accu_grads.w"][0].layout == SHARDED
+
+
+def test_a_shard_is_corrected_in_every_stage_that_shares_the_parameter():
+    strategy = strategy_of(*[{"w": SHARDED, "accu_grads.w": SHARDED}] * 2)
+    found, problems, notes = find(with_names(NOT_CUT, range(8)), strategy)
+    assert not problems
+    assert found["accu_grads.w"][0].layout == ROWS
+    assert len(notes["corrected"]) == 1

@@ -1,0 +1,347 @@
+"""Strategy files: MindSpore's own, and protobuf and JSON spelled by hand."""
+
+import json
+import shutil
+
+import h5py
+import pytest
+
+from ckpttool.errors import CombinedError, StrategyError
+from ckpttool.formats.strategy_file import read_strategy
+from ckpttool.model.layout import Layout
+from tests.by_hand import layout, message, number, operator, packed, strategy
+from tests.corpus import GOLDEN, SAMPLES, case_names, expected
+
+UNEVEN = {"uneven_manual_split", "uneven_manual_split_2_to_4"}
+
+
+@pytest.fixture
+def write(tmp_path):
+    """A function that writes bytes, or an object as JSON, and returns the path."""
+
+    def written(content, name="s.ckpt"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = content if isinstance(content, bytes) else json.dumps(content).encode()
+        path.write_bytes(data)
+        return str(path)
+
+    return written
+
+
+@pytest.fixture
+def read(write):
+    """A function that reads the strategy in some bytes, or in an object as JSON."""
+    return lambda content: read_strategy(
+        [write(content, "s.ckpt" if isinstance(content, bytes) else "s.json")]
+    )
+
+
+def layout_of(read, *items, name="w"):
+    """The one layout of a parameter in a file of these items."""
+    (found,) = read(strategy(*items)).layouts[name]
+    return found
+
+
+# ------------------------------------------------------------------------ MindSpore's own
+
+
+def strategies():
+    for case in case_names():
+        for side in expected(case)["strategies"]:
+            yield pytest.param(case, side, id=f"{case}-{side}")
+
+
+@pytest.mark.parametrize(("case", "side"), list(strategies()))
+def test_golden_strategies_are_read_as_recorded(case, side):
+    recorded = expected(case)["strategies"][side]
+    path = next((GOLDEN / case).glob(f"{side}_strategy.*"))
+    if case in UNEVEN:
+        with pytest.raises(StrategyError, match=r"uneven split .*not read yet"):
+            read_strategy([str(path)])
+        return
+    found = read_strategy([str(path)])
+    assert (found.stages, len(found.ranks)) == (len(recorded["stages"]), recorded["devices"])
+    assert set(found.layouts) == {name for stage in recorded["stages"].values() for name in stage}
+    for stage, entries in recorded["stages"].items():
+        for name, entry in entries.items():
+            at = found.stages_of(name).index(int(stage))
+            layout = found.layouts[name][at]
+            assert layout.device_matrix == tuple(entry["dev_matrix"])
+            assert layout.first_rank == int(stage) * found.stage_ranks
+            size = entry["opt_size"]
+            assert layout.optimizer_shard == {0: 1, -1: layout.replicas}.get(size, size)
+            if case != "json_multi_axis":  # its maps are of expanded tensors
+                assert layout.tensor_map == tuple(map(tuple, entry["axes"]))
+
+
+@pytest.mark.parametrize("run", ["mp2_dp4", "mp2_dp4_opt_all", "multiaxis", "opt_aggregated"])
+def test_all_files_of_one_stage_together_are_the_file_of_any_rank(run):
+    """Eight protobuf files and a JSON file that say the same, though multiaxis.json cannot."""
+    folder = SAMPLES / run / "strategy"
+    one = read_strategy([str(folder / "strategy_5.ckpt")])
+    assert read_strategy([str(folder)]).layouts == one.layouts
+    assert one.stages == 1
+
+
+@pytest.mark.parametrize("run", ["pp2", "pp2_opt", "pp2_shared"])
+def test_files_of_all_stages_are_the_merged_file(run):
+    folder = SAMPLES / run / "strategy"
+    merged = read_strategy([str(folder / "merged.ckpt")])
+    assert (merged.stages, merged.stage_ranks) == (2, 4)
+    for names in (
+        ["strategy_0.ckpt", "strategy_4.ckpt"],
+        ["strategy_7.ckpt", "strategy_2.ckpt"],
+        ["strategy_0.ckpt", "strategy_4.json"],
+        ["strategy_0.json", "strategy_4.json"],
+        ["merged.json"],
+        ["merged.ckpt", "strategy_4.ckpt"],
+        ["."],
+    ):
+        found = read_strategy([str(folder / name) for name in names])
+        assert found.layouts == merged.layouts, names
+
+
+def test_full_shapes_come_from_json_even_if_protobuf_is_there():
+    folder = SAMPLES / "pp2" / "strategy"
+    assert all(
+        layout.full_shape is None
+        for layouts in read_strategy([str(folder / "merged.ckpt")]).layouts.values()
+        for layout in layouts
+    )
+    for names in (["merged.json"], ["merged.ckpt", "merged.json"], ["."]):
+        found = read_strategy([str(folder / name) for name in names])
+        assert all(one.full_shape for layouts in found.layouts.values() for one in layouts)
+
+
+def test_the_files_of_some_stages_are_not_enough():
+    folder = SAMPLES / "pp2" / "strategy"
+    with pytest.raises(StrategyError, match=r"layouts of stage 1 but none of stage 0; give"):
+        read_strategy([str(folder / "strategy_4.ckpt")])
+
+
+def test_a_strategy_without_the_optimizer_fields_is_read():
+    """As MindSpore 1.0 wrote them."""
+    path = GOLDEN / "broken_inputs" / "strategy_without_opt_fields" / "src_strategy.ckpt"
+    found = read_strategy([str(path)])
+    assert {one.optimizer_shard for layouts in found.layouts.values() for one in layouts} == {1}
+
+
+# ------------------------------------------------------------------------ protobuf by hand
+
+
+@pytest.mark.parametrize(
+    ("maps", "tensor_map"),
+    [
+        ([(1, 0)], ((1,), (0,))),
+        ([(-1, 0, -1)], ((), (0,), ())),
+        ([(1, 0), (-1,)], ((1, 0), ())),
+        ([(1,), (2, 0)], ((1,), (2, 0))),
+        ([(2, 0), ()], ((2, 0),)),  # one tensor axis; the empty message tells it from two
+        ([()], ()),
+        ([(), ()], ()),
+        ([], ()),
+    ],
+)
+@pytest.mark.parametrize("numbers", [number, packed])
+def test_tensor_maps_are_read(read, maps, tensor_map, numbers):
+    found = layout_of(read, layout("w", (2, 2, 2), *maps, numbers=numbers))
+    assert found == Layout((2, 2, 2), tensor_map)
+
+
+@pytest.mark.parametrize(("size", "shard"), [(0, 1), (1, 1), (-1, 4), (2, 2), (4, 4), (None, 1)])
+def test_optimizer_shards_are_read(read, size, shard):
+    found = layout_of(read, layout("w", (2, 2, 2), (1, -1), size=size))
+    assert found.optimizer_shard == shard
+
+
+def test_a_scalar_is_not_cut_by_an_optimizer_shard_over_all(read):
+    assert layout_of(read, layout("w", (4,), (), size=-1)).optimizer_shard == 1
+
+
+def test_a_device_axis_of_one_rank_is_read(read):
+    """Interleaved parallel writes one."""
+    assert layout_of(read, layout("w", (2, 2, 2, 1), (2, 1))).parts == (2, 2)
+
+
+def test_unknown_fields_are_skipped(read):
+    junk = number(15, 7) + message(16, b"junk")
+    item = message(3, junk, layout("w", (2,), (0,))[2:], junk)
+    assert layout_of(read, junk, item, operator(0), junk) == Layout((2,), ((0,),))
+
+
+@pytest.mark.parametrize(
+    ("item", "reason"),
+    [
+        (layout("w", (2, 2), (2, -1)), r"w: tensor map .* names device axis 2; .* 0 to 1"),
+        (layout("w", (2, 2), (-2, -1)), "names device axis -2"),
+        (layout("w", (2, 2), (0, 0)), "uses device axis 0 twice"),
+        (layout("w", (2, 2), (1, 0), (1,)), "uses device axis 1 twice"),
+        (layout("w", (2, 2), (-1, 0), (1,)), "names device axis -1"),
+        (layout("w", (2, 0), (0,)), "has an axis below 1"),
+        (layout("w", (-2, 2), (0,)), "has an axis below 1"),
+        (layout("w", (2, 2), (0, -1), size=3), "optimizer shard of 3 does not divide the rep"),
+        (layout("w", (2, 2), (0, -1), size=4), "optimizer shard of 4 does not divide the rep"),
+        (layout("w", (2, 2), (0, -1), size=-2), "opt_weight_shard_size -2, expected -1 or more"),
+        (layout("w", (4,), (), size=2), "optimizer shard of 2 on a 0-d tensor"),
+        (layout("w", (2,), (0,), split=(6, 4)), r"uneven split \(param_split_shape \[6, 4\]\)"),
+        (layout("w", (2,), (0,), field=3), r"field-sliced embedding \(field 3\)"),
+        (layout("w", (2**40,), (0,)), "1048576 are the most"),
+        (layout("w", (2,), (-1,) * 65), "64 and 1048576 are the most"),
+        (layout("w", (1,) * 65, (0,)), "64 and 1048576 are the most"),
+        (layout("w", (2,), *[()] * 65), "64 and 1048576 are the most"),
+        (layout("w", (2,), (0,)) + layout("w", (2,), (0,)), "w: listed twice"),
+        (message(3, message(2, b"")), "a layout without a parameter name"),
+        (number(3, 5), "field 3 is no message"),
+        (message(3, message(1, b"w"), number(2, 5)), "field 2 is no message"),
+        (message(3, message(1, b"\xff")), "not UTF-8"),
+        (message(3, message(1, b"w"), message(2, packed(5, 1))), "wire type 2, expected 0"),
+        (message(3, message(1, b"w"), message(2, message(7))), "wire type 2, expected 0"),
+        (message(2, message(2, message(1, b"ab"))), "wire type 2, expected 0"),
+        (operator(1000) + layout("w", (2,), (0,)), "operators of stage 1000; stages are 0 to 999"),
+        (operator(-1) + layout("w", (2,), (0,)), "operators of stage -1; stages are"),
+        (operator(0), "no parameter layouts in it"),
+        (b"", "no parameter layouts in it"),
+        (
+            layout("w", (2,), (0,)) + layout("v", (4,), (0,)),
+            r"same number of ranks, but 2 ranks: w; 4 ranks: v",
+        ),
+    ],
+)
+def test_layouts_that_make_no_sense_are_errors(read, item, reason):
+    with pytest.raises(StrategyError, match=reason):
+        read(strategy(item))
+
+
+def test_all_impossible_layouts_of_a_file_are_named(write):
+    path = write(strategy(layout("v", (2,), (5,)), layout("w", (2,), (7,))))
+    with pytest.raises(CombinedError, match=r"v: tensor map .*\n.*w: tensor map") as caught:
+        read_strategy([path])
+    assert caught.value.exit_code == 4
+
+
+# ------------------------------------------------------------------------ stages
+
+
+def stage(number, *names, ranks=2):
+    """The file of one stage."""
+    return strategy(operator(number), *(layout(name, (ranks,), (0,)) for name in names))
+
+
+def test_stages_have_their_ranks_one_after_another(write):
+    paths = [write(stage(1, "b", "w"), "1.ckpt"), write(stage(0, "a", "w"), "0.ckpt")]
+    found = read_strategy(paths)
+    assert [one.first_rank for one in found.layouts["w"]] == [0, 2]
+    assert [one.first_rank for one in found.layouts["b"]] == [2]
+    assert found.files == tuple(paths)
+
+
+def test_a_merged_file_is_known_by_its_names(read):
+    found = read(strategy(operator(0), layout("0-w", (2,), (0,)), layout("1-w-x", (2,), (-1,))))
+    assert {name: one[0].first_rank for name, one in found.layouts.items()} == {"w": 0, "w-x": 2}
+
+
+@pytest.mark.parametrize(
+    ("stages", "names"),
+    [
+        ([0], ["a-b", "c-d"]),  # dashes, but no numbers before them
+        ([0], ["0-a", "w"]),  # not all names begin with a number
+        ([0], ["1-a", "2-b"]),  # none begins with the stage of the operators
+        ([0], ["1234-a"]),  # no stage has such a number
+        ([0], ["²-a", "٣-b"]),  # digits of other scripts
+        ([0], ["0-", "-0"]),
+    ],
+)
+def test_names_with_dashes_are_no_stages(read, stages, names):
+    items = [*map(operator, stages), *(layout(name, (2,), (0,)) for name in names)]
+    found = read(strategy(*items))
+    assert (set(found.layouts), found.stages) == (set(names), 1)
+
+
+def test_names_with_dashes_survive_in_a_merged_file(read):
+    found = read(strategy(layout("0-1-w", (2,), (0,)), layout("1-0-w", (2,), (0,))))
+    assert {name: one[0].first_rank for name, one in found.layouts.items()} == {"1-w": 0, "0-w": 2}
+
+
+def test_a_merged_file_that_lacks_a_stage_says_which(read):
+    with pytest.raises(StrategyError, match="layouts of stage 1 but none of stage 0"):
+        read(strategy(layout("1-w", (2,), (0,))))
+    with pytest.raises(StrategyError, match="layouts of stage 0, 3 but none of stage 1, 2"):
+        read(strategy(layout("0-w", (2,), (0,)), layout("3-w", (2,), (0,))))
+
+
+def test_operators_of_several_stages_need_merged_names(read):
+    with pytest.raises(StrategyError, match=r"operators of stages \[0, 1\] in a file that is not"):
+        read(strategy(operator(0), operator(1), layout("w", (2,), (0,))))
+
+
+def test_stages_of_different_sizes_are_an_error(write):
+    paths = [write(stage(0, "a"), "0.ckpt"), write(stage(1, "b", ranks=4), "1.ckpt")]
+    with pytest.raises(StrategyError, match="2 ranks: stage 0 a; 4 ranks: stage 1 b"):
+        read_strategy(paths)
+
+
+def test_two_files_of_a_stage_must_agree(write):
+    one = write(stage(0, "w"), "a.ckpt")
+    other = write(strategy(operator(0), layout("w", (2,), (-1,))), "b.ckpt")
+    with pytest.raises(StrategyError, match=r"b\.ckpt: stage 0 has another layout for w in .*a\.c"):
+        read_strategy([one, other])
+    more = write(stage(0, "v", "w"), "c.ckpt")
+    with pytest.raises(StrategyError, match=r"stage 0 has other parameters in .*, for example v"):
+        read_strategy([one, more])
+    assert read_strategy([one, one]).layouts == read_strategy([one]).layouts
+
+
+# ------------------------------------------------------------------------ folders, wrong files
+
+
+def test_only_strategy_files_of_a_folder_are_read(write, tmp_path):
+    write(stage(0, "w"), "s/a.ckpt")
+    write(b"merged", "s/merge_succeed.txt")
+    (tmp_path / "s" / "folder.ckpt").mkdir()
+    assert set(read_strategy([str(tmp_path / "s")]).layouts) == {"w"}
+
+
+def test_a_folder_without_strategy_files_is_an_error(tmp_path):
+    with pytest.raises(StrategyError, match=r"no strategy file \(\.ckpt or \.json\) in it"):
+        read_strategy([str(tmp_path)])
+
+
+def test_every_bad_file_of_a_folder_is_named(write, tmp_path):
+    write(b"", "s/a.ckpt")
+    write(b"\xff", "s/b.ckpt")
+    write(stage(0, "w"), "s/c.ckpt")
+    with pytest.raises(
+        CombinedError, match=r"a\.ckpt: .*empty \(0 bytes\)\n.*b\.ckpt: no strategy f"
+    ):
+        read_strategy([str(tmp_path / "s")])
+
+
+def test_a_missing_file_is_an_error_of_the_system(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        read_strategy([str(tmp_path / "none.ckpt")])
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "reason"),
+    [
+        ("samples/files/plain.ckpt", "s.ckpt", "a checkpoint file begins like this"),
+        ("samples/files/dtypes.safetensors", "s.ckpt", r"but a checkpoint \(safetensors\)"),
+        ("samples/mp2_dp4/strategy/strategy_0.json", "s.ckpt", "name does not end in .json"),
+        ("samples/mp2_dp4/strategy/strategy_0.ckpt", "s.json", "no JSON"),
+        ("samples/files/dtypes.safetensors", "s.json", "no JSON"),
+        ("samples/files/net-graph.meta", "s.ckpt", "no parameter layouts in it"),
+        ("broken_inputs/strategy_garbage/src_strategy.ckpt", "s.ckpt", "no strategy file"),
+    ],
+)
+def test_files_of_other_kinds_are_told_to_be_so(source, name, reason, tmp_path):
+    shutil.copy(GOLDEN / source, tmp_path / name)
+    with pytest.raises(StrategyError, match=reason):
+        read_strategy([str(tmp_path / name)])
+
+
+def test_an_hdf5_checkpoint_is_told_to_be_one(tmp_path):
+    with h5py.File(tmp_path / "s.ckpt", "w") as file:
+        file["w"] = [1.0]
+    with pytest.raises(StrategyError, match=r"no strategy file but a checkpoint \(hdf5\)"):
+        read_strategy([str(tmp_path / "s.ckpt")])
