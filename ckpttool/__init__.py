@@ -1,11 +1,13 @@
-"""Inspect, merge, split and reshard MindSpore distributed checkpoints, without MindSpore::
+"""Inspect, merge, split and reshard MindSpore distributed checkpoints, without MindSpore.
 
-import ckpttool
+In five lines::
 
-catalog = ckpttool.scan("checkpoint/")
-strategy = ckpttool.read_strategy(["strategy.ckpt"])
-plan = ckpttool.plan_merge(catalog, strategy, "merged.h5")
-ckpttool.execute(plan)
+    import ckpttool
+
+    catalog = ckpttool.scan("checkpoint/")
+    strategy = ckpttool.read_strategy(["strategy.ckpt"])
+    plan = ckpttool.plan_merge(catalog, strategy, "merged.h5")
+    ckpttool.execute(plan)
 """
 
 from __future__ import annotations
