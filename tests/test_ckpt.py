@@ -335,7 +335,7 @@ def test_an_error_says_at_which_byte_its_record_begins(write):
 
 
 def test_a_strategy_file_is_told_to_be_one(write):
-    with pytest.raises(FormatError, match=r"byte 0: .*a strategy file begins so"):
+    with pytest.raises(FormatError, match=r"byte 0: .*is it a strategy file\?"):
         read(write(strategy(operator(0))))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -228,7 +229,7 @@ def test_replicated_compares_every_replica(tmp_path):
     assert read(tmp_path / "a.ckpt") == read(tmp_path / "b.ckpt")
     result = run("merge", SMALL / "src", "--replicated", "-o", tmp_path / "c.ckpt")
     assert result.exit_code == 5
-    assert "weight: not in the strategy, and it differs between ranks" in message(result)
+    assert "2 of 5 parameters differ between ranks (weight: rank 0 | rank 1 |" in message(result)
     assert not (tmp_path / "c.ckpt").exists()
 
 
@@ -361,3 +362,52 @@ def test_step_is_named_in_the_output(tmp_path):
     result = run("merge", *src(case), "-o", tmp_path / "no.h5", "--step", "3_10")
     assert result.exit_code == 5
     assert "10_10" in result.stderr
+
+
+def test_outputs_are_files_in_another_folder_than_the_source(tmp_path):
+    shutil.copytree(SMALL / "src", tmp_path / "src")
+    words = ["-s", SMALL / "src_strategy.ckpt", "-d", SMALL / "dst_strategy.ckpt"]
+    result = run("reshard", tmp_path / "src", *words, "-o", tmp_path / "src", "--format", "ckpt")
+    assert result.exit_code == 5
+    assert "is the source folder" in result.stderr
+    os.mkfifo(tmp_path / "pipe")
+    result = run("merge", *src(SMALL), "-o", tmp_path / "pipe", "--overwrite")
+    assert result.exit_code == 5
+    assert "is a device or a pipe" in result.stderr
+    assert (tmp_path / "pipe").is_fifo()
+    assert run("merge", *src(SMALL), "-o", "-").exit_code == 2
+    (tmp_path / "file").write_bytes(b"")
+    result = run("reshard", SMALL / "src", *words, "-o", tmp_path / "file")
+    assert result.exit_code == 5
+    assert result.stderr.count("is a file; name a folder") == 1
+
+
+def test_many_parameters_that_differ_alike_are_one_problem(tmp_path):
+    result = run("merge", CASE / "src", "--replicated", "-o", tmp_path / "m.h5")
+    assert result.exit_code == 5
+    assert result.stderr.count("\n") == 1
+    assert "-s STRATEGY" in result.stderr
+
+
+def test_one_file_with_the_strategy_of_many_ranks_is_explained(tmp_path):
+    run_well("merge", *src(SMALL), "-o", tmp_path / "m.h5")
+    words = ["-s", SMALL / "src_strategy.ckpt", "-d", SMALL / "dst_strategy.ckpt"]
+    result = run("reshard", tmp_path / "m.h5", *words, "-o", tmp_path / "r")
+    assert result.exit_code == 5
+    assert "use split" in message(result)
+
+
+def test_a_file_of_one_rank_that_is_taken_for_the_whole_is_pointed_out(tmp_path):
+    path = SMALL / "src" / "rank_1" / "checkpoint-2_10.ckpt"
+    result = run_well("merge", path, "-o", tmp_path / "m.h5")
+    assert "beside rank_1 lie rank_0, rank_2, rank_3" in message(result)
+
+
+def test_a_gap_in_the_ranks_is_pointed_out(tmp_path):
+    for rank in (0, 1, 3):
+        shutil.copytree(SMALL / "src" / f"rank_{rank}", tmp_path / f"rank_{rank}")
+    assert "rank 2: no checkpoint file found" in run_well("inspect", tmp_path).stderr
+
+
+def test_a_pattern_without_a_rank_is_a_usage_error():
+    assert run("inspect", SMALL / "src", "--pattern", "*.ckpt").exit_code == 2

@@ -148,7 +148,10 @@ def test_an_interrupt_leaves_no_partial_file(tmp_path):
     assert [name for name in files_below(tmp_path) if name.endswith(".partial")] == []
 
 
-def test_ctrl_c_ends_the_program_with_130_and_no_partial_file(tmp_path):
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_signal_ends_the_program_with_its_code_and_no_partial_file(tmp_path, number, code):
     source, out = tmp_path / "m.ckpt", tmp_path / "out"
     sparse_checkpoint(source, 2 << 30, count=4)
     command = [sys.executable, "-m", "ckpttool", "merge", str(source), "-o", str(out / "m.ckpt")]
@@ -156,10 +159,10 @@ def test_ctrl_c_ends_the_program_with_130_and_no_partial_file(tmp_path):
     partial = out / "m.ckpt.partial"
     while not partial.exists() and process.poll() is None:
         time.sleep(0.005)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "interrupted" in errors
+    assert process.returncode == code
+    assert "nothing was left half-written" in errors
     assert "Traceback" not in errors
     assert files_below(out) == []
 

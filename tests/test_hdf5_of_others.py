@@ -106,13 +106,23 @@ def test_types_under_a_name_are_passed_over(read):
     assert list(read(put(t=np.dtype("f4"), w=VALUES)).tensors) == ["w"]
 
 
-@pytest.mark.parametrize("value", ["Float32", 5, [1, 2], h5py.Empty("S3"), "int4"])
+@pytest.mark.parametrize(
+    "value", ["Float32", 5, [1, 2], h5py.Empty("S3"), b"int4", np.bytes_(b"\xff")]
+)
 def test_an_attribute_that_names_no_type_is_no_harm(read, value):
     def fill(file):
         file["w"] = np.zeros(3, np.uint8)
         file["w"].attrs["dtype"] = value
 
     assert read(fill).tensors["w"].meta.dtype == "UInt8"
+
+
+def test_an_attribute_of_fixed_length_names_the_type(read):
+    def fill(file):
+        file["w"] = np.zeros(3, np.uint8)
+        file["w"].attrs["dtype"] = np.bytes_(b"Int4")
+
+    assert read(fill).tensors["w"].meta.dtype == "Int4"
 
 
 def test_an_attribute_counts_on_bytes_only(read):

@@ -129,7 +129,7 @@ def test_parameters_of_the_strategy_that_nobody_saved_are_a_note():
     strategy = strategy_of({"w": ROWS, "frozen": ROWS, "adam_m.w": ROWS})
     _, problems, notes = find(with_names({"w": (4, 3)}), strategy)
     assert not problems
-    assert notes["absent"] == ["2 parameters of the strategy are on no rank: frozen, adam_m.w"]
+    assert notes["absent"] == ["in the strategy but on no rank: 2 parameters: frozen, adam_m.w"]
 
 
 TWO_STAGES = strategy_of(
@@ -148,7 +148,7 @@ def test_a_whole_stage_without_files_is_a_problem_of_weights_if_no_state_was_sav
     _, problems, notes = find(with_names({"a": (4, 3)}), TWO_STAGES)
     the_one(problems, "ranks 4-7: no checkpoint file found", "2 parameters b, c")
     (text,) = notes["absent"]
-    assert text.endswith("are on no rank: adam_m.a, adam_m.b, adam_m.c")
+    assert text.endswith("on no rank: 3 parameters: adam_m.a, adam_m.b, adam_m.c")
 
 
 def test_what_only_the_missing_rank_of_a_group_kept_is_a_problem():

@@ -45,7 +45,7 @@ def test_unlisted_state_follows_its_parameter_in_source_and_target_with_a_note()
     assert (source.follows, source.is_listed, source.meta.shape) == ("w", False, (8, 3))
     assert notes == {
         "follows": [
-            "1 optimizer states not in the strategy follow their parameter: adam_m.w (as w)"
+            "not in the strategy, cut like the parameter: 1 optimizer state: adam_m.w (as w)"
         ]
     }
     made = plan(catalog, ONE_STAGE, TARGET)

@@ -36,15 +36,18 @@ def inspect(
     """Show what a checkpoint holds, from headers alone."""
     catalog, strategy, _ = options.load(src, pattern, step, src_strategy)
     errors: list[CkptToolError] = list(catalog.damaged.values())
-    if catalog.is_single_file and strategy is None:
+    notes = catalog.notes
+    is_file = catalog.is_single_file and strategy is None
+    if is_file:
         document = report.describe_file(catalog.files[0])
     else:
-        document = report.describe_checkpoint(catalog, strategy, errors)
+        document, notes = report.describe_checkpoint(catalog, strategy, errors)
     if as_json:
         report.print_json(document)
-    elif catalog.is_single_file and strategy is None:
+    elif is_file:
         report.print_file(catalog.files[0])
     else:
         report.print_checkpoint(catalog, document)
-        report.print_notes(catalog.notes, quiet)
+    if not as_json:
+        report.print_notes(notes, quiet)
     raise_all(errors)

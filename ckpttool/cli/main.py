@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import errno
+import signal
+import threading
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 import click
 
@@ -15,18 +20,55 @@ from ckpttool.cli.reshard import reshard
 from ckpttool.cli.split import split
 
 
+class Stopped(BaseException):
+    """A signal asks the program to end; like Ctrl-C, nothing on the way may swallow it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.exit_code = 128 + number  # as shells count it
+
+    def __str__(self) -> str:
+        return f"ended by {signal.Signals(self.exit_code - 128).name}"
+
+
+@contextmanager
+def _as_exceptions(*signals: signal.Signals) -> Iterator[None]:
+    """Turn signals into `Stopped`, so that what is half-written is removed.
+
+    A signal that is ignored stays so (nohup ignores SIGHUP).
+    """
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Stopped(number)
+
+    previous = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in signals:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                previous[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
 class Border(click.Group):
     """A group that turns every exception into a message on stderr and an exit code."""
 
     def invoke(self, ctx: click.Context) -> object:
         """Run a command; see `ckpttool.errors` for the exit codes."""
         try:
-            return super().invoke(ctx)
+            with _as_exceptions(signal.SIGTERM, signal.SIGHUP):
+                return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except KeyboardInterrupt:
             click.echo("ckpttool: interrupted; nothing was left half-written", err=True)
             ctx.exit(130)
+        except Stopped as stopped:
+            click.echo(f"ckpttool: {stopped}; nothing was left half-written", err=True)
+            ctx.exit(stopped.exit_code)
         except Exception as error:
             if isinstance(error, BrokenPipeError):
                 raise  # click ends quietly: whoever read our output has seen enough
@@ -67,9 +109,9 @@ def _explain(error: Exception) -> tuple[tuple[str, ...], int]:
     Inspect, merge, split and reshard MindSpore distributed checkpoints, on any machine, in a
     fixed amount of memory.  Reads .ckpt, .safetensors and HDF5.
 
-    Exit codes: 0 done, 1 failed for a reason outside (a file that cannot be opened), 2 bad command
-    line, 3 a damaged or unreadable file, 4 an impossible strategy, 5 the parts do not fit together
-    (nothing was written), 6 a copy failed, 7 what was written is not what should be, 130 Ctrl-C.
+    Exit codes: 0 done, 1 an input that cannot be opened, 2 bad command line, 3 a damaged or
+    unreadable file, 4 an impossible strategy, 5 it cannot be done as asked (nothing was written), 6
+    writing failed, 7 what was written is not what should be, 130 Ctrl-C.
     """,
 )
 @click.version_option(ckpttool.__version__, prog_name="ckpttool")

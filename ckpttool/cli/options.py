@@ -155,6 +155,8 @@ def load(
     dst_strategy: tuple[str, ...] = (),
 ) -> tuple[Catalog, Strategy | None, Strategy | None]:
     """Catalog and strategies, read with all their problems in one report."""
+    if pattern is not None and "{rank}" not in pattern:
+        raise click.UsageError("--pattern does not say where {rank} is in the path.")
     errors: list[CkptToolError] = []
     catalog = attempt(lambda: ckpttool.scan(src, pattern, step), errors)
     strategies = [
@@ -172,6 +174,8 @@ def output_format(path: str, format: str | None) -> str:
     """The format of an output file: as asked for, else by its ending, else HDF5."""
     from ckpttool.formats import format_of_suffix
 
+    if path == "-":
+        raise click.UsageError("A checkpoint does not go to standard output; name a file.")
     by_name = format_of_suffix(path)
     if format is not None and by_name not in (None, format):
         raise click.UsageError(f"{path} ends like {by_name}, but --format says {format}.")

@@ -99,8 +99,8 @@ def describe_file(file: FileIndex) -> Json:
 
 def describe_checkpoint(
     catalog: Catalog, strategy: Strategy | None, errors: list[CkptToolError]
-) -> Json:
-    """The document of ``inspect FOLDER``; what does not fit together is added to ``errors``."""
+) -> tuple[Json, tuple[Note, ...]]:
+    """Document and notes of ``inspect FOLDER``; what does not fit is added to ``errors``."""
     document: dict[str, object] = {
         "path": catalog.root,
         "step": catalog.step,
@@ -127,7 +127,7 @@ def describe_checkpoint(
             errors.append(PlanError(sources.problems))
     document["notes"] = [{"kind": note.kind, "text": note.text} for note in notes]
     document["problems"] = [problem for error in errors for problem in error.problems]
-    return document
+    return document, tuple(notes)
 
 
 def _describe_source(source: Source, strategy: Strategy) -> Json:

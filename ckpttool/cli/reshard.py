@@ -11,7 +11,7 @@ from ckpttool.cli import options
 from ckpttool.cli.convert import convert
 
 if TYPE_CHECKING:
-    from ckpttool.model.sources import Unlisted
+    from ckpttool.model.unlisted import Unlisted
 
 
 @click.command(

@@ -158,7 +158,8 @@ def _read_tensors(reader: WireReader, end: int) -> dict[str, StoredTensor]:
             raise FormatError(
                 reader.path,
                 record_start,
-                f"expected a record, found a number ({record.value}); a strategy file begins so",
+                f"no .ckpt: expected a record, found the number {record.value}; is it a strategy "
+                "file? Then give the checkpoint as SRC, and this with -s or -d",
             )
         tensor = _read_record(reader, record, record_start)
         if current is not None and tensor.name == current.name:

@@ -333,6 +333,7 @@ _DTYPES_BY_SIZE = _dtypes_by_size()  # a comparison of types takes a microsecond
 
 
 def _find_dtype(kind: h5t.TypeID, dataset: h5d.DatasetID) -> str | None:
+    """MindSpore's name of a dataset's type, or None if it has none."""
     for known, name in _DTYPES_BY_SIZE.get(kind.get_size(), ()):
         if kind == known:
             return _named_dtype(dataset) or name if known is _TYPES["bytes"] else name
@@ -340,11 +341,20 @@ def _find_dtype(kind: h5t.TypeID, dataset: h5d.DatasetID) -> str | None:
 
 
 def _named_dtype(dataset: h5d.DatasetID) -> str | None:
-    """The type without a counterpart in HDF5 that an attribute says the bytes are of, if any."""
+    """The type without a counterpart in HDF5 that an attribute says the bytes are of, if any.
+
+    Only a string of fixed length, as `create` writes it, is looked at: libhdf5 can hang on the
+    heap of strings of variable length in a damaged file.
+    """
     if not h5a.exists(dataset, DTYPE_ATTRIBUTE.encode()):
         return None
-    named = h5py.Dataset(dataset).attrs[DTYPE_ATTRIBUTE]
-    named = named.decode() if isinstance(named, bytes) else str(named)
+    attribute = h5a.open(dataset, DTYPE_ATTRIBUTE.encode())
+    kind = attribute.get_type()
+    if not isinstance(kind, h5t.TypeStringID) or kind.is_variable_str() or attribute.shape != ():
+        return None
+    data = np.empty((), f"S{kind.get_size()}")
+    attribute.read(data, kind)
+    named = data.item().decode(errors="replace")
     return named if named in DTYPES and DTYPES[named].hdf5 == "bytes" else None
 
 

@@ -1,10 +1,10 @@
-r"""MindSpore strategy files: of one stage or merged over pipeline stages, one file or many.
+"""MindSpore strategy files: of one stage or merged over pipeline stages, one file or many.
 
 The bytes, protobuf and JSON, are the matter of `ckpttool.formats.strategy_forms`.
 
 In a file merged over stages every parameter is called ``"<stage>-<name>"``.  A file is taken for
-merged if all its names match ``^\d+-.+`` and the stages of its operators occur among the prefixes;
-so a parameter whose own name has a ``-`` in it does no harm.
+merged if all its names begin with one to three digits and a ``-``, and the stages of its operators
+occur among these numbers; so a parameter whose own name has a ``-`` in it does no harm.
 
 Not read: ``param_split_shape`` and ``field`` (an uneven or field-sliced embedding) and JSON files
 of operator strategies, which hold no parameter layouts.
@@ -45,14 +45,14 @@ class _File:
     from_json: bool
 
 
-def read_strategy(paths: Sequence[str]) -> Strategy:
+def read_strategy(paths: str | Sequence[str]) -> Strategy:
     """The strategy in one or several files.
 
     Parameters
     ----------
     paths
-        Files of single stages, merged files, or folders of them.  Several files of one stage must
-        say the same.
+        A file or several: of single stages, merged, or folders of them.  Several files of one
+        stage must say the same.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def read_strategy(paths: Sequence[str]) -> Strategy:
     """
     errors: list[CkptToolError] = []
     files: list[_File] = []
-    for path in _list_files(paths):
+    for path in _list_files([paths] if isinstance(paths, str) else paths):
         try:
             files.append(_read_file(path))
         except CkptToolError as error:

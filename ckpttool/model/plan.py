@@ -18,11 +18,11 @@ from ckpttool.model.sources import (
     Agreement,
     Source,
     Sources,
-    Unlisted,
     find_sources,
     undivided_sources,
 )
-from ckpttool.model.strategy import Strategy, shorten
+from ckpttool.model.strategy import Strategy, count, shorten
+from ckpttool.model.unlisted import Unlisted
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +229,9 @@ def _find_transfers(sources: Sources, target: Target, has_strategy: bool) -> lis
     turned = {source.meta.name for source in sources.found if source.turn is not None}
     nowhere = sorted(turned - {transfer.source.meta.name for transfer in transfers})
     if nowhere:
-        text = f"{len(nowhere)} parameters are only on source ranks whose turn does not come"
-        sources.notes.append(Note("dropped", f"{text}, so they are dropped: {shorten(nowhere)}"))
+        text = "dropped, being only on source ranks whose turn does not come"
+        names = f"{count(len(nowhere), 'parameter')}: {shorten(nowhere)}"
+        sources.notes.append(Note("dropped", f"{text}: {names}"))
     return transfers
 
 
@@ -255,11 +256,11 @@ def _compare_names(sources: Sources, strategy: Strategy, undivided: Sequence[str
         sources.notes.append(
             Note(
                 "undivided",
-                f"{len(undivided)} parameters not in the target strategy are written undivided to "
-                f"every rank: {shorten(undivided)}",
+                "not in the target strategy, written undivided to every rank: "
+                f"{count(len(undivided), 'parameter')}: {shorten(undivided)}",
             )
         )
     absent = [name for name in strategy.layouts if name not in names]
     if absent:
-        text = f"{len(absent)} parameters of the target strategy are not in the source"
+        text = f"in the target strategy only: {count(len(absent), 'parameter')}"
         sources.notes.append(Note("absent", f"{text}: {shorten(absent)}"))

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from ckpttool.model.catalog import Catalog, StoredTensor, TensorMeta, format_ranks
 from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
 from ckpttool.model.states import followed_parameter, true_layouts
-from ckpttool.model.strategy import Strategy, parameter_of, shorten
+from ckpttool.model.strategy import Strategy, count, parameter_of, shorten
+from ckpttool.model.unlisted import Differing, Groups, Unlisted, decision, questions
 
-Unlisted = Literal["rank", "first", "drop"]
-Agreement = Mapping[str, tuple[tuple[int, ...], ...]]  # name -> ranks grouped by equal bytes
+Agreement = Mapping[str, Groups]  # of the content of a parameter
 _T = TypeVar("_T", bound=Hashable)
 
 
@@ -123,7 +123,9 @@ def find_sources(
     holders = _holders(catalog)
     lacking: dict[tuple[int, ...], list[str]] = defaultdict(list)
     _check_ranks(catalog, strategy, holders, lacking, sources)
+    follows_from_these = bool(sources.problems)
     corrected: list[str] = []
+    differing: dict[Groups, list[str]] = {}
     for name, ranks in holders.items():
         followed = followed_parameter(catalog, strategy, name, ranks)
         if name in strategy.layouts or followed is not None:
@@ -140,7 +142,11 @@ def find_sources(
         if len(groups) == 1:
             sources.found.append(_whole(catalog, name, ranks[0]))
         else:
-            _settle_unlisted(catalog, strategy, name, groups, unlisted, sources)
+            differing.setdefault(groups, []).append(name)
+    if unlisted is not None:
+        _settle_unlisted(catalog, strategy, differing, unlisted, sources)
+    elif differing and not follows_from_these:
+        sources.problems += questions(strategy, differing, len(holders))
     _report_lacking(catalog, lacking, sources)
     _note_replicas(catalog, strategy, lacking, sources)
     _note_layouts(sources, corrected)
@@ -225,7 +231,8 @@ def _check_absent(
         else:
             lacking[ranks].append(name)
     if unsaved and not catalog.damaged:
-        text = f"{len(unsaved)} parameters of the strategy are on no rank: {shorten(unsaved)}"
+        text = f"in the strategy but on no rank: {count(len(unsaved), 'parameter')}"
+        text += f": {shorten(unsaved)}"
         sources.notes.append(Note("absent", text))
 
 
@@ -307,7 +314,7 @@ def _report_lacking(
             file = catalog.files[owners[0]]
             state = "is empty (0 bytes)" if file.nbytes == 0 else "was perhaps cut short"
             what = f"{format_ranks(owners)}: slices are missing ({file.path} {state})"
-        many = "parameter" if len(names) == 1 else f"{len(names)} parameters"
+        many = "parameter" if len(names) == 1 else count(len(names), "parameter")
         sources.problems.append(f"{what}; no other rank has them: {many} {shorten(names)}")
 
 
@@ -328,41 +335,31 @@ def _note_replicas(
 def _settle_unlisted(
     catalog: Catalog,
     strategy: Strategy,
-    name: str,
-    groups: Sequence[tuple[int, ...]],
-    unlisted: Unlisted | None,
+    differing: Differing,
+    unlisted: Unlisted,
     sources: Sources,
 ) -> None:
-    """A parameter without a layout that differs: as the user decided, or a problem."""
-    shown = " | ".join(format_ranks(group) for group in groups[:8])
-    shown += f" | and {len(groups) - 8} more" if len(groups) > 8 else ""
-    difference = f"{name}: not in the strategy, and it differs between ranks ({shown})"
-    ranks = sorted(rank for group in groups for rank in group)
-    if unlisted is None:
-        sources.problems.append(
-            f"{difference}: is it a slice, or does each rank have its own? Decide with --unlisted "
-            "rank (each target rank takes that of source rank modulo source ranks), first (the "
-            "lowest rank's for all) or drop"
-        )
-    elif unlisted == "drop":
-        sources.notes.append(Note("dropped", f"{difference}: dropped"))
-    elif unlisted == "first":
-        sources.found.append(_whole(catalog, name, ranks[0]))
-        sources.notes.append(Note("unlisted", f"{difference}: taken from rank {ranks[0]}"))
-    else:
-        count = max(len(strategy.ranks), max(catalog.files) + 1)
-        sources.found += [
-            replace(_whole(catalog, name, rank), turn=(rank % count, count)) for rank in ranks
-        ]
-        text = f"{difference}: target rank r takes that of source rank r modulo {count}"
-        sources.notes.append(Note("unlisted", text))
+    """Parameters without a layout that differ between ranks, as the user decided."""
+    cycle = max(len(strategy.ranks), max(catalog.files, default=0) + 1)
+    for groups, names in differing.items():
+        ranks = sorted(rank for group in groups for rank in group)
+        if unlisted == "first":
+            sources.found += [_whole(catalog, name, ranks[0]) for name in names]
+        elif unlisted == "rank":
+            sources.found += [
+                replace(_whole(catalog, name, rank), turn=(rank % cycle, cycle))
+                for name in names
+                for rank in ranks
+            ]
+        sources.notes.append(decision(names, groups, unlisted, cycle))
 
 
 def _note_layouts(sources: Sources, corrected: Sequence[str]) -> None:
     following = [source for source in sources.found if source.follows is not None]
     if following:
         names = shorten(f"{source.meta.name} (as {source.follows})" for source in following)
-        text = f"{len(following)} optimizer states not in the strategy follow their parameter"
+        states = count(len(following), "optimizer state")
+        text = f"not in the strategy, cut like the parameter: {states}"
         sources.notes.append(Note("follows", f"{text}: {names}"))
     if corrected:
         text = f"{len(corrected)} optimizer states have no optimizer shard, as their slices tell"

@@ -133,6 +133,17 @@ def _common_ranks(stages: Mapping[int, Mapping[str, Layout]], origin: str) -> in
     return next(iter(named))
 
 
+def count(number: int, noun: str) -> str:
+    """A number and its noun.
+
+    Examples
+    --------
+    >>> count(1, "parameter"), count(2, "parameter")
+    ('1 parameter', '2 parameters')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def shorten(names: Iterable[str], most: int = 5) -> str:
     """Names for a message: the first ``most``, and how many more there are.
 

@@ -102,9 +102,16 @@ def execute(
         run.abandon()
         if isinstance(error, (CkptToolError, OSError)):
             done = [written.path for written in run.written]
-            raise ExecutionError(run.current, str(error), done) from error
+            raise ExecutionError(run.current, _cause(error), done) from error
         raise
     return tuple(sorted(run.written, key=lambda written: written.rank))
+
+
+def _cause(error: CkptToolError | OSError) -> str:
+    """What happened, in the system's words if it was the system; libhdf5 buries them."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return os.strerror(error.errno)
+    return str(error)
 
 
 @dataclass(slots=True)

@@ -19,8 +19,9 @@ from ckpttool.model.catalog import Catalog, format_ranks
 from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import Plan, Target, make_plan
-from ckpttool.model.sources import Agreement, Unlisted, names_to_compare
+from ckpttool.model.sources import Agreement, names_to_compare
 from ckpttool.model.strategy import Strategy, shorten
+from ckpttool.model.unlisted import Unlisted
 from ckpttool.run.engines import InlineExecutor
 from ckpttool.storage.digest import digest
 
@@ -156,6 +157,16 @@ def plan_reshard(
     FormatError, PlanError
         Everything that is in the way, in one error.
     """
+    if catalog.is_single_file and len(src_strategy.ranks) > 1:
+        raise PlanError(
+            [
+                (
+                    f"{catalog.root}: one file, and {src_strategy.origin} is for "
+                    f"{len(src_strategy.ranks)} ranks; if it holds everything undivided, use "
+                    "split; else name the folder with the files of all ranks"
+                )
+            ]
+        )
     target = _rank_files(dst_strategy, folder, format, prefix, ranks)
     return _plan(catalog, src_strategy, target, unlisted, overwrite, executor)
 
@@ -182,7 +193,7 @@ def _plan(
     for known in (strategy, target.strategy):
         inputs += [] if known is None else known.files
     errors: list[CkptToolError] = []
-    problems = list(_path_problems(target, inputs, overwrite))
+    problems = list(_path_problems(catalog, target, inputs, overwrite))
     try:
         agreement: Agreement = {}
         if strategy is not None:
@@ -217,23 +228,35 @@ def _compare(catalog: Catalog, strategy: Strategy, executor: Executor) -> Agreem
     }
 
 
-def _path_problems(target: Target, inputs: Collection[str], overwrite: bool) -> Iterator[str]:
+def _path_problems(
+    catalog: Catalog, target: Target, inputs: Collection[str], overwrite: bool
+) -> Iterator[str]:
     """What is wrong with the places that are to be written to."""
     taken = {(stat.st_dev, stat.st_ino) for stat in map(os.stat, inputs)}
     existing = []
+    blocking: set[Path] = set()
     for path in map(Path, target.paths.values()):
         blocked = next((p for p in path.parents if p.exists() and not p.is_dir()), None)
         if blocked is not None:
-            yield f"{path}: {blocked} is a file, not a folder"
+            blocking.add(blocked)
         elif path.is_dir():
             yield f"{path}: is a folder; name the file to be written"
+        elif path.exists() and not path.is_file():
+            yield f"{path}: is a device or a pipe; name a file to be written"
         elif path.exists() and (path.stat().st_dev, path.stat().st_ino) in taken:
             yield f"{path}: is an input of this run; write somewhere else"
         elif os.path.lexists(path):
             existing.append(str(path))
+    yield from (f"{path}: is a file; name a folder to write to" for path in sorted(blocking))
     if existing and not overwrite:
-        count = "exists" if len(existing) == 1 else f"and the like: {len(existing)} files exist"
-        yield f"{shorten(existing, 3)} {count} already; --overwrite replaces what is there"
+        have = f"{existing[0]} exists"
+        if len(existing) > 1:
+            have = f"{len(existing)} outputs exist ({shorten(existing, 3)})"
+        yield f"{have} already; --overwrite replaces what is there"
+    if target.strategy is not None:
+        folders = {Path(path).parent.parent for path in target.paths.values()}
+        if any(folder.is_dir() and folder.samefile(catalog.root) for folder in folders):
+            yield f"{catalog.root}: is the source folder; write to another"
     stale = [] if target.strategy is None or overwrite else sorted(_stale_files(target))
     if stale:
         yield (

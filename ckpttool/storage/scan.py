@@ -89,9 +89,10 @@ def scan(src: str, pattern: str | None = None, step: str | None = None) -> Catal
         A folder or a file cannot be read.
     """
     root = Path(src)
-    if not root.is_dir():
-        return Catalog(src, {0: read_index(src)}, is_single_file=True)
     notes: list[Note] = []
+    if not root.is_dir():
+        _note_siblings(root, notes)
+        return Catalog(src, {0: read_index(src)}, notes=tuple(notes), is_single_file=True)
     if pattern is not None:
         if "{rank}" not in pattern:
             raise PlanError([f"the pattern {pattern} does not say where {{rank}} is in the path"])
@@ -108,7 +109,22 @@ def scan(src: str, pattern: str | None = None, step: str | None = None) -> Catal
             files[rank] = read_index(str(chosen[rank]))
         except FormatError as error:
             damaged[rank] = error
+    gaps = sorted({*range(max(chosen))} - {*chosen})
+    if gaps:
+        notes.append(Note("absent", f"{format_ranks(gaps)}: no checkpoint file found in {src}"))
     return Catalog(src, files, label, damaged, tuple(notes))
+
+
+def _note_siblings(path: Path, notes: list[Note]) -> None:
+    """Say so if a single file looks like one rank's part of a checkpoint."""
+    folder = path.absolute().parent
+    if RANK_FOLDER.fullmatch(folder.name) is None:
+        return
+    beside = [p.name for p in sorted(folder.parent.iterdir()) if RANK_FOLDER.fullmatch(p.name)]
+    if len(beside) > 1:
+        text = f"{path}: one file, taken for the whole, though beside {folder.name} lie"
+        others = shorten((name for name in beside if name != folder.name), 3)
+        notes.append(Note("passed over", f"{text} {others}"))
 
 
 def _match(folder: Path, parts: tuple[str, ...], rank: int | None) -> Iterator[_Found]:
@@ -179,7 +195,9 @@ def _list_flat_files(root: Path) -> list[_Found]:
         if (match := RANK_IN_NAME.search(path.name)) is not None
     ]
     if not found:
-        hint = f"; to use one file, name it: {files[0]}" if files else ""
+        hint = f"; to use one file, name it: {files[0]}" if len(files) == 1 else ""
+        if RANK_FOLDER.fullmatch(root.absolute().name) is not None:
+            hint = f"; this is the folder of one rank, name the one above: {root.parent}"
         raise PlanError(
             [
                 (
@@ -211,13 +229,13 @@ def _choose_step(
     steps = {key: _step_of(key) for key in keys}
     complete = [key for key in keys if len(groups[key]) == len(ranks)]
     if not complete:
-        raise PlanError(
-            [f"{src}: no step that every rank has"]
-            + [
-                f"{key}: not in {format_ranks([rank for rank in ranks if rank not in groups[key]])}"
-                for key in keys
-            ]
-        )
+        absent = [
+            f"{key} is not in {format_ranks([rank for rank in ranks if rank not in groups[key]])}"
+            for key in keys
+        ]
+        everywhere = [key for key in groups if len(groups[key]) == len(ranks)]
+        have = f"every rank has {shorten(everywhere)}" if everywhere else "no step is in every rank"
+        raise PlanError([f"{src}: {shorten(absent)}; {have}"])
     best = max(complete, key=lambda key: steps[key] or (-1, -1, False))
     rivals = [
         key for key in keys if key != best and (steps[key] == steps[best] or None in steps.values())
@@ -238,10 +256,10 @@ def _choose_step(
         newest = max(keys, key=lambda key: steps[key] or ())
         text = f"step {label}, the newest of {len(keys)}"
         if newest != best:
-            lacking = [rank for rank in ranks if rank not in groups[newest]]
+            without = [rank for rank in ranks if rank not in groups[newest]]
             text += (
                 f" that every rank has (step {_label(steps[newest])} is not in "
-                f"{format_ranks(lacking)})"
+                f"{format_ranks(without)})"
             )
         notes.append(Note("step", text))
     return groups[best], label

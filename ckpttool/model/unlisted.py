@@ -1,0 +1,69 @@
+"""Parameters that a strategy does not list and that differ between ranks: what is said of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from ckpttool.model.catalog import format_ranks
+from ckpttool.model.notes import Note
+from ckpttool.model.strategy import Strategy, count, shorten
+
+Unlisted = Literal["rank", "first", "drop"]
+Groups = tuple[tuple[int, ...], ...]  # ranks that hold the same, group by group
+Differing = Mapping[Groups, Sequence[str]]  # the parameters that differ in each way
+
+CHOICES = (
+    "--unlisted rank (each target rank takes that of source rank modulo source ranks), first "
+    "(the lowest rank's for all) or drop"
+)
+
+
+def questions(strategy: Strategy, differing: Differing, total: int) -> list[str]:
+    """What has to be asked: a problem for each way in which parameters differ.
+
+    Parameters
+    ----------
+    strategy
+        One without layouts says that every rank holds everything; then there is one problem.
+    differing
+        Names by the way they differ.
+    total
+        Number of parameters in all.
+    """
+    if strategy.layouts:
+        return [
+            f"{shorten(names)}: not in the strategy, and different between ranks "
+            f"({_show(groups)}): slices that the strategy omits, or does each rank have its own? "
+            f"Decide with {CHOICES}"
+            for groups, names in differing.items()
+        ]
+    number = sum(len(names) for names in differing.values())
+    ways = shorten((f"{names[0]}: {_show(groups)}" for groups, names in differing.items()), 3)
+    question = (
+        f"not every rank holds everything: {number} of {count(total, 'parameter')} differ between "
+        f"ranks ({ways}); if they are slices, give the strategy (-s STRATEGY); if each rank has "
+        f"its own, as a random state is, decide with {CHOICES}"
+    )
+    return [question]
+
+
+def decision(names: Sequence[str], groups: Groups, unlisted: Unlisted, cycle: int) -> Note:
+    """What the user's decision makes of parameters that differ in one way.
+
+    ``cycle`` is the number of source ranks for ``"rank"``.
+    """
+    lowest = min(rank for group in groups for rank in group)
+    done = {
+        "drop": "dropped",
+        "first": f"taken from rank {lowest}",
+        "rank": f"target rank r takes that of source rank r modulo {cycle}",
+    }
+    text = f"{shorten(names)}: not in the strategy, different between ranks ({_show(groups)})"
+    text += f": {done[unlisted]}"
+    return Note("dropped", text) if unlisted == "drop" else Note("unlisted", text)
+
+
+def _show(groups: Groups) -> str:
+    shown = " | ".join(format_ranks(group) for group in groups[:8])
+    return shown + (f" | and {len(groups) - 8} more" if len(groups) > 8 else "")
