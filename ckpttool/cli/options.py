@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
     from ckpttool.model.strategy import Strategy
 
+    RanksType = click.ParamType[tuple[int, ...]]
+else:
+    RanksType = click.ParamType  # generic from click 8.4 on only
+
 T = TypeVar("T")
 DEBUG = "ckpttool.debug"  # key in click's meta: whether a traceback is wanted
 
@@ -23,7 +27,7 @@ FORMAT_CHOICE = click.Choice(["hdf5", "ckpt", "safetensors"])  # formats.FORMAT_
 EXISTING = click.Path(exists=True)
 
 
-class RankList(click.ParamType[tuple[int, ...]]):
+class RankList(RanksType):
     """Ranks on the command line, such as ``0,3-7``."""
 
     name = "ranks"
