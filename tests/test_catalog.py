@@ -2,8 +2,7 @@
 
 import pytest
 
-from ckpttool.model.catalog import Catalog, Extent, StoredTensor, TensorMeta, format_ranks
-from tests.checkpoints import catalog_of
+from ckpttool.model.catalog import Extent, StoredTensor, TensorMeta, format_ranks
 
 
 @pytest.mark.parametrize(
@@ -60,9 +59,3 @@ def test_extents_have_the_bytes_of_their_tensor():
     assert StoredTensor(meta, (Extent(0, 8), Extent(100, 4))).meta is meta
     with pytest.raises(ValueError, match="w: extents of 8 bytes for 12"):
         StoredTensor(meta, (Extent(0, 8),))
-
-
-def test_a_catalog_lists_every_name_once_lowest_rank_first():
-    catalog = catalog_of({1: {"b": (1,), "a": (1,)}, 0: {"c": (), "b": (1,)}, 2: {}})
-    assert catalog.names() == ("c", "b", "a")
-    assert Catalog("empty", {}).names() == ()

@@ -411,3 +411,64 @@ def test_a_gap_in_the_ranks_is_pointed_out(tmp_path):
 
 def test_a_pattern_without_a_rank_is_a_usage_error():
     assert run("inspect", SMALL / "src", "--pattern", "*.ckpt").exit_code == 2
+
+
+def test_a_prefix_cannot_lead_out_of_the_rank_folder(tmp_path):
+    words = [*src(SMALL), "-d", SMALL / "dst_strategy.ckpt", "-o", tmp_path / "r", "--prefix"]
+    for prefix in ("../x_", "/tmp/x_", "sub/"):
+        assert run("reshard", *words, prefix).exit_code == 2
+    assert files_below(tmp_path) == []
+
+
+def test_replicas_that_do_not_hold_everything_are_named(tmp_path):
+    case = GOLDEN / "replicated_only"
+    shutil.copytree(case / "src", tmp_path / "src")
+    path = next((tmp_path / "src" / "rank_3").iterdir())
+    path.write_bytes(b"")
+    result = run("merge", tmp_path / "src", "--replicated", "-o", tmp_path / "m.h5")
+    assert result.exit_code == 5
+    assert f"{path} lacks" in message(result)
+    assert "is empty (0 bytes)" in message(result)
+
+
+def test_replicas_that_differ_are_a_doubt_that_the_user_may_overrule(tmp_path):
+    """As when the slices are cut further than the strategy says."""
+    case = GOLDEN / "reshard_8_to_4"
+    shutil.copytree(case / "src", tmp_path / "src")
+    path = next((tmp_path / "src" / "rank_6").iterdir())
+    data = bytearray(path.read_bytes())
+    data[data.index(b"lm_head.weight") + 60] ^= 1
+    path.write_bytes(data)
+    words = ["merge", tmp_path / "src", "-s", case / "src_strategy.ckpt", "-o", tmp_path / "m.h5"]
+    result = run(*words)
+    assert result.exit_code == 5
+    assert "lm_head.weight: the strategy says that ranks 0, 2, 4, 6 hold the same" in message(
+        result
+    )
+    run_well(*words, "--trust-strategy")
+
+
+def test_full_tensors_in_every_file_are_noticed_although_the_strategy_cuts(tmp_path):
+    case = GOLDEN / "tutorial_8_to_8_retrain"
+    run_well("merge", *src(case), "-o", tmp_path / "m.ckpt")
+    for rank in range(8):
+        (tmp_path / "src" / f"rank_{rank}").mkdir(parents=True)
+        shutil.copy(tmp_path / "m.ckpt", tmp_path / "src" / f"rank_{rank}" / "net-1_1.ckpt")
+    words = ["merge", tmp_path / "src", "-o", tmp_path / "m.h5", "-s"]
+    result = run_well(*words, case / "src_strategy.ckpt")
+    assert "use --replicated" in message(result)
+
+
+def test_a_pipe_is_no_checkpoint(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    assert run("inspect", tmp_path / "pipe").exit_code == 5
+
+
+def test_names_that_the_terminal_cannot_show_are_spelled_out(tmp_path):
+    case = GOLDEN / "unicode_and_long_names"
+    path = next((case / "src" / "rank_0").iterdir())
+    command = [sys.executable, "-m", "ckpttool", "inspect", str(path)]
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    for words in ([], ["--json"]):
+        done = subprocess.run([*command, *words], capture_output=True, check=True, env=environment)
+        assert b"\\u" in done.stdout

@@ -134,7 +134,7 @@ def test_an_output_whose_header_is_not_as_planned_gets_no_name(tmp_path, monkeyp
         self.create(path, [tensor.meta for tensor in index.tensors.values()][1:], {})
 
     monkeypatch.setattr(Ckpt, "seal", seal)
-    with pytest.raises(ckpttool.ExecutionError, match="not as planned"):
+    with pytest.raises(ckpttool.ExecutionError, match="expected Float32 .*, found nothing"):
         execute(make_plan(tmp_path))
     assert files_below(tmp_path) == []
 
@@ -236,3 +236,49 @@ def test_many_files_stay_within_the_limit_of_open_files(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, old)
     assert read(tmp_path / "m.ckpt")["w"].shape == (300, 4)
+
+
+def test_a_stale_partial_file_is_replaced_and_one_in_use_is_refused(tmp_path):
+    import fcntl
+
+    source = tmp_path / "m.ckpt"
+    sparse_checkpoint(source, 1 << 20)
+    plan = ckpttool.plan_merge(ckpttool.scan(str(source)), None, str(tmp_path / "out" / "m.h5"))
+    partial = tmp_path / "out" / "m.h5.partial"
+    partial.parent.mkdir()
+    partial.write_bytes(b"left by a killed run")
+    with partial.open("r+b") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(ckpttool.ExecutionError, match="another run is writing this output"):
+            execute(plan)
+    assert partial.read_bytes() == b"left by a killed run"
+    execute(plan)
+    assert files_below(tmp_path) == ["m.ckpt", "out/m.h5"]
+
+
+def test_an_input_with_the_temporary_name_is_never_overwritten(tmp_path):
+    source = tmp_path / "m.ckpt.partial"
+    sparse_checkpoint(source, 1 << 20)
+    catalog = ckpttool.scan(str(source))
+    with pytest.raises(ckpttool.PlanError, match="has the name of the temporary file"):
+        ckpttool.plan_merge(catalog, None, str(tmp_path / "m.ckpt"), "ckpt")
+    link = tmp_path / "z.ckpt.partial"
+    link.symlink_to(source)
+    with pytest.raises(ckpttool.PlanError, match="is in the way of the temporary file"):
+        ckpttool.plan_merge(catalog, None, str(tmp_path / "z.ckpt"), "ckpt")
+
+
+def test_two_runs_at_once_do_not_write_into_each_others_file(tmp_path):
+    source = tmp_path / "m.ckpt"
+    sparse_checkpoint(source, 512 << 20, count=4)
+    command = [sys.executable, "-m", "ckpttool", "merge", str(source), "-o", str(tmp_path / "m.h5")]
+    runs = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    results = [(process.communicate()[1], process.returncode) for process in runs]
+    assert sorted(code for _, code in results)[0] == 0
+    assert all(code in (0, 5, 6) for _, code in results)
+    assert all("in use" in text or "exists already" in text for text, code in results if code)
+    assert files_below(tmp_path) == ["m.ckpt", "m.h5"]
+    (tmp_path / "m.h5").unlink()

@@ -38,7 +38,7 @@ def make(catalog, src, dst):
     """The plan for all target ranks; unlisted names are the same on all ranks."""
     agreement = {
         name: (tuple(rank for rank, file in catalog.files.items() if name in file.tensors),)
-        for name in catalog.names()
+        for name in {name for file in catalog.files.values() for name in file.tensors}
         if name not in src.layouts
     }
     ranks = 1 if dst is None else len(dst.ranks)

@@ -231,19 +231,29 @@ def test_a_save_on_a_breakdown_is_newer_than_the_same_step(make):
         ("9_5", "9_5"),
         ("CKP-9_5", "9_5"),
         ("10_2", "10_2"),
-        ("5", "10_5"),  # of epochs 9 and 10 with that step the later
-        ("2", "10_2"),
+        ("2", "10_2"),  # a number of one step alone will do
+        ("9", "9_5"),
         ("10_5_breakpoint", "10_5_breakpoint"),
     ],
 )
 def test_a_step_is_chosen_in_several_spellings(make, wanted, taken, suffix):
     src = steps(make, "9_5", "10_2", "10_5", suffix=suffix)
     make(*(f"rank_{r}/CKP-10_5_breakpoint{suffix}" for r in range(2)))
-    if wanted == "5":
-        taken = "10_5_breakpoint"
     catalog = scan(src, step=wanted)
     assert catalog.step == taken
     assert scan(src, step=f"CKP-{taken}{suffix}").step == taken
+
+
+def test_a_number_that_several_steps_have_is_an_error(make):
+    fails(steps(make, "1_1", "10_1", "1_10"), "10_1, 1_1, 1_10; give epoch and step", step="1")
+
+
+def test_steps_of_different_training_runs_are_not_compared(make):
+    src = make(
+        *(f"rank_{r}/{name}.ckpt" for r in range(2) for name in ("actor-9_1", "critic-12_1"))
+    )
+    fails(src, "nothing says which is meant", "actor-9_1.ckpt", "critic-12_1.ckpt")
+    assert scan(src, step="9_1").step == "9_1"
 
 
 def test_a_file_of_flat_names_is_chosen_by_any_ranks_name(make):
@@ -293,7 +303,7 @@ def test_several_files_of_a_rank_without_an_order_are_an_error(make, names):
 def test_a_chosen_step_is_not_disturbed_by_files_without_one(make):
     src = steps(make, "9_5", "10_5")
     make("rank_0/best.ckpt", "rank_1/best.ckpt")
-    assert scan(src, step="5").step == "10_5"
+    assert scan(src, step="10").step == "10_5"
     assert found(src, step="best")[1] == "rank_1/best.ckpt"
 
 

@@ -59,7 +59,7 @@ def test_state_that_the_target_lists_has_the_layout_of_the_target():
     assert output_shapes(plan(catalog, ONE_STAGE, target))["adam_m.w"] == [(8, 3)] * 2
 
 
-@pytest.mark.parametrize("shape", [(8, 3), (4, 1), (4, 3, 1), (4,), ()])
+@pytest.mark.parametrize("shape", [(8, 3), (4, 3, 1), (4,), ()])
 def test_state_of_another_slice_shape_does_not_follow(shape):
     catalog = with_names({"w": (4, 3), "adam_m.w": shape})
     agreement = {"adam_m.w": ((0, 1, 2, 3),)}
@@ -67,6 +67,19 @@ def test_state_of_another_slice_shape_does_not_follow(shape):
     assert not problems
     assert "follows" not in notes
     assert (found["adam_m.w"][0].follows, found["adam_m.w"][0].meta.shape) == (None, shape)
+
+
+def test_state_that_is_neither_a_slice_nor_whole_is_a_question():
+    """Zeros are equal on all ranks, be they slices or not."""
+    catalog = with_names({"w": (4, 3), "accu_grads.w": (2, 3)})
+    agreement = {"accu_grads.w": ((0, 1, 2, 3),)}
+    _, problems, _ = find(catalog, agreement=agreement)
+    the_one(problems, "accu_grads.w", "(2, 3)", "slice of w (4, 3)", "all of it (8, 3)")
+    found, problems, notes = find(catalog, agreement=agreement, unlisted="first")
+    assert not problems
+    assert found["accu_grads.w"][0].meta.shape == (2, 3)
+    assert "unlisted" in notes
+    assert "accu_grads.w" not in find(catalog, agreement=agreement, unlisted="drop")[0]
 
 
 def test_state_does_not_follow_if_one_rank_has_another_shape():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import io
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Iterator
@@ -58,6 +60,9 @@ class Border(click.Group):
 
     def invoke(self, ctx: click.Context) -> object:
         """Run a command; see `ckpttool.errors` for the exit codes."""
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # names may not fit the locale
         try:
             with _as_exceptions(signal.SIGTERM, signal.SIGHUP):
                 return super().invoke(ctx)

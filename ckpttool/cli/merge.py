@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     "replicas and keep one.  Instead of -s.",
 )
 @options.unlisted
+@options.trust_strategy
 @click.option(
     "--format",
     type=options.FORMAT_CHOICE,
@@ -55,6 +56,7 @@ def merge(
     pattern: str | None,
     replicated: bool,
     unlisted: Unlisted | None,
+    trust_strategy: bool,
     format: str | None,
     jobs: int | None,
     overwrite: bool,
@@ -74,6 +76,7 @@ def merge(
             chosen,
             replicated=replicated,
             unlisted=unlisted,
+            trust_strategy=trust_strategy,
             overwrite=overwrite,
             executor=executor,
         ),

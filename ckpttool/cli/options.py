@@ -21,6 +21,7 @@ else:
     RanksType = click.ParamType  # generic from click 8.4 on only
 
 T = TypeVar("T")
+Decorator = Callable[[Callable[..., object]], Callable[..., object]]
 DEBUG = "ckpttool.debug"  # key in click's meta: whether a traceback is wanted
 
 FORMAT_CHOICE = click.Choice(["hdf5", "ckpt", "safetensors"])  # formats.FORMAT_NAMES, unimported
@@ -38,7 +39,7 @@ class RankList(RanksType):
         """Ranks, ascending, each once."""
         ranks: set[int] = set()
         for part in value.split(","):
-            match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+            match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part)  # no cluster has more
             if match is None or int(match[2] or match[1]) < int(match[1]):
                 self.fail(f"{part!r} is no rank and no range of ranks such as 3-7", param, ctx)
             ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
@@ -50,35 +51,24 @@ def _set_debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 
 
 source = click.argument("src", type=EXISTING)
-src_strategy = click.option(
-    "-s",
-    "--src-strategy",
-    "src_strategy",
-    type=EXISTING,
-    multiple=True,
-    metavar="FILE",
-    help="Strategy file of the source; again, or a folder, for several pipeline stages.",
-)
-required_src_strategy = click.option(
-    "-s",
-    "--src-strategy",
-    "src_strategy",
-    type=EXISTING,
-    multiple=True,
-    required=True,
-    metavar="FILE",
-    help="Strategy file of the source; again, or a folder, for several pipeline stages.",
-)
-dst_strategy = click.option(
-    "-d",
-    "--dst-strategy",
-    "dst_strategy",
-    type=EXISTING,
-    multiple=True,
-    required=True,
-    metavar="FILE",
-    help="Strategy file of the target; again, or a folder, for several pipeline stages.",
-)
+
+
+def _strategy(letter: str, side: str, of: str, required: bool) -> Decorator:
+    return click.option(
+        f"-{letter}",
+        f"--{side}-strategy",
+        f"{side}_strategy",
+        type=EXISTING,
+        multiple=True,
+        required=required,
+        metavar="FILE",
+        help=f"Strategy file of the {of}; again, or a folder, for several pipeline stages.",
+    )
+
+
+src_strategy = _strategy("s", "src", "source", required=False)
+required_src_strategy = _strategy("s", "src", "source", required=True)
+dst_strategy = _strategy("d", "dst", "target", required=True)
 step = click.option(
     "--step",
     metavar="STEP",
@@ -106,8 +96,20 @@ format = click.option(
     show_default=True,
     help="Format of the output.",
 )
+
+
+def _check_prefix(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    if "/" in value or "\0" in value:
+        raise click.BadParameter("it begins a file name, so no / can be in it")
+    return value
+
+
 prefix = click.option(
-    "--prefix", default="checkpoint_", show_default=True, help="Output files are PREFIX<rank>."
+    "--prefix",
+    default="checkpoint_",
+    show_default=True,
+    callback=_check_prefix,
+    help="Output files are PREFIX<rank>.",
 )
 ranks = click.option(
     "--rank", "ranks", type=RankList(), metavar="RANKS", help="Only these target ranks: 0,3-7."
@@ -118,6 +120,11 @@ unlisted = click.option(
     help="A parameter that is not in the source strategy and differs between ranks: target rank "
     "r takes that of source rank r modulo source ranks, or all take the lowest rank's, or it is "
     "left out.  [default: an error]",
+)
+trust_strategy = click.option(
+    "--trust-strategy",
+    is_flag=True,
+    help="Skip the samples of contents that show whether the strategy belongs to these files.",
 )
 jobs = click.option(
     "-j",

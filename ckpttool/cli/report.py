@@ -29,7 +29,7 @@ Json = Mapping[str, object]
 
 def print_json(document: Json) -> None:
     """One JSON document on stdout."""
-    click.echo(json.dumps({"schema": SCHEMA, **document}, ensure_ascii=False))
+    click.echo(json.dumps({"schema": SCHEMA, **document}))  # ASCII: right in every locale
 
 
 def print_notes(notes: Iterable[Note], quiet: bool) -> None:

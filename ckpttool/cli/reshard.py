@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 @options.step
 @options.pattern
 @options.unlisted
+@options.trust_strategy
 @options.format
 @options.prefix
 @options.ranks
@@ -47,6 +48,7 @@ def reshard(
     step: str | None,
     pattern: str | None,
     unlisted: Unlisted | None,
+    trust_strategy: bool,
     format: str,
     prefix: str,
     ranks: tuple[int, ...] | None,
@@ -69,6 +71,7 @@ def reshard(
             prefix=prefix,
             ranks=ranks,
             unlisted=unlisted,
+            trust_strategy=trust_strategy,
             overwrite=overwrite,
             executor=executor,
         ),

@@ -52,7 +52,7 @@ class Format(Protocol):
     ) -> FileIndex:
         """A new file with a complete header (strings included) and no contents yet.
 
-        An existing file is replaced.  ``refusals`` must have had nothing to say.
+        An existing file is overwritten in place.  ``refusals`` must have had nothing to say.
         """
         ...
 

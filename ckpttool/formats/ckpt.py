@@ -162,7 +162,7 @@ def _read_tensors(reader: WireReader, end: int) -> dict[str, StoredTensor]:
                 "file? Then give the checkpoint as SRC, and this with -s or -d",
             )
         tensor = _read_record(reader, record, record_start)
-        if current is not None and tensor.name == current.name:
+        if current is not None and tensor.name == current.name and tensor.dtype != TEXT:
             if (tensor.dtype, tensor.dims) != (current.dtype, current.dims):
                 raise FormatError(
                     reader.path,

@@ -85,7 +85,7 @@ class Hdf5:
     def read_index(self, path: str) -> FileIndex:
         """The datasets of the file; contents are not read, but for strings."""
         size = os.stat(path).st_size  # noqa: PTH116 - the path stays a string from end to end
-        with _as_format_error(path), h5py.File(path, "r", locking="best-effort") as file:
+        with _as_format_error(path), h5py.File(path, "r", locking=False) as file:
             tensors = {
                 name: _read_dataset(path, size, name, dataset)
                 for name, dataset in _datasets(path, h5g.open(file.id, b"/"))
@@ -152,7 +152,7 @@ def _new_file(path: str) -> h5f.FileID:
     access = h5p.create(h5p.FILE_ACCESS)
     access.set_fclose_degree(h5f.CLOSE_STRONG)
     access.set_libver_bounds(h5f.LIBVER_EARLIEST, h5f.LIBVER_LATEST)
-    access.set_file_locking(True, ignore_when_disabled=True)
+    access.set_file_locking(False, ignore_when_disabled=True)
     return h5f.create(os.fsencode(path), h5f.ACC_TRUNC, options, access)
 
 

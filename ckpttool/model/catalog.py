@@ -132,10 +132,6 @@ class Catalog:
     notes: tuple[Note, ...] = ()
     is_single_file: bool = False
 
-    def names(self) -> tuple[str, ...]:
-        """Names of all parameters, in the order of the files, lowest rank first."""
-        return tuple(dict.fromkeys(name for file in self.files.values() for name in file.tensors))
-
 
 def format_ranks(ranks: Sequence[int]) -> str:
     """Ranks as people write them.

@@ -12,8 +12,8 @@ class Note:
     Attributes
     ----------
     kind
-        One of ``"absent"``, ``"corrected"``, ``"dropped"``, ``"follows"``, ``"format"``,
-        ``"passed over"``, ``"replica"``, ``"step"``, ``"undivided"``, ``"unlisted"``.
+        One of ``"absent"``, ``"corrected"``, ``"doubt"``, ``"dropped"``, ``"follows"``,
+        ``"format"``, ``"passed over"``, ``"replica"``, ``"step"``, ``"undivided"``, ``"unlisted"``.
     text
         A sentence for people.
     """

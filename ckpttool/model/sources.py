@@ -8,14 +8,14 @@ else is one undivided tensor if all ranks hold the same bytes, and a question to
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from ckpttool.model.catalog import Catalog, StoredTensor, TensorMeta, format_ranks
 from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
-from ckpttool.model.states import followed_parameter, true_layouts
+from ckpttool.model.states import followed_parameter, odd_shape, true_layouts
 from ckpttool.model.strategy import Strategy, count, parameter_of, shorten
 from ckpttool.model.unlisted import Differing, Groups, Unlisted, decision, questions
 
@@ -139,10 +139,13 @@ def find_sources(
                 sources.found.append(replace(source, is_listed=is_listed, follows=followed))
             continue
         groups = agreement.get(name) or _group_by_meta(catalog, name, ranks)
-        if len(groups) == 1:
-            sources.found.append(_whole(catalog, name, ranks[0]))
-        else:
+        odd = odd_shape(catalog, strategy, catalog.files[ranks[0]].tensors[name].meta)
+        if len(groups) > 1 or (odd is not None and unlisted is not None):
             differing.setdefault(groups, []).append(name)
+        elif odd is not None:
+            sources.problems.append(odd)
+        else:
+            sources.found.append(_whole(catalog, name, ranks[0]))
     if unlisted is not None:
         _settle_unlisted(catalog, strategy, differing, unlisted, sources)
     elif differing and not follows_from_these:
@@ -188,6 +191,7 @@ def _check_ranks(
     sources: Sources,
 ) -> None:
     if not strategy.layouts:
+        sources.problems += _incomplete_replicas(catalog, holders)
         return
     extra = [rank for rank in catalog.files if rank not in strategy.ranks]
     if extra:
@@ -204,6 +208,18 @@ def _check_ranks(
         )
     elif holders:
         _check_absent(catalog, strategy, holders, lacking, sources)
+
+
+def _incomplete_replicas(catalog: Catalog, holders: Mapping[str, Sequence[int]]) -> Iterator[str]:
+    """Ranks that do not hold everything, where every rank should."""
+    for rank, file in catalog.files.items():
+        lacks = [name for name in holders if name not in file.tensors]
+        if lacks:
+            state = "is empty (0 bytes)" if file.nbytes == 0 else "was perhaps cut short"
+            yield (
+                f"rank {rank}: {file.path} lacks {count(len(lacks), 'parameter')} that other ranks "
+                f"have ({shorten(lacks)}), so it {state}, or the ranks do not all hold everything"
+            )
 
 
 def _check_absent(

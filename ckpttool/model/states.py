@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ckpttool.model.catalog import Catalog
+from ckpttool.model.catalog import Catalog, TensorMeta
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy, parameter_of
 
@@ -54,6 +54,22 @@ def true_layouts(catalog: Catalog, strategy: Strategy, name: str) -> tuple[Layou
         two if _full_shape(catalog, name, one) != truth == _full_shape(catalog, name, two) else one
         for one, two in zip(layouts, bare, strict=True)
     )
+
+
+def odd_shape(catalog: Catalog, strategy: Strategy, meta: TensorMeta) -> str | None:
+    """Why an unlisted state is not taken as it is: it is no slice of its parameter, nor whole."""
+    base = parameter_of(meta.name)
+    if not base or base not in strategy.layouts or not meta.shape:
+        return None
+    for layout in strategy.layouts[base]:
+        full = _full_shape(catalog, base, layout)
+        if full is not None and len(full) == len(meta.shape) and full != meta.shape:
+            return (
+                f"{meta.name}: not in the strategy, and its shape {meta.shape} is neither that of "
+                f"a slice of {base} {_slice_shape(catalog, base, layout)} nor of all of it {full}; "
+                "take it as it is with --unlisted first, or leave it out with --unlisted drop"
+            )
+    return None
 
 
 def _slice_shape(catalog: Catalog, name: str, layout: Layout) -> tuple[int, ...] | None:

@@ -1,7 +1,6 @@
 """Carries out a plan: create, fill, commit, for every output file, on any executor.
 
-An output is written under a temporary name beside its final one.  It gets its final name when all
-of it is on disk, so a reader never sees half a file, and what was there before is replaced whole.
+At most so many tasks are on their way at a time; the plan is drawn as fast as they are done.
 """
 
 from __future__ import annotations
@@ -10,16 +9,12 @@ import os
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from ckpttool.errors import CkptToolError, ExecutionError, VerifyError
-from ckpttool.formats import get_format
-from ckpttool.model.catalog import FileIndex
+from ckpttool.errors import CkptToolError, ExecutionError
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.run.engines import InlineExecutor
 from ckpttool.run.fill import cut_into_tasks, fill
-
-PARTIAL = ".partial"
+from ckpttool.run.partial import PartialFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +53,7 @@ class _Job:
     """An output on its way."""
 
     output: OutputFile
-    index: FileIndex
+    file: PartialFile
     open_tasks: int = 0
     is_submitted: bool = False
 
@@ -109,7 +104,9 @@ def execute(
 
 def _cause(error: CkptToolError | OSError) -> str:
     """What happened, in the system's words if it was the system; libhdf5 buries them."""
-    if isinstance(error, OSError) and error.errno is not None:
+    if isinstance(error, BlockingIOError | FileExistsError):
+        return f"another run is writing this output ({error.filename} is in use)"
+    if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
     return str(error)
 
@@ -127,18 +124,10 @@ class _Run:
     def start(self, output: OutputFile) -> None:
         """Create an output and hand out its tasks; waits while too many are on their way."""
         self.current = output.path
-        partial = output.path + PARTIAL
-        Path(partial).parent.mkdir(parents=True, exist_ok=True)
-        try:
-            index = get_format(output.format).create(partial, output.metas, {})
-            _reserve(partial, index.nbytes)
-        except BaseException:
-            Path(partial).unlink(missing_ok=True)
-            raise
-        job = _Job(output, index)
+        job = _Job(output, PartialFile(output))
         self.jobs.append(job)
         options = self.options
-        for task in cut_into_tasks(output, index, options.band_bytes, options.task_bytes):
+        for task in cut_into_tasks(output, job.file.index, options.band_bytes, options.task_bytes):
             while len(self.pending) >= options.max_in_flight:
                 self.collect()
             job.open_tasks += 1
@@ -164,12 +153,11 @@ class _Run:
 
     def _commit_if_done(self, job: _Job) -> None:
         if job.is_submitted and not job.open_tasks:
-            self.current = job.output.path
+            output = self.current = job.output.path
             self.jobs.remove(job)
-            try:
-                self.written.append(_commit(job.output, job.index))
-            finally:
-                Path(job.index.path).unlink(missing_ok=True)
+            nbytes = job.file.commit()
+            rank, format = job.output.rank, job.output.format
+            self.written.append(Written(rank, output, format, nbytes, len(job.output.tensors)))
 
     def abandon(self) -> None:
         """Stop what has not begun, wait for the rest, and remove the outputs that are not done."""
@@ -177,38 +165,4 @@ class _Run:
             future.cancel()
         wait(self.pending)
         for job in self.jobs:
-            Path(job.index.path).unlink(missing_ok=True)
-
-
-def _reserve(path: str, nbytes: int) -> None:
-    """Have the disk set the space aside, so that a full one fails now and not in an hour."""
-    if nbytes:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            os.posix_fallocate(fd, 0, nbytes)
-        finally:
-            os.close(fd)
-
-
-def _commit(output: OutputFile, index: FileIndex) -> Written:
-    """Give a complete output its final name, after its header was read back and all is on disk."""
-    format = get_format(output.format)
-    format.seal(index.path)
-    found = format.read_index(index.path)
-    wanted = {meta.name: meta for meta in output.metas}
-    got = {name: tensor.meta for name, tensor in found.tensors.items()}
-    if got != wanted:
-        wrong = [name for name in {*got, *wanted} if got.get(name) != wanted.get(name)]
-        raise VerifyError(output.path, [f"{name}: not as planned" for name in sorted(wrong)])
-    _sync(index.path)
-    Path(index.path).replace(output.path)
-    _sync(str(Path(output.path).parent))
-    return Written(output.rank, output.path, output.format, found.nbytes, len(got))
-
-
-def _sync(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+            job.file.discard()

@@ -6,7 +6,6 @@ merge and split are reshard: merge reshards to the undivided layout, split from 
 from __future__ import annotations
 
 import os
-import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from concurrent.futures import Executor
@@ -20,9 +19,11 @@ from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import Plan, Target, make_plan
 from ckpttool.model.sources import Agreement, names_to_compare
-from ckpttool.model.strategy import Strategy, shorten
+from ckpttool.model.strategy import Strategy, count
 from ckpttool.model.unlisted import Unlisted
+from ckpttool.run.doubts import find_doubts
 from ckpttool.run.engines import InlineExecutor
+from ckpttool.run.places import place_problems
 from ckpttool.storage.digest import digest
 
 BUFFER_BYTES = 4 << 20  # held by each worker while contents are compared
@@ -36,6 +37,7 @@ def plan_merge(
     *,
     replicated: bool = False,
     unlisted: Unlisted | None = None,
+    trust_strategy: bool = False,
     overwrite: bool = False,
     executor: Executor | None = None,
 ) -> Plan:
@@ -57,6 +59,8 @@ def plan_merge(
         `ckpttool.model.sources.find_sources`.
     overwrite
         Whether an existing output may be replaced; an input never is.
+    trust_strategy
+        Skip the samples that show whether the strategy belongs to these files.
     executor
         Compares contents where they decide; by default the caller's own thread.
 
@@ -71,15 +75,15 @@ def plan_merge(
         raise PlanError(
             [
                 (
-                    f"{catalog.root}: {len(catalog.files)} ranks and no strategy: nothing says how "
-                    "their tensors fit together; give the strategy file of the training run "
-                    "(-s STRATEGY), or say --replicated if every rank holds everything (data "
+                    f"{catalog.root}: {count(len(catalog.files), 'rank')} and no strategy: nothing "
+                    "says how their tensors fit together; give the strategy file of the training "
+                    "run (-s STRATEGY), or say --replicated if every rank holds everything (data "
                     "parallel, or integrated_save=True), or name one rank's file as SRC"
                 )
             ]
         )
     target = Target(format, {0: path})
-    return _plan(catalog, strategy, target, unlisted, overwrite, executor)
+    return _plan(catalog, strategy, target, unlisted, overwrite, executor, trust_strategy)
 
 
 def plan_split(
@@ -136,6 +140,7 @@ def plan_reshard(
     prefix: str = "checkpoint_",
     ranks: Collection[int] | None = None,
     unlisted: Unlisted | None = None,
+    trust_strategy: bool = False,
     overwrite: bool = False,
     executor: Executor | None = None,
 ) -> Plan:
@@ -149,7 +154,7 @@ def plan_reshard(
         Layouts of the target.
     folder, format, prefix, ranks, overwrite
         As for `plan_split`.
-    unlisted, executor
+    unlisted, trust_strategy, executor
         As for `plan_merge`.
 
     Raises
@@ -168,7 +173,7 @@ def plan_reshard(
             ]
         )
     target = _rank_files(dst_strategy, folder, format, prefix, ranks)
-    return _plan(catalog, src_strategy, target, unlisted, overwrite, executor)
+    return _plan(catalog, src_strategy, target, unlisted, overwrite, executor, trust_strategy)
 
 
 def _rank_files(
@@ -188,19 +193,25 @@ def _plan(
     unlisted: Unlisted | None,
     overwrite: bool,
     executor: Executor | None,
+    trust_strategy: bool = False,
 ) -> Plan:
+    executor = executor or InlineExecutor()
     inputs = [file.path for file in catalog.files.values()]
     for known in (strategy, target.strategy):
         inputs += [] if known is None else known.files
     errors: list[CkptToolError] = []
-    problems = list(_path_problems(catalog, target, inputs, overwrite))
+    problems = list(place_problems(catalog.root, target, inputs, overwrite))
     try:
         agreement: Agreement = {}
         if strategy is not None:
-            agreement = _compare(catalog, strategy, executor or InlineExecutor())
+            agreement = _compare(catalog, strategy, executor)
         plan = make_plan(catalog, strategy, target, agreement, unlisted)
         notes: list[Note] = []
         problems += _content_problems(plan, notes)
+        if strategy is not None and not trust_strategy:
+            doubts, doubtful = find_doubts(plan, executor)
+            problems += doubts
+            notes += doubtful
         plan = replace(plan, notes=(*plan.notes, *notes))
     except CkptToolError as error:
         errors.append(error)
@@ -226,56 +237,6 @@ def _compare(catalog: Catalog, strategy: Strategy, executor: Executor) -> Agreem
         name: tuple(tuple(ranks) for ranks in by_content.values())
         for name, by_content in groups.items()
     }
-
-
-def _path_problems(
-    catalog: Catalog, target: Target, inputs: Collection[str], overwrite: bool
-) -> Iterator[str]:
-    """What is wrong with the places that are to be written to."""
-    taken = {(stat.st_dev, stat.st_ino) for stat in map(os.stat, inputs)}
-    existing = []
-    blocking: set[Path] = set()
-    for path in map(Path, target.paths.values()):
-        blocked = next((p for p in path.parents if p.exists() and not p.is_dir()), None)
-        if blocked is not None:
-            blocking.add(blocked)
-        elif path.is_dir():
-            yield f"{path}: is a folder; name the file to be written"
-        elif path.exists() and not path.is_file():
-            yield f"{path}: is a device or a pipe; name a file to be written"
-        elif path.exists() and (path.stat().st_dev, path.stat().st_ino) in taken:
-            yield f"{path}: is an input of this run; write somewhere else"
-        elif os.path.lexists(path):
-            existing.append(str(path))
-    yield from (f"{path}: is a file; name a folder to write to" for path in sorted(blocking))
-    if existing and not overwrite:
-        have = f"{existing[0]} exists"
-        if len(existing) > 1:
-            have = f"{len(existing)} outputs exist ({shorten(existing, 3)})"
-        yield f"{have} already; --overwrite replaces what is there"
-    if target.strategy is not None:
-        folders = {Path(path).parent.parent for path in target.paths.values()}
-        if any(folder.is_dir() and folder.samefile(catalog.root) for folder in folders):
-            yield f"{catalog.root}: is the source folder; write to another"
-    stale = [] if target.strategy is None or overwrite else sorted(_stale_files(target))
-    if stale:
-        yield (
-            f"{shorten(stale, 3)}: beyond the {target.ranks} ranks of the target, so left from "
-            "another run; move it away, write to another folder, or keep it with --overwrite"
-        )
-
-
-def _stale_files(target: Target) -> Iterator[str]:
-    """Files that look like outputs, for ranks that the target does not have."""
-    for rank, sample in list(target.paths.items())[:1]:
-        folder, name = Path(sample).parent.parent, Path(sample).name
-        prefix, suffix = name[: name.rindex(f"{rank}.")], Path(sample).suffix
-        for other in folder.glob("rank_*"):
-            match = re.fullmatch(r"rank_(\d+)", other.name)
-            if match is not None and int(match[1]) >= target.ranks:
-                path = other / f"{prefix}{match[1]}{suffix}"
-                if path.exists():
-                    yield str(path)
 
 
 def _content_problems(plan: Plan, notes: list[Note]) -> Iterator[str]:

@@ -1,13 +1,17 @@
-"""A hash of a stored tensor's content, to tell replicas that differ without holding them."""
+"""Hashes of stored contents, to tell replicas that differ without holding them."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from ckpttool.model.catalog import StoredTensor
 from ckpttool.storage.flatfile import FlatFiles
+
+SAMPLE_BYTES = 4096  # a page; it costs a disk no more than a byte does
 
 
 def digest(path: str, tensor: StoredTensor, buffer_bytes: int) -> bytes:
@@ -20,3 +24,28 @@ def digest(path: str, tensor: StoredTensor, buffer_bytes: int) -> bytes:
             files.read_bytes(path, tensor, offset, part)
             state.update(part.data)
     return state.digest()
+
+
+class Sample(NamedTuple):
+    """A hash of some bytes of a tensor, and whether all elements among them are the same."""
+
+    digest: bytes
+    is_constant: bool
+
+
+def take_samples(path: str, tensors: Sequence[StoredTensor]) -> list[Sample]:
+    """Samples of tensors in one file, each of its first, middle and last elements."""
+    samples = []
+    with FlatFiles(SAMPLE_BYTES) as files:
+        for tensor in tensors:
+            nbytes, itemsize = tensor.meta.nbytes, tensor.meta.itemsize
+            count = min(SAMPLE_BYTES, nbytes) // itemsize * itemsize
+            middle = (nbytes - count) // 2 // itemsize * itemsize
+            starts = sorted({0, middle, nbytes - count})
+            data = np.empty((len(starts), count), np.uint8)
+            for part, start in zip(data, starts, strict=True):
+                files.read_bytes(path, tensor, start, part)
+            elements = data.reshape(-1, itemsize)
+            is_constant = bool((elements == elements[:1]).all())
+            samples.append(Sample(hashlib.sha256(data.data).digest(), is_constant))
+    return samples

@@ -91,6 +91,8 @@ def scan(src: str, pattern: str | None = None, step: str | None = None) -> Catal
     root = Path(src)
     notes: list[Note] = []
     if not root.is_dir():
+        if root.exists() and not root.is_file():
+            raise PlanError([f"{src}: neither a file nor a folder"])
         _note_siblings(root, notes)
         return Catalog(src, {0: read_index(src)}, notes=tuple(notes), is_single_file=True)
     if pattern is not None:
@@ -227,6 +229,9 @@ def _choose_step(
         have = shorten(sorted({_label(_step_of(key)) or key for key in groups}), 8)
         raise PlanError([f"{src}: no file of step {wanted}; there are {have}"])
     steps = {key: _step_of(key) for key in keys}
+    if wanted is not None and wanted.isdecimal() and len(keys) > 1:
+        have = shorten(sorted({_label(steps[key]) or key for key in keys}), 8)
+        raise PlanError([f"{src}: --step {wanted} may be any of {have}; give epoch and step"])
     complete = [key for key in keys if len(groups[key]) == len(ranks)]
     if not complete:
         absent = [
@@ -238,7 +243,10 @@ def _choose_step(
         raise PlanError([f"{src}: {shorten(absent)}; {have}"])
     best = max(complete, key=lambda key: steps[key] or (-1, -1, False))
     rivals = [
-        key for key in keys if key != best and (steps[key] == steps[best] or None in steps.values())
+        key
+        for key in keys
+        if key != best
+        and (steps[key] == steps[best] or None in steps.values() or _run(key) != _run(best))
     ]
     if rivals:
         named = [groups[key][min(groups[key])].name for key in (best, *rivals)]
@@ -292,6 +300,11 @@ def _step_of(key: str) -> Step | None:
     return (int(match[1]), int(match[2]), bool(match[3])) if match else None
 
 
+def _run(key: str) -> str:
+    """What comes before the step in a name; another one is that of another training run."""
+    return STEP_IN_NAME.sub("", Path(key).stem)
+
+
 def _label(step: Step | None) -> str | None:
     if step is None:
         return None
@@ -304,5 +317,5 @@ def _is_wanted(key: str, files: Mapping[int, Path], wanted: str) -> bool:
     if asked is not None and STEP_IN_NAME.fullmatch("-" + wanted):
         return step == asked
     if wanted.isdecimal() and step is not None:
-        return step[1] == int(wanted)
+        return int(wanted) in step[:2]
     return any(wanted in (path.name, path.stem) for path in files.values())

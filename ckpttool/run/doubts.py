@@ -1,0 +1,101 @@
+"""Does the strategy belong to these files?  A few samples of what it says tell.
+
+A strategy file holds no shapes, and MindSpore's is not always true: saved with
+``optimizer_weight_shard_aggregated_save`` the slices are smaller than it says, and headers alone
+cannot show it.  But then ranks that should hold equal slices hold different ones.  So of each kind
+of layout the largest tensors are looked at, some pages of every rank's slice.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Executor
+
+from ckpttool.model.catalog import format_ranks
+from ckpttool.model.layout import Layout
+from ckpttool.model.notes import Note
+from ckpttool.model.plan import Plan
+from ckpttool.model.sources import Source
+from ckpttool.model.strategy import shorten
+from ckpttool.storage.digest import Sample, take_samples
+
+TENSORS_PER_LAYOUT = 3
+
+
+def find_doubts(plan: Plan, executor: Executor) -> tuple[list[str], list[Note]]:
+    """Problems and notes about layouts that the contents contradict.
+
+    Replicas that differ are a problem: one of them would be taken, and nobody knows which.  Slices
+    that should differ and are all the same are a note: that may be by chance.
+    """
+    chosen = _choose(transfer.source for transfer in plan.transfers)
+    samples = _sample(chosen, executor)
+    differing: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    alike: list[str] = []
+    distinct = 0
+    for source in chosen:
+        mine = samples[source.meta.name]
+        for index in source.layout.slice_indices():
+            owners = tuple(rank for rank in source.layout.owners(index) if rank in mine)
+            if len({mine[rank] for rank in owners}) > 1:
+                differing[owners].append(source.meta.name)
+                break
+        if len(source.layout.parts) and max(source.layout.parts) > 1:
+            is_alike = len(set(mine.values())) == 1
+            if is_alike and not next(iter(mine.values())).is_constant:
+                alike.append(source.meta.name)
+            distinct += not is_alike
+    problems = [
+        f"{shorten(names)}: the strategy says that {format_ranks(owners)} hold the same, and they "
+        "differ: is it the strategy of this run, were they saved with "
+        "optimizer_weight_shard_aggregated_save, or does each rank have its own? "
+        "--trust-strategy merges them all the same, from the lowest rank"
+        for owners, names in differing.items()
+    ]
+    notes = []
+    if alike and not distinct:
+        text = "all ranks hold the same where the strategy cuts; if they hold everything "
+        text += f"(integrated_save=True) use --replicated: {shorten(alike)}"
+        notes.append(Note("doubt", text))
+    return problems, notes
+
+
+def _choose(sources: Iterable[Source]) -> list[Source]:
+    """Of each layout the tensors with the largest slices; small ones are often cut otherwise."""
+    by_layout: dict[Layout, list[Source]] = defaultdict(list)
+    for source in sources:
+        if (source.is_listed or source.follows is not None) and source.meta.nbytes:
+            by_layout[source.layout].append(source)
+    return [
+        source
+        for group in by_layout.values()
+        for source in sorted(group, key=lambda source: -source.meta.nbytes)[:TENSORS_PER_LAYOUT]
+    ]
+
+
+def _sample(chosen: Iterable[Source], executor: Executor) -> Mapping[str, Mapping[int, Sample]]:
+    """Samples by parameter and rank; every file is opened once."""
+    names: dict[int, list[str]] = defaultdict(list)
+    samples: dict[str, dict[int, Sample]] = {}
+    for source in chosen:
+        name, files = source.meta.name, source.catalog.files
+        samples[name] = {}
+        for rank in source.layout.ranks:
+            if rank in files and name in files[rank].tensors:
+                names[rank].append(name)
+    catalog = next((source.catalog for source in chosen), None)
+    if catalog is None:
+        return samples
+    futures = {
+        rank: executor.submit(
+            take_samples,
+            catalog.files[rank].path,
+            [catalog.files[rank].tensors[name] for name in wanted],
+        )
+        for rank, wanted in names.items()
+    }
+    for rank, future in futures.items():
+        for name, sample in zip(names[rank], future.result(), strict=True):
+            samples[name][rank] = sample
+    return samples

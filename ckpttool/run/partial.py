@@ -1,0 +1,150 @@
+"""An output on its way, under a temporary name beside its final one.
+
+It gets its final name when all of it is on disk, so a reader never sees half a file, and what was
+there before is replaced whole.  While it is written it is locked, so that two runs that write the
+same output do not write into each other's file; what a killed run left is not locked, and replaced.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+from ckpttool.errors import VerifyError
+from ckpttool.formats import get_format
+from ckpttool.model.catalog import FileIndex, TensorMeta
+from ckpttool.model.plan import OutputFile
+
+PARTIAL = ".partial"
+
+
+class PartialFile:
+    """The temporary file of one output; ends with `commit` or `discard`.
+
+    Attributes
+    ----------
+    index
+        Where the output's tensors lie in it.
+
+    Raises
+    ------
+    BlockingIOError
+        Another run is writing the same output.
+    OSError
+        The file cannot be made, for one because the disk cannot take all of it.
+    """
+
+    def __init__(self, output: OutputFile) -> None:
+        self._output = output
+        self._format = get_format(output.format)
+        self._path = Path(output.path + PARTIAL)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = _claim(self._path)
+        try:
+            self.index: FileIndex = self._format.create(str(self._path), output.metas, {})
+            if self.index.nbytes:
+                # A full disk is to fail now and not in an hour.
+                os.posix_fallocate(self._fd, 0, self.index.nbytes)
+        except BaseException:
+            self.discard()
+            raise
+
+    def commit(self) -> int:
+        """Give the complete file its final name; returns its size in bytes.
+
+        Its header is read back first, and all of it is on disk before it is renamed.
+
+        Raises
+        ------
+        VerifyError
+            The header does not say what it should.
+        OSError
+            It cannot be synced or renamed, or somebody has put another file in its place.
+        """
+        try:
+            self._format.seal(str(self._path))
+            found = self._format.read_index(str(self._path))
+            _compare(self._output, [tensor.meta for tensor in found.tensors.values()])
+            os.fsync(self._fd)
+            if not self._is_ours():
+                raise FileExistsError(errno.EEXIST, "another file has its name", str(self._path))
+            self._path.replace(self._output.path)
+            _sync_folder(self._path.parent)
+        finally:
+            self.discard()
+        return found.nbytes
+
+    def discard(self) -> None:
+        """Remove what is still there under the temporary name, and give up the lock."""
+        if self._fd >= 0:
+            if self._is_ours():
+                self._path.unlink()
+            os.close(self._fd)
+            self._fd = -1
+
+    def _is_ours(self) -> bool:
+        return _is_open_as(self._path, self._fd)
+
+
+def _claim(path: Path) -> int:
+    """A new, empty, locked file, open for writing.
+
+    What a run left that was killed is replaced; what another run is writing is refused.
+    """
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return _lock(path, os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666))
+    except FileExistsError:
+        stale = _lock(path, os.open(path, flags))
+    try:
+        path.unlink()
+    finally:
+        os.close(stale)
+    return _lock(path, os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666))
+
+
+def _lock(path: Path, fd: int) -> int:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _is_open_as(path, fd):
+            raise BlockingIOError(errno.EWOULDBLOCK, "another run has taken it", str(path))
+    except BlockingIOError as error:
+        os.close(fd)
+        raise BlockingIOError(error.errno, "another run is writing it", str(path)) from error
+    return fd
+
+
+def _is_open_as(path: Path, fd: int) -> bool:
+    """Whether the file at ``path`` is the one that is open as ``fd``."""
+    try:
+        there = path.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    here = os.fstat(fd)
+    return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
+
+
+def _compare(output: OutputFile, found: list[TensorMeta]) -> None:
+    wanted = {meta.name: meta for meta in output.metas}
+    got = {meta.name: meta for meta in found}
+    problems = [
+        f"{name}: expected {_describe(wanted.get(name))}, found {_describe(got.get(name))}"
+        for name in sorted({*got, *wanted})
+        if got.get(name) != wanted.get(name)
+    ]
+    if problems:
+        raise VerifyError(output.path, problems)
+
+
+def _describe(meta: TensorMeta | None) -> str:
+    return "nothing" if meta is None else f"{meta.dtype} {meta.shape}"
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,90 @@
+"""The places that are to be written to, and what is wrong with them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from ckpttool.model.plan import Target
+from ckpttool.model.strategy import shorten
+from ckpttool.run.partial import PARTIAL
+
+FileId = tuple[int, int]  # device and inode
+
+
+def place_problems(
+    source: str, target: Target, inputs: Collection[str], overwrite: bool
+) -> Iterator[str]:
+    """Messages for everything that stands in the way of the outputs' names.
+
+    Parameters
+    ----------
+    source
+        The folder or file that is read.
+    target
+        What is to be written.
+    inputs
+        Every file that is read; none is ever replaced, whatever name it is given by.
+    overwrite
+        Whether another file may be replaced.
+    """
+    taken = {_file_id(Path(path)) for path in inputs}
+    paths = list(target.paths.values())
+    yield from dict.fromkeys(problem for path in paths for problem in _problems_of(path, taken))
+    existing = [path for path in paths if os.path.lexists(path)]
+    if existing and not overwrite:
+        have = f"{existing[0]} exists"
+        if len(existing) > 1:
+            have = f"{len(existing)} outputs exist ({shorten(existing, 3)})"
+        yield f"{have} already; --overwrite replaces what is there"
+    if target.strategy is None:
+        return
+    folders = {Path(path).parent.parent for path in paths}
+    if any(folder.is_dir() and folder.samefile(source) for folder in folders):
+        yield f"{source}: is the source folder; write to another"
+    stale = [] if overwrite else sorted(_stale_files(target))
+    if stale:
+        yield (
+            f"{shorten(stale, 3)}: beyond the {target.ranks} ranks of the target, so left from "
+            "another run; move it away, write to another folder, or keep it with --overwrite"
+        )
+
+
+def _problems_of(name: str, taken: Collection[FileId]) -> Iterator[str]:
+    """What is wrong with one output; the same message for all that have the same trouble."""
+    path, partial = Path(name), Path(name + PARTIAL)
+    folder = next(p for p in path.absolute().parents if os.path.lexists(p))
+    if not folder.is_dir():
+        yield f"{folder}: is a file; name a folder to write to"
+    elif name.endswith("/") or path.is_dir():
+        yield f"{name}: is a folder; name the file to be written"
+    elif path.exists() and not path.is_file():
+        yield f"{path}: is a device or a pipe; name a file to be written"
+    elif path.exists() and _file_id(path) in taken:
+        yield f"{path}: is an input of this run; write somewhere else"
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        yield f"{folder}: no permission to write there"
+    elif partial.is_symlink() or (partial.exists() and not partial.is_file()):
+        yield f"{partial}: is in the way of the temporary file; move it away"
+    elif partial.exists() and _file_id(partial) in taken:
+        yield f"{partial}: an input of this run has the name of the temporary file; rename it"
+
+
+def _file_id(path: Path) -> FileId:
+    stat = path.stat()
+    return stat.st_dev, stat.st_ino
+
+
+def _stale_files(target: Target) -> Iterator[str]:
+    """Files that look like outputs, for ranks that the target does not have."""
+    for rank, sample in list(target.paths.items())[:1]:
+        folder, name = Path(sample).parent.parent, Path(sample).name
+        prefix, suffix = name[: name.rindex(f"{rank}.")], Path(sample).suffix
+        for other in folder.glob("rank_*"):
+            match = re.fullmatch(r"rank_(\d+)", other.name)
+            if match is not None and int(match[1]) >= target.ranks:
+                path = other / f"{prefix}{match[1]}{suffix}"
+                if path.exists():
+                    yield str(path)
