@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,23 +19,30 @@ def run(*arguments: str | Path) -> Result:
     """The outcome of ``ckpttool ARGUMENTS``; an exception that escapes the program is raised."""
     from ckpttool.cli.main import main
 
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    # Before click 8.2 the streams had to be asked for; since then they are always apart.
+    apart = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
+    result = CliRunner(**apart).invoke(main, [str(argument) for argument in arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
-    assert "Traceback" not in result.output
+    assert "Traceback" not in everything(result)
     return result
+
+
+def everything(result: Result) -> str:
+    """What was printed, on both streams."""
+    return result.stdout + result.stderr
 
 
 def run_well(*arguments: str | Path) -> Result:
     """The same, for a command that has to succeed."""
     result = run(*arguments)
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 0, everything(result)
     return result
 
 
 def message(result: Result) -> str:
     """Everything printed, on one line, so that no line break hides a phrase."""
-    return " ".join(result.output.split())
+    return " ".join(everything(result).split())
 
 
 def mentions(text: str, *patterns: str) -> list[str]:

@@ -134,7 +134,7 @@ def test_an_output_whose_header_is_not_as_planned_gets_no_name(tmp_path, monkeyp
         self.create(path, [tensor.meta for tensor in index.tensors.values()][1:], {})
 
     monkeypatch.setattr(Ckpt, "seal", seal)
-    with pytest.raises(ckpttool.ExecutionError, match="expected Float32 .*, found nothing"):
+    with pytest.raises(ckpttool.ExecutionError, match=r"expected Float32 .*, found nothing"):
         execute(make_plan(tmp_path))
     assert files_below(tmp_path) == []
 

@@ -249,9 +249,8 @@ def test_a_number_that_several_steps_have_is_an_error(make):
 
 
 def test_steps_of_different_training_runs_are_not_compared(make):
-    src = make(
-        *(f"rank_{r}/{name}.ckpt" for r in range(2) for name in ("actor-9_1", "critic-12_1"))
-    )
+    names = ("actor-9_1", "critic-12_1")
+    src = make(*(f"rank_{rank}/{name}.ckpt" for rank in range(2) for name in names))
     fails(src, "nothing says which is meant", "actor-9_1.ckpt", "critic-12_1.ckpt")
     assert scan(src, step="9_1").step == "9_1"
 
