@@ -471,3 +471,8 @@ def test_names_that_the_terminal_cannot_show_are_spelled_out(tmp_path):
     for words in ([], ["--json"]):
         done = subprocess.run([*command, *words], capture_output=True, check=True, env=environment)
         assert b"\\u" in done.stdout
+
+
+def test_a_checksum_is_told_to_be_there_and_not_verified(tmp_path):
+    result = run_well("merge", *src(GOLDEN / "crc_check"), "-o", tmp_path / "m.h5")
+    assert "ranks 0-3: saved with a checksum (crc_check), which is not verified" in result.stderr

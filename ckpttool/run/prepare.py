@@ -206,7 +206,7 @@ def _plan(
         if strategy is not None:
             agreement = _compare(catalog, strategy, executor)
         plan = make_plan(catalog, strategy, target, agreement, unlisted)
-        notes: list[Note] = []
+        notes = list(_unverified(catalog))
         problems += _content_problems(plan, notes)
         if strategy is not None and not trust_strategy:
             doubts, doubtful = find_doubts(plan, executor)
@@ -219,6 +219,13 @@ def _plan(
         errors.append(PlanError(problems))
     raise_all(errors)
     return plan
+
+
+def _unverified(catalog: Catalog) -> Iterator[Note]:
+    ranks = [rank for rank, file in catalog.files.items() if "crc_num" in file.attrs]
+    if ranks:
+        text = f"{format_ranks(ranks)}: saved with a checksum (crc_check), which is not verified"
+        yield Note("format", text)
 
 
 def _compare(catalog: Catalog, strategy: Strategy, executor: Executor) -> Agreement:
