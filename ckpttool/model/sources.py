@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
 from ckpttool.model.catalog import Catalog, StoredTensor, TensorMeta, format_ranks
+from ckpttool.model.folding import ambiguity, fold_layout
 from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
 from ckpttool.model.states import followed_parameter, true_layouts
@@ -248,21 +249,18 @@ def _cut_source(
         return None
     chosen: Source | None = None
     missing: list[tuple[int, ...]] = []
-    for layout in layouts:
-        present = [rank for rank in ranks if rank in layout.ranks]
+    for spelled in layouts:
+        present = [rank for rank in ranks if rank in spelled.ranks]
         if not present:
             continue
-        shapes = _group(present, lambda rank: metas[rank].shape)
-        if len(shapes) > 1:
-            sources.problems.append(_disagreement(catalog, name, "slice shape", shapes))
+        ways = fold_layout(spelled, len(metas[present[0]].shape), _fits(metas[present[0]].shape))
+        layout = ways[0] if len(ways) == 1 else spelled
+        if len(ways) > 1:
+            sources.problems.append(f"{name}: {ambiguity(spelled, ways)}")
             return None
-        meta = metas[present[0]]
-        if len(meta.shape) == len(layout.tensor_map):
-            meta = replace(meta, shape=layout.implied_shape(meta.shape))
-        reason = layout.why_not(meta.shape)
-        if reason is not None:
-            where = f"{name}: {format_ranks(present)}, slice shape {metas[present[0]].shape}"
-            sources.problems.append(f"{where}: {reason}")
+        meta = _join_metas(catalog, layout, {rank: metas[rank] for rank in present})
+        if isinstance(meta, str):
+            sources.problems.append(meta)
             return None
         held = {layout.slice_index(rank) for rank in present}
         gaps = [layout.owners(index) for index in layout.slice_indices() if index not in held]
@@ -278,6 +276,36 @@ def _cut_source(
         for owners in missing or [tuple(layouts[0].ranks)]:
             lacking[owners].append(name)
     return chosen
+
+
+def _fits(slice_shape: tuple[int, ...]) -> Callable[[Layout], bool]:
+    return lambda way: way.implied_shape(slice_shape) == way.full_shape
+
+
+def _join_metas(
+    catalog: Catalog, layout: Layout, metas: Mapping[int, TensorMeta]
+) -> TensorMeta | str:
+    """The full tensor of these slices, or what is wrong with them."""
+    ranks = list(metas)
+    meta = metas[ranks[0]]
+    shapes = _group(ranks, lambda rank: metas[rank].shape)
+    if len(shapes) > 1 and not layout.rows:
+        return _disagreement(catalog, meta.name, "slice shape", shapes)
+    full = meta
+    if len(meta.shape) == len(layout.tensor_map):
+        full = replace(meta, shape=layout.implied_shape(meta.shape))
+    reason = layout.why_not(full.shape)
+    if reason is not None:
+        return f"{meta.name}: {format_ranks(ranks)}, slice shape {meta.shape}: {reason}"
+    wrong = [
+        f"rank {rank} ({catalog.files[rank].path}) has {metas[rank].shape}, expected {shape}"
+        for rank in (ranks if layout.rows else ())
+        if metas[rank].shape != (shape := layout.slice_shape(rank, full.shape))
+    ]
+    if wrong:
+        split = f"the manual split of {list(layout.rows)} rows"
+        return f"{meta.name}: slice shapes are not those of {split}: {shorten(wrong)}"
+    return full
 
 
 def _disagreement(
@@ -365,6 +393,6 @@ def _note_layouts(sources: Sources, corrected: Sequence[str]) -> None:
         text = f"{len(following)} optimizer states not in the strategy follow their parameter"
         sources.notes.append(Note("follows", f"{text}: {names}"))
     if corrected:
-        text = f"{len(corrected)} optimizer states have no optimizer shard, as their slices tell"
-        text += f", though the strategy says so: {shorten(corrected)}"
+        text = f"{len(corrected)} optimizer states are not cut as the strategy says: their slices"
+        text += f" tell of no optimizer shard, or of their parameter's rows: {shorten(corrected)}"
         sources.notes.append(Note("corrected", text))

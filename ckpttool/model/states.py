@@ -37,14 +37,35 @@ def followed_parameter(
     return None
 
 
-def true_layouts(catalog: Catalog, strategy: Strategy, name: str) -> tuple[Layout, ...]:
-    """The layouts of a listed parameter, without an optimizer shard that its slices do not have.
+def borrow_rows(layouts: tuple[Layout, ...], twins: tuple[Layout, ...]) -> tuple[Layout, ...]:
+    """The layouts of a state, with the manual split of its parameter's layouts ``twins``.
 
-    MindSpore copies the parameter's entry to its ``accu_grads``, but cuts these only under
-    ``gradient_accumulation_shard``.  A state has its parameter's full shape, so the slices tell.
+    MindSpore writes the split with the parameter's entry alone.
+    """
+    rows = {(twin.ranks, twin.device_matrix, twin.tensor_map): twin.rows for twin in twins}
+    return tuple(
+        layout
+        if layout.rows
+        else replace(
+            layout, rows=rows.get((layout.ranks, layout.device_matrix, layout.tensor_map), ())
+        )
+        for layout in layouts
+    )
+
+
+def true_layouts(catalog: Catalog, strategy: Strategy, name: str) -> tuple[Layout, ...]:
+    """The layouts of a listed parameter, corrected by what its slices and its parameter tell.
+
+    A state of a manually split embedding has its parameter's split if its slices do.  And it has
+    no optimizer shard if its slices do not: MindSpore copies the parameter's entry to its
+    ``accu_grads``, but cuts these only under ``gradient_accumulation_shard``.  A state has its
+    parameter's full shape, so the slices tell.
     """
     layouts = strategy.layouts[name]
     twins = strategy.layouts.get(parameter_of(name) or name, ())
+    if any(twin.rows for twin in twins):
+        split = borrow_rows(layouts, twins)
+        return split if _have_rows(catalog, name, split) else layouts
     if twins is layouts or all(layout.optimizer_shard == 1 for layout in layouts):
         return layouts
     shapes = (_full_shape(catalog, parameter_of(name) or name, twin) for twin in twins)
@@ -54,6 +75,21 @@ def true_layouts(catalog: Catalog, strategy: Strategy, name: str) -> tuple[Layou
         two if _full_shape(catalog, name, one) != truth == _full_shape(catalog, name, two) else one
         for one, two in zip(layouts, bare, strict=True)
     )
+
+
+def _have_rows(catalog: Catalog, name: str, layouts: tuple[Layout, ...]) -> bool:
+    """Whether all slices of ``name`` have the shapes of a manual split."""
+    for layout in layouts:
+        for rank in layout.ranks:
+            file = catalog.files.get(rank)
+            if file is None or name not in file.tensors:
+                continue
+            shape = file.tensors[name].meta.shape
+            if len(shape) != len(layout.tensor_map):
+                return False
+            if layout.slice_shape(rank, layout.implied_shape(shape)) != shape:
+                return False
+    return True
 
 
 def _slice_shape(catalog: Catalog, name: str, layout: Layout) -> tuple[int, ...] | None:
