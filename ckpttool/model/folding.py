@@ -4,7 +4,8 @@ Where several device axes cut one tensor axis, MindSpore's JSON form speaks of a
 an axis of ``d`` elements that device axes of sizes ``n1, ..., nk`` cut becomes ``k`` axes of
 ``n1, ..., n(k-1)`` and ``d / (n1 * ... * n(k-1))`` elements, each cut by one of them.  Folding back
 joins neighbours of which all but the last have just the size of the device axis that cuts them.
-That can be possible in several ways; then the slices alone do not tell which is meant.
+That can be possible in several ways; then the slices alone do not tell which is meant.  Ways that
+differ only in where a device axis of size 1 goes are the same: it cuts nothing.
 
 Source
 ------
@@ -14,11 +15,13 @@ MindSpore 2.10 ``ccsrc/frontend/parallel/strategy_checkpoint`` (the JSON writer)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations, pairwise
 
 from ckpttool.model.layout import Layout
+
+MAX_WAYS = 10_000  # to try; ten device axes can be joined in 252, a damaged file in 10**17
 
 
 def fold_layout(
@@ -44,43 +47,56 @@ def fold_layout(
     shape = layout.full_shape
     if shape is None or len(shape) != len(layout.tensor_map) or not 0 < ndim < len(shape):
         return ()
-    ways = (
-        replace(
-            layout,
-            tensor_map=tuple(
-                tuple(axis for axes in layout.tensor_map[a:b] for axis in axes) for a, b in groups
-            ),
-            full_shape=tuple(math.prod(shape[a:b]) for a, b in groups),
-        )
-        for groups in _groupings(len(shape), ndim)
-        if all(_is_expansion(layout, shape, a, b) for a, b in groups)
-    )
-    return tuple(way for way in ways if fits(way))
+    seams, joins = _seams(layout, shape), len(shape) - ndim
+    if math.comb(len(seams), joins) > MAX_WAYS:
+        return ()
+    ways: dict[object, Layout] = {}
+    for joined in combinations(seams, joins):
+        way = _join_axes(layout, shape, joined)
+        if fits(way):
+            ways.setdefault((way.full_shape, _cutting(way)), way)
+    return tuple(ways.values())
 
 
 def ambiguity(layout: Layout, ways: tuple[Layout, ...]) -> str:
     """What to tell of an expanded layout that can be folded in several ways."""
     shown = " or ".join(
         f"shape {way.full_shape} with tensor map {[list(axes) for axes in way.tensor_map]}"
-        for way in ways
+        for way in ways[:4]
     )
+    shown += f" or {len(ways) - 4} more" if len(ways) > 4 else ""
     return (
         f"the JSON strategy describes an expanded tensor of shape {layout.full_shape}, which may "
         f"stand for {shown}; give the protobuf form of the strategy (as well), which tells"
     )
 
 
-def _groupings(count: int, groups: int) -> Iterator[tuple[tuple[int, int], ...]]:
-    """All ways to cut ``count`` axes into ``groups`` runs, as first and end of each."""
-    for cuts in combinations(range(1, count), groups - 1):
-        yield tuple(pairwise((0, *cuts, count)))
-
-
-def _is_expansion(layout: Layout, shape: tuple[int, ...], start: int, stop: int) -> bool:
-    """Whether these axes can be one axis, expanded."""
-    if stop - start == 1:
-        return True
-    if any(len(axes) != 1 for axes in layout.tensor_map[start:stop]):
-        return False
+def _seams(layout: Layout, shape: tuple[int, ...]) -> list[int]:
+    """Every axis that may be part of the same folded axis as the one before it."""
     sizes = tuple(reversed(layout.device_matrix))
-    return all(shape[i] == sizes[layout.tensor_map[i][0]] for i in range(start, stop - 1))
+    is_table = layout.rows or layout.fields > 1  # whose parts of axis 0 are not to be cut again
+    return [
+        i
+        for i in range(2 if is_table else 1, len(shape))
+        if len(layout.tensor_map[i - 1]) == len(layout.tensor_map[i]) == 1
+        and shape[i - 1] == sizes[layout.tensor_map[i - 1][0]]
+    ]
+
+
+def _join_axes(layout: Layout, shape: tuple[int, ...], joined: tuple[int, ...]) -> Layout:
+    """The layout with each of these axes joined to the one before it."""
+    cuts = [i for i in range(len(shape) + 1) if i not in joined]
+    return replace(
+        layout,
+        tensor_map=tuple(
+            tuple(axis for axes in layout.tensor_map[a:b] for axis in axes)
+            for a, b in pairwise(cuts)
+        ),
+        full_shape=tuple(math.prod(shape[a:b]) for a, b in pairwise(cuts)),
+    )
+
+
+def _cutting(layout: Layout) -> tuple[tuple[int, ...], ...]:
+    """The tensor map without the device axes of size 1."""
+    sizes = tuple(reversed(layout.device_matrix))
+    return tuple(tuple(axis for axis in axes if sizes[axis] > 1) for axes in layout.tensor_map)

@@ -217,6 +217,8 @@ class Layout:
             span = []
             for i in range(bisect_right(cut, low) - 1, bisect_left(cut, high)):
                 a, b = max(low, cut[i]), min(high, cut[i + 1])
+                if a == b:  # a part without rows, between others
+                    continue
                 # Of several stretches of one slice, those before this one lie before it in it.
                 shift = i // n * (cut[i + 1] - cut[i]) - cut[i]
                 span.append((i % n, a + shift, b + shift, a, b))

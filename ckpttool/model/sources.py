@@ -8,20 +8,19 @@ else is one undivided tensor if all ranks hold the same bytes, and a question to
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar
+from typing import Literal
 
 from ckpttool.model.catalog import Catalog, StoredTensor, TensorMeta, format_ranks
-from ckpttool.model.folding import ambiguity, fold_layout
 from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
+from ckpttool.model.slices import disagreement, group_ranks, join_slices
 from ckpttool.model.states import followed_parameter, true_layouts
 from ckpttool.model.strategy import Strategy, parameter_of, shorten
 
 Unlisted = Literal["rank", "first", "drop"]
 Agreement = Mapping[str, tuple[tuple[int, ...], ...]]  # name -> ranks grouped by equal bytes
-_T = TypeVar("_T", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,17 +156,10 @@ def _holders(catalog: Catalog) -> dict[str, tuple[int, ...]]:
     return {name: tuple(ranks) for name, ranks in holders.items()}
 
 
-def _group(ranks: Sequence[int], key: Callable[[int], _T]) -> dict[_T, tuple[int, ...]]:
-    groups: dict[_T, list[int]] = {}
-    for rank in ranks:
-        groups.setdefault(key(rank), []).append(rank)
-    return {value: tuple(members) for value, members in groups.items()}
-
-
 def _group_by_meta(
     catalog: Catalog, name: str, ranks: Sequence[int]
 ) -> tuple[tuple[int, ...], ...]:
-    return tuple(_group(ranks, lambda rank: catalog.files[rank].tensors[name].meta).values())
+    return tuple(group_ranks(ranks, lambda rank: catalog.files[rank].tensors[name].meta).values())
 
 
 def _whole(catalog: Catalog, name: str, rank: int) -> Source:
@@ -243,9 +235,9 @@ def _cut_source(
     A parameter shared by stages is taken from the lowest stage that holds all of it.
     """
     metas = {rank: catalog.files[rank].tensors[name].meta for rank in ranks}
-    dtypes = _group(ranks, lambda rank: metas[rank].dtype)
+    dtypes = group_ranks(ranks, lambda rank: metas[rank].dtype)
     if len(dtypes) > 1:
-        sources.problems.append(_disagreement(catalog, name, "element type", dtypes))
+        sources.problems.append(disagreement(catalog, name, "element type", dtypes))
         return None
     chosen: Source | None = None
     missing: list[tuple[int, ...]] = []
@@ -253,15 +245,11 @@ def _cut_source(
         present = [rank for rank in ranks if rank in spelled.ranks]
         if not present:
             continue
-        ways = fold_layout(spelled, len(metas[present[0]].shape), _fits(metas[present[0]].shape))
-        layout = ways[0] if len(ways) == 1 else spelled
-        if len(ways) > 1:
-            sources.problems.append(f"{name}: {ambiguity(spelled, ways)}")
+        joined = join_slices(catalog, spelled, {rank: metas[rank] for rank in present})
+        if isinstance(joined, str):
+            sources.problems.append(joined)
             return None
-        meta = _join_metas(catalog, layout, {rank: metas[rank] for rank in present})
-        if isinstance(meta, str):
-            sources.problems.append(meta)
-            return None
+        layout, meta = joined
         held = {layout.slice_index(rank) for rank in present}
         gaps = [layout.owners(index) for index in layout.slice_indices() if index not in held]
         if not gaps and chosen is None:
@@ -276,49 +264,6 @@ def _cut_source(
         for owners in missing or [tuple(layouts[0].ranks)]:
             lacking[owners].append(name)
     return chosen
-
-
-def _fits(slice_shape: tuple[int, ...]) -> Callable[[Layout], bool]:
-    return lambda way: way.implied_shape(slice_shape) == way.full_shape
-
-
-def _join_metas(
-    catalog: Catalog, layout: Layout, metas: Mapping[int, TensorMeta]
-) -> TensorMeta | str:
-    """The full tensor of these slices, or what is wrong with them."""
-    ranks = list(metas)
-    meta = metas[ranks[0]]
-    shapes = _group(ranks, lambda rank: metas[rank].shape)
-    if len(shapes) > 1 and not layout.rows:
-        return _disagreement(catalog, meta.name, "slice shape", shapes)
-    full = meta
-    if len(meta.shape) == len(layout.tensor_map):
-        full = replace(meta, shape=layout.implied_shape(meta.shape))
-    reason = layout.why_not(full.shape)
-    if reason is not None:
-        return f"{meta.name}: {format_ranks(ranks)}, slice shape {meta.shape}: {reason}"
-    wrong = [
-        f"rank {rank} ({catalog.files[rank].path}) has {metas[rank].shape}, expected {shape}"
-        for rank in (ranks if layout.rows else ())
-        if metas[rank].shape != (shape := layout.slice_shape(rank, full.shape))
-    ]
-    if wrong:
-        split = f"the manual split of {list(layout.rows)} rows"
-        return f"{meta.name}: slice shapes are not those of {split}: {shorten(wrong)}"
-    return full
-
-
-def _disagreement(
-    catalog: Catalog, name: str, what: str, groups: Mapping[_T, tuple[int, ...]]
-) -> str:
-    """Who holds what, the few before the many, with a file of each of the few."""
-    ordered = sorted(groups.items(), key=lambda item: (len(item[1]), -item[1][0]))
-    parts = []
-    for value, ranks in ordered[:-1]:
-        parts.append(f"{format_ranks(ranks)} ({catalog.files[ranks[0]].path}) has {value}")
-    value, ranks = ordered[-1]
-    parts.append(f"{format_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} {value}")
-    return f"{name}: the {what} differs between ranks: {', '.join(parts)}"
 
 
 def _report_lacking(
