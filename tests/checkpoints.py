@@ -59,7 +59,7 @@ def slice_catalog(strategy: Strategy, shapes: Mapping[str, Shape]) -> Catalog:
     for name, layouts in strategy.layouts.items():
         for layout in layouts:
             for rank in layout.ranks:
-                ranks[rank][name] = layout.region(rank, shapes[name]).shape
+                ranks[rank][name] = layout.slice_shape(rank, shapes[name])
     return catalog_of(ranks)
 
 
@@ -67,7 +67,12 @@ def oracle(layout: Layout) -> OracleLayout:
     """The same layout for the oracle."""
     shard = layout.optimizer_shard
     return OracleLayout(
-        layout.device_matrix, layout.tensor_map, 0 if shard == 1 else shard, layout.first_rank
+        layout.device_matrix,
+        layout.tensor_map,
+        0 if shard == 1 else shard,
+        layout.first_rank,
+        layout.rows,
+        layout.fields,
     )
 
 

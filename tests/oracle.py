@@ -19,6 +19,7 @@ class OracleLayout(NamedTuple):
     opt_size: int = 0  # optimizer-shard size: 0 none, -1 the whole replica group
     first_rank: int = 0
     rows: tuple[int, ...] = ()  # rows of every slice, where axis 0 is cut unevenly
+    fields: int = 1  # of a field-sliced embedding: every slice has its share of each field
 
     @property
     def ranks(self) -> range:
@@ -38,6 +39,9 @@ def take(full: np.ndarray, layout: OracleLayout, rank: int) -> np.ndarray:
             index = index * sizes[device_axis] + here[device_axis]
         if axis == 0 and layout.rows:
             full = np.split(full, np.cumsum(layout.rows)[:-1])[index]
+        elif axis == 0 and layout.fields > 1:
+            table = full.reshape(layout.fields, len(full) // layout.fields, *full.shape[1:])
+            full = np.concatenate(np.split(table, parts, 1)[index])
         else:
             full = np.split(full, parts, axis)[index]  # raises where it does not divide
     if layout.opt_size:

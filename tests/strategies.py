@@ -6,6 +6,8 @@ What they are wide enough to find, and what made them so:
   counts that do not divide one another, and so would arithmetic on common device axes;
 * tensor axes cut by several device axes in any order: the first one listed is the outermost;
 * optimizer shards that are no product of device axes: six replicas of a 2 x 3 grid cut in two;
+* embeddings cut by hand, with parts of no rows and an optimizer shard on top, of which the stored
+  strategy tells nothing in the entry of the optimizer state; field-sliced ones as sources;
 * parameters shared by stages, each stage with a layout of its own;
 * optimizer state that neither strategy lists, and that is cut like its parameter nevertheless;
 * shapes of 0 to 4 axes, some of them empty, of element types of every size: scalars and empty
@@ -16,7 +18,9 @@ from __future__ import annotations
 
 import math
 import os
-from itertools import product
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise, product
 from typing import NamedTuple
 
 from hypothesis import settings
@@ -118,6 +122,58 @@ def moves(draw: st.DrawFn, most_stages: int = 3, has_state: bool = False) -> Mov
 
 
 @st.composite
+def table_moves(draw: st.DrawFn) -> Move:
+    """An embedding table and state of it, of which a side or both cut axis 0 by hand.
+
+    The source may be field-sliced as well, with a state that its strategy does not list.  Layouts
+    are the true ones; `as_stored` makes of them what a strategy file says.
+    """
+    ndim, parts = draw(st.integers(1, 3)), [1] * 3
+    sides = []
+    for kinds in (["rows", "rows", "even", "fields"], ["rows", "rows", "even"]):
+        layout = draw(layouts(ndim, draw(st.sampled_from(sorted(MATRICES)))))
+        kind, units = draw(st.sampled_from(kinds)), list(layout.parts)
+        if kind == "fields":
+            layout = replace(layout, optimizer_shard=1, fields=draw(st.integers(2, 4)))
+            units[0] = layout.parts[0] * layout.fields
+        elif kind == "rows":
+            units[0] = layout.optimizer_shard
+        parts = [math.lcm(a, b) for a, b in zip(parts, units, strict=False)]
+        sides.append((layout, kind))
+    shape = tuple(n * draw(st.sampled_from([1, 2, 3, 5] if i == 0 else [1, 1, 2, 0]))
+                  for i, n in enumerate(parts))  # fmt: skip
+    strategies = []
+    for layout, kind in sides:
+        if kind == "rows":
+            layout = replace(layout, rows=draw(rows_of(layout, shape[0])))
+        last = {"moment1.table": layout, "table": layout}
+        stages = draw(st.integers(0, 1)) * [{}] if len(layout.ranks) < 9 else []
+        strategies.append(join_stages(dict(enumerate([*stages, last]))))
+    names = ["table", "moment1.table", "adam_m.table"]
+    dtype = draw(st.sampled_from(DTYPES))
+    return Move({name: noise(name, dtype, shape) for name in names}, *strategies)
+
+
+@st.composite
+def rows_of(draw: st.DrawFn, layout: Layout, total: int) -> tuple[int, ...]:
+    """Rows of every part before the optimizer shard, ``total`` in all."""
+    shard = layout.optimizer_shard
+    count = layout.parts[0] // shard
+    ends = sorted(draw(st.lists(st.integers(0, total // shard), min_size=count, max_size=count)))
+    ends = [0, *ends[:-1], total // shard]
+    return tuple((b - a) * shard for a, b in pairwise(ends))
+
+
+def as_stored(strategy: Strategy) -> Strategy:
+    """The strategy as MindSpore writes it: without rows in the entries of states."""
+    stripped = {
+        name: tuple(replace(layout, rows=()) if "." in name else layout for layout in held)
+        for name, held in strategy.layouts.items()
+    }
+    return replace(strategy, layouts=stripped)
+
+
+@st.composite
 def shapes(draw: st.DrawFn, most_axes: int = 4, most: int = 5) -> tuple[int, ...]:
     """Shapes, some of them with an empty axis."""
     return tuple(draw(st.lists(st.integers(0, most), max_size=most_axes)))
@@ -128,3 +184,34 @@ def regions(draw: st.DrawFn, shape: tuple[int, ...]) -> Region:
     """A region of a tensor of that shape; it may be empty."""
     ends = [sorted(draw(st.tuples(*[st.integers(0, n)] * 2))) for n in shape]
     return Region(tuple(a for a, _ in ends), tuple(b for _, b in ends))
+
+
+def features(move: Move) -> Iterator[str]:
+    """Words for what is in an example."""
+    yield from move.entries
+    for entry in move.entries.values():
+        yield from (entry.dtype, f"{len(entry.shape)} axes")
+        if 0 in entry.shape:
+            yield "empty"
+    for strategy in (move.src, move.dst):
+        yield f"{strategy.stages} stages"
+        for held in strategy.layouts.values():
+            if len(held) > 1:
+                yield "shared"
+            for layout in held:
+                yield from layout_features(layout)
+
+
+def layout_features(layout: Layout) -> Iterator[str]:
+    """Words for what is in a layout."""
+    used = {axis for axes in layout.tensor_map for axis in axes}
+    free = [size for i, size in enumerate(layout.device_matrix[::-1]) if i not in used]
+    if layout.optimizer_shard > 1:
+        yield "shard"
+    if layout.optimizer_shard not in [math.prod(free[:i]) for i in range(len(free) + 1)]:
+        yield "shard that does not align"
+    for axes in layout.tensor_map:
+        if len(axes) > 1:
+            yield "one axis cut by several"
+        if axes and axes[0] != max(axes):
+            yield "outermost axis not the first"

@@ -17,12 +17,6 @@ MAX_CORPUS_BYTES = 10 * 2**20
 # What safetensors has no dtype for. Int4 goes as I8 with a note, as MindSpore does it.
 NOT_IN_SAFETENSORS = {"str", "Complex128", "HiFloat8"}
 
-LATER = {
-    "uneven_manual_split": "uneven cuts of axis 0 (param_split_shape)",
-    "uneven_manual_split_2_to_4": "uneven cuts of axis 0 (param_split_shape)",
-    "json_multi_axis": "expanded multi-axis layouts of .json strategies",
-}
-
 # Cases that need a word from the user: several steps in one folder; ranks that disagree about a
 # parameter without a layout.
 WORDS = {
@@ -44,11 +38,8 @@ def cases(*kinds, holdable=True):
             lost = conversion.dtypes & NOT_IN_SAFETENSORS if output_format == "safetensors" else ()
             if bool(lost) == holdable:
                 continue
-            marks = []
-            if conversion.case in LATER:
-                marks.append(later(LATER[conversion.case]))
             name = f"{conversion.case}-{conversion.kind}-{output_format}"
-            found.append(pytest.param(conversion, output_format, id=name, marks=marks))
+            found.append(pytest.param(conversion, output_format, id=name))
     return found
 
 
@@ -154,15 +145,6 @@ def test_safetensors_refuses_a_dtype_it_has_no_name_for(
     assert not files_below(tmp_path)
 
 
-@pytest.mark.parametrize("case", LATER)
-def test_a_case_for_later_is_refused_and_not_done_wrongly(case, tmp_path):
-    folder = corpus.GOLDEN / case
-    strategy = folder / corpus.conversion(case, "merge").src_strategy
-    result = run("merge", folder / "src", "-o", tmp_path / "full.ckpt", "-s", strategy)
-    assert result.exit_code in (4, 5), result.output
-    assert not files_below(tmp_path)
-
-
 @pytest.mark.parametrize("case", ["encrypted_cbc", "encrypted_gcm"])
 @later("decryption; the name of the option is a guess")
 def test_merge_decrypts_with_the_key(case, tmp_path):
@@ -222,11 +204,7 @@ def test_reshard_takes_the_strategies_of_the_single_stages(conversion, tmp_path)
     assert not corpus.differences(prescribed(conversion), got)
 
 
-MERGED_BY_MINDSPORE = sorted(
-    path
-    for path in corpus.GOLDEN.glob("*/golden/merge/rank_0/*.ckpt")
-    if path.relative_to(corpus.GOLDEN).parts[0] not in LATER
-)
+MERGED_BY_MINDSPORE = sorted(path for path in corpus.GOLDEN.glob("*/golden/merge/rank_0/*.ckpt"))
 
 
 @pytest.mark.parametrize(

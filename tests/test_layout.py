@@ -24,8 +24,13 @@ ROWS = {  # layout, full rows -> first row of every rank; from the compiler's ow
         64,
         [0, 8, 16, 24, 32, 40, 48, 56] * 2,
     ),
+    "by hand": (Layout((2,), ((0,), ()), rows=(6, 4)), 10, [0, 6]),
+    "by hand, replicas": (Layout((2, 2), ((0,), ()), rows=(6, 4)), 10, [0, 6, 0, 6]),
+    "by hand, shard": (Layout((2, 2), ((1,), ()), 2, rows=(6, 4)), 10, [0, 3, 6, 8]),
+    "by hand, two axes": (Layout((2, 2), ((0, 1),), rows=(1, 2, 3, 4)), 10, [0, 3, 1, 6]),
     "shard across no axis": (Layout((2, 3), ((),), 2), 4, [0, 2, 0, 2, 0, 2]),
 }
+BY_HAND = Layout((2,), ((0,), ()), rows=(6, 4))
 
 
 @pytest.mark.parametrize("case", ROWS.values(), ids=ROWS)
@@ -92,6 +97,14 @@ def test_owners_and_slice_indices_are_two_sides_of_the_same():
         (((2, 2), ((0,),), 4), "optimizer shard of 4 does not divide the replica group of 2"),
         (((2, 2), ((0,),), 0), "optimizer shard of 0"),
         (((2, 2), (), 2), "optimizer shard of 2 on a 0-d tensor"),
+        (((2,), ((0,),), 1, 0, None, (6, 4, 2)), r"split of \[6, 4, 2\] rows, expected 2 numbers"),
+        (((2,), ((),), 1, 0, None, (6, 4)), r"split of \[6, 4\] rows, expected 1 numbers"),
+        (((2, 2), ((0,),), 2, 0, None, (6, 4, 6, 4)), "expected 2 numbers"),
+        (((2,), ((0,),), 1, 0, None, (6, -1)), r"split of \[6, -1\] rows"),
+        (((2,), (), 1, 0, None, (6,)), "expected 0 numbers"),
+        (((2,), ((0,),), 1, 0, None, (6, 4), 3), r"field-sliced \(3 fields\) and cut in another"),
+        (((2, 2), ((0,),), 2, 0, None, (), 3), "field-sliced .* and cut in another way"),
+        (((2,), (), 1, 0, None, (), 3), "field-sliced"),
     ],
 )
 def test_an_impossible_layout_is_refused_with_the_reason(arguments, match):
@@ -109,6 +122,10 @@ def test_an_impossible_layout_is_refused_with_the_reason(arguments, match):
         (Layout((2,), ((0,),)), (4, 4), ["[[0]]", "1 axes", "(4, 4)"]),
         (Layout((2,), ((0,),)), (), ["1 axes", "()"]),
         (Layout((2,), ((0,),), full_shape=(8,)), (4,), ["says full shape (8,)", "give (4,)"]),
+        (BY_HAND, (12, 8), ["axis 0", "(12, 8)", "split of [6, 4]", "makes 10 rows"]),
+        (Layout((2, 2), ((1,),), 2, rows=(5, 4)), (9,), ["parts of [5] rows", "into 2 more"]),
+        (Layout((2, 2), ((1,), (0,)), rows=(5, 4)), (9, 3), ["axis 1", "cut into 2", "1 or 3"]),
+        (Layout((2,), ((0,), ()), fields=3), (8, 4), ["axis 0", "cut into 6", "4 or 8"]),
     ],
 )
 def test_a_shape_that_cannot_be_cut_is_told_why(layout, shape, words):
@@ -124,11 +141,16 @@ def test_a_shape_that_cannot_be_cut_is_told_why(layout, shape, words):
         (Layout((2,), ((0,),)), (0,)),
         (Layout((2,), ()), ()),
         (Layout((2,), ((0,),), full_shape=(4,)), (4,)),
+        (BY_HAND, (10, 8)),
+        (Layout((2, 2), ((1,),), 2, rows=(6, 4)), (10,)),
+        (Layout((2,), ((0,),), rows=(0, 4)), (4,)),
+        (Layout((2,), ((0,), ()), fields=3), (12, 8)),
+        (Layout((2,), ((0,), ()), fields=3), (0, 8)),
     ],
 )
 def test_a_shape_that_can_be_cut_has_no_reason_against_it(layout, shape):
     assert layout.why_not(shape) is None
-    assert layout.implied_shape(layout.region(layout.first_rank, shape).shape) == shape
+    assert layout.implied_shape(layout.slice_shape(layout.first_rank, shape)) == shape
 
 
 @pytest.mark.parametrize("size", range(1, 40))
@@ -182,3 +204,48 @@ def test_an_undivided_tensor_is_whole_on_every_rank():
 
 def test_the_full_shape_of_the_strategy_makes_no_other_layout():
     assert Layout((2,), ((0,),), full_shape=(4,)) == Layout((2,), ((0,),))
+
+
+def test_boundaries_of_a_manual_split_are_where_its_rows_end():
+    assert list(BY_HAND.boundaries(0, 10)) == [0, 6, 10]
+    assert list(BY_HAND.boundaries(1, 8)) == [0, 8]
+    assert list(Layout((4,), ((),), 2, rows=(10,)).boundaries(0, 10)) == [0, 5, 10]
+    with pytest.raises(ValueError, match="a part of 5 rows is not divisible by 2"):
+        Layout((4,), ((),), 2, rows=(5,)).boundaries(0, 5)
+    assert [BY_HAND.slice_shape(rank, (10, 8)) for rank in BY_HAND.ranks] == [(6, 8), (4, 8)]
+
+
+def test_a_part_without_rows_overlaps_nothing():
+    layout = Layout((4,), ((0,),), rows=(0, 6, 0, 4))
+    whole = list(layout.overlaps(Region((0,), (10,)), (10,)))
+    assert [index for index, _, _ in whole] == [(1,), (3,)]
+    assert list(layout.overlaps(Region((6,), (8,)), (10,))) == [
+        ((3,), Region((0,), (2,)), Region((6,), (8,)))
+    ]
+
+
+def test_a_slice_of_several_fields_is_no_box_and_overlaps_once_in_each_field():
+    layout, shape = Layout((3, 2), ((1,), (0,)), fields=2), (12, 4)
+    with pytest.raises(ValueError, match="a slice of 2 fields is no box"):
+        layout.region(0, shape)
+    full = np.arange(48).reshape(shape)
+    slices = {layout.slice_index(rank): take(full, oracle(layout), rank) for rank in range(6)}
+    assert {part.shape for part in slices.values()} == {layout.slice_shape(0, shape)}
+    for start, stop in product(np.ndindex(13, 5), repeat=2):
+        if any(a >= b for a, b in zip(start, stop, strict=True)):
+            continue
+        got = np.full(shape, -1)
+        for index, src, dst in layout.overlaps(Region(start, stop), shape):
+            assert (got[spots(dst)] == -1).all()
+            got[spots(dst)] = slices[index][spots(src)]
+        wanted = np.full(shape, -1)
+        wanted[spots(Region(start, stop))] = full[spots(Region(start, stop))]
+        np.testing.assert_array_equal(got, wanted)
+
+
+def spots(region):
+    return tuple(slice(a, b) for a, b in zip(region.start, region.stop, strict=True))
+
+
+def test_tables_that_are_cut_in_other_ways_have_other_layouts():
+    assert len({BY_HAND, Layout((2,), ((0,), ())), Layout((2,), ((0,), ()), fields=2)}) == 3

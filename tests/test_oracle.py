@@ -59,6 +59,30 @@ def test_oracle_joins_what_it_cut(opt_size):
     np.testing.assert_array_equal(join(slices, layout), full)
 
 
+def test_oracle_cuts_by_hand_where_the_strategy_says():
+    layout = OracleLayout((2, 2), ((1,), ()), 2, rows=(6, 4))
+    rows = np.arange(10)
+    taken = [take(rows, layout._replace(tensor_map=((1,),)), rank).tolist() for rank in range(4)]
+    assert taken == [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]
+    full = np.arange(20).reshape(10, 2)
+    np.testing.assert_array_equal(join({r: take(full, layout, r) for r in range(4)}, layout), full)
+
+
+def test_oracle_gives_every_rank_its_part_of_every_field():
+    layout = OracleLayout((3, 2), ((1,), (0,)), fields=2)
+    assert take(np.arange(12).reshape(12, 1).repeat(2, 1), layout, 2).tolist() == [
+        [2],
+        [3],
+        [8],
+        [9],
+    ]
+    full = np.arange(12 * 4).reshape(12, 4)
+    slices = {rank: take(full, layout, rank) for rank in range(6)}
+    np.testing.assert_array_equal(join(slices, layout), full)
+    columns = [slices[rank].reshape(2, 2, 2) for rank in (0, 2, 4)]
+    np.testing.assert_array_equal(np.concatenate(columns, 1).reshape(12, 2), full[:, :2])
+
+
 def test_oracle_refuses_to_join_when_a_slice_is_nowhere():
     layout = OracleLayout((2,), ((0,),))
     with pytest.raises(ValueError, match="no rank holds element 2"):

@@ -200,6 +200,45 @@ def test_a_parameter_that_the_target_cannot_cut_is_named_with_divisors_it_has():
     the_one(problems, "w: target src.ckpt:", "axis 0 of shape (8, 3)", "cut into 3", "by 2 or 4")
 
 
+def test_a_manual_split_that_does_not_make_the_rows_there_are_is_a_problem():
+    target = strategy_of({"w": Layout((2,), ((0,), ()), rows=(6, 4))})
+    problems = problems_of(catalog_of({0: {"w": (8, 3)}}), None, target)
+    the_one(problems, "w: target src.ckpt:", "axis 0 of shape (8, 3)", "[6, 4]", "makes 10 rows")
+
+
+def test_a_table_that_the_target_slices_by_fields_is_refused_but_can_be_merged():
+    fields = strategy_of({"w": Layout((2,), ((0,), ()), fields=3)})
+    problems = problems_of(catalog_of({0: {"w": (6, 2)}}), None, fields)
+    the_one(problems, "w: target src.ckpt: field-sliced (3 fields)", "merged but not be cut")
+    source = slice_catalog(fields, {"w": (6, 2)})
+    assert [(p.path, p.src.start, p.dst.start) for p in pieces_of(plan(source, fields), 0)] == [
+        (f"run/rank_{rank}/net.ckpt", (row, 0), (2 * row + rank, 0))
+        for row in range(3)
+        for rank in range(2)
+    ]
+    the_one(problems_of(source, fields, fields), "w: target", "field-sliced")
+
+
+def test_an_expanded_layout_of_the_target_is_folded_to_the_shape_there_is():
+    """Of two ways to fold it, (4, 32) and (8, 16), the source tells the one."""
+    layout = Layout((2, 2, 4), ((0,), (1,), (2,)), full_shape=(4, 2, 16))
+    for shape, folded in [((4, 32), ((0,), (1, 2))), ((8, 16), ((0, 1), (2,)))]:
+        made = plan(catalog_of({0: {"w": shape}}), None, strategy_of({"w": layout}))
+        assert made.transfers[0].layouts[0].tensor_map == folded
+    problems = problems_of(catalog_of({0: {"w": (16, 8)}}), None, strategy_of({"w": layout}))
+    the_one(problems, "w: target src.ckpt:", "is for 3 axes", "(16, 8)")
+
+
+def test_an_expanded_layout_of_the_target_may_have_device_axes_that_cut_nothing():
+    layout = Layout((4, 1), ((1,), (0,), ()), full_shape=(4, 1, 8))
+    target = strategy_of({"w": layout})
+    made = plan(catalog_of({0: {"w": (4, 8)}}), None, target)
+    assert [output.metas[0].shape for output in made] == [(1, 8)] * 4
+    layout = Layout((1, 4), ((0,), (1,), ()), full_shape=(4, 1, 8))
+    made = plan(catalog_of({0: {"w": (4, 8)}}), None, strategy_of({"w": layout}))
+    assert [output.metas[0].shape for output in made] == [(1, 8)] * 4
+
+
 def test_every_stage_of_the_target_has_its_own_reason():
     target = strategy_of({"w": THREE_ROWS}, {"w": Layout((3,), ((), (0,)))})
     problems = problems_of(catalog_of({0: {"w": (8, 5)}}), None, target)

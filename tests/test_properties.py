@@ -10,66 +10,30 @@ from hypothesis import strategies as st
 
 import ckpttool
 from ckpttool.errors import PlanError
-from ckpttool.model.catalog import Catalog, FileIndex, TensorMeta
-from ckpttool.model.plan import Target, make_plan
+from ckpttool.model.layout import Layout
 from ckpttool.model.region import Region
 from ckpttool.run.execute import CopyOptions, execute
-from tests.checkpoints import cut, layouts_of, stored, write_ranks
+from tests.checkpoints import cut, layouts_of, strategy_of, write_ranks
+from tests.in_memory import carry_out, catalog_of_entries, make, slices
 from tests.readers import Entry, read, read_ranks
-from tests.strategies import DTYPES, Move, examples, layouts, moves, regions, shapes
+from tests.strategies import (
+    DTYPES,
+    Move,
+    as_stored,
+    examples,
+    features,
+    layout_features,
+    layouts,
+    moves,
+    regions,
+    shapes,
+    table_moves,
+)
 
 SMALL = CopyOptions(band_bytes=24, task_bytes=100, max_in_flight=3)
 
 
 # ---------------------------------------------------------------------------------- in memory
-
-
-def catalog_of_entries(ranks) -> Catalog:
-    """Headers of slices that exist in memory only."""
-    files = {}
-    for rank, entries in ranks.items():
-        metas = [TensorMeta(name, entry.dtype, entry.shape) for name, entry in entries.items()]
-        tensors = {meta.name: stored(meta) for meta in metas}
-        files[rank] = FileIndex(f"rank_{rank}", "ckpt", 1, tensors)
-    return Catalog("run", files)
-
-
-def make(catalog, src, dst):
-    """The plan for all target ranks; unlisted names are the same on all ranks."""
-    agreement = {
-        name: (tuple(rank for rank, file in catalog.files.items() if name in file.tensors),)
-        for name in {name for file in catalog.files.values() for name in file.tensors}
-        if name not in src.layouts
-    }
-    ranks = 1 if dst is None else len(dst.ranks)
-    paths = {rank: f"out_{rank}" for rank in range(ranks)}
-    return make_plan(catalog, src, Target("ckpt", paths, ranks, dst), agreement)
-
-
-def carry_out(plan, ranks):
-    """What the pieces of a plan make of slices in memory, each element written exactly once."""
-    outputs = {}
-    for output in plan:
-        outputs[output.rank] = {}
-        for tensor in output.tensors:
-            meta = tensor.meta
-            out = np.zeros(meta.shape, f"V{meta.itemsize}")
-            written = np.zeros(meta.shape, int)
-            for piece in tensor.pieces(Region.whole(meta.shape)):
-                assert piece.src.shape == piece.dst.shape
-                assert piece.dst.size > 0
-                held = ranks[int(piece.path.removeprefix("rank_"))][meta.name]
-                assert held.shape == piece.tensor.meta.shape
-                raw = held.array().view(out.dtype)
-                out[slices(piece.dst)] = raw[slices(piece.src)]
-                written[slices(piece.dst)] += 1
-            assert (written == 1).all(), meta
-            outputs[output.rank][meta.name] = Entry(meta.dtype, meta.shape, out.tobytes())
-    return outputs
-
-
-def slices(region):
-    return tuple(slice(a, b) for a, b in zip(region.start, region.stop, strict=True))
 
 
 @examples(200)
@@ -78,6 +42,34 @@ def test_pieces_fill_every_output_exactly_and_with_what_the_oracle_says(move):
     src = cut(move.entries, move.src)
     plan = make(catalog_of_entries(src), move.src, move.dst)
     assert carry_out(plan, src) == cut(move.entries, move.dst)
+
+
+@examples(200)
+@given(table_moves())
+def test_tables_that_are_cut_unevenly_become_what_the_oracle_says(move):
+    src = cut(move.entries, move.src)
+    for target, wanted in ((move.dst, cut(move.entries, move.dst)), (None, {0: move.entries})):
+        stored = None if target is None else as_stored(target)
+        plan = make(catalog_of_entries(src), as_stored(move.src), stored)
+        assert carry_out(plan, src) == wanted
+
+
+@examples(100)
+@given(st.data())
+def test_merging_a_field_sliced_table_is_reshape_and_concatenate(data):
+    """As ``merge_sliced_parameter`` of MindSpore does it; its own code gave the same."""
+    fields, count, width = (data.draw(st.integers(a, b)) for a, b in ((2, 5), (1, 8), (1, 3)))
+    rows = data.draw(st.integers(1, 3))
+    parts = np.arange(count * fields * rows * width, dtype="<f4")
+    parts = np.random.default_rng(0).permutation(parts).reshape(count, fields * rows, width)
+    merged = np.concatenate([part.reshape(fields, rows, width) for part in parts], 1)
+    strategy = strategy_of({"t": Layout((count,), ((0,), ()), fields=fields)})
+    src = {
+        rank: {"t": Entry("Float32", part.shape, part.tobytes())} for rank, part in enumerate(parts)
+    }
+    (output,) = carry_out(make(catalog_of_entries(src), strategy, None), src).values()
+    wanted = merged.reshape(-1, width)
+    assert output == {"t": Entry("Float32", wanted.shape, wanted.tobytes())}
 
 
 @examples(100)
@@ -243,6 +235,22 @@ def test_resharding_gives_the_slices_of_the_oracle_and_back_again(new_folder, mo
     assert read_ranks(back) == cut(move.entries, move.src)
 
 
+@examples(40)
+@given(table_moves(), st.data())
+def test_tables_on_disk_are_resharded_and_merged_again(new_folder, move, data):
+    folder, format = new_folder(), st.sampled_from(formats_for(move))
+    src, dst = as_stored(move.src), as_stored(move.dst)
+    source = write_ranks(folder / "src", cut(move.entries, move.src), data.draw(format))
+    there = reshard(source, src, dst, folder / "dst", data.draw(format), options=SMALL)
+    assert read_ranks(there) == cut(move.entries, move.dst)
+    for folder, strategy in ((source, src), (there, dst)):
+        merged = folder / "merged.ckpt"
+        plan = ckpttool.plan_merge(ckpttool.scan(str(folder)), strategy, str(merged), "ckpt")
+        execute(plan, options=SMALL)
+        assert read(merged) == move.entries
+        merged.unlink()
+
+
 @examples(60)
 @given(moves(), st.data())
 def test_merging_what_was_split_gives_what_there_was(new_folder, move, data):
@@ -295,31 +303,26 @@ def test_the_examples_are_as_wide_as_they_should_be():
     assert not wanted - seen
 
 
-def features(move):
-    """Words for what is in an example."""
-    yield from move.entries
-    for entry in move.entries.values():
-        yield from (entry.dtype, f"{len(entry.shape)} axes")
-        if 0 in entry.shape:
-            yield "empty"
-    for strategy in (move.src, move.dst):
-        yield f"{strategy.stages} stages"
-        for held in strategy.layouts.values():
-            if len(held) > 1:
-                yield "shared"
-            for layout in held:
-                yield from layout_features(layout)
+def test_the_examples_of_tables_are_as_wide_as_they_should_be():
+    seen = set()
 
+    @examples(200)
+    @given(table_moves())
+    def look(move):
+        for side, strategy in (("src", move.src), ("dst", move.dst)):
+            layout = strategy.layouts["table"][0]
+            seen.update(layout_features(layout))
+            seen.add(f"{strategy.stages} stages")
+            if layout.fields > 1:
+                seen.update(("fields", f"fields and {len(layout.tensor_map)} axes"))
+            if len(set(layout.rows)) > 1:
+                seen.update((f"uneven {side}", "a part without rows" if 0 in layout.rows else ""))
+                seen.add(f"uneven, shard {layout.optimizer_shard > 1}")
+        if 0 in move.entries["table"].shape:
+            seen.add("empty")
 
-def layout_features(layout):
-    used = {axis for axes in layout.tensor_map for axis in axes}
-    free = [size for i, size in enumerate(layout.device_matrix[::-1]) if i not in used]
-    if layout.optimizer_shard > 1:
-        yield "shard"
-    if layout.optimizer_shard not in [math.prod(free[:i]) for i in range(len(free) + 1)]:
-        yield "shard that does not align"
-    for axes in layout.tensor_map:
-        if len(axes) > 1:
-            yield "one axis cut by several"
-        if axes and axes[0] != max(axes):
-            yield "outermost axis not the first"
+    look()
+    wanted = {"fields", "fields and 2 axes", "uneven src", "uneven dst", "a part without rows"}
+    wanted |= {"uneven, shard True", "uneven, shard False", "1 stages", "2 stages", "empty"}
+    wanted |= {"one axis cut by several", "outermost axis not the first"}
+    assert not wanted - seen

@@ -105,6 +105,66 @@ def test_slices_that_do_not_give_the_shape_of_the_strategy_are_told():
     the_one(problems, "the strategy says full shape (4, 3), the slices give (8, 3)")
 
 
+# -------------------------------------------------------------------------- embedding tables
+
+BY_HAND = strategy_of({"w": Layout((2, 2), ((1,), ()), rows=(6, 4))})
+TABLE = {0: (6, 3), 1: (6, 3), 2: (4, 3), 3: (4, 3)}
+
+
+def test_slices_of_a_manual_split_may_have_different_rows():
+    found, problems, notes = find(catalog_of({r: {"w": s} for r, s in TABLE.items()}), BY_HAND)
+    assert not problems
+    assert not notes
+    assert found["w"][0].meta.shape == (10, 3)
+    assert found["w"][0].find_slice((1, 0))[0] == "run/rank_2/net.ckpt"
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        ({2: (5, 3)}, ["rank 2 (run/rank_2/net.ckpt) has (5, 3), expected (4, 3)"]),
+        ({0: (5, 3)}, ["rank 0 (run/rank_0/net.ckpt) has (5, 3), expected (6, 3)"]),
+        ({3: (4, 5)}, ["rank 3 (run/rank_3/net.ckpt) has (4, 5), expected (4, 3)"]),
+        ({3: (4,)}, ["rank 3 (run/rank_3/net.ckpt) has (4,), expected (4, 3)"]),
+        ({0: (6,)}, ["rank 0 (run/rank_0/net.ckpt) has (6,), expected (6, 3)"]),
+        ({1: (4, 3), 2: (6, 3)}, ["rank 1 (run/", "has (4, 3), expected (6, 3), rank 2 (run/"]),
+    ],
+)
+def test_a_slice_that_does_not_have_the_rows_of_a_manual_split_is_named(odd, words):
+    catalog = catalog_of({rank: {"w": shape} for rank, shape in (TABLE | odd).items()})
+    found, problems, _ = find(catalog, BY_HAND)
+    the_one(problems, "w: slice shapes are not those of the manual split of [6, 4] rows: ", *words)
+    assert problems[0].count("expected") == len(odd)
+    assert not found
+
+
+def test_all_slices_of_a_manual_split_with_other_axes_are_told():
+    the_one(find(with_names({"w": (4,)}), BY_HAND)[1], "w: ranks 0-3", "(4,)", "2 axes")
+
+
+def test_a_manual_split_must_make_the_shape_of_the_strategy():
+    strategy = strategy_of({"w": Layout((2, 2), ((1,), ()), full_shape=(12, 3), rows=(6, 4))})
+    catalog = catalog_of({rank: {"w": shape} for rank, shape in TABLE.items()})
+    the_one(find(catalog, strategy)[1], "full shape (12, 3), the slices give (10, 3)")
+
+
+def test_a_missing_rank_of_a_manual_split_is_named():
+    catalog = catalog_of({rank: {"w": TABLE[rank]} for rank in (0, 1)})
+    the_one(find(catalog, BY_HAND)[1], "ranks 2, 3: no checkpoint file found", "parameter w")
+
+
+def test_slices_of_a_field_sliced_table_are_of_one_shape_and_have_rows_for_every_field():
+    strategy = strategy_of({"w": Layout((2, 2), ((1,), ()), fields=3)})
+    found, problems, _ = find(with_names({"w": (6, 3)}), strategy)
+    assert not problems
+    assert found["w"][0].meta.shape == (12, 3)
+    the_one(
+        find(with_names({"w": (4, 3)}), strategy)[1], "w: ranks 0-3, slice shape (4, 3)", "into 6"
+    )
+    catalog = catalog_of({rank: {"w": shape} for rank, shape in TABLE.items()})
+    the_one(find(catalog, strategy)[1], "w: the slice shape differs between ranks")
+
+
 # ------------------------------------------------------------------------- ranks and stages
 
 

@@ -1,10 +1,12 @@
 """Optimizer state that the strategy forgot, or says something false about."""
 
+from dataclasses import replace
+
 import pytest
 
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Target, make_plan
-from ckpttool.model.states import followed_parameter
+from ckpttool.model.states import borrow_rows, followed_parameter
 from tests.checkpoints import (
     ONE_STAGE,
     ROWS,
@@ -193,3 +195,117 @@ def test_a_shard_is_corrected_in_every_stage_that_shares_the_parameter():
     assert not problems
     assert found["accu_grads.w"][0].layout == ROWS
     assert len(notes["corrected"]) == 1
+
+
+# ----------------------------------------------------------------------- manual splits of rows
+
+BY_HAND = Layout((2, 2), ((1,), ()), rows=(6, 4))
+EVEN = Layout((2, 2), ((1,), ()))
+SLICES = {0: (6, 3), 1: (6, 3), 2: (4, 3), 3: (4, 3)}
+
+
+def table_catalog(states, table=SLICES):
+    """A table and state of it, rank to shape each."""
+    return catalog_of(
+        {
+            rank: {"t": table[rank]} | {name: held[rank] for name, held in states.items()}
+            for rank in table
+        }
+    )
+
+
+def test_listed_state_without_rows_has_those_of_its_parameter_in_the_source_with_a_note():
+    strategy = strategy_of({"t": BY_HAND, "adam_m.t": EVEN, "accum.t": EVEN})
+    found, problems, notes = find(table_catalog({"adam_m.t": SLICES, "accum.t": SLICES}), strategy)
+    assert not problems
+    for name in ("t", "adam_m.t", "accum.t"):
+        assert (found[name][0].layout, found[name][0].meta.shape) == (BY_HAND, (10, 3))
+    the_one(
+        notes["corrected"], "not cut as the strategy says", "2 optimizer states: adam_m.t, accum.t"
+    )
+
+
+def test_unlisted_state_follows_a_parameter_that_is_split_by_hand():
+    found, problems, notes = find(table_catalog({"adam_m.t": SLICES}), strategy_of({"t": BY_HAND}))
+    assert not problems
+    assert (found["adam_m.t"][0].follows, found["adam_m.t"][0].meta.shape) == ("t", (10, 3))
+    assert list(notes) == ["follows"]
+
+
+def test_unlisted_state_with_equal_rows_does_not_follow_a_parameter_that_is_split_by_hand():
+    catalog = table_catalog({"adam_m.t": dict.fromkeys(range(4), (6, 3))})
+    found, problems, _ = find(catalog, strategy_of({"t": BY_HAND}), {"adam_m.t": ((0, 1, 2, 3),)})
+    assert "adam_m.t" not in found
+    the_one(problems, "adam_m.t", "(6, 3)", "all of it (10, 3)")
+
+
+def test_state_whose_slices_have_equal_rows_is_not_given_those_of_its_parameter():
+    catalog = table_catalog({"adam_m.t": dict.fromkeys(range(4), (5, 3))})
+    found, problems, notes = find(catalog, strategy_of({"t": BY_HAND, "adam_m.t": EVEN}))
+    assert not problems
+    assert not notes
+    assert (found["adam_m.t"][0].layout, found["adam_m.t"][0].meta.shape) == (EVEN, (10, 3))
+
+
+def test_state_with_neither_the_rows_nor_equal_slices_is_a_problem():
+    odd = {**SLICES, 3: (5, 3)}
+    strategy = strategy_of({"t": BY_HAND, "adam_m.t": EVEN})
+    _, problems, _ = find(table_catalog({"adam_m.t": odd}), strategy)
+    the_one(
+        problems, "adam_m.t: the slice shape differs", "rank 3 (run/rank_3/net.ckpt) has (5, 3)"
+    )
+
+
+@pytest.mark.parametrize("rows", [(), (6, 4)])
+def test_state_of_a_manual_split_without_its_parameters_shard_is_corrected(rows):
+    shard = Layout((2, 2), ((1,), ()), 2, rows=(6, 4))
+    table = {0: (3, 3), 1: (3, 3), 2: (2, 3), 3: (2, 3)}
+    claimed = Layout((2, 2), ((1,), ()), 2, rows=rows)
+    strategy = strategy_of({"t": shard, "accu_grads.t": claimed, "accum.t": claimed})
+    catalog = table_catalog({"accu_grads.t": SLICES, "accum.t": table}, table)
+    found, problems, notes = find(catalog, strategy)
+    assert not problems
+    assert found["t"][0].layout == found["accum.t"][0].layout == shard
+    assert found["accu_grads.t"][0].layout == BY_HAND
+    the_one(notes["corrected"], "accu_grads.t")
+
+
+def test_a_shard_that_cannot_cut_the_rows_is_told_and_not_fallen_over():
+    claimed = Layout((2, 2), ((1,), ()), 2)
+    strategy = strategy_of({"t": replace(BY_HAND, rows=(7, 3)), "accum.t": claimed})
+    table = {0: (7, 3), 1: (7, 3), 2: (3, 3), 3: (3, 3)}
+    found, problems, _ = find(table_catalog({"accum.t": table}, table), strategy)
+    assert not problems
+    assert found["accum.t"][0].layout == replace(BY_HAND, rows=(7, 3))
+    strategy = strategy_of({"t": replace(claimed, rows=(7, 3))})
+    problems = find(table_catalog({"accum.t": table}, table), strategy)[1]
+    assert [problem.split(":")[0] for problem in problems] == ["t", "accum.t"]
+    assert "parts of [7, 3] rows are to be cut into 2 more" in problems[0]
+
+
+def test_rows_are_borrowed_in_the_stage_and_for_the_cut_that_the_parameter_has():
+    across = Layout((2, 2), ((0,), ()))
+    strategy = strategy_of(
+        {"t": BY_HAND, "accum.t": EVEN}, {"t": replace(BY_HAND, rows=(3, 7)), "accum.t": EVEN}
+    )
+    held, twins = strategy.layouts["accum.t"], strategy.layouts["t"]
+    assert [layout.rows for layout in borrow_rows(held, twins)] == [(6, 4), (3, 7)]
+    assert borrow_rows(held[:1], twins[1:]) == held[:1]
+    assert borrow_rows((across,), twins) == (across,)
+    own = replace(EVEN, rows=(1, 9))
+    assert borrow_rows((own,), twins) == (own,)
+    fields = replace(EVEN, fields=2)
+    assert borrow_rows((fields,), twins) == (fields,)
+
+
+@pytest.mark.parametrize("names", [["t", "adam_m.t"], ["t"]], ids=["listed", "unlisted"])
+def test_state_without_rows_has_those_of_its_parameter_in_the_target(names):
+    source = strategy_of(dict.fromkeys(names, EVEN))
+    catalog = with_names({"t": (5, 3), "adam_m.t": (5, 3)})
+    target = strategy_of({"t": Layout((3,), ((0,), ()), rows=(5, 1, 4))})
+    if "adam_m.t" in names:
+        target = strategy_of({"t": target.layouts["t"][0], "adam_m.t": Layout((3,), ((0,), ()))})
+    made = plan(catalog, source, target)
+    assert {note.kind for note in made.notes} <= {"follows"}
+    shapes = output_shapes(made)
+    assert shapes["t"] == shapes["adam_m.t"] == [(5, 3), (1, 3), (4, 3)]

@@ -12,8 +12,6 @@ from ckpttool.model.layout import Layout
 from tests.by_hand import layout, message, number, operator, packed, strategy
 from tests.corpus import GOLDEN, SAMPLES, case_names, expected
 
-UNEVEN = {"uneven_manual_split", "uneven_manual_split_2_to_4"}
-
 
 @pytest.fixture
 def write(tmp_path):
@@ -56,10 +54,6 @@ def strategies():
 def test_golden_strategies_are_read_as_recorded(case, side):
     recorded = expected(case)["strategies"][side]
     path = next((GOLDEN / case).glob(f"{side}_strategy.*"))
-    if case in UNEVEN:
-        with pytest.raises(StrategyError, match=r"uneven split .*not read yet"):
-            read_strategy([str(path)])
-        return
     found = read_strategy([str(path)])
     assert (found.stages, len(found.ranks)) == (len(recorded["stages"]), recorded["devices"])
     assert set(found.layouts) == {name for stage in recorded["stages"].values() for name in stage}
@@ -71,6 +65,7 @@ def test_golden_strategies_are_read_as_recorded(case, side):
             assert layout.first_rank == int(stage) * found.stage_ranks
             size = entry["opt_size"]
             assert layout.optimizer_shard == {0: 1, -1: layout.replicas}.get(size, size)
+            assert layout.rows == tuple(entry.get("param_split_shape", ()))
             if case != "json_multi_axis":  # its maps are of expanded tensors
                 assert layout.tensor_map == tuple(map(tuple, entry["axes"]))
 
@@ -184,8 +179,12 @@ def test_unknown_fields_are_skipped(read):
         (layout("w", (2, 2), (0, -1), size=4), "optimizer shard of 4 does not divide the rep"),
         (layout("w", (2, 2), (0, -1), size=-2), "opt_weight_shard_size -2, expected -1 or more"),
         (layout("w", (4,), (), size=2), "optimizer shard of 2 on a 0-d tensor"),
-        (layout("w", (2,), (0,), split=(6, 4)), r"uneven split \(param_split_shape \[6, 4\]\)"),
-        (layout("w", (2,), (0,), field=3), r"field-sliced embedding \(field 3\)"),
+        (
+            layout("w", (2,), (0,), split=(6, 4, 1)),
+            r"split of \[6, 4, 1\] rows, expected 2",
+        ),
+        (layout("w", (2,), (0,), split=(6, 4), field=3), r"field-sliced \(3 fields\) and cut in"),
+        (layout("w", (2,), (0,), field=-1), "field -1, expected 0 or more"),
         (layout("w", (2**40,), (0,)), "1048576 are the most"),
         (layout("w", (2,), (-1,) * 65), "64 and 1048576 are the most"),
         (layout("w", (1,) * 65, (0,)), "64 and 1048576 are the most"),

@@ -124,7 +124,11 @@ OPERATORS = {"parallel_strategy_item": {"a": {"alias_name": "a"}}, "parallel_out
         (document(w=W | {"opt_weight_shard_size": None}), "opt_weight_shard_size None is no num"),
         (document(w=W | {"opt_weight_shard_size": 3}), "optimizer shard of 3"),
         (document(w=W | {"field": "1"}), "field '1' is no number"),
-        (document(w=W | {"field": 1}), "field-sliced embedding"),
+        (document(w=W | {"field": -2}), "field -2, expected 0 or more"),
+        (
+            document(w=W | {"param_split_shape": [6, 4], "indices_offset": [0, 5]}),
+            r"indices_offset \[0, 5\], expected \[0, 6\]",
+        ),
         (document(w=W | {"tensor_map": [0, 2]}), "names device axis 2"),
         (document(w=W | {"tensor_map": [0, 0]}), "uses device axis 0 twice"),
     ],

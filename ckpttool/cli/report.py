@@ -137,7 +137,7 @@ def _describe_source(source: Source, strategy: Strategy) -> Json:
         "name": name,
         "dtype": source.meta.dtype,
         "shape": list(shape),
-        "slice_shape": list(layout.region(layout.first_rank, shape).shape),
+        "slice_shape": list(layout.slice_shape(layout.first_rank, shape)),
         "device_matrix": list(layout.device_matrix) if base else None,
         "tensor_map": [list(axes) for axes in layout.tensor_map] if base else None,
         "optimizer_shard": layout.optimizer_shard if base else None,

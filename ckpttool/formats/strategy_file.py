@@ -6,8 +6,7 @@ In a file merged over stages every parameter is called ``"<stage>-<name>"``.  A 
 merged if all its names begin with one to three digits and a ``-``, and the stages of its operators
 occur among these numbers; so a parameter whose own name has a ``-`` in it does no harm.
 
-Not read: ``param_split_shape`` and ``field`` (an uneven or field-sliced embedding) and JSON files
-of operator strategies, which hold no parameter layouts.
+Not read: JSON files of operator strategies, which hold no parameter layouts.
 
 Source
 ------
@@ -140,14 +139,6 @@ def _what_instead(path: str, error: FormatError) -> str:
 
 
 def _to_layout(entry: Entry) -> Layout:
-    if any(entry.split_shape):
-        raise ValueError(
-            f"an uneven split (param_split_shape {entry.split_shape}), which is not read yet"
-        )
-    if entry.field_count:
-        raise ValueError(
-            f"a field-sliced embedding (field {entry.field_count}), which is not read yet"
-        )
     maps = entry.tensor_maps
     axes = max(len(entry.device_matrix), len(maps), *(len(axes) for axes in maps), 0)
     if axes > MAX_AXES or math.prod(entry.device_matrix) > MAX_RANKS:
@@ -168,7 +159,17 @@ def _to_layout(entry: Entry) -> Layout:
         raise ValueError(f"opt_weight_shard_size {entry.shard_size}, expected -1 or more")
     if not tensor_map:
         parts = 1 if entry.shard_size == -1 else parts  # a scalar has no axis to cut
-    return Layout(whole.device_matrix, tensor_map, parts, 0, full_shape)
+    rows = tuple(entry.split_shape) if any(entry.split_shape) else ()
+    starts = [sum(rows[:i]) for i in range(len(rows))]
+    if rows and entry.split_starts and entry.split_starts != starts:
+        raise ValueError(
+            f"a manual split of {list(rows)} rows with indices_offset {entry.split_starts}, "
+            f"expected {starts}"
+        )
+    if entry.field_count < 0:
+        raise ValueError(f"field {entry.field_count}, expected 0 or more")
+    fields = max(1, entry.field_count)
+    return Layout(whole.device_matrix, tensor_map, parts, 0, full_shape, rows, fields)
 
 
 def _device_axes(axes: list[int]) -> tuple[int, ...]:

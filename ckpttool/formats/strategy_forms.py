@@ -54,6 +54,7 @@ class Entry:
     device_matrix: list[int] = field(default_factory=list)
     tensor_maps: list[list[int]] = field(default_factory=list)
     split_shape: list[int] = field(default_factory=list)
+    split_starts: list[int] = field(default_factory=list)
     field_count: int = 0
     shard_size: int = 0
     full_shape: list[int] | None = None
@@ -111,6 +112,8 @@ def _read_layout_item(reader: WireReader, item: Field) -> tuple[str, Entry]:
                     entry.tensor_maps.append(dims(f))
                 elif f.number == 3:
                     entry.split_shape = dims(f)
+                elif f.number == 4:
+                    entry.split_starts = dims(f)
                 elif f.number == 5:
                     entry.field_count = reader.number(f)
                 elif f.number == 7:
@@ -161,6 +164,7 @@ def _json_entry(path: str, name: str, item: object) -> Entry:
         numbers("dev_matrix"),
         _json_tensor_maps(path, name, entry.get("tensor_map")),
         numbers("param_split_shape"),
+        numbers("indices_offset"),
         _number(path, name, entry, "field"),
         _number(path, name, entry, "opt_weight_shard_size"),
         numbers("tensor_shape") if "tensor_shape" in entry else None,

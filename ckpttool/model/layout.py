@@ -11,6 +11,10 @@ optimizer shard of ``s`` cuts axis 0 of the slice once more into ``s`` equal par
 position ``p`` of its replica group holds part ``p mod s``.  ``s`` need not be a product of device
 axes (six replicas cut in two over a 2 x 3 grid), so it is kept as a number beside the tensor map.
 
+Two kinds of embedding table are cut along axis 0 in other ways.  With a manual split the parts have
+given numbers of rows.  With ``F`` fields every part holds its share of each field: of the ``F * n``
+equal stretches of rows, part ``i`` holds the stretches ``i``, ``i + n``, ``i + 2n``, ...
+
 Source
 ------
 MindSpore 2.10 ``parallel/_tensor.py`` (``_get_tensor_slice_index``, ``_load_tensor``) and the
@@ -47,6 +51,10 @@ class Layout:
     full_shape
         Shape of the full tensor as the strategy file gives it (JSON files do), to be checked
         against the slices; None if the file does not tell.
+    rows
+        Rows of each part of axis 0, before an optimizer shard, if the parts are not equal.
+    fields
+        Fields of a field-sliced embedding; 1 for all else.
 
     Raises
     ------
@@ -59,6 +67,8 @@ class Layout:
     optimizer_shard: int = 1
     first_rank: int = 0
     full_shape: tuple[int, ...] | None = field(default=None, compare=False)
+    rows: tuple[int, ...] = ()
+    fields: int = 1
 
     def __post_init__(self) -> None:
         if any(size < 1 for size in self.device_matrix):
@@ -82,6 +92,19 @@ class Layout:
             )
         if self.optimizer_shard > 1 and not self.tensor_map:
             raise ValueError(f"optimizer shard of {self.optimizer_shard} on a 0-d tensor")
+        if self.rows or self.fields > 1:
+            self._check_embedding()
+
+    def _check_embedding(self) -> None:
+        parts = self.parts[0] // self.optimizer_shard if self.tensor_map else 0
+        if self.fields > 1 and (self.rows or self.optimizer_shard > 1 or not parts):
+            raise ValueError(
+                f"field-sliced ({self.fields} fields) and cut in another way along axis 0 as well"
+            )
+        if self.rows and (len(self.rows) != parts or min(self.rows) < 0):
+            raise ValueError(
+                f"a manual split of {list(self.rows)} rows, expected {parts} numbers of rows"
+            )
 
     @classmethod
     def undivided(cls, ndim: int, ranks: int = 1, first_rank: int = 0) -> Layout:
@@ -122,16 +145,41 @@ class Layout:
     def boundaries(self, axis: int, size: int) -> Sequence[int]:
         """Where tensor axis ``axis`` of ``size`` elements is cut: ascending, from 0 to ``size``.
 
-        Slice ``i`` along the axis holds the elements from boundary ``i`` to boundary ``i + 1``.
-        Everything else asks here, so that a cut need not be even.
+        Slice ``i`` along the axis holds the elements from boundary ``i`` to boundary ``i + 1``; of
+        ``n`` slices of a field-sliced embedding slice ``i`` also holds those from ``i + n`` on, and
+        so forth.  Everything else asks here, so that a cut need not be even.
         """
         n = self.parts[axis]
+        if axis == 0:
+            n *= self.fields
+            if self.rows:
+                return self._row_boundaries()
         if size % n:
             raise ValueError(f"axis {axis} of {size} elements is not divisible by {n}")
         return range(0, size + 1, size // n) if size else (0,) * (n + 1)
 
+    def _row_boundaries(self) -> tuple[int, ...]:
+        shard = self.optimizer_shard
+        cut = [0]
+        for rows in self.rows:
+            if rows % shard:
+                raise ValueError(f"a part of {rows} rows is not divisible by {shard}")
+            cut += [cut[-1] + rows // shard * (i + 1) for i in range(shard)]
+        return tuple(cut)
+
+    def slice_shape(self, rank: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of the slice that ``rank`` holds of a full tensor of ``shape``."""
+        if self.fields > 1:
+            return tuple(size // n for size, n in zip(shape, self.parts, strict=True))
+        return self.region(rank, shape).shape
+
     def box(self, index: tuple[int, ...], shape: tuple[int, ...]) -> Region:
-        """The elements of a full tensor of ``shape`` that the slice at ``index`` holds."""
+        """The elements of a full tensor of ``shape`` that the slice at ``index`` holds.
+
+        Not of a field-sliced embedding, whose slices are no boxes.
+        """
+        if self.fields > 1:
+            raise ValueError(f"a slice of {self.fields} fields is no box")
         cuts = _cuts(self, shape)
         return Region(
             tuple(cut[i] for cut, i in zip(cuts, index, strict=True)),
@@ -151,7 +199,7 @@ class Layout:
     def overlaps(
         self, wanted: Region, shape: tuple[int, ...]
     ) -> Iterator[tuple[tuple[int, ...], Region, Region]]:
-        """Every slice that shares an element with ``wanted``, in C order.
+        """Every stretch of a slice that shares an element with ``wanted``, in C order.
 
         Found by arithmetic on the boundaries, never by search.
 
@@ -163,11 +211,17 @@ class Layout:
         if not wanted.size:
             return
         spans: list[list[tuple[int, int, int, int, int]]] = []
-        for cut, low, high in zip(_cuts(self, shape), wanted.start, wanted.stop, strict=True):
+        for cut, n, low, high in zip(
+            _cuts(self, shape), self.parts, wanted.start, wanted.stop, strict=True
+        ):
             span = []
             for i in range(bisect_right(cut, low) - 1, bisect_left(cut, high)):
                 a, b = max(low, cut[i]), min(high, cut[i + 1])
-                span.append((i, a - cut[i], b - cut[i], a, b))
+                if a == b:  # a part without rows, between others
+                    continue
+                # Of several stretches of one slice, those before this one lie before it in it.
+                shift = i // n * (cut[i + 1] - cut[i]) - cut[i]
+                span.append((i % n, a + shift, b + shift, a, b))
             spans.append(span)
         for chosen in product(*spans):
             if chosen:
@@ -178,7 +232,8 @@ class Layout:
 
     def implied_shape(self, slice_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Full shape of a tensor whose slices have ``slice_shape``."""
-        return tuple(size * n for size, n in zip(slice_shape, self.parts, strict=True))
+        full = tuple(size * n for size, n in zip(slice_shape, self.parts, strict=True))
+        return (sum(self.rows), *full[1:]) if self.rows else full
 
     def why_not(self, shape: tuple[int, ...]) -> str | None:
         """Why a full tensor of ``shape`` cannot be cut like this, or None if it can.
@@ -195,13 +250,26 @@ class Layout:
             )
         if self.full_shape is not None and self.full_shape != shape:
             return f"the strategy says full shape {self.full_shape}, the slices give {shape}"
-        uneven = [
+        if self.rows and sum(self.rows) != shape[0]:
+            return (
+                f"axis 0 of shape {shape} is to be cut by a manual split of {list(self.rows)}, "
+                f"which makes {sum(self.rows)} rows"
+            )
+        parts = list(self.parts)
+        if self.rows:
+            uneven = [rows for rows in self.rows if rows % self.optimizer_shard]
+            if uneven:
+                return f"parts of {uneven} rows are to be cut into {self.optimizer_shard} more"
+            parts[0] = 1
+        elif parts:
+            parts[0] *= self.fields
+        reasons = [
             f"axis {axis} of shape {shape} is to be cut into {n}; {size} is divisible by "
             + " or ".join(str(divisor) for divisor in nearest_divisors(size, n))
-            for axis, (size, n) in enumerate(zip(shape, self.parts, strict=True))
+            for axis, (size, n) in enumerate(zip(shape, parts, strict=True))
             if size % n
         ]
-        return "; ".join(uneven) or None
+        return "; ".join(reasons) or None
 
 
 def nearest_divisors(size: int, parts: int) -> tuple[int, ...]:

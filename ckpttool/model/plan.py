@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from ckpttool.errors import CkptToolError, PlanError, raise_all
 from ckpttool.model.catalog import Catalog, StoredTensor, TensorMeta, format_ranks
+from ckpttool.model.folding import fold_layout
 from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
 from ckpttool.model.region import Region
@@ -21,7 +22,8 @@ from ckpttool.model.sources import (
     find_sources,
     undivided_sources,
 )
-from ckpttool.model.strategy import Strategy, count, shorten
+from ckpttool.model.states import borrow_rows
+from ckpttool.model.strategy import Strategy, count, parameter_of, shorten
 from ckpttool.model.unlisted import Unlisted
 
 
@@ -217,7 +219,9 @@ def _find_transfers(sources: Sources, target: Target, has_strategy: bool) -> lis
             if target.strategy is not None and (was_cut or (not has_strategy and shape)):
                 undivided.append(name)
         else:
-            reasons = {layout.why_not(shape) for layout in layouts} - {None}
+            layouts = borrow_rows(layouts, listed.get(parameter_of(name) or name, ()))
+            layouts = tuple(_folded(layout, shape) for layout in layouts)
+            reasons = {_why_not_target(layout, shape) for layout in layouts} - {None}
             where = target.strategy.origin if target.strategy else ""
             sources.problems += [f"{name}: target {where}: {r}" for r in sorted(map(str, reasons))]
             if reasons:
@@ -233,6 +237,19 @@ def _find_transfers(sources: Sources, target: Target, has_strategy: bool) -> lis
         names = f"{count(len(nowhere), 'parameter')}: {shorten(nowhere)}"
         sources.notes.append(Note("dropped", f"{text}: {names}"))
     return transfers
+
+
+def _folded(layout: Layout, shape: tuple[int, ...]) -> Layout:
+    """The layout for a full tensor of ``shape``, which tells how to fold an expanded one."""
+    ways = fold_layout(layout, len(shape), lambda way: way.full_shape == shape)
+    return ways[0] if len(ways) == 1 else layout
+
+
+def _why_not_target(layout: Layout, shape: tuple[int, ...]) -> str | None:
+    """Why a full tensor of ``shape`` cannot be cut for a target, or None if it can."""
+    if layout.fields > 1:
+        return f"field-sliced ({layout.fields} fields), which can be merged but not be cut"
+    return layout.why_not(shape)
 
 
 def _everywhere(source: Source, ranks: int) -> tuple[Layout, ...]:

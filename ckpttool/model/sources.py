@@ -8,19 +8,18 @@ else is one undivided tensor if all ranks hold the same bytes, and a question to
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 from ckpttool.model.catalog import Catalog, StoredTensor, TensorMeta, format_ranks
 from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
+from ckpttool.model.slices import disagreement, group_ranks, join_slices
 from ckpttool.model.states import followed_parameter, odd_shape, true_layouts
 from ckpttool.model.strategy import Strategy, count, parameter_of, shorten
 from ckpttool.model.unlisted import Differing, Groups, Unlisted, decision, questions
 
 Agreement = Mapping[str, Groups]  # of the content of a parameter
-_T = TypeVar("_T", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,17 +164,10 @@ def _holders(catalog: Catalog) -> dict[str, tuple[int, ...]]:
     return {name: tuple(ranks) for name, ranks in holders.items()}
 
 
-def _group(ranks: Sequence[int], key: Callable[[int], _T]) -> dict[_T, tuple[int, ...]]:
-    groups: dict[_T, list[int]] = {}
-    for rank in ranks:
-        groups.setdefault(key(rank), []).append(rank)
-    return {value: tuple(members) for value, members in groups.items()}
-
-
 def _group_by_meta(
     catalog: Catalog, name: str, ranks: Sequence[int]
 ) -> tuple[tuple[int, ...], ...]:
-    return tuple(_group(ranks, lambda rank: catalog.files[rank].tensors[name].meta).values())
+    return tuple(group_ranks(ranks, lambda rank: catalog.files[rank].tensors[name].meta).values())
 
 
 def _whole(catalog: Catalog, name: str, rank: int) -> Source:
@@ -265,28 +257,21 @@ def _cut_source(
     A parameter shared by stages is taken from the lowest stage that holds all of it.
     """
     metas = {rank: catalog.files[rank].tensors[name].meta for rank in ranks}
-    dtypes = _group(ranks, lambda rank: metas[rank].dtype)
+    dtypes = group_ranks(ranks, lambda rank: metas[rank].dtype)
     if len(dtypes) > 1:
-        sources.problems.append(_disagreement(catalog, name, "element type", dtypes))
+        sources.problems.append(disagreement(catalog, name, "element type", dtypes))
         return None
     chosen: Source | None = None
     missing: list[tuple[int, ...]] = []
-    for layout in layouts:
-        present = [rank for rank in ranks if rank in layout.ranks]
+    for spelled in layouts:
+        present = [rank for rank in ranks if rank in spelled.ranks]
         if not present:
             continue
-        shapes = _group(present, lambda rank: metas[rank].shape)
-        if len(shapes) > 1:
-            sources.problems.append(_disagreement(catalog, name, "slice shape", shapes))
+        joined = join_slices(catalog, spelled, {rank: metas[rank] for rank in present})
+        if isinstance(joined, str):
+            sources.problems.append(joined)
             return None
-        meta = metas[present[0]]
-        if len(meta.shape) == len(layout.tensor_map):
-            meta = replace(meta, shape=layout.implied_shape(meta.shape))
-        reason = layout.why_not(meta.shape)
-        if reason is not None:
-            where = f"{name}: {format_ranks(present)}, slice shape {metas[present[0]].shape}"
-            sources.problems.append(f"{where}: {reason}")
-            return None
+        layout, meta = joined
         held = {layout.slice_index(rank) for rank in present}
         gaps = [layout.owners(index) for index in layout.slice_indices() if index not in held]
         if not gaps and chosen is None:
@@ -301,19 +286,6 @@ def _cut_source(
         for owners in missing or [tuple(layouts[0].ranks)]:
             lacking[owners].append(name)
     return chosen
-
-
-def _disagreement(
-    catalog: Catalog, name: str, what: str, groups: Mapping[_T, tuple[int, ...]]
-) -> str:
-    """Who holds what, the few before the many, with a file of each of the few."""
-    ordered = sorted(groups.items(), key=lambda item: (len(item[1]), -item[1][0]))
-    parts = []
-    for value, ranks in ordered[:-1]:
-        parts.append(f"{format_ranks(ranks)} ({catalog.files[ranks[0]].path}) has {value}")
-    value, ranks = ordered[-1]
-    parts.append(f"{format_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} {value}")
-    return f"{name}: the {what} differs between ranks: {', '.join(parts)}"
 
 
 def _report_lacking(
@@ -378,6 +350,7 @@ def _note_layouts(sources: Sources, corrected: Sequence[str]) -> None:
         text = f"not in the strategy, cut like the parameter: {states}"
         sources.notes.append(Note("follows", f"{text}: {names}"))
     if corrected:
-        text = f"{len(corrected)} optimizer states have no optimizer shard, as their slices tell"
-        text += f", though the strategy says so: {shorten(corrected)}"
+        states = count(len(corrected), "optimizer state")
+        text = f"not cut as the strategy says, but as their slices and parameters tell: {states}"
+        text += f": {shorten(corrected)}"
         sources.notes.append(Note("corrected", text))

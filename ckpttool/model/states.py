@@ -26,30 +26,51 @@ def followed_parameter(
     base = parameter_of(name)
     if not base or base not in strategy.layouts or name in strategy.layouts:
         return None
-    shapes = {
-        rank: shape
-        for layout in strategy.layouts[base]
-        if (shape := _slice_shape(catalog, base, layout)) is not None
-        for rank in layout.ranks
-    }
+    shapes: dict[int, tuple[int, ...]] = {}
+    for layout in strategy.layouts[base]:
+        shapes |= _slice_shapes(catalog, base, layout)
     if all(shapes.get(rank) == catalog.files[rank].tensors[name].meta.shape for rank in ranks):
         return base
     return None
 
 
-def true_layouts(catalog: Catalog, strategy: Strategy, name: str) -> tuple[Layout, ...]:
-    """The layouts of a listed parameter, without an optimizer shard that its slices do not have.
+def borrow_rows(layouts: tuple[Layout, ...], twins: tuple[Layout, ...]) -> tuple[Layout, ...]:
+    """The layouts of a state, with the manual split of its parameter's layouts ``twins``.
 
-    MindSpore copies the parameter's entry to its ``accu_grads``, but cuts these only under
-    ``gradient_accumulation_shard``.  A state has its parameter's full shape, so the slices tell.
+    MindSpore writes the split with the parameter's entry alone.
+    """
+    rows = {(twin.ranks, twin.device_matrix, twin.tensor_map): twin.rows for twin in twins}
+    return tuple(
+        layout
+        if layout.rows or layout.fields > 1
+        else replace(
+            layout, rows=rows.get((layout.ranks, layout.device_matrix, layout.tensor_map), ())
+        )
+        for layout in layouts
+    )
+
+
+def true_layouts(catalog: Catalog, strategy: Strategy, name: str) -> tuple[Layout, ...]:
+    """The layouts of a listed parameter, corrected by what its slices and its parameter tell.
+
+    A state of a manually split embedding has its parameter's split if its slices do.  And it has
+    no optimizer shard if its slices do not: MindSpore copies the parameter's entry to its
+    ``accu_grads``, but cuts these only under ``gradient_accumulation_shard``.  A state has its
+    parameter's full shape, so the slices tell.
     """
     layouts = strategy.layouts[name]
     twins = strategy.layouts.get(parameter_of(name) or name, ())
-    if twins is layouts or all(layout.optimizer_shard == 1 for layout in layouts):
+    if twins is layouts:
+        return layouts
+    split = borrow_rows(layouts, twins)
+    for tried in (split, _without_shard(split)):
+        if any(layout.rows for layout in split) and _have_rows(catalog, name, tried):
+            return tried
+    if all(layout.optimizer_shard == 1 for layout in layouts):
         return layouts
     shapes = (_full_shape(catalog, parameter_of(name) or name, twin) for twin in twins)
     truth = next((shape for shape in shapes if shape is not None), None)
-    bare = tuple(replace(layout, optimizer_shard=1) for layout in layouts)
+    bare = _without_shard(layouts)
     return tuple(
         two if _full_shape(catalog, name, one) != truth == _full_shape(catalog, name, two) else one
         for one, two in zip(layouts, bare, strict=True)
@@ -70,6 +91,35 @@ def odd_shape(catalog: Catalog, strategy: Strategy, meta: TensorMeta) -> str | N
                 "take it as it is with --unlisted first, or leave it out with --unlisted drop"
             )
     return None
+
+
+def _without_shard(layouts: tuple[Layout, ...]) -> tuple[Layout, ...]:
+    return tuple(replace(layout, optimizer_shard=1) for layout in layouts)
+
+
+def _have_rows(catalog: Catalog, name: str, layouts: tuple[Layout, ...]) -> bool:
+    """Whether all slices of ``name`` have the shapes of a manual split."""
+    for layout in layouts:
+        expected = _slice_shapes(catalog, name, layout)
+        for rank, file in catalog.files.items():
+            if rank in layout.ranks and name in file.tensors:
+                shape = file.tensors[name].meta.shape
+                if shape != expected.get(rank):
+                    return False
+    return True
+
+
+def _slice_shapes(catalog: Catalog, name: str, layout: Layout) -> dict[int, tuple[int, ...]]:
+    """The shape of each rank's slice in the stage of ``layout``, as the lowest rank's implies."""
+    shape = _slice_shape(catalog, name, layout)
+    if shape is None:
+        return {}
+    if not layout.rows:
+        return dict.fromkeys(layout.ranks, shape)
+    full = _full_shape(catalog, name, layout)
+    if full is None or layout.why_not(full) is not None:
+        return {}
+    return {rank: layout.slice_shape(rank, full) for rank in layout.ranks}
 
 
 def _slice_shape(catalog: Catalog, name: str, layout: Layout) -> tuple[int, ...] | None:

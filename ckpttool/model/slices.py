@@ -1,0 +1,82 @@
+"""The slices of one stage -> the full tensor they make up, or what is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from ckpttool.model.catalog import Catalog, TensorMeta, format_ranks
+from ckpttool.model.folding import ambiguity, fold_layout
+from ckpttool.model.layout import Layout
+from ckpttool.model.strategy import shorten
+
+_T = TypeVar("_T", bound=Hashable)
+
+
+def join_slices(
+    catalog: Catalog, layout: Layout, metas: Mapping[int, TensorMeta]
+) -> tuple[Layout, TensorMeta] | str:
+    """The layout, folded if it was expanded, and the full tensor; or what is wrong, in words.
+
+    Parameters
+    ----------
+    catalog
+        The files, for messages.
+    layout
+        As the strategy has it.
+    metas
+        Rank to slice, of the ranks of the stage that have one; ascending, at least one.
+    """
+    ranks = list(metas)
+    shapes = group_ranks(ranks, lambda rank: metas[rank].shape)
+    name = metas[ranks[0]].name
+    if len(shapes) > 1 and not layout.rows:
+        return disagreement(catalog, name, "slice shape", shapes)
+    ways = fold_layout(layout, len(metas[ranks[0]].shape), _fits(metas[ranks[0]].shape))
+    if len(ways) > 1:
+        return f"{name}: {ambiguity(layout, ways)}"
+    layout = ways[0] if ways else layout
+    # Of a manual split one slice may have other axes than the rest; that one is to be named.
+    axes = len(layout.tensor_map)
+    meta = next((metas[rank] for rank in ranks if len(metas[rank].shape) == axes), metas[ranks[0]])
+    full = meta
+    if len(meta.shape) == axes:
+        full = replace(meta, shape=layout.implied_shape(meta.shape))
+    reason = layout.why_not(full.shape)
+    if reason is not None:
+        return f"{name}: {format_ranks(ranks)}, slice shape {meta.shape}: {reason}"
+    wrong = [
+        f"rank {rank} ({catalog.files[rank].path}) has {metas[rank].shape}, expected {shape}"
+        for rank in (ranks if layout.rows else ())
+        if metas[rank].shape != (shape := layout.slice_shape(rank, full.shape))
+    ]
+    if wrong:
+        split = f"the manual split of {list(layout.rows)} rows"
+        return f"{name}: slice shapes are not those of {split}: {shorten(wrong)}"
+    return layout, full
+
+
+def disagreement(
+    catalog: Catalog, name: str, what: str, groups: Mapping[_T, tuple[int, ...]]
+) -> str:
+    """Who holds what, the few before the many, with a file of each of the few; for a message."""
+    ordered = sorted(groups.items(), key=lambda item: (len(item[1]), -item[1][0]))
+    parts = []
+    for value, ranks in ordered[:-1]:
+        parts.append(f"{format_ranks(ranks)} ({catalog.files[ranks[0]].path}) has {value}")
+    value, ranks = ordered[-1]
+    parts.append(f"{format_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} {value}")
+    return f"{name}: the {what} differs between ranks: {', '.join(parts)}"
+
+
+def group_ranks(ranks: Sequence[int], key: Callable[[int], _T]) -> dict[_T, tuple[int, ...]]:
+    """The ranks with equal ``key``, by key, in the order of the first of each."""
+    groups: dict[_T, list[int]] = {}
+    for rank in ranks:
+        groups.setdefault(key(rank), []).append(rank)
+    return {value: tuple(members) for value, members in groups.items()}
+
+
+def _fits(slice_shape: tuple[int, ...]) -> Callable[[Layout], bool]:
+    return lambda way: way.implied_shape(slice_shape) == way.full_shape
