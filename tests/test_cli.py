@@ -476,3 +476,13 @@ def test_names_that_the_terminal_cannot_show_are_spelled_out(tmp_path):
 def test_a_checksum_is_told_to_be_there_and_not_verified(tmp_path):
     result = run_well("merge", *src(GOLDEN / "crc_check"), "-o", tmp_path / "m.h5")
     assert "ranks 0-3: saved with a checksum (crc_check), which is not verified" in result.stderr
+
+
+def test_inspect_shows_the_rows_of_a_manual_split():
+    document = json.loads(
+        run_well("inspect", *src(GOLDEN / "uneven_manual_split"), "--json").stdout
+    )
+    tensors = {tensor["name"]: tensor for tensor in document["tensors"]}
+    assert tensors["embedding_table"]["rows"] == [6, 10]
+    assert tensors["embedding_table"]["shape"] == [16, 8]
+    assert "rows" not in tensors["mul_weight"]

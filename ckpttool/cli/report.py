@@ -141,6 +141,8 @@ def _describe_source(source: Source, strategy: Strategy) -> Json:
         "device_matrix": list(layout.device_matrix) if base else None,
         "tensor_map": [list(axes) for axes in layout.tensor_map] if base else None,
         "optimizer_shard": layout.optimizer_shard if base else None,
+        **({"rows": list(layout.rows)} if layout.rows else {}),
+        **({"fields": layout.fields} if layout.fields > 1 else {}),
         "stages": list(strategy.stages_of(base)) if base else [],
         "ranks": [rank for rank, file in source.catalog.files.items() if name in file.tensors],
     }
