@@ -1,0 +1,87 @@
+"""What MindSpore saved of a cut, and what another cut of the same family must become."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from tests.corpus import Ranks as Digests
+from tests.corpus import differences, digests
+from tests.readers import Entry, read_ckpt, read_ranks
+
+Ranks = dict[int, dict[str, Entry]]
+
+GRADIENTS = "accu_grads."  # summed up over the micro batches of a pipeline
+
+
+@dataclass(frozen=True, repr=False)
+class Saved:
+    """A cut of a family, compiled and saved by MindSpore for every rank.
+
+    Attributes
+    ----------
+    recipe
+        See ``recipes.py``.
+    folder
+        ``ckpt/`` and ``safetensors/`` with a folder for each rank, ``strategies/`` with the file of
+        each rank, ``stages/`` with those of the first rank of each stage, ``strategy.ckpt`` (merged
+        by MindSpore if there are stages), and ``full.ckpt``: all parameters before they were cut.
+    """
+
+    recipe: dict
+    folder: Path
+
+    @property
+    def strategy(self) -> Path:
+        """The one strategy file that tells all."""
+        return self.folder / "strategy.ckpt"
+
+    @cached_property
+    def ranks(self) -> Ranks:
+        """What each rank saved."""
+        return read_ranks(self.folder / "ckpt")
+
+    @cached_property
+    def full(self) -> dict[str, Entry]:
+        """What all ranks saved, undivided."""
+        saved = {name for tensors in self.ranks.values() for name in tensors}
+        everything = read_ckpt(self.folder / "full.ckpt")
+        return {name: everything[name] for name in everything if name in saved}
+
+    @property
+    def misdescribed(self) -> Ranks:
+        """Gradients in the making: the strategy claims an optimizer shard that they do not have.
+
+        MindSpore copies the entry of the parameter, but leaves these whole.
+        """
+        if not self.recipe["optimizer_shard"]:
+            return {}
+        return {
+            rank: {name: entry for name, entry in tensors.items() if name.startswith(GRADIENTS)}
+            for rank, tensors in self.ranks.items()
+        }
+
+
+def resharded(src: Saved, dst: Saved) -> Ranks:
+    """What every rank of ``dst`` must hold, if the values come from ``src``.
+
+    Slices are those that MindSpore itself cut for ``dst``.  What only ``src`` has (the optimizer's
+    state, say) is undivided on every rank; what only ``dst`` has is not there.
+    """
+    in_dst = {name for tensors in dst.ranks.values() for name in tensors}
+    more = {name: entry for name, entry in src.full.items() if name not in in_dst}
+    return {
+        rank: {name: entry for name, entry in tensors.items() if name in src.full} | more
+        for rank, tensors in dst.ranks.items()
+    }
+
+
+def wrong(src: Saved, dst: Saved, got: Digests) -> list[str]:
+    """The first differences between what came out and what must."""
+    return differences(digests(resharded(src, dst)), got, dst.misdescribed)[:3]
+
+
+def as_digests(contents: dict[str, list]) -> dict[str, tuple]:
+    """An answer of MindSpore in the form of ``Entry.digest``."""
+    return {name: (dtype, tuple(shape), sha) for name, (dtype, shape, sha) in contents.items()}
