@@ -220,9 +220,7 @@ def test_listed_state_without_rows_has_those_of_its_parameter_in_the_source_with
     assert not problems
     for name in ("t", "adam_m.t", "accum.t"):
         assert (found[name][0].layout, found[name][0].meta.shape) == (BY_HAND, (10, 3))
-    the_one(
-        notes["corrected"], "not cut as the strategy says", "2 optimizer states: adam_m.t, accum.t"
-    )
+    the_one(notes["corrected"], "not cut as the strategy says", "2 parameters: adam_m.t, accum.t")
 
 
 def test_unlisted_state_follows_a_parameter_that_is_split_by_hand():

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 )
 @options.unlisted
 @options.trust_strategy
+@options.optimizer_shard
 @click.option(
     "--format",
     type=options.FORMAT_CHOICE,
@@ -57,6 +58,7 @@ def merge(
     replicated: bool,
     unlisted: Unlisted | None,
     trust_strategy: bool,
+    optimizer_shard: int | None,
     format: str | None,
     jobs: int | None,
     overwrite: bool,
@@ -77,6 +79,7 @@ def merge(
             replicated=replicated,
             unlisted=unlisted,
             trust_strategy=trust_strategy,
+            optimizer_shard=optimizer_shard,
             overwrite=overwrite,
             executor=executor,
         ),

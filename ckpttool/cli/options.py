@@ -126,6 +126,13 @@ trust_strategy = click.option(
     is_flag=True,
     help="Skip the samples of contents that show whether the strategy belongs to these files.",
 )
+optimizer_shard = click.option(
+    "--optimizer-shard",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Where contents show an optimizer shard that the strategy hides: the shard of tensors "
+    "whose contents do not tell it, 1 for none.  [default: an error]",
+)
 jobs = click.option(
     "-j",
     "--jobs",

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 @options.pattern
 @options.unlisted
 @options.trust_strategy
+@options.optimizer_shard
 @options.format
 @options.prefix
 @options.ranks
@@ -49,6 +50,7 @@ def reshard(
     pattern: str | None,
     unlisted: Unlisted | None,
     trust_strategy: bool,
+    optimizer_shard: int | None,
     format: str,
     prefix: str,
     ranks: tuple[int, ...] | None,
@@ -72,6 +74,7 @@ def reshard(
             ranks=ranks,
             unlisted=unlisted,
             trust_strategy=trust_strategy,
+            optimizer_shard=optimizer_shard,
             overwrite=overwrite,
             executor=executor,
         ),

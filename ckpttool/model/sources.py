@@ -350,7 +350,7 @@ def _note_layouts(sources: Sources, corrected: Sequence[str]) -> None:
         text = f"not in the strategy, cut like the parameter: {states}"
         sources.notes.append(Note("follows", f"{text}: {names}"))
     if corrected:
-        states = count(len(corrected), "optimizer state")
-        text = f"not cut as the strategy says, but as their slices and parameters tell: {states}"
+        cut = count(len(corrected), "parameter")
+        text = f"not cut as the strategy says, but as slices and shapes tell: {cut}"
         text += f": {shorten(corrected)}"
         sources.notes.append(Note("corrected", text))

@@ -53,12 +53,18 @@ def borrow_rows(layouts: tuple[Layout, ...], twins: tuple[Layout, ...]) -> tuple
 def true_layouts(catalog: Catalog, strategy: Strategy, name: str) -> tuple[Layout, ...]:
     """The layouts of a listed parameter, corrected by what its slices and its parameter tell.
 
+    If the strategy gives the full shape and the slices are too small for it by a number of
+    replicas, they are cut by an optimizer shard that the strategy hides.
+
     A state of a manually split embedding has its parameter's split if its slices do.  And it has
     no optimizer shard if its slices do not: MindSpore copies the parameter's entry to its
     ``accu_grads``, but cuts these only under ``gradient_accumulation_shard``.  A state has its
     parameter's full shape, so the slices tell.
     """
     layouts = strategy.layouts[name]
+    shaped = tuple(_shard_by_full_shape(catalog, name, layout) for layout in layouts)
+    if shaped != layouts:
+        return shaped
     twins = strategy.layouts.get(parameter_of(name) or name, ())
     if twins is layouts:
         return layouts
@@ -75,6 +81,20 @@ def true_layouts(catalog: Catalog, strategy: Strategy, name: str) -> tuple[Layou
         two if _full_shape(catalog, name, one) != truth == _full_shape(catalog, name, two) else one
         for one, two in zip(layouts, bare, strict=True)
     )
+
+
+def _shard_by_full_shape(catalog: Catalog, name: str, layout: Layout) -> Layout:
+    """The layout with the optimizer shard that makes its slices fill the full shape, if one does.
+
+    The strategy says 0 and the slices are cut with ``optimizer_weight_shard_aggregated_save``.
+    """
+    full, implied = layout.full_shape, _full_shape(catalog, name, layout)
+    if not full or not implied or not implied[0] or layout.rows or layout.optimizer_shard > 1:
+        return layout
+    shard, rest = divmod(full[0], implied[0])
+    if rest or shard < 2 or full[1:] != implied[1:] or layout.replicas % shard:
+        return layout
+    return replace(layout, optimizer_shard=shard)
 
 
 def odd_shape(catalog: Catalog, strategy: Strategy, meta: TensorMeta) -> str | None:

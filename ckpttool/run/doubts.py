@@ -48,9 +48,9 @@ def find_doubts(plan: Plan, executor: Executor) -> tuple[list[str], list[Note]]:
             distinct += not is_alike
     problems = [
         f"{shorten(names)}: the strategy says that {format_ranks(owners)} hold the same, and they "
-        "differ: is it the strategy of this run, were they saved with "
-        "optimizer_weight_shard_aggregated_save, or does each rank have its own? "
-        "--trust-strategy merges them all the same, from the lowest rank"
+        "differ: is it the strategy of this run, are they of one step, or does each rank have its "
+        "own? --trust-strategy takes the lowest rank's; if they are slices, saved with "
+        "optimizer_weight_shard_aggregated_save, say so with --optimizer-shard N"
         for owners, names in differing.items()
     ]
     notes = []

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from ckpttool.errors import CkptToolError, PlanError, raise_all
 from ckpttool.formats import get_format, suffix_of
@@ -24,7 +25,8 @@ from ckpttool.model.unlisted import Unlisted
 from ckpttool.run.doubts import find_doubts
 from ckpttool.run.engines import InlineExecutor
 from ckpttool.run.places import place_problems
-from ckpttool.storage.digest import digest
+from ckpttool.run.shards import find_shards
+from ckpttool.storage.digest import Sample, digest
 
 BUFFER_BYTES = 4 << 20  # held by each worker while contents are compared
 
@@ -38,6 +40,7 @@ def plan_merge(
     replicated: bool = False,
     unlisted: Unlisted | None = None,
     trust_strategy: bool = False,
+    optimizer_shard: int | None = None,
     overwrite: bool = False,
     executor: Executor | None = None,
 ) -> Plan:
@@ -61,6 +64,8 @@ def plan_merge(
         Whether an existing output may be replaced; an input never is.
     trust_strategy
         Skip the samples that show whether the strategy belongs to these files.
+    optimizer_shard
+        The optimizer shard of tensors whose contents do not tell it, where the strategy hides it.
     executor
         Compares contents where they decide; by default the caller's own thread.
 
@@ -83,7 +88,8 @@ def plan_merge(
             ]
         )
     target = Target(format, {0: path})
-    return _plan(catalog, strategy, target, unlisted, overwrite, executor, trust_strategy)
+    trust = _Trust(trust_strategy, optimizer_shard)
+    return _plan(catalog, strategy, target, unlisted, overwrite, executor, trust)
 
 
 def plan_split(
@@ -141,6 +147,7 @@ def plan_reshard(
     ranks: Collection[int] | None = None,
     unlisted: Unlisted | None = None,
     trust_strategy: bool = False,
+    optimizer_shard: int | None = None,
     overwrite: bool = False,
     executor: Executor | None = None,
 ) -> Plan:
@@ -154,7 +161,7 @@ def plan_reshard(
         Layouts of the target.
     folder, format, prefix, ranks, overwrite
         As for `plan_split`.
-    unlisted, trust_strategy, executor
+    unlisted, trust_strategy, optimizer_shard, executor
         As for `plan_merge`.
 
     Raises
@@ -173,7 +180,8 @@ def plan_reshard(
             ]
         )
     target = _rank_files(dst_strategy, folder, format, prefix, ranks)
-    return _plan(catalog, src_strategy, target, unlisted, overwrite, executor, trust_strategy)
+    trust = _Trust(trust_strategy, optimizer_shard)
+    return _plan(catalog, src_strategy, target, unlisted, overwrite, executor, trust)
 
 
 def _rank_files(
@@ -186,6 +194,13 @@ def _rank_files(
     return Target(format, paths, len(strategy.ranks), strategy)
 
 
+class _Trust(NamedTuple):
+    """How far the source strategy is believed where the contents contradict it."""
+
+    blindly: bool
+    optimizer_shard: int | None
+
+
 def _plan(
     catalog: Catalog,
     strategy: Strategy | None,
@@ -193,7 +208,7 @@ def _plan(
     unlisted: Unlisted | None,
     overwrite: bool,
     executor: Executor | None,
-    trust_strategy: bool = False,
+    trust: _Trust | None = None,
 ) -> Plan:
     executor = executor or InlineExecutor()
     inputs = [file.path for file in catalog.files.values()]
@@ -208,8 +223,17 @@ def _plan(
         plan = make_plan(catalog, strategy, target, agreement, unlisted)
         notes = list(_unverified(catalog))
         problems += _content_problems(plan, notes)
-        if strategy is not None and not trust_strategy:
+        if strategy is not None and trust is not None and not trust.blindly:
             doubts, doubtful = find_doubts(plan, executor)
+            if doubts:
+                sources = [transfer.source for transfer in plan.transfers]
+                shards = find_shards(strategy, sources, executor, trust.optimizer_shard)
+                if shards is not None:
+                    notes += shards.notes
+                    doubts = list(shards.problems)
+                if shards is not None and not doubts:
+                    plan = make_plan(catalog, shards.strategy, target, agreement, unlisted)
+                    doubts, doubtful = find_doubts(plan, executor)
             problems += doubts
             notes += doubtful
         plan = replace(plan, notes=(*plan.notes, *notes))
@@ -237,7 +261,7 @@ def _compare(catalog: Catalog, strategy: Strategy, executor: Executor) -> Agreem
                 futures[name, rank] = executor.submit(
                     digest, file.path, file.tensors[name], BUFFER_BYTES
                 )
-    groups: dict[str, dict[bytes, list[int]]] = defaultdict(dict)
+    groups: dict[str, dict[Sample, list[int]]] = defaultdict(dict)
     for (name, rank), future in futures.items():
         groups[name].setdefault(future.result(), []).append(rank)
     return {

@@ -14,23 +14,28 @@ from ckpttool.storage.flatfile import FlatFiles
 SAMPLE_BYTES = 4096  # a page; it costs a disk no more than a byte does
 
 
-def digest(path: str, tensor: StoredTensor, buffer_bytes: int) -> bytes:
-    """SHA-256 of a tensor's bytes, ``buffer_bytes`` of which are in memory at a time."""
-    state = hashlib.sha256()
-    buffer = np.empty(min(buffer_bytes, max(1, tensor.meta.nbytes)), np.uint8)
-    with FlatFiles(buffer_bytes) as files:
-        for offset in range(0, tensor.meta.nbytes, len(buffer)):
-            part = buffer[: min(len(buffer), tensor.meta.nbytes - offset)]
-            files.read_bytes(path, tensor, offset, part)
-            state.update(part.data)
-    return state.digest()
-
-
 class Sample(NamedTuple):
     """A hash of some bytes of a tensor, and whether all elements among them are the same."""
 
     digest: bytes
     is_constant: bool
+
+
+def digest(path: str, tensor: StoredTensor, buffer_bytes: int) -> Sample:
+    """SHA-256 of all of a tensor's bytes, of which ``buffer_bytes`` are in memory at a time."""
+    state = hashlib.sha256()
+    nbytes, itemsize = tensor.meta.nbytes, tensor.meta.itemsize
+    buffer = np.empty(max(itemsize, min(buffer_bytes // itemsize * itemsize, nbytes)), np.uint8)
+    first = np.empty(0, np.uint8)
+    is_constant = True
+    with FlatFiles(buffer_bytes) as files:
+        for offset in range(0, nbytes, len(buffer)):
+            part = buffer[: min(len(buffer), nbytes - offset)]
+            files.read_bytes(path, tensor, offset, part)
+            state.update(part.data)
+            first = part[:itemsize].copy() if offset == 0 else first
+            is_constant = is_constant and bool((part.reshape(-1, itemsize) == first).all())
+    return Sample(state.digest(), is_constant)
 
 
 def take_samples(path: str, tensors: Sequence[StoredTensor]) -> list[Sample]:
