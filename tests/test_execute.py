@@ -282,3 +282,15 @@ def test_two_runs_at_once_do_not_write_into_each_others_file(tmp_path):
     assert all("in use" in text or "exists already" in text for text, code in results if code)
     assert files_below(tmp_path) == ["m.ckpt", "m.h5"]
     (tmp_path / "m.h5").unlink()
+
+
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOLCK])
+def test_a_file_system_without_locks_and_reservations_will_do(tmp_path, monkeypatch, number):
+    import fcntl
+
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    assert len(execute(make_plan(tmp_path))) == 4

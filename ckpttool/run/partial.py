@@ -19,6 +19,9 @@ from ckpttool.model.plan import OutputFile
 
 PARTIAL = ".partial"
 
+# What a file system says that cannot lock a file or reserve space, as some network ones.
+UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL})
+
 
 class PartialFile:
     """The temporary file of one output; ends with `commit` or `discard`.
@@ -44,9 +47,7 @@ class PartialFile:
         self._fd = _claim(self._path)
         try:
             self.index: FileIndex = self._format.create(str(self._path), output.metas, {})
-            if self.index.nbytes:
-                # A full disk is to fail now and not in an hour.
-                os.posix_fallocate(self._fd, 0, self.index.nbytes)
+            _reserve(self._fd, self.index.nbytes)
         except BaseException:
             self.discard()
             raise
@@ -106,14 +107,30 @@ def _claim(path: Path) -> int:
 
 
 def _lock(path: Path, fd: int) -> int:
+    """Lock an open file; where the file system knows no locks its name alone has to do."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in UNSUPPORTED:
+                raise
         if not _is_open_as(path, fd):
             raise BlockingIOError(errno.EWOULDBLOCK, "another run has taken it", str(path))
     except BlockingIOError as error:
         os.close(fd)
         raise BlockingIOError(error.errno, "another run is writing it", str(path)) from error
     return fd
+
+
+def _reserve(fd: int, nbytes: int) -> None:
+    """Have the disk set space aside, so that a full one fails now and not in an hour."""
+    if not nbytes:
+        return
+    try:
+        os.posix_fallocate(fd, 0, nbytes)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
 
 
 def _is_open_as(path: Path, fd: int) -> bool:
