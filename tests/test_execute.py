@@ -134,7 +134,7 @@ def test_an_output_whose_header_is_not_as_planned_gets_no_name(tmp_path, monkeyp
         self.create(path, [tensor.meta for tensor in index.tensors.values()][1:], {})
 
     monkeypatch.setattr(Ckpt, "seal", seal)
-    with pytest.raises(ckpttool.ExecutionError, match=r"expected Float32 .*, found nothing"):
+    with pytest.raises(ckpttool.VerifyError, match=r"expected Float32 .*, found nothing"):
         execute(make_plan(tmp_path))
     assert files_below(tmp_path) == []
 
@@ -294,3 +294,29 @@ def test_a_file_system_without_locks_and_reservations_will_do(tmp_path, monkeypa
     monkeypatch.setattr(fcntl, "flock", refuse)
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     assert len(execute(make_plan(tmp_path))) == 4
+
+
+@pytest.mark.parametrize("after", range(6))
+def test_a_run_that_is_ended_between_tasks_leaves_whole_files_only(tmp_path, after):
+    class Ended(Exception):
+        pass
+
+    calls = []
+
+    def check():
+        calls.append(1)
+        if len(calls) > after:
+            raise Ended
+
+    with open_engine("threads:2") as executor, pytest.raises(Ended):
+        execute(make_plan(tmp_path), executor, check=check, options=CopyOptions(max_in_flight=1))
+    for name in files_below(tmp_path):
+        assert name.endswith(".ckpt")
+        assert read(tmp_path / name)
+
+
+def test_a_name_with_a_wild_number_takes_no_memory(tmp_path):
+    for rank in (0, 1_700_000_000):
+        (tmp_path / f"rank_{rank}").mkdir()
+        get_format("ckpt").create(str(tmp_path / f"rank_{rank}" / "net.ckpt"), [], {})
+    assert len(ckpttool.scan(str(tmp_path)).files) == 2

@@ -11,9 +11,11 @@ import click
 
 import ckpttool
 from ckpttool.cli import report
+from ckpttool.cli.options import STOPPER
 from ckpttool.cli.progress import show_progress
 
 if TYPE_CHECKING:
+    from ckpttool.cli.signals import Stopper
     from ckpttool.model.plan import Plan
 
 
@@ -38,8 +40,9 @@ def convert(
         plan = make_plan(executor)
         report.print_notes(plan.notes, quiet)
         total = sum(meta.nbytes for output in plan for meta in output.metas)
-        with show_progress("writing", total, quiet or as_json) as on_progress:
-            written = ckpttool.execute(plan, executor, on_progress=on_progress)
+        stopper: Stopper = click.get_current_context().meta[STOPPER]
+        with show_progress("writing", total, quiet or as_json) as on_progress, stopper.deferring():
+            written = ckpttool.execute(plan, executor, on_progress=on_progress, check=stopper.check)
     seconds = time.perf_counter() - started
     document = report.describe_run(plan, written, seconds)
     if as_json:

@@ -4,55 +4,18 @@ from __future__ import annotations
 
 import errno
 import io
-import signal
 import sys
-import threading
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
 
 import click
 
 import ckpttool
 from ckpttool.cli.inspect import inspect
 from ckpttool.cli.merge import merge
-from ckpttool.cli.options import DEBUG, printable
+from ckpttool.cli.options import DEBUG, STOPPER, printable
 from ckpttool.cli.reshard import reshard
+from ckpttool.cli.signals import Stopped, Stopper
 from ckpttool.cli.split import split
-
-
-class Stopped(BaseException):
-    """A signal asks the program to end; like Ctrl-C, nothing on the way may swallow it."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.exit_code = 128 + number  # as shells count it
-
-    def __str__(self) -> str:
-        return f"ended by {signal.Signals(self.exit_code - 128).name}"
-
-
-@contextmanager
-def _as_exceptions(*signals: signal.Signals) -> Iterator[None]:
-    """Turn signals into `Stopped`, so that what is half-written is removed.
-
-    A signal that is ignored stays so (nohup ignores SIGHUP).
-    """
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise Stopped(number)
-
-    previous = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in signals:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                previous[number] = signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 class Border(click.Group):
@@ -64,13 +27,11 @@ class Border(click.Group):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # names may not fit the locale
         try:
-            with _as_exceptions(signal.SIGTERM, signal.SIGHUP):
+            stopper = ctx.meta[STOPPER] = Stopper()
+            with stopper.installed():
                 return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
-        except KeyboardInterrupt:
-            click.echo("ckpttool: interrupted; nothing was left half-written", err=True)
-            ctx.exit(130)
         except Stopped as stopped:
             click.echo(f"ckpttool: {stopped}; nothing was left half-written", err=True)
             ctx.exit(stopped.exit_code)

@@ -23,6 +23,7 @@ else:
 T = TypeVar("T")
 Decorator = Callable[[Callable[..., object]], Callable[..., object]]
 DEBUG = "ckpttool.debug"  # key in click's meta: whether a traceback is wanted
+STOPPER = "ckpttool.stopper"  # key in click's meta: what turns signals into exceptions
 
 FORMAT_CHOICE = click.Choice(["hdf5", "ckpt", "safetensors"])  # formats.FORMAT_NAMES, unimported
 EXISTING = click.Path(exists=True)

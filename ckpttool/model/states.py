@@ -6,6 +6,7 @@ the parameter's slices they are cut like them, whatever the strategy says.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -100,7 +101,7 @@ def _shard_by_full_shape(catalog: Catalog, name: str, layout: Layout) -> Layout:
 def odd_shape(catalog: Catalog, strategy: Strategy, meta: TensorMeta) -> str | None:
     """Why an unlisted state is not taken as it is: it is no slice of its parameter, nor whole."""
     base = parameter_of(meta.name)
-    if not base or base not in strategy.layouts or not meta.shape:
+    if not base or base not in strategy.layouts or math.prod(meta.shape) == 1:
         return None
     for layout in strategy.layouts[base]:
         full = _full_shape(catalog, base, layout)

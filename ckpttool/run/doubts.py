@@ -17,7 +17,7 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import Plan
 from ckpttool.model.sources import Source
-from ckpttool.model.strategy import shorten
+from ckpttool.model.strategy import parameter_of, shorten
 from ckpttool.storage.digest import Sample, take_samples
 
 TENSORS_PER_LAYOUT = 3
@@ -54,7 +54,7 @@ def find_doubts(plan: Plan, executor: Executor) -> tuple[list[str], list[Note]]:
         for owners, names in differing.items()
     ]
     notes = []
-    if alike and not distinct:
+    if len(alike) > distinct:
         text = "all ranks hold the same where the strategy cuts; if they hold everything "
         text += f"(integrated_save=True) use --replicated: {shorten(alike)}"
         notes.append(Note("doubt", text))
@@ -70,8 +70,13 @@ def _choose(sources: Iterable[Source]) -> list[Source]:
     return [
         source
         for group in by_layout.values()
-        for source in sorted(group, key=lambda source: -source.meta.nbytes)[:TENSORS_PER_LAYOUT]
+        for source in sorted(group, key=_suitability)[:TENSORS_PER_LAYOUT]
     ]
+
+
+def _suitability(source: Source) -> tuple[bool, int]:
+    """Parameters before states, some of which are each rank's own sums; large before small."""
+    return parameter_of(source.meta.name) is not None, -source.meta.nbytes
 
 
 def _sample(chosen: Iterable[Source], executor: Executor) -> Mapping[str, Mapping[int, Sample]]:

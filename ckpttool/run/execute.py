@@ -10,11 +10,13 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field
 
-from ckpttool.errors import CkptToolError, ExecutionError
+from ckpttool.errors import CkptToolError, ExecutionError, VerifyError
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.run.engines import InlineExecutor
 from ckpttool.run.fill import cut_into_tasks, fill
 from ckpttool.run.partial import PartialFile
+
+CHECK_SECONDS = 0.2  # how long a request to end the run may go unnoticed
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ def execute(
     *,
     options: CopyOptions | None = None,
     on_progress: Callable[[int], None] | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> tuple[Written, ...]:
     """Write all outputs of a plan.
 
@@ -79,14 +82,18 @@ def execute(
     on_progress
         Called in the caller's thread with the number of bytes that were written since the last
         call.
+    check
+        Called several times a second at moments when it may raise, to end the run.
 
     Raises
     ------
+    VerifyError
+        An output could be read back, and was not what it should be.
     ExecutionError
         An output could not be written.  Outputs that were complete before stay and are named;
         nothing is left of the others.
     """
-    run = _Run(executor or InlineExecutor(), options or CopyOptions(), on_progress)
+    run = _Run(executor or InlineExecutor(), options or CopyOptions(), on_progress, check)
     try:
         for output in plan:
             run.collect_done()
@@ -95,7 +102,7 @@ def execute(
             run.collect()
     except BaseException as error:
         run.abandon()
-        if isinstance(error, (CkptToolError, OSError)):
+        if isinstance(error, CkptToolError | OSError) and not isinstance(error, VerifyError):
             done = [written.path for written in run.written]
             raise ExecutionError(run.current, _cause(error), done) from error
         raise
@@ -116,6 +123,7 @@ class _Run:
     executor: Executor
     options: CopyOptions
     on_progress: Callable[[int], None] | None
+    check: Callable[[], None]
     current: str = ""  # the output that is worked on, for the error
     pending: dict[Future[int], _Job] = field(default_factory=dict)
     jobs: list[_Job] = field(default_factory=list)
@@ -137,11 +145,13 @@ class _Run:
 
     def collect(self) -> None:
         """Wait for a task to end, and commit the outputs that are complete."""
-        wait(self.pending, return_when=FIRST_COMPLETED)
+        while not wait(self.pending, CHECK_SECONDS, FIRST_COMPLETED).done:
+            self.check()
         self.collect_done()
 
     def collect_done(self) -> None:
         """Commit the outputs that are complete; in the order of submission, without waiting."""
+        self.check()
         for future in [future for future in self.pending if future.done()]:
             job = self.pending.pop(future)
             self.current = job.output.path

@@ -69,7 +69,7 @@ class PartialFile:
             found = self._format.read_index(str(self._path))
             _compare(self._output, [tensor.meta for tensor in found.tensors.values()])
             os.fsync(self._fd)
-            if not self._is_ours():
+            if not _is_open_as(self._path, self._fd):
                 raise FileExistsError(errno.EEXIST, "another file has its name", str(self._path))
             self._path.replace(self._output.path)
             _sync_folder(self._path.parent)
@@ -80,13 +80,12 @@ class PartialFile:
     def discard(self) -> None:
         """Remove what is still there under the temporary name, and give up the lock."""
         if self._fd >= 0:
-            if self._is_ours():
-                self._path.unlink()
-            os.close(self._fd)
-            self._fd = -1
-
-    def _is_ours(self) -> bool:
-        return _is_open_as(self._path, self._fd)
+            fd, self._fd = self._fd, -1
+            try:
+                if _is_open_as(self._path, fd):
+                    self._path.unlink()
+            finally:
+                os.close(fd)
 
 
 def _claim(path: Path) -> int:
@@ -98,7 +97,10 @@ def _claim(path: Path) -> int:
     try:
         return _lock(path, os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666))
     except FileExistsError:
-        stale = _lock(path, os.open(path, flags))
+        try:
+            stale = _lock(path, os.open(path, flags))
+        except FileNotFoundError as error:
+            raise BlockingIOError(errno.EWOULDBLOCK, "another run wrote it", str(path)) from error
     try:
         path.unlink()
     finally:
@@ -119,6 +121,9 @@ def _lock(path: Path, fd: int) -> int:
     except BlockingIOError as error:
         os.close(fd)
         raise BlockingIOError(error.errno, "another run is writing it", str(path)) from error
+    except BaseException:
+        os.close(fd)
+        raise
     return fd
 
 
@@ -160,8 +165,15 @@ def _describe(meta: TensorMeta | None) -> str:
 
 
 def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    """Have the new name on disk, where the file system lets one ask for that."""
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    except PermissionError:
+        return  # a folder that may be written to and not be read
     try:
         os.fsync(fd)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
     finally:
         os.close(fd)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -66,15 +67,24 @@ def _problems_of(name: str, taken: Collection[FileId]) -> Iterator[str]:
         yield f"{path}: is an input of this run; write somewhere else"
     elif not os.access(folder, os.W_OK | os.X_OK):
         yield f"{folder}: no permission to write there"
-    elif partial.is_symlink() or (partial.exists() and not partial.is_file()):
+    else:
+        yield from _problems_of_partial(partial, taken)
+
+
+def _problems_of_partial(partial: Path, taken: Collection[FileId]) -> Iterator[str]:
+    try:
+        found = partial.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(found.st_mode):
         yield f"{partial}: is in the way of the temporary file; move it away"
-    elif partial.exists() and _file_id(partial) in taken:
+    elif (found.st_dev, found.st_ino) in taken:
         yield f"{partial}: an input of this run has the name of the temporary file; rename it"
 
 
 def _file_id(path: Path) -> FileId:
-    stat = path.stat()
-    return stat.st_dev, stat.st_ino
+    found = path.stat()
+    return found.st_dev, found.st_ino
 
 
 def _stale_files(target: Target) -> Iterator[str]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from ckpttool.errors import FormatError, PlanError
@@ -111,7 +112,11 @@ def scan(src: str, pattern: str | None = None, step: str | None = None) -> Catal
             files[rank] = read_index(str(chosen[rank]))
         except FormatError as error:
             damaged[rank] = error
-    gaps = sorted({*range(max(chosen))} - {*chosen})
+    gaps = [  # of a wild number in a name some will do
+        rank
+        for low, high in pairwise((-1, *sorted(chosen)))
+        for rank in range(low + 1, min(high, low + 1000))
+    ]
     if gaps:
         notes.append(Note("absent", f"{format_ranks(gaps)}: no checkpoint file found in {src}"))
     return Catalog(src, files, label, damaged, tuple(notes))
@@ -122,7 +127,11 @@ def _note_siblings(path: Path, notes: list[Note]) -> None:
     folder = path.absolute().parent
     if RANK_FOLDER.fullmatch(folder.name) is None:
         return
-    beside = [p.name for p in sorted(folder.parent.iterdir()) if RANK_FOLDER.fullmatch(p.name)]
+    try:
+        names = sorted(p.name for p in folder.parent.iterdir())
+    except OSError:
+        return  # the note is a courtesy; a folder further up need not be readable
+    beside = [name for name in names if RANK_FOLDER.fullmatch(name)]
     if len(beside) > 1:
         text = f"{path}: one file, taken for the whole, though beside {folder.name} lie"
         others = shorten((name for name in beside if name != folder.name), 3)
