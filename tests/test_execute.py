@@ -298,7 +298,7 @@ def test_a_file_system_without_locks_and_reservations_will_do(tmp_path, monkeypa
 
 @pytest.mark.parametrize("after", range(6))
 def test_a_run_that_is_ended_between_tasks_leaves_whole_files_only(tmp_path, after):
-    class Ended(Exception):
+    class EndedError(Exception):
         pass
 
     calls = []
@@ -306,9 +306,9 @@ def test_a_run_that_is_ended_between_tasks_leaves_whole_files_only(tmp_path, aft
     def check():
         calls.append(1)
         if len(calls) > after:
-            raise Ended
+            raise EndedError
 
-    with open_engine("threads:2") as executor, pytest.raises(Ended):
+    with open_engine("threads:2") as executor, pytest.raises(EndedError):
         execute(make_plan(tmp_path), executor, check=check, options=CopyOptions(max_in_flight=1))
     for name in files_below(tmp_path):
         assert name.endswith(".ckpt")
