@@ -225,15 +225,16 @@ def _plan(
         problems += _content_problems(plan, notes)
         if strategy is not None and trust is not None and not trust.blindly:
             doubts, doubtful = find_doubts(plan, executor)
-            if doubts:
-                sources = [transfer.source for transfer in plan.transfers]
-                shards = find_shards(strategy, sources, executor, trust.optimizer_shard)
-                if shards is not None:
-                    notes += shards.notes
-                    doubts = list(shards.problems)
-                if shards is not None and not doubts:
-                    plan = make_plan(catalog, shards.strategy, target, agreement, unlisted)
-                    doubts, doubtful = find_doubts(plan, executor)
+            sources = [transfer.source for transfer in plan.transfers]
+            shards = (
+                find_shards(strategy, sources, executor, trust.optimizer_shard) if doubts else None
+            )
+            if shards is not None:
+                notes += shards.notes
+                doubts = list(shards.problems)
+            if shards is not None and not doubts:  # look again, with the strategy corrected
+                plan = make_plan(catalog, shards.strategy, target, agreement, unlisted)
+                doubts, doubtful = find_doubts(plan, executor)
             problems += doubts
             notes += doubtful
         plan = replace(plan, notes=(*plan.notes, *notes))
