@@ -22,10 +22,10 @@ SHARDED = Layout((2, 2), ((1,), ()), 2)
 WHOLE = Layout((2, 2), ((), ()))
 
 
-def stored(meta: TensorMeta) -> StoredTensor:
+def stored(meta: TensorMeta, path: str = "net.ckpt") -> StoredTensor:
     """A tensor whose bytes lie somewhere in its file."""
     extents = (Extent(64, meta.nbytes),) if meta.text is None and meta.nbytes else ()
-    return StoredTensor(meta, extents)
+    return StoredTensor(meta, path, extents)
 
 
 def catalog_of(
@@ -42,9 +42,9 @@ def catalog_of(
                 metas.append(TensorMeta(name, what[0], what[1]))
             else:
                 metas.append(TensorMeta(name, "Float32", what))
-        index = {meta.name: stored(meta) for meta in metas}
-        nbytes = 1000 if metas else 0
-        files[rank] = FileIndex(f"{root}/rank_{rank}/net.ckpt", "ckpt", nbytes, index)
+        path = f"{root}/rank_{rank}/net.ckpt"
+        index = {meta.name: stored(meta, path) for meta in metas}
+        files[rank] = FileIndex(path, "ckpt", 1000 if metas else 0, index)
     return Catalog(root, files)
 
 

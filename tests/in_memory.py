@@ -16,7 +16,7 @@ def catalog_of_entries(ranks) -> Catalog:
     files = {}
     for rank, entries in ranks.items():
         metas = [TensorMeta(name, entry.dtype, entry.shape) for name, entry in entries.items()]
-        tensors = {meta.name: stored(meta) for meta in metas}
+        tensors = {meta.name: stored(meta, f"rank_{rank}") for meta in metas}
         files[rank] = FileIndex(f"rank_{rank}", "ckpt", 1, tensors)
     return Catalog("run", files)
 
@@ -45,7 +45,7 @@ def carry_out(plan, ranks):
             for piece in tensor.pieces(Region.whole(meta.shape)):
                 assert piece.src.shape == piece.dst.shape
                 assert piece.dst.size > 0
-                held = ranks[int(piece.path.removeprefix("rank_"))][meta.name]
+                held = ranks[int(piece.tensor.path.removeprefix("rank_"))][meta.name]
                 assert held.shape == piece.tensor.meta.shape
                 raw = held.array().view(out.dtype)
                 out[slices(piece.dst)] = raw[slices(piece.src)]

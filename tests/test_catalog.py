@@ -56,6 +56,6 @@ def test_a_tensor_that_cannot_be_is_refused_by_name(dtype, shape, text):
 
 def test_extents_have_the_bytes_of_their_tensor():
     meta = TensorMeta("w", "Float32", (3,))
-    assert StoredTensor(meta, (Extent(0, 8), Extent(100, 4))).meta is meta
+    assert StoredTensor(meta, "net.ckpt", (Extent(0, 8), Extent(100, 4))).meta is meta
     with pytest.raises(ValueError, match="w: extents of 8 bytes for 12"):
-        StoredTensor(meta, (Extent(0, 8),))
+        StoredTensor(meta, "net.ckpt", (Extent(0, 8),))

@@ -29,20 +29,20 @@ def lay_out(path, array, cuts=(), gap=3, start=5):
             at += last - first + gap
     dtype = {1: "Int8", 2: "Int16", 4: "Int32", 8: "Int64"}[array.itemsize]
     held = tuple(extent for extent in extents if extent.nbytes)
-    return StoredTensor(TensorMeta("w", dtype, array.shape), held)
+    return StoredTensor(TensorMeta("w", dtype, array.shape), str(path), held)
 
 
 def numbered(shape, dtype=np.int32):
     return np.arange(int(np.prod(shape, dtype=np.int64)), dtype=dtype).reshape(shape)
 
 
-def read(path, tensor, region, scratch_bytes=1 << 20, out=None):
+def read(tensor, region, scratch_bytes=1 << 20, out=None):
     """The region as an array, read into ``out`` if given."""
     itemsize = tensor.meta.itemsize
     if out is None:
         out = np.full((*region.shape, itemsize), 0xAA, np.uint8)
     with FlatFiles(scratch_bytes) as files:
-        files.read_region(str(path), tensor, region, out)
+        files.read_region(tensor, region, out)
     return np.ascontiguousarray(out).view(f"<i{itemsize}").reshape(region.shape)
 
 
@@ -58,10 +58,10 @@ def test_bytes_are_written_and_read_across_extents(tmp_path):
     data = np.random.default_rng(1).integers(0, 255, 30, np.uint8)
     with FlatFiles(1 << 20) as files:
         for first, last in [(0, 5), (5, 9), (9, 30)]:
-            files.write_bytes(str(tmp_path / "a"), tensor, first, data[first:last])
+            files.write_bytes(tensor, first, data[first:last])
         out = np.empty(30, np.uint8)
         for first, last in [(0, 1), (1, 8), (8, 21), (21, 30)]:
-            files.read_bytes(str(tmp_path / "a"), tensor, first, out[first:last])
+            files.read_bytes(tensor, first, out[first:last])
     assert np.array_equal(out, data)
     whole = (tmp_path / "a").read_bytes()
     assert b"".join(whole[e.offset : e.offset + e.nbytes] for e in tensor.extents) == data.tobytes()
@@ -73,23 +73,23 @@ def test_a_file_may_be_read_first_and_written_then(tmp_path):
     tensor = lay_out(tmp_path / "a", numbered((4,), np.int8))
     out = np.empty(4, np.uint8)
     with FlatFiles(16) as files:
-        files.read_bytes(str(tmp_path / "a"), tensor, 0, out)
-        files.write_bytes(str(tmp_path / "a"), tensor, 0, out + 1)
-        files.read_bytes(str(tmp_path / "a"), tensor, 0, out)
+        files.read_bytes(tensor, 0, out)
+        files.write_bytes(tensor, 0, out + 1)
+        files.read_bytes(tensor, 0, out)
     assert out.tolist() == [1, 2, 3, 4]
 
 
 def test_bytes_beyond_the_tensor_are_a_mistake_of_the_caller(tmp_path):
     tensor = lay_out(tmp_path / "a", numbered((4,), np.int8))
     with FlatFiles(16) as files, pytest.raises(ValueError, match="2 bytes beyond its last extent"):
-        files.read_bytes(str(tmp_path / "a"), tensor, 2, np.empty(4, np.uint8))
+        files.read_bytes(tensor, 2, np.empty(4, np.uint8))
 
 
 def test_a_file_that_has_become_shorter_is_an_error(tmp_path):
     tensor = lay_out(tmp_path / "a", numbered((1000,), np.int8))
     os.truncate(tmp_path / "a", 500)
     with FlatFiles(16) as files, pytest.raises(FormatError, match="byte 500: w: the file ends"):
-        files.read_bytes(str(tmp_path / "a"), tensor, 0, np.empty(1000, np.uint8))
+        files.read_bytes(tensor, 0, np.empty(1000, np.uint8))
 
 
 def test_calls_that_move_fewer_bytes_than_asked_are_repeated(tmp_path, monkeypatch):
@@ -101,8 +101,8 @@ def test_calls_that_move_fewer_bytes_than_asked_are_repeated(tmp_path, monkeypat
     monkeypatch.setattr(os, "pwrite", lambda fd, part, at: pwrite(fd, part[:70], at))
     out = np.empty(2000, np.uint8)
     with FlatFiles(16) as files:
-        files.write_bytes(str(tmp_path / "a"), tensor, 0, array[::-1].copy().view(np.uint8))
-        files.read_bytes(str(tmp_path / "a"), tensor, 0, out)
+        files.write_bytes(tensor, 0, array[::-1].copy().view(np.uint8))
+        files.read_bytes(tensor, 0, out)
     assert np.array_equal(out.view("<i2"), array[::-1])
 
 
@@ -135,7 +135,7 @@ def test_regions_are_numpys_regions(
     monkeypatch.setattr(flatfile, "GAP_BYTES", gap_bytes)
     array, region = numbered(shape), Region(start, stop)
     tensor = lay_out(tmp_path / "a", array, cuts=(13, 50))
-    assert np.array_equal(read(tmp_path / "a", tensor, region, scratch_bytes), cut(array, region))
+    assert np.array_equal(read(tensor, region, scratch_bytes), cut(array, region))
 
 
 @st.composite
@@ -158,11 +158,11 @@ def test_any_region_is_numpys_region(tmp_path, monkeypatch, drawn, spread):
     tensor = lay_out(tmp_path / "a", array, cuts)
     expected = cut(array, region)
     if not spread:
-        found = read(tmp_path / "a", tensor, region, scratch_bytes)
+        found = read(tensor, region, scratch_bytes)
     else:
         larger = np.full([*(n + 2 for n in region.shape), array.itemsize], 0xAA, np.uint8)
         inside = tuple(slice(1, n + 1) for n in region.shape)
-        found = read(tmp_path / "a", tensor, region, scratch_bytes, larger[inside]).copy()
+        found = read(tensor, region, scratch_bytes, larger[inside]).copy()
         larger[inside] = 0xAA
         assert (larger == 0xAA).all()
     assert np.array_equal(found, expected)
@@ -180,7 +180,7 @@ def test_the_scratch_buffer_bounds_what_is_read_at_once(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "preadv", noted)
     region = Region((0, 10), (1000, 60))
-    assert np.array_equal(read(tmp_path / "a", tensor, region, 5000), cut(array, region))
+    assert np.array_equal(read(tensor, region, 5000), cut(array, region))
     assert max(sizes) <= 5000
     assert len(sizes) < 200  # runs are read together, about ten at once
 
@@ -196,7 +196,7 @@ def test_close_runs_are_read_at_once_and_far_runs_one_by_one(tmp_path, monkeypat
     for gap_bytes, expected in [(90, [910]), (89, [10] * 10)]:
         monkeypatch.setattr(flatfile, "GAP_BYTES", gap_bytes)
         reads.clear()
-        read(tmp_path / "a", tensor, Region((0, 0), (10, 10)))
+        read(tensor, Region((0, 0), (10, 10)))
         assert reads == expected
 
 
@@ -210,20 +210,18 @@ def count_open():
 def test_few_files_are_open_at_a_time_and_none_in_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(flatfile, "MAX_OPEN_FILES", 4)
     before = count_open()
-    tensors = [
-        (tmp_path / f"{i}", lay_out(tmp_path / f"{i}", numbered((i + 1,)))) for i in range(9)
-    ]
+    tensors = [lay_out(tmp_path / f"{i}", numbered((i + 1,))) for i in range(9)]
     with FlatFiles(1 << 20) as files:
         for _ in range(3):
-            for i, (path, tensor) in enumerate(tensors):
+            for i, tensor in enumerate(tensors):
                 out = np.empty(4 * (i + 1), np.uint8)
-                files.read_bytes(str(path), tensor, 0, out)
+                files.read_bytes(tensor, 0, out)
                 assert out.view("<i4")[-1] == i
                 assert count_open() <= before + 4
     assert count_open() == before
 
 
 def test_a_missing_file_is_an_error_of_the_system(tmp_path):
-    tensor = StoredTensor(TensorMeta("w", "Int8", (4,)), (Extent(0, 4),))
+    tensor = StoredTensor(TensorMeta("w", "Int8", (4,)), str(tmp_path / "none"), (Extent(0, 4),))
     with FlatFiles(16) as files, pytest.raises(FileNotFoundError):
-        files.read_bytes(str(tmp_path / "none"), tensor, 0, np.empty(4, np.uint8))
+        files.read_bytes(tensor, 0, np.empty(4, np.uint8))

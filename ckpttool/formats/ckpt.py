@@ -117,7 +117,7 @@ class Ckpt:
                     elif content.nbytes:
                         extents.append(Extent(offset, content.nbytes))
                     offset += content.nbytes
-                stored[meta.name] = StoredTensor(meta, tuple(extents))
+                stored[meta.name] = StoredTensor(meta, path, tuple(extents))
             file.truncate(offset)
         return FileIndex(path, self.name, offset, stored)
 
@@ -233,7 +233,7 @@ def _finish(reader: WireReader, tensor: _Tensor) -> StoredTensor:
     held = sum(extent.nbytes for extent in tensor.extents)
     if tensor.dtype == TEXT:
         text = _read_text(reader, tensor, held)
-        return StoredTensor(TensorMeta(tensor.name, TEXT, (), text), ())
+        return StoredTensor(TensorMeta(tensor.name, TEXT, (), text), reader.path, ())
     dtype = find_dtype(tensor.dtype)
     if dtype is None:
         raise FormatError(
@@ -254,7 +254,7 @@ def _finish(reader: WireReader, tensor: _Tensor) -> StoredTensor:
             )
         raise FormatError(reader.path, tensor.start, f"{tensor.name}: {reason}")
     extents = tuple(extent for extent in tensor.extents if extent.nbytes)
-    return StoredTensor(TensorMeta(tensor.name, dtype.name, shape), extents)
+    return StoredTensor(TensorMeta(tensor.name, dtype.name, shape), reader.path, extents)
 
 
 def _read_text(reader: WireReader, tensor: _Tensor, held: int) -> str:

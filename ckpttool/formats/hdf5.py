@@ -104,7 +104,7 @@ class Hdf5:
                 dataset = _create_dataset(file.id, meta)
                 has_bytes = meta.text is None and meta.nbytes > 0
                 extents = [Extent(dataset.get_offset(), meta.nbytes)] if has_bytes else []
-                stored[meta.name] = StoredTensor(meta, tuple(extents))
+                stored[meta.name] = StoredTensor(meta, path, tuple(extents))
         size = os.stat(path).st_size  # noqa: PTH116 - the path stays a string from end to end
         return FileIndex(path, self.name, size, stored)
 
@@ -297,14 +297,14 @@ def _read_dataset(path: str, size: int, name: str, dataset: h5d.DatasetID) -> St
     if options.get_external_count():
         raise refused("its data lie in an external file; `h5repack -l CONTI` brings them in")
     if isinstance(kind, h5t.TypeStringID):
-        return StoredTensor(TensorMeta(name, TEXT, (), _read_text(path, name, dataset)), ())
+        return StoredTensor(TensorMeta(name, TEXT, (), _read_text(path, name, dataset)), path, ())
     dtype = _find_dtype(kind, dataset)
     if dtype is None:
         raise refused(_why_not(kind))
     meta = TensorMeta(intern(name), dtype, tuple(int(n) for n in dataset.shape))
     nbytes = meta.nbytes
     if not nbytes:
-        return StoredTensor(meta, ())
+        return StoredTensor(meta, path, ())
     if options.get_layout() != h5d.CONTIGUOUS:
         raise refused(
             "chunked, compressed, compact or virtual; rewrite the file with `h5repack -l CONTI`"
@@ -318,7 +318,7 @@ def _read_dataset(path: str, size: int, name: str, dataset: h5d.DatasetID) -> St
             offset,
             f"{name}: {nbytes} bytes from here on, the file has {size} (file cut short?)",
         )
-    return StoredTensor(meta, (Extent(offset, nbytes),))
+    return StoredTensor(meta, path, (Extent(offset, nbytes),))
 
 
 def _dtypes_by_size() -> dict[int, list[tuple[h5t.TypeID, str]]]:

@@ -124,7 +124,7 @@ class Safetensors:
         stored = {}
         for meta in ordered:
             extents = (Extent(offset, meta.nbytes),) if meta.nbytes else ()
-            stored[meta.name] = StoredTensor(meta, extents)
+            stored[meta.name] = StoredTensor(meta, path, extents)
             offset += meta.nbytes
         return FileIndex(path, self.name, offset, stored)
 
@@ -179,7 +179,7 @@ def _entry(
     if span[1] - span[0] != need:
         raise bad(f"shape {shape} of {word} needs {need} bytes, data_offsets are {list(span)}")
     extents = (Extent(data_start + span[0], need),) if need else ()
-    return StoredTensor(TensorMeta(intern(name), dtype.name, shape), extents)
+    return StoredTensor(TensorMeta(intern(name), dtype.name, shape), path, extents)
 
 
 def _sizes(value: object) -> tuple[int, ...] | None:

@@ -67,9 +67,19 @@ class StoredTensor:
     """A tensor and the bytes that hold it: C order, little endian, extents in order.
 
     A string entry has no extents: its value is in ``meta.text``.
+
+    Attributes
+    ----------
+    meta
+        What the tensor is.
+    path
+        The file that holds it; carried as a value, never opened here.
+    extents
+        Where in the file.
     """
 
     meta: TensorMeta
+    path: str
     extents: tuple[Extent, ...]
 
     def __post_init__(self) -> None:

@@ -33,17 +33,14 @@ class Piece:
 
     Attributes
     ----------
-    path
-        The file that holds the source slice.
     tensor
-        The source slice in it.
+        The source slice, stored.
     src
         Elements, counted in the source slice.
     dst
         Elements, counted in the output slice; of the same shape as ``src``.
     """
 
-    path: str
     tensor: StoredTensor
     src: Region
     dst: Region
@@ -75,8 +72,8 @@ class OutputTensor:
         wanted = within.moved_by(self.region.start)
         layout, shape = self.source.layout, self.source.meta.shape
         for index, in_slice, in_full in layout.overlaps(wanted, shape):
-            path, tensor = self.source.find_slice(index)
-            yield Piece(path, tensor, in_slice, in_full.relative_to(self.region.start))
+            tensor = self.source.find_slice(index)
+            yield Piece(tensor, in_slice, in_full.relative_to(self.region.start))
 
 
 @dataclass(frozen=True, slots=True)

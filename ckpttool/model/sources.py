@@ -50,15 +50,15 @@ class Source:
     follows: str | None = None
     turn: tuple[int, int] | None = None
 
-    def find_slice(self, index: tuple[int, ...]) -> tuple[str, StoredTensor]:
-        """Path and stored tensor of the slice at ``index``, from the lowest owner that has it.
+    def find_slice(self, index: tuple[int, ...]) -> StoredTensor:
+        """The stored slice at ``index``, from the lowest owner that has it.
 
         The lowest, not the least busy: should replicas differ, all outputs see the same one.
         """
         for rank in self.layout.owners(index):
             file = self.catalog.files.get(rank)
             if file is not None and self.meta.name in file.tensors:
-                return file.path, file.tensors[self.meta.name]
+                return file.tensors[self.meta.name]
         raise LookupError(f"{self.meta.name}: no owner of slice {index}")
 
 

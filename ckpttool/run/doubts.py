@@ -95,7 +95,6 @@ def _sample(chosen: Iterable[Source], executor: Executor) -> Mapping[str, Mappin
     futures = {
         rank: executor.submit(
             take_samples,
-            catalog.files[rank].path,
             [catalog.files[rank].tensors[name] for name in wanted],
         )
         for rank, wanted in names.items()

@@ -32,15 +32,12 @@ class FillTask:
 
     Attributes
     ----------
-    path
-        The file under its temporary name, header in place.
     parts
-        What to fill.
+        What to fill, in the file under its temporary name, header in place.
     band_bytes
         Bytes that are assembled at a time; a scratch buffer of the same size comes on top.
     """
 
-    path: str
     parts: tuple[Part, ...]
     band_bytes: int
 
@@ -77,10 +74,10 @@ def cut_into_tasks(
             parts.append(Part(stored, region, tuple(tensor.pieces(region))))
             nbytes += region.size * itemsize
             if nbytes >= task_bytes:
-                yield FillTask(index.path, tuple(parts), band_bytes)
+                yield FillTask(tuple(parts), band_bytes)
                 parts, nbytes = [], 0
     if parts:
-        yield FillTask(index.path, tuple(parts), band_bytes)
+        yield FillTask(tuple(parts), band_bytes)
 
 
 def fill(task: FillTask) -> int:
@@ -103,7 +100,7 @@ def fill(task: FillTask) -> int:
                 data = buffer[: band.size * itemsize]
                 _fill_band(files, part, band, data.reshape(*band.shape, itemsize))
                 offset = _offset(band, part.tensor.meta.shape) * itemsize
-                files.write_bytes(task.path, part.tensor, offset, data)
+                files.write_bytes(part.tensor, offset, data)
     return task.nbytes
 
 
@@ -118,7 +115,7 @@ def _fill_band(
         src = overlap.relative_to(piece.dst.start).moved_by(piece.src.start)
         inside = overlap.relative_to(band.start)
         at = tuple(slice(a, b) for a, b in zip(inside.start, inside.stop, strict=True))
-        files.read_region(piece.path, piece.tensor, src, out[at])
+        files.read_region(piece.tensor, src, out[at])
         filled += overlap.size
     assert filled == band.size, f"{part.tensor.meta.name}: {filled} of {band.size} elements"
 

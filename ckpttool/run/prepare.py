@@ -259,9 +259,7 @@ def _compare(catalog: Catalog, strategy: Strategy, executor: Executor) -> Agreem
     for name in names_to_compare(catalog, strategy):
         for rank, file in catalog.files.items():
             if name in file.tensors:
-                futures[name, rank] = executor.submit(
-                    digest, file.path, file.tensors[name], BUFFER_BYTES
-                )
+                futures[name, rank] = executor.submit(digest, file.tensors[name], BUFFER_BYTES)
     groups: dict[str, dict[Sample, list[int]]] = defaultdict(dict)
     for (name, rank), future in futures.items():
         groups[name].setdefault(future.result(), []).append(rank)

@@ -151,7 +151,7 @@ def _read(sources: Sequence[Source], executor: Executor) -> list[dict[int, Sampl
     """What each rank holds of each source."""
     futures = [
         {
-            rank: executor.submit(digest, file.path, file.tensors[name], BUFFER_BYTES)
+            rank: executor.submit(digest, file.tensors[name], BUFFER_BYTES)
             for rank, file in source.catalog.files.items()
             if rank in source.layout.ranks and (name := source.meta.name) in file.tensors
         }

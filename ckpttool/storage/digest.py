@@ -21,7 +21,7 @@ class Sample(NamedTuple):
     is_constant: bool
 
 
-def digest(path: str, tensor: StoredTensor, buffer_bytes: int) -> Sample:
+def digest(tensor: StoredTensor, buffer_bytes: int) -> Sample:
     """SHA-256 of all of a tensor's bytes, of which ``buffer_bytes`` are in memory at a time."""
     state = hashlib.sha256()
     nbytes, itemsize = tensor.meta.nbytes, tensor.meta.itemsize
@@ -31,14 +31,14 @@ def digest(path: str, tensor: StoredTensor, buffer_bytes: int) -> Sample:
     with FlatFiles(buffer_bytes) as files:
         for offset in range(0, nbytes, len(buffer)):
             part = buffer[: min(len(buffer), nbytes - offset)]
-            files.read_bytes(path, tensor, offset, part)
+            files.read_bytes(tensor, offset, part)
             state.update(part.data)
             first = part[:itemsize].copy() if offset == 0 else first
             is_constant = is_constant and bool((part.reshape(-1, itemsize) == first).all())
     return Sample(state.digest(), is_constant)
 
 
-def take_samples(path: str, tensors: Sequence[StoredTensor]) -> list[Sample]:
+def take_samples(tensors: Sequence[StoredTensor]) -> list[Sample]:
     """Samples of tensors in one file, each of its first, middle and last elements."""
     samples = []
     with FlatFiles(SAMPLE_BYTES) as files:
@@ -49,7 +49,7 @@ def take_samples(path: str, tensors: Sequence[StoredTensor]) -> list[Sample]:
             starts = sorted({0, middle, nbytes - count})
             data = np.empty((len(starts), count), np.uint8)
             for part, start in zip(data, starts, strict=True):
-                files.read_bytes(path, tensor, start, part)
+                files.read_bytes(tensor, start, part)
             elements = data.reshape(-1, itemsize)
             is_constant = bool((elements == elements[:1]).all())
             samples.append(Sample(hashlib.sha256(data.data).digest(), is_constant))

@@ -77,32 +77,32 @@ class FlatFiles:
         self._open.move_to_end((path, flags))
         return fd
 
-    def read_bytes(self, path: str, tensor: StoredTensor, offset: int, out: Bytes) -> None:
+    def read_bytes(self, tensor: StoredTensor, offset: int, out: Bytes) -> None:
         """Fill ``out`` with the tensor's bytes from ``offset`` on, across its extents."""
-        fd = self._descriptor(path, os.O_RDONLY)
+        fd = self._descriptor(tensor.path, os.O_RDONLY)
         view = out.data
         for at, part in _split(tensor, offset, view):
             while part:
                 got = os.preadv(fd, [part], at)
                 if got == 0:
                     reason = f"{tensor.meta.name}: the file ends here; it has changed while read"
-                    raise FormatError(path, at, reason)
+                    raise FormatError(tensor.path, at, reason)
                 at, part = at + got, part[got:]
 
-    def write_bytes(self, path: str, tensor: StoredTensor, offset: int, data: Bytes) -> None:
+    def write_bytes(self, tensor: StoredTensor, offset: int, data: Bytes) -> None:
         """Write ``data`` over the tensor's bytes from ``offset`` on, across its extents."""
-        fd = self._descriptor(path, os.O_RDWR)
+        fd = self._descriptor(tensor.path, os.O_RDWR)
         for at, part in _split(tensor, offset, data.data):
             while part:
                 done = os.pwrite(fd, part, at)
                 at, part = at + done, part[done:]
 
-    def read_region(self, path: str, tensor: StoredTensor, region: Region, out: Bytes) -> None:
+    def read_region(self, tensor: StoredTensor, region: Region, out: Bytes) -> None:
         """Copy a region of a stored tensor into an array.
 
         Parameters
         ----------
-        path, tensor
+        tensor
             Where it is stored.
         region
             Elements of it.
@@ -117,13 +117,13 @@ class FlatFiles:
         held = last - first
         wanted = region.size * itemsize
         if held == wanted and out.flags.c_contiguous:
-            self.read_bytes(path, tensor, first, out.reshape(-1))
+            self.read_bytes(tensor, first, out.reshape(-1))
             return
         cut = _first_contiguous_axis(region, shape)
         count = int(np.prod(region.shape[:cut], dtype=np.int64))
         if held <= self._scratch_bytes and held - wanted <= (count - 1) * GAP_BYTES:
             scratch = self._scratch_of(held)
-            self.read_bytes(path, tensor, first, scratch)
+            self.read_bytes(tensor, first, scratch)
             np.copyto(out, _as_view(scratch, region, shape, itemsize))
             return
         axis = next(i for i, n in enumerate(region.shape) if n > 1)
@@ -135,7 +135,7 @@ class FlatFiles:
             )
             at = (slice(None),) * axis
             at += (slice(start - region.start[axis], stop - region.start[axis]),)
-            self.read_region(path, tensor, half, out[at])
+            self.read_region(tensor, half, out[at])
 
     def _scratch_of(self, nbytes: int) -> Bytes:
         if self._scratch is None:
