@@ -119,8 +119,8 @@ def test_a_file_is_rank_zero_and_nothing_else_is_looked_for(make):
     src = make("rank_3/net-1_10.ckpt", "rank_3/net-2_10.ckpt")
     catalog = scan(f"{src}/rank_3/net-1_10.ckpt")
     assert list(catalog.files) == [0]
-    assert catalog.is_single_file
-    assert not scan(src).is_single_file
+    assert catalog.is_undivided
+    assert not scan(src).is_undivided
 
 
 def test_a_missing_folder_is_an_error_of_the_system(tmp_path):

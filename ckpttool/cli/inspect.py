@@ -37,7 +37,7 @@ def inspect(
     catalog, strategy, _ = options.load(src, pattern, step, src_strategy)
     errors: list[CkptToolError] = list(catalog.damaged.values())
     notes = catalog.notes
-    is_file = catalog.is_single_file and strategy is None
+    is_file = catalog.is_undivided and strategy is None
     if is_file:
         document = report.describe_file(catalog.files[0])
     else:

@@ -130,9 +130,9 @@ class Catalog:
         Ranks whose file could not be read, with the reason.
     notes
         What was passed over or chosen while looking for the files.
-    is_single_file
-        True if ``root`` is a file: one checkpoint that holds every parameter undivided, unless a
-        strategy says otherwise.
+    is_undivided
+        True if ``root`` is one checkpoint that holds every parameter undivided, unless a strategy
+        says otherwise: a file.
     """
 
     root: str
@@ -140,7 +140,7 @@ class Catalog:
     step: str | None = None
     damaged: Mapping[int, FormatError] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
-    is_single_file: bool = False
+    is_undivided: bool = False
 
 
 def format_ranks(ranks: Sequence[int]) -> str:

@@ -76,7 +76,7 @@ def plan_merge(
     """
     if strategy is None and replicated:
         strategy = Strategy({}, 1, len(catalog.files) + len(catalog.damaged))
-    if strategy is None and not catalog.is_single_file:
+    if strategy is None and not catalog.is_undivided:
         raise PlanError(
             [
                 (
@@ -169,7 +169,7 @@ def plan_reshard(
     FormatError, PlanError
         Everything that is in the way, in one error.
     """
-    if catalog.is_single_file and len(src_strategy.ranks) > 1:
+    if catalog.is_undivided and len(src_strategy.ranks) > 1:
         raise PlanError(
             [
                 (

@@ -95,7 +95,7 @@ def scan(src: str, pattern: str | None = None, step: str | None = None) -> Catal
         if root.exists() and not root.is_file():
             raise PlanError([f"{src}: neither a file nor a folder"])
         _note_siblings(root, notes)
-        return Catalog(src, {0: read_index(src)}, notes=tuple(notes), is_single_file=True)
+        return Catalog(src, {0: read_index(src)}, notes=tuple(notes), is_undivided=True)
     if pattern is not None:
         if "{rank}" not in pattern:
             raise PlanError([f"the pattern {pattern} does not say where {{rank}} is in the path"])
