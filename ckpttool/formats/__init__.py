@@ -6,12 +6,13 @@ A format is a codec of headers only.  Where a tensor's bytes lie it says as exte
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol, cast
 
 from ckpttool.errors import FormatError
+from ckpttool.formats.contained import ContainedReader
 from ckpttool.model.catalog import FileIndex, TensorMeta
 
 
@@ -123,6 +124,28 @@ def read_index(path: str) -> FileIndex:
     OSError
         It cannot be opened or read.
     """
+    found = next(read_indexes([path]))
+    if isinstance(found, FormatError):
+        raise found
+    return found
+
+
+def read_indexes(paths: Iterable[str]) -> Iterator[FileIndex | FormatError]:
+    """The headers of files, as of `read_index`, or what is wrong with them, in their order.
+
+    HDF5 is read in another process, of which one does for all of them.
+    """
+    with ContainedReader() as contained:
+        for path in paths:
+            try:
+                name = _find_format(path)
+                read = contained if name == "hdf5" else get_format(name)
+                yield read.read_index(path)
+            except FormatError as error:
+                yield error
+
+
+def _find_format(path: str) -> str:
     name = format_of_content(path) or format_of_suffix(path)
     if name is None:
         with Path(path).open("rb") as file:
@@ -130,4 +153,4 @@ def read_index(path: str) -> FileIndex:
                 reason = "no .ckpt, .safetensors or HDF5 file, by content or by name"
                 raise FormatError(path, 0, reason)
         name = "ckpt"
-    return get_format(name).read_index(path)
+    return name

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from sys import intern
 
@@ -47,9 +47,18 @@ MAX_PATH_COMPONENT_BYTES = 60_000  # an HDF5 link and its name share an object h
 
 
 class Hdf5:
-    """The `Format` of HDF5 files."""
+    """The `Format` of HDF5 files.
+
+    Parameters
+    ----------
+    on_object
+        Called before each dataset of a file is read, to tell that it goes on.
+    """
 
     name = "hdf5"
+
+    def __init__(self, on_object: Callable[[], None] = lambda: None) -> None:
+        self._on_object = on_object
 
     def refusals(self, tensors: Sequence[TensorMeta]) -> Iterator[str]:
         """What no HDF5 path can be, strings HDF5 would cut, too many axes: a message each."""
@@ -86,10 +95,10 @@ class Hdf5:
         """The datasets of the file; contents are not read, but for strings."""
         size = os.stat(path).st_size  # noqa: PTH116 - the path stays a string from end to end
         with _as_format_error(path), h5py.File(path, "r", locking=False) as file:
-            tensors = {
-                name: _read_dataset(path, size, name, dataset)
-                for name, dataset in _datasets(path, h5g.open(file.id, b"/"))
-            }
+            tensors = {}
+            for name, dataset in _datasets(path, h5g.open(file.id, b"/")):
+                self._on_object()
+                tensors[name] = _read_dataset(path, size, name, dataset)
         return FileIndex(path, self.name, size, tensors)
 
     def create(

@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from ckpttool.errors import FormatError, PlanError
-from ckpttool.formats import format_of_suffix, read_index
+from ckpttool.formats import format_of_suffix, read_index, read_indexes
 from ckpttool.model.catalog import Catalog, FileIndex, format_ranks
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import shorten
@@ -107,11 +107,12 @@ def scan(src: str, pattern: str | None = None, step: str | None = None) -> Catal
     chosen, label = _choose_step(src, found, step, notes)
     files: dict[int, FileIndex] = {}
     damaged: dict[int, FormatError] = {}
-    for rank in sorted(chosen):
-        try:
-            files[rank] = read_index(str(chosen[rank]))
-        except FormatError as error:
-            damaged[rank] = error
+    ranks = sorted(chosen)
+    for rank, index in zip(ranks, read_indexes(str(chosen[rank]) for rank in ranks), strict=True):
+        if isinstance(index, FormatError):
+            damaged[rank] = index
+        else:
+            files[rank] = index
     gaps = [  # of a wild number in a name some will do
         rank
         for low, high in pairwise((-1, *sorted(chosen)))
