@@ -19,7 +19,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ckpttool.errors import FormatError
 
@@ -42,10 +42,47 @@ class Field(NamedTuple):
     stop: int
 
 
+class ByteSource(Protocol):
+    """Bytes that are addressed by offset: those of a file, or what they decrypt to."""
+
+    size: int
+
+    def pread(self, nbytes: int, offset: int) -> bytes:
+        """Up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
+        ...
+
+    def close(self) -> None:
+        """Give back what is open."""
+        ...
+
+
+class PlainFile:
+    """The bytes of a file as they are."""
+
+    def __init__(self, path: str) -> None:
+        self._file = Path(path).open("rb", buffering=0)  # noqa: SIM115 - closed by close
+        self.size = os.fstat(self._file.fileno()).st_size
+
+    def pread(self, nbytes: int, offset: int) -> bytes:
+        """Up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
+        return os.pread(self._file.fileno(), nbytes, offset)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
 class WireReader:
     """A file of protobuf messages, addressed by byte offset; holds one window of it at a time.
 
     Use as a context manager.  Not to be shared between threads.
+
+    Parameters
+    ----------
+    path
+        The file, as errors name it.
+    source
+        Its bytes, if they are not those on disk; closed by the reader.
 
     Raises
     ------
@@ -53,11 +90,10 @@ class WireReader:
         From every method, when the bytes are not what the wire format says.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, source: ByteSource | None = None) -> None:
         self.path = path
-        self._file = Path(path).open("rb", buffering=0)  # noqa: SIM115 - closed by __exit__
-        self._fd = self._file.fileno()
-        self.size = os.fstat(self._fd).st_size
+        self._source = source or PlainFile(path)
+        self.size = self._source.size
         self._window = b""
         self._window_start = 0
 
@@ -70,14 +106,14 @@ class WireReader:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._file.close()
+        self._source.close()
 
     def read(self, start: int, stop: int) -> bytes:
         """The bytes from ``start`` to ``stop``."""
         at = start - self._window_start
         if at < 0 or at + stop - start > len(self._window):
             wanted = max(WINDOW_BYTES, stop - start)
-            self._window = os.pread(self._fd, wanted, start)
+            self._window = self._source.pread(wanted, start)
             self._window_start = start
             at = 0
         data = self._window[at : at + stop - start]
