@@ -129,7 +129,7 @@ def test_a_source_that_shrinks_after_planning_is_noticed(tmp_path):
 def test_an_output_whose_header_is_not_as_planned_gets_no_name(tmp_path, monkeypatch):
     from ckpttool.formats.ckpt import Ckpt
 
-    def seal(self, path):
+    def seal(self, path, crc=None):
         index = self.read_index(path)
         self.create(path, [tensor.meta for tensor in index.tensors.values()][1:], {})
 

@@ -40,6 +40,7 @@ def workplace(tmp_path, monkeypatch):
             path.rename(path.with_name("net-2_10.ckpt"))
         shutil.copy(GOLDEN / case / "src_strategy.ckpt", "strategy.ckpt")
         shutil.copy(GOLDEN / case / "dst_strategy.ckpt", "new_strategy.ckpt")
+        Path("key.bin").write_bytes(bytes(16))
 
     return provide
 

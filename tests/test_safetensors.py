@@ -15,7 +15,7 @@ from tests.by_hand import entry, metas, read_contents, safetensors, write_conten
 from tests.corpus import GOLDEN, SAMPLES
 
 FORMAT = Safetensors()
-OTHERWISE = {"crc_num", "remove_redundancy"}  # facts about a source; an output has none of them
+OTHERWISE = {"crc_num", "remove_redundancy"}  # see the tests; without them metadata has one entry
 
 
 @pytest.fixture

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
+import ckpttool
 from ckpttool.cli import options, report
 from ckpttool.errors import CkptToolError, raise_all
+
+if TYPE_CHECKING:
+    from ckpttool.model.catalog import Catalog
+    from ckpttool.model.ciphertext import Secret
 
 
 @click.command(
@@ -22,6 +29,8 @@ from ckpttool.errors import CkptToolError, raise_all
 @options.src_strategy
 @options.step
 @options.pattern
+@options.dec_key_file
+@options.verify_crc
 @options.as_json
 @options.quiet
 @options.debug
@@ -30,12 +39,15 @@ def inspect(
     src_strategy: tuple[str, ...],
     step: str | None,
     pattern: str | None,
+    key: Secret | None,
+    crc: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
     """Show what a checkpoint holds, from headers alone."""
-    catalog, strategy, _ = options.load(src, pattern, step, src_strategy)
+    catalog, strategy, _ = options.load(src, pattern, step, src_strategy, key=key)
     errors: list[CkptToolError] = list(catalog.damaged.values())
+    catalog = _verify(catalog, errors) if crc else catalog
     notes = catalog.notes
     is_file = catalog.is_undivided and strategy is None
     if is_file:
@@ -51,3 +63,16 @@ def inspect(
     if not as_json:
         report.print_notes(notes, quiet)
     raise_all(errors)
+
+
+def _verify(catalog: Catalog, errors: list[CkptToolError]) -> Catalog:
+    """Read all files; what is wrong is added to ``errors``, what is right is noted."""
+    from dataclasses import replace
+
+    from ckpttool.run.engines import default_jobs
+    from ckpttool.run.integrity import check_files
+
+    with ckpttool.open_engine(f"threads:{default_jobs()}") as executor:
+        found, notes = check_files(catalog, executor, crc=True)
+    errors += found
+    return replace(catalog, notes=(*catalog.notes, *notes))

@@ -11,6 +11,7 @@ from ckpttool.cli import options
 from ckpttool.cli.convert import convert
 
 if TYPE_CHECKING:
+    from ckpttool.model.ciphertext import Secret
     from ckpttool.model.unlisted import Unlisted
 
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 @options.src_strategy
 @options.step
 @options.pattern
+@options.dec_key_file
 @click.option(
     "--replicated",
     is_flag=True,
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     type=options.FORMAT_CHOICE,
     help="Format of the output.  [default: by the ending of OUT, else hdf5]",
 )
+@options.crc
 @options.jobs
 @options.overwrite
 @options.as_json
@@ -55,11 +58,13 @@ def merge(
     src_strategy: tuple[str, ...],
     step: str | None,
     pattern: str | None,
+    key: Secret | None,
     replicated: bool,
     unlisted: Unlisted | None,
     trust_strategy: bool,
     optimizer_shard: int | None,
     format: str | None,
+    crc: bool,
     jobs: int | None,
     overwrite: bool,
     as_json: bool,
@@ -69,7 +74,8 @@ def merge(
     if replicated and src_strategy:
         raise click.UsageError("--replicated and -s exclude each other.")
     chosen = options.output_format(path, format)
-    catalog, strategy, _ = options.load(src, pattern, step, src_strategy)
+    options.check_crc(crc, chosen)
+    catalog, strategy, _ = options.load(src, pattern, step, src_strategy, key=key)
     convert(
         lambda executor: ckpttool.plan_merge(
             catalog,
@@ -80,6 +86,7 @@ def merge(
             unlisted=unlisted,
             trust_strategy=trust_strategy,
             optimizer_shard=optimizer_shard,
+            crc=crc,
             overwrite=overwrite,
             executor=executor,
         ),

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 import ckpttool
+from ckpttool.cli.keys import read_key
 from ckpttool.errors import CkptToolError, raise_all
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
+    from ckpttool.model.ciphertext import Secret
     from ckpttool.model.strategy import Strategy
 
     RanksType = click.ParamType[tuple[int, ...]]
@@ -79,6 +81,26 @@ pattern = click.option(
     "--pattern",
     metavar="PATTERN",
     help="Where the rank files are below SRC, such as 'node{rank}/CKP_1-4_32.ckpt'.",
+)
+dec_key_file = click.option(
+    "--dec-key-file",
+    "key",
+    metavar="FILE",
+    callback=read_key,
+    help="File with the key of encrypted files, - for standard input: its 16, 24 or 32 bytes, or "
+    "hex: and its digits.",
+)
+crc = click.option(
+    "--crc",
+    is_flag=True,
+    help="Verify the checksum of every source file that has one, before anything is written, and "
+    "store one in every output.",
+)
+verify_crc = click.option(
+    "--crc",
+    is_flag=True,
+    help="Verify the checksum of every file that has one, and the tags of encrypted ones; reads "
+    "them whole.",
 )
 out_folder = click.option(
     "-o",
@@ -172,12 +194,14 @@ def load(
     step: str | None,
     src_strategy: tuple[str, ...],
     dst_strategy: tuple[str, ...] = (),
+    *,
+    key: Secret | None = None,
 ) -> tuple[Catalog, Strategy | None, Strategy | None]:
     """Catalog and strategies, read with all their problems in one report."""
     if pattern is not None and "{rank}" not in pattern:
         raise click.UsageError("--pattern does not say where {rank} is in the path.")
     errors: list[CkptToolError] = []
-    catalog = attempt(lambda: ckpttool.scan(src, pattern, step), errors)
+    catalog = attempt(lambda: ckpttool.scan(src, pattern, step, key=key), errors)
     strategies = [
         attempt(partial(ckpttool.read_strategy, paths), errors) if paths else None
         for paths in (src_strategy, dst_strategy)
@@ -199,6 +223,15 @@ def output_format(path: str, format: str | None) -> str:
     if format is not None and by_name not in (None, format):
         raise click.UsageError(f"{path} ends like {by_name}, but --format says {format}.")
     return format or by_name or "hdf5"
+
+
+def check_crc(crc: bool, format: str) -> None:
+    """``--crc`` is for formats that have a place for a checksum."""
+    if crc and format == "hdf5":
+        raise click.UsageError(
+            "HDF5 has no place for MindSpore's checksum: with --crc write --format ckpt or "
+            "safetensors, or verify the source by itself with inspect --crc."
+        )
 
 
 def printable(text: str) -> str:

@@ -11,6 +11,7 @@ from ckpttool.cli import options
 from ckpttool.cli.convert import convert
 
 if TYPE_CHECKING:
+    from ckpttool.model.ciphertext import Secret
     from ckpttool.model.unlisted import Unlisted
 
 
@@ -30,12 +31,14 @@ if TYPE_CHECKING:
 @options.dst_strategy
 @options.step
 @options.pattern
+@options.dec_key_file
 @options.unlisted
 @options.trust_strategy
 @options.optimizer_shard
 @options.format
 @options.prefix
 @options.ranks
+@options.crc
 @options.jobs
 @options.overwrite
 @options.as_json
@@ -48,19 +51,24 @@ def reshard(
     dst_strategy: tuple[str, ...],
     step: str | None,
     pattern: str | None,
+    key: Secret | None,
     unlisted: Unlisted | None,
     trust_strategy: bool,
     optimizer_shard: int | None,
     format: str,
     prefix: str,
     ranks: tuple[int, ...] | None,
+    crc: bool,
     jobs: int | None,
     overwrite: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
     """Cut a checkpoint anew for another strategy."""
-    catalog, strategy, target = options.load(src, pattern, step, src_strategy, dst_strategy)
+    options.check_crc(crc, format)
+    catalog, strategy, target = options.load(
+        src, pattern, step, src_strategy, dst_strategy, key=key
+    )
     assert strategy is not None, "click requires -s"
     assert target is not None, "click requires -d"
     convert(
@@ -75,6 +83,7 @@ def reshard(
             unlisted=unlisted,
             trust_strategy=trust_strategy,
             optimizer_shard=optimizer_shard,
+            crc=crc,
             overwrite=overwrite,
             executor=executor,
         ),

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 import ckpttool
 from ckpttool.cli import options
 from ckpttool.cli.convert import convert
+
+if TYPE_CHECKING:
+    from ckpttool.model.ciphertext import Secret
 
 
 @click.command(
@@ -23,9 +28,11 @@ from ckpttool.cli.convert import convert
 @options.dst_strategy
 @options.step
 @options.pattern
+@options.dec_key_file
 @options.format
 @options.prefix
 @options.ranks
+@options.crc
 @options.jobs
 @options.overwrite
 @options.as_json
@@ -37,20 +44,31 @@ def split(
     dst_strategy: tuple[str, ...],
     step: str | None,
     pattern: str | None,
+    key: Secret | None,
     format: str,
     prefix: str,
     ranks: tuple[int, ...] | None,
+    crc: bool,
     jobs: int | None,
     overwrite: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
     """Cut an undivided checkpoint for the ranks of a strategy."""
-    catalog, _, target = options.load(src, pattern, step, (), dst_strategy)
+    options.check_crc(crc, format)
+    catalog, _, target = options.load(src, pattern, step, (), dst_strategy, key=key)
     assert target is not None, "click requires -d"
     convert(
-        lambda _: ckpttool.plan_split(
-            catalog, target, folder, format, prefix=prefix, ranks=ranks, overwrite=overwrite
+        lambda executor: ckpttool.plan_split(
+            catalog,
+            target,
+            folder,
+            format,
+            prefix=prefix,
+            ranks=ranks,
+            crc=crc,
+            overwrite=overwrite,
+            executor=executor,
         ),
         jobs,
         as_json,

@@ -6,14 +6,19 @@ A format is a codec of headers only.  Where a tensor's bytes lie it says as exte
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol, TypeAlias, cast
 
 from ckpttool.errors import FormatError
 from ckpttool.formats.contained import ContainedReader
-from ckpttool.model.catalog import FileIndex, TensorMeta
+from ckpttool.formats.encrypted import mode_of
+from ckpttool.model.catalog import Extent, FileIndex, TensorMeta
+from ckpttool.model.ciphertext import Secret
+
+# Bytes themselves, bytes of the file, or a number of zero bytes.
+ChecksumPart: TypeAlias = bytes | Extent | int
 
 
 class Format(Protocol):
@@ -30,8 +35,8 @@ class Format(Protocol):
         """Name of the format."""
         ...
 
-    def refusals(self, tensors: Sequence[TensorMeta]) -> Iterator[str]:
-        """Why these tensors cannot be written in this format: a message for each problem."""
+    def refusals(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> Iterator[str]:
+        """Why these tensors and attributes cannot be written: a message for each problem."""
         ...
 
     def read_index(self, path: str) -> FileIndex:
@@ -53,12 +58,22 @@ class Format(Protocol):
     ) -> FileIndex:
         """A new file with a complete header (strings included) and no contents yet.
 
-        An existing file is overwritten in place.  ``refusals`` must have had nothing to say.
+        An existing file is overwritten in place.  ``refusals`` must have had nothing to say.  If
+        ``attrs`` has a ``"crc_num"``, whatever it is, so has the index, and the file has a place
+        for a checksum, which `seal` fills.  No other attribute is written.
         """
         ...
 
-    def seal(self, path: str) -> None:
-        """Add what must come after the contents, such as a checksum."""
+    def seal(self, path: str, crc: int | None = None) -> None:
+        """Add what must come after the contents: the checksum, if there is a place for one."""
+        ...
+
+
+class FormatWithChecksum(Format, Protocol):
+    """A format that has a place for MindSpore's checksum: ``crc_num``."""
+
+    def checksum_parts(self, index: FileIndex) -> Iterator[ChecksumPart]:
+        """What the checksum of a file is taken over, in order."""
         ...
 
 
@@ -80,6 +95,11 @@ def get_format(name: str) -> Format:
     return cast(Format, getattr(import_module(module), cls)())
 
 
+def checksum_parts(index: FileIndex) -> Iterator[ChecksumPart]:
+    """What the checksum of a file is taken over, in order; not of HDF5, which has none."""
+    return cast(FormatWithChecksum, get_format(index.format)).checksum_parts(index)
+
+
 def suffix_of(name: str) -> str:
     """The ending of file names that are written in a format, with its dot."""
     return _FORMATS[name][2][0]
@@ -98,7 +118,7 @@ def format_of_suffix(path: str) -> str | None:
 
 
 def format_of_content(path: str) -> str | None:
-    """``"hdf5"`` or ``"safetensors"`` if the file's first bytes say so, else None."""
+    """The format that a file's first bytes tell, or None; of a .ckpt only if it is encrypted."""
     with Path(path).open("rb") as file:
         head = file.read(16)
         size = file.seek(0, 2)
@@ -109,38 +129,55 @@ def format_of_content(path: str) -> str | None:
         return "hdf5"
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size - 8:
         return "safetensors"
-    return None
+    return "ckpt" if mode_of(head) is not None else None
 
 
-def read_index(path: str) -> FileIndex:
+def read_index(path: str, key: bytes | Secret | None = None) -> FileIndex:
     """The header of a file of any format; the content decides which, then the suffix.
 
     A ``.ckpt`` has no mark of its own, so its suffix stands before a first byte that would do.
 
+    Parameters
+    ----------
+    path
+        The file.
+    key
+        That of an encrypted ``.ckpt``, as MindSpore took it (``enc_key``).
+
     Raises
     ------
     FormatError
-        It is none of the formats, or not what its format says.
+        It is none of the formats, or not what its format says, or the key does not fit.
+    UnsupportedError
+        It is encrypted and there is no key, or it uses something else that is not read.
     OSError
         It cannot be opened or read.
     """
-    found = next(read_indexes([path]))
+    found = next(read_indexes([path], key))
     if isinstance(found, FormatError):
         raise found
     return found
 
 
-def read_indexes(paths: Iterable[str]) -> Iterator[FileIndex | FormatError]:
+def read_indexes(
+    paths: Iterable[str], key: bytes | Secret | None = None
+) -> Iterator[FileIndex | FormatError]:
     """The headers of files, as of `read_index`, or what is wrong with them, in their order.
 
     HDF5 is read in another process, of which one does for all of them.
     """
+    from ckpttool.formats.ckpt import Ckpt
+
+    secret = Secret(key) if isinstance(key, bytes) else key
     with ContainedReader() as contained:
         for path in paths:
             try:
                 name = _find_format(path)
-                read = contained if name == "hdf5" else get_format(name)
-                yield read.read_index(path)
+                if name == "ckpt":
+                    yield Ckpt().read_index(path, secret)
+                else:
+                    read = contained if name == "hdf5" else get_format(name)
+                    yield read.read_index(path)
             except FormatError as error:
                 yield error
 

@@ -23,8 +23,8 @@ or, instead of field 2, a field 3 ``maptensor`` (a hash-table parameter), which 
 * ``tensor_type`` ``str`` is a string of append_dict: dims ``[0]``, content UTF-32-LE without an
   end mark; the empty string is four zero bytes.
 * Unknown fields are skipped, at every level.
-* The last 17 bytes may be a checksum: ``crc_num`` and a big-endian CRC-32 of 10 bytes.  It is
-  recognised and reported in ``attrs["crc_num"]``.
+* The last 17 bytes may be a trailer: ``crc_num`` and, in 10 bytes, big endian, the CRC-32 of all
+  before it but for map parameters.  It is reported in ``attrs["crc_num"]``, and written if asked.
 * A file of 0 bytes holds nothing: what a rank without parameters leaves when MindSpore saves with
   redundancy removed.
 
@@ -32,8 +32,9 @@ What is written is byte for byte what ``save_checkpoint`` of MindSpore 2.10 writ
 parameters in the same order, but for tensors without elements: MindSpore leaves them out, here
 they are records with empty content, which is how its asynchronous path writes them.
 
-Not read: encrypted files (they begin with ``d8``, ``d9`` or ``da`` and ``5e 3a 7f``), map
-parameters.
+Encrypted, a file looks altogether different: see `ckpttool.formats.encrypted`.
+
+Not read: map parameters.
 
 Source
 ------
@@ -44,12 +45,15 @@ MindSpore 2.10 ``utils/checkpoint.proto``, ``train/serialization.py`` (``_exec_s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from sys import intern
 
 from ckpttool.errors import FormatError, UnsupportedError
+from ckpttool.formats import ChecksumPart
+from ckpttool.formats.decryption import DecryptedFile
+from ckpttool.formats.encrypted import explain, mode_of, read_ciphertext
 from ckpttool.formats.wire import (
     LENGTH,
     Field,
@@ -60,16 +64,12 @@ from ckpttool.formats.wire import (
     encode_varint,
 )
 from ckpttool.model.catalog import Extent, FileIndex, StoredTensor, TensorMeta
+from ckpttool.model.ciphertext import Ciphertext, Secret
 from ckpttool.model.dtypes import TEXT, find_dtype
 
 SLICE_BYTES = 512 * 1024 * 1024  # MindSpore starts a new record at this size (SLICE_SIZE, in KiB)
 TRAILER = b"crc_num"
 TRAILER_BYTES = 17
-ENCRYPTED_MAGICS = {
-    b"\xd8\x5e\x3a\x7f": "AES-GCM",
-    b"\xd9\x5e\x3a\x7f": "AES-CBC",
-    b"\xda\x5e\x3a\x7f": "SM4-CBC",
-}
 MAX_NAME_BYTES = 1 << 20  # a name is read into memory; none in the field comes near
 MAX_TEXT_BYTES = 64 << 20  # a string is read into memory, too; larger ones are refused by name
 
@@ -79,24 +79,25 @@ class Ckpt:
 
     name = "ckpt"
 
-    def refusals(self, tensors: Sequence[TensorMeta]) -> Iterator[str]:
+    def refusals(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> Iterator[str]:
         """Nothing: the format can hold every name, element type and shape."""
         yield from ()
 
-    def read_index(self, path: str) -> FileIndex:
-        """The header of the file: records are walked with seeks, contents are not read."""
+    def read_index(self, path: str, key: Secret | None = None) -> FileIndex:
+        """The header of the file: records are walked with seeks, contents are not read.
+
+        ``key`` is that of an encrypted file; another has no use for it.
+        """
         with WireReader(path) as reader:
-            if reader.size == 0:
-                return FileIndex(path, self.name, 0, {})
-            cipher = ENCRYPTED_MAGICS.get(reader.read(0, min(4, reader.size)))
-            if cipher is not None:
-                raise UnsupportedError(
-                    path,
-                    0,
-                    f"encrypted with {cipher}; decrypt it first, or save without enc_key",
-                )
             end, attrs = _find_trailer(reader)
-            return FileIndex(path, self.name, reader.size, _read_tensors(reader, end), attrs)
+            mode = mode_of(reader.read(0, min(4, end)))
+            if mode is None:
+                tensors = _read_tensors(reader, end)
+                return FileIndex(path, self.name, reader.size, tensors, attrs)
+            nbytes = reader.size
+        cipher = read_ciphertext(path, end, key)
+        tensors = _read_encrypted(path, cipher)
+        return FileIndex(path, self.name, nbytes, tensors, attrs, cipher)
 
     def create(
         self, path: str, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
@@ -119,10 +120,43 @@ class Ckpt:
                     offset += content.nbytes
                 stored[meta.name] = StoredTensor(meta, path, tuple(extents))
             file.truncate(offset)
-        return FileIndex(path, self.name, offset, stored)
+            if "crc_num" in attrs:
+                file.seek(offset)
+                offset += file.write(_trailer(0))
+        kept = {"crc_num": "0"} if "crc_num" in attrs else {}
+        return FileIndex(path, self.name, offset, stored, kept)
 
-    def seal(self, path: str) -> None:
-        """Nothing: the file is complete when its contents are."""
+    def checksum_parts(self, index: FileIndex) -> Iterator[ChecksumPart]:
+        """All before the trailer, but for map parameters, which MindSpore's saver leaves out.
+
+        Its loader does not, so it refuses such a file of its own.
+        """
+        end = index.nbytes - TRAILER_BYTES
+        start = at = 0
+        with WireReader(index.path) as reader:
+            for record in reader.fields(0, 0 if index.cipher else end):
+                if _is_map(reader, record):
+                    yield Extent(start, at - start)
+                    start = record.stop
+                at = record.stop
+        yield Extent(start, end - start)
+
+    def seal(self, path: str, crc: int | None = None) -> None:
+        """Put the checksum into the trailer that `create` has left for it."""
+        if crc is not None:
+            with Path(path).open("r+b") as file:
+                file.seek(-TRAILER_BYTES, 2)
+                file.write(_trailer(crc))
+
+
+def _trailer(crc: int) -> bytes:
+    return TRAILER + crc.to_bytes(TRAILER_BYTES - len(TRAILER), "big")
+
+
+def _is_map(reader: WireReader, record: Field) -> bool:
+    return record.number == 1 and any(
+        part.number == 3 for part in reader.fields(record.start, record.stop)
+    )
 
 
 def _find_trailer(reader: WireReader) -> tuple[int, dict[str, str]]:
@@ -153,6 +187,7 @@ def _read_tensors(reader: WireReader, end: int) -> dict[str, StoredTensor]:
     for record in reader.fields(0, end):
         record_start, start = start, record.stop
         if record.number != 1:
+            _check_unknown(reader, record_start, end)
             continue
         if record.wire_type != LENGTH:
             raise FormatError(
@@ -186,6 +221,22 @@ def _read_tensors(reader: WireReader, end: int) -> dict[str, StoredTensor]:
     if current is not None:
         tensors[current.name] = _finish(reader, current)
     return tensors
+
+
+def _check_unknown(reader: WireReader, start: int, end: int) -> None:
+    """Encrypted blocks would be skipped as unknown fields, where MindSpore has them behind maps."""
+    if mode_of(reader.read(start, min(start + 4, end))) is not None:
+        reason = "encrypted blocks behind records in clear, which are not read; save it without "
+        raise UnsupportedError(reader.path, start, f"{reason}enc_key, or without map parameters")
+
+
+def _read_encrypted(path: str, cipher: Ciphertext) -> dict[str, StoredTensor]:
+    with WireReader(path, DecryptedFile(path, cipher)) as reader:
+        try:
+            tensors = _read_tensors(reader, reader.size)
+        except FormatError as error:
+            raise explain(error, cipher) from error
+    return {name: replace(tensor, cipher=cipher) for name, tensor in tensors.items()}
 
 
 def _read_record(reader: WireReader, record: Field, start: int) -> _Tensor:

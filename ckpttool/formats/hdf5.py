@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from sys import intern
 
@@ -60,8 +60,10 @@ class Hdf5:
     def __init__(self, on_object: Callable[[], None] = lambda: None) -> None:
         self._on_object = on_object
 
-    def refusals(self, tensors: Sequence[TensorMeta]) -> Iterator[str]:
+    def refusals(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> Iterator[str]:
         """What no HDF5 path can be, strings HDF5 would cut, too many axes: a message each."""
+        if "crc_num" in attrs:
+            yield "HDF5 has no place for MindSpore's checksum; write --format ckpt or safetensors"
         names = {meta.name for meta in tensors}
         for meta in tensors:
             parts = meta.name.split("/")
@@ -117,7 +119,7 @@ class Hdf5:
         size = os.stat(path).st_size  # noqa: PTH116 - the path stays a string from end to end
         return FileIndex(path, self.name, size, stored)
 
-    def seal(self, path: str) -> None:
+    def seal(self, path: str, crc: int | None = None) -> None:
         """Nothing: the file is complete when its contents are."""
 
 

@@ -17,7 +17,10 @@ offsets from the end of the header.  ``__metadata__`` maps strings to strings.
 * MindSpore marks its files ``"format": "ms"``.  An ``Int4`` tensor is ``I8`` with a metadata entry
   ``"<name>": "Int4"``.  A tensor called ``format`` displaces the mark: MindSpore would take the
   mark for that tensor's type.
-* ``crc_num`` and ``remove_redundancy`` of the metadata are kept in ``attrs``.
+* ``crc_num`` of the metadata is a checksum: CRC-32, in decimal, of the names (UTF-8) in sorted
+  order, behind each its contents.  An integer without axes counts as that many zero bytes, by an
+  oversight in MindSpore (``bytes(5)``); a negative one it cannot save, and here its bytes count.
+* ``crc_num`` and ``remove_redundancy`` are kept in ``attrs``.
 * F8_E4M3, F8_E5M2 and C64 are read and written; MindSpore 2.10 does neither.
 
 Limits: a header of at most 100,000,000 bytes, as in the safetensors library; names are unique.
@@ -33,17 +36,20 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from sys import intern
+from typing import BinaryIO
 
 from ckpttool.errors import FormatError, UnsupportedError
+from ckpttool.formats import ChecksumPart
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.catalog import Extent, FileIndex, StoredTensor, TensorMeta
 from ckpttool.model.dtypes import DTYPES, TEXT
 
 MAX_HEADER_BYTES = 100_000_000  # as safetensors; stops hostile headers
 METADATA = "__metadata__"
+MAX_CRC = str(2**32 - 1)  # the longest; keeps room until the checksum is known
 
 # The order of contents in a file: the library sorts by its enumeration of types (tensor.rs,
 # Dtype), last first.
@@ -61,9 +67,11 @@ class Safetensors:
 
     name = "safetensors"
 
-    def refusals(self, tensors: Sequence[TensorMeta]) -> Iterator[str]:
+    def refusals(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> Iterator[str]:
         """Problems with what the format cannot hold, a message each."""
         for meta in tensors:
+            if meta.name in attrs:
+                yield f"{meta.name}: a safetensors file with a checksum uses this name itself"
             if meta.dtype == TEXT or DTYPES[meta.dtype].safetensors is None:
                 yield (
                     f"{meta.name}: safetensors cannot hold {meta.dtype}; "
@@ -103,6 +111,7 @@ class Safetensors:
         names = {meta.name for meta in tensors}
         metadata = {} if "format" in names else {"format": "ms"}
         metadata |= {meta.name: "Int4" for meta in ordered if meta.dtype == "Int4"}
+        metadata |= {"crc_num": MAX_CRC} if "crc_num" in attrs else {}
         header: dict[str, object] = {METADATA: dict(sorted(metadata.items()))}
         at = 0
         for meta in ordered:
@@ -113,7 +122,7 @@ class Safetensors:
                 "data_offsets": span,
             }
             at = span[1]
-        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        text = _spell(header)
         text += b" " * (-len(text) % 8)  # contents begin at a multiple of 8, as the library has it
         if len(text) > MAX_HEADER_BYTES:
             raise UnsupportedError(path, 0, f"a header of {len(text)} bytes for so many tensors")
@@ -126,10 +135,44 @@ class Safetensors:
             extents = (Extent(offset, meta.nbytes),) if meta.nbytes else ()
             stored[meta.name] = StoredTensor(meta, path, extents)
             offset += meta.nbytes
-        return FileIndex(path, self.name, offset, stored)
+        kept = {"crc_num": MAX_CRC} if "crc_num" in attrs else {}
+        return FileIndex(path, self.name, offset, stored, kept)
 
-    def seal(self, path: str) -> None:
-        """Nothing: the file is complete when its contents are."""
+    def checksum_parts(self, index: FileIndex) -> Iterator[ChecksumPart]:
+        """Names in sorted order, behind each the tensor's bytes, as MindSpore counts them."""
+        with Path(index.path).open("rb") as file:
+            for name, tensor in sorted(index.tensors.items()):
+                yield name.encode()
+                number = _number(file, tensor)
+                if number is None:
+                    yield from tensor.extents
+                else:
+                    yield number
+
+    def seal(self, path: str, crc: int | None = None) -> None:
+        """Put the checksum into the header, where `create` has left room for it."""
+        if crc is None:
+            return
+        with Path(path).open("r+b") as file:
+            nbytes = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(nbytes))
+            header[METADATA]["crc_num"] = str(crc)
+            file.seek(8)
+            file.write(_spell(header).ljust(nbytes))
+
+
+def _spell(header: Mapping[str, object]) -> bytes:
+    return json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _number(file: BinaryIO, tensor: StoredTensor) -> int | None:
+    """The value of an integer without axes, if it is not negative; None for every other tensor."""
+    if tensor.meta.shape or not tensor.meta.dtype.startswith(("Int", "UInt")):
+        return None
+    file.seek(tensor.extents[0].offset)
+    is_signed = tensor.meta.dtype.startswith("Int")
+    number = int.from_bytes(file.read(tensor.meta.itemsize), "little", signed=is_signed)
+    return number if number >= 0 else None
 
 
 def _word(meta: TensorMeta) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ckpttool.errors import FormatError
+from ckpttool.model.ciphertext import Ciphertext
 from ckpttool.model.dtypes import DTYPES, TEXT
 from ckpttool.model.notes import Note
 
@@ -56,7 +57,7 @@ class TensorMeta:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """``nbytes`` contiguous bytes of a file, from ``offset`` on."""
+    """``nbytes`` contiguous bytes of a file, or of what it decrypts to, from ``offset`` on."""
 
     offset: int
     nbytes: int
@@ -75,12 +76,15 @@ class StoredTensor:
     path
         The file that holds it; carried as a value, never opened here.
     extents
-        Where in the file.
+        Where in the file, or in the plaintext of an encrypted one.
+    cipher
+        How the file is encrypted, the same object for all its tensors; None if it is not.
     """
 
     meta: TensorMeta
     path: str
     extents: tuple[Extent, ...]
+    cipher: Ciphertext | None = None
 
     def __post_init__(self) -> None:
         held = sum(extent.nbytes for extent in self.extents)
@@ -103,7 +107,10 @@ class FileIndex:
     tensors
         Name to tensor, in the order of the file.
     attrs
-        What else the header says: the metadata of a safetensors file, a checksum trailer.
+        What else the header says: the metadata of a safetensors file, the checksum of a ``.ckpt``.
+        ``"crc_num"`` is MindSpore's checksum wherever there is one.
+    cipher
+        How the file is encrypted; None if it is not.
     """
 
     path: str
@@ -111,6 +118,7 @@ class FileIndex:
     nbytes: int
     tensors: Mapping[str, StoredTensor]
     attrs: Mapping[str, str] = field(default_factory=dict)
+    cipher: Ciphertext | None = None
 
 
 @dataclass(frozen=True, slots=True)

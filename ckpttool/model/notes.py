@@ -12,8 +12,9 @@ class Note:
     Attributes
     ----------
     kind
-        One of ``"absent"``, ``"corrected"``, ``"doubt"``, ``"dropped"``, ``"follows"``,
-        ``"format"``, ``"passed over"``, ``"replica"``, ``"step"``, ``"undivided"``, ``"unlisted"``.
+        One of ``"absent"``, ``"checksum"``, ``"corrected"``, ``"doubt"``, ``"dropped"``,
+        ``"encryption"``, ``"follows"``, ``"format"``, ``"passed over"``, ``"replica"``,
+        ``"step"``, ``"undivided"``, ``"unlisted"``.
     text
         A sentence for people.
     """

@@ -84,6 +84,7 @@ class OutputFile:
     path: str
     format: str
     tensors: tuple[OutputTensor, ...]
+    attrs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def metas(self) -> tuple[TensorMeta, ...]:
@@ -105,12 +106,15 @@ class Target:
         Number of ranks of the whole target.
     strategy
         The layouts; None if every output holds everything undivided.
+    attrs
+        What else the headers say, as formats take it; ``"crc_num"`` for a checksum.
     """
 
     format: str
     paths: Mapping[int, str]
     ranks: int = 1
     strategy: Strategy | None = None
+    attrs: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +146,7 @@ class Plan:
                 for source, layout, ranks in placed
                 if rank in ranks
             )
-            yield OutputFile(rank, path, self.target.format, tensors)
+            yield OutputFile(rank, path, self.target.format, tensors, self.target.attrs)
 
     @staticmethod
     def _output(source: Source, layout: Layout, rank: int) -> OutputTensor:

@@ -15,6 +15,7 @@ from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.run.engines import InlineExecutor
 from ckpttool.run.fill import cut_into_tasks, fill
 from ckpttool.run.partial import PartialFile
+from ckpttool.storage.checksum import compute_checksum
 
 CHECK_SECONDS = 0.2  # how long a request to end the run may go unnoticed
 
@@ -58,6 +59,7 @@ class _Job:
     file: PartialFile
     open_tasks: int = 0
     is_submitted: bool = False
+    checksum: Future[int] | None = None  # on its way, once all tasks are done
 
 
 def execute(
@@ -155,6 +157,9 @@ class _Run:
         for future in [future for future in self.pending if future.done()]:
             job = self.pending.pop(future)
             self.current = job.output.path
+            if future is job.checksum:
+                self._commit(job, future.result())
+                continue
             nbytes = future.result()
             if self.on_progress is not None:
                 self.on_progress(nbytes)
@@ -162,12 +167,20 @@ class _Run:
             self._commit_if_done(job)
 
     def _commit_if_done(self, job: _Job) -> None:
-        if job.is_submitted and not job.open_tasks:
-            output = self.current = job.output.path
-            self.jobs.remove(job)
-            nbytes = job.file.commit()
-            rank, format = job.output.rank, job.output.format
-            self.written.append(Written(rank, output, format, nbytes, len(job.output.tensors)))
+        if not job.is_submitted or job.open_tasks:
+            return
+        if "crc_num" in job.file.index.attrs:
+            job.checksum = self.executor.submit(compute_checksum, job.file.index)
+            self.pending[job.checksum] = job
+        else:
+            self._commit(job, None)
+
+    def _commit(self, job: _Job, crc: int | None) -> None:
+        output = self.current = job.output.path
+        self.jobs.remove(job)
+        nbytes = job.file.commit(crc)
+        rank, format = job.output.rank, job.output.format
+        self.written.append(Written(rank, output, format, nbytes, len(job.output.tensors)))
 
     def abandon(self) -> None:
         """Stop what has not begun, wait for the rest, and remove the outputs that are not done."""

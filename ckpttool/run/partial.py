@@ -46,16 +46,21 @@ class PartialFile:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = _claim(self._path)
         try:
-            self.index: FileIndex = self._format.create(str(self._path), output.metas, {})
+            self.index: FileIndex = self._format.create(str(self._path), output.metas, output.attrs)
             _reserve(self._fd, self.index.nbytes)
         except BaseException:
             self.discard()
             raise
 
-    def commit(self) -> int:
+    def commit(self, crc: int | None = None) -> int:
         """Give the complete file its final name; returns its size in bytes.
 
         Its header is read back first, and all of it is on disk before it is renamed.
+
+        Parameters
+        ----------
+        crc
+            Its checksum, if it is to have one.
 
         Raises
         ------
@@ -65,7 +70,7 @@ class PartialFile:
             It cannot be synced or renamed, or somebody has put another file in its place.
         """
         try:
-            self._format.seal(str(self._path))
+            self._format.seal(str(self._path), crc)
             found = self._format.read_index(str(self._path))
             _compare(self._output, [tensor.meta for tensor in found.tensors.values()])
             os.fsync(self._fd)

@@ -24,6 +24,7 @@ from ckpttool.model.strategy import Strategy, count
 from ckpttool.model.unlisted import Unlisted
 from ckpttool.run.doubts import find_doubts
 from ckpttool.run.engines import InlineExecutor
+from ckpttool.run.integrity import check_files
 from ckpttool.run.places import place_problems
 from ckpttool.run.shards import find_shards
 from ckpttool.storage.digest import Sample, digest
@@ -41,6 +42,7 @@ def plan_merge(
     unlisted: Unlisted | None = None,
     trust_strategy: bool = False,
     optimizer_shard: int | None = None,
+    crc: bool = False,
     overwrite: bool = False,
     executor: Executor | None = None,
 ) -> Plan:
@@ -66,8 +68,10 @@ def plan_merge(
         Skip the samples that show whether the strategy belongs to these files.
     optimizer_shard
         The optimizer shard of tensors whose contents do not tell it, where the strategy hides it.
+    crc
+        Verify the checksums of the source, and store one in the output.
     executor
-        Compares contents where they decide; by default the caller's own thread.
+        Reads contents where they decide; by default the caller's own thread.
 
     Raises
     ------
@@ -87,7 +91,7 @@ def plan_merge(
                 )
             ]
         )
-    target = Target(format, {0: path})
+    target = Target(format, {0: path}, attrs=_attrs(crc))
     trust = _Trust(trust_strategy, optimizer_shard)
     return _plan(catalog, strategy, target, unlisted, overwrite, executor, trust)
 
@@ -100,7 +104,9 @@ def plan_split(
     *,
     prefix: str = "checkpoint_",
     ranks: Collection[int] | None = None,
+    crc: bool = False,
     overwrite: bool = False,
+    executor: Executor | None = None,
 ) -> Plan:
     """The plan that cuts an undivided checkpoint for the ranks of ``strategy``.
 
@@ -114,6 +120,8 @@ def plan_split(
         Files ``folder/rank_R/{prefix}R`` with the ending of the format are written.
     ranks
         Only these target ranks.
+    crc, executor
+        As for `plan_merge`.
     overwrite
         Whether existing outputs may be replaced; an input never is.
 
@@ -132,8 +140,8 @@ def plan_split(
                 )
             ]
         )
-    target = _rank_files(strategy, folder, format, prefix, ranks)
-    return _plan(catalog, None, target, None, overwrite, None)
+    target = _rank_files(strategy, folder, format, prefix, ranks, crc)
+    return _plan(catalog, None, target, None, overwrite, executor)
 
 
 def plan_reshard(
@@ -148,6 +156,7 @@ def plan_reshard(
     unlisted: Unlisted | None = None,
     trust_strategy: bool = False,
     optimizer_shard: int | None = None,
+    crc: bool = False,
     overwrite: bool = False,
     executor: Executor | None = None,
 ) -> Plan:
@@ -161,7 +170,7 @@ def plan_reshard(
         Layouts of the target.
     folder, format, prefix, ranks, overwrite
         As for `plan_split`.
-    unlisted, trust_strategy, optimizer_shard, executor
+    unlisted, trust_strategy, optimizer_shard, crc, executor
         As for `plan_merge`.
 
     Raises
@@ -179,19 +188,29 @@ def plan_reshard(
                 )
             ]
         )
-    target = _rank_files(dst_strategy, folder, format, prefix, ranks)
+    target = _rank_files(dst_strategy, folder, format, prefix, ranks, crc)
     trust = _Trust(trust_strategy, optimizer_shard)
     return _plan(catalog, src_strategy, target, unlisted, overwrite, executor, trust)
 
 
 def _rank_files(
-    strategy: Strategy, folder: str, format: str, prefix: str, ranks: Collection[int] | None
+    strategy: Strategy,
+    folder: str,
+    format: str,
+    prefix: str,
+    ranks: Collection[int] | None,
+    crc: bool,
 ) -> Target:
     paths = {
         rank: str(Path(folder, f"rank_{rank}", f"{prefix}{rank}{suffix_of(format)}"))
         for rank in (strategy.ranks if ranks is None else sorted(ranks))
     }
-    return Target(format, paths, len(strategy.ranks), strategy)
+    return Target(format, paths, len(strategy.ranks), strategy, _attrs(crc))
+
+
+def _attrs(crc: bool) -> dict[str, str]:
+    """What the header of every output is to have: a place for a checksum, if wanted."""
+    return {"crc_num": ""} if crc else {}
 
 
 class _Trust(NamedTuple):
@@ -214,14 +233,14 @@ def _plan(
     inputs = [file.path for file in catalog.files.values()]
     for known in (strategy, target.strategy):
         inputs += [] if known is None else known.files
-    errors: list[CkptToolError] = []
+    damage, notes = check_files(catalog, executor, "crc_num" in target.attrs)
+    errors: list[CkptToolError] = [*damage]
     problems = list(place_problems(catalog.root, target, inputs, overwrite))
     try:
         agreement: Agreement = {}
         if strategy is not None:
             agreement = _compare(catalog, strategy, executor)
         plan = make_plan(catalog, strategy, target, agreement, unlisted)
-        notes = list(_unverified(catalog))
         problems += _content_problems(plan, notes)
         if strategy is not None and trust is not None and not trust.blindly:
             doubts, doubtful = find_doubts(plan, executor)
@@ -246,13 +265,6 @@ def _plan(
     return plan
 
 
-def _unverified(catalog: Catalog) -> Iterator[Note]:
-    ranks = [rank for rank, file in catalog.files.items() if "crc_num" in file.attrs]
-    if ranks:
-        text = f"{format_ranks(ranks)}: saved with a checksum (crc_check), which is not verified"
-        yield Note("format", text)
-
-
 def _compare(catalog: Catalog, strategy: Strategy, executor: Executor) -> Agreement:
     """Ranks grouped by equal content, for every parameter of which the contents decide."""
     futures = {}
@@ -273,20 +285,23 @@ def _content_problems(plan: Plan, notes: list[Note]) -> Iterator[str]:
     """What the output format cannot hold, and whether the disk can take the rest."""
     format = get_format(plan.target.format)
     refused: dict[str, int] = {}
-    unloadable: set[str] = set()
+    dtypes: set[str] = set()
     need: dict[Path, int] = defaultdict(int)
     for output in plan:
-        for refusal in format.refusals(output.metas):
+        for refusal in format.refusals(output.metas, output.attrs):
             refused.setdefault(refusal, output.rank)
-        unloadable |= {meta.dtype for meta in output.metas} & NOT_LOADED_FROM_SAFETENSORS
+        dtypes |= {meta.dtype for meta in output.metas}
         folder = Path(output.path).absolute()
         while not folder.exists():
             folder = folder.parent
         need[folder if folder.is_dir() else folder.parent] += sum(m.nbytes for m in output.metas)
     yield from refused
-    if plan.target.format == "safetensors" and unloadable:
-        words = ", ".join(sorted(unloadable))
+    if plan.target.format == "safetensors" and dtypes & NOT_LOADED_FROM_SAFETENSORS:
+        words = ", ".join(sorted(dtypes & NOT_LOADED_FROM_SAFETENSORS))
         notes.append(Note("format", f"MindSpore 2.10 does not load {words} from safetensors"))
+    if plan.target.format == "safetensors" and plan.target.attrs and "BFloat16" in dtypes:
+        text = "MindSpore 2.10 does not verify checksums of safetensors with BFloat16 in them: it "
+        notes.append(Note("checksum", f"{text}fails; load these without crc_check"))
     by_device: dict[int, tuple[Path, int]] = {}
     for folder, nbytes in need.items():
         first, total = by_device.get(folder.stat().st_dev, (folder, 0))

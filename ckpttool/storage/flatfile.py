@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckpttool.errors import FormatError
+from ckpttool.formats.decryption import read_plain
 from ckpttool.model.catalog import StoredTensor
 from ckpttool.model.region import Region
 
@@ -78,10 +79,12 @@ class FlatFiles:
         return fd
 
     def read_bytes(self, tensor: StoredTensor, offset: int, out: Bytes) -> None:
-        """Fill ``out`` with the tensor's bytes from ``offset`` on, across its extents."""
+        """Fill ``out`` with the tensor's bytes from ``offset`` on, across extents, decrypted."""
         fd = self._descriptor(tensor.path, os.O_RDONLY)
-        view = out.data
-        for at, part in _split(tensor, offset, view):
+        for at, part in _split(tensor, offset, out.data):
+            if tensor.cipher is not None:
+                read_plain(fd, tensor.path, tensor.cipher, at, part)
+                continue
             while part:
                 got = os.preadv(fd, [part], at)
                 if got == 0:

@@ -22,6 +22,7 @@ from pathlib import Path
 from ckpttool.errors import FormatError, PlanError
 from ckpttool.formats import format_of_suffix, read_index, read_indexes
 from ckpttool.model.catalog import Catalog, FileIndex, format_ranks
+from ckpttool.model.ciphertext import Secret
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import shorten
 
@@ -65,7 +66,13 @@ class _Found:
         return head + tail + suffix
 
 
-def scan(src: str, pattern: str | None = None, step: str | None = None) -> Catalog:
+def scan(
+    src: str,
+    pattern: str | None = None,
+    step: str | None = None,
+    *,
+    key: bytes | Secret | None = None,
+) -> Catalog:
     """What is on disk: the header of every rank's file.
 
     Parameters
@@ -78,6 +85,8 @@ def scan(src: str, pattern: str | None = None, step: str | None = None) -> Catal
     step
         The step to take, as in the names (``10_1``), or a whole file name without its ending.  By
         default the newest that every rank has; steps are compared as numbers.
+    key
+        That of encrypted files, as MindSpore took it (``enc_key``).
 
     Raises
     ------
@@ -91,11 +100,14 @@ def scan(src: str, pattern: str | None = None, step: str | None = None) -> Catal
     """
     root = Path(src)
     notes: list[Note] = []
+    key = Secret(key) if isinstance(key, bytes) else key
     if not root.is_dir():
         if root.exists() and not root.is_file():
             raise PlanError([f"{src}: neither a file nor a folder"])
         _note_siblings(root, notes)
-        return Catalog(src, {0: read_index(src)}, notes=tuple(notes), is_undivided=True)
+        files = {0: read_index(src, key)}
+        notes += _note_encryption(files, key)
+        return Catalog(src, files, notes=tuple(notes), is_undivided=True)
     if pattern is not None:
         if "{rank}" not in pattern:
             raise PlanError([f"the pattern {pattern} does not say where {{rank}} is in the path"])
@@ -105,10 +117,11 @@ def scan(src: str, pattern: str | None = None, step: str | None = None) -> Catal
     else:
         found = _list_rank_files(root, notes)
     chosen, label = _choose_step(src, found, step, notes)
-    files: dict[int, FileIndex] = {}
+    files = {}
     damaged: dict[int, FormatError] = {}
     ranks = sorted(chosen)
-    for rank, index in zip(ranks, read_indexes(str(chosen[rank]) for rank in ranks), strict=True):
+    indexes = read_indexes((str(chosen[rank]) for rank in ranks), key)
+    for rank, index in zip(ranks, indexes, strict=True):
         if isinstance(index, FormatError):
             damaged[rank] = index
         else:
@@ -120,7 +133,20 @@ def scan(src: str, pattern: str | None = None, step: str | None = None) -> Catal
     ]
     if gaps:
         notes.append(Note("absent", f"{format_ranks(gaps)}: no checkpoint file found in {src}"))
+    notes += _note_encryption(files, key)
     return Catalog(src, files, label, damaged, tuple(notes))
+
+
+def _note_encryption(files: Mapping[int, FileIndex], key: Secret | None) -> Iterator[Note]:
+    """What is odd about a key or the lack of one, and about checksums of encrypted files."""
+    encrypted = {rank: file for rank, file in files.items() if file.cipher is not None}
+    if key is not None and files and not encrypted:
+        yield Note("encryption", "no file is encrypted, so the key was not needed")
+    void = [rank for rank, file in encrypted.items() if file.attrs.get("crc_num") == "0"]
+    if void:
+        text = f"{format_ranks(void)}: encrypted and saved with crc_check, for which MindSpore "
+        text += "stores the checksum 0 and cannot read the file; read here, without a checksum"
+        yield Note("encryption", text)
 
 
 def _note_siblings(path: Path, notes: list[Note]) -> None:

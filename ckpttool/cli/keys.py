@@ -1,0 +1,60 @@
+"""``--dec-key-file``: the key of encrypted files, which comes from a file or standard input only.
+
+An argument or a variable of the environment could be read by others on the machine, and ends up in
+shell histories and logs.
+"""
+
+from __future__ import annotations
+
+import click
+
+from ckpttool.model.ciphertext import Secret
+
+SIZES = (16, 24, 32)  # of every key that MindSpore takes
+HEX = b"hex:"  # no key of that many digits behind it has one of these sizes
+MAX_FILE_BYTES = 1024  # whatever is larger is no key
+
+
+def parse_key(data: bytes) -> Secret | None:
+    r"""The key that a file holds, None if it holds none.
+
+    It is as MindSpore took it, or ``hex:`` and its digits.  One line end behind it does not count.
+
+    Examples
+    --------
+    >>> parse_key(b"0123456789abcdef\n").reveal()
+    b'0123456789abcdef'
+    >>> len(parse_key(b"hex:" + b"5A" * 32))
+    32
+    >>> parse_key(b"too short")
+    """
+    for end in (b"", b"\n", b"\r\n"):
+        key = data.removesuffix(end)
+        if not data.endswith(end):
+            continue
+        if len(key) not in SIZES and key.startswith(HEX):
+            try:
+                key = bytes.fromhex(key.removeprefix(HEX).decode("ascii"))
+            except ValueError:
+                continue
+        if len(key) in SIZES:
+            return Secret(key)
+    return None
+
+
+def read_key(ctx: click.Context, param: click.Parameter, value: str | None) -> Secret | None:
+    """The callback of the option; what it says never repeats the argument, which may be the key."""
+    if value is None:
+        return None
+    try:
+        with click.open_file(value, "rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        reason = f"it cannot be read ({error.strerror}); it names a file that holds the key"
+        raise click.BadParameter(reason, ctx, param) from None
+    key = parse_key(data) if len(data) <= MAX_FILE_BYTES else None
+    if key is None:
+        sizes = f"{len(data)} bytes" if len(data) <= MAX_FILE_BYTES else "too many bytes"
+        reason = f"the file holds {sizes}; keys have 16, 24 or 32, or are spelled hex:00ff..."
+        raise click.BadParameter(reason, ctx, param)
+    return key

@@ -1,0 +1,75 @@
+"""Are the source files what was saved?  Encrypted blocks have tags that tell, others checksums."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from concurrent.futures import Executor, Future
+
+from ckpttool.errors import FormatError
+from ckpttool.formats.decryption import find_forged
+from ckpttool.formats.encrypted import forgery
+from ckpttool.model.catalog import Catalog, FileIndex, format_ranks
+from ckpttool.model.ciphertext import Ciphertext
+from ckpttool.model.notes import Note
+from ckpttool.storage.checksum import verify_checksum
+
+BLOCKS_PER_TASK = 4  # of 64 MiB each
+
+
+def check_files(
+    catalog: Catalog, executor: Executor, crc: bool
+) -> tuple[list[FormatError], list[Note]]:
+    """What is wrong with the files of a catalog, and what should be known of the others.
+
+    Parameters
+    ----------
+    catalog
+        From `scan`; what is in ``catalog.damaged`` is not looked at.
+    executor
+        Reads: every block that has a tag, and with ``crc`` every file that has a checksum, whole.
+    crc
+        Whether checksums are verified.
+    """
+    files = catalog.files
+    with_sum = [rank for rank, file in files.items() if _has_checksum(file)]
+    with_tags = {
+        rank: file.cipher
+        for rank, file in files.items()
+        if file.cipher is not None and file.cipher.has_tags
+    }
+    sums = {rank: executor.submit(verify_checksum, files[rank]) for rank in with_sum if crc}
+    tags = {
+        rank: _check_tags(files[rank].path, cipher, executor) for rank, cipher in with_tags.items()
+    }
+    forged = {
+        rank: forgery(files[rank].path, with_tags[rank], numbers)
+        for rank, futures in tags.items()
+        if (numbers := [number for future in futures for number in future.result()])
+    }
+    wrong = {rank: error for rank, future in sums.items() if (error := future.result())}
+    errors = [*forged.values(), *wrong.values()]
+    if not crc:
+        text = "saved with a checksum (crc_check), which is not verified; --crc does that"
+        return errors, _note(text, with_sum)
+    notes = _note("the checksum is right", sums.keys() - wrong.keys())
+    notes += _note("the tags of all encrypted blocks are right", tags.keys() - forged.keys())
+    others = files.keys() - sums.keys() - tags.keys()
+    return errors, notes + _note("saved without a checksum, so nothing tells of damage", others)
+
+
+def _has_checksum(file: FileIndex) -> bool:
+    """Whether there is a checksum; the 0 that MindSpore puts behind encrypted blocks is none."""
+    is_none = file.cipher is not None and file.attrs.get("crc_num") == "0"
+    return "crc_num" in file.attrs and not is_none
+
+
+def _check_tags(path: str, cipher: Ciphertext, executor: Executor) -> list[Future[tuple[int, ...]]]:
+    """The numbers of forged blocks, on their way."""
+    return [
+        executor.submit(find_forged, path, cipher, first, first + BLOCKS_PER_TASK)
+        for first in range(0, len(cipher.blocks), BLOCKS_PER_TASK)
+    ]
+
+
+def _note(text: str, ranks: Collection[int]) -> list[Note]:
+    return [Note("checksum", f"{format_ranks(sorted(ranks))}: {text}")] if ranks else []

@@ -1,0 +1,345 @@
+"""Checksums, against MindSpore's own files and zlib on whole ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ckpttool
+from ckpttool.errors import FormatError
+from ckpttool.formats import get_format, read_index
+from ckpttool.model.catalog import TensorMeta
+from ckpttool.storage import checksum
+from ckpttool.storage.checksum import add_zeros, compute_checksum, verify_checksum
+from tests.by_hand import content, entry, message, record, safetensors, write_contents
+from tests.commands import files_below, run, run_well
+from tests.commands import message as told
+from tests.corpus import BROKEN, GOLDEN, SAMPLES, conversion, differences, digests
+from tests.readers import read, read_ranks
+
+SAVED_WITH_CHECKSUM = [
+    SAMPLES / "files" / "crc.ckpt",
+    SAMPLES / "files" / "crc.safetensors",
+    *sorted((GOLDEN / "crc_check" / "src").rglob("*.ckpt")),
+    *sorted((GOLDEN / "safetensors_crc" / "src").rglob("*.safetensors")),
+]
+FORMS = ("ckpt", "safetensors")
+
+
+def make(path, metas, with_checksum=True):
+    """A file by the package, with contents, sealed."""
+    format = get_format(path.suffix[1:])
+    index = format.create(str(path), metas, {"crc_num": ""} if with_checksum else {})
+    write_contents(index, {name: content(tensor) for name, tensor in index.tensors.items()})
+    format.seal(str(path), compute_checksum(index) if with_checksum else None)
+    return read_index(str(path))
+
+
+METAS = [
+    TensorMeta("z", "Float32", (3, 5)),
+    TensorMeta("größe", "BFloat16", (7,)),
+    TensorMeta("a/b", "UInt8", ()),
+    TensorMeta("empty", "Int64", (0, 2)),
+    TensorMeta("B", "Int64", (1,)),
+]
+
+
+# ------------------------------------------------------------------------ the number
+
+
+@pytest.mark.parametrize("path", SAVED_WITH_CHECKSUM, ids=lambda path: path.name)
+@pytest.mark.parametrize("buffer_bytes", [1, 1 << 20])
+def test_the_checksum_of_a_file_by_mindspore_is_the_stored_one(path, buffer_bytes, monkeypatch):
+    monkeypatch.setattr(checksum, "BUFFER_BYTES", buffer_bytes)
+    index = read_index(str(path))
+    assert str(compute_checksum(index)) == index.attrs["crc_num"]
+    assert verify_checksum(index) is None
+
+
+@given(st.binary(max_size=50), st.integers(0, 5000))
+def test_zeros_are_added_as_if_they_were_there(data, count):
+    assert add_zeros(zlib.crc32(data), count) == zlib.crc32(data + bytes(count))
+
+
+def test_zeros_beyond_all_memory_take_no_time():
+    assert add_zeros(add_zeros(1, 2**62), 2**62) == add_zeros(1, 2**63)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "data", "counted"),
+    [
+        ("I64", (5).to_bytes(8, "little"), bytes(5)),
+        ("I64", bytes(8), b""),
+        ("I8", b"\x7f", bytes(127)),
+        ("U8", b"\xff", bytes(255)),
+        ("I64", b"\xfe" + b"\xff" * 7, b"\xfe" + b"\xff" * 7),
+        ("F32", b"\x05\0\0\0", b"\x05\0\0\0"),
+        ("BOOL", b"\x01", b"\x01"),
+    ],
+)
+def test_an_integer_without_axes_counts_as_zeros_as_in_mindspore(dtype, data, counted, tmp_path):
+    path = tmp_path / "net.safetensors"
+    header = {"w": entry(dtype, [], 0, len(data)), "a": entry("U8", [3], len(data), len(data) + 3)}
+    path.write_bytes(safetensors(header, data + b"abc"))
+    assert compute_checksum(read_index(str(path))) == zlib.crc32(b"aabcw" + counted)
+
+
+def test_map_parameters_do_not_count_as_in_mindspore(tmp_path):
+    records = [record("v"), record("w", "Int8", (3,), b"abc")]
+    table = message(1, message(1, b"table"), message(3, b""))
+    path = tmp_path / "net.ckpt"
+    path.write_bytes(b"".join(records) + b"crc_num" + bytes(10))
+    index = read_index(str(path))
+    assert compute_checksum(index) == zlib.crc32(b"".join(records))
+    for parts in ([table, *records], [records[0], table, table, records[1]], [*records, table]):
+        data = b"".join(parts)
+        path.write_bytes(data + b"crc_num" + bytes(10))
+        size = len(data) + 17
+        assert compute_checksum(
+            type(index)(index.path, "ckpt", size, index.tensors, index.attrs)
+        ) == zlib.crc32(b"".join(records))
+
+
+def test_a_file_that_has_become_shorter_is_an_error(tmp_path):
+    index = make(tmp_path / "net.safetensors", [TensorMeta("w", "Int8", (1000,))])
+    os.truncate(index.path, 500)
+    with pytest.raises(FormatError, match=r"byte 500: the file ends here; it has changed"):
+        compute_checksum(index)
+
+
+@pytest.mark.parametrize("stored", ["", "x", "-1", " 5", "٣", "5", str(2**40)])
+def test_whatever_is_stored_but_the_number_is_wrong(stored, tmp_path):
+    path = tmp_path / "net.safetensors"
+    path.write_bytes(safetensors({"__metadata__": {"crc_num": stored}}))
+    error = verify_checksum(read_index(str(path)))
+    assert f"(crc_num) stored with it is {stored}, that of its contents 0: it is" in error.reason
+
+
+# ------------------------------------------------------------------------ files with one
+
+
+@pytest.mark.parametrize("path", SAVED_WITH_CHECKSUM, ids=lambda path: path.name)
+def test_a_file_by_mindspore_is_written_again_with_its_checksum(path, tmp_path):
+    out = tmp_path / f"out{path.suffix}"
+    run_well("merge", path, "-o", out, "--crc")
+    if path.suffix == ".ckpt":
+        assert out.read_bytes() == path.read_bytes()
+    else:  # the library writes the metadata in any order
+        spelled = [one.read_bytes() for one in (out, path)]
+        lengths = [int.from_bytes(data[:8], "little") for data in spelled]
+        headers = [json.loads(data[8 : 8 + n]) for data, n in zip(spelled, lengths, strict=True)]
+        bodies = [data[8 + n :] for data, n in zip(spelled, lengths, strict=True)]
+        assert headers[0] == headers[1]
+        assert bodies[0] == bodies[1]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_sealed_file_holds_the_checksum_of_its_contents(form, tmp_path):
+    index = make(tmp_path / f"net.{form}", METAS)
+    found = {name: entry.data for name, entry in read(tmp_path / f"net.{form}").items()}
+    assert found == {meta.name: content(index.tensors[meta.name]) for meta in METAS}
+    data = (tmp_path / f"net.{form}").read_bytes()
+    if form == "ckpt":
+        assert data[-17:] == b"crc_num" + zlib.crc32(data[:-17]).to_bytes(10, "big")
+    else:
+        counted = dict(found, **{"a/b": bytes(found["a/b"][0])})
+        want = b"".join(name.encode() + counted[name] for name in sorted(counted))
+        assert index.attrs["crc_num"] == str(zlib.crc32(want))
+        assert int.from_bytes(data[:8], "little") % 8 == 0
+    assert index.nbytes == len(data)
+
+
+@pytest.mark.parametrize("crc", [0, 7, 2**32 - 1])
+@pytest.mark.parametrize("form", FORMS)
+def test_every_number_finds_room(form, crc, tmp_path):
+    path = str(tmp_path / f"net.{form}")
+    created = get_format(form).create(path, METAS, {"crc_num": ""})
+    get_format(form).seal(path, crc)
+    index = read_index(path)
+    assert index.attrs["crc_num"] == str(crc)
+    assert dict(index.tensors) == dict(created.tensors)
+    assert index.nbytes == created.nbytes == os.path.getsize(path)  # noqa: PTH202
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_file_without_one_stays_without_one(form, tmp_path):
+    assert "crc_num" not in make(tmp_path / f"net.{form}", METAS, with_checksum=False).attrs
+
+
+# ------------------------------------------------------------------------ --crc
+
+
+def damage(case, folder, ranks):
+    """A copy of the source of a case, the last byte of contents of some ranks changed."""
+    shutil.copytree(GOLDEN / case / "src", folder)
+    for rank in ranks:
+        (path,) = (folder / f"rank_{rank}").iterdir()
+        data = bytearray(path.read_bytes())
+        data[-1 if path.suffix == ".safetensors" else -18] ^= 1
+        path.write_bytes(data)
+    return folder
+
+
+@pytest.mark.parametrize("command", ["merge", "reshard", "inspect"])
+@pytest.mark.parametrize("case", ["crc_check", "safetensors_crc"])
+def test_every_damaged_file_is_reported_and_nothing_is_written(case, command, tmp_path):
+    source = damage(case, tmp_path / "src", (1, 3))
+    words = [command, source, "-s", GOLDEN / case / "src_strategy.ckpt", "--crc"]
+    words += {
+        "inspect": [],
+        "merge": ["-o", tmp_path / "out.ckpt"],
+        "reshard": ["-o", tmp_path / "out.ckpt", "--format", "ckpt"],
+    }[command]
+    words += ["-d", GOLDEN / case / "dst_strategy.ckpt"] if command == "reshard" else []
+    words += [] if command == "inspect" else ["--trust-strategy"]
+    result = run(*words)
+    assert result.exit_code == 3
+    assert not (tmp_path / "out.ckpt").exists()
+    for rank in range(4):
+        (path,) = (source / f"rank_{rank}").iterdir()
+        line = f"{path}: the checksum (crc_num) stored with it is"
+        assert (line in told(result)) == (rank in (1, 3))
+    stored = read_index(str(path)).attrs["crc_num"]
+    found = compute_checksum(read_index(str(path)))
+    assert f"{stored}, that of its contents {found}: it is damaged" in told(result)
+
+
+def test_without_it_damage_goes_unnoticed_and_a_note_says_so(tmp_path):
+    source = damage("crc_check", tmp_path / "src", (3,))
+    words = ["merge", source, "-s", GOLDEN / "crc_check" / "src_strategy.ckpt"]
+    result = run_well(*words, "-o", tmp_path / "out.h5", "--trust-strategy")
+    assert "ranks 0-3: saved with a checksum (crc_check), which is not verified" in result.stderr
+    assert "--crc does that" in result.stderr
+
+
+def test_the_corpus_file_with_a_wrong_checksum_is_noticed(tmp_path):
+    folder = BROKEN / "crc_damaged"
+    words = ["-s", folder / "src_strategy.ckpt", "-o", tmp_path / "out.ckpt", "--crc"]
+    result = run("merge", folder / "src", *words)
+    assert result.exit_code == 3
+    assert "rank_1/checkpoint-2_10.ckpt: the checksum (crc_num) stored with it is" in told(result)
+    assert not files_below(tmp_path)
+
+
+def test_split_verifies_and_stores_too(tmp_path):
+    case = GOLDEN / "crc_check"
+    full = tmp_path / "full.ckpt"
+    run_well("merge", case / "src", "-s", case / "src_strategy.ckpt", "-o", full, "--crc")
+    words = ["-d", case / "dst_strategy.ckpt", "--format", "safetensors", "--crc"]
+    run_well("split", full, "-o", tmp_path / "out", *words)
+    for path in (tmp_path / "out").rglob("*.safetensors"):
+        assert verify_checksum(read_index(str(path))) is None
+    want = conversion("crc_check", "split").ranks
+    assert not differences(want, digests(read_ranks(tmp_path / "out")))
+    data = bytearray(full.read_bytes())
+    data[-18] ^= 1
+    full.write_bytes(data)
+    assert run("split", full, "-o", tmp_path / "other", *words).exit_code == 3
+    assert not (tmp_path / "other").exists()
+
+
+def test_files_with_and_without_a_checksum_are_told_apart(tmp_path):
+    source = damage("crc_check", tmp_path / "src", ())
+    for rank in (0, 2):
+        (path,) = (source / f"rank_{rank}").iterdir()
+        path.write_bytes(path.read_bytes()[:-17])
+    strategy = GOLDEN / "crc_check" / "src_strategy.ckpt"
+    words = ["merge", source, "-s", strategy, "-o", tmp_path / "out.ckpt", "--crc"]
+    notes = run_well(*words).stderr.splitlines()
+    assert "note: ranks 1, 3: the checksum is right" in notes
+    assert "note: ranks 0, 2: saved without a checksum, so nothing tells of damage" in notes
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_engine_seals_with_the_same_checksum(form, tmp_path):
+    case = GOLDEN / "reshard_8_to_4"
+    contents = []
+    for engine in ("inline", "threads:1", "threads:4"):
+        folder = tmp_path / engine.replace(":", "")
+        plan = ckpttool.plan_reshard(
+            ckpttool.scan(str(case / "src")),
+            ckpttool.read_strategy([str(case / "src_strategy.ckpt")]),
+            ckpttool.read_strategy([str(case / "dst_strategy.ckpt")]),
+            str(folder),
+            form,
+            crc=True,
+        )
+        moved = []
+        with ckpttool.open_engine(engine) as executor:
+            options = ckpttool.CopyOptions(task_bytes=1, max_in_flight=2)
+            ckpttool.execute(plan, executor, options=options, on_progress=moved.append)
+        assert sum(moved) == sum(meta.nbytes for output in plan for meta in output.metas)
+        contents.append([(folder / path).read_bytes() for path in files_below(folder)])
+        for path in folder.rglob(f"*.{form}"):
+            assert verify_checksum(read_index(str(path))) is None
+    assert contents[0] == contents[1] == contents[2]
+    assert len(contents[0]) == 4
+
+
+def test_a_checksum_that_cannot_be_computed_leaves_no_output(tmp_path, monkeypatch):
+    from ckpttool.run import execute
+
+    def fail(index):
+        raise OSError(5, "Input/output error", index.path)
+
+    monkeypatch.setattr(execute, "compute_checksum", fail)
+    source = SAMPLES / "files" / "plain.ckpt"
+    result = run("merge", source, "-o", tmp_path / "out.ckpt", "--crc")
+    assert result.exit_code == 6
+    assert not files_below(tmp_path)
+
+
+# ------------------------------------------------------------------------ what cannot be
+
+
+@pytest.mark.parametrize("words", [["-o", "out.h5"], ["-o", "out", "--format", "hdf5"]])
+def test_hdf5_has_no_place_for_a_checksum(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = SAMPLES / "files" / "crc.ckpt"
+    result = run("merge", source, *words, "--crc")
+    assert result.exit_code == 2
+    assert "HDF5 has no place for MindSpore's checksum" in told(result)
+    assert "inspect --crc" in told(result)
+    catalog = ckpttool.scan(str(source))
+    with pytest.raises(ckpttool.PlanError, match="HDF5 has no place"):
+        ckpttool.plan_merge(catalog, None, "out.h5", crc=True)
+    assert not files_below(tmp_path)
+
+
+def test_a_parameter_that_takes_the_place_of_the_checksum_is_refused(tmp_path):
+    (tmp_path / "net.ckpt").write_bytes(record("crc_num") + record("w"))
+    words = ["merge", tmp_path / "net.ckpt", "--crc", "-o"]
+    result = run(*words, tmp_path / "out.safetensors")
+    assert result.exit_code == 5
+    assert "crc_num: a safetensors file with a checksum uses this name itself" in told(result)
+    run_well(*words, tmp_path / "out.ckpt")
+    run_well(*words[:2], "-o", tmp_path / "out.safetensors")
+    assert read_index(str(tmp_path / "out.safetensors")).attrs == {"format": "ms"}
+
+
+def test_a_part_of_unified_safetensors_carries_the_checksum_of_another_file():
+    path = GOLDEN / "safetensors_crc" / "golden" / "unified" / "part0.safetensors"
+    result = run("inspect", path, "--crc")
+    assert result.exit_code == 3
+    assert "or made by unified_safetensors, which copies the checksum of a rank" in told(result)
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    import tracemalloc
+
+    path = tmp_path / "net.ckpt"
+    metas = [TensorMeta("w", "Int8", (32 << 20,))]
+    index = get_format("ckpt").create(str(path), metas, {"crc_num": ""})
+    tracemalloc.start()
+    try:
+        compute_checksum(index)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * checksum.BUFFER_BYTES
