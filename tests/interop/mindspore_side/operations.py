@@ -148,9 +148,11 @@ def load_distributed(recipe, rank, files, train_strategy, compiled):
     return {one.name: digest(one) for one in network.get_parameters()}
 
 
-def load(path):
-    """What is in a checkpoint, as ``load_checkpoint`` reads it."""
-    return contents(ms.load_checkpoint(path, format=Path(path).suffix[1:]))
+def load(path, crc_check=False, key=None, mode="AES-GCM"):
+    """What is in a checkpoint, as ``load_checkpoint`` reads it; ``key`` in hexadecimal digits."""
+    words = {} if key is None else {"dec_key": bytes.fromhex(key), "dec_mode": mode}
+    form = Path(path).suffix[1:]
+    return contents(ms.load_checkpoint(path, format=form, crc_check=crc_check, **words))
 
 
 def save_again(path, out):
@@ -161,17 +163,27 @@ def save_again(path, out):
     ms.save_checkpoint(data, out, format=form)
 
 
-def save_values(tensors, out, append=None):
+def save_values(tensors, out, append=None, crc_check=False, key=None, mode="AES-GCM"):
     """Saves tensors of given bytes: name -> [dtype, shape, bytes as hexadecimal digits].
 
-    ``append`` is the ``append_dict``: numbers and strings.
+    ``append`` is the ``append_dict``: numbers and strings; ``key`` in hexadecimal digits.
     """
+    words = {"append_dict": append, "crc_check": crc_check}
+    words |= {} if key is None else {"enc_key": bytes.fromhex(key), "enc_mode": mode}
     data = []
     for name, (dtype, shape, raw) in tensors.items():
         kind = getattr(ms, dtype, None) or getattr(ms.common.dtype, dtype)
         tensor = ms.Tensor.convert_bytes_to_tensor(bytes.fromhex(raw), tuple(shape), kind)
         data.append({"name": name, "data": ms.Tensor(tensor)})
-    ms.save_checkpoint(data, out, append_dict=append, format=Path(out).suffix[1:])
+    ms.save_checkpoint(data, out, format=Path(out).suffix[1:], **words)
+
+
+def save_noise(nbytes, out, key, mode):
+    """Saves ``nbytes`` of noise twice: encrypted as ``out``, and beside it as ``plain.ckpt``."""
+    noise = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)
+    data = [{"name": "noise", "data": ms.Tensor(noise)}]
+    ms.save_checkpoint(data, str(Path(out).with_name("plain.ckpt")))
+    ms.save_checkpoint(data, out, enc_key=bytes.fromhex(key), enc_mode=mode)
 
 
 def layouts(strategy_file):
