@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog, FileIndex
     from ckpttool.model.notes import Note
     from ckpttool.model.plan import Plan
-    from ckpttool.model.sources import Source
+    from ckpttool.model.source import Source
     from ckpttool.model.strategy import Strategy
     from ckpttool.run.execute import Written
 

@@ -11,55 +11,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ckpttool.model.catalog import Catalog, StoredTensor, TensorMeta, format_ranks
+from ckpttool.model.catalog import Catalog, format_ranks
 from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
 from ckpttool.model.slices import disagreement, group_ranks, join_slices
+from ckpttool.model.source import Source
 from ckpttool.model.states import followed_parameter, odd_shape, true_layouts
 from ckpttool.model.strategy import Strategy, count, parameter_of, shorten
 from ckpttool.model.unlisted import Differing, Groups, Unlisted, decision, questions
 
 Agreement = Mapping[str, Groups]  # of the content of a parameter
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A full tensor, spread over files.
-
-    Attributes
-    ----------
-    meta
-        Name, element type and full shape.
-    layout
-        How it is cut over the ranks of one stage; of each slice at least one owner is present.
-    catalog
-        The files.
-    is_listed
-        True if the source strategy lists it.
-    follows
-        The parameter whose layout it shares, where the strategy forgot to list optimizer state.
-    turn
-        ``(r, n)`` for a tensor that goes only to the target ranks ``t`` with ``t % n == r``; None
-        for one that is the same for all.
-    """
-
-    meta: TensorMeta
-    layout: Layout
-    catalog: Catalog
-    is_listed: bool = False
-    follows: str | None = None
-    turn: tuple[int, int] | None = None
-
-    def find_slice(self, index: tuple[int, ...]) -> StoredTensor:
-        """The stored slice at ``index``, from the lowest owner that has it.
-
-        The lowest, not the least busy: should replicas differ, all outputs see the same one.
-        """
-        for rank in self.layout.owners(index):
-            file = self.catalog.files.get(rank)
-            if file is not None and self.meta.name in file.tensors:
-                return file.tensors[self.meta.name]
-        raise LookupError(f"{self.meta.name}: no owner of slice {index}")
 
 
 @dataclass(slots=True)
