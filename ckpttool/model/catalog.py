@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ckpttool.errors import FormatError
 from ckpttool.model.dtypes import DTYPES, TEXT
 from ckpttool.model.notes import Note
+
+if TYPE_CHECKING:
+    from ckpttool.model.described import Description
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,8 @@ class FileIndex:
         Name to tensor, in the order of the file.
     attrs
         What else the header says: the metadata of a safetensors file, a checksum trailer.
+    beside
+        Further files of the same rank, whose tensors are among ``tensors``.
     """
 
     path: str
@@ -111,6 +117,12 @@ class FileIndex:
     nbytes: int
     tensors: Mapping[str, StoredTensor]
     attrs: Mapping[str, str] = field(default_factory=dict)
+    beside: tuple[str, ...] = ()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All files."""
+        return (self.path, *self.beside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +145,8 @@ class Catalog:
     is_undivided
         True if ``root`` is one checkpoint that holds every parameter undivided, unless a strategy
         says otherwise: a file.
+    description
+        What the checkpoint says of itself, if it is of a kind that needs no strategy.
     """
 
     root: str
@@ -141,6 +155,7 @@ class Catalog:
     damaged: Mapping[int, FormatError] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
     is_undivided: bool = False
+    description: Description | None = None
 
 
 def format_ranks(ranks: Sequence[int]) -> str:

@@ -47,6 +47,9 @@ class Region:
         """Number of elements."""
         return math.prod(self.shape)
 
+    def __str__(self) -> str:
+        return f"[{', '.join(f'{a}:{b}' for a, b in zip(self.start, self.stop, strict=True))}]"
+
     def intersect(self, other: Region) -> Region | None:
         """The elements in both, or None if there are none.
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 from ckpttool.model.catalog import Catalog, StoredTensor, TensorMeta
+from ckpttool.model.described import Described
 from ckpttool.model.layout import Layout
 from ckpttool.model.region import Region
 
@@ -20,15 +21,18 @@ class Source:
         Name, element type and full shape.
     layout
         How it is cut over the ranks of one stage; of each slice at least one owner is present.
+        Undivided if ``described`` says how.
     catalog
         The files.
     is_listed
-        True if the source strategy lists it.
+        True if the source strategy lists it, or the checkpoint describes it.
     follows
         The parameter whose layout it shares, where the strategy forgot to list optimizer state.
     turn
         ``(r, n)`` for a tensor that goes only to the target ranks ``t`` with ``t % n == r``; None
         for one that is the same for all.
+    described
+        The slices, where the checkpoint describes them itself.
     """
 
     meta: TensorMeta
@@ -37,6 +41,12 @@ class Source:
     is_listed: bool = False
     follows: str | None = None
     turn: tuple[int, int] | None = None
+    described: Described | None = None
+
+    @property
+    def sharing(self) -> Hashable:
+        """How ranks share it: equal for sources of which equal ranks hold equal slices."""
+        return self.layout if self.described is None else self.described.sharing
 
     def overlaps(self, wanted: Region) -> Iterator[tuple[StoredTensor, Region, Region]]:
         """The stored slices that hold ``wanted``, elements of the full tensor, in C order.
@@ -46,11 +56,18 @@ class Source:
         tensor, in_slice, in_full
             A stored slice; what it shares with ``wanted``, counted in it and in the full tensor.
         """
+        if self.described is not None:
+            yield from self.described.overlaps(wanted)
+            return
         for index, in_slice, in_full in self.layout.overlaps(wanted, self.meta.shape):
             yield self.find_slice(index), in_slice, in_full
 
     def replicas(self) -> Iterator[dict[int, StoredTensor]]:
         """For each slice, in C order, the ranks that have it, ascending, and what they have."""
+        if self.described is not None:
+            for boxes in self.described.slices:
+                yield {box.rank: box.tensor for box in boxes}
+            return
         name, files = self.meta.name, self.catalog.files
         for index in self.layout.slice_indices():
             yield {
@@ -60,7 +77,7 @@ class Source:
             }
 
     def find_slice(self, index: tuple[int, ...]) -> StoredTensor:
-        """The stored slice at ``index``, from the lowest owner that has it.
+        """The stored slice at ``index`` of the layout, from the lowest owner that has it.
 
         The lowest, not the least busy: should replicas differ, all outputs see the same one.
         """

@@ -9,11 +9,10 @@ of layout the largest tensors are looked at, some pages of every rank's slice.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from concurrent.futures import Executor
 
 from ckpttool.model.catalog import StoredTensor, format_ranks
-from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import Plan
 from ckpttool.model.source import Source
@@ -48,26 +47,40 @@ def find_doubts(plan: Plan, executor: Executor) -> tuple[list[str], list[Note]]:
                 alike.append(source.meta.name)
             distinct += len(mine) > 1
     problems = [
-        f"{shorten(names)}: the strategy says that {format_ranks(owners)} hold the same, and they "
-        "differ: is it the strategy of this run, are they of one step, or does each rank have its "
-        "own? --trust-strategy takes the lowest rank's; if they are slices, saved with "
-        "optimizer_weight_shard_aggregated_save, say so with --optimizer-shard N"
+        f"{shorten(names)}: {_told_by(plan)} says that {format_ranks(owners)} hold the same, and "
+        f"they differ: {_remedy(plan)}"
         for owners, names in differing.items()
     ]
     notes = []
-    if len(alike) > distinct:
+    if len(alike) > distinct and plan.catalog.description is None:
         text = "all ranks hold the same where the strategy cuts; if they hold everything "
         text += f"(integrated_save=True) use --replicated: {shorten(alike)}"
         notes.append(Note("doubt", text))
     return problems, notes
 
 
+def _told_by(plan: Plan) -> str:
+    description = plan.catalog.description
+    return "the strategy" if description is None else shorten(description.files, 2)
+
+
+def _remedy(plan: Plan) -> str:
+    trust = "--trust-strategy takes the lowest rank's"
+    if plan.catalog.description is not None:
+        return f"are they of one step? {trust}"
+    return (
+        "is it the strategy of this run, are they of one step, or does each rank have its own? "
+        f"{trust}; if they are slices, saved with optimizer_weight_shard_aggregated_save, say so "
+        "with --optimizer-shard N"
+    )
+
+
 def _choose(sources: Iterable[Source]) -> list[Source]:
     """Of each layout the tensors with the largest slices; small ones are often cut otherwise."""
-    by_layout: dict[Layout, list[Source]] = defaultdict(list)
+    by_layout: dict[Hashable, list[Source]] = defaultdict(list)
     for source in sources:
         if (source.is_listed or source.follows is not None) and source.meta.nbytes:
-            by_layout[source.layout].append(source)
+            by_layout[source.sharing].append(source)
     return [
         source
         for group in by_layout.values()
