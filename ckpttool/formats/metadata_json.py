@@ -48,16 +48,13 @@ from reprlib import repr as short
 from ckpttool.errors import FormatError, raise_all
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.catalog import TensorMeta
-from ckpttool.model.dtypes import DTYPES
+from ckpttool.model.dtypes import find_word
 from ckpttool.model.layout import Layout
 
 MAX_BYTES = 1_000_000_000  # every slice of every rank takes some hundred bytes of it
 STORAGE_KEY = re.compile(r"""\((?P<name>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"), \((\d{1,12}),\)\)""")
 ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|(.))", re.DOTALL)
 ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
-
-_DTYPES = {name.lower(): name for name in DTYPES} | {"float8_e4m3fn": "Float8E4M3FN"}
-_DTYPES["float8_e5m2"] = "Float8E5M2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +184,7 @@ def _parameter(name: str, entry: object, stored: Mapping[int, tuple[Place, ...]]
     ):
         raise ValueError(f"axis_fragmentations {parts} do not divide global_shape {shape}")
     word = _field(_field(entry, "properties"), "dtype")
-    dtype = _DTYPES.get(word.lower().rpartition(".")[2]) if isinstance(word, str) else None
+    dtype = find_word(word) if isinstance(word, str) else None
     if dtype is None:
         raise ValueError(f"dtype {short(word)} is none of MindSpore's")
     slice_shape = tuple(size // n for size, n in zip(shape, parts, strict=True))
@@ -201,7 +198,7 @@ def _parameter(name: str, entry: object, stored: Mapping[int, tuple[Place, ...]]
         raise ValueError(f"storage_data has slice {beyond[0]}, its slices are 0 to {total - 1}")
     layout = entry.get("layout") if isinstance(entry, dict) else None
     number_of = None if layout is None else _numbers_by_rank(layout, parts)
-    return Parameter(TensorMeta(name, dtype, shape), parts, number_of, stored)
+    return Parameter(TensorMeta(name, dtype.name, shape), parts, number_of, stored)
 
 
 def _slice_numbers(entry: object, slice_shape: tuple[int, ...]) -> set[int]:

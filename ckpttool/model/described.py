@@ -119,8 +119,7 @@ def describe(meta: TensorMeta, boxes: Sequence[Box]) -> Described | list[str]:
     boxes
         In any order; together they have to fill the full tensor, and to overlap only if equal.
     """
-    problems = [problem for box in boxes if (problem := _misfit(meta, box)) is not None]
-    problems += _shared(meta.name, boxes)
+    problems = misfits(meta, boxes)
     if problems:
         return problems
     if 0 not in meta.shape:
@@ -145,6 +144,12 @@ def describe(meta: TensorMeta, boxes: Sequence[Box]) -> Described | list[str]:
     if len(filled) < len(cells):
         return [_gap(meta, cuts, cells)]
     return Described(meta, tuple(tuple(held) for held in equal.values()), cuts, filled)
+
+
+def misfits(meta: TensorMeta, boxes: Sequence[Box]) -> list[str]:
+    """Boxes that cannot be right, a message each; it does not matter if some are missing."""
+    problems = [problem for box in boxes if (problem := _misfit(meta, box)) is not None]
+    return [*problems, *_shared(meta.name, boxes)]
 
 
 def follow(base: Described, name: str, tensors: Mapping[int, StoredTensor]) -> Described | None:

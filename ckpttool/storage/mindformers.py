@@ -118,9 +118,7 @@ def _read_described(
             text = f"{metadata}: has numbers of parameters for those of ranks, as an early "
             text += "MindFormers wrote them; ranks are taken from layouts and names of files"
             notes.append(Note("corrected", text))
-    if placement.spared:
-        text = f"{shorten(placement.spared, 3)}; other files have all of these slices"
-        notes.append(Note("replica", text))
+    notes += placement.faults.notes()
     if placement.elsewhere:
         text = f"{metadata}: names the wrong one of a rank's two files for "
         text += f"{count(len(placement.elsewhere), 'parameter')}: {shorten(placement.elsewhere)}"

@@ -26,9 +26,9 @@ from typing import NamedTuple
 
 from ckpttool.formats.metadata_json import Parameter, Place
 from ckpttool.model.catalog import FileIndex, StoredTensor
-from ckpttool.model.described import Box, Described, describe
+from ckpttool.model.described import Box, Described, describe, misfits
 from ckpttool.model.region import Region
-from ckpttool.model.strategy import count, shorten
+from ckpttool.storage.faults import Faults
 
 FILE = re.compile(
     r"(?:(?P<prefix>.*)-)?(?P<kind>model|opt)-(?P<number>\d{7,18})-(?P<total>\d{7,18})\.safetensors"
@@ -45,8 +45,8 @@ class Placement:
         Those of which every slice is there.
     absent
         Names of those that no file is said to hold.
-    spared
-        What is not as it should be of files, where other files have all that they should hold.
+    faults
+        What is wrong with files.
     elsewhere
         Names of those that are in the other file of the same rank.
     problems
@@ -55,7 +55,7 @@ class Placement:
 
     tensors: dict[str, Described] = field(default_factory=dict)
     absent: list[str] = field(default_factory=list)
-    spared: list[str] = field(default_factory=list)
+    faults: Faults = field(default_factory=Faults)
     elsewhere: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -77,31 +77,25 @@ def place_slices(
     """
     placement = Placement()
     held = _Held(folder, files, writers(parameters))
-    lacking: dict[str, list[str]] = defaultdict(list)
-    spared: dict[str, None] = {}
     for name, parameter in parameters.items():
         if not parameter.stored:
             placement.absent.append(name)
             continue
         boxes: list[Box] = []
-        missing: dict[str, None] = {}
+        missing: list[str] = []
         for number in range(math.prod(parameter.parts)):
             here, faults = _boxes(parameter, number, held)
             boxes += here
             if here:
-                spared |= dict.fromkeys(faults)
+                placement.faults.excuse(faults)
             else:
-                missing |= dict.fromkeys(faults)
-        for fault in missing:
-            lacking[fault].append(name)
-        if not missing:
+                missing += faults
+        if missing:
+            placement.faults.blame(missing, name)
+            placement.problems += misfits(parameter.meta, boxes)
+        else:
             _add(placement, parameter, boxes)
-    placement.problems += [
-        f"{fault}, and no other file has it: {count(len(names), 'parameter')}: {shorten(names)}"
-        for fault, names in lacking.items()
-        if fault
-    ]
-    placement.spared += [fault for fault in spared if fault and fault not in lacking]
+    placement.problems += placement.faults.problems()
     return placement
 
 

@@ -24,7 +24,7 @@ from ckpttool.formats import format_of_suffix, read_index, read_indexes
 from ckpttool.model.catalog import Catalog, FileIndex, format_ranks
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import shorten
-from ckpttool.storage.mindformers import scan_mindformers
+from ckpttool.storage.described import scan_described
 
 RANK_FOLDER = re.compile(r"(rank|node|ckpt|device)[_-]?(\d+)(?:_ckpt)?")
 RANK_IN_NAME = re.compile(r"(?<![A-Za-z])rank_?(\d+)(?!\d)")
@@ -97,7 +97,7 @@ def scan(src: str, pattern: str | None = None, step: str | None = None) -> Catal
             raise PlanError([f"{src}: neither a file nor a folder"])
         _note_siblings(root, notes)
         return Catalog(src, {0: read_index(src)}, notes=tuple(notes), is_undivided=True)
-    if pattern is None and (described := scan_mindformers(src, step)) is not None:
+    if pattern is None and (described := scan_described(src, step)) is not None:
         return described
     if pattern is not None:
         if "{rank}" not in pattern:
