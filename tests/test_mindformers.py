@@ -436,6 +436,25 @@ def test_the_wrong_one_of_a_ranks_two_files_is_put_right(folder):
     assert "names the wrong one of a rank's two files for 3 parameters: w, embed, norm" in text
 
 
+def test_the_other_file_of_the_same_number_may_be_another_ranks(tmp_path):
+    """Files 0 and 1 are those of ranks 2 and 3, so their numbers say nothing of ranks."""
+    tensors = {"b": noise("b", "Float32", (4, 2)), "w": noise("w", "Float32", (8, 6))}
+    late = OracleLayout((2,), ((0,), ()), 0, 2)
+    save = Save(
+        tensors, {"b": (late,), "w": (late,)}, 4, lambda name: name == "w", remove_redundancy=True
+    )
+    save.write(tmp_path / "src")
+    assert merged(tmp_path / "src")[0] == tensors
+
+    def edit(metadata):
+        for number in range(2):
+            (place,) = metadata["storage_data"][f"('w', ({number},))"]
+            place["file_name"] = place["file_name"].replace("opt-", "model-")
+
+    change(tmp_path / "src", edit)
+    refused(tmp_path / "src", 5, "model-0000000-0000002.safetensors does not hold what", ": w$")
+
+
 def test_a_rank_that_cannot_hold_a_slice_by_its_layout_is_refused(folder):
     def edit(metadata):
         storage = metadata["storage_data"]

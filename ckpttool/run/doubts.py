@@ -65,13 +65,14 @@ def _told_by(plan: Plan) -> str:
 
 
 def _remedy(plan: Plan) -> str:
-    trust = "--trust-strategy takes the lowest rank's"
     if plan.catalog.description is not None:
-        return f"are they of one step? {trust}"
+        return (
+            "are they of one step? merge and reshard take the lowest rank's with --trust-strategy"
+        )
     return (
         "is it the strategy of this run, are they of one step, or does each rank have its own? "
-        f"{trust}; if they are slices, saved with optimizer_weight_shard_aggregated_save, say so "
-        "with --optimizer-shard N"
+        "--trust-strategy takes the lowest rank's; if they are slices, saved with "
+        "optimizer_weight_shard_aggregated_save, say so with --optimizer-shard N"
     )
 
 
