@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.by_hand import layout, strategy
 from tests.commands import run_well
 from tests.corpus import GOLDEN
 
@@ -45,11 +46,21 @@ def workplace(tmp_path, monkeypatch):
     return provide
 
 
+def provide_mindformers():
+    """A checkpoint that describes itself, and a strategy of other ranks for it."""
+    shutil.copytree(
+        GOLDEN / "mindformers" / "1.9.0_stages", "output/checkpoint", dirs_exist_ok=True
+    )
+    Path("new_strategy.ckpt").write_bytes(strategy(layout("0.wq", (2,), (-1,), (0,))))
+
+
 def test_every_command_of_the_readme_runs(workplace):
     assert len(commands()) >= 9
     for words in commands():
         shutil.rmtree("new", ignore_errors=True)
         workplace("replicated_only" if "--replicated" in words else "tutorial_8_to_8_retrain")
+        if "output/checkpoint" in words:
+            provide_mindformers()
         run_well(*words, *([] if words[0] == "inspect" else ["--overwrite"]))
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Show what a checkpoint holds, from headers alone.  SRC is a file, whose tensors are listed, or
     a folder of rank folders, whose ranks are listed, and with a strategy the tensors, their full
-    shapes and layouts.
+    shapes and layouts.  A checkpoint that describes itself is shown like this without one.
     """,
 )
 @options.source

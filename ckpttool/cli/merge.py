@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     ckpttool merge checkpoint/ -s strategy.ckpt -o merged.h5
 
     Merge the files of all ranks into one file that holds every parameter undivided.  SRC is a
-    folder of rank folders, or one file (which is then converted to another format).
+    folder of rank folders, or one that describes itself (MindFormers' Checkpoint 2.0) and needs
+    no -s, or one file (which is then converted to another format).
     """,
 )
 @options.source

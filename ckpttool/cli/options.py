@@ -70,7 +70,6 @@ def _strategy(letter: str, side: str, of: str, required: bool) -> Decorator:
 
 
 src_strategy = _strategy("s", "src", "source", required=False)
-required_src_strategy = _strategy("s", "src", "source", required=True)
 dst_strategy = _strategy("d", "dst", "target", required=True)
 step = click.option(
     "--step",

@@ -14,16 +14,19 @@ import click
 
 from ckpttool.cli.options import printable
 from ckpttool.errors import CkptToolError, PlanError
+from ckpttool.model.catalog import format_ranks
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog, FileIndex
+    from ckpttool.model.described import Described
     from ckpttool.model.notes import Note
     from ckpttool.model.plan import Plan
-    from ckpttool.model.sources import Source
+    from ckpttool.model.source import Source
     from ckpttool.model.strategy import Strategy
     from ckpttool.run.execute import Written
 
 SCHEMA = 1
+MOST_SLICES = 8  # of a tensor, in a table
 Json = Mapping[str, object]
 
 
@@ -111,14 +114,19 @@ def describe_checkpoint(
                 "format": file.format,
                 "nbytes": file.nbytes,
                 "tensors": len(file.tensors),
+                **({"beside": list(file.beside)} if file.beside else {}),
             }
             for rank, file in catalog.files.items()
         ],
     }
     notes = list(catalog.notes)
-    if strategy is not None:
+    if catalog.description is not None:
+        document["values"] = dict(catalog.description.values)
+    if strategy is not None or catalog.description is not None:
         from ckpttool.model.sources import find_sources
+        from ckpttool.run.prepare import source_layouts
 
+        strategy = source_layouts(catalog, strategy)
         # Contents are not read here, so a parameter that differs between ranks is no question yet.
         sources = find_sources(catalog, strategy, {}, "first")
         document["tensors"] = [_describe_source(source, strategy) for source in sources.found]
@@ -131,6 +139,8 @@ def describe_checkpoint(
 
 
 def _describe_source(source: Source, strategy: Strategy) -> Json:
+    if source.described is not None:
+        return _describe_described(source, source.described)
     name, shape, layout = source.meta.name, source.meta.shape, source.layout
     base = name if source.is_listed else source.follows
     return {
@@ -145,6 +155,25 @@ def _describe_source(source: Source, strategy: Strategy) -> Json:
         **({"fields": layout.fields} if layout.fields > 1 else {}),
         "stages": list(strategy.stages_of(base)) if base else [],
         "ranks": [rank for rank, file in source.catalog.files.items() if name in file.tensors],
+    }
+
+
+def _describe_described(source: Source, described: Described) -> Json:
+    """A tensor that the checkpoint describes itself, in the form of `_describe_source`."""
+    slices = [(boxes[0].region, [box.rank for box in boxes]) for boxes in described.slices]
+    return {
+        "name": source.meta.name,
+        "dtype": source.meta.dtype,
+        "shape": list(source.meta.shape),
+        "slice_shape": list(slices[0][0].shape),
+        **dict.fromkeys(("device_matrix", "tensor_map", "optimizer_shard")),
+        "stages": [],
+        "ranks": sorted({rank for _, ranks in slices for rank in ranks}),
+        "parts": list(described.parts) if described.is_grid else None,
+        "slices": [
+            {"start": list(region.start), "shape": list(region.shape), "ranks": ranks}
+            for region, ranks in slices
+        ],
     }
 
 
@@ -170,7 +199,7 @@ def print_checkpoint(catalog: Catalog, document: Json) -> None:
         (
             (
                 str(rank),
-                file.path.removeprefix(catalog.root).lstrip("/"),
+                ", ".join(path.removeprefix(catalog.root).lstrip("/") for path in file.paths),
                 file.format,
                 str(len(file.tensors)),
                 format_bytes(file.nbytes),
@@ -178,8 +207,17 @@ def print_checkpoint(catalog: Catalog, document: Json) -> None:
             for rank, file in catalog.files.items()
         ),
     )
+    if catalog.description is not None and catalog.description.values:
+        values = catalog.description.values.items()
+        print_table("the checkpoint says", ("name", "value"), values)
     tensors = document.get("tensors")
-    if isinstance(tensors, list):
+    if isinstance(tensors, list) and catalog.description is not None:
+        print_table(
+            f"{len(tensors)} tensors",
+            ("name", "dtype", "shape", "slice", "parts", "ranks of each slice"),
+            (_described_row(tensor) for tensor in tensors),
+        )
+    elif isinstance(tensors, list):
         print_table(
             f"{len(tensors)} tensors",
             ("name", "dtype", "shape", "slice", "device matrix", "tensor map", "shard>", "stages"),
@@ -198,6 +236,22 @@ def _row(tensor: Mapping[str, Any]) -> Sequence[str]:
         " ".join(_shape(axes) if axes else "-" for axes in tensor["tensor_map"]) if listed else "",
         str(tensor["optimizer_shard"]) if listed and tensor["optimizer_shard"] > 1 else "",
         ", ".join(map(str, tensor["stages"])),
+    )
+
+
+def _described_row(tensor: Mapping[str, Any]) -> Sequence[str]:
+    slices = tensor.get("slices")
+    if slices is None:
+        return (tensor["name"], tensor["dtype"], _shape(tensor["shape"]), "", "not described", "")
+    ranks = [format_ranks(held["ranks"]).partition(" ")[2] for held in slices[:MOST_SLICES]]
+    more = len(slices) - MOST_SLICES
+    return (
+        tensor["name"],
+        tensor["dtype"],
+        _shape(tensor["shape"]),
+        _shape(tensor["slice_shape"]),
+        f"{len(slices)} boxes" if tensor["parts"] is None else _shape(tensor["parts"]),
+        " | ".join([*ranks, f"and {more} more"] if more > 0 else ranks),
     )
 
 

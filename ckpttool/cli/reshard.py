@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     Cut a checkpoint anew for another strategy, from any number of ranks to any other:
     DIR/rank_R/PREFIXR.ckpt (.h5, .safetensors) for every rank R.  No merged file is made on the
-    way.
+    way.  A checkpoint that describes itself (MindFormers' Checkpoint 2.0) needs no -s.
     """,
 )
 @options.source
 @options.out_folder
-@options.required_src_strategy
+@options.src_strategy
 @options.dst_strategy
 @options.step
 @options.pattern
@@ -69,7 +69,6 @@ def reshard(
     catalog, strategy, target = options.load(
         src, pattern, step, src_strategy, dst_strategy, key=key
     )
-    assert strategy is not None, "click requires -s"
     assert target is not None, "click requires -d"
     convert(
         lambda executor: ckpttool.plan_reshard(

@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ckpttool.errors import FormatError
 from ckpttool.model.ciphertext import Ciphertext
 from ckpttool.model.dtypes import DTYPES, TEXT
 from ckpttool.model.notes import Note
+
+if TYPE_CHECKING:
+    from ckpttool.model.described import Description
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,8 @@ class FileIndex:
         ``"crc_num"`` is MindSpore's checksum wherever there is one.
     cipher
         How the file is encrypted; None if it is not.
+    beside
+        Further files of the same rank, whose tensors are among ``tensors``.
     """
 
     path: str
@@ -119,6 +125,12 @@ class FileIndex:
     tensors: Mapping[str, StoredTensor]
     attrs: Mapping[str, str] = field(default_factory=dict)
     cipher: Ciphertext | None = None
+    beside: tuple[str, ...] = ()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All files."""
+        return (self.path, *self.beside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +153,8 @@ class Catalog:
     is_undivided
         True if ``root`` is one checkpoint that holds every parameter undivided, unless a strategy
         says otherwise: a file.
+    description
+        What the checkpoint says of itself, if it is of a kind that needs no strategy.
     """
 
     root: str
@@ -149,6 +163,7 @@ class Catalog:
     damaged: Mapping[int, FormatError] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
     is_undivided: bool = False
+    description: Description | None = None
 
 
 def format_ranks(ranks: Sequence[int]) -> str:

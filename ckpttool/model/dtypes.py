@@ -86,3 +86,17 @@ def find_dtype(name: str) -> DType | None:
     True
     """
     return DTYPES.get(ALIASES.get(name, name))
+
+
+def find_word(word: str) -> DType | None:
+    """The type that frameworks print like this: in any case, with or without their own name.
+
+    Examples
+    --------
+    >>> find_word("bfloat16").name, find_word("torch.float8_e4m3fn").name
+    ('BFloat16', 'Float8E4M3FN')
+    """
+    return _WORDS.get(word.lower().rpartition(".")[2].replace("_", ""))
+
+
+_WORDS = {name.lower().replace("_", ""): dtype for name, dtype in DTYPES.items()}

@@ -24,13 +24,13 @@ slices that its compiler makes; checked against both in the tests.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
 
-from ckpttool.model.region import Region
+from ckpttool.model.region import Region, grid_overlaps
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,36 +199,8 @@ class Layout:
     def overlaps(
         self, wanted: Region, shape: tuple[int, ...]
     ) -> Iterator[tuple[tuple[int, ...], Region, Region]]:
-        """Every stretch of a slice that shares an element with ``wanted``, in C order.
-
-        Found by arithmetic on the boundaries, never by search.
-
-        Yields
-        ------
-        index, in_slice, in_full
-            Position of the slice; what they share, counted in the slice and in the full tensor.
-        """
-        if not wanted.size:
-            return
-        spans: list[list[tuple[int, int, int, int, int]]] = []
-        for cut, n, low, high in zip(
-            _cuts(self, shape), self.parts, wanted.start, wanted.stop, strict=True
-        ):
-            span = []
-            for i in range(bisect_right(cut, low) - 1, bisect_left(cut, high)):
-                a, b = max(low, cut[i]), min(high, cut[i + 1])
-                if a == b:  # a part without rows, between others
-                    continue
-                # Of several stretches of one slice, those before this one lie before it in it.
-                shift = i // n * (cut[i + 1] - cut[i]) - cut[i]
-                span.append((i % n, a + shift, b + shift, a, b))
-            spans.append(span)
-        for chosen in product(*spans):
-            if chosen:
-                index, first, last, start, stop = zip(*chosen, strict=True)
-                yield index, Region(first, last), Region(start, stop)
-            else:
-                yield (), wanted, wanted
+        """Every stretch of a slice that shares an element with ``wanted``: see `grid_overlaps`."""
+        return grid_overlaps(_cuts(self, shape), self.parts, wanted)
 
     def implied_shape(self, slice_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Full shape of a tensor whose slices have ``slice_shape``."""

@@ -15,9 +15,9 @@ from ckpttool.model.folding import fold_layout
 from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
 from ckpttool.model.region import Region
+from ckpttool.model.source import Source
 from ckpttool.model.sources import (
     Agreement,
-    Source,
     Sources,
     find_sources,
     undivided_sources,
@@ -70,9 +70,7 @@ class OutputTensor:
         They are disjoint and fill it exactly.
         """
         wanted = within.moved_by(self.region.start)
-        layout, shape = self.source.layout, self.source.meta.shape
-        for index, in_slice, in_full in layout.overlaps(wanted, shape):
-            tensor = self.source.find_slice(index)
+        for tensor, in_slice, in_full in self.source.overlaps(wanted):
             yield Piece(tensor, in_slice, in_full.relative_to(self.region.start))
 
 

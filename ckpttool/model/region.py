@@ -1,10 +1,12 @@
-"""Boxes of elements, and the cuts of a box that are contiguous in C order."""
+"""Boxes of elements, the grid of slices under a box, and cuts that are contiguous in C order."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,9 @@ class Region:
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
+
+    def __str__(self) -> str:
+        return f"[{', '.join(f'{a}:{b}' for a, b in zip(self.start, self.stop, strict=True))}]"
 
     def intersect(self, other: Region) -> Region | None:
         """The elements in both, or None if there are none.
@@ -114,6 +119,49 @@ class Region:
                     (*outer, first, *self.start[axis + 1 :]),
                     (*(index + 1 for index in outer), last, *self.stop[axis + 1 :]),
                 )
+
+
+def grid_overlaps(
+    cuts: Sequence[Sequence[int]], parts: Sequence[int], wanted: Region
+) -> Iterator[tuple[tuple[int, ...], Region, Region]]:
+    """Every stretch of a slice that shares an element with ``wanted``, in C order.
+
+    Found by arithmetic on the boundaries, never by search.
+
+    Parameters
+    ----------
+    cuts
+        For each axis the boundaries of its stretches, ascending from 0 to its size.
+    parts
+        For each axis the number of slices; of ``n`` slices, slice ``i`` holds stretch ``i``, and
+        if there are more stretches also ``i + n``, ``i + 2n``, ...
+    wanted
+        Elements of the full tensor.
+
+    Yields
+    ------
+    index, in_slice, in_full
+        Position of the slice; what they share, counted in the slice and in the full tensor.
+    """
+    if not wanted.size:
+        return
+    spans: list[list[tuple[int, int, int, int, int]]] = []
+    for cut, n, low, high in zip(cuts, parts, wanted.start, wanted.stop, strict=True):
+        span = []
+        for i in range(bisect_right(cut, low) - 1, bisect_left(cut, high)):
+            a, b = max(low, cut[i]), min(high, cut[i + 1])
+            if a == b:  # a part without rows, between others
+                continue
+            # Of several stretches of one slice, those before this one lie before it in it.
+            shift = i // n * (cut[i + 1] - cut[i]) - cut[i]
+            span.append((i % n, a + shift, b + shift, a, b))
+        spans.append(span)
+    for chosen in product(*spans):
+        if chosen:
+            index, first, last, start, stop = zip(*chosen, strict=True)
+            yield index, Region(first, last), Region(start, stop)
+        else:
+            yield (), wanted, wanted
 
 
 def _indices(start: tuple[int, ...], stop: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

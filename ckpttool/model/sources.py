@@ -11,55 +11,17 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ckpttool.model.catalog import Catalog, StoredTensor, TensorMeta, format_ranks
+from ckpttool.model.catalog import Catalog, TensorMeta, format_ranks
+from ckpttool.model.described import follow, odd_state
 from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
 from ckpttool.model.slices import disagreement, group_ranks, join_slices
+from ckpttool.model.source import Source
 from ckpttool.model.states import followed_parameter, odd_shape, true_layouts
 from ckpttool.model.strategy import Strategy, count, parameter_of, shorten
 from ckpttool.model.unlisted import Differing, Groups, Unlisted, decision, questions
 
 Agreement = Mapping[str, Groups]  # of the content of a parameter
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A full tensor, spread over files.
-
-    Attributes
-    ----------
-    meta
-        Name, element type and full shape.
-    layout
-        How it is cut over the ranks of one stage; of each slice at least one owner is present.
-    catalog
-        The files.
-    is_listed
-        True if the source strategy lists it.
-    follows
-        The parameter whose layout it shares, where the strategy forgot to list optimizer state.
-    turn
-        ``(r, n)`` for a tensor that goes only to the target ranks ``t`` with ``t % n == r``; None
-        for one that is the same for all.
-    """
-
-    meta: TensorMeta
-    layout: Layout
-    catalog: Catalog
-    is_listed: bool = False
-    follows: str | None = None
-    turn: tuple[int, int] | None = None
-
-    def find_slice(self, index: tuple[int, ...]) -> StoredTensor:
-        """The stored slice at ``index``, from the lowest owner that has it.
-
-        The lowest, not the least busy: should replicas differ, all outputs see the same one.
-        """
-        for rank in self.layout.owners(index):
-            file = self.catalog.files.get(rank)
-            if file is not None and self.meta.name in file.tensors:
-                return file.tensors[self.meta.name]
-        raise LookupError(f"{self.meta.name}: no owner of slice {index}")
 
 
 @dataclass(slots=True)
@@ -78,6 +40,7 @@ def names_to_compare(catalog: Catalog, strategy: Strategy) -> tuple[str, ...]:
         if (
             name in strategy.layouts
             or followed_parameter(catalog, strategy, name, ranks) is not None
+            or _described_source(catalog, name, ranks) is not None
         ):
             continue
         metas = {catalog.files[rank].tensors[name].meta for rank in ranks}
@@ -110,7 +73,8 @@ def find_sources(
     catalog
         What is on disk.
     strategy
-        The layouts; one without layouts says that every rank holds everything.
+        The layouts; one without layouts says that every rank holds everything, unless the
+        checkpoint describes itself.
     agreement
         For each of `names_to_compare`, the ranks grouped by equal content.
     unlisted
@@ -121,11 +85,19 @@ def find_sources(
     sources = Sources()
     holders = _holders(catalog)
     lacking: dict[tuple[int, ...], list[str]] = defaultdict(list)
-    _check_ranks(catalog, strategy, holders, lacking, sources)
+    if catalog.description is not None:
+        sources.problems += catalog.description.problems
+    else:
+        _check_ranks(catalog, strategy, holders, lacking, sources)
     follows_from_these = bool(sources.problems)
     corrected: list[str] = []
     differing: dict[Groups, list[str]] = {}
     for name, ranks in holders.items():
+        described = _described_source(catalog, name, ranks)
+        if described is not None:
+            sources.found.append(described)
+        if described is not None or _is_broken(catalog, name):
+            continue
         followed = followed_parameter(catalog, strategy, name, ranks)
         if name in strategy.layouts or followed is not None:
             layouts = strategy.layouts[followed or name]
@@ -138,21 +110,52 @@ def find_sources(
                 sources.found.append(replace(source, is_listed=is_listed, follows=followed))
             continue
         groups = agreement.get(name) or _group_by_meta(catalog, name, ranks)
-        odd = odd_shape(catalog, strategy, catalog.files[ranks[0]].tensors[name].meta)
+        odd = _odd_shape(catalog, strategy, catalog.files[ranks[0]].tensors[name].meta)
         if len(groups) > 1 or (odd is not None and unlisted is not None):
             differing.setdefault(groups, []).append(name)
         elif odd is not None:
             sources.problems.append(odd)
         else:
             sources.found.append(_whole(catalog, name, ranks[0]))
+    where = "the strategy" if catalog.description is None else "the description"
     if unlisted is not None:
-        _settle_unlisted(catalog, strategy, differing, unlisted, sources)
+        _settle_unlisted(catalog, strategy, differing, unlisted, where, sources)
     elif differing and not follows_from_these:
-        sources.problems += questions(strategy, differing, len(holders))
+        is_listing = strategy.layouts or catalog.description is not None
+        sources.problems += questions(where if is_listing else None, differing, len(holders))
     _report_lacking(catalog, lacking, sources)
     _note_replicas(catalog, strategy, lacking, sources)
-    _note_layouts(sources, corrected)
+    _note_layouts(sources, corrected, where)
     return sources
+
+
+def _described_source(catalog: Catalog, name: str, ranks: Sequence[int]) -> Source | None:
+    """The source of a tensor that the checkpoint describes, or of state of it; None if of none."""
+    if catalog.description is None:
+        return None
+    follows, tensors = None, catalog.description.tensors
+    described = tensors.get(name)
+    base = tensors.get(parameter_of(name) or "")
+    if described is None and base is not None:
+        stored = {rank: catalog.files[rank].tensors[name] for rank in ranks}
+        described, follows = follow(base, name, stored), base.meta.name
+    if described is None:
+        return None
+    layout = Layout.undivided(len(described.meta.shape))
+    is_listed = follows is None
+    return Source(described.meta, layout, catalog, is_listed, follows, described=described)
+
+
+def _is_broken(catalog: Catalog, name: str) -> bool:
+    return catalog.description is not None and name in catalog.description.broken
+
+
+def _odd_shape(catalog: Catalog, strategy: Strategy, meta: TensorMeta) -> str | None:
+    """Why optimizer state without a layout is not taken as it is, or None if nothing speaks so."""
+    if catalog.description is None:
+        return odd_shape(catalog, strategy, meta)
+    base = catalog.description.tensors.get(parameter_of(meta.name) or "")
+    return None if base is None else odd_state(base, meta)
 
 
 def _holders(catalog: Catalog) -> dict[str, tuple[int, ...]]:
@@ -325,6 +328,7 @@ def _settle_unlisted(
     strategy: Strategy,
     differing: Differing,
     unlisted: Unlisted,
+    where: str,
     sources: Sources,
 ) -> None:
     """Parameters without a layout that differ between ranks, as the user decided."""
@@ -339,15 +343,15 @@ def _settle_unlisted(
                 for name in names
                 for rank in ranks
             ]
-        sources.notes.append(decision(names, groups, unlisted, cycle))
+        sources.notes.append(decision(names, groups, unlisted, cycle, where))
 
 
-def _note_layouts(sources: Sources, corrected: Sequence[str]) -> None:
+def _note_layouts(sources: Sources, corrected: Sequence[str], where: str) -> None:
     following = [source for source in sources.found if source.follows is not None]
     if following:
         names = shorten(f"{source.meta.name} (as {source.follows})" for source in following)
         states = count(len(following), "optimizer state")
-        text = f"not in the strategy, cut like the parameter: {states}"
+        text = f"not in {where}, cut like the parameter: {states}"
         sources.notes.append(Note("follows", f"{text}: {names}"))
     if corrected:
         cut = count(len(corrected), "parameter")

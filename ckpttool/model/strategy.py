@@ -27,6 +27,7 @@ STATE_PREFIXES = (
     "mean_gradient.",
     "exp_avg.",  # AdaFactor; its exp_avg_sq_row_ and exp_avg_sq_col_ have other shapes
     "exp_avg_sq_",
+    "muon_m.",  # Muon of MindFormers
     "accu_grads.",  # gradient accumulation, pipeline
 )
 

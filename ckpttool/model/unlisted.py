@@ -7,7 +7,7 @@ from typing import Literal
 
 from ckpttool.model.catalog import format_ranks
 from ckpttool.model.notes import Note
-from ckpttool.model.strategy import Strategy, count, shorten
+from ckpttool.model.strategy import count, shorten
 
 Unlisted = Literal["rank", "first", "drop"]
 Groups = tuple[tuple[int, ...], ...]  # ranks that hold the same, group by group
@@ -19,22 +19,23 @@ CHOICES = (
 )
 
 
-def questions(strategy: Strategy, differing: Differing, total: int) -> list[str]:
+def questions(where: str | None, differing: Differing, total: int) -> list[str]:
     """What has to be asked: a problem for each way in which parameters differ.
 
     Parameters
     ----------
-    strategy
-        One without layouts says that every rank holds everything; then there is one problem.
+    where
+        What does not list them; None if every rank should hold everything: then there is one
+        problem.
     differing
         Names by the way they differ.
     total
         Number of parameters in all.
     """
-    if strategy.layouts:
+    if where is not None:
         return [
-            f"{shorten(names)}: not in the strategy, and different between ranks "
-            f"({_show(groups)}): slices that the strategy omits, or does each rank have its own? "
+            f"{shorten(names)}: not in {where}, and different between ranks "
+            f"({_show(groups)}): slices that {where} omits, or does each rank have its own? "
             f"Decide with {CHOICES}"
             for groups, names in differing.items()
         ]
@@ -48,7 +49,9 @@ def questions(strategy: Strategy, differing: Differing, total: int) -> list[str]
     return [question]
 
 
-def decision(names: Sequence[str], groups: Groups, unlisted: Unlisted, cycle: int) -> Note:
+def decision(
+    names: Sequence[str], groups: Groups, unlisted: Unlisted, cycle: int, where: str
+) -> Note:
     """What the user's decision makes of parameters that differ in one way.
 
     ``cycle`` is the number of source ranks for ``"rank"``.
@@ -59,7 +62,7 @@ def decision(names: Sequence[str], groups: Groups, unlisted: Unlisted, cycle: in
         "first": f"taken from rank {lowest}",
         "rank": f"target rank r takes that of source rank r modulo {cycle}",
     }
-    text = f"{shorten(names)}: not in the strategy, different between ranks ({_show(groups)})"
+    text = f"{shorten(names)}: not in {where}, different between ranks ({_show(groups)})"
     text += f": {done[unlisted]}"
     return Note("dropped", text) if unlisted == "drop" else Note("unlisted", text)
 

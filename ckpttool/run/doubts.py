@@ -9,14 +9,13 @@ of layout the largest tensors are looked at, some pages of every rank's slice.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from concurrent.futures import Executor
 
-from ckpttool.model.catalog import format_ranks
-from ckpttool.model.layout import Layout
+from ckpttool.model.catalog import StoredTensor, format_ranks
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import Plan
-from ckpttool.model.sources import Source
+from ckpttool.model.source import Source
 from ckpttool.model.strategy import parameter_of, shorten
 from ckpttool.storage.digest import Sample, take_samples
 
@@ -30,43 +29,59 @@ def find_doubts(plan: Plan, executor: Executor) -> tuple[list[str], list[Note]]:
     that should differ and are all the same are a note: that may be by chance.
     """
     chosen = _choose(transfer.source for transfer in plan.transfers)
-    samples = _sample(chosen, executor)
+    held = [list(source.replicas()) for source in chosen]
+    samples = _sample(
+        (one for slices in held for ranks in slices for one in ranks.values()), executor
+    )
     differing: dict[tuple[int, ...], list[str]] = defaultdict(list)
     alike: list[str] = []
     distinct = 0
-    for source in chosen:
-        mine = samples[source.meta.name]
-        for index in source.layout.slice_indices():
-            owners = tuple(rank for rank in source.layout.owners(index) if rank in mine)
-            if len({mine[rank] for rank in owners}) > 1:
-                differing[owners].append(source.meta.name)
+    for source, slices in zip(chosen, held, strict=True):
+        for ranks in slices:
+            if len({samples[tensor] for tensor in ranks.values()}) > 1:
+                differing[tuple(ranks)].append(source.meta.name)
                 break
-        if len(source.layout.parts) and max(source.layout.parts) > 1:
-            is_alike = len(set(mine.values())) == 1
-            if is_alike and not next(iter(mine.values())).is_constant:
+        if len(slices) > 1:
+            mine = {samples[tensor] for ranks in slices for tensor in ranks.values()}
+            if len(mine) == 1 and not next(iter(mine)).is_constant:
                 alike.append(source.meta.name)
-            distinct += not is_alike
+            distinct += len(mine) > 1
     problems = [
-        f"{shorten(names)}: the strategy says that {format_ranks(owners)} hold the same, and they "
-        "differ: is it the strategy of this run, are they of one step, or does each rank have its "
-        "own? --trust-strategy takes the lowest rank's; if they are slices, saved with "
-        "optimizer_weight_shard_aggregated_save, say so with --optimizer-shard N"
+        f"{shorten(names)}: {_told_by(plan)} says that {format_ranks(owners)} hold the same, and "
+        f"they differ: {_remedy(plan)}"
         for owners, names in differing.items()
     ]
     notes = []
-    if len(alike) > distinct:
+    if len(alike) > distinct and plan.catalog.description is None:
         text = "all ranks hold the same where the strategy cuts; if they hold everything "
         text += f"(integrated_save=True) use --replicated: {shorten(alike)}"
         notes.append(Note("doubt", text))
     return problems, notes
 
 
+def _told_by(plan: Plan) -> str:
+    description = plan.catalog.description
+    return "the strategy" if description is None else shorten(description.files, 2)
+
+
+def _remedy(plan: Plan) -> str:
+    if plan.catalog.description is not None:
+        return (
+            "are they of one step? merge and reshard take the lowest rank's with --trust-strategy"
+        )
+    return (
+        "is it the strategy of this run, are they of one step, or does each rank have its own? "
+        "--trust-strategy takes the lowest rank's; if they are slices, saved with "
+        "optimizer_weight_shard_aggregated_save, say so with --optimizer-shard N"
+    )
+
+
 def _choose(sources: Iterable[Source]) -> list[Source]:
     """Of each layout the tensors with the largest slices; small ones are often cut otherwise."""
-    by_layout: dict[Layout, list[Source]] = defaultdict(list)
+    by_layout: dict[Hashable, list[Source]] = defaultdict(list)
     for source in sources:
         if (source.is_listed or source.follows is not None) and source.meta.nbytes:
-            by_layout[source.layout].append(source)
+            by_layout[source.sharing].append(source)
     return [
         source
         for group in by_layout.values()
@@ -79,27 +94,14 @@ def _suitability(source: Source) -> tuple[bool, int]:
     return parameter_of(source.meta.name) is not None, -source.meta.nbytes
 
 
-def _sample(chosen: Iterable[Source], executor: Executor) -> Mapping[str, Mapping[int, Sample]]:
-    """Samples by parameter and rank; every file is opened once."""
-    names: dict[int, list[str]] = defaultdict(list)
-    samples: dict[str, dict[int, Sample]] = {}
-    for source in chosen:
-        name, files = source.meta.name, source.catalog.files
-        samples[name] = {}
-        for rank in source.layout.ranks:
-            if rank in files and name in files[rank].tensors:
-                names[rank].append(name)
-    catalog = next((source.catalog for source in chosen), None)
-    if catalog is None:
-        return samples
-    futures = {
-        rank: executor.submit(
-            take_samples,
-            [catalog.files[rank].tensors[name] for name in wanted],
-        )
-        for rank, wanted in names.items()
+def _sample(tensors: Iterable[StoredTensor], executor: Executor) -> Mapping[StoredTensor, Sample]:
+    """A sample of each tensor; every file is opened once."""
+    by_path: dict[str, list[StoredTensor]] = defaultdict(list)
+    for tensor in dict.fromkeys(tensors):
+        by_path[tensor.path].append(tensor)
+    futures = [(wanted, executor.submit(take_samples, wanted)) for wanted in by_path.values()]
+    return {
+        tensor: sample
+        for wanted, future in futures
+        for tensor, sample in zip(wanted, future.result(), strict=True)
     }
-    for rank, future in futures.items():
-        for name, sample in zip(names[rank], future.result(), strict=True):
-            samples[name][rank] = sample
-    return samples

@@ -20,7 +20,7 @@ from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import Plan, Target, make_plan
 from ckpttool.model.sources import Agreement, names_to_compare
-from ckpttool.model.strategy import Strategy, count
+from ckpttool.model.strategy import Strategy, count, shorten
 from ckpttool.model.unlisted import Unlisted
 from ckpttool.run.doubts import find_doubts
 from ckpttool.run.engines import InlineExecutor
@@ -53,8 +53,8 @@ def plan_merge(
     catalog
         The source, from `scan`.
     strategy
-        Its layouts.  None for a single file that holds everything undivided, and with
-        ``replicated``.
+        Its layouts.  None for a single file that holds everything undivided, for a checkpoint
+        that describes itself, and with ``replicated``.
     path, format
         The file to be written and its format.
     replicated
@@ -78,19 +78,12 @@ def plan_merge(
     FormatError, PlanError
         Everything that is in the way, in one error.
     """
-    if strategy is None and replicated:
-        strategy = Strategy({}, 1, len(catalog.files) + len(catalog.damaged))
-    if strategy is None and not catalog.is_undivided:
-        raise PlanError(
-            [
-                (
-                    f"{catalog.root}: {count(len(catalog.files), 'rank')} and no strategy: nothing "
-                    "says how their tensors fit together; give the strategy file of the training "
-                    "run (-s STRATEGY), or say --replicated if every rank holds everything (data "
-                    "parallel, or integrated_save=True), or name one rank's file as SRC"
-                )
-            ]
-        )
+    if replicated and catalog.description is None:
+        strategy = strategy or Strategy({}, 1, len(catalog.files) + len(catalog.damaged))
+    if not catalog.is_undivided or strategy is not None:
+        other = "or say --replicated if every rank holds everything (data parallel, or "
+        other += "integrated_save=True), or name one rank's file as SRC"
+        strategy = source_layouts(catalog, strategy, other, replicated)
     target = Target(format, {0: path}, attrs=_attrs(crc))
     trust = _Trust(trust_strategy, optimizer_shard)
     return _plan(catalog, strategy, target, unlisted, overwrite, executor, trust)
@@ -113,7 +106,8 @@ def plan_split(
     Parameters
     ----------
     catalog
-        The source, from `scan`: one file, or a folder with the file of one rank.
+        The source, from `scan`: one file, or a folder with the file of one rank, or a checkpoint
+        that describes itself.
     strategy
         Layouts of the target.
     folder, format, prefix
@@ -130,6 +124,10 @@ def plan_split(
     FormatError, PlanError
         Everything that is in the way, in one error.
     """
+    if catalog.description is not None:
+        return plan_reshard(
+            catalog, None, strategy, folder, format, prefix=prefix, ranks=ranks, overwrite=overwrite
+        )
     if len(catalog.files) + len(catalog.damaged) > 1:
         raise PlanError(
             [
@@ -146,7 +144,7 @@ def plan_split(
 
 def plan_reshard(
     catalog: Catalog,
-    src_strategy: Strategy,
+    src_strategy: Strategy | None,
     dst_strategy: Strategy,
     folder: str,
     format: str = "hdf5",
@@ -165,7 +163,7 @@ def plan_reshard(
     Parameters
     ----------
     catalog, src_strategy
-        The source, from `scan`, and its layouts.
+        The source, from `scan`, and its layouts; None for a checkpoint that describes itself.
     dst_strategy
         Layouts of the target.
     folder, format, prefix, ranks, overwrite
@@ -178,6 +176,7 @@ def plan_reshard(
     FormatError, PlanError
         Everything that is in the way, in one error.
     """
+    src_strategy = source_layouts(catalog, src_strategy, "or use split for one undivided file")
     if catalog.is_undivided and len(src_strategy.ranks) > 1:
         raise PlanError(
             [
@@ -191,6 +190,45 @@ def plan_reshard(
     target = _rank_files(dst_strategy, folder, format, prefix, ranks, crc)
     trust = _Trust(trust_strategy, optimizer_shard)
     return _plan(catalog, src_strategy, target, unlisted, overwrite, executor, trust)
+
+
+def source_layouts(
+    catalog: Catalog, strategy: Strategy | None, other: str = "", replicated: bool = False
+) -> Strategy:
+    """The layouts of the source: those that are given, none for one that describes itself.
+
+    Parameters
+    ----------
+    catalog, strategy
+        The source, and what was given for its layouts.
+    other
+        What else can be done where there are none, for the message.
+    replicated
+        Whether it was said that every rank holds everything.
+
+    Raises
+    ------
+    PlanError
+        There are none, or a source that describes itself was given some.
+    """
+    description = catalog.description
+    if description is not None and (strategy is not None or replicated):
+        given = "--replicated" if strategy is None else f"-s {strategy.origin}"
+        reason = f"describes itself ({shorten(description.files, 2)}); leave {given} away"
+        raise PlanError([f"{catalog.root}: {reason}"])
+    if description is not None:
+        return Strategy({}, 1, max(catalog.files, default=0) + 1, description.files)
+    if strategy is None:
+        raise PlanError(
+            [
+                (
+                    f"{catalog.root}: {count(len(catalog.files), 'rank')} and no strategy: nothing "
+                    "says how their tensors fit together; give the strategy file of the training "
+                    f"run (-s STRATEGY), {other}"
+                )
+            ]
+        )
+    return strategy
 
 
 def _rank_files(
@@ -230,7 +268,7 @@ def _plan(
     trust: _Trust | None = None,
 ) -> Plan:
     executor = executor or InlineExecutor()
-    inputs = [file.path for file in catalog.files.values()]
+    inputs = [path for file in catalog.files.values() for path in file.paths]
     for known in (strategy, target.strategy):
         inputs += [] if known is None else known.files
     damage, notes = check_files(catalog, executor, "crc_num" in target.attrs)
@@ -246,7 +284,9 @@ def _plan(
             doubts, doubtful = find_doubts(plan, executor)
             sources = [transfer.source for transfer in plan.transfers]
             shards = (
-                find_shards(strategy, sources, executor, trust.optimizer_shard) if doubts else None
+                find_shards(strategy, sources, executor, trust.optimizer_shard)
+                if doubts and strategy.layouts
+                else None
             )
             if shards is not None:
                 notes += shards.notes

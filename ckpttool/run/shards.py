@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
-from ckpttool.model.sources import Source
+from ckpttool.model.source import Source
 from ckpttool.model.strategy import Strategy, count, parameter_of, shorten
 from ckpttool.storage.digest import Sample, digest
 

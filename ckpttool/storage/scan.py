@@ -25,6 +25,7 @@ from ckpttool.model.catalog import Catalog, FileIndex, format_ranks
 from ckpttool.model.ciphertext import Secret
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import shorten
+from ckpttool.storage.described import scan_described
 
 RANK_FOLDER = re.compile(r"(rank|node|ckpt|device)[_-]?(\d+)(?:_ckpt)?")
 RANK_IN_NAME = re.compile(r"(?<![A-Za-z])rank_?(\d+)(?!\d)")
@@ -108,6 +109,8 @@ def scan(
         files = {0: read_index(src, key)}
         notes += _note_encryption(files, key)
         return Catalog(src, files, notes=tuple(notes), is_undivided=True)
+    if pattern is None and (described := scan_described(src, step)) is not None:
+        return described
     if pattern is not None:
         if "{rank}" not in pattern:
             raise PlanError([f"the pattern {pattern} does not say where {{rank}} is in the path"])

@@ -1,0 +1,243 @@
+"""Tensors as a checkpoint itself describes them: which stored tensor holds which box of elements.
+
+Slices are boxes, and equal boxes are replicas.  The boundaries of all boxes of a tensor make a
+grid, in which every box is a block of cells; mostly the boxes are a grid themselves, and then each
+is one cell.  So any boxes will do that fill the tensor exactly and overlap only as replicas, and
+what lies where is found by arithmetic on the boundaries, as for a layout.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise, product
+
+from ckpttool.model.catalog import StoredTensor, TensorMeta
+from ckpttool.model.region import Region, grid_overlaps
+from ckpttool.model.strategy import count, shorten
+
+MAX_CELLS = 1_000_000  # of one tensor; boxes of all the ranks there are make fewer
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Elements of a full tensor that one rank stores as a tensor of their shape.
+
+    Attributes
+    ----------
+    region
+        Which elements of the full tensor.
+    rank
+        Who stores them.
+    tensor
+        Where.
+    """
+
+    region: Region
+    rank: int
+    tensor: StoredTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A full tensor and the boxes that fill it; made by `describe`.
+
+    Attributes
+    ----------
+    meta
+        Name, element type and full shape.
+    slices
+        Equal boxes together, lowest rank first; the slices in the order of their first elements.
+    cuts
+        For each axis the boundaries of all boxes, ascending from 0 to its size.
+    cells
+        For each cell between the boundaries, in C order, the number of its slice.
+    """
+
+    meta: TensorMeta
+    slices: tuple[tuple[Box, ...], ...]
+    cuts: tuple[tuple[int, ...], ...]
+    cells: tuple[int, ...]
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Number of cells along each axis."""
+        return tuple(len(cut) - 1 for cut in self.cuts)
+
+    @property
+    def is_grid(self) -> bool:
+        """Whether every slice is one cell, so that the slices are a grid themselves."""
+        return len(self.slices) == len(self.cells)
+
+    @property
+    def sharing(self) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+        """Number of cells, and the ranks of each slice; equal for tensors that are cut alike."""
+        return self.parts, tuple(tuple(box.rank for box in boxes) for boxes in self.slices)
+
+    def overlaps(self, wanted: Region) -> Iterator[tuple[StoredTensor, Region, Region]]:
+        """See `ckpttool.model.source.Source.overlaps`."""
+        parts = self.parts
+        for index, _, in_full in grid_overlaps(self.cuts, parts, wanted):
+            box = self.slices[self.cells[_place(index, parts)]][0]
+            yield box.tensor, in_full.relative_to(box.region.start), in_full
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a checkpoint says of itself.
+
+    Attributes
+    ----------
+    files
+        What it was read from.
+    tensors
+        Name to tensor, of those of which every element is there.
+    broken
+        Names of those of which something is missing or wrong.
+    problems
+        What that is.
+    values
+        What else it says, such as the number of the step; for people.
+    """
+
+    files: tuple[str, ...]
+    tensors: Mapping[str, Described]
+    broken: frozenset[str] = frozenset()
+    problems: tuple[str, ...] = ()
+    values: Mapping[str, str] = field(default_factory=dict)
+
+
+def describe(meta: TensorMeta, boxes: Sequence[Box]) -> Described | list[str]:
+    """The tensor that boxes make up, or what is wrong with them, a message each.
+
+    Parameters
+    ----------
+    meta
+        Name, element type and full shape.
+    boxes
+        In any order; together they have to fill the full tensor, and to overlap only if equal.
+    """
+    problems = misfits(meta, boxes)
+    if problems:
+        return problems
+    if 0 not in meta.shape:
+        boxes = [box for box in boxes if box.region.size]
+    equal: dict[Region, dict[Box, None]] = {}
+    for box in sorted(boxes, key=lambda box: (box.region.start, box.region.stop, box.rank)):
+        equal.setdefault(box.region, {})[box] = None
+    regions = list(equal)
+    cuts = tuple(_boundaries(axis, size, regions) for axis, size in enumerate(meta.shape))
+    parts = tuple(len(cut) - 1 for cut in cuts)
+    if math.prod(parts) > MAX_CELLS:
+        return [f"{meta.name}: {len(regions)} slices so irregular that their grid is {parts} large"]
+    cells: list[int | None] = [None] * math.prod(parts)
+    for number, region in enumerate(regions):
+        for index in product(*_cells(region, cuts)):
+            place = _place(index, parts)
+            other = cells[place]
+            if other is not None:
+                return [_overlap(meta.name, regions[other], region)]
+            cells[place] = number
+    filled = tuple(number for number in cells if number is not None)
+    if len(filled) < len(cells):
+        return [_gap(meta, cuts, cells)]
+    return Described(meta, tuple(tuple(held) for held in equal.values()), cuts, filled)
+
+
+def misfits(meta: TensorMeta, boxes: Sequence[Box]) -> list[str]:
+    """Boxes that cannot be right, a message each; it does not matter if some are missing."""
+    problems = [problem for box in boxes if (problem := _misfit(meta, box)) is not None]
+    return [*problems, *_shared(meta.name, boxes)]
+
+
+def follow(base: Described, name: str, tensors: Mapping[int, StoredTensor]) -> Described | None:
+    """Optimizer state that is not described, cut as its parameter is; None if it is not.
+
+    Parameters
+    ----------
+    base
+        The parameter.
+    name
+        The state's name.
+    tensors
+        For each rank that has the state what it has.
+    """
+    regions = {box.rank: box.region for boxes in base.slices for box in boxes}
+    dtypes = {tensor.meta.dtype for tensor in tensors.values()}
+    if len(dtypes) > 1 or not tensors.keys() <= regions.keys():
+        return None
+    meta = replace(base.meta, name=name, dtype=next(iter(dtypes)), text=None)
+    boxes = [Box(regions[rank], rank, tensor) for rank, tensor in tensors.items()]
+    described = describe(meta, boxes)
+    return described if isinstance(described, Described) else None
+
+
+def odd_state(base: Described, meta: TensorMeta) -> str | None:
+    """Why a state that is not described and does not `follow` is not taken as it is."""
+    full = base.meta.shape
+    if len(full) != len(meta.shape) or full == meta.shape or math.prod(meta.shape) == 1:
+        return None
+    return (
+        f"{meta.name}: not described, and its shape {meta.shape} is not that of all of "
+        f"{base.meta.name} {full}, nor is it cut like it; take it as it is with --unlisted first, "
+        "or leave it out with --unlisted drop"
+    )
+
+
+def _misfit(meta: TensorMeta, box: Box) -> str | None:
+    """What is wrong with a single box."""
+    found, shape = box.tensor.meta, box.region.shape
+    where = f"{meta.name}: rank {box.rank} ({box.tensor.path})"
+    if len(shape) != len(meta.shape) or any(
+        stop > size for stop, size in zip(box.region.stop, meta.shape, strict=True)
+    ):
+        return f"{where}: elements {box.region} of a full shape of {meta.shape}"
+    if (found.dtype, found.shape) != (meta.dtype, shape):
+        return f"{where} has {found.dtype} {found.shape}, expected {meta.dtype} {shape}"
+    return None
+
+
+def _shared(name: str, boxes: Sequence[Box]) -> Iterator[str]:
+    """Different slices that are said to be one stored tensor."""
+    regions: dict[StoredTensor, Region] = {}
+    for box in boxes:
+        other = regions.setdefault(box.tensor, box.region)
+        if other != box.region:
+            yield f"{name}: slices {other} and {box.region} are one tensor of {box.tensor.path}"
+
+
+def _boundaries(axis: int, size: int, regions: Sequence[Region]) -> tuple[int, ...]:
+    ends = {0, size}
+    for region in regions:
+        ends |= {region.start[axis], region.stop[axis]}
+    return tuple(sorted(ends)) if size else (0, 0)
+
+
+def _cells(region: Region, cuts: Sequence[Sequence[int]]) -> Iterator[range]:
+    """For each axis the cells that a region covers; an axis without elements has one cell."""
+    for start, stop, cut in zip(region.start, region.stop, cuts, strict=True):
+        yield range(bisect_left(cut, start), bisect_left(cut, stop)) if cut[-1] else range(1)
+
+
+def _place(index: tuple[int, ...], parts: tuple[int, ...]) -> int:
+    """The number of a cell, in C order."""
+    place = 0
+    for i, n in zip(index, parts, strict=True):
+        place = place * n + i
+    return place
+
+
+def _overlap(name: str, one: Region, other: Region) -> str:
+    return f"{name}: slices {one} and {other} overlap and are not the same"
+
+
+def _gap(meta: TensorMeta, cuts: Sequence[Sequence[int]], cells: Sequence[int | None]) -> str:
+    missing = [
+        Region(tuple(a for a, _ in ends), tuple(b for _, b in ends))
+        for ends, number in zip(product(*map(pairwise, cuts)), cells, strict=True)
+        if number is None
+    ]
+    spans = shorten(map(str, missing), 3)
+    return f"{meta.name}: {count(len(missing), 'slice')} of {meta.shape} in no file: {spans}"

@@ -1,0 +1,88 @@
+"""A full tensor, and which stored slices hold which of its elements."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+
+from ckpttool.model.catalog import Catalog, StoredTensor, TensorMeta
+from ckpttool.model.described import Described
+from ckpttool.model.layout import Layout
+from ckpttool.model.region import Region
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A full tensor, spread over files.
+
+    Attributes
+    ----------
+    meta
+        Name, element type and full shape.
+    layout
+        How it is cut over the ranks of one stage; of each slice at least one owner is present.
+        Undivided if ``described`` says how.
+    catalog
+        The files.
+    is_listed
+        True if the source strategy lists it, or the checkpoint describes it.
+    follows
+        The parameter whose layout it shares, where the strategy forgot to list optimizer state.
+    turn
+        ``(r, n)`` for a tensor that goes only to the target ranks ``t`` with ``t % n == r``; None
+        for one that is the same for all.
+    described
+        The slices, where the checkpoint describes them itself.
+    """
+
+    meta: TensorMeta
+    layout: Layout
+    catalog: Catalog
+    is_listed: bool = False
+    follows: str | None = None
+    turn: tuple[int, int] | None = None
+    described: Described | None = None
+
+    @property
+    def sharing(self) -> Hashable:
+        """How ranks share it: equal for sources of which equal ranks hold equal slices."""
+        return self.layout if self.described is None else self.described.sharing
+
+    def overlaps(self, wanted: Region) -> Iterator[tuple[StoredTensor, Region, Region]]:
+        """The stored slices that hold ``wanted``, elements of the full tensor, in C order.
+
+        Yields
+        ------
+        tensor, in_slice, in_full
+            A stored slice; what it shares with ``wanted``, counted in it and in the full tensor.
+        """
+        if self.described is not None:
+            yield from self.described.overlaps(wanted)
+            return
+        for index, in_slice, in_full in self.layout.overlaps(wanted, self.meta.shape):
+            yield self.find_slice(index), in_slice, in_full
+
+    def replicas(self) -> Iterator[dict[int, StoredTensor]]:
+        """For each slice, in C order, the ranks that have it, ascending, and what they have."""
+        if self.described is not None:
+            for boxes in self.described.slices:
+                yield {box.rank: box.tensor for box in boxes}
+            return
+        name, files = self.meta.name, self.catalog.files
+        for index in self.layout.slice_indices():
+            yield {
+                rank: files[rank].tensors[name]
+                for rank in self.layout.owners(index)
+                if rank in files and name in files[rank].tensors
+            }
+
+    def find_slice(self, index: tuple[int, ...]) -> StoredTensor:
+        """The stored slice at ``index`` of the layout, from the lowest owner that has it.
+
+        The lowest, not the least busy: should replicas differ, all outputs see the same one.
+        """
+        for rank in self.layout.owners(index):
+            file = self.catalog.files.get(rank)
+            if file is not None and self.meta.name in file.tensors:
+                return file.tensors[self.meta.name]
+        raise LookupError(f"{self.meta.name}: no owner of slice {index}")

@@ -1,0 +1,245 @@
+"""Reads a MindFormers "Checkpoint 2.0" folder: its files, and what they say of themselves.
+
+An iteration's folder has ``{prefix-}model-0000003-0000008.safetensors``, number 3 of 8 files, with
+parameters, and ``{prefix-}opt-...`` with optimizer state.  ``metadata.json`` names the file of
+every slice.  The number in a file's name is the rank's only if every rank wrote a file.  Without
+``metadata.json`` (MindFormers writes none for a single device) every file holds whole tensors.
+
+Source
+------
+MindFormers 1.7 to 2.1 ``mindformers/checkpoint/``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from ckpttool.errors import FormatError, PlanError
+from ckpttool.formats import read_index
+from ckpttool.formats.metadata_json import is_metadata, read_common, read_metadata
+from ckpttool.model.catalog import Catalog, FileIndex, format_ranks
+from ckpttool.model.described import Box, Described, Description, describe
+from ckpttool.model.notes import Note
+from ckpttool.model.region import Region
+from ckpttool.model.strategy import count, shorten
+from ckpttool.storage.iterations import find_iteration, has_iterations, is_wanted, number_of
+from ckpttool.storage.placement import (
+    FILE,
+    has_parameter_numbers,
+    place_by_file_numbers,
+    place_slices,
+    writers,
+)
+
+METADATA, COMMON = "metadata.json", "common.json"
+
+_Files = dict[str, FileIndex | None]  # by name; None for a damaged one
+
+
+def scan_mindformers(src: str, step: str | None) -> Catalog | None:
+    """The catalog of a checkpoint in MindFormers' folders; None if ``src`` is no such folder.
+
+    Parameters
+    ----------
+    src
+        The folder of one iteration, or the one above.
+    step
+        The iteration to take; by default the last complete one.
+
+    Raises
+    ------
+    PlanError, FormatError, CombinedError
+        The iteration cannot be chosen, or ``metadata.json`` is damaged.
+    OSError
+        A folder or a file cannot be read.
+    """
+    folder, notes = Path(src), list[Note]()
+    if has_iterations(folder):
+        folder = find_iteration(folder, step, notes)
+        if not _is_iteration(folder):
+            raise PlanError([f"{folder}: no {METADATA} and no model-*.safetensors of MindFormers"])
+    elif not _is_iteration(folder):
+        return None
+    elif step is not None and not is_wanted(folder, step):
+        raise PlanError([f"{src}: this is not iteration {step}; name the folder above"])
+    values = _read_common(folder, notes)
+    errors: list[FormatError] = []
+    read = _read_described if (folder / METADATA).is_file() else _read_whole
+    files, description = read(folder, errors, notes)
+    number = number_of(folder)
+    return Catalog(
+        src,
+        files,
+        None if number is None else str(number),
+        dict(enumerate(errors)),  # one rank may have two damaged files, so these are no ranks
+        tuple(notes),
+        description=replace(description, values=values),
+    )
+
+
+def _is_iteration(folder: Path) -> bool:
+    if any(FILE.fullmatch(path.name) for path in folder.iterdir()):
+        return True
+    metadata = folder / METADATA
+    return metadata.is_file() and is_metadata(str(metadata))
+
+
+def _read_common(folder: Path, notes: list[Note]) -> Mapping[str, str]:
+    path = folder / COMMON
+    if not path.is_file():
+        return {}
+    try:
+        values = read_common(str(path))
+    except FormatError as error:
+        notes.append(Note("passed over", f"passed over {error}"))
+        return {}
+    shown = shorten((f"{key} {value}" for key, value in values.items()), 8)
+    notes.append(Note("passed over", f"{COMMON} goes into no output: {shown}"))
+    return values
+
+
+def _read_described(
+    folder: Path, errors: list[FormatError], notes: list[Note]
+) -> tuple[dict[int, FileIndex], Description]:
+    """Files by rank and description of a folder with ``metadata.json``."""
+    metadata = str(folder / METADATA)
+    parameters = read_metadata(metadata)
+    files = _read_files(folder, _select(folder, set(writers(parameters)), notes), errors)
+    placement = place_slices(parameters, str(folder), files)
+    if placement.problems and has_parameter_numbers(parameters):
+        corrected = place_by_file_numbers(parameters, files)
+        if corrected is not None:
+            parameters = corrected
+            placement = place_slices(parameters, str(folder), files)
+            text = f"{metadata}: has numbers of parameters for those of ranks, as an early "
+            text += "MindFormers wrote them; ranks are taken from layouts and names of files"
+            notes.append(Note("corrected", text))
+    notes += placement.faults.notes()
+    if placement.elsewhere:
+        text = f"{metadata}: names the wrong one of a rank's two files for "
+        text += f"{count(len(placement.elsewhere), 'parameter')}: {shorten(placement.elsewhere)}"
+        notes.append(Note("corrected", text))
+    if placement.absent:
+        text = f"described and in no file: {count(len(placement.absent), 'parameter')}"
+        notes.append(Note("absent", f"{text}: {shorten(placement.absent)}"))
+    by_rank, problems = _by_rank(files, writers(parameters), parameters)
+    problems = [*placement.problems, *problems]
+    broken = frozenset(parameters) - placement.tensors.keys()
+    description = Description((metadata,), placement.tensors, broken, tuple(problems))
+    return by_rank, description
+
+
+def _read_whole(
+    folder: Path, errors: list[FormatError], notes: list[Note]
+) -> tuple[dict[int, FileIndex], Description]:
+    """Files by number and description of a folder whose files hold whole tensors."""
+    matches = _list_files(folder)
+    files = _read_files(folder, matches, errors)
+    problems = list(_incomplete_sets(folder, matches.values()))
+    tensors: dict[str, Described] = {}
+    twice: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for file, match in matches.items():
+        index = files.get(file)
+        for name, tensor in {} if index is None else index.tensors.items():
+            if name in tensors:
+                twice[tensors[name].slices[0][0].tensor.path, tensor.path].append(name)
+                continue
+            box = Box(Region.whole(tensor.meta.shape), int(match["number"]), tensor)
+            whole = describe(tensor.meta, [box])
+            assert isinstance(whole, Described), "one box is all of it"
+            tensors[name] = whole
+    problems += [
+        f"{one} and {other}: both have {count(len(names), 'parameter')}: {shorten(names)}; without "
+        f"{METADATA}, which is not there, every file holds whole tensors that no other file has"
+        for (one, other), names in twice.items()
+    ]
+    if len(files) > 1 and max(int(match["total"]) for match in matches.values()) > 1:
+        text = f"{folder}: no {METADATA}, so every file is taken to hold whole tensors"
+        notes.append(Note("undivided", text))
+    broken = frozenset(name for names in twice.values() for name in names)
+    tensors = {name: whole for name, whole in tensors.items() if name not in broken}
+    by_rank, _ = _by_rank(files, {}, {*tensors, *broken})
+    origin = tuple(str(folder / name) for name in matches)
+    return by_rank, Description(origin, tensors, broken, tuple(problems))
+
+
+def _list_files(folder: Path) -> dict[str, re.Match[str]]:
+    """The names of checkpoint files in a folder, and what they say."""
+    names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    return {name: match for name in names if (match := FILE.fullmatch(name)) is not None}
+
+
+def _select(folder: Path, named: set[str], notes: list[Note]) -> list[str]:
+    """The files to be read: those that are named, and those that were saved with them."""
+    sets = {match.group("prefix", "total") for name in named if (match := FILE.fullmatch(name))}
+    matches = _list_files(folder)
+    others = [
+        name
+        for name, match in matches.items()
+        if name not in named and match.group("prefix", "total") not in sets
+    ]
+    if others:
+        text = f"{folder}: passed over, being of another save: {shorten(others)}"
+        notes.append(Note("passed over", text))
+    return sorted({*named, *matches}.difference(others))
+
+
+def _read_files(folder: Path, names: Iterable[str], errors: list[FormatError]) -> _Files:
+    files: _Files = {}
+    for name in names:
+        if not (folder / name).is_file():
+            continue
+        try:
+            files[name] = read_index(str(folder / name))
+        except FormatError as error:
+            files[name] = None
+            errors.append(error)
+    return files
+
+
+def _by_rank(
+    files: _Files, ranks_of: Mapping[str, set[int]], described: Collection[str]
+) -> tuple[dict[int, FileIndex], list[str]]:
+    """The files of each rank as one, and what is wrong with that.
+
+    A file that nobody is said to have written is that of the rank with its number.
+    """
+    problems = []
+    grouped: dict[int, list[FileIndex]] = defaultdict(list)
+    for name, file in files.items():
+        if file is not None:
+            match = FILE.fullmatch(name)
+            ranks = sorted(ranks_of.get(name, ())) or [int(match["number"]) if match else 0]
+            grouped[ranks[0]].append(file)
+            if len(ranks) > 1:
+                problems.append(f"{file.path}: said to be written by {format_ranks(ranks)}")
+    joined = {}
+    for rank, (first, *more) in sorted(grouped.items()):
+        tensors = dict(first.tensors)
+        for file in more:
+            again = [name for name in file.tensors if name in tensors and name not in described]
+            if again:
+                problems.append(f"{first.path} and {file.path}: both have {shorten(again)}")
+            tensors = {**file.tensors, **tensors}
+        nbytes = sum(file.nbytes for file in (first, *more))
+        beside = tuple(file.path for file in more)
+        joined[rank] = replace(first, nbytes=nbytes, tensors=tensors, beside=beside)
+    return joined, problems
+
+
+def _incomplete_sets(folder: Path, matches: Iterable[re.Match[str]]) -> Iterator[str]:
+    """Files whose numbers say that there should be more."""
+    sets: dict[tuple[str, str, str], set[int]] = defaultdict(set)
+    for match in matches:
+        sets[match["prefix"] or "", match["kind"], match["total"]].add(int(match["number"]))
+    for (_, kind, total), numbers in sets.items():
+        if len(numbers) < int(total):
+            lacking = (n for n in range(len(numbers) + 1) if n not in numbers)
+            yield (
+                f"{folder}: {len(numbers)} of {int(total)} {kind} files are there; number "
+                f"{next(lacking)} is not"
+            )
