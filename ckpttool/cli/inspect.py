@@ -34,8 +34,9 @@ def inspect(
     quiet: bool,
 ) -> None:
     """Show what a checkpoint holds, from headers alone."""
-    catalog, strategy, _ = options.load(src, pattern, step, src_strategy)
-    errors: list[CkptToolError] = list(catalog.damaged.values())
+    errors: list[CkptToolError] = []
+    catalog, strategy, _ = options.load(src, pattern, step, src_strategy, tolerated=errors)
+    errors[:0] = catalog.damaged.values()
     notes = catalog.notes
     is_file = catalog.is_undivided and strategy is None
     if is_file:

@@ -69,7 +69,9 @@ def merge(
     if replicated and src_strategy:
         raise click.UsageError("--replicated and -s exclude each other.")
     chosen = options.output_format(path, format)
-    catalog, strategy, _ = options.load(src, pattern, step, src_strategy)
+    catalog, strategy, _ = options.load(
+        src, pattern, step, src_strategy, find_strategy=not replicated
+    )
     convert(
         lambda executor: ckpttool.plan_merge(
             catalog,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 )
 @options.source
 @options.out_folder
-@options.required_src_strategy
+@options.src_strategy
 @options.dst_strategy
 @options.step
 @options.pattern
@@ -61,7 +61,6 @@ def reshard(
 ) -> None:
     """Cut a checkpoint anew for another strategy."""
     catalog, strategy, target = options.load(src, pattern, step, src_strategy, dst_strategy)
-    assert strategy is not None, "click requires -s"
     assert target is not None, "click requires -d"
     convert(
         lambda executor: ckpttool.plan_reshard(

@@ -46,7 +46,7 @@ def split(
     quiet: bool,
 ) -> None:
     """Cut an undivided checkpoint for the ranks of a strategy."""
-    catalog, _, target = options.load(src, pattern, step, (), dst_strategy)
+    catalog, _, target = options.load(src, pattern, step, (), dst_strategy, find_strategy=False)
     assert target is not None, "click requires -d"
     convert(
         lambda _: ckpttool.plan_split(

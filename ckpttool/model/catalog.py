@@ -133,6 +133,9 @@ class Catalog:
     is_undivided
         True if ``root`` is one checkpoint that holds every parameter undivided, unless a strategy
         says otherwise: a file.
+    strategy_files
+        The strategy files that certainly belong to it, if it lies in the output folder of a
+        MindFormers run; for those who name none.
     """
 
     root: str
@@ -141,6 +144,7 @@ class Catalog:
     damaged: Mapping[int, FormatError] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
     is_undivided: bool = False
+    strategy_files: tuple[str, ...] = ()
 
 
 def format_ranks(ranks: Sequence[int]) -> str:

@@ -13,7 +13,8 @@ class Note:
     ----------
     kind
         One of ``"absent"``, ``"corrected"``, ``"doubt"``, ``"dropped"``, ``"follows"``,
-        ``"format"``, ``"passed over"``, ``"replica"``, ``"step"``, ``"undivided"``, ``"unlisted"``.
+        ``"format"``, ``"passed over"``, ``"replica"``, ``"step"``, ``"strategy"``,
+        ``"undivided"``, ``"unfinished"``, ``"unlisted"``.
     text
         A sentence for people.
     """

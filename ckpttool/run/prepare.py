@@ -77,16 +77,11 @@ def plan_merge(
     if strategy is None and replicated:
         strategy = Strategy({}, 1, len(catalog.files) + len(catalog.damaged))
     if strategy is None and not catalog.is_undivided:
-        raise PlanError(
-            [
-                (
-                    f"{catalog.root}: {count(len(catalog.files), 'rank')} and no strategy: nothing "
-                    "says how their tensors fit together; give the strategy file of the training "
-                    "run (-s STRATEGY), or say --replicated if every rank holds everything (data "
-                    "parallel, or integrated_save=True), or name one rank's file as SRC"
-                )
-            ]
+        ways = (
+            ", or say --replicated if every rank holds everything (data parallel, or "
+            "integrated_save=True), or name one rank's file as SRC"
         )
+        raise PlanError([_no_strategy(catalog, ways)])
     target = Target(format, {0: path})
     trust = _Trust(trust_strategy, optimizer_shard)
     return _plan(catalog, strategy, target, unlisted, overwrite, executor, trust)
@@ -136,9 +131,19 @@ def plan_split(
     return _plan(catalog, None, target, None, overwrite, None)
 
 
+def _no_strategy(catalog: Catalog, ways: str) -> str:
+    """That there has to be one, or something else, and which files may be it."""
+    ranks = count(len(catalog.files) + len(catalog.damaged), "rank")
+    text = (
+        f"{catalog.root}: {ranks} and no strategy: nothing says how their tensors fit together; "
+        f"give the strategy file of the training run (-s STRATEGY){ways}"
+    )
+    return "; ".join([text, *(note.text for note in catalog.notes if note.kind == "strategy")])
+
+
 def plan_reshard(
     catalog: Catalog,
-    src_strategy: Strategy,
+    src_strategy: Strategy | None,
     dst_strategy: Strategy,
     folder: str,
     format: str = "hdf5",
@@ -156,7 +161,7 @@ def plan_reshard(
     Parameters
     ----------
     catalog, src_strategy
-        The source, from `scan`, and its layouts.
+        The source, from `scan`, and its layouts; without layouts there is an error.
     dst_strategy
         Layouts of the target.
     folder, format, prefix, ranks, overwrite
@@ -169,6 +174,9 @@ def plan_reshard(
     FormatError, PlanError
         Everything that is in the way, in one error.
     """
+    if src_strategy is None:
+        ways = ", or use split if it holds everything undivided" if catalog.is_undivided else ""
+        raise PlanError([_no_strategy(catalog, ways)])
     if catalog.is_undivided and len(src_strategy.ranks) > 1:
         raise PlanError(
             [

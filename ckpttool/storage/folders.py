@@ -62,6 +62,13 @@ def match_pattern(folder: Path, parts: tuple[str, ...], rank: int | None) -> Ite
             yield Found(here, path, name)
 
 
+def holds_ranks(folder: Path) -> bool:
+    """Whether rank folders, or files with their rank in the name, lie in a folder."""
+    return any(RANK_FOLDER.fullmatch(p.name) and p.is_dir() for p in folder.iterdir()) or any(
+        RANK_IN_NAME.search(p.name) for p in checkpoint_files(folder)
+    )
+
+
 def list_rank_files(root: Path, notes: list[Note]) -> list[Found]:
     """Checkpoint files in the rank folders of ``root``, or in ``root`` itself."""
     folders: dict[int, Path] = {}

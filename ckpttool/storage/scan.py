@@ -11,6 +11,7 @@ from ckpttool.model.catalog import Catalog, FileIndex, format_ranks
 from ckpttool.model.notes import Note
 from ckpttool.storage.folders import list_rank_files, match_pattern, note_siblings
 from ckpttool.storage.steps import choose_step
+from ckpttool.storage.trees import find_checkpoint, find_strategies
 
 
 def scan(src: str, pattern: str | None = None, step: str | None = None) -> Catalog:
@@ -19,7 +20,8 @@ def scan(src: str, pattern: str | None = None, step: str | None = None) -> Catal
     Parameters
     ----------
     src
-        A folder of rank folders, or one file, which is rank 0.
+        A folder of rank folders, or the output folder of a MindFormers run that they lie in, or
+        one file, which is rank 0.
     pattern
         Path of a rank's file below ``src``, with ``{rank}`` for its number and ``*`` for anything;
         a file name with a ``*`` in it only means files with a checkpoint's ending.
@@ -51,6 +53,8 @@ def scan(src: str, pattern: str | None = None, step: str | None = None) -> Catal
         if not found:
             raise PlanError([f"{src}: no file matches the pattern {pattern}"])
     else:
+        root = find_checkpoint(root, notes)
+        src = str(root)
         found = list_rank_files(root, notes)
     chosen, label = choose_step(src, found, step, notes)
     files: dict[int, FileIndex] = {}
@@ -67,4 +71,5 @@ def scan(src: str, pattern: str | None = None, step: str | None = None) -> Catal
     ]
     if gaps:
         notes.append(Note("absent", f"{format_ranks(gaps)}: no checkpoint file found in {src}"))
-    return Catalog(src, files, label, damaged, tuple(notes))
+    strategies = find_strategies(root, chosen, notes)
+    return Catalog(src, files, label, damaged, tuple(notes), strategy_files=strategies)
