@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from ckpttool.cli import options, report
+from ckpttool.cli.beside import show_other
 from ckpttool.errors import CkptToolError, raise_all
 
 
@@ -15,7 +16,7 @@ from ckpttool.errors import CkptToolError, raise_all
 
     Show what a checkpoint holds, from headers alone.  SRC is a file, whose tensors are listed, or
     a folder of rank folders, whose ranks are listed, and with a strategy the tensors, their full
-    shapes and layouts.
+    shapes and layouts.  Group information, rank tables and graphs are shown as what they are.
     """,
 )
 @options.source
@@ -34,6 +35,8 @@ def inspect(
     quiet: bool,
 ) -> None:
     """Show what a checkpoint holds, from headers alone."""
+    if show_other(src, as_json):
+        return
     errors: list[CkptToolError] = []
     catalog, strategy, _ = options.load(src, pattern, step, src_strategy, tolerated=errors)
     errors[:0] = catalog.damaged.values()

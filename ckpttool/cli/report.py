@@ -16,6 +16,7 @@ from ckpttool.cli.options import printable
 from ckpttool.errors import CkptToolError, PlanError
 
 if TYPE_CHECKING:
+    from ckpttool.formats.rank_table import Device
     from ckpttool.model.catalog import Catalog, FileIndex
     from ckpttool.model.notes import Note
     from ckpttool.model.plan import Plan
@@ -101,6 +102,10 @@ def describe_checkpoint(
     catalog: Catalog, strategy: Strategy | None, errors: list[CkptToolError]
 ) -> tuple[Json, tuple[Note, ...]]:
     """Document and notes of ``inspect FOLDER``; what does not fit is added to ``errors``."""
+    from ckpttool.storage.placement import find_devices
+
+    notes = list(catalog.notes)
+    devices = {} if catalog.is_undivided else find_devices(catalog.root, notes)
     document: dict[str, object] = {
         "path": catalog.root,
         "step": catalog.step,
@@ -111,11 +116,11 @@ def describe_checkpoint(
                 "format": file.format,
                 "nbytes": file.nbytes,
                 "tensors": len(file.tensors),
+                **_describe_place(rank, devices),
             }
             for rank, file in catalog.files.items()
         ],
     }
-    notes = list(catalog.notes)
     if strategy is not None:
         from ckpttool.model.sources import find_sources
 
@@ -128,6 +133,14 @@ def describe_checkpoint(
     document["notes"] = [{"kind": note.kind, "text": note.text} for note in notes]
     document["problems"] = [problem for error in errors for problem in error.problems]
     return document, tuple(notes)
+
+
+def _describe_place(rank: int, devices: Mapping[int, Device]) -> Json:
+    """Where a rank ran, if there is a rank table; it need not name every rank."""
+    if not devices:
+        return {}
+    device = devices.get(rank)
+    return {"server": device and device.server, "device": device and device.device}
 
 
 def _describe_source(source: Source, strategy: Strategy) -> Json:
@@ -164,18 +177,21 @@ def print_checkpoint(catalog: Catalog, document: Json) -> None:
     """The tables of ``inspect FOLDER``."""
     total = sum(file.nbytes for file in catalog.files.values())
     of_step = f", step {catalog.step}" if catalog.step else ""
+    ranks: Any = document["ranks"]
+    places = [key for entry in ranks[:1] for key in ("server", "device") if key in entry]
     print_table(
         f"{catalog.root}: {len(catalog.files)} ranks{of_step}, {format_bytes(total)}",
-        ("rank>", "path", "format", "tensors>", "size>"),
+        ("rank>", *places, "path", "format", "tensors>", "size>"),
         (
             (
-                str(rank),
-                file.path.removeprefix(catalog.root).lstrip("/"),
-                file.format,
-                str(len(file.tensors)),
-                format_bytes(file.nbytes),
+                str(entry["rank"]),
+                *("" if entry[key] is None else str(entry[key]) for key in places),
+                entry["path"].removeprefix(catalog.root).lstrip("/"),
+                entry["format"],
+                str(entry["tensors"]),
+                format_bytes(entry["nbytes"]),
             )
-            for rank, file in catalog.files.items()
+            for entry in ranks
         ),
     )
     tensors = document.get("tensors")

@@ -11,7 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol, cast
 
-from ckpttool.errors import FormatError
+from ckpttool.errors import FormatError, UnsupportedError
+from ckpttool.formats.others import recognise
 from ckpttool.model.catalog import FileIndex, TensorMeta
 
 
@@ -120,14 +121,28 @@ def read_index(path: str) -> FileIndex:
     ------
     FormatError
         It is none of the formats, or not what its format says.
+    UnsupportedError
+        It is a file of another kind that is known, or uses something that is not read.
     OSError
         It cannot be opened or read.
     """
+    try:
+        return get_format(_format_of(path)).read_index(path)
+    except UnsupportedError:
+        raise
+    except FormatError as error:
+        other = recognise(path)
+        if other is None:
+            raise
+        reason = f"{other.noun}, no checkpoint; {other.remedy}"
+        raise UnsupportedError(path, None, reason) from error
+
+
+def _format_of(path: str) -> str:
     name = format_of_content(path) or format_of_suffix(path)
     if name is None:
         with Path(path).open("rb") as file:
             if file.read(1) != b"\n":
                 reason = "no .ckpt, .safetensors or HDF5 file, by content or by name"
                 raise FormatError(path, 0, reason)
-        name = "ckpt"
-    return get_format(name).read_index(path)
+    return name or "ckpt"

@@ -136,6 +136,8 @@ class Catalog:
     strategy_files
         The strategy files that certainly belong to it, if it lies in the output folder of a
         MindFormers run; for those who name none.
+    problems
+        What stands in the way of a conversion, though one can look at it.
     """
 
     root: str
@@ -145,6 +147,7 @@ class Catalog:
     notes: tuple[Note, ...] = ()
     is_undivided: bool = False
     strategy_files: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
 
 
 def format_ranks(ranks: Sequence[int]) -> str:

@@ -223,7 +223,7 @@ def _plan(
     for known in (strategy, target.strategy):
         inputs += [] if known is None else known.files
     errors: list[CkptToolError] = []
-    problems = list(place_problems(catalog.root, target, inputs, overwrite))
+    problems = [*catalog.problems, *place_problems(catalog.root, target, inputs, overwrite)]
     try:
         agreement: Agreement = {}
         if strategy is not None:

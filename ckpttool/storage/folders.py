@@ -12,13 +12,14 @@ MindSpore 2.10 ``parallel/checkpoint_transform.py``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ckpttool.errors import PlanError
 from ckpttool.formats import format_of_suffix
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import shorten
+from ckpttool.storage.leftovers import EMERGENCY, note_leftovers, note_others
 from ckpttool.storage.names import RANK_IN_NAME, Found
 
 RANK_FOLDER = re.compile(r"(rank|node|ckpt|device)[_-]?(\d+)(?:_ckpt)?")
@@ -40,7 +41,17 @@ def note_siblings(path: Path, notes: list[Note]) -> None:
         notes.append(Note("passed over", f"{text} {others}"))
 
 
-def match_pattern(folder: Path, parts: tuple[str, ...], rank: int | None) -> Iterator[Found]:
+def list_by_pattern(root: Path, pattern: str) -> list[Found]:
+    """Files below ``root`` that match a pattern such as ``node{rank}/*``."""
+    if "{rank}" not in pattern:
+        raise PlanError([f"the pattern {pattern} does not say where {{rank}} is in the path"])
+    found = list(_match(root, Path(pattern).parts, None))
+    if not found:
+        raise PlanError([f"{root}: no file matches the pattern {pattern}"])
+    return found
+
+
+def _match(folder: Path, parts: tuple[str, ...], rank: int | None) -> Iterator[Found]:
     """Files below ``folder`` that match the rest of a pattern; one rank has one number in it."""
     if not parts:
         return
@@ -54,7 +65,7 @@ def match_pattern(folder: Path, parts: tuple[str, ...], rank: int | None) -> Ite
         here = next(iter(ranks), None)
         is_meant = "*" not in parts[0] or format_of_suffix(path.name) is not None
         if len(parts) > 1 and path.is_dir():
-            yield from match_pattern(path, parts[1:], here)
+            yield from _match(path, parts[1:], here)
         elif len(parts) == 1 and path.is_file() and here is not None and is_meant:
             name = path.name
             for i in range(match.re.groups, 0, -1):
@@ -92,8 +103,9 @@ def list_rank_files(root: Path, notes: list[Note]) -> list[Found]:
                 "say which with --pattern"
             )
         ]
+    note_leftovers(root, folders.values(), notes)
     if not folders:
-        return _list_flat_files(root)
+        return _list_flat_files(root, notes)
     found = []
     for rank, folder in sorted(folders.items()):
         inside = [Found(rank, path, path.name) for path in checkpoint_files(folder)]
@@ -101,13 +113,17 @@ def list_rank_files(root: Path, notes: list[Note]) -> list[Found]:
             problems.append(f"rank {rank}: no checkpoint file in {folder}")
         found += inside
     if problems:
-        raise PlanError(problems)
-    if others:
-        notes.append(Note("passed over", f"{root}: passed over {shorten(others)}"))
+        raise PlanError([*problems, *unfinished(notes)])
+    note_others(root, others, notes)
     return found
 
 
-def _list_flat_files(root: Path) -> list[Found]:
+def unfinished(notes: Sequence[Note]) -> Iterator[str]:
+    """What may explain that files are missing, for the message that says so."""
+    yield from (note.text for note in notes if note.kind == "unfinished")
+
+
+def _list_flat_files(root: Path, notes: list[Note]) -> list[Found]:
     files = list(checkpoint_files(root))
     found = [
         Found(int(match[1]), path, path.name)
@@ -118,14 +134,14 @@ def _list_flat_files(root: Path) -> list[Found]:
         hint = f"; to use one file, name it: {files[0]}" if len(files) == 1 else ""
         if RANK_FOLDER.fullmatch(root.absolute().name) is not None:
             hint = f"; this is the folder of one rank, name the one above: {root.parent}"
-        raise PlanError(
-            [
-                (
-                    f"{root}: no rank folders (rank_0, rank_1, ...) and no checkpoint files with "
-                    f"rank_N in their names; say where they are with --pattern{hint}"
-                )
-            ]
+        emergencies = sorted(str(p) for p in root.iterdir() if EMERGENCY.fullmatch(p.name))
+        if emergencies:
+            hint = f"; an emergency save may do, name it as SRC: {shorten(emergencies, 3)}"
+        text = (
+            f"{root}: no rank folders (rank_0, rank_1, ...) and no checkpoint files with "
+            f"rank_N in their names; say where they are with --pattern{hint}"
         )
+        raise PlanError([text, *unfinished(notes)])
     return found
 
 

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from ckpttool.errors import FormatError, PlanError
+from ckpttool.errors import FormatError, PlanError, UnsupportedError
 from ckpttool.formats import read_index
 from ckpttool.model.catalog import Catalog, FileIndex, format_ranks
 from ckpttool.model.notes import Note
-from ckpttool.storage.folders import list_rank_files, match_pattern, note_siblings
+from ckpttool.storage.folders import (
+    list_by_pattern,
+    list_rank_files,
+    note_siblings,
+    unfinished,
+)
+from ckpttool.storage.leftovers import (
+    is_unfinished_file,
+    is_unfinished_folder,
+    set_backups_aside,
+)
 from ckpttool.storage.steps import choose_step
 from ckpttool.storage.trees import find_checkpoint, find_strategies
 
@@ -40,23 +51,20 @@ def scan(src: str, pattern: str | None = None, step: str | None = None) -> Catal
         A folder or a file cannot be read.
     """
     root = Path(src)
-    notes: list[Note] = []
     if not root.is_dir():
-        if root.exists() and not root.is_file():
-            raise PlanError([f"{src}: neither a file nor a folder"])
-        note_siblings(root, notes)
-        return Catalog(src, {0: read_index(src)}, notes=tuple(notes), is_undivided=True)
+        return _scan_file(root)
+    notes: list[Note] = []
     if pattern is not None:
-        if "{rank}" not in pattern:
-            raise PlanError([f"the pattern {pattern} does not say where {{rank}} is in the path"])
-        found = list(match_pattern(root, Path(pattern).parts, None))
-        if not found:
-            raise PlanError([f"{src}: no file matches the pattern {pattern}"])
+        found = list_by_pattern(root, pattern)
     else:
         root = find_checkpoint(root, notes)
-        src = str(root)
         found = list_rank_files(root, notes)
-    chosen, label = choose_step(src, found, step, notes)
+    if step is None:
+        found = set_backups_aside(found, notes)
+    try:
+        chosen, label = choose_step(str(root), found, step, notes)
+    except PlanError as error:
+        raise PlanError([*error.problems, *unfinished(notes)]) from error
     files: dict[int, FileIndex] = {}
     damaged: dict[int, FormatError] = {}
     for rank in sorted(chosen):
@@ -70,6 +78,28 @@ def scan(src: str, pattern: str | None = None, step: str | None = None) -> Catal
         for rank in range(low + 1, min(high, low + 1000))
     ]
     if gaps:
-        notes.append(Note("absent", f"{format_ranks(gaps)}: no checkpoint file found in {src}"))
+        notes.append(Note("absent", f"{format_ranks(gaps)}: no checkpoint file found in {root}"))
     strategies = find_strategies(root, chosen, notes)
-    return Catalog(src, files, label, damaged, tuple(notes), strategy_files=strategies)
+    problems = tuple(_problems(root))
+    return Catalog(str(root), files, label, damaged, tuple(notes), False, strategies, problems)
+
+
+def _scan_file(path: Path) -> Catalog:
+    if path.exists() and not path.is_file():
+        raise PlanError([f"{path}: neither a file nor a folder"])
+    if is_unfinished_file(path):
+        reason = "a save that did not finish; if you know that it is all there, rename it"
+        raise UnsupportedError(str(path), None, reason)
+    notes: list[Note] = []
+    note_siblings(path, notes)
+    files = {0: read_index(str(path))}
+    problems = tuple(_problems(path.parent))
+    return Catalog(str(path), files, notes=tuple(notes), is_undivided=True, problems=problems)
+
+
+def _problems(folder: Path) -> Iterator[str]:
+    if is_unfinished_folder(folder):
+        yield (
+            f"{folder}: an emergency save that did not finish, so files may be missing or old; if "
+            "you know that they are all there, rename the folder (without _tmp)"
+        )

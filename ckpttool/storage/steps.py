@@ -37,18 +37,14 @@ def choose_step(
     chosen = {key: groups[key] for key in keys}
     records = read_records(found, notes) if wanted is None else {}
     recorded = [key for key in complete if _is_recorded(groups[key], records)]
+    best = max(recorded or complete, key=_order)
     if recorded:
-        best = max(recorded, key=_order)
         notes += _on_records(chosen, best, records)
-        return groups[best], label_of(best)
-    best = max(complete, key=_order)
-    _check_rivals(src, chosen, best)
-    if len(keys) > 1:
-        notes.append(_on_choice(chosen, best, ranks))
-    if records:
-        last = min(record.step for record in records.values()).label
-        text = f"step {label_of(best)}: meta.json records step {last}, which not every rank has"
-        notes.append(Note("unfinished", text))
+    else:
+        _check_rivals(src, chosen, best)
+        notes += _on_choice(chosen, best, ranks, records)
+    if _order(best).is_breakpoint:
+        notes.append(Note("step", f"step {label_of(best)}: saved when training broke off"))
     return groups[best], label_of(best)
 
 
@@ -121,13 +117,21 @@ def _check_rivals(src: str, chosen: Groups, best: str) -> None:
         )
 
 
-def _on_choice(chosen: Groups, best: str, ranks: Sequence[int]) -> Note:
+def _on_choice(
+    chosen: Groups, best: str, ranks: Sequence[int], records: Mapping[int, Record]
+) -> Iterator[Note]:
+    """What was taken of several steps, and that it is newer than all records."""
     newest = max(chosen, key=_order)
     text = f"step {label_of(best)}, the newest of {len(chosen)}"
     if newest != best:
         without = format_ranks([rank for rank in ranks if rank not in chosen[newest]])
         text += f" that every rank has (step {label_of(newest)} is not in {without})"
-    return Note("step", text)
+    if len(chosen) > 1:
+        yield Note("step", text)
+    if records:
+        last = min(record.step for record in records.values()).label
+        text = f"step {label_of(best)}: meta.json records step {last}, which not every rank has"
+        yield Note("unfinished", text)
 
 
 def _group_by_name(found: list[Found], count: int) -> Groups:
