@@ -102,7 +102,6 @@ ENCRYPTED = [
 ]
 UNREADABLE = {
     "truncated.ckpt": ("truncated.ckpt", "cut short|ends|past the end|truncated"),
-    "map_parameter.ckpt": ("map_parameter.ckpt", "map parameter"),
 }
 OTHERS = {
     "net-graph.meta": ("graph", "net-graph.meta: a graph .*no checkpoint; name the checkpoint"),

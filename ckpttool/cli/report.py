@@ -80,6 +80,8 @@ def format_bytes(nbytes: int) -> str:
 
 def describe_file(file: FileIndex) -> Json:
     """The document of ``inspect FILE``."""
+    from ckpttool.model.maps import map_of
+
     return {
         "path": file.path,
         "format": file.format,
@@ -92,6 +94,7 @@ def describe_file(file: FileIndex) -> Json:
                 "shape": list(tensor.meta.shape),
                 "nbytes": tensor.meta.nbytes,
                 **({} if tensor.meta.text is None else {"text": tensor.meta.text}),
+                **({"map": tag} if (tag := map_of(tensor.meta.name)) is not None else {}),
             }
             for tensor in file.tensors.values()
         ],

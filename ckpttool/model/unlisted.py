@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from ckpttool.model.catalog import format_ranks
+from ckpttool.model.maps import map_of
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import Strategy, count, shorten
 
@@ -33,10 +34,9 @@ def questions(strategy: Strategy, differing: Differing, total: int) -> list[str]
     """
     if strategy.layouts:
         return [
-            f"{shorten(names)}: not in the strategy, and different between ranks "
-            f"({_show(groups)}): slices that the strategy omits, or does each rank have its own? "
-            f"Decide with {CHOICES}"
+            f"{what} Decide with {CHOICES}"
             for groups, names in differing.items()
+            for what in _differences(groups, names)
         ]
     number = sum(len(names) for names in differing.values())
     ways = shorten((f"{names[0]}: {_show(groups)}" for groups, names in differing.items()), 3)
@@ -46,6 +46,21 @@ def questions(strategy: Strategy, differing: Differing, total: int) -> list[str]
         f"its own, as a random state is, decide with {CHOICES}"
     )
     return [question]
+
+
+def _differences(groups: Groups, names: Sequence[str]) -> Iterator[str]:
+    tensors = [name for name in names if map_of(name) is None]
+    maps = dict.fromkeys(tag for name in names if (tag := map_of(name)) is not None)
+    if tensors:
+        yield (
+            f"{shorten(tensors)}: not in the strategy, and different between ranks "
+            f"({_show(groups)}): slices that the strategy omits, or does each rank have its own?"
+        )
+    if maps:
+        yield (
+            f"{shorten(maps)}: a map parameter (hash table), different between ranks "
+            f"({_show(groups)}): nothing says whose entries count, so they are not joined."
+        )
 
 
 def decision(names: Sequence[str], groups: Groups, unlisted: Unlisted, cycle: int) -> Note:
