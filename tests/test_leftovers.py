@@ -180,16 +180,17 @@ def test_a_backup_alone_is_taken(tmp_path):
         path.write_bytes(record())
     assert list(scan(str(tmp_path)).files) == [0, 1]
     assert notes(tmp_path, "passed over") == []
+    told = ["backup.ckpt: kept for a restart, and its name tells no step"]
+    assert notes(tmp_path, "step") == notes(tmp_path / "rank_1" / "backup.ckpt", "step") == told
 
 
 def test_a_save_on_a_breakdown_is_called_so(ranks):
     for folder in ranks.iterdir():
         shutil.copyfile(folder / "net-1_1.ckpt", folder / "net-2_4_breakpoint.ckpt")
     assert scan(str(ranks)).step == "2_4_breakpoint"
-    assert notes(ranks, "step") == [
-        "step 2_4_breakpoint, the newest of 2",
-        "step 2_4_breakpoint: saved when training broke off",
-    ]
+    told = "step 2_4_breakpoint: saved when training broke off"
+    assert notes(ranks, "step") == ["step 2_4_breakpoint, the newest of 2", told]
+    assert notes(ranks / "rank_2" / "net-2_4_breakpoint.ckpt", "step") == [told]
 
 
 # ------------------------------------------------------------------------ markers and others

@@ -8,11 +8,12 @@ import shutil
 import pytest
 
 from ckpttool.errors import PlanError
+from ckpttool.formats.strategy_file import read_strategy
 from ckpttool.storage.scan import scan
 from tests import corpus
 from tests.by_hand import layout, operator, strategy
 from tests.commands import SUFFIXES, mentions, message, run, run_well
-from tests.corpus import GOLDEN
+from tests.corpus import GOLDEN, SAMPLES
 from tests.mindformers import RANKS, is_weight, keep_merged, keep_strategies, record, save
 from tests.readers import read, read_ranks
 from tests.test_samples import assert_merged
@@ -76,8 +77,8 @@ def test_reshard_needs_no_source_strategy(output_format, tmp_path):
     folder = tmp_path / "output"
     shutil.copytree(case.folder / "src", folder / "checkpoint")
     shutil.copytree(case.folder / "src_stage_strategies", folder / "strategy")
-    for path in (folder / "strategy").iterdir():
-        assert path.suffix == ".ckpt"
+    for i, path in enumerate(sorted((folder / "strategy").iterdir())):
+        path.rename(path.with_name(f"ckpt_strategy_rank_{4 * i}.ckpt"))
     words = ["-d", case.folder / "dst_strategy.ckpt", "-o", tmp_path / "new"]
     run_well("reshard", folder, *words, "--format", output_format)
     got = corpus.digests(read_ranks(tmp_path / "new"))
@@ -150,6 +151,19 @@ def test_a_merged_strategy_among_those_of_all_ranks_is_not_read(output, tmp_path
     assert_merged(tmp_path / "full.h5", "pp2_opt")
 
 
+def test_a_strategy_that_was_merged_twice_gives_only_stages_that_no_rank_tells(output, tmp_path):
+    names = [("0-0-blocks.0.w", (2, 2)), ("1-blocks.1.w", (4, 1))]
+    twice = strategy(operator(0), operator(1), *(layout(n, m, (-1, -1)) for n, m in names))
+    (output / "strategy" / "merged_ckpt_strategy.ckpt").write_bytes(twice)
+    words = ["merge", output / "checkpoint", "-s", output / "strategy", "-o", tmp_path / "full.h5"]
+    run_well(*words)
+    assert_merged(tmp_path / "full.h5", "pp2_opt")
+    for rank in range(4, 8):  # now only the merged file has stage 1, and says something else
+        (output / "strategy" / f"ckpt_strategy_rank_{rank}.ckpt").unlink()
+    assert "blocks.1.w" in read_strategy(str(output / "strategy")).layouts
+    assert "0-blocks.0.w" not in read_strategy(str(output / "strategy")).layouts
+
+
 @pytest.mark.parametrize("ranks", [(), (0,), (0, 1, 5)])
 @pytest.mark.parametrize("name", ["merged_ckpt_strategy.ckpt", "merged_ckpt_strategy.json"])
 def test_a_merged_strategy_stands_in_for_missing_ones(name, ranks, tmp_path):
@@ -212,13 +226,24 @@ def test_the_strategies_of_a_conversion_are_named_and_not_taken(output, tmp_path
         words = (
             "8 ranks and no strategy",
             "-s STRATEGY",
-            r"output/merged_strategy/ckpt_strategy_rank_0\.ckpt, .*: of a conversion, perhaps not",
+            r"output/merged_strategy/ckpt_strategy_rank_0\.ckpt, .*: perhaps not of this",
         )
         assert not mentions(message(result), *words)
     assert scan(str(output)).strategy_files == ()
     (output / "strategy").mkdir()
     keep_strategies(output, "pp2_opt")
-    assert not any("conversion" in text for text in notes(output, "strategy"))
+    assert notes(output, "strategy") == []
+
+
+def test_strategies_of_other_names_are_named_and_not_taken(output):
+    for path in (output / "strategy").iterdir():
+        path.unlink()
+    shutil.copyfile(
+        SAMPLES / "pp2_opt" / "strategy" / "merged.ckpt", output / "strategy" / "s.ckpt"
+    )
+    result = run("merge", output, "-o", output / "full.h5")
+    assert result.exit_code == 5
+    assert not mentions(message(result), r"no strategy.*output/strategy/s\.ckpt: perhaps not of")
 
 
 def test_inspect_shows_the_ranks_though_the_strategy_is_broken(output):

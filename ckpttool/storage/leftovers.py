@@ -26,7 +26,7 @@ from ckpttool.formats.others import recognise
 from ckpttool.model.catalog import format_ranks
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import shorten
-from ckpttool.storage.names import Found
+from ckpttool.storage.names import Found, step_of
 
 UNFINISHED = (".tmp", ".partial")
 EMERGENCY = re.compile(r"ttp_saved_checkpoints-step_\d+(_tmp)?")
@@ -46,6 +46,15 @@ def is_unfinished_folder(folder: Path) -> bool:
 def is_unfinished_file(path: Path) -> bool:
     """Whether its name says that it is not all there."""
     return path.suffix in UNFINISHED
+
+
+def note_occasion(name: str, notes: list[Note]) -> None:
+    """A note if the name of a file says that it was saved on no ordinary occasion."""
+    step = step_of(name)
+    if step is not None and step.is_breakpoint:
+        notes.append(Note("step", f"step {step.label}: saved when training broke off"))
+    if name == BACKUP:
+        notes.append(Note("step", f"{name}: kept for a restart, and its name tells no step"))
 
 
 def set_backups_aside(found: list[Found], notes: list[Note]) -> list[Found]:

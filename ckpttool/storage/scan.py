@@ -19,6 +19,7 @@ from ckpttool.storage.folders import (
 from ckpttool.storage.leftovers import (
     is_unfinished_file,
     is_unfinished_folder,
+    note_occasion,
     set_backups_aside,
 )
 from ckpttool.storage.steps import choose_step
@@ -92,6 +93,7 @@ def _scan_file(path: Path) -> Catalog:
         raise UnsupportedError(str(path), None, reason)
     notes: list[Note] = []
     note_siblings(path, notes)
+    note_occasion(path.name, notes)
     files = {0: read_index(str(path))}
     problems = tuple(_problems(path.parent))
     return Catalog(str(path), files, notes=tuple(notes), is_undivided=True, problems=problems)

@@ -9,6 +9,7 @@ from ckpttool.errors import PlanError
 from ckpttool.model.catalog import format_ranks
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import shorten
+from ckpttool.storage.leftovers import note_occasion
 from ckpttool.storage.names import Found, Step, is_wanted, label_of, run_of, step_of
 from ckpttool.storage.records import Record, read_records
 
@@ -43,8 +44,7 @@ def choose_step(
     else:
         _check_rivals(src, chosen, best)
         notes += _on_choice(chosen, best, ranks, records)
-    if _order(best).is_breakpoint:
-        notes.append(Note("step", f"step {label_of(best)}: saved when training broke off"))
+    note_occasion(best, notes)
     return groups[best], label_of(best)
 
 

@@ -14,8 +14,8 @@
 
 The three folders of checkpoints hold different things and are never mixed: ``checkpoint`` is taken
 if it is there, another if it is the only one.  Of the strategies the single ranks' are taken if all
-ranks' are there: merging a folder that holds a merged file already gives files with names such as
-``0-0-w``.  A conversion's strategies may be of any checkpoint and are never taken unasked.
+ranks' are there; a merged file only stands in for some.  Strategies of other names, and those of a
+conversion, may be of any checkpoint and are never taken unasked.
 
 Source
 ------
@@ -25,12 +25,11 @@ MindFormers ``core/callback/callback.py`` (``CheckpointMonitor``),
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from ckpttool.errors import PlanError
-from ckpttool.formats.strategy_file import FOLDER_SUFFIXES
+from ckpttool.formats.strategy_file import FOLDER_SUFFIXES, STRATEGY_OF_RANK, is_merged_name
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import shorten
 from ckpttool.storage.folders import holds_ranks
@@ -42,7 +41,6 @@ CHECKPOINTS: Mapping[str, str] = {
     "checkpoint_trainable": "what is trained alone",
 }
 CONVERSION = "merged_strategy"
-STRATEGY_OF_RANK = re.compile(r"(?!merged).*_rank_(\d+)\.[a-z]+")
 
 
 def find_checkpoint(root: Path, notes: list[Note]) -> Path:
@@ -98,16 +96,18 @@ def find_strategies(folder: Path, ranks: Collection[int], notes: list[Note]) -> 
     others: list[Path] = []
     for path in _strategies(output / "strategy"):
         match = STRATEGY_OF_RANK.fullmatch(path.name)
-        if match is not None:
+        if is_merged_name(path.name):
+            merged.append(path)
+        elif match is not None:
             single[path] = int(match[1])
         else:
-            (merged if path.name.startswith("merged") else others).append(path)
+            others.append(path)
     if set(ranks) <= set(single.values()):
         merged = []
-    taken = (*merged[:1], *single) or tuple(others)  # the other merged ones say the same, or worse
-    given = _strategies(output / CONVERSION)
-    if given and not taken:
-        text = f"{shorten(map(str, given))}: of a conversion, perhaps not of this checkpoint"
+    taken = (*merged[:1], *single)  # the other merged ones say the same, or worse
+    others += _strategies(output / CONVERSION)
+    if others and not taken:
+        text = f"{shorten(map(str, others))}: perhaps not of this checkpoint"
         notes.append(Note("strategy", f"{text}; to use it, give it with -s"))
     return tuple(map(str, taken))
 
