@@ -13,6 +13,7 @@ from tests.by_hand import record
 from tests.commands import mentions, message, run, run_well
 from tests.corpus import SAMPLES
 from tests.mindformers import keep_strategies, save
+from tests.readers import read
 from tests.test_samples import assert_merged
 
 RUN = SAMPLES / "mp2_dp4"
@@ -31,7 +32,8 @@ def emergency(folder, name, ranks=range(8)):
     for rank in ranks:
         path = folder / name / f"rank_{rank}" / f"ttp_rank_{rank}-2_7.ckpt"
         path.parent.mkdir(parents=True)
-        shutil.copyfile(RUN / "ckpt" / f"rank_{rank}" / "net-1_1.ckpt", path)
+        data = (RUN / "ckpt" / f"rank_{rank}" / "net-1_1.ckpt").read_bytes()
+        path.write_bytes(data + record("cur_rank", "Int64", (), rank.to_bytes(8, "little")))
     return folder / name
 
 
@@ -102,7 +104,16 @@ def test_an_emergency_save_is_merged_when_it_is_named(tmp_path):
     result = run_well("merge", folder, *STRATEGY, "-o", tmp_path / "full.h5")
     assert_merged(tmp_path / "full.h5", "mp2_dp4")
     phrase = "ttp_saved_checkpoints-step_7: an emergency save of fault-tolerant training"
-    assert not mentions(message(result), phrase, "step 2_7")
+    assert not mentions(message(result), phrase, "step 2_7", "cur_rank: not in .*: dropped")
+
+
+def test_the_number_of_each_rank_is_kept_if_it_is_asked_for(tmp_path):
+    folder = emergency(tmp_path, "ttp_saved_checkpoints-step_7")
+    words = ["-d", STRATEGY[1], "-o", tmp_path / "new", "--format", "ckpt", "--unlisted", "rank"]
+    run_well("reshard", folder, *STRATEGY, *words)
+    for rank in (0, 5):
+        entries = read(tmp_path / "new" / f"rank_{rank}" / f"checkpoint_{rank}.ckpt")
+        assert entries["cur_rank"].data == rank.to_bytes(8, "little")
 
 
 def test_an_emergency_save_of_some_ranks_is_merged_from_replicas(tmp_path):

@@ -151,6 +151,15 @@ def test_a_merged_strategy_among_those_of_all_ranks_is_not_read(output, tmp_path
     assert_merged(tmp_path / "full.h5", "pp2_opt")
 
 
+def test_a_merged_strategy_that_is_not_needed_may_be_broken(output, tmp_path):
+    (output / "strategy" / "merged_ckpt_strategy.ckpt").touch()
+    run_well("merge", output, "-o", tmp_path / "full.h5")
+    (output / "strategy" / "ckpt_strategy_rank_7.ckpt").unlink()
+    result = run("merge", output, "-o", tmp_path / "again.h5")
+    assert result.exit_code == 4
+    assert "merged_ckpt_strategy.ckpt: the strategy file is empty" in message(result)
+
+
 def test_a_strategy_that_was_merged_twice_gives_only_stages_that_no_rank_tells(output, tmp_path):
     names = [("0-0-blocks.0.w", (2, 2)), ("1-blocks.1.w", (4, 1))]
     twice = strategy(operator(0), operator(1), *(layout(n, m, (-1, -1)) for n, m in names))
@@ -332,6 +341,12 @@ def test_after_a_name_clash_the_recorded_series_is_taken(output, tmp_path):
     assert text.startswith(f"{', '.join(names)}: of another run than meta.json records")
 
 
+def test_a_recorded_step_that_is_lost_does_not_lead_into_another_series(output):
+    save(output, "pp2_opt", "2_1", prefix=OTHER)
+    (output / "checkpoint" / "rank_6" / "llama_7b_rank_6-2_3.ckpt").unlink()
+    assert scan(str(output)).files[6].path.endswith("llama_7b_rank_6-1_10.ckpt")
+
+
 def test_without_records_series_are_not_compared(output):
     save(output, "pp2_opt", "1_1", prefix=OTHER)
     for path in output.rglob("meta.json"):
@@ -392,6 +407,10 @@ def test_records_of_one_format_choose_among_two(output):
     assert scan(str(output)).files[0].format == "ckpt"
     (text,) = notes(output, "passed over")
     assert text.startswith("llama_7b_rank_0-2_3.safetensors: of another run")
+    for rank in RANKS:
+        name = f"llama_7b_rank_{rank}-2_3.safetensors"
+        record(output, "2_3", ranks=[rank], last_ckpt_file=name)
+    assert scan(str(output)).files[0].format == "safetensors"
 
 
 def test_a_chosen_step_needs_no_record(output):

@@ -15,8 +15,9 @@ from ckpttool.errors import CkptToolError, raise_all
     ckpttool inspect checkpoint/ -s strategy.ckpt
 
     Show what a checkpoint holds, from headers alone.  SRC is a file, whose tensors are listed, or
-    a folder of rank folders, whose ranks are listed, and with a strategy the tensors, their full
-    shapes and layouts.  Group information, rank tables and graphs are shown as what they are.
+    a folder of rank folders (or the output folder of a MindFormers run), whose ranks are listed,
+    and with a strategy the tensors, their full shapes and layouts.  Group information, rank tables
+    and graphs are shown as what they are.
     """,
 )
 @options.source

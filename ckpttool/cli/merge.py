@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     ckpttool merge checkpoint/ -s strategy.ckpt -o merged.h5
 
     Merge the files of all ranks into one file that holds every parameter undivided.  SRC is a
-    folder of rank folders, or one file (which is then converted to another format).
+    folder of rank folders, or the output folder of a MindFormers run, whose strategies are then
+    found without -s; or one file (which is then converted to another format).
     """,
 )
 @options.source

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Cut a checkpoint anew for another strategy, from any number of ranks to any other:
     DIR/rank_R/PREFIXR.ckpt (.h5, .safetensors) for every rank R.  No merged file is made on the
-    way.
+    way.  Of the output folder of a MindFormers run the strategies are found without -s.
     """,
 )
 @options.source

@@ -18,7 +18,7 @@ from ckpttool.model.notes import Note
 from ckpttool.model.slices import disagreement, group_ranks, join_slices
 from ckpttool.model.states import followed_parameter, odd_shape, true_layouts
 from ckpttool.model.strategy import Strategy, count, parameter_of, shorten
-from ckpttool.model.unlisted import Differing, Groups, Unlisted, decision, questions
+from ckpttool.model.unlisted import Differing, Groups, Unlisted, decision, questions, set_apart
 
 Agreement = Mapping[str, Groups]  # of the content of a parameter
 
@@ -148,8 +148,10 @@ def find_sources(
             sources.found.append(_whole(catalog, name, ranks[0]))
     if unlisted is not None:
         _settle_unlisted(catalog, strategy, differing, unlisted, sources)
-    elif differing and not follows_from_these:
-        sources.problems += questions(strategy, differing, len(holders))
+    elif not follows_from_these:
+        own, rest = set_apart(differing)
+        _settle_unlisted(catalog, strategy, own, "drop", sources)
+        sources.problems += questions(strategy, rest, len(holders)) if rest else []
     _report_lacking(catalog, lacking, sources)
     _note_replicas(catalog, strategy, lacking, sources)
     _note_layouts(sources, corrected)

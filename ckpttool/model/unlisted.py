@@ -14,10 +14,24 @@ Unlisted = Literal["rank", "first", "drop"]
 Groups = tuple[tuple[int, ...], ...]  # ranks that hold the same, group by group
 Differing = Mapping[Groups, Sequence[str]]  # the parameters that differ in each way
 
+# What each rank saves of itself, and means nothing elsewhere: its number, in emergency saves.
+# Source: MindSpore 2.10 train/callback/_train_fault_tolerance.py (_save_checkpoint_on_failure).
+OF_ONE_RANK = frozenset({"cur_rank"})
+
 CHOICES = (
     "--unlisted rank (each target rank takes that of source rank modulo source ranks), first "
     "(the lowest rank's for all) or drop"
 )
+
+
+def set_apart(differing: Differing) -> tuple[Differing, Differing]:
+    """What differs between ranks by its meaning, and all else."""
+    own: dict[Groups, list[str]] = {}
+    rest: dict[Groups, list[str]] = {}
+    for groups, names in differing.items():
+        for name in names:
+            (own if name in OF_ONE_RANK else rest).setdefault(groups, []).append(name)
+    return own, rest
 
 
 def questions(strategy: Strategy, differing: Differing, total: int) -> list[str]:
