@@ -54,6 +54,20 @@ def record(
     return message(1, message(1, name.encode()), message(2, tensor))
 
 
+def map_record(
+    name: str = "emb",
+    keys: tuple[str, tuple[int, ...], bytes] = ("int32", (2,), bytes(range(8))),
+    values: tuple[str, tuple[int, ...], bytes] = ("float32", (2, 3), bytes(range(24))),
+    statuses: tuple[str, tuple[int, ...], bytes] = ("int32", (2,), bytes(8)),
+) -> bytes:
+    """One record of a map parameter: for each of its tensors type, dims and content."""
+    tensors = [
+        message(1, number(1, *dims) + message(2, dtype.encode()) + message(3, content))
+        for dtype, dims, content in (keys, values, statuses)
+    ]
+    return message(1, message(1, name.encode()), message(3, *tensors))
+
+
 # --------------------------------------------------------------------------------- strategies
 
 

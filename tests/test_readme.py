@@ -39,7 +39,10 @@ def workplace(tmp_path, monkeypatch):
         shutil.copytree(GOLDEN / case / "src", "checkpoint", dirs_exist_ok=True)
         for path in list(Path("checkpoint").rglob("*.ckpt")):
             path.rename(path.with_name("net-2_10.ckpt"))
+        shutil.copytree("checkpoint", "output/checkpoint", dirs_exist_ok=True)
         shutil.copy(GOLDEN / case / "src_strategy.ckpt", "strategy.ckpt")
+        Path("output/strategy").mkdir(exist_ok=True)
+        shutil.copy("strategy.ckpt", "output/strategy/ckpt_strategy_rank_0.ckpt")
         shutil.copy(GOLDEN / case / "dst_strategy.ckpt", "new_strategy.ckpt")
         Path("key.bin").write_bytes(bytes(16))
 

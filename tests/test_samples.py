@@ -102,9 +102,10 @@ ENCRYPTED = [
 ]
 UNREADABLE = {
     "truncated.ckpt": ("truncated.ckpt", "cut short|ends|past the end|truncated"),
-    "map_parameter.ckpt": ("map_parameter.ckpt", "map parameter"),
-    "net-graph.meta": ("net-graph.meta",),
-    "group_info.pb": ("group_info.pb",),
+}
+OTHERS = {
+    "net-graph.meta": ("graph", "net-graph.meta: a graph .*no checkpoint; name the checkpoint"),
+    "group_info.pb": ("group_info", "group_info.pb: group information, no checkpoint; .*inspect"),
 }
 
 
@@ -158,6 +159,18 @@ def test_a_file_that_is_no_whole_checkpoint_is_refused(command, name, tmp_path):
     assert result.exit_code == 3, result.output
     assert not mentions(message(result), *UNREADABLE[name])
     assert not files_below(tmp_path)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_file_of_another_kind_is_shown_and_never_merged(name, tmp_path):
+    kind, reason = OTHERS[name]
+    document = json.loads(run_well("inspect", SAMPLES / "files" / name, "--json").stdout)
+    assert (document["kind"], document["schema"]) == (kind, 1)
+    for path in (name, "a.ckpt"):  # whatever it is called
+        shutil.copyfile(SAMPLES / "files" / name, tmp_path / path)
+        result = run("merge", tmp_path / path, "-o", tmp_path / "out.h5")
+        assert result.exit_code == 3, result.output
+        assert not mentions(message(result), reason.replace(name, path))
 
 
 def test_a_file_of_no_bytes_is_an_empty_listing_or_an_error():

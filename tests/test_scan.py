@@ -94,6 +94,7 @@ def test_every_rank_folder_without_a_file_is_named(make, tmp_path):
     assert problems == (
         f"rank 1: no checkpoint file in {src}/rank_1",
         f"rank 2: no checkpoint file in {src}/rank_2",
+        f"{src}: left over from a save that did not finish: rank_1/a.ckpt.tmp",
     )
 
 

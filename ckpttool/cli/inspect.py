@@ -8,6 +8,7 @@ import click
 
 import ckpttool
 from ckpttool.cli import options, report
+from ckpttool.cli.beside import show_other
 from ckpttool.errors import CkptToolError, raise_all
 
 if TYPE_CHECKING:
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
     ckpttool inspect checkpoint/ -s strategy.ckpt
 
     Show what a checkpoint holds, from headers alone.  SRC is a file, whose tensors are listed, or
-    a folder of rank folders, whose ranks are listed, and with a strategy the tensors, their full
-    shapes and layouts.  A checkpoint that describes itself is shown like this without one.
+    a folder of rank folders (or the output folder of a MindFormers run), whose ranks are listed,
+    and with a strategy the tensors, their full shapes and layouts.  A checkpoint that describes
+    itself is shown like this without one.  Group information, rank tables and graphs are shown as
+    what they are.
     """,
 )
 @options.source
@@ -45,8 +48,11 @@ def inspect(
     quiet: bool,
 ) -> None:
     """Show what a checkpoint holds, from headers alone."""
-    catalog, strategy, _ = options.load(src, pattern, step, src_strategy, key=key)
-    errors: list[CkptToolError] = list(catalog.damaged.values())
+    if show_other(src, as_json):
+        return
+    errors: list[CkptToolError] = []
+    catalog, strategy, _ = options.load(src, pattern, step, src_strategy, key=key, tolerated=errors)
+    errors[:0] = catalog.damaged.values()
     catalog = _verify(catalog, errors) if crc else catalog
     notes = catalog.notes
     is_file = catalog.is_undivided and strategy is None

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     Merge the files of all ranks into one file that holds every parameter undivided.  SRC is a
     folder of rank folders, or one that describes itself (MindFormers' Checkpoint 2.0) and needs
-    no -s, or one file (which is then converted to another format).
+    no -s, or the output folder of a MindFormers run, whose strategies are found without -s; or
+    one file (which is then converted to another format).
     """,
 )
 @options.source
@@ -76,7 +77,9 @@ def merge(
         raise click.UsageError("--replicated and -s exclude each other.")
     chosen = options.output_format(path, format)
     options.check_crc(crc, chosen)
-    catalog, strategy, _ = options.load(src, pattern, step, src_strategy, key=key)
+    catalog, strategy, _ = options.load(
+        src, pattern, step, src_strategy, key=key, find_strategy=not replicated
+    )
     convert(
         lambda executor: ckpttool.plan_merge(
             catalog,

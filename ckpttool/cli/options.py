@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import click
@@ -16,6 +18,7 @@ from ckpttool.errors import CkptToolError, raise_all
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
     from ckpttool.model.ciphertext import Secret
+    from ckpttool.model.notes import Note
     from ckpttool.model.strategy import Strategy
 
     RanksType = click.ParamType[tuple[int, ...]]
@@ -195,21 +198,42 @@ def load(
     dst_strategy: tuple[str, ...] = (),
     *,
     key: Secret | None = None,
+    find_strategy: bool = True,
+    tolerated: list[CkptToolError] | None = None,
 ) -> tuple[Catalog, Strategy | None, Strategy | None]:
-    """Catalog and strategies, read with all their problems in one report."""
+    """Catalog and strategies, read with all their problems in one report.
+
+    Without ``src_strategy`` it is the one that lies with the checkpoint in the output folder of a
+    MindFormers run, and a note says so; not if ``find_strategy`` is False.  If ``tolerated`` is
+    given, what is wrong with a strategy is added to it, and the strategy is None.
+    """
     if pattern is not None and "{rank}" not in pattern:
         raise click.UsageError("--pattern does not say where {rank} is in the path.")
     errors: list[CkptToolError] = []
     catalog = attempt(lambda: ckpttool.scan(src, pattern, step, key=key), errors)
+    if find_strategy and not src_strategy and catalog is not None and catalog.strategy_files:
+        src_strategy = catalog.strategy_files
+        catalog = replace(catalog, notes=(*catalog.notes, _on_strategy(src_strategy)))
     strategies = [
         attempt(partial(ckpttool.read_strategy, paths), errors) if paths else None
         for paths in (src_strategy, dst_strategy)
     ]
-    if errors and catalog is not None:
-        errors = [*catalog.damaged.values(), *errors]
-    raise_all(errors)
+    if tolerated is not None and catalog is not None:
+        tolerated += errors
+    else:
+        raise_all([*catalog.damaged.values(), *errors] if errors and catalog else errors)
     assert catalog is not None, "raise_all() returned, so scan() did not fail"
     return catalog, strategies[0], strategies[1]
+
+
+def _on_strategy(files: tuple[str, ...]) -> Note:
+    """What is said of strategy files that nobody named."""
+    from ckpttool.model.notes import Note
+    from ckpttool.model.strategy import count, shorten
+
+    names = shorten((Path(path).name for path in files), 3)
+    text = f"strategy: {count(len(files), 'file')} in {Path(files[0]).parent} ({names})"
+    return Note("strategy", f"{text}; -s takes another")
 
 
 def output_format(path: str, format: str | None) -> str:

@@ -17,6 +17,7 @@ from ckpttool.errors import CkptToolError, PlanError
 from ckpttool.model.catalog import format_ranks
 
 if TYPE_CHECKING:
+    from ckpttool.formats.rank_table import Device
     from ckpttool.model.catalog import Catalog, FileIndex
     from ckpttool.model.described import Described
     from ckpttool.model.notes import Note
@@ -82,6 +83,8 @@ def format_bytes(nbytes: int) -> str:
 
 def describe_file(file: FileIndex) -> Json:
     """The document of ``inspect FILE``."""
+    from ckpttool.model.maps import map_of
+
     return {
         "path": file.path,
         "format": file.format,
@@ -94,6 +97,7 @@ def describe_file(file: FileIndex) -> Json:
                 "shape": list(tensor.meta.shape),
                 "nbytes": tensor.meta.nbytes,
                 **({} if tensor.meta.text is None else {"text": tensor.meta.text}),
+                **({"map": tag} if (tag := map_of(tensor.meta.name)) is not None else {}),
             }
             for tensor in file.tensors.values()
         ],
@@ -104,6 +108,10 @@ def describe_checkpoint(
     catalog: Catalog, strategy: Strategy | None, errors: list[CkptToolError]
 ) -> tuple[Json, tuple[Note, ...]]:
     """Document and notes of ``inspect FOLDER``; what does not fit is added to ``errors``."""
+    from ckpttool.storage.devices import find_devices
+
+    notes = list(catalog.notes)
+    devices = {} if catalog.is_undivided else find_devices(catalog.root, notes)
     document: dict[str, object] = {
         "path": catalog.root,
         "step": catalog.step,
@@ -115,11 +123,11 @@ def describe_checkpoint(
                 "nbytes": file.nbytes,
                 "tensors": len(file.tensors),
                 **({"beside": list(file.beside)} if file.beside else {}),
+                **_describe_place(rank, devices),
             }
             for rank, file in catalog.files.items()
         ],
     }
-    notes = list(catalog.notes)
     if catalog.description is not None:
         document["values"] = dict(catalog.description.values)
     if strategy is not None or catalog.description is not None:
@@ -136,6 +144,14 @@ def describe_checkpoint(
     document["notes"] = [{"kind": note.kind, "text": note.text} for note in notes]
     document["problems"] = [problem for error in errors for problem in error.problems]
     return document, tuple(notes)
+
+
+def _describe_place(rank: int, devices: Mapping[int, Device]) -> Json:
+    """Where a rank ran, if there is a rank table; it need not name every rank."""
+    if not devices:
+        return {}
+    device = devices.get(rank)
+    return {"server": device and device.server, "device": device and device.device}
 
 
 def _describe_source(source: Source, strategy: Strategy) -> Json:
@@ -193,18 +209,24 @@ def print_checkpoint(catalog: Catalog, document: Json) -> None:
     """The tables of ``inspect FOLDER``."""
     total = sum(file.nbytes for file in catalog.files.values())
     of_step = f", step {catalog.step}" if catalog.step else ""
+    ranks: Any = document["ranks"]
+    places = [key for entry in ranks[:1] for key in ("server", "device") if key in entry]
     print_table(
         f"{catalog.root}: {len(catalog.files)} ranks{of_step}, {format_bytes(total)}",
-        ("rank>", "path", "format", "tensors>", "size>"),
+        ("rank>", *places, "path", "format", "tensors>", "size>"),
         (
             (
-                str(rank),
-                ", ".join(path.removeprefix(catalog.root).lstrip("/") for path in file.paths),
-                file.format,
-                str(len(file.tensors)),
-                format_bytes(file.nbytes),
+                str(entry["rank"]),
+                *("" if entry[key] is None else str(entry[key]) for key in places),
+                ", ".join(
+                    path.removeprefix(catalog.root).lstrip("/")
+                    for path in (entry["path"], *entry.get("beside", ()))
+                ),
+                entry["format"],
+                str(entry["tensors"]),
+                format_bytes(entry["nbytes"]),
             )
-            for rank, file in catalog.files.items()
+            for entry in ranks
         ),
     )
     if catalog.description is not None and catalog.description.values:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     Cut a checkpoint anew for another strategy, from any number of ranks to any other:
     DIR/rank_R/PREFIXR.ckpt (.h5, .safetensors) for every rank R.  No merged file is made on the
-    way.  A checkpoint that describes itself (MindFormers' Checkpoint 2.0) needs no -s.
+    way.  Of the output folder of a MindFormers run the strategies are found without -s; a
+    checkpoint that describes itself (MindFormers' Checkpoint 2.0) needs none.
     """,
 )
 @options.source

@@ -56,7 +56,9 @@ def split(
 ) -> None:
     """Cut an undivided checkpoint for the ranks of a strategy."""
     options.check_crc(crc, format)
-    catalog, _, target = options.load(src, pattern, step, (), dst_strategy, key=key)
+    catalog, _, target = options.load(
+        src, pattern, step, (), dst_strategy, key=key, find_strategy=False
+    )
     assert target is not None, "click requires -d"
     convert(
         lambda executor: ckpttool.plan_split(

@@ -11,9 +11,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol, TypeAlias, cast
 
-from ckpttool.errors import FormatError
+from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats.contained import ContainedReader
 from ckpttool.formats.encrypted import mode_of
+from ckpttool.formats.others import recognise
 from ckpttool.model.catalog import Extent, FileIndex, TensorMeta
 from ckpttool.model.ciphertext import Secret
 
@@ -149,7 +150,8 @@ def read_index(path: str, key: bytes | Secret | None = None) -> FileIndex:
     FormatError
         It is none of the formats, or not what its format says, or the key does not fit.
     UnsupportedError
-        It is encrypted and there is no key, or it uses something else that is not read.
+        It is a file of another kind that is known, or is encrypted and there is no key, or it uses
+        something else that is not read.
     OSError
         It cannot be opened or read.
     """
@@ -179,7 +181,16 @@ def read_indexes(
                     read = contained if name == "hdf5" else get_format(name)
                     yield read.read_index(path)
             except FormatError as error:
-                yield error
+                yield _as_recognised(error)
+
+
+def _as_recognised(error: FormatError) -> FormatError:
+    """An error about a file of another kind that is known says which it is."""
+    other = None if isinstance(error, UnsupportedError) else recognise(error.path)
+    if other is None:
+        return error
+    reason = f"{other.noun}, no checkpoint; {other.remedy}"
+    return UnsupportedError(error.path, None, reason)
 
 
 def _find_format(path: str) -> str:
@@ -189,5 +200,4 @@ def _find_format(path: str) -> str:
             if file.read(1) != b"\n":
                 reason = "no .ckpt, .safetensors or HDF5 file, by content or by name"
                 raise FormatError(path, 0, reason)
-        name = "ckpt"
-    return name
+    return name or "ckpt"

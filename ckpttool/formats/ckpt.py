@@ -12,7 +12,7 @@ is a field 1 of the protobuf message ``Checkpoint``::
           12 <length> <ASCII>          2 tensor_type, a name of `ckpttool.model.dtypes`
           1a <length> <bytes>          3 tensor_content: C order, little endian
 
-or, instead of field 2, a field 3 ``maptensor`` (a hash-table parameter), which is not read yet.
+or, instead of field 2, a field 3 ``maptensor``: see `ckpttool.formats.ckpt_maps`.
 
 * Consecutive records with one tag hold one tensor: each repeats the complete dims, and the
   contents are joined.  MUST add up to ``product(dims) * itemsize``.  MindSpore cuts at 512 MiB;
@@ -34,8 +34,6 @@ they are records with empty content, which is how its asynchronous path writes t
 
 Encrypted, a file looks altogether different: see `ckpttool.formats.encrypted`.
 
-Not read: map parameters.
-
 Source
 ------
 MindSpore 2.10 ``utils/checkpoint.proto``, ``train/serialization.py`` (``_exec_save``,
@@ -46,12 +44,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from sys import intern
 
 from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats import ChecksumPart
+from ckpttool.formats.ckpt_maps import Step, map_steps
+from ckpttool.formats.ckpt_records import Record, RecordTensor, read_record
 from ckpttool.formats.decryption import DecryptedFile
 from ckpttool.formats.encrypted import explain, mode_of, read_ciphertext
 from ckpttool.formats.wire import (
@@ -66,11 +65,11 @@ from ckpttool.formats.wire import (
 from ckpttool.model.catalog import Extent, FileIndex, StoredTensor, TensorMeta
 from ckpttool.model.ciphertext import Ciphertext, Secret
 from ckpttool.model.dtypes import TEXT, find_dtype
+from ckpttool.model.maps import find_maps, map_of, map_problems
 
 SLICE_BYTES = 512 * 1024 * 1024  # MindSpore starts a new record at this size (SLICE_SIZE, in KiB)
 TRAILER = b"crc_num"
 TRAILER_BYTES = 17
-MAX_NAME_BYTES = 1 << 20  # a name is read into memory; none in the field comes near
 MAX_TEXT_BYTES = 64 << 20  # a string is read into memory, too; larger ones are refused by name
 
 
@@ -80,8 +79,8 @@ class Ckpt:
     name = "ckpt"
 
     def refusals(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> Iterator[str]:
-        """Nothing: the format can hold every name, element type and shape."""
-        yield from ()
+        """Map parameters of which parts are missing; it can hold all else."""
+        yield from map_problems(tensors)
 
     def read_index(self, path: str, key: Secret | None = None) -> FileIndex:
         """The header of the file: records are walked with seeks, contents are not read.
@@ -103,26 +102,23 @@ class Ckpt:
         self, path: str, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
     ) -> FileIndex:
         """A file with every record's header in place, its contents still to be filled in."""
-        stored: dict[str, StoredTensor] = {}
+        extents: dict[str, list[Extent]] = {meta.name: [] for meta in tensors}
         offset = 0
         with Path(path).open("wb") as file:
-            for meta in tensors:
-                extents = []
-                for content in _contents(meta):
-                    header = _record_header(meta, content.nbytes)
-                    file.seek(offset)
-                    file.write(header)
-                    offset += len(header)
-                    if content.text:
-                        file.write(content.text)
-                    elif content.nbytes:
-                        extents.append(Extent(offset, content.nbytes))
-                    offset += content.nbytes
-                stored[meta.name] = StoredTensor(meta, path, tuple(extents))
+            for step in _steps(tensors):
+                file.seek(offset)
+                file.write(step.header)
+                offset += len(step.header)
+                if step.text:
+                    file.write(step.text)
+                elif step.nbytes:
+                    extents[step.name].append(Extent(offset, step.nbytes))
+                offset += step.nbytes
             file.truncate(offset)
             if "crc_num" in attrs:
                 file.seek(offset)
                 offset += file.write(_trailer(0))
+        stored = {m.name: StoredTensor(m, path, tuple(extents[m.name])) for m in tensors}
         kept = {"crc_num": "0"} if "crc_num" in attrs else {}
         return FileIndex(path, self.name, offset, stored, kept)
 
@@ -168,58 +164,41 @@ def _find_trailer(reader: WireReader) -> tuple[int, dict[str, str]]:
     return start, {"crc_num": str(int.from_bytes(crc, "big"))}
 
 
-@dataclass(slots=True)
-class _Tensor:
-    """What consecutive records with one tag have said so far."""
-
-    name: str
-    start: int  # byte of the first record
-    dtype: str
-    dims: list[int]
-    extents: list[Extent] = field(default_factory=list)
-
-
 def _read_tensors(reader: WireReader, end: int) -> dict[str, StoredTensor]:
     tensors: dict[str, StoredTensor] = {}
     starts: dict[str, int] = {}
-    current: _Tensor | None = None
+    current: Record | None = None
     start = 0
-    for record in reader.fields(0, end):
-        record_start, start = start, record.stop
-        if record.number != 1:
+    for item in reader.fields(0, end):
+        record_start, start = start, item.stop
+        if item.number != 1:
             _check_unknown(reader, record_start, end)
             continue
-        if record.wire_type != LENGTH:
+        if item.wire_type != LENGTH:
             raise FormatError(
                 reader.path,
                 record_start,
-                f"no .ckpt: expected a record, found the number {record.value}; is it a strategy "
+                f"no .ckpt: expected a record, found the number {item.value}; is it a strategy "
                 "file? Then give the checkpoint as SRC, and this with -s or -d",
             )
-        tensor = _read_record(reader, record, record_start)
-        if current is not None and tensor.name == current.name and tensor.dtype != TEXT:
-            if (tensor.dtype, tensor.dims) != (current.dtype, current.dims):
+        record = read_record(reader, item, record_start)
+        if current is not None and _continues(record, current):
+            current.join(reader.path, record)
+            continue
+        if current is not None:
+            tensors |= _finish_all(reader, current)
+        for name in dict.fromkeys((record.tag, *(tensor.name for tensor in record.tensors))):
+            if name in starts:
                 raise FormatError(
                     reader.path,
                     record_start,
-                    f"{tensor.name}: consecutive records say {current.dtype} {current.dims} and "
-                    f"{tensor.dtype} {tensor.dims}",
+                    f"{name}: stored twice, the first time at byte {starts[name]}; "
+                    "which one counts cannot be known",
                 )
-            current.extents += tensor.extents
-            continue
-        if current is not None:
-            tensors[current.name] = _finish(reader, current)
-        if tensor.name in starts:
-            raise FormatError(
-                reader.path,
-                record_start,
-                f"{tensor.name}: stored twice, the first time at byte {starts[tensor.name]}; "
-                "which one counts cannot be known",
-            )
-        starts[tensor.name] = record_start
-        current = tensor
+            starts[name] = record_start
+        current = record
     if current is not None:
-        tensors[current.name] = _finish(reader, current)
+        tensors |= _finish_all(reader, current)
     return tensors
 
 
@@ -239,47 +218,16 @@ def _read_encrypted(path: str, cipher: Ciphertext) -> dict[str, StoredTensor]:
     return {name: replace(tensor, cipher=cipher) for name, tensor in tensors.items()}
 
 
-def _read_record(reader: WireReader, record: Field, start: int) -> _Tensor:
-    name: str | None = None
-    body: Field | None = None
-    for part in reader.fields(record.start, record.stop):
-        if part.number == 1:
-            name = intern(reader.text(part, MAX_NAME_BYTES))
-        elif part.number == 2:
-            body = part
-        elif part.number == 3:
-            raise UnsupportedError(
-                reader.path,
-                start,
-                f"{name}: a map parameter (hash table), which has no slices and is not read; "
-                "save the checkpoint without it",
-            )
-    if name is None or body is None or body.wire_type != LENGTH:
-        missing = "tag" if name is None else "tensor"
-        raise FormatError(reader.path, start, f"a record without a {missing}")
-    dims: list[int] = []
-    dtype: str | None = None
-    content: Field | None = None
-    for part in reader.fields(body.start, body.stop):
-        if part.number == 1:
-            dims += reader.numbers(part)
-        elif part.number == 2:
-            dtype = intern(reader.text(part, MAX_NAME_BYTES))
-        elif part.number == 3:
-            content = part
-    if dtype is None:
-        raise FormatError(reader.path, start, f"{name}: a record without a tensor_type")
-    if any(size < 0 for size in dims):
-        raise FormatError(reader.path, start, f"{name}: dims {dims} with a negative size")
-    tensor = _Tensor(name, start, dtype, dims)
-    if content is not None:
-        if content.wire_type != LENGTH:
-            raise FormatError(reader.path, start, f"{name}: tensor_content is not bytes")
-        tensor.extents.append(Extent(content.start, content.stop - content.start))
-    return tensor
+def _continues(record: Record, before: Record) -> bool:
+    is_text = record.tensors[0].dtype == TEXT
+    return record.tag == before.tag and record.is_map == before.is_map and not is_text
 
 
-def _finish(reader: WireReader, tensor: _Tensor) -> StoredTensor:
+def _finish_all(reader: WireReader, record: Record) -> dict[str, StoredTensor]:
+    return {tensor.name: _finish(reader, tensor) for tensor in record.tensors}
+
+
+def _finish(reader: WireReader, tensor: RecordTensor) -> StoredTensor:
     """The stored tensor, its shape understood and its bytes counted."""
     held = sum(extent.nbytes for extent in tensor.extents)
     if tensor.dtype == TEXT:
@@ -308,7 +256,7 @@ def _finish(reader: WireReader, tensor: _Tensor) -> StoredTensor:
     return StoredTensor(TensorMeta(tensor.name, dtype.name, shape), reader.path, extents)
 
 
-def _read_text(reader: WireReader, tensor: _Tensor, held: int) -> str:
+def _read_text(reader: WireReader, tensor: RecordTensor, held: int) -> str:
     if tensor.dims not in ([0], []) or held < 4 or held % 4:
         raise FormatError(
             reader.path,
@@ -331,6 +279,19 @@ def _read_text(reader: WireReader, tensor: _Tensor, held: int) -> str:
         raise FormatError(
             reader.path, tensor.start, f"{tensor.name}: a string that is not UTF-32: {error}"
         ) from error
+
+
+def _steps(tensors: Sequence[TensorMeta]) -> Iterator[Step]:
+    """The file from its first byte to its last, record by record."""
+    maps = find_maps(tensors)
+    for meta in tensors:
+        tag = map_of(meta.name)
+        if tag is None:
+            for content in _contents(meta):
+                header = _record_header(meta, content.nbytes)
+                yield Step(header, meta.name, content.nbytes, content.text)
+        elif meta.name == next(iter(maps[tag])):
+            yield from map_steps(tag, maps[tag])
 
 
 @dataclass(frozen=True, slots=True)

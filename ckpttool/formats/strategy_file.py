@@ -33,6 +33,7 @@ MAX_RANKS = 1 << 20  # ten times the largest clusters; layouts are tables over a
 MAX_AXES = 64  # of a tensor or a device matrix; as NumPy 2
 MERGED_NAME = re.compile(r"([0-9]{1,3})-(.+)", re.DOTALL)
 FOLDER_SUFFIXES = (".ckpt", ".json")  # what counts as a strategy file when a folder is named
+STRATEGY_OF_RANK = re.compile(r".*_rank_(\d+)\.[a-z]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,9 @@ def read_strategy(paths: str | Sequence[str]) -> Strategy:
     ----------
     paths
         A file or several: of single stages, merged, or folders of them.  Several files of one
-        stage must say the same.
+        stage must say the same; but of a merged file that lies among those of ranks only stages
+        that they do not tell are taken, since MindSpore merges such a file again, into names such
+        as ``0-0-w``.
 
     Raises
     ------
@@ -62,7 +65,8 @@ def read_strategy(paths: str | Sequence[str]) -> Strategy:
     """
     errors: list[CkptToolError] = []
     files: list[_File] = []
-    for path in _list_files([paths] if isinstance(paths, str) else paths):
+    listed = list(_list_files([paths] if isinstance(paths, str) else paths))
+    for path in listed:
         try:
             files.append(_read_file(path))
         except CkptToolError as error:
@@ -70,13 +74,22 @@ def read_strategy(paths: str | Sequence[str]) -> Strategy:
     raise_all(errors)
     stages: dict[int, dict[str, Layout]] = {}
     origins: dict[int, _File] = {}
-    for file in sorted(files, key=lambda file: file.from_json):  # protobuf first: it says more
+    of_ranks = [Path(path) for path in listed if STRATEGY_OF_RANK.fullmatch(Path(path).name)]
+    folders = {path.parent for path in of_ranks if not is_merged_name(path.name)}
+    spare = {p for p in listed if is_merged_name(Path(p).name) and Path(p).parent in folders}
+    # Protobuf before JSON: it says more.
+    for file in sorted(files, key=lambda file: (file.path in spare, file.from_json)):
         for stage, layouts in file.stages.items():
-            if stage in stages:
-                _check_agreement(origins[stage], file, stage, stages[stage], layouts)
-            else:
+            if stage not in stages:
                 stages[stage], origins[stage] = dict(layouts), file
+            elif file.path not in spare:
+                _check_agreement(origins[stage], file, stage, stages[stage], layouts)
     return join_stages(stages, tuple(file.path for file in files))
+
+
+def is_merged_name(name: str) -> bool:
+    """Whether a file is called as MindFormers calls a strategy merged over stages."""
+    return name.startswith("merged")
 
 
 def _list_files(paths: Sequence[str]) -> Iterator[str]:

@@ -155,6 +155,11 @@ class Catalog:
         says otherwise: a file.
     description
         What the checkpoint says of itself, if it is of a kind that needs no strategy.
+    strategy_files
+        The strategy files that certainly belong to it, if it lies in the output folder of a
+        MindFormers run; for those who name none.
+    problems
+        What stands in the way of a conversion, though one can look at it.
     """
 
     root: str
@@ -164,6 +169,8 @@ class Catalog:
     notes: tuple[Note, ...] = ()
     is_undivided: bool = False
     description: Description | None = None
+    strategy_files: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
 
 
 def format_ranks(ranks: Sequence[int]) -> str:

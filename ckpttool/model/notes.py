@@ -14,7 +14,7 @@ class Note:
     kind
         One of ``"absent"``, ``"checksum"``, ``"corrected"``, ``"doubt"``, ``"dropped"``,
         ``"encryption"``, ``"follows"``, ``"format"``, ``"passed over"``, ``"replica"``,
-        ``"step"``, ``"undivided"``, ``"unlisted"``.
+        ``"step"``, ``"strategy"``, ``"undivided"``, ``"unfinished"``, ``"unlisted"``.
     text
         A sentence for people.
     """

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field, replace
 from ckpttool.model.catalog import Catalog, TensorMeta, format_ranks
 from ckpttool.model.described import follow, odd_state
 from ckpttool.model.layout import Layout
+from ckpttool.model.maps import map_of, part_names
 from ckpttool.model.notes import Note
 from ckpttool.model.slices import disagreement, group_ranks, join_slices
 from ckpttool.model.source import Source
 from ckpttool.model.states import followed_parameter, odd_shape, true_layouts
 from ckpttool.model.strategy import Strategy, count, parameter_of, shorten
-from ckpttool.model.unlisted import Differing, Groups, Unlisted, decision, questions
+from ckpttool.model.unlisted import Differing, Groups, Unlisted, decision, questions, set_apart
 
 Agreement = Mapping[str, Groups]  # of the content of a parameter
 
@@ -109,7 +110,7 @@ def find_sources(
                 is_listed = followed is None
                 sources.found.append(replace(source, is_listed=is_listed, follows=followed))
             continue
-        groups = agreement.get(name) or _group_by_meta(catalog, name, ranks)
+        groups = _group_by_content(catalog, agreement, name, ranks)
         odd = _odd_shape(catalog, strategy, catalog.files[ranks[0]].tensors[name].meta)
         if len(groups) > 1 or (odd is not None and unlisted is not None):
             differing.setdefault(groups, []).append(name)
@@ -120,9 +121,12 @@ def find_sources(
     where = "the strategy" if catalog.description is None else "the description"
     if unlisted is not None:
         _settle_unlisted(catalog, strategy, differing, unlisted, where, sources)
-    elif differing and not follows_from_these:
+    elif not follows_from_these:
+        own, rest = set_apart(differing)
+        _settle_unlisted(catalog, strategy, own, "drop", where, sources)
         is_listing = strategy.layouts or catalog.description is not None
-        sources.problems += questions(where if is_listing else None, differing, len(holders))
+        asked = where if is_listing else None
+        sources.problems += questions(asked, rest, len(holders)) if rest else []
     _report_lacking(catalog, lacking, sources)
     _note_replicas(catalog, strategy, lacking, sources)
     _note_layouts(sources, corrected, where)
@@ -167,10 +171,20 @@ def _holders(catalog: Catalog) -> dict[str, tuple[int, ...]]:
     return {name: tuple(ranks) for name, ranks in holders.items()}
 
 
-def _group_by_meta(
-    catalog: Catalog, name: str, ranks: Sequence[int]
-) -> tuple[tuple[int, ...], ...]:
-    return tuple(group_ranks(ranks, lambda rank: catalog.files[rank].tensors[name].meta).values())
+def _group_by_content(
+    catalog: Catalog, agreement: Agreement, name: str, ranks: Sequence[int]
+) -> Groups:
+    """Ranks grouped by equal bytes, as far as is known; of a map parameter by all of its parts."""
+    tag = map_of(name)
+    parts = (name,) if tag is None else part_names(tag)
+
+    def content(rank: int) -> tuple[object, ...]:
+        tensors = [catalog.files[rank].tensors.get(part) for part in parts]
+        groups = [agreement.get(part, ()) for part in parts]
+        which = [next((g for g in known if rank in g), None) for known in groups]
+        return (*(tensor and tensor.meta for tensor in tensors), *which)
+
+    return tuple(group_ranks(ranks, content).values())
 
 
 def _whole(catalog: Catalog, name: str, rank: int) -> Source:

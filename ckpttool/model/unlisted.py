@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from ckpttool.model.catalog import format_ranks
+from ckpttool.model.maps import map_of
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import count, shorten
 
@@ -13,10 +14,24 @@ Unlisted = Literal["rank", "first", "drop"]
 Groups = tuple[tuple[int, ...], ...]  # ranks that hold the same, group by group
 Differing = Mapping[Groups, Sequence[str]]  # the parameters that differ in each way
 
+# What each rank saves of itself, and means nothing elsewhere: its number, in emergency saves.
+# Source: MindSpore 2.10 train/callback/_train_fault_tolerance.py (_save_checkpoint_on_failure).
+OF_ONE_RANK = frozenset({"cur_rank"})
+
 CHOICES = (
     "--unlisted rank (each target rank takes that of source rank modulo source ranks), first "
     "(the lowest rank's for all) or drop"
 )
+
+
+def set_apart(differing: Differing) -> tuple[Differing, Differing]:
+    """What differs between ranks by its meaning, and all else."""
+    own: dict[Groups, list[str]] = {}
+    rest: dict[Groups, list[str]] = {}
+    for groups, names in differing.items():
+        for name in names:
+            (own if name in OF_ONE_RANK else rest).setdefault(groups, []).append(name)
+    return own, rest
 
 
 def questions(where: str | None, differing: Differing, total: int) -> list[str]:
@@ -34,10 +49,9 @@ def questions(where: str | None, differing: Differing, total: int) -> list[str]:
     """
     if where is not None:
         return [
-            f"{shorten(names)}: not in {where}, and different between ranks "
-            f"({_show(groups)}): slices that {where} omits, or does each rank have its own? "
-            f"Decide with {CHOICES}"
+            f"{what} Decide with {CHOICES}"
             for groups, names in differing.items()
+            for what in _differences(where, groups, names)
         ]
     number = sum(len(names) for names in differing.values())
     ways = shorten((f"{names[0]}: {_show(groups)}" for groups, names in differing.items()), 3)
@@ -47,6 +61,21 @@ def questions(where: str | None, differing: Differing, total: int) -> list[str]:
         f"its own, as a random state is, decide with {CHOICES}"
     )
     return [question]
+
+
+def _differences(where: str, groups: Groups, names: Sequence[str]) -> Iterator[str]:
+    tensors = [name for name in names if map_of(name) is None]
+    maps = dict.fromkeys(tag for name in names if (tag := map_of(name)) is not None)
+    if tensors:
+        yield (
+            f"{shorten(tensors)}: not in {where}, and different between ranks "
+            f"({_show(groups)}): slices that {where} omits, or does each rank have its own?"
+        )
+    if maps:
+        yield (
+            f"{shorten(maps)}: a map parameter (hash table), different between ranks "
+            f"({_show(groups)}): nothing says whose entries count, so they are not joined."
+        )
 
 
 def decision(

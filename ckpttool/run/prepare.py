@@ -176,7 +176,8 @@ def plan_reshard(
     FormatError, PlanError
         Everything that is in the way, in one error.
     """
-    src_strategy = source_layouts(catalog, src_strategy, "or use split for one undivided file")
+    other = "or use split if it holds everything undivided" if catalog.is_undivided else ""
+    src_strategy = source_layouts(catalog, src_strategy, other)
     if catalog.is_undivided and len(src_strategy.ranks) > 1:
         raise PlanError(
             [
@@ -219,15 +220,11 @@ def source_layouts(
     if description is not None:
         return Strategy({}, 1, max(catalog.files, default=0) + 1, description.files)
     if strategy is None:
-        raise PlanError(
-            [
-                (
-                    f"{catalog.root}: {count(len(catalog.files), 'rank')} and no strategy: nothing "
-                    "says how their tensors fit together; give the strategy file of the training "
-                    f"run (-s STRATEGY), {other}"
-                )
-            ]
-        )
+        ranks = count(len(catalog.files) + len(catalog.damaged), "rank")
+        text = f"{catalog.root}: {ranks} and no strategy: nothing says how their tensors fit "
+        text += "together; give the strategy file of the training run (-s STRATEGY)"
+        seen = [note.text for note in catalog.notes if note.kind == "strategy"]
+        raise PlanError(["; ".join([f"{text}, {other}" if other else text, *seen])])
     return strategy
 
 
@@ -273,7 +270,7 @@ def _plan(
         inputs += [] if known is None else known.files
     damage, notes = check_files(catalog, executor, "crc_num" in target.attrs)
     errors: list[CkptToolError] = [*damage]
-    problems = list(place_problems(catalog.root, target, inputs, overwrite))
+    problems = [*catalog.problems, *place_problems(catalog.root, target, inputs, overwrite)]
     try:
         agreement: Agreement = {}
         if strategy is not None:

@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from ckpttool.model.maps import part_names
 from tests.commands import run_well
 from tests.interop.cases import SEED
 from tests.interop.client import ROOT, MindSporeError
@@ -77,6 +78,30 @@ def test_types_survive_the_way_through_another_format(between, mindspore, tmp_pa
     run_well("merge", saved, "-o", tmp_path / between)
     run_well("merge", tmp_path / between, "-o", again)
     assert mindspore.ask("load", path=again) == mindspore.ask("load", path=saved)
+
+
+def test_map_parameters_are_read_and_written_as_mindspore_does(mindspore, tmp_path):
+    """Saved in blocks, merged into one record, by way of HDF5: MindSpore loads the same arrays."""
+    numbers = iter(range(1000))
+    blocks = [
+        [
+            ["int32", [next(numbers) for _ in range(n)]],
+            ["float16", [[next(numbers) / 8 for _ in range(5)] for _ in range(n)]],
+            ["int32", [next(numbers) for _ in range(n)]],
+        ]
+        for n in (3, 1, 4)
+    ]
+    saved, name = tmp_path / "saved.ckpt", "table.__param_key__2"
+    mindspore.ask("save_map", name=name, blocks=blocks, out=saved)
+    run_well("merge", saved, "-o", tmp_path / "full.h5")
+    run_well("merge", tmp_path / "full.h5", "-o", tmp_path / "again.ckpt")
+    # MindSpore takes the key of its cache off the name when it loads.
+    want = mindspore.ask("load_map", path=saved, name="table")
+    assert mindspore.ask("load_map", path=tmp_path / "again.ckpt", name="table") == want
+    parts = read(tmp_path / "full.h5")
+    for part, (kind, shape, data) in zip(part_names(name), want, strict=True):
+        entry = parts[part]
+        assert (entry.dtype.lower(), list(entry.shape), entry.data.hex()) == (kind, shape, data)
 
 
 @pytest.mark.parametrize("dtype", SAVED_ONLY)

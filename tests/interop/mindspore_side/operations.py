@@ -14,6 +14,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import context
 from mindspore.common.api import _cell_graph_executor
+from mindspore.train import serialization
 
 from tests.interop.mindspore_side import networks, pretended
 
@@ -184,6 +185,28 @@ def save_noise(nbytes, out, key, mode):
     data = [{"name": "noise", "data": ms.Tensor(noise)}]
     ms.save_checkpoint(data, str(Path(out).with_name("plain.ckpt")))
     ms.save_checkpoint(data, out, enc_key=bytes.fromhex(key), enc_mode=mode)
+
+
+class MapBlocks:
+    """A map parameter for MindSpore's writer; the real one exists on Ascend only."""
+
+    def __init__(self, blocks):
+        self._blocks = [[np.array(data, kind) for kind, data in block] for block in blocks]
+
+    def export_slice_data(self, incremental):
+        """The next block: keys, values, statuses, and whether it is the last."""
+        return (*self._blocks.pop(0), not self._blocks)
+
+
+def save_map(name, blocks, out):
+    """Saves a map parameter: for each block three times [NumPy type, numbers]."""
+    serialization._exec_save(out, {name: ["mapparameter", MapBlocks(blocks)]})
+
+
+def load_map(path, name):
+    """The three arrays of a map parameter, each [NumPy type, shape, bytes in hexadecimal]."""
+    arrays = ms.load_checkpoint(path)[name]
+    return [[str(one.dtype), list(one.shape), one.tobytes().hex()] for one in arrays]
 
 
 def layouts(strategy_file):

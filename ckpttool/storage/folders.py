@@ -1,0 +1,152 @@
+"""Lists the files of all ranks in a folder, of every step.
+
+A rank folder is called ``rank_3``, ``rank_03``, ``rank3``, ``node3``, ``ckpt_3``, ``rank_3_ckpt``
+or ``device3``.  Without rank folders, files whose own names say ``rank_3`` count, as MindFormers
+writes them.  A pattern overrides both.
+
+Source
+------
+MindSpore 2.10 ``parallel/checkpoint_transform.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ckpttool.errors import PlanError
+from ckpttool.formats import format_of_suffix
+from ckpttool.model.notes import Note
+from ckpttool.model.strategy import shorten
+from ckpttool.storage.leftovers import EMERGENCY, note_leftovers, note_others
+from ckpttool.storage.names import RANK_IN_NAME, Found
+
+RANK_FOLDER = re.compile(r"(rank|node|ckpt|device)[_-]?(\d+)(?:_ckpt)?")
+
+
+def note_siblings(path: Path, notes: list[Note]) -> None:
+    """Say so if a single file looks like one rank's part of a checkpoint."""
+    folder = path.absolute().parent
+    if RANK_FOLDER.fullmatch(folder.name) is None:
+        return
+    try:
+        names = sorted(p.name for p in folder.parent.iterdir())
+    except OSError:
+        return  # the note is a courtesy; a folder further up need not be readable
+    beside = [name for name in names if RANK_FOLDER.fullmatch(name)]
+    if len(beside) > 1:
+        text = f"{path}: one file, taken for the whole, though beside {folder.name} lie"
+        others = shorten((name for name in beside if name != folder.name), 3)
+        notes.append(Note("passed over", f"{text} {others}"))
+
+
+def list_by_pattern(root: Path, pattern: str) -> list[Found]:
+    """Files below ``root`` that match a pattern such as ``node{rank}/*``."""
+    if "{rank}" not in pattern:
+        raise PlanError([f"the pattern {pattern} does not say where {{rank}} is in the path"])
+    found = list(_match(root, Path(pattern).parts, None))
+    if not found:
+        raise PlanError([f"{root}: no file matches the pattern {pattern}"])
+    return found
+
+
+def _match(folder: Path, parts: tuple[str, ...], rank: int | None) -> Iterator[Found]:
+    """Files below ``folder`` that match the rest of a pattern; one rank has one number in it."""
+    if not parts:
+        return
+    spelled = re.escape(parts[0]).replace(r"\{rank\}", r"(\d+)").replace(r"\*", ".*")
+    for path in sorted(folder.iterdir()):
+        match = re.fullmatch(spelled, path.name)
+        ranks = {int(text) for text in match.groups()} if match else set()
+        ranks |= set() if rank is None else {rank}
+        if match is None or len(ranks) > 1:
+            continue
+        here = next(iter(ranks), None)
+        is_meant = "*" not in parts[0] or format_of_suffix(path.name) is not None
+        if len(parts) > 1 and path.is_dir():
+            yield from _match(path, parts[1:], here)
+        elif len(parts) == 1 and path.is_file() and here is not None and is_meant:
+            name = path.name
+            for i in range(match.re.groups, 0, -1):
+                name = name[: match.start(i)] + "{rank}" + name[match.end(i) :]
+            yield Found(here, path, name)
+
+
+def holds_ranks(folder: Path) -> bool:
+    """Whether rank folders, or files with their rank in the name, lie in a folder."""
+    return any(RANK_FOLDER.fullmatch(p.name) and p.is_dir() for p in folder.iterdir()) or any(
+        RANK_IN_NAME.search(p.name) for p in checkpoint_files(folder)
+    )
+
+
+def list_rank_files(root: Path, notes: list[Note]) -> list[Found]:
+    """Checkpoint files in the rank folders of ``root``, or in ``root`` itself."""
+    folders: dict[int, Path] = {}
+    words: dict[str, str] = {}
+    problems: list[str] = []
+    others: list[str] = []
+    for path in sorted(root.iterdir()):
+        match = RANK_FOLDER.fullmatch(path.name) if path.is_dir() else None
+        if match is None:
+            others.append(path.name)
+            continue
+        words.setdefault(match[1], path.name)
+        rank = int(match[2])
+        if rank in folders and len(words) == 1:
+            problems.append(f"rank {rank}: two folders, {folders[rank]} and {path}")
+        folders[rank] = path
+    if len(words) > 1:
+        problems = [
+            (
+                f"{root}: rank folders of several kinds ({', '.join(words.values())}); "
+                "say which with --pattern"
+            )
+        ]
+    note_leftovers(root, folders.values(), notes)
+    if not folders:
+        return _list_flat_files(root, notes)
+    found = []
+    for rank, folder in sorted(folders.items()):
+        inside = [Found(rank, path, path.name) for path in checkpoint_files(folder)]
+        if not inside:
+            problems.append(f"rank {rank}: no checkpoint file in {folder}")
+        found += inside
+    if problems:
+        raise PlanError([*problems, *unfinished(notes)])
+    note_others(root, others, notes)
+    return found
+
+
+def unfinished(notes: Sequence[Note]) -> Iterator[str]:
+    """What may explain that files are missing, for the message that says so."""
+    yield from (note.text for note in notes if note.kind == "unfinished")
+
+
+def _list_flat_files(root: Path, notes: list[Note]) -> list[Found]:
+    files = list(checkpoint_files(root))
+    found = [
+        Found(int(match[1]), path, path.name)
+        for path in files
+        if (match := RANK_IN_NAME.search(path.name)) is not None
+    ]
+    if not found:
+        hint = f"; to use one file, name it: {files[0]}" if len(files) == 1 else ""
+        if RANK_FOLDER.fullmatch(root.absolute().name) is not None:
+            hint = f"; this is the folder of one rank, name the one above: {root.parent}"
+        emergencies = sorted(str(p) for p in root.iterdir() if EMERGENCY.fullmatch(p.name))
+        if emergencies:
+            hint = f"; an emergency save may do, name it as SRC: {shorten(emergencies, 3)}"
+        text = (
+            f"{root}: no rank folders (rank_0, rank_1, ...) and no checkpoint files with "
+            f"rank_N in their names; say where they are with --pattern{hint}"
+        )
+        raise PlanError([text, *unfinished(notes)])
+    return found
+
+
+def checkpoint_files(folder: Path) -> Iterator[Path]:
+    """Files with a checkpoint's ending; ``.tmp``, ``-graph.meta`` and the like have others."""
+    for path in sorted(folder.iterdir()):
+        if format_of_suffix(path.name) is not None and path.is_file():
+            yield path

@@ -1,0 +1,127 @@
+"""What lies in the folders of a checkpoint beside its files, and what is said of it.
+
+* ``{prefix}-{epoch}_{step}.tmp``: MindSpore renames a file when all of it is written, so this is
+  what is left of a save that did not finish.  ``ckpttool`` itself does so with ``.partial``.
+* ``ttp_saved_checkpoints-step_{N}/rank_{r}/``: the emergency save of fault-tolerant training; with
+  ``_tmp`` behind the name not all ranks finished it.
+* ``backup.ckpt``: kept by ``BackupAndRestore`` for a restart; its name tells no step.
+* ``transform_failed_rank_{r}.txt``: MindFormers could not convert the files beside it; the text
+  says why.  ``merge_succeed.txt`` and ``transform_succeed_rank_{r}.txt`` mean nothing any more.
+* Graphs, exported models, group information, rank tables: see `ckpttool.formats.others`.
+
+Source
+------
+MindSpore 2.10 ``train/serialization.py`` (``_exec_save``),
+``train/callback/_train_fault_tolerance.py``, ``_backup_and_restore.py``; MindFormers
+``tools/ckpt_transform/transform_checkpoint.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ckpttool.formats.others import recognise
+from ckpttool.model.catalog import format_ranks
+from ckpttool.model.notes import Note
+from ckpttool.model.strategy import shorten
+from ckpttool.storage.names import Found, step_of
+
+UNFINISHED = (".tmp", ".partial")
+EMERGENCY = re.compile(r"ttp_saved_checkpoints-step_\d+(_tmp)?")
+FAILED = re.compile(r"transform_failed_rank_\d+\.txt")
+MARKER = re.compile(r"(merge_succeed|transform_succeed_rank_\d+)\.txt")
+TOLD_BY_CONTENT = (".pb", ".json", ".meta", ".mindir")
+BACKUP = "backup.ckpt"
+REASON_BYTES = 200  # of a text that says why a conversion failed
+
+
+def is_unfinished_folder(folder: Path) -> bool:
+    """Whether it is an emergency save that not all ranks finished, or lies in one."""
+    names = (folder.absolute().name, folder.absolute().parent.name)
+    return any((match := EMERGENCY.fullmatch(name)) and match[1] for name in names)
+
+
+def is_unfinished_file(path: Path) -> bool:
+    """Whether its name says that it is not all there."""
+    return path.suffix in UNFINISHED
+
+
+def note_occasion(name: str, notes: list[Note]) -> None:
+    """A note if the name of a file says that it was saved on no ordinary occasion."""
+    step = step_of(name)
+    if step is not None and step.is_breakpoint:
+        notes.append(Note("step", f"step {step.label}: saved when training broke off"))
+    if name == BACKUP:
+        notes.append(Note("step", f"{name}: kept for a restart, and its name tells no step"))
+
+
+def set_backups_aside(found: list[Found], notes: list[Note]) -> list[Found]:
+    """The files without those that are kept for a restart, if there are others."""
+    backups = [item for item in found if item.path.name == BACKUP]
+    others = [item for item in found if item.path.name != BACKUP]
+    if not backups or not others:
+        return found
+    text = f"{format_ranks([item.rank for item in backups])}: {BACKUP}, kept for a restart, passed"
+    notes.append(Note("passed over", f"{text} over (--step backup takes it)"))
+    return others
+
+
+def note_leftovers(root: Path, folders: Iterable[Path], notes: list[Note]) -> None:
+    """Notes on what is unfinished or failed in a folder and in those of the ranks in it."""
+    unfinished = []
+    failed = []
+    for folder in (root, *(folder for folder in folders if folder != root)):
+        for path in sorted(folder.iterdir()):
+            if is_unfinished_file(path) and path.is_file():
+                unfinished.append(str(path.relative_to(root)))
+            elif FAILED.fullmatch(path.name):
+                failed.append(f"{path}: {_read_reason(path)}")
+    if unfinished:
+        text = f"{root}: left over from a save that did not finish: {shorten(unfinished)}"
+        notes.append(Note("unfinished", text))
+    notes += [Note("unfinished", f"a conversion failed: {text}") for text in failed]
+    if EMERGENCY.fullmatch(root.absolute().name):
+        what = "an emergency save of fault-tolerant training"
+        if is_unfinished_folder(root):
+            notes.append(Note("unfinished", f"{root}: {what} that did not finish"))
+        else:
+            notes.append(Note("step", f"{root}: {what}"))
+
+
+def note_others(root: Path, others: Sequence[str], notes: list[Note]) -> None:
+    """A note on what was passed over among the rank folders, each called what it is."""
+    emergencies = [name for name in others if EMERGENCY.fullmatch(name)]
+    known = [name for name in others if MARKER.fullmatch(name) or FAILED.fullmatch(name)]
+    rest = [
+        _describe(root / name)
+        for name in others
+        if name not in known and name not in emergencies and not name.endswith(UNFINISHED)
+    ]
+    for name in emergencies:
+        text = f"{root / name}: an emergency save of fault-tolerant training, passed over"
+        if is_unfinished_folder(root / name):
+            notes.append(Note("unfinished", f"{text}; it did not finish"))
+        else:
+            notes.append(Note("passed over", f"{text}; name it as SRC to use it"))
+    if rest:
+        notes.append(Note("passed over", f"{root}: passed over {shorten(rest)}"))
+
+
+def _describe(path: Path) -> str:
+    """The name of a file, and what it is if that is known."""
+    if path.suffix not in TOLD_BY_CONTENT or not path.is_file():
+        return path.name
+    try:
+        other = recognise(str(path))
+    except OSError:
+        return path.name  # the note is a courtesy; the file is not needed
+    return path.name if other is None else f"{path.name} ({other.noun})"
+
+
+def _read_reason(path: Path) -> str:
+    with path.open("rb") as file:
+        return (
+            " ".join(file.read(REASON_BYTES).decode(errors="replace").split()) or "no reason told"
+        )

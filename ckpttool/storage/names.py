@@ -1,0 +1,94 @@
+"""What the names of checkpoint files say: the rank, the step, the training run.
+
+The end of a name says its step: ``{prefix}-{epoch}_{step}``, and ``_breakpoint`` behind it if
+training stopped there.  MindFormers puts the rank into the prefix, ``llama_rank_3-10_2.ckpt``.
+
+Source
+------
+MindSpore 2.10 ``train/callback/_checkpoint.py``; MindFormers ``tools/utils.py`` (ranks in names).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+RANK_IN_NAME = re.compile(r"(?<![A-Za-z])rank_?(\d+)(?!\d)")
+STEP_IN_NAME = re.compile(r"-(\d+)_(\d+)(_breakpoint)?$")
+
+
+class Step(NamedTuple):
+    """When a file was saved; of two the later is greater."""
+
+    epoch: int
+    step: int
+    is_breakpoint: bool
+
+    @property
+    def label(self) -> str:
+        """As it is spelled in names."""
+        return f"{self.epoch}_{self.step}" + ("_breakpoint" if self.is_breakpoint else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file that may belong to the checkpoint.
+
+    Attributes
+    ----------
+    rank, path
+        Whose it is, and where.
+    name
+        Its name, with ``{rank}`` in the place of the number if a pattern says where that is.
+    """
+
+    rank: int
+    path: Path
+    name: str
+
+    @property
+    def key(self) -> str:
+        """Its name, the same for the files of all ranks that were saved together."""
+        if "{rank}" in self.name:
+            return self.name
+        name = RANK_IN_NAME.sub(
+            lambda match: "rank_{rank}" if int(match[1]) == self.rank else match[0], self.name
+        )
+        stem, suffix = Path(name).stem, self.path.suffix
+        step = STEP_IN_NAME.search(stem)
+        head, tail = (stem, "") if step is None else (stem[: step.start()], step[0])
+        number = re.search(r"\d+$", head)
+        if number is not None and int(number[0]) == self.rank and "{rank}" not in name:
+            head = head[: number.start()] + "{rank}"
+        return head + tail + suffix
+
+
+def step_of(name: str) -> Step | None:
+    """The step that a file's name ends in, or None."""
+    match = STEP_IN_NAME.search(Path(name).stem)
+    return Step(int(match[1]), int(match[2]), bool(match[3])) if match else None
+
+
+def run_of(name: str) -> str:
+    """What comes before the step in a name; another one is that of another training run."""
+    return STEP_IN_NAME.sub("", Path(name).stem)
+
+
+def label_of(name: str) -> str | None:
+    """The step in a name as people write it, or None."""
+    step = step_of(name)
+    return None if step is None else step.label
+
+
+def is_wanted(key: str, files: Mapping[int, Path], wanted: str) -> bool:
+    """Whether ``--step wanted`` means these files, whose names have ``key`` in common."""
+    step = step_of(key)
+    asked = step_of("-" + wanted)
+    if asked is not None and STEP_IN_NAME.fullmatch("-" + wanted):
+        return step == asked
+    if wanted.isdecimal() and step is not None:
+        return int(wanted) in (step.epoch, step.step)
+    return any(wanted in (path.name, path.stem) for path in files.values())

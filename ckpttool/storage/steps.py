@@ -1,0 +1,156 @@
+"""Chooses one step of a checkpoint: a file for each rank, all saved together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from ckpttool.errors import PlanError
+from ckpttool.model.catalog import format_ranks
+from ckpttool.model.notes import Note
+from ckpttool.model.strategy import shorten
+from ckpttool.storage.leftovers import note_occasion
+from ckpttool.storage.names import Found, Step, is_wanted, label_of, run_of, step_of
+from ckpttool.storage.records import Record, read_records
+
+Groups = Mapping[str, Mapping[int, Path]]  # what names have in common -> rank -> file
+
+
+def choose_step(
+    src: str, found: list[Found], wanted: str | None, notes: list[Note]
+) -> tuple[Mapping[int, Path], str | None]:
+    """One file for each rank, all of one step, and the step's label.
+
+    The step is ``wanted``, or the newest that every rank has and, where MindFormers kept records,
+    that is recorded.
+    """
+    ranks = sorted({item.rank for item in found})
+    groups = _group_by_name(found, len(ranks))
+    keys = [key for key in groups if wanted is None or is_wanted(key, groups[key], wanted)]
+    if not keys or (wanted is not None and wanted.isdecimal() and len(keys) > 1):
+        have = shorten(sorted({label_of(key) or key for key in keys or groups}), 8)
+        if keys:
+            raise PlanError([f"{src}: --step {wanted} may be any of {have}; give epoch and step"])
+        raise PlanError([f"{src}: no file of step {wanted}; there are {have}"])
+    complete = [key for key in keys if len(groups[key]) == len(ranks)]
+    if not complete:
+        raise PlanError([_nowhere_complete(src, groups, keys, ranks)])
+    chosen = {key: groups[key] for key in keys}
+    records = read_records(found, notes) if wanted is None else {}
+    recorded = [key for key in complete if _is_recorded(groups[key], records)]
+    best = max(recorded or complete, key=_order)
+    if recorded:
+        notes += _on_records(chosen, best, records)
+    else:
+        _check_rivals(src, chosen, best)
+        notes += _on_choice(chosen, best, ranks, records)
+    note_occasion(best, notes)
+    return groups[best], label_of(best)
+
+
+def _order(key: str) -> Step:
+    return step_of(key) or Step(-1, -1, False)
+
+
+def _nowhere_complete(src: str, groups: Groups, keys: Sequence[str], ranks: Sequence[int]) -> str:
+    absent = [
+        f"{key} is not in {format_ranks([rank for rank in ranks if rank not in groups[key]])}"
+        for key in keys
+    ]
+    everywhere = [key for key in groups if len(groups[key]) == len(ranks)]
+    have = f"every rank has {shorten(everywhere)}" if everywhere else "no step is in every rank"
+    return f"{src}: {shorten(absent)}; {have}"
+
+
+def _is_recorded(files: Mapping[int, Path], records: Mapping[int, Record]) -> bool:
+    """Whether every rank that keeps records has recorded these files, or later ones of the run."""
+    return bool(records) and all(
+        record.is_of_run(files[rank]) and _order(files[rank].name) <= record.step
+        for rank, record in records.items()
+    )
+
+
+def _on_records(chosen: Groups, best: str, records: Mapping[int, Record]) -> Iterator[Note]:
+    """What was taken because training recorded it, and what was passed over."""
+    last = min(record.step for record in records.values())
+    text = f"step {label_of(best)}, the newest that meta.json records and every rank has"
+    if _order(best) != last:
+        text = f"step {label_of(best)}, the newest that every rank has up to step {last.label}, "
+        text += "which meta.json records"
+    if len(chosen) > 1:
+        yield Note("step", f"{text}, of {len(chosen)}")
+    series = {rank: (run_of(path.name), path.suffix) for rank, path in chosen[best].items()}
+    newer = []
+    others = []
+    for key, files in chosen.items():
+        if any((run_of(path.name), path.suffix) != series[rank] for rank, path in files.items()):
+            others.append(files[min(files)].name)
+        elif _order(key) > last:
+            newer.append(str(label_of(key)))
+    if newer:
+        text = f"step {shorten(newer)}: newer than meta.json records, so unfinished or left from"
+        yield Note("unfinished", f"{text} another run; passed over (--step takes it)")
+    if others:
+        text = f"{shorten(others)}: of another run than meta.json records; passed over"
+        yield Note("passed over", f"{text} (--step takes it)")
+
+
+def _check_rivals(src: str, chosen: Groups, best: str) -> None:
+    """Complain if it is not the step alone that sets files apart."""
+    has_nameless = any(step_of(key) is None for key in chosen)
+    rivals = [
+        key
+        for key in chosen
+        if key != best
+        and (has_nameless or _order(key) == _order(best) or run_of(key) != run_of(best))
+    ]
+    if rivals:
+        named = shorten(chosen[key][min(chosen[key])].name for key in (best, *rivals))
+        of_ranks = format_ranks(sorted(chosen[rivals[0]]))
+        raise PlanError(
+            [
+                (
+                    f"{src}: several files for {of_ranks}, and nothing says which is meant: "
+                    f"{named}; choose with --pattern or --step"
+                )
+            ]
+        )
+
+
+def _on_choice(
+    chosen: Groups, best: str, ranks: Sequence[int], records: Mapping[int, Record]
+) -> Iterator[Note]:
+    """What was taken of several steps, and that it is newer than all records."""
+    newest = max(chosen, key=_order)
+    text = f"step {label_of(best)}, the newest of {len(chosen)}"
+    if newest != best:
+        without = format_ranks([rank for rank in ranks if rank not in chosen[newest]])
+        text += f" that every rank has (step {label_of(newest)} is not in {without})"
+    if len(chosen) > 1:
+        yield Note("step", text)
+    if records:
+        last = min(record.step for record in records.values()).label
+        text = f"step {label_of(best)}: meta.json records step {last}, which not every rank has"
+        yield Note("unfinished", text)
+
+
+def _group_by_name(found: list[Found], count: int) -> Groups:
+    """Files of all ranks that were saved together, by their common name.
+
+    A number at the end of a name, or before its step, may be the rank (``checkpoint_3.h5``) or
+    just part of the name; if a name is the same on every rank, it is part of the name.
+    """
+    groups: dict[str, dict[int, Path]] = {}
+    plain: dict[str, dict[int, Path]] = {}
+    problems = []
+    for item in found:
+        plain.setdefault(item.path.name, {})[item.rank] = item.path
+    for item in found:
+        shared = len(plain[item.path.name]) == count
+        group = groups.setdefault(item.path.name if shared else item.key, {})
+        if item.rank in group:
+            problems.append(f"rank {item.rank}: two files, {group[item.rank]} and {item.path}")
+        group[item.rank] = item.path
+    if problems:
+        raise PlanError(problems)
+    return groups

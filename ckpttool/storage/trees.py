@@ -1,0 +1,118 @@
+"""The output folder of a MindFormers run: where in it the rank folders and the strategies lie.
+
+::
+
+    output/
+      checkpoint/rank_{r}/                    everything; meta.json tells the step saved last
+        {prefix}_rank_{r}-{epoch}_{step}.ckpt                  (or .safetensors)
+      checkpoint_network/rank_{r}/            weights alone, in names ending -network-{e}_{s}
+      checkpoint_trainable/rank_{r}/          what is trained alone, -trainable_params-{e}_{s}
+      strategy/
+        ckpt_strategy_rank_{r}.ckpt           one for each rank (or .json)
+        merged_ckpt_strategy.ckpt             of all stages; merged_ckpt_strategy_by_rank_{r}.ckpt
+      merged_strategy/{src,dst}_strategy.ckpt what a conversion on loading was given
+
+The three folders of checkpoints hold different things and are never mixed: ``checkpoint`` is taken
+if it is there, another if it is the only one.  Of the strategies the single ranks' are taken if all
+ranks' are there; a merged file only stands in for some.  Strategies of other names, and those of a
+conversion, may be of any checkpoint and are never taken unasked.
+
+Source
+------
+MindFormers ``core/callback/callback.py`` (``CheckpointMonitor``),
+``tools/ckpt_transform/transform_checkpoint.py``, ``utils/load_checkpoint_utils.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from ckpttool.errors import PlanError
+from ckpttool.formats.strategy_file import FOLDER_SUFFIXES, STRATEGY_OF_RANK, is_merged_name
+from ckpttool.model.notes import Note
+from ckpttool.model.strategy import shorten
+from ckpttool.storage.folders import holds_ranks
+from ckpttool.storage.leftovers import EMERGENCY, note_leftovers, note_others
+
+CHECKPOINTS: Mapping[str, str] = {
+    "checkpoint": "all that was saved",
+    "checkpoint_network": "weights alone",
+    "checkpoint_trainable": "what is trained alone",
+}
+CONVERSION = "merged_strategy"
+
+
+def find_checkpoint(root: Path, notes: list[Note]) -> Path:
+    """The folder in the output of a MindFormers run that is meant by it; else ``root`` itself.
+
+    Raises
+    ------
+    PlanError
+        There are several, and nothing says which is meant.
+    """
+    if holds_ranks(root):
+        return root
+    there = [
+        name for name in CHECKPOINTS if (root / name).is_dir() and any((root / name).iterdir())
+    ]
+    if not there:
+        return root
+    note_leftovers(root, (), notes)
+    note_others(root, [p.name for p in root.iterdir() if EMERGENCY.fullmatch(p.name)], notes)
+    if len(there) > 1 and there[0] != "checkpoint":
+        have = " and ".join(f"{root / name} ({CHECKPOINTS[name]})" for name in there)
+        raise PlanError([f"{root}: {have} found; say which is meant: name one as SRC"])
+    if len(there) > 1:
+        others = " and ".join(f"{root / name} ({CHECKPOINTS[name]})" for name in there[1:])
+        text = f"{root / there[0]} taken, not {others}; name that folder to use it"
+        notes.append(Note("passed over", text))
+    return root / there[0]
+
+
+def find_strategies(folder: Path, ranks: Collection[int], notes: list[Note]) -> tuple[str, ...]:
+    """The strategy files of a MindFormers run whose rank folders lie in ``folder``.
+
+    Parameters
+    ----------
+    folder
+        As `find_checkpoint` gives it.
+    ranks
+        The ranks that were found there.
+    notes
+        Gets one on strategies that may be meant and are not taken.
+
+    Returns
+    -------
+    tuple of str
+        Paths for `ckpttool.formats.strategy_file.read_strategy`; empty if ``folder`` is in no such
+        tree, or there is no strategy in it.
+    """
+    if folder.absolute().name not in CHECKPOINTS:
+        return ()
+    output = folder.parent if folder.name else folder.absolute().parent
+    single: dict[Path, int] = {}
+    merged: list[Path] = []
+    others: list[Path] = []
+    for path in _strategies(output / "strategy"):
+        match = STRATEGY_OF_RANK.fullmatch(path.name)
+        if is_merged_name(path.name):
+            merged.append(path)
+        elif match is not None:
+            single[path] = int(match[1])
+        else:
+            others.append(path)
+    if set(ranks) <= set(single.values()):
+        merged = []
+    taken = (*merged[:1], *single)  # the other merged ones say the same, or worse
+    others += _strategies(output / CONVERSION)
+    if others and not taken:
+        text = f"{shorten(map(str, others))}: perhaps not of this checkpoint"
+        notes.append(Note("strategy", f"{text}; to use it, give it with -s"))
+    return tuple(map(str, taken))
+
+
+def _strategies(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(p for p in folder.iterdir() if p.suffix in FOLDER_SUFFIXES and p.is_file())
