@@ -1,6 +1,7 @@
-"""MindSpore strategy files: of one stage or merged over pipeline stages, one file or many.
+"""Strategy files: of one stage or merged over pipeline stages, one file or many, and by hand.
 
-The bytes, protobuf and JSON, are the matter of `ckpttool.formats.strategy_forms`.
+The bytes, protobuf and JSON, are the matter of `ckpttool.formats.strategy_forms`; files written by
+hand that of `ckpttool.formats.strategy_by_hand`.
 
 In a file merged over stages every parameter is called ``"<stage>-<name>"``.  A file is taken for
 merged if all its names begin with one to three digits and a ``-``, and the stages of its operators
@@ -24,6 +25,7 @@ from pathlib import Path
 
 from ckpttool.errors import CkptToolError, FormatError, StrategyError, raise_all
 from ckpttool.formats import format_of_content
+from ckpttool.formats.strategy_by_hand import KEY, is_by_hand, read_by_hand
 from ckpttool.formats.strategy_forms import Entry, read_json, read_protobuf
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy, join_stages
@@ -51,23 +53,39 @@ def read_strategy(paths: str | Sequence[str]) -> Strategy:
     ----------
     paths
         A file or several: of single stages, merged, or folders of them.  Several files of one
-        stage must say the same.
+        stage must say the same.  One may be written by hand, and adds to the others.
 
     Raises
     ------
     StrategyError
-        A file is empty, malformed or impossible, a stage is missing, or two files disagree.
+        A file is empty, malformed or impossible, a stage is missing, two files disagree, or several
+        are written by hand.
     OSError
         A file cannot be read.
     """
     errors: list[CkptToolError] = []
     files: list[_File] = []
+    by_hand: list[str] = []
     for path in _list_files([paths] if isinstance(paths, str) else paths):
         try:
-            files.append(_read_file(path))
+            if Path(path).stat().st_size == 0:
+                raise StrategyError(path, "the strategy file is empty (0 bytes)")
+            if is_by_hand(path):
+                by_hand.append(path)
+            else:
+                files.append(_read_file(path))
         except CkptToolError as error:
             errors.append(error)
+    if len(set(by_hand)) > 1:
+        errors.append(StrategyError(by_hand[1], f"by hand, as {by_hand[0]} is; put them together"))
     raise_all(errors)
+    if not by_hand:
+        return _join_files(files)
+    return read_by_hand(by_hand[0], _join_files(files) if files else None)
+
+
+def _join_files(files: Sequence[_File]) -> Strategy:
+    """What several files of MindSpore's say together."""
     stages: dict[int, dict[str, Layout]] = {}
     origins: dict[int, _File] = {}
     for file in sorted(files, key=lambda file: file.from_json):  # protobuf first: it says more
@@ -91,8 +109,6 @@ def _list_files(paths: Sequence[str]) -> Iterator[str]:
 
 
 def _read_file(path: str) -> _File:
-    if Path(path).stat().st_size == 0:
-        raise StrategyError(path, "the strategy file is empty (0 bytes)")
     from_json = path.endswith(".json")
     try:
         entries, operator_stages = (read_json if from_json else read_protobuf)(path)
@@ -133,8 +149,11 @@ def _what_instead(path: str, error: FormatError) -> str:
     if format is not None:
         return f" but a checkpoint ({format})"
     with Path(path).open("rb") as file:
-        if file.read(64).lstrip().startswith(b"{"):
-            return ": JSON, but its name does not end in .json"
+        head = file.read(4096)
+    if KEY.encode() in head:
+        return ", unless by hand: then its name ends in .yaml, .yml or .json"
+    if head.lstrip().startswith(b"{"):
+        return ": JSON, but its name does not end in .json"
     return f": byte {error.offset}: {error.reason}"
 
 

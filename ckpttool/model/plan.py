@@ -201,7 +201,11 @@ def make_plan(
     if sources.problems:
         errors.append(PlanError(sources.problems))
     raise_all(errors)
-    return Plan(catalog, target, tuple(transfers), (*catalog.notes, *sources.notes))
+    of_strategies = [
+        note for one in (strategy, target.strategy) if one is not None for note in one.notes
+    ]
+    notes = (*catalog.notes, *of_strategies, *sources.notes)
+    return Plan(catalog, target, tuple(transfers), notes)
 
 
 def _find_transfers(sources: Sources, target: Target, has_strategy: bool) -> list[Transfer]:
@@ -262,7 +266,8 @@ def _everywhere(source: Source, ranks: int) -> tuple[Layout, ...]:
 
 def _compare_names(sources: Sources, strategy: Strategy, undivided: Sequence[str]) -> None:
     names = {source.meta.name for source in sources.found}
-    if names and not names & set(strategy.layouts) and not sources.problems:
+    has_other = bool(strategy.layouts) and not names & set(strategy.layouts)
+    if names and has_other and not sources.problems:
         sources.problems.append(
             f"{strategy.origin}: no parameter in common with the source: the strategy lists "
             f"{shorten(strategy.layouts, 3)}, the source holds {shorten(sorted(names), 3)}; "

@@ -82,6 +82,7 @@ def find_sources(
         takes what source rank ``r`` modulo the number of source ranks holds (``"rank"``), the
         lowest rank's for all (``"first"``), none (``"drop"``).  None makes it a problem.
     """
+    assert strategy.rules is None, "Strategy.resolve() comes first"
     sources = Sources()
     holders = _holders(catalog)
     lacking: dict[tuple[int, ...], list[str]] = defaultdict(list)

@@ -275,13 +275,14 @@ def _plan(
     errors: list[CkptToolError] = [*damage]
     problems = list(place_problems(catalog.root, target, inputs, overwrite))
     try:
+        strategy, target = _resolve(catalog, strategy, target)
         agreement: Agreement = {}
         if strategy is not None:
             agreement = _compare(catalog, strategy, executor)
         plan = make_plan(catalog, strategy, target, agreement, unlisted)
         problems += _content_problems(plan, notes)
         if strategy is not None and trust is not None and not trust.blindly:
-            doubts, doubtful = find_doubts(plan, executor)
+            doubts, doubtful = find_doubts(plan, executor, strategy.by_hand)
             sources = [transfer.source for transfer in plan.transfers]
             shards = (
                 find_shards(strategy, sources, executor, trust.optimizer_shard)
@@ -293,7 +294,7 @@ def _plan(
                 doubts = list(shards.problems)
             if shards is not None and not doubts:  # look again, with the strategy corrected
                 plan = make_plan(catalog, shards.strategy, target, agreement, unlisted)
-                doubts, doubtful = find_doubts(plan, executor)
+                doubts, doubtful = find_doubts(plan, executor, strategy.by_hand)
             problems += doubts
             notes += doubtful
         plan = replace(plan, notes=(*plan.notes, *notes))
@@ -303,6 +304,23 @@ def _plan(
         errors.append(PlanError(problems))
     raise_all(errors)
     return plan
+
+
+def _resolve(
+    catalog: Catalog, strategy: Strategy | None, target: Target
+) -> tuple[Strategy | None, Target]:
+    """Source strategy and target, with the names that the checkpoint has."""
+    errors: list[CkptToolError] = []
+    resolved: list[Strategy | None] = []
+    for known in (strategy, target.strategy):
+        try:
+            resolved.append(known.resolve(catalog.metas) if known is not None else None)
+        except CkptToolError as error:
+            errors.append(error)
+    if errors:
+        errors = [*catalog.damaged.values(), *errors]
+    raise_all(errors)
+    return resolved[0], replace(target, strategy=resolved[1])
 
 
 def _compare(catalog: Catalog, strategy: Strategy, executor: Executor) -> Agreement:

@@ -45,13 +45,18 @@ def find_shards(
         Of the source.
     sources
         As the strategy has them; every replica of those without an optimizer shard is read, once.
+        What a person wrote by hand is not corrected.
     executor
         Does the reading.
     default
         The shard of tensors of which nothing tells; None makes them a problem.  It also says that
         there is a shard, where the contents are no proof.
     """
-    listed = [source for source in sources if _can_be_cut(source)]
+    listed = [
+        source
+        for source in sources
+        if _can_be_cut(source) and source.meta.name not in strategy.by_hand
+    ]
     contents = _read(listed, executor)
     found = [
         smallest_shard(source.layout, held) for source, held in zip(listed, contents, strict=True)
