@@ -17,7 +17,13 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
 from ckpttool.model.slices import disagreement, group_ranks, join_slices
 from ckpttool.model.source import Source
-from ckpttool.model.states import followed_parameter, odd_shape, true_layouts
+from ckpttool.model.states import (
+    followed_parameter,
+    odd_full_shape,
+    odd_shape,
+    state_layouts,
+    true_layouts,
+)
 from ckpttool.model.strategy import Strategy, count, parameter_of, shorten
 from ckpttool.model.unlisted import Differing, Groups, Unlisted, decision, questions
 
@@ -101,7 +107,7 @@ def find_sources(
             continue
         followed = followed_parameter(catalog, strategy, name, ranks)
         if name in strategy.layouts or followed is not None:
-            layouts = strategy.layouts[followed or name]
+            layouts = state_layouts(strategy, name)
             if followed is None:
                 layouts = true_layouts(catalog, strategy, name)
                 corrected += [name] if layouts != strategy.layouts[name] else []
@@ -127,6 +133,7 @@ def find_sources(
     _report_lacking(catalog, lacking, sources)
     _note_replicas(catalog, strategy, lacking, sources)
     _note_layouts(sources, corrected, where)
+    _note_strays(strategy, holders, sources)
     return sources
 
 
@@ -359,3 +366,25 @@ def _note_layouts(sources: Sources, corrected: Sequence[str], where: str) -> Non
         text = f"not cut as the strategy says, but as slices and shapes tell: {cut}"
         text += f": {shorten(corrected)}"
         sources.notes.append(Note("corrected", text))
+    shapes = {source.meta.name: source.meta.shape for source in sources.found}
+    odd = [words for source in sources.found if (words := odd_full_shape(source.meta, shapes))]
+    if odd:
+        text = "states of other shapes than their parameters have; are they slices?"
+        sources.notes.append(Note("doubt", f"{text}: {shorten(odd)}"))
+
+
+def _note_strays(
+    strategy: Strategy, holders: Mapping[str, Sequence[int]], sources: Sources
+) -> None:
+    """Say so if ranks of a stage hold what the strategy lists for other stages only."""
+    strays = [
+        name
+        for name, ranks in holders.items()
+        if name in strategy.layouts and strategy.stages > 1
+        if {rank // strategy.stage_ranks for rank in ranks if rank in strategy.ranks}
+        - set(strategy.stages_of(name))
+    ]
+    if strays:
+        text = "held by ranks of stages, too, that the strategy does not list them for, and not "
+        text += f"read there: {count(len(strays), 'parameter')}: {shorten(strays)}"
+        sources.notes.append(Note("passed over", text))

@@ -14,6 +14,7 @@ from ckpttool.errors import PlanError, StrategyError
 from ckpttool.model.catalog import TensorMeta
 from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
+from ckpttool.model.reduced import reduced_from
 from ckpttool.model.rules import Rules
 
 # Optimizer state is named by a prefix and the name of its parameter, and has its shape.
@@ -32,7 +33,7 @@ STATE_PREFIXES = (
     "mean_square.",  # RMSProp
     "moment.",
     "mean_gradient.",
-    "exp_avg.",  # AdaFactor; its exp_avg_sq_row_ and exp_avg_sq_col_ have other shapes
+    "exp_avg.",  # AdaFactor; for its statistics of rows and columns see `reduced`
     "exp_avg_sq_",
     "muon_m.",  # Muon of MindFormers
     "accu_grads.",  # gradient accumulation, pipeline
@@ -47,9 +48,11 @@ def parameter_of(name: str) -> str | None:
     >>> parameter_of("adam_m.layer.weight")
     'layer.weight'
     """
+    if reduced_from(name) is not None:
+        return None  # it has not the parameter's shape
     for prefix in STATE_PREFIXES:
         if name.startswith(prefix):
-            return name[len(prefix) :]
+            return name[len(prefix) :] or None
     return None
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
+from ckpttool.model.reduced import reduced_from
 from ckpttool.model.source import Source
 from ckpttool.model.strategy import Strategy, count, parameter_of, shorten
 from ckpttool.storage.digest import Sample, digest
@@ -147,6 +148,8 @@ def _rows(listed: Sequence[Source], shards: Mapping[str, int]) -> dict[str, int]
 def _can_be_cut(source: Source) -> bool:
     layout, shape = source.layout, source.meta.shape
     is_cut = layout.optimizer_shard > 1 or layout.rows or layout.fields > 1
+    if reduced_from(source.meta.name) is not None:
+        return False  # it is cut like its parameter
     return (
         source.is_listed and not is_cut and layout.replicas > 1 and bool(shape) and 0 not in shape
     )
