@@ -129,7 +129,8 @@ def find_sources(
         _settle_unlisted(catalog, strategy, differing, unlisted, where, sources)
     elif differing and not follows_from_these:
         is_listing = strategy.layouts or catalog.description is not None
-        sources.problems += questions(where if is_listing else None, differing, len(holders))
+        told_by = where if is_listing else None
+        sources.problems += questions(told_by, differing, len(holders), bool(strategy.layouts))
     _report_lacking(catalog, lacking, sources)
     _note_replicas(catalog, strategy, lacking, sources)
     _note_layouts(sources, corrected, where)

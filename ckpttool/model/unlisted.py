@@ -19,7 +19,9 @@ CHOICES = (
 )
 
 
-def questions(where: str | None, differing: Differing, total: int) -> list[str]:
+def questions(
+    where: str | None, differing: Differing, total: int, may_add: bool = False
+) -> list[str]:
     """What has to be asked: a problem for each way in which parameters differ.
 
     Parameters
@@ -31,12 +33,16 @@ def questions(where: str | None, differing: Differing, total: int) -> list[str]:
         Names by the way they differ.
     total
         Number of parameters in all.
+    may_add
+        Whether a strategy by hand may be given as well.
     """
+    more = "say how slices are cut in a strategy by hand, given as well (-s MORE.yaml); else "
+    more = more if may_add else ""
     if where is not None:
         return [
             f"{shorten(names)}: not in {where}, and different between ranks "
             f"({_show(groups)}): slices that {where} omits, or does each rank have its own? "
-            f"Decide with {CHOICES}"
+            f"{more}decide with {CHOICES}"
             for groups, names in differing.items()
         ]
     number = sum(len(names) for names in differing.values())

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ckpttool.errors import CkptToolError, PlanError, raise_all
 from ckpttool.formats import get_format, suffix_of
-from ckpttool.model.catalog import Catalog, format_ranks
+from ckpttool.model.catalog import Catalog, TensorMeta, format_ranks
 from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import Plan, Target, make_plan
@@ -278,7 +278,7 @@ def _plan(
         strategy, target = _resolve(catalog, strategy, target)
         agreement: Agreement = {}
         if strategy is not None:
-            agreement = _compare(catalog, strategy, executor)
+            agreement = _compare(catalog, strategy, executor, notes)
         plan = make_plan(catalog, strategy, target, agreement, unlisted)
         problems += _content_problems(plan, notes)
         if strategy is not None and trust is not None and not trust.blindly:
@@ -323,8 +323,13 @@ def _resolve(
     return resolved[0], replace(target, strategy=resolved[1])
 
 
-def _compare(catalog: Catalog, strategy: Strategy, executor: Executor) -> Agreement:
-    """Ranks grouped by equal content, for every parameter of which the contents decide."""
+def _compare(
+    catalog: Catalog, strategy: Strategy, executor: Executor, notes: list[Note]
+) -> Agreement:
+    """Ranks grouped by equal content, for every parameter of which the contents decide.
+
+    A note is added on those of which contents tell nothing: one rank's slice may look like all.
+    """
     futures = {}
     for name in names_to_compare(catalog, strategy):
         for rank, file in catalog.files.items():
@@ -333,10 +338,21 @@ def _compare(catalog: Catalog, strategy: Strategy, executor: Executor) -> Agreem
     groups: dict[str, dict[Sample, list[int]]] = defaultdict(dict)
     for (name, rank), future in futures.items():
         groups[name].setdefault(future.result(), []).append(rank)
+    metas = catalog.metas
+    mute = [name for name, found in groups.items() if _is_mute(metas[name], found)]
+    if mute and strategy.layouts:
+        text = "not in the strategy, and all elements of all ranks are the same; taken for whole, "
+        text += f"if they are slices say so in a strategy by hand (-s MORE.yaml): {shorten(mute)}"
+        notes.append(Note("doubt", text))
     return {
         name: tuple(tuple(ranks) for ranks in by_content.values())
         for name, by_content in groups.items()
     }
+
+
+def _is_mute(meta: TensorMeta, contents: Collection[Sample]) -> bool:
+    is_constant = len(contents) == 1 and next(iter(contents)).is_constant
+    return is_constant and meta.nbytes > meta.itemsize
 
 
 def _content_problems(plan: Plan, notes: list[Note]) -> Iterator[str]:
