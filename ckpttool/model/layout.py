@@ -232,8 +232,8 @@ class Layout:
         """
         if len(shape) != len(self.tensor_map):
             return (
-                f"the tensor map {_listed(self.tensor_map)} is for {len(self.tensor_map)} axes, "
-                f"the tensor has shape {shape}"
+                f"the tensor map {_listed(self.tensor_map)} is for {len(self.tensor_map)} "
+                f"{'axis' if len(self.tensor_map) == 1 else 'axes'}, the tensor has shape {shape}"
             )
         if self.full_shape is not None and self.full_shape != shape:
             return f"the strategy says full shape {self.full_shape}, the slices give {shape}"

@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 from concurrent.futures import Executor
+from dataclasses import replace
 
 from ckpttool.model.catalog import StoredTensor, format_ranks
+from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import Plan
 from ckpttool.model.source import Source
@@ -27,8 +29,9 @@ def find_doubts(
 ) -> tuple[list[str], list[Note]]:
     """Problems and notes about layouts that the contents contradict.
 
-    Replicas that differ are a problem: one of them would be taken, and nobody knows which.  Slices
-    that should differ and are all the same are a note: that may be by chance.
+    Replicas that differ are a problem: one of them would be taken, and nobody knows which.  So are
+    slices of an optimizer shard that are replicas: the full tensor would be too large.  Slices of
+    all ranks that should differ and are all the same are a note: that may be by chance.
 
     ``by_hand`` has the names whose layouts a person wrote, and where.  All of them are looked at.
     """
@@ -40,6 +43,7 @@ def find_doubts(
     differing: dict[tuple[str | None, tuple[int, ...]], list[str]] = defaultdict(list)
     alike: list[str] = []
     distinct = 0
+    whole: list[str] = []
     for source, slices in zip(chosen, held, strict=True):
         name = source.meta.name
         for ranks in slices:
@@ -47,8 +51,11 @@ def find_doubts(
                 place = by_hand.get(name) or by_hand.get(source.follows or "")
                 differing[place, tuple(ranks)].append(name)
                 break
+        by_rank = {rank: samples[one] for ranks in slices for rank, one in ranks.items()}
+        if _is_whole(source.layout, by_rank):
+            whole.append(name)
         if len(slices) > 1:
-            mine = {samples[tensor] for ranks in slices for tensor in ranks.values()}
+            mine = set(by_rank.values())
             if len(mine) == 1 and (name in by_hand or not next(iter(mine)).is_constant):
                 alike.append(name)
             distinct += len(mine) > 1
@@ -59,7 +66,28 @@ def find_doubts(
     ]
     if plan.catalog.description is not None:
         return problems, []
+    if whole:
+        problems.append(
+            f"{shorten(whole)}: the strategy says that an optimizer shard cuts them, and the ranks "
+            "that should hold different slices hold the same: is it the strategy of this run? "
+            "--trust-strategy believes it all the same"
+        )
     return problems, _notes(alike, distinct, by_hand)
+
+
+def _is_whole(layout: Layout, held: Mapping[int, Sample]) -> bool:
+    """Whether an optimizer shard is claimed, and all that it should tell apart is the same.
+
+    Tensors whose elements are all equal tell nothing, nor do slices of which others are missing.
+    """
+    bare = replace(layout, optimizer_shard=1)
+    groups = [[held[rank] for rank in bare.owners(i) if rank in held] for i in bare.slice_indices()]
+    return (
+        layout.optimizer_shard > 1
+        and len(held) == len(layout.ranks)
+        and all(len(set(samples)) == 1 for samples in groups)
+        and not any(sample.is_constant for samples in groups for sample in samples)
+    )
 
 
 def _notes(alike: list[str], distinct: int, by_hand: Mapping[str, str]) -> list[Note]:
