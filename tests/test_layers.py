@@ -85,7 +85,7 @@ def test_a_module_imports_only_what_its_floor_may_know(path):
         assert "h5py" not in known
     if name != "ckpttool.formats.decryption":
         assert "cryptography" not in known
-    others = {"click", "rich", "numpy", "h5py", "cryptography"}
+    others = {"click", "rich", "numpy", "h5py", "cryptography", "yaml"}
     assert known <= {*sys.stdlib_module_names, "ckpttool", *others}
 
 
@@ -144,7 +144,8 @@ def test_a_command_that_needs_no_arrays_loads_none_of_the_heavy_packages(argumen
         "import sys\n"
         "from ckpttool.cli.main import main\n"
         f"main({arguments.split()}, standalone_mode=False)\n"
-        "sys.exit(' '.join({'numpy', 'h5py', 'rich', 'cryptography'} & set(sys.modules)) or None)\n"
+        "heavy = {'numpy', 'h5py', 'rich', 'cryptography', 'yaml'}\n"
+        "sys.exit(' '.join(heavy & set(sys.modules)) or None)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60

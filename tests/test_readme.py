@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.by_hand import layout, strategy
+from tests.checkpoints import noise, write_file
 from tests.commands import run_well
 from tests.corpus import GOLDEN
+from tests.readers import Entry, read, read_ranks
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -30,10 +32,28 @@ def commands():
     return found
 
 
+def hybrid_parallel():
+    """What the four devices of MindSpore's tutorial on hybrid parallel save: full and by rank."""
+    full = {name: noise(name, "Float32", (8, 8)) for name in ("weight", "moments.weight")}
+    same = {name: noise(name, "Float32", (1,)) for name in ("learning_rate", "momentum")}
+    ranks = {}
+    for rank in range(4):
+        rows = {name: entry.array()[2 * rank : 2 * rank + 2] for name, entry in full.items()}
+        ranks[rank] = same | {
+            name: Entry("Float32", (2, 8), array.tobytes()) for name, array in rows.items()
+        }
+    return full | same, ranks
+
+
 @pytest.fixture
 def workplace(tmp_path, monkeypatch):
     """A folder as the README's examples assume it."""
     monkeypatch.chdir(tmp_path)
+    for rank, entries in hybrid_parallel()[1].items():
+        write_file(Path("nodes", f"node{rank}", "CKP_1-4_32.ckpt"), entries, "ckpt")
+    (text,) = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
+    Path("four.yaml").write_text(text, encoding="utf-8")
+    Path("two.yaml").write_text(text.replace("ranks: 4", "ranks: 2"), encoding="utf-8")
 
     def provide(case):
         shutil.copytree(GOLDEN / case / "src", "checkpoint", dirs_exist_ok=True)
@@ -65,6 +85,21 @@ def test_every_command_of_the_readme_runs(workplace):
         if "output/checkpoint" in words:
             provide_mindformers()
         run_well(*words, *([] if words[0] == "inspect" else ["--overwrite"]))
+
+
+def test_the_tutorial_on_hybrid_parallel_is_two_commands(workplace):
+    merge, split = (words for words in commands() if {"four.yaml", "two.yaml"} & set(words))
+    full, _ = hybrid_parallel()
+    run_well(*merge)
+    assert read(Path("integrated.ckpt")) == full
+    run_well(*split)
+    for rank, entries in read_ranks(Path("two")).items():
+        assert entries["weight"].shape == entries["moments.weight"].shape == (4, 8)
+        rows = slice(4 * rank, 4 * rank + 4)
+        assert (entries["weight"].array() == full["weight"].array()[rows]).all()
+        assert entries["learning_rate"] == full["learning_rate"]
+    run_well("reshard", "nodes", "-s", "four.yaml", "-d", "two.yaml", "-o", "same")
+    assert read_ranks(Path("same")) == read_ranks(Path("two"))
 
 
 def test_the_examples_of_every_help_run(workplace):

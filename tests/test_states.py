@@ -179,6 +179,7 @@ def test_a_corrected_layout_needs_no_more_slices_than_there_are():
 def test_a_state_that_fits_neither_with_nor_without_the_shard_is_left_as_it_is():
     found, problems, notes = find(with_names({"w": (2, 3), "accu_grads.w": (6, 3)}), CLAIMED)
     assert not problems
+    the_one(notes.pop("doubt"), "accu_grads.w (24, 3), expected (8, 3)")
     assert not notes
     assert found["accu_grads.w"][0].meta.shape == (24, 3)
 

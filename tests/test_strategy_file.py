@@ -262,6 +262,46 @@ def test_names_with_dashes_survive_in_a_merged_file(read):
     assert {name: one[0].first_rank for name, one in found.layouts.items()} == {"1-w": 0, "0-w": 2}
 
 
+@pytest.mark.parametrize("path", sorted((SAMPLES / "merged_again").iterdir()), ids=lambda p: p.name)
+def test_a_merged_file_that_mindspore_merged_again_is_what_it_was_before(path, tmp_path):
+    run = "pp2" if path.name.startswith("pp2") else "mp2_dp4"
+    folder = SAMPLES / run / "strategy"
+    once = read_strategy([str(folder)])
+    found = read_strategy([str(path)])
+    assert (found.layouts, found.stages) == (once.layouts, once.stages)
+    (note,) = found.notes
+    assert note.kind == "corrected"
+    assert path.name in note.text
+    shutil.copytree(folder, tmp_path / "strategy")
+    shutil.copy(path, tmp_path / "strategy" / f"merged_ckpt_strategy{path.suffix}")
+    assert read_strategy([str(tmp_path / "strategy")]).layouts == once.layouts
+
+
+def merged(*names, stages=(0, 1)):
+    """A file of these names, and of operators of these stages."""
+    return strategy(*map(operator, stages), *(layout(name, (2,), (0,)) for name in names))
+
+
+@pytest.mark.parametrize(
+    ("names", "plain"),
+    [
+        (["0-0-a", "0-1-b"], {"a": 0, "b": 2}),  # nothing but the merged file lay there
+        (["1-0-a", "1-1-b", "0-a"], {"a": 0, "b": 2}),
+        (["0-0-0-a", "0-0-1-b", "0-1-b"], {"a": 0, "b": 2}),
+        (
+            ["0-0-a", "0-1-b", "1-c"],
+            {"0-a": 0, "1-b": 0, "c": 2},
+        ),  # another stage 1: no merged file
+        (["0-0-a", "0-2-b", "1-c"], {"0-a": 0, "2-b": 0, "c": 2}),  # no stage 1 in it
+        (["0-1-a", "1-b"], {"1-a": 0, "b": 2}),
+    ],
+)
+def test_only_a_whole_merged_file_within_another_is_unfolded(read, names, plain):
+    found = read(merged(*names))
+    assert {name: one[0].first_rank for name, one in found.layouts.items()} == plain
+    assert bool(found.notes) == ("a" in plain)
+
+
 def test_a_merged_file_that_lacks_a_stage_says_which(read):
     with pytest.raises(StrategyError, match="layouts of stage 1 but none of stage 0"):
         read(strategy(layout("1-w", (2,), (0,))))

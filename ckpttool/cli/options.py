@@ -68,7 +68,8 @@ def _strategy(letter: str, side: str, of: str, required: bool) -> Decorator:
         multiple=True,
         required=required,
         metavar="FILE",
-        help=f"Strategy file of the {of}; again, or a folder, for several pipeline stages.",
+        help=f"Strategy file of the {of}, or one by hand (.yaml); again, or a folder, for several "
+        "pipeline stages.",
     )
 
 

@@ -136,6 +136,8 @@ def describe_checkpoint(
 
         strategy = source_layouts(catalog, strategy)
         # Contents are not read here, so a parameter that differs between ranks is no question yet.
+        strategy = strategy.resolve(catalog.metas)
+        notes += strategy.notes
         sources = find_sources(catalog, strategy, {}, "first")
         document["tensors"] = [_describe_source(source, strategy) for source in sources.found]
         notes += [note for note in sources.notes if note.kind != "unlisted"]

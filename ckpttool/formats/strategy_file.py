@@ -1,10 +1,15 @@
-"""MindSpore strategy files: of one stage or merged over pipeline stages, one file or many.
+"""Strategy files: of one stage or merged over pipeline stages, one file or many, and by hand.
 
-The bytes, protobuf and JSON, are the matter of `ckpttool.formats.strategy_forms`.
+The bytes, protobuf and JSON, are the matter of `ckpttool.formats.strategy_forms`; files written by
+hand that of `ckpttool.formats.strategy_by_hand`.
 
 In a file merged over stages every parameter is called ``"<stage>-<name>"``.  A file is taken for
 merged if all its names begin with one to three digits and a ``-``, and the stages of its operators
 occur among these numbers; so a parameter whose own name has a ``-`` in it does no harm.
+
+If a merged file lies among those of the ranks when they are merged once more, MindSpore takes it
+for the file of a stage, and its names become ``"0-0-<name>"``, ``"0-1-<name>"``.  This is undone: a
+stage whose names are those of a complete merged file, and which contradicts no other stage, is one.
 
 Not read: JSON files of operator strategies, which hold no parameter layouts.
 
@@ -19,14 +24,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpttool.errors import CkptToolError, FormatError, StrategyError, raise_all
 from ckpttool.formats import format_of_content
+from ckpttool.formats.strategy_by_hand import KEY, is_by_hand, read_by_hand
 from ckpttool.formats.strategy_forms import Entry, read_json, read_protobuf
 from ckpttool.model.layout import Layout
-from ckpttool.model.strategy import Strategy, join_stages
+from ckpttool.model.notes import Note
+from ckpttool.model.strategy import Strategy, join_stages, shorten
 
 MAX_STAGES = 1000  # no model has so many layers; a damaged number must not lead to a long list
 MAX_RANKS = 1 << 20  # ten times the largest clusters; layouts are tables over all ranks
@@ -38,11 +45,15 @@ STRATEGY_OF_RANK = re.compile(r".*_rank_(\d+)\.[a-z]+")
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """One strategy file, its layouts by stage; ``from_json`` tells which form it had."""
+    """One strategy file, its layouts by stage.
+
+    ``from_json`` tells which form it had, ``is_remerged`` whether it was merged more than once.
+    """
 
     path: str
     stages: Mapping[int, Mapping[str, Layout]]
     from_json: bool
+    is_remerged: bool
 
 
 def read_strategy(paths: str | Sequence[str]) -> Strategy:
@@ -53,27 +64,42 @@ def read_strategy(paths: str | Sequence[str]) -> Strategy:
     paths
         A file or several: of single stages, merged, or folders of them.  Several files of one
         stage must say the same; but of a merged file that lies among those of ranks only stages
-        that they do not tell are taken, since MindSpore merges such a file again, into names such
-        as ``0-0-w``.
+        that they do not tell are taken.  One may be written by hand, and adds to the others.
 
     Raises
     ------
     StrategyError
-        A file is empty, malformed or impossible, a stage is missing, or two files disagree.
+        A file is empty, malformed or impossible, a stage is missing, two files disagree, or several
+        are written by hand.
     OSError
         A file cannot be read.
     """
     errors: list[CkptToolError] = []
     files: list[_File] = []
-    listed = list(_list_files([paths] if isinstance(paths, str) else paths))
-    for path in listed:
+    by_hand: list[str] = []
+    for path in _list_files([paths] if isinstance(paths, str) else paths):
         try:
-            files.append(_read_file(path))
+            if Path(path).stat().st_size == 0:
+                raise StrategyError(path, "the strategy file is empty (0 bytes)")
+            if is_by_hand(path):
+                by_hand.append(path)
+            else:
+                files.append(_read_file(path))
         except CkptToolError as error:
             errors.append(error)
+    if len(set(by_hand)) > 1:
+        errors.append(StrategyError(by_hand[1], f"by hand, as {by_hand[0]} is; put them together"))
     raise_all(errors)
+    if not by_hand:
+        return _join_files(files)
+    return read_by_hand(by_hand[0], _join_files(files) if files else None)
+
+
+def _join_files(files: Sequence[_File]) -> Strategy:
+    """What several files of MindSpore's say together."""
     stages: dict[int, dict[str, Layout]] = {}
     origins: dict[int, _File] = {}
+    listed = [file.path for file in files]
     of_ranks = [Path(path) for path in listed if STRATEGY_OF_RANK.fullmatch(Path(path).name)]
     folders = {path.parent for path in of_ranks if not is_merged_name(path.name)}
     spare = {p for p in listed if is_merged_name(Path(p).name) and Path(p).parent in folders}
@@ -84,7 +110,10 @@ def read_strategy(paths: str | Sequence[str]) -> Strategy:
                 stages[stage], origins[stage] = dict(layouts), file
             elif file.path not in spare:
                 _check_agreement(origins[stage], file, stage, stages[stage], layouts)
-    return join_stages(stages, tuple(file.path for file in files))
+    again = [file.path for file in files if file.is_remerged and file.path not in spare]
+    text = "a merged strategy file was merged once more (names like 0-0-NAME), which is undone: "
+    notes = (Note("corrected", text + shorten(again)),) if again else ()
+    return replace(join_stages(stages, tuple(file.path for file in files)), notes=notes)
 
 
 def is_merged_name(name: str) -> bool:
@@ -104,8 +133,6 @@ def _list_files(paths: Sequence[str]) -> Iterator[str]:
 
 
 def _read_file(path: str) -> _File:
-    if Path(path).stat().st_size == 0:
-        raise StrategyError(path, "the strategy file is empty (0 bytes)")
     from_json = path.endswith(".json")
     try:
         entries, operator_stages = (read_json if from_json else read_protobuf)(path)
@@ -118,26 +145,49 @@ def _read_file(path: str) -> _File:
         raise StrategyError(
             path, f"operators of stage {impossible[0]}; stages are 0 to {MAX_STAGES - 1}"
         )
-    matches = {name: MERGED_NAME.fullmatch(name) for name in entries}
-    prefixes = {int(match[1]) for match in matches.values() if match}
-    if all(matches.values()) and operator_stages <= prefixes:
-        spelled = [(int(m[1]), m[2], entries[name]) for name, m in matches.items() if m]
-    elif len(operator_stages) > 1:
-        raise StrategyError(
-            path, f"operators of stages {sorted(operator_stages)} in a file that is not merged"
-        )
-    else:
-        stage = next(iter(operator_stages), 0)
-        spelled = [(stage, name, entry) for name, entry in entries.items()]
+    spelled = once = _split_names(entries)
+    while spelled and (inner := _find_merged_stage(spelled)):
+        spelled = inner
+    if not spelled or not operator_stages <= spelled.keys():
+        if len(operator_stages) > 1:
+            raise StrategyError(
+                path, f"operators of stages {sorted(operator_stages)} in a file that is not merged"
+            )
+        spelled = once = {next(iter(operator_stages), 0): entries}
     stages: dict[int, dict[str, Layout]] = {}
     errors: list[CkptToolError] = []
-    for stage, name, entry in spelled:
-        try:
-            stages.setdefault(stage, {})[name] = _to_layout(entry)
-        except ValueError as error:
-            errors.append(StrategyError(path, f"{name}: {error}"))
+    for stage, of_stage in spelled.items():
+        for name, entry in of_stage.items():
+            try:
+                stages.setdefault(stage, {})[name] = _to_layout(entry)
+            except ValueError as error:
+                errors.append(StrategyError(path, f"{name}: {error}"))
     raise_all(errors)
-    return _File(path, stages, from_json)
+    return _File(path, stages, from_json, is_remerged=spelled is not once)
+
+
+def _split_names(entries: Mapping[str, Entry]) -> dict[int, dict[str, Entry]] | None:
+    """The entries of a merged file, by stage; None if not all names are those of one."""
+    stages: dict[int, dict[str, Entry]] = {}
+    for name, entry in entries.items():
+        match = MERGED_NAME.fullmatch(name)
+        if match is None:
+            return None
+        stages.setdefault(int(match[1]), {})[match[2]] = entry
+    return stages
+
+
+def _find_merged_stage(
+    stages: Mapping[int, Mapping[str, Entry]],
+) -> dict[int, dict[str, Entry]] | None:
+    """What a stage holds that is a merged file itself; None if there is no such stage."""
+    for stage, entries in stages.items():
+        inner = _split_names(entries)
+        if inner and stage in inner and len(inner) == max(inner) + 1:
+            others = [(n, of_stage) for n, of_stage in stages.items() if n != stage]
+            if all(inner.get(n) == of_stage for n, of_stage in others):
+                return inner
+    return None
 
 
 def _what_instead(path: str, error: FormatError) -> str:
@@ -146,8 +196,11 @@ def _what_instead(path: str, error: FormatError) -> str:
     if format is not None:
         return f" but a checkpoint ({format})"
     with Path(path).open("rb") as file:
-        if file.read(64).lstrip().startswith(b"{"):
-            return ": JSON, but its name does not end in .json"
+        head = file.read(4096)
+    if KEY.encode() in head:
+        return ", unless by hand: then its name ends in .yaml, .yml or .json"
+    if head.lstrip().startswith(b"{"):
+        return ": JSON, but its name does not end in .json"
     return f": byte {error.offset}: {error.reason}"
 
 
@@ -201,7 +254,8 @@ def _check_agreement(
     if only:
         raise StrategyError(
             other.path,
-            f"stage {stage} has other parameters in {first.path}, for example {only[0]}",
+            f"stage {stage} has other parameters in {first.path}, for example {only[0]}; are both "
+            "of one run?",
         )
     for name, layout in layouts.items():
         twin = known[name]
@@ -209,5 +263,7 @@ def _check_agreement(
             known[name] = layout if twin.full_shape is None else twin
         elif first.from_json == other.from_json or all(len(axes) < 2 for axes in twin.tensor_map):
             raise StrategyError(
-                other.path, f"stage {stage} has another layout for {name} in {first.path}"
+                other.path,
+                f"stage {stage} has another layout for {name} in {first.path}; are both of one "
+                "run?",
             )

@@ -172,6 +172,15 @@ class Catalog:
     strategy_files: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
 
+    @property
+    def metas(self) -> dict[str, TensorMeta]:
+        """Name to tensor, as the lowest rank that has one holds it."""
+        found: dict[str, TensorMeta] = {}
+        for file in self.files.values():
+            for name, tensor in file.tensors.items():
+                found.setdefault(name, tensor.meta)
+        return found
+
 
 def format_ranks(ranks: Sequence[int]) -> str:
     """Ranks as people write them.

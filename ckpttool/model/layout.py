@@ -138,6 +138,21 @@ class Layout:
         """The ranks that hold the slice at ``index``, ascending."""
         return _grid(self).owners[index]
 
+    def cuts_like(self, other: Layout) -> bool:
+        """Whether every rank has the same slice, be the device matrices spelled as they may.
+
+        Examples
+        --------
+        >>> Layout((2, 2), ((1,), ())).cuts_like(Layout((2, 1, 2), ((2,), (1,))))
+        True
+        """
+        return (self.ranks, self.rows, self.fields, _grid(self)) == (
+            other.ranks,
+            other.rows,
+            other.fields,
+            _grid(other),
+        )
+
     def slice_indices(self) -> Iterator[tuple[int, ...]]:
         """Positions of all slices, in C order."""
         return product(*(range(n) for n in self.parts))
@@ -217,8 +232,8 @@ class Layout:
         """
         if len(shape) != len(self.tensor_map):
             return (
-                f"the tensor map {_listed(self.tensor_map)} is for {len(self.tensor_map)} axes, "
-                f"the tensor has shape {shape}"
+                f"the tensor map {_listed(self.tensor_map)} is for {len(self.tensor_map)} "
+                f"{'axis' if len(self.tensor_map) == 1 else 'axes'}, the tensor has shape {shape}"
             )
         if self.full_shape is not None and self.full_shape != shape:
             return f"the strategy says full shape {self.full_shape}, the slices give {shape}"

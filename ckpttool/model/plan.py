@@ -22,8 +22,8 @@ from ckpttool.model.sources import (
     find_sources,
     undivided_sources,
 )
-from ckpttool.model.states import borrow_rows
-from ckpttool.model.strategy import Strategy, count, parameter_of, shorten
+from ckpttool.model.states import target_layouts
+from ckpttool.model.strategy import Strategy, count, shorten
 from ckpttool.model.unlisted import Unlisted
 
 
@@ -201,24 +201,27 @@ def make_plan(
     if sources.problems:
         errors.append(PlanError(sources.problems))
     raise_all(errors)
-    return Plan(catalog, target, tuple(transfers), (*catalog.notes, *sources.notes))
+    of_strategies = [
+        note for one in (strategy, target.strategy) if one is not None for note in one.notes
+    ]
+    notes = (*catalog.notes, *of_strategies, *sources.notes)
+    return Plan(catalog, target, tuple(transfers), notes)
 
 
 def _find_transfers(sources: Sources, target: Target, has_strategy: bool) -> list[Transfer]:
     """A transfer for every source; what does not fit is added to the problems of ``sources``."""
-    listed = {} if target.strategy is None else target.strategy.layouts
     transfers: list[Transfer] = []
     undivided: list[str] = []
+    recut: list[str] = []
     for source in sources.found:
         name, shape = source.meta.name, source.meta.shape
-        layouts = listed.get(name) or listed.get(source.follows or name)
-        if source.turn is not None or source.meta.text is not None or not layouts:
+        layouts = _listed_layouts(source, target.strategy, recut)
+        if not layouts:
             layouts = _everywhere(source, target.ranks)
             was_cut = source.is_listed or source.follows is not None
             if target.strategy is not None and (was_cut or (not has_strategy and shape)):
                 undivided.append(name)
         else:
-            layouts = borrow_rows(layouts, listed.get(parameter_of(name) or name, ()))
             layouts = tuple(_folded(layout, shape) for layout in layouts)
             reasons = {_why_not_target(layout, shape) for layout in layouts} - {None}
             where = target.strategy.origin if target.strategy else ""
@@ -228,7 +231,7 @@ def _find_transfers(sources: Sources, target: Target, has_strategy: bool) -> lis
         if layouts:
             transfers.append(Transfer(source, layouts))
     if target.strategy is not None:
-        _compare_names(sources, target.strategy, undivided)
+        _compare_names(sources, target.strategy, undivided, recut)
     turned = {source.meta.name for source in sources.found if source.turn is not None}
     nowhere = sorted(turned - {transfer.source.meta.name for transfer in transfers})
     if nowhere:
@@ -236,6 +239,23 @@ def _find_transfers(sources: Sources, target: Target, has_strategy: bool) -> lis
         names = f"{count(len(nowhere), 'parameter')}: {shorten(nowhere)}"
         sources.notes.append(Note("dropped", f"{text}: {names}"))
     return transfers
+
+
+def _listed_layouts(
+    source: Source, strategy: Strategy | None, recut: list[str]
+) -> tuple[Layout, ...]:
+    """What the target's strategy tells of a source, if anything.
+
+    The name is added to ``recut`` if that is not what its own entry says.
+    """
+    if strategy is None or source.turn is not None or source.meta.text is not None:
+        return ()
+    name = source.meta.name
+    layouts = target_layouts(strategy, name, source.follows is not None)
+    own = strategy.layouts.get(name, layouts)
+    if [layout.parts for layout in own] != [layout.parts for layout in layouts]:
+        recut.append(name)
+    return layouts
 
 
 def _folded(layout: Layout, shape: tuple[int, ...]) -> Layout:
@@ -260,14 +280,21 @@ def _everywhere(source: Source, ranks: int) -> tuple[Layout, ...]:
     return tuple(Layout.undivided(ndim, 1, rank) for rank in range(first, ranks, step))
 
 
-def _compare_names(sources: Sources, strategy: Strategy, undivided: Sequence[str]) -> None:
+def _compare_names(
+    sources: Sources, strategy: Strategy, undivided: Sequence[str], recut: Sequence[str]
+) -> None:
     names = {source.meta.name for source in sources.found}
-    if names and not names & set(strategy.layouts) and not sources.problems:
+    has_other = bool(strategy.layouts) and not names & set(strategy.layouts)
+    if names and has_other and not sources.problems:
         sources.problems.append(
             f"{strategy.origin}: no parameter in common with the source: the strategy lists "
             f"{shorten(strategy.layouts, 3)}, the source holds {shorten(sorted(names), 3)}; "
             "is it the strategy of this model?"
         )
+    if recut:
+        text = "cut for the target like their parameters, whose optimizer shard their own entries "
+        text += f"lack: {count(len(recut), 'optimizer state')}: {shorten(recut)}"
+        sources.notes.append(Note("corrected", text))
     if undivided:
         sources.notes.append(
             Note(

@@ -16,9 +16,10 @@ from ckpttool.model.described import follow, odd_state
 from ckpttool.model.layout import Layout
 from ckpttool.model.maps import map_of, part_names
 from ckpttool.model.notes import Note
+from ckpttool.model.remarks import on_layouts, on_strays
 from ckpttool.model.slices import disagreement, group_ranks, join_slices
 from ckpttool.model.source import Source
-from ckpttool.model.states import followed_parameter, odd_shape, true_layouts
+from ckpttool.model.states import followed_parameter, odd_shape, state_layouts, true_layouts
 from ckpttool.model.strategy import Strategy, count, parameter_of, shorten
 from ckpttool.model.unlisted import Differing, Groups, Unlisted, decision, questions, set_apart
 
@@ -83,6 +84,7 @@ def find_sources(
         takes what source rank ``r`` modulo the number of source ranks holds (``"rank"``), the
         lowest rank's for all (``"first"``), none (``"drop"``).  None makes it a problem.
     """
+    assert strategy.rules is None, "Strategy.resolve() comes first"
     sources = Sources()
     holders = _holders(catalog)
     lacking: dict[tuple[int, ...], list[str]] = defaultdict(list)
@@ -101,7 +103,7 @@ def find_sources(
             continue
         followed = followed_parameter(catalog, strategy, name, ranks)
         if name in strategy.layouts or followed is not None:
-            layouts = strategy.layouts[followed or name]
+            layouts = state_layouts(strategy, name)
             if followed is None:
                 layouts = true_layouts(catalog, strategy, name)
                 corrected += [name] if layouts != strategy.layouts[name] else []
@@ -125,11 +127,13 @@ def find_sources(
         own, rest = set_apart(differing)
         _settle_unlisted(catalog, strategy, own, "drop", where, sources)
         is_listing = strategy.layouts or catalog.description is not None
-        asked = where if is_listing else None
-        sources.problems += questions(asked, rest, len(holders)) if rest else []
+        told_by = where if is_listing else None
+        may_add = bool(strategy.layouts)
+        sources.problems += questions(told_by, rest, len(holders), may_add) if rest else []
     _report_lacking(catalog, lacking, sources)
     _note_replicas(catalog, strategy, lacking, sources)
-    _note_layouts(sources, corrected, where)
+    sources.notes += on_layouts(sources.found, corrected, where)
+    sources.notes += on_strays(strategy, holders)
     return sources
 
 
@@ -358,17 +362,3 @@ def _settle_unlisted(
                 for rank in ranks
             ]
         sources.notes.append(decision(names, groups, unlisted, cycle, where))
-
-
-def _note_layouts(sources: Sources, corrected: Sequence[str], where: str) -> None:
-    following = [source for source in sources.found if source.follows is not None]
-    if following:
-        names = shorten(f"{source.meta.name} (as {source.follows})" for source in following)
-        states = count(len(following), "optimizer state")
-        text = f"not in {where}, cut like the parameter: {states}"
-        sources.notes.append(Note("follows", f"{text}: {names}"))
-    if corrected:
-        cut = count(len(corrected), "parameter")
-        text = f"not cut as the strategy says, but as slices and shapes tell: {cut}"
-        text += f": {shorten(corrected)}"
-        sources.notes.append(Note("corrected", text))

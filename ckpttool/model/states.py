@@ -7,12 +7,26 @@ the parameter's slices they are cut like them, whatever the strategy says.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ckpttool.model.catalog import Catalog, TensorMeta
 from ckpttool.model.layout import Layout
+from ckpttool.model.reduced import STATISTICS, reduced_from, without_axis
 from ckpttool.model.strategy import Strategy, parameter_of
+
+
+def state_layouts(strategy: Strategy, name: str) -> tuple[Layout, ...]:
+    """The layouts that ``name`` has if it is state of a listed parameter; none if it is not.
+
+    They are the parameter's, with an axis less for statistics of rows and columns.
+    """
+    base, reduced = _parameter(name), reduced_from(name)
+    layouts = () if base is None else strategy.layouts.get(base, ())
+    if reduced is None:
+        return layouts
+    found = [without_axis(layout, reduced[1]) for layout in layouts]
+    return () if None in found else tuple(layout for layout in found if layout is not None)
 
 
 def followed_parameter(
@@ -24,12 +38,13 @@ def followed_parameter(
     same stage.  Which rank holds the parameter does not matter: without redundancy it may be
     another.
     """
-    base = parameter_of(name)
-    if not base or base not in strategy.layouts or name in strategy.layouts:
+    base = _parameter(name)
+    if base is None or name in strategy.layouts or not state_layouts(strategy, name):
         return None
     shapes: dict[int, tuple[int, ...]] = {}
     for layout in strategy.layouts[base]:
-        shapes |= _slice_shapes(catalog, base, layout)
+        for rank, shape in _slice_shapes(catalog, base, layout).items():
+            shapes[rank] = _reduced(name, shape)
     if all(shapes.get(rank) == catalog.files[rank].tensors[name].meta.shape for rank in ranks):
         return base
     return None
@@ -51,36 +66,55 @@ def borrow_rows(layouts: tuple[Layout, ...], twins: tuple[Layout, ...]) -> tuple
     )
 
 
+def target_layouts(strategy: Strategy, name: str, is_following: bool) -> tuple[Layout, ...]:
+    """The layouts that a parameter has in a target; none if its strategy does not tell.
+
+    ``is_following`` says that the source does not list it, and that it was cut like its parameter;
+    then it is in the target as well.
+    """
+    own, of_state = strategy.layouts.get(name, ()), state_layouts(strategy, name)
+    if not own:
+        return of_state if is_following else ()
+    is_statistic = name.startswith(STATISTICS) and name not in strategy.by_hand
+    base = _parameter(name) or name
+    is_cut = any(layout.optimizer_shard > 1 for layout in strategy.layouts.get(base, ()))
+    if of_state and is_statistic and is_cut:
+        return of_state  # whose shard their own entries lack
+    return borrow_rows(own, of_state)
+
+
 def true_layouts(catalog: Catalog, strategy: Strategy, name: str) -> tuple[Layout, ...]:
     """The layouts of a listed parameter, corrected by what its slices and its parameter tell.
 
     If the strategy gives the full shape and the slices are too small for it by a number of
     replicas, they are cut by an optimizer shard that the strategy hides.
 
-    A state of a manually split embedding has its parameter's split if its slices do.  And it has
-    no optimizer shard if its slices do not: MindSpore copies the parameter's entry to its
-    ``accu_grads``, but cuts these only under ``gradient_accumulation_shard``.  A state has its
-    parameter's full shape, so the slices tell.
+    A state has its parameter's full shape, so its slices tell how it is cut.  MindSpore's entries
+    of states are wrong in three ways: those of a manually split embedding lack the split; those of
+    ``accu_grads`` have the parameter's optimizer shard, which cuts these only under
+    ``gradient_accumulation_shard``; those of AdaFactor's statistics do not have it, and are cut.
     """
     layouts = strategy.layouts[name]
     shaped = tuple(_shard_by_full_shape(catalog, name, layout) for layout in layouts)
-    if shaped != layouts:
+    twins = state_layouts(strategy, name)
+    if shaped != layouts or not twins:
         return shaped
-    twins = strategy.layouts.get(parameter_of(name) or name, ())
-    if twins is layouts:
-        return layouts
     split = borrow_rows(layouts, twins)
-    for tried in (split, _without_shard(split)):
-        if any(layout.rows for layout in split) and _have_rows(catalog, name, tried):
+    for tried in (split, _without_shard(split), twins):
+        if any(layout.rows for layout in tried) and _have_rows(catalog, name, tried):
             return tried
-    if all(layout.optimizer_shard == 1 for layout in layouts):
-        return layouts
-    shapes = (_full_shape(catalog, parameter_of(name) or name, twin) for twin in twins)
-    truth = next((shape for shape in shapes if shape is not None), None)
-    bare = _without_shard(layouts)
+    truth = next((full for _, full in _shapes(catalog, strategy, name) if full is not None), None)
+    by_stage = {twin.ranks: twin for twin in twins if not twin.rows}
     return tuple(
-        two if _full_shape(catalog, name, one) != truth == _full_shape(catalog, name, two) else one
-        for one, two in zip(layouts, bare, strict=True)
+        next(
+            (
+                tried
+                for tried in (one, bare, by_stage.get(one.ranks, one))
+                if truth is not None and _full_shape(catalog, name, tried) == truth
+            ),
+            one,
+        )
+        for one, bare in zip(layouts, _without_shard(layouts), strict=True)
     )
 
 
@@ -100,18 +134,53 @@ def _shard_by_full_shape(catalog: Catalog, name: str, layout: Layout) -> Layout:
 
 def odd_shape(catalog: Catalog, strategy: Strategy, meta: TensorMeta) -> str | None:
     """Why an unlisted state is not taken as it is: it is no slice of its parameter, nor whole."""
-    base = parameter_of(meta.name)
-    if not base or base not in strategy.layouts or math.prod(meta.shape) == 1:
+    if math.prod(meta.shape) == 1 or not state_layouts(strategy, meta.name):
         return None
-    for layout in strategy.layouts[base]:
-        full = _full_shape(catalog, base, layout)
+    for piece, full in _shapes(catalog, strategy, meta.name):
         if full is not None and len(full) == len(meta.shape) and full != meta.shape:
             return (
                 f"{meta.name}: not in the strategy, and its shape {meta.shape} is neither that of "
-                f"a slice of {base} {_slice_shape(catalog, base, layout)} nor of all of it {full}; "
-                "take it as it is with --unlisted first, or leave it out with --unlisted drop"
+                f"a slice of {_parameter(meta.name)} {piece} nor of all of it {full}; take it as "
+                "it is with --unlisted first, or leave it out with --unlisted drop"
             )
     return None
+
+
+def odd_full_shape(meta: TensorMeta, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+    """What is odd about the full shape of a state, given those of all parameters, if anything."""
+    base = _parameter(meta.name)
+    if base is None or base not in shapes or math.prod(meta.shape) == 1:
+        return None
+    expected = _reduced(meta.name, shapes[base])
+    return None if meta.shape == expected else f"{meta.name} {meta.shape}, expected {expected}"
+
+
+def _parameter(name: str) -> str | None:
+    """The parameter that ``name`` would be state of, be it of its shape or a statistic."""
+    reduced = reduced_from(name)
+    return parameter_of(name) if reduced is None else reduced[0]
+
+
+def _reduced(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that ``name`` has as state of a parameter of ``shape``."""
+    reduced = reduced_from(name)
+    if reduced is None or len(shape) < 2:
+        return shape
+    lost = range(len(shape))[reduced[1]]
+    return tuple(size for axis, size in enumerate(shape) if axis != lost)
+
+
+def _shapes(
+    catalog: Catalog, strategy: Strategy, name: str
+) -> Iterator[tuple[tuple[int, ...] | None, tuple[int, ...] | None]]:
+    """Slice shape and full shape that a state must have, as its parameter tells, for each stage."""
+    base = _parameter(name) or name
+    for layout in strategy.layouts[base]:
+        piece, full = _slice_shape(catalog, base, layout), _full_shape(catalog, base, layout)
+        if piece is None or full is None:
+            yield None, None
+        else:
+            yield _reduced(name, piece), _reduced(name, full)
 
 
 def _without_shard(layouts: tuple[Layout, ...]) -> tuple[Layout, ...]:

@@ -1,13 +1,21 @@
-"""What a strategy file holds: for each parameter its layouts, one per pipeline stage."""
+"""What strategy files hold: for each parameter its layouts, one per pipeline stage.
+
+A strategy by hand speaks of patterns of names, and nothing is known of a parameter until it is
+resolved with the names that a checkpoint has.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from ckpttool.errors import StrategyError
+from ckpttool.errors import PlanError, StrategyError
+from ckpttool.model.catalog import TensorMeta
 from ckpttool.model.layout import Layout
+from ckpttool.model.notes import Note
+from ckpttool.model.reduced import reduced_from
+from ckpttool.model.rules import Rules
 
 # Optimizer state is named by a prefix and the name of its parameter, and has its shape.
 # Source: the `clone_state` calls and `ParameterTuple` prefixes of mindspore/nn/optim, 2.10.
@@ -25,7 +33,7 @@ STATE_PREFIXES = (
     "mean_square.",  # RMSProp
     "moment.",
     "mean_gradient.",
-    "exp_avg.",  # AdaFactor; its exp_avg_sq_row_ and exp_avg_sq_col_ have other shapes
+    "exp_avg.",  # AdaFactor; for its statistics of rows and columns see `reduced`
     "exp_avg_sq_",
     "muon_m.",  # Muon of MindFormers
     "accu_grads.",  # gradient accumulation, pipeline
@@ -40,9 +48,11 @@ def parameter_of(name: str) -> str | None:
     >>> parameter_of("adam_m.layer.weight")
     'layer.weight'
     """
+    if reduced_from(name) is not None:
+        return None  # it has not the parameter's shape
     for prefix in STATE_PREFIXES:
         if name.startswith(prefix):
-            return name[len(prefix) :]
+            return name[len(prefix) :] or None
     return None
 
 
@@ -60,12 +70,21 @@ class Strategy:
         Ranks of each stage.
     files
         The files it was read from; empty if it was made in memory.
+    notes
+        What was noticed when it was read or resolved.
+    rules
+        What was written by hand, until `resolve` turns it into layouts.
+    by_hand
+        Names whose layouts were written by hand, and where.
     """
 
     layouts: Mapping[str, tuple[Layout, ...]]
     stages: int
     stage_ranks: int
     files: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
+    rules: Rules | None = None
+    by_hand: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def origin(self) -> str:
@@ -80,6 +99,50 @@ class Strategy:
     def stages_of(self, name: str) -> tuple[int, ...]:
         """The stages that list ``name``."""
         return tuple(layout.first_rank // self.stage_ranks for layout in self.layouts[name])
+
+    def resolve(self, metas: Mapping[str, TensorMeta]) -> Strategy:
+        """The strategy with its rules turned into layouts; itself if it has none.
+
+        Parameters
+        ----------
+        metas
+            Name to tensor, a slice or all of it: all names of the checkpoint.
+
+        Raises
+        ------
+        PlanError
+            Names that no rule matches and that nothing else is said of; rules that contradict the
+            listed layouts.
+        """
+        rules = self.rules
+        if rules is None:
+            return self
+        found = {name: rule for name in metas if (rule := rules.find(name)) is not None}
+        problems = []
+        silent = [name for name in metas if name not in found]
+        if silent and not rules.replicates_rest and not self.layouts:
+            problems.append(
+                f"{rules.path}: nothing is said of {count(len(silent), 'parameter')}: "
+                f"{shorten(silent, 20)}; add a pattern for each, or `otherwise: replicated` if all "
+                "ranks hold the same of them"
+            )
+        layouts, by_hand = dict(self.layouts), dict(self.by_hand)
+        for name, rule in found.items():
+            meta = metas[name]
+            said = rule.layouts(len(meta.shape))
+            listed = self.layouts.get(name)
+            if listed is not None and not _agree(listed, said):
+                others = shorten([path for path in self.files if path != rules.path], 2)
+                problems.append(
+                    f"{name}: {rule.place} cuts it otherwise than {others}; a strategy by hand "
+                    "adds to another, it corrects nothing"
+                )
+            if listed is None and meta.text is None:  # a string is never cut
+                layouts[name], by_hand[name] = said, rule.place
+        if problems:
+            raise PlanError(problems)
+        notes = (*self.notes, *rules.notes(found))
+        return replace(self, layouts=layouts, rules=None, by_hand=by_hand, notes=notes)
 
 
 def join_stages(
@@ -117,6 +180,15 @@ def join_stages(
             placed = replace(layout, first_rank=stage * stage_ranks)
             layouts[name] = (*layouts.get(name, ()), placed)
     return Strategy(layouts, len(stages), stage_ranks, files)
+
+
+def _agree(listed: Iterable[Layout], said: Iterable[Layout]) -> bool:
+    """Whether ``said`` cuts like ``listed`` in each stage that is listed."""
+    by_stage = {layout.first_rank: layout for layout in said}
+    return all(
+        layout.first_rank in by_stage and layout.cuts_like(by_stage[layout.first_rank])
+        for layout in listed
+    )
 
 
 def _common_ranks(stages: Mapping[int, Mapping[str, Layout]], origin: str) -> int:

@@ -34,7 +34,9 @@ def set_apart(differing: Differing) -> tuple[Differing, Differing]:
     return own, rest
 
 
-def questions(where: str | None, differing: Differing, total: int) -> list[str]:
+def questions(
+    where: str | None, differing: Differing, total: int, may_add: bool = False
+) -> list[str]:
     """What has to be asked: a problem for each way in which parameters differ.
 
     Parameters
@@ -46,10 +48,14 @@ def questions(where: str | None, differing: Differing, total: int) -> list[str]:
         Names by the way they differ.
     total
         Number of parameters in all.
+    may_add
+        Whether a strategy by hand may be given as well.
     """
+    more = "Say how slices are cut in a strategy by hand, given as well (-s MORE.yaml), or else: "
+    more = more if may_add else ""
     if where is not None:
         return [
-            f"{what} Decide with {CHOICES}"
+            f"{what} {more}Decide with {CHOICES}"
             for groups, names in differing.items()
             for what in _differences(where, groups, names)
         ]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ckpttool.errors import CkptToolError, PlanError, raise_all
 from ckpttool.formats import get_format, suffix_of
-from ckpttool.model.catalog import Catalog, format_ranks
+from ckpttool.model.catalog import Catalog, TensorMeta, format_ranks
 from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import Plan, Target, make_plan
@@ -272,13 +272,14 @@ def _plan(
     errors: list[CkptToolError] = [*damage]
     problems = [*catalog.problems, *place_problems(catalog.root, target, inputs, overwrite)]
     try:
+        strategy, target = _resolve(catalog, strategy, target)
         agreement: Agreement = {}
         if strategy is not None:
-            agreement = _compare(catalog, strategy, executor)
+            agreement = _compare(catalog, strategy, executor, notes)
         plan = make_plan(catalog, strategy, target, agreement, unlisted)
         problems += _content_problems(plan, notes)
         if strategy is not None and trust is not None and not trust.blindly:
-            doubts, doubtful = find_doubts(plan, executor)
+            doubts, doubtful = find_doubts(plan, executor, strategy.by_hand)
             sources = [transfer.source for transfer in plan.transfers]
             shards = (
                 find_shards(strategy, sources, executor, trust.optimizer_shard)
@@ -290,7 +291,7 @@ def _plan(
                 doubts = list(shards.problems)
             if shards is not None and not doubts:  # look again, with the strategy corrected
                 plan = make_plan(catalog, shards.strategy, target, agreement, unlisted)
-                doubts, doubtful = find_doubts(plan, executor)
+                doubts, doubtful = find_doubts(plan, executor, strategy.by_hand)
             problems += doubts
             notes += doubtful
         plan = replace(plan, notes=(*plan.notes, *notes))
@@ -302,8 +303,30 @@ def _plan(
     return plan
 
 
-def _compare(catalog: Catalog, strategy: Strategy, executor: Executor) -> Agreement:
-    """Ranks grouped by equal content, for every parameter of which the contents decide."""
+def _resolve(
+    catalog: Catalog, strategy: Strategy | None, target: Target
+) -> tuple[Strategy | None, Target]:
+    """Source strategy and target, with the names that the checkpoint has."""
+    errors: list[CkptToolError] = []
+    resolved: list[Strategy | None] = []
+    for known in (strategy, target.strategy):
+        try:
+            resolved.append(known.resolve(catalog.metas) if known is not None else None)
+        except CkptToolError as error:
+            errors.append(error)
+    if errors:
+        errors = [*catalog.damaged.values(), *errors]
+    raise_all(errors)
+    return resolved[0], replace(target, strategy=resolved[1])
+
+
+def _compare(
+    catalog: Catalog, strategy: Strategy, executor: Executor, notes: list[Note]
+) -> Agreement:
+    """Ranks grouped by equal content, for every parameter of which the contents decide.
+
+    A note is added on those of which contents tell nothing: one rank's slice may look like all.
+    """
     futures = {}
     for name in names_to_compare(catalog, strategy):
         for rank, file in catalog.files.items():
@@ -312,10 +335,21 @@ def _compare(catalog: Catalog, strategy: Strategy, executor: Executor) -> Agreem
     groups: dict[str, dict[Sample, list[int]]] = defaultdict(dict)
     for (name, rank), future in futures.items():
         groups[name].setdefault(future.result(), []).append(rank)
+    metas = catalog.metas
+    mute = [name for name, found in groups.items() if _is_mute(metas[name], found)]
+    if mute and strategy.layouts:
+        text = "not in the strategy, and all elements of all ranks are the same; taken for whole, "
+        text += f"if they are slices say so in a strategy by hand (-s MORE.yaml): {shorten(mute)}"
+        notes.append(Note("doubt", text))
     return {
         name: tuple(tuple(ranks) for ranks in by_content.values())
         for name, by_content in groups.items()
     }
+
+
+def _is_mute(meta: TensorMeta, contents: Collection[Sample]) -> bool:
+    is_constant = len(contents) == 1 and next(iter(contents)).is_constant
+    return is_constant and meta.nbytes > meta.itemsize
 
 
 def _content_problems(plan: Plan, notes: list[Note]) -> Iterator[str]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
+from ckpttool.model.reduced import reduced_from
 from ckpttool.model.source import Source
 from ckpttool.model.strategy import Strategy, count, parameter_of, shorten
 from ckpttool.storage.digest import Sample, digest
@@ -45,13 +46,18 @@ def find_shards(
         Of the source.
     sources
         As the strategy has them; every replica of those without an optimizer shard is read, once.
+        What a person wrote by hand is not corrected.
     executor
         Does the reading.
     default
         The shard of tensors of which nothing tells; None makes them a problem.  It also says that
         there is a shard, where the contents are no proof.
     """
-    listed = [source for source in sources if _can_be_cut(source)]
+    listed = [
+        source
+        for source in sources
+        if _can_be_cut(source) and source.meta.name not in strategy.by_hand
+    ]
     contents = _read(listed, executor)
     found = [
         smallest_shard(source.layout, held) for source, held in zip(listed, contents, strict=True)
@@ -142,6 +148,8 @@ def _rows(listed: Sequence[Source], shards: Mapping[str, int]) -> dict[str, int]
 def _can_be_cut(source: Source) -> bool:
     layout, shape = source.layout, source.meta.shape
     is_cut = layout.optimizer_shard > 1 or layout.rows or layout.fields > 1
+    if reduced_from(source.meta.name) is not None:
+        return False  # it is cut like its parameter
     return (
         source.is_listed and not is_cut and layout.replicas > 1 and bool(shape) and 0 not in shape
     )

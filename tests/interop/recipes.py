@@ -18,7 +18,7 @@ def stack(seed: int, types: tuple[str, ...], optimizer: str) -> dict[str, dict]:
     """Three dense layers, trained: by data, by columns and rows, by stages, and combined."""
     rng = random.Random(seed)
     sizes = [rng.choice((16, 24, 32, 48)) for _ in range(4)]
-    dtypes = rng.sample((types * 2)[:3], 3)
+    dtypes = rng.sample((types * 3)[:3], 3)
     layers = [
         {
             "n_in": sizes[i],
@@ -120,7 +120,10 @@ def families(seed: int) -> dict[str, dict[str, dict]]:
     other = stack(seed + 1, ("float16", "float32"), optimizer)
     for same in ("data_4", "tensor_2", "shard_all_4x2"):
         del other[same]  # not for another optimizer's sake
+    statistics = stack(seed + 4, ("float32",), "adafactor")
     return {
+        "adafactor": {name: statistics[name] for name in ("tensor_2x4", "shard_all_4x2")},
+        "adafactor_stages": {"stages_2_of_4_shard_all": statistics["stages_2_of_4_shard_all"]},
         "adamw": stack(seed, FLOATS, "adamw"),  # of the optimizers, the one that takes bfloat16
         "other": other,
         "types": grid(seed + 2, TYPES, None),

@@ -13,6 +13,7 @@ from tests.readers import Entry, read_ckpt, read_ranks
 Ranks = dict[int, dict[str, Entry]]
 
 GRADIENTS = "accu_grads."  # summed up over the micro batches of a pipeline
+STATISTICS = "exp_avg_sq_"  # AdaFactor's
 
 
 @dataclass(frozen=True, repr=False)

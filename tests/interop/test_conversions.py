@@ -10,7 +10,7 @@ import ckpttool
 from tests.commands import SUFFIXES, run_well
 from tests.corpus import differences, digests
 from tests.interop.cases import every_cut, every_pair, on
-from tests.interop.saved import GRADIENTS, resharded, wrong
+from tests.interop.saved import GRADIENTS, STATISTICS, resharded, wrong
 from tests.oracle import OracleLayout, take
 from tests.readers import read, read_ranks
 
@@ -21,6 +21,8 @@ def test_oracle_cuts_as_mindspore_does(cut, mindspore):
     for name, item in found.items():
         if name.startswith(GRADIENTS):
             item["opt_size"] = 0  # the strategy claims a shard that MindSpore does not cut
+        if name.startswith(STATISTICS) and cut.recipe["optimizer_shard"]:
+            continue  # the strategy omits the shard of the parameter, by which they are cut
         layout = OracleLayout(item["device_matrix"], item["tensor_map"], item["opt_size"])
         for rank in layout.ranks:
             part = take(cut.full[name].array(), layout, rank)
@@ -76,6 +78,12 @@ def test_merge_joins_what_mindspore_cut(cut, source, form, tmp_path):
     run_well("merge", cut.folder / source, "-s", cut.strategy, "-o", out)
     found = differences(digests({0: cut.full}), digests({0: read(out)}))
     assert not found[:3]
+
+
+@on("cut", [("adafactor_stages", "stages_2_of_4_shard_all")])
+def test_statistics_are_merged_from_the_stage_that_has_their_parameter(cut, tmp_path):
+    run_well("merge", cut.folder / "ckpt", "-s", cut.strategy, "-o", tmp_path / "full.ckpt")
+    assert not differences(digests({0: cut.full}), digests({0: read(tmp_path / "full.ckpt")}))
 
 
 @every_cut

@@ -109,6 +109,9 @@ class Grid(nn.Cell):
 
 
 OPTIMIZERS = {
+    "adafactor": lambda parameters: nn.AdaFactor(
+        parameters, 0.01, scale_parameter=False, relative_step=False
+    ),
     "sgd": lambda parameters: nn.SGD(parameters, 0.01),
     "momentum": lambda parameters: nn.Momentum(parameters, 0.01, 0.9),
     "adam": lambda parameters: nn.Adam(parameters, 0.001),
