@@ -103,11 +103,13 @@ def noise(name: str, dtype: str, shape: Shape) -> Entry:
     return Entry(dtype, shape, np.random.default_rng(list(name.encode())).bytes(nbytes))
 
 
-def write_file(path: Path, entries: Mapping[str, Entry], format: str) -> None:
+def write_file(
+    path: Path, entries: Mapping[str, Entry], format: str, attrs: Mapping[str, str] | None = None
+) -> None:
     """A checkpoint file with a header by the package; contents are put where it says."""
     path.parent.mkdir(parents=True, exist_ok=True)
     metas = [TensorMeta(name, entry.dtype, entry.shape) for name, entry in entries.items()]
-    index = get_format(format).create(str(path), metas, {})
+    index = get_format(format).create(str(path), metas, attrs or {})
     with path.open("r+b") as file:
         for name, tensor in index.tensors.items():
             at = 0

@@ -15,6 +15,7 @@ import click
 from ckpttool.cli.options import printable
 from ckpttool.errors import CkptToolError, PlanError
 from ckpttool.model.catalog import format_ranks
+from ckpttool.model.redundancy import is_marked, note_redundancy
 
 if TYPE_CHECKING:
     from ckpttool.formats.rank_table import Device
@@ -130,6 +131,8 @@ def describe_checkpoint(
     }
     if catalog.description is not None:
         document["values"] = dict(catalog.description.values)
+    elif strategy is None and is_marked(catalog):
+        notes += filter(None, [note_redundancy(catalog, is_deduplicated=True)])
     if strategy is not None or catalog.description is not None:
         from ckpttool.model.sources import find_sources
         from ckpttool.run.prepare import source_layouts

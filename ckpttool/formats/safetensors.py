@@ -14,9 +14,9 @@ offsets from the end of the header.  ``__metadata__`` maps strings to strings.
 * Contents MUST lie back to back, without gaps, overlaps or bytes behind the last (the standard).
 * MindSpore's own reader also wants the header to list the tensors in the order of their offsets.
   What is written does: larger element types first, then by name, as the safetensors library sorts.
-* MindSpore marks its files ``"format": "ms"``.  An ``Int4`` tensor is ``I8`` with a metadata entry
-  ``"<name>": "Int4"``.  A tensor called ``format`` displaces the mark: MindSpore would take the
-  mark for that tensor's type.
+* MindSpore marks its files ``"format": "ms"``; ``attrs`` may put another mark in its place.  An
+  ``Int4`` tensor is ``I8`` with a metadata entry ``"<name>": "Int4"``.  A tensor called ``format``
+  displaces the mark: MindSpore would take the mark for that tensor's type.
 * ``crc_num`` of the metadata is a checksum: CRC-32, in decimal, of the names (UTF-8) in sorted
   order, behind each its contents.  An integer without axes counts as that many zero bytes, by an
   oversight in MindSpore (``bytes(5)``); a negative one it cannot save, and here its bytes count.
@@ -70,7 +70,7 @@ class Safetensors:
     def refusals(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> Iterator[str]:
         """Problems with what the format cannot hold, a message each."""
         for meta in tensors:
-            if meta.name in attrs:
+            if meta.name in attrs and meta.name != "format":
                 yield f"{meta.name}: a safetensors file with a checksum uses this name itself"
             if meta.dtype == TEXT or DTYPES[meta.dtype].safetensors is None:
                 yield (
@@ -109,7 +109,9 @@ class Safetensors:
         """A file with its header in place and its size set, its contents still to be filled in."""
         ordered = sorted(tensors, key=lambda meta: (-_ORDER.index(_word(meta)), meta.name))
         names = {meta.name for meta in tensors}
-        metadata = {} if "format" in names else {"format": "ms"}
+        metadata = {"format": "ms", **attrs}
+        if "format" in names:
+            del metadata["format"]
         metadata |= {meta.name: "Int4" for meta in ordered if meta.dtype == "Int4"}
         metadata |= {"crc_num": MAX_CRC} if "crc_num" in attrs else {}
         header: dict[str, object] = {METADATA: dict(sorted(metadata.items()))}

@@ -16,6 +16,7 @@ from ckpttool.model.described import follow, odd_state
 from ckpttool.model.layout import Layout
 from ckpttool.model.maps import map_of, part_names
 from ckpttool.model.notes import Note
+from ckpttool.model.redundancy import MARK, is_deduplicated, note_redundancy
 from ckpttool.model.remarks import on_layouts, on_strays
 from ckpttool.model.slices import disagreement, group_ranks, join_slices
 from ckpttool.model.source import Source
@@ -28,11 +29,15 @@ Agreement = Mapping[str, Groups]  # of the content of a parameter
 
 @dataclass(slots=True)
 class Sources:
-    """What `find_sources` found: sources in the order of the files, all problems, all notes."""
+    """What `find_sources` found: sources in the order of the files, all problems, all notes.
+
+    ``is_deduplicated`` says that of ranks with equal slices one alone has each.
+    """
 
     found: list[Source] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
+    is_deduplicated: bool = False
 
 
 def names_to_compare(catalog: Catalog, strategy: Strategy) -> tuple[str, ...]:
@@ -85,7 +90,7 @@ def find_sources(
         lowest rank's for all (``"first"``), none (``"drop"``).  None makes it a problem.
     """
     assert strategy.rules is None, "Strategy.resolve() comes first"
-    sources = Sources()
+    sources = Sources(is_deduplicated=is_deduplicated(catalog, strategy))
     holders = _holders(catalog)
     lacking: dict[tuple[int, ...], list[str]] = defaultdict(list)
     if catalog.description is not None:
@@ -134,6 +139,9 @@ def find_sources(
     _note_replicas(catalog, strategy, lacking, sources)
     sources.notes += on_layouts(sources.found, corrected, where)
     sources.notes += on_strays(strategy, holders)
+    if catalog.description is None:
+        note = note_redundancy(catalog, sources.is_deduplicated)
+        sources.notes += [] if note is None else [note]
     return sources
 
 
@@ -204,7 +212,10 @@ def _check_ranks(
     sources: Sources,
 ) -> None:
     if not strategy.layouts:
-        sources.problems += _incomplete_replicas(catalog, holders)
+        if sources.is_deduplicated:
+            sources.problems += _absent_ranks(catalog)
+        else:
+            sources.problems += _incomplete_replicas(catalog, holders)
         return
     extra = [rank for rank in catalog.files if rank not in strategy.ranks]
     if extra:
@@ -221,6 +232,17 @@ def _check_ranks(
         )
     elif holders:
         _check_absent(catalog, strategy, holders, lacking, sources)
+
+
+def _absent_ranks(catalog: Catalog) -> Iterator[str]:
+    """Ranks without a file, where no other rank has what they had and nothing tells what it was."""
+    known = {*catalog.files, *catalog.damaged}
+    absent = [rank for rank in range(max(known)) if rank not in known]
+    if absent:
+        yield (
+            f"{format_ranks(absent)}: no checkpoint file found in {catalog.root}, which was saved "
+            f"without redundancy ({MARK}): what they had no other rank has"
+        )
 
 
 def _incomplete_replicas(catalog: Catalog, holders: Mapping[str, Sequence[int]]) -> Iterator[str]:
@@ -244,8 +266,8 @@ def _check_absent(
 ) -> None:
     """Listed parameters that no rank holds: never saved, or lost with the files of some ranks.
 
-    With files missing, a parameter counts as lost.  Only optimizer state of a kind that no rank
-    holds anything of was not saved: many keep the weights alone.
+    With files missing, or without redundancy, a parameter counts as lost.  Only optimizer state of
+    a kind that no rank holds anything of was not saved: many keep the weights alone.
     """
     saved = {name.removesuffix(parameter_of(name) or "") for name in holders}
     absent = [name for name in strategy.layouts if name not in holders]
@@ -255,7 +277,9 @@ def _check_absent(
         is_weight = base is None or base not in strategy.layouts
         ranks = tuple(rank for layout in strategy.layouts[name] for rank in layout.ranks)
         is_complete = all(rank in catalog.files for rank in ranks)
-        if is_complete or not (is_weight or name.removesuffix(base or "") in saved):
+        if (is_complete and not sources.is_deduplicated) or not (
+            is_weight or name.removesuffix(base or "") in saved
+        ):
             unsaved.append(name)
         else:
             lacking[ranks].append(name)
@@ -322,9 +346,11 @@ def _report_lacking(
         else:
             file = catalog.files[owners[0]]
             state = "is empty (0 bytes)" if file.nbytes == 0 else "was perhaps cut short"
-            what = f"{format_ranks(owners)}: slices are missing ({file.path} {state})"
+            of_file = "" if sources.is_deduplicated else f" ({file.path} {state})"
+            what = f"{format_ranks(owners)}: slices are missing{of_file}"
+        why = f" (saved without redundancy, {MARK})" if sources.is_deduplicated else ""
         many = "parameter" if len(names) == 1 else count(len(names), "parameter")
-        sources.problems.append(f"{what}; no other rank has them: {many} {shorten(names)}")
+        sources.problems.append(f"{what}; no other rank has them{why}: {many} {shorten(names)}")
 
 
 def _note_replicas(
