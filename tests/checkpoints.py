@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from ckpttool.formats import get_format, suffix_of
+from ckpttool.formats import format_of_suffix, get_format, suffix_of
 from ckpttool.model.catalog import Catalog, Extent, FileIndex, StoredTensor, TensorMeta
 from ckpttool.model.layout import Layout
 from ckpttool.model.sources import find_sources
@@ -118,6 +119,27 @@ def write_file(
                 file.write(entries[name].data[at : at + extent.nbytes])
                 at += extent.nbytes
     get_format(format).seal(str(path))
+
+
+def write_indexed(
+    folder: Path,
+    files: Mapping[str, Mapping[str, Entry]],
+    index: str = "param_name_map.json",
+    rest: Mapping[str, Entry] | None = None,
+) -> Path:
+    """A folder of files by name, with an index of all but the rest, which goes to every rank."""
+    for name, entries in files.items():
+        write_file(folder / name, entries, str(format_of_suffix(name)))
+    if rest is not None:
+        write_file(folder / "hyper_param.safetensors", rest, "safetensors")
+    document = {
+        "metadata": {
+            "total_size": sum(len(e.data) for entries in files.values() for e in entries.values())
+        },
+        "weight_map": {name: file for file, entries in files.items() for name in entries},
+    }
+    (folder / index).write_text(json.dumps(document, indent=4), encoding="utf-8")
+    return folder
 
 
 def write_ranks(folder: Path, ranks: Mapping[int, Mapping[str, Entry]], format: str) -> Path:

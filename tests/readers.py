@@ -107,6 +107,18 @@ def read_ranks(folder: Path) -> dict[int, dict[str, Entry]]:
     return ranks
 
 
+def read_indexed(folder: Path, index: str = "model.safetensors.index.json") -> dict[str, Entry]:
+    """All tensors that an index names, each from the file where the index says it is."""
+    files: dict[str, dict[str, Entry]] = {}
+    document = json.loads((folder / index).read_text(encoding="utf-8"))
+    for file in set(document["weight_map"].values()):
+        files[file] = read(folder / file)
+    found = {name: files[file][name] for name, file in document["weight_map"].items()}
+    assert found.keys() == {name for tensors in files.values() for name in tensors}
+    assert document["metadata"]["total_size"] == sum(len(entry.data) for entry in found.values())
+    return found
+
+
 # ------------------------------------------------------------------------------------ .ckpt
 
 

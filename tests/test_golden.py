@@ -1,7 +1,7 @@
 """Every conversion of the golden corpus, in every output format, byte for byte.
 
-Left to a later issue: ``split_unified``, whose source is the several files of MindSpore's
-``unified_safetensors``. What ``unified`` must hold is what ``merge`` must hold.
+The source of ``split_unified`` are the several files of MindSpore's ``unified_safetensors``.  What
+``unified`` must hold is what ``merge`` must hold.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def full_checkpoint(tmp_path_factory):
 
 def arguments(conversion, output_format, out, source):
     """The command line of a conversion."""
-    words = [conversion.kind, source, "-o", out, "--format", output_format]
+    words = [conversion.kind.removesuffix("_unified"), source, "-o", out, "--format", output_format]
     if conversion.src_strategy:
         words += ["-s", conversion.folder / conversion.src_strategy]
     if conversion.dst_strategy:
@@ -105,7 +105,9 @@ def test_merge_gives_what_mindspore_gives(conversion, output_format, tmp_path):
     assert not found
 
 
-@pytest.mark.parametrize(("conversion", "output_format"), cases("split", "reshard"))
+@pytest.mark.parametrize(
+    ("conversion", "output_format"), cases("split", "reshard", "split_unified")
+)
 def test_split_and_reshard_give_what_mindspore_gives(
     conversion, output_format, tmp_path, full_checkpoint
 ):
@@ -117,6 +119,14 @@ def test_split_and_reshard_give_what_mindspore_gives(
     }
     got = corpus.digests(read_ranks(tmp_path / "out"))
     assert not corpus.differences(prescribed(conversion), got)
+
+
+@pytest.mark.parametrize(("conversion", "output_format"), cases("unified"))
+def test_merge_of_a_unified_folder_gives_what_mindspore_gives(conversion, output_format, tmp_path):
+    out = tmp_path / f"full{SUFFIXES[output_format]}"
+    folder = conversion.folder / "golden" / "unified"
+    run_well("merge", folder, "-o", out)
+    assert not corpus.differences(prescribed(conversion), corpus.digests({0: read(out)}))
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ import pytest
 from ckpttool.errors import FormatError
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
-from ckpttool.model.sources import names_to_compare, undivided_sources
+from ckpttool.model.sources import names_to_compare
 from ckpttool.model.strategy import Strategy
+from ckpttool.model.undivided import undivided_sources
 from tests.checkpoints import (
     ONE_STAGE,
     ROWS,

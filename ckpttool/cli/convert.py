@@ -52,8 +52,14 @@ def convert(
         "wrote",
         ("path", "format", "tensors>", "size>"),
         (
-            (out.path, out.format, str(out.tensors), report.format_bytes(out.nbytes))
-            for out in written
+            *(
+                (out.path, out.format, str(out.tensors), report.format_bytes(out.nbytes))
+                for out in written
+            ),
+            *(
+                (index.path, "index", "", report.format_bytes(len(index.text.encode())))
+                for index in plan.documents
+            ),
         ),
     )
     nbytes = sum(out.nbytes for out in written)

@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     help="""\b
     ckpttool inspect checkpoint/ -s strategy.ckpt
 
-    Show what a checkpoint holds, from headers alone.  SRC is a file, whose tensors are listed, or
-    a folder of rank folders (or the output folder of a MindFormers run), whose ranks are listed,
-    and with a strategy the tensors, their full shapes and layouts.  A checkpoint that describes
-    itself is shown like this without one.  Group information, rank tables and graphs are shown as
-    what they are.
+    Show what a checkpoint holds, from headers alone.  SRC is a file or a folder with an index
+    (param_name_map.json, model.safetensors.index.json), whose tensors are listed, or a folder of
+    rank folders (or the output folder of a MindFormers run), whose ranks are listed, and with a
+    strategy the tensors, their full shapes and layouts.  A checkpoint that describes itself is
+    shown like this without one.  Group information, rank tables and graphs are shown as what they
+    are.
     """,
 )
 @options.source
@@ -54,16 +55,15 @@ def inspect(
     catalog, strategy, _ = options.load(src, pattern, step, src_strategy, key=key, tolerated=errors)
     errors[:0] = catalog.damaged.values()
     catalog = _verify(catalog, errors) if crc else catalog
-    notes = catalog.notes
-    is_file = catalog.is_undivided and strategy is None
-    if is_file:
-        document = report.describe_file(catalog.files[0])
+    is_whole = catalog.is_undivided and strategy is None
+    if is_whole:
+        document, notes = report.describe_undivided(catalog)
     else:
         document, notes = report.describe_checkpoint(catalog, strategy, errors)
     if as_json:
         report.print_json(document)
-    elif is_file:
-        report.print_file(catalog.files[0])
+    elif is_whole:
+        report.print_undivided(catalog, document)
     else:
         report.print_checkpoint(catalog, document)
     if not as_json:

@@ -23,12 +23,19 @@ if TYPE_CHECKING:
     Merge the files of all ranks into one file that holds every parameter undivided.  SRC is a
     folder of rank folders, or one that describes itself (MindFormers' Checkpoint 2.0) and needs
     no -s, or the output folder of a MindFormers run, whose strategies are found without -s; or
-    one file (which is then converted to another format).
+    one file or a folder with an index (param_name_map.json, model.safetensors.index.json), which
+    is then converted to another format.
     """,
 )
 @options.source
 @click.option(
-    "-o", "--output", "path", type=click.Path(), required=True, metavar="OUT", help="Output file."
+    "-o",
+    "--output",
+    "path",
+    type=click.Path(),
+    required=True,
+    metavar="OUT",
+    help="Output file; a folder with --max-shard-size.",
 )
 @options.src_strategy
 @options.step
@@ -48,6 +55,7 @@ if TYPE_CHECKING:
     type=options.FORMAT_CHOICE,
     help="Format of the output.  [default: by the ending of OUT, else hdf5]",
 )
+@options.max_shard_size
 @options.crc
 @options.jobs
 @options.overwrite
@@ -66,6 +74,7 @@ def merge(
     trust_strategy: bool,
     optimizer_shard: int | None,
     format: str | None,
+    max_part_bytes: int | None,
     crc: bool,
     jobs: int | None,
     overwrite: bool,
@@ -75,7 +84,7 @@ def merge(
     """Merge the files of all ranks into one."""
     if replicated and src_strategy:
         raise click.UsageError("--replicated and -s exclude each other.")
-    chosen = options.output_format(path, format)
+    chosen = options.output_format(path, format, is_folder=max_part_bytes is not None)
     options.check_crc(crc, chosen)
     catalog, strategy, _ = options.load(
         src, pattern, step, src_strategy, key=key, find_strategy=not replicated
@@ -90,6 +99,7 @@ def merge(
             unlisted=unlisted,
             trust_strategy=trust_strategy,
             optimizer_shard=optimizer_shard,
+            max_part_bytes=max_part_bytes,
             crc=crc,
             overwrite=overwrite,
             executor=executor,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
     from ckpttool.model.strategy import Strategy
 
     RanksType = click.ParamType[tuple[int, ...]]
+    SizeType = click.ParamType[int]
 else:
-    RanksType = click.ParamType  # generic from click 8.4 on only
+    RanksType = SizeType = click.ParamType  # generic from click 8.4 on only
 
 T = TypeVar("T")
 Decorator = Callable[[Callable[..., object]], Callable[..., object]]
@@ -50,6 +52,23 @@ class RankList(RanksType):
                 self.fail(f"{part!r} is no rank and no range of ranks such as 3-7", param, ctx)
             ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
         return tuple(sorted(ranks))
+
+
+class Size(SizeType):
+    """A number of bytes on the command line, such as ``5GB`` or ``2GiB``."""
+
+    name = "size"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Bytes; GB are 10^9 and GiB 2^30, as Hugging Face counts."""
+        match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([KMGT]?)(i?)B\s*", value)
+        if match is None or (match[3] and not match[2]):
+            self.fail(f"{value!r} is no size such as 5GB, 500MB or 2GiB", param, ctx)
+        unit = (1024 if match[3] else 1000) ** " KMGT".index(match[2] or " ")
+        nbytes = int(Decimal(match[1]) * unit)
+        if not nbytes:
+            self.fail("files of 0 bytes hold nothing", param, ctx)
+        return nbytes
 
 
 def _set_debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -145,7 +164,7 @@ unlisted = click.option(
     type=click.Choice(["rank", "first", "drop"]),
     help="A parameter that is not in the source strategy and differs between ranks: target rank "
     "r takes that of source rank r modulo source ranks, or all take the lowest rank's, or it is "
-    "left out.  [default: an error]",
+    "left out; so, too, with what may be one rank's slice in hyper_param.  [default: an error]",
 )
 trust_strategy = click.option(
     "--trust-strategy",
@@ -158,6 +177,14 @@ optimizer_shard = click.option(
     metavar="N",
     help="Where contents show an optimizer shard that the strategy hides: the shard of tensors "
     "whose contents do not tell it, 1 for none.  [default: an error]",
+)
+max_shard_size = click.option(
+    "--max-shard-size",
+    "max_part_bytes",
+    type=Size(),
+    metavar="SIZE",
+    help="Write a folder OUT of numbered files with at most SIZE of tensors each (5GB, 500MB, "
+    "2GiB), and the indexes by which MindSpore and Hugging Face load it.",
 )
 jobs = click.option(
     "-j",
@@ -237,13 +264,20 @@ def _on_strategy(files: tuple[str, ...]) -> Note:
     return Note("strategy", f"{text}; -s takes another")
 
 
-def output_format(path: str, format: str | None) -> str:
-    """The format of an output file: as asked for, else by its ending, else HDF5."""
+def output_format(path: str, format: str | None, is_folder: bool = False) -> str:
+    """The format of an output file: as asked for, else by its ending, else HDF5.
+
+    That of the numbered files in an output folder is safetensors if nothing is asked for.
+    """
     from ckpttool.formats import format_of_suffix
 
     if path == "-":
         raise click.UsageError("A checkpoint does not go to standard output; name a file.")
     by_name = format_of_suffix(path)
+    if is_folder:
+        if by_name is not None:
+            raise click.UsageError(f"{path} ends like a file; --max-shard-size writes a folder.")
+        return format or "safetensors"
     if format is not None and by_name not in (None, format):
         raise click.UsageError(f"{path} ends like {by_name}, but --format says {format}.")
     return format or by_name or "hdf5"

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,13 +16,14 @@ import click
 from ckpttool.cli.options import printable
 from ckpttool.errors import CkptToolError, PlanError
 from ckpttool.model.catalog import format_ranks
+from ckpttool.model.maps import map_of
+from ckpttool.model.notes import Note
 from ckpttool.model.redundancy import is_marked, note_redundancy
 
 if TYPE_CHECKING:
     from ckpttool.formats.rank_table import Device
     from ckpttool.model.catalog import Catalog, FileIndex
     from ckpttool.model.described import Described
-    from ckpttool.model.notes import Note
     from ckpttool.model.plan import Plan
     from ckpttool.model.source import Source
     from ckpttool.model.strategy import Strategy
@@ -82,27 +84,51 @@ def format_bytes(nbytes: int) -> str:
     return f"{size:.1f} TiB"
 
 
-def describe_file(file: FileIndex) -> Json:
-    """The document of ``inspect FILE``."""
-    from ckpttool.model.maps import map_of
+def describe_undivided(catalog: Catalog) -> tuple[Json, tuple[Note, ...]]:
+    """Document and notes of ``inspect`` of a file, or of several with an index."""
+    from ckpttool.model.undivided import possible_slices
 
+    if not catalog.indexes:
+        (file,) = catalog.files.values()
+        return {**_describe_file(file), "tensors": list(_describe_tensors(file))}, catalog.notes
+    files = catalog.files.values()
+    slices = possible_slices(catalog).values()
+    text = f"not in the index, so perhaps slices of rank 0: {', '.join(slices)}"
+    notes = (*catalog.notes, *([Note("doubt", text)] if slices else []))
+    document = {
+        "path": catalog.root,
+        "format": ", ".join(sorted({file.format for file in files})),
+        "nbytes": sum(file.nbytes for file in files),
+        "indexes": list(catalog.indexes),
+        "files": [{**_describe_file(file), "tensors": len(file.tensors)} for file in files],
+        "tensors": [
+            {**tensor, "file": file.path} for file in files for tensor in _describe_tensors(file)
+        ],
+        "notes": [{"kind": note.kind, "text": note.text} for note in notes],
+        "problems": [str(error) for error in catalog.damaged.values()],
+    }
+    return document, notes
+
+
+def _describe_file(file: FileIndex) -> Json:
     return {
         "path": file.path,
         "format": file.format,
         "nbytes": file.nbytes,
         "attrs": dict(file.attrs),
-        "tensors": [
-            {
-                "name": tensor.meta.name,
-                "dtype": tensor.meta.dtype,
-                "shape": list(tensor.meta.shape),
-                "nbytes": tensor.meta.nbytes,
-                **({} if tensor.meta.text is None else {"text": tensor.meta.text}),
-                **({"map": tag} if (tag := map_of(tensor.meta.name)) is not None else {}),
-            }
-            for tensor in file.tensors.values()
-        ],
     }
+
+
+def _describe_tensors(file: FileIndex) -> Iterator[Json]:
+    for meta in (tensor.meta for tensor in file.tensors.values()):
+        yield {
+            "name": meta.name,
+            "dtype": meta.dtype,
+            "shape": list(meta.shape),
+            "nbytes": meta.nbytes,
+            **({} if meta.text is None else {"text": meta.text}),
+            **({} if (tag := map_of(meta.name)) is None else {"map": tag}),
+        }
 
 
 def describe_checkpoint(
@@ -198,14 +224,21 @@ def _describe_described(source: Source, described: Described) -> Json:
     }
 
 
-def print_file(file: FileIndex) -> None:
-    """The table of ``inspect FILE``."""
+def print_undivided(catalog: Catalog, document: Json) -> None:
+    """The table of ``inspect`` of a file, or of several with an index."""
+    stored = [tensor for file in catalog.files.values() for tensor in file.tensors.values()]
+    several = bool(catalog.indexes)
+    of_files = f"{len(catalog.files)} files, " if several else ""
     print_table(
-        f"{file.path}: {file.format}, {format_bytes(file.nbytes)}, {len(file.tensors)} tensors",
-        ("name", "dtype", "shape", "size>"),
+        f"{document['path']}: {of_files}{document['format']}, "
+        f"{format_bytes(sum(file.nbytes for file in catalog.files.values()))}, "
+        f"{len(stored)} tensors",
+        ("name", "dtype", "shape", "size>", *(["file"] if several else [])),
         (
-            (meta.name, meta.dtype, _shape(meta.shape), format_bytes(meta.nbytes))
-            for meta in (tensor.meta for tensor in file.tensors.values())
+            (meta.name, meta.dtype, _shape(meta.shape), format_bytes(meta.nbytes), *where)
+            for meta, where in (
+                (tensor.meta, [PurePath(tensor.path).name] if several else []) for tensor in stored
+            )
         ),
     )
 
@@ -304,4 +337,5 @@ def describe_run(plan: Plan, written: Sequence[Written], seconds: float) -> Json
         "dst_bytes": sum(output.nbytes for output in written),
         "seconds": round(seconds, 6),
         "notes": [{"kind": note.kind, "text": note.text} for note in plan.notes],
+        **({"indexes": [doc.path for doc in plan.documents]} if plan.documents else {}),
     }

@@ -12,6 +12,7 @@ from ckpttool.cli.convert import convert
 
 if TYPE_CHECKING:
     from ckpttool.model.ciphertext import Secret
+    from ckpttool.model.unlisted import Unlisted
 
 
 @click.command(
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     ckpttool split merged.h5 -d strategy.ckpt -o sliced/ --format ckpt
 
     Cut an undivided checkpoint for the ranks of a strategy: DIR/rank_R/PREFIXR.ckpt (.h5,
-    .safetensors) for every rank R.  SRC is one file, or a folder with the file of one rank.
+    .safetensors) for every rank R.  SRC is one file, a folder with an index
+    (param_name_map.json, model.safetensors.index.json), or a folder with the file of one rank.
     """,
 )
 @options.source
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 @options.step
 @options.pattern
 @options.dec_key_file
+@options.unlisted
 @options.format
 @options.prefix
 @options.ranks
@@ -45,6 +48,7 @@ def split(
     step: str | None,
     pattern: str | None,
     key: Secret | None,
+    unlisted: Unlisted | None,
     format: str,
     prefix: str,
     ranks: tuple[int, ...] | None,
@@ -68,6 +72,7 @@ def split(
             format,
             prefix=prefix,
             ranks=ranks,
+            unlisted=unlisted,
             crc=crc,
             overwrite=overwrite,
             executor=executor,

@@ -152,7 +152,7 @@ class Catalog:
         What was passed over or chosen while looking for the files.
     is_undivided
         True if ``root`` is one checkpoint that holds every parameter undivided, unless a strategy
-        says otherwise: a file.
+        says otherwise: a file, or several with an index.  Then ``files`` is by number of file.
     description
         What the checkpoint says of itself, if it is of a kind that needs no strategy.
     strategy_files
@@ -160,6 +160,11 @@ class Catalog:
         MindFormers run; for those who name none.
     problems
         What stands in the way of a conversion, though one can look at it.
+    indexes
+        The index files that were read.
+    apart
+        The tensors of an undivided checkpoint that were kept apart from its parameters: each goes
+        to every rank as it is.  False for one that no index names: it may be one rank's slice.
     """
 
     root: str
@@ -171,6 +176,8 @@ class Catalog:
     description: Description | None = None
     strategy_files: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+    indexes: tuple[str, ...] = ()
+    apart: Mapping[str, bool] = field(default_factory=dict)
 
     @property
     def metas(self) -> dict[str, TensorMeta]:

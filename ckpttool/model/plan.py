@@ -20,10 +20,10 @@ from ckpttool.model.sources import (
     Agreement,
     Sources,
     find_sources,
-    undivided_sources,
 )
 from ckpttool.model.states import target_layouts
 from ckpttool.model.strategy import Strategy, count, shorten
+from ckpttool.model.undivided import undivided_sources
 from ckpttool.model.unlisted import Unlisted
 
 
@@ -103,7 +103,7 @@ class Target:
     ranks
         Number of ranks of the whole target.
     strategy
-        The layouts; None if every output holds everything undivided.
+        The layouts; None if everything is written undivided.
     attrs
         What else the headers say, as formats take it; ``"crc_num"`` for a checksum.
     """
@@ -113,6 +113,17 @@ class Target:
     ranks: int = 1
     strategy: Strategy | None = None
     attrs: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A small text file that is written when all outputs are complete.
+
+    It says which they are, so an old one is removed before the first of them is replaced.
+    """
+
+    path: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +142,7 @@ class Plan:
     target: Target
     transfers: tuple[Transfer, ...]
     notes: tuple[Note, ...] = field(default=())
+    documents: tuple[Document, ...] = field(default=())
 
     def __iter__(self) -> Iterator[OutputFile]:
         placed = [
@@ -168,7 +180,7 @@ def make_plan(
     catalog
         What is on disk.
     strategy
-        Layouts of the source; None if it is one file that holds everything undivided.
+        Layouts of the source; None if it holds everything undivided.
     target
         What is to be written.
     agreement
@@ -185,7 +197,7 @@ def make_plan(
         target's layout: all that was found, in one error.
     """
     if strategy is None:
-        sources = undivided_sources(catalog)
+        sources = undivided_sources(catalog, unlisted)
     else:
         sources = find_sources(catalog, strategy, agreement, unlisted)
     transfers = _find_transfers(sources, target, has_strategy=strategy is not None)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 
 from ckpttool.model.catalog import Catalog, format_ranks
 from ckpttool.model.notes import Note
@@ -74,3 +75,14 @@ def note_redundancy(catalog: Catalog, is_deduplicated: bool) -> Note | None:
         text += "checkpoint was not saved without redundancy: was it cut short?"
         return Note("replica", text)
     return None
+
+
+def absent_ranks(catalog: Catalog) -> Iterator[str]:
+    """Ranks without a file, where no other rank has what they had and nothing tells what it was."""
+    known = {*catalog.files, *catalog.damaged}
+    absent = [rank for rank in range(max(known)) if rank not in known]
+    if absent:
+        yield (
+            f"{format_ranks(absent)}: no checkpoint file found in {catalog.root}, which was saved "
+            f"without redundancy ({MARK}): what they had no other rank has"
+        )

@@ -16,7 +16,7 @@ from ckpttool.model.described import follow, odd_state
 from ckpttool.model.layout import Layout
 from ckpttool.model.maps import map_of, part_names
 from ckpttool.model.notes import Note
-from ckpttool.model.redundancy import MARK, is_deduplicated, note_redundancy
+from ckpttool.model.redundancy import MARK, absent_ranks, is_deduplicated, note_redundancy
 from ckpttool.model.remarks import on_layouts, on_strays
 from ckpttool.model.slices import disagreement, group_ranks, join_slices
 from ckpttool.model.source import Source
@@ -54,17 +54,6 @@ def names_to_compare(catalog: Catalog, strategy: Strategy) -> tuple[str, ...]:
         if len(ranks) > 1 and len(metas) == 1 and next(iter(metas)).text is None:
             names.append(name)
     return tuple(names)
-
-
-def undivided_sources(catalog: Catalog) -> Sources:
-    """Sources of a checkpoint in one file that holds every parameter undivided."""
-    return Sources(
-        [
-            _whole(catalog, name, rank)
-            for rank, file in catalog.files.items()  # one, or none if it is damaged
-            for name in file.tensors
-        ]
-    )
 
 
 def find_sources(
@@ -124,7 +113,7 @@ def find_sources(
         elif odd is not None:
             sources.problems.append(odd)
         else:
-            sources.found.append(_whole(catalog, name, ranks[0]))
+            sources.found.append(whole_source(catalog, name, ranks[0]))
     where = "the strategy" if catalog.description is None else "the description"
     if unlisted is not None:
         _settle_unlisted(catalog, strategy, differing, unlisted, where, sources)
@@ -199,7 +188,8 @@ def _group_by_content(
     return tuple(group_ranks(ranks, content).values())
 
 
-def _whole(catalog: Catalog, name: str, rank: int) -> Source:
+def whole_source(catalog: Catalog, name: str, rank: int) -> Source:
+    """A tensor that one file holds whole, the one of ``rank``."""
     meta = catalog.files[rank].tensors[name].meta
     return Source(meta, Layout.undivided(len(meta.shape), 1, rank), catalog)
 
@@ -213,7 +203,7 @@ def _check_ranks(
 ) -> None:
     if not strategy.layouts:
         if sources.is_deduplicated:
-            sources.problems += _absent_ranks(catalog)
+            sources.problems += absent_ranks(catalog)
         else:
             sources.problems += _incomplete_replicas(catalog, holders)
         return
@@ -232,17 +222,6 @@ def _check_ranks(
         )
     elif holders:
         _check_absent(catalog, strategy, holders, lacking, sources)
-
-
-def _absent_ranks(catalog: Catalog) -> Iterator[str]:
-    """Ranks without a file, where no other rank has what they had and nothing tells what it was."""
-    known = {*catalog.files, *catalog.damaged}
-    absent = [rank for rank in range(max(known)) if rank not in known]
-    if absent:
-        yield (
-            f"{format_ranks(absent)}: no checkpoint file found in {catalog.root}, which was saved "
-            f"without redundancy ({MARK}): what they had no other rank has"
-        )
 
 
 def _incomplete_replicas(catalog: Catalog, holders: Mapping[str, Sequence[int]]) -> Iterator[str]:
@@ -380,10 +359,10 @@ def _settle_unlisted(
     for groups, names in differing.items():
         ranks = sorted(rank for group in groups for rank in group)
         if unlisted == "first":
-            sources.found += [_whole(catalog, name, ranks[0]) for name in names]
+            sources.found += [whole_source(catalog, name, ranks[0]) for name in names]
         elif unlisted == "rank":
             sources.found += [
-                replace(_whole(catalog, name, rank), turn=(rank % cycle, cycle))
+                replace(whole_source(catalog, name, rank), turn=(rank % cycle, cycle))
                 for name in names
                 for rank in ranks
             ]

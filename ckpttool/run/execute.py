@@ -6,15 +6,15 @@ At most so many tasks are on their way at a time; the plan is drawn as fast as t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field
 
 from ckpttool.errors import CkptToolError, ExecutionError, VerifyError
-from ckpttool.model.plan import OutputFile, Plan
+from ckpttool.model.plan import Document, OutputFile, Plan
 from ckpttool.run.engines import InlineExecutor
 from ckpttool.run.fill import cut_into_tasks, fill
-from ckpttool.run.partial import PartialFile
+from ckpttool.run.partial import PartialFile, remove_document, write_document
 from ckpttool.storage.checksum import compute_checksum
 
 CHECK_SECONDS = 0.2  # how long a request to end the run may go unnoticed
@@ -97,11 +97,13 @@ def execute(
     """
     run = _Run(executor or InlineExecutor(), options or CopyOptions(), on_progress, check)
     try:
+        run.remove_documents(plan.documents)
         for output in plan:
             run.collect_done()
             run.start(output)
         while run.pending:
             run.collect()
+        run.write_documents(plan.documents)
     except BaseException as error:
         run.abandon()
         if isinstance(error, CkptToolError | OSError) and not isinstance(error, VerifyError):
@@ -181,6 +183,18 @@ class _Run:
         nbytes = job.file.commit(crc)
         rank, format = job.output.rank, job.output.format
         self.written.append(Written(rank, output, format, nbytes, len(job.output.tensors)))
+
+    def remove_documents(self, documents: Sequence[Document]) -> None:
+        """Remove the old ones: while outputs are replaced they would speak of a mixture."""
+        for document in documents:
+            self.current = document.path
+            remove_document(document.path)
+
+    def write_documents(self, documents: Sequence[Document]) -> None:
+        """Write what says that the outputs are complete."""
+        for document in documents:
+            self.current = document.path
+            write_document(document.path, document.text)
 
     def abandon(self) -> None:
         """Stop what has not begun, wait for the rest, and remove the outputs that are not done."""

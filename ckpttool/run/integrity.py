@@ -31,7 +31,7 @@ def check_files(
         Whether checksums are verified.
     """
     files = catalog.files
-    with_sum = [rank for rank, file in files.items() if _has_checksum(file)]
+    with_sum = [rank for rank, file in files.items() if _has_checksum(file, catalog.indexes)]
     with_tags = {
         rank: file.cipher
         for rank, file in files.items()
@@ -57,9 +57,14 @@ def check_files(
     return errors, notes + _note("saved without a checksum, so nothing tells of damage", others)
 
 
-def _has_checksum(file: FileIndex) -> bool:
-    """Whether there is a checksum; the 0 that MindSpore puts behind encrypted blocks is none."""
+def _has_checksum(file: FileIndex, indexes: Collection[str]) -> bool:
+    """Whether there is a checksum.
+
+    The 0 that MindSpore puts behind encrypted blocks is none, nor is what its
+    ``unified_safetensors`` writes into a part: that of a rank's file, carried over.
+    """
     is_none = file.cipher is not None and file.attrs.get("crc_num") == "0"
+    is_none = is_none or (bool(indexes) and file.attrs.get("format") == "ms")
     return "crc_num" in file.attrs and not is_none
 
 

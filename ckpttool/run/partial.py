@@ -93,6 +93,38 @@ class PartialFile:
                 os.close(fd)
 
 
+def write_document(path: str, text: str) -> None:
+    """Write a small text file, whole or not at all.
+
+    Raises
+    ------
+    BlockingIOError
+        Another run is writing it.
+    OSError
+        It cannot be written.
+    """
+    partial = Path(path + PARTIAL)
+    with os.fdopen(_claim(partial), "wb") as file:
+        try:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+            partial.replace(path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+    _sync_folder(partial.parent)
+
+
+def remove_document(path: str) -> None:
+    """Remove a file if there is one, for good before anything else is written."""
+    try:
+        Path(path).unlink()
+    except FileNotFoundError:
+        return
+    _sync_folder(Path(path).parent)
+
+
 def _claim(path: Path) -> int:
     """A new, empty, locked file, open for writing.
 

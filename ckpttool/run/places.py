@@ -16,7 +16,11 @@ FileId = tuple[int, int]  # device and inode
 
 
 def place_problems(
-    source: str, target: Target, inputs: Collection[str], overwrite: bool
+    source: str,
+    target: Target,
+    inputs: Collection[str],
+    overwrite: bool,
+    documents: Collection[str] = (),
 ) -> Iterator[str]:
     """Messages for everything that stands in the way of the outputs' names.
 
@@ -30,9 +34,11 @@ def place_problems(
         Every file that is read; none is ever replaced, whatever name it is given by.
     overwrite
         Whether another file may be replaced.
+    documents
+        Text files that are written beside the outputs.
     """
     taken = {_file_id(Path(path)) for path in inputs}
-    paths = list(target.paths.values())
+    paths = [*target.paths.values(), *documents]
     yield from dict.fromkeys(problem for path in paths for problem in _problems_of(path, taken))
     existing = [path for path in paths if os.path.lexists(path)]
     if existing and not overwrite:

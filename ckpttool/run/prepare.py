@@ -5,18 +5,16 @@ merge and split are reshard: merge reshards to the undivided layout, split from 
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from ckpttool.errors import CkptToolError, PlanError, raise_all
-from ckpttool.formats import get_format, suffix_of
+from ckpttool.formats import suffix_of
 from ckpttool.model.catalog import Catalog, TensorMeta, format_ranks
-from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import Plan, Target, make_plan
 from ckpttool.model.sources import Agreement, names_to_compare
@@ -25,6 +23,8 @@ from ckpttool.model.unlisted import Unlisted
 from ckpttool.run.doubts import find_doubts
 from ckpttool.run.engines import InlineExecutor
 from ckpttool.run.integrity import check_files
+from ckpttool.run.numbered import Numbered
+from ckpttool.run.outputs import content_problems
 from ckpttool.run.places import place_problems
 from ckpttool.run.shards import find_shards
 from ckpttool.storage.digest import Sample, digest
@@ -42,19 +42,20 @@ def plan_merge(
     unlisted: Unlisted | None = None,
     trust_strategy: bool = False,
     optimizer_shard: int | None = None,
+    max_part_bytes: int | None = None,
     crc: bool = False,
     overwrite: bool = False,
     executor: Executor | None = None,
 ) -> Plan:
-    """The plan that merges a checkpoint into one file.
+    """The plan that merges a checkpoint into one file, or into numbered files with an index.
 
     Parameters
     ----------
     catalog
         The source, from `scan`.
     strategy
-        Its layouts.  None for a single file that holds everything undivided, for a checkpoint
-        that describes itself, and with ``replicated``.
+        Its layouts.  None for a source that holds everything undivided, for a checkpoint that
+        describes itself, and with ``replicated``.
     path, format
         The file to be written and its format.
     replicated
@@ -68,6 +69,9 @@ def plan_merge(
         Skip the samples that show whether the strategy belongs to these files.
     optimizer_shard
         The optimizer shard of tensors whose contents do not tell it, where the strategy hides it.
+    max_part_bytes
+        Write a folder ``path`` of numbered files with at most so many bytes of tensors each, and
+        the index files of MindSpore and of Hugging Face.
     crc
         Verify the checksums of the source, and store one in the output.
     executor
@@ -84,9 +88,13 @@ def plan_merge(
         other = "or say --replicated if every rank holds everything (data parallel, or "
         other += "integrated_save=True), or name one rank's file as SRC"
         strategy = source_layouts(catalog, strategy, other, replicated)
-    target = Target(format, {0: path}, attrs=_attrs(crc))
     trust = _Trust(trust_strategy, optimizer_shard)
-    return _plan(catalog, strategy, target, unlisted, overwrite, executor, trust)
+    if max_part_bytes is None:
+        target = Target(format, {0: path}, attrs=_attrs(crc))
+        return _plan(catalog, strategy, target, unlisted, overwrite, executor, trust)
+    numbered = Numbered(path, format, max_part_bytes, _attrs(crc))
+    target = numbered.target()
+    return _plan(catalog, strategy, target, unlisted, overwrite, executor, trust, numbered)
 
 
 def plan_split(
@@ -97,6 +105,7 @@ def plan_split(
     *,
     prefix: str = "checkpoint_",
     ranks: Collection[int] | None = None,
+    unlisted: Unlisted | None = None,
     crc: bool = False,
     overwrite: bool = False,
     executor: Executor | None = None,
@@ -106,14 +115,16 @@ def plan_split(
     Parameters
     ----------
     catalog
-        The source, from `scan`: one file, or a folder with the file of one rank, or a checkpoint
-        that describes itself.
+        The source, from `scan`: one file, several with an index, a folder with the file of one
+        rank, or a checkpoint that describes itself.
     strategy
         Layouts of the target.
     folder, format, prefix
         Files ``folder/rank_R/{prefix}R`` with the ending of the format are written.
     ranks
         Only these target ranks.
+    unlisted
+        What to do with tensors of which the source may hold one rank's slice only.
     crc, executor
         As for `plan_merge`.
     overwrite
@@ -126,9 +137,15 @@ def plan_split(
     """
     if catalog.description is not None:
         return plan_reshard(
-            catalog, None, strategy, folder, format, prefix=prefix, ranks=ranks, overwrite=overwrite
+            *(catalog, None, strategy, folder, format),
+            prefix=prefix,
+            ranks=ranks,
+            unlisted=unlisted,
+            crc=crc,
+            overwrite=overwrite,
+            executor=executor,
         )
-    if len(catalog.files) + len(catalog.damaged) > 1:
+    if not catalog.is_undivided and len(catalog.files) + len(catalog.damaged) > 1:
         raise PlanError(
             [
                 (
@@ -139,7 +156,7 @@ def plan_split(
             ]
         )
     target = _rank_files(strategy, folder, format, prefix, ranks, crc)
-    return _plan(catalog, None, target, None, overwrite, executor)
+    return _plan(catalog, None, target, unlisted, overwrite, executor)
 
 
 def plan_reshard(
@@ -210,12 +227,16 @@ def source_layouts(
     Raises
     ------
     PlanError
-        There are none, or a source that describes itself was given some.
+        There are none, or a source that needs none was given some.
     """
     description = catalog.description
     if description is not None and (strategy is not None or replicated):
         given = "--replicated" if strategy is None else f"-s {strategy.origin}"
         reason = f"describes itself ({shorten(description.files, 2)}); leave {given} away"
+        raise PlanError([f"{catalog.root}: {reason}"])
+    if catalog.indexes:
+        reason = f"holds everything undivided, as {catalog.indexes[0]} says, so it is merged "
+        reason += "without a source strategy (-s, --replicated), and cut with split"
         raise PlanError([f"{catalog.root}: {reason}"])
     if description is not None:
         return Strategy({}, 1, max(catalog.files, default=0) + 1, description.files)
@@ -263,21 +284,22 @@ def _plan(
     overwrite: bool,
     executor: Executor | None,
     trust: _Trust | None = None,
+    numbered: Numbered | None = None,
 ) -> Plan:
     executor = executor or InlineExecutor()
-    inputs = [path for file in catalog.files.values() for path in file.paths]
+    inputs = [*catalog.indexes, *(path for file in catalog.files.values() for path in file.paths)]
     for known in (strategy, target.strategy):
         inputs += [] if known is None else known.files
     damage, notes = check_files(catalog, executor, "crc_num" in target.attrs)
     errors: list[CkptToolError] = [*damage]
-    problems = [*catalog.problems, *place_problems(catalog.root, target, inputs, overwrite)]
+    problems = list(catalog.problems)
     try:
         strategy, target = _resolve(catalog, strategy, target)
         agreement: Agreement = {}
         if strategy is not None:
             agreement = _compare(catalog, strategy, executor, notes)
         plan = make_plan(catalog, strategy, target, agreement, unlisted)
-        problems += _content_problems(plan, notes)
+        problems += content_problems(plan, notes)
         if strategy is not None and trust is not None and not trust.blindly:
             doubts, doubtful = find_doubts(plan, executor, strategy.by_hand)
             sources = [transfer.source for transfer in plan.transfers]
@@ -295,8 +317,14 @@ def _plan(
             problems += doubts
             notes += doubtful
         plan = replace(plan, notes=(*plan.notes, *notes))
+        if numbered is not None:
+            plan = numbered.spread(plan)
+            target = plan.target
+            problems += numbered.stale_problems(target)
     except CkptToolError as error:
         errors.append(error)
+    documents = [] if numbered is None else numbered.documents
+    problems = [*place_problems(catalog.root, target, inputs, overwrite, documents), *problems]
     if problems:
         errors.append(PlanError(problems))
     raise_all(errors)
@@ -350,36 +378,3 @@ def _compare(
 def _is_mute(meta: TensorMeta, contents: Collection[Sample]) -> bool:
     is_constant = len(contents) == 1 and next(iter(contents)).is_constant
     return is_constant and meta.nbytes > meta.itemsize
-
-
-def _content_problems(plan: Plan, notes: list[Note]) -> Iterator[str]:
-    """What the output format cannot hold, and whether the disk can take the rest."""
-    format = get_format(plan.target.format)
-    refused: dict[str, int] = {}
-    dtypes: set[str] = set()
-    need: dict[Path, int] = defaultdict(int)
-    for output in plan:
-        for refusal in format.refusals(output.metas, output.attrs):
-            refused.setdefault(refusal, output.rank)
-        dtypes |= {meta.dtype for meta in output.metas}
-        folder = Path(output.path).absolute()
-        while not folder.exists():
-            folder = folder.parent
-        need[folder if folder.is_dir() else folder.parent] += sum(m.nbytes for m in output.metas)
-    yield from refused
-    if plan.target.format == "safetensors" and dtypes & NOT_LOADED_FROM_SAFETENSORS:
-        words = ", ".join(sorted(dtypes & NOT_LOADED_FROM_SAFETENSORS))
-        notes.append(Note("format", f"MindSpore 2.10 does not load {words} from safetensors"))
-    has_sum = "crc_num" in plan.target.attrs
-    if plan.target.format == "safetensors" and has_sum and "BFloat16" in dtypes:
-        text = "MindSpore 2.10 does not verify checksums of safetensors with BFloat16 in them: it "
-        notes.append(Note("checksum", f"{text}fails; load these without crc_check"))
-    by_device: dict[int, tuple[Path, int]] = {}
-    for folder, nbytes in need.items():
-        first, total = by_device.get(folder.stat().st_dev, (folder, 0))
-        by_device[folder.stat().st_dev] = (first, total + nbytes)
-    for folder, nbytes in by_device.values():
-        disk = os.statvfs(folder)
-        free = disk.f_bavail * disk.f_frsize
-        if nbytes > free:
-            yield f"{folder}: {nbytes} bytes are to be written, {free} are free on this disk"

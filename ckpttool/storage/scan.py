@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from ckpttool.storage.folders import (
     note_siblings,
     unfinished,
 )
+from ckpttool.storage.indexed import note_index, scan_indexed
 from ckpttool.storage.leftovers import (
     is_unfinished_file,
     is_unfinished_folder,
@@ -41,7 +43,8 @@ def scan(
     ----------
     src
         A folder of rank folders, or the output folder of a MindFormers run that they lie in, or
-        one file, which is rank 0.
+        one file, which is rank 0; or an undivided checkpoint in several files: its folder or its
+        index.
     pattern
         Path of a rank's file below ``src``, with ``{rank}`` for its number and ``*`` for anything;
         a file name with a ``*`` in it only means files with a checkpoint's ending.
@@ -63,6 +66,10 @@ def scan(
     """
     root = Path(src)
     key = Secret(key) if isinstance(key, bytes) else key
+    undivided = scan_indexed(src, key) if pattern is None else None
+    if undivided is not None:
+        about_key = _note_encryption(undivided.files, key)
+        return replace(undivided, notes=(*undivided.notes, *about_key))
     if not root.is_dir():
         return _scan_file(root, key)
     notes: list[Note] = []
@@ -116,6 +123,7 @@ def _scan_file(path: Path, key: Secret | None) -> Catalog:
         raise UnsupportedError(str(path), None, reason)
     notes: list[Note] = []
     note_siblings(path, notes)
+    notes += note_index(path)
     note_occasion(path.name, notes)
     files = {0: read_index(str(path), key)}
     notes += _note_encryption(files, key)

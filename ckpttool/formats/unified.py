@@ -1,0 +1,172 @@
+"""The index files of an undivided checkpoint in several files: which file holds which tensor.
+
+Bytes
+-----
+A JSON object in UTF-8, of any indentation::
+
+    {
+      "metadata": {"total_size": <bytes of all tensors that are named>},
+      "weight_map": {"<name of a tensor>": "<path of its file, from the folder of the index>", ...}
+    }
+
+* ``param_name_map.json`` is MindSpore's, for ``part0.safetensors``, ``part1.safetensors``, ... of
+  ``unified_safetensors``.  An object without ``weight_map`` is taken for the map itself, as
+  MindSpore's loader takes it.
+* ``model.safetensors.index.json`` is Hugging Face's, for ``model-00001-of-00003.safetensors``, ...;
+  MindFormers also calls it ``ms-model.safetensors.index.json``.  Any ``NAME.index.json`` is read
+  where ``NAME`` ends like a checkpoint.
+* Paths MUST stay inside the folder.  Every name comes once.
+* ``total_size`` is no proof of anything: MindSpore leaves optimizer shards over the whole replica
+  group out of it, and files that were converted to another element type keep the old one.
+* A ``crc_num`` in a part of MindSpore's is that of a rank's file, carried over; it proves nothing.
+* ``hyper_param.safetensors`` beside an index belongs to it, named or not.  MindSpore puts there
+  what it did not merge: of rank 0's file the tensors that the strategy does not list, but also
+  rank 0's slices of ``accu_grads.*`` and of parameters that were not chosen.  Its loader gives all
+  of that file to every rank, uncut, and what is in the map only to ranks whose strategy lists it.
+
+What is written: both indexes, of the same content (so either loader finds everything, and finds it
+in the same files), names sorted, indented by two.  The parts of a safetensors checkpoint are marked
+``"format": "pt"``: MindSpore's loaders do not look at the mark, and Hugging Face's refuse ``"ms"``.
+
+Limits: an index of at most 100,000,000 bytes.
+
+Source
+------
+MindSpore 2.10 ``parallel/transform_safetensors.py`` (``_save_parameter_map_json``,
+``_save_hyper_param``, ``_load_parallel_checkpoint``); Hugging Face Transformers
+``modeling_utils.py`` and ``huggingface_hub`` ``serialization/_base.py``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from ckpttool.errors import FormatError
+from ckpttool.formats import format_of_suffix, suffix_of
+from ckpttool.formats.strict_json import parse_json
+
+MAP_NAME = "param_name_map.json"
+INDEX_SUFFIX = ".index.json"
+REST = "hyper_param"  # stem of the file that goes to every rank
+MAX_INDEX_BYTES = 100_000_000  # as the header of a safetensors file; stops hostile ones
+PART_ATTRS = {"format": "pt"}
+
+
+@dataclass(frozen=True, slots=True)
+class WeightIndex:
+    """What an index file says.
+
+    Attributes
+    ----------
+    path
+        The index file.
+    files
+        Name of a tensor to the path of its file, from the folder of the index.
+    total_size
+        Bytes of all tensors, as it claims; None if it does not.
+    """
+
+    path: str
+    files: Mapping[str, str]
+    total_size: int | None = None
+
+
+def is_index_name(name: str) -> bool:
+    """Whether a file of this name is an index of checkpoint files.
+
+    Examples
+    --------
+    >>> is_index_name("model.safetensors.index.json"), is_index_name("pytorch_model.bin.index.json")
+    (True, False)
+    """
+    if name == MAP_NAME:
+        return True
+    return name.endswith(INDEX_SUFFIX) and bool(format_of_suffix(name.removesuffix(INDEX_SUFFIX)))
+
+
+def read_index_file(path: str) -> WeightIndex:
+    """What an index file says; whether it is true is not looked at.
+
+    Raises
+    ------
+    FormatError
+        It is no index.
+    OSError
+        It cannot be read.
+    """
+    with Path(path).open("rb") as file:
+        data = file.read(MAX_INDEX_BYTES + 1)
+    if len(data) > MAX_INDEX_BYTES:
+        raise FormatError(path, None, f"an index of more than {MAX_INDEX_BYTES} bytes")
+    try:
+        document = parse_json(data)
+    except ValueError as error:
+        raise FormatError(path, None, str(error)) from error
+    if not isinstance(document, dict):
+        raise FormatError(path, None, "no index: it is no JSON object")
+    files = document.get("weight_map", document if Path(path).name == MAP_NAME else None)
+    if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
+        raise FormatError(path, None, "no index: weight_map does not map names to files")
+    metadata = document.get("metadata")
+    claimed = metadata.get("total_size") if isinstance(metadata, dict) else None
+    total = int(claimed) if isinstance(claimed, int | float) else None
+    return WeightIndex(path, {name: str(PurePosixPath(at)) for name, at in files.items()}, total)
+
+
+def is_inside(name: str) -> bool:
+    """Whether the path of a file in an index stays in the folder of the index.
+
+    Examples
+    --------
+    >>> is_inside("sub/part0.safetensors"), is_inside("../part0.safetensors"), is_inside("/etc/a")
+    (True, False, False)
+    """
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and not {"..", "\0"} & {*path.parts, *name}
+
+
+def index_text(files: Mapping[str, str], total_size: int) -> str:
+    """The text of an index file.
+
+    Parameters
+    ----------
+    files
+        Name of a tensor to the name of its file.
+    total_size
+        Bytes of all tensors.
+    """
+    document = {"metadata": {"total_size": total_size}, "weight_map": dict(sorted(files.items()))}
+    return json.dumps(document, indent=2) + "\n"
+
+
+def index_names(format: str) -> tuple[str, str]:
+    """Names of the two index files of a checkpoint in parts of a format.
+
+    Examples
+    --------
+    >>> index_names("ckpt")
+    ('param_name_map.json', 'model.ckpt.index.json')
+    """
+    return MAP_NAME, f"model{suffix_of(format)}{INDEX_SUFFIX}"
+
+
+def part_name(number: int | None, count: int, format: str) -> str:
+    """Name of a file of a checkpoint in parts.
+
+    Parameters
+    ----------
+    number
+        From 0; None for what goes to every rank.
+    count
+        Number of numbered files.
+
+    Examples
+    --------
+    >>> part_name(0, 3, "safetensors"), part_name(None, 3, "ckpt")
+    ('model-00001-of-00003.safetensors', 'hyper_param.ckpt')
+    """
+    stem = REST if number is None else f"model-{number + 1:05d}-of-{count:05d}"
+    return stem + suffix_of(format)

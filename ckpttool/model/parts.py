@@ -1,0 +1,69 @@
+"""An undivided checkpoint in numbered files, each of at most so many bytes.
+
+Parameters are put into files one after the other, in the order of the plan; where the next one does
+not fit, the next file begins, so one that is larger than the limit has a file of its own.  Tensors
+that belong to no rank's layout go to a file apart, which loaders give to every rank as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ckpttool.model.layout import Layout
+from ckpttool.model.plan import Plan, Transfer
+
+
+def cut_into_parts(plan: Plan, limit: int, path: Callable[[int | None, int], str]) -> Plan:
+    """The plan of a merge, its one output spread over files.
+
+    Parameters
+    ----------
+    plan
+        Of one output that holds everything.
+    limit
+        Bytes of tensors in a numbered file, at most.
+    path
+        Gives the file of a number, from 0, of so many; the number is None for the file apart.
+    """
+    apart = _kept_apart(plan)
+    numbers: list[int] = []
+    number = filled = 0
+    for transfer, is_apart in zip(plan.transfers, apart, strict=True):
+        if not is_apart:
+            nbytes = transfer.source.meta.nbytes
+            if filled and filled + nbytes > limit:
+                number, filled = number + 1, 0
+            filled += nbytes
+        numbers.append(number)
+    count = 0 if all(apart) else number + 1
+    transfers = tuple(
+        replace(transfer, layouts=(_placed(transfer, count if is_apart else number),))
+        for transfer, is_apart, number in zip(plan.transfers, apart, numbers, strict=True)
+    )
+    paths = {number: path(number, count) for number in range(count)}
+    if any(apart):
+        paths[count] = path(None, count)
+    target = replace(plan.target, paths=paths, ranks=len(paths))
+    return replace(plan, target=target, transfers=transfers)
+
+
+def _placed(transfer: Transfer, number: int) -> Layout:
+    """The layout of a tensor that is whole in one file."""
+    return Layout.undivided(len(transfer.source.meta.shape), 1, number)
+
+
+def _kept_apart(plan: Plan) -> Sequence[bool]:
+    """Of every transfer whether it goes to the file apart.
+
+    That is what the source keeps apart or its strategy does not list.  Without a strategy it is
+    what cannot be cut: a single element.
+    """
+    sources = [transfer.source for transfer in plan.transfers]
+    if any(source.is_listed for source in sources):
+        return [not (source.is_listed or source.follows) for source in sources]
+    return [
+        source.meta.name in plan.catalog.apart or math.prod(source.meta.shape) == 1
+        for source in sources
+    ]

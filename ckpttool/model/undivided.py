@@ -1,0 +1,74 @@
+"""Checkpoints that hold every parameter undivided, in one file or several.
+
+Of several, one file may be kept apart: it goes to every rank as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.notes import Note
+from ckpttool.model.sources import Sources, whole_source
+from ckpttool.model.strategy import parameter_of, shorten
+from ckpttool.model.unlisted import Unlisted
+
+
+def undivided_sources(catalog: Catalog, unlisted: Unlisted | None = None) -> Sources:
+    """Sources of a checkpoint that holds every parameter undivided, in one file or several.
+
+    ``unlisted`` decides, as in `find_sources`, what becomes of tensors of which it may hold only
+    one rank's slice.
+    """
+    sources = Sources()
+    slices = possible_slices(catalog)
+    if slices:
+        question, note = _settle_slices(catalog, slices, unlisted)
+        sources.problems += [question] if question else []
+        sources.notes += [note] if note else []
+    for rank, file in catalog.files.items():
+        kept = (name for name in file.tensors if unlisted != "drop" or name not in slices)
+        sources.found += [whole_source(catalog, name, rank) for name in kept]
+    return sources
+
+
+def possible_slices(catalog: Catalog) -> Mapping[str, str]:
+    """What an undivided checkpoint keeps apart and what may be rank 0's slice of it all.
+
+    MindSpore puts there what it did not merge: what the strategy does not list, but also
+    ``accu_grads.*`` and parameters that were not chosen.  Whole for certain is what an index names,
+    a tensor without axes, one with a single element, and a state that has its parameter's shape.
+    A state that has not is none, even of a single element.
+
+    Returns
+    -------
+    Mapping
+        Name to what is known of it, for a message.
+    """
+    metas = catalog.metas
+    found = {}
+    for name, is_named in catalog.apart.items():
+        meta, base = metas[name], metas.get(parameter_of(name) or name)
+        if is_named or not meta.shape:
+            continue
+        if base is not None and base.name not in catalog.apart:
+            if meta.shape != base.shape:
+                found[name] = f"{name} {meta.shape}, of {base.name} {base.shape}"
+        elif math.prod(meta.shape) != 1:
+            found[name] = f"{name} {meta.shape}"
+    return found
+
+
+def _settle_slices(
+    catalog: Catalog, slices: Mapping[str, str], unlisted: Unlisted | None
+) -> tuple[str | None, Note | None]:
+    """The question that `possible_slices` raise, or a note of how the user decided it."""
+    listed = f"{catalog.root}: {shorten(slices.values())}"
+    if unlisted == "drop":
+        return None, Note("dropped", f"{listed}: perhaps rank 0's slices only: dropped")
+    if unlisted == "first":
+        return None, Note("unlisted", f"{listed}: perhaps rank 0's slices only: taken as they are")
+    text = f"{listed}: not in the index, so only rank 0's, of which it may have a slice; "
+    text += "leave out what is one with --unlisted drop, or take all as it is with --unlisted first"
+    return text, None

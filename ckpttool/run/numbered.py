@@ -1,0 +1,79 @@
+"""A merged checkpoint in numbered files: names, indexes, and what is in the way.
+
+The indexes are the last to be written and, if they are to be replaced, the first to be removed: at
+no time does one speak of files that are not all of one run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ckpttool.formats import format_of_suffix
+from ckpttool.formats.unified import (
+    PART_ATTRS,
+    index_names,
+    index_text,
+    is_index_name,
+    part_name,
+)
+from ckpttool.model.parts import cut_into_parts
+from ckpttool.model.plan import Document, Plan, Target
+from ckpttool.model.strategy import shorten
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """An output of `ckpttool.run.prepare.plan_merge`.
+
+    Attributes
+    ----------
+    folder, format
+        Where the files go, and their format.
+    limit
+        Bytes of tensors in each, at most.
+    attrs
+        What else the headers say.
+    """
+
+    folder: str
+    format: str
+    limit: int
+    attrs: Mapping[str, str]
+
+    @property
+    def documents(self) -> list[str]:
+        """The index files."""
+        return [str(Path(self.folder, name)) for name in index_names(self.format)]
+
+    def target(self) -> Target:
+        """A target of one file, as long as nobody knows how many there will be."""
+        return Target(self.format, {0: self._path(None, 0)}, attrs={**PART_ATTRS, **self.attrs})
+
+    def spread(self, plan: Plan) -> Plan:
+        """The plan for that one file, spread over numbered ones with their indexes."""
+        plan = cut_into_parts(plan, self.limit, self._path)
+        files = {meta.name: Path(output.path).name for output in plan for meta in output.metas}
+        total = sum(transfer.source.meta.nbytes for transfer in plan.transfers)
+        text = index_text(files, total)
+        return replace(plan, documents=tuple(Document(path, text) for path in self.documents))
+
+    def stale_problems(self, target: Target) -> Iterator[str]:
+        """A message if there are files that a loader might take for parts of this checkpoint."""
+        folder = Path(self.folder)
+        ours = {Path(path).name for path in (*target.paths.values(), *self.documents)}
+        stale = [
+            path.name
+            for path in (sorted(folder.iterdir()) if folder.is_dir() else [])
+            if path.name not in ours
+            and (format_of_suffix(path.name) == self.format or is_index_name(path.name))
+        ]
+        if stale:
+            yield (
+                f"{folder}: {shorten(stale, 3)}: of another checkpoint, and a loader might mix it "
+                "with this one; move it away or write to another folder"
+            )
+
+    def _path(self, number: int | None, count: int) -> str:
+        return str(Path(self.folder, part_name(number, count, self.format)))

@@ -1,0 +1,46 @@
+"""What stands in the way of the outputs' contents: their format, and room on the disk."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from ckpttool.formats import get_format
+from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
+from ckpttool.model.notes import Note
+from ckpttool.model.plan import Plan
+
+
+def content_problems(plan: Plan, notes: list[Note]) -> Iterator[str]:
+    """What the output format cannot hold, and whether the disk can take the rest."""
+    format = get_format(plan.target.format)
+    refused: dict[str, int] = {}
+    dtypes: set[str] = set()
+    need: dict[Path, int] = defaultdict(int)
+    for output in plan:
+        for refusal in format.refusals(output.metas, output.attrs):
+            refused.setdefault(refusal, output.rank)
+        dtypes |= {meta.dtype for meta in output.metas}
+        folder = Path(output.path).absolute()
+        while not folder.exists():
+            folder = folder.parent
+        need[folder if folder.is_dir() else folder.parent] += sum(m.nbytes for m in output.metas)
+    yield from refused
+    if plan.target.format == "safetensors" and dtypes & NOT_LOADED_FROM_SAFETENSORS:
+        words = ", ".join(sorted(dtypes & NOT_LOADED_FROM_SAFETENSORS))
+        notes.append(Note("format", f"MindSpore 2.10 does not load {words} from safetensors"))
+    has_sum = "crc_num" in plan.target.attrs
+    if plan.target.format == "safetensors" and has_sum and "BFloat16" in dtypes:
+        text = "MindSpore 2.10 does not verify checksums of safetensors with BFloat16 in them: it "
+        notes.append(Note("checksum", f"{text}fails; load these without crc_check"))
+    by_device: dict[int, tuple[Path, int]] = {}
+    for folder, nbytes in need.items():
+        first, total = by_device.get(folder.stat().st_dev, (folder, 0))
+        by_device[folder.stat().st_dev] = (first, total + nbytes)
+    for folder, nbytes in by_device.values():
+        disk = os.statvfs(folder)
+        free = disk.f_bavail * disk.f_frsize
+        if nbytes > free:
+            yield f"{folder}: {nbytes} bytes are to be written, {free} are free on this disk"

@@ -1,0 +1,174 @@
+"""Finds the files of an undivided checkpoint in several files, and holds its index against them.
+
+Such a folder has an index file (`ckpttool.formats.unified`), or just one ``model.safetensors``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from ckpttool.errors import FormatError, PlanError, raise_all
+from ckpttool.formats import format_of_suffix, read_index, read_indexes
+from ckpttool.formats.unified import REST, WeightIndex, is_index_name, is_inside, read_index_file
+from ckpttool.model.catalog import Catalog, FileIndex
+from ckpttool.model.ciphertext import Secret
+from ckpttool.model.notes import Note
+from ckpttool.model.strategy import count, shorten
+from ckpttool.storage.folders import RANK_FOLDER
+
+SINGLE = "model.safetensors"  # what Hugging Face calls a checkpoint in one file
+PART = re.compile(r"(part\d+|[\w.-]*model-\d{5}-of-\d{5}|hyper_param)\.\w+")
+
+
+def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
+    """The catalog of an undivided checkpoint in a folder, or None if ``src`` is none.
+
+    Its files are numbered from 0, in the order of their names, numbers in them as numbers; the
+    file that goes to every rank is the last.
+
+    Parameters
+    ----------
+    src
+        The folder, or an index file in it.
+    key
+        That of encrypted files.
+
+    Raises
+    ------
+    FormatError
+        An index is damaged.
+    PlanError
+        The index and the files do not fit together: all that was found, in one error.
+    OSError
+        A folder or a file cannot be read.
+    """
+    root = Path(src)
+    if root.is_file() and is_index_name(root.name):
+        return _read(src, root.parent, [read_index_file(src)], key)
+    if not root.is_dir():
+        return None
+    inside = sorted(root.iterdir())
+    indexes = [read_index_file(str(p)) for p in inside if is_index_name(p.name) and p.is_file()]
+    files = [path for path in inside if format_of_suffix(path.name) is not None and path.is_file()]
+    ranks = [path.name for path in inside if RANK_FOLDER.fullmatch(path.name) and path.is_dir()]
+    if not indexes:
+        if [path.name for path in files] == [SINGLE] and not ranks:
+            return Catalog(src, {0: read_index(str(files[0]), key)}, is_undivided=True)
+        if files and not ranks and all(PART.fullmatch(path.name) for path in files):
+            names = shorten((path.name for path in files), 3)
+            reason = f"{src}: {names}: parts of a checkpoint, and no index that says whether they "
+            reason += "are all (param_name_map.json or model.safetensors.index.json)"
+            raise PlanError([f"{reason}; was the run that wrote them cut short?"])
+        return None
+    named = shorten(Path(index.path).name for index in indexes)
+    if ranks:
+        reason = f"{src}: an index ({named}) and rank folders ({shorten(ranks, 3)}): two "
+        raise PlanError([reason + "checkpoints; name the index, or say with --pattern"])
+    if any(index.files != indexes[0].files for index in indexes):
+        raise PlanError([f"{src}: {named} do not say the same; name the one that is meant"])
+    return _read(src, root, indexes, key)
+
+
+def note_index(path: Path) -> Iterator[Note]:
+    """A note if a single file lies beside an index, which says that there is more."""
+    try:
+        beside = sorted(other.name for other in path.absolute().parent.iterdir())
+    except OSError:
+        return  # the note is a courtesy; a folder need not be readable
+    indexes = [name for name in beside if is_index_name(name)]
+    if indexes:
+        text = f"{path}: one file, taken for the whole, though beside it lies {indexes[0]}"
+        yield Note("passed over", text)
+
+
+def _read(src: str, root: Path, indexes: list[WeightIndex], key: Secret | None) -> Catalog:
+    """The catalog of what indexes name, which all say the same."""
+    index = indexes[0]
+    named: dict[str, list[str]] = defaultdict(list)
+    for name, file in index.files.items():
+        named[file].append(name)
+    problems = [
+        f"{index.path}: {file!r} is not below the folder of the index"
+        for file in named
+        if not is_inside(file)
+    ]
+    for suffix in sorted({Path(file).suffix for file in named}):
+        if (root / (REST + suffix)).is_file():
+            named.setdefault(REST + suffix, [])
+    inside = sorted(filter(is_inside, named), key=_natural)
+    there = [file for file in inside if (root / file).is_file()]
+    problems += [
+        f"{root / file}: not there, and {index.path} says it has {_tensors(named[file])}"
+        for file in inside
+        if file not in there
+    ]
+    found = dict(enumerate(read_indexes([str(root / file) for file in there], key)))
+    damaged = {n: error for n, error in found.items() if isinstance(error, FormatError)}
+    files = {n: file for n, file in found.items() if isinstance(file, FileIndex)}
+    held = {Path(file.path).relative_to(root).as_posix(): file for file in files.values()}
+    problems += _disagreements(index, named, held)
+    if problems:
+        raise_all((*damaged.values(), PlanError(problems)))
+    rest = next((file for at, file in held.items() if Path(at).stem == REST), None)
+    return Catalog(
+        src,
+        files,
+        damaged=damaged,
+        notes=tuple(_notes(root, indexes, named, files.values(), bool(damaged))),
+        is_undivided=True,
+        indexes=tuple(index.path for index in indexes),
+        apart={} if rest is None else {name: name in index.files for name in rest.tensors},
+    )
+
+
+def _natural(file: str) -> tuple[bool, list[str | int]]:
+    """Sorts numbers as numbers, and what goes to every rank last."""
+    words = re.split(r"(\d+)", file)
+    return Path(file).stem == REST, [int(w) if w.isdecimal() else w for w in words]
+
+
+def _disagreements(
+    index: WeightIndex, named: Mapping[str, list[str]], held: Mapping[str, FileIndex]
+) -> Iterator[str]:
+    """What the files hold otherwise than the index says."""
+    for at, file in held.items():
+        lost = [name for name in named[at] if name not in file.tensors]
+        if lost:
+            yield f"{file.path}: lacks {_tensors(lost)} that {index.path} says are in it"
+        twice = [name for name in file.tensors if index.files.get(name, at) != at]
+        if twice:
+            there = shorten(sorted({index.files[name] for name in twice}), 3)
+            yield f"{file.path}: holds {_tensors(twice)} that {index.path} says are in {there}"
+        unknown = [name for name in file.tensors if name not in index.files]
+        if unknown and Path(at).stem != REST:
+            yield f"{file.path}: holds {_tensors(unknown)} that {index.path} does not name"
+
+
+def _tensors(names: list[str]) -> str:
+    return f"{count(len(names), 'tensor')} ({shorten(names, 3)})"
+
+
+def _notes(
+    root: Path,
+    indexes: Iterable[WeightIndex],
+    named: Mapping[str, list[str]],
+    files: Iterable[FileIndex],
+    is_partial: bool,
+) -> Iterator[Note]:
+    """What was passed over, and a total size that is none."""
+    others = [
+        path.name
+        for path in sorted(root.iterdir())
+        if format_of_suffix(path.name) is not None and path.name not in named
+    ]
+    if others:
+        yield Note("passed over", f"{root}: passed over {shorten(others)}, not in the index")
+    tensors = {name: tensor.meta for file in files for name, tensor in file.tensors.items()}
+    for index in indexes:
+        total = sum(meta.nbytes for name, meta in tensors.items() if name in index.files)
+        if index.total_size not in (None, total) and not is_partial:
+            text = f"{index.path}: total_size is {index.total_size}, and the tensors that it names "
+            yield Note("doubt", text + f"have {total} bytes; each of them is complete")
