@@ -187,6 +187,7 @@ def test_damaged_parts_are_told_with_what_else_is_wrong(model):
     (model / "part1.safetensors").write_bytes(b"\xff" * 20)
     catalog = scan(str(model))
     assert list(catalog.damaged) == [1]
+    assert not catalog.notes  # the total size cannot be told
     result = run("merge", model, "-o", model / "full.ckpt")
     assert result.exit_code == 3
     assert "part1.safetensors" in message(result)
@@ -227,6 +228,7 @@ SLICES = {
     "accu_grads.w": noise("g", "Float32", (4, 4)),
     "accu_grads.b": noise("h", "Float16", (1,)),  # b is cut into single elements
     "moments.dropped": noise("m", "Float32", (2, 2)),
+    "dropped": noise("d", "Float32", (2, 2)),  # a slice like its state
 }
 WHOLE = {
     "accu_grads.v": noise("n", "BFloat16", (4, 4)),
@@ -245,6 +247,7 @@ def test_what_may_be_one_ranks_slice_is_a_question(tmp_path):
             assert "accu_grads.w (4, 4), of w (8, 4)" in told
             assert "accu_grads.b (1,), of b (4,)" in told
             assert "moments.dropped (2, 2)" in told
+            assert ", dropped (2, 2)" in told
             assert "--unlisted drop" in told
             assert not [name for name in WHOLE if name in told]
     assert files_below(tmp_path) == [

@@ -16,8 +16,8 @@ A JSON object in UTF-8, of any indentation::
   MindFormers also calls it ``ms-model.safetensors.index.json``.  Any ``NAME.index.json`` is read
   where ``NAME`` ends like a checkpoint.
 * Paths MUST stay inside the folder.  Every name comes once.
-* ``total_size`` is no proof of anything: MindSpore leaves optimizer shards over the whole replica
-  group out of it, and files that were converted to another element type keep the old one.
+* ``total_size`` proves nothing: the header of each file tells what is in it, and tools that leave
+  tensors out or convert their element type often keep the old one.
 * A ``crc_num`` in a part of MindSpore's is that of a rank's file, carried over; it proves nothing.
 * ``hyper_param.safetensors`` beside an index belongs to it, named or not.  MindSpore puts there
   what it did not merge: of rank 0's file the tensors that the strategy does not list, but also

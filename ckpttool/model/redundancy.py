@@ -49,7 +49,7 @@ def is_deduplicated(catalog: Catalog, strategy: Strategy) -> bool:
     for name, layouts in strategy.layouts.items():
         for layout in layouts:
             if math.prod(layout.parts) == len(layout.ranks):
-                continue  # no two ranks hold the same
+                continue  # no two ranks share a slice, which need not be counted
             owners = [rank for rank in layout.ranks if rank in files]
             expected = Counter(layout.slice_index(rank) for rank in owners)
             found = Counter(

@@ -7,14 +7,19 @@ bytes], as ``Entry.digest`` of ``tests/readers.py`` does.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import mindspore as ms
 import numpy as np
+import safetensors
 from mindspore import context
 from mindspore.common.api import _cell_graph_executor
+from mindspore.parallel import transform_safetensors
 from mindspore.train import serialization
+from mindspore.train._utils import get_parameter_redundancy, remove_param_redundancy
 
 from tests.interop.mindspore_side import networks, pretended
 
@@ -106,6 +111,78 @@ def compile_and_save(recipe, rank, folder, strategy_file):
         path.parent.mkdir(parents=True)
         ms.save_checkpoint(network, str(path), integrated_save=False, format=form)
     Path(strategy_file).chmod(0o644)
+
+
+def save_without_redundancy(recipe, rank, folder):
+    """Saves what one rank keeps with ``remove_redundancy``, as ``ModelCheckpoint`` does it.
+
+    Writes ``ckpt/rank_N`` and ``safetensors/rank_N`` below ``folder``; gives the number of
+    parameters that the rank holds and keeps.
+    """
+    network, inputs = prepare(recipe, rank)
+    for one in network.get_parameters():
+        one.set_data(values(one.name, one.shape, one.dtype, recipe["seed"]))
+    finish(network, inputs, recipe["optimizer"])
+    layout = network.parameter_layout_dict
+    kept = remove_param_redundancy(get_parameter_redundancy(layout)).get(rank)
+
+    def choose(name):
+        return name not in layout or (kept is not None and name in kept)
+
+    for form in ("ckpt", "safetensors"):
+        path = Path(folder) / form / f"rank_{rank}" / f"{FILE_NAME}.{form}"
+        path.parent.mkdir(parents=True)
+        ms.save_checkpoint(
+            *(network, str(path), False),
+            format=form,
+            choice_func=choose,
+            remove_redundancy=True,
+        )
+    names = [one.name for one in network.get_parameters()]
+    return [len(names), sum(map(choose, names))]
+
+
+def unify(source, strategy, out, with_redundancy=True):
+    """Merges safetensors with ``unified_safetensors``."""
+    # It sleeps as long as half of the host's memory is in use.
+    transform_safetensors.psutil = SimpleNamespace(
+        virtual_memory=lambda: SimpleNamespace(percent=0)
+    )
+    ms.parallel.unified_safetensors(source, strategy, out, with_redundancy)
+
+
+def load_unified(folder, strategy, out, rank, form):
+    """Cuts a unified folder for a rank with ``load_distributed_checkpoint``."""
+    ms.load_distributed_checkpoint(
+        None,
+        predict_strategy=strategy,
+        format="safetensors",
+        unified_safetensors_dir=folder,
+        dst_safetensors_dir=out,
+        rank_id=rank,
+        output_format=form,
+    )
+
+
+def open_as_hugging_face(folder):
+    """What a folder with ``model.safetensors.index.json`` holds, as Transformers opens it.
+
+    It takes the files that the index names, refuses a mark that it does not know, and opens each
+    with the safetensors library.
+    """
+    index = json.loads((Path(folder) / "model.safetensors.index.json").read_bytes())
+    found = {}
+    for file in sorted(set(index["weight_map"].values())):
+        with safetensors.safe_open(str(Path(folder) / file), framework="np") as opened:
+            mark = (opened.metadata() or {}).get("format")
+            if mark not in ("pt", "tf", "flax", "mlx"):
+                raise ValueError(f"{file}: not a valid mark: {mark}")
+            for name in opened.keys():  # noqa: SIM118 - it is no dict
+                array = opened.get_tensor(name)
+                found[name] = [list(array.shape), hashlib.sha256(array.tobytes()).hexdigest()]
+    if found.keys() != index["weight_map"].keys():
+        raise ValueError("the index and the files name different tensors")
+    return found
 
 
 def parameters_list(parameters):
