@@ -72,6 +72,12 @@ def test_without_a_strategy_single_elements_go_apart_and_text():
     }
 
 
+def test_parts_of_a_map_parameter_stay_together():
+    names = [f"e.__map_{part}__" for part in ("keys", "values", "statuses")]
+    plan = merged(whole(w=(8,), **dict(zip(names, [(2,), (2, 9), (2,)], strict=True)), v=(8,)))
+    assert names_in_parts(plan, 20) == {"0/2": ("w",), "1/2": ("v",), "None/2": tuple(names)}
+
+
 def test_what_the_source_keeps_apart_stays_apart():
     catalog = replace(whole(w=(2, 4), table=(3, 3)), apart={"table": True})
     assert names_in_parts(merged(catalog), 1000) == {"0/1": ("w",), "None/1": ("table",)}

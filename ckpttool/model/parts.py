@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ckpttool.model.layout import Layout
+from ckpttool.model.maps import map_of
 from ckpttool.model.plan import Plan, Transfer
 
 
@@ -58,12 +59,14 @@ def _kept_apart(plan: Plan) -> Sequence[bool]:
     """Of every transfer whether it goes to the file apart.
 
     That is what the source keeps apart or its strategy does not list.  Without a strategy it is
-    what cannot be cut: a single element.
+    what cannot be cut: a single element, and map parameters, of which a file needs all parts.
     """
     sources = [transfer.source for transfer in plan.transfers]
     if any(source.is_listed for source in sources):
         return [not (source.is_listed or source.follows) for source in sources]
     return [
-        source.meta.name in plan.catalog.apart or math.prod(source.meta.shape) == 1
+        source.meta.name in plan.catalog.apart
+        or math.prod(source.meta.shape) == 1
+        or map_of(source.meta.name) is not None
         for source in sources
     ]
