@@ -169,7 +169,7 @@ def test_a_large_block_is_never_held_in_memory(mode, tmp_path, monkeypatch):
     finally:
         tracemalloc.stop()
     assert 0 < largest <= decryption.PIECE_BYTES + decryption.UNIT
-    assert peak < 4 * decryption.PIECE_BYTES
+    assert peak < 5 * decryption.PIECE_BYTES  # the smallest block has 8
 
 
 def test_calls_that_read_fewer_bytes_than_asked_are_repeated(write, monkeypatch):
@@ -291,6 +291,24 @@ def test_every_flipped_bit_of_gcm_is_noticed(block_bytes, tmp_path):
             continue
         unused = 40 <= at % (48 + block_bytes) < 44  # the end of the IV, behind the nonce
         assert bool(find_forged(str(path), cipher, 0, len(cipher.blocks))) != unused
+
+
+@pytest.mark.parametrize("block_bytes", [40, 1000])
+def test_a_flipped_bit_of_cbc_is_an_error_or_leaves_tensors_that_can_be_read(block_bytes, tmp_path):
+    data = encrypt(PLAIN, "AES-CBC", KEY, block_bytes)
+    path = tmp_path / "net.ckpt"
+    refused = 0
+    for at in range(len(data)):
+        path.write_bytes(spoil(data, at, 1 << at % 8))
+        try:
+            index = read_index(str(path), KEY)
+        except FormatError:
+            refused += 1
+            continue
+        assert [len(found) for found in contents(index).values()] == [
+            tensor.meta.nbytes for tensor in index.tensors.values()
+        ]
+    assert refused > len(data) // 2
 
 
 def test_forged_blocks_are_named(write):
