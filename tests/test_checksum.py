@@ -17,7 +17,7 @@ from ckpttool.formats import get_format, read_index
 from ckpttool.model.catalog import TensorMeta
 from ckpttool.storage import checksum
 from ckpttool.storage.checksum import add_zeros, compute_checksum, verify_checksum
-from tests.by_hand import content, entry, message, record, safetensors, write_contents
+from tests.by_hand import content, entry, map_record, record, safetensors, write_contents
 from tests.commands import files_below, run, run_well
 from tests.commands import message as told
 from tests.corpus import BROKEN, GOLDEN, SAMPLES, conversion, differences, digests
@@ -90,20 +90,28 @@ def test_an_integer_without_axes_counts_as_zeros_as_in_mindspore(dtype, data, co
     assert compute_checksum(read_index(str(path))) == zlib.crc32(b"aabcw" + counted)
 
 
-def test_map_parameters_do_not_count_as_in_mindspore(tmp_path):
-    records = [record("v"), record("w", "Int8", (3,), b"abc")]
-    table = message(1, message(1, b"table"), message(3, b""))
+TABLE = map_record("table")
+RECORDS = [record("v"), record("w", "Int8", (3,), b"abc")]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [[TABLE, *RECORDS], [RECORDS[0], TABLE, map_record("m"), RECORDS[1]], [*RECORDS, TABLE]],
+)
+def test_map_parameters_count_as_mindspore_saves_them_or_as_it_loads_them(parts, tmp_path):
     path = tmp_path / "net.ckpt"
-    path.write_bytes(b"".join(records) + b"crc_num" + bytes(10))
-    index = read_index(str(path))
-    assert compute_checksum(index) == zlib.crc32(b"".join(records))
-    for parts in ([table, *records], [records[0], table, table, records[1]], [*records, table]):
-        data = b"".join(parts)
-        path.write_bytes(data + b"crc_num" + bytes(10))
-        size = len(data) + 17
-        assert compute_checksum(
-            type(index)(index.path, "ckpt", size, index.tensors, index.attrs)
-        ) == zlib.crc32(b"".join(records))
+    data = b"".join(parts)
+    sums = {zlib.crc32(b"".join(RECORDS)), zlib.crc32(data)}
+    assert len(sums) == 2
+    for crc in (*sums, 5):
+        path.write_bytes(data + b"crc_num" + crc.to_bytes(10, "big"))
+        index = read_index(str(path))
+        assert {compute_checksum(index), compute_checksum(index, as_saved=True)} == sums
+        assert (verify_checksum(index) is None) == (crc in sums)
+    run_well("merge", path, "-o", tmp_path / "out.ckpt", "--unlisted", "first")
+    out = tmp_path / "crc.ckpt"
+    run_well("merge", tmp_path / "out.ckpt", "-o", out, "--crc")
+    assert out.read_bytes()[-4:] == zlib.crc32(out.read_bytes()[:-17]).to_bytes(4, "big")
 
 
 def test_a_file_that_has_become_shorter_is_an_error(tmp_path):

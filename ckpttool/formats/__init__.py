@@ -73,8 +73,12 @@ class Format(Protocol):
 class FormatWithChecksum(Format, Protocol):
     """A format that has a place for MindSpore's checksum: ``crc_num``."""
 
-    def checksum_parts(self, index: FileIndex) -> Iterator[ChecksumPart]:
-        """What the checksum of a file is taken over, in order."""
+    def checksum_parts(self, index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumPart]:
+        """What the checksum of a file is taken over, in order.
+
+        It is what MindSpore's loader counts, or ``as_saved`` what its saver counts, which are not
+        always the same.
+        """
         ...
 
 
@@ -96,9 +100,9 @@ def get_format(name: str) -> Format:
     return cast(Format, getattr(import_module(module), cls)())
 
 
-def checksum_parts(index: FileIndex) -> Iterator[ChecksumPart]:
+def checksum_parts(index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumPart]:
     """What the checksum of a file is taken over, in order; not of HDF5, which has none."""
-    return cast(FormatWithChecksum, get_format(index.format)).checksum_parts(index)
+    return cast(FormatWithChecksum, get_format(index.format)).checksum_parts(index, as_saved)
 
 
 def suffix_of(name: str) -> str:

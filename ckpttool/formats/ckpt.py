@@ -24,7 +24,8 @@ or, instead of field 2, a field 3 ``maptensor``: see `ckpttool.formats.ckpt_maps
   end mark; the empty string is four zero bytes.
 * Unknown fields are skipped, at every level.
 * The last 17 bytes may be a trailer: ``crc_num`` and, in 10 bytes, big endian, the CRC-32 of all
-  before it but for map parameters.  It is reported in ``attrs["crc_num"]``, and written if asked.
+  before it, or, as MindSpore saves it, of all but map parameters.  It is reported in
+  ``attrs["crc_num"]``, and written if asked.
 * A file of 0 bytes holds nothing: what a rank without parameters leaves when MindSpore saves with
   redundancy removed.
 
@@ -32,7 +33,8 @@ What is written is byte for byte what ``save_checkpoint`` of MindSpore 2.10 writ
 parameters in the same order, but for tensors without elements: MindSpore leaves them out, here
 they are records with empty content, which is how its asynchronous path writes them.
 
-Encrypted, a file looks altogether different: see `ckpttool.formats.encrypted`.
+An encrypted file is blocks of ciphertext, with map parameters in clear before them: see
+`ckpttool.formats.encrypted`.
 
 Source
 ------
@@ -89,13 +91,16 @@ class Ckpt:
         """
         with WireReader(path) as reader:
             end, attrs = _find_trailer(reader)
-            mode = mode_of(reader.read(0, min(4, end)))
-            if mode is None:
-                tensors = _read_tensors(reader, end)
-                return FileIndex(path, self.name, reader.size, tensors, attrs)
+            is_encrypted = mode_of(reader.read(0, min(4, end))) is not None
+            tensors, stop = ({}, 0) if is_encrypted else _read_tensors(reader, end)
             nbytes = reader.size
-        cipher = read_ciphertext(path, end, key)
-        tensors = _read_encrypted(path, cipher)
+        cipher = None
+        if stop < end:
+            cipher = read_ciphertext(path, stop, end, key)
+            hidden = _read_encrypted(path, cipher)
+            for name in hidden.keys() & tensors.keys():
+                raise FormatError(path, stop, f"{name}: stored twice, in clear and encrypted")
+            tensors |= hidden
         return FileIndex(path, self.name, nbytes, tensors, attrs, cipher)
 
     def create(
@@ -122,15 +127,15 @@ class Ckpt:
         kept = {"crc_num": "0"} if "crc_num" in attrs else {}
         return FileIndex(path, self.name, offset, stored, kept)
 
-    def checksum_parts(self, index: FileIndex) -> Iterator[ChecksumPart]:
-        """All before the trailer, but for map parameters, which MindSpore's saver leaves out.
+    def checksum_parts(self, index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumPart]:
+        """All before the trailer; MindSpore's saver leaves out map parameters, its loader does not.
 
-        Its loader does not, so it refuses such a file of its own.
+        So MindSpore refuses such a file of its own.
         """
         end = index.nbytes - TRAILER_BYTES
         start = at = 0
         with WireReader(index.path) as reader:
-            for record in reader.fields(0, 0 if index.cipher else end):
+            for record in reader.fields(0, end if as_saved and index.cipher is None else 0):
                 if _is_map(reader, record):
                     yield Extent(start, at - start)
                     start = record.stop
@@ -164,7 +169,8 @@ def _find_trailer(reader: WireReader) -> tuple[int, dict[str, str]]:
     return start, {"crc_num": str(int.from_bytes(crc, "big"))}
 
 
-def _read_tensors(reader: WireReader, end: int) -> dict[str, StoredTensor]:
+def _read_tensors(reader: WireReader, end: int) -> tuple[dict[str, StoredTensor], int]:
+    """The tensors of the records up to ``end``, or to encrypted blocks; and where that is."""
     tensors: dict[str, StoredTensor] = {}
     starts: dict[str, int] = {}
     current: Record | None = None
@@ -172,7 +178,9 @@ def _read_tensors(reader: WireReader, end: int) -> dict[str, StoredTensor]:
     for item in reader.fields(0, end):
         record_start, start = start, item.stop
         if item.number != 1:
-            _check_unknown(reader, record_start, end)
+            if mode_of(reader.read(record_start, min(record_start + 4, end))) is not None:
+                start = record_start
+                break
             continue
         if item.wire_type != LENGTH:
             raise FormatError(
@@ -199,20 +207,13 @@ def _read_tensors(reader: WireReader, end: int) -> dict[str, StoredTensor]:
         current = record
     if current is not None:
         tensors |= _finish_all(reader, current)
-    return tensors
-
-
-def _check_unknown(reader: WireReader, start: int, end: int) -> None:
-    """Encrypted blocks would be skipped as unknown fields, where MindSpore has them behind maps."""
-    if mode_of(reader.read(start, min(start + 4, end))) is not None:
-        reason = "encrypted blocks behind records in clear, which are not read; save it without "
-        raise UnsupportedError(reader.path, start, f"{reason}enc_key, or without map parameters")
+    return tensors, start
 
 
 def _read_encrypted(path: str, cipher: Ciphertext) -> dict[str, StoredTensor]:
     with WireReader(path, DecryptedFile(path, cipher)) as reader:
         try:
-            tensors = _read_tensors(reader, reader.size)
+            tensors, _ = _read_tensors(reader, reader.size)
         except FormatError as error:
             raise explain(error, cipher) from error
     return {name: replace(tensor, cipher=cipher) for name, tensor in tensors.items()}

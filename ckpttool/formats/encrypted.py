@@ -4,7 +4,7 @@ Bytes
 -----
 The records of a ``.ckpt`` (the plaintext) are cut into blocks, of 64 MiB but for the last; any
 other size is read.  Each is encrypted by itself, and the blocks follow each other, with nothing
-before, between or behind them::
+between them, and before them only map parameters, in clear (MindSpore cannot read that back)::
 
     4 bytes      magic: d8 5e 3a 7f AES-GCM, d9 5e 3a 7f AES-CBC, da 5e 3a 7f SM4-CBC
     16 bytes     tag, with AES-GCM only
@@ -67,7 +67,7 @@ def mode_of(head: bytes) -> str | None:
     return MODES.get(head[:4])
 
 
-def read_ciphertext(path: str, end: int, key: Secret | None) -> Ciphertext:
+def read_ciphertext(path: str, start: int, end: int, key: Secret | None) -> Ciphertext:
     """Where the blocks of an encrypted file are, and that the key fits.
 
     The headers of the blocks are read, a few bytes of the first, and with CBC the last of each.
@@ -77,8 +77,8 @@ def read_ciphertext(path: str, end: int, key: Secret | None) -> Ciphertext:
     ----------
     path
         The file.
-    end
-        Where its blocks end: its size, less what lies behind them.
+    start, end
+        Where its blocks are, between records in clear and a checksum.
     key
         As MindSpore took it; None if there is none.
 
@@ -91,22 +91,22 @@ def read_ciphertext(path: str, end: int, key: Secret | None) -> Ciphertext:
     """
     with Path(path).open("rb", buffering=0) as file:
         fd = file.fileno()
-        frames = _walk(fd, path, end)
+        frames = _walk(fd, path, start, end)
         mode = MODES[frames[0].magic]
         if key is None:
             reason = f"encrypted with {mode}, and no key is given: --dec-key-file FILE"
-            raise UnsupportedError(path, 0, reason)
+            raise UnsupportedError(path, start, reason)
         if len(key) not in KEY_BYTES[mode]:
             sizes = ", ".join(map(str, KEY_BYTES[mode]))
             reason = f"encrypted with {mode}, whose keys have {sizes} bytes; the one given has"
-            raise FormatError(path, 0, f"{reason} {len(key)}")
+            raise FormatError(path, start, f"{reason} {len(key)}")
         is_early = mode == "AES-GCM" and not frames[0].tag
         for candidate in ("AES-CBC", "AES-GCM") if is_early else (mode,):
             cipher = _fit(fd, path, frames, candidate, key)
             if cipher is not None:
                 return cipher
     reason = f"encrypted with {mode}, and this is the wrong key: it decrypts to no .ckpt"
-    raise FormatError(path, 0, f"{reason} (or the file is damaged at its beginning)")
+    raise FormatError(path, start, f"{reason} (or the file is damaged at its beginning)")
 
 
 class _Frame(NamedTuple):
@@ -120,10 +120,10 @@ class _Frame(NamedTuple):
     nbytes: int
 
 
-def _walk(fd: int, path: str, end: int) -> list[_Frame]:
-    """The blocks of a file that begins with a magic number, up to byte ``end``."""
+def _walk(fd: int, path: str, start: int, end: int) -> list[_Frame]:
+    """The blocks from byte ``start``, where there is a magic number, to byte ``end``."""
     frames: list[_Frame] = []
-    at = 0
+    at = start
     while at < end:
         frame = _read_frame(path, at, end, os.pread(fd, _TAGGED.size, at))
         first = frames[0] if frames else frame

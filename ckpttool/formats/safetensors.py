@@ -140,7 +140,7 @@ class Safetensors:
         kept = {"crc_num": MAX_CRC} if "crc_num" in attrs else {}
         return FileIndex(path, self.name, offset, stored, kept)
 
-    def checksum_parts(self, index: FileIndex) -> Iterator[ChecksumPart]:
+    def checksum_parts(self, index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumPart]:
         """Names in sorted order, behind each the tensor's bytes, as MindSpore counts them."""
         with Path(index.path).open("rb") as file:
             for name, tensor in sorted(index.tensors.items()):

@@ -82,7 +82,39 @@ def test_what_mindspore_encrypts_with_a_checksum_only_ckpttool_reads(mindspore, 
     assert again.read_bytes() == (tmp_path / "clear.ckpt").read_bytes()
 
 
+MAP = {
+    "name": "table",
+    "blocks": [[["int32", [5, 6]], ["float32", [[1.5], [2]]], ["int32", [0, 1]]]],
+}
+
+
+def test_map_parameters_beside_encrypted_ones_are_in_clear(mindspore, tmp_path, key_file):
+    clear, path = tmp_path / "clear.ckpt", tmp_path / "encrypted.ckpt"
+    mindspore.ask("save_map", out=clear, with_tensor=True, **MAP)
+    mindspore.ask("save_map", out=path, with_tensor=True, key=SECRET.hex(), **MAP)
+    words = ["--dec-key-file", key_file(SECRET)]
+    for source in (clear, path):
+        run_well("merge", source, "-o", source.with_suffix(".h5"), *words)
+    assert read(path.with_suffix(".h5")) == read(clear.with_suffix(".h5"))
+    with pytest.raises(MindSporeError, match="Failed to read the checkpoint file"):
+        mindspore.ask("load", path=path, key=SECRET.hex())
+
+
 # ------------------------------------------------------------------------ checksums
+
+
+def test_map_parameters_do_not_count_when_mindspore_saves_and_count_when_it_loads(
+    mindspore, tmp_path
+):
+    saved, again = tmp_path / "saved.ckpt", tmp_path / "again.ckpt"
+    mindspore.ask("save_map", out=saved, with_tensor=True, crc_check=True, **MAP)
+    with pytest.raises(MindSporeError, match="Failed to read the checkpoint file"):
+        mindspore.ask("load_map", path=saved, name="table", crc_check=True)
+    run_well("merge", saved, "-o", again, "--crc")
+    loaded = mindspore.ask("load_map", path=again, name="table", crc_check=True)
+    assert loaded == mindspore.ask("load_map", path=saved, name="table")
+    assert "the checksum is right" in run_well("inspect", again, "--crc").stderr
+
 
 # Of an integer without axes MindSpore counts as many zeros, and takes as much memory.
 COUNTERS = {

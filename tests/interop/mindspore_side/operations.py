@@ -275,14 +275,20 @@ class MapBlocks:
         return (*self._blocks.pop(0), not self._blocks)
 
 
-def save_map(name, blocks, out):
-    """Saves a map parameter: for each block three times [NumPy type, numbers]."""
-    serialization._exec_save(out, {name: ["mapparameter", MapBlocks(blocks)]})
+def save_map(name, blocks, out, crc_check=False, key=None, with_tensor=False):
+    """Saves a map parameter: for each block three times [NumPy type, numbers].
+
+    ``key`` is in hexadecimal digits; behind it is a tensor ``w`` of three integers if wanted.
+    """
+    data = {name: ["mapparameter", MapBlocks(blocks)]}
+    data |= {"w": [[3], "Int32", ms.Tensor([1, 2, 3], ms.int32)]} if with_tensor else {}
+    secret = None if key is None else bytes.fromhex(key)
+    serialization._exec_save(out, data, enc_key=secret, crc_check=crc_check)
 
 
-def load_map(path, name):
+def load_map(path, name, crc_check=False):
     """The three arrays of a map parameter, each [NumPy type, shape, bytes in hexadecimal]."""
-    arrays = ms.load_checkpoint(path)[name]
+    arrays = ms.load_checkpoint(path, crc_check=crc_check)[name]
     return [[str(one.dtype), list(one.shape), one.tobytes().hex()] for one in arrays]
 
 
