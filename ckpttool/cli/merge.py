@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     help="Format of the output.  [default: by the ending of OUT, else hdf5]",
 )
 @options.crc
-@options.jobs
+@options.engine
 @options.overwrite
 @options.as_json
 @options.quiet
@@ -67,7 +67,7 @@ def merge(
     optimizer_shard: int | None,
     format: str | None,
     crc: bool,
-    jobs: int | None,
+    engine: str,
     overwrite: bool,
     as_json: bool,
     quiet: bool,
@@ -77,6 +77,7 @@ def merge(
         raise click.UsageError("--replicated and -s exclude each other.")
     chosen = options.output_format(path, format)
     options.check_crc(crc, chosen)
+    src, path = options.as_shared(engine, src, path)
     catalog, strategy, _ = options.load(
         src, pattern, step, src_strategy, key=key, find_strategy=not replicated
     )
@@ -94,7 +95,7 @@ def merge(
             overwrite=overwrite,
             executor=executor,
         ),
-        jobs,
+        engine,
         as_json,
         quiet,
     )
