@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ckpttool.errors import (
         CkptToolError,
         CombinedError,
+        EngineError,
         ExecutionError,
         FormatError,
         PlanError,
@@ -41,6 +42,7 @@ _HOMES = {
     "CkptToolError": "ckpttool.errors",
     "CombinedError": "ckpttool.errors",
     "CopyOptions": "ckpttool.run.execute",
+    "EngineError": "ckpttool.errors",
     "ExecutionError": "ckpttool.errors",
     "FormatError": "ckpttool.errors",
     "PlanError": "ckpttool.errors",
@@ -61,6 +63,7 @@ __all__ = [
     "CkptToolError",
     "CombinedError",
     "CopyOptions",
+    "EngineError",
     "ExecutionError",
     "FormatError",
     "PlanError",

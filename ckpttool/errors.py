@@ -97,6 +97,26 @@ class PlanError(CkptToolError):
         return "\n".join(self._problems)
 
 
+class EngineError(CkptToolError):
+    """An engine cannot be used, or its workers are lost; exit code 1.
+
+    Parameters
+    ----------
+    engine
+        The word that names it, such as ``"dask:node7:8786"``.
+    reason
+        What is wrong, and the remedy.
+    """
+
+    def __init__(self, engine: str, reason: str) -> None:
+        super().__init__(engine, reason)
+        self.engine = engine
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"engine {self.engine}: {self.reason}"
+
+
 class ExecutionError(CkptToolError):
     """A copy failed after it had begun; exit code 6.
 

@@ -9,6 +9,7 @@ from ckpttool import errors
 from ckpttool.errors import (
     CkptToolError,
     CombinedError,
+    EngineError,
     ExecutionError,
     FormatError,
     PlanError,
@@ -50,6 +51,12 @@ EXAMPLES = [
         4,
     ),
     (PLAN, {"problems": ("w: lost", "b: lost")}, "w: lost\nb: lost", 5),
+    (
+        EngineError("dask:node7:8786", "no worker is left"),
+        {"engine": "dask:node7:8786", "reason": "no worker is left"},
+        "engine dask:node7:8786: no worker is left",
+        1,
+    ),
     (
         ExecutionError("out/rank_1/a.h5", "the disk is full", ["out/rank_0/a.h5"]),
         {

@@ -17,7 +17,7 @@ import ckpttool
 from ckpttool.formats import get_format
 from ckpttool.model.catalog import TensorMeta
 from ckpttool.run import execute as execute_module
-from ckpttool.run.engines import InlineExecutor, default_jobs, open_engine
+from ckpttool.run.engines import open_engine
 from ckpttool.run.execute import CopyOptions, execute
 from ckpttool.run.fill import cut_into_tasks, fill
 from tests.commands import files_below
@@ -205,16 +205,6 @@ def test_memory_does_not_grow_with_the_tensor(tmp_path, output_format):
     assert (tmp_path / "m").stat().st_size > 768 << 20
     assert peak_kib < 160 << 10
     (tmp_path / "m").unlink()
-
-
-def test_engines_are_named_and_bad_names_refused():
-    assert 1 <= default_jobs() <= 8
-    with open_engine("inline") as executor:
-        assert isinstance(executor, InlineExecutor)
-        assert executor.submit(max, 1, 2).result() == 2
-    for name in ("inline:2", "threads", "threads:0", "threads:x", "magic:1"):
-        with pytest.raises(ValueError, match="no engine"), open_engine(name):
-            pass
 
 
 def test_many_files_stay_within_the_limit_of_open_files(tmp_path):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
 import ckpttool
 from ckpttool.cli import report
-from ckpttool.cli.options import STOPPER
+from ckpttool.cli.options import DEBUG, STOPPER
 from ckpttool.cli.progress import show_progress
 
 if TYPE_CHECKING:
@@ -19,25 +21,27 @@ if TYPE_CHECKING:
     from ckpttool.model.plan import Plan
 
 
-def convert(
-    make_plan: Callable[[Executor], Plan], jobs: int | None, as_json: bool, quiet: bool
-) -> None:
+def convert(make_plan: Callable[[Executor], Plan], engine: str, as_json: bool, quiet: bool) -> None:
     """Make a plan, carry it out, and report.
 
     Parameters
     ----------
     make_plan
-        Gets the executor, to compare contents with.
-    jobs
-        Threads; None for the default.
+        Gets an executor on this host, to compare contents with.
+    engine
+        Who does the work; see `ckpttool.open_engine`.
     as_json, quiet
         How to report.
     """
-    from ckpttool.run.engines import default_jobs
+    from ckpttool.run.engines import is_cluster
 
     started = time.perf_counter()
-    with ckpttool.open_engine(f"threads:{jobs or default_jobs()}") as executor:
-        plan = make_plan(executor)
+    with _quiet_logs(), ckpttool.open_engine(engine) as executor:
+        if is_cluster(engine):
+            with ckpttool.open_engine("threads") as here:
+                plan = make_plan(here)
+        else:
+            plan = make_plan(executor)
         report.print_notes(plan.notes, quiet)
         total = sum(meta.nbytes for output in plan for meta in output.metas)
         stopper: Stopper = click.get_current_context().meta[STOPPER]
@@ -68,3 +72,15 @@ def convert(
         f"{len(written)} file{'s' if len(written) != 1 else ''}, {report.format_bytes(nbytes)} "
         f"in {seconds:.2f} s{of_step}"
     )
+
+
+@contextmanager
+def _quiet_logs() -> Iterator[None]:
+    """No messages of the libraries that reach a cluster, which tell the same, at length."""
+    before = logging.root.manager.disable
+    if not click.get_current_context().meta.get(DEBUG):
+        logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)

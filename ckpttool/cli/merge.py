@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 )
 @options.max_shard_size
 @options.crc
-@options.jobs
+@options.engine
 @options.overwrite
 @options.as_json
 @options.quiet
@@ -76,7 +76,7 @@ def merge(
     format: str | None,
     max_part_bytes: int | None,
     crc: bool,
-    jobs: int | None,
+    engine: str,
     overwrite: bool,
     as_json: bool,
     quiet: bool,
@@ -86,6 +86,7 @@ def merge(
         raise click.UsageError("--replicated and -s exclude each other.")
     chosen = options.output_format(path, format, is_folder=max_part_bytes is not None)
     options.check_crc(crc, chosen)
+    src, path = options.as_shared(engine, src, path)
     catalog, strategy, _ = options.load(
         src, pattern, step, src_strategy, key=key, find_strategy=not replicated
     )
@@ -104,7 +105,7 @@ def merge(
             overwrite=overwrite,
             executor=executor,
         ),
-        jobs,
+        engine,
         as_json,
         quiet,
     )

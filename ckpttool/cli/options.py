@@ -30,6 +30,7 @@ else:
 T = TypeVar("T")
 Decorator = Callable[[Callable[..., object]], Callable[..., object]]
 DEBUG = "ckpttool.debug"  # key in click's meta: whether a traceback is wanted
+JOBS = "ckpttool.jobs"  # key in click's meta: what -j says
 STOPPER = "ckpttool.stopper"  # key in click's meta: what turns signals into exceptions
 
 FORMAT_CHOICE = click.Choice(["hdf5", "ckpt", "safetensors"])  # formats.FORMAT_NAMES, unimported
@@ -186,13 +187,50 @@ max_shard_size = click.option(
     help="Write a folder OUT of numbered files with at most SIZE of tensors each (5GB, 500MB, "
     "2GiB), and the indexes by which MindSpore and Hugging Face load it.",
 )
-jobs = click.option(
-    "-j",
-    "--jobs",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Threads.  [default: one for each processor, at most 8]",
-)
+
+
+def _keep_jobs(ctx: click.Context, param: click.Parameter, value: int | None) -> None:
+    ctx.meta[JOBS] = value
+
+
+def _choose_engine(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
+    """The engine that -j and --engine ask for."""
+    from ckpttool.run.engines import read_word
+
+    jobs = ctx.meta[JOBS]
+    try:
+        read_word(value or "threads")
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    if jobs is None:
+        return value or "threads"
+    if value not in (None, "threads", f"threads:{jobs}"):
+        raise click.UsageError(f"-j {jobs} is short for --engine threads:{jobs}, not {value}.")
+    return f"threads:{jobs}"
+
+
+def engine(command: Callable[..., object]) -> Callable[..., object]:
+    """Both options that say who does the work; the command gets one word, ``engine``."""
+    jobs = click.option(
+        "-j",
+        "--jobs",
+        type=click.IntRange(min=1),
+        metavar="N",
+        expose_value=False,
+        is_eager=True,
+        callback=_keep_jobs,
+        help="Threads: short for --engine threads:N.",
+    )
+    word = click.option(
+        "--engine",
+        metavar="ENGINE",
+        callback=_choose_engine,
+        help="Who does the work: threads[:N], processes[:N], a Dask cluster (dask:ADDRESS, "
+        "dask:SCHEDULER_FILE), or mpi.  [default: threads, one for each processor, at most 8]",
+    )
+    return jobs(word(command))
+
+
 overwrite = click.option("--overwrite", is_flag=True, help="Replace outputs that exist.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 quiet = click.option("-q", "--quiet", is_flag=True, help="No notes and no progress on stderr.")
@@ -262,6 +300,14 @@ def _on_strategy(files: tuple[str, ...]) -> Note:
     names = shorten((Path(path).name for path in files), 3)
     text = f"strategy: {count(len(files), 'file')} in {Path(files[0]).parent} ({names})"
     return Note("strategy", f"{text}; -s takes another")
+
+
+def as_shared(engine: str, *paths: str) -> list[str]:
+    """Paths as the workers of an engine have to be told: on a cluster in full."""
+    from ckpttool.run.engines import is_cluster
+
+    here = f"{Path.cwd()}/" if is_cluster(engine) else ""
+    return [path if path.startswith("/") else here + path for path in paths]
 
 
 def output_format(path: str, format: str | None, is_folder: bool = False) -> str:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 @options.prefix
 @options.ranks
 @options.crc
-@options.jobs
+@options.engine
 @options.overwrite
 @options.as_json
 @options.quiet
@@ -60,13 +60,14 @@ def reshard(
     prefix: str,
     ranks: tuple[int, ...] | None,
     crc: bool,
-    jobs: int | None,
+    engine: str,
     overwrite: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
     """Cut a checkpoint anew for another strategy."""
     options.check_crc(crc, format)
+    src, folder = options.as_shared(engine, src, folder)
     catalog, strategy, target = options.load(
         src, pattern, step, src_strategy, dst_strategy, key=key
     )
@@ -87,7 +88,7 @@ def reshard(
             overwrite=overwrite,
             executor=executor,
         ),
-        jobs,
+        engine,
         as_json,
         quiet,
     )

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @options.prefix
 @options.ranks
 @options.crc
-@options.jobs
+@options.engine
 @options.overwrite
 @options.as_json
 @options.quiet
@@ -53,13 +53,14 @@ def split(
     prefix: str,
     ranks: tuple[int, ...] | None,
     crc: bool,
-    jobs: int | None,
+    engine: str,
     overwrite: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
     """Cut an undivided checkpoint for the ranks of a strategy."""
     options.check_crc(crc, format)
+    src, folder = options.as_shared(engine, src, folder)
     catalog, _, target = options.load(
         src, pattern, step, (), dst_strategy, key=key, find_strategy=False
     )
@@ -77,7 +78,7 @@ def split(
             overwrite=overwrite,
             executor=executor,
         ),
-        jobs,
+        engine,
         as_json,
         quiet,
     )

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
+from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from typing import ParamSpec, Protocol, TypeVar, runtime_checkable
+
+from ckpttool.errors import EngineError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+WORDS = "inline, threads[:N], processes[:N], dask:ADDRESS, dask:SCHEDULER_FILE, mpi"
+
+
+@runtime_checkable
+class Stoppable(Protocol):
+    """An executor whose workers need not be waited for."""
+
+    def stop(self) -> None:
+        """End the workers at once, in the middle of what they do; all open calls fail."""
 
 
 class InlineExecutor(Executor):
@@ -30,28 +43,73 @@ def default_jobs() -> int:
     return min(8, len(os.sched_getaffinity(0)))
 
 
-@contextmanager
-def open_engine(name: str) -> Iterator[Executor]:
-    """The executor of an engine, shut down at the end.
-
-    Parameters
-    ----------
-    name
-        ``"inline"`` or ``"threads:N"``.
+def read_word(word: str) -> tuple[str, str]:
+    """Kind of an engine, and what stands behind the colon.
 
     Raises
     ------
     ValueError
         There is no such engine.
+
+    Examples
+    --------
+    >>> read_word("threads:4"), read_word("dask:tcp://node7:8786")
+    (('threads', '4'), ('dask', 'tcp://node7:8786'))
     """
-    kind, _, count = name.partition(":")
-    if kind == "inline" and not count:
-        yield InlineExecutor()
-        return
-    if kind != "threads" or not count.isdecimal() or int(count) < 1:
-        raise ValueError(f"no engine {name!r}; there are inline and threads:N")
-    executor = ThreadPoolExecutor(int(count), thread_name_prefix="ckpttool")
+    kind, _, rest = word.partition(":")
+    forms = {"inline": "", "threads": r"(:0*[1-9]\d*)?", "dask": ":.+", "mpi": ""}
+    forms["processes"] = forms["threads"]
+    if kind not in forms or not re.fullmatch(kind + forms[kind], word):
+        raise ValueError(f"no engine {word!r}; there are {WORDS}")
+    return kind, rest
+
+
+def is_cluster(word: str) -> bool:
+    """Whether the workers of an engine may be on other hosts."""
+    return read_word(word)[0] in ("dask", "mpi")
+
+
+def open_engine(name: str) -> AbstractContextManager[Executor]:
+    """The executor of an engine, shut down at the end.
+
+    Parameters
+    ----------
+    name
+        ``"inline"``, ``"threads:N"``, ``"processes:N"``, ``"dask:ADDRESS"``,
+        ``"dask:SCHEDULER_FILE"`` or ``"mpi"``.  Without ``N`` it is `default_jobs`.  With processes
+        and with MPI the script has to guard what it does by ``if __name__ == "__main__"``.
+
+    Raises
+    ------
+    ValueError
+        There is no such engine.
+    EngineError
+        It is not installed or cannot be reached; or, when it is used, its workers are lost.
+    """
+    kind, rest = read_word(name)
+    if kind == "dask":
+        from ckpttool.run.on_dask import open_dask
+
+        return open_dask(name, rest)
+    if kind == "mpi":
+        from ckpttool.run.on_mpi import open_mpi
+
+        return open_mpi(name)
+    return _open_pool(name, kind, int(rest) if rest else default_jobs())
+
+
+@contextmanager
+def _open_pool(name: str, kind: str, jobs: int) -> Iterator[Executor]:
+    executor: Executor = InlineExecutor()
+    if kind == "threads":
+        executor = ThreadPoolExecutor(jobs, thread_name_prefix="ckpttool")
+    elif kind == "processes":
+        from ckpttool.run.processes import ProcessPool
+
+        executor = ProcessPool(jobs)
     try:
         yield executor
+    except BrokenExecutor as error:
+        raise EngineError(name, "a worker died (was it killed, or out of memory?)") from error
     finally:
         executor.shutdown(wait=True, cancel_futures=True)

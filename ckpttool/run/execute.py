@@ -6,18 +6,22 @@ At most so many tasks are on their way at a time; the plan is drawn as fast as t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from dataclasses import dataclass, field
+from functools import partial
 
 from ckpttool.errors import CkptToolError, ExecutionError, VerifyError
 from ckpttool.model.plan import Document, OutputFile, Plan
-from ckpttool.run.engines import InlineExecutor
+from ckpttool.run.attempts import Attempt, RemoteFile, write_file
+from ckpttool.run.cluster import CHECK_SECONDS, Cluster, check_workers
+from ckpttool.run.engines import InlineExecutor, Stoppable
 from ckpttool.run.fill import cut_into_tasks, fill
 from ckpttool.run.partial import PartialFile, remove_document, write_document
 from ckpttool.storage.checksum import compute_checksum
 
-CHECK_SECONDS = 0.2  # how long a request to end the run may go unnoticed
+FAILURES = (CkptToolError, OSError, BrokenExecutor)
+MAX_CLAIMS = 512  # outputs that a cluster works on at a time; each is a file descriptor here
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +60,28 @@ class _Job:
     """An output on its way."""
 
     output: OutputFile
-    file: PartialFile
+    file: PartialFile | RemoteFile
     open_tasks: int = 0
     is_submitted: bool = False
-    checksum: Future[int] | None = None  # on its way, once all tasks are done
+    checksum: Future[int | Attempt] | None = None  # on its way, once all tasks are done
+
+    def calls(self, options: CopyOptions) -> Iterator[Callable[[], int | Attempt]]:
+        """What workers have to do: stretches of a file on this host, a whole file on another."""
+        sizes = options.band_bytes, options.task_bytes
+        if isinstance(self.file, RemoteFile):
+            yield partial(write_file, self.file.task(*sizes))
+        else:
+            for task in cut_into_tasks(self.output, self.file.index, *sizes):
+                yield partial(fill, task)
+
+    def accept(self, done: int | Attempt) -> int:
+        """Note that a call is done; the number of bytes that it wrote."""
+        self.open_tasks -= 1
+        if isinstance(done, int):
+            return done
+        assert isinstance(self.file, RemoteFile), "only workers of a cluster make attempts"
+        self.file.attempt = done
+        return done.nbytes
 
 
 def execute(
@@ -78,7 +100,8 @@ def execute(
         From `plan_merge`, `plan_split` or `plan_reshard`.
     executor
         Does the copying; by default the caller's own thread.  The outputs are the same bytes
-        whichever it is.
+        whichever it is.  The workers of a cluster are asked first whether they see the files;
+        all paths have to be absolute then.
     options
         How much is done at a time.
     on_progress
@@ -89,6 +112,10 @@ def execute(
 
     Raises
     ------
+    PlanError
+        A worker of a cluster cannot do its part; nothing was written.
+    EngineError
+        The workers of a cluster do not answer; nothing was written.
     VerifyError
         An output could be read back, and was not what it should be.
     ExecutionError
@@ -96,6 +123,8 @@ def execute(
         nothing is left of the others.
     """
     run = _Run(executor or InlineExecutor(), options or CopyOptions(), on_progress, check)
+    if isinstance(executor, Cluster):
+        check_workers(executor, plan, check)
     try:
         run.remove_documents(plan.documents)
         for output in plan:
@@ -106,19 +135,21 @@ def execute(
         run.write_documents(plan.documents)
     except BaseException as error:
         run.abandon()
-        if isinstance(error, CkptToolError | OSError) and not isinstance(error, VerifyError):
+        if isinstance(error, FAILURES) and not isinstance(error, VerifyError):
             done = [written.path for written in run.written]
             raise ExecutionError(run.current, _cause(error), done) from error
         raise
     return tuple(sorted(run.written, key=lambda written: written.rank))
 
 
-def _cause(error: CkptToolError | OSError) -> str:
+def _cause(error: CkptToolError | OSError | BrokenExecutor) -> str:
     """What happened, in the system's words if it was the system; libhdf5 buries them."""
     if isinstance(error, BlockingIOError | FileExistsError):
         return f"another run is writing this output ({error.filename} is in use)"
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
+    if isinstance(error, BrokenExecutor):
+        return "a worker died (was it killed, or out of memory?)"
     return str(error)
 
 
@@ -129,21 +160,21 @@ class _Run:
     on_progress: Callable[[int], None] | None
     check: Callable[[], None]
     current: str = ""  # the output that is worked on, for the error
-    pending: dict[Future[int], _Job] = field(default_factory=dict)
+    pending: dict[Future[int | Attempt], _Job] = field(default_factory=dict)
     jobs: list[_Job] = field(default_factory=list)
     written: list[Written] = field(default_factory=list)
 
     def start(self, output: OutputFile) -> None:
         """Create an output and hand out its tasks; waits while too many are on their way."""
         self.current = output.path
-        job = _Job(output, PartialFile(output))
+        is_remote = isinstance(self.executor, Cluster)
+        job = _Job(output, RemoteFile(output) if is_remote else PartialFile(output))
         self.jobs.append(job)
-        options = self.options
-        for task in cut_into_tasks(output, job.file.index, options.band_bytes, options.task_bytes):
-            while len(self.pending) >= options.max_in_flight:
+        for call in job.calls(self.options):
+            while len(self.pending) >= self._max_in_flight():
                 self.collect()
             job.open_tasks += 1
-            self.pending[self.executor.submit(fill, task)] = job
+            self.pending[self.executor.submit(call)] = job
         job.is_submitted = True
         self._commit_if_done(job)
 
@@ -151,6 +182,9 @@ class _Run:
         """Wait for a task to end, and commit the outputs that are complete."""
         while not wait(self.pending, CHECK_SECONDS, FIRST_COMPLETED).done:
             self.check()
+            if isinstance(self.executor, Cluster):
+                self.current = next(iter(self.pending.values())).output.path
+                self.executor.watch()
         self.collect_done()
 
     def collect_done(self) -> None:
@@ -159,19 +193,26 @@ class _Run:
         for future in [future for future in self.pending if future.done()]:
             job = self.pending.pop(future)
             self.current = job.output.path
+            done = future.result()
             if future is job.checksum:
-                self._commit(job, future.result())
+                assert isinstance(done, int), "checksums are no attempts"
+                self._commit(job, done)
                 continue
-            nbytes = future.result()
+            nbytes = job.accept(done)
             if self.on_progress is not None:
                 self.on_progress(nbytes)
-            job.open_tasks -= 1
             self._commit_if_done(job)
+
+    def _max_in_flight(self) -> int:
+        """Enough for every worker to find its next task at once."""
+        if isinstance(self.executor, Cluster):
+            return min(MAX_CLAIMS, max(self.options.max_in_flight, 2 * self.executor.width))
+        return self.options.max_in_flight
 
     def _commit_if_done(self, job: _Job) -> None:
         if not job.is_submitted or job.open_tasks:
             return
-        if "crc_num" in job.file.index.attrs:
+        if isinstance(job.file, PartialFile) and "crc_num" in job.file.index.attrs:
             job.checksum = self.executor.submit(compute_checksum, job.file.index)
             self.pending[job.checksum] = job
         else:
@@ -197,9 +238,17 @@ class _Run:
             write_document(document.path, document.text)
 
     def abandon(self) -> None:
-        """Stop what has not begun, wait for the rest, and remove the outputs that are not done."""
-        for future in self.pending:
-            future.cancel()
-        wait(self.pending)
+        """Stop what has not begun, wait for the rest, and remove the outputs that are not done.
+
+        Workers of a cluster are not waited for: they may be lost, and what they write has a name
+        of their own.
+        """
+        if isinstance(self.executor, Stoppable):
+            self.executor.stop()  # a call that is cancelled meanwhile would never be done
+        else:
+            for future in self.pending:
+                future.cancel()
+        if not isinstance(self.executor, Cluster):
+            wait(self.pending)
         for job in self.jobs:
             job.file.discard()

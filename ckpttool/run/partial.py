@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import glob
 import os
+import re
+import secrets
 from pathlib import Path
 
 from ckpttool.errors import VerifyError
@@ -44,10 +47,10 @@ class PartialFile:
         self._format = get_format(output.format)
         self._path = Path(output.path + PARTIAL)
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = _claim(self._path)
+        self._fd = claim(self._path)
         try:
             self.index: FileIndex = self._format.create(str(self._path), output.metas, output.attrs)
-            _reserve(self._fd, self.index.nbytes)
+            reserve(self._fd, self.index.nbytes)
         except BaseException:
             self.discard()
             raise
@@ -71,23 +74,19 @@ class PartialFile:
         """
         try:
             self._format.seal(str(self._path), crc)
-            found = self._format.read_index(str(self._path))
-            _compare(self._output, [tensor.meta for tensor in found.tensors.values()])
             os.fsync(self._fd)
-            if not _is_open_as(self._path, self._fd):
+            if not is_open_as(self._path, self._fd):
                 raise FileExistsError(errno.EEXIST, "another file has its name", str(self._path))
-            self._path.replace(self._output.path)
-            _sync_folder(self._path.parent)
+            return publish(self._path, self._output)
         finally:
             self.discard()
-        return found.nbytes
 
     def discard(self) -> None:
         """Remove what is still there under the temporary name, and give up the lock."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             try:
-                if _is_open_as(self._path, fd):
+                if is_open_as(self._path, fd):
                     self._path.unlink()
             finally:
                 os.close(fd)
@@ -104,7 +103,7 @@ def write_document(path: str, text: str) -> None:
         It cannot be written.
     """
     partial = Path(path + PARTIAL)
-    with os.fdopen(_claim(partial), "wb") as file:
+    with os.fdopen(claim(partial), "wb") as file:
         try:
             file.write(text.encode())
             file.flush()
@@ -125,7 +124,19 @@ def remove_document(path: str) -> None:
     _sync_folder(Path(path).parent)
 
 
-def _claim(path: Path) -> int:
+def publish(path: Path, output: OutputFile) -> int:
+    """Give a file that is complete and on disk its final name; returns its size in bytes.
+
+    Its header is read back first.
+    """
+    found = get_format(output.format).read_index(str(path))
+    _compare(output, [tensor.meta for tensor in found.tensors.values()])
+    path.replace(output.path)
+    _sync_folder(path.parent)
+    return found.nbytes
+
+
+def claim(path: Path) -> int:
     """A new, empty, locked file, open for writing.
 
     What a run left that was killed is replaced; what another run is writing is refused.
@@ -140,9 +151,22 @@ def _claim(path: Path) -> int:
             raise BlockingIOError(errno.EWOULDBLOCK, "another run wrote it", str(path)) from error
     try:
         path.unlink()
+        remove_attempts(path)
     finally:
         os.close(stale)
     return _lock(path, os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666))
+
+
+def name_attempt(path: str) -> str:
+    """A new name for a file that goes with the one at ``path``, and may outlast it by mistake."""
+    return f"{path}.{secrets.token_hex(8)}"
+
+
+def remove_attempts(path: Path) -> None:
+    """Remove all files named by `name_attempt`, the one at ``path`` being gone."""
+    for attempt in path.parent.glob(f"{glob.escape(path.name)}.*"):
+        if re.fullmatch(r"\.[0-9a-f]{16}", attempt.name[len(path.name) :]):
+            attempt.unlink(missing_ok=True)
 
 
 def _lock(path: Path, fd: int) -> int:
@@ -153,7 +177,7 @@ def _lock(path: Path, fd: int) -> int:
         except OSError as error:
             if error.errno not in UNSUPPORTED:
                 raise
-        if not _is_open_as(path, fd):
+        if not is_open_as(path, fd):
             raise BlockingIOError(errno.EWOULDBLOCK, "another run has taken it", str(path))
     except BlockingIOError as error:
         os.close(fd)
@@ -164,7 +188,7 @@ def _lock(path: Path, fd: int) -> int:
     return fd
 
 
-def _reserve(fd: int, nbytes: int) -> None:
+def reserve(fd: int, nbytes: int) -> None:
     """Have the disk set space aside, so that a full one fails now and not in an hour."""
     if not nbytes:
         return
@@ -175,7 +199,7 @@ def _reserve(fd: int, nbytes: int) -> None:
             raise
 
 
-def _is_open_as(path: Path, fd: int) -> bool:
+def is_open_as(path: Path, fd: int) -> bool:
     """Whether the file at ``path`` is the one that is open as ``fd``."""
     try:
         there = path.stat(follow_symlinks=False)

@@ -15,6 +15,12 @@ from ckpttool.run.partial import PARTIAL
 FileId = tuple[int, int]  # device and inode
 
 
+def output_folder(target: Target) -> str:
+    """The folder that all outputs lie below: for rank files the one of the rank folders."""
+    first = Path(next(iter(target.paths.values())))
+    return str(first.parent if target.strategy is None else first.parent.parent)
+
+
 def place_problems(
     source: str,
     target: Target,

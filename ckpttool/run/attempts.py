@@ -1,0 +1,179 @@
+"""An output file that a worker on another host writes, from its header to its last byte.
+
+No two processes ever write the same file.  A worker writes under a name of its own, an attempt; the
+run, which holds a claim on the output (the ``.partial`` file, locked), checks one complete attempt
+and gives it the final name.  So nothing has to be known of a worker that was given up, for one
+because its host lost the network, and that still writes: its task is done again elsewhere, into
+another file, and its own is never renamed.  (To let both write the same bytes to the same places
+would not do: the cache of a network file system writes whole pages, and what surrounds those bytes
+in its page may be older than what the other has written.)
+
+An attempt lasts no longer than the claim.  A worker makes its file first and looks for the claim
+then, and again before every stretch that it fills; the run gives up the claim first and removes
+the attempts then.  Whoever comes second sees what the first one did.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ckpttool.errors import CkptToolError
+from ckpttool.formats import get_format
+from ckpttool.model.catalog import Extent, FileIndex, StoredTensor, TensorMeta
+from ckpttool.model.plan import OutputFile
+from ckpttool.run.fill import FillTask, cut_into_tasks, fill
+from ckpttool.run.partial import (
+    PARTIAL,
+    claim,
+    is_open_as,
+    name_attempt,
+    publish,
+    remove_attempts,
+    reserve,
+)
+from ckpttool.storage.checksum import compute_checksum
+
+
+@dataclass(frozen=True, slots=True)
+class FileTask:
+    """One output file, to be written by one worker.
+
+    Attributes
+    ----------
+    claim
+        The run's own file; the output is wanted as long as it is there.
+    format, metas, attrs
+        What the header says.
+    stretches
+        What to fill; where the tensors lie is not known before the file is made.
+    """
+
+    claim: str
+    format: str
+    metas: tuple[TensorMeta, ...]
+    attrs: Mapping[str, str]
+    stretches: tuple[FillTask, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A file that a worker has written: complete, and on disk.
+
+    Attributes
+    ----------
+    path
+        Its temporary name.
+    nbytes
+        Bytes of its tensors.
+    """
+
+    path: str
+    nbytes: int
+
+
+class RemoteFile:
+    """The claim on one output; ends with `commit` or `discard`, as a `PartialFile` does.
+
+    Attributes
+    ----------
+    attempt
+        The complete file that a worker has written; None as long as there is none.
+    """
+
+    def __init__(self, output: OutputFile) -> None:
+        self._output = output
+        self._path = Path(output.path + PARTIAL)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = claim(self._path)
+        self.attempt: Attempt | None = None
+
+    def task(self, band_bytes: int, task_bytes: int) -> FileTask:
+        """What a worker has to do; see `CopyOptions`."""
+        output, path = self._output, str(self._path)
+        nowhere = FileIndex(path, output.format, 0, {m.name: _placed(m) for m in output.metas})
+        stretches = tuple(cut_into_tasks(output, nowhere, band_bytes, task_bytes))
+        return FileTask(path, output.format, output.metas, output.attrs, stretches)
+
+    def commit(self, crc: int | None = None) -> int:
+        """Give the attempt the output's name; returns its size in bytes.
+
+        Raises
+        ------
+        VerifyError
+            The header does not say what it should.
+        OSError
+            It is not there or cannot be renamed, or another run has taken over the claim.
+        """
+        assert self.attempt is not None, "a worker has made it"
+        assert crc is None, "and has put the checksum in"
+        try:
+            if not is_open_as(self._path, self._fd):
+                raise FileExistsError(errno.EEXIST, "another run has taken it", str(self._path))
+            return publish(Path(self.attempt.path), self._output)
+        finally:
+            self.discard()
+
+    def discard(self) -> None:
+        """Give up the claim, and remove all attempts that are still there."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            try:
+                if is_open_as(self._path, fd):
+                    self._path.unlink()
+                    remove_attempts(self._path)
+            finally:
+                os.close(fd)
+
+
+def write_file(task: FileTask) -> Attempt:
+    """Write a whole output file, under a new name; the worker's part.
+
+    Raises
+    ------
+    CkptToolError
+        It cannot be written, or is no longer wanted: names the host.
+    """
+    path = name_attempt(task.claim)
+    try:
+        return _write(task, path)
+    except BaseException as error:
+        Path(path).unlink(missing_ok=True)
+        if not isinstance(error, CkptToolError | OSError):
+            raise
+        what = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        raise CkptToolError(f"on {socket.gethostname()}: {what}") from error
+
+
+def _placed(meta: TensorMeta) -> StoredTensor:
+    """A tensor of a file that is not there yet."""
+    has_bytes = meta.text is None and meta.nbytes > 0
+    return StoredTensor(meta, "", (Extent(0, meta.nbytes),) if has_bytes else ())
+
+
+def _write(task: FileTask, path: str) -> Attempt:
+    format = get_format(task.format)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        _demand(task.claim)
+        index = format.create(path, task.metas, task.attrs)
+        reserve(fd, index.nbytes)
+        nbytes = 0
+        for stretch in task.stretches:
+            _demand(task.claim)
+            parts = (replace(p, tensor=index.tensors[p.tensor.meta.name]) for p in stretch.parts)
+            nbytes += fill(replace(stretch, parts=tuple(parts)))
+        format.seal(path, compute_checksum(index) if "crc_num" in index.attrs else None)
+        os.fsync(fd)  # here, since no other host can: the run only renames it
+        return Attempt(path, nbytes)
+    finally:
+        os.close(fd)
+
+
+def _demand(claim: str) -> None:
+    if not os.path.lexists(claim):
+        raise CkptToolError(f"{claim}: is not there (the run has ended, or does not share files)")

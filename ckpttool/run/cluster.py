@@ -1,0 +1,224 @@
+"""Workers on other hosts, and what they are asked before the first byte is written.
+
+They have the files in common with this process, and nothing else.  So of a plan whole output files
+travel to them (`ckpttool.run.attempts`), and every one of them is asked first whether it sees the
+inputs and the output folder, and whether it is of the same version.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from ckpttool import __version__
+from ckpttool.errors import EngineError, PlanError
+from ckpttool.model.plan import Plan
+from ckpttool.run.places import output_folder
+
+A = TypeVar("A")
+T = TypeVar("T")
+
+PAUSES = (0.0, 0.5, 1.5, 3.0)  # seconds; a network file system may show a new file late
+CHECK_SECONDS = 0.2  # how long a request to end the run may go unnoticed
+ANSWER_SECONDS = 60  # for all workers to answer; they look at files that may be slow to appear
+
+
+class Cluster(Executor):
+    """An executor whose workers may be on other hosts.
+
+    Attributes
+    ----------
+    name
+        The word that it was opened with.
+    """
+
+    name: str
+
+    @property
+    def width(self) -> int:
+        """Calls that can be worked on at a time."""
+        raise NotImplementedError
+
+    def ask(self, function: Callable[[A], T], argument: A) -> Mapping[str, T | BaseException]:
+        """What each worker answers to one call, or its exception; by host and address."""
+        raise NotImplementedError
+
+    def watch(self) -> None:
+        """Raise `EngineError` if the cluster is lost; called several times a second."""
+        raise NotImplementedError
+
+    def _explain(self, error: BaseException) -> BaseException:
+        """An error of a worker, in words of ours where those of the cluster are its own."""
+        raise NotImplementedError
+
+    def _pass_on(self, remote: Future[T]) -> Future[T]:
+        """A future with the outcome of ``remote``, its errors explained."""
+        local: Future[T] = Future()
+
+        def settle(done: Future[T]) -> None:
+            if not local.set_running_or_notify_cancel():
+                return
+            error = CancelledError() if done.cancelled() else done.exception()
+            if error is not None:
+                local.set_exception(self._explain(error))
+            else:
+                local.set_result(done.result())
+
+        remote.add_done_callback(settle)
+        local.add_done_callback(lambda _: remote.cancel() if local.cancelled() else None)
+        return local
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A file as it is seen from here: size in bytes, time of change in nanoseconds."""
+
+    path: str
+    nbytes: int
+    mtime_ns: int
+
+    @classmethod
+    def at(cls, path: str) -> Seen:
+        """The file at ``path``; opened, since that makes a network file system look again."""
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            found = os.fstat(fd)
+        finally:
+            os.close(fd)
+        return cls(path, found.st_size, found.st_mtime_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a worker must have: the same version, all files, and a folder to write to."""
+
+    version: str
+    python: str
+    files: tuple[Seen, ...]
+    folder: str
+
+
+def software() -> tuple[str, str]:
+    """Version of this package, and of Python without its last number."""
+    return __version__, ".".join(platform.python_version_tuple()[:2])
+
+
+def compare_view(view: View) -> tuple[str, ...]:
+    """What is wrong with the worker that this runs on; empty if it may work."""
+    version, python = software()
+    if (version, python) != (view.version, view.python):
+        here = f"this run is ckpttool {view.version} on Python {view.python}"
+        there = f"ckpttool {version} on Python {python}"
+        return (f"has {there}, and {here}; install the same on all hosts",)
+    unseen = list(view.files)
+    for pause in PAUSES:
+        time.sleep(pause)
+        unseen, reasons = _unseen(unseen)
+        if not unseen:
+            break
+    problems = []
+    if unseen:
+        others = f", nor {len(unseen) - 1} more of {len(view.files)} files" if unseen[1:] else ""
+        problems.append(
+            f"does not see {unseen[0].path} as this host does ({reasons[0]}){others}; "
+            "inputs and outputs must be on a file system that all hosts share"
+        )
+    elif not os.access(view.folder, os.W_OK | os.X_OK):
+        problems.append(f"has no permission to write to {view.folder}")
+    return tuple(problems)
+
+
+def _unseen(files: Sequence[Seen]) -> tuple[list[Seen], list[str]]:
+    unseen, reasons = [], []
+    for file in files:
+        try:
+            found = Seen.at(file.path)
+            reason = "another size or time of change" if found != file else ""
+        except OSError as error:
+            reason = error.strerror or str(error)
+        if reason:
+            unseen.append(file)
+            reasons.append(reason)
+    return unseen, reasons
+
+
+def check_workers(cluster: Cluster, plan: Plan, check: Callable[[], None]) -> None:
+    """Ask every worker whether it can do its part of a plan.
+
+    For the time of asking there is a file with a random name in the output folder, which is made
+    if it is not there.
+
+    Parameters
+    ----------
+    cluster
+        Whose workers are asked.
+    plan
+        What is to be done.
+    check
+        Called several times a second, to end the run.
+
+    Raises
+    ------
+    PlanError
+        Each worker that cannot, by the name of its host.
+    EngineError
+        Workers do not answer.
+    """
+    inputs = [path for file in plan.catalog.files.values() for path in file.paths]
+    folder = output_folder(plan.target)
+    relative = [path for path in (*inputs, folder) if not Path(path).is_absolute()]
+    if relative:
+        reason = "on a cluster every path has to be absolute, workers being in other folders"
+        raise PlanError([f"{relative[0]}: {reason}"])
+    with _marker(folder) as marker:
+        files = (*(Seen.at(path) for path in inputs), Seen.at(marker))
+        answers = _ask(cluster, View(*software(), files, folder), check)
+        hosts: dict[str, list[str]] = {}  # by what is wrong there
+        for host, answer in answers.items():
+            if isinstance(answer, BaseException):
+                answer = (f"cannot run ckpttool {__version__}: {answer}",)
+            for problem in answer:
+                hosts.setdefault(problem, []).append(host)
+        if hosts:
+            raise PlanError([f"{', '.join(on)}: {why}" for why, on in hosts.items()])
+
+
+def _ask(
+    cluster: Cluster, view: View, check: Callable[[], None]
+) -> Mapping[str, tuple[str, ...] | BaseException]:
+    beside = ThreadPoolExecutor(1)  # so that a worker that hangs does not make this process hang
+    answers = beside.submit(cluster.ask, compare_view, view)
+    beside.shutdown(wait=False)
+    until = time.monotonic() + ANSWER_SECONDS
+    while not wait([answers], CHECK_SECONDS).done:
+        check()
+        if time.monotonic() > until:
+            reason = f"not all workers answered within {ANSWER_SECONDS} s"
+            raise EngineError(cluster.name, reason)
+    return answers.result()
+
+
+@contextmanager
+def _marker(folder: str) -> Iterator[str]:
+    """A file in a folder, there for a while; folders that are made for it go if an error comes."""
+    made = [path for path in (Path(folder), *Path(folder).parents) if not path.exists()]
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    path = Path(folder, f".ckpttool-{secrets.token_hex(8)}")
+    try:
+        path.touch(exist_ok=False)
+        yield str(path)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()
+        raise
+    path.unlink(missing_ok=True)

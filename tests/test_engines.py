@@ -1,0 +1,188 @@
+"""Engines: who does the work makes no difference to what is written."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from concurrent.futures import BrokenExecutor
+from pathlib import Path
+
+import pytest
+
+import ckpttool
+from ckpttool.run.engines import InlineExecutor, default_jobs, open_engine, read_word
+from tests.commands import files_below, message, run, run_well
+from tests.engines import (
+    COMMAND,
+    FORMATS,
+    contents,
+    finish,
+    reshard_words,
+    split_words,
+    start,
+    wait_until,
+    write_source,
+)
+from tests.test_errors import EXAMPLES
+
+
+@pytest.mark.parametrize("output_format", FORMATS)
+def test_every_engine_of_this_host_writes_the_same_bytes(tmp_path, output_format):
+    outcomes = []
+    for words in (["-j", "1"], ["-j", "3"], ["--engine", "processes:2"], ["--engine", "inline"]):
+        folder = tmp_path / "-".join(words).replace(":", "")
+        run_well(*reshard_words(folder, output_format), *words)
+        outcomes.append(contents(folder))
+    assert len(outcomes[0]) == 4
+    assert all(outcome == outcomes[0] for outcome in outcomes)
+
+
+def test_engines_are_named():
+    assert 1 <= default_jobs() <= 8
+    with open_engine("inline") as executor:
+        assert isinstance(executor, InlineExecutor)
+    for name in ("inline", "threads", "threads:3", "processes:1"):
+        with open_engine(name) as executor:
+            assert executor.submit(max, 1, 2).result() == 2
+    assert read_word("dask:/shared/s:1.json") == ("dask", "/shared/s:1.json")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["inline:2", "threads:0", "threads:x", "threads:", "magic:1", "dask", "dask:", "mpi:4", ""],
+)
+def test_a_word_that_names_no_engine_is_refused(tmp_path, name):
+    with pytest.raises(ValueError, match="no engine"), open_engine(name):
+        pass
+    if name:
+        result = run(*reshard_words(tmp_path / "out", "ckpt"), "--engine", name)
+        assert result.exit_code == 2
+        assert "there are inline, threads[:N], processes[:N]" in message(result)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["-j", "2", "--engine", "threads:3"], 2),
+        (["--engine", "mpi", "-j", "2"], 2),
+        (["-j", "2", "--engine", "threads"], 0),
+        (["-j", "2", "--engine", "threads:2"], 0),
+    ],
+)
+def test_j_is_short_for_threads_and_may_not_say_something_else(tmp_path, words, code):
+    result = run(*reshard_words(tmp_path / "out", "ckpt"), *words)
+    assert result.exit_code == code
+    assert code == 0 or "-j 2 is short for --engine threads:2, not" in message(result)
+
+
+def fail_with(error):
+    """What a worker does that meets an error."""
+    raise error
+
+
+@pytest.fixture(scope="module")
+def processes():
+    with open_engine("processes:1") as executor:
+        yield executor
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: type(example[0]).__name__)
+def test_every_error_comes_out_of_a_worker_process_as_it_was(processes, example):
+    error, attributes, text, code = example
+    with pytest.raises(type(error)) as caught:
+        processes.submit(fail_with, error).result()
+    assert str(caught.value) == text
+    assert caught.value.exit_code == code
+    assert {name: getattr(caught.value, name) for name in attributes} == attributes
+
+
+def test_a_worker_leaves_the_signals_of_a_terminal_to_the_run(processes):
+    pid = processes.submit(os.getpid).result()
+    assert processes.submit(os.getpgid, 0).result() == pid != os.getpgid(0)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        os.kill(pid, number)
+    assert processes.submit(os.getpid).result() == pid
+
+
+def test_a_worker_that_dies_is_told_of(tmp_path):
+    with (
+        pytest.raises(ckpttool.EngineError, match="a worker died") as caught,
+        open_engine("processes:1") as executor,
+    ):
+        executor.submit(os._exit, 1).result()
+    assert caught.value.exit_code == 1
+    assert isinstance(caught.value.__cause__, BrokenExecutor)
+
+
+def worker_pids(run_pid):
+    """The workers of a run with processes: children of its one child that has any."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except FileNotFoundError:
+            continue
+        if fields[0] != "Z":
+            children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
+    return [pid for child in children.get(run_pid, []) for pid in children.get(child, [])]
+
+
+@pytest.fixture
+def busy_run(tmp_path):
+    """A run with two processes that has written something, and is not done."""
+    source = write_source(tmp_path / "src", ranks=16, rank_bytes=8 << 20)
+    out = tmp_path / "out"
+    process = start(*COMMAND, *split_words(source, out), "--engine", "processes:2")
+    wait_until(lambda: any(name.endswith(".ckpt") for name in files_below(out)), "an output")
+    yield process, out
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_signal_ends_a_run_with_processes_and_leaves_whole_files_only(busy_run, number, code):
+    process, out = busy_run
+    process.send_signal(number)
+    returned, errors = finish(process)
+    assert returned == code
+    assert errors == f"ckpttool: ended by {number.name}; nothing was left half-written\n"
+    assert all(name.endswith(".ckpt") for name in files_below(out))
+
+
+def test_a_worker_process_that_is_killed_ends_the_run_with_a_clear_error(busy_run):
+    process, out = busy_run
+    os.kill(worker_pids(process.pid)[0], signal.SIGKILL)
+    returned, errors = finish(process)
+    assert returned == 6
+    assert "not written: a worker died (was it killed, or out of memory?)" in errors
+    assert "complete before that: " in errors
+    assert "Traceback" not in errors
+    assert all(name.endswith(".ckpt") for name in files_below(out))
+
+
+def test_workers_end_with_a_run_that_is_killed(busy_run):
+    process, _ = busy_run
+    workers = worker_pids(process.pid)
+    assert len(workers) == 2
+    process.kill()
+    process.wait()
+    wait_until(lambda: not any(is_alive(pid) for pid in workers), "the end of the workers")
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_workers_can_be_stopped_in_the_middle_of_a_call():
+    with open_engine("processes:2") as executor:
+        futures = [executor.submit(time.sleep, 600) for _ in range(5)]
+        wait_until(lambda: futures[0].running(), "a worker")
+        executor.stop()
+        for future in futures:
+            assert isinstance(future.exception(timeout=60), BrokenExecutor)
