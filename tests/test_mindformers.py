@@ -301,6 +301,20 @@ def test_a_folder_of_other_iterations_is_no_checkpoint(tmp_path):
     refused(tmp_path / "run", 5, "no metadata.json and no model-\\*.safetensors")
 
 
+def test_the_output_folder_of_a_run_is_understood_as_it_stands(tmp_path):
+    SAVE.write_root(tmp_path / "output" / "checkpoint", 5)
+    (tmp_path / "output" / "log").mkdir()
+    (tmp_path / "output" / "strategy").mkdir()
+    got, text = merged(tmp_path / "output")
+    assert got == ENTRIES
+    assert "step 5" in text
+    (tmp_path / "output" / "checkpoint_network").mkdir()
+    (tmp_path / "output" / "checkpoint_network" / "rank_0").mkdir()
+    got, text = merged(tmp_path / "output")
+    assert got == ENTRIES
+    assert not mentions(text, "checkpoint taken, not .*checkpoint_network", "common.json")
+
+
 def test_an_iteration_folder_may_have_any_name(folder):
     iteration(folder).rename(folder.parent / "best")
     assert merged(folder.parent / "best")[0] == ENTRIES

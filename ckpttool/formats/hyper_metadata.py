@@ -32,9 +32,9 @@ hyper-parallel ``core/checkpoint/metadata.py``, ``storage.py`` and ``core/distri
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from reprlib import repr as short
 
 from ckpttool.errors import FormatError, UnsupportedError, raise_all
@@ -45,6 +45,7 @@ from ckpttool.model.region import Region
 
 MAX_CHUNKS = 5_000_000  # of all tensors together
 MAX_AXES = 32
+FILE_NAME = re.compile(r"(?!\.\.?$)[^/\0]+")  # in the same folder
 VERSIONS = ("1.0", "2.0")
 CLASSES = frozenset(
     Name(f"hyper_parallel.core.{package}.{module}", name)
@@ -181,7 +182,7 @@ def _stored(tensor: HyperTensor, index: Value, info: Value) -> StoredBox:
     if start not in tensor.regions:
         raise ValueError(f"storage_data has a chunk at {start}, where the tensor has none")
     file = _text(_get(info, "StorageInfo", "relative_path"), "relative_path")
-    if Path(file).name != file or "\0" in file:
+    if FILE_NAME.fullmatch(file) is None:
         raise ValueError(f"relative_path {file[:100]!r} is no file's name")
     span = _get(info, "StorageInfo", "offset"), _get(info, "StorageInfo", "length")
     if span != (0, -1):

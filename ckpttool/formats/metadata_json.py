@@ -53,6 +53,7 @@ from ckpttool.model.layout import Layout
 
 MAX_BYTES = 1_000_000_000  # every slice of every rank takes some hundred bytes of it
 STORAGE_KEY = re.compile(r"""\((?P<name>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"), \((\d{1,12}),\)\)""")
+FILE_NAME = re.compile(r"(?!\.\.?$)[^/\0]+")  # in the same folder
 ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|(.))", re.DOTALL)
 ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
 
@@ -255,7 +256,7 @@ def _places(entries: object) -> tuple[Place, ...]:
     places = []
     for entry in entries:
         file, rank = _field(entry, "file_name"), _field(entry, "storage_rank")
-        if not isinstance(file, str) or Path(file).name != file or "\0" in file:
+        if not isinstance(file, str) or FILE_NAME.fullmatch(file) is None:
             raise ValueError(f"file_name {short(file)} is no file's name")
         if type(rank) is not int or rank < 0:
             raise ValueError(f"storage_rank {short(rank)} is no rank")

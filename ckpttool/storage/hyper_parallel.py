@@ -16,17 +16,17 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from ckpttool.errors import CkptToolError, FormatError, PlanError, raise_all
-from ckpttool.formats import read_index
 from ckpttool.formats.hyper_metadata import HyperTensor, StoredBox, read_hyper_metadata
 from ckpttool.model.catalog import Catalog, FileIndex
 from ckpttool.model.described import Box, Described, Description, describe, misfits
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import count, shorten
-from ckpttool.storage.faults import Faults
+from ckpttool.storage.named import Faults, Files, read_named
 
 TENSORS = re.compile(r"_rank(\d{1,9})_\.safetensors")
 OF_A_RANK = re.compile(r"\.rank(\d{1,9})_metadata|(\d{1,9})\.metadata")
@@ -63,8 +63,7 @@ def scan_hyper_parallel(src: str, step: str | None) -> Catalog | None:
     named = {box.file for tensor in tensors.values() for box in tensor.stored}
     _note_others(Path(src), named, notes)
     errors: list[FormatError] = []
-    folder = _Folder(Path(src))
-    folder.read(sorted(named), errors)
+    folder = _Folder(Path(src), read_named(Path(src), sorted(named), errors))
     description = replace(_place(tensors, folder, notes), files=tuple(map(str, paths)))
     return Catalog(
         src,
@@ -141,23 +140,11 @@ def _note_others(folder: Path, named: set[str], notes: list[Note]) -> None:
         notes.append(Note("passed over", text))
 
 
-@dataclass(slots=True)
-class _Folder:
-    """The files that are named and there; None for one that is damaged."""
+class _Folder(NamedTuple):
+    """The files that are named and there."""
 
     path: Path
-    files: dict[str, FileIndex | None] = field(default_factory=dict)
-
-    def read(self, names: Sequence[str], errors: list[FormatError]) -> None:
-        """Read the headers."""
-        for name in names:
-            if not (self.path / name).is_file():
-                continue
-            try:
-                self.files[name] = read_index(str(self.path / name))
-            except FormatError as error:
-                self.files[name] = None
-                errors.append(error)
+    files: Files
 
     def find(self, box: StoredBox) -> Box | str:
         """A stored box, or why it is not to be had; "" if that has been said."""

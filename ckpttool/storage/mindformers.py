@@ -19,7 +19,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckpttool.errors import FormatError, PlanError
-from ckpttool.formats import read_index
 from ckpttool.formats.metadata_json import is_metadata, read_common, read_metadata
 from ckpttool.model.catalog import Catalog, FileIndex, format_ranks
 from ckpttool.model.described import Box, Described, Description, describe
@@ -27,6 +26,7 @@ from ckpttool.model.notes import Note
 from ckpttool.model.region import Region
 from ckpttool.model.strategy import count, shorten
 from ckpttool.storage.iterations import find_iteration, has_iterations, is_wanted, number_of
+from ckpttool.storage.named import Files, read_named
 from ckpttool.storage.placement import (
     FILE,
     has_parameter_numbers,
@@ -36,8 +36,6 @@ from ckpttool.storage.placement import (
 )
 
 METADATA, COMMON = "metadata.json", "common.json"
-
-_Files = dict[str, FileIndex | None]  # by name; None for a damaged one
 
 
 def scan_mindformers(src: str, step: str | None) -> Catalog | None:
@@ -108,7 +106,7 @@ def _read_described(
     """Files by rank and description of a folder with ``metadata.json``."""
     metadata = str(folder / METADATA)
     parameters = read_metadata(metadata)
-    files = _read_files(folder, _select(folder, set(writers(parameters)), notes), errors)
+    files = read_named(folder, _select(folder, set(writers(parameters)), notes), errors)
     placement = place_slices(parameters, str(folder), files)
     if placement.problems and has_parameter_numbers(parameters):
         corrected = place_by_file_numbers(parameters, files)
@@ -138,7 +136,7 @@ def _read_whole(
 ) -> tuple[dict[int, FileIndex], Description]:
     """Files by number and description of a folder whose files hold whole tensors."""
     matches = _list_files(folder)
-    files = _read_files(folder, matches, errors)
+    files = read_named(folder, matches, errors)
     problems = list(_incomplete_sets(folder, matches.values()))
     tensors: dict[str, Described] = {}
     twice: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -188,21 +186,8 @@ def _select(folder: Path, named: set[str], notes: list[Note]) -> list[str]:
     return sorted({*named, *matches}.difference(others))
 
 
-def _read_files(folder: Path, names: Iterable[str], errors: list[FormatError]) -> _Files:
-    files: _Files = {}
-    for name in names:
-        if not (folder / name).is_file():
-            continue
-        try:
-            files[name] = read_index(str(folder / name))
-        except FormatError as error:
-            files[name] = None
-            errors.append(error)
-    return files
-
-
 def _by_rank(
-    files: _Files, ranks_of: Mapping[str, set[int]], described: Collection[str]
+    files: Files, ranks_of: Mapping[str, set[int]], described: Collection[str]
 ) -> tuple[dict[int, FileIndex], list[str]]:
     """The files of each rank as one, and what is wrong with that.
 

@@ -21,14 +21,13 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import NamedTuple
 
 from ckpttool.formats.metadata_json import Parameter, Place
 from ckpttool.model.catalog import FileIndex, StoredTensor
 from ckpttool.model.described import Box, Described, describe, misfits
 from ckpttool.model.region import Region
-from ckpttool.storage.faults import Faults
+from ckpttool.storage.named import Faults, Files
 
 FILE = re.compile(
     r"(?:(?P<prefix>.*)-)?(?P<kind>model|opt)-(?P<number>\d{7,18})-(?P<total>\d{7,18})\.safetensors"
@@ -60,9 +59,7 @@ class Placement:
     problems: list[str] = field(default_factory=list)
 
 
-def place_slices(
-    parameters: Mapping[str, Parameter], folder: str, files: Mapping[str, FileIndex | None]
-) -> Placement:
+def place_slices(parameters: Mapping[str, Parameter], folder: str, files: Files) -> Placement:
     """The slices of all parameters, where ``metadata.json`` says they are.
 
     Parameters
@@ -102,7 +99,7 @@ def place_slices(
 def _add(placement: Placement, parameter: Parameter, boxes: list[Box]) -> None:
     """Add a parameter that is stored completely, or what speaks against it."""
     named = {place.file for places in parameter.stored.values() for place in places}
-    if any(Path(box.tensor.path).name not in named for box in boxes):
+    if any(box.tensor.path.rpartition("/")[2] not in named for box in boxes):
         placement.elsewhere.append(parameter.meta.name)
     wrong = list(_contradictions(parameter, boxes))
     described = wrong or describe(parameter.meta, boxes)
@@ -139,7 +136,7 @@ def has_parameter_numbers(parameters: Mapping[str, Parameter]) -> bool:
 
 
 def place_by_file_numbers(
-    parameters: Mapping[str, Parameter], files: Mapping[str, FileIndex | None]
+    parameters: Mapping[str, Parameter], files: Files
 ) -> dict[str, Parameter] | None:
     """The parameters, with the places that layouts and files' numbers give; None if these do not.
 
@@ -177,7 +174,7 @@ class _Held(NamedTuple):
     """The files of a folder, and which rank is said to have written which."""
 
     folder: str
-    files: Mapping[str, FileIndex | None]
+    files: Files
     writers: Mapping[str, set[int]]
 
     def find(self, name: str, place: Place) -> StoredTensor | None:
@@ -213,9 +210,11 @@ def _boxes(parameter: Parameter, number: int, held: _Held) -> tuple[list[Box], l
 
 def _contradictions(parameter: Parameter, boxes: list[Box]) -> Iterator[str]:
     """Boxes that a rank cannot have by its layout."""
+    number_of = parameter.number_of or {}
+    regions = {number: _region(parameter, number) for number in set(number_of.values())}
     for box in boxes:
-        number = (parameter.number_of or {}).get(box.rank)
-        if number is not None and (own := _region(parameter, number)) != box.region:
+        own = regions[number_of[box.rank]] if box.rank in number_of else box.region
+        if own != box.region:
             yield (
                 f"{parameter.meta.name}: metadata.json says that rank {box.rank} "
                 f"({box.tensor.path}) holds elements {box.region}, and by its layout there it "

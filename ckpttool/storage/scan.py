@@ -76,10 +76,10 @@ def scan(
     if pattern is not None:
         found = list_by_pattern(root, pattern)
     else:
-        described = scan_described(src, step)
-        if described is not None:
-            return described
         root = find_checkpoint(root, notes)
+        described = scan_described(str(root), step)
+        if described is not None:
+            return replace(described, notes=(*notes, *described.notes))
         found = list_rank_files(root, notes)
     if step is None:
         found = set_backups_aside(found, notes)

@@ -1,13 +1,33 @@
-"""Files that are not what a description says, and whom it harms."""
+"""Files that a description names: their headers, and whom it harms if they are not as described."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from ckpttool.errors import FormatError
+from ckpttool.formats import read_indexes
+from ckpttool.model.catalog import FileIndex
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import count, shorten
+
+Files = dict[str, FileIndex | None]  # by name; None for a damaged one
+
+
+def read_named(folder: Path, names: Iterable[str], errors: list[FormatError]) -> Files:
+    """The headers of the files of these names that are there.
+
+    What is wrong with those that are damaged is added to ``errors``.
+    """
+    there = [name for name in names if (folder / name).is_file()]
+    files: Files = {}
+    for name, index in zip(there, read_indexes(str(folder / n) for n in there), strict=True):
+        if isinstance(index, FormatError):
+            errors.append(index)
+        files[name] = None if isinstance(index, FormatError) else index
+    return files
 
 
 @dataclass(slots=True)
