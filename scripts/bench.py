@@ -1,0 +1,187 @@
+"""Measures ckpttool against `cp -r` on checkpoints that it makes: time and memory.
+
+    python scripts/bench.py --sizes 1,4,8 --rounds 5 --work /fast/disk --json bench.json
+
+In every round each case is run once, in turn, so that a machine that is slow for a while is slow
+for all of them.  Seconds are medians of the rounds, ratios are medians of the ratios of each round.
+`cp` leaves its output in memory; ckpttool has it on disk when it ends.  So there are two ratios:
+`ratio` is command against command, `+ sync` counts for both the time until all of it is on disk.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))  # measured is the code beside this script, installed or not
+
+from benchmark.cases import Case, prepare_copies, prepare_index, start_cases  # noqa: E402
+from benchmark.model import Mesh, make_model  # noqa: E402
+from benchmark.plot import label, plot  # noqa: E402
+from benchmark.report import Summary, document, machine, summarize, table  # noqa: E402
+from benchmark.stopwatch import Run, can_drop_caches, measure  # noqa: E402
+
+GIB = 1 << 30
+DTYPES = {"float32": "Float32", "bfloat16": "BFloat16"}
+START_ROUNDS = 15  # the start of a program is short, and so its time is uncertain
+GROUPS = ("copy", "start", "index")
+
+
+class Bench:
+    """Everything that was measured so far."""
+
+    def __init__(self, cold: bool) -> None:
+        self.cold = cold
+        self.runs: list[Run] = []
+        self.summaries: list[Summary] = []
+
+    def run(self, cases: list[Case], size: str, rounds: int) -> None:
+        """Measure cases in turn, and print what came out."""
+        runs = []
+        for round in range(rounds):
+            for case in cases:
+                click.echo(f"{size} {case.name}, {round + 1}/{rounds}".lstrip(), err=True)
+                runs.append(measure(case, size, round, cold=self.cold))
+        summaries = summarize(runs, cases)
+        self.runs += runs
+        self.summaries += summaries
+        click.echo("\n".join(table(summaries)))
+
+
+def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> tuple[float, ...]:
+    try:
+        return tuple(sorted(float(part) for part in value.split(",")))
+    except ValueError as error:
+        raise click.BadParameter("numbers with commas between, such as 0.25,1,4") from error
+
+
+def _words(ctx: click.Context, param: click.Parameter, value: str) -> list[str]:
+    return value.split(",")
+
+
+@click.command(help=(__doc__ or "").replace("\n    python", "\n\b\n    python"))
+@click.option("--sizes", default="1", callback=_numbers, help="GiB of the model.  [default: 1]")
+@click.option("--rounds", default=3, show_default=True, help="How often each case is run.")
+@click.option("--dtype", type=click.Choice(list(DTYPES)), default="float32", show_default=True)
+@click.option("--tp", default=8, show_default=True, help="Tensor parallel ranks of the source.")
+@click.option("--dp", default=1, show_default=True, help="Data parallel ranks.")
+@click.option("--pp", default=1, show_default=True, help="Pipeline stages.")
+@click.option("--optimizer-shard", is_flag=True, help="Data parallel ranks share slices out.")
+@click.option("--moments", is_flag=True, help="With the two moments of Adam, in float32.")
+@click.option(
+    "--axis",
+    type=click.Choice(["0", "last", "mixed"]),
+    default="0",
+    show_default=True,
+    help="Axis of the matrices that the source cuts.",
+)
+@click.option(
+    "--groups",
+    default=",".join(GROUPS),
+    show_default=True,
+    callback=_words,
+    help="What to measure.",
+)
+@click.option(
+    "--index-ranks",
+    default=1024,
+    show_default=True,
+    help="Ranks whose headers are read: 64, 128, ... 1024.",
+)
+@click.option("--index-tensors", default=600, show_default=True, help="Tensors of each.")
+@click.option("--warm", is_flag=True, help="Do not empty the page cache before each run.")
+@click.option("--mindspore", metavar="PYTHON", help="A Python with MindSpore, to compare with.")
+@click.option(
+    "--work", type=click.Path(file_okay=False), help="Folder for the files.  [default: temporary]"
+)
+@click.option("--keep", is_flag=True, help="Leave the checkpoints in the folder.")
+@click.option("--json", "json_path", metavar="FILE", help="Write everything that was measured.")
+@click.option("--svg", "svg_path", metavar="FILE", help="Draw time and memory against size.")
+def main(
+    sizes: tuple[float, ...],
+    rounds: int,
+    dtype: str,
+    tp: int,
+    dp: int,
+    pp: int,
+    optimizer_shard: bool,
+    moments: bool,
+    axis: str,
+    groups: list[str],
+    index_ranks: int,
+    index_tensors: int,
+    warm: bool,
+    mindspore: str | None,
+    work: str | None,
+    keep: bool,
+    json_path: str | None,
+    svg_path: str | None,
+) -> None:
+    """Measure, print, and write the report."""
+    if not set(groups) <= set(GROUPS):
+        raise click.UsageError(f"--groups are some of {','.join(GROUPS)}.")
+    if work is not None:
+        Path(work).mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="ckpttool-bench-", dir=work))
+    bench = Bench(cold=not warm and can_drop_caches())
+    facts = {**machine(folder), "page_cache": "emptied before each run" if bench.cold else "kept"}
+    click.echo("\n".join(f"{key.replace('_', ' ')}: {value}" for key, value in facts.items()))
+    try:
+        if "copy" in groups:
+            mesh = Mesh(tp, dp, pp, axis, optimizer_shard)
+            for size in sizes:
+                model = make_model(int(size * GIB), DTYPES[dtype], moments)
+                _check_space(folder, 4 * model.nbytes * (dp if not optimizer_shard else 1))
+                cases = prepare_copies(folder / label(size), model, mesh, mindspore)
+                bench.run(cases, label(size), rounds)
+                if not keep:
+                    shutil.rmtree(folder / label(size))
+        if "start" in groups:
+            bench.run(start_cases(), "", max(rounds, START_ROUNDS))
+        if "index" in groups:
+            _check_space(folder, 4096 * index_ranks * index_tensors)  # a block for each header
+            bench.run(prepare_index(folder, index_ranks, index_tensors), "", rounds)
+    finally:
+        if not keep:
+            shutil.rmtree(folder)
+    _report(bench, facts, sizes, json_path, svg_path)
+
+
+def _check_space(folder: Path, nbytes: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if nbytes > free:
+        raise click.ClickException(f"{folder}: about {nbytes} bytes are needed, {free} are free")
+
+
+def _report(
+    bench: Bench,
+    facts: dict[str, str | int],
+    sizes: tuple[float, ...],
+    json_path: str | None,
+    svg_path: str | None,
+) -> None:
+    """Write the files that were asked for; a case that failed ends the program with 1."""
+    if json_path is not None:
+        about: dict[str, object] = {
+            "command": shlex.join(["scripts/bench.py", *sys.argv[1:]]),
+            "machine": facts,
+        }
+        text = json.dumps(document(about, bench.runs, bench.summaries), indent=1)
+        Path(json_path).write_text(text + "\n", encoding="utf-8")
+    if svg_path is not None:
+        written = [one for one in bench.summaries if one.nbytes and not one.error]
+        Path(svg_path).write_text(plot(written, sizes), encoding="utf-8")
+    failed = [one for one in bench.summaries if one.error and "MindSpore" not in one.case]
+    if failed:
+        raise click.ClickException(f"failed: {', '.join(one.case for one in failed)}")
+
+
+if __name__ == "__main__":
+    main()

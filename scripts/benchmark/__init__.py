@@ -1,0 +1,1 @@
+"""What `scripts/bench.py` is made of: model, files, cases, stopwatch and report."""

@@ -1,0 +1,162 @@
+"""What is measured: commands, each with the place it writes to."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmark.files import strategy_path, write_checkpoint, write_strategy
+from benchmark.model import Mesh, Model, many_tensors
+
+CKPTTOOL = (sys.executable, "-m", "ckpttool")
+FORMATS = {"hdf5": ".h5", "ckpt": ".ckpt"}
+COPY, CLICK = "cp -r", "import click"  # what the others are compared with
+
+MINDSPORE = """
+import sys
+import mindspore
+src, src_strategy, dst, dst_strategy = sys.argv[1:]
+mindspore.transform_checkpoints(src, dst, "bench", src_strategy, dst_strategy or None)
+"""
+
+PLAN = """
+import json, sys, time
+import ckpttool
+from ckpttool.model.region import Region
+src, src_strategy, dst_strategy = sys.argv[1:]
+times = [time.perf_counter()]
+def lap(name, seconds={}):
+    times.append(time.perf_counter())
+    seconds[name] = round(times[-1] - times[-2], 2)
+    return seconds
+catalog = ckpttool.scan(src)
+strategies = [ckpttool.read_strategy([path]) for path in (src_strategy, dst_strategy)]
+lap("scan")
+plan = ckpttool.plan_reshard(catalog, *strategies, src + ".new", "ckpt")
+lap("plan")
+tensors = sum(len(output.tensors) for output in plan)
+lap("headers")
+pieces = sum(
+    1
+    for output in plan
+    for tensor in output.tensors
+    for piece in tensor.pieces(Region.whole(tensor.meta.shape))
+)
+print(json.dumps({"tensors": tensors, "pieces": pieces, "seconds": lap("pieces")}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One thing to measure.
+
+    Attributes
+    ----------
+    name
+        As in the tables.
+    command
+        Program and arguments.
+    output
+        The file or folder that it writes; None if it writes none.
+    yardstick
+        The case that it is compared with, if any.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    output: Path | None = None
+    yardstick: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A way from one mesh to another; to one file if there is no other."""
+
+    name: str
+    source: Mesh
+    target: Mesh | None
+
+
+def scenarios(mesh: Mesh) -> Iterator[Scenario]:
+    """The ways that are measured from a checkpoint that is cut like ``mesh``."""
+    ranks = mesh.ranks
+    yield Scenario("merge", mesh, None)
+    if ranks % 4 == 0:
+        fewer = Mesh(ranks // 4 * 3, axis=mesh.axis)
+        yield Scenario(f"reshard {ranks} -> {fewer.ranks}", mesh, fewer)
+    yield Scenario(f"reshard {ranks} -> {ranks} transposed", mesh, mesh.transposed)
+    if ranks % 2 == 0:
+        stages = mesh if mesh.pipeline > 1 else Mesh(ranks // 2, pipeline=2, axis=mesh.axis)
+        name = f"reshard {stages.pipeline}x{ranks // stages.pipeline} -> {ranks}"
+        yield Scenario(name, stages, Mesh(ranks, axis=mesh.axis))
+
+
+def prepare_copies(work: Path, model: Model, mesh: Mesh, mindspore: str | None) -> list[Case]:
+    """Write the checkpoints and strategies of all scenarios; the cases that use them."""
+    sources: dict[Mesh, Path] = {}
+    cases: list[Case] = []
+    for number, scenario in enumerate(scenarios(mesh)):
+        src = sources.get(scenario.source)
+        if src is None:
+            src = sources[scenario.source] = work / f"src_{len(sources)}"
+            write_checkpoint(src, model, scenario.source)
+        if not cases:
+            cases.append(Case(COPY, ("cp", "-r", str(src), str(work / "copy")), work / "copy"))
+        target = None
+        if scenario.target is not None:
+            target = work / f"dst_{number}.strategy.ckpt"
+            write_strategy(target, model, scenario.target)
+        cases += _conversions(scenario.name, src, target, work / "out")
+        if mindspore is not None:
+            out = work / "transformed"
+            words = (str(src), str(strategy_path(src)), str(out), str(target or ""))
+            command = (mindspore, "-c", MINDSPORE, *words)
+            cases.append(Case(f"MindSpore {scenario.name}", command, out, COPY))
+    first = next(iter(sources.values()))
+    inspect = (*CKPTTOOL, "inspect", str(first), "-s", str(strategy_path(first)))
+    return [*cases, Case("inspect", inspect)]
+
+
+def _conversions(name: str, src: Path, target: Path | None, out: Path) -> Iterator[Case]:
+    common = (str(src), "-s", str(strategy_path(src)), "-q")
+    for format, suffix in FORMATS.items():
+        path = out.with_suffix(suffix) if target is None else out
+        words = ("merge",) if target is None else ("reshard", "-d", str(target))
+        command = (*CKPTTOOL, *words, *common, "-o", str(path), "--format", format)
+        yield Case(f"{name}, {suffix}", command, path, COPY)
+
+
+def start_cases() -> list[Case]:
+    """How long it takes until anything happens."""
+    return [
+        Case(CLICK, (sys.executable, "-c", "import click")),
+        Case("ckpttool --version", (*CKPTTOOL, "--version"), None, CLICK),
+        Case("ckpttool --help", (*CKPTTOOL, "--help"), None, CLICK),
+    ]
+
+
+def prepare_index(work: Path, ranks: int, tensors: int) -> list[Case]:
+    """Write headers of many tensors on many ranks, and the cases that read them."""
+    few, many = work / "few", work / "many"
+    small = many_tensors(1000, (768, 64))
+    write_checkpoint(few, small, Mesh(8), sparse=True)
+    # 7 * 1,024 rows can be cut into 1,024 parts and into 896.
+    large = many_tensors(tensors, (7 * 1024, 1024))
+    ways = [Mesh(8, n // 8, optimizer_shard=True) for n in (ranks, ranks // 8 * 7)]
+    write_checkpoint(many, large, ways[0], sparse=True)
+    fewer = work / "fewer.strategy.ckpt"
+    write_strategy(fewer, large, ways[1])
+    plan = (str(many), str(strategy_path(many)), str(fewer))
+    return [
+        Case("inspect, 8 ranks x 1000 tensors", (*CKPTTOOL, "inspect", str(few))),
+        Case(
+            f"inspect, {ranks} ranks x {tensors} tensors",
+            (*CKPTTOOL, "inspect", str(many), "-s", str(strategy_path(many))),
+        ),
+        Case(
+            f"plan, {ranks} -> {ranks // 8 * 7} ranks x {tensors} tensors",
+            (sys.executable, "-c", PLAN, *plan),
+        ),
+    ]

@@ -1,0 +1,148 @@
+"""A LLaMA-like model of a wished size, and how tensor, data and pipeline parallelism cut it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ckpttool.model.dtypes import DTYPES
+from ckpttool.model.layout import Layout
+
+# All are divisible by 768, so that 8 ranks and 6, 64 and 48, 512 and 384 can cut them.
+WIDTHS = (4608, 3072, 2304, 1536, 768)
+VOCABULARY_STEP = 768
+# Matrices of a layer, as multiples of the width, and the axis that MindFormers cuts.
+MATRICES = {
+    "attention.wq": (1, 1, 0),
+    "attention.wk": (1, 1, 0),
+    "attention.wv": (1, 1, 0),
+    "attention.wo": (1, 1, 1),
+    "feed_forward.w1": (3, 1, 0),
+    "feed_forward.w2": (1, 3, 1),
+    "feed_forward.w3": (3, 1, 0),
+}
+VECTORS = ("attention_norm", "ffn_norm")
+EMBEDDING, HEAD, NORM = "model.tok_embeddings.embedding_weight", "lm_head.weight", "model.norm_out"
+MOMENTS = ("adam_m.", "adam_v.")
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A full tensor: ``cut_axis`` is the one that MindFormers cuts, None for a vector."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    layer: int
+    cut_axis: int | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Tensor x data x pipeline parallel, and which axis of the matrices is cut.
+
+    Attributes
+    ----------
+    axis
+        ``"0"``, ``"last"``, or ``"mixed"`` as MindFormers does it.
+    optimizer_shard
+        Whether data parallel ranks share their slices out among themselves.
+    """
+
+    tensor: int
+    data: int = 1
+    pipeline: int = 1
+    axis: str = "0"
+    optimizer_shard: bool = False
+
+    def __str__(self) -> str:
+        axes = {"0": "axis 0", "last": "last axis", "mixed": "both axes"}[self.axis]
+        parts = [f"tp{self.tensor}"]
+        parts += [f"dp{self.data}{' opt' if self.optimizer_shard else ''}"] * (self.data > 1)
+        parts += [f"pp{self.pipeline}"] * (self.pipeline > 1)
+        return f"{' '.join(parts)}, {axes}"
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of all stages."""
+        return self.tensor * self.data * self.pipeline
+
+    @property
+    def transposed(self) -> Mesh:
+        """The same, with the other axis of every matrix cut."""
+        return replace(self, axis={"0": "last", "last": "0", "mixed": "swapped"}[self.axis])
+
+    def layout(self, tensor: Tensor) -> Layout:
+        """How a tensor is cut in its stage."""
+        cut: list[tuple[int, ...]] = [()] * len(tensor.shape)
+        if tensor.cut_axis is not None:
+            usual = tensor.cut_axis
+            axes = {"0": 0, "last": -1, "mixed": usual, "swapped": 1 - usual}
+            cut[axes[self.axis]] = (0,)
+        layout = Layout((self.data, self.tensor), tuple(cut))
+        shard = layout.replicas if self.optimizer_shard and tensor.cut_axis is not None else 1
+        return replace(layout, optimizer_shard=shard)
+
+    def stage_of(self, tensor: Tensor, layers: int) -> int:
+        """The stage that has a tensor: the layers are dealt out evenly."""
+        return min(tensor.layer * self.pipeline // layers, self.pipeline - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Tensors in the order in which they are saved."""
+
+    tensors: tuple[Tensor, ...]
+    layers: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, undivided."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
+def make_model(nbytes: int, dtype: str, moments: bool) -> Model:
+    """A model of about ``nbytes`` undivided: as wide as two layers allow, the rest vocabulary."""
+    per_weight = DTYPES[dtype].itemsize + (2 * DTYPES["Float32"].itemsize if moments else 0)
+    budget = nbytes // per_weight
+    factor = sum(rows * columns for rows, columns, _ in MATRICES.values())
+    width = next((w for w in WIDTHS if 2 * factor * w * w <= 0.8 * budget), WIDTHS[-1])
+    layers = max(2, int(0.8 * budget) // (factor * width * width))
+    rest = budget - layers * factor * width * width
+    rows = max(1, rest // (2 * width * VOCABULARY_STEP)) * VOCABULARY_STEP
+    weights = tuple(_weights(width, layers, rows, dtype))
+    states = [
+        replace(weight, name=prefix + weight.name, dtype="Float32")
+        for prefix in (MOMENTS if moments else ())
+        for weight in weights
+    ]
+    return Model((*weights, *states), layers)
+
+
+def _weights(width: int, layers: int, vocabulary: int, dtype: str) -> Iterator[Tensor]:
+    yield Tensor(EMBEDDING, dtype, (vocabulary, width), 0, 0)
+    for layer in range(layers):
+        for name in VECTORS:
+            yield Tensor(f"model.layers.{layer}.{name}.weight", dtype, (width,), layer, None)
+        for name, (rows, columns, axis) in MATRICES.items():
+            shape = (rows * width, columns * width)
+            yield Tensor(f"model.layers.{layer}.{name}.weight", dtype, shape, layer, axis)
+    yield Tensor(f"{NORM}.weight", dtype, (width,), layers, None)
+    yield Tensor(HEAD, dtype, (vocabulary, width), layers, 0)
+
+
+def many_tensors(count: int, shape: tuple[int, int]) -> Model:
+    """A model of ``count`` equal matrices, to see what headers cost."""
+    return Model(
+        tuple(
+            Tensor(f"model.layers.{i // 9}.matrix_{i % 9}.weight", "Float32", shape, i, 0)
+            for i in range(count)
+        ),
+        count,
+    )

@@ -1,0 +1,157 @@
+"""Medians and ratios, as a table and as JSON."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+
+from benchmark.cases import Case
+from benchmark.stopwatch import Run
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Medians over the rounds of one case; ratios are medians of the ratios of each round.
+
+    Attributes
+    ----------
+    ratio
+        Time for each byte written against the yardstick's (for each run, where nothing is
+        written); None without a yardstick.
+    synced_ratio
+        The same, both with the time until all of it is on disk.
+    """
+
+    size: str
+    case: str
+    nbytes: int
+    seconds: float
+    synced_seconds: float
+    gb_per_second: float
+    cpu_seconds: float
+    peak_bytes: int
+    ratio: float | None
+    synced_ratio: float | None
+    stdout: str
+    error: str
+
+
+def summarize(runs: Sequence[Run], cases: Iterable[Case]) -> list[Summary]:
+    """A summary of each case of one size, in order."""
+    return [_summary([run for run in runs if run.case == case.name], case, runs) for case in cases]
+
+
+def _summary(mine: Sequence[Run], case: Case, runs: Sequence[Run]) -> Summary:
+    pairs = [
+        (run, other)
+        for run in mine
+        for other in runs
+        if other.case == case.yardstick and other.round == run.round
+    ]
+    seconds = median(run.seconds for run in mine)
+    nbytes = mine[0].nbytes
+    return Summary(
+        size=mine[0].size,
+        case=case.name,
+        nbytes=nbytes,
+        seconds=seconds,
+        synced_seconds=median(run.seconds + run.sync_seconds for run in mine),
+        gb_per_second=nbytes / seconds / 1e9,
+        cpu_seconds=median(run.cpu_seconds for run in mine),
+        peak_bytes=max(run.peak_bytes for run in mine),
+        ratio=_median_ratio(pairs, synced=False),
+        synced_ratio=_median_ratio(pairs, synced=True),
+        stdout=mine[0].stdout,
+        error=next((run.error for run in mine if run.error), ""),
+    )
+
+
+def _median_ratio(pairs: Iterable[tuple[Run, Run]], *, synced: bool) -> float | None:
+    def cost(run: Run) -> float:
+        return (run.seconds + run.sync_seconds * synced) / (run.nbytes or 1)
+
+    ratios = [cost(run) / cost(other) for run, other in pairs]
+    return median(ratios) if ratios else None
+
+
+COLUMNS = (
+    ("size", 6),
+    ("case", -44),
+    ("MiB written", 12),
+    ("seconds", 8),
+    ("GB/s", 6),
+    ("ratio", 6),
+    ("+ sync", 7),
+    ("cpu s", 7),
+    ("peak MiB", 9),
+)
+
+
+def table(summaries: Iterable[Summary]) -> Iterable[str]:
+    """Lines of a table."""
+    yield _line(tuple(name for name, _ in COLUMNS))
+    for one in summaries:
+        if one.error:
+            yield f"{one.size:>6} {one.case:44} failed: {one.error}"
+            continue
+        yield _line(
+            (
+                one.size,
+                one.case,
+                f"{one.nbytes / MIB:.0f}" if one.nbytes else "",
+                f"{one.seconds:.3f}",
+                f"{one.gb_per_second:.2f}" if one.nbytes else "",
+                "" if one.ratio is None else f"{one.ratio:.2f}",
+                "" if one.synced_ratio is None or not one.nbytes else f"{one.synced_ratio:.2f}",
+                f"{one.cpu_seconds:.2f}",
+                f"{one.peak_bytes / MIB:.0f}",
+            )
+        )
+
+
+def _line(cells: Sequence[str]) -> str:
+    return " ".join(
+        cell.ljust(-width) if width < 0 else cell.rjust(width)
+        for cell, (_, width) in zip(cells, COLUMNS, strict=True)
+    )
+
+
+def machine(work: Path) -> dict[str, str | int]:
+    """What it was measured on."""
+    info = Path("/proc/cpuinfo").read_text().splitlines()
+    models = [line.partition(":")[2].strip() for line in info if line.startswith("model name")]
+    return {
+        "processor": models[0] if models else platform.machine(),
+        "processors": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "file_system": _file_system(work),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("numpy", "h5py", "click")},
+    }
+
+
+def _file_system(path: Path) -> str:
+    """Type of the file system that holds ``path``: the mount with the longest name above it."""
+    mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    above = [(point, kind) for point, kind in mounts if path.resolve().is_relative_to(Path(point))]
+    return max(above, key=lambda mount: len(mount[0]))[1] if above else "unknown"
+
+
+def document(
+    about: dict[str, object], runs: Iterable[Run], summaries: Iterable[Summary]
+) -> dict[str, object]:
+    """Everything, for programs."""
+    return {
+        "schema": 1,
+        **about,
+        "summaries": [asdict(one) for one in summaries],
+        "runs": [asdict(run) for run in runs],
+    }

@@ -1,0 +1,107 @@
+"""Runs cases and notes what they took."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmark import launch
+from benchmark.cases import Case
+
+ROOT = Path(__file__).parents[2]
+LAUNCHER = (sys.executable, "-I", "-S", str(Path(launch.__file__)))
+DROP_CACHES = Path("/proc/sys/vm/drop_caches")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one run of a case took.
+
+    Attributes
+    ----------
+    size, case, round
+        Which it was; ``size`` is a label.
+    seconds
+        Wall time of the command.
+    sync_seconds
+        Time that it took after that until all that was written was on disk.
+    cpu_seconds
+        Processor time of the command, in the kernel and outside, all processes.
+    peak_bytes
+        Memory of the process tree, see `benchmark.launch`.
+    nbytes
+        Bytes of the files that were written.
+    stdout
+        What the command printed.
+    error
+        The end of what it said if it failed.
+    """
+
+    size: str
+    case: str
+    round: int
+    seconds: float
+    sync_seconds: float
+    cpu_seconds: float
+    peak_bytes: int
+    nbytes: int
+    stdout: str = ""
+    error: str = ""
+
+
+def measure(case: Case, size: str, round: int, *, cold: bool) -> Run:
+    """Run a case once: fresh outputs, nothing left to be written from before."""
+    remove(case.output)
+    os.sync()
+    if cold:
+        DROP_CACHES.write_text("1")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*LAUNCHER, *case.command], stdout=subprocess.PIPE, check=True, env=environment
+    )
+    took = json.loads(done.stdout)
+    failed = took["exit_code"] != 0
+    error = (took["stderr"].strip().splitlines() or ["no message"])[-1] if failed else ""
+    files = [] if case.output is None else _files(case.output)
+    started = time.perf_counter()
+    for path in files:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    sync_seconds = time.perf_counter() - started
+    nbytes = sum(path.stat().st_size for path in files)
+    remove(case.output)
+    return Run(
+        size,
+        case.name,
+        round,
+        took["seconds"],
+        sync_seconds,
+        took["cpu_seconds"],
+        took["peak_bytes"],
+        nbytes,
+        took["stdout"][:1000],
+        error,
+    )
+
+
+def can_drop_caches() -> bool:
+    """Whether this process may empty the page cache."""
+    return os.access(DROP_CACHES, os.W_OK)
+
+
+def remove(path: Path | None) -> None:
+    """Remove a file or a folder, if it is there."""
+    if path is not None and path.is_dir():
+        shutil.rmtree(path)
+    elif path is not None:
+        path.unlink(missing_ok=True)
+
+
+def _files(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
