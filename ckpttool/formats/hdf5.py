@@ -42,6 +42,7 @@ from ckpttool.model.dtypes import DTYPES, TEXT
 DTYPE_ATTRIBUTE = "dtype"
 MAX_TEXT_BYTES = 64 << 20  # a string is read into memory; larger ones are refused by name
 NEVER_WRITTEN = "never written (no storage is allocated); write its values or leave it out"
+CHUNKED = "chunked, compressed, compact or virtual; rewrite the file with `h5repack -l CONTI`"
 MAX_AXES = 32  # of a dataspace (H5S_MAX_RANK)
 MAX_PATH_COMPONENT_BYTES = 60_000  # an HDF5 link and its name share an object header of 64 KiB
 
@@ -298,31 +299,24 @@ def _walk(
 
 
 def _read_dataset(path: str, size: int, name: str, dataset: h5d.DatasetID) -> StoredTensor:
-    def refused(reason: str) -> UnsupportedError:
-        return UnsupportedError(path, None, f"{name}: {reason}")
-
-    if dataset.get_space().get_simple_extent_type() == h5s.NULL:
-        raise refused("a dataset without a dataspace (H5S_NULL); write a value or leave it out")
+    offset = dataset.get_offset()  # none but those of contiguous, allocated, internal ones
+    if offset is None:
+        reason = _why_unplaced(dataset)
+        if reason is not None:
+            raise UnsupportedError(path, None, f"{name}: {reason}")
     kind = dataset.get_type()
-    options = dataset.get_create_plist()
-    if options.get_external_count():
-        raise refused("its data lie in an external file; `h5repack -l CONTI` brings them in")
     if isinstance(kind, h5t.TypeStringID):
         return StoredTensor(TensorMeta(name, TEXT, (), _read_text(path, name, dataset)), path, ())
     dtype = _find_dtype(kind, dataset)
     if dtype is None:
-        raise refused(_why_not(kind))
+        raise UnsupportedError(path, None, f"{name}: {_why_not(kind)}")
     meta = TensorMeta(intern(name), dtype, tuple(int(n) for n in dataset.shape))
     nbytes = meta.nbytes
     if not nbytes:
         return StoredTensor(meta, path, ())
-    if options.get_layout() != h5d.CONTIGUOUS:
-        raise refused(
-            "chunked, compressed, compact or virtual; rewrite the file with `h5repack -l CONTI`"
-        )
-    offset = dataset.get_offset()
     if offset is None:
-        raise refused(NEVER_WRITTEN)
+        is_contiguous = dataset.get_create_plist().get_layout() == h5d.CONTIGUOUS
+        raise UnsupportedError(path, None, f"{name}: {NEVER_WRITTEN if is_contiguous else CHUNKED}")
     if offset + nbytes > size:
         raise FormatError(
             path,
@@ -330,6 +324,15 @@ def _read_dataset(path: str, size: int, name: str, dataset: h5d.DatasetID) -> St
             f"{name}: {nbytes} bytes from here on, the file has {size} (file cut short?)",
         )
     return StoredTensor(meta, path, (Extent(offset, nbytes),))
+
+
+def _why_unplaced(dataset: h5d.DatasetID) -> str | None:
+    """Why a dataset has no bytes in the file, if it is not just empty, a string, or unwritten."""
+    if dataset.get_space().get_simple_extent_type() == h5s.NULL:
+        return "a dataset without a dataspace (H5S_NULL); write a value or leave it out"
+    if dataset.get_create_plist().get_external_count():
+        return "its data lie in an external file; `h5repack -l CONTI` brings them in"
+    return None
 
 
 def _dtypes_by_size() -> dict[int, list[tuple[h5t.TypeID, str]]]:
