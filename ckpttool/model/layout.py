@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
@@ -133,6 +133,11 @@ class Layout:
     def slice_index(self, rank: int) -> tuple[int, ...]:
         """Which slice ``rank`` holds, as a position along each tensor axis."""
         return _grid(self).index[rank - self.first_rank]
+
+    def held_by(self, ranks: Iterable[int]) -> set[tuple[int, ...]]:
+        """Which slices some ranks hold."""
+        index = _grid(self).index
+        return {index[rank - self.first_rank] for rank in ranks}
 
     def owners(self, index: tuple[int, ...]) -> tuple[int, ...]:
         """The ranks that hold the slice at ``index``, ascending."""

@@ -7,7 +7,7 @@ and computes pieces only when they are asked for, so its size does not grow with
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ckpttool.errors import CkptToolError, PlanError, raise_all
 from ckpttool.model.catalog import Catalog, StoredTensor, TensorMeta, format_ranks
@@ -145,25 +145,36 @@ class Plan:
     documents: tuple[Document, ...] = field(default=())
 
     def __iter__(self) -> Iterator[OutputFile]:
-        placed = [
-            (transfer.source, layout, layout.ranks)
-            for transfer in self.transfers
-            for layout in transfer.layouts
-        ]
+        # Of a thousand tensors most are cut alike, and their slices have one shape on all ranks.
+        ways: dict[tuple[Layout, tuple[int, ...]], int] = {}
+        placed: list[tuple[Source, int, dict[tuple[int, ...], TensorMeta]]] = []
+        for transfer in self.transfers:
+            for layout in transfer.layouts:
+                way = ways.setdefault((layout, transfer.source.meta.shape), len(ways))
+                placed.append((transfer.source, way, {}))
         for rank, path in self.target.paths.items():
-            tensors = tuple(
-                self._output(source, layout, rank)
-                for source, layout, ranks in placed
-                if rank in ranks
-            )
-            yield OutputFile(rank, path, self.target.format, tensors, self.target.attrs)
+            regions = [
+                layout.region(rank, shape) if rank in layout.ranks else None
+                for layout, shape in ways
+            ]
+            tensors = [
+                _output(source, region, metas)
+                for source, way, metas in placed
+                if (region := regions[way]) is not None
+            ]
+            format, attrs = self.target.format, self.target.attrs
+            yield OutputFile(rank, path, format, tuple(tensors), attrs)
 
-    @staticmethod
-    def _output(source: Source, layout: Layout, rank: int) -> OutputTensor:
-        region = layout.region(rank, source.meta.shape)
-        meta = source.meta
-        cut = TensorMeta(meta.name, meta.dtype, region.shape, meta.text)
-        return OutputTensor(cut, region, source)
+
+def _output(
+    source: Source, region: Region, metas: dict[tuple[int, ...], TensorMeta]
+) -> OutputTensor:
+    """The region of a source; ``metas`` are those that were made of it, by shape."""
+    shape = region.shape
+    meta = metas.get(shape)
+    if meta is None:
+        meta = metas[shape] = replace(source.meta, shape=shape)
+    return OutputTensor(meta, region, source)
 
 
 def make_plan(

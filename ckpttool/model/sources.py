@@ -288,7 +288,8 @@ def _cut_source(
     chosen: Source | None = None
     missing: list[tuple[int, ...]] = []
     for spelled in layouts:
-        present = [rank for rank in ranks if rank in spelled.ranks]
+        of_stage = spelled.ranks
+        present = [rank for rank in ranks if rank in of_stage]
         if not present:
             continue
         joined = join_slices(catalog, spelled, {rank: metas[rank] for rank in present})
@@ -296,7 +297,7 @@ def _cut_source(
             sources.problems.append(joined)
             return None
         layout, meta = joined
-        held = {layout.slice_index(rank) for rank in present}
+        held = layout.held_by(present)
         gaps = [layout.owners(index) for index in layout.slice_indices() if index not in held]
         if not gaps and chosen is None:
             chosen = Source(meta, layout, catalog)

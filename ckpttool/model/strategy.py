@@ -175,9 +175,12 @@ def join_stages(
         )
     stage_ranks = _common_ranks(stages, origin)
     layouts: dict[str, tuple[Layout, ...]] = {}
+    known: dict[tuple[Layout, tuple[int, ...] | None], Layout] = {}
     for stage in sorted(stages):
         for name, layout in stages[stage].items():
             placed = replace(layout, first_rank=stage * stage_ranks)
+            # A model has few layouts; one object for each is found faster in what is known of it.
+            placed = known.setdefault((placed, placed.full_shape), placed)
             layouts[name] = (*layouts.get(name, ()), placed)
     return Strategy(layouts, len(stages), stage_ranks, files)
 
