@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ckpttool.cli.options import printable
-from ckpttool.cli.report import format_bytes, print_json, print_table
+from ckpttool.cli.report import format_bytes, print_json
+from ckpttool.cli.tables import print_table
 
 if TYPE_CHECKING:
     from ckpttool.formats.group_info import GroupInfo

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -15,8 +14,11 @@ import ckpttool
 from ckpttool.cli import report
 from ckpttool.cli.options import DEBUG, STOPPER
 from ckpttool.cli.progress import show_progress
+from ckpttool.cli.tables import print_table
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from ckpttool.cli.signals import Stopper
     from ckpttool.model.plan import Plan
 
@@ -52,7 +54,7 @@ def convert(make_plan: Callable[[Executor], Plan], engine: str, as_json: bool, q
     if as_json:
         report.print_json(document)
         return
-    report.print_table(
+    print_table(
         "wrote",
         ("path", "format", "tensors>", "size>"),
         (

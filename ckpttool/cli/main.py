@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import io
 import sys
-import traceback
 
 import click
 
@@ -39,6 +38,8 @@ class Border(click.Group):
             if isinstance(error, BrokenPipeError):
                 raise  # click ends quietly: whoever read our output has seen enough
             if ctx.meta.get(DEBUG):
+                import traceback
+
                 traceback.print_exc()
             problems, code = _explain(error)
             if len(problems) > 1:

@@ -346,4 +346,6 @@ def printable(text: str) -> str:
     >>> printable("a\x1b[31mb")
     'a\\x1b[31mb'
     """
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

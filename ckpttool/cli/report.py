@@ -5,8 +5,6 @@ Every document has ``"schema": 1``; a change that breaks a reader of it counts t
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckpttool.cli.options import printable
+from ckpttool.cli.tables import print_table
 from ckpttool.errors import CkptToolError, PlanError
 from ckpttool.model.catalog import format_ranks
 from ckpttool.model.maps import map_of
@@ -36,6 +35,8 @@ Json = Mapping[str, object]
 
 def print_json(document: Json) -> None:
     """One JSON document on stdout."""
+    import json
+
     click.echo(json.dumps({"schema": SCHEMA, **document}))  # ASCII: right in every locale
 
 
@@ -44,28 +45,6 @@ def print_notes(notes: Iterable[Note], quiet: bool) -> None:
     if not quiet:
         for note in notes:
             click.echo(f"note: {printable(note.text)}", err=True)
-
-
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table on stdout; columns whose name ends in ``>`` are aligned right.
-
-    In a pipe it is as wide as it needs to be; on a terminal long names are folded.
-    """
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=Text(printable(title)), title_justify="left", box=box.SIMPLE_HEAD)
-    for column in columns:
-        right = column.endswith(">")
-        table.add_column(column.rstrip(">"), justify="right" if right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    console = Console(file=sys.stdout)
-    if not console.is_terminal:
-        console = Console(file=sys.stdout, width=10_000, no_color=True)
-    console.print(table)
 
 
 def format_bytes(nbytes: int) -> str:
