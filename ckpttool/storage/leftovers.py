@@ -76,7 +76,7 @@ def note_leftovers(root: Path, folders: Iterable[Path], notes: list[Note]) -> No
         for path in sorted(folder.iterdir()):
             if is_unfinished_file(path) and path.is_file():
                 unfinished.append(str(path.relative_to(root)))
-            elif FAILED.fullmatch(path.name):
+            elif FAILED.fullmatch(path.name) and path.is_file():
                 failed.append(f"{path}: {_read_reason(path)}")
     if unfinished:
         text = f"{root}: left over from a save that did not finish: {shorten(unfinished)}"
@@ -121,7 +121,9 @@ def _describe(path: Path) -> str:
 
 
 def _read_reason(path: Path) -> str:
-    with path.open("rb") as file:
-        return (
-            " ".join(file.read(REASON_BYTES).decode(errors="replace").split()) or "no reason told"
-        )
+    try:
+        with path.open("rb") as file:
+            text = file.read(REASON_BYTES).decode(errors="replace")
+    except OSError as error:
+        return str(error)  # the note is a courtesy; the file is not needed
+    return " ".join(text.split()) or "no reason told"
