@@ -15,11 +15,11 @@ from ckpttool.model.catalog import Catalog, TensorMeta, format_ranks
 from ckpttool.model.described import follow, odd_state
 from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
+from ckpttool.model.remarks import layout_notes, stray_notes
 from ckpttool.model.slices import disagreement, group_ranks, join_slices
 from ckpttool.model.source import Source
 from ckpttool.model.states import (
     followed_parameter,
-    odd_full_shape,
     odd_shape,
     state_layouts,
     true_layouts,
@@ -133,8 +133,10 @@ def find_sources(
         sources.problems += questions(told_by, differing, len(holders), bool(strategy.layouts))
     _report_lacking(catalog, lacking, sources)
     _note_replicas(catalog, strategy, lacking, sources)
-    _note_layouts(sources, corrected, where)
-    _note_strays(strategy, holders, sources)
+    sources.notes += [
+        *layout_notes(sources.found, corrected, where),
+        *stray_notes(strategy, holders),
+    ]
     return sources
 
 
@@ -353,39 +355,3 @@ def _settle_unlisted(
                 for rank in ranks
             ]
         sources.notes.append(decision(names, groups, unlisted, cycle, where))
-
-
-def _note_layouts(sources: Sources, corrected: Sequence[str], where: str) -> None:
-    following = [source for source in sources.found if source.follows is not None]
-    if following:
-        names = shorten(f"{source.meta.name} (as {source.follows})" for source in following)
-        states = count(len(following), "optimizer state")
-        text = f"not in {where}, cut like the parameter: {states}"
-        sources.notes.append(Note("follows", f"{text}: {names}"))
-    if corrected:
-        cut = count(len(corrected), "parameter")
-        text = f"not cut as the strategy says, but as slices and shapes tell: {cut}"
-        text += f": {shorten(corrected)}"
-        sources.notes.append(Note("corrected", text))
-    shapes = {source.meta.name: source.meta.shape for source in sources.found}
-    odd = [words for source in sources.found if (words := odd_full_shape(source.meta, shapes))]
-    if odd:
-        text = "states of other shapes than their parameters have; are they slices?"
-        sources.notes.append(Note("doubt", f"{text}: {shorten(odd)}"))
-
-
-def _note_strays(
-    strategy: Strategy, holders: Mapping[str, Sequence[int]], sources: Sources
-) -> None:
-    """Say so if ranks of a stage hold what the strategy lists for other stages only."""
-    strays = [
-        name
-        for name, ranks in holders.items()
-        if name in strategy.layouts and strategy.stages > 1
-        if {rank // strategy.stage_ranks for rank in ranks if rank in strategy.ranks}
-        - set(strategy.stages_of(name))
-    ]
-    if strays:
-        text = "held by ranks of stages, too, that the strategy does not list them for, and not "
-        text += f"read there: {count(len(strays), 'parameter')}: {shorten(strays)}"
-        sources.notes.append(Note("passed over", text))
