@@ -144,9 +144,10 @@ def describe_checkpoint(
 
         strategy = source_layouts(catalog, strategy)
         # Contents are not read here, so a parameter that differs between ranks is no question yet.
-        strategy = strategy.resolve(catalog.metas)
+        strategy, problems = strategy.resolve(catalog.metas)
         notes += strategy.notes
         sources = find_sources(catalog, strategy, {}, "first")
+        sources.problems[:0] = problems
         document["tensors"] = [_describe_source(source, strategy) for source in sources.found]
         notes += [note for note in sources.notes if note.kind != "unlisted"]
         if sources.problems:
@@ -179,6 +180,7 @@ def _describe_source(source: Source, strategy: Strategy) -> Json:
         "optimizer_shard": layout.optimizer_shard if base else None,
         **({"rows": list(layout.rows)} if layout.rows else {}),
         **({"fields": layout.fields} if layout.fields > 1 else {}),
+        **({"by_hand": strategy.by_hand[name]} if name in strategy.by_hand else {}),
         "stages": list(strategy.stages_of(base)) if base else [],
         "ranks": [rank for rank, file in source.catalog.files.items() if name in file.tensors],
     }

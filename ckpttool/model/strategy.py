@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from ckpttool.errors import PlanError, StrategyError
+from ckpttool.errors import StrategyError
 from ckpttool.model.catalog import TensorMeta
 from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
@@ -100,23 +100,20 @@ class Strategy:
         """The stages that list ``name``."""
         return tuple(layout.first_rank // self.stage_ranks for layout in self.layouts[name])
 
-    def resolve(self, metas: Mapping[str, TensorMeta]) -> Strategy:
-        """The strategy with its rules turned into layouts; itself if it has none.
+    def resolve(self, metas: Mapping[str, TensorMeta]) -> tuple[Strategy, tuple[str, ...]]:
+        """The strategy with its rules turned into layouts, itself if it has none; and problems.
+
+        Problems are names that no rule matches and that nothing else is said of, and rules that
+        contradict the listed layouts, which stay as they are.
 
         Parameters
         ----------
         metas
             Name to tensor, a slice or all of it: all names of the checkpoint.
-
-        Raises
-        ------
-        PlanError
-            Names that no rule matches and that nothing else is said of; rules that contradict the
-            listed layouts.
         """
         rules = self.rules
         if rules is None:
-            return self
+            return self, ()
         found = {name: rule for name in metas if (rule := rules.find(name)) is not None}
         problems = []
         silent = [name for name in metas if name not in found]
@@ -139,10 +136,9 @@ class Strategy:
                 )
             if listed is None and meta.text is None:  # a string is never cut
                 layouts[name], by_hand[name] = said, rule.place
-        if problems:
-            raise PlanError(problems)
         notes = (*self.notes, *rules.notes(found))
-        return replace(self, layouts=layouts, rules=None, by_hand=by_hand, notes=notes)
+        resolved = replace(self, layouts=layouts, rules=None, by_hand=by_hand, notes=notes)
+        return resolved, tuple(problems)
 
 
 def join_stages(

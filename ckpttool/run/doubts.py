@@ -80,13 +80,12 @@ def _is_whole(layout: Layout, held: Mapping[int, Sample]) -> bool:
 
     Tensors whose elements are all equal tell nothing, nor do slices of which others are missing.
     """
+    if layout.optimizer_shard == 1 or len(held) < len(layout.ranks):
+        return False
     bare = replace(layout, optimizer_shard=1)
-    groups = [[held[rank] for rank in bare.owners(i) if rank in held] for i in bare.slice_indices()]
-    return (
-        layout.optimizer_shard > 1
-        and len(held) == len(layout.ranks)
-        and all(len(set(samples)) == 1 for samples in groups)
-        and not any(sample.is_constant for samples in groups for sample in samples)
+    groups = [{held[rank] for rank in bare.owners(index)} for index in bare.slice_indices()]
+    return all(len(samples) == 1 for samples in groups) and not any(
+        sample.is_constant for samples in groups for sample in samples
     )
 
 

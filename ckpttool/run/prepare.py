@@ -335,16 +335,15 @@ def _resolve(
     catalog: Catalog, strategy: Strategy | None, target: Target
 ) -> tuple[Strategy | None, Target]:
     """Source strategy and target, with the names that the checkpoint has."""
-    errors: list[CkptToolError] = []
+    metas = catalog.metas
     resolved: list[Strategy | None] = []
+    problems: list[str] = []
     for known in (strategy, target.strategy):
-        try:
-            resolved.append(known.resolve(catalog.metas) if known is not None else None)
-        except CkptToolError as error:
-            errors.append(error)
-    if errors:
-        errors = [*catalog.damaged.values(), *errors]
-    raise_all(errors)
+        one, reasons = (None, ()) if known is None else known.resolve(metas)
+        resolved.append(one)
+        problems += reasons
+    if problems:
+        raise_all([*catalog.damaged.values(), PlanError(problems)])
     return resolved[0], replace(target, strategy=resolved[1])
 
 
