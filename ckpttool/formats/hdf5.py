@@ -117,8 +117,7 @@ class Hdf5:
                 has_bytes = meta.text is None and meta.nbytes > 0
                 extents = [Extent(dataset.get_offset(), meta.nbytes)] if has_bytes else []
                 stored[meta.name] = StoredTensor(meta, path, tuple(extents))
-        size = os.stat(path).st_size  # noqa: PTH116 - the path stays a string from end to end
-        return FileIndex(path, self.name, size, stored)
+        return FileIndex(path, self.name, os.stat(path).st_size, stored)  # noqa: PTH116 - as above
 
     def seal(self, path: str, crc: int | None = None) -> None:
         """Nothing: the file is complete when its contents are."""

@@ -1,0 +1,142 @@
+"""Coverage-guided fuzzing of the readers; started by scripts/fuzz, which sets up what it needs.
+
+    python scripts/fuzz_readers.py ckpt -max_total_time=60 .fuzz/ckpt
+
+A reader is given a file of any bytes.  It has to refuse it with an error of ckpttool, or to give an
+index of which every extent lies inside the file.  Anything else (another exception, a hang, memory
+without bounds) ends the run, and the input that did it is kept.
+
+libhdf5 runs in another process, where coverage cannot be seen, so an input for it is no file but
+changes of a good one: an offset of two bytes and a byte that is flipped there, again and again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import atheris
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+with atheris.instrument_imports(include=["ckpttool"]):
+    from ckpttool.errors import CkptToolError, FormatError
+    from ckpttool.formats.ckpt import Ckpt
+    from ckpttool.formats.contained import ContainedReader
+    from ckpttool.formats.group_info import read_group_info
+    from ckpttool.formats.hdf5 import Hdf5
+    from ckpttool.formats.hyper_metadata import read_hyper_metadata
+    from ckpttool.formats.metadata_json import read_metadata
+    from ckpttool.formats.rank_table import read_rank_table
+    from ckpttool.formats.safetensors import Safetensors
+    from ckpttool.formats.strategy_by_hand import read_by_hand
+    from ckpttool.formats.strategy_file import read_strategy
+    from ckpttool.formats.unified import read_index_file
+    from ckpttool.model.catalog import FileIndex, TensorMeta
+
+SMALL = [
+    TensorMeta("a/w", "Float32", (2, 3)),
+    TensorMeta("b", "BFloat16", (4,)),
+    TensorMeta("s", "str", (), "text"),
+    TensorMeta("q", "Int4", (3,)),
+]
+SEED_BYTES = 20_000  # larger files teach a fuzzer nothing that small ones do not
+
+
+def _index(read: Callable[[str], FileIndex]) -> Callable[[str, int], None]:
+    def target(path: str, size: int) -> None:
+        try:
+            index = read(path)
+        except FormatError as error:
+            problem = str(error)
+        else:
+            _check(index, size)
+            return
+        assert problem.startswith(path), problem
+
+    return target
+
+
+def _check(index: FileIndex, size: int) -> None:
+    for name, tensor in index.tensors.items():
+        held = sum(extent.nbytes for extent in tensor.extents)
+        assert tensor.meta.name == name
+        assert tensor.meta.text is not None or held == tensor.meta.nbytes
+        for extent in tensor.extents:
+            assert 0 <= extent.offset <= extent.offset + extent.nbytes <= size
+
+
+def _strategy(path: str, size: int) -> None:
+    try:
+        strategy = read_strategy([path])
+    except CkptToolError:
+        return
+    for layouts in strategy.layouts.values():
+        for layout in layouts:
+            assert layout.ranks.stop <= strategy.ranks.stop
+
+
+def _document(read: Callable[[str], object]) -> Callable[[str, int], None]:
+    def target(path: str, size: int) -> None:
+        with contextlib.suppress(CkptToolError):
+            read(path)
+
+    return target
+
+
+TARGETS: dict[str, tuple[Callable[[str, int], None], str]] = {
+    "ckpt": (_index(Ckpt().read_index), "**/*.ckpt"),
+    "safetensors": (_index(Safetensors().read_index), "**/*.safetensors"),
+    "hdf5": (_index(ContainedReader().read_index), "**/*.h5"),
+    "strategy": (_strategy, "**/*strategy*.ckpt"),
+    "json": (_strategy, "**/*.json"),
+    "by_hand": (_document(lambda path: read_by_hand(path, None)), "**/*.json"),
+    "group_info": (_document(read_group_info), "**/*.pb"),
+    "hyper_parallel": (_document(read_hyper_metadata), "**/*.metadata"),
+    "index": (_document(read_index_file), "**/*map.json"),
+    "mindformers": (_document(read_metadata), "**/metadata.json"),
+    "rank_table": (_document(read_rank_table), "**/rank_table*.json"),
+}
+
+
+def seed(name: str, corpus: Path) -> None:
+    """Put small files of the golden corpus where the fuzzer begins."""
+    corpus.mkdir(parents=True, exist_ok=True)
+    files = sorted((ROOT / "tests" / "golden").glob(TARGETS[name][1]))
+    for i, path in enumerate(path for path in files if path.stat().st_size <= SEED_BYTES):
+        copy = corpus / f"seed-{i}"
+        if not copy.exists():
+            copy.write_bytes(path.read_bytes())
+
+
+def _changed(good: bytes, changes: bytes) -> bytes:
+    data = bytearray(good)
+    for high, low, mask in zip(changes[::3], changes[1::3], changes[2::3], strict=False):
+        data[(high << 8 | low) % len(data)] ^= mask
+    return bytes(data)
+
+
+def main() -> None:
+    """Fuzz the target that the first argument names; the rest is for libFuzzer."""
+    name = sys.argv.pop(1)
+    target = TARGETS[name][0]
+    seed(name, Path(sys.argv[-1]))
+    folder = tempfile.mkdtemp()  # libFuzzer ends the process; scripts/fuzz removes what is left
+    path = Path(folder, "input")
+    good = Path(Hdf5().create(f"{folder}/good.h5", SMALL, {}).path).read_bytes()
+
+    def once(data: bytes) -> None:
+        data = _changed(good, data) if name == "hdf5" else data
+        path.write_bytes(data)
+        target(str(path), len(data))
+
+    atheris.Setup(sys.argv, once)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
