@@ -230,6 +230,11 @@ def test_a_conversion_that_failed_is_pointed_out_with_its_reason(folder, ranks):
     assert notes(ranks, "unfinished")[0].endswith("rank_4.txt: no reason told")
 
 
+def test_a_folder_called_like_the_marker_of_a_failure_is_none(ranks):
+    (ranks / "transform_failed_rank_4.txt").mkdir()
+    assert notes(ranks, "unfinished") == []
+
+
 def test_files_of_known_kinds_beside_the_ranks_are_called_what_they_are(ranks):
     for name in ("group_info.pb", "net-graph.meta"):
         shutil.copyfile(SAMPLES / "files" / name, ranks / name)

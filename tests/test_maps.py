@@ -220,6 +220,7 @@ def test_map_parameters_that_differ_are_a_question(ranks, tmp_path):
         "--unlisted rank",
     )
     assert not mentions(said(result), *words)
+    assert "slices that the strategy omits" not in said(result)
     assert not (tmp_path / "out.ckpt").exists()
 
 

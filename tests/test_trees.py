@@ -160,6 +160,17 @@ def test_a_merged_strategy_that_is_not_needed_may_be_broken(output, tmp_path):
     assert "merged_ckpt_strategy.ckpt: the strategy file is empty" in message(result)
 
 
+def test_the_ranks_own_json_comes_before_a_merged_protobuf_file(output):
+    """Otherwise protobuf comes first, since it says more."""
+    shutil.rmtree(output / "strategy")
+    keep_strategies(output, "pp2_opt", suffix=".json")
+    other = strategy(operator(0), layout("0-other", (2, 2), (-1, -1)))
+    (output / "strategy" / "merged_ckpt_strategy.ckpt").write_bytes(other)
+    layouts = read_strategy(str(output / "strategy")).layouts
+    assert "blocks.0.w" in layouts
+    assert "other" not in layouts
+
+
 def test_a_strategy_that_was_merged_twice_gives_only_stages_that_no_rank_tells(output, tmp_path):
     names = [("0-0-blocks.0.w", (2, 2)), ("1-blocks.1.w", (4, 1))]
     twice = strategy(operator(0), operator(1), *(layout(n, m, (-1, -1)) for n, m in names))
