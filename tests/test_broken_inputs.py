@@ -31,7 +31,7 @@ REFUSED = {
     "short_content": (3, ["rank_0/checkpoint-2_10.ckpt", r"\b64\b", r"\b60\b"]),
     "unknown_type": (3, ["rank_0/checkpoint-2_10.ckpt", "Float7", "weight"]),
     "duplicate_tag": (3, ["rank_0/checkpoint-2_10.ckpt", "weight", "twice"]),
-    "map_tensor": (3, ["rank_0/checkpoint-2_10.ckpt", "map parameter"]),
+    "map_tensor": (5, ["table", "map parameter", r"rank 0 only", "--unlisted"]),
     "strategy_empty": (4, [r"src_strategy\.ckpt", "empty|0 bytes"]),
     "strategy_garbage": (4, [r"src_strategy\.ckpt"]),
     "strategy_other_net": (5, ["no parameter in common|share no parameter|in common"]),

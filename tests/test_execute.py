@@ -249,7 +249,11 @@ def test_a_stale_partial_file_is_replaced_and_one_in_use_is_refused(tmp_path):
 def test_an_input_with_the_temporary_name_is_never_overwritten(tmp_path):
     source = tmp_path / "m.ckpt.partial"
     sparse_checkpoint(source, 1 << 20)
-    catalog = ckpttool.scan(str(source))
+    with pytest.raises(ckpttool.UnsupportedError, match="a save that did not finish"):
+        ckpttool.scan(str(source))
+    other = tmp_path / "other.ckpt"  # by another name it is an input all the same
+    other.symlink_to(source)
+    catalog = ckpttool.scan(str(other))
     with pytest.raises(ckpttool.PlanError, match="has the name of the temporary file"):
         ckpttool.plan_merge(catalog, None, str(tmp_path / "m.ckpt"), "ckpt")
     link = tmp_path / "z.ckpt.partial"

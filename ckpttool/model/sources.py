@@ -108,7 +108,7 @@ def find_sources(
             continue
         groups = _group_by_content(catalog, agreement, name, ranks)
         odd = _odd_shape(catalog, strategy, catalog.files[ranks[0]].tensors[name].meta)
-        if len(groups) > 1 or (odd is not None and unlisted is not None):
+        if _may_be_parts(catalog, name, groups) or (odd is not None and unlisted is not None):
             differing.setdefault(groups, []).append(name)
         elif odd is not None:
             sources.problems.append(odd)
@@ -170,6 +170,12 @@ def _holders(catalog: Catalog) -> dict[str, tuple[int, ...]]:
         for name in file.tensors:
             holders.setdefault(name, []).append(rank)
     return {name: tuple(ranks) for name, ranks in holders.items()}
+
+
+def _may_be_parts(catalog: Catalog, name: str, groups: Groups) -> bool:
+    """Whether ranks hold different things, or only some of them a map parameter."""
+    holders = sum(len(group) for group in groups)
+    return len(groups) > 1 or (map_of(name) is not None and holders < len(catalog.files))
 
 
 def _group_by_content(

@@ -78,9 +78,12 @@ def _differences(where: str, groups: Groups, names: Sequence[str]) -> Iterator[s
             f"({_show(groups)}): slices that {where} omits, or does each rank have its own?"
         )
     if maps:
+        held = f"on {_show(groups)} only"
+        if len(groups) > 1:
+            held = f"different between ranks ({_show(groups)})"
         yield (
-            f"{shorten(maps)}: a map parameter (hash table), different between ranks "
-            f"({_show(groups)}): nothing says whose entries count, so they are not joined."
+            f"{shorten(maps)}: a map parameter (hash table), {held}: nothing says whose entries "
+            "count, so they are not joined."
         )
 
 
