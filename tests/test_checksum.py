@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import zlib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,8 @@ import ckpttool
 from ckpttool.errors import FormatError
 from ckpttool.formats import get_format, read_index
 from ckpttool.model.catalog import TensorMeta
+from ckpttool.run.engines import InlineExecutor
+from ckpttool.run.integrity import check_files
 from ckpttool.storage import checksum
 from ckpttool.storage.checksum import add_zeros, compute_checksum, verify_checksum
 from tests.by_hand import content, entry, map_record, record, safetensors, write_contents
@@ -250,6 +253,16 @@ def test_split_verifies_and_stores_too(tmp_path):
     full.write_bytes(data)
     assert run("split", full, "-o", tmp_path / "other", *words).exit_code == 3
     assert not (tmp_path / "other").exists()
+
+
+def test_a_checksum_is_not_that_of_several_files_together():
+    source = BROKEN / "crc_damaged" / "src" / "rank_1" / "checkpoint-2_10.ckpt"
+    catalog = ckpttool.scan(str(source))
+    joined = replace(catalog, files={0: replace(catalog.files[0], beside=("another",))})
+    assert [check_files(one, InlineExecutor(), crc=True)[0] == [] for one in (catalog, joined)] == [
+        False,
+        True,
+    ]
 
 
 def test_files_with_and_without_a_checksum_are_told_apart(tmp_path):

@@ -16,9 +16,12 @@ import ckpttool
 from ckpttool.cli.keys import parse_key
 from ckpttool.formats import read_index
 from ckpttool.model.ciphertext import Secret
+from tests.checkpoints import noise
 from tests.commands import SUFFIXES, everything, message, run, run_well
 from tests.corpus import GOLDEN, SAMPLES, case_facts, conversion, differences, digests
 from tests.encrypt import KEY, MODES, PLAIN, encrypt, encrypt_early, spoil
+from tests.mindformers_folder import Save
+from tests.oracle import OracleLayout
 from tests.readers import read, read_ranks
 
 CASE = GOLDEN / "reshard_8_to_4"
@@ -173,6 +176,14 @@ def test_a_key_that_is_not_needed_is_no_error(tmp_path, key_file):
     source = SAMPLES / "files" / "plain.ckpt"
     result = run_well("merge", source, "-o", tmp_path / "m.h5", "--dec-key-file", key_file)
     assert result.stderr == "note: no file is encrypted, so the key was not needed\n"
+
+
+def test_a_key_is_not_needed_for_a_checkpoint_that_describes_itself(tmp_path, key_file):
+    entries = {"w": noise("w", "Float32", (8, 6))}
+    layouts = {"w": (OracleLayout((2, 2), ((1,), ())),)}
+    Save(entries, layouts, 4).write_root(tmp_path / "checkpoint", 5)
+    result = run_well("inspect", tmp_path / "checkpoint", "--dec-key-file", key_file)
+    assert "no file is encrypted, so the key was not needed" in message(result)
 
 
 def test_without_cryptography_the_way_to_it_is_told(tmp_path, key_file, monkeypatch):

@@ -58,14 +58,15 @@ def check_files(
 
 
 def _has_checksum(file: FileIndex, indexes: Collection[str]) -> bool:
-    """Whether there is a checksum.
+    """Whether there is a checksum of what a header speaks of.
 
     The 0 that MindSpore puts behind encrypted blocks is none, nor is what its
-    ``unified_safetensors`` writes into a part: that of a rank's file, carried over.
+    ``unified_safetensors`` writes into a part: that of a rank's file, carried over.  And that of
+    one file is not that of several that a rank has.
     """
-    is_none = file.cipher is not None and file.attrs.get("crc_num") == "0"
-    is_none = is_none or (bool(indexes) and file.attrs.get("format") == "ms")
-    return "crc_num" in file.attrs and not is_none
+    is_void = file.cipher is not None and file.attrs.get("crc_num") == "0"
+    is_void = is_void or (bool(indexes) and file.attrs.get("format") == "ms")
+    return "crc_num" in file.attrs and not is_void and not file.beside
 
 
 def _check_tags(path: str, cipher: Ciphertext, executor: Executor) -> list[Future[tuple[int, ...]]]:

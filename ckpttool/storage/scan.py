@@ -79,7 +79,8 @@ def scan(
         root = find_checkpoint(root, notes)
         described = scan_described(str(root), step)
         if described is not None:
-            return replace(described, notes=(*notes, *described.notes))
+            notes += [*described.notes, *_note_encryption(described.files, key)]
+            return replace(described, notes=tuple(notes))
         found = list_rank_files(root, notes)
     if step is None:
         found = set_backups_aside(found, notes)
