@@ -141,7 +141,16 @@ def test_every_kind_of_note_is_one_that_programs_were_told():
 
 
 @pytest.mark.parametrize(
-    "arguments", ["--version", "--help", "merge --help", "inspect --help", "reshard --help"]
+    "arguments",
+    [
+        "--version",
+        "--help",
+        "merge --help",
+        "inspect --help",
+        "reshard --help",
+        "verify --help",
+        "diff --help",
+    ],
 )
 def test_a_command_that_needs_no_arrays_loads_none_of_the_heavy_packages(arguments):
     code = (

@@ -84,7 +84,8 @@ def test_every_command_of_the_readme_runs(workplace):
         workplace("replicated_only" if "--replicated" in words else "tutorial_8_to_8_retrain")
         if "output/checkpoint" in words:
             provide_mindformers()
-        run_well(*words, *([] if words[0] == "inspect" else ["--overwrite"]))
+        writes = words[0] not in ("inspect", "verify", "diff")
+        run_well(*words, *(["--overwrite"] if writes else []))
 
 
 def test_the_tutorial_on_hybrid_parallel_is_two_commands(workplace):
@@ -104,7 +105,7 @@ def test_the_tutorial_on_hybrid_parallel_is_two_commands(workplace):
 
 def test_the_examples_of_every_help_run(workplace):
     workplace("tutorial_8_to_8_retrain")
-    for command in ("merge", "inspect", "reshard", "split"):
+    for command in ("merge", "inspect", "reshard", "split", "verify", "diff"):
         example = run_well(command, "-h").stdout.split("\n\n")[1].strip()
         run_well(*shlex.split(example)[1:])
 
@@ -122,7 +123,8 @@ def test_every_option_is_explained_in_the_help_and_every_exit_code_in_the_readme
 
     for command in main.commands.values():
         for parameter in command.params:
-            assert parameter.name == "src" or getattr(parameter, "help", None), parameter.name
+            is_argument = parameter.param_type_name == "argument"
+            assert is_argument or getattr(parameter, "help", None), parameter.name
     codes = {
         error.exit_code
         for error in vars(ckpttool.errors).values()

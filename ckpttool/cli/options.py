@@ -8,7 +8,7 @@ from dataclasses import replace
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import click
 
@@ -31,10 +31,21 @@ T = TypeVar("T")
 Decorator = Callable[[Callable[..., object]], Callable[..., object]]
 DEBUG = "ckpttool.debug"  # key in click's meta: whether a traceback is wanted
 JOBS = "ckpttool.jobs"  # key in click's meta: what -j says
+ANSWERS = "ckpttool.answers"  # key in click's meta: whether exit code 1 is no error
 STOPPER = "ckpttool.stopper"  # key in click's meta: what turns signals into exceptions
 
 FORMAT_CHOICE = click.Choice(["hdf5", "ckpt", "safetensors"])  # formats.FORMAT_NAMES, unimported
 EXISTING = click.Path(exists=True)
+
+
+class Scan(Protocol):
+    """A function like `ckpttool.scan`."""
+
+    def __call__(
+        self, src: str, pattern: str | None, step: str | None, *, key: Secret | None
+    ) -> Catalog:
+        """The catalog of a checkpoint."""
+        ...
 
 
 class RankList(RanksType):
@@ -187,6 +198,28 @@ max_shard_size = click.option(
     help="Write a folder OUT of numbered files with at most SIZE of tensors each (5GB, 500MB, "
     "2GiB), and the indexes by which MindSpore and Hugging Face load it.",
 )
+replicated = click.option(
+    "--replicated",
+    is_flag=True,
+    help="Every rank holds everything (data parallel, integrated_save=True): compare all "
+    "replicas and keep one.  Instead of -s.",
+)
+strict = click.option(
+    "--strict",
+    is_flag=True,
+    help="Refuse to read what a missing or damaged rank should hold from its replicas.",
+)
+check_replicas = click.option(
+    "--check-replicas",
+    is_flag=True,
+    help="Before anything is written, compare all replicas of all slices byte for byte.",
+)
+limit = click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="List at most N of what was found.  [default: 50; with --json all]",
+)
 
 
 def _keep_jobs(ctx: click.Context, param: click.Parameter, value: int | None) -> None:
@@ -266,17 +299,19 @@ def load(
     key: Secret | None = None,
     find_strategy: bool = True,
     tolerated: list[CkptToolError] | None = None,
+    scan: Scan | None = None,
 ) -> tuple[Catalog, Strategy | None, Strategy | None]:
     """Catalog and strategies, read with all their problems in one report.
 
     Without ``src_strategy`` it is the one that lies with the checkpoint in the output folder of a
     MindFormers run, and a note says so; not if ``find_strategy`` is False.  If ``tolerated`` is
-    given, what is wrong with a strategy is added to it, and the strategy is None.
+    given, what is wrong with a strategy is added to it, and the strategy is None.  ``scan`` may
+    look for the files in another way than `ckpttool.scan`.
     """
     if pattern is not None and "{rank}" not in pattern:
         raise click.UsageError("--pattern does not say where {rank} is in the path.")
     errors: list[CkptToolError] = []
-    catalog = attempt(lambda: ckpttool.scan(src, pattern, step, key=key), errors)
+    catalog = attempt(lambda: (scan or ckpttool.scan)(src, pattern, step, key=key), errors)
     if find_strategy and not src_strategy and catalog is not None and catalog.strategy_files:
         src_strategy = catalog.strategy_files
         catalog = replace(catalog, notes=(*catalog.notes, _on_strategy(src_strategy)))
@@ -290,6 +325,17 @@ def load(
         raise_all([*catalog.damaged.values(), *errors] if errors and catalog else errors)
     assert catalog is not None, "raise_all() returned, so scan() did not fail"
     return catalog, strategies[0], strategies[1]
+
+
+def check_source(src_strategy: tuple[str, ...], replicated: bool) -> None:
+    """Refuse options that contradict each other."""
+    if replicated and src_strategy:
+        raise click.UsageError("--replicated and -s exclude each other.")
+
+
+def answer_by_exit_code() -> None:
+    """Keep exit code 1 for an answer, as verify and diff do; errors that have it get 3."""
+    click.get_current_context().meta[ANSWERS] = True
 
 
 def _on_strategy(files: tuple[str, ...]) -> Note:

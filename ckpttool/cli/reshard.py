@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 @options.unlisted
 @options.trust_strategy
 @options.optimizer_shard
+@options.strict
+@options.check_replicas
 @options.format
 @options.prefix
 @options.ranks
@@ -56,6 +58,8 @@ def reshard(
     unlisted: Unlisted | None,
     trust_strategy: bool,
     optimizer_shard: int | None,
+    strict: bool,
+    check_replicas: bool,
     format: str,
     prefix: str,
     ranks: tuple[int, ...] | None,
@@ -84,6 +88,8 @@ def reshard(
             unlisted=unlisted,
             trust_strategy=trust_strategy,
             optimizer_shard=optimizer_shard,
+            strict=strict,
+            check_replicas=check_replicas,
             crc=crc,
             overwrite=overwrite,
             executor=executor,

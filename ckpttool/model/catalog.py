@@ -165,6 +165,8 @@ class Catalog:
     apart
         The tensors of an undivided checkpoint that were kept apart from its parameters: each goes
         to every rank as it is.  False for one that no index names: it may be one rank's slice.
+    absent
+        Ranks that seem to belong to it and have no file: gaps, and rank folders without one.
     """
 
     root: str
@@ -178,6 +180,7 @@ class Catalog:
     problems: tuple[str, ...] = ()
     indexes: tuple[str, ...] = ()
     apart: Mapping[str, bool] = field(default_factory=dict)
+    absent: tuple[int, ...] = ()
 
     @property
     def metas(self) -> dict[str, TensorMeta]:
