@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     )
     from ckpttool.formats import read_index
     from ckpttool.formats.strategy_file import read_strategy
+    from ckpttool.run.batch import commit
     from ckpttool.run.engines import open_engine
     from ckpttool.run.execute import CopyOptions, execute
+    from ckpttool.run.manifest import Manifest
     from ckpttool.run.prepare import plan_merge, plan_reshard, plan_split
     from ckpttool.storage.scan import scan
 
@@ -49,6 +51,8 @@ _HOMES = {
     "StrategyError": "ckpttool.errors",
     "UnsupportedError": "ckpttool.errors",
     "VerifyError": "ckpttool.errors",
+    "Manifest": "ckpttool.run.manifest",
+    "commit": "ckpttool.run.batch",
     "execute": "ckpttool.run.execute",
     "open_engine": "ckpttool.run.engines",
     "plan_merge": "ckpttool.run.prepare",
@@ -66,11 +70,13 @@ __all__ = [
     "EngineError",
     "ExecutionError",
     "FormatError",
+    "Manifest",
     "PlanError",
     "StrategyError",
     "UnsupportedError",
     "VerifyError",
     "__version__",
+    "commit",
     "execute",
     "open_engine",
     "plan_merge",

@@ -10,6 +10,7 @@ import traceback
 import click
 
 import ckpttool
+from ckpttool.cli.commit import commit
 from ckpttool.cli.inspect import inspect
 from ckpttool.cli.merge import merge
 from ckpttool.cli.options import DEBUG, STOPPER, printable
@@ -85,5 +86,5 @@ def main() -> None:
     """The entry point of the console script."""
 
 
-for _command in (inspect, merge, split, reshard):
+for _command in (inspect, merge, split, reshard, commit):
     main.add_command(_command)

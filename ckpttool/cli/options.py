@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from ckpttool.model.notes import Note
     from ckpttool.model.strategy import Strategy
 
+    PartType = click.ParamType[tuple[int, int]]
     RanksType = click.ParamType[tuple[int, ...]]
     SizeType = click.ParamType[int]
 else:
-    RanksType = SizeType = click.ParamType  # generic from click 8.4 on only
+    PartType = RanksType = SizeType = click.ParamType  # generic from click 8.4 on only
 
 T = TypeVar("T")
 Decorator = Callable[[Callable[..., object]], Callable[..., object]]
@@ -70,6 +71,21 @@ class Size(SizeType):
         if not nbytes:
             self.fail("files of 0 bytes hold nothing", param, ctx)
         return nbytes
+
+
+class PartOf(PartType):
+    """One part of several on the command line, such as ``2/8``."""
+
+    name = "part"
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        """The part's number, from 1 on, and how many there are."""
+        match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", value)
+        if match is None or not 1 <= int(match[1]) <= int(match[2]):
+            self.fail(f"{value!r} is no part of so many, such as 1/8, 2/8 to 8/8", param, ctx)
+        return int(match[1]), int(match[2])
 
 
 def _set_debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -231,6 +247,13 @@ def engine(command: Callable[..., object]) -> Callable[..., object]:
     return jobs(word(command))
 
 
+part = click.option(
+    "--part",
+    type=PartOf(),
+    metavar="K/N",
+    help="Write only the K-th of N parts of the output files, about equal in size, as in a job "
+    "array; ckpttool commit looks whether all are there.",
+)
 overwrite = click.option("--overwrite", is_flag=True, help="Replace outputs that exist.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 quiet = click.option("-q", "--quiet", is_flag=True, help="No notes and no progress on stderr.")

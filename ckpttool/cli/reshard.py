@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 @options.prefix
 @options.ranks
 @options.crc
+@options.part
 @options.engine
 @options.overwrite
 @options.as_json
@@ -60,6 +61,7 @@ def reshard(
     prefix: str,
     ranks: tuple[int, ...] | None,
     crc: bool,
+    part: tuple[int, int] | None,
     engine: str,
     overwrite: bool,
     as_json: bool,
@@ -87,6 +89,7 @@ def reshard(
             crc=crc,
             overwrite=overwrite,
             executor=executor,
+            part=part,
         ),
         engine,
         as_json,

@@ -13,8 +13,9 @@ class Note:
     ----------
     kind
         One of ``"absent"``, ``"checksum"``, ``"corrected"``, ``"doubt"``, ``"dropped"``,
-        ``"encryption"``, ``"follows"``, ``"format"``, ``"passed over"``, ``"replica"``,
-        ``"step"``, ``"strategy"``, ``"undivided"``, ``"unfinished"``, ``"unlisted"``.
+        ``"encryption"``, ``"follows"``, ``"format"``, ``"part"``, ``"passed over"``,
+        ``"replica"``, ``"step"``, ``"strategy"``, ``"undivided"``, ``"unfinished"``,
+        ``"unlisted"``.
     text
         A sentence for people.
     """

@@ -13,19 +13,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ckpttool.errors import CkptToolError, PlanError, raise_all
-from ckpttool.formats import suffix_of
 from ckpttool.model.catalog import Catalog, TensorMeta, format_ranks
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import Plan, Target, make_plan
 from ckpttool.model.sources import Agreement, names_to_compare
 from ckpttool.model.strategy import Strategy, count, shorten
 from ckpttool.model.unlisted import Unlisted
+from ckpttool.run.batch import take_part
 from ckpttool.run.doubts import find_doubts
 from ckpttool.run.engines import InlineExecutor
 from ckpttool.run.integrity import check_files
+from ckpttool.run.manifest import NAME
 from ckpttool.run.numbered import Numbered
-from ckpttool.run.outputs import content_problems
-from ckpttool.run.places import place_problems
+from ckpttool.run.outputs import content_problems, header_attrs, rank_files
+from ckpttool.run.places import output_folder, place_problems
 from ckpttool.run.shards import find_shards
 from ckpttool.storage.digest import Sample, digest
 
@@ -46,6 +47,7 @@ def plan_merge(
     crc: bool = False,
     overwrite: bool = False,
     executor: Executor | None = None,
+    part: tuple[int, int] | None = None,
 ) -> Plan:
     """The plan that merges a checkpoint into one file, or into numbered files with an index.
 
@@ -76,6 +78,9 @@ def plan_merge(
         Verify the checksums of the source, and store one in the output.
     executor
         Reads contents where they decide; by default the caller's own thread.
+    part
+        ``(k, n)``: of the output files only those that fall to the ``k``-th, from 1 on, of ``n``
+        runs of the same plan; see `ckpttool.commit`.
 
     Raises
     ------
@@ -90,11 +95,11 @@ def plan_merge(
         strategy = source_layouts(catalog, strategy, other, replicated)
     trust = _Trust(trust_strategy, optimizer_shard)
     if max_part_bytes is None:
-        target = Target(format, {0: path}, attrs=_attrs(crc))
-        return _plan(catalog, strategy, target, unlisted, overwrite, executor, trust)
-    numbered = Numbered(path, format, max_part_bytes, _attrs(crc))
+        target = Target(format, {0: path}, attrs=header_attrs(crc))
+        return _plan(catalog, strategy, target, unlisted, overwrite, executor, trust, part=part)
+    numbered = Numbered(path, format, max_part_bytes, header_attrs(crc))
     target = numbered.target()
-    return _plan(catalog, strategy, target, unlisted, overwrite, executor, trust, numbered)
+    return _plan(catalog, strategy, target, unlisted, overwrite, executor, trust, numbered, part)
 
 
 def plan_split(
@@ -109,6 +114,7 @@ def plan_split(
     crc: bool = False,
     overwrite: bool = False,
     executor: Executor | None = None,
+    part: tuple[int, int] | None = None,
 ) -> Plan:
     """The plan that cuts an undivided checkpoint for the ranks of ``strategy``.
 
@@ -125,7 +131,7 @@ def plan_split(
         Only these target ranks.
     unlisted
         What to do with tensors of which the source may hold one rank's slice only.
-    crc, executor
+    crc, executor, part
         As for `plan_merge`.
     overwrite
         Whether existing outputs may be replaced; an input never is.
@@ -144,6 +150,7 @@ def plan_split(
             crc=crc,
             overwrite=overwrite,
             executor=executor,
+            part=part,
         )
     if not catalog.is_undivided and len(catalog.files) + len(catalog.damaged) > 1:
         raise PlanError(
@@ -155,8 +162,8 @@ def plan_split(
                 )
             ]
         )
-    target = _rank_files(strategy, folder, format, prefix, ranks, crc)
-    return _plan(catalog, None, target, unlisted, overwrite, executor)
+    target = rank_files(strategy, folder, format, prefix, ranks, crc)
+    return _plan(catalog, None, target, unlisted, overwrite, executor, part=part)
 
 
 def plan_reshard(
@@ -174,6 +181,7 @@ def plan_reshard(
     crc: bool = False,
     overwrite: bool = False,
     executor: Executor | None = None,
+    part: tuple[int, int] | None = None,
 ) -> Plan:
     """The plan that cuts a checkpoint anew, for the ranks of ``dst_strategy``.
 
@@ -185,7 +193,7 @@ def plan_reshard(
         Layouts of the target.
     folder, format, prefix, ranks, overwrite
         As for `plan_split`.
-    unlisted, trust_strategy, optimizer_shard, crc, executor
+    unlisted, trust_strategy, optimizer_shard, crc, executor, part
         As for `plan_merge`.
 
     Raises
@@ -205,9 +213,9 @@ def plan_reshard(
                 )
             ]
         )
-    target = _rank_files(dst_strategy, folder, format, prefix, ranks, crc)
+    target = rank_files(dst_strategy, folder, format, prefix, ranks, crc)
     trust = _Trust(trust_strategy, optimizer_shard)
-    return _plan(catalog, src_strategy, target, unlisted, overwrite, executor, trust)
+    return _plan(catalog, src_strategy, target, unlisted, overwrite, executor, trust, part=part)
 
 
 def source_layouts(
@@ -249,26 +257,6 @@ def source_layouts(
     return strategy
 
 
-def _rank_files(
-    strategy: Strategy,
-    folder: str,
-    format: str,
-    prefix: str,
-    ranks: Collection[int] | None,
-    crc: bool,
-) -> Target:
-    paths = {
-        rank: str(Path(folder, f"rank_{rank}", f"{prefix}{rank}{suffix_of(format)}"))
-        for rank in (strategy.ranks if ranks is None else sorted(ranks))
-    }
-    return Target(format, paths, len(strategy.ranks), strategy, _attrs(crc))
-
-
-def _attrs(crc: bool) -> dict[str, str]:
-    """What the header of every output is to have: a place for a checksum, if wanted."""
-    return {"crc_num": ""} if crc else {}
-
-
 class _Trust(NamedTuple):
     """How far the source strategy is believed where the contents contradict it."""
 
@@ -285,6 +273,7 @@ def _plan(
     executor: Executor | None,
     trust: _Trust | None = None,
     numbered: Numbered | None = None,
+    part: tuple[int, int] | None = None,
 ) -> Plan:
     executor = executor or InlineExecutor()
     inputs = [*catalog.indexes, *(path for file in catalog.files.values() for path in file.paths)]
@@ -299,7 +288,6 @@ def _plan(
         if strategy is not None:
             agreement = _compare(catalog, strategy, executor, notes)
         plan = make_plan(catalog, strategy, target, agreement, unlisted)
-        problems += content_problems(plan, notes)
         if strategy is not None and trust is not None and not trust.blindly:
             doubts, doubtful = find_doubts(plan, executor, strategy.by_hand)
             sources = [transfer.source for transfer in plan.transfers]
@@ -316,14 +304,21 @@ def _plan(
                 doubts, doubtful = find_doubts(plan, executor, strategy.by_hand)
             problems += doubts
             notes += doubtful
-        plan = replace(plan, notes=(*plan.notes, *notes))
         if numbered is not None:
             plan = numbered.spread(plan)
-            target = plan.target
-            problems += numbered.stale_problems(target)
+            problems += numbered.stale_problems(plan.target)
+        if part is not None:
+            plan = take_part(plan, *part)
+        target = plan.target
+        problems += content_problems(plan, notes)
+        plan = replace(plan, notes=(*plan.notes, *notes))
     except CkptToolError as error:
         errors.append(error)
+        if part is not None:  # nobody knows which outputs are its own
+            target = replace(target, paths={})
     documents = [] if numbered is None else numbered.documents
+    if part is not None and target.paths:
+        documents.append(str(Path(output_folder(target), NAME)))
     problems = [*place_problems(catalog.root, target, inputs, overwrite, documents), *problems]
     if problems:
         errors.append(PlanError(problems))
