@@ -29,10 +29,12 @@ if TYPE_CHECKING:
     )
     from ckpttool.formats import read_index
     from ckpttool.formats.strategy_file import read_strategy
+    from ckpttool.run.batch import commit
     from ckpttool.run.diff import diff
     from ckpttool.run.engines import open_engine
     from ckpttool.run.execute import CopyOptions, execute
     from ckpttool.run.facts import Tolerance
+    from ckpttool.run.manifest import Manifest
     from ckpttool.run.prepare import plan_merge, plan_reshard, plan_split
     from ckpttool.run.verify import verify
     from ckpttool.storage.scan import scan
@@ -54,6 +56,8 @@ _HOMES = {
     "UnsupportedError": "ckpttool.errors",
     "VerifyError": "ckpttool.errors",
     "diff": "ckpttool.run.diff",
+    "Manifest": "ckpttool.run.manifest",
+    "commit": "ckpttool.run.batch",
     "execute": "ckpttool.run.execute",
     "open_engine": "ckpttool.run.engines",
     "plan_merge": "ckpttool.run.prepare",
@@ -72,12 +76,14 @@ __all__ = [
     "EngineError",
     "ExecutionError",
     "FormatError",
+    "Manifest",
     "PlanError",
     "StrategyError",
     "Tolerance",
     "UnsupportedError",
     "VerifyError",
     "__version__",
+    "commit",
     "diff",
     "execute",
     "open_engine",

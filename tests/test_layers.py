@@ -41,7 +41,9 @@ def imports(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             found.add(node.module or "")
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Constant) and re.fullmatch(r"ckpttool(\.\w+)+", str(node.value)):
+        elif isinstance(node, ast.Constant) and re.fullmatch(
+            r"ckpttool(\.(?!json)\w+)+", str(node.value)
+        ):
             found.add(str(node.value))
     return found
 

@@ -9,6 +9,7 @@ import sys
 import click
 
 import ckpttool
+from ckpttool.cli.commit import commit
 from ckpttool.cli.diff import diff
 from ckpttool.cli.inspect import inspect
 from ckpttool.cli.merge import merge
@@ -91,5 +92,5 @@ def main() -> None:
     """The entry point of the console script."""
 
 
-for _command in (inspect, merge, split, reshard, verify, diff):
+for _command in (inspect, merge, split, reshard, verify, diff, commit):
     main.add_command(_command)

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 )
 @options.max_shard_size
 @options.crc
+@options.part
 @options.engine
 @options.overwrite
 @options.as_json
@@ -75,6 +76,7 @@ def merge(
     format: str | None,
     max_part_bytes: int | None,
     crc: bool,
+    part: tuple[int, int] | None,
     engine: str,
     overwrite: bool,
     as_json: bool,
@@ -104,6 +106,7 @@ def merge(
             crc=crc,
             overwrite=overwrite,
             executor=executor,
+            part=part,
         ),
         engine,
         as_json,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
-from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -14,6 +12,7 @@ import click
 
 import ckpttool
 from ckpttool.cli.keys import read_key
+from ckpttool.cli.values import PartOf, RankList, Size
 from ckpttool.errors import CkptToolError, raise_all
 
 if TYPE_CHECKING:
@@ -22,10 +21,6 @@ if TYPE_CHECKING:
     from ckpttool.model.notes import Note
     from ckpttool.model.strategy import Strategy
 
-    RanksType = click.ParamType[tuple[int, ...]]
-    SizeType = click.ParamType[int]
-else:
-    RanksType = SizeType = click.ParamType  # generic from click 8.4 on only
 
 T = TypeVar("T")
 Decorator = Callable[[Callable[..., object]], Callable[..., object]]
@@ -46,41 +41,6 @@ class Scan(Protocol):
     ) -> Catalog:
         """The catalog of a checkpoint."""
         ...
-
-
-class RankList(RanksType):
-    """Ranks on the command line, such as ``0,3-7``."""
-
-    name = "ranks"
-
-    def convert(
-        self, value: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        """Ranks, ascending, each once."""
-        ranks: set[int] = set()
-        for part in value.split(","):
-            match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part)  # no cluster has more
-            if match is None or int(match[2] or match[1]) < int(match[1]):
-                self.fail(f"{part!r} is no rank and no range of ranks such as 3-7", param, ctx)
-            ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-        return tuple(sorted(ranks))
-
-
-class Size(SizeType):
-    """A number of bytes on the command line, such as ``5GB`` or ``2GiB``."""
-
-    name = "size"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Bytes; GB are 10^9 and GiB 2^30, as Hugging Face counts."""
-        match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([KMGT]?)(i?)B\s*", value)
-        if match is None or (match[3] and not match[2]):
-            self.fail(f"{value!r} is no size such as 5GB, 500MB or 2GiB", param, ctx)
-        unit = (1024 if match[3] else 1000) ** " KMGT".index(match[2] or " ")
-        nbytes = int(Decimal(match[1]) * unit)
-        if not nbytes:
-            self.fail("files of 0 bytes hold nothing", param, ctx)
-        return nbytes
 
 
 def _set_debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -264,6 +224,13 @@ def engine(command: Callable[..., object]) -> Callable[..., object]:
     return jobs(word(command))
 
 
+part = click.option(
+    "--part",
+    type=PartOf(),
+    metavar="K/N",
+    help="Write only the K-th of N parts of the output files, about equal in size, as in a job "
+    "array; ckpttool commit looks whether all are there.",
+)
 overwrite = click.option("--overwrite", is_flag=True, help="Replace outputs that exist.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 quiet = click.option("-q", "--quiet", is_flag=True, help="No notes and no progress on stderr.")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ckpttool.model.plan import Plan
     from ckpttool.model.source import Source
     from ckpttool.model.strategy import Strategy
-    from ckpttool.run.execute import Written
+    from ckpttool.run.manifest import Manifest, Written
 
 SCHEMA = 1
 MOST_SLICES = 8  # of a tensor, in a table
@@ -313,20 +313,32 @@ def _shape(sizes: Sequence[int]) -> str:
 def describe_run(plan: Plan, written: Sequence[Written], seconds: float) -> Json:
     """The document of merge, split and reshard."""
     return {
-        "outputs": [
-            {
-                "rank": output.rank,
-                "path": output.path,
-                "format": output.format,
-                "nbytes": output.nbytes,
-                "tensors": output.tensors,
-            }
-            for output in written
-        ],
+        "outputs": [_describe_written(output) for output in written],
         "step": plan.catalog.step,
         "src_bytes": sum(file.nbytes for file in plan.catalog.files.values()),
         "dst_bytes": sum(output.nbytes for output in written),
         "seconds": round(seconds, 6),
         "notes": describe_notes(plan.notes),
         **({"indexes": [doc.path for doc in plan.documents]} if plan.documents else {}),
+        **({"part": f"{plan.part.number}/{plan.part.count}"} if plan.part else {}),
+    }
+
+
+def describe_manifest(folder: str, manifest: Manifest) -> Json:
+    """The document of commit."""
+    return {
+        "path": folder,
+        "outputs": [_describe_written(output) for output in manifest.outputs],
+        "step": manifest.step,
+        "plan": manifest.plan,
+    }
+
+
+def _describe_written(output: Written) -> Json:
+    return {
+        "rank": output.rank,
+        "path": output.path,
+        "format": output.format,
+        "nbytes": output.nbytes,
+        "tensors": output.tensors,
     }

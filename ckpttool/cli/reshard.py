@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 @options.prefix
 @options.ranks
 @options.crc
+@options.part
 @options.engine
 @options.overwrite
 @options.as_json
@@ -64,6 +65,7 @@ def reshard(
     prefix: str,
     ranks: tuple[int, ...] | None,
     crc: bool,
+    part: tuple[int, int] | None,
     engine: str,
     overwrite: bool,
     as_json: bool,
@@ -93,6 +95,7 @@ def reshard(
             crc=crc,
             overwrite=overwrite,
             executor=executor,
+            part=part,
         ),
         engine,
         as_json,

@@ -192,8 +192,8 @@ class Catalog:
         return found
 
 
-def format_ranks(ranks: Sequence[int]) -> str:
-    """Ranks as people write them.
+def format_ranks(ranks: Sequence[int], word: str = "rank") -> str:
+    """Ranks as people write them, or what else is counted.
 
     Examples
     --------
@@ -211,4 +211,4 @@ def format_ranks(ranks: Sequence[int]) -> str:
             joint = "-" if rank > start + 1 else ", "
             parts.append(str(rank) if start == rank else f"{start}{joint}{rank}")
             first = i + 1
-    return f"rank{'s' if len(ordered) > 1 else ''} {', '.join(parts)}"
+    return f"{word}{'s' if len(ordered) > 1 else ''} {', '.join(parts)}"

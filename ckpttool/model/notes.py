@@ -14,8 +14,8 @@ class Note:
     kind
         One of ``"absent"``, ``"checksum"``, ``"corrected"``, ``"doubt"``, ``"dropped"``,
         ``"encryption"``, ``"follows"``, ``"format"``, ``"ignored"``, ``"older step"``,
-        ``"passed over"``, ``"replica"``, ``"step"``, ``"strategy"``, ``"undivided"``,
-        ``"unfinished"``, ``"unlisted"``, ``"zero"``.
+        ``"part"``, ``"passed over"``, ``"replica"``, ``"step"``, ``"strategy"``,
+        ``"undivided"``, ``"unfinished"``, ``"unlisted"``, ``"zero"``.
     text
         A sentence for people.
     ranks

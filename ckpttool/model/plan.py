@@ -129,6 +129,32 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanPart:
+    """Which outputs of a plan one of several runs makes.
+
+    Attributes
+    ----------
+    number, count
+        Which run, from 1 on, of how many.
+    files
+        Outputs of all the runs.
+    digest
+        Equal for the parts of one plan.
+    folder
+        Where the runs leave their records.
+    documents
+        Of the whole plan; written when the outputs of all runs are there.
+    """
+
+    number: int
+    count: int
+    files: int
+    digest: str
+    folder: str
+    documents: tuple[Document, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Transfer:
     """One parameter's way: its source, and its layouts in the target, one for each stage."""
 
@@ -145,6 +171,7 @@ class Plan:
     transfers: tuple[Transfer, ...]
     notes: tuple[Note, ...] = field(default=())
     documents: tuple[Document, ...] = field(default=())
+    part: PlanPart | None = None
 
     def __iter__(self) -> Iterator[OutputFile]:
         # Of a thousand tensors most are cut alike, and their slices have one shape on all ranks.

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ckpttool.errors import CkptToolError, PlanError, raise_all
-from ckpttool.formats import suffix_of
 from ckpttool.model.catalog import Catalog, format_ranks
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import Plan, Target, make_plan
 from ckpttool.model.source import Source
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.unlisted import Unlisted
+from ckpttool.run.batch import take_part
 from ckpttool.run.engines import InlineExecutor
 from ckpttool.run.gather import (
     Trust,
@@ -29,9 +29,10 @@ from ckpttool.run.gather import (
     source_layouts,
 )
 from ckpttool.run.integrity import check_files
+from ckpttool.run.manifest import NAME
 from ckpttool.run.numbered import Numbered
-from ckpttool.run.outputs import content_problems
-from ckpttool.run.places import place_problems
+from ckpttool.run.outputs import content_problems, header_attrs, rank_files
+from ckpttool.run.places import output_folder, place_problems
 from ckpttool.run.replicas import replica_problems
 
 
@@ -51,6 +52,7 @@ def plan_merge(
     crc: bool = False,
     overwrite: bool = False,
     executor: Executor | None = None,
+    part: tuple[int, int] | None = None,
 ) -> Plan:
     """The plan that merges a checkpoint into one file, or into numbered files with an index.
 
@@ -85,6 +87,9 @@ def plan_merge(
         Verify the checksums of the source, and store one in the output.
     executor
         Reads contents where they decide; by default the caller's own thread.
+    part
+        ``(k, n)``: of the output files only those that fall to the ``k``-th, from 1 on, of ``n``
+        runs of the same plan; see `ckpttool.commit`.
 
     Raises
     ------
@@ -94,11 +99,11 @@ def plan_merge(
     strategy = known_strategy(catalog, strategy, replicated)
     care = _Care(Trust(trust_strategy, optimizer_shard), strict, check_replicas)
     if max_part_bytes is None:
-        target = Target(format, {0: path}, attrs=_attrs(crc))
-        return _plan(catalog, strategy, target, unlisted, overwrite, executor, care)
-    numbered = Numbered(path, format, max_part_bytes, _attrs(crc))
+        target = Target(format, {0: path}, attrs=header_attrs(crc))
+        return _plan(catalog, strategy, target, unlisted, overwrite, executor, care, part=part)
+    numbered = Numbered(path, format, max_part_bytes, header_attrs(crc))
     target = numbered.target()
-    return _plan(catalog, strategy, target, unlisted, overwrite, executor, care, numbered)
+    return _plan(catalog, strategy, target, unlisted, overwrite, executor, care, numbered, part)
 
 
 def plan_split(
@@ -113,6 +118,7 @@ def plan_split(
     crc: bool = False,
     overwrite: bool = False,
     executor: Executor | None = None,
+    part: tuple[int, int] | None = None,
 ) -> Plan:
     """The plan that cuts an undivided checkpoint for the ranks of ``strategy``.
 
@@ -129,7 +135,7 @@ def plan_split(
         Only these target ranks.
     unlisted
         What to do with tensors of which the source may hold one rank's slice only.
-    crc, executor
+    crc, executor, part
         As for `plan_merge`.
     overwrite
         Whether existing outputs may be replaced; an input never is.
@@ -148,6 +154,7 @@ def plan_split(
             crc=crc,
             overwrite=overwrite,
             executor=executor,
+            part=part,
         )
     if not catalog.is_undivided and len(catalog.files) + len(catalog.damaged) > 1:
         raise PlanError(
@@ -159,9 +166,9 @@ def plan_split(
                 )
             ]
         )
-    target = _rank_files(strategy, folder, format, prefix, ranks, crc)
+    target = rank_files(strategy, folder, format, prefix, ranks, crc)
     care = _Care(Trust(), strict=False, check_replicas=False)  # one file has no replicas
-    return _plan(catalog, None, target, unlisted, overwrite, executor, care)
+    return _plan(catalog, None, target, unlisted, overwrite, executor, care, part=part)
 
 
 def plan_reshard(
@@ -181,6 +188,7 @@ def plan_reshard(
     crc: bool = False,
     overwrite: bool = False,
     executor: Executor | None = None,
+    part: tuple[int, int] | None = None,
 ) -> Plan:
     """The plan that cuts a checkpoint anew, for the ranks of ``dst_strategy``.
 
@@ -192,7 +200,7 @@ def plan_reshard(
         Layouts of the target.
     folder, format, prefix, ranks, overwrite
         As for `plan_split`.
-    unlisted, trust_strategy, optimizer_shard, strict, check_replicas, crc, executor
+    unlisted, trust_strategy, optimizer_shard, strict, check_replicas, crc, executor, part
         As for `plan_merge`.
 
     Raises
@@ -212,29 +220,9 @@ def plan_reshard(
                 )
             ]
         )
-    target = _rank_files(dst_strategy, folder, format, prefix, ranks, crc)
+    target = rank_files(dst_strategy, folder, format, prefix, ranks, crc)
     care = _Care(Trust(trust_strategy, optimizer_shard), strict, check_replicas)
-    return _plan(catalog, src_strategy, target, unlisted, overwrite, executor, care)
-
-
-def _rank_files(
-    strategy: Strategy,
-    folder: str,
-    format: str,
-    prefix: str,
-    ranks: Collection[int] | None,
-    crc: bool,
-) -> Target:
-    paths = {
-        rank: str(Path(folder, f"rank_{rank}", f"{prefix}{rank}{suffix_of(format)}"))
-        for rank in (strategy.ranks if ranks is None else sorted(ranks))
-    }
-    return Target(format, paths, len(strategy.ranks), strategy, _attrs(crc))
-
-
-def _attrs(crc: bool) -> dict[str, str]:
-    """What the header of every output is to have: a place for a checksum, if wanted."""
-    return {"crc_num": ""} if crc else {}
+    return _plan(catalog, src_strategy, target, unlisted, overwrite, executor, care, part=part)
 
 
 class _Care(NamedTuple):
@@ -254,6 +242,7 @@ def _plan(
     executor: Executor | None,
     care: _Care,
     numbered: Numbered | None = None,
+    part: tuple[int, int] | None = None,
 ) -> Plan:
     executor = executor or InlineExecutor()
     inputs = [*catalog.indexes, *(path for file in catalog.files.values() for path in file.paths)]
@@ -268,15 +257,21 @@ def _plan(
         plan, doubts, more = _settled_plan(catalog, strategy, target, unlisted, executor, care)
         notes += more
         problems += doubts
-        problems += content_problems(plan, notes)
-        plan = replace(plan, notes=(*plan.notes, *notes))
         if numbered is not None:
             plan = numbered.spread(plan)
-            target = plan.target
-            problems += numbered.stale_problems(target)
+            problems += numbered.stale_problems(plan.target)
+        if part is not None:
+            plan = take_part(plan, *part)
+        target = plan.target
+        problems += content_problems(plan, notes)
+        plan = replace(plan, notes=(*plan.notes, *notes))
     except CkptToolError as error:
         errors.append(error)
+        if part is not None:  # nobody knows which outputs are its own
+            target = replace(target, paths={})
     documents = [] if numbered is None else numbered.documents
+    if part is not None and target.paths:
+        documents.append(str(Path(output_folder(target), NAME)))
     problems = [*place_problems(catalog.root, target, inputs, overwrite, documents), *problems]
     if problems:
         errors.append(PlanError(problems))
