@@ -29,9 +29,14 @@ if TYPE_CHECKING:
     )
     from ckpttool.formats import read_index
     from ckpttool.formats.strategy_file import read_strategy
+    from ckpttool.run.batch import commit
+    from ckpttool.run.diff import diff
     from ckpttool.run.engines import open_engine
     from ckpttool.run.execute import CopyOptions, execute
+    from ckpttool.run.facts import Tolerance
+    from ckpttool.run.manifest import Manifest
     from ckpttool.run.prepare import plan_merge, plan_reshard, plan_split
+    from ckpttool.run.verify import verify
     from ckpttool.storage.scan import scan
 
 __version__ = "0.1.0"
@@ -47,8 +52,12 @@ _HOMES = {
     "FormatError": "ckpttool.errors",
     "PlanError": "ckpttool.errors",
     "StrategyError": "ckpttool.errors",
+    "Tolerance": "ckpttool.run.facts",
     "UnsupportedError": "ckpttool.errors",
     "VerifyError": "ckpttool.errors",
+    "diff": "ckpttool.run.diff",
+    "Manifest": "ckpttool.run.manifest",
+    "commit": "ckpttool.run.batch",
     "execute": "ckpttool.run.execute",
     "open_engine": "ckpttool.run.engines",
     "plan_merge": "ckpttool.run.prepare",
@@ -57,6 +66,7 @@ _HOMES = {
     "read_index": "ckpttool.formats",
     "read_strategy": "ckpttool.formats.strategy_file",
     "scan": "ckpttool.storage.scan",
+    "verify": "ckpttool.run.verify",
 }
 
 __all__ = [
@@ -66,11 +76,15 @@ __all__ = [
     "EngineError",
     "ExecutionError",
     "FormatError",
+    "Manifest",
     "PlanError",
     "StrategyError",
+    "Tolerance",
     "UnsupportedError",
     "VerifyError",
     "__version__",
+    "commit",
+    "diff",
     "execute",
     "open_engine",
     "plan_merge",
@@ -79,6 +93,7 @@ __all__ = [
     "read_index",
     "read_strategy",
     "scan",
+    "verify",
 ]
 
 

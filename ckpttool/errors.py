@@ -51,6 +51,12 @@ class UnsupportedError(FormatError):
     """A legal file that is not read: the message says which feature, and the way round it."""
 
 
+class UnreadableError(FormatError):
+    """The system cannot open or read one of several files, and says why; exit code 1."""
+
+    exit_code = 1
+
+
 class StrategyError(CkptToolError):
     """A malformed or impossible layout; exit code 4.
 
@@ -115,6 +121,10 @@ class EngineError(CkptToolError):
 
     def __str__(self) -> str:
         return f"engine {self.engine}: {self.reason}"
+
+
+class StepError(PlanError):
+    """The ranks have no step in common."""
 
 
 class ExecutionError(CkptToolError):

@@ -163,7 +163,7 @@ def find(catalog, strategy=ONE_STAGE, agreement=None, unlisted=None):
     found = {}
     for source in sources.found:
         found.setdefault(source.meta.name, []).append(source)
-    return found, sources.problems, notes
+    return found, [problem.text for problem in sources.problems], notes
 
 
 def with_names(shapes, ranks=range(4)):

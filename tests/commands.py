@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,3 +55,31 @@ def mentions(text: str, *patterns: str) -> list[str]:
 def files_below(folder: Path) -> list[str]:
     """The files in a folder and below, as paths relative to it; none if there is no folder."""
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if not p.is_dir())
+
+
+def stay_small(tmp_path: Path, *arguments: str) -> None:
+    """Run a command on a tensor of 768 MiB, cut in two and each half stored twice, in 160 MiB."""
+    from ckpttool.formats import get_format
+    from ckpttool.model.catalog import TensorMeta
+
+    for rank in range(4):
+        path = tmp_path / "src" / f"rank_{rank}" / "net-1_1.ckpt"
+        path.parent.mkdir(parents=True)
+        get_format("ckpt").create(str(path), [TensorMeta("w", "Float32", (3 << 14, 2048))], {})
+        with path.open("r+b") as file:
+            file.seek(-4096, 2)
+            file.write(bytes([rank % 2 + 1]) * 4096)
+    (tmp_path / "s.json").write_text(
+        '{"parallel_layout_item": {"w": {"dev_matrix": [2, 2], "tensor_map": [-1, 0]}}}'
+    )
+    code = (
+        "import sys; from ckpttool.cli.main import main\n"
+        "try: main(sys.argv[1:])\n"
+        "finally: print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
+    )
+    command = [sys.executable, "-c", code, *arguments, "-s", str(tmp_path / "s.json"), "-j", "4"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    assert int(done.stdout.split()[-1]) < 160 << 10
+    for path in (tmp_path / "src").rglob("*.ckpt"):
+        path.unlink()

@@ -16,7 +16,7 @@ from tests.readers import read
 
 CASE = GOLDEN / "tutorial_8_to_8_retrain"
 SMALL = GOLDEN / "empty_tensors"
-COMMANDS = ("inspect", "merge", "split", "reshard")
+COMMANDS = ("inspect", "merge", "split", "reshard", "verify", "diff")
 
 
 def src(case):

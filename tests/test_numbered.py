@@ -135,7 +135,7 @@ def test_split_of_it_is_reshard_of_the_ranks(tmp_path):
     ],
 )
 def test_sizes_are_counted_as_hugging_face_does(size, nbytes):
-    from ckpttool.cli.options import Size
+    from ckpttool.cli.values import Size
 
     assert Size().convert(size, None, None) == nbytes
 

@@ -296,9 +296,14 @@ def test_all_problems_of_a_plan_are_in_one_error():
 
 def test_damaged_files_are_reported_together_with_what_else_is_wrong():
     damage = {1: FormatError("run/rank_1/net.ckpt", 7, "cut short")}
-    files = with_names({"w": (4, 3)}, [0, 2, 3]).files
-    with pytest.raises(FormatError):
+    files = with_names({"w": (4, 3)}, [2, 3]).files
+    with pytest.raises(CombinedError) as caught:
         plan(Catalog("run", files, damaged=damage), ONE_STAGE)
+    assert caught.value.exit_code == 3
+    assert [problem.split(":")[0] for problem in caught.value.problems] == [
+        "run/rank_1/net.ckpt",
+        "rank 0",
+    ]
     with pytest.raises(CombinedError) as caught:
         plan(Catalog("run", files, damaged=damage), ONE_STAGE, strategy_of({"w": THREE_ROWS}))
     assert caught.value.exit_code == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -9,12 +10,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from tests.by_hand import layout, strategy
 from tests.checkpoints import noise, write_file
 from tests.commands import run_well
 from tests.corpus import GOLDEN
+from tests.engines import contents, environment
 from tests.readers import Entry, read, read_ranks
 
 ROOT = Path(__file__).parent.parent
@@ -30,6 +33,22 @@ def commands():
             if words[:1] == ["ckpttool"]:
                 found.append(words[1:])
     return found
+
+
+def script(word: str) -> str:
+    """The one bash script of the README that has this word in it."""
+    (text,) = (b for b in re.findall(r"```bash\n(.*?)```", README, re.DOTALL) if word in b)
+    return text
+
+
+def run_script(text: str, **more: str) -> None:
+    """Run a script that finds the commands of this Python, in the current folder."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    command = ["bash", "-euo", "pipefail", "-c", text]
+    done = subprocess.run(
+        command, env=environment(PATH=path, **more), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def hybrid_parallel():
@@ -84,7 +103,8 @@ def test_every_command_of_the_readme_runs(workplace):
         workplace("replicated_only" if "--replicated" in words else "tutorial_8_to_8_retrain")
         if "output/checkpoint" in words:
             provide_mindformers()
-        run_well(*words, *([] if words[0] == "inspect" else ["--overwrite"]))
+        writes = words[0] not in ("inspect", "verify", "diff")
+        run_well(*words, *(["--overwrite"] if writes else []))
 
 
 def test_the_tutorial_on_hybrid_parallel_is_two_commands(workplace):
@@ -104,7 +124,8 @@ def test_the_tutorial_on_hybrid_parallel_is_two_commands(workplace):
 
 def test_the_examples_of_every_help_run(workplace):
     workplace("tutorial_8_to_8_retrain")
-    for command in ("merge", "inspect", "reshard", "split"):
+    # and commit, in tests/test_batch.py
+    for command in ("merge", "inspect", "reshard", "split", "verify", "diff"):
         example = run_well(command, "-h").stdout.split("\n\n")[1].strip()
         run_well(*shlex.split(example)[1:])
 
@@ -116,13 +137,58 @@ def test_the_python_example_of_the_readme_runs(workplace):
     assert Path("merged.h5").stat().st_size > 0
 
 
+@pytest.fixture
+def retrained(workplace):
+    """The folder of the scripts, and what a run of one process makes of it."""
+    workplace("tutorial_8_to_8_retrain")
+    words = ["checkpoint/", "-s", "strategy.ckpt", "-d", "new_strategy.ckpt", "-o", "expected"]
+    run_well("reshard", *words)
+    return contents(Path("expected"))
+
+
+@pytest.mark.dask
+@pytest.mark.xdist_group("dask")
+def test_the_dask_script_of_the_readme_runs(retrained):
+    pytest.importorskip("distributed", reason="the extra ckpttool[dask] is not installed")
+    wait = "until [ $(cat log | grep -c 'Registered to') = 2 ]; do sleep 0.1; done"
+    text = script("dask scheduler").replace("sleep 5", wait)
+    text = text.replace(" --no-nanny &", " --no-nanny 2>>log &").replace(
+        "json &", "json 2>/dev/null &", 1
+    )
+    run_script(f"trap 'kill -9 $(jobs -p)' EXIT\ntouch log\n{text}")
+    assert contents(Path("new")) == retrained
+
+
+@pytest.mark.mpi
+@pytest.mark.xdist_group("mpi")
+@pytest.mark.skipif(shutil.which("mpiexec") is None, reason="mpiexec is not installed")
+def test_the_mpi_script_of_the_readme_runs(retrained):
+    pytest.importorskip("mpi4py", reason="the extra ckpttool[mpi] is not installed")
+    allowed = ("ALLOW_RUN_AS_ROOT", "ALLOW_RUN_AS_ROOT_CONFIRM", "MCA_rmaps_base_oversubscribe")
+    run_script(script("mpiexec"), **{f"OMPI_{name}": "1" for name in allowed})
+    assert contents(Path("new")) == retrained
+
+
+def test_the_job_array_of_the_readme_runs_and_is_committed(retrained):
+    text = script("#SBATCH")
+    (array,) = re.findall(r"--array=1-(\d+)", text)
+    for task in range(1, int(array) + 1):
+        run_script(text, SLURM_ARRAY_TASK_ID=str(task), SLURM_ARRAY_TASK_COUNT=array)
+    assert "`ckpttool commit new/`" in README
+    run_well("commit", "new/")
+    found = contents(Path("new"))
+    assert found.pop("ckpttool.json")
+    assert found == retrained
+
+
 def test_every_option_is_explained_in_the_help_and_every_exit_code_in_the_readme():
     import ckpttool.errors
     from ckpttool.cli.main import main
 
     for command in main.commands.values():
         for parameter in command.params:
-            assert parameter.name == "src" or getattr(parameter, "help", None), parameter.name
+            is_explained = isinstance(parameter, click.Argument) or getattr(parameter, "help", None)
+            assert is_explained, parameter.name
     codes = {
         error.exit_code
         for error in vars(ckpttool.errors).values()

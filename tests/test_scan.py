@@ -87,14 +87,23 @@ def test_rank_folders_of_several_kinds_are_an_error(make):
     assert found(src, pattern="rank_{rank}/*") == {0: "rank_0/a.ckpt", 1: "rank_1/a.ckpt"}
 
 
-def test_every_rank_folder_without_a_file_is_named(make, tmp_path):
+def test_a_rank_folder_without_a_file_is_that_of_a_missing_rank(make, tmp_path):
     src = make("rank_0/a.ckpt", "rank_1/a.ckpt.tmp", "rank_3/a.ckpt")
-    (tmp_path / "run" / "rank_2").mkdir()
-    problems = fails(src)
-    assert problems == (
-        f"rank 1: no checkpoint file in {src}/rank_1",
-        f"rank 2: no checkpoint file in {src}/rank_2",
+    (tmp_path / "run" / "rank_4").mkdir()
+    assert scan(src).absent == (1, 2, 4)
+    assert notes(src) == [
         f"{src}: left over from a save that did not finish: rank_1/a.ckpt.tmp",
+        f"ranks 1, 2, 4: no checkpoint file found in {src}",
+    ]
+
+
+def test_rank_folders_that_are_all_without_a_file_are_named(make, tmp_path):
+    src = make("rank_0/a.ckpt.tmp")
+    (tmp_path / "run" / "rank_1").mkdir()
+    assert fails(src) == (
+        f"rank 0: no checkpoint file in {src}/rank_0",
+        f"rank 1: no checkpoint file in {src}/rank_1",
+        f"{src}: left over from a save that did not finish: rank_0/a.ckpt.tmp",
     )
 
 

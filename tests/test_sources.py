@@ -5,7 +5,7 @@ import pytest
 from ckpttool.errors import FormatError
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
-from ckpttool.model.sources import names_to_compare
+from ckpttool.model.sources import find_sources, names_to_compare
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.undivided import undivided_sources
 from tests.checkpoints import (
@@ -69,11 +69,12 @@ def test_many_parameters_that_one_rank_lacks_are_one_problem():
     the_one(problems, "rank 1:", "9 parameters w0, w1", "and 4 more")
 
 
-def test_a_damaged_file_speaks_for_itself():
+def test_a_damaged_file_that_nobody_replaces_is_an_error_and_what_is_lost_is_named():
     catalog = catalog_of({0: {"w": (4, 3)}, 1: {"w": (4, 3)}, 3: {}})
     damaged = {2: FormatError("run/rank_2/net.ckpt", 7, "cut short")}
-    _, problems, _ = find(Catalog("run", catalog.files, damaged=damaged))
-    assert not problems
+    sources = find_sources(Catalog("run", catalog.files, damaged=damaged), ONE_STAGE, {}, None)
+    assert sources.damage == [damaged[2]]
+    the_one([problem.text for problem in sources.problems], "rank 2: not read", "parameter w")
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,10 @@ def convert(make_plan: Callable[[Executor], Plan], engine: str, as_json: bool, q
     )
     nbytes = sum(out.nbytes for out in written)
     of_step = f", step {plan.catalog.step}" if plan.catalog.step else ""
+    of_part = f", part {plan.part.number}/{plan.part.count}" if plan.part else ""
     click.echo(
         f"{len(written)} file{'s' if len(written) != 1 else ''}, {report.format_bytes(nbytes)} "
-        f"in {seconds:.2f} s{of_step}"
+        f"in {seconds:.2f} s{of_step}{of_part}"
     )
 
 

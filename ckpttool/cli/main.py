@@ -9,12 +9,15 @@ import sys
 import click
 
 import ckpttool
+from ckpttool.cli.commit import commit
+from ckpttool.cli.diff import diff
 from ckpttool.cli.inspect import inspect
 from ckpttool.cli.merge import merge
-from ckpttool.cli.options import DEBUG, STOPPER, printable
+from ckpttool.cli.options import ANSWERS, DEBUG, STOPPER, printable
 from ckpttool.cli.reshard import reshard
 from ckpttool.cli.signals import Stopped, Stopper
 from ckpttool.cli.split import split
+from ckpttool.cli.verify import verify
 
 
 class Border(click.Group):
@@ -42,6 +45,8 @@ class Border(click.Group):
 
                 traceback.print_exc()
             problems, code = _explain(error)
+            if code == 1 and ctx.meta.get(ANSWERS):
+                code = 3
             if len(problems) > 1:
                 click.echo(f"ckpttool: {len(problems)} problems:", err=True)
             for problem in problems:
@@ -73,12 +78,13 @@ def _explain(error: Exception) -> tuple[tuple[str, ...], int]:
     help="""\b
     ckpttool merge checkpoint/ -s strategy.ckpt -o merged.h5
 
-    Inspect, merge, split and reshard MindSpore distributed checkpoints, on any machine, in a
-    fixed amount of memory.  Reads .ckpt, .safetensors and HDF5.
+    Inspect, merge, split, reshard, verify and compare MindSpore distributed checkpoints, on any
+    machine, in a fixed amount of memory.  Reads .ckpt, .safetensors and HDF5.
 
-    Exit codes: 0 done, 1 an input that cannot be opened, 2 bad command line, 3 a damaged or
-    unreadable file, 4 an impossible strategy, 5 it cannot be done as asked (nothing was written), 6
-    writing failed, 7 what was written is not what should be, 130 Ctrl-C.
+    Exit codes: 0 done, 1 an input that cannot be opened (verify, diff: something was found), 2 bad
+    command line, 3 a damaged or unreadable file, 4 an impossible strategy, 5 it cannot be done as
+    asked (nothing was written), 6 writing failed, 7 what was written is not what should be, 130
+    Ctrl-C.
     """,
 )
 @click.version_option(ckpttool.__version__, prog_name="ckpttool")
@@ -86,5 +92,5 @@ def main() -> None:
     """The entry point of the console script."""
 
 
-for _command in (inspect, merge, split, reshard):
+for _command in (inspect, merge, split, reshard, verify, diff, commit):
     main.add_command(_command)

@@ -41,15 +41,12 @@ if TYPE_CHECKING:
 @options.step
 @options.pattern
 @options.dec_key_file
-@click.option(
-    "--replicated",
-    is_flag=True,
-    help="Every rank holds everything (data parallel, integrated_save=True): compare all "
-    "replicas and keep one.  Instead of -s.",
-)
+@options.replicated
 @options.unlisted
 @options.trust_strategy
 @options.optimizer_shard
+@options.strict
+@options.check_replicas
 @click.option(
     "--format",
     type=options.FORMAT_CHOICE,
@@ -57,6 +54,7 @@ if TYPE_CHECKING:
 )
 @options.max_shard_size
 @options.crc
+@options.part
 @options.engine
 @options.overwrite
 @options.as_json
@@ -73,17 +71,19 @@ def merge(
     unlisted: Unlisted | None,
     trust_strategy: bool,
     optimizer_shard: int | None,
+    strict: bool,
+    check_replicas: bool,
     format: str | None,
     max_part_bytes: int | None,
     crc: bool,
+    part: tuple[int, int] | None,
     engine: str,
     overwrite: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
     """Merge the files of all ranks into one."""
-    if replicated and src_strategy:
-        raise click.UsageError("--replicated and -s exclude each other.")
+    options.check_source(src_strategy, replicated)
     chosen = options.output_format(path, format, is_folder=max_part_bytes is not None)
     options.check_crc(crc, chosen)
     src, path = options.as_shared(engine, src, path)
@@ -101,9 +101,12 @@ def merge(
             trust_strategy=trust_strategy,
             optimizer_shard=optimizer_shard,
             max_part_bytes=max_part_bytes,
+            strict=strict,
+            check_replicas=check_replicas,
             crc=crc,
             overwrite=overwrite,
             executor=executor,
+            part=part,
         ),
         engine,
         as_json,

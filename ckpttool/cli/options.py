@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
-from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import click
 
 import ckpttool
 from ckpttool.cli.keys import read_key
+from ckpttool.cli.values import PartOf, RankList, Size
 from ckpttool.errors import CkptToolError, raise_all
 
 if TYPE_CHECKING:
@@ -22,54 +21,26 @@ if TYPE_CHECKING:
     from ckpttool.model.notes import Note
     from ckpttool.model.strategy import Strategy
 
-    RanksType = click.ParamType[tuple[int, ...]]
-    SizeType = click.ParamType[int]
-else:
-    RanksType = SizeType = click.ParamType  # generic from click 8.4 on only
 
 T = TypeVar("T")
 Decorator = Callable[[Callable[..., object]], Callable[..., object]]
 DEBUG = "ckpttool.debug"  # key in click's meta: whether a traceback is wanted
 JOBS = "ckpttool.jobs"  # key in click's meta: what -j says
+ANSWERS = "ckpttool.answers"  # key in click's meta: whether exit code 1 is no error
 STOPPER = "ckpttool.stopper"  # key in click's meta: what turns signals into exceptions
 
 FORMAT_CHOICE = click.Choice(["hdf5", "ckpt", "safetensors"])  # formats.FORMAT_NAMES, unimported
 EXISTING = click.Path(exists=True)
 
 
-class RankList(RanksType):
-    """Ranks on the command line, such as ``0,3-7``."""
+class Scan(Protocol):
+    """A function like `ckpttool.scan`."""
 
-    name = "ranks"
-
-    def convert(
-        self, value: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        """Ranks, ascending, each once."""
-        ranks: set[int] = set()
-        for part in value.split(","):
-            match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part)  # no cluster has more
-            if match is None or int(match[2] or match[1]) < int(match[1]):
-                self.fail(f"{part!r} is no rank and no range of ranks such as 3-7", param, ctx)
-            ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-        return tuple(sorted(ranks))
-
-
-class Size(SizeType):
-    """A number of bytes on the command line, such as ``5GB`` or ``2GiB``."""
-
-    name = "size"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Bytes; GB are 10^9 and GiB 2^30, as Hugging Face counts."""
-        match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([KMGT]?)(i?)B\s*", value)
-        if match is None or (match[3] and not match[2]):
-            self.fail(f"{value!r} is no size such as 5GB, 500MB or 2GiB", param, ctx)
-        unit = (1024 if match[3] else 1000) ** " KMGT".index(match[2] or " ")
-        nbytes = int(Decimal(match[1]) * unit)
-        if not nbytes:
-            self.fail("files of 0 bytes hold nothing", param, ctx)
-        return nbytes
+    def __call__(
+        self, src: str, pattern: str | None, step: str | None, *, key: Secret | None
+    ) -> Catalog:
+        """The catalog of a checkpoint."""
+        ...
 
 
 def _set_debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -187,6 +158,28 @@ max_shard_size = click.option(
     help="Write a folder OUT of numbered files with at most SIZE of tensors each (5GB, 500MB, "
     "2GiB), and the indexes by which MindSpore and Hugging Face load it.",
 )
+replicated = click.option(
+    "--replicated",
+    is_flag=True,
+    help="Every rank holds everything (data parallel, integrated_save=True): compare all "
+    "replicas and keep one.  Instead of -s.",
+)
+strict = click.option(
+    "--strict",
+    is_flag=True,
+    help="Refuse to read what a missing or damaged rank should hold from its replicas.",
+)
+check_replicas = click.option(
+    "--check-replicas",
+    is_flag=True,
+    help="Before anything is written, compare all replicas of all slices byte for byte.",
+)
+limit = click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="List at most N of what was found.  [default: 50; with --json all]",
+)
 
 
 def _keep_jobs(ctx: click.Context, param: click.Parameter, value: int | None) -> None:
@@ -231,6 +224,13 @@ def engine(command: Callable[..., object]) -> Callable[..., object]:
     return jobs(word(command))
 
 
+part = click.option(
+    "--part",
+    type=PartOf(),
+    metavar="K/N",
+    help="Write only the K-th of N parts of the output files, about equal in size, as in a job "
+    "array; ckpttool commit looks whether all are there.",
+)
 overwrite = click.option("--overwrite", is_flag=True, help="Replace outputs that exist.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 quiet = click.option("-q", "--quiet", is_flag=True, help="No notes and no progress on stderr.")
@@ -266,17 +266,19 @@ def load(
     key: Secret | None = None,
     find_strategy: bool = True,
     tolerated: list[CkptToolError] | None = None,
+    scan: Scan | None = None,
 ) -> tuple[Catalog, Strategy | None, Strategy | None]:
     """Catalog and strategies, read with all their problems in one report.
 
     Without ``src_strategy`` it is the one that lies with the checkpoint in the output folder of a
     MindFormers run, and a note says so; not if ``find_strategy`` is False.  If ``tolerated`` is
-    given, what is wrong with a strategy is added to it, and the strategy is None.
+    given, what is wrong with a strategy is added to it, and the strategy is None.  ``scan`` may
+    look for the files in another way than `ckpttool.scan`.
     """
     if pattern is not None and "{rank}" not in pattern:
         raise click.UsageError("--pattern does not say where {rank} is in the path.")
     errors: list[CkptToolError] = []
-    catalog = attempt(lambda: ckpttool.scan(src, pattern, step, key=key), errors)
+    catalog = attempt(lambda: (scan or ckpttool.scan)(src, pattern, step, key=key), errors)
     if find_strategy and not src_strategy and catalog is not None and catalog.strategy_files:
         src_strategy = catalog.strategy_files
         catalog = replace(catalog, notes=(*catalog.notes, _on_strategy(src_strategy)))
@@ -290,6 +292,17 @@ def load(
         raise_all([*catalog.damaged.values(), *errors] if errors and catalog else errors)
     assert catalog is not None, "raise_all() returned, so scan() did not fail"
     return catalog, strategies[0], strategies[1]
+
+
+def check_source(src_strategy: tuple[str, ...], replicated: bool) -> None:
+    """Refuse options that contradict each other."""
+    if replicated and src_strategy:
+        raise click.UsageError("--replicated and -s exclude each other.")
+
+
+def answer_by_exit_code() -> None:
+    """Keep exit code 1 for an answer, as verify and diff do; errors that have it get 3."""
+    click.get_current_context().meta[ANSWERS] = True
 
 
 def _on_strategy(files: tuple[str, ...]) -> Note:

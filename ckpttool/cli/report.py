@@ -13,7 +13,7 @@ import click
 
 from ckpttool.cli.options import printable
 from ckpttool.cli.tables import print_table
-from ckpttool.errors import CkptToolError, PlanError
+from ckpttool.errors import CkptToolError
 from ckpttool.model.catalog import format_ranks
 from ckpttool.model.maps import map_of
 from ckpttool.model.notes import Note
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ckpttool.model.plan import Plan
     from ckpttool.model.source import Source
     from ckpttool.model.strategy import Strategy
-    from ckpttool.run.execute import Written
+    from ckpttool.run.manifest import Manifest, Written
 
 SCHEMA = 1
 MOST_SLICES = 8  # of a tensor, in a table
@@ -41,10 +41,17 @@ def print_json(document: Json) -> None:
 
 
 def print_notes(notes: Iterable[Note], quiet: bool) -> None:
-    """Notes on stderr, a line each."""
-    if not quiet:
-        for note in notes:
+    """Notes on stderr, a line each; ``quiet`` keeps warnings."""
+    for note in notes:
+        if note.is_warning:
+            click.echo(f"warning: {printable(note.text)}", err=True)
+        elif not quiet:
             click.echo(f"note: {printable(note.text)}", err=True)
+
+
+def describe_notes(notes: Iterable[Note]) -> Sequence[Json]:
+    """The notes of a document."""
+    return [{"kind": note.kind, "text": note.text} for note in notes]
 
 
 def format_bytes(nbytes: int) -> str:
@@ -139,20 +146,23 @@ def describe_checkpoint(
     elif strategy is None and is_marked(catalog):
         notes += filter(None, [note_redundancy(catalog, is_deduplicated=True)])
     if strategy is not None or catalog.description is not None:
+        from ckpttool.model.findings import Finding, plan_error
+        from ckpttool.model.losses import notes_of_scan
         from ckpttool.model.sources import find_sources
-        from ckpttool.run.prepare import source_layouts
+        from ckpttool.run.gather import source_layouts
 
         strategy = source_layouts(catalog, strategy)
         # Contents are not read here, so a parameter that differs between ranks is no question yet.
         strategy, problems = strategy.resolve(catalog.metas)
-        notes += strategy.notes
         sources = find_sources(catalog, strategy, {}, "first")
-        sources.problems[:0] = problems
+        sources.problems[:0] = [Finding("strategy", problem) for problem in problems]
         document["tensors"] = [_describe_source(source, strategy) for source in sources.found]
+        others = notes[len(catalog.notes) :]
+        notes = [*notes_of_scan(catalog, strategy), *others, *strategy.notes]
         notes += [note for note in sources.notes if note.kind != "unlisted"]
         if sources.problems:
-            errors.append(PlanError(sources.problems))
-    document["notes"] = [{"kind": note.kind, "text": note.text} for note in notes]
+            errors.append(plan_error(sources.problems))
+    document["notes"] = describe_notes(notes)
     document["problems"] = [problem for error in errors for problem in error.problems]
     return document, tuple(notes)
 
@@ -303,20 +313,32 @@ def _shape(sizes: Sequence[int]) -> str:
 def describe_run(plan: Plan, written: Sequence[Written], seconds: float) -> Json:
     """The document of merge, split and reshard."""
     return {
-        "outputs": [
-            {
-                "rank": output.rank,
-                "path": output.path,
-                "format": output.format,
-                "nbytes": output.nbytes,
-                "tensors": output.tensors,
-            }
-            for output in written
-        ],
+        "outputs": [_describe_written(output) for output in written],
         "step": plan.catalog.step,
         "src_bytes": sum(file.nbytes for file in plan.catalog.files.values()),
         "dst_bytes": sum(output.nbytes for output in written),
         "seconds": round(seconds, 6),
-        "notes": [{"kind": note.kind, "text": note.text} for note in plan.notes],
+        "notes": describe_notes(plan.notes),
         **({"indexes": [doc.path for doc in plan.documents]} if plan.documents else {}),
+        **({"part": f"{plan.part.number}/{plan.part.count}"} if plan.part else {}),
+    }
+
+
+def describe_manifest(folder: str, manifest: Manifest) -> Json:
+    """The document of commit."""
+    return {
+        "path": folder,
+        "outputs": [_describe_written(output) for output in manifest.outputs],
+        "step": manifest.step,
+        "plan": manifest.plan,
+    }
+
+
+def _describe_written(output: Written) -> Json:
+    return {
+        "rank": output.rank,
+        "path": output.path,
+        "format": output.format,
+        "nbytes": output.nbytes,
+        "tensors": output.tensors,
     }

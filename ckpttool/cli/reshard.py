@@ -36,10 +36,13 @@ if TYPE_CHECKING:
 @options.unlisted
 @options.trust_strategy
 @options.optimizer_shard
+@options.strict
+@options.check_replicas
 @options.format
 @options.prefix
 @options.ranks
 @options.crc
+@options.part
 @options.engine
 @options.overwrite
 @options.as_json
@@ -56,10 +59,13 @@ def reshard(
     unlisted: Unlisted | None,
     trust_strategy: bool,
     optimizer_shard: int | None,
+    strict: bool,
+    check_replicas: bool,
     format: str,
     prefix: str,
     ranks: tuple[int, ...] | None,
     crc: bool,
+    part: tuple[int, int] | None,
     engine: str,
     overwrite: bool,
     as_json: bool,
@@ -84,9 +90,12 @@ def reshard(
             unlisted=unlisted,
             trust_strategy=trust_strategy,
             optimizer_shard=optimizer_shard,
+            strict=strict,
+            check_replicas=check_replicas,
             crc=crc,
             overwrite=overwrite,
             executor=executor,
+            part=part,
         ),
         engine,
         as_json,

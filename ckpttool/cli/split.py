@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 @options.prefix
 @options.ranks
 @options.crc
+@options.part
 @options.engine
 @options.overwrite
 @options.as_json
@@ -53,6 +54,7 @@ def split(
     prefix: str,
     ranks: tuple[int, ...] | None,
     crc: bool,
+    part: tuple[int, int] | None,
     engine: str,
     overwrite: bool,
     as_json: bool,
@@ -77,6 +79,7 @@ def split(
             crc=crc,
             overwrite=overwrite,
             executor=executor,
+            part=part,
         ),
         engine,
         as_json,

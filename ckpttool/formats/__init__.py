@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol, TypeAlias, cast
 
-from ckpttool.errors import FormatError, UnsupportedError
+from ckpttool.errors import FormatError, UnreadableError, UnsupportedError
 from ckpttool.formats.contained import ContainedReader
 from ckpttool.formats.encrypted import mode_of
 from ckpttool.formats.others import recognise
@@ -161,7 +161,7 @@ def read_index(path: str, key: bytes | Secret | None = None) -> FileIndex:
     """
     found = next(read_indexes([path], key))
     if isinstance(found, FormatError):
-        raise found
+        raise found.__cause__ if isinstance(found.__cause__, OSError) else found
     return found
 
 
@@ -186,6 +186,10 @@ def read_indexes(
                     yield read.read_index(path)
             except FormatError as error:
                 yield _as_recognised(error)
+            except OSError as error:
+                unreadable = UnreadableError(path, None, error.strerror or str(error))
+                unreadable.__cause__ = error  # which is what counts if there is but one file
+                yield unreadable
 
 
 def _as_recognised(error: FormatError) -> FormatError:

@@ -165,6 +165,8 @@ class Catalog:
     apart
         The tensors of an undivided checkpoint that were kept apart from its parameters: each goes
         to every rank as it is.  False for one that no index names: it may be one rank's slice.
+    absent
+        Ranks that seem to belong to it and have no file: gaps, and rank folders without one.
     """
 
     root: str
@@ -178,6 +180,7 @@ class Catalog:
     problems: tuple[str, ...] = ()
     indexes: tuple[str, ...] = ()
     apart: Mapping[str, bool] = field(default_factory=dict)
+    absent: tuple[int, ...] = ()
 
     @property
     def metas(self) -> dict[str, TensorMeta]:
@@ -189,8 +192,8 @@ class Catalog:
         return found
 
 
-def format_ranks(ranks: Sequence[int]) -> str:
-    """Ranks as people write them.
+def format_ranks(ranks: Sequence[int], word: str = "rank") -> str:
+    """Ranks as people write them, or what else is counted.
 
     Examples
     --------
@@ -208,4 +211,4 @@ def format_ranks(ranks: Sequence[int]) -> str:
             joint = "-" if rank > start + 1 else ", "
             parts.append(str(rank) if start == rank else f"{start}{joint}{rank}")
             first = i + 1
-    return f"rank{'s' if len(ordered) > 1 else ''} {', '.join(parts)}"
+    return f"{word}{'s' if len(ordered) > 1 else ''} {', '.join(parts)}"

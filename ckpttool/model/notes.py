@@ -13,11 +13,18 @@ class Note:
     ----------
     kind
         One of ``"absent"``, ``"checksum"``, ``"corrected"``, ``"doubt"``, ``"dropped"``,
-        ``"encryption"``, ``"follows"``, ``"format"``, ``"passed over"``, ``"replica"``,
-        ``"step"``, ``"strategy"``, ``"undivided"``, ``"unfinished"``, ``"unlisted"``.
+        ``"encryption"``, ``"follows"``, ``"format"``, ``"ignored"``, ``"older step"``,
+        ``"part"``, ``"passed over"``, ``"replica"``, ``"step"``, ``"strategy"``,
+        ``"undivided"``, ``"unfinished"``, ``"unlisted"``, ``"zero"``.
     text
         A sentence for people.
+    ranks
+        Ranks that have no file, or a damaged one, if that is what it says.
+    is_warning
+        Whether something is not as it should be, though it does no harm to the result.
     """
 
     kind: str
     text: str
+    ranks: tuple[int, ...] = ()
+    is_warning: bool = False

@@ -1,8 +1,9 @@
-"""An undivided checkpoint in numbered files, each of at most so many bytes.
+"""Outputs in parts: an undivided checkpoint in several files, and files among several runs.
 
-Parameters are put into files one after the other, in the order of the plan; where the next one does
-not fit, the next file begins, so one that is larger than the limit has a file of its own.  Tensors
-that belong to no rank's layout go to a file apart, which loaders give to every rank as it is.
+Of numbered files each has at most so many bytes.  Parameters are put into them one after the other,
+in the order of the plan; where the next one does not fit, the next file begins, so one that is
+larger than the limit has a file of its own.  Tensors that belong to no rank's layout go to a file
+apart, which loaders give to every rank as it is.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from heapq import heapreplace
 
 from ckpttool.model.layout import Layout
 from ckpttool.model.maps import map_of
@@ -48,6 +50,24 @@ def cut_into_parts(plan: Plan, limit: int, path: Callable[[int | None, int], str
         paths[count] = path(None, count)
     target = replace(plan.target, paths=paths, ranks=len(paths))
     return replace(plan, target=target, transfers=transfers)
+
+
+def balance(sizes: Sequence[int], count: int) -> list[int]:
+    """For every size one of ``count`` parts, from 0 on, so that the parts are about equal.
+
+    The largest are dealt first, each to the part that has the least; always in the same way.
+
+    Examples
+    --------
+    >>> balance([5, 1, 4, 2], 2)
+    [0, 0, 1, 1]
+    """
+    parts = [0] * len(sizes)
+    held = [(0, part) for part in range(count)]
+    for item in sorted(range(len(sizes)), key=lambda item: (-sizes[item], item)):
+        nbytes, parts[item] = held[0]
+        heapreplace(held, (nbytes + sizes[item], parts[item]))
+    return parts
 
 
 def _placed(transfer: Transfer, number: int) -> Layout:

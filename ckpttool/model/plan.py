@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ckpttool.errors import CkptToolError, PlanError, raise_all
+from ckpttool.errors import CkptToolError, raise_all
 from ckpttool.model.catalog import Catalog, StoredTensor, TensorMeta, format_ranks
+from ckpttool.model.findings import Finding, plan_error
 from ckpttool.model.folding import fold_layout
 from ckpttool.model.layout import Layout
+from ckpttool.model.losses import notes_of_scan
 from ckpttool.model.notes import Note
 from ckpttool.model.region import Region
 from ckpttool.model.source import Source
@@ -127,6 +129,32 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanPart:
+    """Which outputs of a plan one of several runs makes.
+
+    Attributes
+    ----------
+    number, count
+        Which run, from 1 on, of how many.
+    files
+        Outputs of all the runs.
+    digest
+        Equal for the parts of one plan.
+    folder
+        Where the runs leave their records.
+    documents
+        Of the whole plan; written when the outputs of all runs are there.
+    """
+
+    number: int
+    count: int
+    files: int
+    digest: str
+    folder: str
+    documents: tuple[Document, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Transfer:
     """One parameter's way: its source, and its layouts in the target, one for each stage."""
 
@@ -143,6 +171,7 @@ class Plan:
     transfers: tuple[Transfer, ...]
     notes: tuple[Note, ...] = field(default=())
     documents: tuple[Document, ...] = field(default=())
+    part: PlanPart | None = None
 
     def __iter__(self) -> Iterator[OutputFile]:
         # Of a thousand tensors most are cut alike, and their slices have one shape on all ranks.
@@ -202,7 +231,7 @@ def make_plan(
     Raises
     ------
     FormatError
-        Files of the source are damaged.
+        Files of the source are damaged, and replicas do not replace them.
     PlanError
         Ranks or slices are missing, shapes or element types disagree, a parameter does not fit the
         target's layout: all that was found, in one error.
@@ -214,20 +243,20 @@ def make_plan(
     transfers = _find_transfers(sources, target, has_strategy=strategy is not None)
     outside = [rank for rank in target.paths if not 0 <= rank < target.ranks]
     if outside:
-        sources.problems.append(
-            f"{format_ranks(outside)}: not in the target, which has "
-            f"{target.ranks} ranks (0-{target.ranks - 1})"
-        )
-    if not transfers and not sources.problems and not catalog.damaged:
-        sources.problems.append(f"{catalog.root}: nothing in it that could be written")
-    errors: list[CkptToolError] = list(catalog.damaged.values())
+        text = f"{format_ranks(outside)}: not in the target, which has "
+        text += f"{target.ranks} ranks (0-{target.ranks - 1})"
+        sources.problems.append(Finding("target", text, ranks=tuple(outside)))
+    if not transfers and not sources.problems and not sources.damage:
+        text = f"{catalog.root}: nothing in it that could be written"
+        sources.problems.append(Finding("missing", text))
+    errors: list[CkptToolError] = [*sources.damage]
     if sources.problems:
-        errors.append(PlanError(sources.problems))
+        errors.append(plan_error(sources.problems))
     raise_all(errors)
     of_strategies = [
         note for one in (strategy, target.strategy) if one is not None for note in one.notes
     ]
-    notes = (*catalog.notes, *of_strategies, *sources.notes)
+    notes = (*notes_of_scan(catalog, strategy), *of_strategies, *sources.notes)
     return Plan(catalog, target, tuple(transfers), notes)
 
 
@@ -248,7 +277,10 @@ def _find_transfers(sources: Sources, target: Target, has_strategy: bool) -> lis
             layouts = tuple(_folded(layout, shape) for layout in layouts)
             reasons = {_why_not_target(layout, shape) for layout in layouts} - {None}
             where = target.strategy.origin if target.strategy else ""
-            sources.problems += [f"{name}: target {where}: {r}" for r in sorted(map(str, reasons))]
+            sources.problems += [
+                Finding("target", f"{name}: target {where}: {reason}", tensor=name)
+                for reason in sorted(map(str, reasons))
+            ]
             if reasons:
                 continue
         if layouts:
@@ -309,11 +341,12 @@ def _compare_names(
     names = {source.meta.name for source in sources.found}
     has_other = bool(strategy.layouts) and not names & set(strategy.layouts)
     if names and has_other and not sources.problems:
-        sources.problems.append(
+        text = (
             f"{strategy.origin}: no parameter in common with the source: the strategy lists "
             f"{shorten(strategy.layouts, 3)}, the source holds {shorten(sorted(names), 3)}; "
             "is it the strategy of this model?"
         )
+        sources.problems.append(Finding("target", text))
     if recut:
         text = "cut for the target like their parameters, whose optimizer shard their own entries "
         text += f"lack: {count(len(recut), 'optimizer state')}: {shorten(recut)}"

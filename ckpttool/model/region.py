@@ -64,6 +64,10 @@ class Region:
             return None
         return Region(start, stop)
 
+    def contains(self, index: tuple[int, ...]) -> bool:
+        """Whether the element at ``index`` is in it."""
+        return all(a <= i < b for a, i, b in zip(self.start, index, self.stop, strict=True))
+
     def relative_to(self, origin: tuple[int, ...]) -> Region:
         """The same box, counted from ``origin`` instead of zero."""
         return Region(

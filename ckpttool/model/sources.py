@@ -11,12 +11,15 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ckpttool.errors import FormatError
 from ckpttool.model.catalog import Catalog, TensorMeta, format_ranks
 from ckpttool.model.described import follow, odd_state
+from ckpttool.model.findings import Finding
 from ckpttool.model.layout import Layout
+from ckpttool.model.losses import Losses, find_losses, hold_alike
 from ckpttool.model.maps import map_of, part_names
 from ckpttool.model.notes import Note
-from ckpttool.model.redundancy import MARK, absent_ranks, is_deduplicated, note_redundancy
+from ckpttool.model.redundancy import absent_ranks, is_deduplicated, note_redundancy
 from ckpttool.model.remarks import on_layouts, on_strays
 from ckpttool.model.slices import disagreement, group_ranks, join_slices
 from ckpttool.model.source import Source
@@ -32,12 +35,20 @@ class Sources:
     """What `find_sources` found: sources in the order of the files, all problems, all notes.
 
     ``is_deduplicated`` says that of ranks with equal slices one alone has each.
+    ``damage`` are the errors of damaged files that nothing replaces.
     """
 
     found: list[Source] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    problems: list[Finding] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     is_deduplicated: bool = False
+    damage: list[FormatError] = field(default_factory=list)
+
+    def add(self, losses: Losses) -> None:
+        """Take over what is lost, and what is replaced."""
+        self.problems += losses.problems
+        self.notes += losses.notes
+        self.damage += losses.damage
 
 
 def names_to_compare(catalog: Catalog, strategy: Strategy) -> tuple[str, ...]:
@@ -83,7 +94,7 @@ def find_sources(
     holders = _holders(catalog)
     lacking: dict[tuple[int, ...], list[str]] = defaultdict(list)
     if catalog.description is not None:
-        sources.problems += catalog.description.problems
+        sources.problems += [Finding("missing", text) for text in catalog.description.problems]
     else:
         _check_ranks(catalog, strategy, holders, lacking, sources)
     follows_from_these = bool(sources.problems)
@@ -111,7 +122,7 @@ def find_sources(
         if _may_be_parts(catalog, name, groups) or (odd is not None and unlisted is not None):
             differing.setdefault(groups, []).append(name)
         elif odd is not None:
-            sources.problems.append(odd)
+            sources.problems.append(Finding("unlisted", odd, tensor=name, ranks=ranks))
         else:
             sources.found.append(whole_source(catalog, name, ranks[0]))
     where = "the strategy" if catalog.description is None else "the description"
@@ -123,9 +134,11 @@ def find_sources(
         is_listing = strategy.layouts or catalog.description is not None
         told_by = where if is_listing else None
         may_add = bool(strategy.layouts)
-        sources.problems += questions(told_by, rest, len(holders), may_add) if rest else []
-    _report_lacking(catalog, lacking, sources)
-    _note_replicas(catalog, strategy, lacking, sources)
+        asked = questions(told_by, rest, len(holders), may_add) if rest else []
+        sources.problems += [Finding("unlisted", question) for question in asked]
+    wanted = differing if unlisted == "rank" else {}
+    each = [name for names in wanted.values() for name in names]
+    sources.add(find_losses(catalog, strategy, lacking, each, sources.is_deduplicated))
     sources.notes += on_layouts(sources.found, corrected, where)
     sources.notes += on_strays(strategy, holders)
     if catalog.description is None:
@@ -209,37 +222,43 @@ def _check_ranks(
 ) -> None:
     if not strategy.layouts:
         if sources.is_deduplicated:
-            sources.problems += absent_ranks(catalog)
+            sources.problems += [Finding("missing", text) for text in absent_ranks(catalog)]
         else:
             sources.problems += _incomplete_replicas(catalog, holders)
         return
-    extra = [rank for rank in catalog.files if rank not in strategy.ranks]
+    found = sorted({*catalog.files, *catalog.damaged})
+    extra = tuple(rank for rank in found if rank not in strategy.ranks)
     if extra:
-        sources.problems.append(
+        text = (
             f"{catalog.root}: {format_ranks(extra)} found, but {strategy.origin} is for "
             f"{len(strategy.ranks)} ranks (0-{strategy.ranks[-1]}); give the strategy of this "
             "checkpoint (of all pipeline stages), or move a leftover folder away"
         )
+        sources.problems.append(Finding("strategy", text, ranks=extra))
     if holders and not any(name in strategy.layouts for name in holders):
-        sources.problems.append(
+        text = (
             f"{strategy.origin}: no parameter in common with {catalog.root}: the strategy lists "
             f"{shorten(strategy.layouts, 3)}, the files hold {shorten(holders, 3)}; "
             "is it the strategy of this checkpoint?"
         )
+        sources.problems.append(Finding("strategy", text))
     elif holders:
         _check_absent(catalog, strategy, holders, lacking, sources)
 
 
-def _incomplete_replicas(catalog: Catalog, holders: Mapping[str, Sequence[int]]) -> Iterator[str]:
+def _incomplete_replicas(
+    catalog: Catalog, holders: Mapping[str, Sequence[int]]
+) -> Iterator[Finding]:
     """Ranks that do not hold everything, where every rank should."""
     for rank, file in catalog.files.items():
         lacks = [name for name in holders if name not in file.tensors]
         if lacks:
             state = "is empty (0 bytes)" if file.nbytes == 0 else "was perhaps cut short"
-            yield (
+            text = (
                 f"rank {rank}: {file.path} lacks {count(len(lacks), 'parameter')} that other ranks "
                 f"have ({shorten(lacks)}), so it {state}, or the ranks do not all hold everything"
             )
+            yield Finding("missing", text, ranks=(rank,))
 
 
 def _check_absent(
@@ -251,8 +270,9 @@ def _check_absent(
 ) -> None:
     """Listed parameters that no rank holds: never saved, or lost with the files of some ranks.
 
-    With files missing, or without redundancy, a parameter counts as lost.  Only optimizer state of
-    a kind that no rank holds anything of was not saved: many keep the weights alone.
+    With files missing, or without redundancy, a parameter counts as lost, unless other ranks that
+    should hold its slices are there and do not.  And optimizer state of a kind that no rank holds
+    anything of was not saved: many keep the weights alone.
     """
     saved = {name.removesuffix(parameter_of(name) or "") for name in holders}
     absent = [name for name in strategy.layouts if name not in holders]
@@ -261,17 +281,27 @@ def _check_absent(
         base = parameter_of(name)
         is_weight = base is None or base not in strategy.layouts
         ranks = tuple(rank for layout in strategy.layouts[name] for rank in layout.ranks)
-        is_complete = all(rank in catalog.files for rank in ranks)
+        is_complete = all(_is_answered(catalog, layout) for layout in strategy.layouts[name])
         if (is_complete and not sources.is_deduplicated) or not (
             is_weight or name.removesuffix(base or "") in saved
         ):
             unsaved.append(name)
         else:
             lacking[ranks].append(name)
-    if unsaved and not catalog.damaged:
+    if unsaved:
         text = f"in the strategy but on no rank: {count(len(unsaved), 'parameter')}"
         text += f": {shorten(unsaved)}"
         sources.notes.append(Note("absent", text))
+
+
+def _is_answered(catalog: Catalog, layout: Layout) -> bool:
+    """Whether the files that are there tell for every slice if it was saved."""
+    if all(rank in catalog.files for rank in layout.ranks):
+        return True
+    groups = (layout.owners(index) for index in layout.slice_indices())
+    return hold_alike(catalog, layout.ranks) and all(
+        any(rank in catalog.files for rank in owners) for owners in groups
+    )
 
 
 def _cut_source(
@@ -289,7 +319,8 @@ def _cut_source(
     metas = {rank: catalog.files[rank].tensors[name].meta for rank in ranks}
     dtypes = group_ranks(ranks, lambda rank: metas[rank].dtype)
     if len(dtypes) > 1:
-        sources.problems.append(disagreement(catalog, name, "element type", dtypes))
+        text = disagreement(catalog, name, "element type", dtypes)
+        sources.problems.append(Finding("dtype", text, tensor=name, ranks=tuple(ranks)))
         return None
     chosen: Source | None = None
     missing: list[tuple[int, ...]] = []
@@ -300,7 +331,8 @@ def _cut_source(
             continue
         joined = join_slices(catalog, spelled, {rank: metas[rank] for rank in present})
         if isinstance(joined, str):
-            sources.problems.append(joined)
+            odd = Finding("shape", joined, tensor=name, ranks=tuple(present))
+            sources.problems.append(odd)
             return None
         layout, meta = joined
         held = layout.held_by(present)
@@ -308,49 +340,14 @@ def _cut_source(
         if not gaps and chosen is None:
             chosen = Source(meta, layout, catalog)
         elif not gaps and chosen is not None and chosen.meta.shape != meta.shape:
-            sources.problems.append(
-                f"{name}: full shape {chosen.meta.shape} in {format_ranks(chosen.layout.ranks)}, "
-                f"{meta.shape} in {format_ranks(layout.ranks)}"
-            )
+            text = f"{name}: full shape {chosen.meta.shape} in {format_ranks(chosen.layout.ranks)}"
+            text += f", {meta.shape} in {format_ranks(layout.ranks)}"
+            sources.problems.append(Finding("shape", text, tensor=name, ranks=tuple(ranks)))
         missing = missing or gaps
     if chosen is None:
         for owners in missing or [tuple(layouts[0].ranks)]:
             lacking[owners].append(name)
     return chosen
-
-
-def _report_lacking(
-    catalog: Catalog, lacking: Mapping[tuple[int, ...], list[str]], sources: Sources
-) -> None:
-    """One problem for each set of ranks that should hold slices which nobody has."""
-    for owners, names in lacking.items():
-        if any(rank in catalog.damaged for rank in owners):
-            continue  # the damage has a message of its own
-        gone = [rank for rank in owners if rank not in catalog.files]
-        if gone:
-            what = f"{format_ranks(gone)}: no checkpoint file found in {catalog.root}"
-        else:
-            file = catalog.files[owners[0]]
-            state = "is empty (0 bytes)" if file.nbytes == 0 else "was perhaps cut short"
-            of_file = "" if sources.is_deduplicated else f" ({file.path} {state})"
-            what = f"{format_ranks(owners)}: slices are missing{of_file}"
-        why = f" (saved without redundancy, {MARK})" if sources.is_deduplicated else ""
-        many = "parameter" if len(names) == 1 else count(len(names), "parameter")
-        sources.problems.append(f"{what}; no other rank has them{why}: {many} {shorten(names)}")
-
-
-def _note_replicas(
-    catalog: Catalog,
-    strategy: Strategy,
-    lacking: Mapping[tuple[int, ...], list[str]],
-    sources: Sources,
-) -> None:
-    """Say so if files are missing and it does no harm."""
-    known = {*catalog.files, *catalog.damaged, *(rank for owners in lacking for rank in owners)}
-    absent = [rank for rank in strategy.ranks if rank not in known]
-    if strategy.layouts and absent:
-        text = f"{format_ranks(absent)}: no checkpoint file found in {catalog.root}; replicas of"
-        sources.notes.append(Note("replica", f"{text} all their slices are read from other ranks"))
 
 
 def _settle_unlisted(

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.findings import Finding
 from ckpttool.model.notes import Note
 from ckpttool.model.sources import Sources, whole_source
 from ckpttool.model.strategy import parameter_of, shorten
@@ -21,11 +22,11 @@ def undivided_sources(catalog: Catalog, unlisted: Unlisted | None = None) -> Sou
     ``unlisted`` decides, as in `find_sources`, what becomes of tensors of which it may hold only
     one rank's slice.
     """
-    sources = Sources()
+    sources = Sources(damage=list(catalog.damaged.values()))
     slices = possible_slices(catalog)
     if slices:
         question, note = _settle_slices(catalog, slices, unlisted)
-        sources.problems += [question] if question else []
+        sources.problems += [Finding("unlisted", question)] if question else []
         sources.notes += [note] if note else []
     for rank, file in catalog.files.items():
         kept = (name for name in file.tensors if unlisted != "drop" or name not in slices)

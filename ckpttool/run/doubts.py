@@ -13,10 +13,9 @@ from collections.abc import Hashable, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 
-from ckpttool.model.catalog import StoredTensor, format_ranks
+from ckpttool.model.catalog import Catalog, StoredTensor, format_ranks
 from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
-from ckpttool.model.plan import Plan
 from ckpttool.model.source import Source
 from ckpttool.model.strategy import parameter_of, shorten
 from ckpttool.storage.digest import Sample, take_samples
@@ -25,7 +24,7 @@ TENSORS_PER_LAYOUT = 3
 
 
 def find_doubts(
-    plan: Plan, executor: Executor, by_hand: Mapping[str, str]
+    catalog: Catalog, sources: Iterable[Source], executor: Executor, by_hand: Mapping[str, str]
 ) -> tuple[list[str], list[Note]]:
     """Problems and notes about layouts that the contents contradict.
 
@@ -35,7 +34,7 @@ def find_doubts(
 
     ``by_hand`` has the names whose layouts a person wrote, and where.  All of them are looked at.
     """
-    chosen = _choose((transfer.source for transfer in plan.transfers), by_hand)
+    chosen = _choose(sources, by_hand)
     held = [list(source.replicas()) for source in chosen]
     samples = _sample(
         (one for slices in held for ranks in slices for one in ranks.values()), executor
@@ -60,11 +59,11 @@ def find_doubts(
                 alike.append(name)
             distinct += len(mine) > 1
     problems = [
-        f"{shorten(names)}: {place or _told_by(plan)} says that {format_ranks(owners)} hold the "
-        f"same, and they differ: {_remedy(plan, place)}"
+        f"{shorten(names)}: {place or _told_by(catalog)} says that {format_ranks(owners)} hold the "
+        f"same, and they differ: {_remedy(catalog, place)}"
         for (place, owners), names in differing.items()
     ]
-    if plan.catalog.description is not None:
+    if catalog.description is not None:
         return problems, []
     if whole:
         problems.append(
@@ -104,15 +103,15 @@ def _notes(alike: list[str], distinct: int, by_hand: Mapping[str, str]) -> list[
     return notes
 
 
-def _told_by(plan: Plan) -> str:
-    description = plan.catalog.description
+def _told_by(catalog: Catalog) -> str:
+    description = catalog.description
     return "the strategy" if description is None else shorten(description.files, 2)
 
 
-def _remedy(plan: Plan, place: str | None) -> str:
+def _remedy(catalog: Catalog, place: str | None) -> str:
     if place is not None:
         return "correct it, or take the lowest rank's with --trust-strategy"
-    if plan.catalog.description is not None:
+    if catalog.description is not None:
         return (
             "are they of one step? merge and reshard take the lowest rank's with --trust-strategy"
         )

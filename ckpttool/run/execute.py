@@ -14,9 +14,11 @@ from functools import partial
 from ckpttool.errors import CkptToolError, ExecutionError, VerifyError
 from ckpttool.model.plan import Document, OutputFile, Plan
 from ckpttool.run.attempts import Attempt, RemoteFile, write_file
+from ckpttool.run.batch import begin_part, end_part
 from ckpttool.run.cluster import CHECK_SECONDS, Cluster, check_workers
 from ckpttool.run.engines import InlineExecutor, Stoppable
 from ckpttool.run.fill import cut_into_tasks, fill
+from ckpttool.run.manifest import Written
 from ckpttool.run.partial import PartialFile, remove_document, write_document
 from ckpttool.storage.checksum import compute_checksum
 
@@ -42,17 +44,6 @@ class CopyOptions:
     band_bytes: int = 8 << 20
     task_bytes: int = 64 << 20
     max_in_flight: int = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """An output that is complete under its final name."""
-
-    rank: int
-    path: str
-    format: str
-    nbytes: int
-    tensors: int
 
 
 @dataclass(slots=True, eq=False)
@@ -92,7 +83,7 @@ def execute(
     on_progress: Callable[[int], None] | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> tuple[Written, ...]:
-    """Write all outputs of a plan.
+    """Write all outputs of a plan; of a part of one also its record, for `commit`.
 
     Parameters
     ----------
@@ -123,16 +114,22 @@ def execute(
         nothing is left of the others.
     """
     run = _Run(executor or InlineExecutor(), options or CopyOptions(), on_progress, check)
-    if isinstance(executor, Cluster):
+    if isinstance(executor, Cluster) and plan.target.paths:
         check_workers(executor, plan, check)
     try:
         run.remove_documents(plan.documents)
+        if plan.part is not None:
+            run.current = plan.part.folder
+            begin_part(plan.part)
         for output in plan:
             run.collect_done()
             run.start(output)
         while run.pending:
             run.collect()
         run.write_documents(plan.documents)
+        if plan.part is not None:
+            run.current = plan.part.folder
+            end_part(plan.part, plan.catalog.step, run.written)
     except BaseException as error:
         run.abandon()
         if isinstance(error, FAILURES) and not isinstance(error, VerifyError):

@@ -6,7 +6,7 @@ same bytes to the same places.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,17 +98,33 @@ def fill(task: FillTask) -> int:
             itemsize = part.tensor.meta.itemsize
             for band in part.region.bands(max(1, task.band_bytes // itemsize)):
                 data = buffer[: band.size * itemsize]
-                _fill_band(files, part, band, data.reshape(*band.shape, itemsize))
+                read_pieces(files, part.pieces, band, data.reshape(*band.shape, itemsize))
                 offset = _offset(band, part.tensor.meta.shape) * itemsize
                 files.write_bytes(part.tensor, offset, data)
     return task.nbytes
 
 
-def _fill_band(
-    files: FlatFiles, part: Part, band: Region, out: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
+def read_pieces(
+    files: FlatFiles,
+    pieces: Sequence[Piece],
+    band: Region,
+    out: np.ndarray[tuple[int, ...], np.dtype[np.uint8]],
 ) -> None:
+    """Read a region of a tensor that is spread over pieces.
+
+    Parameters
+    ----------
+    files
+        Opens the files.
+    pieces
+        They fill ``band``, and perhaps more; ``dst`` counts in the same tensor as ``band``.
+    band
+        The elements that are wanted.
+    out
+        ``band.shape`` and one last axis of ``itemsize`` bytes.
+    """
     filled = 0
-    for piece in part.pieces:
+    for piece in pieces:
         overlap = piece.dst.intersect(band)
         if overlap is None:
             continue
@@ -117,7 +133,7 @@ def _fill_band(
         at = tuple(slice(a, b) for a, b in zip(inside.start, inside.stop, strict=True))
         files.read_region(piece.tensor, src, out[at])
         filled += overlap.size
-    assert filled == band.size, f"{part.tensor.meta.name}: {filled} of {band.size} elements"
+    assert filled == band.size, f"{pieces}: {filled} of {band.size} elements"
 
 
 def _offset(band: Region, shape: tuple[int, ...]) -> int:

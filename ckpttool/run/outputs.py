@@ -1,16 +1,38 @@
-"""What stands in the way of the outputs' contents: their format, and room on the disk."""
+"""Outputs: names, headers, and what stands in the way: their format, and room on the disk."""
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from ckpttool.formats import get_format
+from ckpttool.formats import get_format, suffix_of
 from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
 from ckpttool.model.notes import Note
-from ckpttool.model.plan import Plan
+from ckpttool.model.plan import Plan, Target
+from ckpttool.model.strategy import Strategy
+
+
+def rank_files(
+    strategy: Strategy,
+    folder: str,
+    format: str,
+    prefix: str,
+    ranks: Collection[int] | None,
+    crc: bool,
+) -> Target:
+    """The target that writes a file for each rank, or each of ``ranks``, of a strategy."""
+    paths = {
+        rank: str(Path(folder, f"rank_{rank}", f"{prefix}{rank}{suffix_of(format)}"))
+        for rank in (strategy.ranks if ranks is None else sorted(ranks))
+    }
+    return Target(format, paths, len(strategy.ranks), strategy, header_attrs(crc))
+
+
+def header_attrs(crc: bool) -> dict[str, str]:
+    """What the header of every output is to have: a place for a checksum, if wanted."""
+    return {"crc_num": ""} if crc else {}
 
 
 def content_problems(plan: Plan, notes: list[Note]) -> Iterator[str]:

@@ -5,7 +5,7 @@ merge and split are reshard: merge reshards to the undivided layout, split from 
 
 from __future__ import annotations
 
-from collections import defaultdict
+import os
 from collections.abc import Collection
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -13,23 +13,27 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ckpttool.errors import CkptToolError, PlanError, raise_all
-from ckpttool.formats import suffix_of
-from ckpttool.model.catalog import Catalog, TensorMeta, format_ranks
+from ckpttool.model.catalog import Catalog, format_ranks
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import Plan, Target, make_plan
-from ckpttool.model.sources import Agreement, names_to_compare
-from ckpttool.model.strategy import Strategy, count, shorten
+from ckpttool.model.source import Source
+from ckpttool.model.strategy import Strategy
 from ckpttool.model.unlisted import Unlisted
-from ckpttool.run.doubts import find_doubts
+from ckpttool.run.batch import take_part
 from ckpttool.run.engines import InlineExecutor
+from ckpttool.run.gather import (
+    Trust,
+    compare_contents,
+    known_strategy,
+    settle,
+    source_layouts,
+)
 from ckpttool.run.integrity import check_files
+from ckpttool.run.manifest import NAME
 from ckpttool.run.numbered import Numbered
-from ckpttool.run.outputs import content_problems
-from ckpttool.run.places import place_problems
-from ckpttool.run.shards import find_shards
-from ckpttool.storage.digest import Sample, digest
-
-BUFFER_BYTES = 4 << 20  # held by each worker while contents are compared
+from ckpttool.run.outputs import content_problems, header_attrs, rank_files
+from ckpttool.run.places import output_folder, place_problems
+from ckpttool.run.replicas import replica_problems
 
 
 def plan_merge(
@@ -42,10 +46,13 @@ def plan_merge(
     unlisted: Unlisted | None = None,
     trust_strategy: bool = False,
     optimizer_shard: int | None = None,
+    strict: bool = False,
+    check_replicas: bool = False,
     max_part_bytes: int | None = None,
     crc: bool = False,
     overwrite: bool = False,
     executor: Executor | None = None,
+    part: tuple[int, int] | None = None,
 ) -> Plan:
     """The plan that merges a checkpoint into one file, or into numbered files with an index.
 
@@ -69,6 +76,10 @@ def plan_merge(
         Skip the samples that show whether the strategy belongs to these files.
     optimizer_shard
         The optimizer shard of tensors whose contents do not tell it, where the strategy hides it.
+    strict
+        Refuse to read slices of a missing or damaged rank from its replicas.
+    check_replicas
+        Compare all replicas byte for byte, too; any difference is a problem.
     max_part_bytes
         Write a folder ``path`` of numbered files with at most so many bytes of tensors each, and
         the index files of MindSpore and of Hugging Face.
@@ -76,25 +87,23 @@ def plan_merge(
         Verify the checksums of the source, and store one in the output.
     executor
         Reads contents where they decide; by default the caller's own thread.
+    part
+        ``(k, n)``: of the output files only those that fall to the ``k``-th, from 1 on, of ``n``
+        runs of the same plan; see `ckpttool.commit`.
 
     Raises
     ------
     FormatError, PlanError
         Everything that is in the way, in one error.
     """
-    if replicated and catalog.description is None:
-        strategy = strategy or Strategy({}, 1, len(catalog.files) + len(catalog.damaged))
-    if not catalog.is_undivided or strategy is not None:
-        other = "or say --replicated if every rank holds everything (data parallel, or "
-        other += "integrated_save=True), or name one rank's file as SRC"
-        strategy = source_layouts(catalog, strategy, other, replicated)
-    trust = _Trust(trust_strategy, optimizer_shard)
+    strategy = known_strategy(catalog, strategy, replicated)
+    care = _Care(Trust(trust_strategy, optimizer_shard), strict, check_replicas)
     if max_part_bytes is None:
-        target = Target(format, {0: path}, attrs=_attrs(crc))
-        return _plan(catalog, strategy, target, unlisted, overwrite, executor, trust)
-    numbered = Numbered(path, format, max_part_bytes, _attrs(crc))
+        target = Target(format, {0: path}, attrs=header_attrs(crc))
+        return _plan(catalog, strategy, target, unlisted, overwrite, executor, care, part=part)
+    numbered = Numbered(path, format, max_part_bytes, header_attrs(crc))
     target = numbered.target()
-    return _plan(catalog, strategy, target, unlisted, overwrite, executor, trust, numbered)
+    return _plan(catalog, strategy, target, unlisted, overwrite, executor, care, numbered, part)
 
 
 def plan_split(
@@ -109,6 +118,7 @@ def plan_split(
     crc: bool = False,
     overwrite: bool = False,
     executor: Executor | None = None,
+    part: tuple[int, int] | None = None,
 ) -> Plan:
     """The plan that cuts an undivided checkpoint for the ranks of ``strategy``.
 
@@ -125,7 +135,7 @@ def plan_split(
         Only these target ranks.
     unlisted
         What to do with tensors of which the source may hold one rank's slice only.
-    crc, executor
+    crc, executor, part
         As for `plan_merge`.
     overwrite
         Whether existing outputs may be replaced; an input never is.
@@ -144,6 +154,7 @@ def plan_split(
             crc=crc,
             overwrite=overwrite,
             executor=executor,
+            part=part,
         )
     if not catalog.is_undivided and len(catalog.files) + len(catalog.damaged) > 1:
         raise PlanError(
@@ -155,8 +166,9 @@ def plan_split(
                 )
             ]
         )
-    target = _rank_files(strategy, folder, format, prefix, ranks, crc)
-    return _plan(catalog, None, target, unlisted, overwrite, executor)
+    target = rank_files(strategy, folder, format, prefix, ranks, crc)
+    care = _Care(Trust(), strict=False, check_replicas=False)  # one file has no replicas
+    return _plan(catalog, None, target, unlisted, overwrite, executor, care, part=part)
 
 
 def plan_reshard(
@@ -171,9 +183,12 @@ def plan_reshard(
     unlisted: Unlisted | None = None,
     trust_strategy: bool = False,
     optimizer_shard: int | None = None,
+    strict: bool = False,
+    check_replicas: bool = False,
     crc: bool = False,
     overwrite: bool = False,
     executor: Executor | None = None,
+    part: tuple[int, int] | None = None,
 ) -> Plan:
     """The plan that cuts a checkpoint anew, for the ranks of ``dst_strategy``.
 
@@ -185,7 +200,7 @@ def plan_reshard(
         Layouts of the target.
     folder, format, prefix, ranks, overwrite
         As for `plan_split`.
-    unlisted, trust_strategy, optimizer_shard, crc, executor
+    unlisted, trust_strategy, optimizer_shard, strict, check_replicas, crc, executor, part
         As for `plan_merge`.
 
     Raises
@@ -205,75 +220,17 @@ def plan_reshard(
                 )
             ]
         )
-    target = _rank_files(dst_strategy, folder, format, prefix, ranks, crc)
-    trust = _Trust(trust_strategy, optimizer_shard)
-    return _plan(catalog, src_strategy, target, unlisted, overwrite, executor, trust)
+    target = rank_files(dst_strategy, folder, format, prefix, ranks, crc)
+    care = _Care(Trust(trust_strategy, optimizer_shard), strict, check_replicas)
+    return _plan(catalog, src_strategy, target, unlisted, overwrite, executor, care, part=part)
 
 
-def source_layouts(
-    catalog: Catalog, strategy: Strategy | None, other: str = "", replicated: bool = False
-) -> Strategy:
-    """The layouts of the source: those that are given, none for one that describes itself.
+class _Care(NamedTuple):
+    """How a source is looked at before it is copied."""
 
-    Parameters
-    ----------
-    catalog, strategy
-        The source, and what was given for its layouts.
-    other
-        What else can be done where there are none, for the message.
-    replicated
-        Whether it was said that every rank holds everything.
-
-    Raises
-    ------
-    PlanError
-        There are none, or a source that needs none was given some.
-    """
-    description = catalog.description
-    if description is not None and (strategy is not None or replicated):
-        given = "--replicated" if strategy is None else f"-s {strategy.origin}"
-        reason = f"describes itself ({shorten(description.files, 2)}); leave {given} away"
-        raise PlanError([f"{catalog.root}: {reason}"])
-    if catalog.indexes:
-        reason = f"holds everything undivided, as {catalog.indexes[0]} says, so it is merged "
-        reason += "without a source strategy (-s, --replicated), and cut with split"
-        raise PlanError([f"{catalog.root}: {reason}"])
-    if description is not None:
-        return Strategy({}, 1, max(catalog.files, default=0) + 1, description.files)
-    if strategy is None:
-        ranks = count(len(catalog.files) + len(catalog.damaged), "rank")
-        text = f"{catalog.root}: {ranks} and no strategy: nothing says how their tensors fit "
-        text += "together; give the strategy file of the training run (-s STRATEGY)"
-        seen = [note.text for note in catalog.notes if note.kind == "strategy"]
-        raise PlanError(["; ".join([f"{text}, {other}" if other else text, *seen])])
-    return strategy
-
-
-def _rank_files(
-    strategy: Strategy,
-    folder: str,
-    format: str,
-    prefix: str,
-    ranks: Collection[int] | None,
-    crc: bool,
-) -> Target:
-    paths = {
-        rank: str(Path(folder, f"rank_{rank}", f"{prefix}{rank}{suffix_of(format)}"))
-        for rank in (strategy.ranks if ranks is None else sorted(ranks))
-    }
-    return Target(format, paths, len(strategy.ranks), strategy, _attrs(crc))
-
-
-def _attrs(crc: bool) -> dict[str, str]:
-    """What the header of every output is to have: a place for a checksum, if wanted."""
-    return {"crc_num": ""} if crc else {}
-
-
-class _Trust(NamedTuple):
-    """How far the source strategy is believed where the contents contradict it."""
-
-    blindly: bool
-    optimizer_shard: int | None
+    trust: Trust
+    strict: bool
+    check_replicas: bool
 
 
 def _plan(
@@ -283,11 +240,13 @@ def _plan(
     unlisted: Unlisted | None,
     overwrite: bool,
     executor: Executor | None,
-    trust: _Trust | None = None,
+    care: _Care,
     numbered: Numbered | None = None,
+    part: tuple[int, int] | None = None,
 ) -> Plan:
     executor = executor or InlineExecutor()
     inputs = [*catalog.indexes, *(path for file in catalog.files.values() for path in file.paths)]
+    inputs += [error.path for error in catalog.damaged.values() if os.access(error.path, os.F_OK)]
     for known in (strategy, target.strategy):
         inputs += [] if known is None else known.files
     damage, notes = check_files(catalog, executor, "crc_num" in target.attrs)
@@ -295,40 +254,58 @@ def _plan(
     problems = list(catalog.problems)
     try:
         strategy, target = _resolve(catalog, strategy, target)
-        agreement: Agreement = {}
-        if strategy is not None:
-            agreement = _compare(catalog, strategy, executor, notes)
-        plan = make_plan(catalog, strategy, target, agreement, unlisted)
-        problems += content_problems(plan, notes)
-        if strategy is not None and trust is not None and not trust.blindly:
-            doubts, doubtful = find_doubts(plan, executor, strategy.by_hand)
-            sources = [transfer.source for transfer in plan.transfers]
-            shards = (
-                find_shards(strategy, sources, executor, trust.optimizer_shard)
-                if doubts and strategy.layouts
-                else None
-            )
-            if shards is not None:
-                notes += shards.notes
-                doubts = list(shards.problems)
-            if shards is not None and not doubts:  # look again, with the strategy corrected
-                plan = make_plan(catalog, shards.strategy, target, agreement, unlisted)
-                doubts, doubtful = find_doubts(plan, executor, strategy.by_hand)
-            problems += doubts
-            notes += doubtful
-        plan = replace(plan, notes=(*plan.notes, *notes))
+        plan, doubts, more = _settled_plan(catalog, strategy, target, unlisted, executor, care)
+        notes += more
+        problems += doubts
         if numbered is not None:
             plan = numbered.spread(plan)
-            target = plan.target
-            problems += numbered.stale_problems(target)
+            problems += numbered.stale_problems(plan.target)
+        if part is not None:
+            plan = take_part(plan, *part)
+        target = plan.target
+        problems += content_problems(plan, notes)
+        plan = replace(plan, notes=(*plan.notes, *notes))
     except CkptToolError as error:
         errors.append(error)
+        if part is not None:  # nobody knows which outputs are its own
+            target = replace(target, paths={})
     documents = [] if numbered is None else numbered.documents
+    if part is not None and target.paths:
+        documents.append(str(Path(output_folder(target), NAME)))
     problems = [*place_problems(catalog.root, target, inputs, overwrite, documents), *problems]
     if problems:
         errors.append(PlanError(problems))
     raise_all(errors)
     return plan
+
+
+def _settled_plan(
+    catalog: Catalog,
+    strategy: Strategy | None,
+    target: Target,
+    unlisted: Unlisted | None,
+    executor: Executor,
+    care: _Care,
+) -> tuple[Plan, list[str], list[Note]]:
+    """The plan, what contents say against it, and notes."""
+    if strategy is None:
+        return make_plan(catalog, None, target, {}, unlisted), [], []
+    notes: list[Note] = []
+    agreement = compare_contents(catalog, strategy, executor, notes)
+
+    def make(strategy: Strategy) -> Plan:
+        return make_plan(catalog, strategy, target, agreement, unlisted)
+
+    plan, problems, more = settle(make, _sources_of, catalog, strategy, executor, care.trust)
+    if care.strict:
+        problems += [f"--strict: {note.text}" for note in plan.notes if note.is_warning]
+    if care.check_replicas:
+        problems += replica_problems(catalog, strategy, _sources_of(plan), executor)
+    return plan, problems, [*notes, *more]
+
+
+def _sources_of(plan: Plan) -> list[Source]:
+    return [transfer.source for transfer in plan.transfers]
 
 
 def _resolve(
@@ -345,35 +322,3 @@ def _resolve(
     if problems:
         raise_all([*catalog.damaged.values(), PlanError(problems)])
     return resolved[0], replace(target, strategy=resolved[1])
-
-
-def _compare(
-    catalog: Catalog, strategy: Strategy, executor: Executor, notes: list[Note]
-) -> Agreement:
-    """Ranks grouped by equal content, for every parameter of which the contents decide.
-
-    A note is added on those of which contents tell nothing: one rank's slice may look like all.
-    """
-    futures = {}
-    for name in names_to_compare(catalog, strategy):
-        for rank, file in catalog.files.items():
-            if name in file.tensors:
-                futures[name, rank] = executor.submit(digest, file.tensors[name], BUFFER_BYTES)
-    groups: dict[str, dict[Sample, list[int]]] = defaultdict(dict)
-    for (name, rank), future in futures.items():
-        groups[name].setdefault(future.result(), []).append(rank)
-    metas = catalog.metas
-    mute = [name for name, found in groups.items() if _is_mute(metas[name], found)]
-    if mute and strategy.layouts:
-        text = "not in the strategy, and all elements of all ranks are the same; taken for whole, "
-        text += f"if they are slices say so in a strategy by hand (-s MORE.yaml): {shorten(mute)}"
-        notes.append(Note("doubt", text))
-    return {
-        name: tuple(tuple(ranks) for ranks in by_content.values())
-        for name, by_content in groups.items()
-    }
-
-
-def _is_mute(meta: TensorMeta, contents: Collection[Sample]) -> bool:
-    is_constant = len(contents) == 1 and next(iter(contents)).is_constant
-    return is_constant and meta.nbytes > meta.itemsize

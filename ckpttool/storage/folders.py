@@ -80,8 +80,11 @@ def holds_ranks(folder: Path) -> bool:
     )
 
 
-def list_rank_files(root: Path, notes: list[Note]) -> list[Found]:
-    """Checkpoint files in the rank folders of ``root``, or in ``root`` itself."""
+def list_rank_files(root: Path, notes: list[Note], empty: set[int]) -> list[Found]:
+    """Checkpoint files in the rank folders of ``root``, or in ``root`` itself.
+
+    Ranks whose folder has none are added to ``empty``.
+    """
     folders: dict[int, Path] = {}
     words: dict[str, str] = {}
     problems: list[str] = []
@@ -110,8 +113,10 @@ def list_rank_files(root: Path, notes: list[Note]) -> list[Found]:
     for rank, folder in sorted(folders.items()):
         inside = [Found(rank, path, path.name) for path in checkpoint_files(folder)]
         if not inside:
-            problems.append(f"rank {rank}: no checkpoint file in {folder}")
+            empty.add(rank)
         found += inside
+    if not found:
+        problems += [f"rank {rank}: no checkpoint file in {folders[rank]}" for rank in empty]
     if problems:
         raise PlanError([*problems, *unfinished(notes)])
     note_others(root, others, notes)

@@ -62,4 +62,4 @@ class Faults:
         harmless = [fault for fault in self.harmless if fault and fault not in self.lacking]
         if harmless:
             text = f"{shorten(harmless, 3)}; other files have all of these slices"
-            yield Note("replica", text)
+            yield Note("replica", text, is_warning=True)

@@ -57,12 +57,14 @@ def scan(
     Raises
     ------
     PlanError
-        No files, two files for a rank, no step that every rank has.
+        No files, two files for a rank.
+    StepError
+        No step that every rank has.
     FormatError
-        ``src`` is one file and is damaged.  Of several files the damaged are in
-        ``Catalog.damaged``.
+        ``src`` is one file and is damaged.  Of several files those that are damaged, or cannot be
+        read, are in ``Catalog.damaged``.
     OSError
-        A folder or a file cannot be read.
+        A folder cannot be read, or ``src`` if it is one file.
     """
     root = Path(src)
     key = Secret(key) if isinstance(key, bytes) else key
@@ -73,6 +75,7 @@ def scan(
     if not root.is_dir():
         return _scan_file(root, key)
     notes: list[Note] = []
+    empty: set[int] = set()
     if pattern is not None:
         found = list_by_pattern(root, pattern)
     else:
@@ -81,13 +84,13 @@ def scan(
         if described is not None:
             notes += [*described.notes, *_note_encryption(described.files, key)]
             return replace(described, notes=tuple(notes))
-        found = list_rank_files(root, notes)
+        found = list_rank_files(root, notes, empty)
     if step is None:
         found = set_backups_aside(found, notes)
     try:
         chosen, label = choose_step(str(root), found, step, notes)
     except PlanError as error:
-        raise PlanError([*error.problems, *unfinished(notes)]) from error
+        raise type(error)([*error.problems, *unfinished(notes)]) from error
     files: dict[int, FileIndex] = {}
     damaged: dict[int, FormatError] = {}
     ranks = sorted(chosen)
@@ -97,13 +100,15 @@ def scan(
             damaged[rank] = index
         else:
             files[rank] = index
-    gaps = [  # of a wild number in a name some will do
+    gaps = {  # of a wild number in a name some will do
         rank
         for low, high in pairwise((-1, *sorted(chosen)))
         for rank in range(low + 1, min(high, low + 1000))
-    ]
-    if gaps:
-        notes.append(Note("absent", f"{format_ranks(gaps)}: no checkpoint file found in {root}"))
+    }
+    absent = tuple(sorted(gaps | empty))
+    if absent:
+        text = f"{format_ranks(absent)}: no checkpoint file found in {root}"
+        notes.append(Note("absent", text, absent))
     notes += _note_encryption(files, key)
     return Catalog(
         str(root),
@@ -113,6 +118,7 @@ def scan(
         strategy_files=find_strategies(root, chosen, notes),
         notes=tuple(notes),
         problems=tuple(_problems(root)),
+        absent=absent,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ckpttool.errors import PlanError
+from ckpttool.errors import PlanError, StepError
 from ckpttool.model.catalog import format_ranks
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import shorten
@@ -34,7 +34,7 @@ def choose_step(
         raise PlanError([f"{src}: no file of step {wanted}; there are {have}"])
     complete = [key for key in keys if len(groups[key]) == len(ranks)]
     if not complete:
-        raise PlanError([_nowhere_complete(src, groups, keys, ranks)])
+        raise StepError([_nowhere_complete(src, groups, keys, ranks)])
     chosen = {key: groups[key] for key in keys}
     records = read_records(found, notes) if wanted is None else {}
     recorded = [key for key in complete if _is_recorded(groups[key], records)]
@@ -126,7 +126,8 @@ def _on_choice(
     if newest != best:
         without = format_ranks([rank for rank in ranks if rank not in chosen[newest]])
         text += f" that every rank has (step {label_of(newest)} is not in {without})"
-    if len(chosen) > 1:
+        yield Note("older step", text)
+    elif len(chosen) > 1:
         yield Note("step", text)
     if records:
         last = min(record.step for record in records.values()).label

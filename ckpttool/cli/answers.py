@@ -1,0 +1,193 @@
+"""What verify and diff print: a summary first, then what was found."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from ckpttool.cli import report
+from ckpttool.cli.options import printable
+from ckpttool.cli.tables import print_table
+
+if TYPE_CHECKING:
+    from ckpttool.model.catalog import TensorMeta
+    from ckpttool.run.diff import Comparison, TensorDifference
+    from ckpttool.run.facts import Tolerance
+    from ckpttool.run.verify import Report
+
+MOST_ROWS = 50  # of a table; more is for programs, or asked for
+
+
+def print_report(found: Report, deep: bool, limit: int | None, as_json: bool, quiet: bool) -> None:
+    """The answer of ``verify``."""
+    if as_json:
+        document = describe_report(found, deep)
+        findings = document["findings"]
+        assert isinstance(findings, list)
+        report.print_json({**document, "findings": findings[:limit]})
+        return
+    depth = "all data read" if deep else "headers read, not the data (--deep)"
+    of_step = f", step {found.step}" if found.step else ""
+    ranks = f"{len(found.ranks)} rank{'' if len(found.ranks) == 1 else 's'}"
+    read = f"{ranks}{of_step}, {_count(found.tensors, 'tensor')}, "
+    read += f"{report.format_bytes(found.nbytes)}; {depth}"
+    number = Counter(finding.severity for finding in found.findings)
+    verdict = ", ".join(
+        _count(number[severity], severity) for severity in ("error", "warning") if number[severity]
+    )
+    click.echo(printable(f"{found.path}: {verdict or 'nothing is wrong'} ({read})"))
+    if found.findings:
+        rows = [(finding.severity, finding.kind, finding.text) for finding in found.findings]
+        _print_rows("findings", ("severity", "kind", "what"), rows, limit)
+    report.print_notes(found.notes, quiet)
+
+
+def describe_report(found: Report, deep: bool) -> dict[str, object]:
+    """The document of ``verify``."""
+    number = Counter(finding.severity for finding in found.findings)
+    return {
+        "path": found.path,
+        "step": found.step,
+        "ranks": list(found.ranks),
+        "tensors": found.tensors,
+        "nbytes": found.nbytes,
+        "deep": deep,
+        "clean": not found.findings,
+        "errors": number["error"],
+        "warnings": number["warning"],
+        "findings": [
+            {
+                "severity": finding.severity,
+                "kind": finding.kind,
+                "text": finding.text,
+                "tensor": finding.tensor,
+                "ranks": list(finding.ranks),
+                "count": finding.count,
+                "first": None if finding.first is None else list(finding.first),
+            }
+            for finding in found.findings
+        ],
+        "notes": report.describe_notes(found.notes),
+    }
+
+
+def print_comparison(
+    a: str,
+    b: str,
+    found: Comparison,
+    tolerance: Tolerance | None,
+    limit: int | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """The answer of ``diff``."""
+    if as_json:
+        document = {
+            "a": a,
+            "b": b,
+            "equal": not found.differences,
+            "tensors": found.tensors,
+            "nbytes": found.nbytes,
+            "tolerance": tolerance and {"atol": tolerance.atol, "rtol": tolerance.rtol},
+            "counts": _kinds(found),
+            "differences": [_describe(one) for one in found.differences[:limit]],
+            "notes": report.describe_notes(found.notes),
+        }
+        report.print_json(document)
+        return
+    how = "bytes" if tolerance is None else f"atol {tolerance.atol:g}, rtol {tolerance.rtol:g}"
+    size = f"{_count(found.tensors, 'tensor')}, {report.format_bytes(found.nbytes)} compared, {how}"
+    verdict = "equal"
+    if found.differences:
+        parts = (f"{number} {_WORDS[kind]}" for kind, number in _kinds(found).items())
+        verdict = f"different: {', '.join(parts)}"
+    click.echo(printable(f"A {a} and B {b}: {verdict} ({size})"))
+    if found.differences:
+        columns = ("tensor", "what", "A", "B", "differ>", "max abs>", "max rel>", "first")
+        _print_rows("differences", columns, [_row(one) for one in found.differences], limit)
+    report.print_notes(found.notes, quiet)
+
+
+_WORDS = {
+    "only in A": "only in A",
+    "only in B": "only in B",
+    "dtype": "of another type",
+    "shape": "of another shape",
+    "text": "with another text",
+    "values": "with other values",
+}
+
+
+def _kinds(found: Comparison) -> dict[str, int]:
+    number = Counter(one.kind for one in found.differences)
+    return {kind: number[kind] for kind in number}
+
+
+def _describe(one: TensorDifference) -> dict[str, object]:
+    values = one.values
+    document: dict[str, object] = {
+        "name": one.name,
+        "rank": one.rank,
+        "kind": one.kind,
+        "a": _describe_meta(one.a),
+        "b": _describe_meta(one.b),
+    }
+    if values is not None and one.a is not None:
+        document["values"] = {
+            "elements": math.prod(one.a.shape),
+            "differing": values.count,
+            "same_number": values.same_number,
+            "max_abs": values.max_abs,
+            "max_rel": values.max_rel,
+            "first": None if values.first is None else list(values.first),
+        }
+    return document
+
+
+def _describe_meta(meta: TensorMeta | None) -> dict[str, object] | None:
+    if meta is None:
+        return None
+    text = {} if meta.text is None else {"text": meta.text}
+    return {"dtype": meta.dtype, "shape": list(meta.shape), **text}
+
+
+def _row(one: TensorDifference) -> Sequence[str]:
+    name = one.name if one.rank is None else f"{one.name} (rank {one.rank})"
+    a, b = ("" if meta is None else _show(meta) for meta in (one.a, one.b))
+    if one.values is None or one.a is None:
+        return (name, one.kind, a, b, "", "", "", "")
+    values = one.values
+    differ = f"{values.count} of {math.prod(one.a.shape)}"
+    if values.same_number:
+        differ += f" ({values.same_number} the same number)"
+    largest = ("" if x is None else f"{x:.6g}" for x in (values.max_abs, values.max_rel))
+    return (name, one.kind, a, b, differ, *largest, str(values.first))
+
+
+def _show(meta: TensorMeta) -> str:
+    if meta.text is not None:
+        return repr(meta.text if len(meta.text) <= 40 else meta.text[:37] + "...")
+    return f"{meta.dtype} {meta.shape}"
+
+
+def _print_rows(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], limit: int | None
+) -> None:
+    """A table of the first rows, and how many more there are."""
+    most = MOST_ROWS if limit is None else limit
+    if most:
+        print_table(title, columns, _cut(rows, most))
+    if len(rows) > most:
+        click.echo(f"and {len(rows) - most} more (--limit N shows N, --json all)")
+
+
+def _cut(rows: Sequence[Sequence[str]], most: int) -> Iterable[Sequence[str]]:
+    return rows[:most]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,33 @@
+"""``ckpttool commit``."""
+
+from __future__ import annotations
+
+import click
+
+import ckpttool
+from ckpttool.cli import options, report
+
+
+@click.command(
+    short_help="Mark the outputs of several runs with --part complete.",
+    help="""\b
+    ckpttool commit new/
+
+    Look whether all parts that runs with --part K/N had to write to DIR are there, and mark the
+    set complete: DIR/ckpttool.json lists the files.
+    """,
+)
+@click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False))
+@options.as_json
+@options.debug
+def commit(folder: str, as_json: bool) -> None:
+    """Mark the outputs of several runs with --part complete."""
+    manifest = ckpttool.commit(folder)
+    if as_json:
+        report.print_json(report.describe_manifest(folder, manifest))
+        return
+    size = report.format_bytes(sum(output.nbytes for output in manifest.outputs))
+    step = f", step {manifest.step}" if manifest.step else ""
+    number = len(manifest.outputs)
+    text = f"{folder}: complete: {number} file{'s' if number != 1 else ''}, {size}{step}"
+    click.echo(options.printable(text))

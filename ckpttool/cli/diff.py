@@ -1,0 +1,163 @@
+"""``ckpttool diff``."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+import ckpttool
+from ckpttool.cli import answers, options
+from ckpttool.cli.progress import show_progress
+from ckpttool.errors import CkptToolError, raise_all
+
+if TYPE_CHECKING:
+    from ckpttool.model.catalog import Catalog
+    from ckpttool.model.ciphertext import Secret
+    from ckpttool.model.strategy import Strategy
+    from ckpttool.model.unlisted import Unlisted
+
+
+@click.command(
+    short_help="Compare two checkpoints, tensor by tensor.",
+    help="""\b
+    ckpttool diff checkpoint/ merged.h5 -s strategy.ckpt
+
+    Compare two checkpoints, tensor by tensor, whatever their layouts and formats are.  A and B are
+    folders of rank folders, or single files.  Exit code 0 if they are equal, 1 if they differ, 2
+    and more if they could not be compared.
+    """,
+)
+@click.argument("a", type=options.EXISTING)
+@click.argument("b", type=options.EXISTING)
+@click.option(
+    "-s",
+    "--strategy",
+    "a_strategy",
+    type=options.EXISTING,
+    multiple=True,
+    metavar="FILE",
+    help="Strategy file of A, and of B if it has no other; a single file needs none.  Again, or a "
+    "folder, for several pipeline stages.",
+)
+@click.option(
+    "--b-strategy",
+    type=options.EXISTING,
+    multiple=True,
+    metavar="FILE",
+    help="Strategy file of B, if it is not that of A.",
+)
+@click.option(
+    "--replicated", is_flag=True, help="Folders without a strategy hold everything on every rank."
+)
+@click.option(
+    "--atol",
+    type=click.FloatRange(min=0),
+    metavar="X",
+    help="Compare numbers, not bytes: |a - b| <= ATOL + RTOL * |b| is equal, and so are NaN and "
+    "NaN.  [default: 0]",
+)
+@click.option("--rtol", type=click.FloatRange(min=0), metavar="X", help="See --atol.  [default: 0]")
+@click.option(
+    "--unlisted",
+    type=click.Choice(["rank", "first", "drop"]),
+    default="rank",
+    show_default=True,
+    help="A parameter that is not in the strategy and differs between ranks: compared rank by "
+    "rank, or only the lowest rank's, or not at all.",
+)
+@options.trust_strategy
+@options.optimizer_shard
+@options.step
+@click.option("--b-step", metavar="STEP", help="Step of B, if it is not that of A.")
+@options.pattern
+@click.option("--b-pattern", metavar="PATTERN", help="Pattern of B, if it is not that of A.")
+@options.dec_key_file
+@options.engine
+@options.limit
+@options.as_json
+@options.quiet
+@options.debug
+def diff(
+    a: str,
+    b: str,
+    a_strategy: tuple[str, ...],
+    b_strategy: tuple[str, ...],
+    replicated: bool,
+    atol: float | None,
+    rtol: float | None,
+    unlisted: Unlisted,
+    trust_strategy: bool,
+    optimizer_shard: int | None,
+    step: str | None,
+    b_step: str | None,
+    pattern: str | None,
+    b_pattern: str | None,
+    key: Secret | None,
+    engine: str,
+    limit: int | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Compare two checkpoints, tensor by tensor."""
+    options.answer_by_exit_code()
+    a, b = options.as_shared(engine, a, b)
+    sides = _load(
+        _Side(a, a_strategy, pattern, step),
+        _Side(b, b_strategy, b_pattern or pattern, b_step or step),
+        key,
+        find_strategy=not replicated,
+    )
+    tolerance = None
+    if atol is not None or rtol is not None:
+        tolerance = ckpttool.Tolerance(atol or 0.0, rtol or 0.0)
+    with ckpttool.open_engine(engine) as executor:
+        found = ckpttool.diff(
+            *sides,
+            replicated=replicated,
+            unlisted=unlisted,
+            trust_strategy=trust_strategy,
+            optimizer_shard=optimizer_shard,
+            tolerance=tolerance,
+            executor=executor,
+            open_progress=lambda total: show_progress("comparing", total, quiet or as_json),
+        )
+    answers.print_comparison(a, b, found, tolerance, limit, as_json, quiet)
+    if found.differences:
+        click.get_current_context().exit(1)
+
+
+class _Side(NamedTuple):
+    """What was given for one side of a comparison."""
+
+    path: str
+    strategy: tuple[str, ...]
+    pattern: str | None
+    step: str | None
+
+
+def _load(
+    a: _Side, b: _Side, key: Secret | None, find_strategy: bool
+) -> tuple[Catalog, Catalog, Strategy | None, Strategy | None]:
+    """Catalogs and strategies of the two sides of a comparison, with all their problems.
+
+    The strategy of A is that of B, too, if B was given none; single files and checkpoints that
+    describe themselves need none.  ``key`` and ``find_strategy`` are as for `options.load`.
+    """
+    errors: list[CkptToolError] = []
+    catalogs: list[Catalog] = []
+    strategies: list[Strategy | None] = []
+    for path, own, pattern, step in (a, b):
+        given = own or a.strategy
+        read = partial(
+            options.load, path, pattern, step, given, key=key, find_strategy=find_strategy
+        )
+        loaded = options.attempt(read, errors)
+        if loaded is not None:
+            catalog, strategy, _ = loaded
+            needs_none = catalog.is_undivided or catalog.description is not None
+            strategies.append(None if given is a.strategy and needs_none else strategy)
+            catalogs.append(catalog)
+    raise_all(errors)
+    return catalogs[0], catalogs[1], strategies[0], strategies[1]

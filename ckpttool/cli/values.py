@@ -1,0 +1,66 @@
+"""Kinds of values on the command line: ranks, sizes, parts."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    PartType = click.ParamType[tuple[int, int]]
+    RanksType = click.ParamType[tuple[int, ...]]
+    SizeType = click.ParamType[int]
+else:
+    PartType = RanksType = SizeType = click.ParamType  # generic from click 8.4 on only
+
+
+class RankList(RanksType):
+    """Ranks on the command line, such as ``0,3-7``."""
+
+    name = "ranks"
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """Ranks, ascending, each once."""
+        ranks: set[int] = set()
+        for part in value.split(","):
+            match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part)  # no cluster has more
+            if match is None or int(match[2] or match[1]) < int(match[1]):
+                self.fail(f"{part!r} is no rank and no range of ranks such as 3-7", param, ctx)
+            ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+        return tuple(sorted(ranks))
+
+
+class Size(SizeType):
+    """A number of bytes on the command line, such as ``5GB`` or ``2GiB``."""
+
+    name = "size"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Bytes; GB are 10^9 and GiB 2^30, as Hugging Face counts."""
+        match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([KMGT]?)(i?)B\s*", value)
+        if match is None or (match[3] and not match[2]):
+            self.fail(f"{value!r} is no size such as 5GB, 500MB or 2GiB", param, ctx)
+        unit = (1024 if match[3] else 1000) ** " KMGT".index(match[2] or " ")
+        nbytes = int(Decimal(match[1]) * unit)
+        if not nbytes:
+            self.fail("files of 0 bytes hold nothing", param, ctx)
+        return nbytes
+
+
+class PartOf(PartType):
+    """One part of several on the command line, such as ``2/8``."""
+
+    name = "part"
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        """The part's number, from 1 on, and how many there are."""
+        match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", value)
+        if match is None or not 1 <= int(match[1]) <= int(match[2]):
+            self.fail(f"{value!r} is no part of so many, such as 1/8, 2/8 to 8/8", param, ctx)
+        return int(match[1]), int(match[2])

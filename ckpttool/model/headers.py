@@ -1,0 +1,141 @@
+"""What headers show to be wrong with a checkpoint, though it may stop no conversion."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+
+from ckpttool.errors import UnreadableError, UnsupportedError
+from ckpttool.model.catalog import Catalog, FileIndex, TensorMeta, format_ranks
+from ckpttool.model.findings import Finding
+from ckpttool.model.notes import Note
+from ckpttool.model.slices import disagreement, group_ranks
+from ckpttool.model.source import Source
+from ckpttool.model.states import odd_shape
+from ckpttool.model.strategy import Strategy, count, shorten
+
+
+def is_told(note: Note) -> bool:
+    """Whether a finding says what a note says; see `find_damage`, `find_gaps`, `check_unlisted`."""
+    return bool(note.ranks) or note.kind in ("older step", "unlisted")
+
+
+def find_damage(catalog: Catalog, notes: Iterable[Note]) -> Iterator[Finding]:
+    """Files that are damaged or cannot be read."""
+    replaced = {rank: note.text for note in notes if note.kind == "replica" for rank in note.ranks}
+    for rank, error in catalog.damaged.items():
+        kind = "damaged"
+        if isinstance(error, UnreadableError | UnsupportedError):
+            kind = "unreadable" if isinstance(error, UnreadableError) else "unsupported"
+        if catalog.is_undivided or catalog.description is not None:  # then these are no ranks
+            yield Finding(kind, str(error))
+        else:
+            yield Finding(kind, replaced.get(rank, f"rank {rank}: {error}"), ranks=(rank,))
+
+
+def find_gaps(catalog: Catalog, notes: Iterable[Note]) -> Iterator[Finding]:
+    """What a merge would only note: missing ranks that are replaced, a newer step in pieces."""
+    for note in notes:
+        if note.kind == "older step":
+            yield Finding("step", note.text, "warning")
+        elif note.ranks and not set(note.ranks) & set(catalog.damaged):
+            yield Finding("missing", note.text, "warning", ranks=note.ranks)
+
+
+def find_shared_bytes(file: FileIndex) -> Iterator[Finding]:
+    """Tensors that lie upon each other."""
+    extents = sorted(
+        (tensor.path, extent.offset, extent.offset + extent.nbytes, name)
+        for name, tensor in file.tensors.items()
+        for extent in tensor.extents
+        if extent.nbytes
+    )
+    for (path, _, end, name), (of, start, _, other) in pairwise(extents):
+        if path == of and start < end:
+            text = f"{path}: byte {start}: {name} and {other} have bytes in common"
+            yield Finding("damaged", text, tensor=other)
+
+
+def check_types(catalog: Catalog, held: Mapping[int, TensorMeta]) -> Iterator[Finding]:
+    """Ranks that have a name in several element types, or with several numbers of axes."""
+    ranks = tuple(held)
+    name = held[ranks[0]].name
+    dtypes = group_ranks(ranks, lambda rank: held[rank].dtype)
+    axes = group_ranks(ranks, lambda rank: len(held[rank].shape))
+    if len(dtypes) > 1:
+        text = disagreement(catalog, name, "element type", dtypes)
+        yield Finding("dtype", text, tensor=name, ranks=ranks)
+    elif len(axes) > 1:
+        text = disagreement(catalog, name, "number of axes", axes)
+        yield Finding("shape", text, "warning", name, ranks)
+
+
+def check_unlisted(
+    catalog: Catalog, strategy: Strategy, held: Mapping[int, TensorMeta]
+) -> Iterator[Finding]:
+    """What is wrong with the headers of a parameter that the strategy does not list."""
+    ranks = tuple(held)
+    meta = held[ranks[0]]
+    found = [*check_types(catalog, held)]
+    shapes = group_ranks(ranks, lambda rank: held[rank].text or held[rank].shape)
+    if not found and len(shapes) > 1:
+        text = disagreement(catalog, meta.name, "text" if meta.text else "shape", shapes)
+        if strategy.layouts or catalog.description is not None:
+            text += "; nothing says how it is cut"
+            found = [Finding("unlisted", text, "warning", meta.name, ranks)]
+        else:
+            found = [Finding("shape", text, tensor=meta.name, ranks=ranks)]
+    odd = None if catalog.description is not None else odd_shape(catalog, strategy, meta)
+    if not found and odd is not None:
+        found = [Finding("unlisted", odd, "warning", meta.name, ranks)]
+    yield from found
+
+
+def find_lacking(catalog: Catalog, found: Iterable[Source], notes: list[Note]) -> Iterator[Finding]:
+    """Files that lack what their replicas hold; not if nothing at all is held twice."""
+    lacks: dict[int, list[str]] = defaultdict(list)
+    is_held_twice = False
+    for source in found:
+        is_cut = source.is_listed or source.follows is not None
+        if not is_cut or source.described is not None or source.meta.text is not None:
+            continue
+        for held, index in zip(source.replicas(), source.layout.slice_indices(), strict=True):
+            is_held_twice = is_held_twice or len(held) > 1
+            for rank in source.layout.owners(index):
+                if rank in catalog.files and rank not in held:
+                    lacks[rank].append(source.meta.name)
+    if lacks and not is_held_twice:
+        text = "saved without redundancy: every slice is in the file of one rank only"
+        notes.append(Note("format", text))
+        return
+    for rank, names in sorted(lacks.items()):
+        file = catalog.files[rank]
+        state = "is empty (0 bytes)" if file.nbytes == 0 else "was perhaps cut short"
+        text = (
+            f"rank {rank}: {file.path} lacks {count(len(names), 'parameter')} of which other ranks "
+            f"hold replicas ({shorten(names)}), so it {state}"
+        )
+        yield Finding("lacking", text, "warning", ranks=(rank,))
+
+
+def find_beginnings(catalog: Catalog) -> Iterator[Finding]:
+    """Files that hold only the first of the tensors that another holds, in the same order."""
+    held = group_ranks(
+        tuple(catalog.files),
+        lambda rank: tuple(tensor.meta for tensor in catalog.files[rank].tensors.values()),
+    )
+    for metas, ranks in held.items():
+        longer = [
+            others
+            for more, others in held.items()
+            if len(more) > len(metas) and more[: len(metas)] == metas
+        ]
+        if longer:
+            text = (
+                f"{format_ranks(ranks)} ({catalog.files[ranks[0]].path}): only the first "
+                f"{len(metas)} of the tensors that {format_ranks(longer[0])} "
+                f"{'has' if len(longer[0]) == 1 else 'have'}: cut short, or saved without "
+                "redundancy (a strategy, -s, tells)"
+            )
+            yield Finding("lacking", text, "warning", ranks=ranks)

@@ -1,0 +1,194 @@
+"""Files that are missing or damaged: what is lost with them, and who replaces them.
+
+A slice that another rank holds too is read from there.  What a file held is known from the strategy
+and, for parameters that it does not list, from the other ranks of the stage, since they run the
+same program.  If these hold different parameters (redundancy was removed when they were saved), a
+damaged file may have held something that nobody else has and nothing tells of; it is not replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ckpttool.errors import FormatError, UnsupportedError
+from ckpttool.model.catalog import Catalog, format_ranks
+from ckpttool.model.findings import Finding
+from ckpttool.model.layout import Layout
+from ckpttool.model.notes import Note
+from ckpttool.model.redundancy import MARK
+from ckpttool.model.states import followed_parameter
+from ckpttool.model.strategy import Strategy, count, shorten
+
+Lacking = Mapping[tuple[int, ...], Sequence[str]]  # parameters, by the owners that should have them
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """What files that are not there, or cannot be read, take with them.
+
+    Attributes
+    ----------
+    problems
+        What is lost.
+    notes
+        Of each rank whose slices are all read from others, why, and from which.
+    damage
+        Of the damaged files those that nothing replaces.
+    """
+
+    problems: tuple[Finding, ...]
+    notes: tuple[Note, ...]
+    damage: tuple[FormatError, ...]
+
+
+def find_losses(
+    catalog: Catalog,
+    strategy: Strategy,
+    lacking: Lacking,
+    own: Collection[str],
+    is_deduplicated: bool,
+) -> Losses:
+    """What is lost with files that are missing or damaged, and what is replaced.
+
+    Parameters
+    ----------
+    catalog, strategy
+        What is on disk, and how it is cut.
+    lacking
+        Slices that nobody has: the ranks that should have them, with the parameters.
+    own
+        Parameters that the strategy does not list and of which each rank's is wanted.
+    is_deduplicated
+        Whether it was saved without redundancy.
+    """
+    if catalog.description is not None:
+        return _described_losses(catalog.damaged.values(), catalog.description.broken)
+    lost = {rank for owners in lacking for rank in owners}
+    problems = [_lack(catalog, owners, names, is_deduplicated) for owners, names in lacking.items()]
+    damage: list[FormatError] = []
+    notes: list[Note] = []
+    absent = tuple(rank for rank in _absent(catalog, strategy) if rank not in lost)
+    owned = _owned(catalog, strategy) if catalog.damaged or absent else []
+    for rank, error in catalog.damaged.items():
+        reason = "" if rank in lost else _why_unknown(catalog, strategy, rank, is_deduplicated)
+        if reason is None:
+            others = format_ranks(_replacements(owned, [rank], catalog))
+            text = f"rank {rank}: {error}; all its slices are read from replicas: {others}"
+            notes.append(Note("replica", text, (rank,), is_warning=True))
+            continue
+        damage.append(error)
+        if reason:
+            problems.append(Finding("missing", f"rank {rank}: {reason}", ranks=(rank,)))
+    if absent and catalog.files:
+        text = f"{format_ranks(absent)}: no checkpoint file found in {catalog.root}; all slices "
+        text += f"are read from replicas: {format_ranks(_replacements(owned, absent, catalog))}"
+        notes.append(Note("replica", text, absent, is_warning=True))
+    gone = tuple(rank for rank in catalog.damaged if rank not in lost)
+    text = f"{shorten(own)}: not in the strategy, each rank has its own, and that of "
+    if own and gone:
+        text += f"{format_ranks(gone)} is lost; decide with --unlisted first or drop"
+        problems.append(Finding("missing", text, ranks=gone))
+    elif own and absent:
+        text += f"{format_ranks(absent)}, if there was one, is lost"
+        notes.append(Note("replica", text, absent, is_warning=True))
+    return Losses(tuple(problems), tuple(notes), tuple(damage))
+
+
+def _described_losses(damaged: Iterable[FormatError], broken: Collection[str]) -> Losses:
+    """Of a checkpoint that describes itself, which knows its files by name and not by rank."""
+    errors = tuple(damaged)
+    if broken or any(isinstance(error, UnsupportedError) for error in errors):
+        return Losses((), (), errors)
+    texts = (f"{error}; other files have all of its slices" for error in errors)
+    return Losses((), tuple(Note("replica", text, is_warning=True) for text in texts), ())
+
+
+def notes_of_scan(catalog: Catalog, strategy: Strategy | None) -> tuple[Note, ...]:
+    """The notes of a catalog; of missing ranks `find_losses` says more, if there is a strategy."""
+    return tuple(note for note in catalog.notes if strategy is None or note.kind != "absent")
+
+
+def hold_alike(catalog: Catalog, ranks: Collection[int]) -> bool:
+    """Whether those of ``ranks`` that have a file, at least one, hold the same parameters."""
+    held = [catalog.files[rank].tensors.keys() for rank in ranks if rank in catalog.files]
+    return bool(held) and all(names == held[0] for names in held)
+
+
+def _absent(catalog: Catalog, strategy: Strategy) -> list[int]:
+    """Ranks that should have a file and have none, not even a damaged one."""
+    known = {*catalog.files, *catalog.damaged}
+    expected = strategy.ranks if strategy.layouts else catalog.absent
+    return [rank for rank in expected if rank not in known]
+
+
+def _why_unknown(
+    catalog: Catalog, strategy: Strategy, rank: int, is_deduplicated: bool
+) -> str | None:
+    """Why it cannot be known what a damaged file held; None if it can, "" if that needs no word."""
+    fellows: Collection[int] = catalog.files
+    if isinstance(catalog.damaged[rank], UnsupportedError):
+        return ""  # the file is whole, and the message says what to do
+    if strategy.layouts:
+        if rank not in strategy.ranks:
+            return ""  # that it does not belong there is told elsewhere
+        first = rank - rank % strategy.stage_ranks
+        fellows = range(first, first + strategy.stage_ranks)
+    if hold_alike(catalog, fellows) and not is_deduplicated:
+        return None
+    if not any(fellow in catalog.files for fellow in fellows):
+        return ""
+    return (
+        "what its file held besides is not known, since the other ranks do not all hold the same "
+        "parameters (saved without redundancy?), so replicas do not replace it"
+    )
+
+
+_Owned = Sequence[tuple[Collection[int], Sequence[Layout]]]
+
+
+def _owned(catalog: Catalog, strategy: Strategy) -> _Owned:
+    """For every parameter that has layouts, the ranks that have a slice of it, and the layouts."""
+    held: dict[str, list[int]] = {}
+    for rank, file in catalog.files.items():
+        for name in file.tensors:
+            held.setdefault(name, []).append(rank)
+    found = []
+    for name, ranks in held.items():
+        base = followed_parameter(catalog, strategy, name, ranks) or name
+        found.append((frozenset(ranks), strategy.layouts.get(base, ())))
+    return found
+
+
+def _replacements(owned: _Owned, ranks: Sequence[int], catalog: Catalog) -> list[int]:
+    """The ranks that slices of ``ranks`` are read from."""
+    used: set[int] = set()
+    for holders, layouts in owned:
+        for layout in layouts:
+            for rank in ranks:
+                owners = layout.owners(layout.slice_index(rank)) if rank in layout.ranks else ()
+                used.update([owner for owner in owners if owner in holders][:1])
+    return sorted(used or {min(catalog.files)})  # all of them hold everything, if none is used
+
+
+def _lack(
+    catalog: Catalog, owners: Sequence[int], names: Sequence[str], is_deduplicated: bool
+) -> Finding:
+    """The problem of slices that nobody has."""
+    damaged = [rank for rank in owners if rank in catalog.damaged]
+    gone = [rank for rank in owners if rank not in catalog.files and rank not in damaged]
+    reasons = []
+    if gone:
+        reasons.append(f"{format_ranks(gone)}: no checkpoint file found in {catalog.root}")
+    if damaged:
+        reasons.append(f"{format_ranks(damaged)}: not read")
+    if not reasons:
+        file = catalog.files[owners[0]]
+        state = "is empty (0 bytes)" if file.nbytes == 0 else "was perhaps cut short"
+        of_file = "" if is_deduplicated else f" ({file.path} {state})"
+        reasons = [f"{format_ranks(owners)}: slices are missing{of_file}"]
+    why = f" (saved without redundancy, {MARK})" if is_deduplicated else ""
+    many = "parameter" if len(names) == 1 else count(len(names), "parameter")
+    text = f"{', '.join(reasons)}; no other rank has them{why}: {many} {shorten(names)}"
+    tensor = names[0] if len(names) == 1 else None
+    return Finding("missing", text, tensor=tensor, ranks=tuple(owners))

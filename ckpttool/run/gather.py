@@ -1,0 +1,214 @@
+"""The sources of a checkpoint as far as they are trusted: headers, held against contents."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Executor
+from typing import NamedTuple, TypeVar
+
+from ckpttool.errors import PlanError
+from ckpttool.model.catalog import Catalog, TensorMeta
+from ckpttool.model.findings import Finding
+from ckpttool.model.notes import Note
+from ckpttool.model.source import Source
+from ckpttool.model.sources import (
+    Agreement,
+    Sources,
+    find_sources,
+    names_to_compare,
+)
+from ckpttool.model.strategy import Strategy, count, shorten
+from ckpttool.model.undivided import undivided_sources
+from ckpttool.model.unlisted import Unlisted
+from ckpttool.run.doubts import find_doubts
+from ckpttool.run.shards import find_shards
+from ckpttool.storage.digest import Sample, digest
+
+BUFFER_BYTES = 4 << 20  # held by each worker while contents are compared
+
+T = TypeVar("T")
+
+
+class Trust(NamedTuple):
+    """How far the source strategy is believed where the contents contradict it."""
+
+    blindly: bool = False
+    optimizer_shard: int | None = None
+
+
+def source_layouts(
+    catalog: Catalog, strategy: Strategy | None, other: str = "", replicated: bool = False
+) -> Strategy:
+    """The layouts of the source: those that are given, none for one that describes itself.
+
+    Parameters
+    ----------
+    catalog, strategy
+        The source, and what was given for its layouts.
+    other
+        What else can be done where there are none, for the message.
+    replicated
+        Whether it was said that every rank holds everything.
+
+    Raises
+    ------
+    PlanError
+        There are none, or a source that needs none was given some.
+    """
+    description = catalog.description
+    if description is not None and (strategy is not None or replicated):
+        given = "--replicated" if strategy is None else f"-s {strategy.origin}"
+        reason = f"describes itself ({shorten(description.files, 2)}); leave {given} away"
+        raise PlanError([f"{catalog.root}: {reason}"])
+    if catalog.indexes:
+        reason = f"holds everything undivided, as {catalog.indexes[0]} says, so it is merged "
+        reason += "without a source strategy (-s, --replicated), and cut with split"
+        raise PlanError([f"{catalog.root}: {reason}"])
+    if description is not None:
+        return Strategy({}, 1, max(catalog.files, default=0) + 1, description.files)
+    if strategy is None:
+        ranks = count(len(catalog.files) + len(catalog.damaged), "rank")
+        text = f"{catalog.root}: {ranks} and no strategy: nothing says how their tensors fit "
+        text += "together; give the strategy file of the training run (-s STRATEGY)"
+        seen = [note.text for note in catalog.notes if note.kind == "strategy"]
+        raise PlanError(["; ".join([f"{text}, {other}" if other else text, *seen])])
+    return strategy
+
+
+def known_strategy(
+    catalog: Catalog, strategy: Strategy | None, replicated: bool
+) -> Strategy | None:
+    """The layouts of a source as `source_layouts`; None for a file that holds all undivided.
+
+    ``replicated`` says that every rank holds everything: a strategy without layouts.
+    """
+    if replicated and catalog.description is None:
+        strategy = strategy or Strategy({}, 1, len(catalog.files) + len(catalog.damaged))
+    if catalog.is_undivided and strategy is None:
+        return None
+    other = "or say --replicated if every rank holds everything (data parallel, or "
+    other += "integrated_save=True), or name one rank's file as SRC"
+    return source_layouts(catalog, strategy, other, replicated)
+
+
+def gather_sources(
+    catalog: Catalog,
+    strategy: Strategy | None,
+    executor: Executor,
+    *,
+    unlisted: Unlisted | None,
+    trust: Trust,
+) -> Sources:
+    """The sources of a checkpoint, with everything that is wrong with them or in doubt.
+
+    Parameters
+    ----------
+    catalog, strategy
+        What is on disk, and its layouts; None if it is one file that holds everything undivided.
+    executor
+        Compares contents where they decide.
+    unlisted
+        See `find_sources`.
+    trust
+        How far the strategy is believed.
+
+    Raises
+    ------
+    PlanError
+        A strategy by hand does not fit the names of the checkpoint.
+    """
+    if strategy is None:
+        return undivided_sources(catalog, "drop" if unlisted == "drop" else "first")
+    strategy, reasons = strategy.resolve(catalog.metas)
+    if reasons:
+        raise PlanError(reasons)
+    notes = [*strategy.notes]
+    agreement = compare_contents(catalog, strategy, executor, notes)
+
+    def find(strategy: Strategy) -> Sources:
+        return find_sources(catalog, strategy, agreement, unlisted)
+
+    sources, problems, more = settle(
+        find, lambda made: made.found, catalog, strategy, executor, trust
+    )
+    sources.problems += [Finding("replica", problem) for problem in problems]
+    sources.notes[:0] = [*notes, *more]
+    return sources
+
+
+def compare_contents(
+    catalog: Catalog, strategy: Strategy, executor: Executor, notes: list[Note]
+) -> Agreement:
+    """Ranks grouped by equal content, for every parameter of which the contents decide.
+
+    A note is added on those of which contents tell nothing: one rank's slice may look like all.
+    """
+    futures = {}
+    for name in names_to_compare(catalog, strategy):
+        for rank, file in catalog.files.items():
+            if name in file.tensors:
+                futures[name, rank] = executor.submit(digest, file.tensors[name], BUFFER_BYTES)
+    groups: dict[str, dict[Sample, list[int]]] = defaultdict(dict)
+    for (name, rank), future in futures.items():
+        groups[name].setdefault(future.result(), []).append(rank)
+    metas = catalog.metas
+    mute = [name for name, found in groups.items() if _is_mute(metas[name], found)]
+    if mute and strategy.layouts:
+        text = "not in the strategy, and all elements of all ranks are the same; taken for whole, "
+        text += f"if they are slices say so in a strategy by hand (-s MORE.yaml): {shorten(mute)}"
+        notes.append(Note("doubt", text))
+    return {
+        name: tuple(tuple(ranks) for ranks in by_content.values())
+        for name, by_content in groups.items()
+    }
+
+
+def _is_mute(meta: TensorMeta, contents: Collection[Sample]) -> bool:
+    is_constant = len(contents) == 1 and next(iter(contents)).is_constant
+    return is_constant and meta.nbytes > meta.itemsize
+
+
+def settle(
+    make: Callable[[Strategy], T],
+    sources_of: Callable[[T], Iterable[Source]],
+    catalog: Catalog,
+    strategy: Strategy,
+    executor: Executor,
+    trust: Trust,
+) -> tuple[T, list[str], list[Note]]:
+    """What ``make`` makes of a strategy, corrected where contents prove that it is wrong.
+
+    Parameters
+    ----------
+    make
+        Makes a plan, or sources.
+    sources_of
+        The sources in it, of which contents are read.
+    catalog, strategy
+        What is on disk, and the layouts as they were read.
+    executor
+        Does the reading.
+    trust
+        How far the strategy is believed.
+
+    Returns
+    -------
+    made, problems, notes
+        The problems are contradictions between strategy and contents that nothing settles.
+    """
+    made = make(strategy)
+    if trust.blindly:
+        return made, [], []
+    by_hand = strategy.by_hand
+    doubts, doubtful = find_doubts(catalog, sources_of(made), executor, by_hand)
+    shards = None
+    if doubts and strategy.layouts:
+        shards = find_shards(strategy, sources_of(made), executor, trust.optimizer_shard)
+    if shards is None:
+        return made, doubts, doubtful
+    if shards.problems:
+        return made, list(shards.problems), [*shards.notes, *doubtful]
+    made = make(shards.strategy)  # look again, with the strategy corrected
+    doubts, doubtful = find_doubts(catalog, sources_of(made), executor, by_hand)
+    return made, doubts, [*shards.notes, *doubtful]

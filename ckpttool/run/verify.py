@@ -1,0 +1,285 @@
+"""Verifies a checkpoint: what is wrong with it, from headers, and with ``deep`` from every byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+
+from ckpttool.errors import FormatError, PlanError, StepError
+from ckpttool.model.catalog import Catalog, TensorMeta
+from ckpttool.model.ciphertext import Secret
+from ckpttool.model.findings import Finding
+from ckpttool.model.headers import (
+    check_types,
+    check_unlisted,
+    find_beginnings,
+    find_damage,
+    find_gaps,
+    find_lacking,
+    find_shared_bytes,
+    is_told,
+)
+from ckpttool.model.losses import notes_of_scan
+from ckpttool.model.notes import Note
+from ckpttool.model.sources import Sources, find_sources
+from ckpttool.model.strategy import Strategy
+from ckpttool.model.undivided import undivided_sources
+from ckpttool.run.contents import check_contents, differences
+from ckpttool.run.engines import InlineExecutor
+from ckpttool.run.gather import Trust, known_strategy, settle
+from ckpttool.run.integrity import check_files
+from ckpttool.run.replicas import (
+    Slice,
+    compare_stages,
+    examine_slices,
+    other_stages,
+    slices_of,
+)
+from ckpttool.storage.scan import scan
+
+OpenProgress = Callable[[int], AbstractContextManager[Callable[[int], None]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `verify` found.
+
+    Attributes
+    ----------
+    path, step
+        As of `Catalog`.
+    ranks
+        Ranks whose file was read.
+    tensors
+        Number of parameters.
+    nbytes
+        Bytes of all files.
+    findings
+        What is wrong; none if nothing is.
+    notes
+        What else is to be known.
+    """
+
+    path: str
+    step: str | None = None
+    ranks: tuple[int, ...] = ()
+    tensors: int = 0
+    nbytes: int = 0
+    findings: tuple[Finding, ...] = ()
+    notes: tuple[Note, ...] = ()
+
+    def ignoring(self, kinds: Collection[str]) -> Report:
+        """The same, with warnings of these kinds as notes; an error is never ignored."""
+        kept: list[Finding] = []
+        ignored: list[Finding] = []
+        for finding in self.findings:
+            is_ignored = finding.severity == "warning" and finding.kind in kinds
+            (ignored if is_ignored else kept).append(finding)
+        notes = (Note("ignored", finding.text) for finding in ignored)
+        return replace(self, findings=tuple(kept), notes=(*self.notes, *notes))
+
+
+def scan_to_verify(
+    src: str,
+    pattern: str | None = None,
+    step: str | None = None,
+    *,
+    key: bytes | Secret | None = None,
+) -> Catalog:
+    """What is on disk, as of `scan`, but what is wrong with the files is in the catalog, too.
+
+    That is a single file that is damaged, and ranks that have no step in common.
+    """
+    try:
+        return scan(src, pattern, step, key=key)
+    except StepError as error:
+        return Catalog(src, {}, problems=error.problems)
+    except FormatError as error:
+        return Catalog(src, {}, damaged={0: error}, is_undivided=True)
+
+
+def verify(
+    catalog: Catalog,
+    strategy: Strategy | None = None,
+    *,
+    replicated: bool = False,
+    deep: bool = False,
+    crc: bool = False,
+    executor: Executor | None = None,
+    open_progress: OpenProgress = lambda total: nullcontext(lambda nbytes: None),
+) -> Report:
+    """What is wrong with a checkpoint.
+
+    Parameters
+    ----------
+    catalog
+        From `scan`, or from `scan_to_verify`.
+    strategy
+        Its layouts.  Without, only what can be said of files by themselves is, unless the
+        checkpoint describes itself.
+    replicated
+        Every rank holds everything.
+    deep
+        Read the data, too; checksums are verified where there are some.
+    crc
+        Verify checksums, and say where there are none.
+    executor
+        Does the reading; by default the caller's own thread.
+    open_progress
+        Called with the number of bytes to be read; gives a context manager that gives the function
+        to call with the number of bytes that were read since the last call.
+
+    Raises
+    ------
+    PlanError
+        The strategy is not for one file, or not for a checkpoint that describes itself.
+    OSError
+        A file cannot be read any more.  One that could not be read before is a finding.
+    """
+    executor = executor or InlineExecutor()
+    if not catalog.files and not catalog.damaged:
+        return Report(catalog.root, findings=tuple(Finding("step", p) for p in catalog.problems))
+    if strategy is not None or replicated or catalog.description is not None:
+        strategy = known_strategy(catalog, strategy, replicated)
+    if strategy is not None and catalog.is_undivided:
+        if len(strategy.ranks) > 1:
+            text = f"{catalog.root}: one file, and {strategy.origin} is for "
+            text += f"{len(strategy.ranks)} ranks; name the folder with the files of all ranks"
+            raise PlanError([text])
+        strategy = None
+    if strategy is not None:
+        strategy, reasons = strategy.resolve(catalog.metas)
+        if reasons:
+            raise PlanError(reasons)
+    return _Verification(catalog, strategy, executor).run(deep, crc, open_progress)
+
+
+@dataclass(slots=True)
+class _Verification:
+    catalog: Catalog
+    strategy: Strategy | None
+    executor: Executor
+
+    def run(self, deep: bool, crc: bool, open_progress: OpenProgress) -> Report:
+        """All checks, one after the other."""
+        catalog = self.catalog
+        sources = self._sources(deep)
+        of_strategy = self.strategy.notes if self.strategy is not None else ()
+        notes = [*notes_of_scan(catalog, self.strategy), *of_strategy, *sources.notes]
+        findings = [Finding("unfinished", problem) for problem in catalog.problems]
+        findings += [*find_damage(catalog, notes), *find_gaps(catalog, notes), *sources.problems]
+        for file in catalog.files.values():
+            findings += find_shared_bytes(file)
+        notes = [note for note in notes if not is_told(note)]
+        findings += self._integrity(deep, crc, notes)
+        findings += self._names(sources, notes)
+        total = sum(file.nbytes for file in catalog.files.values())
+        if deep:
+            with open_progress(total) as on_progress:
+                findings += self._contents(sources, notes, on_progress)
+        elif self.strategy is not None:
+            numbers = (one for one in self._slices(sources) if _is_unlisted_number(one))
+            for one, facts in examine_slices(numbers, self.executor):
+                findings += differences(one, facts, self.strategy)
+        names = {name for file in catalog.files.values() for name in file.tensors}
+        return Report(
+            catalog.root,
+            catalog.step,
+            tuple(catalog.files),
+            len(names),
+            total,
+            tuple(sorted(findings, key=lambda finding: finding.severity)),
+            tuple(notes),
+        )
+
+    def _sources(self, deep: bool) -> Sources:
+        """The sources, with the strategy corrected if the data are read and prove it wrong."""
+        if self.strategy is None:
+            return undivided_sources(self.catalog, "first")
+
+        def find(strategy: Strategy) -> tuple[Strategy, Sources]:
+            return strategy, find_sources(self.catalog, strategy, {}, "first")
+
+        if not deep:
+            return find(self.strategy)[1]
+        (self.strategy, sources), _, notes = settle(
+            find, lambda made: made[1].found, self.catalog, self.strategy, self.executor, Trust()
+        )
+        for note in notes:  # there is no result that it would do no harm to
+            if note.kind == "doubt":
+                sources.problems.append(Finding("strategy", note.text, "warning"))
+            else:
+                sources.notes.append(note)
+        return sources
+
+    def _integrity(self, deep: bool, crc: bool, notes: list[Note]) -> Iterator[Finding]:
+        """Checksums and tags that are wrong; what else there is to say goes to ``notes``."""
+        told = {  # by something in the file; of the others --crc says that nothing tells
+            rank: file
+            for rank, file in self.catalog.files.items()
+            if crc or "crc_num" in file.attrs or (deep and file.cipher is not None)
+        }
+        ranks = {file.path: rank for rank, file in told.items()}
+        only = replace(self.catalog, files=told)
+        errors, more = check_files(only, self.executor, deep or crc)
+        notes += more
+        for error in errors:
+            rank = ranks[error.path]
+            text = str(error) if self.catalog.is_undivided else f"rank {rank}: {error}"
+            yield Finding("checksum", text, ranks=(rank,))
+
+    def _contents(
+        self, sources: Sources, notes: list[Note], on_progress: Callable[[int], None]
+    ) -> Iterator[Finding]:
+        """What is wrong with the data; what else there is to say of them goes to ``notes``."""
+        slices = self._slices(sources)
+        found, more = check_contents(slices, self.strategy, self.executor, on_progress)
+        notes += more
+        yield from found
+        if self.strategy is not None:
+            yield from compare_stages(
+                self.catalog, self.strategy, sources.found, self.executor, on_progress
+            )
+
+    def _slices(self, sources: Sources) -> Iterator[Slice]:
+        if self.strategy is None:  # each rank's tensors by themselves
+            for source in sources.found:
+                yield from slices_of(source, is_apart=True)
+            return
+        for source in sources.found:
+            yield from slices_of(source)
+        for _, other in other_stages(self.catalog, self.strategy, sources.found):
+            yield from slices_of(other)
+
+    def _names(self, sources: Sources, notes: list[Note]) -> Iterator[Finding]:
+        """What is wrong with who holds which names, types and shapes."""
+        metas: dict[str, dict[int, TensorMeta]] = {}
+        for rank, file in self.catalog.files.items():
+            for name, tensor in file.tensors.items():
+                metas.setdefault(name, {})[rank] = tensor.meta
+        if self.strategy is None:
+            if not self.catalog.is_undivided:
+                text = "no strategy (-s) and no --replicated: whether the ranks' slices fit "
+                notes.append(Note("doubt", text + "together, and replicas agree, is not known"))
+            for held in metas.values():
+                yield from check_types(self.catalog, held)
+            yield from find_beginnings(self.catalog)
+            return
+        for source in sources.found:
+            held = metas[source.meta.name]
+            if not source.is_listed and source.follows is None:
+                yield from check_unlisted(self.catalog, self.strategy, held)
+        yield from find_lacking(self.catalog, sources.found, notes)
+
+
+def _is_unlisted_number(one: Slice) -> bool:
+    """Whether a slice is a single number of each rank's, such as a step, that should agree."""
+    source = one.source
+    return (
+        len(one.ranks) > 1
+        and not source.is_listed
+        and source.follows is None
+        and source.meta.nbytes == source.meta.itemsize
+    )

@@ -1,0 +1,211 @@
+"""What the bits of elements mean: numbers, NaN, Inf and zero, for every element type.
+
+Bytes are compared as bytes; numbers are only asked for where something has to be said about them.
+All arrays of bytes here hold whole elements, little endian, one after another.
+
+Source
+------
+IEEE 754 for the usual types; BFloat16 is the upper half of a Float32; the OCP 8-bit floating point
+specification for Float8E4M3FN (no infinity) and Float8E5M2; "Ascend HiFloat8 Format for Deep
+Learning" (Luo et al. 2024) for HiFloat8, all 256 values checked against the package en_dtypes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+Flags = npt.NDArray[np.bool_]
+Numbers = npt.NDArray[np.number]
+Float64s = npt.NDArray[np.float64]
+
+_NATIVE = {
+    "Bool": "u1",
+    "Int8": "i1",
+    "Int16": "<i2",
+    "Int32": "<i4",
+    "Int64": "<i8",
+    "UInt8": "u1",
+    "UInt16": "<u2",
+    "UInt32": "<u4",
+    "UInt64": "<u8",
+    "Float16": "<f2",
+    "Float32": "<f4",
+    "Float64": "<f8",
+    "Complex64": "<c8",
+    "Complex128": "<c16",
+}
+
+
+class Census(NamedTuple):
+    """Counts of elements that are no ordinary numbers.
+
+    Attributes
+    ----------
+    nans, infinities
+        How many; a complex number counts if one of its parts does.
+    first_nan, first_infinity
+        Position of the first, or None.
+    """
+
+    nans: int
+    infinities: int
+    first_nan: int | None
+    first_infinity: int | None
+
+
+def decode(data: Bytes, dtype: str) -> Numbers | None:
+    """The elements as numbers, exactly; None for a type whose bytes are no numbers.
+
+    Examples
+    --------
+    >>> decode(np.array([0x80, 0x3F], np.uint8), "BFloat16")
+    array([1.], dtype=float32)
+    >>> decode(np.array([7], np.uint8), "Int4") is None  # two numbers in a byte
+    True
+    """
+    if dtype in _NATIVE:
+        return data.view(_NATIVE[dtype])
+    if dtype == "BFloat16":
+        return (data.view("<u2").astype("<u4") << np.uint32(16)).view("<f4")
+    if dtype in _SMALL_FLOATS:
+        return _table(dtype)[data]
+    return None
+
+
+def take_census(numbers: Numbers) -> Census:
+    """NaN and Inf among numbers from `decode`."""
+    if numbers.dtype.kind not in "fc" or bool(np.isfinite(numbers).all()):
+        return Census(0, 0, None, None)
+    nans, infinities = np.isnan(numbers), np.isinf(numbers)
+    return Census(
+        int(np.count_nonzero(nans)),
+        int(np.count_nonzero(infinities)),
+        int(nans.argmax()) if nans.any() else None,
+        int(infinities.argmax()) if infinities.any() else None,
+    )
+
+
+def find_differing(a: Bytes, b: Bytes, itemsize: int) -> Flags:
+    """For each element whether its bytes differ."""
+    word = f"<u{min(itemsize, 8)}"
+    differing: Flags = a.view(word) != b.view(word)
+    return differing[0::2] | differing[1::2] if itemsize == 16 else differing
+
+
+def pick(data: Bytes, positions: npt.NDArray[np.intp], itemsize: int) -> Bytes:
+    """The bytes of the elements at these positions."""
+    if len(positions) * itemsize == len(data):
+        return data
+    word = "<c16" if itemsize == 16 else f"<u{itemsize}"
+    return data.view(word)[positions].view(np.uint8)
+
+
+def find_same_numbers(a: Numbers, b: Numbers) -> Flags:
+    """For each element whether it is the same number in both; NaN is the same as NaN, 0 as -0."""
+    if a.dtype.kind == "c":
+        part = "<f4" if a.dtype.itemsize == 8 else "<f8"
+        parts = find_same_numbers(a.view(part), b.view(part))
+        return parts[0::2] & parts[1::2]
+    same: Flags = a == b
+    if a.dtype.kind == "f":
+        same |= np.isnan(a) & np.isnan(b)
+    return same
+
+
+def find_distances(a: Numbers, b: Numbers) -> Float64s:
+    """``|a - b|`` of each element; NaN or Inf where one of them is no finite number.
+
+    Integers are subtracted as integers, so that large ones that differ by little do differ.
+    """
+    if a.dtype.kind in "iu":
+        wide = "<i8" if a.dtype.kind == "i" else "<u8"
+        x, y = a.astype(wide), b.astype(wide)
+        up = np.greater_equal(x, y)
+        words = x.view("<u8"), y.view("<u8")
+        exact: Float64s = np.where(up, words[0] - words[1], words[1] - words[0]).astype("<f8")
+        return exact
+    with np.errstate(all="ignore"):
+        distances: Float64s = np.abs(_widen(a) - _widen(b))
+        return distances
+
+
+def find_magnitudes(numbers: Numbers) -> Float64s:
+    """``|x|`` of each element."""
+    with np.errstate(all="ignore"):
+        magnitudes: Float64s = np.abs(_widen(numbers))
+        return magnitudes
+
+
+def _widen(numbers: Numbers) -> npt.NDArray[np.float64 | np.complex128]:
+    """The same numbers in 64 bits a part."""
+    return numbers.astype("<c16" if numbers.dtype.kind == "c" else "<f8")
+
+
+@lru_cache(maxsize=8)
+def _table(dtype: str) -> npt.NDArray[np.float32]:
+    """The number of each of the 256 bytes."""
+    return np.array([_SMALL_FLOATS[dtype](byte) for byte in range(256)], np.float32)
+
+
+def _float8_e4m3fn(byte: int) -> float:
+    """Bias 7, no infinity, NaN where all bits but the sign are set."""
+    sign, exponent, mantissa = _parts(byte, 3)
+    if exponent == 15 and mantissa == 7:
+        return math.nan
+    return sign * _scaled(exponent, mantissa / 8, 7)
+
+
+def _float8_e5m2(byte: int) -> float:
+    """Bias 15; the largest exponent is Inf and NaN."""
+    sign, exponent, mantissa = _parts(byte, 2)
+    if exponent == 31:
+        return math.nan if mantissa else sign * math.inf
+    return sign * _scaled(exponent, mantissa / 4, 15)
+
+
+def _parts(byte: int, bits: int) -> tuple[float, int, int]:
+    """Sign, exponent field and mantissa field of ``bits`` bits."""
+    return -1.0 if byte & 0x80 else 1.0, (byte & 0x7F) >> bits, byte & ((1 << bits) - 1)
+
+
+def _scaled(exponent: int, fraction: float, bias: int) -> float:
+    if exponent == 0:
+        return math.ldexp(fraction, 1 - bias)
+    return math.ldexp(1 + fraction, exponent - bias)
+
+
+def _hifloat8(byte: int) -> float:
+    """A prefix code says how many of the seven bits are exponent (0 to 4); the rest is mantissa.
+
+    The exponent is sign and magnitude, its leading one left out.  Below the smallest prefix the
+    three bits left are powers of two, from 2**-22 to 2**-16.  There is one zero and one NaN.
+    """
+    sign, bits = (-1.0 if byte & 0x80 else 1.0), byte & 0x7F
+    if bits == 0:
+        return math.nan if byte & 0x80 else 0.0
+    if bits == 0x6F:
+        return sign * math.inf
+    if bits < 8:
+        return sign * math.ldexp(1.0, bits - 23)
+    if bits < 16:
+        return sign * (1 + (bits & 7) / 8)
+    # Prefixes 001, 01, 10, 11 -> bits of the exponent field, bits of the mantissa field.
+    width, rest = {0: (1, 3), 1: (2, 3), 2: (3, 2), 3: (4, 1)}[bits >> 5]
+    field = bits >> rest & ((1 << width) - 1)
+    top = 1 << (width - 1)
+    exponent = (top | field & (top - 1)) * (-1 if field & top else 1)
+    return sign * math.ldexp(1 + (bits & ((1 << rest) - 1)) / (1 << rest), exponent)
+
+
+_SMALL_FLOATS: dict[str, Callable[[int], float]] = {
+    "Float8E4M3FN": _float8_e4m3fn,
+    "Float8E5M2": _float8_e5m2,
+    "HiFloat8": _hifloat8,
+}

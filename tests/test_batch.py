@@ -1,0 +1,360 @@
+"""Parts of a plan that several runs carry out, each on its own, and the commit of all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ckpttool
+from ckpttool.model.layout import Layout
+from ckpttool.model.parts import balance
+from ckpttool.run import execute as execute_module
+from ckpttool.run.execute import execute
+from tests.checkpoints import noise, strategy_of, write_file
+from tests.commands import files_below, message, run, run_well
+from tests.engines import CASE, FORMATS, contents, reshard_words
+from tests.test_cluster import Threads, threads  # noqa: F401 - a fixture
+from tests.test_execute import make_plan
+
+RECORD = ".ckpttool-part-{}-of-{}.json"
+
+
+def run_parts(folder, numbers, count, output_format="ckpt", *more):
+    for number in numbers:
+        part = f"{number}/{count}"
+        run_well(*reshard_words(folder, output_format), "--part", part, *more)
+
+
+def outputs_of(folder):
+    return {name: digest for name, digest in contents(folder).items() if name[:5] == "rank_"}
+
+
+@pytest.mark.parametrize("output_format", FORMATS)
+@pytest.mark.parametrize("count", [1, 2, 3, 6])
+def test_all_parts_are_together_what_one_run_writes(tmp_path, output_format, count):
+    run_well(*reshard_words(tmp_path / "whole", output_format))
+    run_parts(tmp_path / "parts", range(count, 0, -1), count, output_format)
+    assert outputs_of(tmp_path / "parts") == contents(tmp_path / "whole")
+    result = run_well("commit", tmp_path / "parts")
+    assert result.stdout.startswith(f"{tmp_path / 'parts'}: complete: 4 files, ")
+    assert result.stdout.endswith("KiB, step 2_10\n")
+    there = files_below(tmp_path / "parts")
+    assert there == ["ckpttool.json", *files_below(tmp_path / "whole")]
+    assert outputs_of(tmp_path / "parts") == contents(tmp_path / "whole")
+
+
+def test_the_document_of_a_part_says_so_and_that_of_commit_lists_all_files(tmp_path):
+    for number in (1, 2):
+        words = reshard_words(tmp_path, "ckpt")
+        done = json.loads(run_well(*words, "--part", f"{number}/2", "--json").stdout)
+        assert done["part"] == f"{number}/2"
+        assert len(done["outputs"]) == 2
+    document = json.loads(run_well("commit", tmp_path, "--json").stdout)
+    stored = json.loads((tmp_path / "ckpttool.json").read_text())
+    assert document["outputs"] == stored["outputs"]
+    assert document["step"] == stored["step"] == "2_10"
+    assert document["plan"] == stored["plan"]
+    assert (stored["schema"], stored["ckpttool"]) == (1, ckpttool.__version__)
+    assert [(out["rank"], out["path"]) for out in stored["outputs"]] == [
+        (rank, f"rank_{rank}/checkpoint_{rank}.ckpt") for rank in range(4)
+    ]
+    for out in stored["outputs"]:
+        assert (tmp_path / out["path"]).stat().st_size == out["nbytes"]
+
+
+def test_a_committed_folder_is_read_as_any_other(tmp_path):
+    run_parts(tmp_path, (1, 2), 2)
+    run_well("commit", tmp_path)
+    merged = tmp_path / "merged.ckpt"
+    run_well("merge", tmp_path, "-s", CASE / "dst_strategy.ckpt", "-o", merged)
+    run_well("merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", tmp_path / "m.ckpt")
+    assert merged.read_bytes() == (tmp_path / "m.ckpt").read_bytes()
+
+
+@pytest.mark.parametrize("value", ["5/4", "0/4", "a/b", "1", "1/0", "-1/2", "1/2/3", "½/1", "1 /2"])
+def test_a_part_that_is_none_is_a_usage_error(tmp_path, value):
+    result = run(*reshard_words(tmp_path, "ckpt"), "--part", value)
+    assert result.exit_code == 2
+    assert "is no part of so many, such as 1/8, 2/8 to 8/8" in message(result)
+    assert list(tmp_path.iterdir()) == []
+
+
+@given(st.lists(st.integers(0, 1000), max_size=30), st.integers(1, 8))
+def test_parts_are_balanced_and_always_the_same(sizes, count):
+    dealt = balance(sizes, count)
+    assert dealt == balance(sizes, count)
+    assert len(dealt) == len(sizes)
+    held = [sum(s for s, part in zip(sizes, dealt, strict=True) if part == n) for n in range(count)]
+    assert max(held) - min(held) <= max(sizes, default=0)
+
+
+def test_parts_have_about_as_many_bytes_even_if_the_files_have_not(tmp_path):
+    """Pipeline stages of different sizes: 3 ranks of 1 MB and 3 of 3 MB, in 3 parts."""
+    entries = {"a": noise("a", "Int8", (3, 1 << 20)), "b": noise("b", "Int8", (3, 3 << 20))}
+    write_file(tmp_path / "m.ckpt", entries, "ckpt")
+    rows = ((0,), ())
+    strategy = strategy_of({"a": Layout((3,), rows)}, {"b": Layout((3,), rows, first_rank=3)})
+    strategy = replace(strategy, files=())
+    catalog = ckpttool.scan(str(tmp_path / "m.ckpt"))
+    plans = [
+        ckpttool.plan_split(catalog, strategy, str(tmp_path / "out"), "ckpt", part=(number, 3))
+        for number in (1, 2, 3)
+    ]
+    sizes = [sum(meta.nbytes for output in plan for meta in output.metas) for plan in plans]
+    assert sizes == [4 << 20] * 3
+    ranks = [rank for plan in plans for rank in plan.target.paths]
+    assert sorted(ranks) == [0, 1, 2, 3, 4, 5]
+
+
+def test_parts_of_a_merge_into_numbered_files_leave_the_indexes_to_commit(tmp_path):
+    words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "--max-shard-size", "10KB"]
+    run_well(*words, "-o", tmp_path / "whole")
+    for number in (3, 1, 2):
+        run_well(*words, "-o", tmp_path / "parts", "--part", f"{number}/3")
+    names = files_below(tmp_path / "whole")
+    indexes = {name for name in names if name.endswith(".json")}
+    assert indexes
+    assert len(names) > 5
+    assert not indexes & set(files_below(tmp_path / "parts"))
+    run_well("commit", tmp_path / "parts")
+    committed = contents(tmp_path / "parts")
+    assert committed.pop("ckpttool.json")
+    assert committed == contents(tmp_path / "whole")
+    result = run(*words, "-o", tmp_path / "parts", "--part", "1/3")
+    assert result.exit_code == 5
+    assert "exist" in message(result)
+    run_well(*words, "-o", tmp_path / "parts", "--part", "1/3", "--overwrite")
+    assert not {*indexes, "ckpttool.json"} & set(files_below(tmp_path / "parts"))
+
+
+def test_a_part_without_outputs_says_so_and_counts(tmp_path):
+    words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", tmp_path / "m.ckpt"]
+    run_well(*words, "--part", "1/2")
+    result = run_well(*words, "--part", "2/2")
+    note = "note: part 2/2 has nothing to write: 1 output file among 2 parts"
+    assert note in message(result)
+    run_well("commit", tmp_path)
+    assert files_below(tmp_path) == ["ckpttool.json", "m.ckpt"]
+
+
+def test_a_part_does_not_mind_outputs_of_others_and_minds_its_own(tmp_path):
+    run_parts(tmp_path, (2,), 2)
+    there = files_below(tmp_path)
+    run_parts(tmp_path, (1,), 2)
+    result = run(*reshard_words(tmp_path, "ckpt"), "--part", "2/2")
+    assert result.exit_code == 5
+    assert "2 outputs exist" in message(result)
+    before = contents(tmp_path)
+    run_parts(tmp_path, (2,), 2, "ckpt", "--overwrite")
+    assert contents(tmp_path) == before
+    assert set(there) < set(before)
+
+
+def test_a_part_on_a_cluster_is_the_same(tmp_path, threads):  # noqa: F811
+    assert isinstance(threads, Threads)
+    for number in (1, 2, 3, 4, 5):
+        execute(make_plan(tmp_path / "there", part=(number, 5)), threads)
+    execute(make_plan(tmp_path / "here"))
+    assert ckpttool.commit(str(tmp_path / "there")).step == "2_10"
+    assert outputs_of(tmp_path / "there") == contents(tmp_path / "here")
+
+
+# ------------------------------------------------------------------------ what commit refuses
+
+
+def commit_fails(folder, code):
+    result = run("commit", folder)
+    assert result.exit_code == code, message(result)
+    assert not (folder / "ckpttool.json").exists()
+    return message(result)
+
+
+def test_missing_parts_are_named(tmp_path):
+    run_parts(tmp_path, (2, 4), 5)
+    text = commit_fails(tmp_path, 5)
+    assert "parts 1, 3, 5 of 5 not there; run what is missing (--part 1/5)" in text
+
+
+def test_a_part_that_failed_leaves_no_record_and_an_old_one_goes_first(tmp_path, monkeypatch):
+    run_parts(tmp_path, (1, 2), 2)
+    run_well("commit", tmp_path)
+    run_parts(tmp_path, (1,), 2, "ckpt", "--overwrite")
+    assert (tmp_path / RECORD.format(1, 2)).exists()
+    assert not (tmp_path / "ckpttool.json").exists()
+
+    def fail(task):
+        raise OSError(5, "Input/output error", "x")
+
+    monkeypatch.setattr(execute_module, "fill", fail)
+    result = run(*reshard_words(tmp_path, "ckpt"), "--part", "1/2", "--overwrite")
+    assert result.exit_code == 6
+    assert [name for name in files_below(tmp_path) if "ckpttool" in name] == []
+    assert "no records of parts in it; a run with --part K/N" in commit_fails(tmp_path, 5)
+
+
+def test_parts_of_different_plans_are_refused(tmp_path):
+    source = tmp_path / "src"
+    shutil.copytree(CASE / "src", source)
+    words = ["reshard", source, "-s", CASE / "src_strategy.ckpt", "-d", CASE / "dst_strategy.ckpt"]
+    words += ["-o", tmp_path / "out"]
+    run_well(*words, "--part", "1/2")
+    saved_anew = next(source.rglob("*.ckpt"))
+    os.utime(saved_anew, ns=(1, 1))
+    run_well(*words, "--part", "2/2")
+    text = commit_fails(tmp_path / "out", 5)
+    assert (
+        "parts of different plans: of one part 1; of another part 2; source, step and options"
+        in text
+    )
+
+
+@pytest.mark.parametrize("option", [["--rank", "0-2"], ["--format", "hdf5"], ["--prefix", "x"]])
+def test_other_options_are_another_plan(tmp_path, option):
+    run_parts(tmp_path, (1,), 2)
+    run_parts(tmp_path, (2,), 2, "ckpt", *option)
+    assert "parts of different plans" in commit_fails(tmp_path, 5)
+
+
+def test_a_source_and_a_folder_that_are_mounted_elsewhere_are_the_same_plan(tmp_path):
+    shutil.copytree(CASE / "src", tmp_path / "one" / "src", copy_function=shutil.copy2)
+    for number, place in ((1, "one"), (2, "other")):
+        base = tmp_path / place
+        strategies = ["-s", CASE / "src_strategy.ckpt", "-d", CASE / "dst_strategy.ckpt"]
+        run_well("reshard", base / "src", *strategies, "-o", base / "out", "--part", f"{number}/2")
+        (tmp_path / "one").rename(tmp_path / "other") if number == 1 else None
+    run_well("commit", tmp_path / "other" / "out")
+
+
+def test_records_of_several_counts_are_refused(tmp_path):
+    run_parts(tmp_path, (1, 2), 2)
+    run_parts(tmp_path, (1,), 3, "ckpt", "--overwrite")
+    text = commit_fails(tmp_path, 5)
+    assert "records of 2 parts and of 3 parts; remove those that are not wanted" in text
+
+
+@pytest.mark.parametrize("damage", ["remove", "shorten"])
+def test_an_output_that_is_not_as_it_was_written_is_named_with_its_part(tmp_path, damage):
+    run_parts(tmp_path, (1, 2), 2)
+    name = "rank_1/checkpoint_1.ckpt"
+    path = tmp_path / name
+    size = path.stat().st_size
+    if damage == "remove":
+        path.unlink()
+        expected = f"{name}: is not there; run part 2/2 again"
+    else:
+        os.truncate(path, 100)
+        expected = f"{name}: expected {size} bytes, found 100; run part 2/2 again"
+    assert expected in commit_fails(tmp_path, 7)
+    assert (tmp_path / RECORD.format(1, 2)).exists()
+
+
+def test_a_commit_can_be_repeated_and_looks_again(tmp_path):
+    run_parts(tmp_path, (1, 2), 2)
+    first = run_well("commit", tmp_path).stdout
+    before = contents(tmp_path)
+    assert run_well("commit", tmp_path).stdout == first
+    assert contents(tmp_path) == before
+    (tmp_path / "rank_3" / "checkpoint_3.ckpt").unlink()
+    result = run("commit", tmp_path)
+    assert result.exit_code == 7
+    assert "rank_3/checkpoint_3.ckpt: is not there" in message(result)
+
+
+def test_a_commit_that_was_killed_before_its_end_can_be_done_again(tmp_path):
+    run_parts(tmp_path, (1, 2), 2)
+    kept = {path.name: path.read_bytes() for path in tmp_path.glob(".ckpttool-*")}
+    run_well("commit", tmp_path)
+    for name, data in kept.items():
+        (tmp_path / name).write_bytes(data)
+    run_well("commit", tmp_path)
+    assert files_below(tmp_path)[0] == "ckpttool.json"
+
+
+def test_a_folder_of_anything_else_is_not_committed(tmp_path):
+    assert run("commit", tmp_path / "nowhere").exit_code == 2
+    assert "no records of parts in it" in commit_fails(tmp_path, 5)
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory):
+    """A part of one, and its record as JSON."""
+    folder = tmp_path_factory.mktemp("record")
+    run_parts(folder, (1,), 1)
+    return folder, json.loads((folder / RECORD.format(1, 1)).read_text())
+
+
+def changed(document, **more):
+    return {**document, **more}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda r: changed(r, schema=2), r"schema: expected 1 \(is it of a newer ckpttool\?\)"),
+        (lambda r: changed(r, part=2), r"is the record of part 2/1; renamed\?"),
+        (lambda r: changed(r, part="1"), 'part: expected a count, found "1"'),
+        (lambda r: changed(r, parts=True), "parts: expected a count, found true"),
+        (lambda r: changed(r, files=-1), "files: expected a count, found -1"),
+        (lambda r: changed(r, plan=None), "plan: expected a string, found null"),
+        (lambda r: changed(r, step=2), "step: expected a string, found 2"),
+        (lambda r: changed(r, outputs={}), "outputs: expected a list of objects"),
+        (lambda r: changed(r, outputs=[1]), "outputs: expected a list of objects"),
+        (lambda r: changed(r, documents=None), "documents: expected a list of objects"),
+        (lambda r: [r], "schema: expected 1"),
+        *(
+            (
+                lambda r, path=path: changed(r, documents=[{"path": path, "text": ""}]),
+                "path: expected a path below the folder",
+            )
+            for path in ("../x", "/etc/x", "a/../../x", "", "a\0b")
+        ),
+    ],
+)
+def test_a_record_that_is_none_is_a_format_error(record, tmp_path, change, reason):
+    folder, document = record
+    shutil.copytree(folder, tmp_path / "out")
+    path = tmp_path / "out" / RECORD.format(1, 1)
+    path.write_text(json.dumps(change(document)))
+    with pytest.raises(ckpttool.FormatError, match=reason) as caught:
+        ckpttool.commit(str(tmp_path / "out"))
+    assert caught.value.path == str(path)
+    assert commit_fails(tmp_path / "out", 3)
+
+
+def test_a_record_cut_anywhere_is_a_format_error_and_never_committed(record, tmp_path):
+    folder, _ = record
+    shutil.copytree(folder, tmp_path / "out")
+    path = tmp_path / "out" / RECORD.format(1, 1)
+    data = path.read_bytes()
+    for stop in range(len(data) - 1):
+        path.write_bytes(data[:stop])
+        with pytest.raises(ckpttool.FormatError):
+            ckpttool.commit(str(tmp_path / "out"))
+    path.write_bytes(data[:-1])  # without its line break
+    assert len(ckpttool.commit(str(tmp_path / "out")).outputs) == 4
+
+
+def test_records_that_do_not_tell_of_all_outputs_are_refused(record, tmp_path):
+    folder, document = record
+    shutil.copytree(folder, tmp_path / "out")
+    path = tmp_path / "out" / RECORD.format(1, 1)
+    path.write_text(json.dumps(changed(document, outputs=document["outputs"][1:])))
+    assert "the records do not tell of all 4 outputs" in commit_fails(tmp_path / "out", 5)
+
+
+def test_every_problem_is_told_at_once(tmp_path):
+    run_parts(tmp_path, (1, 3), 3)
+    for name in files_below(tmp_path):
+        if name[:5] == "rank_":
+            Path(tmp_path, name).unlink()
+    result = run("commit", tmp_path)
+    assert result.exit_code == 5
+    assert "part 2 of 3 not there" in message(result)
+    assert "is not there; run part 1/3 again" in message(result)
