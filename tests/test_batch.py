@@ -157,6 +157,26 @@ def test_a_part_does_not_mind_outputs_of_others_and_minds_its_own(tmp_path):
     assert set(there) < set(before)
 
 
+def test_a_plan_that_does_not_work_out_says_nothing_of_the_outputs_of_other_parts(tmp_path):
+    run_parts(tmp_path, (1,), 2)
+    result = run(*reshard_words(tmp_path, "ckpt"), "--rank", "0-3,9", "--part", "2/2")
+    assert result.exit_code == 5
+    assert "rank 9: not in the target" in message(result)
+    assert "exist" not in message(result)
+
+
+def test_a_set_that_is_complete_is_not_changed_without_a_word(tmp_path):
+    run_parts(tmp_path, (1, 2), 2)
+    run_well("commit", tmp_path)
+    for name in ("rank_0", "rank_2"):
+        shutil.rmtree(tmp_path / name)
+    before = contents(tmp_path)
+    result = run(*reshard_words(tmp_path, "ckpt"), "--part", "1/2")
+    assert result.exit_code == 5
+    assert f"{tmp_path}/ckpttool.json exists already; --overwrite" in message(result)
+    assert contents(tmp_path) == before
+
+
 def test_a_part_on_a_cluster_is_the_same(tmp_path, threads):  # noqa: F811
     assert isinstance(threads, Threads)
     for number in (1, 2, 3, 4, 5):
