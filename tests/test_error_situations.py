@@ -27,7 +27,10 @@ GOLDEN_RESHARD = "test_golden::test_split_and_reshard_give_what_mindspore_gives"
 SITUATIONS = {
     # ------------------------------------------------------------------------------- files
     "a rank's folder is missing": [f"{BROKEN_INPUT}[missing_rank]"],
-    "a rank's file is missing": ["test_scan::test_every_rank_folder_without_a_file_is_named"],
+    "a rank's file is missing": [
+        "test_a_rank_with_an_unfinished_file_only_is_refused",
+        "test_scan::test_rank_folders_that_are_all_without_a_file_are_named",
+    ],
     "there are folders of more ranks (silent)": [f"{BROKEN_INPUT}[odd_folder]"],
     "folders are called rank1 (accepted)": ["test_rank_folders_may_be_spelled_in_two_ways"],
     "several files of a rank (silent)": [
@@ -263,8 +266,20 @@ def test_a_step_that_is_not_there_is_refused(job):
 
 
 def test_a_rank_with_an_unfinished_file_only_is_refused(job):
+    for rank in (2, 3):  # both that have these rows
+        job.file(rank).rename(job.file(rank, ".tmp"))
+    left = r"left over from a save that did not finish: rank_2/net.tmp, rank_3/net.tmp"
+    absent = rf"ranks 2, 3: no checkpoint file found in .*run \({left}\); no other rank has them"
+    job.refuses(job.merge(), 5, absent)
+
+
+def test_a_rank_with_an_unfinished_file_only_is_replaced_by_its_replica(job):
     job.file(2).rename(job.file(2, ".tmp"))
-    job.refuses(job.merge(), 5, "rank 2: no checkpoint file in .*rank_2")
+    job.refuses(job.merge("--strict"), 5, "--strict: rank 2: no checkpoint file found in .*run")
+    result = job.merge()
+    assert result.exit_code == 0
+    assert read(job.folder / "out" / "full.h5") == FULL
+    assert not mentions(message(result), "warning: rank 2: .* are read from replicas: ranks 0, 3")
 
 
 DAMAGE = {
@@ -291,8 +306,9 @@ def test_a_damaged_file_is_refused(job, damage):
     format, spoil, fact = DAMAGE[damage]
     shutil.rmtree(job.run)
     job.write(format)
-    path = job.file(1, f".{format}")
-    path.write_bytes(spoil(path.read_bytes()))
+    for rank in (0, 1):  # both that have these rows
+        path = job.file(rank, f".{format}")
+        path.write_bytes(spoil(path.read_bytes()))
     job.refuses(job.merge(), 3, fact)
 
 

@@ -275,10 +275,21 @@ def test_files_that_are_not_what_metadata_says_are_named_all_at_once(folder):
 
 
 def test_a_damaged_file_is_damage_and_nothing_else(folder):
+    for rank in (0, 1):  # both that have the first half
+        path = folder / f"_rank{rank}_.safetensors"
+        path.write_bytes(path.read_bytes()[:-1])
+    text = refused(folder, 3, "_rank0_.safetensors", "_rank1_.safetensors")
+    assert "in no file" not in text
+
+
+def test_what_a_damaged_file_held_is_read_from_others_that_have_it(folder):
     path = folder / "_rank0_.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    text = refused(folder, 3, "_rank0_.safetensors")
-    assert "in no file" not in text
+    got, text = merged(folder)
+    assert got == ENTRIES
+    assert not mentions(
+        text, "warning: .*_rank0_.safetensors", "other files have all of its slices"
+    )
 
 
 def test_a_step_cannot_be_chosen(folder):

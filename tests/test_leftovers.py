@@ -64,9 +64,9 @@ def test_what_is_left_of_a_save_is_named_and_not_taken(ranks, tmp_path):
 
 def test_a_rank_with_nothing_but_a_leftover_is_explained(ranks):
     (ranks / "rank_3" / "net-1_1.ckpt").rename(ranks / "rank_3" / "net-1_1.tmp")
-    first, second = problems(ranks)
-    assert first == f"rank 3: no checkpoint file in {ranks}/rank_3"
-    assert second.endswith("left over from a save that did not finish: rank_3/net-1_1.tmp")
+    left, absent = notes(ranks, "unfinished", "absent")
+    assert left.endswith("left over from a save that did not finish: rank_3/net-1_1.tmp")
+    assert absent == f"rank 3: no checkpoint file found in {ranks}"
 
 
 def test_a_step_that_a_rank_did_not_finish_is_explained(ranks):

@@ -30,7 +30,7 @@ def damaged(catalog, *ranks, kind=FormatError):
 def outcome(catalog, strategy=ONE_STAGE, unlisted=None, agreement=None):
     """Damage that is left, problems, and notes of replicas."""
     sources = find_sources(catalog, strategy, agreement or {}, unlisted)
-    notes = [note.text for note in sources.notes if note.kind == "replica"]
+    notes = [note.text for note in sources.notes if note.is_warning]
     return sources.damage, [problem.text for problem in sources.problems], notes
 
 

@@ -121,7 +121,8 @@ def test_a_checkpoint_without_redundancy_is_told_to_be_one(tmp_path):
     ranks[3] = {}
     report = check(tmp_path, ranks, deep=True)
     assert not report.findings
-    assert [note.kind for note in report.notes] == ["format"]
+    assert [note.kind for note in report.notes] == ["replica", "format"]
+    assert "saved without redundancy" in report.notes[0].text
 
 
 # --------------------------------------------------------------------------------- from headers

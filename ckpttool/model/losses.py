@@ -106,7 +106,11 @@ def _described_losses(damaged: Iterable[FormatError], broken: Collection[str]) -
 
 def notes_of_scan(catalog: Catalog, strategy: Strategy | None) -> tuple[Note, ...]:
     """The notes of a catalog; of missing ranks `find_losses` says more, if there is a strategy."""
-    return tuple(note for note in catalog.notes if strategy is None or note.kind != "absent")
+    return tuple(
+        note
+        for note in catalog.notes
+        if strategy is None or note.kind != "absent" or not note.ranks
+    )
 
 
 def hold_alike(catalog: Catalog, ranks: Collection[int]) -> bool:
@@ -179,7 +183,10 @@ def _lack(
     gone = [rank for rank in owners if rank not in catalog.files and rank not in damaged]
     reasons = []
     if gone:
+        notes = [note.text for note in catalog.notes if note.kind == "unfinished"]
+        left = "; ".join(text.removeprefix(f"{catalog.root}: ") for text in notes)
         reasons.append(f"{format_ranks(gone)}: no checkpoint file found in {catalog.root}")
+        reasons[-1] += f" ({left})" if left else ""
     if damaged:
         reasons.append(f"{format_ranks(damaged)}: not read")
     if not reasons:

@@ -131,10 +131,8 @@ def find_sources(
     elif not follows_from_these:
         own, rest = set_apart(differing)
         _settle_unlisted(catalog, strategy, own, "drop", where, sources)
-        is_listing = strategy.layouts or catalog.description is not None
-        told_by = where if is_listing else None
-        may_add = bool(strategy.layouts)
-        asked = questions(told_by, rest, len(holders), may_add) if rest else []
+        told_by = where if strategy.layouts or catalog.description is not None else None
+        asked = questions(told_by, rest, len(holders), bool(strategy.layouts)) if rest else []
         sources.problems += [Finding("unlisted", question) for question in asked]
     wanted = differing if unlisted == "rank" else {}
     each = [name for names in wanted.values() for name in names]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -95,16 +95,12 @@ def scan(
     except PlanError as error:
         raise type(error)([*error.problems, *unfinished(notes)]) from error
     ranks = sorted(chosen)
+    ranks = sorted(chosen)
     indexes = read_indexes((str(chosen[rank]) for rank in ranks), key, on_progress)
     found_in = dict(zip(ranks, indexes, strict=True))
     files = {n: index for n, index in found_in.items() if isinstance(index, FileIndex)}
     damaged = {n: error for n, error in found_in.items() if isinstance(error, FormatError)}
-    gaps = {  # of a wild number in a name some will do
-        rank
-        for low, high in pairwise((-1, *ranks))
-        for rank in range(low + 1, min(high, low + 1000))
-    }
-    absent = tuple(sorted(gaps | empty))
+    absent = tuple(sorted({*_gaps(chosen), *empty}))
     if absent:
         text = f"{format_ranks(absent)}: no checkpoint file found in {root}"
         notes.append(Note("absent", text, absent))
@@ -119,6 +115,12 @@ def scan(
         problems=tuple(_problems(root)),
         absent=absent,
     )
+
+
+def _gaps(ranks: Collection[int]) -> Iterator[int]:
+    """Numbers that are left out; below a wild one, which some name may have, not all."""
+    for low, high in pairwise((-1, *sorted(ranks))):
+        yield from range(low + 1, min(high, low + 1000))
 
 
 def _scan_file(path: Path, key: Secret | None) -> Catalog:
