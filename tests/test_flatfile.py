@@ -1,5 +1,6 @@
 """Regions read from files, against NumPy's own indexing."""
 
+import errno
 import os
 from itertools import pairwise
 from pathlib import Path
@@ -104,6 +105,37 @@ def test_calls_that_move_fewer_bytes_than_asked_are_repeated(tmp_path, monkeypat
         files.write_bytes(tensor, 0, array[::-1].copy().view(np.uint8))
         files.read_bytes(tensor, 0, out)
     assert np.array_equal(out.view("<i2"), array[::-1])
+
+
+def test_data_are_written_in_calls_of_a_mebibyte_and_sent_to_the_disk_at_once(
+    tmp_path, monkeypatch
+):
+    array = numbered((5 << 18,))
+    tensor = lay_out(tmp_path / "a", np.zeros_like(array), cuts=(2 << 20,))
+    calls, hints = [], []
+    pwrite = os.pwrite
+    monkeypatch.setattr(
+        os, "pwrite", lambda fd, part, at: calls.append(len(part)) or pwrite(fd, part, at)
+    )
+    monkeypatch.setattr(
+        os, "posix_fadvise", lambda fd, at, nbytes, what: hints.append((at, nbytes))
+    )
+    with FlatFiles(16) as files:
+        files.write_bytes(tensor, 0, array.view(np.uint8))
+    assert calls == [1 << 20] * 5
+    assert hints == [(extent.offset, extent.nbytes) for extent in tensor.extents]
+    assert np.array_equal(read(tensor, Region((0,), array.shape)), array)
+
+
+def test_a_file_system_that_takes_no_hints_will_do(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(os, "posix_fadvise", refuse)
+    tensor = lay_out(tmp_path / "a", numbered((4,), np.int8))
+    with FlatFiles(16) as files:
+        files.write_bytes(tensor, 0, np.full(4, 7, np.uint8))
+    assert read(tensor, Region((0,), (4,))).tolist() == [7] * 4
 
 
 # ------------------------------------------------------------------------ regions

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import suppress
 from types import TracebackType
 
 import numpy as np
@@ -24,6 +25,10 @@ from ckpttool.model.region import Region
 # microseconds, in which 256 KiB are copied from the page cache (measured, rows of 1 KiB); a disk
 # that has to be waited for moves the balance further towards reading through.
 GAP_BYTES = 128 * 1024
+# Bytes written by one call.  For more, Linux takes pages of 2 MiB for its cache.  A virtual machine
+# that returns free memory to its host has to ask for these anew, which takes ten times as long as
+# the copy (measured: 1 GiB in 4.0 s, in calls of 1 MiB in 0.3 s).
+WRITE_BYTES = 1 << 20
 MAX_OPEN_FILES = 128  # well below the usual limit of 1024 file descriptors, several workers counted
 
 Bytes = npt.NDArray[np.uint8]
@@ -95,10 +100,15 @@ class FlatFiles:
     def write_bytes(self, tensor: StoredTensor, offset: int, data: Bytes) -> None:
         """Write ``data`` over the tensor's bytes from ``offset`` on, across its extents."""
         fd = self._descriptor(tensor.path, os.O_RDWR)
-        for at, part in _split(tensor, offset, data.data):
+        for start, part in _split(tensor, offset, data.data):
+            at = start
             while part:
-                done = os.pwrite(fd, part, at)
+                done = os.pwrite(fd, part[:WRITE_BYTES], at)
                 at, part = at + done, part[done:]
+            # This begins to write what is dirty, so that the disk works while the next band is
+            # read, and little is left to be synced in the end.  A file system need not know it.
+            with suppress(OSError):
+                os.posix_fadvise(fd, start, at - start, os.POSIX_FADV_DONTNEED)
 
     def read_region(self, tensor: StoredTensor, region: Region, out: Bytes) -> None:
         """Copy a region of a stored tensor into an array.
