@@ -95,7 +95,6 @@ def scan(
     except PlanError as error:
         raise type(error)([*error.problems, *unfinished(notes)]) from error
     ranks = sorted(chosen)
-    ranks = sorted(chosen)
     indexes = read_indexes((str(chosen[rank]) for rank in ranks), key, on_progress)
     found_in = dict(zip(ranks, indexes, strict=True))
     files = {n: index for n, index in found_in.items() if isinstance(index, FileIndex)}
