@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 @options.crc
 @options.part
 @options.engine
+@options.max_memory
 @options.overwrite
 @options.as_json
 @options.quiet
@@ -78,6 +79,7 @@ def merge(
     crc: bool,
     part: tuple[int, int] | None,
     engine: str,
+    max_memory: int | None,
     overwrite: bool,
     as_json: bool,
     quiet: bool,
@@ -109,6 +111,7 @@ def merge(
             part=part,
         ),
         engine,
+        max_memory,
         as_json,
         quiet,
     )

@@ -189,6 +189,15 @@ limit = click.option(
 )
 
 
+max_memory = click.option(
+    "--max-memory",
+    type=Size(),
+    metavar="SIZE",
+    help="Most memory to take, 200MiB: of all processes on this host, or of each worker of a "
+    "cluster.  [default: about 50 MB and 8 MiB for each worker]",
+)
+
+
 def _keep_jobs(ctx: click.Context, param: click.Parameter, value: int | None) -> None:
     ctx.meta[JOBS] = value
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 @options.crc
 @options.part
 @options.engine
+@options.max_memory
 @options.overwrite
 @options.as_json
 @options.quiet
@@ -67,6 +68,7 @@ def reshard(
     crc: bool,
     part: tuple[int, int] | None,
     engine: str,
+    max_memory: int | None,
     overwrite: bool,
     as_json: bool,
     quiet: bool,
@@ -98,6 +100,7 @@ def reshard(
             part=part,
         ),
         engine,
+        max_memory,
         as_json,
         quiet,
     )

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 @options.crc
 @options.part
 @options.engine
+@options.max_memory
 @options.overwrite
 @options.as_json
 @options.quiet
@@ -56,6 +57,7 @@ def split(
     crc: bool,
     part: tuple[int, int] | None,
     engine: str,
+    max_memory: int | None,
     overwrite: bool,
     as_json: bool,
     quiet: bool,
@@ -82,6 +84,7 @@ def split(
             part=part,
         ),
         engine,
+        max_memory,
         as_json,
         quiet,
     )
