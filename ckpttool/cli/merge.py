@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Merge the files of all ranks into one.",
     help="""\b
     ckpttool merge checkpoint/ -s strategy.ckpt -o merged.h5
 

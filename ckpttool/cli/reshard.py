@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Cut a checkpoint anew for another strategy.",
     help="""\b
     ckpttool reshard checkpoint/ -s strategy.ckpt -d new_strategy.ckpt -o new/ --format ckpt
 

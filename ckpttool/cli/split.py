@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Cut an undivided checkpoint for the ranks of a strategy.",
     help="""\b
     ckpttool split merged.h5 -d strategy.ckpt -o sliced/ --format ckpt
 

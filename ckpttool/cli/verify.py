@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Find what is wrong with a checkpoint.",
     help="""\b
     ckpttool verify checkpoint/ -s strategy.ckpt --deep
 
