@@ -186,7 +186,7 @@ def test_the_start_loads_click_and_next_to_nothing_else(argument):
     loaded = done.stderr.split()
     ours = {name for name in loaded if name.startswith("ckpttool")}
     assert ours == {"ckpttool", "ckpttool.cli", "ckpttool.cli.main"}
-    assert len(loaded) <= 10  # of the standard library what shows help and versions
+    assert len(loaded) <= 20  # it was 80 when every command was loaded
 
 
 def test_every_command_is_in_a_module_of_its_name():
