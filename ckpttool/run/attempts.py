@@ -96,7 +96,7 @@ class RemoteFile:
         """What a worker has to do; see `CopyOptions`."""
         output, path = self._output, str(self._path)
         nowhere = FileIndex(path, output.format, 0, {m.name: _placed(m) for m in output.metas})
-        stretches = tuple(cut_into_tasks(output, nowhere, band_bytes, task_bytes))
+        stretches = tuple(cut_into_tasks([(output, nowhere)], band_bytes, task_bytes))
         return FileTask(path, output.format, output.metas, output.attrs, stretches)
 
     def commit(self, crc: int | None = None) -> int:

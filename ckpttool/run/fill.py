@@ -6,15 +6,15 @@ same bytes to the same places.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ckpttool.model.catalog import FileIndex, StoredTensor
-from ckpttool.model.plan import OutputFile, Piece
+from ckpttool.model.plan import OutputFile, OutputTensor, Piece
 from ckpttool.model.region import Region
-from ckpttool.storage.flatfile import FlatFiles
+from ckpttool.storage.flatfile import Bytes, FlatFiles, find_runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,36 +48,59 @@ class FillTask:
 
 
 def cut_into_tasks(
-    output: OutputFile, index: FileIndex, band_bytes: int, task_bytes: int
+    outputs: Sequence[tuple[OutputFile, FileIndex]], band_bytes: int, task_bytes: int
 ) -> Iterator[FillTask]:
-    """The tasks that fill an output file: large tensors are cut, small ones put together.
+    """The tasks that fill output files: large tensors are cut, small ones put together.
 
     Parameters
     ----------
-    output
-        What is to be written.
-    index
-        Where it goes: the header of the file under its temporary name.
+    outputs
+        What is to be written, and where it goes: the header of the file under its temporary name.
+        Of several, those parts come together that want the same rows of the source.
     band_bytes
         See `FillTask`.
     task_bytes
         Bytes of a task, about.
     """
+    tensors: dict[str, list[tuple[OutputTensor, StoredTensor]]] = {}
+    for output, index in outputs:
+        for tensor in output.tensors:
+            stored = index.tensors[tensor.meta.name]
+            if stored.extents:
+                tensors.setdefault(tensor.meta.name, []).append((tensor, stored))
     parts: list[Part] = []
     nbytes = 0
-    for tensor in output.tensors:
-        stored = index.tensors[tensor.meta.name]
-        if not stored.extents:
-            continue
-        itemsize = tensor.meta.itemsize
-        for region in Region.whole(tensor.meta.shape).bands(max(1, task_bytes // itemsize)):
-            parts.append(Part(stored, region, tuple(tensor.pieces(region))))
-            nbytes += region.size * itemsize
+    for name in tensors:
+        for part in _cut(tensors[name], band_bytes, task_bytes):
+            parts.append(part)
+            nbytes += part.region.size * part.tensor.meta.itemsize
             if nbytes >= task_bytes:
                 yield FillTask(tuple(parts), band_bytes)
                 parts, nbytes = [], 0
     if parts:
         yield FillTask(tuple(parts), band_bytes)
+
+
+def _cut(
+    twins: Sequence[tuple[OutputTensor, StoredTensor]], band_bytes: int, task_bytes: int
+) -> Iterator[Part]:
+    """Parts of a tensor in one output, or in several, by their place in the full tensor."""
+    if len(twins) == 1:
+        ((tensor, stored),) = twins
+        for region in _bands(Region.whole(tensor.meta.shape), task_bytes, tensor.meta.itemsize):
+            yield Part(stored, region, tuple(tensor.pieces(region)))
+        return
+    placed: list[tuple[tuple[int, ...], int, Region]] = []
+    for number, (tensor, _) in enumerate(twins):
+        whole = Region.whole(tensor.meta.shape)
+        nbytes = _band_bytes(tensor.pieces(whole), band_bytes)
+        placed += [
+            (region.moved_by(tensor.region.start).start, number, region)
+            for region in _bands(whole, nbytes, tensor.meta.itemsize)
+        ]
+    for _, number, region in sorted(placed, key=lambda item: item[:2]):
+        tensor, stored = twins[number]
+        yield Part(stored, region, tuple(tensor.pieces(region)))
 
 
 def fill(task: FillTask) -> int:
@@ -96,7 +119,7 @@ def fill(task: FillTask) -> int:
     with FlatFiles(task.band_bytes) as files:
         for part in task.parts:
             itemsize = part.tensor.meta.itemsize
-            for band in part.region.bands(max(1, task.band_bytes // itemsize)):
+            for band in _bands(part.region, _band_bytes(part.pieces, task.band_bytes), itemsize):
                 data = buffer[: band.size * itemsize]
                 read_pieces(files, part.pieces, band, data.reshape(*band.shape, itemsize))
                 offset = _offset(band, part.tensor.meta.shape) * itemsize
@@ -104,12 +127,7 @@ def fill(task: FillTask) -> int:
     return task.nbytes
 
 
-def read_pieces(
-    files: FlatFiles,
-    pieces: Sequence[Piece],
-    band: Region,
-    out: np.ndarray[tuple[int, ...], np.dtype[np.uint8]],
-) -> None:
+def read_pieces(files: FlatFiles, pieces: Sequence[Piece], band: Region, out: Bytes) -> None:
     """Read a region of a tensor that is spread over pieces.
 
     Parameters
@@ -134,6 +152,23 @@ def read_pieces(
         files.read_region(piece.tensor, src, out[at])
         filled += overlap.size
     assert filled == band.size, f"{pieces}: {filled} of {band.size} elements"
+
+
+def _bands(region: Region, nbytes: int, itemsize: int) -> Iterator[Region]:
+    return region.bands(max(1, nbytes // itemsize))
+
+
+def _band_bytes(pieces: Iterable[Piece], most: int) -> int:
+    """Bytes of a band such that all that is read for it, with what lies between, is not more."""
+    return int(most / max(read_amplification(piece) for piece in pieces))
+
+
+def read_amplification(piece: Piece) -> float:
+    """Bytes that are read for each byte of a piece that is wanted."""
+    meta = piece.tensor.meta
+    runs = find_runs(piece.src, meta.shape, meta.itemsize)
+    first, last = runs.rows
+    return (last - first) / runs.nbytes if runs.are_close else 1.0
 
 
 def _offset(band: Region, shape: tuple[int, ...]) -> int:

@@ -41,10 +41,12 @@ def content_problems(plan: Plan, notes: list[Note]) -> Iterator[str]:
     refused: dict[str, int] = {}
     dtypes: set[str] = set()
     need: dict[Path, int] = defaultdict(int)
+    replaced = 0
     for output in plan:
         for refusal in format.refusals(output.metas, output.attrs):
             refused.setdefault(refusal, output.rank)
         dtypes |= {meta.dtype for meta in output.metas}
+        replaced += os.path.lexists(output.path)
         folder = Path(output.path).absolute()
         while not folder.exists():
             folder = folder.parent
@@ -65,4 +67,5 @@ def content_problems(plan: Plan, notes: list[Note]) -> Iterator[str]:
         disk = os.statvfs(folder)
         free = disk.f_bavail * disk.f_frsize
         if nbytes > free:
-            yield f"{folder}: {nbytes} bytes are to be written, {free} are free on this disk"
+            kept = ", and what is replaced stays until then" if replaced else ""
+            yield f"{folder}: {nbytes} bytes are to be written, {free} are free on this disk{kept}"
