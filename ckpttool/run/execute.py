@@ -135,14 +135,14 @@ def execute(
         run.write_documents(plan.documents)
         if plan.part is not None:
             run.current = plan.part.folder
-            end_part(plan.part, plan.catalog.step, run.written)
+            end_part(plan.part, plan.catalog.step, run.in_order())
     except BaseException as error:
         run.abandon()
         if isinstance(error, FAILURES) and not isinstance(error, VerifyError):
             done = [written.path for written in run.written]
             raise ExecutionError(run.current, _cause(error), done) from error
         raise
-    return tuple(sorted(run.written, key=lambda written: written.rank))
+    return run.in_order()
 
 
 def _cause(error: CkptToolError | OSError | BrokenExecutor) -> str:
@@ -166,6 +166,10 @@ class _Run:
     pending: dict[Future[int | Attempt], tuple[_Job, ...]] = field(default_factory=dict)
     jobs: list[_Job] = field(default_factory=list)
     written: list[Written] = field(default_factory=list)
+
+    def in_order(self) -> tuple[Written, ...]:
+        """What is written, in an order that does not tell which worker was faster."""
+        return tuple(sorted(self.written, key=lambda written: written.rank))
 
     def start(self, outputs: Sequence[OutputFile]) -> None:
         """Create outputs and hand out their tasks; waits while too many are on their way."""
