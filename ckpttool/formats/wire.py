@@ -16,7 +16,7 @@ The protocol buffers documentation, "Encoding".
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Protocol
@@ -61,11 +61,12 @@ class PlainFile:
 
     def __init__(self, path: str) -> None:
         self._file = Path(path).open("rb", buffering=0)  # noqa: SIM115 - closed by close
-        self.size = os.fstat(self._file.fileno()).st_size
+        self._fd = self._file.fileno()
+        self.size = os.fstat(self._fd).st_size
 
     def pread(self, nbytes: int, offset: int) -> bytes:
         """Up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
-        return os.pread(self._file.fileno(), nbytes, offset)
+        return os.pread(self._fd, nbytes, offset)
 
     def close(self) -> None:
         """Close the file."""
@@ -122,6 +123,11 @@ class WireReader:
                 self.path, start, f"expected {stop - start} more bytes, found {len(data)}"
             )
         return data
+
+    def has(self, parts: Iterable[tuple[int, bytes]]) -> bool:
+        """Whether the file has all of these bytes at these places."""
+        pread = self._source.pread
+        return all(pread(len(data), start) == data for start, data in parts)
 
     def window(self, start: int, nbytes: int) -> tuple[bytes, int]:
         """Bytes of the file, and where in them byte ``start`` is.
