@@ -14,6 +14,7 @@ import ckpttool
 from ckpttool.cli import report
 from ckpttool.cli.options import DEBUG, STOPPER
 from ckpttool.cli.progress import show_progress
+from ckpttool.cli.signals import Stopped
 from ckpttool.cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -48,7 +49,13 @@ def convert(make_plan: Callable[[Executor], Plan], engine: str, as_json: bool, q
         total = sum(meta.nbytes for output in plan for meta in output.metas)
         stopper: Stopper = click.get_current_context().meta[STOPPER]
         with show_progress("writing", total, quiet or as_json) as on_progress, stopper.deferring():
-            written = ckpttool.execute(plan, executor, on_progress=on_progress, check=stopper.check)
+            try:
+                written = ckpttool.execute(
+                    plan, executor, on_progress=on_progress, check=stopper.check
+                )
+            except Stopped as stopped:
+                stopped.remedy = "; the same command with --resume goes on from there"
+                raise
     seconds = time.perf_counter() - started
     document = report.describe_run(plan, written, seconds)
     if as_json:

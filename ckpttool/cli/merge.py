@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 @options.part
 @options.engine
 @options.overwrite
+@options.resume
 @options.as_json
 @options.quiet
 @options.debug
@@ -79,6 +80,7 @@ def merge(
     part: tuple[int, int] | None,
     engine: str,
     overwrite: bool,
+    resume: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -105,6 +107,7 @@ def merge(
             check_replicas=check_replicas,
             crc=crc,
             overwrite=overwrite,
+            resume=resume,
             executor=executor,
             part=part,
         ),

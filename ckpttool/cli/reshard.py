@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 @options.part
 @options.engine
 @options.overwrite
+@options.resume
 @options.as_json
 @options.quiet
 @options.debug
@@ -68,6 +69,7 @@ def reshard(
     part: tuple[int, int] | None,
     engine: str,
     overwrite: bool,
+    resume: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -94,6 +96,7 @@ def reshard(
             check_replicas=check_replicas,
             crc=crc,
             overwrite=overwrite,
+            resume=resume,
             executor=executor,
             part=part,
         ),

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 @options.part
 @options.engine
 @options.overwrite
+@options.resume
 @options.as_json
 @options.quiet
 @options.debug
@@ -57,6 +58,7 @@ def split(
     part: tuple[int, int] | None,
     engine: str,
     overwrite: bool,
+    resume: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -78,6 +80,7 @@ def split(
             unlisted=unlisted,
             crc=crc,
             overwrite=overwrite,
+            resume=resume,
             executor=executor,
             part=part,
         ),

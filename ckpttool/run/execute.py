@@ -10,17 +10,25 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
+from typing import TypeAlias
 
 from ckpttool.errors import CkptToolError, ExecutionError, VerifyError
+from ckpttool.model.manifest import Listed, hashed
 from ckpttool.model.plan import Document, OutputFile, Plan
 from ckpttool.run.attempts import Attempt, RemoteFile, write_file
-from ckpttool.run.batch import begin_part, end_part
+from ckpttool.run.batch import place_of
 from ckpttool.run.cluster import CHECK_SECONDS, Cluster, check_workers
 from ckpttool.run.engines import InlineExecutor, Stoppable
-from ckpttool.run.fill import cut_into_tasks, fill
+from ckpttool.run.fill import Filled, cut_into_tasks, fill
+from ckpttool.run.journal import Journal
 from ckpttool.run.manifest import Written
-from ckpttool.run.partial import PartialFile, remove_document, write_document
+from ckpttool.run.origin import manifest_of
+from ckpttool.run.partial import PartialFile, Proof, write_document
+from ckpttool.run.resume import check_inputs, is_complete
 from ckpttool.storage.checksum import compute_checksum
+
+Done: TypeAlias = int | Filled | Attempt  # of a call: a checksum, a stretch, a whole file
 
 FAILURES = (CkptToolError, OSError, BrokenExecutor)
 MAX_CLAIMS = 512  # outputs that a cluster works on at a time; each is a file descriptor here
@@ -54,9 +62,10 @@ class _Job:
     file: PartialFile | RemoteFile
     open_tasks: int = 0
     is_submitted: bool = False
-    checksum: Future[int | Attempt] | None = None  # on its way, once all tasks are done
+    checksum: Future[Done] | None = None  # on its way, once all tasks are done
+    sha256: dict[str, dict[int, str]] = field(default_factory=dict)  # by tensor and unit
 
-    def calls(self, options: CopyOptions) -> Iterator[Callable[[], int | Attempt]]:
+    def calls(self, options: CopyOptions) -> Iterator[Callable[[], Done]]:
         """What workers have to do: stretches of a file on this host, a whole file on another."""
         sizes = options.band_bytes, options.task_bytes
         if isinstance(self.file, RemoteFile):
@@ -65,14 +74,21 @@ class _Job:
             for task in cut_into_tasks(self.output, self.file.index, *sizes):
                 yield partial(fill, task)
 
-    def accept(self, done: int | Attempt) -> int:
+    def accept(self, done: Filled | Attempt) -> int:
         """Note that a call is done; the number of bytes that it wrote."""
         self.open_tasks -= 1
-        if isinstance(done, int):
-            return done
-        assert isinstance(self.file, RemoteFile), "only workers of a cluster make attempts"
-        self.file.attempt = done
+        if isinstance(done, Attempt):
+            assert isinstance(self.file, RemoteFile), "only workers of a cluster make attempts"
+            self.file.attempt, done = done, done.filled
+        for name, unit, digest in done.sha256:
+            self.sha256.setdefault(name, {})[unit] = digest
         return done.nbytes
+
+    def listed(self, folder: Path, nbytes: int) -> Listed:
+        """The output as a manifest in a folder lists it."""
+        path = os.path.relpath(self.output.path, folder)
+        tensors = (hashed(meta, self.sha256.get(meta.name, {})) for meta in self.output.metas)
+        return Listed(self.output.rank, path, self.output.format, nbytes, tuple(tensors))
 
 
 def execute(
@@ -83,7 +99,9 @@ def execute(
     on_progress: Callable[[int], None] | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> tuple[Written, ...]:
-    """Write all outputs of a plan; of a part of one also its record, for `commit`.
+    """Write all outputs of a plan, and the manifest; of a part its record, for `commit`.
+
+    Outputs that are kept (`Plan.is_resumed`) are not written again.
 
     Parameters
     ----------
@@ -104,34 +122,42 @@ def execute(
     Raises
     ------
     PlanError
-        A worker of a cluster cannot do its part; nothing was written.
+        A worker of a cluster cannot do its part, another run is writing the same set, or what is
+        to be resumed is of another plan; nothing was written.
     EngineError
         The workers of a cluster do not answer; nothing was written.
     VerifyError
         An output could be read back, and was not what it should be.
     ExecutionError
-        An output could not be written.  Outputs that were complete before stay and are named;
-        nothing is left of the others.
+        An output could not be written, or a source file was changed meanwhile.  Outputs that
+        were complete before stay and are named, for a run that is resumed; nothing is left of the
+        others.
     """
     run = _Run(executor or InlineExecutor(), options or CopyOptions(), on_progress, check)
     if isinstance(executor, Cluster) and plan.target.paths:
         check_workers(executor, plan, check)
+    if plan.is_resumed and is_complete(plan):
+        return run.keep_all(plan)
+    journal = run.journal = Journal(place_of(plan), plan.is_resumed)
     try:
-        run.remove_documents(plan.documents)
-        if plan.part is not None:
-            run.current = plan.part.folder
-            begin_part(plan.part)
         for output in plan:
+            if os.path.relpath(output.path, journal.folder) in journal.kept:
+                run.keep(output)
+                continue
             run.collect_done()
             run.start(output)
         while run.pending:
             run.collect()
+        run.current = str(manifest_of(plan))
+        check_inputs(plan, journal)
         run.write_documents(plan.documents)
-        if plan.part is not None:
-            run.current = plan.part.folder
-            end_part(plan.part, plan.catalog.step, run.written)
+        run.current = str(manifest_of(plan))
+        journal.finish()
     except BaseException as error:
-        run.abandon()
+        try:
+            run.abandon()
+        finally:
+            journal.leave()
         if isinstance(error, FAILURES) and not isinstance(error, VerifyError):
             done = [written.path for written in run.written]
             raise ExecutionError(run.current, _cause(error), done) from error
@@ -157,13 +183,31 @@ class _Run:
     on_progress: Callable[[int], None] | None
     check: Callable[[], None]
     current: str = ""  # the output that is worked on, for the error
-    pending: dict[Future[int | Attempt], _Job] = field(default_factory=dict)
+    pending: dict[Future[Done], _Job] = field(default_factory=dict)
     jobs: list[_Job] = field(default_factory=list)
     written: list[Written] = field(default_factory=list)
+    journal: Journal | None = None
+
+    def keep_all(self, plan: Plan) -> tuple[Written, ...]:
+        """Count all outputs as written."""
+        for output in plan:
+            self.keep(output)
+        return tuple(self.written)
+
+    def keep(self, output: OutputFile) -> None:
+        """Count an output as written that is there already."""
+        self._note_written(output, Path(output.path).stat().st_size)
+        if self.on_progress is not None:
+            self.on_progress(sum(meta.nbytes for meta in output.metas))
+
+    def _note_written(self, output: OutputFile, nbytes: int) -> None:
+        entry = Written(output.rank, output.path, output.format, nbytes, len(output.tensors))
+        self.written.append(entry)
 
     def start(self, output: OutputFile) -> None:
         """Create an output and hand out its tasks; waits while too many are on their way."""
         self.current = output.path
+        self._journal().begin(output.path)
         is_remote = isinstance(self.executor, Cluster)
         job = _Job(output, RemoteFile(output) if is_remote else PartialFile(output))
         self.jobs.append(job)
@@ -195,6 +239,7 @@ class _Run:
                 assert isinstance(done, int), "checksums are no attempts"
                 self._commit(job, done)
                 continue
+            assert not isinstance(done, int), "calls that fill say what they wrote"
             nbytes = job.accept(done)
             if self.on_progress is not None:
                 self.on_progress(nbytes)
@@ -216,17 +261,18 @@ class _Run:
             self._commit(job, None)
 
     def _commit(self, job: _Job, crc: int | None) -> None:
-        output = self.current = job.output.path
+        self.current = job.output.path
         self.jobs.remove(job)
-        nbytes = job.file.commit(crc)
-        rank, format = job.output.rank, job.output.format
-        self.written.append(Written(rank, output, format, nbytes, len(job.output.tensors)))
+        journal = self._journal()
 
-    def remove_documents(self, documents: Sequence[Document]) -> None:
-        """Remove the old ones: while outputs are replaced they would speak of a mixture."""
-        for document in documents:
-            self.current = document.path
-            remove_document(document.path)
+        def note(proof: Proof) -> None:
+            journal.add(job.listed(journal.folder, proof.nbytes), proof)
+
+        self._note_written(job.output, job.file.commit(note, crc))
+
+    def _journal(self) -> Journal:
+        assert self.journal is not None, "it is opened before the first output"
+        return self.journal
 
     def write_documents(self, documents: Sequence[Document]) -> None:
         """Write what says that the outputs are complete."""
@@ -240,6 +286,8 @@ class _Run:
         Workers of a cluster are not waited for: they may be lost, and what they write has a name
         of their own.
         """
+        for job in self.jobs:
+            job.file.withdraw()
         if isinstance(self.executor, Stoppable):
             self.executor.stop()  # a call that is cancelled meanwhile would never be done
         else:

@@ -6,12 +6,14 @@ same bytes to the same places.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ckpttool.model.catalog import FileIndex, StoredTensor
+from ckpttool.model.manifest import units
 from ckpttool.model.plan import OutputFile, Piece
 from ckpttool.model.region import Region
 from ckpttool.storage.flatfile import FlatFiles
@@ -19,11 +21,28 @@ from ckpttool.storage.flatfile import FlatFiles
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A C-contiguous region of one output tensor, and the pieces that fill it."""
+    """A unit of one output tensor, by its number, and the pieces that fill it."""
 
     tensor: StoredTensor
+    unit: int
     region: Region
     pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """What a task has written.
+
+    Attributes
+    ----------
+    nbytes
+        Bytes of tensors.
+    sha256
+        Of every unit: name of the tensor, number of the unit, hash in hexadecimal digits.
+    """
+
+    nbytes: int
+    sha256: tuple[tuple[str, int, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +71,8 @@ def cut_into_tasks(
 ) -> Iterator[FillTask]:
     """The tasks that fill an output file: large tensors are cut, small ones put together.
 
+    Tensors are cut into the units that are hashed, whatever the options are.
+
     Parameters
     ----------
     output
@@ -61,7 +82,7 @@ def cut_into_tasks(
     band_bytes
         See `FillTask`.
     task_bytes
-        Bytes of a task, about.
+        Bytes of a task, about, if a unit is not larger.
     """
     parts: list[Part] = []
     nbytes = 0
@@ -70,8 +91,8 @@ def cut_into_tasks(
         if not stored.extents:
             continue
         itemsize = tensor.meta.itemsize
-        for region in Region.whole(tensor.meta.shape).bands(max(1, task_bytes // itemsize)):
-            parts.append(Part(stored, region, tuple(tensor.pieces(region))))
+        for number, region in enumerate(units(tensor.meta)):
+            parts.append(Part(stored, number, region, tuple(tensor.pieces(region))))
             nbytes += region.size * itemsize
             if nbytes >= task_bytes:
                 yield FillTask(tuple(parts), band_bytes)
@@ -80,8 +101,8 @@ def cut_into_tasks(
         yield FillTask(tuple(parts), band_bytes)
 
 
-def fill(task: FillTask) -> int:
-    """Fill the parts of a task; returns the number of bytes written.
+def fill(task: FillTask) -> Filled:
+    """Fill the parts of a task, and hash what is written while it is in memory.
 
     Raises
     ------
@@ -93,15 +114,19 @@ def fill(task: FillTask) -> int:
     largest = max(part.region.size * part.tensor.meta.itemsize for part in task.parts)
     widest = max(part.tensor.meta.itemsize for part in task.parts)  # a band holds one element
     buffer = np.empty(max(widest, min(task.band_bytes, largest)), np.uint8)
+    hashes: list[tuple[str, int, str]] = []
     with FlatFiles(task.band_bytes) as files:
         for part in task.parts:
             itemsize = part.tensor.meta.itemsize
+            state = hashlib.sha256()
             for band in part.region.bands(max(1, task.band_bytes // itemsize)):
                 data = buffer[: band.size * itemsize]
                 read_pieces(files, part.pieces, band, data.reshape(*band.shape, itemsize))
                 offset = _offset(band, part.tensor.meta.shape) * itemsize
                 files.write_bytes(part.tensor, offset, data)
-    return task.nbytes
+                state.update(data.data)
+            hashes.append((part.tensor.meta.name, part.unit, state.hexdigest()))
+    return Filled(task.nbytes, tuple(hashes))
 
 
 def read_pieces(

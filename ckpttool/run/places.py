@@ -12,6 +12,8 @@ from ckpttool.model.plan import Target
 from ckpttool.model.strategy import shorten
 from ckpttool.run.partial import PARTIAL
 
+MANIFEST = "ckpttool.json"
+
 FileId = tuple[int, int]  # device and inode
 
 
@@ -21,12 +23,20 @@ def output_folder(target: Target) -> str:
     return str(first.parent if target.strategy is None else first.parent.parent)
 
 
+def manifest_path(target: Target) -> str:
+    """Where the manifest goes: into the folder of all outputs, or beside a single file."""
+    if target.strategy is None and not target.is_numbered:
+        return f"{next(iter(target.paths.values()))}.{MANIFEST}"
+    return str(Path(output_folder(target), MANIFEST))
+
+
 def place_problems(
     source: str,
     target: Target,
     inputs: Collection[str],
     overwrite: bool,
     documents: Collection[str] = (),
+    ours: Collection[str] = (),
 ) -> Iterator[str]:
     """Messages for everything that stands in the way of the outputs' names.
 
@@ -42,11 +52,16 @@ def place_problems(
         Whether another file may be replaced.
     documents
         Text files that are written beside the outputs.
+    ours
+        Outputs that may be replaced in any case; see `ckpttool.run.resume.find_remains`.
     """
     taken = {_file_id(Path(path)) for path in inputs}
     paths = [*target.paths.values(), *documents]
-    yield from dict.fromkeys(problem for path in paths for problem in _problems_of(path, taken))
-    existing = [path for path in paths if os.path.lexists(path)]
+    manifest = [manifest_path(target)] if target.paths else []
+    all_paths = (*paths, *manifest)
+    yield from dict.fromkeys(problem for path in all_paths for problem in _problems_of(path, taken))
+    existing = [p for p in paths if os.path.lexists(p) and str(Path(p)) not in ours]
+    existing = existing or [p for p in manifest if os.path.lexists(p) and p not in ours]
     if existing and not overwrite:
         have = f"{existing[0]} exists"
         if len(existing) > 1:
