@@ -31,6 +31,8 @@ from ckpttool.model.catalog import TensorMeta
 from ckpttool.model.region import Region
 
 SCHEMA = 1
+MANIFEST = "ckpttool.json"  # also the ending of that of a single file
+JOURNAL = ".journal"  # behind the name of what a run writes last, while it lasts
 UNIT_BYTES = 64 << 20  # about what one task writes
 
 

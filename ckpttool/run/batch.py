@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ckpttool.errors import CkptToolError, FormatError, PlanError, VerifyError, raise_all
 from ckpttool.model.catalog import format_ranks
-from ckpttool.model.manifest import Origin, differences
+from ckpttool.model.manifest import MANIFEST, Origin, differences
 from ckpttool.model.notes import Note
 from ckpttool.model.parts import balance
 from ckpttool.model.plan import Document, Plan, PlanPart
@@ -32,7 +32,7 @@ from ckpttool.run.manifest import (
 )
 from ckpttool.run.origin import manifest_of, origin_of, plan_digest
 from ckpttool.run.partial import remove_document, write_document
-from ckpttool.run.places import MANIFEST, manifest_path
+from ckpttool.run.places import manifest_path
 from ckpttool.run.sets import Place, find_other_set, find_records, record_of, set_locked
 
 

@@ -8,11 +8,10 @@ import stat
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.plan import Target
 from ckpttool.model.strategy import shorten
 from ckpttool.run.partial import PARTIAL
-
-MANIFEST = "ckpttool.json"
 
 FileId = tuple[int, int]  # device and inode
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ckpttool.errors import CkptToolError, FormatError
-from ckpttool.model.manifest import differences
+from ckpttool.model.manifest import JOURNAL, differences
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import Plan
 from ckpttool.model.strategy import count
@@ -14,7 +14,6 @@ from ckpttool.run.journal import Journal, read_journal, resume_problems
 from ckpttool.run.manifest import Listing, output_problems
 from ckpttool.run.origin import origin_of
 from ckpttool.run.sets import (
-    SUFFIX,
     Place,
     busy_problem,
     find_records,
@@ -29,9 +28,11 @@ def find_remains(plan: Plan, problems: list[str], notes: list[Note]) -> frozense
     What stands in the way is added to ``problems``, what is to be known to ``notes``.
     """
     place = place_of(plan)
+    if not place.manifest.parent.is_dir():
+        return frozenset()
     own, folder = journal_of(place.listing), place.manifest.parent
     found: set[str] = set()
-    for path in {own, journal_of(place.manifest), *find_records(place.manifest, SUFFIX)}:
+    for path in {own, journal_of(place.manifest), *find_records(place.manifest, JOURNAL)}:
         try:
             before = read_journal(path)
         except FormatError as error:

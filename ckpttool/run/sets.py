@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckpttool.errors import PlanError
-from ckpttool.model.manifest import Origin
+from ckpttool.model.manifest import JOURNAL, Origin
 from ckpttool.run.partial import lock
 
-SUFFIX = ".journal"
 TRIES, PAUSE_SECONDS = 6, 0.05  # for a lock that somebody has for a moment, to look or to leave
 
 
@@ -57,7 +56,7 @@ class Place:
 
     def journals_of_parts(self) -> list[Path]:
         """The same for journals."""
-        return [] if self.is_part else find_records(self.manifest, SUFFIX)
+        return [] if self.is_part else find_records(self.manifest, JOURNAL)
 
 
 def record_of(manifest: Path, part: object, parts: object) -> Path:
@@ -80,7 +79,7 @@ def find_other_set(folder: Path) -> Path | None:
 
 def journal_of(listing: Path) -> Path:
     """The journal that becomes a listing."""
-    return listing.with_name(listing.name + SUFFIX)
+    return listing.with_name(listing.name + JOURNAL)
 
 
 def holder_of(path: Path) -> str | None:
@@ -137,5 +136,5 @@ def set_locked(manifest: Path) -> Iterator[None]:
 
 def busy_problem(journal: Path, by: str) -> str:
     """The message that another run writes what a journal belongs to."""
-    listing = str(journal).removesuffix(SUFFIX)
+    listing = str(journal).removesuffix(JOURNAL)
     return f"{listing}: another run is writing it ({by}); wait until it ends, or write elsewhere"
