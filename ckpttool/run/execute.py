@@ -5,6 +5,7 @@ At most so many tasks are on their way at a time; the plan is drawn as fast as t
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
@@ -24,12 +25,18 @@ from ckpttool.run.fill import Filled, cut_into_tasks, fill
 from ckpttool.run.journal import Journal
 from ckpttool.run.manifest import Written
 from ckpttool.run.origin import manifest_of
-from ckpttool.run.partial import PartialFile, Proof, write_document
+from ckpttool.run.partial import PARTIAL, PartialFile, Proof, write_document
 from ckpttool.run.resume import check_inputs, is_complete
 from ckpttool.storage.checksum import compute_checksum
 
 Done: TypeAlias = int | Filled | Attempt  # of a call: a checksum, a stretch, a whole file
 
+MEANINGS = {
+    errno.ENOSPC: " (the disk is full)",
+    errno.EDQUOT: " (what this user may store there is used up)",
+    errno.EROFS: " (nothing can be written there)",
+    errno.EIO: " (the disk, or the way to it, has failed)",
+}
 FAILURES = (CkptToolError, OSError, BrokenExecutor)
 MAX_CLAIMS = 512  # outputs that a cluster works on at a time; each is a file descriptor here
 
@@ -138,7 +145,7 @@ def execute(
         check_workers(executor, plan, check)
     if plan.is_resumed and is_complete(plan):
         return run.keep_all(plan)
-    journal = run.journal = Journal(place_of(plan), plan.is_resumed)
+    journal = run.journal = _open_journal(plan)
     try:
         for output in plan:
             if os.path.relpath(output.path, journal.folder) in journal.kept:
@@ -158,11 +165,18 @@ def execute(
             run.abandon()
         finally:
             journal.leave()
-        if isinstance(error, FAILURES) and not isinstance(error, VerifyError):
+        if isinstance(error, FAILURES) and not isinstance(error, VerifyError | ExecutionError):
             done = [written.path for written in run.written]
             raise ExecutionError(run.current, _cause(error), done) from error
         raise
     return tuple(sorted(run.written, key=lambda written: written.rank))
+
+
+def _open_journal(plan: Plan) -> Journal:
+    try:
+        return Journal(place_of(plan), plan.is_resumed)
+    except OSError as error:
+        raise ExecutionError(str(manifest_of(plan)), _cause(error)) from error
 
 
 def _cause(error: CkptToolError | OSError | BrokenExecutor) -> str:
@@ -170,7 +184,9 @@ def _cause(error: CkptToolError | OSError | BrokenExecutor) -> str:
     if isinstance(error, BlockingIOError | FileExistsError):
         return f"another run is writing this output ({error.filename} is in use)"
     if isinstance(error, OSError) and error.errno:
-        return os.strerror(error.errno)
+        what = os.strerror(error.errno) + MEANINGS.get(error.errno, "")
+        has_name = isinstance(error.filename, str) and not error.filename.endswith(PARTIAL)
+        return f"{error.filename}: {what}" if has_name else what
     if isinstance(error, BrokenExecutor):
         return "a worker died (was it killed, or out of memory?)"
     return str(error)

@@ -6,7 +6,9 @@ same bytes to the same places.
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -123,6 +125,8 @@ def fill(task: FillTask) -> Filled:
                 data = buffer[: band.size * itemsize]
                 read_pieces(files, part.pieces, band, data.reshape(*band.shape, itemsize))
                 offset = _offset(band, part.tensor.meta.shape) * itemsize
+                if not os.path.lexists(part.tensor.path):  # taken away: the run has ended
+                    raise FileNotFoundError(errno.ENOENT, "it is gone", part.tensor.path)
                 files.write_bytes(part.tensor, offset, data)
                 state.update(data.data)
             hashes.append((part.tensor.meta.name, part.unit, state.hexdigest()))

@@ -158,6 +158,11 @@ class Journal:
         return self._place.origin
 
     @property
+    def listing(self) -> Path:
+        """What it becomes."""
+        return self._place.listing
+
+    @property
     def folder(self) -> Path:
         """What the paths of outputs are counted from."""
         return self._path.parent

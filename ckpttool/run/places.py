@@ -91,6 +91,8 @@ def _problems_of(name: str, taken: Collection[FileId]) -> Iterator[str]:
         yield f"{path}: is a device or a pipe; name a file to be written"
     elif path.exists() and _file_id(path) in taken:
         yield f"{path}: is an input of this run; write somewhere else"
+    elif os.statvfs(folder).f_flag & os.ST_RDONLY:
+        yield f"{folder}: is on a file system that is read-only"
     elif not os.access(folder, os.W_OK | os.X_OK):
         yield f"{folder}: no permission to write there"
     else:

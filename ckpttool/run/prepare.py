@@ -284,7 +284,7 @@ def _plan(
         target = plan.target
         plan = replace(plan, strategies=tuple(strategies), is_resumed=way.resume)
         ours = find_remains(plan, problems, notes)
-        problems += content_problems(plan, notes)
+        problems += content_problems(plan, notes, ours if way.resume else ())
         plan = replace(plan, notes=(*plan.notes, *notes))
     except CkptToolError as error:
         errors.append(error)

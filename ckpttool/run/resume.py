@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ckpttool.errors import CkptToolError, FormatError
+from ckpttool.errors import CkptToolError, ExecutionError, FormatError
 from ckpttool.model.manifest import JOURNAL, differences
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import Plan
@@ -20,6 +20,8 @@ from ckpttool.run.sets import (
     holder_of,
     journal_of,
 )
+
+MIXTURE = "what was made of it may be a mixture, so write all of it anew"
 
 
 def find_remains(plan: Plan, problems: list[str], notes: list[Note]) -> frozenset[str]:
@@ -94,12 +96,16 @@ def check_inputs(plan: Plan, journal: Journal) -> None:
 
     Raises
     ------
-    FormatError
-        A file of it was written to, so the outputs may hold a mixture.
-    OSError
-        It is gone.
+    ExecutionError
+        A file of it was written to or is gone, so the outputs may hold a mixture.
     """
-    for was, now in zip(journal.origin.inputs, origin_of(plan).inputs, strict=True):
-        if was != now:
-            reason = "was written to while it was read; what was made of it may be a mixture"
-            raise FormatError(was.path, None, reason)
+    try:
+        now = origin_of(plan).inputs
+    except OSError as error:
+        raise ExecutionError(
+            str(journal.listing), f"{error.filename}: is gone; {MIXTURE}"
+        ) from error
+    for before, after in zip(journal.origin.inputs, now, strict=True):
+        if before != after:
+            cause = f"{before.path}: was written to while it was read; {MIXTURE}"
+            raise ExecutionError(str(journal.listing), cause)
