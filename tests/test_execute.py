@@ -73,7 +73,7 @@ def test_a_task_survives_pickling_and_can_be_done_twice(tmp_path):
     output = next(iter(make_plan(tmp_path)))
     path = tmp_path / "file.ckpt"
     index = get_format(output.format).create(str(path), output.metas, {})
-    for task in cut_into_tasks(output, index, band_bytes=100, task_bytes=300):
+    for task in cut_into_tasks([(output, index)], band_bytes=100, task_bytes=300):
         again = pickle.loads(pickle.dumps(task))
         assert again == task
         assert fill(task) == fill(again)

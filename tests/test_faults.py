@@ -214,14 +214,14 @@ def test_a_disk_that_fills_up_meanwhile_is_named_and_gone_on_from(
     words = [*split_words(source, small_disk / "out"), "-j", "1"]
     other = small_disk / "other"
 
-    def fill_disk(self, output):
-        if output.rank == 2:
+    def fill_disk(self, outputs):
+        if outputs[0].rank == 2:
             while self.pending:
                 self.collect()
             with other.open("wb") as file:
                 free = os.statvfs(small_disk)
                 file.write(bytes(free.f_bavail * free.f_frsize - (1 << 19)))
-        return real_start(self, output)
+        return real_start(self, outputs)
 
     from ckpttool.run.execute import _Run
 

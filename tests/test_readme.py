@@ -185,8 +185,9 @@ def test_every_option_is_explained_in_the_help_and_every_exit_code_in_the_readme
     import ckpttool.errors
     from ckpttool.cli.main import main
 
-    for command in main.commands.values():
-        for parameter in command.params:
+    context = click.Context(main)
+    for name in main.list_commands(context):
+        for parameter in main.get_command(context, name).params:
             is_explained = isinstance(parameter, click.Argument) or getattr(parameter, "help", None)
             assert is_explained, parameter.name
     codes = {

@@ -9,7 +9,6 @@ from ckpttool.cli import options, report
 
 
 @click.command(
-    short_help="Mark the outputs of several runs with --part complete.",
     help="""\b
     ckpttool commit new/
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Merge the files of all ranks into one.",
     help="""\b
     ckpttool merge checkpoint/ -s strategy.ckpt -o merged.h5
 
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
 @options.crc
 @options.part
 @options.engine
+@options.max_memory
 @options.overwrite
 @options.resume
 @options.as_json
@@ -79,6 +79,7 @@ def merge(
     crc: bool,
     part: tuple[int, int] | None,
     engine: str,
+    max_memory: int | None,
     overwrite: bool,
     resume: bool,
     as_json: bool,
@@ -112,6 +113,7 @@ def merge(
             part=part,
         ),
         engine,
+        max_memory,
         as_json,
         quiet,
     )

@@ -12,6 +12,7 @@ import click
 
 import ckpttool
 from ckpttool.cli.keys import read_key
+from ckpttool.cli.progress import show_count
 from ckpttool.cli.values import PartOf, RankList, Size
 from ckpttool.errors import CkptToolError, raise_all
 
@@ -37,7 +38,13 @@ class Scan(Protocol):
     """A function like `ckpttool.scan`."""
 
     def __call__(
-        self, src: str, pattern: str | None, step: str | None, *, key: Secret | None
+        self,
+        src: str,
+        pattern: str | None,
+        step: str | None,
+        *,
+        key: Secret | None,
+        on_progress: Callable[[int, int], None],
     ) -> Catalog:
         """The catalog of a checkpoint."""
         ...
@@ -182,6 +189,15 @@ limit = click.option(
 )
 
 
+max_memory = click.option(
+    "--max-memory",
+    type=Size(),
+    metavar="SIZE",
+    help="Most memory to take, 200MiB: of all processes on this host, or of each worker of a "
+    "cluster.  [default: about 50 MB and 8 MiB for each worker]",
+)
+
+
 def _keep_jobs(ctx: click.Context, param: click.Parameter, value: int | None) -> None:
     ctx.meta[JOBS] = value
 
@@ -284,7 +300,12 @@ def load(
     if pattern is not None and "{rank}" not in pattern:
         raise click.UsageError("--pattern does not say where {rank} is in the path.")
     errors: list[CkptToolError] = []
-    catalog = attempt(lambda: (scan or ckpttool.scan)(src, pattern, step, key=key), errors)
+    given = click.get_current_context().params
+    look = scan or ckpttool.scan
+    with show_count("reading headers", given["quiet"] or given["as_json"]) as on_progress:
+        catalog = attempt(
+            lambda: look(src, pattern, step, key=key, on_progress=on_progress), errors
+        )
     if find_strategy and not src_strategy and catalog is not None and catalog.strategy_files:
         src_strategy = catalog.strategy_files
         catalog = replace(catalog, notes=(*catalog.notes, _on_strategy(src_strategy)))

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Cut a checkpoint anew for another strategy.",
     help="""\b
     ckpttool reshard checkpoint/ -s strategy.ckpt -d new_strategy.ckpt -o new/ --format ckpt
 
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
 @options.crc
 @options.part
 @options.engine
+@options.max_memory
 @options.overwrite
 @options.resume
 @options.as_json
@@ -68,6 +68,7 @@ def reshard(
     crc: bool,
     part: tuple[int, int] | None,
     engine: str,
+    max_memory: int | None,
     overwrite: bool,
     resume: bool,
     as_json: bool,
@@ -101,6 +102,7 @@ def reshard(
             part=part,
         ),
         engine,
+        max_memory,
         as_json,
         quiet,
     )

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Cut an undivided checkpoint for the ranks of a strategy.",
     help="""\b
     ckpttool split merged.h5 -d strategy.ckpt -o sliced/ --format ckpt
 
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 @options.crc
 @options.part
 @options.engine
+@options.max_memory
 @options.overwrite
 @options.resume
 @options.as_json
@@ -57,6 +57,7 @@ def split(
     crc: bool,
     part: tuple[int, int] | None,
     engine: str,
+    max_memory: int | None,
     overwrite: bool,
     resume: bool,
     as_json: bool,
@@ -85,6 +86,7 @@ def split(
             part=part,
         ),
         engine,
+        max_memory,
         as_json,
         quiet,
     )

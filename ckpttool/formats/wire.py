@@ -123,6 +123,18 @@ class WireReader:
             )
         return data
 
+    def window(self, start: int, nbytes: int) -> tuple[bytes, int]:
+        """Bytes of the file, and where in them byte ``start`` is.
+
+        Behind it are at least ``nbytes`` more, or all that the file has.
+        """
+        at = start - self._window_start
+        if at < 0 or at + nbytes > len(self._window):
+            self._window = self._source.pread(WINDOW_BYTES, start)
+            self._window_start = start
+            at = 0
+        return self._window, at
+
     def varint(self, start: int, stop: int) -> tuple[int, int]:
         """The unsigned number at ``start``, and the offset behind it, not beyond ``stop``."""
         at = start - self._window_start

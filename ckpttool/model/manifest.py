@@ -17,7 +17,7 @@ with every output on a line of its own, so that it is written and read in little
 ``plan`` is the same for runs that do the same with the same files, ``step`` that of the source or
 null.  Paths of outputs are counted from the document's folder; inputs are named from the folder
 that holds SRC, strategies by their file names.  A tensor has a SHA-256 of each stretch that `units`
-gives, in order: one if it has no more than 64 MiB, none if it has no elements.  That of a string
+gives, in order: one if it has no more than 8 MiB, none if it has no elements.  That of a string
 is of its UTF-8.  There are no times, hosts or keys in it: same input, same document.
 """
 
@@ -33,7 +33,7 @@ from ckpttool.model.region import Region
 SCHEMA = 1
 MANIFEST = "ckpttool.json"  # also the ending of that of a single file
 JOURNAL = ".journal"  # behind the name of what a run writes last, while it lasts
-UNIT_BYTES = 64 << 20  # about what one task writes
+UNIT_BYTES = 8 << 20  # a task holds whole units of all outputs that it writes side by side
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +128,8 @@ def units(meta: TensorMeta) -> Iterator[Region]:
 
     Examples
     --------
-    >>> [unit.shape for unit in units(TensorMeta("w", "Float32", (3, 8 << 20)))]
-    [(2, 8388608), (1, 8388608)]
+    >>> [unit.shape for unit in units(TensorMeta("w", "Float32", (3, 1 << 20)))]
+    [(2, 1048576), (1, 1048576)]
     """
     if meta.text is None:
         yield from Region.whole(meta.shape).bands(UNIT_BYTES // meta.itemsize)

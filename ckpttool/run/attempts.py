@@ -26,7 +26,7 @@ from ckpttool.errors import CkptToolError
 from ckpttool.formats import get_format
 from ckpttool.model.catalog import Extent, FileIndex, StoredTensor, TensorMeta
 from ckpttool.model.plan import OutputFile
-from ckpttool.run.fill import Filled, FillTask, cut_into_tasks, fill
+from ckpttool.run.fill import Filled, FillTask, UnitHash, cut_into_tasks, fill
 from ckpttool.run.partial import (
     PARTIAL,
     Proof,
@@ -77,6 +77,11 @@ class Attempt:
     path: str
     filled: Filled
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors."""
+        return self.filled.nbytes
+
 
 class RemoteFile:
     """The claim on one output; ends with `commit` or `discard`, as a `PartialFile` does.
@@ -98,7 +103,7 @@ class RemoteFile:
         """What a worker has to do; see `CopyOptions`."""
         output, path = self._output, str(self._path)
         nowhere = FileIndex(path, output.format, 0, {m.name: _placed(m) for m in output.metas})
-        stretches = tuple(cut_into_tasks(output, nowhere, band_bytes, task_bytes))
+        stretches = tuple(cut_into_tasks([(output, nowhere)], band_bytes, task_bytes))
         return FileTask(path, output.format, output.metas, output.attrs, stretches)
 
     def commit(self, before: Callable[[Proof], None], crc: int | None = None) -> int:
@@ -168,13 +173,13 @@ def _write(task: FileTask, path: str) -> Attempt:
         index = format.create(path, task.metas, task.attrs)
         reserve(fd, index.nbytes)
         nbytes = 0
-        hashes: list[tuple[str, int, str]] = []
+        hashes: list[UnitHash] = []
         for stretch in task.stretches:
             _demand(task.claim)
             parts = (replace(p, tensor=index.tensors[p.tensor.meta.name]) for p in stretch.parts)
             filled = fill(replace(stretch, parts=tuple(parts)))
             nbytes += filled.nbytes
-            hashes += filled.sha256
+            hashes += filled.hashes
         format.seal(path, compute_checksum(index) if "crc_num" in index.attrs else None)
         os.fsync(fd)  # here, since no other host can: the run only renames it
         return Attempt(path, Filled(nbytes, tuple(hashes)))

@@ -42,6 +42,7 @@ def content_problems(plan: Plan, notes: list[Note], kept: Collection[str] = ()) 
     refused: dict[str, int] = {}
     dtypes: set[str] = set()
     need: dict[Path, int] = defaultdict(int)
+    replaced = 0
     for output in plan:
         for refusal in format.refusals(output.metas, output.attrs):
             refused.setdefault(refusal, output.rank)
@@ -50,6 +51,7 @@ def content_problems(plan: Plan, notes: list[Note], kept: Collection[str] = ()) 
         while not folder.exists():
             folder = folder.parent
         if str(Path(output.path)) not in kept:
+            replaced += os.path.lexists(output.path)
             nbytes = sum(meta.nbytes for meta in output.metas) - _left_over(output.path)
             need[folder if folder.is_dir() else folder.parent] += nbytes
     yield from refused
@@ -68,7 +70,8 @@ def content_problems(plan: Plan, notes: list[Note], kept: Collection[str] = ()) 
         disk = os.statvfs(folder)
         free = disk.f_bavail * disk.f_frsize
         if nbytes > free:
-            yield f"{folder}: {nbytes} bytes are to be written, {free} are free on this disk"
+            also = ", and what is replaced stays until then" if replaced else ""
+            yield f"{folder}: {nbytes} bytes are to be written, {free} are free on this disk{also}"
 
 
 def _left_over(path: str) -> int:

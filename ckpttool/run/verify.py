@@ -88,13 +88,14 @@ def scan_to_verify(
     step: str | None = None,
     *,
     key: bytes | Secret | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Catalog:
     """What is on disk, as of `scan`, but what is wrong with the files is in the catalog, too.
 
     That is a single file that is damaged, and ranks that have no step in common.
     """
     try:
-        return scan(src, pattern, step, key=key)
+        return scan(src, pattern, step, key=key, on_progress=on_progress)
     except StepError as error:
         return Catalog(src, {}, problems=error.problems)
     except FormatError as error:
