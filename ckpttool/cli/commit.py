@@ -6,6 +6,7 @@ import click
 
 import ckpttool
 from ckpttool.cli import options, report
+from ckpttool.cli.text import printable
 
 
 @click.command(
@@ -29,4 +30,4 @@ def commit(folder: str, as_json: bool) -> None:
     step = f", step {manifest.step}" if manifest.step else ""
     number = len(manifest.outputs)
     text = f"{folder}: complete: {number} file{'s' if number != 1 else ''}, {size}{step}"
-    click.echo(options.printable(text))
+    click.echo(printable(text))

@@ -47,8 +47,9 @@ class Border(click.Group):
 
     def invoke(self, ctx: click.Context) -> object:
         """Run a command; see `ckpttool.errors` for the exit codes."""
-        from ckpttool.cli.options import ANSWERS, DEBUG, STOPPER, printable
+        from ckpttool.cli.options import ANSWERS, DEBUG, STOPPER
         from ckpttool.cli.signals import Stopped, Stopper
+        from ckpttool.cli.text import printable
 
         # Arrays are only moved here; the threads that numpy would start for algebra cost 0.1 s.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

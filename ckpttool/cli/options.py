@@ -376,16 +376,3 @@ def check_crc(crc: bool, format: str) -> None:
             "HDF5 has no place for MindSpore's checksum: with --crc write --format ckpt or "
             "safetensors, or verify the source by itself with inspect --crc."
         )
-
-
-def printable(text: str) -> str:
-    r"""Text for a terminal: what is not printable, such as an escape sequence, is spelled out.
-
-    Examples
-    --------
-    >>> printable("a\x1b[31mb")
-    'a\\x1b[31mb'
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

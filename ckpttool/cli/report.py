@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckpttool.cli.options import printable
 from ckpttool.cli.tables import print_table
+from ckpttool.cli.text import printable
 from ckpttool.errors import CkptToolError
 from ckpttool.model.catalog import format_ranks
 from ckpttool.model.maps import map_of
