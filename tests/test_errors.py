@@ -78,8 +78,10 @@ EXAMPLES = [
             "cause": "the disk is full",
             "committed": ("out/rank_0/a.h5",),
         },
-        "out/rank_1/a.h5: not written: the disk is full; complete before that: out/rank_0/a.h5; "
-        "the same command with --resume goes on from there",
+        (
+            "out/rank_1/a.h5: not written: the disk is full; complete before that: "
+            "out/rank_0/a.h5; the same command with --resume goes on from there"
+        ),
         6,
     ),
     (

@@ -46,6 +46,7 @@ def convert(
     """
     from ckpttool.run.engines import is_cluster
     from ckpttool.run.memory import fit_memory
+    from ckpttool.run.origin import manifest_of
 
     started = time.perf_counter()
     with _quiet_logs(), ckpttool.open_engine(engine) as executor:
@@ -67,7 +68,7 @@ def convert(
                 stopped.remedy = "; the same command with --resume goes on from there"
                 raise
     seconds = time.perf_counter() - started
-    document = report.describe_run(plan, written, seconds)
+    document = report.describe_run(plan, written, seconds, str(manifest_of(plan)))
     if as_json:
         report.print_json(document)
         return
