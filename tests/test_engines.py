@@ -179,8 +179,9 @@ def test_a_signal_ends_a_run_with_processes_and_leaves_whole_files_only(busy_run
     process.send_signal(number)
     returned, errors = finish(process)
     assert returned == code
-    assert errors == f"ckpttool: ended by {number.name}; nothing was left half-written\n"
-    assert all(name.endswith(".ckpt") for name in files_below(out))
+    said = "nothing was left half-written; the same command with --resume goes on from there"
+    assert errors == f"ckpttool: ended by {number.name}; {said}\n"
+    assert all(name.endswith((".ckpt", ".journal")) for name in files_below(out))
 
 
 def test_a_worker_process_that_is_killed_ends_the_run_with_a_clear_error(busy_run):
@@ -191,7 +192,7 @@ def test_a_worker_process_that_is_killed_ends_the_run_with_a_clear_error(busy_ru
     assert "not written: a worker died (was it killed, or out of memory?)" in errors
     assert "complete before that: " in errors
     assert "Traceback" not in errors
-    assert all(name.endswith(".ckpt") for name in files_below(out))
+    assert all(name.endswith((".ckpt", ".journal")) for name in files_below(out))
 
 
 def test_workers_end_with_a_run_that_is_killed(busy_run):

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 import ckpttool
+from ckpttool.model import manifest
 from ckpttool.model.layout import Layout
 from ckpttool.model.region import Region
 from ckpttool.run import execute as execute_module
@@ -41,6 +42,12 @@ def source(tmp_path_factory):
     return write_ranks(tmp_path_factory.mktemp("source"), cut(entries, ROWS), "ckpt")
 
 
+@pytest.fixture(autouse=True)
+def small_units(monkeypatch):
+    """Tasks hold whole units, of all outputs that are written together: so there are several."""
+    monkeypatch.setattr(manifest, "UNIT_BYTES", 1 << 17)
+
+
 def transpose(source, folder):
     """The plan that gives each rank an eighth of the columns."""
     catalog = ckpttool.scan(str(source))
@@ -48,7 +55,7 @@ def transpose(source, folder):
 
 
 def contents(folder):
-    return {name: (folder / name).read_bytes() for name in files_below(folder)}
+    return {name: (folder / name).read_bytes() for name in files_below(folder, manifests=True)}
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ from ckpttool.cli.text import printable
     ckpttool commit new/
 
     Look whether all parts that runs with --part K/N had to write to DIR are there, and mark the
-    set complete: DIR/ckpttool.json lists the files.
+    set complete: DIR/ckpttool.json lists the files.  Of a single file name it in the place of DIR.
     """,
 )
-@click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False))
+@click.argument("folder", metavar="DIR", type=click.Path(exists=True))
 @options.as_json
 @options.debug
 def commit(folder: str, as_json: bool) -> None:

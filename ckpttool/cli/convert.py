@@ -14,6 +14,7 @@ import ckpttool
 from ckpttool.cli import report
 from ckpttool.cli.options import DEBUG, STOPPER
 from ckpttool.cli.progress import show_progress
+from ckpttool.cli.signals import Stopped
 from ckpttool.cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def convert(
     """
     from ckpttool.run.engines import is_cluster
     from ckpttool.run.memory import fit_memory
+    from ckpttool.run.origin import manifest_of
 
     started = time.perf_counter()
     with _quiet_logs(), ckpttool.open_engine(engine) as executor:
@@ -58,11 +60,15 @@ def convert(
         total = sum(meta.nbytes for output in plan for meta in output.metas)
         stopper: Stopper = click.get_current_context().meta[STOPPER]
         with show_progress("writing", total, quiet or as_json) as on_progress, stopper.deferring():
-            written = ckpttool.execute(
-                plan, executor, options=sizes, on_progress=on_progress, check=stopper.check
-            )
+            try:
+                written = ckpttool.execute(
+                    plan, executor, options=sizes, on_progress=on_progress, check=stopper.check
+                )
+            except Stopped as stopped:
+                stopped.remedy = "; the same command with --resume goes on from there"
+                raise
     seconds = time.perf_counter() - started
-    document = report.describe_run(plan, written, seconds)
+    document = report.describe_run(plan, written, seconds, str(manifest_of(plan)))
     if as_json:
         report.print_json(document)
         return

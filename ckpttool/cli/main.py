@@ -63,7 +63,7 @@ class Border(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Stopped as stopped:
-            click.echo(f"ckpttool: {stopped}; nothing was left half-written", err=True)
+            click.echo(f"ckpttool: {stopped}", err=True)
             ctx.exit(stopped.exit_code)
         except Exception as error:
             if isinstance(error, BrokenPipeError):

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 @options.engine
 @options.max_memory
 @options.overwrite
+@options.resume
 @options.as_json
 @options.quiet
 @options.debug
@@ -80,6 +81,7 @@ def merge(
     engine: str,
     max_memory: int | None,
     overwrite: bool,
+    resume: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -106,6 +108,7 @@ def merge(
             check_replicas=check_replicas,
             crc=crc,
             overwrite=overwrite,
+            resume=resume,
             executor=executor,
             part=part,
         ),

@@ -247,6 +247,12 @@ part = click.option(
     help="Write only the K-th of N parts of the output files, about equal in size, as in a job "
     "array; ckpttool commit looks whether all are there.",
 )
+resume = click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on where the same command was interrupted: outputs that it left complete are kept. "
+    "What has changed since (source, strategy, options) is an error.",
+)
 overwrite = click.option("--overwrite", is_flag=True, help="Replace outputs that exist.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 quiet = click.option("-q", "--quiet", is_flag=True, help="No notes and no progress on stderr.")

@@ -310,7 +310,7 @@ def _shape(sizes: Sequence[int]) -> str:
     return f"({', '.join(map(str, sizes))})"
 
 
-def describe_run(plan: Plan, written: Sequence[Written], seconds: float) -> Json:
+def describe_run(plan: Plan, written: Sequence[Written], seconds: float, manifest: str) -> Json:
     """The document of merge, split and reshard."""
     return {
         "outputs": [_describe_written(output) for output in written],
@@ -320,6 +320,7 @@ def describe_run(plan: Plan, written: Sequence[Written], seconds: float) -> Json
         "seconds": round(seconds, 6),
         "notes": describe_notes(plan.notes),
         **({"indexes": [doc.path for doc in plan.documents]} if plan.documents else {}),
+        **({} if plan.part else {"manifest": manifest}),
         **({"part": f"{plan.part.number}/{plan.part.count}"} if plan.part else {}),
     }
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 @options.engine
 @options.max_memory
 @options.overwrite
+@options.resume
 @options.as_json
 @options.quiet
 @options.debug
@@ -69,6 +70,7 @@ def reshard(
     engine: str,
     max_memory: int | None,
     overwrite: bool,
+    resume: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -95,6 +97,7 @@ def reshard(
             check_replicas=check_replicas,
             crc=crc,
             overwrite=overwrite,
+            resume=resume,
             executor=executor,
             part=part,
         ),

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 @options.engine
 @options.max_memory
 @options.overwrite
+@options.resume
 @options.as_json
 @options.quiet
 @options.debug
@@ -58,6 +59,7 @@ def split(
     engine: str,
     max_memory: int | None,
     overwrite: bool,
+    resume: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -79,6 +81,7 @@ def split(
             unlisted=unlisted,
             crc=crc,
             overwrite=overwrite,
+            resume=resume,
             executor=executor,
             part=part,
         ),

@@ -6,24 +6,59 @@ same bytes to the same places.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from ckpttool.model.catalog import FileIndex, StoredTensor
+from ckpttool.model.manifest import units
 from ckpttool.model.plan import OutputFile, OutputTensor, Piece
 from ckpttool.model.region import Region
 from ckpttool.storage.flatfile import Bytes, FlatFiles, find_runs
 
+if TYPE_CHECKING:
+    from hashlib import _Hash as HASH
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A C-contiguous region of one output tensor, and the pieces that fill it."""
+    """A C-contiguous region of one output tensor, and the pieces that fill it.
+
+    Attributes
+    ----------
+    unit
+        The number of the unit that it is, or is in.
+    is_last
+        Whether the unit ends with it.
+    """
 
     tensor: StoredTensor
     region: Region
     pieces: tuple[Piece, ...]
+    unit: int
+    is_last: bool
+
+
+class UnitHash(NamedTuple):
+    """The SHA-256, in hexadecimal digits, of a unit of a tensor in the file at ``path``."""
+
+    path: str
+    name: str
+    unit: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """What a task has written: bytes of tensors, and the hashes of all units."""
+
+    nbytes: int
+    hashes: tuple[UnitHash, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +87,8 @@ def cut_into_tasks(
 ) -> Iterator[FillTask]:
     """The tasks that fill output files: large tensors are cut, small ones put together.
 
+    Units are hashed while they are written, so a task holds whole ones.
+
     Parameters
     ----------
     outputs
@@ -69,42 +106,47 @@ def cut_into_tasks(
             if stored.extents:
                 tensors.setdefault(tensor.meta.name, []).append((tensor, stored))
     parts: list[Part] = []
+    begun: set[str] = set()  # files of which a unit has begun that does not end yet
     nbytes = 0
     for name in tensors:
-        for part in _cut(tensors[name], band_bytes, task_bytes):
+        for part in _cut(tensors[name], band_bytes):
             parts.append(part)
             nbytes += part.region.size * part.tensor.meta.itemsize
-            if nbytes >= task_bytes:
+            (begun.discard if part.is_last else begun.add)(part.tensor.path)
+            if nbytes >= task_bytes and not begun:
                 yield FillTask(tuple(parts), band_bytes)
                 parts, nbytes = [], 0
     if parts:
         yield FillTask(tuple(parts), band_bytes)
 
 
-def _cut(
-    twins: Sequence[tuple[OutputTensor, StoredTensor]], band_bytes: int, task_bytes: int
-) -> Iterator[Part]:
+def _cut(twins: Sequence[tuple[OutputTensor, StoredTensor]], band_bytes: int) -> Iterator[Part]:
     """Parts of a tensor in one output, or in several, by their place in the full tensor."""
     if len(twins) == 1:
         ((tensor, stored),) = twins
-        for region in _bands(Region.whole(tensor.meta.shape), task_bytes, tensor.meta.itemsize):
-            yield Part(stored, region, tuple(tensor.pieces(region)))
+        for unit, region in enumerate(units(tensor.meta)):
+            yield Part(stored, region, tuple(tensor.pieces(region)), unit, is_last=True)
         return
-    placed: list[tuple[tuple[int, ...], int, Region]] = []
+    placed: list[tuple[tuple[int, ...], int, Region, int, bool]] = []
     for number, (tensor, _) in enumerate(twins):
-        whole = Region.whole(tensor.meta.shape)
-        nbytes = _band_bytes(tensor.pieces(whole), band_bytes)
-        placed += [
-            (region.moved_by(tensor.region.start).start, number, region)
-            for region in _bands(whole, nbytes, tensor.meta.itemsize)
-        ]
-    for _, number, region in sorted(placed, key=lambda item: item[:2]):
+        nbytes = _band_bytes(tensor.pieces(Region.whole(tensor.meta.shape)), band_bytes)
+        for unit, whole in enumerate(units(tensor.meta)):
+            regions = list(_bands(whole, nbytes, tensor.meta.itemsize))
+            placed += [
+                (region.moved_by(tensor.region.start).start, number, region, unit, is_last)
+                for region, is_last in zip(regions, _only_last(len(regions)), strict=True)
+            ]
+    for _, number, region, unit, is_last in sorted(placed, key=lambda item: item[:2]):
         tensor, stored = twins[number]
-        yield Part(stored, region, tuple(tensor.pieces(region)))
+        yield Part(stored, region, tuple(tensor.pieces(region)), unit, is_last)
 
 
-def fill(task: FillTask) -> int:
-    """Fill the parts of a task; returns the number of bytes written.
+def _only_last(count: int) -> Iterator[bool]:
+    return (number == count - 1 for number in range(count))
+
+
+def fill(task: FillTask) -> Filled:
+    """Fill the parts of a task, and hash what is written while it is in memory.
 
     Raises
     ------
@@ -116,15 +158,25 @@ def fill(task: FillTask) -> int:
     largest = max(part.region.size * part.tensor.meta.itemsize for part in task.parts)
     widest = max(part.tensor.meta.itemsize for part in task.parts)  # a band holds one element
     buffer = np.empty(max(widest, min(task.band_bytes, largest)), np.uint8)
+    states: dict[tuple[str, str], HASH] = {}
+    hashes: list[UnitHash] = []
     with FlatFiles(task.band_bytes) as files:
         for part in task.parts:
-            itemsize = part.tensor.meta.itemsize
+            name, itemsize = part.tensor.meta.name, part.tensor.meta.itemsize
+            state = states.setdefault((part.tensor.path, name), sha256())
             for band in _bands(part.region, _band_bytes(part.pieces, task.band_bytes), itemsize):
                 data = buffer[: band.size * itemsize]
                 read_pieces(files, part.pieces, band, data.reshape(*band.shape, itemsize))
                 offset = _offset(band, part.tensor.meta.shape) * itemsize
+                if not os.path.lexists(part.tensor.path):  # taken away: the run has ended
+                    raise FileNotFoundError(errno.ENOENT, "it is gone", part.tensor.path)
                 files.write_bytes(part.tensor, offset, data)
-    return task.nbytes
+                state.update(data.data)
+            if part.is_last:
+                path = part.tensor.path
+                hashes.append(UnitHash(path, name, part.unit, states.pop((path, name)).hexdigest()))
+    assert not states, f"units without their end: {[*states]}"
+    return Filled(task.nbytes, tuple(hashes))
 
 
 def read_pieces(files: FlatFiles, pieces: Sequence[Piece], band: Region, out: Bytes) -> None:

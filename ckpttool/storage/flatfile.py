@@ -82,16 +82,20 @@ class FlatFiles:
     def read_bytes(self, tensor: StoredTensor, offset: int, out: Bytes) -> None:
         """Fill ``out`` with the tensor's bytes from ``offset`` on, across extents, decrypted."""
         fd = self._descriptor(tensor.path, os.O_RDONLY)
-        for at, part in _split(tensor, offset, out.data):
-            if tensor.cipher is not None:
-                read_plain(fd, tensor.path, tensor.cipher, at, part)
-                continue
-            while part:
-                got = os.preadv(fd, [part], at)
-                if got == 0:
-                    reason = f"{tensor.meta.name}: the file ends here; it has changed while read"
-                    raise FormatError(tensor.path, at, reason)
-                at, part = at + got, part[got:]
+        try:
+            for at, part in _split(tensor, offset, out.data):
+                if tensor.cipher is not None:
+                    read_plain(fd, tensor.path, tensor.cipher, at, part)
+                    continue
+                while part:
+                    got = os.preadv(fd, [part], at)
+                    if got == 0:
+                        reason = "the file ends here; it has changed while read"
+                        raise FormatError(tensor.path, at, f"{tensor.meta.name}: {reason}")
+                    at, part = at + got, part[got:]
+        except OSError as error:  # of a descriptor, so the system does not say of which file
+            error.filename = error.filename or tensor.path
+            raise
 
     def write_bytes(self, tensor: StoredTensor, offset: int, data: Bytes) -> None:
         """Write ``data`` over the tensor's bytes from ``offset`` on, across its extents."""
@@ -99,9 +103,13 @@ class FlatFiles:
         fd = self._descriptor(tensor.path, os.O_RDWR)
         for start, part in _split(tensor, offset, data.data):
             at = start
-            while part:
-                done = os.pwrite(fd, part[:WRITE_BYTES], at)
-                at, part = at + done, part[done:]
+            try:
+                while part:
+                    done = os.pwrite(fd, part[:WRITE_BYTES], at)
+                    at, part = at + done, part[done:]
+            except OSError as error:
+                error.filename = error.filename or tensor.path
+                raise
             # This begins to write what is dirty, so that the disk works while the next band is
             # read, and little is left to be synced in the end.  A file system need not know it.
             with suppress(OSError):

@@ -21,6 +21,7 @@ from ckpttool.storage.folders import (
 )
 from ckpttool.storage.indexed import note_index, scan_indexed
 from ckpttool.storage.leftovers import (
+    interruption,
     is_unfinished_file,
     is_unfinished_folder,
     note_occasion,
@@ -111,7 +112,7 @@ def scan(
         damaged,
         strategy_files=find_strategies(root, chosen, notes),
         notes=tuple(notes),
-        problems=tuple(_problems(root)),
+        problems=(*_problems(root), *filter(None, [interruption(root)])),
         absent=absent,
     )
 
