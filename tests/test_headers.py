@@ -9,8 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckpttool.errors import FormatError, UnreadableError
-from ckpttool.formats import ckpt, get_format, read_indexes
+from ckpttool.formats import ckpt, ckpt_twins, get_format, read_indexes
 from ckpttool.formats.ckpt import Ckpt
+from ckpttool.formats.ckpt_twins import Twins
+from ckpttool.formats.wire import WINDOW_BYTES
 from ckpttool.model.catalog import TensorMeta
 from ckpttool.storage.scan import scan
 from tests.by_hand import record
@@ -26,10 +28,10 @@ RECORDS = [
 ]
 
 
-def outcome(path):
+def outcome(path, twins=None):
     """What reading a file leads to, errors included."""
     try:
-        return list(Ckpt().read_index(path).tensors.items())
+        return list(Ckpt(twins).read_index(path).tensors.items())
     except FormatError as error:
         return type(error), str(error)
 
@@ -68,6 +70,54 @@ def test_every_byte_of_a_header_counts(tmp_path, at):
             data[i] ^= mask
             path.write_bytes(RECORDS[0] + data + record("last"))
             assert outcome(str(path)) == walked(str(path))
+
+
+@pytest.mark.parametrize("at", range(len(RECORDS)))
+def test_a_file_that_is_nearly_as_another_is_read_as_it_is(tmp_path, at):
+    first, path = tmp_path / "first.ckpt", tmp_path / "net.ckpt"
+    data = RECORDS[at] + record("between", "Int8", (2,), b"ab") + RECORDS[at - 1]
+    first.write_bytes(data)
+    twins = Twins()
+    assert outcome(str(first), twins) == outcome(str(first))
+    for i in [*range(min(60, len(data))), *range(len(RECORDS[at]), len(data))]:
+        for mask in (0x01, 0x08, 0x80, 0xFF):
+            changed = bytearray(data)
+            changed[i] ^= mask
+            path.write_bytes(changed)
+            assert outcome(str(path), twins) == outcome(str(path))
+
+
+def test_a_rank_that_has_the_headers_of_another_is_only_compared(tmp_path, monkeypatch):
+    for rank in range(3):
+        records = (record(f"w{i}", "Int8", (9000,), bytes([rank]) * 9000) for i in range(50))
+        (tmp_path / f"{rank}.ckpt").write_bytes(b"".join(records))
+    twins = Twins()
+    first = outcome(str(tmp_path / "0.ckpt"), twins)
+    nbytes = []
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda *given: nbytes.append(given[1]) or pread(*given))
+    monkeypatch.setattr(ckpt, "read_usual", None)  # it would be a failure to ask for it
+    for rank in (1, 2):
+        path = str(tmp_path / f"{rank}.ckpt")
+        found = outcome(path, twins)
+        assert [(name, tensor.meta, tensor.extents) for name, tensor in found] == [
+            (name, tensor.meta, tensor.extents) for name, tensor in first
+        ]
+        assert {tensor.path for _, tensor in found} == {path}
+    assert len(nbytes) <= 2 * (50 + 3)
+    assert sum(nbytes) <= 2 * (50 * 40 + 2 * WINDOW_BYTES)
+
+
+def test_headers_are_remembered_within_limits(tmp_path, monkeypatch):
+    monkeypatch.setattr(ckpt_twins, "MOST", 2)
+    monkeypatch.setattr(ckpt_twins, "MOST_BYTES", 200)
+    twins = Twins()
+    for names in (1, 2, 9, 3):  # 9 are too long, and 3 one too many
+        path = tmp_path / f"{names}.ckpt"
+        path.write_bytes(b"".join(record(f"{i}", "Int8", (1,), b"x") for i in range(names)))
+        for _ in range(2):
+            assert len(outcome(str(path), twins)) == names
+    assert len(twins._known) == 2
 
 
 def test_an_index_takes_one_read_for_each_large_tensor(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from ckpttool.errors import FormatError, UnreadableError, UnsupportedError
 from ckpttool.formats.contained import ContainedReader
@@ -19,6 +19,9 @@ from ckpttool.formats.encrypted import mode_of
 from ckpttool.formats.others import recognise
 from ckpttool.model.catalog import Extent, FileIndex, TensorMeta
 from ckpttool.model.ciphertext import Secret
+
+if TYPE_CHECKING:
+    from ckpttool.formats.ckpt import Ckpt
 
 # Bytes themselves, bytes of the file, or a number of zero bytes.
 ChecksumPart: TypeAlias = bytes | Extent | int
@@ -181,16 +184,20 @@ def read_indexes(
     Several are read at a time.  HDF5 is read in another process, of which one does for all of them.
     ``on_progress`` is called with the number of files that were read, and of all.
     """
+    from ckpttool.formats.ckpt import Ckpt
+    from ckpttool.formats.ckpt_twins import Twins
+
     secret = Secret(key) if isinstance(key, bytes) else key
     with ContainedReader() as contained:
         waiting = list(paths)
         if len(waiting) == 1:
-            yield _read_index(waiting[0], secret, contained)
+            yield _read_index(waiting[0], Ckpt(), secret, contained)
             return
+        ckpt = Ckpt(Twins())
         executor = ThreadPoolExecutor(READERS, thread_name_prefix="ckpttool-headers")
         try:
             futures = deque(
-                executor.submit(_read_index, path, secret, contained) for path in waiting
+                executor.submit(_read_index, path, ckpt, secret, contained) for path in waiting
             )
             while futures:
                 index = futures.popleft().result()
@@ -201,14 +208,12 @@ def read_indexes(
 
 
 def _read_index(
-    path: str, key: Secret | None, contained: ContainedReader
+    path: str, ckpt: Ckpt, key: Secret | None, contained: ContainedReader
 ) -> FileIndex | FormatError:
-    from ckpttool.formats.ckpt import Ckpt
-
     try:
         name = _find_format(path)
         if name == "ckpt":
-            return Ckpt().read_index(path, key)
+            return ckpt.read_index(path, key)
         return (contained if name == "hdf5" else get_format(name)).read_index(path)
     except FormatError as error:
         return _as_recognised(error)

@@ -53,6 +53,7 @@ from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats import ChecksumPart
 from ckpttool.formats.ckpt_maps import Step, map_steps
 from ckpttool.formats.ckpt_records import Record, RecordTensor, read_record, read_usual
+from ckpttool.formats.ckpt_twins import Twins
 from ckpttool.formats.decryption import DecryptedFile
 from ckpttool.formats.encrypted import explain, mode_of, read_ciphertext
 from ckpttool.formats.wire import (
@@ -76,9 +77,18 @@ MAX_TEXT_BYTES = 64 << 20  # a string is read into memory, too; larger ones are 
 
 
 class Ckpt:
-    """The `Format` of MindSpore's own checkpoints."""
+    """The `Format` of MindSpore's own checkpoints.
+
+    Parameters
+    ----------
+    twins
+        Headers of other files, by which those that are equal are known.
+    """
 
     name = "ckpt"
+
+    def __init__(self, twins: Twins | None = None) -> None:
+        self._twins = twins
 
     def refusals(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> Iterator[str]:
         """Map parameters of which parts are missing; it can hold all else."""
@@ -92,7 +102,7 @@ class Ckpt:
         with WireReader(path) as reader:
             end, attrs = _find_trailer(reader)
             is_encrypted = mode_of(reader.read(0, min(4, end))) is not None
-            tensors, stop = ({}, 0) if is_encrypted else _read_tensors(reader, end)
+            tensors, stop = ({}, 0) if is_encrypted else self._read_tensors(reader, end)
             nbytes = reader.size
         cipher = None
         if stop < end:
@@ -102,6 +112,15 @@ class Ckpt:
                 raise FormatError(path, stop, f"{name}: stored twice, in clear and encrypted")
             tensors |= hidden
         return FileIndex(path, self.name, nbytes, tensors, attrs, cipher)
+
+    def _read_tensors(self, reader: WireReader, end: int) -> tuple[dict[str, StoredTensor], int]:
+        known = None if self._twins is None else self._twins.find(reader, end)
+        if known is not None:
+            return known, end
+        tensors, stop = _read_tensors(reader, end)
+        if self._twins is not None and stop == end:
+            self._twins.remember(reader, end, tensors)
+        return tensors, stop
 
     def create(
         self, path: str, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
