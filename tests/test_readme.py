@@ -176,8 +176,9 @@ def test_the_job_array_of_the_readme_runs_and_is_committed(retrained):
         run_script(text, SLURM_ARRAY_TASK_ID=str(task), SLURM_ARRAY_TASK_COUNT=array)
     assert "`ckpttool commit array/`" in README
     run_well("commit", "array/")
-    assert Path("array", "ckpttool.json").exists()
     assert contents(Path("array")) == retrained
+    manifests = [Path(folder, "ckpttool.json").read_bytes() for folder in ("array", "expected")]
+    assert manifests[0] == manifests[1]
 
 
 def test_every_option_is_explained_in_the_help_and_every_exit_code_in_the_readme():
