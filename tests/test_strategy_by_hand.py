@@ -291,7 +291,7 @@ def test_a_strategy_by_hand_adds_to_another_one(write, listed):
     assert found.layouts["x"][1] == Layout((2,), ((), (0,)), first_rank=2)
     assert found.layouts["w"] == read_strategy(listed).layouts["w"]
     assert set(found.layouts) == {"v", "w", "x"}  # y is what it was without the file: not listed
-    assert set(found.by_hand) == {"x"}
+    assert set(found.by_hand) == {"w", "x"}  # what is said twice is not corrected by contents
     assert found.files == (*listed, hand)
 
 
