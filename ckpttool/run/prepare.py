@@ -303,7 +303,8 @@ def _settled_plan(
     settled = settle(make, _sources_of, catalog, strategy, executor, care.trust)
     plan, problems = settled.made, [problem.text for problem in settled.problems]
     if care.strict:
-        problems += [f"--strict: {note.text}" for note in plan.notes if note.is_warning]
+        told = (note for note in plan.notes if note.is_warning and note.kind == "replica")
+        problems += [f"--strict: {note.text}" for note in told]
     if care.check_replicas:
         problems += replica_problems(catalog, strategy, _sources_of(plan), executor)
     return plan, problems, [*notes, *settled.notes]
