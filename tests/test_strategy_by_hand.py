@@ -31,7 +31,7 @@ def write(tmp_path):
 
     def written(text, name="hand.yaml"):
         path = tmp_path / name
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text if name.endswith(".json") else text.replace("\t", " "), "utf-8")
         return str(path)
 
     return written
@@ -222,6 +222,38 @@ def test_a_cut_that_makes_no_sense_is_an_error_with_its_place(write, written, re
 def test_all_bad_cuts_of_a_file_are_named(write):
     with pytest.raises(CombinedError, match=r"(?s)line 4.* v: .*line 5.* w: "):
         read_strategy(write("ckpttool_strategy: 1\nranks: 4\nparameters:\n  v: [3]\n  w: 7\n"))
+
+
+@pytest.mark.parametrize("name", ["hand.yaml", "hand.json"])
+def test_all_mistakes_of_a_file_are_named_with_their_lines(write, name):
+    top = {"ckpttool_strategy": 1, "ranks": 5, "stages": 2, "more": 3, "otherwise": "cut"}
+    cuts = {
+        "a": {"axis": -1, "part": 3, "foo": 2, "stages": [7]},
+        "b": {"device_matrix": [2, 2], "tensor_map": [5]},
+        "c": {"axis": 0, "rows": ["x"], "optimizer_shard": -1},
+        "d": "copied",
+    }
+    with pytest.raises(CombinedError) as caught:
+        read_strategy(write(json.dumps(top | {"parameters": cuts}, indent="\t"), name))
+    problems = [problem.partition(f"{name}: ")[2] for problem in caught.value.problems]
+    assert [mentions(problem, r"^line \d+, column \d+: ") for problem in problems] == [[]] * 10
+    for problem, fact in zip(
+        problems,
+        [
+            "line 5, column 2: unknown key more",
+            "line 3, column 2: 5 ranks in 2 stages",
+            "line 6, column 2: otherwise: 'cut'",
+            "a: unknown key part",
+            "a: unknown key foo",
+            "a: axis: -1",
+            "line 16, column 3: b: tensor map",
+            "c: rows: 'x'",
+            "c: optimizer_shard: -1",
+            "d: 'copied'",
+        ],
+        strict=True,
+    ):
+        assert fact in problem
 
 
 @pytest.mark.parametrize(
