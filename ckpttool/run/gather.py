@@ -32,10 +32,14 @@ T = TypeVar("T")
 
 
 class Trust(NamedTuple):
-    """How far the source strategy is believed where the contents contradict it."""
+    """How far the source strategy is believed where the contents contradict it.
+
+    ``by_samples`` says that a look is all that is wanted: what is found is told, not relied on.
+    """
 
     blindly: bool = False
     optimizer_shard: int | None = None
+    by_samples: bool = False
 
 
 def source_layouts(
@@ -223,7 +227,9 @@ def settle(
     shards = None
     is_suspect = any(doubt.kind == "replica" for doubt in doubts)
     if (is_suspect or trust.optimizer_shard is not None) and strategy.layouts:
-        shards = find_shards(strategy, sources_of(made), executor, trust.optimizer_shard)
+        shards = find_shards(
+            *(strategy, sources_of(made), executor, trust.optimizer_shard), trust.by_samples
+        )
     if shards is None:
         return Settled(made, doubts, doubtful)
     problems = [Finding("strategy", problem) for problem in shards.problems]

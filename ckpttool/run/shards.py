@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ckpttool.model.catalog import StoredTensor, format_ranks
 from ckpttool.model.layout import Layout
@@ -28,7 +29,7 @@ from ckpttool.model.notes import Note
 from ckpttool.model.reduced import reduced_from
 from ckpttool.model.source import Source
 from ckpttool.model.strategy import GRADIENTS, Strategy, count, parameter_of, shorten
-from ckpttool.storage.digest import Sample, digest, nearness
+from ckpttool.storage.digest import Sample, digest, nearness, sample
 
 BUFFER_BYTES = 4 << 20  # held by each worker
 
@@ -49,7 +50,11 @@ class Shards:
 
 
 def find_shards(
-    strategy: Strategy, sources: Iterable[Source], executor: Executor, wanted: int | None
+    strategy: Strategy,
+    sources: Iterable[Source],
+    executor: Executor,
+    wanted: int | None,
+    by_samples: bool = False,
 ) -> Shards | None:
     """The strategy, with the optimizer shards that replicas show; None if that explains nothing.
 
@@ -66,6 +71,8 @@ def find_shards(
         The shard that the user names, 1 for none.  It decides where contents tell nothing, or fit
         several ways; what contradicts it is a problem.  A tensor with fewer replicas is cut by all
         of them.
+    by_samples
+        Read some pages of every replica, not all of it.
     """
     listed = [
         source
@@ -77,7 +84,7 @@ def find_shards(
         return Shards(strategy, problems=(problem,), names=names)
     if wanted == 1:
         return None
-    contents = _read(listed, executor)
+    contents = _read(listed, executor, by_samples)
     found = [
         smallest_shard(source.layout, held) for source, held in zip(listed, contents, strict=True)
     ]
@@ -305,11 +312,14 @@ def _can_be_cut(source: Source) -> bool:
     )
 
 
-def _read(sources: Sequence[Source], executor: Executor) -> list[dict[int, Sample]]:
+def _read(
+    sources: Sequence[Source], executor: Executor, by_samples: bool
+) -> list[dict[int, Sample]]:
     """What each rank holds of each source."""
+    look = sample if by_samples else partial(digest, buffer_bytes=BUFFER_BYTES)
     futures = [
         {
-            rank: executor.submit(digest, file.tensors[name], BUFFER_BYTES)
+            rank: executor.submit(look, file.tensors[name])
             for rank, file in source.catalog.files.items()
             if rank in source.layout.ranks and (name := source.meta.name) in file.tensors
         }

@@ -56,6 +56,11 @@ def take_samples(tensors: Sequence[StoredTensor]) -> list[Sample]:
     return samples
 
 
+def sample(tensor: StoredTensor) -> Sample:
+    """The sample of one tensor, as of `take_samples`."""
+    return take_samples([tensor])[0]
+
+
 def sample_box(source: Source) -> bytes:
     """A hash of three boxes of a full tensor: its first, middle and last elements.
 
