@@ -18,6 +18,5 @@ Tried, and no help:
   the hash of all.
 * ``POSIX_FADV_SEQUENTIAL`` for contents (10.7 s, 10.8 without, on a busy machine), and
   ``POSIX_FADV_WILLNEED`` for what comes next (12.7 s).
-* ``POSIX_FADV_RANDOM`` for headers; 32 threads for them instead of 8.
-* More than 2 threads on 2 cores: the disk is what is waited for.
+* ``POSIX_FADV_RANDOM`` for headers.
 """
