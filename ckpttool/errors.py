@@ -153,8 +153,13 @@ class ExecutionError(CkptToolError):
         self.committed = tuple(committed)
 
     def __str__(self) -> str:
-        done = f"; complete before that: {', '.join(self.committed)}" if self.committed else ""
-        return f"{self.output}: not written: {self.cause}{done}"
+        text = f"{self.output}: not written: {self.cause}"
+        if not self.committed:
+            return text
+        shown, more = self.committed[:3], len(self.committed) - 3
+        done = ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+        remedy = "the same command with --resume goes on from there"
+        return f"{text}; complete before that: {done}; {remedy}"
 
 
 class VerifyError(CkptToolError):

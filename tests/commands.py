@@ -52,9 +52,13 @@ def mentions(text: str, *patterns: str) -> list[str]:
     return [pattern for pattern in patterns if not re.search(pattern, text, re.IGNORECASE)]
 
 
-def files_below(folder: Path) -> list[str]:
-    """The files in a folder and below, as paths relative to it; none if there is no folder."""
-    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if not p.is_dir())
+def files_below(folder: Path, manifests: bool = False) -> list[str]:
+    """The files in a folder and below, as paths relative to it; none if there is no folder.
+
+    The manifests that every output has beside it are left out, unless they are asked for.
+    """
+    found = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if not p.is_dir())
+    return [name for name in found if manifests or not name.endswith("ckpttool.json")]
 
 
 def stay_small(tmp_path: Path, *arguments: str) -> None:

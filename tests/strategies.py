@@ -35,6 +35,8 @@ from tests.readers import Entry
 # The same examples in every run, so that a failure is a failure for everybody.  To look for new
 # ones: HYPOTHESIS_PROFILE=search pytest tests/test_properties.py
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
+# Fewer of them, where another Python runs what one has run in full: HYPOTHESIS_PROFILE=brief.
+settings.register_profile("brief", settings.get_profile("repeatable"), max_examples=20)
 settings.register_profile("search", deadline=None, print_blob=True)
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "repeatable")
 settings.load_profile(PROFILE)
@@ -45,7 +47,8 @@ NAMES = ["w", "layer.0.weight", "a/b", "größe"]
 
 def examples(count: int) -> settings:
     """How many examples a test takes; a search takes many more."""
-    return settings(max_examples=count * (30 if PROFILE == "search" else 1))
+    factor = {"search": 30, "brief": 0.2}.get(PROFILE, 1)
+    return settings(max_examples=max(5, int(count * factor)))
 
 
 def device_matrices(count: int, most_axes: int = 4) -> list[tuple[int, ...]]:

@@ -17,6 +17,7 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.parts import balance
 from ckpttool.run import execute as execute_module
 from ckpttool.run.execute import execute
+from ckpttool.run.fill import fill
 from tests.checkpoints import noise, strategy_of, write_file
 from tests.commands import files_below, message, run, run_well
 from tests.engines import CASE, FORMATS, contents, reshard_words
@@ -45,9 +46,11 @@ def test_all_parts_are_together_what_one_run_writes(tmp_path, output_format, cou
     result = run_well("commit", tmp_path / "parts")
     assert result.stdout.startswith(f"{tmp_path / 'parts'}: complete: 4 files, ")
     assert result.stdout.endswith("KiB, step 2_10\n")
-    there = files_below(tmp_path / "parts")
+    there = files_below(tmp_path / "parts", manifests=True)
     assert there == ["ckpttool.json", *files_below(tmp_path / "whole")]
-    assert outputs_of(tmp_path / "parts") == contents(tmp_path / "whole")
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+    manifests = [(tmp_path / name / "ckpttool.json").read_bytes() for name in ("parts", "whole")]
+    assert manifests[0] == manifests[1]
 
 
 def test_the_document_of_a_part_says_so_and_that_of_commit_lists_all_files(tmp_path):
@@ -58,7 +61,8 @@ def test_the_document_of_a_part_says_so_and_that_of_commit_lists_all_files(tmp_p
         assert len(done["outputs"]) == 2
     document = json.loads(run_well("commit", tmp_path, "--json").stdout)
     stored = json.loads((tmp_path / "ckpttool.json").read_text())
-    assert document["outputs"] == stored["outputs"]
+    listed = [{**out, "tensors": len(out["tensors"])} for out in stored["outputs"]]
+    assert document["outputs"] == listed
     assert document["step"] == stored["step"] == "2_10"
     assert document["plan"] == stored["plan"]
     assert (stored["schema"], stored["ckpttool"]) == (1, ckpttool.__version__)
@@ -124,14 +128,15 @@ def test_parts_of_a_merge_into_numbered_files_leave_the_indexes_to_commit(tmp_pa
     assert len(names) > 5
     assert not indexes & set(files_below(tmp_path / "parts"))
     run_well("commit", tmp_path / "parts")
-    committed = contents(tmp_path / "parts")
-    assert committed.pop("ckpttool.json")
-    assert committed == contents(tmp_path / "whole")
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+    manifests = [(tmp_path / name / "ckpttool.json").read_bytes() for name in ("parts", "whole")]
+    assert manifests[0] == manifests[1]
     result = run(*words, "-o", tmp_path / "parts", "--part", "1/3")
     assert result.exit_code == 5
     assert "exist" in message(result)
     run_well(*words, "-o", tmp_path / "parts", "--part", "1/3", "--overwrite")
-    assert not {*indexes, "ckpttool.json"} & set(files_below(tmp_path / "parts"))
+    left = files_below(tmp_path / "parts", manifests=True)
+    assert not {*indexes, "ckpttool.json"} & set(left)
 
 
 def test_a_part_without_outputs_says_so_and_counts(tmp_path):
@@ -140,8 +145,16 @@ def test_a_part_without_outputs_says_so_and_counts(tmp_path):
     result = run_well(*words, "--part", "2/2")
     note = "note: part 2/2 has nothing to write: 1 output file among 2 parts"
     assert note in message(result)
-    run_well("commit", tmp_path)
-    assert files_below(tmp_path) == ["ckpttool.json", "m.ckpt"]
+    result = run("commit", tmp_path)
+    assert result.exit_code == 5
+    assert f"parts of single files: name one of them, such as {tmp_path / 'm.ckpt'}" in message(
+        result
+    )
+    run_well("commit", tmp_path / "m.ckpt")
+    assert files_below(tmp_path, manifests=True) == ["m.ckpt", "m.ckpt.ckpttool.json"]
+    parts = (tmp_path / "m.ckpt.ckpttool.json").read_bytes()
+    run_well(*words, "--overwrite")
+    assert (tmp_path / "m.ckpt.ckpttool.json").read_bytes() == parts
 
 
 def test_a_part_does_not_mind_outputs_of_others_and_minds_its_own(tmp_path):
@@ -202,20 +215,23 @@ def test_missing_parts_are_named(tmp_path):
     assert "parts 1, 3, 5 of 5 not there; run what is missing (--part 1/5)" in text
 
 
-def test_a_part_that_failed_leaves_no_record_and_an_old_one_goes_first(tmp_path, monkeypatch):
+def test_the_record_of_a_part_goes_before_its_first_output_is_replaced(tmp_path, monkeypatch):
     run_parts(tmp_path, (1, 2), 2)
     run_well("commit", tmp_path)
-    run_parts(tmp_path, (1,), 2, "ckpt", "--overwrite")
-    assert (tmp_path / RECORD.format(1, 2)).exists()
-    assert not (tmp_path / "ckpttool.json").exists()
 
-    def fail(task):
-        raise OSError(5, "Input/output error", "x")
+    def fail_on(rank):
+        def fail(task):
+            if f"rank_{rank}/" in task.parts[0].tensor.path:
+                raise OSError(5, "Input/output error", "x")
+            return fill(task)
 
-    monkeypatch.setattr(execute_module, "fill", fail)
-    result = run(*reshard_words(tmp_path, "ckpt"), "--part", "1/2", "--overwrite")
-    assert result.exit_code == 6
-    assert [name for name in files_below(tmp_path) if "ckpttool" in name] == []
+        monkeypatch.setattr(execute_module, "fill", fail)
+        words = [*reshard_words(tmp_path, "ckpt"), "--part", "1/2", "--overwrite"]
+        assert run(*words, "-j", "1").exit_code == 6
+        return [name for name in files_below(tmp_path, manifests=True) if "ckpttool" in name]
+
+    assert fail_on(0) == ["ckpttool.json"]  # no output was replaced
+    assert fail_on(2) == [f"{RECORD.format(1, 2)}.journal"]
     assert "no records of parts in it; a run with --part K/N" in commit_fails(tmp_path, 5)
 
 
@@ -294,7 +310,7 @@ def test_a_commit_that_was_killed_before_its_end_can_be_done_again(tmp_path):
     for name, data in kept.items():
         (tmp_path / name).write_bytes(data)
     run_well("commit", tmp_path)
-    assert files_below(tmp_path)[0] == "ckpttool.json"
+    assert files_below(tmp_path, manifests=True)[0] == "ckpttool.json"
 
 
 def test_a_folder_of_anything_else_is_not_committed(tmp_path):
@@ -353,7 +369,8 @@ def test_a_record_cut_anywhere_is_a_format_error_and_never_committed(record, tmp
     shutil.copytree(folder, tmp_path / "out")
     path = tmp_path / "out" / RECORD.format(1, 1)
     data = path.read_bytes()
-    for stop in range(len(data) - 1):
+    ends = [i + step for i, byte in enumerate(data) if byte == 10 for step in (-1, 0, 1)]
+    for stop in sorted({*range(0, len(data), 199), *ends} - {len(data) - 1, len(data)}):
         path.write_bytes(data[:stop])
         with pytest.raises(ckpttool.FormatError):
             ckpttool.commit(str(tmp_path / "out"))

@@ -344,6 +344,21 @@ def test_escape_sequences_in_names_are_never_printed(tmp_path):
     assert "\x1b" not in result.output
 
 
+def test_a_name_of_64_kib_leaves_room_for_what_is_said_of_it(tmp_path):
+    from tests.readers import Entry, read, write_ckpt
+
+    path, name = tmp_path / "m.ckpt", "x" * 65533 + "end"
+    write_ckpt(path, {name: Entry("Float32", (1,), bytes(4))})
+    result = run("merge", path, "-o", tmp_path / "m.h5")
+    assert result.exit_code == 5
+    assert "xend': no exact path in HDF5; write --format ckpt" in message(result)
+    shown = run_well("inspect", path)
+    assert "xend" in shown.output
+    assert max(len(result.output), len(shown.output)) < 5000
+    run_well("merge", path, "-o", tmp_path / "m.safetensors")
+    assert set(read(tmp_path / "m.safetensors")) == {name}
+
+
 def test_debug_alone_prints_a_traceback(tmp_path):
     command = [sys.executable, "-m", "ckpttool", "inspect", str(GOLDEN / "PROVENANCE.md")]
     plain = subprocess.run(command, capture_output=True, text=True, check=False)

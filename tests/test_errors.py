@@ -85,7 +85,10 @@ EXAMPLES = [
             "cause": "the disk is full",
             "committed": ("out/rank_0/a.h5",),
         },
-        "out/rank_1/a.h5: not written: the disk is full; complete before that: out/rank_0/a.h5",
+        (
+            "out/rank_1/a.h5: not written: the disk is full; complete before that: "
+            "out/rank_0/a.h5; the same command with --resume goes on from there"
+        ),
         6,
     ),
     (
@@ -156,3 +159,9 @@ def test_raise_all_is_silent_without_errors_and_raises_a_single_one_as_it_is():
     with pytest.raises(CombinedError) as caught:
         raise_all([PLAN, FORMAT])
     assert caught.value.errors == (PLAN, FORMAT)
+
+
+def test_of_many_outputs_that_were_complete_some_are_named():
+    error = ExecutionError("e", "it broke", list("abcd"))
+    assert "complete before that: a, b, c and 1 more; the same" in str(error)
+    assert error.committed == ("a", "b", "c", "d")

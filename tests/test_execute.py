@@ -73,10 +73,11 @@ def test_a_task_survives_pickling_and_can_be_done_twice(tmp_path):
     output = next(iter(make_plan(tmp_path)))
     path = tmp_path / "file.ckpt"
     index = get_format(output.format).create(str(path), output.metas, {})
-    for task in cut_into_tasks(output, index, band_bytes=100, task_bytes=300):
+    for task in cut_into_tasks([(output, index)], band_bytes=100, task_bytes=300):
         again = pickle.loads(pickle.dumps(task))
         assert again == task
-        assert fill(task) == fill(again) == task.nbytes
+        assert fill(task) == fill(again)
+        assert fill(task).nbytes == task.nbytes
     assert {name: entry.shape for name, entry in read(path).items()} == {
         meta.name: meta.shape for meta in output.metas
     }
@@ -97,7 +98,8 @@ def test_a_failed_copy_leaves_what_was_complete_and_nothing_else(tmp_path, monke
     assert list(caught.value.committed) == [
         str(tmp_path / f"rank_{rank}" / f"checkpoint_{rank}.ckpt") for rank in (0, 1)
     ]
-    assert files_below(tmp_path) == ["rank_0/checkpoint_0.ckpt", "rank_1/checkpoint_1.ckpt"]
+    names = ["rank_0/checkpoint_0.ckpt", "rank_1/checkpoint_1.ckpt"]
+    assert files_below(tmp_path) == ["ckpttool.json.journal", *names]
 
 
 def test_a_failure_does_not_touch_the_file_that_was_to_be_replaced(tmp_path, monkeypatch):
@@ -273,8 +275,9 @@ def test_two_runs_at_once_do_not_write_into_each_others_file(tmp_path):
     ]
     results = [(process.communicate()[1], process.returncode) for process in runs]
     assert sorted(code for _, code in results)[0] == 0
-    assert all(code in (0, 5, 6) for _, code in results)
-    assert all("in use" in text or "exists already" in text for text, code in results if code)
+    assert all(code in (0, 5) for _, code in results)
+    words = ("is writing it (process ", "exists already")
+    assert all(any(word in text for word in words) for text, code in results if code)
     assert files_below(tmp_path) == ["m.ckpt", "m.h5"]
     (tmp_path / "m.h5").unlink()
 
@@ -306,6 +309,8 @@ def test_a_run_that_is_ended_between_tasks_leaves_whole_files_only(tmp_path, aft
     with open_engine("threads:2") as executor, pytest.raises(EndedError):
         execute(make_plan(tmp_path), executor, check=check, options=CopyOptions(max_in_flight=1))
     for name in files_below(tmp_path):
+        if name == "ckpttool.json.journal":
+            continue
         assert name.endswith(".ckpt")
         assert read(tmp_path / name)
 

@@ -1,5 +1,6 @@
 """Regions read from files, against NumPy's own indexing."""
 
+import errno
 import os
 from itertools import pairwise
 from pathlib import Path
@@ -106,6 +107,37 @@ def test_calls_that_move_fewer_bytes_than_asked_are_repeated(tmp_path, monkeypat
     assert np.array_equal(out.view("<i2"), array[::-1])
 
 
+def test_data_are_written_in_calls_of_a_mebibyte_and_sent_to_the_disk_at_once(
+    tmp_path, monkeypatch
+):
+    array = numbered((5 << 18,))
+    tensor = lay_out(tmp_path / "a", np.zeros_like(array), cuts=(2 << 20,))
+    calls, hints = [], []
+    pwrite = os.pwrite
+    monkeypatch.setattr(
+        os, "pwrite", lambda fd, part, at: calls.append(len(part)) or pwrite(fd, part, at)
+    )
+    monkeypatch.setattr(
+        os, "posix_fadvise", lambda fd, at, nbytes, what: hints.append((at, nbytes))
+    )
+    with FlatFiles(16) as files:
+        files.write_bytes(tensor, 0, array.view(np.uint8))
+    assert calls == [1 << 20] * 5
+    assert hints == [(extent.offset, extent.nbytes) for extent in tensor.extents]
+    assert np.array_equal(read(tensor, Region((0,), array.shape)), array)
+
+
+def test_a_file_system_that_takes_no_hints_will_do(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(os, "posix_fadvise", refuse)
+    tensor = lay_out(tmp_path / "a", numbered((4,), np.int8))
+    with FlatFiles(16) as files:
+        files.write_bytes(tensor, 0, np.full(4, 7, np.uint8))
+    assert read(tensor, Region((0,), (4,))).tolist() == [7] * 4
+
+
 # ------------------------------------------------------------------------ regions
 
 
@@ -193,11 +225,35 @@ def test_close_runs_are_read_at_once_and_far_runs_one_by_one(tmp_path, monkeypat
     monkeypatch.setattr(
         os, "preadv", lambda fd, parts, at: reads.append(len(parts[0])) or preadv(fd, parts, at)
     )
-    for gap_bytes, expected in [(90, [910]), (89, [10] * 10)]:
+    for gap_bytes, expected in [(90, [1000]), (89, [10] * 10)]:
         monkeypatch.setattr(flatfile, "GAP_BYTES", gap_bytes)
         reads.clear()
         read(tensor, Region((0, 0), (10, 10)))
         assert reads == expected
+
+
+def test_what_lies_between_runs_is_kept_for_who_wants_it_next(tmp_path, monkeypatch):
+    array = numbered((10, 100), np.uint8)
+    tensor, other = lay_out(tmp_path / "a", array), lay_out(tmp_path / "b", array + 1)
+    reads = []
+    preadv = os.preadv
+    monkeypatch.setattr(
+        os, "preadv", lambda fd, parts, at: reads.append(len(parts[0])) or preadv(fd, parts, at)
+    )
+    with FlatFiles(1000) as files:
+        for first in range(0, 100, 20):
+            region, out = Region((2, first), (8, first + 20)), np.empty((6, 20, 1), np.uint8)
+            files.read_region(tensor, region, out)
+            assert np.array_equal(out[..., 0], cut(array, region))
+        assert reads == [600]  # the whole rows, once
+        files.read_region(other, Region((2, 0), (8, 20)), out)
+        assert np.array_equal(out[..., 0], array[2:8, :20] + 1)
+        files.read_region(tensor, Region((2, 0), (8, 20)), out)
+        assert np.array_equal(out[..., 0], array[2:8, :20])
+        files.write_bytes(tensor, 200, np.full(100, 7, np.uint8))
+        files.read_region(tensor, Region((2, 0), (8, 20)), out)
+        assert (out[0, :, 0] == 7).all()
+    assert reads == [600] * 4
 
 
 # ------------------------------------------------------------------------ open files

@@ -32,6 +32,7 @@ from tests.by_hand import (
     write_contents,
 )
 from tests.readers import read
+from tests.strategies import examples
 
 NAMES = (
     "w",
@@ -140,7 +141,7 @@ TENSORS = st.dictionaries(
 
 
 @pytest.mark.parametrize("format", FORMAT_NAMES)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(TENSORS)
 def test_any_tensors_are_read_back_as_created(format, tmp_path, tensors):
     given = [TensorMeta(name, dtype, tuple(shape)) for name, (dtype, shape) in tensors.items()]

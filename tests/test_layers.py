@@ -6,9 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 import ckpttool
+from ckpttool.cli.main import COMMANDS, main
 
 ROOT = Path(ckpttool.__file__).parent
 FLOORS = ["errors", "model", "formats", "storage", "run", "cli"]  # lowest first
@@ -167,6 +169,30 @@ def test_a_command_that_needs_no_arrays_loads_none_of_the_heavy_packages(argumen
     )
     assert done.returncode == 0, done.stderr
     assert "ckpttool" in done.stdout
+
+
+@pytest.mark.parametrize("argument", ["--version", "--help"])
+def test_the_start_loads_click_and_next_to_nothing_else(argument):
+    code = (
+        "import click, sys\n"
+        "before = set(sys.modules)\n"
+        "from ckpttool.cli.main import main\n"
+        f"main([{argument!r}], standalone_mode=False)\n"
+        "print(*set(sys.modules) - before, file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    loaded = done.stderr.split()
+    ours = {name for name in loaded if name.startswith("ckpttool")}
+    assert ours == {"ckpttool", "ckpttool.cli", "ckpttool.cli.main"}
+    assert len(loaded) <= 20  # it was 80 when every command was loaded
+
+
+def test_every_command_is_in_a_module_of_its_name():
+    context = click.Context(main)
+    assert [main.get_command(context, name).name for name in COMMANDS] == list(COMMANDS)
+    assert main.get_command(context, "options") is None
 
 
 def test_the_public_names_are_all_there_and_no_others():

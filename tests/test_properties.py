@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ckpttool
@@ -291,7 +291,7 @@ def test_the_examples_are_as_wide_as_they_should_be():
     """Of shards, empty axes, stages, shared and unlisted parameters none was lost on the way."""
     seen = set()
 
-    @examples(200)
+    @settings(max_examples=200)  # as many as the tests that they stand for take in full
     @given(moves(has_state=True))
     def look(move):
         seen.update(features(move))
@@ -306,7 +306,7 @@ def test_the_examples_are_as_wide_as_they_should_be():
 def test_the_examples_of_tables_are_as_wide_as_they_should_be():
     seen = set()
 
-    @examples(200)
+    @settings(max_examples=200)
     @given(table_moves())
     def look(move):
         for side, strategy in (("src", move.src), ("dst", move.dst)):

@@ -59,9 +59,11 @@ def test_moving_undoes_counting_from_an_origin():
 def test_an_origin_outside_the_region_or_of_other_axes_is_a_mistake():
     with pytest.raises(ValueError, match="no box"):
         Region((3, 5), (7, 6)).relative_to((4, 0))
-    with pytest.raises(ValueError, match="zip"):
+    with pytest.raises(ValueError, match="an origin of 1 axes"):
         Region((3, 5), (7, 6)).relative_to((4,))
-    with pytest.raises(ValueError, match="zip"):
+    with pytest.raises(ValueError, match="an offset of 3 axes"):
+        Region((3, 5), (7, 6)).moved_by((4, 0, 0))
+    with pytest.raises(ValueError, match="not in one tensor"):
         Region((3, 5), (7, 6)).intersect(Region((3,), (4,)))
 
 

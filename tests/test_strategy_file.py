@@ -2,11 +2,13 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import h5py
 import pytest
 
 from ckpttool.errors import CombinedError, StrategyError
+from ckpttool.formats import strategy_file, strategy_forms
 from ckpttool.formats.strategy_file import read_strategy
 from ckpttool.model.layout import Layout
 from tests.by_hand import layout, message, number, operator, packed, strategy
@@ -402,3 +404,43 @@ def test_an_hdf5_checkpoint_is_told_to_be_one(tmp_path):
         file["w"] = [1.0]
     with pytest.raises(StrategyError, match=r"no strategy file but a checkpoint \(hdf5\)"):
         read_strategy([str(tmp_path / "s.ckpt")])
+
+
+# -------------------------------------------------------------------------------- what it costs
+
+
+def test_equal_files_of_ranks_are_understood_once(write, tmp_path, monkeypatch):
+    understood = []
+    parse = strategy_file.read_protobuf
+    monkeypatch.setattr(
+        strategy_file, "read_protobuf", lambda path: understood.append(path) or parse(path)
+    )
+    for rank in range(8):
+        write(strategy(operator(rank // 4), layout("w", (4,), (0, -1))), f"f/s_rank_{rank}.ckpt")
+    found = read_strategy(str(tmp_path / "f"))
+    assert [Path(path).name for path in understood] == ["s_rank_0.ckpt", "s_rank_4.ckpt"]
+    assert [Path(path).name for path in found.files] == [f"s_rank_{rank}.ckpt" for rank in range(8)]
+    assert found.stages_of("w") == (0, 1)
+    write(strategy(operator(1), layout("w", (4,), (-1, 0))), "f/s_rank_7.ckpt")
+    with pytest.raises(StrategyError, match=r"s_rank_7.*stage 1 has another layout for w"):
+        read_strategy(str(tmp_path / "f"))
+
+
+def test_a_layout_that_many_parameters_have_is_read_once(write, monkeypatch):
+    read = []
+    one = strategy_forms._read_layout
+    monkeypatch.setattr(
+        strategy_forms, "_read_layout", lambda *given: read.append(given) or one(*given)
+    )
+    maps = [(0, -1), (-1, 0)] * 50
+    path = write(strategy(*(layout(f"w{i}", (4,), axes) for i, axes in enumerate(maps))))
+    found = read_strategy(path)
+    assert [found.layouts[f"w{i}"][0].tensor_map for i in range(2)] == [((0,), ()), ((), (0,))]
+    assert found.layouts["w0"] == found.layouts["w98"]
+    assert len(read) == 2
+
+
+def test_a_layout_in_several_messages_adds_up(read):
+    matrix, axes = (message(2, message(n, number(1, v))) for n, v in ((1, 4), (2, 0)))
+    item = message(3, message(1, b"w"), matrix, axes)
+    assert layout_of(read, item) == Layout((4,), ((0,),))

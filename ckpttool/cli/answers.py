@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ckpttool.cli import report
-from ckpttool.cli.options import printable
 from ckpttool.cli.tables import print_table
+from ckpttool.cli.text import printable
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import TensorMeta

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckpttool.cli.options import printable
 from ckpttool.cli.report import format_bytes, print_json
 from ckpttool.cli.tables import print_table
+from ckpttool.cli.text import printable
 
 if TYPE_CHECKING:
     from ckpttool.formats.group_info import GroupInfo

@@ -6,18 +6,18 @@ import click
 
 import ckpttool
 from ckpttool.cli import options, report
+from ckpttool.cli.text import printable
 
 
 @click.command(
-    short_help="Mark the outputs of several runs with --part complete.",
     help="""\b
     ckpttool commit new/
 
     Look whether all parts that runs with --part K/N had to write to DIR are there, and mark the
-    set complete: DIR/ckpttool.json lists the files.
+    set complete: DIR/ckpttool.json lists the files.  Of a single file name it in the place of DIR.
     """,
 )
-@click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False))
+@click.argument("folder", metavar="DIR", type=click.Path(exists=True))
 @options.as_json
 @options.debug
 def commit(folder: str, as_json: bool) -> None:
@@ -30,4 +30,4 @@ def commit(folder: str, as_json: bool) -> None:
     step = f", step {manifest.step}" if manifest.step else ""
     number = len(manifest.outputs)
     text = f"{folder}: complete: {number} file{'s' if number != 1 else ''}, {size}{step}"
-    click.echo(options.printable(text))
+    click.echo(printable(text))

@@ -14,6 +14,7 @@ import ckpttool
 from ckpttool.cli import report
 from ckpttool.cli.options import DEBUG, STOPPER
 from ckpttool.cli.progress import show_progress
+from ckpttool.cli.signals import Stopped
 from ckpttool.cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -23,7 +24,13 @@ if TYPE_CHECKING:
     from ckpttool.model.plan import Plan
 
 
-def convert(make_plan: Callable[[Executor], Plan], engine: str, as_json: bool, quiet: bool) -> None:
+def convert(
+    make_plan: Callable[[Executor], Plan],
+    engine: str,
+    max_memory: int | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
     """Make a plan, carry it out, and report.
 
     Parameters
@@ -32,10 +39,14 @@ def convert(make_plan: Callable[[Executor], Plan], engine: str, as_json: bool, q
         Gets an executor on this host, to compare contents with.
     engine
         Who does the work; see `ckpttool.open_engine`.
+    max_memory
+        Bytes that it may take; None for any number.
     as_json, quiet
         How to report.
     """
     from ckpttool.run.engines import is_cluster
+    from ckpttool.run.memory import fit_memory
+    from ckpttool.run.origin import manifest_of
 
     started = time.perf_counter()
     with _quiet_logs(), ckpttool.open_engine(engine) as executor:
@@ -44,13 +55,20 @@ def convert(make_plan: Callable[[Executor], Plan], engine: str, as_json: bool, q
                 plan = make_plan(here)
         else:
             plan = make_plan(executor)
+        sizes = None if max_memory is None else fit_memory(max_memory, engine)
         report.print_notes(plan.notes, quiet)
         total = sum(meta.nbytes for output in plan for meta in output.metas)
         stopper: Stopper = click.get_current_context().meta[STOPPER]
         with show_progress("writing", total, quiet or as_json) as on_progress, stopper.deferring():
-            written = ckpttool.execute(plan, executor, on_progress=on_progress, check=stopper.check)
+            try:
+                written = ckpttool.execute(
+                    plan, executor, options=sizes, on_progress=on_progress, check=stopper.check
+                )
+            except Stopped as stopped:
+                stopped.remedy = "; the same command with --resume goes on from there"
+                raise
     seconds = time.perf_counter() - started
-    document = report.describe_run(plan, written, seconds)
+    document = report.describe_run(plan, written, seconds, str(manifest_of(plan)))
     if as_json:
         report.print_json(document)
         return

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Compare two checkpoints, tensor by tensor.",
     help="""\b
     ckpttool diff checkpoint/ merged.h5 -s strategy.ckpt
 

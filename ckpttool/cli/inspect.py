@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Show what a checkpoint holds, from headers alone.",
     help="""\b
     ckpttool inspect checkpoint/ -s strategy.ckpt
 

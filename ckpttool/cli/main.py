@@ -4,27 +4,55 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import sys
+from importlib import import_module
 
 import click
 
 import ckpttool
-from ckpttool.cli.commit import commit
-from ckpttool.cli.diff import diff
-from ckpttool.cli.inspect import inspect
-from ckpttool.cli.merge import merge
-from ckpttool.cli.options import ANSWERS, DEBUG, STOPPER, printable
-from ckpttool.cli.reshard import reshard
-from ckpttool.cli.signals import Stopped, Stopper
-from ckpttool.cli.split import split
-from ckpttool.cli.verify import verify
+
+# What --help says of each command, which is in the module of its name.  Modules are imported when
+# they are needed: --version and --help shall take no longer than click itself.
+COMMANDS = {
+    "inspect": "Show what a checkpoint holds, from headers alone.",
+    "merge": "Merge the files of all ranks into one.",
+    "split": "Cut an undivided checkpoint for the ranks of a strategy.",
+    "reshard": "Cut a checkpoint anew for another strategy.",
+    "verify": "Find what is wrong with a checkpoint.",
+    "diff": "Compare two checkpoints, tensor by tensor.",
+    "commit": "Mark the outputs of several runs with --part complete.",
+}
 
 
 class Border(click.Group):
     """A group that turns every exception into a message on stderr and an exit code."""
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of all commands."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name, if there is one."""
+        if cmd_name not in COMMANDS:
+            return None
+        command = getattr(import_module(f"ckpttool.cli.{cmd_name}"), cmd_name)
+        assert isinstance(command, click.Command), f"{cmd_name} is no command"
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands that --help shows."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
     def invoke(self, ctx: click.Context) -> object:
         """Run a command; see `ckpttool.errors` for the exit codes."""
+        from ckpttool.cli.options import ANSWERS, DEBUG, STOPPER
+        from ckpttool.cli.signals import Stopped, Stopper
+        from ckpttool.cli.text import printable
+
+        # Arrays are only moved here; the threads that numpy would start for algebra cost 0.1 s.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # names may not fit the locale
@@ -35,7 +63,7 @@ class Border(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Stopped as stopped:
-            click.echo(f"ckpttool: {stopped}; nothing was left half-written", err=True)
+            click.echo(f"ckpttool: {stopped}", err=True)
             ctx.exit(stopped.exit_code)
         except Exception as error:
             if isinstance(error, BrokenPipeError):
@@ -90,7 +118,3 @@ def _explain(error: Exception) -> tuple[tuple[str, ...], int]:
 @click.version_option(ckpttool.__version__, prog_name="ckpttool")
 def main() -> None:
     """The entry point of the console script."""
-
-
-for _command in (inspect, merge, split, reshard, verify, diff, commit):
-    main.add_command(_command)

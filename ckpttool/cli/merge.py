@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Merge the files of all ranks into one.",
     help="""\b
     ckpttool merge checkpoint/ -s strategy.ckpt -o merged.h5
 
@@ -56,7 +55,9 @@ if TYPE_CHECKING:
 @options.crc
 @options.part
 @options.engine
+@options.max_memory
 @options.overwrite
+@options.resume
 @options.as_json
 @options.quiet
 @options.debug
@@ -78,7 +79,9 @@ def merge(
     crc: bool,
     part: tuple[int, int] | None,
     engine: str,
+    max_memory: int | None,
     overwrite: bool,
+    resume: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -105,10 +108,12 @@ def merge(
             check_replicas=check_replicas,
             crc=crc,
             overwrite=overwrite,
+            resume=resume,
             executor=executor,
             part=part,
         ),
         engine,
+        max_memory,
         as_json,
         quiet,
     )

@@ -12,6 +12,7 @@ import click
 
 import ckpttool
 from ckpttool.cli.keys import read_key
+from ckpttool.cli.progress import show_count
 from ckpttool.cli.values import PartOf, RankList, Size
 from ckpttool.errors import CkptToolError, raise_all
 
@@ -37,7 +38,13 @@ class Scan(Protocol):
     """A function like `ckpttool.scan`."""
 
     def __call__(
-        self, src: str, pattern: str | None, step: str | None, *, key: Secret | None
+        self,
+        src: str,
+        pattern: str | None,
+        step: str | None,
+        *,
+        key: Secret | None,
+        on_progress: Callable[[int, int], None],
     ) -> Catalog:
         """The catalog of a checkpoint."""
         ...
@@ -182,6 +189,15 @@ limit = click.option(
 )
 
 
+max_memory = click.option(
+    "--max-memory",
+    type=Size(),
+    metavar="SIZE",
+    help="Most memory to take, 200MiB: of all processes on this host, or of each worker of a "
+    "cluster.  [default: about 50 MB and 8 MiB for each worker]",
+)
+
+
 def _keep_jobs(ctx: click.Context, param: click.Parameter, value: int | None) -> None:
     ctx.meta[JOBS] = value
 
@@ -231,6 +247,12 @@ part = click.option(
     help="Write only the K-th of N parts of the output files, about equal in size, as in a job "
     "array; ckpttool commit looks whether all are there.",
 )
+resume = click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on where the same command was interrupted: outputs that it left complete are kept. "
+    "What has changed since (source, strategy, options) is an error.",
+)
 overwrite = click.option("--overwrite", is_flag=True, help="Replace outputs that exist.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 quiet = click.option("-q", "--quiet", is_flag=True, help="No notes and no progress on stderr.")
@@ -278,7 +300,12 @@ def load(
     if pattern is not None and "{rank}" not in pattern:
         raise click.UsageError("--pattern does not say where {rank} is in the path.")
     errors: list[CkptToolError] = []
-    catalog = attempt(lambda: (scan or ckpttool.scan)(src, pattern, step, key=key), errors)
+    given = click.get_current_context().params
+    look = scan or ckpttool.scan
+    with show_count("reading headers", given["quiet"] or given["as_json"]) as on_progress:
+        catalog = attempt(
+            lambda: look(src, pattern, step, key=key, on_progress=on_progress), errors
+        )
     if find_strategy and not src_strategy and catalog is not None and catalog.strategy_files:
         src_strategy = catalog.strategy_files
         catalog = replace(catalog, notes=(*catalog.notes, _on_strategy(src_strategy)))
@@ -349,16 +376,3 @@ def check_crc(crc: bool, format: str) -> None:
             "HDF5 has no place for MindSpore's checksum: with --crc write --format ckpt or "
             "safetensors, or verify the source by itself with inspect --crc."
         )
-
-
-def printable(text: str) -> str:
-    r"""Text for a terminal: what is not printable, such as an escape sequence, is spelled out.
-
-    Examples
-    --------
-    >>> printable("a\x1b[31mb")
-    'a\\x1b[31mb'
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -1,10 +1,14 @@
-"""A progress bar on stderr: bytes, rate and time left.  Nothing if stderr is no terminal."""
+"""Progress bars on stderr: how much, how fast, time left.  Nothing if stderr is no terminal."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn, TaskID
 
 
 @contextmanager
@@ -16,23 +20,33 @@ def show_progress(what: str, total_bytes: int, quiet: bool) -> Iterator[Callable
     if quiet or not sys.stderr.isatty():
         yield lambda nbytes: None
         return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
+    from rich.progress import DownloadColumn, TransferSpeedColumn
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=total_bytes)
+    columns = DownloadColumn(binary_units=True), TransferSpeedColumn()
+    with _bar(what, total_bytes, *columns) as (progress, task):
         yield lambda nbytes: progress.update(task, advance=nbytes)
+
+
+@contextmanager
+def show_count(what: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """A function to call, each time one thing is done, with their number so far and in all."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.progress import MofNCompleteColumn
+
+    with _bar(what, None, MofNCompleteColumn()) as (progress, task):
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@contextmanager
+def _bar(
+    what: str, total: int | None, *columns: ProgressColumn
+) -> Iterator[tuple[Progress, TaskID]]:
+    """A bar with these columns, and the time left; ``total`` may become known later."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    shown = (TextColumn("{task.description}"), BarColumn(), *columns, TimeRemainingColumn())
+    with Progress(*shown, console=Console(stderr=True), transient=True) as progress:
+        yield progress, progress.add_task(what, total=total)

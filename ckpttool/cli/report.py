@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckpttool.cli.options import printable
 from ckpttool.cli.tables import print_table
+from ckpttool.cli.text import printable
 from ckpttool.errors import CkptToolError
 from ckpttool.model.catalog import format_ranks
 from ckpttool.model.maps import map_of
@@ -339,7 +339,7 @@ def _shape(sizes: Sequence[int]) -> str:
     return f"({', '.join(map(str, sizes))})"
 
 
-def describe_run(plan: Plan, written: Sequence[Written], seconds: float) -> Json:
+def describe_run(plan: Plan, written: Sequence[Written], seconds: float, manifest: str) -> Json:
     """The document of merge, split and reshard."""
     return {
         "outputs": [_describe_written(output) for output in written],
@@ -349,6 +349,7 @@ def describe_run(plan: Plan, written: Sequence[Written], seconds: float) -> Json
         "seconds": round(seconds, 6),
         "notes": describe_notes(plan.notes),
         **({"indexes": [doc.path for doc in plan.documents]} if plan.documents else {}),
+        **({} if plan.part else {"manifest": manifest}),
         **({"part": f"{plan.part.number}/{plan.part.count}"} if plan.part else {}),
     }
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Cut a checkpoint anew for another strategy.",
     help="""\b
     ckpttool reshard checkpoint/ -s strategy.ckpt -d new_strategy.ckpt -o new/ --format ckpt
 
@@ -44,7 +43,9 @@ if TYPE_CHECKING:
 @options.crc
 @options.part
 @options.engine
+@options.max_memory
 @options.overwrite
+@options.resume
 @options.as_json
 @options.quiet
 @options.debug
@@ -67,7 +68,9 @@ def reshard(
     crc: bool,
     part: tuple[int, int] | None,
     engine: str,
+    max_memory: int | None,
     overwrite: bool,
+    resume: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -94,10 +97,12 @@ def reshard(
             check_replicas=check_replicas,
             crc=crc,
             overwrite=overwrite,
+            resume=resume,
             executor=executor,
             part=part,
         ),
         engine,
+        max_memory,
         as_json,
         quiet,
     )

@@ -17,9 +17,11 @@ class Stopped(BaseException):
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.exit_code = 128 + number  # as shells count it: 130 for Ctrl-C
+        self.remedy = ""
 
     def __str__(self) -> str:
-        return f"ended by {signal.Signals(self.exit_code - 128).name}"
+        name = signal.Signals(self.exit_code - 128).name
+        return f"ended by {name}; nothing was left half-written{self.remedy}"
 
 
 class Stopper:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Cut an undivided checkpoint for the ranks of a strategy.",
     help="""\b
     ckpttool split merged.h5 -d strategy.ckpt -o sliced/ --format ckpt
 
@@ -38,7 +37,9 @@ if TYPE_CHECKING:
 @options.crc
 @options.part
 @options.engine
+@options.max_memory
 @options.overwrite
+@options.resume
 @options.as_json
 @options.quiet
 @options.debug
@@ -56,7 +57,9 @@ def split(
     crc: bool,
     part: tuple[int, int] | None,
     engine: str,
+    max_memory: int | None,
     overwrite: bool,
+    resume: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -78,10 +81,12 @@ def split(
             unlisted=unlisted,
             crc=crc,
             overwrite=overwrite,
+            resume=resume,
             executor=executor,
             part=part,
         ),
         engine,
+        max_memory,
         as_json,
         quiet,
     )

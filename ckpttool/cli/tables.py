@@ -11,7 +11,7 @@ from itertools import zip_longest
 
 import click
 
-from ckpttool.cli.options import printable
+from ckpttool.cli.text import printable
 
 MARGIN, SPACE = 2, 3  # columns before a row, and between two cells
 NARROWEST = 5  # columns that a cell keeps on the narrowest terminal

@@ -47,7 +47,7 @@ class Size(SizeType):
         unit = (1024 if match[3] else 1000) ** " KMGT".index(match[2] or " ")
         nbytes = int(Decimal(match[1]) * unit)
         if not nbytes:
-            self.fail("files of 0 bytes hold nothing", param, ctx)
+            self.fail("0 bytes hold nothing", param, ctx)
         return nbytes
 
 

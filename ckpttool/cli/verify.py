@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Find what is wrong with a checkpoint.",
     help="""\b
     ckpttool verify checkpoint/ -s strategy.ckpt --deep
 
@@ -82,7 +82,14 @@ def verify(
         click.get_current_context().exit(1)
 
 
-def _scan(src: str, pattern: str | None, step: str | None, *, key: Secret | None) -> Catalog:
+def _scan(
+    src: str,
+    pattern: str | None,
+    step: str | None,
+    *,
+    key: Secret | None,
+    on_progress: Callable[[int, int], None],
+) -> Catalog:
     from ckpttool.run.verify import scan_to_verify
 
-    return scan_to_verify(src, pattern, step, key=key)
+    return scan_to_verify(src, pattern, step, key=key, on_progress=on_progress)

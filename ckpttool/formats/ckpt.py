@@ -52,7 +52,8 @@ from pathlib import Path
 from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats import ChecksumPart
 from ckpttool.formats.ckpt_maps import Step, map_steps
-from ckpttool.formats.ckpt_records import Record, RecordTensor, read_record
+from ckpttool.formats.ckpt_records import Record, RecordTensor, read_record, read_usual
+from ckpttool.formats.ckpt_twins import Twins
 from ckpttool.formats.decryption import DecryptedFile
 from ckpttool.formats.encrypted import explain, mode_of, read_ciphertext
 from ckpttool.formats.wire import (
@@ -76,9 +77,18 @@ MAX_TEXT_BYTES = 64 << 20  # a string is read into memory, too; larger ones are 
 
 
 class Ckpt:
-    """The `Format` of MindSpore's own checkpoints."""
+    """The `Format` of MindSpore's own checkpoints.
+
+    Parameters
+    ----------
+    twins
+        Headers of other files, by which those that are equal are known.
+    """
 
     name = "ckpt"
+
+    def __init__(self, twins: Twins | None = None) -> None:
+        self._twins = twins
 
     def refusals(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> Iterator[str]:
         """Map parameters of which parts are missing; it can hold all else."""
@@ -92,7 +102,7 @@ class Ckpt:
         with WireReader(path) as reader:
             end, attrs = _find_trailer(reader)
             is_encrypted = mode_of(reader.read(0, min(4, end))) is not None
-            tensors, stop = ({}, 0) if is_encrypted else _read_tensors(reader, end)
+            tensors, stop = ({}, 0) if is_encrypted else self._read_tensors(reader, end)
             nbytes = reader.size
         cipher = None
         if stop < end:
@@ -102,6 +112,15 @@ class Ckpt:
                 raise FormatError(path, stop, f"{name}: stored twice, in clear and encrypted")
             tensors |= hidden
         return FileIndex(path, self.name, nbytes, tensors, attrs, cipher)
+
+    def _read_tensors(self, reader: WireReader, end: int) -> tuple[dict[str, StoredTensor], int]:
+        known = None if self._twins is None else self._twins.find(reader, end)
+        if known is not None:
+            return known, end
+        tensors, stop = _read_tensors(reader, end)
+        if self._twins is not None and stop == end:
+            self._twins.remember(reader, end, tensors)
+        return tensors, stop
 
     def create(
         self, path: str, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
@@ -174,22 +193,20 @@ def _read_tensors(reader: WireReader, end: int) -> tuple[dict[str, StoredTensor]
     tensors: dict[str, StoredTensor] = {}
     starts: dict[str, int] = {}
     current: Record | None = None
-    start = 0
-    for item in reader.fields(0, end):
-        record_start, start = start, item.stop
-        if item.number != 1:
-            if mode_of(reader.read(record_start, min(record_start + 4, end))) is not None:
-                start = record_start
+    start = stop = 0
+    while stop < end:
+        start = stop
+        usual = read_usual(reader, start, end)
+        if usual is not None:
+            record, stop = usual
+        else:
+            item = next(reader.fields(start, end))
+            if item.number != 1 and mode_of(reader.read(start, min(start + 4, end))) is not None:
                 break
-            continue
-        if item.wire_type != LENGTH:
-            raise FormatError(
-                reader.path,
-                record_start,
-                f"no .ckpt: expected a record, found the number {item.value}; is it a strategy "
-                "file? Then give the checkpoint as SRC, and this with -s or -d",
-            )
-        record = read_record(reader, item, record_start)
+            stop = item.stop
+            if item.number != 1:
+                continue
+            record = read_record(reader, item, start)
         if current is not None and _continues(record, current):
             current.join(reader.path, record)
             continue
@@ -199,15 +216,15 @@ def _read_tensors(reader: WireReader, end: int) -> tuple[dict[str, StoredTensor]
             if name in starts:
                 raise FormatError(
                     reader.path,
-                    record_start,
+                    start,
                     f"{name}: stored twice, the first time at byte {starts[name]}; "
                     "which one counts cannot be known",
                 )
-            starts[name] = record_start
+            starts[name] = start
         current = record
     if current is not None:
         tensors |= _finish_all(reader, current)
-    return tensors, start
+    return tensors, stop
 
 
 def _read_encrypted(path: str, cipher: Ciphertext) -> dict[str, StoredTensor]:
@@ -230,6 +247,8 @@ def _finish_all(reader: WireReader, record: Record) -> dict[str, StoredTensor]:
 
 def _finish(reader: WireReader, tensor: RecordTensor) -> StoredTensor:
     """The stored tensor, its shape understood and its bytes counted."""
+    if tensor.meta is not None:
+        return StoredTensor(tensor.meta, reader.path, tensor.extents)
     held = sum(extent.nbytes for extent in tensor.extents)
     if tensor.dtype == TEXT:
         text = _read_text(reader, tensor, held)

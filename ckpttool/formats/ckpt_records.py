@@ -7,16 +7,28 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass
+from functools import lru_cache
 from sys import intern
 
 from ckpttool.errors import FormatError
 from ckpttool.formats.ckpt_maps import find_map_dtype, map_tensors
 from ckpttool.formats.wire import LENGTH, Field, WireReader
-from ckpttool.model.catalog import Extent
+from ckpttool.model.catalog import Extent, TensorMeta
+from ckpttool.model.dtypes import find_dtype
 from ckpttool.model.maps import part_names
 
 MAX_NAME_BYTES = 1 << 20  # a name is read into memory; none in the field comes near
+
+# The header of a record as MindSpore writes it; one of unusual length is walked field by field.
+MAX_USUAL_BYTES = 512
+VARINT = rb"[\x80-\xff]{0,9}[\x00-\x7f]"
+DIM = re.compile(rb"\x08(%b)" % VARINT)
+USUAL_HEADER = re.compile(
+    rb"\x0a(%b)\x0a(%b)([^\x00-\x1f]+)\x12(%b)((?:\x08%b)*)\x12([\x01-\x20])(\w+)\x1a(%b)"
+    % ((VARINT,) * 5)
+)
 
 
 @dataclass(slots=True)
@@ -27,7 +39,8 @@ class RecordTensor:
     start: int  # byte of the first record
     dtype: str
     dims: list[int]
-    extents: list[Extent] = field(default_factory=list)
+    extents: tuple[Extent, ...] = ()
+    meta: TensorMeta | None = None  # if one record has said it all
 
 
 @dataclass(slots=True)
@@ -54,12 +67,73 @@ class Record:
                     f"{its.dtype} {its.dims}",
                 )
             mine.extents += its.extents
+            mine.meta = None
             if self.is_map:
                 mine.dims[0] += its.dims[0]
 
 
+def read_usual(reader: WireReader, start: int, end: int) -> tuple[Record, int] | None:
+    """A record that is spelled as MindSpore does and holds a whole tensor, and where it stops.
+
+    None if it is spelled in another way, or is damaged.  Ranks have the same headers, so what one
+    says is kept: a file takes a third of the time.
+    """
+    window, at = reader.window(start, MAX_USUAL_BYTES)
+    match = USUAL_HEADER.match(window, at)
+    meta = match and _understand(match[0])
+    if not match or not meta:
+        return None
+    first = start + match.end() - at
+    stop = first + meta.nbytes
+    if stop > end:
+        return None
+    extents = _one_extent(first, meta.nbytes) if meta.nbytes else ()
+    tensor = RecordTensor(meta.name, start, meta.dtype, [*meta.shape], extents, meta)
+    return Record(meta.name, start, [tensor]), stop
+
+
+@lru_cache(maxsize=1 << 16)
+def _understand(header: bytes) -> TensorMeta | None:
+    """The tensor of a usual header, if the record holds all of it and nothing else."""
+    match = USUAL_HEADER.fullmatch(header)
+    assert match is not None, "only what matched is asked for"
+    record, tag, body, kind, content = (_varint(match[i]) for i in (1, 2, 4, 6, 8))
+    dtype = find_dtype(match[7].decode())
+    try:
+        name = intern(match[3].decode())
+    except UnicodeDecodeError:
+        return None
+    lengths = (
+        len(header) - match.end(1) + content,
+        len(match[3]),
+        len(header) - match.end(4) + content,
+        len(match[7]),
+    )
+    if dtype is None or dtype.name != match[7].decode() or (record, tag, body, kind) != lengths:
+        return None
+    shape = tuple(_varint(size) for size in DIM.findall(match[5]))
+    meta = TensorMeta(name, dtype.name, shape)
+    return meta if meta.nbytes == content else None
+
+
+@lru_cache(maxsize=1 << 16)  # tensors of equal shapes lie at the same place on many ranks
+def _one_extent(offset: int, nbytes: int) -> tuple[Extent, ...]:
+    return (Extent(offset, nbytes),)
+
+
+def _varint(data: bytes) -> int:
+    return sum((byte & 0x7F) << 7 * i for i, byte in enumerate(data))
+
+
 def read_record(reader: WireReader, record: Field, start: int) -> Record:
     """What the record that begins at byte ``start`` says; contents are not read."""
+    if record.wire_type != LENGTH:
+        raise FormatError(
+            reader.path,
+            start,
+            f"no .ckpt: expected a record, found the number {record.value}; is it a strategy "
+            "file? Then give the checkpoint as SRC, and this with -s or -d",
+        )
     name: str | None = None
     body: Field | None = None
     for part in reader.fields(record.start, record.stop):
@@ -97,7 +171,7 @@ def _read_tensor(reader: WireReader, body: Field, start: int, name: str) -> Reco
     if content is not None:
         if content.wire_type != LENGTH:
             raise FormatError(reader.path, start, f"{name}: tensor_content is not bytes")
-        tensor.extents.append(Extent(content.start, content.stop - content.start))
+        tensor.extents = (Extent(content.start, content.stop - content.start),)
     return tensor
 
 

@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from threading import Lock
 from types import TracebackType
 from typing import cast
 
@@ -33,10 +34,14 @@ _START = (
 
 
 class ContainedReader:
-    """Reads headers of HDF5 files in a process of its own; use as a context manager."""
+    """Reads headers of HDF5 files in a process of its own; use as a context manager.
+
+    Threads may share it; it reads one file at a time.
+    """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
+        self._lock = Lock()
 
     def __enter__(self) -> ContainedReader:
         return self
@@ -61,6 +66,12 @@ class ContainedReader:
         OSError
             It cannot be opened or read.
         """
+        with self._lock:
+            answer = self._ask(path)
+        return _parse_answer(path, json.loads(answer))
+
+    def _ask(self, path: str) -> str:
+        """What the process answers, a line of JSON."""
         process = self._process = self._process or _start()
         try:
             assert process.stdin is not None, "it was started with a pipe"
@@ -72,7 +83,7 @@ class ContainedReader:
             answer = ""
         if not answer.endswith("\n"):
             raise FormatError(path, None, f"not readable as HDF5: {self._end()}")
-        return _parse_answer(path, json.loads(answer))
+        return answer
 
     def _end(self) -> str:
         """End the process, and say how it ended."""

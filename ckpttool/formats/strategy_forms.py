@@ -36,7 +36,7 @@ writer ``ccsrc/frontend/parallel/strategy_checkpoint``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,6 +45,7 @@ from ckpttool.formats.strict_json import parse_json
 from ckpttool.formats.wire import LENGTH, VARINT, Field, WireReader
 
 MAX_NAME_BYTES = 1 << 20  # a name is read into memory; none in the field comes near
+MAX_USUAL_BYTES = 512  # of a layout that is remembered
 
 
 @dataclass(slots=True)
@@ -70,6 +71,7 @@ def read_protobuf(path: str) -> tuple[dict[str, Entry], set[int]]:
     """
     entries: dict[str, Entry] = {}
     stages: set[int] = set()
+    known: dict[bytes, Entry] = {}
     with WireReader(path) as reader:
         for item in reader.fields(0, reader.size):
             if item.number == 2:
@@ -77,7 +79,7 @@ def read_protobuf(path: str) -> tuple[dict[str, Entry], set[int]]:
                     if part.number == 2:
                         stages |= {reader.number(f) for f in _fields(reader, part) if f.number == 1}
             elif item.number == 3:
-                name, entry = _read_layout_item(reader, item)
+                name, entry = _read_layout_item(reader, item, known)
                 if name in entries:
                     raise FormatError(path, item.start, f"{name}: listed twice")
                 entries[name] = entry
@@ -94,33 +96,49 @@ def _fields(reader: WireReader, message: Field) -> Iterator[Field]:
     return reader.fields(message.start, message.stop)
 
 
-def _read_layout_item(reader: WireReader, item: Field) -> tuple[str, Entry]:
+def _read_layout_item(
+    reader: WireReader, item: Field, known: dict[bytes, Entry]
+) -> tuple[str, Entry]:
+    """A name and its layout; a model has few layouts, so each is read once and ``known`` then."""
     name: str | None = None
-    entry = Entry()
-
-    def dims(message: Field) -> list[int]:
-        return [n for f in _fields(reader, message) if f.number == 1 for n in reader.numbers(f)]
-
+    messages: list[Field] = []
     for part in _fields(reader, item):
         if part.number == 1:
             name = reader.text(part, MAX_NAME_BYTES)
         elif part.number == 2:
-            for f in _fields(reader, part):
-                if f.number == 1:
-                    entry.device_matrix = dims(f)
-                elif f.number == 2:
-                    entry.tensor_maps.append(dims(f))
-                elif f.number == 3:
-                    entry.split_shape = dims(f)
-                elif f.number == 4:
-                    entry.split_starts = dims(f)
-                elif f.number == 5:
-                    entry.field_count = reader.number(f)
-                elif f.number == 7:
-                    entry.shard_size = reader.number(f)
+            messages.append(part)
     if name is None:
         raise FormatError(reader.path, item.start, "a layout without a parameter name")
-    return name, entry
+    is_usual = len(messages) == 1 and messages[0].stop - messages[0].start <= MAX_USUAL_BYTES
+    if not is_usual or messages[0].wire_type != LENGTH:
+        return name, _read_layout(reader, messages)
+    spelled = reader.read(messages[0].start, messages[0].stop)
+    if spelled not in known:
+        known[spelled] = _read_layout(reader, messages)
+    return name, known[spelled]
+
+
+def _read_layout(reader: WireReader, messages: Sequence[Field]) -> Entry:
+    """A layout; if it is spelled in several messages, they add up."""
+
+    def dims(message: Field) -> list[int]:
+        return [n for f in _fields(reader, message) if f.number == 1 for n in reader.numbers(f)]
+
+    entry = Entry()
+    for f in (f for message in messages for f in _fields(reader, message)):
+        if f.number == 1:
+            entry.device_matrix = dims(f)
+        elif f.number == 2:
+            entry.tensor_maps.append(dims(f))
+        elif f.number == 3:
+            entry.split_shape = dims(f)
+        elif f.number == 4:
+            entry.split_starts = dims(f)
+        elif f.number == 5:
+            entry.field_count = reader.number(f)
+        elif f.number == 7:
+            entry.shard_size = reader.number(f)
+    return entry
 
 
 def read_json(path: str) -> tuple[dict[str, Entry], set[int]]:

@@ -31,32 +31,33 @@ class TensorMeta:
     text
         The value, if and only if ``dtype`` is ``"str"``.  Strings are header material: they are
         read with the index, compared as values and written by `Format.create`.
+    nbytes
+        Bytes of all elements; of a string, bytes in UTF-8.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     text: str | None = None
+    nbytes: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if (self.dtype == TEXT) != (self.text is not None) or (
             self.text is not None and self.shape
         ):
             raise ValueError(f"{self.name}: a string entry has a text, and no shape")
-        if self.dtype != TEXT and self.dtype not in DTYPES:
+        if self.text is not None:
+            nbytes = len(self.text.encode())
+        elif self.dtype in DTYPES:
+            nbytes = math.prod(self.shape) * DTYPES[self.dtype].itemsize
+        else:
             raise ValueError(f"{self.name}: no element type {self.dtype}")
+        object.__setattr__(self, "nbytes", nbytes)  # many are asked for it, many times
 
     @property
     def itemsize(self) -> int:
         """Bytes per element; 1 for a string."""
         return 1 if self.text is not None else DTYPES[self.dtype].itemsize
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all elements; of a string, bytes in UTF-8."""
-        if self.text is not None:
-            return len(self.text.encode())
-        return math.prod(self.shape) * self.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,9 @@ class StoredTensor:
     cipher: Ciphertext | None = None
 
     def __post_init__(self) -> None:
-        held = sum(extent.nbytes for extent in self.extents)
+        held = 0
+        for extent in self.extents:  # a catalog makes millions of stored tensors
+            held += extent.nbytes
         if self.meta.text is None and held != self.meta.nbytes:
             raise ValueError(f"{self.meta.name}: extents of {held} bytes for {self.meta.nbytes}")
 

@@ -24,9 +24,9 @@ class Finding:
         steps), ``"missing"`` (a rank has no file, or nobody has a slice), ``"lacking"`` (a file
         lacks what its replicas hold), ``"dtype"``, ``"shape"`` (they do not agree over ranks, or
         with the strategy), ``"strategy"`` (it is not that of these files), ``"unlisted"`` (not in
-        the strategy, and different between ranks), ``"replica"`` (ranks that should hold the same
-        do not), ``"nan"``, ``"infinite"``, ``"zero"`` (values) and ``"target"`` (does not fit a
-        target's layout).
+        the strategy, and different between ranks), ``"manifest"`` (not what was written),
+        ``"replica"`` (ranks that should hold the same do not), ``"nan"``, ``"infinite"``,
+        ``"zero"`` (values) and ``"target"`` (does not fit a target's layout).
     text
         A sentence for people that names all of it.
     severity

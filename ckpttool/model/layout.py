@@ -28,9 +28,11 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import product
+from itertools import islice, product
 
 from ckpttool.model.region import Region, grid_overlaps
+
+FEW = 16  # slices that a region overlaps; how is remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +222,8 @@ class Layout:
         self, wanted: Region, shape: tuple[int, ...]
     ) -> Iterator[tuple[tuple[int, ...], Region, Region]]:
         """Every stretch of a slice that shares an element with ``wanted``: see `grid_overlaps`."""
-        return grid_overlaps(_cuts(self, shape), self.parts, wanted)
+        few = _few_overlaps(self, wanted, shape)
+        return grid_overlaps(_cuts(self, shape), self.parts, wanted) if few is None else iter(few)
 
     def implied_shape(self, slice_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Full shape of a tensor whose slices have ``slice_shape``."""
@@ -311,6 +314,15 @@ def _grid(layout: Layout) -> _Grid:
 def _cuts(layout: Layout, shape: tuple[int, ...]) -> tuple[Sequence[int], ...]:
     """Boundaries of all tensor axes."""
     return tuple(layout.boundaries(axis, size) for axis, size in enumerate(shape))
+
+
+@lru_cache(maxsize=4096)  # of a thousand tensors of a rank most are alike, and cut alike
+def _few_overlaps(
+    layout: Layout, wanted: Region, shape: tuple[int, ...]
+) -> tuple[tuple[tuple[int, ...], Region, Region], ...] | None:
+    """What `grid_overlaps` finds; None if it is much, which is not to be remembered."""
+    found = tuple(islice(grid_overlaps(_cuts(layout, shape), layout.parts, wanted), FEW + 1))
+    return found if len(found) <= FEW else None
 
 
 def _mixed_radix(axes: list[int], coords: tuple[int, ...], sizes: tuple[int, ...]) -> int:

@@ -109,6 +109,8 @@ class Target:
         The layouts; None if everything is written undivided.
     attrs
         What else the headers say, as formats take it; ``"crc_num"`` for a checksum.
+    is_numbered
+        Whether it is a folder of numbered files, and not a single one.
     """
 
     format: str
@@ -116,6 +118,7 @@ class Target:
     ranks: int = 1
     strategy: Strategy | None = None
     attrs: Mapping[str, str] = field(default_factory=dict)
+    is_numbered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +144,8 @@ class PlanPart:
         Outputs of all the runs.
     digest
         Equal for the parts of one plan.
-    folder
-        Where the runs leave their records.
+    manifest
+        Where that of the whole plan will be; the runs leave their records beside it.
     documents
         Of the whole plan; written when the outputs of all runs are there.
     """
@@ -151,7 +154,7 @@ class PlanPart:
     count: int
     files: int
     digest: str
-    folder: str
+    manifest: str
     documents: tuple[Document, ...]
 
 
@@ -165,7 +168,15 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that is to be done; iterate it for the output files, afresh each time."""
+    """All that is to be done; iterate it for the output files, afresh each time.
+
+    Attributes
+    ----------
+    strategies
+        The files that they were read from.
+    is_resumed
+        Whether outputs that a run of the same plan left complete are kept.
+    """
 
     catalog: Catalog
     target: Target
@@ -173,6 +184,8 @@ class Plan:
     notes: tuple[Note, ...] = field(default=())
     documents: tuple[Document, ...] = field(default=())
     part: PlanPart | None = None
+    strategies: tuple[str, ...] = ()
+    is_resumed: bool = False
 
     def __iter__(self) -> Iterator[OutputFile]:
         # Of a thousand tensors most are cut alike, and their slices have one shape on all ranks.

@@ -18,7 +18,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,11 +26,13 @@ from ckpttool.errors import CkptToolError
 from ckpttool.formats import get_format
 from ckpttool.model.catalog import Extent, FileIndex, StoredTensor, TensorMeta
 from ckpttool.model.plan import OutputFile
-from ckpttool.run.fill import FillTask, cut_into_tasks, fill
+from ckpttool.run.fill import Filled, FillTask, UnitHash, cut_into_tasks, fill
 from ckpttool.run.partial import (
     PARTIAL,
+    Proof,
     claim,
     is_open_as,
+    make_folder,
     name_attempt,
     publish,
     remove_attempts,
@@ -68,12 +70,17 @@ class Attempt:
     ----------
     path
         Its temporary name.
-    nbytes
-        Bytes of its tensors.
+    filled
+        What is in it.
     """
 
     path: str
-    nbytes: int
+    filled: Filled
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors."""
+        return self.filled.nbytes
 
 
 class RemoteFile:
@@ -88,7 +95,7 @@ class RemoteFile:
     def __init__(self, output: OutputFile) -> None:
         self._output = output
         self._path = Path(output.path + PARTIAL)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self._path.parent)
         self._fd = claim(self._path)
         self.attempt: Attempt | None = None
 
@@ -96,10 +103,10 @@ class RemoteFile:
         """What a worker has to do; see `CopyOptions`."""
         output, path = self._output, str(self._path)
         nowhere = FileIndex(path, output.format, 0, {m.name: _placed(m) for m in output.metas})
-        stretches = tuple(cut_into_tasks(output, nowhere, band_bytes, task_bytes))
+        stretches = tuple(cut_into_tasks([(output, nowhere)], band_bytes, task_bytes))
         return FileTask(path, output.format, output.metas, output.attrs, stretches)
 
-    def commit(self, crc: int | None = None) -> int:
+    def commit(self, before: Callable[[Proof], None], crc: int | None = None) -> int:
         """Give the attempt the output's name; returns its size in bytes.
 
         Raises
@@ -114,9 +121,12 @@ class RemoteFile:
         try:
             if not is_open_as(self._path, self._fd):
                 raise FileExistsError(errno.EEXIST, "another run has taken it", str(self._path))
-            return publish(Path(self.attempt.path), self._output)
+            return publish(Path(self.attempt.path), self._output, before)
         finally:
             self.discard()
+
+    def withdraw(self) -> None:
+        """Nothing: what workers write has names of its own, and is removed with the claim."""
 
     def discard(self) -> None:
         """Give up the claim, and remove all attempts that are still there."""
@@ -163,13 +173,16 @@ def _write(task: FileTask, path: str) -> Attempt:
         index = format.create(path, task.metas, task.attrs)
         reserve(fd, index.nbytes)
         nbytes = 0
+        hashes: list[UnitHash] = []
         for stretch in task.stretches:
             _demand(task.claim)
             parts = (replace(p, tensor=index.tensors[p.tensor.meta.name]) for p in stretch.parts)
-            nbytes += fill(replace(stretch, parts=tuple(parts)))
+            filled = fill(replace(stretch, parts=tuple(parts)))
+            nbytes += filled.nbytes
+            hashes += filled.hashes
         format.seal(path, compute_checksum(index) if "crc_num" in index.attrs else None)
         os.fsync(fd)  # here, since no other host can: the run only renames it
-        return Attempt(path, nbytes)
+        return Attempt(path, Filled(nbytes, tuple(hashes)))
     finally:
         os.close(fd)
 

@@ -8,66 +8,78 @@ always in the same way.  When all of its part is there it leaves a record in the
 
 from __future__ import annotations
 
-import hashlib
+import heapq
 import os
-import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 
-from ckpttool import __version__
 from ckpttool.errors import CkptToolError, FormatError, PlanError, VerifyError, raise_all
 from ckpttool.model.catalog import format_ranks
+from ckpttool.model.manifest import MANIFEST, Origin, differences
 from ckpttool.model.notes import Note
 from ckpttool.model.parts import balance
 from ckpttool.model.plan import Document, Plan, PlanPart
 from ckpttool.model.strategy import count
 from ckpttool.run.manifest import (
-    NAME,
-    Entries,
+    Listing,
     Manifest,
     Written,
-    document_text,
+    listing_text,
     output_problems,
-    read_manifest,
+    output_text,
 )
+from ckpttool.run.origin import manifest_of, origin_of, plan_digest
 from ckpttool.run.partial import remove_document, write_document
-from ckpttool.run.places import output_folder
+from ckpttool.run.places import manifest_path
+from ckpttool.run.sets import Place, find_other_set, find_records, record_of, set_locked
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What one run has left; all paths are counted from the folder."""
+    """What one run has left.
+
+    Attributes
+    ----------
+    part, parts, files
+        Which part of how many, and outputs of all of them.
+    listing
+        The outputs of this one.
+    origin
+        What was done.
+    outputs
+        The same without their tensors.
+    documents
+        Of the set, counted from the folder.
+    """
 
     part: int
     parts: int
     files: int
-    plan: str
-    step: str | None
+    listing: Listing
+    origin: Origin
     outputs: tuple[Written, ...]
     documents: tuple[Document, ...]
 
     @classmethod
-    def read(cls, path: Path) -> Record:
+    def read(cls, path: Path, manifest: Path) -> Record:
         """The record in a file; raises `FormatError` if it is none."""
-        entries = Entries.read(path)
-        part, parts, files = (entries.number(name) for name in ("part", "parts", "files"))
-        if path.name != _record_name(part, parts):
+        listing = Listing.read(path)
+        head = listing.head
+        part, parts, files = (head.number(name) for name in ("part", "parts", "files"))
+        if path != record_of(manifest, part, parts):
             raise FormatError(str(path), None, f"is the record of part {part}/{parts}; renamed?")
-        documents = entries.objects("documents")
+        documents = head.objects("documents")
         return cls(
             part,
             parts,
             files,
-            entries.text("plan"),
-            entries.step(),
-            entries.outputs(),
+            listing,
+            head.origin(),
+            listing.manifest().outputs,
             tuple(Document(item.file("path"), item.text("text")) for item in documents),
         )
-
-
-def _record_name(part: int, parts: int) -> str:
-    return f".ckpttool-part-{part}-of-{parts}.json"
 
 
 def take_part(plan: Plan, number: int, parts: int) -> Plan:
@@ -87,70 +99,43 @@ def take_part(plan: Plan, number: int, parts: int) -> Plan:
     if not mine:
         text = f"part {number}/{parts} has nothing to write: {count(len(paths), 'output file')}"
         notes = (*notes, Note("part", f"{text} among {parts} parts"))
-    folder = output_folder(plan.target)
-    part = PlanPart(number, parts, len(paths), _digest(plan), folder, plan.documents)
+    manifest = manifest_path(plan.target)
+    part = PlanPart(number, parts, len(paths), plan_digest(plan), manifest, plan.documents)
     target = replace(plan.target, paths=mine)
     return replace(plan, target=target, notes=notes, documents=(), part=part)
 
 
-def _digest(plan: Plan) -> str:
-    """Equal for plans that read the same files, and write the same to the same names.
+def place_of(plan: Plan) -> Place:
+    """Where a plan's journal is, and what it becomes: the manifest, or the record of a part.
 
-    Where source and output folder are is left out: hosts may have mounted them elsewhere.
+    Raises
+    ------
+    OSError
+        A source or strategy file is gone.
     """
-    catalog, target = plan.catalog, plan.target
-    folder = output_folder(target)
-    state = hashlib.sha256()
-    for line in (
-        (__version__, catalog.step, target.format, target.ranks, sorted(target.attrs.items())),
-        *((rank, os.path.relpath(path, folder)) for rank, path in target.paths.items()),
-        *(_look_at(path, catalog.root) for file in catalog.files.values() for path in file.paths),
-        *(
-            (source.meta, source.sharing, source.follows, source.turn, transfer.layouts)
-            for transfer in plan.transfers
-            for source in [transfer.source]
-        ),
-    ):
-        state.update(f"{line!r}\n".encode())
-    return f"sha256:{state.hexdigest()}"
-
-
-def _look_at(path: str, root: str) -> tuple[str, int, int]:
-    """A source file's name, size and time of change: one that was saved anew is another."""
-    found = os.stat(path)  # noqa: PTH116
-    return os.path.relpath(path, root), found.st_size, found.st_mtime_ns
-
-
-def begin_part(part: PlanPart) -> None:
-    """Remove what says that this part, or all of them, are there."""
-    folder = Path(part.folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in (NAME, _record_name(part.number, part.count)):
-        remove_document(str(folder / name))
-    for document in part.documents:
-        remove_document(document.path)
-
-
-def end_part(part: PlanPart, step: str | None, written: Iterable[Written]) -> None:
-    """Write the record of a part of which all outputs are there."""
-    folder = Path(part.folder)
-    record = Record(
-        part.number,
-        part.count,
-        part.files,
-        part.digest,
-        step,
-        tuple(replace(out, path=os.path.relpath(out.path, folder)) for out in written),
-        tuple(replace(doc, path=os.path.relpath(doc.path, folder)) for doc in part.documents),
-    )
-    path = folder / _record_name(part.number, part.count)
-    write_document(str(path), document_text(asdict(record)))
+    manifest, origin, part = manifest_of(plan), origin_of(plan), plan.part
+    if part is None:
+        paths = tuple(document.path for document in plan.documents)
+        return Place(manifest, manifest, origin, origin.head(), paths)
+    documents = [
+        {"path": os.path.relpath(document.path, manifest.parent), "text": document.text}
+        for document in part.documents
+    ]
+    head = {
+        **origin.head_with_times(),
+        "part": part.number,
+        "parts": part.count,
+        "files": part.files,
+        "documents": documents,
+    }
+    paths = tuple(document.path for document in part.documents)
+    return Place(manifest, record_of(manifest, part.number, part.count), origin, head, paths)
 
 
 def commit(folder: str) -> Manifest:
-    """Mark an output folder complete, if the parts of all runs are there.
+    """Mark an output folder, or a single file, complete, if the parts of all runs are there.
 
-    A folder that is marked already is looked at again.
+    What that is marked already is looked at again.
 
     Raises
     ------
@@ -161,15 +146,28 @@ def commit(folder: str) -> Manifest:
     VerifyError
         Outputs are missing, or have another size than when they were written.
     """
-    place = Path(folder)
-    paths = [p for p in place.iterdir() if re.fullmatch(r"\.ckpttool-part-.*\.json", p.name)]
-    if not paths:
-        return _look_again(place)
+    manifest = Path(f"{folder}.{MANIFEST}") if Path(folder).is_file() else Path(folder, MANIFEST)
+    if not find_records(manifest):
+        return _look_again(manifest)
+    with set_locked(manifest):
+        records = _read_records(folder, manifest)
+        outputs = heapq.merge(*(r.listing.outputs() for r in records), key=attrgetter("rank"))
+        for document in records[0].documents:
+            write_document(str(manifest.parent / document.path), document.text)
+        lines = (output_text(output) for output in outputs)
+        write_document(str(manifest), listing_text(records[0].origin.head(), lines))
+        for path in find_records(manifest):
+            remove_document(str(path))
+    return Listing.read(manifest).manifest()
+
+
+def _read_records(folder: str, manifest: Path) -> list[Record]:
+    """The records of all parts, which have nothing against them."""
     errors: list[CkptToolError] = []
     records = []
-    for path in sorted(paths):
+    for path in find_records(manifest):
         try:
-            records.append(Record.read(path))
+            records.append(Record.read(path, manifest))
         except CkptToolError as error:
             errors.append(error)
     raise_all(errors)
@@ -180,30 +178,26 @@ def commit(folder: str) -> Manifest:
     wrong = [
         f"{problem}; run part {record.part}/{record.parts} again"
         for record in records
-        for problem in output_problems(place, record.outputs)
+        for problem in output_problems(manifest.parent, record.outputs)
     ]
     if wrong:
         errors.append(VerifyError(folder, wrong))
     raise_all(errors)
-    outputs = sorted((out for r in records for out in r.outputs), key=lambda out: out.rank)
-    manifest = Manifest(records[0].plan, records[0].step, tuple(outputs))
-    for document in records[0].documents:
-        write_document(str(place / document.path), document.text)
-    write_document(str(place / NAME), manifest.text())
-    for path in paths:
-        remove_document(str(path))
-    return manifest
+    return records
 
 
-def _look_again(place: Path) -> Manifest:
-    path = place / NAME
+def _look_again(path: Path) -> Manifest:
+    """The manifest of a set that is complete already; its outputs are there."""
     if not path.exists():
         reason = "no records of parts in it; a run with --part K/N leaves one when it is done"
-        raise PlanError([f"{place}: {reason}"])
-    manifest = read_manifest(path)
-    wrong = list(output_problems(place, manifest.outputs))
+        other = find_other_set(path.parent)
+        if other is not None:
+            reason = f"only records of parts of single files: name one of them, such as {other}"
+        raise PlanError([f"{path.parent}: {reason}"])
+    manifest = Listing.read(path).manifest()
+    wrong = list(output_problems(path.parent, manifest.outputs))
     if wrong:
-        raise VerifyError(str(place), wrong)
+        raise VerifyError(str(path.parent), wrong)
     return manifest
 
 
@@ -212,7 +206,7 @@ def _disagreements(folder: str, records: Sequence[Record]) -> Iterator[str]:
     counts = sorted({record.parts for record in records})
     if len(counts) > 1:
         ways = " and ".join(f"of {parts} parts" for parts in counts)
-        example = _record_name(1, counts[0])
+        example = records[0].listing.path.name
         yield f"{folder}: records {ways}; remove those that are not wanted (such as {example})"
         return
     numbers = {record.part for record in records}
@@ -220,12 +214,16 @@ def _disagreements(folder: str, records: Sequence[Record]) -> Iterator[str]:
     if missing:
         named = f"{format_ranks(missing, 'part')} of {counts[0]}"
         yield f"{folder}: {named} not there; run what is missing (--part {missing[0]}/{counts[0]})"
-    plans: dict[str, list[int]] = {}
+    plans: dict[Origin, list[int]] = {}
     for record in records:
-        plans.setdefault(record.plan, []).append(record.part)
+        plans.setdefault(record.origin, []).append(record.part)
     if len(plans) > 1:
         groups = "; of another ".join(format_ranks(parts, "part") for parts in plans.values())
         text = f"{folder}: parts of different plans: of one {groups}"
         yield f"{text}; source, step and options have to be the same for all"
+        (first, mine), *others = plans.items()
+        for other, parts in others:
+            for change in differences(other, first):
+                yield f"{folder}: part {parts[0]} against part {mine[0]}: {change}"
     elif not missing and sum(len(record.outputs) for record in records) != records[0].files:
         yield f"{folder}: the records do not tell of all {records[0].files} outputs; run all again"

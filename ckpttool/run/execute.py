@@ -5,23 +5,40 @@ At most so many tasks are on their way at a time; the plan is drawn as fast as t
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
+from typing import TypeAlias
 
 from ckpttool.errors import CkptToolError, ExecutionError, VerifyError
+from ckpttool.model.catalog import FileIndex
+from ckpttool.model.manifest import Listed, hashed
 from ckpttool.model.plan import Document, OutputFile, Plan
 from ckpttool.run.attempts import Attempt, RemoteFile, write_file
-from ckpttool.run.batch import begin_part, end_part
+from ckpttool.run.batch import place_of
 from ckpttool.run.cluster import CHECK_SECONDS, Cluster, check_workers
 from ckpttool.run.engines import InlineExecutor, Stoppable
-from ckpttool.run.fill import cut_into_tasks, fill
+from ckpttool.run.fill import Filled, cut_into_tasks, fill
+from ckpttool.run.journal import Journal
 from ckpttool.run.manifest import Written
-from ckpttool.run.partial import PartialFile, remove_document, write_document
+from ckpttool.run.origin import manifest_of
+from ckpttool.run.partial import PARTIAL, PartialFile, Proof, write_document
+from ckpttool.run.resume import check_inputs, is_complete
+from ckpttool.run.together import group_outputs
 from ckpttool.storage.checksum import compute_checksum
 
+Done: TypeAlias = int | Filled | Attempt  # of a call: a checksum, stretches, a whole file
+
+MEANINGS = {
+    errno.ENOSPC: " (the disk is full)",
+    errno.EDQUOT: " (what this user may store there is used up)",
+    errno.EROFS: " (nothing can be written there)",
+    errno.EIO: " (the disk, or the way to it, has failed)",
+}
 FAILURES = (CkptToolError, OSError, BrokenExecutor)
 MAX_CLAIMS = 512  # outputs that a cluster works on at a time; each is a file descriptor here
 
@@ -34,14 +51,14 @@ class CopyOptions:
     ----------
     band_bytes
         Bytes that a worker assembles at a time.  Memory is about workers x 2 x ``band_bytes``,
-        whatever the size of the model.
+        whatever the size of the model.  More gain nothing: 4 MiB fit into a processor's cache.
     task_bytes
         Bytes of an output that one task fills, about.
     max_in_flight
         Tasks that exist at a time; the plan is drawn as fast as they are done.
     """
 
-    band_bytes: int = 8 << 20
+    band_bytes: int = 4 << 20
     task_bytes: int = 64 << 20
     max_in_flight: int = 32
 
@@ -54,25 +71,43 @@ class _Job:
     file: PartialFile | RemoteFile
     open_tasks: int = 0
     is_submitted: bool = False
-    checksum: Future[int | Attempt] | None = None  # on its way, once all tasks are done
+    checksum: Future[Done] | None = None  # on its way, once all tasks are done
+    hashes: dict[str, dict[int, str]] = field(default_factory=dict)  # by tensor and unit
 
-    def calls(self, options: CopyOptions) -> Iterator[Callable[[], int | Attempt]]:
-        """What workers have to do: stretches of a file on this host, a whole file on another."""
-        sizes = options.band_bytes, options.task_bytes
-        if isinstance(self.file, RemoteFile):
-            yield partial(write_file, self.file.task(*sizes))
+    def accept(self, done: Filled | Attempt) -> None:
+        """Take what a call has done, which may be for others, too."""
+        if isinstance(done, Attempt):
+            assert isinstance(self.file, RemoteFile), "only workers of a cluster make attempts"
+            self.file.attempt = done
+            path, done = done.path, done.filled
         else:
-            for task in cut_into_tasks(self.output, self.file.index, *sizes):
-                yield partial(fill, task)
+            assert isinstance(self.file, PartialFile), "those that fill are on this host"
+            path = self.file.index.path
+        for one in done.hashes:
+            if one.path == path:
+                self.hashes.setdefault(one.name, {})[one.unit] = one.sha256
 
-    def accept(self, done: int | Attempt) -> int:
-        """Note that a call is done; the number of bytes that it wrote."""
-        self.open_tasks -= 1
-        if isinstance(done, int):
-            return done
-        assert isinstance(self.file, RemoteFile), "only workers of a cluster make attempts"
-        self.file.attempt = done
-        return done.nbytes
+    def listed(self, folder: Path, nbytes: int) -> Listed:
+        """The output as a manifest in a folder lists it."""
+        path = os.path.relpath(self.output.path, folder)
+        tensors = (hashed(meta, self.hashes.get(meta.name, {})) for meta in self.output.metas)
+        return Listed(self.output.rank, path, self.output.format, nbytes, tuple(tensors))
+
+
+def _calls(
+    jobs: Sequence[_Job], options: CopyOptions
+) -> Iterator[tuple[Callable[[], Done], tuple[_Job, ...]]]:
+    """What workers have to do: stretches of files on this host, whole files on others; for whom."""
+    sizes = options.band_bytes, options.task_bytes
+    here: dict[str, tuple[_Job, FileIndex]] = {}
+    for job in jobs:
+        if isinstance(job.file, RemoteFile):
+            yield partial(write_file, job.file.task(*sizes)), (job,)
+        else:
+            here[job.file.index.path] = job, job.file.index
+    for task in cut_into_tasks([(job.output, index) for job, index in here.values()], *sizes):
+        served = tuple(here[path][0] for path in sorted({p.tensor.path for p in task.parts}))
+        yield partial(fill, task), served
 
 
 def execute(
@@ -83,7 +118,9 @@ def execute(
     on_progress: Callable[[int], None] | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> tuple[Written, ...]:
-    """Write all outputs of a plan; of a part of one also its record, for `commit`.
+    """Write all outputs of a plan, and the manifest; of a part its record, for `commit`.
+
+    Outputs that are kept (`Plan.is_resumed`) are not written again.
 
     Parameters
     ----------
@@ -104,39 +141,51 @@ def execute(
     Raises
     ------
     PlanError
-        A worker of a cluster cannot do its part; nothing was written.
+        A worker of a cluster cannot do its part, another run is writing the same set, or what is
+        to be resumed is of another plan; nothing was written.
     EngineError
         The workers of a cluster do not answer; nothing was written.
     VerifyError
         An output could be read back, and was not what it should be.
     ExecutionError
-        An output could not be written.  Outputs that were complete before stay and are named;
-        nothing is left of the others.
+        An output could not be written, or a source file was changed meanwhile.  Outputs that
+        were complete before stay and are named, for a run that is resumed; nothing is left of the
+        others.
     """
     run = _Run(executor or InlineExecutor(), options or CopyOptions(), on_progress, check)
     if isinstance(executor, Cluster) and plan.target.paths:
         check_workers(executor, plan, check)
+    if plan.is_resumed and is_complete(plan):
+        return run.keep_all(plan)
+    journal = run.journal = _open_journal(plan)
     try:
-        run.remove_documents(plan.documents)
-        if plan.part is not None:
-            run.current = plan.part.folder
-            begin_part(plan.part)
-        for output in plan:
+        for outputs in group_outputs(run.without_kept(plan)):
             run.collect_done()
-            run.start(output)
+            run.start(outputs)
         while run.pending:
             run.collect()
+        run.current = str(manifest_of(plan))
+        check_inputs(plan, journal)
         run.write_documents(plan.documents)
-        if plan.part is not None:
-            run.current = plan.part.folder
-            end_part(plan.part, plan.catalog.step, run.written)
+        run.current = str(manifest_of(plan))
+        journal.finish()
     except BaseException as error:
-        run.abandon()
-        if isinstance(error, FAILURES) and not isinstance(error, VerifyError):
-            done = [written.path for written in run.written]
+        try:
+            run.abandon()
+        finally:
+            journal.leave()
+        if isinstance(error, FAILURES) and not isinstance(error, VerifyError | ExecutionError):
+            done = [written.path for written in run.in_order()]
             raise ExecutionError(run.current, _cause(error), done) from error
         raise
-    return tuple(sorted(run.written, key=lambda written: written.rank))
+    return run.in_order()
+
+
+def _open_journal(plan: Plan) -> Journal:
+    try:
+        return Journal(place_of(plan), plan.is_resumed)
+    except OSError as error:
+        raise ExecutionError(str(manifest_of(plan)), _cause(error)) from error
 
 
 def _cause(error: CkptToolError | OSError | BrokenExecutor) -> str:
@@ -144,7 +193,9 @@ def _cause(error: CkptToolError | OSError | BrokenExecutor) -> str:
     if isinstance(error, BlockingIOError | FileExistsError):
         return f"another run is writing this output ({error.filename} is in use)"
     if isinstance(error, OSError) and error.errno:
-        return os.strerror(error.errno)
+        what = os.strerror(error.errno) + MEANINGS.get(error.errno, "")
+        has_name = isinstance(error.filename, str) and not error.filename.endswith(PARTIAL)
+        return f"{error.filename}: {what}" if has_name else what
     if isinstance(error, BrokenExecutor):
         return "a worker died (was it killed, or out of memory?)"
     return str(error)
@@ -157,30 +208,69 @@ class _Run:
     on_progress: Callable[[int], None] | None
     check: Callable[[], None]
     current: str = ""  # the output that is worked on, for the error
-    pending: dict[Future[int | Attempt], _Job] = field(default_factory=dict)
+    pending: dict[Future[Done], tuple[_Job, ...]] = field(default_factory=dict)
     jobs: list[_Job] = field(default_factory=list)
     written: list[Written] = field(default_factory=list)
+    journal: Journal | None = None
 
-    def start(self, output: OutputFile) -> None:
-        """Create an output and hand out its tasks; waits while too many are on their way."""
-        self.current = output.path
+    def keep_all(self, plan: Plan) -> tuple[Written, ...]:
+        """Count all outputs as written."""
+        for output in plan:
+            self._keep(output)
+        return self.in_order()
+
+    def without_kept(self, plan: Plan) -> Iterator[OutputFile]:
+        """The outputs that are to be written; the others are counted as written."""
+        journal = self._journal()
+        for output in plan:
+            if os.path.relpath(output.path, journal.folder) in journal.kept:
+                self._keep(output)
+            else:
+                yield output
+
+    def _keep(self, output: OutputFile) -> None:
+        self._note_written(output, Path(output.path).stat().st_size)
+        if self.on_progress is not None:
+            self.on_progress(sum(meta.nbytes for meta in output.metas))
+
+    def _note_written(self, output: OutputFile, nbytes: int) -> None:
+        entry = Written(output.rank, output.path, output.format, nbytes, len(output.tensors))
+        self.written.append(entry)
+
+    def _journal(self) -> Journal:
+        assert self.journal is not None, "it is opened before the first output"
+        return self.journal
+
+    def in_order(self) -> tuple[Written, ...]:
+        """What is written, in an order that does not tell which worker was faster."""
+        return tuple(sorted(self.written, key=lambda written: written.rank))
+
+    def start(self, outputs: Sequence[OutputFile]) -> None:
+        """Create outputs and hand out their tasks; waits while too many are on their way."""
         is_remote = isinstance(self.executor, Cluster)
-        job = _Job(output, RemoteFile(output) if is_remote else PartialFile(output))
-        self.jobs.append(job)
-        for call in job.calls(self.options):
+        jobs: list[_Job] = []
+        for output in outputs:
+            self.current = output.path
+            self._journal().begin(output.path)
+            job = _Job(output, RemoteFile(output) if is_remote else PartialFile(output))
+            self.jobs.append(job)
+            jobs.append(job)
+        for call, served in _calls(jobs, self.options):
             while len(self.pending) >= self._max_in_flight():
                 self.collect()
-            job.open_tasks += 1
-            self.pending[self.executor.submit(call)] = job
-        job.is_submitted = True
-        self._commit_if_done(job)
+            for job in served:
+                job.open_tasks += 1
+            self.pending[self.executor.submit(call)] = served
+        for job in jobs:
+            job.is_submitted = True
+            self._commit_if_done(job)
 
     def collect(self) -> None:
         """Wait for a task to end, and commit the outputs that are complete."""
         while not wait(self.pending, CHECK_SECONDS, FIRST_COMPLETED).done:
             self.check()
             if isinstance(self.executor, Cluster):
-                self.current = next(iter(self.pending.values())).output.path
+                self.current = next(iter(self.pending.values()))[0].output.path
                 self.executor.watch()
         self.collect_done()
 
@@ -188,17 +278,20 @@ class _Run:
         """Commit the outputs that are complete; in the order of submission, without waiting."""
         self.check()
         for future in [future for future in self.pending if future.done()]:
-            job = self.pending.pop(future)
-            self.current = job.output.path
+            jobs = self.pending.pop(future)
+            self.current = jobs[0].output.path
             done = future.result()
-            if future is job.checksum:
+            if future is jobs[0].checksum:
                 assert isinstance(done, int), "checksums are no attempts"
-                self._commit(job, done)
+                self._commit(jobs[0], done)
                 continue
-            nbytes = job.accept(done)
+            assert not isinstance(done, int), "calls that fill say what they wrote"
             if self.on_progress is not None:
-                self.on_progress(nbytes)
-            self._commit_if_done(job)
+                self.on_progress(done.nbytes)
+            for job in jobs:
+                job.accept(done)
+                job.open_tasks -= 1
+                self._commit_if_done(job)
 
     def _max_in_flight(self) -> int:
         """Enough for every worker to find its next task at once."""
@@ -211,22 +304,19 @@ class _Run:
             return
         if isinstance(job.file, PartialFile) and "crc_num" in job.file.index.attrs:
             job.checksum = self.executor.submit(compute_checksum, job.file.index)
-            self.pending[job.checksum] = job
+            self.pending[job.checksum] = (job,)
         else:
             self._commit(job, None)
 
     def _commit(self, job: _Job, crc: int | None) -> None:
-        output = self.current = job.output.path
+        self.current = job.output.path
         self.jobs.remove(job)
-        nbytes = job.file.commit(crc)
-        rank, format = job.output.rank, job.output.format
-        self.written.append(Written(rank, output, format, nbytes, len(job.output.tensors)))
+        journal = self._journal()
 
-    def remove_documents(self, documents: Sequence[Document]) -> None:
-        """Remove the old ones: while outputs are replaced they would speak of a mixture."""
-        for document in documents:
-            self.current = document.path
-            remove_document(document.path)
+        def note(proof: Proof) -> None:
+            journal.add(job.listed(journal.folder, proof.nbytes), proof)
+
+        self._note_written(job.output, job.file.commit(note, crc))
 
     def write_documents(self, documents: Sequence[Document]) -> None:
         """Write what says that the outputs are complete."""
@@ -240,6 +330,8 @@ class _Run:
         Workers of a cluster are not waited for: they may be lost, and what they write has a name
         of their own.
         """
+        for job in self.jobs:
+            job.file.withdraw()
         if isinstance(self.executor, Stoppable):
             self.executor.stop()  # a call that is cancelled meanwhile would never be done
         else:

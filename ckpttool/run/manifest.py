@@ -1,33 +1,38 @@
-"""``ckpttool.json``: says that an output folder holds a complete set of files, and which.
+"""Listings of outputs, on disk: the manifest of a set, and the records of its parts.
 
-One JSON object::
-
-    {"schema": 1, "ckpttool": "0.1.0", "plan": "sha256:...", "step": "2_10", "outputs": [
-        {"rank": 0, "path": "rank_0/checkpoint_0.ckpt", "format": "ckpt", "nbytes": 100,
-         "tensors": 3}, ...]}
-
-``plan`` is the same for runs of the same plan, ``step`` that of the source or null, ``path`` is
-counted from the folder.  It is the last to be written, and removed before an output is replaced.
+What is in them is described in `ckpttool.model.manifest`.  They are written in pieces and read line
+by line; one that another program has written anew, in other lines, is read as well, as a whole.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
-from ckpttool import __version__
 from ckpttool.errors import FormatError
 from ckpttool.formats.strict_json import parse_json
+from ckpttool.model.manifest import SCHEMA, Hashed, InputFile, Listed, Origin, StrategyFile
 
-NAME = "ckpttool.json"
+T = TypeVar("T", int, str)
+
+OPEN, CLOSE = ', "outputs": [', "\n]}\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """An output that is complete under its final name."""
+    """An output that is complete under its final name.
+
+    Attributes
+    ----------
+    rank, path, format, nbytes
+        Whose it is, where it is, what it is, and its size.
+    tensors
+        How many are in it.
+    """
 
     rank: int
     path: str
@@ -44,31 +49,23 @@ class Manifest:
     step: str | None
     outputs: tuple[Written, ...]
 
-    def text(self) -> str:
-        """The file's content."""
-        return document_text(asdict(self))
+
+def listing_text(head: Mapping[str, object], outputs: Iterable[str]) -> Iterator[str]:
+    """The pieces of a listing; ``outputs`` are lines of `output_text`."""
+    yield json.dumps(head).removesuffix("}") + OPEN
+    comma = ""
+    for line in outputs:
+        yield f"{comma}\n{line}"
+        comma = ","
+    yield CLOSE
 
 
-def document_text(entries: Mapping[str, object]) -> str:
-    """A JSON object on a line, which says what wrote it."""
-    return json.dumps({"schema": 1, "ckpttool": __version__, **entries}) + "\n"
+def output_text(output: Listed) -> str:
+    """An output's line, without its end."""
+    return json.dumps(asdict(output))
 
 
-def read_manifest(path: Path) -> Manifest:
-    """The manifest in a file.
-
-    Raises
-    ------
-    FormatError
-        It is none.
-    OSError
-        It cannot be read.
-    """
-    entries = Entries.read(path)
-    return Manifest(entries.text("plan"), entries.step(), entries.outputs())
-
-
-def output_problems(folder: Path, outputs: Sequence[Written]) -> Iterator[str]:
+def output_problems(folder: Path, outputs: Iterable[Written | Listed]) -> Iterator[str]:
     """A message for each output that is not in a folder as it was written."""
     for output in outputs:
         try:
@@ -88,16 +85,13 @@ class Entries:
     entries: Mapping[str, object]
 
     @classmethod
-    def read(cls, path: Path) -> Entries:
-        """The object in a file of the schema that is known here."""
+    def parse(cls, path: Path, text: bytes) -> Entries:
+        """The object that a text of a file holds."""
         try:
-            document = parse_json(path.read_bytes())
+            document = parse_json(text)
         except ValueError as error:
             raise FormatError(str(path), None, str(error)) from error
-        entries = cls(path, document if isinstance(document, dict) else {})
-        if entries.entries.get("schema") != 1:
-            raise entries.wrong("schema", "1 (is it of a newer ckpttool?)")
-        return entries
+        return cls(path, document if isinstance(document, dict) else {})
 
     def wrong(self, name: str, expected: str) -> FormatError:
         """The error that says so of an entry."""
@@ -138,15 +132,110 @@ class Entries:
         """The step of the source, if it has one."""
         return None if self.entries.get("step") is None else self.text("step")
 
-    def outputs(self) -> tuple[Written, ...]:
-        """What was written."""
-        return tuple(
-            Written(
-                item.number("rank"),
-                item.file("path"),
-                item.text("format"),
-                item.number("nbytes"),
-                item.number("tensors"),
-            )
-            for item in self.objects("outputs")
+    def origin(self) -> Origin:
+        """An origin, of a listing or a journal that has times in it."""
+        return Origin(
+            self.text("ckpttool"),
+            self.text("plan"),
+            self.step(),
+            tuple(
+                InputFile(item.text("path"), item.number("nbytes"), item.number("mtime_ns"))
+                for item in self.objects("inputs")
+            ),
+            tuple(
+                StrategyFile(item.text("path"), item.number("nbytes"), item.text("sha256"))
+                for item in self.objects("strategies")
+            ),
         )
+
+    def output(self) -> Listed:
+        """An output, this being its line."""
+        return Listed(
+            self.number("rank"),
+            self.file("path"),
+            self.text("format"),
+            self.number("nbytes"),
+            tuple(
+                Hashed(
+                    item.text("name"),
+                    item.text("dtype"),
+                    tuple(item._list("shape", int)),
+                    tuple(item._list("sha256", str)),
+                )
+                for item in self.objects("tensors")
+            ),
+        )
+
+    def _list(self, name: str, kind: type[T]) -> list[T]:
+        value = self.entries.get(name)
+        if not isinstance(value, list) or not all(type(item) is kind for item in value):
+            raise self.wrong(name, f"a list of {kind.__name__}")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A listing in a file.
+
+    Attributes
+    ----------
+    path
+        The file.
+    head
+        What it says beside the outputs.
+    """
+
+    path: Path
+    head: Entries
+
+    @classmethod
+    def read(cls, path: Path) -> Listing:
+        """The listing in a file, of which the outputs are not read yet.
+
+        Raises
+        ------
+        FormatError
+            It is none, or of another schema than is known here.
+        OSError
+            It cannot be read.
+        """
+        with path.open("rb") as file:
+            line = file.readline()
+            is_ours = line.endswith(f"{OPEN}\n".encode())
+            text = line[: -len(OPEN) - 1] + b"}" if is_ours else line + file.read()
+        head = Entries.parse(path, text)
+        if head.entries.get("schema") != SCHEMA:
+            raise head.wrong("schema", f"{SCHEMA} (is it of a newer ckpttool?)")
+        return cls(path, head)
+
+    def outputs(self) -> Iterator[Listed]:
+        """The outputs, one at a time.
+
+        Raises
+        ------
+        FormatError
+            One of them is none, or the file was cut short.
+        """
+        if "outputs" in self.head.entries:
+            yield from (item.output() for item in self.head.objects("outputs"))
+            return
+        for line in self._lines():
+            yield Entries.parse(self.path, line).output()
+
+    def _lines(self) -> Iterator[bytes]:
+        with self.path.open("rb") as file:
+            file.readline()
+            line = b""
+            for line in file:
+                if line.rstrip(b"\n") == b"]}":
+                    return
+                yield line.rstrip(b",\n")
+        raise FormatError(str(self.path), None, "it ends before its end: was it cut short?")
+
+    def manifest(self) -> Manifest:
+        """All of it but the tensors."""
+        outputs = tuple(
+            Written(out.rank, out.path, out.format, out.nbytes, len(out.tensors))
+            for out in self.outputs()
+        )
+        return Manifest(self.head.text("plan"), self.head.step(), outputs)

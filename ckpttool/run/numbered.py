@@ -50,7 +50,8 @@ class Numbered:
 
     def target(self) -> Target:
         """A target of one file, as long as nobody knows how many there will be."""
-        return Target(self.format, {0: self._path(None, 0)}, attrs={**PART_ATTRS, **self.attrs})
+        attrs = {**PART_ATTRS, **self.attrs}
+        return Target(self.format, {0: self._path(None, 0)}, attrs=attrs, is_numbered=True)
 
     def spread(self, plan: Plan) -> Plan:
         """The plan for that one file, spread over numbered ones with their indexes."""

@@ -12,6 +12,7 @@ from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import Plan, Target
 from ckpttool.model.strategy import Strategy
+from ckpttool.run.partial import PARTIAL
 
 
 def rank_files(
@@ -35,12 +36,13 @@ def header_attrs(crc: bool) -> dict[str, str]:
     return {"crc_num": ""} if crc else {}
 
 
-def content_problems(plan: Plan, notes: list[Note]) -> Iterator[str]:
-    """What the output format cannot hold, and whether the disk can take the rest."""
+def content_problems(plan: Plan, notes: list[Note], kept: Collection[str] = ()) -> Iterator[str]:
+    """What the output format cannot hold, and whether the disk can take all that is not kept."""
     format = get_format(plan.target.format)
     refused: dict[str, int] = {}
     dtypes: set[str] = set()
     need: dict[Path, int] = defaultdict(int)
+    replaced = 0
     for output in plan:
         for refusal in format.refusals(output.metas, output.attrs):
             refused.setdefault(refusal, output.rank)
@@ -48,7 +50,10 @@ def content_problems(plan: Plan, notes: list[Note]) -> Iterator[str]:
         folder = Path(output.path).absolute()
         while not folder.exists():
             folder = folder.parent
-        need[folder if folder.is_dir() else folder.parent] += sum(m.nbytes for m in output.metas)
+        if str(Path(output.path)) not in kept:
+            replaced += os.path.lexists(output.path)
+            nbytes = sum(meta.nbytes for meta in output.metas) - _left_over(output.path)
+            need[folder if folder.is_dir() else folder.parent] += nbytes
     yield from refused
     if plan.target.format == "safetensors" and dtypes & NOT_LOADED_FROM_SAFETENSORS:
         words = ", ".join(sorted(dtypes & NOT_LOADED_FROM_SAFETENSORS))
@@ -65,4 +70,13 @@ def content_problems(plan: Plan, notes: list[Note]) -> Iterator[str]:
         disk = os.statvfs(folder)
         free = disk.f_bavail * disk.f_frsize
         if nbytes > free:
-            yield f"{folder}: {nbytes} bytes are to be written, {free} are free on this disk"
+            also = ", and what is replaced stays until then" if replaced else ""
+            yield f"{folder}: {nbytes} bytes are to be written, {free} are free on this disk{also}"
+
+
+def _left_over(path: str) -> int:
+    """Bytes of the disk that are free again when the temporary file of a killed run goes."""
+    try:
+        return Path(path + PARTIAL).lstat().st_blocks * 512
+    except OSError:
+        return 0

@@ -13,7 +13,9 @@ import glob
 import os
 import re
 import secrets
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from ckpttool.errors import VerifyError
 from ckpttool.formats import get_format
@@ -24,6 +26,22 @@ PARTIAL = ".partial"
 
 # What a file system says that cannot lock a file or reserve space, as some network ones.
 UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL})
+
+
+class Proof(NamedTuple):
+    """How a complete file is known again: its size, and its time of change in nanoseconds."""
+
+    nbytes: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> Proof | None:
+        """That of the file at ``path`` as it is now; None if there is none."""
+        try:
+            found = path.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        return cls(found.st_size, found.st_mtime_ns)
 
 
 class PartialFile:
@@ -46,7 +64,7 @@ class PartialFile:
         self._output = output
         self._format = get_format(output.format)
         self._path = Path(output.path + PARTIAL)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self._path.parent)
         self._fd = claim(self._path)
         try:
             self.index: FileIndex = self._format.create(str(self._path), output.metas, output.attrs)
@@ -55,13 +73,15 @@ class PartialFile:
             self.discard()
             raise
 
-    def commit(self, crc: int | None = None) -> int:
+    def commit(self, before: Callable[[Proof], None], crc: int | None = None) -> int:
         """Give the complete file its final name; returns its size in bytes.
 
         Its header is read back first, and all of it is on disk before it is renamed.
 
         Parameters
         ----------
+        before
+            Called before that, with what the file will be known by.
         crc
             Its checksum, if it is to have one.
 
@@ -77,23 +97,27 @@ class PartialFile:
             os.fsync(self._fd)
             if not is_open_as(self._path, self._fd):
                 raise FileExistsError(errno.EEXIST, "another file has its name", str(self._path))
-            return publish(self._path, self._output)
+            return publish(self._path, self._output, before)
         finally:
             self.discard()
 
+    def withdraw(self) -> None:
+        """Remove what is still there under the temporary name: no task goes on with it."""
+        if self._fd >= 0 and is_open_as(self._path, self._fd):
+            self._path.unlink()
+
     def discard(self) -> None:
-        """Remove what is still there under the temporary name, and give up the lock."""
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            try:
-                if is_open_as(self._path, fd):
-                    self._path.unlink()
-            finally:
+        """Remove it, and give up the lock."""
+        try:
+            self.withdraw()
+        finally:
+            if self._fd >= 0:
+                fd, self._fd = self._fd, -1
                 os.close(fd)
 
 
-def write_document(path: str, text: str) -> None:
-    """Write a small text file, whole or not at all.
+def write_document(path: str, text: str | Iterable[str]) -> None:
+    """Write a text file, given whole or in pieces, whole or not at all.
 
     Raises
     ------
@@ -105,14 +129,15 @@ def write_document(path: str, text: str) -> None:
     partial = Path(path + PARTIAL)
     with os.fdopen(claim(partial), "wb") as file:
         try:
-            file.write(text.encode())
+            for piece in (text,) if isinstance(text, str) else text:
+                file.write(piece.encode())
             file.flush()
             os.fsync(file.fileno())
             partial.replace(path)
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
-    _sync_folder(partial.parent)
+    sync_folder(partial.parent)
 
 
 def remove_document(path: str) -> None:
@@ -121,19 +146,44 @@ def remove_document(path: str) -> None:
         Path(path).unlink()
     except FileNotFoundError:
         return
-    _sync_folder(Path(path).parent)
+    sync_folder(Path(path).parent)
 
 
-def publish(path: Path, output: OutputFile) -> int:
+def publish(path: Path, output: OutputFile, before: Callable[[Proof], None]) -> int:
     """Give a file that is complete and on disk its final name; returns its size in bytes.
 
-    Its header is read back first.
+    Its header is read back first, and then ``before`` is called.
     """
     found = get_format(output.format).read_index(str(path))
     _compare(output, [tensor.meta for tensor in found.tensors.values()])
+    proof = Proof.of(path)
+    if proof is None:
+        raise FileNotFoundError(errno.ENOENT, "it is gone", str(path))
+    before(proof)
     path.replace(output.path)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
     return found.nbytes
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those that it lies in, their names on disk before anything is in them."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in reversed(made):
+        sync_folder(path.parent)
+
+
+def remove_stale(path: Path) -> None:
+    """Remove the temporary file that a killed run left, unless another run is writing it."""
+    try:
+        fd = lock(path, os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
+    except (FileNotFoundError, BlockingIOError):
+        return
+    try:
+        path.unlink()
+        remove_attempts(path)
+    finally:
+        os.close(fd)
 
 
 def claim(path: Path) -> int:
@@ -143,10 +193,10 @@ def claim(path: Path) -> int:
     """
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        return _lock(path, os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666))
+        return lock(path, os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666))
     except FileExistsError:
         try:
-            stale = _lock(path, os.open(path, flags))
+            stale = lock(path, os.open(path, flags))
         except FileNotFoundError as error:
             raise BlockingIOError(errno.EWOULDBLOCK, "another run wrote it", str(path)) from error
     try:
@@ -154,7 +204,7 @@ def claim(path: Path) -> int:
         remove_attempts(path)
     finally:
         os.close(stale)
-    return _lock(path, os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666))
+    return lock(path, os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666))
 
 
 def name_attempt(path: str) -> str:
@@ -169,11 +219,14 @@ def remove_attempts(path: Path) -> None:
             attempt.unlink(missing_ok=True)
 
 
-def _lock(path: Path, fd: int) -> int:
-    """Lock an open file; where the file system knows no locks its name alone has to do."""
+def lock(path: Path, fd: int, is_shared: bool = False) -> int:
+    """Lock an open file; where the file system knows no locks its name alone has to do.
+
+    It is closed if that fails: a `BlockingIOError` if another run has it.
+    """
     try:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in UNSUPPORTED:
                 raise
@@ -225,7 +278,7 @@ def _describe(meta: TensorMeta | None) -> str:
     return "nothing" if meta is None else f"{meta.dtype} {meta.shape}"
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Have the new name on disk, where the file system lets one ask for that."""
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)

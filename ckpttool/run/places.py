@@ -8,6 +8,7 @@ import stat
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.plan import Target
 from ckpttool.model.strategy import shorten
 from ckpttool.run.partial import PARTIAL
@@ -21,12 +22,20 @@ def output_folder(target: Target) -> str:
     return str(first.parent if target.strategy is None else first.parent.parent)
 
 
+def manifest_path(target: Target) -> str:
+    """Where the manifest goes: into the folder of all outputs, or beside a single file."""
+    if target.strategy is None and not target.is_numbered:
+        return f"{next(iter(target.paths.values()))}.{MANIFEST}"
+    return str(Path(output_folder(target), MANIFEST))
+
+
 def place_problems(
     source: str,
     target: Target,
     inputs: Collection[str],
     overwrite: bool,
     documents: Collection[str] = (),
+    ours: Collection[str] = (),
 ) -> Iterator[str]:
     """Messages for everything that stands in the way of the outputs' names.
 
@@ -42,11 +51,16 @@ def place_problems(
         Whether another file may be replaced.
     documents
         Text files that are written beside the outputs.
+    ours
+        Outputs that may be replaced in any case; see `ckpttool.run.resume.find_remains`.
     """
     taken = {_file_id(Path(path)) for path in inputs}
     paths = [*target.paths.values(), *documents]
-    yield from dict.fromkeys(problem for path in paths for problem in _problems_of(path, taken))
-    existing = [path for path in paths if os.path.lexists(path)]
+    manifest = [manifest_path(target)] if target.paths else []
+    all_paths = (*paths, *manifest)
+    yield from dict.fromkeys(problem for path in all_paths for problem in _problems_of(path, taken))
+    existing = [p for p in paths if os.path.lexists(p) and str(Path(p)) not in ours]
+    existing = existing or [p for p in manifest if os.path.lexists(p) and p not in ours]
     if existing and not overwrite:
         have = f"{existing[0]} exists"
         if len(existing) > 1:
@@ -77,6 +91,8 @@ def _problems_of(name: str, taken: Collection[FileId]) -> Iterator[str]:
         yield f"{path}: is a device or a pipe; name a file to be written"
     elif path.exists() and _file_id(path) in taken:
         yield f"{path}: is an input of this run; write somewhere else"
+    elif os.statvfs(folder).f_flag & os.ST_RDONLY:
+        yield f"{folder}: is on a file system that is read-only"
     elif not os.access(folder, os.W_OK | os.X_OK):
         yield f"{folder}: no permission to write there"
     else:

@@ -9,7 +9,6 @@ import os
 from collections.abc import Collection
 from concurrent.futures import Executor
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 from ckpttool.errors import CkptToolError, PlanError, raise_all
@@ -30,11 +29,11 @@ from ckpttool.run.gather import (
     why_no_shard,
 )
 from ckpttool.run.integrity import check_files
-from ckpttool.run.manifest import NAME
 from ckpttool.run.numbered import Numbered
 from ckpttool.run.outputs import content_problems, header_attrs, rank_files
-from ckpttool.run.places import output_folder, place_problems
+from ckpttool.run.places import place_problems
 from ckpttool.run.replicas import replica_problems
+from ckpttool.run.resume import find_remains
 
 
 def plan_merge(
@@ -54,6 +53,7 @@ def plan_merge(
     overwrite: bool = False,
     executor: Executor | None = None,
     part: tuple[int, int] | None = None,
+    resume: bool = False,
 ) -> Plan:
     """The plan that merges a checkpoint into one file, or into numbered files with an index.
 
@@ -92,6 +92,9 @@ def plan_merge(
     part
         ``(k, n)``: of the output files only those that fall to the ``k``-th, from 1 on, of ``n``
         runs of the same plan; see `ckpttool.commit`.
+    resume
+        Keep what an interrupted run of the same plan has left complete.  What it left may be
+        replaced in any case.
 
     Raises
     ------
@@ -100,12 +103,13 @@ def plan_merge(
     """
     strategy = known_strategy(catalog, strategy, replicated)
     care = _Care(Trust(trust_strategy, optimizer_shard), strict, check_replicas)
+    way = _Way(overwrite, resume, part)
     if max_part_bytes is None:
         target = Target(format, {0: path}, attrs=header_attrs(crc))
-        return _plan(catalog, strategy, target, unlisted, overwrite, executor, care, part=part)
+        return _plan(catalog, strategy, target, unlisted, executor, care, way)
     numbered = Numbered(path, format, max_part_bytes, header_attrs(crc))
     target = numbered.target()
-    return _plan(catalog, strategy, target, unlisted, overwrite, executor, care, numbered, part)
+    return _plan(catalog, strategy, target, unlisted, executor, care, way, numbered)
 
 
 def plan_split(
@@ -121,6 +125,7 @@ def plan_split(
     overwrite: bool = False,
     executor: Executor | None = None,
     part: tuple[int, int] | None = None,
+    resume: bool = False,
 ) -> Plan:
     """The plan that cuts an undivided checkpoint for the ranks of ``strategy``.
 
@@ -137,7 +142,7 @@ def plan_split(
         Only these target ranks.
     unlisted
         What to do with tensors of which the source may hold one rank's slice only.
-    crc, executor, part
+    crc, executor, part, resume
         As for `plan_merge`.
     overwrite
         Whether existing outputs may be replaced; an input never is.
@@ -157,6 +162,7 @@ def plan_split(
             overwrite=overwrite,
             executor=executor,
             part=part,
+            resume=resume,
         )
     if not catalog.is_undivided and len(catalog.files) + len(catalog.damaged) > 1:
         raise PlanError(
@@ -170,7 +176,8 @@ def plan_split(
         )
     target = rank_files(strategy, folder, format, prefix, ranks, crc)
     care = _Care(Trust(), strict=False, check_replicas=False)  # one file has no replicas
-    return _plan(catalog, None, target, unlisted, overwrite, executor, care, part=part)
+    way = _Way(overwrite, resume, part)
+    return _plan(catalog, None, target, unlisted, executor, care, way)
 
 
 def plan_reshard(
@@ -191,6 +198,7 @@ def plan_reshard(
     overwrite: bool = False,
     executor: Executor | None = None,
     part: tuple[int, int] | None = None,
+    resume: bool = False,
 ) -> Plan:
     """The plan that cuts a checkpoint anew, for the ranks of ``dst_strategy``.
 
@@ -202,7 +210,7 @@ def plan_reshard(
         Layouts of the target.
     folder, format, prefix, ranks, overwrite
         As for `plan_split`.
-    unlisted, trust_strategy, optimizer_shard, strict, check_replicas, crc, executor, part
+    unlisted, trust_strategy, optimizer_shard, strict, check_replicas, crc, executor, part, resume
         As for `plan_merge`.
 
     Raises
@@ -224,7 +232,8 @@ def plan_reshard(
         )
     target = rank_files(dst_strategy, folder, format, prefix, ranks, crc)
     care = _Care(Trust(trust_strategy, optimizer_shard), strict, check_replicas)
-    return _plan(catalog, src_strategy, target, unlisted, overwrite, executor, care, part=part)
+    way = _Way(overwrite, resume, part)
+    return _plan(catalog, src_strategy, target, unlisted, executor, care, way)
 
 
 class _Care(NamedTuple):
@@ -235,25 +244,35 @@ class _Care(NamedTuple):
     check_replicas: bool
 
 
+class _Way(NamedTuple):
+    """What becomes of what is there, and which outputs are written."""
+
+    overwrite: bool
+    resume: bool
+    part: tuple[int, int] | None
+
+
 def _plan(
     catalog: Catalog,
     strategy: Strategy | None,
     target: Target,
     unlisted: Unlisted | None,
-    overwrite: bool,
     executor: Executor | None,
     care: _Care,
+    way: _Way,
     numbered: Numbered | None = None,
-    part: tuple[int, int] | None = None,
 ) -> Plan:
     executor = executor or InlineExecutor()
     inputs = [*catalog.indexes, *(path for file in catalog.files.values() for path in file.paths)]
     inputs += [error.path for error in catalog.damaged.values() if os.access(error.path, os.F_OK)]
-    for known in (strategy, target.strategy):
-        inputs += [] if known is None else known.files
+    strategies = [
+        path for known in (strategy, target.strategy) if known is not None for path in known.files
+    ]
+    inputs += strategies
     damage, notes = check_files(catalog, executor, "crc_num" in target.attrs)
     errors: list[CkptToolError] = [*damage]
     problems = list(catalog.problems)
+    ours: frozenset[str] = frozenset()
     try:
         strategy, target = _resolve(catalog, strategy, target)
         plan, doubts, more = _settled_plan(catalog, strategy, target, unlisted, executor, care)
@@ -262,19 +281,20 @@ def _plan(
         if numbered is not None:
             plan = numbered.spread(plan)
             problems += numbered.stale_problems(plan.target)
-        if part is not None:
-            plan = take_part(plan, *part)
+        if way.part is not None:
+            plan = take_part(plan, *way.part)
         target = plan.target
-        problems += content_problems(plan, notes)
+        plan = replace(plan, strategies=tuple(strategies), is_resumed=way.resume)
+        ours = find_remains(plan, problems, notes)
+        problems += content_problems(plan, notes, ours if way.resume else ())
         plan = replace(plan, notes=(*plan.notes, *notes))
     except CkptToolError as error:
         errors.append(error)
-        if part is not None:  # nobody knows which outputs are its own
+        if way.part is not None:  # nobody knows which outputs are its own
             target = replace(target, paths={})
     documents = [] if numbered is None else numbered.documents
-    if part is not None and target.paths:
-        documents.append(str(Path(output_folder(target), NAME)))
-    problems = [*place_problems(catalog.root, target, inputs, overwrite, documents), *problems]
+    places = place_problems(catalog.root, target, inputs, way.overwrite, documents, ours)
+    problems = [*places, *problems]
     if problems:
         errors.append(PlanError(problems))
     raise_all(errors)

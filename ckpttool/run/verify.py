@@ -30,6 +30,7 @@ from ckpttool.run.contents import check_contents, differences
 from ckpttool.run.engines import InlineExecutor
 from ckpttool.run.gather import Trust, known_strategy, settle
 from ckpttool.run.integrity import check_files
+from ckpttool.run.listed import check_manifest, find_manifests
 from ckpttool.run.replicas import (
     Slice,
     compare_stages,
@@ -87,13 +88,14 @@ def scan_to_verify(
     step: str | None = None,
     *,
     key: bytes | Secret | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Catalog:
     """What is on disk, as of `scan`, but what is wrong with the files is in the catalog, too.
 
     That is a single file that is damaged, and ranks that have no step in common.
     """
     try:
-        return scan(src, pattern, step, key=key)
+        return scan(src, pattern, step, key=key, on_progress=on_progress)
     except StepError as error:
         return Catalog(src, {}, problems=error.problems)
     except FormatError as error:
@@ -122,7 +124,7 @@ def verify(
     replicated
         Every rank holds everything.
     deep
-        Read the data, too; checksums are verified where there are some.
+        Read the data, too; checksums and the hashes of a manifest are verified, if there are some.
     crc
         Verify checksums, and say where there are none.
     executor
@@ -140,7 +142,10 @@ def verify(
     """
     executor = executor or InlineExecutor()
     if not catalog.files and not catalog.damaged:
-        return Report(catalog.root, findings=tuple(Finding("step", p) for p in catalog.problems))
+        findings = [Finding("step", problem) for problem in catalog.problems]
+        for path in find_manifests(catalog):
+            findings += check_manifest(catalog, path, executor, deep, lambda nbytes: None)
+        return Report(catalog.root, findings=tuple(findings))
     if strategy is not None or replicated or catalog.description is not None:
         strategy = known_strategy(catalog, strategy, replicated)
     if strategy is not None and catalog.is_undivided:
@@ -176,13 +181,18 @@ class _Verification:
         findings += self._integrity(deep, crc, notes)
         findings += self._names(sources, notes)
         total = sum(file.nbytes for file in catalog.files.values())
+        manifests = find_manifests(catalog)
         if deep:
-            with open_progress(total) as on_progress:
+            with open_progress(total * (1 + bool(manifests))) as on_progress:
                 findings += self._contents(sources, notes, on_progress)
+                for path in manifests:
+                    findings += check_manifest(catalog, path, self.executor, deep, on_progress)
         elif self.strategy is not None:
             numbers = (one for one in self._slices(sources) if _is_unlisted_number(one))
             for one, facts in examine_slices(numbers, self.executor):
                 findings += differences(one, facts, self.strategy)
+        for path in manifests if not deep else []:
+            findings += check_manifest(catalog, path, self.executor, deep, lambda nbytes: None)
         names = {name for file in catalog.files.values() for name in file.tensors}
         return Report(
             catalog.root,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import zlib
 from io import FileIO
@@ -49,7 +50,7 @@ def _add_extent(crc: int, file: FileIO, path: str, extent: Extent, buffer: memor
     left = extent.nbytes
     while left:
         got = file.readinto(buffer[:left])
-        if not got:
+        if not got or not os.fstat(file.fileno()).st_nlink:  # cut short, or taken away
             reason = "the file ends here; it has changed while read"
             raise FormatError(path, extent.offset + extent.nbytes - left, reason)
         crc = zlib.crc32(buffer[:got], crc)

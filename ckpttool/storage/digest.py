@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckpttool.model.catalog import StoredTensor
+from ckpttool.model.manifest import units
 from ckpttool.model.region import Region
 from ckpttool.model.source import Source
 from ckpttool.storage.elements import decode, find_distances, find_magnitudes
@@ -42,6 +43,24 @@ def digest(tensor: StoredTensor, buffer_bytes: int) -> Sample:
             first = part[:itemsize].copy() if offset == 0 else first
             is_constant = is_constant and bool((part.reshape(-1, itemsize) == first).all())
     return Sample(state.digest(), is_constant)
+
+
+def unit_digests(tensor: StoredTensor, buffer_bytes: int) -> list[str]:
+    """SHA-256 of each of a tensor's units, in hexadecimal digits, as a manifest lists them."""
+    digests = []
+    offset, itemsize = 0, tensor.meta.itemsize
+    buffer = np.empty(max(itemsize, min(buffer_bytes, tensor.meta.nbytes)), np.uint8)
+    with FlatFiles(buffer_bytes) as files:
+        for unit in units(tensor.meta):
+            state = hashlib.sha256()
+            stop = offset + unit.size * itemsize
+            while offset < stop:
+                part = buffer[: stop - offset]
+                files.read_bytes(tensor, offset, part)
+                state.update(part.data)
+                offset += len(part)
+            digests.append(state.hexdigest())
+    return digests
 
 
 def take_samples(tensors: Sequence[StoredTensor]) -> list[Sample]:

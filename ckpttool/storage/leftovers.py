@@ -2,6 +2,7 @@
 
 * ``{prefix}-{epoch}_{step}.tmp``: MindSpore renames a file when all of it is written, so this is
   what is left of a save that did not finish.  ``ckpttool`` itself does so with ``.partial``.
+* ``ckpttool.json``: its manifest; the journal and the records of parts are there before it.
 * ``ttp_saved_checkpoints-step_{N}/rank_{r}/``: the emergency save of fault-tolerant training; with
   ``_tmp`` behind the name not all ranks finished it.
 * ``backup.ckpt``: kept by ``BackupAndRestore`` for a restart; its name tells no step.
@@ -24,10 +25,12 @@ from pathlib import Path
 
 from ckpttool.formats.others import recognise
 from ckpttool.model.catalog import format_ranks
+from ckpttool.model.manifest import JOURNAL, MANIFEST
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import shorten
 from ckpttool.storage.names import Found, step_of
 
+RECORDS = ".ckpttool-part-*.json"
 UNFINISHED = (".tmp", ".partial")
 EMERGENCY = re.compile(r"ttp_saved_checkpoints-step_\d+(_tmp)?")
 FAILED = re.compile(r"transform_failed_rank_\d+\.txt")
@@ -41,6 +44,22 @@ def is_unfinished_folder(folder: Path) -> bool:
     """Whether it is an emergency save that not all ranks finished, or lies in one."""
     names = (folder.absolute().name, folder.absolute().parent.name)
     return any((match := EMERGENCY.fullmatch(name)) and match[1] for name in names)
+
+
+def interruption(folder: Path) -> str | None:
+    """Why a folder holds no complete set of what ckpttool writes; None if nothing says so.
+
+    The manifest goes before the first output is replaced, and comes last.
+    """
+    if (folder / MANIFEST).exists():
+        return None
+    if (folder / f"{MANIFEST}{JOURNAL}").exists() or any(folder.glob(f"{RECORDS}{JOURNAL}")):
+        text = "ckpttool was writing here and did not end, so files may be missing or of another "
+        return f"{folder}: {text}run; finish it with the same command and --resume"
+    if any(folder.glob(RECORDS)):
+        text = "written in parts (--part) that are not committed, so files may be missing; run"
+        return f"{folder}: {text} ckpttool commit {folder}"
+    return None
 
 
 def is_unfinished_file(path: Path) -> bool:
@@ -98,6 +117,7 @@ def note_others(root: Path, others: Sequence[str], notes: list[Note]) -> None:
         _describe(root / name)
         for name in others
         if name not in known and name not in emergencies and not name.endswith(UNFINISHED)
+        if not name.endswith((MANIFEST, JOURNAL)) and not name.startswith(".ckpttool-part-")
     ]
     for name in emergencies:
         text = f"{root / name}: an emergency save of fault-tolerant training, passed over"

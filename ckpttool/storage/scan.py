@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +21,7 @@ from ckpttool.storage.folders import (
 )
 from ckpttool.storage.indexed import note_index, scan_indexed
 from ckpttool.storage.leftovers import (
+    interruption,
     is_unfinished_file,
     is_unfinished_folder,
     note_occasion,
@@ -36,6 +37,7 @@ def scan(
     step: str | None = None,
     *,
     key: bytes | Secret | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Catalog:
     """What is on disk: the header of every rank's file.
 
@@ -53,6 +55,8 @@ def scan(
         default the newest that every rank has; steps are compared as numbers.
     key
         That of encrypted files, as MindSpore took it (``enc_key``).
+    on_progress
+        Called with the number of rank files whose headers were read, and of all.
 
     Raises
     ------
@@ -91,15 +95,11 @@ def scan(
         chosen, label = choose_step(str(root), found, step, notes)
     except PlanError as error:
         raise type(error)([*error.problems, *unfinished(notes)]) from error
-    files: dict[int, FileIndex] = {}
-    damaged: dict[int, FormatError] = {}
     ranks = sorted(chosen)
-    indexes = read_indexes((str(chosen[rank]) for rank in ranks), key)
-    for rank, index in zip(ranks, indexes, strict=True):
-        if isinstance(index, FormatError):
-            damaged[rank] = index
-        else:
-            files[rank] = index
+    indexes = read_indexes((str(chosen[rank]) for rank in ranks), key, on_progress)
+    found_in = dict(zip(ranks, indexes, strict=True))
+    files = {n: index for n, index in found_in.items() if isinstance(index, FileIndex)}
+    damaged = {n: error for n, error in found_in.items() if isinstance(error, FormatError)}
     absent = tuple(sorted({*_gaps(chosen), *empty}))
     if absent:
         text = f"{format_ranks(absent)}: no checkpoint file found in {root}"
@@ -112,7 +112,7 @@ def scan(
         damaged,
         strategy_files=find_strategies(root, chosen, notes),
         notes=tuple(notes),
-        problems=tuple(_problems(root)),
+        problems=(*_problems(root), *filter(None, [interruption(root)])),
         absent=absent,
     )
 

@@ -6,7 +6,7 @@ of the one that is forked, so what is below this one's own 10 MiB cannot be seen
 Memory is resident memory as the kernel accounts it: pages of the processes, libraries included,
 and not the page cache.  For one process it is exact (``ru_maxrss``).  For a tree it is the sum of
 the peaks of all processes that are alive at one time, seen 10 times a second; pages that they
-share count for each, so it is never too little.
+share count for each.
 """
 
 from __future__ import annotations
@@ -52,8 +52,12 @@ def main() -> None:
 
 
 def _watch(pid: int, ended: threading.Event, peaks: list[int]) -> None:
+    before: set[int] = set()
     while not ended.wait(POLL_SECONDS):
-        peaks.append(sum(_peak(member) for member in _tree(pid)))
+        members = _tree(pid)
+        # A process that has just been forked still shares all memory with its parent.
+        peaks.append(sum(_peak(member) for member in members & before))
+        before = members
 
 
 def _tree(pid: int) -> set[int]:

@@ -1,0 +1,170 @@
+"""What was written and from what: the document ``ckpttool.json`` that comes with every output.
+
+The document
+------------
+``DIR/ckpttool.json`` for a folder of files, ``FILE.ckpttool.json`` for a single one.  JSON, ASCII,
+with every output on a line of its own, so that it is written and read in little memory::
+
+    {"schema": 1, "ckpttool": "0.2.0", "plan": "sha256:...", "step": "2_10",
+     "inputs": [{"path": "checkpoint/rank_0/net-2_10.ckpt", "nbytes": 50312}, ...],
+     "strategies": [{"path": "strategy.ckpt", "nbytes": 812, "sha256": "..."}, ...],
+     "outputs": [
+    {"rank": 0, "path": "rank_0/checkpoint_0.ckpt", "format": "ckpt", "nbytes": 50321, "tensors":
+     [{"name": "w", "dtype": "Float32", "shape": [4, 8], "sha256": ["..."]}, ...]},
+    ...
+    ]}
+
+``plan`` is the same for runs that do the same with the same files, ``step`` that of the source or
+null.  Paths of outputs are counted from the document's folder; inputs are named from the folder
+that holds SRC, strategies by their file names.  A tensor has a SHA-256 of each stretch that `units`
+gives, in order: one if it has no more than 8 MiB, none if it has no elements.  That of a string
+is of its UTF-8.  There are no times, hosts or keys in it: same input, same document.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+
+from ckpttool.model.catalog import TensorMeta
+from ckpttool.model.region import Region
+
+SCHEMA = 1
+MANIFEST = "ckpttool.json"  # also the ending of that of a single file
+JOURNAL = ".journal"  # behind the name of what a run writes last, while it lasts
+UNIT_BYTES = 8 << 20  # a task holds whole units of all outputs that it writes side by side
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """A file of the source; one that was saved anew has another time of change."""
+
+    path: str
+    nbytes: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyFile:
+    """A strategy file, and the SHA-256 of all of it."""
+
+    path: str
+    nbytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a run is: the same origin gives the same outputs.
+
+    Attributes
+    ----------
+    version
+        Of ckpttool.
+    plan
+        Digest of what is done with which tensors.
+    step
+        Of the source, as in its file names.
+    inputs, strategies
+        What it reads.
+    """
+
+    version: str
+    plan: str
+    step: str | None
+    inputs: tuple[InputFile, ...]
+    strategies: tuple[StrategyFile, ...]
+
+    def head(self) -> Mapping[str, object]:
+        """What a manifest says of it: all but the times."""
+        return {
+            "schema": SCHEMA,
+            "ckpttool": self.version,
+            "plan": self.plan,
+            "step": self.step,
+            "inputs": [{"path": file.path, "nbytes": file.nbytes} for file in self.inputs],
+            "strategies": [asdict(file) for file in self.strategies],
+        }
+
+    def head_with_times(self) -> Mapping[str, object]:
+        """What a journal says of it, by which a run that is continued knows it again."""
+        return {**self.head(), "inputs": [asdict(file) for file in self.inputs]}
+
+
+@dataclass(frozen=True, slots=True)
+class Hashed:
+    """A tensor, and the SHA-256 of each of its units in hexadecimal digits."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    sha256: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """An output that is complete, as a manifest lists it.
+
+    Attributes
+    ----------
+    rank, path, format, nbytes
+        Whose it is, where it is, counted from the manifest's folder, what it is, and its size.
+    tensors
+        Everything in it, in order.
+    """
+
+    rank: int
+    path: str
+    format: str
+    nbytes: int
+    tensors: tuple[Hashed, ...]
+
+
+def units(meta: TensorMeta) -> Iterator[Region]:
+    """The stretches of a tensor that are hashed each by itself; together they are it, in C order.
+
+    They follow from its type and shape alone.
+
+    Examples
+    --------
+    >>> [unit.shape for unit in units(TensorMeta("w", "Float32", (3, 1 << 20)))]
+    [(2, 1048576), (1, 1048576)]
+    """
+    if meta.text is None:
+        yield from Region.whole(meta.shape).bands(UNIT_BYTES // meta.itemsize)
+
+
+def hashed(meta: TensorMeta, of_units: Mapping[int, str]) -> Hashed:
+    """A tensor with the hashes of its units by number; a string needs none."""
+    if meta.text is not None:
+        of_units = {0: hashlib.sha256(meta.text.encode()).hexdigest()}
+    found = tuple(of_units[number] for number in range(len(of_units)))
+    return Hashed(meta.name, meta.dtype, meta.shape, found)
+
+
+def differences(mine: Origin, other: Origin) -> Iterator[str]:
+    """What has changed from ``other`` to ``mine``, a message each; none if nothing has."""
+    if mine.version != other.version:
+        yield f"ckpttool {other.version} wrote that, this is {mine.version}"
+    theirs = {file.path: file for file in other.inputs}
+    for file in mine.inputs:
+        before = theirs.pop(file.path, None)
+        if before is None:
+            yield f"{file.path}: was not an input"
+        elif before.nbytes != file.nbytes:
+            yield f"{file.path}: had {before.nbytes} bytes, has {file.nbytes}"
+        elif before.mtime_ns != file.mtime_ns:
+            yield f"{file.path}: was written to since"
+    yield from (f"{path}: was an input, and is none any more" for path in theirs)
+    ours = {(file.path, file.sha256) for file in mine.strategies}
+    known = {(file.path, file.sha256) for file in other.strategies}
+    named = {path for path, _ in known}
+    for path, _ in sorted(ours - known):
+        change = "has changed" if path in named else "was not given"
+        yield f"{path}: the strategy {change}"
+    for path, _ in sorted(known - ours):
+        if path not in {path for path, _ in ours}:
+            yield f"{path}: the strategy was given, and is not any more"
+    if mine.plan != other.plan and (mine.inputs, ours) == (other.inputs, known):
+        yield "other options were given: format, ranks, names or what decides the contents"

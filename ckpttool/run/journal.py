@@ -1,0 +1,279 @@
+"""The journal of a run, and the listing that it becomes: the manifest, or the record of a part.
+
+A journal lies beside what it becomes, under its name and ``.journal``.  Its first line says what
+the run is; then comes a line for every output that is begun, and one for every output that is about
+to get its final name, which is on disk before that.  A run that is killed leaves it behind, and the
+same command with ``--resume`` takes from it which outputs need not be written again: those under
+their final names that have the size and the time of change that the journal tells.  A line that a
+power loss cut short does not count.
+
+It is locked while the run lasts, so that two runs do not write one set at a time; the runs of
+parts hold the journal of the set together, and each its own alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ckpttool.errors import FormatError, PlanError
+from ckpttool.model.manifest import Listed, Origin, differences
+from ckpttool.run.manifest import Entries, listing_text, output_text
+from ckpttool.run.partial import (
+    PARTIAL,
+    Proof,
+    is_open_as,
+    lock,
+    make_folder,
+    remove_document,
+    remove_stale,
+    sync_folder,
+    write_document,
+)
+from ckpttool.run.sets import Place, journal_of, take_lock
+
+
+@dataclass(slots=True)
+class Unfinished:
+    """What the journal of a run that did not end well says.
+
+    Attributes
+    ----------
+    origin
+        The run.
+    complete
+        Path of each output that was complete, relative to the journal, and its proof.
+    begun
+        Paths of the outputs that were begun.
+    end
+        Byte behind the last whole line.
+    """
+
+    origin: Origin
+    complete: dict[str, Proof] = field(default_factory=dict)
+    begun: set[str] = field(default_factory=set)
+    end: int = 0
+
+    def still_complete(self, folder: Path) -> frozenset[str]:
+        """Paths of the outputs that are as they were when they were complete."""
+        return frozenset(
+            path for path, proof in self.complete.items() if Proof.of(folder / path) == proof
+        )
+
+
+def read_journal(path: Path) -> Unfinished | None:
+    """What a run left behind that did not end well; None if there is nothing.
+
+    Raises
+    ------
+    FormatError
+        The file is no journal of ckpttool.
+    OSError
+        It cannot be read.
+    """
+    found: Unfinished | None = None
+    try:
+        for stop, line in _whole_lines(path):
+            if found is None:
+                (head,) = line.objects("run")
+                found = Unfinished(head.origin())
+            elif "begun" in line.entries:
+                found.begun.add(line.file("begun"))
+            else:
+                (output,) = line.objects("complete")
+                proof = Proof(output.number("nbytes"), line.number("mtime_ns"))
+                found.complete[output.file("path")] = proof
+            found.end = stop
+    except FileNotFoundError:
+        return None
+    except (FormatError, ValueError) as error:
+        reason = error.reason if isinstance(error, FormatError) else "its first line"
+        text = f"not a journal of ckpttool ({reason}); move it away"
+        raise FormatError(str(path), None, text) from error
+    return found
+
+
+def _whole_lines(path: Path) -> Iterator[tuple[int, Entries]]:
+    """The byte behind every line that is complete, and what it says."""
+    stop = 0
+    with path.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            stop += len(line)
+            yield stop, Entries.parse(path, line)
+
+
+class Journal:
+    """The journal of a run that is under way; ends with `finish` or `leave`.
+
+    Parameters
+    ----------
+    place
+        Where it is.
+    is_resumed
+        True to go on with what is there; else it is begun anew, and temporary files that a killed
+        run left are removed.
+
+    Attributes
+    ----------
+    kept
+        Outputs that need not be written, by their paths relative to the journal.
+
+    Raises
+    ------
+    PlanError
+        Another run is writing the same set, or what was left is not of the same run.
+    FormatError
+        What lies there is no journal.
+    OSError
+        The file cannot be made.
+    """
+
+    def __init__(self, place: Place, is_resumed: bool) -> None:
+        self._place = place
+        self._path = journal_of(place.listing)
+        self._fds: dict[Path, int] = {}
+        self._has_replaced = False
+        self.kept: Mapping[str, Proof] = {}
+        make_folder(self._path.parent)
+        try:
+            of_set = journal_of(place.manifest)
+            self._fds[of_set] = take_lock(of_set, is_shared=place.is_part)
+            if place.is_part:
+                self._fds[self._path] = take_lock(self._path)
+            self._count = self._begin(is_resumed)
+            sync_folder(self._path.parent)
+        except BaseException:
+            self._close(remove=False)
+            raise
+
+    @property
+    def origin(self) -> Origin:
+        """The run, as it was when it began."""
+        return self._place.origin
+
+    @property
+    def listing(self) -> Path:
+        """What it becomes."""
+        return self._place.listing
+
+    @property
+    def folder(self) -> Path:
+        """What the paths of outputs are counted from."""
+        return self._path.parent
+
+    def begin(self, path: str) -> None:
+        """Say that an output is begun, so that what is left of it can be found."""
+        self._append({"begun": os.path.relpath(path, self.folder)}, is_durable=False)
+
+    def add(self, output: Listed, proof: Proof) -> None:
+        """Say that an output is complete, and about to get its final name."""
+        if not self._has_replaced:
+            self._remove_outdated()
+            self._has_replaced = True
+        # A list, so that every entry of a line is read in the same way.
+        complete = [json.loads(output_text(output))]
+        self._append({"mtime_ns": proof.mtime_ns, "complete": complete})
+        self._count += 1
+
+    def finish(self) -> None:
+        """Write the listing, which says that all of it is complete, and remove the journal."""
+        at: dict[int, tuple[int, int]] = {}  # where the line of each rank's output is
+        start = 0
+        for stop, line in _whole_lines(self._path):
+            if "complete" in line.entries:
+                (output,) = line.objects("complete")
+                at[output.number("rank")] = start, stop
+            start = stop
+        lines = (self._output_at(*at[rank]) for rank in sorted(at))
+        write_document(str(self._place.listing), listing_text(self._place.head, lines))
+        self._close(remove=True)
+
+    def leave(self) -> None:
+        """End before all is done; the journal stays if there is something to go on from."""
+        self._close(remove=self._count == 0)
+
+    def _begin(self, is_resumed: bool) -> int:
+        """Take over what is to be kept, remove the rest; the number of outputs that are kept."""
+        fd = self._fds[self._path]
+        before = read_journal(self._path)
+        if before is not None and is_resumed:
+            changes = list(differences(self._place.origin, before.origin))
+            if changes:
+                raise PlanError(resume_problems(self._path, changes))
+            kept = before.still_complete(self.folder)
+            self.kept = {path: before.complete[path] for path in sorted(kept)}
+        self._remove_temporaries(self._path)
+        if self._place.is_part:  # others hold it, too, so it stays
+            of_set = journal_of(self._place.manifest)
+            self._remove_temporaries(of_set)
+            os.truncate(of_set, 0)
+        for path in self._place.journals_of_parts():
+            self._remove_temporaries(path)
+            path.unlink()
+        os.ftruncate(fd, before.end if before is not None and is_resumed else 0)
+        os.lseek(fd, 0, os.SEEK_END)
+        if not os.fstat(fd).st_size:
+            by = f"process {os.getpid()} on {socket.gethostname()}"
+            self._append({"by": by, "run": [self._place.origin.head_with_times()]})
+        return len(self.kept)
+
+    def _remove_temporaries(self, journal: Path) -> None:
+        """Remove what a run that was killed left half-written."""
+        try:
+            before = read_journal(journal)
+        except FormatError:
+            if journal == self._path:
+                raise
+            return  # it is not ours to judge, and nothing of it is used
+        for name in () if before is None else sorted({*before.begun, *before.complete}):
+            remove_stale(Path(self.folder, name + PARTIAL))
+
+    def _remove_outdated(self) -> None:
+        """Before the first output is replaced: what says that the set is complete."""
+        place = self._place
+        said = (place.manifest, place.listing, *place.outdated, *place.records_of_parts())
+        for path in dict.fromkeys(map(str, said)):
+            remove_document(path)
+
+    def _output_at(self, start: int, stop: int) -> str:
+        with self._path.open("rb") as file:
+            file.seek(start)
+            (output,) = json.loads(file.read(stop - start))["complete"]
+        return json.dumps(output)
+
+    def _append(self, line: Mapping[str, object], *, is_durable: bool = True) -> None:
+        data = json.dumps(line).encode() + b"\n"
+        fd = self._fds[self._path]
+        while data:
+            data = data[os.write(fd, data) :]
+        if is_durable:
+            os.fsync(fd)
+
+    def _close(self, remove: bool) -> None:
+        """Give up the locks; the journal of the set, held with others, goes with the last."""
+        while self._fds:
+            path, fd = self._fds.popitem()
+            is_shared = path != self._path
+            try:
+                if is_shared:
+                    remove = True
+                    os.close(lock(path, os.dup(fd)))
+                if remove and is_open_as(path, fd):
+                    path.unlink()
+            except BlockingIOError:
+                pass  # somebody else holds it
+            finally:
+                os.close(fd)
+        sync_folder(self._path.parent)
+
+
+def resume_problems(journal: Path, changes: list[str]) -> list[str]:
+    """Messages that what a run left is not of this command."""
+    first = f"{journal}: --resume: what was left there is of another run"
+    return [f"{first}: {change}; without --resume all is written anew" for change in changes]

@@ -1,0 +1,148 @@
+"""Holds a set of outputs against its manifest: files and headers, and with ``deep`` every byte."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import NamedTuple
+
+from ckpttool.errors import FormatError
+from ckpttool.formats import read_index
+from ckpttool.model.catalog import Catalog, FileIndex, StoredTensor
+from ckpttool.model.findings import Finding
+from ckpttool.model.manifest import MANIFEST, Hashed, Listed, hashed
+from ckpttool.run.manifest import Listing, output_problems
+from ckpttool.storage.digest import unit_digests
+
+BUFFER_BYTES = 8 << 20
+MAX_IN_FLIGHT = 32
+
+OnProgress = Callable[[int], None]
+
+
+class _Look(NamedTuple):
+    """A tensor that is being hashed."""
+
+    output: str
+    rank: int
+    wanted: Hashed
+    nbytes: int
+    hashes: Future[tuple[str, ...]]
+
+
+def find_manifests(catalog: Catalog) -> list[Path]:
+    """The manifests of what was scanned: of the folder, or of single files."""
+    root = Path(catalog.root)
+    paths = [path for file in catalog.files.values() for path in file.paths]
+    paths += [error.path for error in catalog.damaged.values()]
+    folders = [root if root.is_dir() else root.parent] if not _is_single(catalog) else []
+    places = [*(folder / MANIFEST for folder in folders), *(Path(f"{p}.{MANIFEST}") for p in paths)]
+    return [path for path in dict.fromkeys(places) if path.is_file()]
+
+
+def _is_single(catalog: Catalog) -> bool:
+    return catalog.is_undivided and not catalog.indexes and not Path(catalog.root).is_dir()
+
+
+def check_manifest(
+    catalog: Catalog, path: Path, executor: Executor, deep: bool, on_progress: OnProgress
+) -> Iterator[Finding]:
+    """What is in a folder, or in a file, and is not what its manifest says.
+
+    Parameters
+    ----------
+    catalog
+        What was scanned.
+    path
+        One of `find_manifests`.
+    executor
+        Does the reading.
+    deep
+        Hash the contents, too.
+    on_progress
+        Called with bytes that were read.
+    """
+    files = {
+        os.path.abspath(name): file  # noqa: PTH100 - a link keeps its name
+        for file in catalog.files.values()
+        for name in file.paths
+    }
+    listed = set()
+    rest: deque[_Look] = deque()
+    try:
+        for output in Listing.read(path).outputs():
+            name = os.path.abspath(path.parent / output.path)  # noqa: PTH100
+            listed.add(name)
+            problems = list(_output_problems(path, output, files.get(name), name))
+            yield from (_finding(path, problem, output.rank) for problem in problems)
+            if problems or not deep:
+                continue
+            index = files.get(name) or read_index(name)
+            for wanted in output.tensors:
+                tensor = index.tensors[wanted.name]
+                hashes = executor.submit(_hash, tensor)
+                rest.append(_Look(output.path, output.rank, wanted, tensor.meta.nbytes, hashes))
+                while len(rest) > MAX_IN_FLIGHT:
+                    yield from _collect(path, rest.popleft(), on_progress)
+        while rest:
+            yield from _collect(path, rest.popleft(), on_progress)
+    except FormatError as error:
+        yield Finding("manifest", f"{path}: cannot be held against it: {error}")
+        return
+    if path.name == MANIFEST:
+        for name in sorted(files.keys() - listed):
+            shown = os.path.relpath(name, path.parent)
+            yield _finding(path, f"{shown}: is not in it, so it is of another run")
+
+
+def _finding(path: Path, problem: str, rank: int | None = None) -> Finding:
+    ranks = () if rank is None else (rank,)
+    return Finding("manifest", f"{path}: {problem}", ranks=ranks)
+
+
+def _output_problems(
+    path: Path, output: Listed, index: FileIndex | None, name: str
+) -> Iterator[str]:
+    """What is wrong with an output, by its size and its header."""
+    yield from (wrong := list(output_problems(path.parent, [output])))
+    if wrong:
+        return
+    try:
+        index = index or read_index(name)
+    except FormatError as error:
+        yield f"{output.path}: {error.reason}"
+        return
+    found = {one.meta.name: hashed(one.meta, {}) for one in index.tensors.values()}
+    wanted = {one.name: one for one in output.tensors}
+    for tensor in sorted({*found, *wanted}):
+        mine, said = found.get(tensor), wanted.get(tensor)
+        if _describe(mine) != _describe(said):
+            yield f"{output.path}: {tensor}: expected {_describe(said)}, found {_describe(mine)}"
+
+
+def _describe(one: Hashed | None) -> str:
+    return "nothing" if one is None else f"{one.dtype} {one.shape}"
+
+
+def _hash(tensor: StoredTensor) -> tuple[str, ...]:
+    """The hashes of a stored tensor's units; runs on a worker."""
+    return hashed(tensor.meta, dict(enumerate(unit_digests(tensor, BUFFER_BYTES)))).sha256
+
+
+def _collect(path: Path, look: _Look, on_progress: OnProgress) -> Iterator[Finding]:
+    """A finding if a tensor's hashes are not those that are listed."""
+    found, wanted = look.hashes.result(), look.wanted.sha256
+    on_progress(look.nbytes)
+    if found == wanted:
+        return
+    at = next((i for i, pair in enumerate(zip(wanted, found)) if pair[0] != pair[1]), None)  # noqa: B905
+    text = f"{look.output}: {look.wanted.name}: its content is not what was written"
+    if at is None or len(wanted) != len(found):
+        text += f": expected {len(wanted)} hashes, found {len(found)}"
+    else:
+        where = f" (of stretch {at + 1} of {len(wanted)})" if len(wanted) > 1 else ""
+        text += f": expected SHA-256 {wanted[at]}, found {found[at]}{where}"
+    yield Finding("manifest", f"{path}: {text}", tensor=look.wanted.name, ranks=(look.rank,))

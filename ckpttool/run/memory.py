@@ -1,0 +1,54 @@
+"""How much is done at a time within a given amount of memory."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+from ckpttool.errors import PlanError
+from ckpttool.run.engines import default_jobs, is_cluster, read_word
+from ckpttool.run.execute import CopyOptions
+
+MIB = 1 << 20
+SMALLEST_BAND = 64 << 10  # below it system calls take longer than what they copy
+RESERVE_BYTES = 12 * MIB  # for tasks on their way and headers that are read back
+PROCESS_BYTES = 48 * MIB  # of a worker that is a process of its own, before its first task
+
+
+def fit_memory(max_bytes: int, engine: str) -> CopyOptions:
+    """What keeps a run within a budget, from here on: to be called when the plan is made.
+
+    Parameters
+    ----------
+    max_bytes
+        Resident memory as the kernel counts it, of all processes on this host; of each worker, if
+        they are on others.  The page cache is not part of it.
+    engine
+        Who does the work; see `ckpttool.open_engine`.
+
+    Raises
+    ------
+    PlanError
+        It is too little; says the least that works.
+    """
+    kind, rest = read_word(engine)
+    workers = 1 if kind == "inline" or is_cluster(engine) else int(rest or default_jobs())
+    needed = RESERVE_BYTES + (0 if is_cluster(engine) else peak_bytes())
+    needed += workers * PROCESS_BYTES if kind not in ("inline", "threads") else 0
+    least = needed + workers * 2 * SMALLEST_BAND
+    if max_bytes < least:
+        fewer = "; fewer workers take less" if workers > 1 else ""
+        reason = f"{max_bytes} bytes of memory are too little: {-(-least // MIB)} MiB are the least"
+        raise PlanError([f"{reason} that works for this, with {engine}{fewer}"])
+    usual = CopyOptions()
+    band_bytes = (max_bytes - needed) // (2 * workers) // 4096 * 4096
+    return CopyOptions(min(usual.band_bytes, band_bytes), max_in_flight=4 * workers)
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has had so far."""
+    # Not ru_maxrss where it can be helped: it counts what the parent had when it forked.
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    peaks = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
+    return 1024 * (peaks or [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss])[0]

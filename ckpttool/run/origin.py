@@ -1,0 +1,72 @@
+"""What a run is: the files that it reads and what it does with them, to know it again."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from ckpttool import __version__
+from ckpttool.model.manifest import InputFile, Origin, StrategyFile
+from ckpttool.model.plan import Plan
+from ckpttool.run.places import manifest_path, output_folder
+
+
+def origin_of(plan: Plan) -> Origin:
+    """The origin of all that is written by a plan, and of a part by the whole of it.
+
+    Raises
+    ------
+    OSError
+        A source or strategy file is gone.
+    """
+    catalog = plan.catalog
+    paths = [*catalog.indexes, *(path for file in catalog.files.values() for path in file.paths)]
+    base = Path(catalog.root).absolute().parent
+    return Origin(
+        __version__,
+        plan_digest(plan) if plan.part is None else plan.part.digest,
+        catalog.step,
+        tuple(_look_at(path, base) for path in dict.fromkeys(paths)),
+        tuple(_read_strategy(path) for path in dict.fromkeys(plan.strategies)),
+    )
+
+
+def plan_digest(plan: Plan) -> str:
+    """Equal for plans that do the same with files of the same names.
+
+    Where source and output folder are is left out: hosts may have mounted them elsewhere.
+    """
+    catalog, target = plan.catalog, plan.target
+    folder = output_folder(target)
+    state = hashlib.sha256()
+    for line in (
+        (target.format, target.ranks, sorted(target.attrs.items())),
+        *((rank, os.path.relpath(path, folder)) for rank, path in target.paths.items()),
+        *(
+            (r, [os.path.relpath(p, catalog.root) for p in f.paths])
+            for r, f in catalog.files.items()
+        ),
+        *(
+            (source.meta, source.sharing, source.follows, source.turn, transfer.layouts)
+            for transfer in plan.transfers
+            for source in [transfer.source]
+        ),
+    ):
+        state.update(f"{line!r}\n".encode())
+    return f"sha256:{state.hexdigest()}"
+
+
+def manifest_of(plan: Plan) -> Path:
+    """Where the manifest of a plan is, or of the plan that it is a part of."""
+    return Path(manifest_path(plan.target) if plan.part is None else plan.part.manifest)
+
+
+def _look_at(path: str, base: Path) -> InputFile:
+    found = Path(path).stat()
+    return InputFile(os.path.relpath(path, base), found.st_size, found.st_mtime_ns)
+
+
+def _read_strategy(path: str) -> StrategyFile:
+    data = Path(path).read_bytes()
+    return StrategyFile(Path(path).name, len(data), hashlib.sha256(data).hexdigest())

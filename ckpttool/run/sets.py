@@ -1,0 +1,140 @@
+"""The files that say what a set of outputs is: manifest, records of parts, journals; who holds it.
+
+The journal of a set is also its lock: a run holds it alone, the runs of parts hold it together.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckpttool.errors import PlanError
+from ckpttool.model.manifest import JOURNAL, Origin
+from ckpttool.run.partial import lock
+
+TRIES, PAUSE_SECONDS = 6, 0.05  # for a lock that somebody has for a moment, to look or to leave
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a run writes in the end, and what it must not leave beside it.
+
+    Attributes
+    ----------
+    manifest
+        That of the set.
+    listing
+        The manifest, or the record of a part.
+    origin
+        The run.
+    head
+        What the listing says beside its outputs.
+    outdated
+        Documents of the set, which speak of it as complete.
+    """
+
+    manifest: Path
+    listing: Path
+    origin: Origin
+    head: Mapping[str, object]
+    outdated: tuple[str, ...] = ()
+
+    @property
+    def is_part(self) -> bool:
+        """Whether other runs write to the same set."""
+        return self.manifest != self.listing
+
+    def records_of_parts(self) -> list[Path]:
+        """Those that the whole set makes outdated; none if this is a part itself."""
+        return [] if self.is_part else find_records(self.manifest)
+
+    def journals_of_parts(self) -> list[Path]:
+        """The same for journals."""
+        return [] if self.is_part else find_records(self.manifest, JOURNAL)
+
+
+def record_of(manifest: Path, part: object, parts: object) -> Path:
+    """The record of a part of a set."""
+    return manifest.with_name(f".{manifest.name.removesuffix('.json')}-part-{part}-of-{parts}.json")
+
+
+def find_records(manifest: Path, suffix: str = "") -> list[Path]:
+    """The records of parts that lie beside a manifest, or what has their names and a suffix."""
+    pattern = glob.escape(record_of(manifest, "*", "*").name).replace("[*]", "*")
+    return sorted(manifest.parent.glob(pattern + suffix))
+
+
+def find_other_set(folder: Path) -> Path | None:
+    """A single file in a folder of which there are records of parts."""
+    for path in sorted(folder.glob(".*.ckpttool-part-*.json")):
+        return folder / path.name[1 : path.name.rindex(".ckpttool-part-")]
+    return None
+
+
+def journal_of(listing: Path) -> Path:
+    """The journal that becomes a listing."""
+    return listing.with_name(listing.name + JOURNAL)
+
+
+def holder_of(path: Path) -> str | None:
+    """Who is writing what a journal becomes; None if nobody is."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        os.close(lock(path, fd, is_shared=True))
+    except BlockingIOError:
+        return _name_of_holder(path)
+    return None
+
+
+def _name_of_holder(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return str(json.loads(file.readline())["by"])
+    except (OSError, ValueError, TypeError, LookupError):
+        return "with --part, or it has just begun"
+
+
+def take_lock(path: Path, is_shared: bool = False) -> int:
+    """A journal, made if it is not there, and locked.
+
+    Raises
+    ------
+    PlanError
+        Another run has it.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    for left in reversed(range(TRIES)):
+        try:
+            return lock(path, os.open(path, flags, 0o666), is_shared)
+        except BlockingIOError as error:
+            if not left:
+                raise PlanError([busy_problem(path, _name_of_holder(path))]) from error
+            time.sleep(PAUSE_SECONDS)
+    raise AssertionError("the last try returns or raises")
+
+
+@contextmanager
+def set_locked(manifest: Path) -> Iterator[None]:
+    """Hold a set alone for a while; raises `PlanError` if a run is writing it."""
+    path = journal_of(manifest)
+    fd = take_lock(path)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(fd)
+
+
+def busy_problem(journal: Path, by: str) -> str:
+    """The message that another run writes what a journal belongs to."""
+    listing = str(journal).removesuffix(JOURNAL)
+    return f"{listing}: another run is writing it ({by}); wait until it ends, or write elsewhere"

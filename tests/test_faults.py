@@ -1,0 +1,267 @@
+"""What the disk does to a run: every failure has a name, and nothing half-written stays."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import ckpttool
+from ckpttool.run.execute import CopyOptions, execute
+from ckpttool.storage import flatfile
+from tests.commands import files_below, message, run, run_well
+from tests.engines import CASE, FORMATS, contents, reshard_words, split_words, write_source
+from tests.test_execute import make_plan
+
+NAME = "ckpttool.json"
+SAID = {
+    errno.ENOSPC: "No space left on device (the disk is full)",
+    errno.EDQUOT: "Disk quota exceeded (what this user may store there is used up)",
+    errno.EIO: "Input/output error (the disk, or the way to it, has failed)",
+    errno.EROFS: "Read-only file system (nothing can be written there)",
+}
+
+
+@pytest.fixture
+def break_call(monkeypatch):
+    """Makes a call of the system fail from the n-th time on, for files with a name."""
+
+    def breaking(call, number, name="", after=0):
+        real = getattr(os, call)
+        calls = []
+
+        def fake(fd, *arguments):
+            path = str(Path(f"/proc/self/fd/{fd}").readlink()) if isinstance(fd, int) else str(fd)
+            if name in path:
+                calls.append(path)
+                if len(calls) > after:
+                    raise OSError(number, os.strerror(number))
+            return real(fd, *arguments)
+
+        monkeypatch.setattr(os, call, fake)
+        return calls
+
+    yield breaking
+    monkeypatch.undo()
+
+
+def words_of(folder, output_format="ckpt"):
+    return [*reshard_words(folder, output_format), "-j", "1"]
+
+
+def fails_and_is_resumed(tmp_path, monkeypatch, output_format, expected, most):
+    """A run that fails says so, leaves what was complete and nothing else, and goes on later."""
+    out = tmp_path / "out"
+    result = run(*words_of(out, output_format))
+    assert result.exit_code == 6
+    assert expected in message(result)
+    left = files_below(out)
+    assert [name for name in left if name.endswith(".partial")] == []
+    complete = len([name for name in left if name.startswith("rank_")])
+    assert complete <= most
+    assert message(result).count(f"{out}/rank_") == min(complete, 3) + (NAME not in expected)
+    assert not (out / NAME).exists()
+    assert ("--resume goes on from there" in message(result)) == (complete > 0)
+    monkeypatch.undo()
+    run_well(*words_of(out, output_format), "--resume")
+    run_well(*words_of(tmp_path / "whole", output_format))
+    assert contents(out) == contents(tmp_path / "whole")
+    assert (out / NAME).read_bytes() == (tmp_path / "whole" / NAME).read_bytes()
+
+
+@pytest.mark.parametrize("output_format", FORMATS)
+@pytest.mark.parametrize("number", SAID)
+def test_a_write_that_fails_is_named(tmp_path, monkeypatch, break_call, output_format, number):
+    break_call("pwrite", number, "checkpoint_2")
+    expected = f"rank_2/checkpoint_2{ENDINGS[output_format]}: not written: {SAID[number]}"
+    fails_and_is_resumed(tmp_path, monkeypatch, output_format, expected, 2)
+
+
+ENDINGS = {"ckpt": ".ckpt", "safetensors": ".safetensors", "hdf5": ".h5"}
+
+
+@pytest.mark.parametrize("call", ["fsync", "posix_fallocate"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
+def test_a_disk_that_refuses_when_asked_to_keep_it_is_named(
+    tmp_path, monkeypatch, break_call, call, number
+):
+    break_call(call, number, "checkpoint_1")
+    expected = f"rank_1/checkpoint_1.ckpt: not written: {SAID[number]}"
+    fails_and_is_resumed(tmp_path, monkeypatch, "ckpt", expected, 1)
+
+
+def test_a_journal_that_cannot_be_written_ends_the_run(tmp_path, monkeypatch, break_call):
+    break_call("write", errno.ENOSPC, ".journal", after=6)  # head, 4 begun, one complete
+    expected = ".ckpt: not written: No space left on device (the disk is full)"
+    fails_and_is_resumed(tmp_path, monkeypatch, "ckpt", expected, 2)
+
+
+@pytest.mark.parametrize("after", range(4))
+def test_a_journal_that_is_cut_short_is_gone_on_from(tmp_path, monkeypatch, after):
+    """The disk takes half of a line, and no more."""
+    real, lines = os.write, []
+
+    def fake(fd, data):
+        if Path(f"/proc/self/fd/{fd}").readlink().suffix != ".journal":
+            return real(fd, data)
+        lines.append(data)
+        if len(lines) > after + 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(fd, data[: len(data) // 2] if len(lines) == after + 2 else data)
+
+    monkeypatch.setattr(os, "write", fake)
+    out = tmp_path / "out"
+    assert run(*words_of(out)).exit_code == 6
+    monkeypatch.undo()
+    run_well(*words_of(out), "--resume")
+    assert len(files_below(out, manifests=True)) == 5
+
+
+def test_a_manifest_that_cannot_be_written_leaves_all_outputs_and_no_manifest(
+    tmp_path, monkeypatch, break_call
+):
+    break_call("fsync", errno.ENOSPC, f"{NAME}.partial")
+    expected = f"{NAME}: not written: No space left on device"
+    fails_and_is_resumed(tmp_path, monkeypatch, "ckpt", expected, 4)
+
+
+def test_a_source_that_cannot_be_read_is_named_with_its_file(tmp_path, monkeypatch, break_call):
+    plan = make_plan(tmp_path / "out")
+    source = str(CASE / "src" / "rank_0")
+    break_call("preadv", errno.EIO, source)
+    with pytest.raises(ckpttool.ExecutionError) as caught:
+        execute(plan)
+    assert f"not written: {source}" in str(caught.value)
+    assert f": {SAID[errno.EIO]}" in str(caught.value)
+
+
+def test_a_source_that_is_cut_short_while_it_is_read_is_named(tmp_path, monkeypatch):
+    """Between two reads of one run, not before it."""
+    source = write_source(tmp_path / "source", 4, 1 << 20)
+    real, cut = os.preadv, []
+
+    def fake(fd, buffers, at):
+        if Path(f"/proc/self/fd/{fd}").readlink() == source / "m.ckpt" and not cut:
+            cut.append(at)
+            os.truncate(source / "m.ckpt", at + (1 << 19))
+        return real(fd, buffers, at)
+
+    strategy = ckpttool.read_strategy([str(source / "s.json")])
+    catalog = ckpttool.scan(str(source / "m.ckpt"))
+    plan = ckpttool.plan_split(catalog, strategy, str(tmp_path / "out"), "ckpt")
+    monkeypatch.setattr(os, "preadv", fake)
+    with pytest.raises(ckpttool.ExecutionError) as caught:
+        execute(plan, options=CopyOptions(band_bytes=1 << 18))
+    assert f"{source / 'm.ckpt'}: byte {cut[0] + (1 << 19)}: w: the file ends here" in str(
+        caught.value
+    )
+    assert files_below(tmp_path / "out") == []
+
+
+def test_a_source_that_grows_while_it_is_read_is_named(tmp_path, monkeypatch):
+    shutil.copytree(CASE / "src", tmp_path / "src")
+    words = [*words_of(tmp_path / "out")]
+    words[1] = str(tmp_path / "src")
+    real, grown = flatfile.FlatFiles.read_bytes, []
+
+    def fake(self, tensor, offset, out):
+        if not grown:
+            grown.append(tensor.path)
+            with Path(tensor.path).open("ab") as file:
+                file.write(b"more")
+        return real(self, tensor, offset, out)
+
+    def begin(*arguments):
+        monkeypatch.setattr(flatfile.FlatFiles, "read_bytes", fake)
+        return real_start(*arguments)
+
+    from ckpttool.run.execute import _Run
+
+    real_start = _Run.start
+    monkeypatch.setattr(_Run, "start", begin)
+    result = run(*words)
+    assert result.exit_code == 6
+    name = Path(grown[0]).relative_to(tmp_path)
+    assert f"{NAME}: not written: {name}: was written to while it was read" in message(result)
+    assert not (tmp_path / "out" / NAME).exists()
+
+
+# ------------------------------------------------------------------------ real file systems
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of its own, of 8 MiB; needs the rights to mount one."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)]
+    done = subprocess.run(command, capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip("no rights to mount a file system")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_disk_that_fills_up_meanwhile_is_named_and_gone_on_from(
+    tmp_path, small_disk, monkeypatch
+):
+    """Planned when there was room; then somebody else fills the disk."""
+    source = write_source(tmp_path / "source", 4, 1 << 20)
+    words = [*split_words(source, small_disk / "out"), "-j", "1"]
+    other = small_disk / "other"
+
+    def fill_disk(self, outputs):
+        if outputs[0].rank == 2:
+            while self.pending:
+                self.collect()
+            with other.open("wb") as file:
+                free = os.statvfs(small_disk)
+                file.write(bytes(free.f_bavail * free.f_frsize - (1 << 19)))
+        return real_start(self, outputs)
+
+    from ckpttool.run.execute import _Run
+
+    real_start = _Run.start
+    monkeypatch.setattr(_Run, "start", fill_disk)
+    result = run(*words)
+    assert result.exit_code == 6
+    assert "checkpoint_2.ckpt: not written: No space left on device (the disk is full)" in message(
+        result
+    )
+    done = ", ".join(str(small_disk / "out" / f"rank_{n}/checkpoint_{n}.ckpt") for n in (0, 1))
+    assert f"complete before that: {done}; the same command with --resume" in message(result)
+    assert len(files_below(small_disk / "out")) == 3  # with the journal
+    result = run(*words, "--resume")
+    assert result.exit_code == 5
+    assert "2097152 bytes are to be written, 524288 are free" in message(result)
+    monkeypatch.undo()
+    other.unlink()
+    run_well(*words, "--resume")
+    run_well(*split_words(source, tmp_path / "whole"))
+    assert contents(small_disk / "out") == contents(tmp_path / "whole")
+
+
+def test_a_disk_that_is_too_small_is_named_before_the_first_byte(tmp_path, small_disk):
+    source = write_source(tmp_path / "source", 4, 3 << 20)
+    result = run(*split_words(source, small_disk / "out"))
+    assert result.exit_code == 5
+    assert "12582912 bytes are to be written, 8388608 are free on this disk" in message(result)
+    assert list(small_disk.iterdir()) == []
+
+
+def test_a_read_only_file_system_is_named_before_the_first_byte(tmp_path, small_disk):
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    result = run(*words_of(small_disk / "out"))
+    assert result.exit_code == 5
+    assert f"{small_disk}: is on a file system that is read-only" in message(result)
+
+
+def test_a_file_system_that_becomes_read_only_is_named(tmp_path, small_disk):
+    plan = make_plan(small_disk / "out")
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(ckpttool.ExecutionError, match="Read-only file system"):
+        execute(plan)

@@ -1,0 +1,290 @@
+"""``--resume``: what an interrupted run has left complete is kept, and nothing else is believed."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+import ckpttool
+from ckpttool.run import execute as execute_module
+from ckpttool.run.fill import fill
+from tests.commands import files_below, message, run, run_well
+from tests.engines import (
+    CASE,
+    COMMAND,
+    FORMATS,
+    contents,
+    finish,
+    reshard_words,
+    split_words,
+    start,
+    wait_until,
+    write_source,
+)
+
+NAME = "ckpttool.json"
+JOURNAL = f"{NAME}.journal"
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Makes the filling of an output fail, and counts those that are filled."""
+
+    def fail_on(name, number=errno.EIO):
+        filled = []
+
+        def fake(task):
+            path = task.parts[0].tensor.path
+            if name is not None and name in path:
+                raise OSError(number, os.strerror(number))
+            filled.append(path.rpartition("/")[2].removesuffix(".partial"))
+            return fill(task)
+
+        monkeypatch.setattr(execute_module, "fill", fake)
+        return filled
+
+    return fail_on
+
+
+def words_of(folder, output_format="ckpt", source=CASE / "src"):
+    words = reshard_words(folder, output_format)
+    return [words[0], str(source), *words[2:], "-j", "1"]
+
+
+def everything_in(folder):
+    return {**contents(folder), NAME: (folder / NAME).read_bytes()}
+
+
+@pytest.mark.parametrize("output_format", FORMATS)
+def test_a_run_that_failed_is_continued_to_the_same_bytes(tmp_path, failing, output_format):
+    run_well(*words_of(tmp_path / "whole", output_format))
+    failing("rank_2")
+    result = run(*words_of(tmp_path / "out", output_format))
+    assert result.exit_code == 6
+    assert "the same command with --resume goes on from there" in message(result)
+    assert JOURNAL in files_below(tmp_path / "out")
+    filled = failing(None)
+    result = run_well(*words_of(tmp_path / "out", output_format), "--resume")
+    assert "2 of 4 outputs that it left complete are kept" in message(result)
+    assert "4 files" in message(result)
+    assert {name[:12] for name in filled} == {"checkpoint_2", "checkpoint_3"}
+    assert everything_in(tmp_path / "out") == everything_in(tmp_path / "whole")
+
+
+def test_what_is_complete_is_not_written_again_and_needs_no_journal(tmp_path, failing):
+    run_well(*words_of(tmp_path))
+    before = everything_in(tmp_path)
+    filled = failing(None)
+    result = run_well(*words_of(tmp_path), "--resume", "--json")
+    assert len(json.loads(result.stdout)["outputs"]) == 4
+    assert (filled, everything_in(tmp_path)) == ([], before)
+    assert run(*words_of(tmp_path)).exit_code == 5
+    (tmp_path / "rank_0" / "checkpoint_0.ckpt").unlink()
+    result = run(*words_of(tmp_path), "--resume")
+    assert result.exit_code == 5
+    assert "3 outputs exist" in message(result)
+
+
+def test_without_a_journal_it_is_an_ordinary_run(tmp_path):
+    run_well(*words_of(tmp_path), "--resume")
+    assert len(files_below(tmp_path)) == 4
+
+
+def change_mtime(source, words):
+    os.utime(next(source.rglob("*rank_3*/*.ckpt")), ns=(1, 1))
+    return words
+
+
+def change_strategy(source, words):
+    copy = source.parent / "dst_strategy.ckpt"
+    copy.write_bytes((CASE / "dst_strategy.ckpt").read_bytes() + b"")
+    at = words.index("-d") + 1
+    other = source.parent / "other.ckpt"
+    shutil.copy(copy, other)
+    return [*words[:at], str(other), *words[at + 1 :]]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (change_mtime, "was written to since"),
+        (change_strategy, "other.ckpt: the strategy was not given"),
+        (lambda source, words: [*words, "--format", "hdf5"], "other options were given"),
+        (lambda source, words: [*words, "--crc"], "other options were given"),
+        (lambda source, words: [*words, "--prefix", "x"], "other options were given"),
+        (lambda source, words: [*words, "--rank", "0-2"], "other options were given"),
+    ],
+)
+def test_what_has_changed_is_named_and_refused(tmp_path, failing, change, expected):
+    source, out = tmp_path / "src", tmp_path / "out"
+    shutil.copytree(CASE / "src", source)
+    failing("rank_2")
+    assert run(*words_of(out, source=source)).exit_code == 6
+    before = contents(out)
+    failing(None)
+    result = run(*change(source, words_of(out, source=source)), "--resume")
+    assert result.exit_code == 5
+    assert f"{out / JOURNAL}: --resume: what was left there is of another run" in message(result)
+    assert expected in message(result)
+    assert contents(out) == before
+
+
+def test_an_output_that_was_changed_since_is_not_believed(tmp_path, failing):
+    failing("rank_2")
+    assert run(*words_of(tmp_path)).exit_code == 6
+    changed = tmp_path / "rank_1" / "checkpoint_1.ckpt"
+    changed.write_bytes(b"by somebody else")
+    filled = failing(None)
+    for more in ([], ["--resume"]):
+        result = run(*words_of(tmp_path), *more)
+        assert result.exit_code == 5
+        assert f"{changed} exists already" in message(result)
+    assert changed.read_bytes() == b"by somebody else"
+    run_well(*words_of(tmp_path), "--resume", "--overwrite")
+    assert {name[:12] for name in filled} == {"checkpoint_1", "checkpoint_2", "checkpoint_3"}
+
+
+def test_without_resume_all_is_written_anew_and_what_is_stale_goes(tmp_path, failing):
+    failing("rank_2")
+    assert run(*words_of(tmp_path)).exit_code == 6
+    (tmp_path / "rank_2" / "checkpoint_2.ckpt.partial").write_bytes(b"of a killed run")
+    filled = failing(None)
+    result = run_well(*words_of(tmp_path))
+    said = "a run did not end, 2 of 4 outputs that it left complete are written anew (--resume"
+    assert said in message(result)
+    assert len(filled) == 4
+    assert len(files_below(tmp_path)) == 4
+
+
+def test_a_set_that_is_not_complete_is_no_checkpoint(tmp_path, failing):
+    failing("rank_2")
+    assert run(*words_of(tmp_path / "out")).exit_code == 6
+    strategy = ["-s", CASE / "dst_strategy.ckpt"]
+    result = run("merge", tmp_path / "out", *strategy, "-o", tmp_path / "m.ckpt")
+    assert result.exit_code == 5
+    said = "did not end, so files may be missing or of another run; finish it with the same command"
+    assert said in message(result)
+    result = run("verify", tmp_path / "out", *strategy, "--json")
+    assert result.exit_code == 1
+    assert said in " ".join(one["text"] for one in json.loads(result.stdout)["findings"])
+    failing(None)
+    run_well(*words_of(tmp_path / "out"), "--resume")
+    run_well("merge", tmp_path / "out", *strategy, "-o", tmp_path / "m.ckpt")
+
+
+def test_parts_that_are_not_committed_are_no_checkpoint(tmp_path):
+    run_well(*words_of(tmp_path / "out"), "--part", "1/1")
+    words = ["-s", CASE / "dst_strategy.ckpt", "-o", tmp_path / "m.ckpt"]
+    result = run("merge", tmp_path / "out", *words)
+    assert result.exit_code == 5
+    said = f"not committed, so files may be missing; run ckpttool commit {tmp_path}"
+    assert said in message(result)
+
+
+def test_a_part_is_resumed_by_itself(tmp_path, failing):
+    run_well(*words_of(tmp_path / "whole"))
+    words = words_of(tmp_path / "out")
+    run_well(*words, "--part", "2/2")
+    failing("rank_2")
+    assert run(*words, "--part", "1/2").exit_code == 6
+    filled = failing(None)
+    result = run_well(*words, "--part", "1/2", "--resume")
+    assert "1 of 2 outputs" in message(result)
+    run_well(*words, "--part", "2/2", "--resume")
+    assert filled == ["checkpoint_2.ckpt"]
+    run_well("commit", tmp_path / "out")
+    run_well(*words, "--part", "2/2", "--resume")
+    assert everything_in(tmp_path / "out") == everything_in(tmp_path / "whole")
+
+
+def test_numbered_files_are_resumed_with_their_indexes(tmp_path, failing):
+    words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "--max-shard-size", "10KB"]
+    run_well(*words, "-o", tmp_path / "whole")
+    failing("00004")
+    assert run(*words, "-o", tmp_path / "out", "-j", "1").exit_code == 6
+    assert not list((tmp_path / "out").glob("*.index.json"))
+    filled = failing(None)
+    run_well(*words, "-o", tmp_path / "out", "--resume")
+    assert "model-00001" not in " ".join(filled)
+    assert everything_in(tmp_path / "out") == everything_in(tmp_path / "whole")
+
+
+def test_a_single_file_is_begun_again(tmp_path, failing):
+    words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", tmp_path / "m.h5"]
+    failing("m.h5")
+    assert run(*words).exit_code == 6
+    assert files_below(tmp_path) == []
+    failing(None)
+    run_well(*words, "--resume")
+    assert files_below(tmp_path, manifests=True) == ["m.h5", f"m.h5.{NAME}"]
+
+
+def test_from_python_a_plan_is_resumed(tmp_path, failing):
+    def make_plan(**more):
+        return ckpttool.plan_reshard(
+            ckpttool.scan(str(CASE / "src")),
+            ckpttool.read_strategy([str(CASE / "src_strategy.ckpt")]),
+            ckpttool.read_strategy([str(CASE / "dst_strategy.ckpt")]),
+            str(tmp_path),
+            "ckpt",
+            **more,
+        )
+
+    failing("rank_3")
+    with pytest.raises(ckpttool.ExecutionError):
+        ckpttool.execute(make_plan())
+    filled, progress = failing(None), []
+    plan = make_plan(resume=True)
+    written = ckpttool.execute(plan, on_progress=progress.append)
+    assert [out.rank for out in written] == [0, 1, 2, 3]
+    assert [out.nbytes for out in written] == [Path(out.path).stat().st_size for out in written]
+    assert set(filled) == {"checkpoint_3.ckpt"}
+    assert sum(progress) == sum(meta.nbytes for output in plan for meta in output.metas)
+
+
+def test_a_source_that_is_written_to_meanwhile_is_noticed_before_the_set_is_complete(
+    tmp_path, monkeypatch
+):
+    source = tmp_path / "src"
+    shutil.copytree(CASE / "src", source)
+    victim = next(source.rglob("*rank_3*/*.ckpt"))
+
+    def fill_and_touch(task):
+        os.utime(victim, ns=(1, 1))
+        return fill(task)
+
+    monkeypatch.setattr(execute_module, "fill", fill_and_touch)
+    result = run(*words_of(tmp_path / "out", source=source))
+    assert result.exit_code == 6
+    name = victim.relative_to(tmp_path)
+    assert f"{name}: was written to while it was read" in message(result)
+    assert not (tmp_path / "out" / NAME).exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("engine", ["threads:2", "processes:2"])
+def test_a_signal_ends_a_run_that_is_resumed_then(tmp_path, number, engine):
+    source = write_source(tmp_path, 8, 16 << 20)
+    words = [*split_words(source, tmp_path / "out"), "--engine", engine]
+    process = start(*COMMAND, *words)
+    journal = tmp_path / "out" / JOURNAL
+    wait_until(lambda: journal.exists() and b'"complete"' in journal.read_bytes(), "an output")
+    process.send_signal(number)
+    code, errors = finish(process)
+    assert code == 128 + number
+    assert "nothing was left half-written; the same command with --resume goes on" in errors
+    left = files_below(tmp_path / "out")
+    assert JOURNAL in left
+    assert [name for name in left if name.endswith(".partial")] == []
+    result = run_well(*words, "--resume")
+    assert "of 8 outputs that it left complete are kept" in message(result)
+    run_well(*split_words(source, tmp_path / "whole"))
+    assert everything_in(tmp_path / "out") == everything_in(tmp_path / "whole")
+    for path in tmp_path.rglob("*.ckpt"):
+        path.unlink()

@@ -1,0 +1,151 @@
+"""Outputs that want parts of the same rows: read once, written as if each were alone."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import replace
+
+import pytest
+
+import ckpttool
+from ckpttool.model import manifest
+from ckpttool.model.layout import Layout
+from ckpttool.model.region import Region
+from ckpttool.run import execute as execute_module
+from ckpttool.run import together
+from ckpttool.run.execute import CopyOptions, execute
+from ckpttool.run.fill import read_amplification
+from ckpttool.run.together import group_outputs
+from tests.checkpoints import cut, noise, slice_catalog, strategy_of, write_ranks
+from tests.commands import files_below
+from tests.in_memory import make
+
+RANKS = 8
+
+
+def strategy(matrix, tensor_map):
+    """Both tensors are cut like this."""
+    cut_alike = strategy_of({name: Layout(matrix, tensor_map) for name in ("w", "v")})
+    return replace(cut_alike, files=())
+
+
+ROWS, COLUMNS = strategy((RANKS,), ((0,), ())), strategy((RANKS,), ((), (0,)))
+SHAPES = {"w": (1024, 4096), "v": (40, 24)}
+OPTIONS = CopyOptions(band_bytes=1 << 18, task_bytes=1 << 20)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """Eight ranks with an eighth of the rows each."""
+    entries = {name: noise(name, "Float32", shape) for name, shape in SHAPES.items()}
+    return write_ranks(tmp_path_factory.mktemp("source"), cut(entries, ROWS), "ckpt")
+
+
+@pytest.fixture(autouse=True)
+def small_units(monkeypatch):
+    """Tasks hold whole units, of all outputs that are written together: so there are several."""
+    monkeypatch.setattr(manifest, "UNIT_BYTES", 1 << 17)
+
+
+def transpose(source, folder):
+    """The plan that gives each rank an eighth of the columns."""
+    catalog = ckpttool.scan(str(source))
+    return ckpttool.plan_reshard(catalog, ROWS, COLUMNS, str(folder), "ckpt")
+
+
+def contents(folder):
+    return {name: (folder / name).read_bytes() for name in files_below(folder, manifests=True)}
+
+
+@pytest.fixture
+def bytes_read(monkeypatch):
+    """The size of every read, in order."""
+    sizes = []
+    preadv = os.preadv
+
+    def noted(fd, parts, at):
+        sizes.append(sum(map(len, parts)))
+        return preadv(fd, parts, at)
+
+    monkeypatch.setattr(os, "preadv", noted)
+    return sizes
+
+
+@pytest.mark.parametrize("engine", ["inline", "threads:3"])
+def test_rows_of_which_every_output_wants_a_part_are_read_once(
+    source, tmp_path, monkeypatch, bytes_read, engine
+):
+    plans = [transpose(source, tmp_path / name) for name in ("together", "alone")]
+    bytes_read.clear()
+    with ckpttool.open_engine(engine) as executor:
+        execute(plans[0], executor, options=OPTIONS)
+        once = sum(bytes_read)
+        bytes_read.clear()
+        monkeypatch.setattr(together, "MOST", 1)
+        execute(plans[1], executor, options=OPTIONS)
+    nbytes = 4 * sum(rows * columns for rows, columns in SHAPES.values())
+    assert nbytes <= once < 1.3 * nbytes
+    assert sum(bytes_read) > 7 * nbytes
+    assert contents(tmp_path / "together") == contents(tmp_path / "alone")
+
+
+def test_all_that_is_read_for_a_band_fits_into_the_scratch_buffer(source, tmp_path, bytes_read):
+    plan = transpose(source, tmp_path / "out")
+    bytes_read.clear()
+    execute(plan, options=OPTIONS)
+    assert max(bytes_read) <= OPTIONS.band_bytes
+    assert len(bytes_read) < 3 * 4 * 1024 * 4096 // OPTIONS.band_bytes
+
+
+def groups(src, dst, shape, ranks=RANKS):
+    catalog = slice_catalog(src, dict.fromkeys(src.layouts, shape))
+    plan = make(catalog, src, dst)
+    return [[output.rank for output in group] for group in group_outputs(plan)]
+
+
+def test_only_neighbours_that_want_parts_of_the_same_rows_are_written_together(monkeypatch):
+    everyone = list(range(RANKS))
+    alone = [[rank] for rank in everyone]
+    assert groups(ROWS, COLUMNS, SHAPES["w"]) == [everyone]
+    assert groups(ROWS, ROWS, SHAPES["w"]) == alone
+    assert groups(COLUMNS, ROWS, SHAPES["w"]) == alone
+    assert groups(ROWS, COLUMNS, (64, 64)) == alone  # so little that it does not matter
+    halves = strategy((2, 4), ((1,), (0,)))
+    assert groups(ROWS, halves, SHAPES["w"]) == [everyone[:4], everyone[4:]]
+    monkeypatch.setattr(together, "MOST", 3)
+    assert groups(ROWS, COLUMNS, SHAPES["w"]) == [[0, 1, 2], [3, 4, 5], [6, 7]]
+
+
+def test_what_is_read_for_a_piece_counts_the_bytes_between_its_runs():
+    plan = make(slice_catalog(ROWS, SHAPES), ROWS, COLUMNS)
+    tensor = next(t for t in next(iter(plan)).tensors if t.meta.name == "w")
+    pieces = list(tensor.pieces(Region.whole(tensor.meta.shape)))
+    assert [read_amplification(piece) for piece in pieces] == [8.0] * 8
+    whole = make(slice_catalog(ROWS, SHAPES), ROWS, None)
+    tensor = next(iter(whole)).tensors[0]
+    pieces = list(tensor.pieces(Region.whole(tensor.meta.shape)))
+    assert [read_amplification(piece) for piece in pieces] == [1.0] * 8
+
+
+def test_a_failed_group_leaves_nothing_half_written(source, tmp_path, monkeypatch):
+    done = []
+    fill = execute_module.fill
+
+    def fail_later(task):
+        done.append(task)
+        if len(done) > 5:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), "source")
+        return fill(task)
+
+    monkeypatch.setattr(execute_module, "fill", fail_later)
+    with pytest.raises(ckpttool.ExecutionError, match="Input/output error"):
+        execute(transpose(source, tmp_path), options=OPTIONS)
+    assert files_below(tmp_path) == []
+
+
+def test_a_task_ends_where_no_unit_is_open_so_that_each_is_hashed_whole(source, tmp_path):
+    execute(transpose(source, tmp_path / "alone"))
+    odd = replace(OPTIONS, task_bytes=300_000)
+    execute(transpose(source, tmp_path / "odd"), options=odd)
+    assert contents(tmp_path / "odd") == contents(tmp_path / "alone")
