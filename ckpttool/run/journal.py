@@ -49,6 +49,8 @@ class Unfinished:
         The run.
     complete
         Path of each output that was complete, relative to the journal, and its proof.
+    left
+        The same of outputs of runs before it, which did not end either and were not gone on from.
     begun
         Paths of the outputs that were begun.
     lines
@@ -59,6 +61,7 @@ class Unfinished:
 
     origin: Origin
     complete: dict[str, Proof] = field(default_factory=dict)
+    left: dict[str, Proof] = field(default_factory=dict)
     begun: set[str] = field(default_factory=set)
     lines: dict[int, tuple[int, int]] = field(default_factory=dict)
     end: int = 0
@@ -68,6 +71,11 @@ class Unfinished:
         return frozenset(
             path for path, proof in self.complete.items() if Proof.of(folder / path) == proof
         )
+
+    def untouched(self, folder: Path) -> dict[str, Proof]:
+        """Those that are as they were, and what earlier runs left, too."""
+        known = {**self.left, **self.complete}
+        return {path: proof for path, proof in known.items() if Proof.of(folder / path) == proof}
 
 
 def read_journal(path: Path) -> Unfinished | None:
@@ -88,6 +96,9 @@ def read_journal(path: Path) -> Unfinished | None:
                 found = Unfinished(head.origin())
             elif "begun" in line.entries:
                 found.begun.add(line.file("begun"))
+            elif "left" in line.entries:
+                proof = Proof(line.number("nbytes"), line.number("mtime_ns"))
+                found.left[line.file("left")] = proof
             else:
                 (output,) = line.objects("complete")
                 proof = Proof(output.number("nbytes"), line.number("mtime_ns"))
@@ -144,7 +155,7 @@ class Journal:
         self._place = place
         self._path = journal_of(place.listing)
         self._fds: dict[Path, int] = {}
-        self._has_replaced = False
+        self._has_replaced = self._has_left = False
         self._lines: dict[int, tuple[int, int]] = {}  # in the journal, of each rank's output
         self.kept: Mapping[str, Proof] = {}
         make_folder(self._path.parent)
@@ -197,7 +208,7 @@ class Journal:
 
     def leave(self) -> None:
         """End before all is done; the journal stays if there is something to go on from."""
-        self._close(remove=not self._lines)
+        self._close(remove=not self._lines and not self._has_left)
 
     def _begin(self, is_resumed: bool) -> None:
         """Take over what is to be kept, and remove the rest."""
@@ -210,31 +221,35 @@ class Journal:
             kept = before.still_complete(self.folder)
             self.kept = {path: before.complete[path] for path in sorted(kept)}
             self._lines = before.lines
-        self._remove_temporaries(self._path)
+        left = self._clean(self._path, {} if before is None else before.untouched(self.folder))
         if self._place.is_part:  # others hold it, too, so it stays
             of_set = journal_of(self._place.manifest)
-            self._remove_temporaries(of_set)
+            left = self._clean(of_set, left)
             os.truncate(of_set, 0)
         for path in self._place.journals_of_parts():
-            self._remove_temporaries(path)
+            left = self._clean(path, left)
             path.unlink()
         os.ftruncate(fd, before.end if before is not None and is_resumed else 0)
         os.lseek(fd, 0, os.SEEK_END)
-        if not os.fstat(fd).st_size:
-            by = f"process {os.getpid()} on {socket.gethostname()}"
-            head = json.dumps({"by": by, "run": [self._place.origin.head_with_times()]})
-            self._append(f"{head}\n")
+        by = f"process {os.getpid()} on {socket.gethostname()}"
+        head = {"by": by, "run": [self._place.origin.head_with_times()]}
+        lines = [] if os.fstat(fd).st_size else [head]
+        stays = sorted(left.keys() - self.kept.keys())
+        lines += [{"left": path, **left[path]._asdict()} for path in stays]
+        self._append("".join(f"{json.dumps(line)}\n" for line in lines))
+        self._has_left = bool(stays)
 
-    def _remove_temporaries(self, journal: Path) -> None:
-        """Remove what a run that was killed left half-written."""
+    def _clean(self, journal: Path, left: Mapping[str, Proof]) -> dict[str, Proof]:
+        """Remove what a killed run left half-written; what it left whole is added to ``left``."""
         try:
             before = read_journal(journal)
         except FormatError:
-            if journal == self._path:
-                raise
-            return  # it is not ours to judge, and nothing of it is used
-        for name in () if before is None else sorted({*before.begun, *before.complete}):
+            return dict(left)  # not ours to judge, and nothing of it is used
+        if before is None:
+            return dict(left)
+        for name in sorted({*before.begun, *before.complete}):
             remove_stale(Path(self.folder, name + PARTIAL))
+        return {**left, **before.untouched(self.folder)}
 
     def _remove_outdated(self) -> None:
         """Before the first output is replaced: what says that the set is complete."""
