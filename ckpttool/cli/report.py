@@ -17,7 +17,7 @@ from ckpttool.errors import CkptToolError
 from ckpttool.model.catalog import format_ranks
 from ckpttool.model.maps import map_of
 from ckpttool.model.notes import Note
-from ckpttool.model.redundancy import is_marked, note_redundancy
+from ckpttool.model.redundancy import note_redundancy, set_empty_aside
 
 if TYPE_CHECKING:
     from ckpttool.formats.rank_table import Device
@@ -76,7 +76,12 @@ def describe_undivided(catalog: Catalog) -> tuple[Json, tuple[Note, ...]]:
 
     if not catalog.indexes:
         (file,) = catalog.files.values()
-        return {**_describe_file(file), "tensors": list(_describe_tensors(file))}, catalog.notes
+        text = (
+            f"{file.path}: nothing in it ({file.nbytes} bytes): cut short, or of a rank that was "
+        )
+        empty = [] if file.tensors else [Note("replica", text + "saved without redundancy")]
+        document = {**_describe_file(file), "tensors": list(_describe_tensors(file))}
+        return document, (*catalog.notes, *empty)
     files = catalog.files.values()
     slices = possible_slices(catalog).values()
     text = f"not in the index, so perhaps slices of rank 0: {', '.join(slices)}"
@@ -143,8 +148,10 @@ def describe_checkpoint(
     }
     if catalog.description is not None:
         document["values"] = dict(catalog.description.values)
-    elif strategy is None and is_marked(catalog):
-        notes += filter(None, [note_redundancy(catalog, is_deduplicated=True)])
+    elif strategy is None:
+        whole = set_empty_aside(catalog, None)
+        errors += [whole.damaged[rank] for rank in catalog.files if rank not in whole.files]
+        notes += filter(None, [note_redundancy(whole, is_deduplicated=None)])
     if strategy is not None or catalog.description is not None:
         from ckpttool.model.findings import Finding, plan_error
         from ckpttool.model.losses import notes_of_scan
@@ -154,7 +161,9 @@ def describe_checkpoint(
         strategy = source_layouts(catalog, strategy)
         # Contents are not read here, so a parameter that differs between ranks is no question yet.
         strategy, problems = strategy.resolve(catalog.metas)
-        sources = find_sources(catalog, strategy, {}, "first")
+        whole = set_empty_aside(catalog, strategy)
+        errors[:0] = [whole.damaged[rank] for rank in catalog.files if rank not in whole.files]
+        sources = find_sources(whole, strategy, {}, "first")
         sources.problems[:0] = [Finding("strategy", problem) for problem in problems]
         document["tensors"] = [_describe_source(source, strategy) for source in sources.found]
         others = notes[len(catalog.notes) :]

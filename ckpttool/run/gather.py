@@ -11,6 +11,7 @@ from ckpttool.errors import PlanError
 from ckpttool.model.catalog import Catalog, TensorMeta
 from ckpttool.model.findings import Finding
 from ckpttool.model.notes import Note
+from ckpttool.model.redundancy import set_empty_aside
 from ckpttool.model.source import Source
 from ckpttool.model.sources import (
     Agreement,
@@ -119,10 +120,12 @@ def gather_sources(
         A strategy by hand does not fit the names of the checkpoint.
     """
     if strategy is None:
+        catalog = set_empty_aside(catalog, None)
         return undivided_sources(catalog, "drop" if unlisted == "drop" else "first")
     strategy, reasons = strategy.resolve(catalog.metas)
     if reasons:
         raise PlanError(reasons)
+    catalog = set_empty_aside(catalog, strategy)
     notes = [*strategy.notes]
     agreement = compare_contents(catalog, strategy, executor, notes)
 

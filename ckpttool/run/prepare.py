@@ -15,6 +15,7 @@ from ckpttool.errors import CkptToolError, PlanError, raise_all
 from ckpttool.model.catalog import Catalog, format_ranks
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import Plan, Target, make_plan
+from ckpttool.model.redundancy import set_empty_aside
 from ckpttool.model.source import Source
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.unlisted import Unlisted
@@ -273,6 +274,7 @@ def _plan(
     ours: frozenset[str] = frozenset()
     try:
         strategy, target = _resolve(catalog, strategy, target)
+        catalog = set_empty_aside(catalog, strategy)
         plan, doubts, more = _settled_plan(catalog, strategy, target, unlisted, executor, care)
         notes += more
         problems += doubts
