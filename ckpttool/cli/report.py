@@ -235,7 +235,7 @@ def print_undivided(catalog: Catalog, document: Json) -> None:
         f"{len(stored)} tensors",
         ("name", "dtype", "shape", "size>", *(["file"] if several else [])),
         (
-            (meta.name, meta.dtype, _shape(meta.shape), format_bytes(meta.nbytes), *where)
+            (meta.name, meta.dtype, format_shape(meta.shape), format_bytes(meta.nbytes), *where)
             for meta, where in (
                 (tensor.meta, [PurePath(tensor.path).name] if several else []) for tensor in stored
             )
@@ -278,8 +278,10 @@ def print_checkpoint(catalog: Catalog, document: Json) -> None:
             (_described_row(tensor) for tensor in tensors),
         )
     elif isinstance(tensors, list):
+        total = len(catalog.metas)
+        rest = f" of {total}; of the others slices are missing, or they do not fit: see below"
         print_table(
-            f"{len(tensors)} tensors",
+            f"{len(tensors)}{' tensors' if len(tensors) == total else rest}",
             ("name", "dtype", "shape", "slice", "device matrix", "tensor map", "shard>", "stages"),
             (_row(tensor) for tensor in tensors),
         )
@@ -290,10 +292,12 @@ def _row(tensor: Mapping[str, Any]) -> Sequence[str]:
     return (
         tensor["name"],
         tensor["dtype"],
-        _shape(tensor["shape"]),
-        _shape(tensor["slice_shape"]),
-        _shape(tensor["device_matrix"]) if listed else "not listed",
-        " ".join(_shape(axes) if axes else "-" for axes in tensor["tensor_map"]) if listed else "",
+        format_shape(tensor["shape"]),
+        format_shape(tensor["slice_shape"]),
+        format_shape(tensor["device_matrix"]) if listed else "not listed",
+        " ".join(format_shape(axes) if axes else "-" for axes in tensor["tensor_map"])
+        if listed
+        else "",
         str(tensor["optimizer_shard"]) if listed and tensor["optimizer_shard"] > 1 else "",
         ", ".join(map(str, tensor["stages"])),
     )
@@ -302,20 +306,28 @@ def _row(tensor: Mapping[str, Any]) -> Sequence[str]:
 def _described_row(tensor: Mapping[str, Any]) -> Sequence[str]:
     slices = tensor.get("slices")
     if slices is None:
-        return (tensor["name"], tensor["dtype"], _shape(tensor["shape"]), "", "not described", "")
+        return (
+            tensor["name"],
+            tensor["dtype"],
+            format_shape(tensor["shape"]),
+            "",
+            "not described",
+            "",
+        )
     ranks = [format_ranks(held["ranks"]).partition(" ")[2] for held in slices[:MOST_SLICES]]
     more = len(slices) - MOST_SLICES
     return (
         tensor["name"],
         tensor["dtype"],
-        _shape(tensor["shape"]),
-        _shape(tensor["slice_shape"]),
-        f"{len(slices)} boxes" if tensor["parts"] is None else _shape(tensor["parts"]),
+        format_shape(tensor["shape"]),
+        format_shape(tensor["slice_shape"]),
+        f"{len(slices)} boxes" if tensor["parts"] is None else format_shape(tensor["parts"]),
         " | ".join([*ranks, f"and {more} more"] if more > 0 else ranks),
     )
 
 
-def _shape(sizes: Sequence[int]) -> str:
+def format_shape(sizes: Sequence[int]) -> str:
+    """Sizes, or an index, for people."""
     return f"({', '.join(map(str, sizes))})"
 
 

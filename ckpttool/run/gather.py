@@ -89,7 +89,7 @@ def known_strategy(
     if catalog.is_undivided and strategy is None:
         return None
     other = "or say --replicated if every rank holds everything (data parallel, or "
-    other += "integrated_save=True), or name one rank's file as SRC"
+    other += "integrated_save=True), or name one rank's file"
     return source_layouts(catalog, strategy, other, replicated)
 
 

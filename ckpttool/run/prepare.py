@@ -164,12 +164,14 @@ def plan_split(
             resume=resume,
         )
     if not catalog.is_undivided and len(catalog.files) + len(catalog.damaged) > 1:
+        paths = [file.path for file in catalog.files.values()]
+        of_rank = f" (one rank's, if all hold everything: {paths[0]})" if paths else ""
         raise PlanError(
             [
                 (
                     f"{catalog.root}: {format_ranks(sorted({*catalog.files, *catalog.damaged}))} "
-                    "found; split takes one undivided checkpoint: name its file, or use reshard "
-                    "with the strategy of these ranks (-s STRATEGY)"
+                    f"found; split takes one undivided checkpoint: name its file{of_rank}, or use "
+                    "reshard with the strategy of these ranks (-s STRATEGY)"
                 )
             ]
         )
