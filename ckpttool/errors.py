@@ -51,6 +51,10 @@ class UnsupportedError(FormatError):
     """A legal file that is not read: the message says which feature, and the way round it."""
 
 
+class AuthenticityError(FormatError):
+    """An encrypted file that the key does not fit, or that somebody may have changed."""
+
+
 class UnreadableError(FormatError):
     """The system cannot open or read one of several files, and says why; exit code 1."""
 

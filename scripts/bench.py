@@ -25,7 +25,14 @@ sys.path.insert(0, str(ROOT))  # measured is the code beside this script, instal
 from benchmark.cases import Case, prepare_copies, prepare_index, start_cases  # noqa: E402
 from benchmark.model import Mesh, make_model  # noqa: E402
 from benchmark.plot import label, plot  # noqa: E402
-from benchmark.report import Summary, document, machine, summarize, table  # noqa: E402
+from benchmark.report import (  # noqa: E402
+    Summary,
+    document,
+    machine,
+    readme_lines,
+    summarize,
+    table,
+)
 from benchmark.stopwatch import Run, can_drop_caches, measure  # noqa: E402
 
 GIB = 1 << 30
@@ -104,6 +111,7 @@ def _words(ctx: click.Context, param: click.Parameter, value: str) -> list[str]:
 @click.option("--keep", is_flag=True, help="Leave the checkpoints in the folder.")
 @click.option("--json", "json_path", metavar="FILE", help="Write everything that was measured.")
 @click.option("--svg", "svg_path", metavar="FILE", help="Draw time and memory against size.")
+@click.option("--markdown", is_flag=True, help="Print all medians once more, as for a README.")
 def main(
     sizes: tuple[float, ...],
     rounds: int,
@@ -123,6 +131,7 @@ def main(
     keep: bool,
     json_path: str | None,
     svg_path: str | None,
+    markdown: bool,
 ) -> None:
     """Measure, print, and write the report."""
     if not set(groups) <= set(GROUPS):
@@ -151,6 +160,8 @@ def main(
     finally:
         if not keep:
             shutil.rmtree(folder)
+    if markdown:
+        click.echo("\n".join(readme_lines(facts, bench.summaries)))
     _report(bench, facts, sizes, json_path, svg_path)
 
 

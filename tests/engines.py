@@ -38,6 +38,13 @@ def reshard_words(folder: Path, output_format: str) -> list[str]:
     return [str(word) for word in words]
 
 
+def merge_words(folder: Path, output_format: str) -> list[str]:
+    """A command line that merges the same checkpoint into numbered files."""
+    words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", folder]
+    words += ["--format", output_format, "--max-shard-size", "1KB"]
+    return [str(word) for word in words]
+
+
 def split_words(source: Path, folder: Path) -> list[str]:
     """A command line that splits what `write_source` wrote."""
     words = ["split", source / "m.ckpt", "-d", source / "s.json", "-o", folder, "--format", "ckpt"]

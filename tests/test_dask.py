@@ -22,6 +22,7 @@ from tests.engines import (
     dask_cluster,
     environment,
     finish,
+    merge_words,
     reshard_words,
     split_words,
     start,
@@ -91,6 +92,14 @@ def test_dask_writes_the_same_bytes(tmp_path, two_workers, output_format, form):
     run_well(*reshard_words(tmp_path / "here", output_format))
     words = [*COMMAND, *reshard_words(tmp_path / "there", output_format), "--engine"]
     code, errors = finish(start(*words, f"dask:{address_of(two_workers, form)}"))
+    assert (code, errors) == (0, "")
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+
+
+def test_dask_writes_numbered_files_on_all_workers(tmp_path, two_workers):
+    run_well(*merge_words(tmp_path / "here", "safetensors"))
+    words = [*COMMAND, *merge_words(tmp_path / "there", "safetensors"), "--engine"]
+    code, errors = finish(start(*words, f"dask:{two_workers.address}"))
     assert (code, errors) == (0, "")
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
 

@@ -6,6 +6,7 @@ import base64
 import builtins
 import json
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -131,6 +132,38 @@ def test_all_forged_blocks_are_reported_and_nothing_is_written(tmp_path, key_fil
     lines = [line for line in result.stderr.splitlines() if "does not match its tag" in line]
     assert [line.split("rank_")[1][0] for line in lines] == ["2", "5"]
     assert "the file is damaged, or somebody has changed it" in lines[0]
+
+
+@pytest.mark.parametrize("command", ["merge", "inspect", "verify"])
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda data: spoil(data, 52), "encrypted block 1 of .* does not match its tag"),
+        (lambda data: encrypt(PLAIN, "AES-GCM", b"another key here"), "this is the wrong key"),
+    ],
+    ids=["forged", "other key"],
+)
+def test_what_somebody_may_have_changed_is_never_replaced(
+    tmp_path, key_file, command, change, reason
+):
+    """Rank 5 has replicas of all that it holds, and the damage is where its headers are."""
+    source = encrypt_ranks(
+        tmp_path / "src", change=lambda rank, data: change(data) if rank == 5 else data
+    )
+    words = [command, source, *STRATEGIES[:2], "--dec-key-file", key_file]
+    words += ["-o", tmp_path / "out.h5"] if command == "merge" else []
+    result = run(*words)
+    assert result.exit_code == (1 if command == "verify" else 3)
+    assert not (tmp_path / "out.h5").exists()
+    assert re.search(rf"rank_5/\S*: .*{reason}", message(result))
+    assert "replicas" not in message(result)
+
+
+def test_a_plain_rank_among_encrypted_ones_is_pointed_out(tmp_path, key_file):
+    source = encrypt_ranks(tmp_path / "src", ranks=[0, 1, 2, 4, 5, 6, 7])
+    words = ["merge", source, *STRATEGIES[:2], "--dec-key-file", key_file, "-o", tmp_path / "o.h5"]
+    result = run_well(*words, "-q", "--strict")
+    assert "warning: rank 3: not encrypted, though others are" in message(result)
 
 
 def test_inspect_reads_tags_if_asked(tmp_path, key_file):

@@ -7,17 +7,22 @@ import signal
 import time
 from concurrent.futures import BrokenExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
 import ckpttool
+from ckpttool.run import execute as execute_module
 from ckpttool.run.engines import InlineExecutor, default_jobs, open_engine, read_word
+from ckpttool.run.fill import fill
 from tests.commands import files_below, message, run, run_well
 from tests.engines import (
     COMMAND,
     FORMATS,
+    PATIENCE_SECONDS,
     contents,
     finish,
+    merge_words,
     reshard_words,
     split_words,
     start,
@@ -36,6 +41,32 @@ def test_every_engine_of_this_host_writes_the_same_bytes(tmp_path, output_format
         outcomes.append(contents(folder))
     assert len(outcomes[0]) == 4
     assert all(outcome == outcomes[0] for outcome in outcomes)
+
+
+@pytest.mark.parametrize("engine", ["threads:2", "processes:2"])
+def test_numbered_files_are_the_same_bytes_too(tmp_path, engine):
+    run_well(*merge_words(tmp_path / "here", "safetensors"), "--engine", "inline")
+    run_well(*merge_words(tmp_path / "there", "safetensors"), "--engine", engine)
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+    assert len(contents(tmp_path / "here")) > 5
+
+
+def test_one_file_is_filled_by_all_threads_at_once(tmp_path, monkeypatch):
+    workers = 3
+    source = write_source(tmp_path / "src", ranks=2 * workers, rank_bytes=1 << 10)
+    together = Barrier(workers, timeout=PATIENCE_SECONDS)
+
+    def fill_together(task):
+        together.wait()  # broken if fewer tasks of the file are done at a time
+        return fill(task)
+
+    monkeypatch.setattr(execute_module, "fill", fill_together)
+    catalog = ckpttool.scan(str(source / "m.ckpt"))
+    plan = ckpttool.plan_merge(catalog, None, str(tmp_path / "m.ckpt"), "ckpt")
+    options = ckpttool.CopyOptions(band_bytes=1 << 10, task_bytes=1 << 10)
+    with open_engine(f"threads:{workers}") as executor:
+        ckpttool.execute(plan, executor, options=options)
+    assert (tmp_path / "m.ckpt").read_bytes() == (source / "m.ckpt").read_bytes()
 
 
 def test_engines_are_named():

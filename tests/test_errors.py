@@ -7,6 +7,7 @@ import pytest
 
 from ckpttool import errors
 from ckpttool.errors import (
+    AuthenticityError,
     CkptToolError,
     CombinedError,
     EngineError,
@@ -38,6 +39,12 @@ EXAMPLES = [
         FormatError("a.h5", None, "no HDF5"),
         {"path": "a.h5", "offset": None, "reason": "no HDF5"},
         "a.h5: no HDF5",
+        3,
+    ),
+    (
+        AuthenticityError("a.ckpt", 0, "the wrong key"),
+        {"path": "a.ckpt", "offset": 0, "reason": "the wrong key"},
+        "a.ckpt: byte 0: the wrong key",
         3,
     ),
     (

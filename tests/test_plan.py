@@ -13,6 +13,7 @@ from ckpttool.model.strategy import Strategy
 from tests.checkpoints import (
     ONE_STAGE,
     ROWS,
+    SHARDED,
     catalog_of,
     slice_catalog,
     strategy_of,
@@ -193,6 +194,33 @@ def test_merging_has_nothing_to_tell():
 
 
 # ---------------------------------------------------------------------------------- problems
+
+
+CLAIMED = strategy_of({"w": SHARDED, "accu_grads.w": SHARDED})
+HALVES = Layout((2,), ((), ()), 2)
+
+
+@pytest.mark.parametrize(
+    ("source", "rows", "cut_rows", "kind"),
+    [
+        (CLAIMED, 4, 8, "corrected"),  # not cut in the source, so neither in the target
+        (CLAIMED, 2, 4, None),  # cut in both
+        (strategy_of({"w": SHARDED, "accu_grads.w": ROWS}), 4, 4, "doubt"),  # nothing tells
+        (None, 8, 4, "doubt"),
+    ],
+)
+def test_gradients_are_cut_by_a_claimed_shard_unless_the_source_shows_that_it_is_not_true(
+    source, rows, cut_rows, kind
+):
+    ranks = range(1 if source is None else 4)
+    shapes = {"w": (8 if source is None else 2, 3), "accu_grads.w": (rows, 3)}
+    target = strategy_of({"w": HALVES, "accu_grads.w": HALVES})
+    made = plan(with_names(shapes, ranks), source, target)
+    assert [
+        [meta.shape for meta in output.metas if meta.name == "accu_grads.w"] for output in made
+    ] == [[(cut_rows, 3)]] * 2
+    told = [note.kind for note in made.notes if "target strategy claims" in note.text]
+    assert told == ([] if kind is None else [kind])
 
 
 def test_a_parameter_that_the_target_cannot_cut_is_named_with_divisors_it_has():

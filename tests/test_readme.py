@@ -156,7 +156,7 @@ def test_the_dask_script_of_the_readme_runs(retrained):
         "json &", "json 2>/dev/null &", 1
     )
     run_script(f"trap 'kill -9 $(jobs -p)' EXIT\ntouch log\n{text}")
-    assert contents(Path("new")) == retrained
+    assert contents(Path("on_dask")) == retrained
 
 
 @pytest.mark.mpi
@@ -166,7 +166,7 @@ def test_the_mpi_script_of_the_readme_runs(retrained):
     pytest.importorskip("mpi4py", reason="the extra ckpttool[mpi] is not installed")
     allowed = ("ALLOW_RUN_AS_ROOT", "ALLOW_RUN_AS_ROOT_CONFIRM", "MCA_rmaps_base_oversubscribe")
     run_script(script("mpiexec"), **{f"OMPI_{name}": "1" for name in allowed})
-    assert contents(Path("new")) == retrained
+    assert contents(Path("on_mpi")) == retrained
 
 
 def test_the_job_array_of_the_readme_runs_and_is_committed(retrained):
@@ -174,11 +174,11 @@ def test_the_job_array_of_the_readme_runs_and_is_committed(retrained):
     (array,) = re.findall(r"--array=1-(\d+)", text)
     for task in range(1, int(array) + 1):
         run_script(text, SLURM_ARRAY_TASK_ID=str(task), SLURM_ARRAY_TASK_COUNT=array)
-    assert "`ckpttool commit new/`" in README
-    run_well("commit", "new/")
-    found = contents(Path("new"))
-    assert found.pop("ckpttool.json")
-    assert found == retrained
+    assert "`ckpttool commit array/`" in README
+    run_well("commit", "array/")
+    assert contents(Path("array")) == retrained
+    manifests = [Path(folder, "ckpttool.json").read_bytes() for folder in ("array", "expected")]
+    assert manifests[0] == manifests[1]
 
 
 def test_every_option_is_explained_in_the_help_and_every_exit_code_in_the_readme():

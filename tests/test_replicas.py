@@ -78,7 +78,10 @@ def test_what_several_stages_hold_is_compared_too(tmp_path):
     result = run(*merge, "--check-replicas")
     assert result.exit_code == 5
     assert "e: the stages of rank 0 and rank 1 differ in 4 of 4 elements" in message(result)
-    run_well(*merge)
+    result = run(*merge)  # samples tell, too
+    assert result.exit_code == 5
+    assert "e: the strategy says that the stages of rank 0 and of rank 1 hold" in message(result)
+    run_well(*merge, "--trust-strategy")
 
 
 def test_very_many_differences_are_counted_and_not_all_listed(tmp_path):

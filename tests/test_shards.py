@@ -1,5 +1,7 @@
 """Optimizer shards that the strategy hides: found by proof, never by guess."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from ckpttool.model.strategy import join_stages
 from ckpttool.run.shards import smallest_shard
 from ckpttool.storage.digest import Sample
 from tests.checkpoints import noise, write_ranks
+from tests.commands import message, run, run_well
 from tests.readers import Entry, read
 
 SIX = Layout((2, 3), ((), ()))  # six replicas
@@ -67,6 +70,14 @@ def merge(folder, catalog, names, **more):
     return read(folder / "m.ckpt"), [note.kind for note in plan.notes]
 
 
+def refused(folder, catalog, names, **more):
+    """The one problem that stops the merge."""
+    with pytest.raises(ckpttool.PlanError) as caught:
+        merge(folder, catalog, names, **more)
+    (problem,) = caught.value.problems
+    return problem
+
+
 def zeros(shape):
     return Entry("Float32", shape, bytes(4 * int(np.prod(shape))))
 
@@ -90,25 +101,203 @@ def test_what_nothing_tells_is_a_question_that_lists_the_ways(tmp_path):
     w = noise("w", "Float32", (8, 3))
     tensors = {"w": (w, 4), "bias": (zeros((8, 1)), 4)}
     catalog = checkpoint(tmp_path, 4, tensors)
-    with pytest.raises(ckpttool.PlanError) as caught:
-        merge(tmp_path, catalog, tensors)
-    (problem,) = caught.value.problems
+    problem = refused(tmp_path, catalog, tensors)
     assert "bias: full shape (2, 1) or (4, 1) or (8, 1)" in problem
     assert "--optimizer-shard" in problem
     merged, _ = merge(tmp_path, catalog, tensors, optimizer_shard=4)
     assert merged["bias"].shape == (8, 1)
 
 
+def test_what_is_whole_by_hand_is_no_question(tmp_path):
+    w = noise("w", "Float32", (8, 3))
+    checkpoint(tmp_path, 4, {"w": (w, 4), "bias": (zeros((8, 1)), 4)})
+    items = {name: {"dev_matrix": [4], "tensor_map": [-1, -1]} for name in ("w", "bias")}
+    (tmp_path / "s.json").write_text(json.dumps({"parallel_layout_item": items}))
+    (tmp_path / "more.yaml").write_text("ckpttool_strategy: 1\nparameters: {bias: replicated}\n")
+    words = ["merge", tmp_path / "src", "-s", tmp_path / "s.json", "-o", tmp_path / "m.ckpt"]
+    assert "bias: full shape (2, 1) or" in message(run(*words))
+    run_well(*words, "-s", tmp_path / "more.yaml")
+    merged = read(tmp_path / "m.ckpt")
+    assert (merged["w"].shape, merged["bias"].shape) == ((8, 3), (2, 1))
+
+
 def test_two_ranks_that_differ_are_no_proof(tmp_path):
     """One may be stale; only the user knows."""
     w = noise("w", "Float32", (8, 3))
     catalog = checkpoint(tmp_path, 2, {"w": (w, 2)})
-    with pytest.raises(ckpttool.PlanError, match="hold the same, and they differ"):
-        merge(tmp_path, catalog, ["w"])
+    problem = refused(tmp_path, catalog, ["w"])
+    assert "fits two ways (only two ranks differ)" in problem
+    assert "(w: full shape (4, 3); take the lowest rank's with --trust-strategy)" in problem
+    assert "(w: full shape (8, 3); say so with --optimizer-shard 2)" in problem
     merged, _ = merge(tmp_path, catalog, ["w"], optimizer_shard=2)
     assert merged["w"] == w
     merged, _ = merge(tmp_path, catalog, ["w"], trust_strategy=True, overwrite=True)
     assert merged["w"].shape == (4, 3)
+
+
+@pytest.mark.parametrize("hidden", ["w", "adam_m.v"])
+def test_a_hidden_shard_is_found_below_the_largest_tensors(tmp_path, hidden):
+    """Three of the largest are looked at closely; here they do not divide, and hide nothing."""
+    tensors = {name: (noise(name, "Float32", (17, 64)), 1) for name in ("a", "b", "c")}
+    tensors[hidden] = (noise(hidden, "Float32", (16, 8)), 4)
+    merged, kinds = merge(tmp_path, checkpoint(tmp_path, 4, tensors), tensors)
+    assert merged[hidden] == tensors[hidden][0]
+    assert "corrected" in kinds
+
+
+@pytest.mark.parametrize("absent", [0, 3])
+def test_a_hidden_shard_is_found_below_the_largest_tensors_with_ranks_missing(tmp_path, absent):
+    """Ranks 0 and 2 hold the same then, and they are the first and the last that are there."""
+    tensors = {name: (noise(name, "Float32", (17, 64)), 1) for name in ("a", "b", "c")}
+    tensors["w"] = (noise("w", "Float32", (16, 8)), 2)
+    checkpoint(tmp_path, 4, tensors)
+    (tmp_path / "src" / f"rank_{absent}" / "net.ckpt").unlink()
+    layout = Layout((4,), ((), ()))
+    catalog = ckpttool.scan(str(tmp_path / "src"))
+    strategy = join_stages({0: dict.fromkeys(tensors, layout)})
+    plan = ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"), "ckpt")
+    ckpttool.execute(plan)
+    assert read(tmp_path / "m.ckpt")["w"] == tensors["w"][0]
+
+
+def test_gradients_that_each_rank_sums_up_for_itself_are_no_doubt(tmp_path):
+    full = {name: noise(name, "Float32", (17, 64)) for name in ("a", "b", "c")}
+    held = {r: {**full, "accu_grads.a": noise(f"g{r}", "Float32", (17, 64))} for r in range(4)}
+    catalog = ckpttool.scan(str(write_ranks(tmp_path / "src", held, "ckpt")))
+    merged, kinds = merge(tmp_path, catalog, held[0])
+    assert merged == held[0]
+    assert "corrected" not in kinds
+
+
+def drifted(folder, by):
+    """Four replicas, of which ``v`` differs from rank to rank by a share of each number."""
+    w, v = numbers("w", (64, 8)), numbers("v", (16, 8))
+    held = {
+        rank: {"w": w, "v": as_entry(v.array() * np.float32(1 + by * rank))} for rank in range(4)
+    }
+    return ckpttool.scan(str(write_ranks(folder / "src", held, "ckpt")))
+
+
+def numbers(name, shape):
+    """Floats of ordinary size; `noise` has any bits."""
+    return as_entry(np.random.default_rng(list(name.encode())).standard_normal(shape, np.float32))
+
+
+def as_entry(array):
+    return Entry("Float32", array.shape, array.tobytes())
+
+
+def test_replicas_that_drifted_apart_are_no_slices(tmp_path):
+    """Four that all differ would be a shard of four; but w is as large as v then was, and whole."""
+    problem = refused(tmp_path, drifted(tmp_path, 1), ["w", "v"])
+    assert "v: the strategy says that ranks 0-3 hold the same, and they differ" in problem
+    assert "fits two ways (w, as large as v, would be cut, too, and is the same" in problem
+    assert "--optimizer-shard 4" in problem
+    assert "--trust-strategy" in problem
+
+
+@pytest.mark.parametrize("by", [1e-7, 1e-3])
+def test_slices_of_nearly_the_same_numbers_are_a_question(tmp_path, by):
+    catalog = drifted(tmp_path, by)
+    problem = refused(tmp_path, catalog, ["v"], unlisted="drop")
+    assert "fits two ways (most of the numbers are nearly the same)" in problem
+    merged, _ = merge(tmp_path, catalog, ["v"], unlisted="drop", optimizer_shard=4)
+    assert merged["v"].shape == (64, 8)
+
+
+def test_a_small_tensor_that_is_whole_does_not_speak_against_a_shard(tmp_path):
+    """MindSpore leaves whole what is below a size, and what does not divide."""
+    w, small, odd = (noise("w", "Float32", (16, 8)), noise("b", "Float32", (4, 1)), None)
+    odd = noise("o", "Float32", (18, 16))
+    tensors = {"w": (w, 4), "small": (small, 1), "odd": (odd, 1)}
+    merged, _ = merge(tmp_path, checkpoint(tmp_path, 4, tensors), tensors)
+    assert merged["w"] == w
+
+
+def test_what_speaks_for_drift_is_a_finding_and_a_proven_shard_is_none(tmp_path):
+    drifted(tmp_path, 1e-3)
+    strategy = join_stages({0: dict.fromkeys(("w", "v"), Layout((4,), ((), ())))})
+    found = ckpttool.verify(ckpttool.scan(str(tmp_path / "src")), strategy, deep=True).findings
+    assert {"replica", "strategy"} == {finding.kind for finding in found}
+    w = noise("w", "Float32", (8, 3))
+    catalog = checkpoint(tmp_path / "cut", 4, {"w": (w, 4)})
+    strategy = join_stages({0: {"w": Layout((4,), ((), ()))}})
+    report = ckpttool.verify(catalog, strategy, deep=True)
+    assert not report.findings
+    assert "corrected" in [note.kind for note in report.notes]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "shard", "said", "problem"),
+    [
+        (2, 2, 1, "w: the strategy says that ranks 0, 1 hold the same, and they differ"),
+        (2, 2, 3, "w: --optimizer-shard 3 does not divide the 2 replicas; possible are 1, 2"),
+        (6, 2, 4, "w: --optimizer-shard 4 does not divide the 6 replicas; possible are 1, 2, 3, 6"),
+        (6, 2, 3, "--optimizer-shard 3, but ranks hold slices of another optimizer shard: w (2)"),
+        (6, 6, 3, "--optimizer-shard 3, but ranks hold slices of another optimizer shard: w (6)"),
+    ],
+)
+def test_a_shard_that_the_user_names_is_held_against_the_contents(
+    tmp_path, ranks, shard, said, problem
+):
+    catalog = checkpoint(tmp_path, ranks, {"w": (noise("w", "Float32", (12, 3)), shard)})
+    assert problem in refused(tmp_path, catalog, ["w"], optimizer_shard=said)
+
+
+def test_a_shard_that_the_user_names_cuts_what_nothing_tells(tmp_path):
+    """Even where no replicas differ; what is the same on all ranks stays whole."""
+    w = noise("w", "Float32", (8, 3))
+    catalog = checkpoint(tmp_path, 4, {"w": (w, 1), "bias": (zeros((8, 1)), 4)})
+    merged, _ = merge(tmp_path, catalog, ["w", "bias"], optimizer_shard=4)
+    assert (merged["w"], merged["bias"].shape) == (w, (8, 1))
+
+
+def test_a_shard_above_the_replicas_of_a_tensor_is_all_of_them(tmp_path):
+    """As by default: every parameter is cut by all of its replicas."""
+    w, b = noise("w", "Float32", (8, 3)), noise("b", "Float32", (8, 3))
+    rows = {"w": np.split(w.array(), 8), "b": np.split(b.array(), 4)}
+    held = {rank: {"w": as_entry(rows["w"][rank])} for rank in range(8)}
+    for rank in held:  # columns of b: cut in two by the inner axis, in four by the shard
+        part = np.ascontiguousarray(rows["b"][rank // 2])
+        held[rank]["b"] = as_entry(part)
+        held[rank]["z"] = zeros((2, 2))
+    catalog = ckpttool.scan(str(write_ranks(tmp_path / "src", held, "ckpt")))
+    whole, half = Layout((8,), ((), ())), Layout((4, 2), ((), (0,)))
+    strategy = join_stages({0: {"w": whole, "b": half, "z": half}})
+    out = str(tmp_path / "m.ckpt")
+    plan = ckpttool.plan_merge(catalog, strategy, out, "ckpt", optimizer_shard=8)
+    ckpttool.execute(plan)
+    merged = read(tmp_path / "m.ckpt")
+    assert (merged["w"].shape, merged["z"].shape) == ((8, 3), (8, 4))
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--trust-strategy"], "--optimizer-shard 2: it corrects the strategy, which --trust"),
+        (["--replicated"], "--optimizer-shard 2: it decides what a strategy leaves open"),
+    ],
+)
+def test_a_shard_that_would_not_be_looked_at_is_refused(tmp_path, words, problem):
+    checkpoint(tmp_path, 2, {"w": (noise("w", "Float32", (8, 3)), 1)})
+    (tmp_path / "s.json").write_text(
+        '{"parallel_layout_item": {"w": {"dev_matrix": [2], "tensor_map": [-1, -1]}}}'
+    )
+    words += [] if words == ["--replicated"] else ["-s", tmp_path / "s.json"]
+    result = run(
+        *["merge", tmp_path / "src", "-o", tmp_path / "m.h5", "--optimizer-shard", "2"], *words
+    )
+    assert result.exit_code == 5
+    assert problem in message(result)
+
+
+def test_a_correction_is_told_even_to_who_wants_no_notes(tmp_path):
+    checkpoint(tmp_path, 4, {"w": (noise("w", "Float32", (8, 3)), 4)})
+    (tmp_path / "s.json").write_text(
+        '{"parallel_layout_item": {"w": {"dev_matrix": [4], "tensor_map": [-1, -1]}}}'
+    )
+    words = ["merge", tmp_path / "src", "-s", tmp_path / "s.json", "-o", tmp_path / "m.h5", "-q"]
+    assert "warning: cut by an optimizer shard (4) that the strategy" in message(run_well(*words))
 
 
 def test_a_stale_rank_is_not_taken_for_a_slice(tmp_path):

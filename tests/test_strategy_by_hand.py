@@ -31,7 +31,7 @@ def write(tmp_path):
 
     def written(text, name="hand.yaml"):
         path = tmp_path / name
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text if name.endswith(".json") else text.replace("\t", " "), "utf-8")
         return str(path)
 
     return written
@@ -224,6 +224,38 @@ def test_all_bad_cuts_of_a_file_are_named(write):
         read_strategy(write("ckpttool_strategy: 1\nranks: 4\nparameters:\n  v: [3]\n  w: 7\n"))
 
 
+@pytest.mark.parametrize("name", ["hand.yaml", "hand.json"])
+def test_all_mistakes_of_a_file_are_named_with_their_lines(write, name):
+    top = {"ckpttool_strategy": 1, "ranks": 5, "stages": 2, "more": 3, "otherwise": "cut"}
+    cuts = {
+        "a": {"axis": -1, "part": 3, "foo": 2, "stages": [7]},
+        "b": {"device_matrix": [2, 2], "tensor_map": [5]},
+        "c": {"axis": 0, "rows": ["x"], "optimizer_shard": -1},
+        "d": "copied",
+    }
+    with pytest.raises(CombinedError) as caught:
+        read_strategy(write(json.dumps(top | {"parameters": cuts}, indent="\t"), name))
+    problems = [problem.partition(f"{name}: ")[2] for problem in caught.value.problems]
+    assert [mentions(problem, r"^line \d+, column \d+: ") for problem in problems] == [[]] * 10
+    for problem, fact in zip(
+        problems,
+        [
+            "line 5, column 2: unknown key more",
+            "line 3, column 2: 5 ranks in 2 stages",
+            "line 6, column 2: otherwise: 'cut'",
+            "a: unknown key part",
+            "a: unknown key foo",
+            "a: axis: -1",
+            "line 16, column 3: b: tensor map",
+            "c: rows: 'x'",
+            "c: optimizer_shard: -1",
+            "d: 'copied'",
+        ],
+        strict=True,
+    ):
+        assert fact in problem
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -291,7 +323,7 @@ def test_a_strategy_by_hand_adds_to_another_one(write, listed):
     assert found.layouts["x"][1] == Layout((2,), ((), (0,)), first_rank=2)
     assert found.layouts["w"] == read_strategy(listed).layouts["w"]
     assert set(found.layouts) == {"v", "w", "x"}  # y is what it was without the file: not listed
-    assert set(found.by_hand) == {"x"}
+    assert set(found.by_hand) == {"w", "x"}  # what is said twice is not corrected by contents
     assert found.files == (*listed, hand)
 
 
@@ -467,6 +499,11 @@ def test_inspect_shows_what_is_said_although_something_is_not(hybrid, write):
             {"rate": "replicated"},
             {"otherwise": "replicated"},
             ["weight.*not in the strategy"],
+        ),
+        (
+            {"weight": {"axis": 1}, "moments.weight": {"axis": 0}},
+            {"otherwise": "replicated"},
+            [r"moments.weight: .*line 1 makes it \(8, 8\), and .*line 1 makes weight \(2, 32\)"],
         ),
         ({"rate": {"axis": 1}}, {"otherwise": "replicated"}, [r"rate: .* for 2 axes, the tensor"]),
         ({"columns": [2]}, {"otherwise": "replicated"}, [r"columns: .* has shape \(2, 4\)"]),

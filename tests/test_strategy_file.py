@@ -371,7 +371,12 @@ def test_a_missing_file_is_an_error_of_the_system(tmp_path):
         ("samples/mp2_dp4/strategy/strategy_0.json", "s.ckpt", "name does not end in .json"),
         ("samples/mp2_dp4/strategy/strategy_0.ckpt", "s.json", "no JSON"),
         ("samples/files/dtypes.safetensors", "s.json", "no JSON"),
-        ("samples/files/net-graph.meta", "s.ckpt", "no parameter layouts in it"),
+        (
+            "samples/files/net-graph.meta",
+            "s.ckpt",
+            "no strategy file but a graph that MindSpore du",
+        ),
+        ("samples/files/group_info.pb", "s.ckpt", "no strategy file but group information"),
         ("broken_inputs/strategy_garbage/src_strategy.ckpt", "s.ckpt", "no strategy file"),
     ],
 )
@@ -379,6 +384,19 @@ def test_files_of_other_kinds_are_told_to_be_so(source, name, reason, tmp_path):
     shutil.copy(GOLDEN / source, tmp_path / name)
     with pytest.raises(StrategyError, match=reason):
         read_strategy([str(tmp_path / name)])
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"version": "1.0", "server_list": []}', "no strategy file but a rank table"),
+        ('{"parallel_strategy_item": {"x": {"stage": 0}}}', "in it, only operators; give the file"),
+        ("{}", "no parameter layouts in it$"),
+    ],
+)
+def test_json_without_layouts_is_told_what_it_is(write, text, reason):
+    with pytest.raises(StrategyError, match=reason):
+        read_strategy([write(text.encode(), "s.json")])
 
 
 def test_an_hdf5_checkpoint_is_told_to_be_one(tmp_path):

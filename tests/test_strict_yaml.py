@@ -96,11 +96,16 @@ def test_what_is_too_large_or_no_text_is_refused():
         parse_yaml(b"a: \xff")
 
 
-def test_json_becomes_the_same_without_places():
+def test_json_becomes_the_same():
     document = {"a": [1, {"b": None}], "c": "x", "d": 1.5, "e": True}
     node = nodes_of_json(json.dumps(document).encode())
     assert bare(node) == {"a": [1, {"b": None}], "c": "x", "d": "1.5", "e": "True"}
-    assert node.value["a"].place == ""
+    assert node.value["a"].place == "line 1, column 2: "
+    assert node.value["a"].value[1].value["b"].place == "line 1, column 12: "
+    tabs = nodes_of_json(b'{\n\t"a":\t"\\t\\/ \\ud83d\\ude00"\n}').value["a"]
+    assert (tabs.value, tabs.place) == ("\t/ \N{GRINNING FACE}", "line 2, column 2: ")
+    odd = nodes_of_json(b'{"a": "\x7f"}').value["a"]  # which is no YAML
+    assert (odd.value, odd.place) == ("\x7f", "")
     with pytest.raises(ValueError, match="nested deeper than 16"):
         nodes_of_json(b"[" * 18 + b"]" * 18)
     with pytest.raises(ValueError, match="a: stored twice"):

@@ -142,3 +142,10 @@ def test_a_failed_group_leaves_nothing_half_written(source, tmp_path, monkeypatc
     with pytest.raises(ckpttool.ExecutionError, match="Input/output error"):
         execute(transpose(source, tmp_path), options=OPTIONS)
     assert files_below(tmp_path) == []
+
+
+def test_a_task_ends_where_no_unit_is_open_so_that_each_is_hashed_whole(source, tmp_path):
+    execute(transpose(source, tmp_path / "alone"))
+    odd = replace(OPTIONS, task_bytes=300_000)
+    execute(transpose(source, tmp_path / "odd"), options=odd)
+    assert contents(tmp_path / "odd") == contents(tmp_path / "alone")

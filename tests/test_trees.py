@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from ckpttool.errors import PlanError
+from ckpttool.errors import PlanError, StrategyError
 from ckpttool.formats.strategy_file import read_strategy
 from ckpttool.storage.scan import scan
 from tests import corpus
@@ -182,6 +182,23 @@ def test_a_strategy_that_was_merged_twice_gives_only_stages_that_no_rank_tells(o
         (output / "strategy" / f"ckpt_strategy_rank_{rank}.ckpt").unlink()
     assert "blocks.1.w" in read_strategy(str(output / "strategy")).layouts
     assert "0-blocks.0.w" not in read_strategy(str(output / "strategy")).layouts
+
+
+@pytest.mark.parametrize(("cut", "is_stale"), [((-1, 0), True), ((0, -1), False)])
+def test_a_merged_strategy_of_another_run_does_not_stand_in(tmp_path, cut, is_stale):
+    folder = tmp_path / "strategy"
+    folder.mkdir()
+    own = strategy(operator(0), layout("a", (2,), (0, -1)))
+    (folder / "ckpt_strategy_rank_0.ckpt").write_bytes(own)
+    both = (layout("0-a", (2,), cut), layout("1-b", (2,), (0, -1)))
+    (folder / "merged_ckpt_strategy.ckpt").write_bytes(strategy(operator(0), operator(1), *both))
+    if is_stale:
+        fact = "merged_ckpt_strategy.ckpt: stage 0 has another layout for a in .*_rank_0.ckpt"
+        with pytest.raises(StrategyError, match=fact):
+            read_strategy(str(folder))
+    else:
+        (note,) = read_strategy(str(folder)).notes
+        assert "merged_ckpt_strategy.ckpt tells how stage 1 is cut, of which no" in note.text
 
 
 @pytest.mark.parametrize("ranks", [(), (0,), (0, 1, 5)])

@@ -58,7 +58,16 @@ def test_a_map_without_weight_map_is_the_map_itself(write):
         read_index_file(write({"w": "part0.safetensors"}, "model.safetensors.index.json"))
 
 
-@pytest.mark.parametrize("metadata", [{}, {"metadata": {}}, {"metadata": {"total_size": "5"}}])
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {},
+        {"metadata": {}},
+        {"metadata": {"total_size": "5"}},
+        {"metadata": {"total_size": float("inf")}},
+        {"metadata": {"total_size": float("nan")}},
+    ],
+)
 def test_a_total_size_may_be_left_out(write, metadata):
     assert read_index_file(write(metadata | {"weight_map": {"w": "a.h5"}})).total_size is None
 

@@ -154,8 +154,8 @@ optimizer_shard = click.option(
     "--optimizer-shard",
     type=WholeNumber(min=1),
     metavar="N",
-    help="Where contents show an optimizer shard that the strategy hides: the shard of tensors "
-    "whose contents do not tell it, 1 for none.  [default: an error]",
+    help="An optimizer shard that the strategy hides: decides where contents do not tell or fit "
+    "several ways; 1 for none.  It is an error if they show another.  [default: an error]",
 )
 max_shard_size = click.option(
     "--max-shard-size",

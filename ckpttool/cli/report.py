@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ckpttool.model.described import Described
     from ckpttool.model.plan import Plan
     from ckpttool.model.source import Source
+    from ckpttool.model.sources import Sources
     from ckpttool.model.strategy import Strategy
     from ckpttool.run.manifest import Manifest, Written
 
@@ -155,15 +156,13 @@ def describe_checkpoint(
     if strategy is not None or catalog.description is not None:
         from ckpttool.model.findings import Finding, plan_error
         from ckpttool.model.losses import notes_of_scan
-        from ckpttool.model.sources import find_sources
         from ckpttool.run.gather import source_layouts
 
         strategy = source_layouts(catalog, strategy)
-        # Contents are not read here, so a parameter that differs between ranks is no question yet.
         strategy, problems = strategy.resolve(catalog.metas)
         whole = set_empty_aside(catalog, strategy)
         errors[:0] = [whole.damaged[rank] for rank in catalog.files if rank not in whole.files]
-        sources = find_sources(whole, strategy, {}, "first")
+        strategy, sources = _look(whole, strategy, errors)
         sources.problems[:0] = [Finding("strategy", problem) for problem in problems]
         document["tensors"] = [_describe_source(source, strategy) for source in sources.found]
         others = notes[len(catalog.notes) :]
@@ -174,6 +173,36 @@ def describe_checkpoint(
     document["notes"] = describe_notes(notes)
     document["problems"] = [problem for error in errors for problem in error.problems]
     return document, tuple(notes)
+
+
+def _look(
+    catalog: Catalog, strategy: Strategy, errors: list[CkptToolError]
+) -> tuple[Strategy, Sources]:
+    """The sources, with the strategy corrected where samples of contents show that it is wrong.
+
+    What they contradict is a note here.  That a parameter that is not listed differs between ranks
+    is none: it is not read.
+    """
+    from ckpttool.model.sources import find_sources
+    from ckpttool.run.engines import default_jobs, open_engine
+    from ckpttool.run.gather import Trust, settle
+
+    def find(strategy: Strategy) -> tuple[Strategy, Sources]:
+        return strategy, find_sources(catalog, strategy, {}, "first")
+
+    made = find(strategy)
+    if made[1].problems:
+        return made
+    try:
+        with open_engine(f"threads:{default_jobs()}") as executor:
+            trust = Trust(by_samples=True)
+            found = settle(find, lambda made: made[1].found, catalog, strategy, executor, trust)
+    except CkptToolError as error:
+        errors.append(error)
+        return made
+    doubts = [Note("doubt", problem.text, is_warning=True) for problem in found.problems]
+    found.made[1].notes += [*found.notes, *doubts]
+    return found.made
 
 
 def _describe_place(rank: int, devices: Mapping[int, Device]) -> Json:

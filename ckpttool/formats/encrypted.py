@@ -46,7 +46,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ckpttool.errors import FormatError, UnsupportedError
+from ckpttool.errors import AuthenticityError, FormatError, UnsupportedError
 from ckpttool.formats.decryption import UNIT, find_forged, read_plain
 from ckpttool.model.ciphertext import Block, Ciphertext, Secret
 
@@ -85,7 +85,9 @@ def read_ciphertext(path: str, start: int, end: int, key: Secret | None) -> Ciph
     Raises
     ------
     FormatError
-        A block is cut short or damaged, or the key does not fit.
+        A block is cut short or damaged.
+    AuthenticityError
+        The key does not fit.
     UnsupportedError
         There is no key, or nothing to decrypt with.
     """
@@ -99,14 +101,14 @@ def read_ciphertext(path: str, start: int, end: int, key: Secret | None) -> Ciph
         if len(key) not in KEY_BYTES[mode]:
             sizes = ", ".join(map(str, KEY_BYTES[mode]))
             reason = f"encrypted with {mode}, whose keys have {sizes} bytes; the one given has"
-            raise FormatError(path, start, f"{reason} {len(key)}")
+            raise AuthenticityError(path, start, f"{reason} {len(key)}")
         is_early = mode == "AES-GCM" and not frames[0].tag
         for candidate in ("AES-CBC", "AES-GCM") if is_early else (mode,):
             cipher = _fit(fd, path, frames, candidate, key)
             if cipher is not None:
                 return cipher
     reason = f"encrypted with {mode}, and this is the wrong key: it decrypts to no .ckpt"
-    raise FormatError(path, start, f"{reason} (or the file is damaged at its beginning)")
+    raise AuthenticityError(path, start, f"{reason} (or the file is damaged at its beginning)")
 
 
 class _Frame(NamedTuple):
@@ -228,13 +230,13 @@ def _begins_a_record(head: bytes | bytearray, nbytes: int) -> bool:
     return False
 
 
-def forgery(path: str, cipher: Ciphertext, numbers: Sequence[int]) -> FormatError:
+def forgery(path: str, cipher: Ciphertext, numbers: Sequence[int]) -> AuthenticityError:
     """What is to be said of blocks that do not match their tags."""
     named = ", ".join(str(number + 1) for number in numbers[:10])
     more = ", ..." if len(numbers) > 10 else ""
     reason = f"encrypted block {named}{more} of {len(cipher.blocks)} does not match its tag"
     reason += ": the file is damaged, or somebody has changed it"
-    return FormatError(path, cipher.blocks[numbers[0]].offset, reason)
+    return AuthenticityError(path, cipher.blocks[numbers[0]].offset, reason)
 
 
 def explain(error: FormatError, cipher: Ciphertext) -> FormatError:

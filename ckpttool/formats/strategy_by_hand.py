@@ -46,11 +46,12 @@ Any other key is an error, and so is a key that comes twice.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
-from ckpttool.errors import CkptToolError, StrategyError, raise_all
+from ckpttool.errors import StrategyError, raise_all
 from ckpttool.formats.strict_yaml import MAX_BYTES, Node, nodes_of_json, parse_yaml
 from ckpttool.model.layout import Layout
 from ckpttool.model.rules import Rule, Rules
@@ -63,6 +64,8 @@ MAX_RANKS = 1 << 20  # as of MindSpore's files
 MAX_AXES = 64  # of a tensor; as NumPy 2
 TOP_KEYS = (KEY, "ranks", "stages", "parameters", "otherwise")
 CUT_KEYS = ("axis", "parts", "device_matrix", "tensor_map", "optimizer_shard", "rows", "stages")
+
+T = TypeVar("T")
 
 
 def is_by_hand(path: str) -> bool:
@@ -86,30 +89,35 @@ def read_by_hand(path: str, listed: Strategy | None) -> Strategy:
     ------
     StrategyError
         The file is malformed, speaks of other ranks than ``listed``, or a cut in it is impossible;
-        every such cut is named.
+        every mistake is named.
     OSError
         The file cannot be read.
     """
+    problems: list[str] = []
     try:
         top = _top(path)
-        stages, stage_ranks = _sizes(top, listed)
-        otherwise = top.get("otherwise")
-        if otherwise is not None and otherwise.value != "replicated":
-            raise _wrong(otherwise, "otherwise", "the word replicated")
-        cuts = _mapping(top.get("parameters", Node({})), "parameters")
     except ValueError as error:
         raise StrategyError(path, str(error)) from error
-    errors: list[CkptToolError] = []
-    rules: list[Rule] = []
-    for pattern, node in cuts.items():
-        try:
-            rules.append(_rule(path, pattern, node, stages, stage_ranks))
-        except ValueError as error:
-            errors.append(StrategyError(path, str(error)))
-    raise_all(errors)
-    known = listed or Strategy({}, stages, stage_ranks)
-    said = Rules(path, tuple(rules), otherwise is not None)
+    problems += _unknown_keys(top, "", TOP_KEYS)
+    sizes = _attempt(problems, _sizes, top, listed)
+    otherwise = top.get("otherwise")
+    if otherwise is not None and otherwise.value != "replicated":
+        problems.append(str(_wrong(otherwise, "otherwise", "the word replicated")))
+    cuts = _attempt(problems, _mapping, top.get("parameters", Node({})), "parameters") or {}
+    rules = [_rule(path, pattern, node, sizes, problems) for pattern, node in cuts.items()]
+    raise_all([StrategyError(path, problem) for problem in problems])
+    known = listed or Strategy({}, *(sizes or (1, 1)))
+    said = Rules(path, tuple(rule for rule in rules if rule), otherwise is not None)
     return replace(known, files=(*known.files, path), rules=said)
+
+
+def _attempt(problems: list[str], parse: Callable[..., T], *given: object) -> T | None:
+    """What ``parse`` returns; None if it finds a mistake, which is added to the problems."""
+    try:
+        return parse(*given)
+    except ValueError as error:
+        problems.append(str(error))
+        return None
 
 
 def _top(path: str) -> Mapping[str, Node]:
@@ -123,7 +131,7 @@ def _top(path: str) -> Mapping[str, Node]:
         raise ValueError(f"no strategy by hand: it has no key {KEY}")
     if root.value[KEY].value != VERSION:
         raise _wrong(root.value[KEY], KEY, f"{VERSION}, the version that this program reads")
-    return _mapping(root, "", TOP_KEYS)
+    return root.value
 
 
 def _sizes(top: Mapping[str, Node], listed: Strategy | None) -> tuple[int, int]:
@@ -131,77 +139,150 @@ def _sizes(top: Mapping[str, Node], listed: Strategy | None) -> tuple[int, int]:
     default = Node(listed.stages if listed else 1), Node(len(listed.ranks) if listed else None)
     stages = _number(top.get("stages", default[0]), "stages")
     ranks = _number(top.get("ranks", default[1]), "ranks")
+    place = next((top[key].place for key in ("ranks", "stages") if key in top), "")
     if listed is not None and (stages, ranks) != (listed.stages, len(listed.ranks)):
         raise ValueError(
-            f"{ranks} ranks in {count(stages, 'stage')}, but {listed.origin} is for "
+            f"{place}{ranks} ranks in {count(stages, 'stage')}, but {listed.origin} is for "
             f"{len(listed.ranks)} in {listed.stages}"
         )
     if not 0 < stages <= ranks <= MAX_RANKS or ranks % stages:
         raise ValueError(
-            f"{ranks} ranks in {count(stages, 'stage')}, expected equally many in each, and at "
-            f"most {MAX_RANKS}"
+            f"{place}{ranks} ranks in {count(stages, 'stage')}, expected equally many in each, and "
+            f"at most {MAX_RANKS}"
         )
     return stages, ranks // stages
 
 
-def _rule(path: str, pattern: str, node: Node, stages: int, ranks: int) -> Rule:
-    """The rule for a pattern, of ``ranks`` ranks in each of ``stages`` stages."""
+@dataclass(slots=True)
+class _Cut:
+    """What stands in a mapping that says how something is cut; None for what does not."""
+
+    axis: int | None = None
+    number: int | None = None  # parts beside an axis
+    parts: tuple[int, ...] | None = None
+    device_matrix: tuple[int, ...] | None = None
+    tensor_map: tuple[tuple[int, ...], ...] | None = None
+    optimizer_shard: int | None = None
+    rows: tuple[int, ...] | None = None
+    stages: tuple[int, ...] | None = None
+
+
+def _rule(
+    path: str, pattern: str, node: Node, sizes: tuple[int, int] | None, problems: list[str]
+) -> Rule | None:
+    """The rule for a pattern; None if it is wrong.
+
+    ``sizes`` are stages, and ranks of each; None if that is wrong itself, and what depends on it is
+    not known.
+    """
+    stages, ranks = sizes or (1, 0)
     place = f"{path}, {node.place.split(',')[0]}" if node.place else path
     everywhere = tuple(range(stages))
     if node.value == "replicated":
-        return Rule(pattern, Layout((ranks,), ()), True, everywhere, place)
+        return Rule(pattern, Layout((max(ranks, 1),), ()), True, everywhere, place)
     if isinstance(node.value, tuple):
         node = Node({"parts": node}, node.place)
     if not isinstance(node.value, dict):
-        raise _wrong(node, pattern, "replicated, a list of parts such as [4, 1], or a mapping")
-    cut = _mapping(node, pattern, CUT_KEYS)
-    chosen = everywhere
-    if "stages" in cut:
-        chosen = tuple(sorted(set(_numbers(cut["stages"], f"{pattern}: stages"))))
-        if not chosen or chosen[-1] >= stages:
-            raise _wrong(cut["stages"], f"{pattern}: stages", f"some of 0 to {stages - 1}")
-    rows = _numbers(cut["rows"], f"{pattern}: rows") if "rows" in cut else ()
-    shard = _number(cut.get("optimizer_shard", Node(1)), f"{pattern}: optimizer_shard")
-    matrix, tensor_map = _grid(pattern, node, cut, len(rows) or ranks, ranks)
+        expected = "replicated, a list of parts such as [4, 1], or a mapping"
+        problems.append(str(_wrong(node, pattern, expected)))
+        return None
+    mistakes: list[str] = []
+    cut = _values(pattern, node.value, stages if sizes else None, mistakes)
+    layout = None
+    if not mistakes:
+        layout = _attempt(mistakes, _layout, f"{node.place}{pattern}", cut, ranks)
+    problems += mistakes
+    if mistakes or layout is None:
+        return None
+    return Rule(pattern, layout, cut.axis is not None, cut.stages or everywhere, place)
+
+
+def _values(
+    pattern: str, written: Mapping[str, Node], stages: int | None, mistakes: list[str]
+) -> _Cut:
+    """What stands in a cut, each value checked by itself."""
+    cut = _Cut()
+    mistakes += _unknown_keys(written, pattern, CUT_KEYS)
+    for key, node in written.items():
+        what = f"{pattern}: {key}"
+        if key == "axis":
+            cut.axis = _attempt(mistakes, _axis, node, what)
+        elif key == "parts" and "axis" in written:
+            cut.number = _attempt(mistakes, _number, node, what)
+        elif key == "parts":
+            cut.parts = _attempt(mistakes, _numbers, node, what)
+        elif key == "device_matrix":
+            cut.device_matrix = _attempt(mistakes, _numbers, node, what)
+        elif key == "tensor_map":
+            cut.tensor_map = _attempt(mistakes, _tensor_map, node, what)
+        elif key == "optimizer_shard":
+            cut.optimizer_shard = _attempt(mistakes, _number, node, what)
+        elif key == "rows":
+            cut.rows = _attempt(mistakes, _numbers, node, what)
+        elif key == "stages":
+            cut.stages = _attempt(mistakes, _stages, node, what, stages)
+    return cut
+
+
+def _axis(node: Node, what: str) -> int:
+    axis = _number(node, what)
+    if axis >= MAX_AXES:
+        raise _wrong(node, what, f"less than {MAX_AXES}")
+    return axis
+
+
+def _stages(node: Node, what: str, stages: int | None) -> tuple[int, ...]:
+    chosen = tuple(sorted(set(_numbers(node, what))))
+    if not chosen or (stages is not None and chosen[-1] >= stages):
+        raise _wrong(node, what, f"some of 0 to {(stages or MAX_RANKS) - 1}")
+    return chosen
+
+
+def _layout(what: str, cut: _Cut, ranks: int) -> Layout:
+    """The layout of a cut over ``ranks`` ranks, 0 if it is not known how many."""
+    matrix, tensor_map = _grid(what, cut, ranks)
+    shard = 1 if cut.optimizer_shard is None else cut.optimizer_shard
     try:
-        layout = Layout(matrix, tensor_map, shard, rows=rows)
+        return Layout(matrix, tensor_map, shard, rows=cut.rows or ())
     except ValueError as error:
-        raise ValueError(f"{node.place}{pattern}: {error}") from error
-    return Rule(pattern, layout, "axis" in cut, chosen, place)
+        raise ValueError(f"{what}: {error}") from error
 
 
-def _grid(
-    pattern: str, node: Node, cut: Mapping[str, Node], most_parts: int, ranks: int
-) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+def _grid(what: str, cut: _Cut, ranks: int) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
     """Device matrix and tensor map of a cut."""
-    ways = cut.keys() - {"optimizer_shard", "rows", "stages"}
-    if ways == {"device_matrix", "tensor_map"}:
-        matrix = _numbers(cut["device_matrix"], f"{pattern}: device_matrix")
-        if math.prod(matrix) != ranks:
-            raise _wrong(
-                cut["device_matrix"], f"{pattern}: device_matrix", f"{ranks} ranks, as a stage has"
+    by_axis = cut.axis is not None or cut.number is not None
+    ways = {
+        "axis": by_axis,
+        "device_matrix": cut.device_matrix is not None,
+        "parts": cut.parts is not None,
+        "tensor_map": cut.tensor_map is not None,
+    }
+    named = [way for way, is_there in ways.items() if is_there]
+    if cut.device_matrix is not None and cut.tensor_map is not None and len(named) == 2:
+        if ranks and math.prod(cut.device_matrix) != ranks:
+            shown = list(cut.device_matrix)
+            raise ValueError(
+                f"{what}: device_matrix: {shown}, expected {ranks} ranks, as a stage has"
             )
-        return matrix, _tensor_map(cut["tensor_map"], f"{pattern}: tensor_map")
-    if ways == {"parts"}:
-        parts = _numbers(cut["parts"], f"{pattern}: parts")
-    elif ways in ({"axis"}, {"axis", "parts"}):
-        axis = _number(cut["axis"], f"{pattern}: axis")
-        if axis >= MAX_AXES:
-            raise _wrong(cut["axis"], f"{pattern}: axis", f"less than {MAX_AXES}")
-        number = _number(cut["parts"], f"{pattern}: parts") if "parts" in cut else most_parts
-        parts = (1,) * axis + (number,)
+        return cut.device_matrix, cut.tensor_map
+    if cut.parts is not None and len(named) == 1:
+        parts = cut.parts
+    elif cut.axis is not None and len(named) == 1:
+        number = cut.number if cut.number is not None else len(cut.rows or ()) or ranks or 1
+        parts = (1,) * cut.axis + (number,)
     else:
         raise ValueError(
-            f"{node.place}{pattern}: {' and '.join(sorted(ways)) or 'no cut'}, expected axis (and "
-            "parts), or parts, or device_matrix and tensor_map"
+            f"{what}: {' and '.join(named) or 'no cut'}, expected axis (and parts), or parts, or "
+            "device_matrix and tensor_map"
         )
-    if 0 in parts or ranks % math.prod(parts):
+    slices = math.prod(parts)
+    if 0 in parts or (ranks and ranks % slices):
         raise ValueError(
-            f"{node.place}{pattern}: cut into {list(parts)}, {math.prod(parts)} slices, which "
-            f"{count(ranks, 'rank')} of a stage cannot hold in equal shares"
+            f"{what}: cut into {list(parts)}, {slices} slices, which {count(ranks, 'rank')} of a "
+            "stage cannot hold in equal shares"
         )
     # As MindSpore has it: axes of size 1 are left out, and replicas are the innermost axis.
-    sizes = [n for n in (*parts, ranks // math.prod(parts)) if n > 1] or [1]
+    sizes = [n for n in (*parts, ranks // slices) if n > 1] or [1]
     axes = iter(range(len(sizes) - 1, -1, -1))
     return tuple(sizes), tuple((next(axes),) if n > 1 else () for n in parts)
 
@@ -216,17 +297,18 @@ def _tensor_map(node: Node, what: str) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def _mapping(node: Node, what: str, keys: Sequence[str] = ()) -> dict[str, Node]:
-    """The entries of a mapping; if ``keys`` are given, no others."""
+def _mapping(node: Node, what: str) -> dict[str, Node]:
     if not isinstance(node.value, dict):
         raise _wrong(node, what, "a mapping")
-    unknown = [key for key in node.value if key not in keys] if keys else []
-    if unknown:
-        place = node.value[unknown[0]].place
-        raise ValueError(
-            f"{place}{what}{what and ': '}unknown key {unknown[0]}; known are {', '.join(keys)}"
-        )
     return node.value
+
+
+def _unknown_keys(written: Mapping[str, Node], what: str, keys: Sequence[str]) -> Iterator[str]:
+    """A problem for each key that is none of ``keys``."""
+    for key, node in written.items():
+        if key not in keys:
+            place = f"{node.place}{what}{what and ': '}"
+            yield f"{place}unknown key {key}; known are {', '.join(keys)}"
 
 
 def _numbers(node: Node, what: str) -> tuple[int, ...]:

@@ -30,6 +30,7 @@ from pathlib import Path
 
 from ckpttool.errors import CkptToolError, FormatError, StrategyError, raise_all
 from ckpttool.formats import format_of_content
+from ckpttool.formats.others import recognise
 from ckpttool.formats.strategy_by_hand import KEY, is_by_hand, read_by_hand
 from ckpttool.formats.strategy_forms import Entry, read_json, read_protobuf
 from ckpttool.model.layout import Layout
@@ -64,8 +65,8 @@ def read_strategy(paths: str | Sequence[str]) -> Strategy:
     ----------
     paths
         A file or several: of single stages, merged, or folders of them.  Several files of one
-        stage must say the same; but of a merged file that lies among those of ranks only stages
-        that they do not tell are taken.  One may be written by hand, and adds to the others.
+        stage must say the same.  Of stages of which no file of a rank tells a merged file among
+        them does, with a note.  One may be written by hand, and adds to the others.
 
     Raises
     ------
@@ -114,8 +115,27 @@ def _join_files(files: Sequence[_File]) -> Strategy:
                 _check_agreement(origins[stage], file, stage, stages[stage], layouts)
     again = [file.path for file in files if file.is_remerged and file.path not in spare]
     text = "a merged strategy file was merged once more (names like 0-0-NAME), which is undone: "
-    notes = (Note("corrected", text + shorten(again)),) if again else ()
-    return replace(join_stages(stages, tuple(file.path for file in files)), notes=notes)
+    notes = [Note("corrected", text + shorten(again))] if again else []
+    used = {origin.path: origin for origin in origins.values() if origin.path in spare}
+    notes += [_stand_in(file, stages, origins) for file in used.values()]
+    return replace(join_stages(stages, tuple(file.path for file in files)), notes=tuple(notes))
+
+
+def _stand_in(
+    file: _File, stages: Mapping[int, dict[str, Layout]], origins: Mapping[int, _File]
+) -> Note:
+    """What is said of a merged file that tells of stages of which no file of a rank does.
+
+    It is an error if it contradicts those of the other stages: then it is of another run.  One that
+    is not needed may be of any.
+    """
+    mine = [stage for stage in sorted(file.stages) if origins[stage] is file]
+    for stage in file.stages.keys() - set(mine):
+        common = {n: one for n, one in file.stages[stage].items() if n in stages[stage]}
+        _check_layouts(origins[stage], file, stage, stages[stage], common)
+    named = f"stage{'s' * (len(mine) > 1)} {', '.join(map(str, mine))}"
+    text = f"{file.path} tells how {named} is cut, of which no file of a rank does"
+    return Note("strategy", text)
 
 
 def is_merged_name(name: str) -> bool:
@@ -153,7 +173,7 @@ def _parse_file(path: str) -> _File:
     except FormatError as error:
         raise StrategyError(path, f"no strategy file{_what_instead(path, error)}") from error
     if not entries:
-        raise StrategyError(path, "no parameter layouts in it")
+        raise StrategyError(path, _what_without_layouts(path))
     impossible = sorted(stage for stage in operator_stages if not 0 <= stage < MAX_STAGES)
     if impossible:
         raise StrategyError(
@@ -204,8 +224,22 @@ def _find_merged_stage(
     return None
 
 
+def _what_without_layouts(path: str) -> str:
+    """What a file that could be read and lists no parameters is."""
+    other = recognise(path)
+    if other is None:
+        return "no parameter layouts in it"
+    if other.kind != "strategy":
+        return f"no strategy file but {other.noun}"
+    text = "no parameter layouts in it, only operators"
+    return f"{text}; give the file of strategy_ckpt_config of the run instead"
+
+
 def _what_instead(path: str, error: FormatError) -> str:
     """What a file is that is no protobuf strategy, as the rest of the message."""
+    other = recognise(path)
+    if other is not None and other.kind != "strategy":
+        return f" but {other.noun}"
     format = format_of_content(path)
     if format is not None:
         return f" but a checkpoint ({format})"
@@ -271,6 +305,17 @@ def _check_agreement(
             f"stage {stage} has other parameters in {first.path}, for example {only[0]}; are both "
             "of one run?",
         )
+    _check_layouts(first, other, stage, known, layouts)
+
+
+def _check_layouts(
+    first: _File,
+    other: _File,
+    stage: int,
+    known: dict[str, Layout],
+    layouts: Mapping[str, Layout],
+) -> None:
+    """The same for the parameters ``layouts``, which both have."""
     for name, layout in layouts.items():
         twin = known[name]
         if layout == twin:

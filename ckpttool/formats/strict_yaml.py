@@ -78,14 +78,28 @@ def parse_yaml(data: bytes) -> Node:
 
 
 def nodes_of_json(data: bytes) -> Node:
-    """The value of a JSON document, as `parse_yaml` would have it, without places.
+    """The value of a JSON document, as `parse_yaml` would have it.
 
     Raises
     ------
     ValueError
         See `parse_json`.
     """
-    return _from_json(parse_json(data))
+    node = _from_json(parse_json(data))
+    try:  # a tab stands for a blank, and in no text: there JSON has no raw one
+        return _with_places(node, parse_yaml(data.replace(b"\t", b" ")))
+    except ValueError:  # JSON that YAML does not know
+        return node
+
+
+def _with_places(node: Node, twin: Node) -> Node:
+    """The node with the places of its twin, as far as they are built alike."""
+    value, other = node.value, twin.value
+    if isinstance(value, dict) and isinstance(other, dict) and value.keys() == other.keys():
+        value = {key: _with_places(item, other[key]) for key, item in value.items()}
+    elif isinstance(value, tuple) and isinstance(other, tuple) and len(value) == len(other):
+        value = tuple(_with_places(*pair) for pair in zip(value, other, strict=True))
+    return Node(value, twin.place)
 
 
 _QUOTE = '; a name or a pattern that begins with * stands in quotes: "*.weight"'

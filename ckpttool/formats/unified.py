@@ -40,6 +40,7 @@ MindSpore 2.10 ``parallel/transform_safetensors.py`` (``_save_parameter_map_json
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -112,7 +113,7 @@ def read_index_file(path: str) -> WeightIndex:
         raise FormatError(path, None, "no index: weight_map does not map names to files")
     metadata = document.get("metadata")
     claimed = metadata.get("total_size") if isinstance(metadata, dict) else None
-    total = int(claimed) if isinstance(claimed, int | float) else None
+    total = int(claimed) if isinstance(claimed, int | float) and math.isfinite(claimed) else None
     return WeightIndex(path, {name: str(PurePosixPath(at)) for name, at in files.items()}, total)
 
 

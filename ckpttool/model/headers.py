@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 
-from ckpttool.errors import UnreadableError, UnsupportedError
+from ckpttool.errors import AuthenticityError, UnreadableError, UnsupportedError
 from ckpttool.model.catalog import Catalog, FileIndex, TensorMeta, format_ranks
 from ckpttool.model.findings import Finding
 from ckpttool.model.notes import Note
@@ -28,6 +28,8 @@ def find_damage(catalog: Catalog, notes: Iterable[Note]) -> Iterator[Finding]:
         kind = "damaged"
         if isinstance(error, UnreadableError | UnsupportedError):
             kind = "unreadable" if isinstance(error, UnreadableError) else "unsupported"
+        elif isinstance(error, AuthenticityError):
+            kind = "checksum"
         if catalog.is_undivided or catalog.description is not None:  # then these are no ranks
             yield Finding(kind, str(error))
         else:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ckpttool.errors import FormatError, UnsupportedError
+from ckpttool.errors import AuthenticityError, FormatError, UnsupportedError
 from ckpttool.model.catalog import Catalog, format_ranks
 from ckpttool.model.findings import Finding
 from ckpttool.model.layout import Layout
@@ -19,6 +19,9 @@ from ckpttool.model.notes import Note
 from ckpttool.model.redundancy import MARK
 from ckpttool.model.states import followed_parameter
 from ckpttool.model.strategy import Strategy, count, shorten
+
+# A file that is whole, and one that somebody may have put there: neither is to be passed over.
+_NEVER_REPLACED = (UnsupportedError, AuthenticityError)
 
 Lacking = Mapping[tuple[int, ...], Sequence[str]]  # parameters, by the owners that should have them
 
@@ -98,7 +101,7 @@ def find_losses(
 def _described_losses(damaged: Iterable[FormatError], broken: Collection[str]) -> Losses:
     """Of a checkpoint that describes itself, which knows its files by name and not by rank."""
     errors = tuple(damaged)
-    if broken or any(isinstance(error, UnsupportedError) for error in errors):
+    if broken or any(isinstance(error, _NEVER_REPLACED) for error in errors):
         return Losses((), (), errors)
     texts = (f"{error}; other files have all of its slices" for error in errors)
     return Losses((), tuple(Note("replica", text, is_warning=True) for text in texts), ())
@@ -131,8 +134,8 @@ def _why_unknown(
 ) -> str | None:
     """Why it cannot be known what a damaged file held; None if it can, "" if that needs no word."""
     fellows: Collection[int] = catalog.files
-    if isinstance(catalog.damaged[rank], UnsupportedError):
-        return ""  # the file is whole, and the message says what to do
+    if isinstance(catalog.damaged[rank], _NEVER_REPLACED):
+        return ""  # the message says what to do
     if strategy.layouts:
         if rank not in strategy.ranks:
             return ""  # that it does not belong there is told elsewhere
@@ -192,7 +195,9 @@ def _lack(
     if not reasons:
         file = catalog.files[owners[0]]
         state = "is empty (0 bytes)" if file.nbytes == 0 else "was perhaps cut short"
-        of_file = "" if is_deduplicated else f" ({file.path} {state})"
+        of_file = f" ({file.path} {state})"
+        if is_deduplicated:
+            of_file = _empty_files(catalog, owners)
         reasons = [f"{format_ranks(owners)}: slices are missing{of_file}"]
     why = f" (saved without redundancy, {MARK})" if is_deduplicated else ""
     many = f"parameter {names[0]}"
@@ -201,3 +206,9 @@ def _lack(
     text = f"{', '.join(reasons)}; no other rank has them{why}: {many}"
     tensor = names[0] if len(names) == 1 else None
     return Finding("missing", text, tensor=tensor, ranks=tuple(owners))
+
+
+def _empty_files(catalog: Catalog, owners: Sequence[int]) -> str:
+    """Says which files of these ranks are empty; without redundancy some may be, by right."""
+    empty = [catalog.files[rank].path for rank in owners if catalog.files[rank].nbytes == 0]
+    return f" ({shorten(empty)}: 0 bytes; emptied?)" if empty else ""

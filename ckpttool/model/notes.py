@@ -21,7 +21,7 @@ class Note:
     ranks
         Ranks that have no file, or a damaged one, if that is what it says.
     is_warning
-        Whether something is not as it should be, though it does no harm to the result.
+        Whether something is not as it should be, or was decided that a person should look at.
     """
 
     kind: str

@@ -13,6 +13,7 @@ from ckpttool.errors import CkptToolError, raise_all
 from ckpttool.model.catalog import Catalog, StoredTensor, TensorMeta, format_ranks
 from ckpttool.model.findings import Finding, plan_error
 from ckpttool.model.folding import fold_layout
+from ckpttool.model.gradients import Gradients
 from ckpttool.model.layout import Layout
 from ckpttool.model.losses import notes_of_scan
 from ckpttool.model.notes import Note
@@ -253,7 +254,7 @@ def make_plan(
         sources = undivided_sources(catalog, unlisted)
     else:
         sources = find_sources(catalog, strategy, agreement, unlisted)
-    transfers = _find_transfers(sources, target, has_strategy=strategy is not None)
+    transfers = _find_transfers(sources, target, strategy)
     outside = [rank for rank in target.paths if not 0 <= rank < target.ranks]
     if outside:
         text = f"{format_ranks(outside)}: not in the target, which has "
@@ -273,18 +274,20 @@ def make_plan(
     return Plan(catalog, target, tuple(transfers), notes)
 
 
-def _find_transfers(sources: Sources, target: Target, has_strategy: bool) -> list[Transfer]:
+def _find_transfers(sources: Sources, target: Target, strategy: Strategy | None) -> list[Transfer]:
     """A transfer for every source; what does not fit is added to the problems of ``sources``."""
     transfers: list[Transfer] = []
     undivided: list[str] = []
     recut: list[str] = []
+    gradients = Gradients()
     for source in sources.found:
         name, shape = source.meta.name, source.meta.shape
         layouts = _listed_layouts(source, target.strategy, recut)
+        layouts = gradients.uncut(source, strategy, layouts)
         if not layouts:
             layouts = _everywhere(source, target.ranks)
             was_cut = source.is_listed or source.follows is not None
-            if target.strategy is not None and (was_cut or (not has_strategy and shape)):
+            if target.strategy is not None and (was_cut or (strategy is None and shape)):
                 undivided.append(name)
         else:
             layouts = tuple(_folded(layout, shape) for layout in layouts)
@@ -300,6 +303,7 @@ def _find_transfers(sources: Sources, target: Target, has_strategy: bool) -> lis
             transfers.append(Transfer(source, layouts))
     if target.strategy is not None:
         _compare_names(sources, target.strategy, undivided, recut)
+        sources.notes += gradients.notes()
     turned = {source.meta.name for source in sources.found if source.turn is not None}
     nowhere = sorted(turned - {transfer.source.meta.name for transfer in transfers})
     if nowhere:

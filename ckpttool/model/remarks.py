@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from ckpttool.model.findings import Finding
 from ckpttool.model.notes import Note
 from ckpttool.model.source import Source
-from ckpttool.model.states import odd_full_shape
+from ckpttool.model.states import odd_full_shape, owner_of
 from ckpttool.model.strategy import Strategy, count, shorten
 
 
@@ -30,6 +31,20 @@ def on_layouts(found: Sequence[Source], corrected: Sequence[str], where: str) ->
     if odd:
         text = "states of other shapes than their parameters have; are they slices?"
         yield Note("doubt", f"{text}: {shorten(odd)}")
+
+
+def on_contradictions(strategy: Strategy, found: Sequence[Source]) -> Iterator[Finding]:
+    """Problems of states that a person cut otherwise than the parameter, so that shapes differ."""
+    by_hand = strategy.by_hand
+    shapes = {source.meta.name: source.meta.shape for source in found}
+    for meta in (source.meta for source in found):
+        base = owner_of(meta.name) or ""
+        if meta.name in by_hand and base in by_hand and odd_full_shape(meta, shapes) is not None:
+            text = (
+                f"{meta.name}: {by_hand[meta.name]} makes it {meta.shape}, and {by_hand[base]} "
+                f"makes {base} {shapes[base]}, of which it is state; correct one of them"
+            )
+            yield Finding("shape", text, tensor=meta.name)
 
 
 def on_strays(strategy: Strategy, holders: Mapping[str, Sequence[int]]) -> Iterator[Note]:

@@ -20,7 +20,7 @@ from ckpttool.model.losses import Losses, find_losses, hold_alike
 from ckpttool.model.maps import map_of, part_names
 from ckpttool.model.notes import Note
 from ckpttool.model.redundancy import absent_ranks, is_deduplicated, note_redundancy
-from ckpttool.model.remarks import on_layouts, on_strays
+from ckpttool.model.remarks import on_contradictions, on_layouts, on_strays
 from ckpttool.model.slices import disagreement, group_ranks, join_slices
 from ckpttool.model.source import Source
 from ckpttool.model.states import followed_parameter, odd_shape, state_layouts, true_layouts
@@ -134,8 +134,8 @@ def find_sources(
         told_by = where if strategy.layouts or catalog.description is not None else None
         asked = questions(told_by, rest, len(holders), bool(strategy.layouts)) if rest else []
         sources.problems += [Finding("unlisted", question) for question in asked]
-    wanted = differing if unlisted == "rank" else {}
-    each = [name for names in wanted.values() for name in names]
+    sources.problems += on_contradictions(strategy, sources.found)
+    each = [name for names in differing.values() for name in names if unlisted == "rank"]
     sources.add(find_losses(catalog, strategy, lacking, each, sources.is_deduplicated))
     sources.notes += on_layouts(sources.found, corrected, where)
     sources.notes += on_strays(strategy, holders)

@@ -21,7 +21,7 @@ def state_layouts(strategy: Strategy, name: str) -> tuple[Layout, ...]:
 
     They are the parameter's, with an axis less for statistics of rows and columns.
     """
-    base, reduced = _parameter(name), reduced_from(name)
+    base, reduced = owner_of(name), reduced_from(name)
     layouts = () if base is None else strategy.layouts.get(base, ())
     if reduced is None:
         return layouts
@@ -38,7 +38,7 @@ def followed_parameter(
     same stage.  Which rank holds the parameter does not matter: without redundancy it may be
     another.
     """
-    base = _parameter(name)
+    base = owner_of(name)
     if base is None or name in strategy.layouts or not state_layouts(strategy, name):
         return None
     shapes: dict[int, tuple[int, ...]] = {}
@@ -76,7 +76,7 @@ def target_layouts(strategy: Strategy, name: str, is_following: bool) -> tuple[L
     if not own:
         return of_state if is_following else ()
     is_statistic = name.startswith(STATISTICS) and name not in strategy.by_hand
-    base = _parameter(name) or name
+    base = owner_of(name) or name
     is_cut = any(layout.optimizer_shard > 1 for layout in strategy.layouts.get(base, ()))
     if of_state and is_statistic and is_cut:
         return of_state  # whose shard their own entries lack
@@ -93,8 +93,12 @@ def true_layouts(catalog: Catalog, strategy: Strategy, name: str) -> tuple[Layou
     of states are wrong in three ways: those of a manually split embedding lack the split; those of
     ``accu_grads`` have the parameter's optimizer shard, which cuts these only under
     ``gradient_accumulation_shard``; those of AdaFactor's statistics do not have it, and are cut.
+
+    What a person wrote is not corrected.
     """
     layouts = strategy.layouts[name]
+    if name in strategy.by_hand:
+        return layouts
     shaped = tuple(_shard_by_full_shape(catalog, name, layout) for layout in layouts)
     twins = state_layouts(strategy, name)
     if shaped != layouts or not twins:
@@ -140,7 +144,7 @@ def odd_shape(catalog: Catalog, strategy: Strategy, meta: TensorMeta) -> str | N
         if full is not None and len(full) == len(meta.shape) and full != meta.shape:
             return (
                 f"{meta.name}: not in the strategy, and its shape {meta.shape} is neither that of "
-                f"a slice of {_parameter(meta.name)} {piece} nor of all of it {full}; take it as "
+                f"a slice of {owner_of(meta.name)} {piece} nor of all of it {full}; take it as "
                 "it is with --unlisted first, or leave it out with --unlisted drop"
             )
     return None
@@ -148,14 +152,14 @@ def odd_shape(catalog: Catalog, strategy: Strategy, meta: TensorMeta) -> str | N
 
 def odd_full_shape(meta: TensorMeta, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
     """What is odd about the full shape of a state, given those of all parameters, if anything."""
-    base = _parameter(meta.name)
+    base = owner_of(meta.name)
     if base is None or base not in shapes or math.prod(meta.shape) == 1:
         return None
     expected = _reduced(meta.name, shapes[base])
     return None if meta.shape == expected else f"{meta.name} {meta.shape}, expected {expected}"
 
 
-def _parameter(name: str) -> str | None:
+def owner_of(name: str) -> str | None:
     """The parameter that ``name`` would be state of, be it of its shape or a statistic."""
     reduced = reduced_from(name)
     return parameter_of(name) if reduced is None else reduced[0]
@@ -174,7 +178,7 @@ def _shapes(
     catalog: Catalog, strategy: Strategy, name: str
 ) -> Iterator[tuple[tuple[int, ...] | None, tuple[int, ...] | None]]:
     """Slice shape and full shape that a state must have, as its parameter tells, for each stage."""
-    base = _parameter(name) or name
+    base = owner_of(name) or name
     for layout in strategy.layouts[base]:
         piece, full = _slice_shape(catalog, base, layout), _full_shape(catalog, base, layout)
         if piece is None or full is None:

@@ -17,6 +17,8 @@ from ckpttool.model.notes import Note
 from ckpttool.model.reduced import reduced_from
 from ckpttool.model.rules import Rules
 
+GRADIENTS = "accu_grads."  # summed up over micro batches by each rank, or each stage, for itself
+
 # Optimizer state is named by a prefix and the name of its parameter, and has its shape.
 # Source: the `clone_state` calls and `ParameterTuple` prefixes of mindspore/nn/optim, 2.10.
 STATE_PREFIXES = (
@@ -36,7 +38,7 @@ STATE_PREFIXES = (
     "exp_avg.",  # AdaFactor; for its statistics of rows and columns see `reduced`
     "exp_avg_sq_",
     "muon_m.",  # Muon of MindFormers
-    "accu_grads.",  # gradient accumulation, pipeline
+    GRADIENTS,
 )
 
 
@@ -126,6 +128,10 @@ class Strategy:
         layouts, by_hand = dict(self.layouts), dict(self.by_hand)
         for name, rule in found.items():
             meta = metas[name]
+            reason = rule.why_not(meta)
+            if reason is not None:
+                problems.append(reason)
+                continue
             said = rule.layouts(len(meta.shape))
             listed = self.layouts.get(name)
             if listed is not None and not _agree(listed, said):
@@ -134,8 +140,8 @@ class Strategy:
                     f"{name}: {rule.place} cuts it otherwise than {others}; a strategy by hand "
                     "adds to another, it corrects nothing"
                 )
-            if listed is None and meta.text is None:  # a string is never cut
-                layouts[name], by_hand[name] = said, rule.place
+            elif meta.text is None:  # a string is never cut
+                layouts[name], by_hand[name] = listed or said, rule.place
         notes = (*self.notes, *rules.notes(found))
         resolved = replace(self, layouts=layouts, rules=None, by_hand=by_hand, notes=notes)
         return resolved, tuple(problems)

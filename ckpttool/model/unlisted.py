@@ -64,7 +64,8 @@ def questions(
     question = (
         f"not every rank holds everything: {number} of {count(total, 'parameter')} "
         f"differ{'s' if number == 1 else ''} between ranks ({ways}); if they are slices, give the "
-        f"strategy (-s STRATEGY); if each rank has its own, as a random state is, decide with {CHOICES}"
+        "strategy (-s STRATEGY); if a file is damaged, move it away; if each rank has its own, as "
+        f"a random state is, decide with {CHOICES}"
     )
     return [question]
 

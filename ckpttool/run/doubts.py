@@ -2,76 +2,190 @@
 
 A strategy file holds no shapes, and MindSpore's is not always true: saved with
 ``optimizer_weight_shard_aggregated_save`` the slices are smaller than it says, and headers alone
-cannot show it.  But then ranks that should hold equal slices hold different ones.  So of each kind
-of layout the largest tensors are looked at, some pages of every rank's slice.
+cannot show it.  But then ranks that should hold equal slices hold different ones.
+
+So of each kind of layout the largest tensors are looked at, some pages of every rank's slice, and
+of every other tensor that has replicas those of the first and the last owner of one slice, which
+differ whatever hides there: six reads of a page for each tensor.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ckpttool.model.catalog import Catalog, StoredTensor, format_ranks
+from ckpttool.model.findings import Finding
 from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
+from ckpttool.model.slices import group_ranks
 from ckpttool.model.source import Source
-from ckpttool.model.strategy import parameter_of, shorten
-from ckpttool.storage.digest import Sample, take_samples
+from ckpttool.model.strategy import GRADIENTS, Strategy, parameter_of, shorten
+from ckpttool.run.replicas import other_stages
+from ckpttool.storage.digest import Sample, sample_box, take_samples
 
 TENSORS_PER_LAYOUT = 3
 
+Held = Sequence[Mapping[int, StoredTensor]]  # of each slice, what each rank has
+
+
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """A source with the samples of its slices, by slice and rank; one slice of it if a probe."""
+
+    source: Source
+    held: Held
+    samples: Sequence[Mapping[int, Sample]]
+    is_probe: bool
+
+    @property
+    def differing(self) -> tuple[int, ...]:
+        """Ranks that should hold the same slice and do not; none if all agree."""
+        return next((tuple(slice_) for slice_, _ in self._differing()), ())
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """Of the ranks of `differing` that were looked at those that hold the same."""
+        samples = next(samples for _, samples in self._differing())
+        return tuple(group_ranks(tuple(samples), samples.__getitem__).values())
+
+    def _differing(self) -> Iterator[tuple[Mapping[int, StoredTensor], Mapping[int, Sample]]]:
+        for slice_, samples in zip(self.held, self.samples, strict=True):
+            if len(set(samples.values())) > 1:
+                yield slice_, samples
+
 
 def find_doubts(
-    catalog: Catalog, sources: Iterable[Source], executor: Executor, by_hand: Mapping[str, str]
-) -> tuple[list[str], list[Note]]:
+    catalog: Catalog, strategy: Strategy, sources: Iterable[Source], executor: Executor
+) -> tuple[list[Finding], list[Note]]:
     """Problems and notes about layouts that the contents contradict.
 
     Replicas that differ are a problem: one of them would be taken, and nobody knows which.  So are
-    slices of an optimizer shard that are replicas: the full tensor would be too large.  Slices of
-    all ranks that should differ and are all the same are a note: that may be by chance.
+    parameters on which stages do not agree, and slices of an optimizer shard that are replicas: the
+    full tensor would be too large.  Slices that should differ and are the same are a warning: that
+    may be by chance.
 
-    ``by_hand`` has the names whose layouts a person wrote, and where.  All of them are looked at.
+    All tensors whose layouts a person wrote are looked at closely.
     """
-    chosen = _choose(sources, by_hand)
-    held = [list(source.replicas()) for source in chosen]
-    samples = _sample(
-        (one for slices in held for ranks in slices for one in ranks.values()), executor
-    )
-    differing: dict[tuple[str | None, tuple[int, ...]], list[str]] = defaultdict(list)
-    alike: list[str] = []
-    distinct = 0
+    by_hand = strategy.by_hand
+    sources = list(sources)
+    looked = _look(sources, by_hand, executor)
+    differing: dict[tuple[str | None, tuple[int, ...]], list[_Looked]] = defaultdict(list)
+    alike: dict[tuple[tuple[int, ...], ...], list[str]] = defaultdict(list)
     whole: list[str] = []
-    for source, slices in zip(chosen, held, strict=True):
-        name = source.meta.name
-        for ranks in slices:
-            if len({samples[tensor] for tensor in ranks.values()}) > 1:
-                place = by_hand.get(name) or by_hand.get(source.follows or "")
-                differing[place, tuple(ranks)].append(name)
-                break
-        by_rank = {rank: samples[one] for ranks in slices for rank, one in ranks.items()}
-        if _is_whole(source.layout, by_rank):
+    for one in looked:
+        name = one.source.meta.name
+        by_rank = {rank: sample for of in one.samples for rank, sample in of.items()}
+        if one.differing:
+            place = by_hand.get(name) or by_hand.get(one.source.follows or "")
+            differing[place, one.differing].append(one)
+        elif one.is_probe:
+            continue
+        elif _is_whole(one.source.layout, by_rank):
             whole.append(name)
-        if len(slices) > 1:
-            mine = set(by_rank.values())
-            if len(mine) == 1 and (name in by_hand or not next(iter(mine)).is_constant):
-                alike.append(name)
-            distinct += len(mine) > 1
-    problems = [
-        f"{shorten(names)}: {place or _told_by(catalog)} says that {format_ranks(owners)} hold the "
-        f"same, and they differ: {_remedy(catalog, place)}"
-        for (place, owners), names in differing.items()
+        elif groups := _alike(one, name in by_hand):
+            are_all = groups == (tuple(sorted(by_rank)),)
+            alike[() if are_all else groups].append(name)
+    found = [
+        Finding(
+            "replica",
+            f"{shorten(one.source.meta.name for one in those)}: {place or _told_by(catalog)} says "
+            f"that {format_ranks(owners)} hold the same, and they differ "
+            f"({' | '.join(map(format_ranks, those[0].groups))}): "
+            f"{_remedy(catalog, place, those[0].groups)}",
+            ranks=owners,
+        )
+        for (place, owners), those in differing.items()
     ]
     if catalog.description is not None:
-        return problems, []
+        return found, []
     if whole:
-        problems.append(
-            f"{shorten(whole)}: the strategy says that an optimizer shard cuts them, and the ranks "
-            "that should hold different slices hold the same: is it the strategy of this run? "
-            "--trust-strategy believes it all the same"
+        text = f"{shorten(whole)}: the strategy says that an optimizer shard cuts them, and the "
+        text += "ranks that should hold different slices hold the same: is it the strategy of this "
+        text += "run? --trust-strategy believes it all the same"
+        found.append(Finding("strategy", text))
+    found += _stages_that_differ(catalog, strategy, sources, executor)
+    return found, [_note(groups, names, by_hand) for groups, names in alike.items()]
+
+
+def _look(
+    sources: Iterable[Source], by_hand: Mapping[str, str], executor: Executor
+) -> list[_Looked]:
+    """Samples of all tensors that may tell something; every file is opened once."""
+    chosen, others = _choose(sources, by_hand)
+    held: list[Held] = [list(source.replicas()) for source in chosen]
+    wanted: list[Held] = [*held]
+    for source in others:
+        slices = list(source.replicas())
+        best = max(slices, key=len)  # the first of the largest
+        held.append([best])
+        wanted.append([_first_and_last(source, best)])
+    samples = _sample((one for of in wanted for ranks in of for one in ranks.values()), executor)
+    return [
+        _Looked(
+            source,
+            slices,
+            [{rank: samples[one] for rank, one in ranks.items()} for ranks in seen],
+            is_probe=i >= len(chosen),
         )
-    return problems, _notes(alike, distinct, by_hand)
+        for i, (source, slices, seen) in enumerate(
+            zip([*chosen, *others], held, wanted, strict=True)
+        )
+    ]
+
+
+def _choose(
+    sources: Iterable[Source], by_hand: Mapping[str, str]
+) -> tuple[list[Source], list[Source]]:
+    """The tensors to be looked at closely, and the others that have replicas.
+
+    Closely: of each layout the tensors with the largest slices; small ones are often cut otherwise.
+    And all of those by hand: a pattern matches more than one thinks.
+    """
+    by_layout: dict[Hashable, list[Source]] = defaultdict(list)
+    chosen = []
+    for source in sources:
+        if not source.meta.nbytes:
+            continue
+        if source.meta.name in by_hand:
+            chosen.append(source)
+        elif source.is_listed or source.follows is not None:
+            by_layout[source.sharing].append(source)
+    others: list[Source] = []
+    for group in by_layout.values():
+        group.sort(key=_suitability)
+        chosen += group[:TENSORS_PER_LAYOUT]
+        others += [
+            source
+            for source in group[TENSORS_PER_LAYOUT:]
+            if not source.meta.name.startswith(GRADIENTS) and _has_replicas(source)
+        ]
+    return chosen, others
+
+
+def _suitability(source: Source) -> tuple[bool, int]:
+    """Parameters before states, some of which are each rank's own sums; large before small."""
+    return parameter_of(source.meta.name) is not None, -source.meta.nbytes
+
+
+def _has_replicas(source: Source) -> bool:
+    if source.described is not None:
+        return any(len(ranks) > 1 for ranks in source.replicas())
+    return source.layout.replicas > source.layout.optimizer_shard
+
+
+def _first_and_last(source: Source, ranks: Mapping[int, StoredTensor]) -> dict[int, StoredTensor]:
+    """The first and the last owner of a slice; all, if some are missing: what is left may agree.
+
+    Of the replicas at positions 0 to ``n - 1`` the first and the last hold different slices of any
+    optimizer shard, since what divides ``n`` does not divide ``n - 1``.
+    """
+    layout = source.layout
+    if source.described is None and len(ranks) < layout.replicas // layout.optimizer_shard:
+        return dict(ranks)
+    return {rank: ranks[rank] for rank in (min(ranks), max(ranks))}
 
 
 def _is_whole(layout: Layout, held: Mapping[int, Sample]) -> bool:
@@ -88,19 +202,45 @@ def _is_whole(layout: Layout, held: Mapping[int, Sample]) -> bool:
     )
 
 
-def _notes(alike: list[str], distinct: int, by_hand: Mapping[str, str]) -> list[Note]:
-    """What is said of tensors of which all ranks hold the same where they are cut."""
-    notes = []
-    said = [name for name in alike if name in by_hand]
+def _alike(one: _Looked, is_by_hand: bool) -> tuple[tuple[int, ...], ...]:
+    """Ranks that should hold different slices and hold the same, group by group.
+
+    Slices whose elements are all equal tell nothing, but by hand even those are looked at if all of
+    them are the same.
+    """
+    ranks: dict[Sample, list[int]] = defaultdict(list)
+    slices: dict[Sample, int] = defaultdict(int)
+    for samples in one.samples:
+        for sample in set(samples.values()):
+            slices[sample] += 1
+            ranks[sample] += samples
+    are_all = is_by_hand and len(slices) == 1
+    return tuple(
+        tuple(sorted(ranks[sample]))
+        for sample, number in slices.items()
+        if number > 1 and (are_all or not sample.is_constant)
+    )
+
+
+def _note(
+    groups: tuple[tuple[int, ...], ...], names: Sequence[str], by_hand: Mapping[str, str]
+) -> Note:
+    """What is said of tensors whose slices are the same where they are cut; no groups mean all."""
+    said = [name for name in names if name in by_hand]
+    same = "; ".join(format_ranks(group) for group in groups[:3]) or "all ranks"
+    more = "; and so on" if len(groups) > 3 else ""
     if said:
         named = shorten(f"{name} ({by_hand[name]})" for name in said)
-        text = f"cut by hand, and all ranks hold the same; are they replicated?: {named}"
-        notes.append(Note("doubt", text))
-    elif len(alike) > distinct:
-        text = "all ranks hold the same where the strategy cuts; if they hold everything "
-        text += f"(integrated_save=True) use --replicated: {shorten(alike)}"
-        notes.append(Note("doubt", text))
-    return notes
+        text = f"cut by hand, and {same}{more} hold the same; are they replicated?: {named}"
+    else:
+        text = f"{same}{more} hold the same where the strategy cuts; "
+        text += (
+            "is it the strategy of this run? give the one that they were saved with"
+            if groups
+            else "if they hold everything (integrated_save=True) use --replicated"
+        )
+        text += f": {shorten(names)}"
+    return Note("doubt", text, is_warning=True)
 
 
 def _told_by(catalog: Catalog) -> str:
@@ -108,42 +248,50 @@ def _told_by(catalog: Catalog) -> str:
     return "the strategy" if description is None else shorten(description.files, 2)
 
 
-def _remedy(catalog: Catalog, place: str | None) -> str:
+def _remedy(catalog: Catalog, place: str | None, groups: Sequence[Sequence[int]]) -> str:
     if place is not None:
         return "correct it, or take the lowest rank's with --trust-strategy"
+    damage = "is one damaged (`ckpttool verify --deep` shows which elements differ; move that "
+    damage += "rank's file away and its replicas are read), "
+    damage = damage if len(groups) == 2 else ""
     if catalog.description is not None:
-        return (
-            "are they of one step? merge and reshard take the lowest rank's with --trust-strategy"
-        )
+        text = f"{damage}or are they not of one step?" if damage else "are they of one step?"
+        return f"{text} merge and reshard take the lowest rank's with --trust-strategy"
     return (
-        "is it the strategy of this run, are they of one step, or does each rank have its own? "
-        "--trust-strategy takes the lowest rank's; if they are slices, saved with "
+        f"{damage}is it the strategy of this run, are they of one step, or does each rank have its "
+        "own? --trust-strategy takes the lowest rank's; if they are slices, saved with "
         "optimizer_weight_shard_aggregated_save, say so with --optimizer-shard N"
     )
 
 
-def _choose(sources: Iterable[Source], by_hand: Mapping[str, str]) -> list[Source]:
-    """Of each layout the tensors with the largest slices; small ones are often cut otherwise.
+def _stages_that_differ(
+    catalog: Catalog, strategy: Strategy, sources: Sequence[Source], executor: Executor
+) -> list[Finding]:
+    """Parameters that several stages hold, and of which samples differ; gradients are each its own.
 
-    All of those by hand: a pattern matches more than one thinks.
+    Read are three boxes of at most a page, from each stage.
     """
-    by_layout: dict[Hashable, list[Source]] = defaultdict(list)
-    chosen = []
-    for source in sources:
-        if not source.meta.nbytes:
-            continue
-        if source.meta.name in by_hand:
-            chosen.append(source)
-        elif source.is_listed or source.follows is not None:
-            by_layout[source.sharing].append(source)
-    for group in by_layout.values():
-        chosen += sorted(group, key=_suitability)[:TENSORS_PER_LAYOUT]
-    return chosen
-
-
-def _suitability(source: Source) -> tuple[bool, int]:
-    """Parameters before states, some of which are each rank's own sums; large before small."""
-    return parameter_of(source.meta.name) is not None, -source.meta.nbytes
+    pairs = [
+        (mine, other)
+        for mine, other in other_stages(catalog, strategy, sources)
+        if mine.meta == other.meta and mine.meta.nbytes and not mine.meta.name.startswith(GRADIENTS)
+    ]
+    futures = [tuple(executor.submit(sample_box, source) for source in pair) for pair in pairs]
+    differing: dict[tuple[range, range], list[str]] = defaultdict(list)
+    for (mine, other), pair in zip(pairs, futures, strict=True):
+        first, second = (future.result() for future in pair)
+        if first != second:
+            differing[mine.layout.ranks, other.layout.ranks].append(mine.meta.name)
+    return [
+        Finding(
+            "replica",
+            f"{shorten(names)}: the strategy says that the stages of {format_ranks(first)} and of "
+            f"{format_ranks(second)} hold the same, and they differ: are they of one step, and is "
+            "it the strategy of this run? --trust-strategy takes the lowest stage's",
+            ranks=(*first, *second),
+        )
+        for (first, second), names in differing.items()
+    ]
 
 
 def _sample(tensors: Iterable[StoredTensor], executor: Executor) -> Mapping[StoredTensor, Sample]:

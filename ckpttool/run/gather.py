@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Executor
-from typing import NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
 
 from ckpttool.errors import PlanError
 from ckpttool.model.catalog import Catalog, TensorMeta
@@ -32,10 +33,14 @@ T = TypeVar("T")
 
 
 class Trust(NamedTuple):
-    """How far the source strategy is believed where the contents contradict it."""
+    """How far the source strategy is believed where the contents contradict it.
+
+    ``by_samples`` says that a look is all that is wanted: what is found is told, not relied on.
+    """
 
     blindly: bool = False
     optimizer_shard: int | None = None
+    by_samples: bool = False
 
 
 def source_layouts(
@@ -121,7 +126,10 @@ def gather_sources(
     """
     if strategy is None:
         catalog = set_empty_aside(catalog, None)
-        return undivided_sources(catalog, "drop" if unlisted == "drop" else "first")
+        sources = undivided_sources(catalog, "drop" if unlisted == "drop" else "first")
+        why = why_no_shard(None, trust)
+        sources.problems += [] if why is None else [Finding("strategy", why)]
+        return sources
     strategy, reasons = strategy.resolve(catalog.metas)
     if reasons:
         raise PlanError(reasons)
@@ -132,11 +140,10 @@ def gather_sources(
     def find(strategy: Strategy) -> Sources:
         return find_sources(catalog, strategy, agreement, unlisted)
 
-    sources, problems, more = settle(
-        find, lambda made: made.found, catalog, strategy, executor, trust
-    )
-    sources.problems += [Finding("replica", problem) for problem in problems]
-    sources.notes[:0] = [*notes, *more]
+    settled = settle(find, lambda made: made.found, catalog, strategy, executor, trust)
+    sources = settled.made
+    sources.problems += settled.problems
+    sources.notes[:0] = [*notes, *settled.notes]
     return sources
 
 
@@ -172,6 +179,25 @@ def _is_mute(meta: TensorMeta, contents: Collection[Sample]) -> bool:
     return is_constant and meta.nbytes > meta.itemsize
 
 
+@dataclass(frozen=True, slots=True)
+class Settled(Generic[T]):
+    """What `settle` made of a strategy, and what contents say against it.
+
+    Attributes
+    ----------
+    made
+        From the strategy as contents correct it.
+    problems
+        Contradictions between strategy and contents that nothing settles.
+    notes
+        What else is to be known.
+    """
+
+    made: T
+    problems: list[Finding]
+    notes: list[Note]
+
+
 def settle(
     make: Callable[[Strategy], T],
     sources_of: Callable[[T], Iterable[Source]],
@@ -179,7 +205,7 @@ def settle(
     strategy: Strategy,
     executor: Executor,
     trust: Trust,
-) -> tuple[T, list[str], list[Note]]:
+) -> Settled[T]:
     """What ``make`` makes of a strategy, corrected where contents prove that it is wrong.
 
     Parameters
@@ -194,24 +220,37 @@ def settle(
         Does the reading.
     trust
         How far the strategy is believed.
-
-    Returns
-    -------
-    made, problems, notes
-        The problems are contradictions between strategy and contents that nothing settles.
     """
     made = make(strategy)
-    if trust.blindly:
-        return made, [], []
-    by_hand = strategy.by_hand
-    doubts, doubtful = find_doubts(catalog, sources_of(made), executor, by_hand)
+    contradiction = why_no_shard(strategy, trust)
+    if contradiction is not None or trust.blindly:
+        told = [] if contradiction is None else [Finding("strategy", contradiction)]
+        return Settled(made, told, [])
+    doubts, doubtful = find_doubts(catalog, strategy, sources_of(made), executor)
     shards = None
-    if doubts and strategy.layouts:
-        shards = find_shards(strategy, sources_of(made), executor, trust.optimizer_shard)
+    is_suspect = any(doubt.kind == "replica" for doubt in doubts)
+    if (is_suspect or trust.optimizer_shard is not None) and strategy.layouts:
+        shards = find_shards(
+            *(strategy, sources_of(made), executor, trust.optimizer_shard), trust.by_samples
+        )
     if shards is None:
-        return made, doubts, doubtful
-    if shards.problems:
-        return made, list(shards.problems), [*shards.notes, *doubtful]
+        return Settled(made, doubts, doubtful)
+    problems = [Finding("strategy", problem) for problem in shards.problems]
     made = make(shards.strategy)  # look again, with the strategy corrected
-    doubts, doubtful = find_doubts(catalog, sources_of(made), executor, by_hand)
-    return made, doubts, [*shards.notes, *doubtful]
+    others = [one for one in sources_of(made) if one.meta.name not in shards.names]
+    doubts, doubtful = find_doubts(catalog, shards.strategy, others, executor)
+    return Settled(made, [*problems, *doubts], [*shards.notes, *doubtful])
+
+
+def why_no_shard(strategy: Strategy | None, trust: Trust) -> str | None:
+    """Why an optimizer shard cannot be decided on the command line, or None if it can be."""
+    shard = trust.optimizer_shard
+    if shard is None or (shard == 1 and strategy is not None and strategy.layouts):
+        return None
+    if strategy is None or not strategy.layouts:
+        text = "it decides what a strategy leaves open, and none is read here; leave it away"
+        return f"--optimizer-shard {shard}: {text}"
+    if trust.blindly:
+        text = "it corrects the strategy, which --trust-strategy believes; leave one of them away"
+        return f"--optimizer-shard {shard}: {text}"
+    return None

@@ -27,6 +27,7 @@ from ckpttool.run.gather import (
     known_strategy,
     settle,
     source_layouts,
+    why_no_shard,
 )
 from ckpttool.run.integrity import check_files
 from ckpttool.run.numbered import Numbered
@@ -76,7 +77,8 @@ def plan_merge(
     trust_strategy
         Skip the samples that show whether the strategy belongs to these files.
     optimizer_shard
-        The optimizer shard of tensors whose contents do not tell it, where the strategy hides it.
+        The optimizer shard of tensors whose contents do not tell it, where the strategy hides it;
+        1 for none.  It is a problem if contents show another.
     strict
         Refuse to read slices of a missing or damaged rank from its replicas.
     check_replicas
@@ -313,19 +315,23 @@ def _settled_plan(
 ) -> tuple[Plan, list[str], list[Note]]:
     """The plan, what contents say against it, and notes."""
     if strategy is None:
-        return make_plan(catalog, None, target, {}, unlisted), [], []
+        why = why_no_shard(None, care.trust)
+        plan = make_plan(catalog, None, target, {}, unlisted)
+        return plan, [] if why is None else [why], []
     notes: list[Note] = []
     agreement = compare_contents(catalog, strategy, executor, notes)
 
     def make(strategy: Strategy) -> Plan:
         return make_plan(catalog, strategy, target, agreement, unlisted)
 
-    plan, problems, more = settle(make, _sources_of, catalog, strategy, executor, care.trust)
+    settled = settle(make, _sources_of, catalog, strategy, executor, care.trust)
+    plan, problems = settled.made, [problem.text for problem in settled.problems]
     if care.strict:
-        problems += [f"--strict: {note.text}" for note in plan.notes if note.is_warning]
+        told = (note for note in plan.notes if note.is_warning and note.kind == "replica")
+        problems += [f"--strict: {note.text}" for note in told]
     if care.check_replicas:
         problems += replica_problems(catalog, strategy, _sources_of(plan), executor)
-    return plan, problems, [*notes, *more]
+    return plan, problems, [*notes, *settled.notes]
 
 
 def _sources_of(plan: Plan) -> list[Source]:

@@ -6,8 +6,14 @@ the strategy says 0.  Of the ranks that should hold equal slices, those at posit
 elements are all the same tells nothing, but it has as many rows as its parameter or its states,
 which may tell.
 
-Two ranks that differ may as well be replicas of which one is stale.  That is no guess to be made:
-only three slices that all differ, or a shard whose slices come again, are proof.
+Replicas that drifted apart, or of which some are stale, look the same.  That is no guess to be
+made, so it is a question where one of these speaks for them:
+
+- two ranks that differ, and nothing else;
+- a tensor that is whole although it is as large as one that would be cut, and its rows divide.
+  MindSpore leaves whole what is small (``parallel_optimizer_threshold``), what stages share, what
+  does not divide, and by ``parallel_optimizer=False`` what the user names;
+- slices that are nearly the same numbers.
 """
 
 from __future__ import annotations
@@ -15,28 +21,40 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from functools import partial
 
+from ckpttool.model.catalog import StoredTensor, format_ranks
 from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
 from ckpttool.model.reduced import reduced_from
 from ckpttool.model.source import Source
-from ckpttool.model.strategy import Strategy, count, parameter_of, shorten
-from ckpttool.storage.digest import Sample, digest
+from ckpttool.model.strategy import GRADIENTS, Strategy, count, parameter_of, shorten
+from ckpttool.storage.digest import Sample, digest, nearness, sample
 
 BUFFER_BYTES = 4 << 20  # held by each worker
+
+Contents = Mapping[int, Sample]  # of one source, by rank
 
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """What the contents say: the corrected strategy, a note, and what they do not tell."""
+    """What the contents say: the corrected strategy, a note, and what they do not tell.
+
+    ``names`` are those that the problems are about.
+    """
 
     strategy: Strategy
-    notes: tuple[Note, ...]
-    problems: tuple[str, ...]
+    notes: tuple[Note, ...] = ()
+    problems: tuple[str, ...] = ()
+    names: frozenset[str] = frozenset()
 
 
 def find_shards(
-    strategy: Strategy, sources: Iterable[Source], executor: Executor, default: int | None
+    strategy: Strategy,
+    sources: Iterable[Source],
+    executor: Executor,
+    wanted: int | None,
+    by_samples: bool = False,
 ) -> Shards | None:
     """The strategy, with the optimizer shards that replicas show; None if that explains nothing.
 
@@ -49,41 +67,177 @@ def find_shards(
         What a person wrote by hand is not corrected.
     executor
         Does the reading.
-    default
-        The shard of tensors of which nothing tells; None makes them a problem.  It also says that
-        there is a shard, where the contents are no proof.
+    wanted
+        The shard that the user names, 1 for none.  It decides where contents tell nothing, or fit
+        several ways; what contradicts it is a problem.  A tensor with fewer replicas is cut by all
+        of them.
+    by_samples
+        Read some pages of every replica, not all of it.
     """
     listed = [
         source
         for source in sources
         if _can_be_cut(source) and source.meta.name not in strategy.by_hand
     ]
-    contents = _read(listed, executor)
+    if wanted is not None and (problem := _why_not(listed, wanted)):
+        names = frozenset(source.meta.name for source in listed)
+        return Shards(strategy, problems=(problem,), names=names)
+    if wanted == 1:
+        return None
+    contents = _read(listed, executor, by_samples)
     found = [
         smallest_shard(source.layout, held) for source, held in zip(listed, contents, strict=True)
     ]
-    is_proven = default is not None or any(
-        shard is not None and shard > 1 and (shard > 2 or source.layout.replicas > shard)
-        for source, shard in zip(listed, found, strict=True)
-    )
-    if 0 in found or not is_proven:
+    if wanted is None and (0 in found or all(shard in (None, 1) for shard in found)):
         return None
-    shards = {
+    if wanted is not None and (shards := _contradicting(strategy, listed, found, wanted)):
+        return shards
+    shards_of = {
         source.meta.name: shard
         for source, shard in zip(listed, found, strict=True)
         if shard is not None
     }
-    unclear = _settle_constants(listed, shards, default)
-    if _contradictions(listed, shards):
+    unclear = _settle_constants(listed, shards_of, wanted)
+    odd = _contradictions(listed, shards_of)
+    if odd and wanted is not None:
+        text = f"{shorten(odd)}: with --optimizer-shard {wanted}, and as contents show, they would "
+        text += "have other rows than their parameters"
+        return Shards(strategy, problems=(text,), names=frozenset(odd))
+    if odd:
         return None
-    cut = {name: shard for name, shard in shards.items() if shard > 1}
+    if wanted is None and (why := _why_unproven(listed, contents, shards_of, executor)):
+        return _question(strategy, listed, shards_of, why)
+    cut = {name: shard for name, shard in shards_of.items() if shard > 1}
     layouts = {
         name: tuple(replace(layout, optimizer_shard=cut.get(name, 1)) for layout in of_stages)
         if name in cut
         else of_stages
         for name, of_stages in strategy.layouts.items()
     }
-    return Shards(replace(strategy, layouts=layouts), _notes(cut), _problems(unclear))
+    names = frozenset(source.meta.name for source in unclear)
+    return Shards(replace(strategy, layouts=layouts), _notes(cut), _problems(unclear), names)
+
+
+def _why_not(listed: Sequence[Source], wanted: int) -> str | None:
+    """Why no optimizer shard of ``wanted`` can be: it does not divide replicas."""
+    most = max((source.layout.replicas for source in listed), default=1)
+    bad = [
+        source
+        for source in listed
+        if source.layout.replicas % wanted and (source.layout.replicas > wanted or most < wanted)
+    ]
+    if not bad and wanted <= most:
+        return None
+    if not bad:
+        return (
+            f"--optimizer-shard {wanted}: no parameter has replicas that the strategy leaves uncut"
+        )
+    replicas = bad[0].layout.replicas
+    return (
+        f"{shorten(source.meta.name for source in bad)}: --optimizer-shard {wanted} does not "
+        f"divide the {replicas} replicas; possible are {', '.join(map(str, _divisors(replicas)))}"
+    )
+
+
+def _contradicting(
+    strategy: Strategy, listed: Sequence[Source], found: Sequence[int | None], wanted: int
+) -> Shards | None:
+    """The problem of tensors that show another shard than ``wanted``, if there are any."""
+    odd = {
+        source.meta.name: shard
+        for source, shard in zip(listed, found, strict=True)
+        if shard not in (None, 1, min(wanted, source.layout.replicas))
+    }
+    if not odd:
+        return None
+    named = shorten(f"{name} ({shard or 'none at all'})" for name, shard in odd.items())
+    text = f"--optimizer-shard {wanted}, but ranks hold slices of another optimizer shard: {named}"
+    return Shards(strategy, problems=(text,), names=frozenset(odd))
+
+
+def _why_unproven(
+    listed: Sequence[Source],
+    contents: Sequence[Contents],
+    shards: Mapping[str, int],
+    executor: Executor,
+) -> str | None:
+    """What speaks for replicas that drifted apart, or None if slices are proven."""
+    cut = [source for source in listed if shards.get(source.meta.name, 1) > 1]
+    telling = [source.layout.replicas for source in cut if shards[source.meta.name] == 2]
+    if len(telling) == len(cut) and set(telling) == {2}:
+        return "only two ranks differ"
+    smallest = min(cut, key=lambda one: one.meta.nbytes * shards[one.meta.name])
+    nbytes = smallest.meta.nbytes * shards[smallest.meta.name]
+    is_all = shards[smallest.meta.name] == smallest.layout.replicas
+    whole = [
+        source.meta.name
+        for source, held in zip(listed, contents, strict=True)
+        if shards.get(source.meta.name) == 1
+        and not all(sample.is_constant for sample in held.values())
+        and not source.meta.name.startswith(GRADIENTS)
+        and source.meta.nbytes >= nbytes
+        and _divides(source, source.layout.replicas if is_all else shards[smallest.meta.name])
+    ]
+    if whole:
+        text = f"{shorten(whole, 3)}, as large as {smallest.meta.name}, would be cut, too, and "
+        return f"{text}{'is' if len(whole) == 1 else 'are'} the same on these ranks"
+    return _why_near(
+        cut, [held for one, held in zip(listed, contents, strict=True) if one in cut], executor
+    )
+
+
+def _divides(source: Source, shard: int) -> bool:
+    return source.meta.shape[0] % shard == 0 and source.layout.replicas % shard == 0
+
+
+def _why_near(
+    cut: Sequence[Source], contents: Sequence[Contents], executor: Executor
+) -> str | None:
+    """Says so if most numbers of two slices of the parameters are nearly the same."""
+    pairs = [
+        (source, pair)
+        for source, held in zip(cut, contents, strict=True)
+        if (pair := _two_that_differ(source, held)) is not None
+    ]
+    weights = [pair for pair in pairs if parameter_of(pair[0].meta.name) is None] or pairs
+    futures = [(source, executor.submit(nearness, *pair)) for source, pair in weights]
+    near = total = 0.0
+    for source, future in futures:
+        share = future.result()
+        if share is not None:
+            total += source.meta.nbytes
+            near += share * source.meta.nbytes
+    return "most of the numbers are nearly the same" if near * 2 > total else None
+
+
+def _two_that_differ(source: Source, held: Contents) -> tuple[StoredTensor, StoredTensor] | None:
+    """What two owners of a slice hold, if neither is constant and they differ."""
+    for ranks in source.replicas():
+        seen = [rank for rank in ranks if not held[rank].is_constant]
+        other = next((rank for rank in seen if held[rank] != held[seen[0]]), None)
+        if other is not None:
+            return ranks[seen[0]], ranks[other]
+    return None
+
+
+def _question(
+    strategy: Strategy, listed: Sequence[Source], shards: Mapping[str, int], why: str
+) -> Shards:
+    """The problem of replicas that differ and may be slices; it lists the ways."""
+    cut = [source for source in listed if shards.get(source.meta.name, 1) > 1]
+    names = [source.meta.name for source in cut]
+    first, shard = cut[0], shards[names[0]]
+    owners = next(iter(first.layout.slice_indices()))
+    ranks = format_ranks(first.layout.owners(owners))
+    text = (
+        f"{shorten(names)}: the strategy says that {ranks} hold the same, and they differ, which "
+        f"fits two ways ({why}): replicas that drifted apart or are not of one step "
+        f"({first.meta.name}: full shape {first.meta.shape}; take the lowest rank's with "
+        "--trust-strategy), or slices of an optimizer shard that the strategy does not list "
+        f"({first.meta.name}: full shape {(first.meta.shape[0] * shard, *first.meta.shape[1:])}; "
+        f"say so with --optimizer-shard {max(shards[name] for name in names)})"
+    )
+    return Shards(strategy, problems=(text,), names=frozenset(names))
 
 
 def smallest_shard(layout: Layout, contents: Mapping[int, Sample]) -> int | None:
@@ -111,7 +265,7 @@ def smallest_shard(layout: Layout, contents: Mapping[int, Sample]) -> int | None
 
 
 def _settle_constants(
-    listed: Sequence[Source], shards: dict[str, int], default: int | None
+    listed: Sequence[Source], shards: dict[str, int], wanted: int | None
 ) -> list[Source]:
     """Add the shards of tensors that tell nothing themselves; the sources that stay unclear."""
     rows = _rows(listed, shards)
@@ -121,7 +275,9 @@ def _settle_constants(
         if name in shards:
             continue
         known = _rows_of_relatives(name, rows)
-        shard = default if known is None else known // source.meta.shape[0]
+        shard = wanted and min(wanted, source.layout.replicas)
+        if known is not None:
+            shard = known // source.meta.shape[0]
         if shard is None or shard < 1 or source.layout.replicas % shard:
             unclear.append(source)
         else:
@@ -150,16 +306,20 @@ def _can_be_cut(source: Source) -> bool:
     is_cut = layout.optimizer_shard > 1 or layout.rows or layout.fields > 1
     if reduced_from(source.meta.name) is not None:
         return False  # it is cut like its parameter
+    is_cut = is_cut or layout.full_shape is not None  # which tells
     return (
         source.is_listed and not is_cut and layout.replicas > 1 and bool(shape) and 0 not in shape
     )
 
 
-def _read(sources: Sequence[Source], executor: Executor) -> list[dict[int, Sample]]:
+def _read(
+    sources: Sequence[Source], executor: Executor, by_samples: bool
+) -> list[dict[int, Sample]]:
     """What each rank holds of each source."""
+    look = sample if by_samples else partial(digest, buffer_bytes=BUFFER_BYTES)
     futures = [
         {
-            rank: executor.submit(digest, file.tensors[name], BUFFER_BYTES)
+            rank: executor.submit(look, file.tensors[name])
             for rank, file in source.catalog.files.items()
             if rank in source.layout.ranks and (name := source.meta.name) in file.tensors
         }
@@ -182,19 +342,25 @@ def _notes(cut: Mapping[str, int]) -> tuple[Note, ...]:
     ways = ", ".join(str(shard) for shard in sorted(set(cut.values())))
     text = f"cut by an optimizer shard ({ways}) that the strategy does not list, as replicas that "
     text += f"differ tell: {count(len(cut), 'parameter')}: {shorten(cut)}"
-    return (Note("corrected", text),)
+    text += "; are they no slices but replicas that drifted apart, say --optimizer-shard 1"
+    return (Note("corrected", text, is_warning=True),)
 
 
 def _problems(unclear: Sequence[Source]) -> tuple[str, ...]:
     if not unclear:
         return ()
     first = unclear[0]
-    ways = [n for n in range(1, first.layout.replicas + 1) if first.layout.replicas % n == 0]
+    ways = _divisors(first.layout.replicas)
     named = shorten(source.meta.name for source in unclear)
     return (
         f"{named}: the other parameters are cut by an optimizer shard that the strategy does not "
         f"list, and all elements of these are equal, which fits several ways ({first.meta.name}: "
         f"full shape "
         + " or ".join(str((first.meta.shape[0] * n, *first.meta.shape[1:])) for n in ways)
-        + "); decide with --optimizer-shard N, 1 for whole",
+        + "); decide with --optimizer-shard N, or say by hand of those that are whole that they "
+        "are `replicated` (-s MORE.yaml)",
     )
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]

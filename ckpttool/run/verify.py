@@ -216,10 +216,13 @@ class _Verification:
 
         if not deep:
             return find(self.strategy)[1]
-        (self.strategy, sources), _, notes = settle(
+        settled = settle(
             find, lambda made: made[1].found, self.catalog, self.strategy, self.executor, Trust()
         )
-        for note in notes:  # there is no result that it would do no harm to
+        self.strategy, sources = settled.made
+        # Replicas that differ are found once more when all are read, element by element.
+        sources.problems += [one for one in settled.problems if one.kind != "replica"]
+        for note in settled.notes:  # there is no result that it would do no harm to
             if note.kind == "doubt":
                 sources.problems.append(Finding("strategy", note.text, "warning"))
             else:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ckpttool.model.catalog import StoredTensor
 from ckpttool.model.manifest import units
+from ckpttool.model.region import Region
+from ckpttool.model.source import Source
+from ckpttool.storage.elements import decode, find_distances, find_magnitudes
 from ckpttool.storage.flatfile import FlatFiles
 
 SAMPLE_BYTES = 4096  # a page; it costs a disk no more than a byte does
+NEAR = 1e-2  # of the larger magnitude; slices of weights are near each other by chance in 1 of 100
 
 
 class Sample(NamedTuple):
@@ -62,14 +68,67 @@ def take_samples(tensors: Sequence[StoredTensor]) -> list[Sample]:
     samples = []
     with FlatFiles(SAMPLE_BYTES) as files:
         for tensor in tensors:
-            nbytes, itemsize = tensor.meta.nbytes, tensor.meta.itemsize
-            count = min(SAMPLE_BYTES, nbytes) // itemsize * itemsize
-            middle = (nbytes - count) // 2 // itemsize * itemsize
-            starts = sorted({0, middle, nbytes - count})
-            data = np.empty((len(starts), count), np.uint8)
-            for part, start in zip(data, starts, strict=True):
-                files.read_bytes(tensor, start, part)
-            elements = data.reshape(-1, itemsize)
+            data = _read_pages(files, tensor)
+            elements = data.reshape(-1, tensor.meta.itemsize)
             is_constant = bool((elements == elements[:1]).all())
             samples.append(Sample(hashlib.sha256(data.data).digest(), is_constant))
     return samples
+
+
+def sample(tensor: StoredTensor) -> Sample:
+    """The sample of one tensor, as of `take_samples`."""
+    return take_samples([tensor])[0]
+
+
+def sample_box(source: Source) -> bytes:
+    """A hash of three boxes of a full tensor: its first, middle and last elements.
+
+    Each is at most a page, and read from all of the slices that it meets, from their lowest owners.
+    """
+    meta, state = source.meta, hashlib.sha256()
+    sizes = [1] * len(meta.shape)
+    budget = SAMPLE_BYTES // meta.itemsize
+    for axis in reversed(range(len(sizes))):  # square in the last two axes, to meet slices of both
+        side = math.isqrt(budget) if axis else budget
+        sizes[axis] = max(1, min(meta.shape[axis], side))
+        budget //= sizes[axis]
+    with FlatFiles(SAMPLE_BYTES) as files:
+        for at in (0, 1, 2):
+            start = tuple((n - k) * at // 2 for n, k in zip(meta.shape, sizes, strict=True))
+            box = Region(start, tuple(a + k for a, k in zip(start, sizes, strict=True)))
+            data = np.empty((*sizes, meta.itemsize), np.uint8)
+            for tensor, in_slice, in_full in source.overlaps(box):
+                inside = in_full.relative_to(start)
+                cut = tuple(slice(a, b) for a, b in zip(inside.start, inside.stop, strict=True))
+                files.read_region(tensor, in_slice, data[cut])
+            state.update(data.tobytes())
+    return state.digest()
+
+
+def nearness(a: StoredTensor, b: StoredTensor) -> float | None:
+    """Of the sampled elements of two tensors the share that are nearly the same number in both.
+
+    Elements that are zero in both tell nothing; None if no others are sampled.
+    """
+    with FlatFiles(SAMPLE_BYTES) as files:
+        x, y = (decode(_read_pages(files, one).reshape(-1), one.meta.dtype) for one in (a, b))
+    if x is None or y is None or a.meta.dtype == "Bool":
+        return None
+    sizes = np.maximum(find_magnitudes(x), find_magnitudes(y))
+    telling = np.isfinite(sizes) & (sizes > 0)
+    if not telling.any():
+        return None
+    near = find_distances(x, y)[telling] < NEAR * sizes[telling]
+    return float(np.count_nonzero(near)) / int(np.count_nonzero(telling))
+
+
+def _read_pages(files: FlatFiles, tensor: StoredTensor) -> npt.NDArray[np.uint8]:
+    """The first, middle and last bytes of a tensor, one row each; no row comes twice."""
+    nbytes, itemsize = tensor.meta.nbytes, tensor.meta.itemsize
+    count = min(SAMPLE_BYTES, nbytes) // itemsize * itemsize
+    middle = (nbytes - count) // 2 // itemsize * itemsize
+    starts = sorted({0, middle, nbytes - count})
+    data = np.empty((len(starts), count), np.uint8)
+    for part, start in zip(data, starts, strict=True):
+        files.read_bytes(tensor, start, part)
+    return data

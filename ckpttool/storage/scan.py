@@ -152,6 +152,10 @@ def _note_encryption(files: Mapping[int, FileIndex], key: Secret | None) -> Iter
     encrypted = {rank: file for rank, file in files.items() if file.cipher is not None}
     if key is not None and files and not encrypted:
         yield Note("encryption", "no file is encrypted, so the key was not needed")
+    plain = [rank for rank, file in files.items() if file.cipher is None and file.nbytes]
+    if encrypted and plain:
+        text = f"{format_ranks(plain)}: not encrypted, though others are; are they of this run?"
+        yield Note("encryption", text, is_warning=True)
     void = [rank for rank, file in encrypted.items() if file.attrs.get("crc_num") == "0"]
     if void:
         text = f"{format_ranks(void)}: encrypted and saved with crc_check, for which MindSpore "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -121,6 +121,36 @@ def _line(cells: Sequence[str]) -> str:
         cell.ljust(-width) if width < 0 else cell.rjust(width)
         for cell, (_, width) in zip(cells, COLUMNS, strict=True)
     )
+
+
+def readme_lines(facts: Mapping[str, str | int], summaries: Sequence[Summary]) -> Iterable[str]:
+    """Lines for a README: a row for each case, a column for each size."""
+    gib = int(facts["memory_bytes"]) / (1 << 30)
+    yield (
+        f"{facts['processor']}, {facts['processors']} processors, {gib:.0f} GiB, "
+        f"{facts['file_system']}; Python {facts['python']}, numpy {facts['numpy']}, h5py "
+        f"{facts['h5py']}; page cache {facts['page_cache']}. Each cell: seconds, ratio to `cp -r`, "
+        "the same when both wait for the disk, and peak memory in MiB."
+    )
+    for is_sized in (True, False):
+        shown = [one for one in summaries if bool(one.size) == is_sized]
+        if not shown:
+            continue
+        sizes = list(dict.fromkeys(one.size for one in shown))
+        yield ""
+        yield "| | " + " | ".join(size or "seconds, ratio, MiB" for size in sizes) + " |"
+        yield "|---|" + "---|" * len(sizes)
+        for case in dict.fromkeys(one.case for one in shown):
+            cells = {one.size: _cell(one) for one in shown if one.case == case}
+            yield f"| {case} | " + " | ".join(cells.get(size, "") for size in sizes) + " |"
+
+
+def _cell(one: Summary) -> str:
+    if one.error:
+        return "failed"
+    written = one.synced_ratio if one.nbytes else None
+    ratios = [f"x {ratio:.2f}" for ratio in (one.ratio, written) if ratio is not None]
+    return ", ".join((f"{one.seconds:.2f} s", *ratios, f"{one.peak_bytes / MIB:.0f}"))
 
 
 def machine(work: Path) -> dict[str, str | int]:
