@@ -1,6 +1,29 @@
-"""``python -m ckpttool``."""
+"""``python -m ckpttool``, and what the console script calls."""
 
-from ckpttool.cli.main import main
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+
+
+def run() -> None:
+    """Run the command line; signals count from here on, before packages are loaded.
+
+    What writes has handlers of its own: see `ckpttool.cli.signals`.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+            signal.signal(number, _end)
+    from ckpttool.cli.main import main
+
+    main()
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """End without a traceback, with the exit code that shells give to a signal."""
+    sys.exit(128 + number)
+
 
 if __name__ == "__main__":
-    main()
+    run()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +46,41 @@ def test_version_is_the_package_version():
     import ckpttool
 
     assert run_well("--version").stdout == f"ckpttool, version {ckpttool.__version__}\n"
+
+
+def console_script():
+    """The program that pip makes of the entry in pyproject.toml."""
+    text = Path(__file__).parent.parent.joinpath("pyproject.toml").read_text(encoding="utf-8")
+    module, function = re.search(r'^ckpttool = "([\w.]+):(\w+)"$', text, re.MULTILINE).groups()
+    return ["-c", f"from {module} import {function}; {function}()"]
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+@pytest.mark.parametrize("program", [["-m", "ckpttool"], console_script()])
+@pytest.mark.parametrize("package", ["click", "numpy"])
+def test_a_signal_while_packages_are_loaded_is_no_traceback(
+    tmp_path, program, package, number, code
+):
+    """The package is one that takes its time, and says so."""
+    text = "import time; print('loading', flush=True); time.sleep(60)\n"
+    (tmp_path / f"{package}.py").write_text(text)
+    command = [sys.executable, *program, "verify", str(SMALL / "src")]
+    found = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, "PYTHONPATH": found},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "loading\n"
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "Traceback" not in errors
+    assert "Aborted" not in errors
 
 
 def test_inspect_of_a_file_prints_one_document_with_every_tensor():

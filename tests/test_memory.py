@@ -83,7 +83,7 @@ def test_too_small_a_budget_is_refused_with_the_least_that_works(source, tmp_pat
     result = run(*words, "--max-memory", "20MiB", "-j", "3")
     assert result.exit_code == 5
     assert not mentions(
-        message(result), "20971520 bytes of memory are too little", "threads:3", "fewer workers"
+        message(result), "20 MiB of memory are too little", "threads:3", "fewer workers"
     )
     assert files_below(tmp_path) == []
     assert "fewer" not in message(run(*words, "--max-memory", "20MiB", "-j", "1"))

@@ -9,7 +9,8 @@ import pytest
 
 from ckpttool.model.catalog import FileIndex
 from ckpttool.model.layout import Layout
-from ckpttool.model.redundancy import is_deduplicated
+from ckpttool.model.redundancy import is_deduplicated, set_empty_aside
+from ckpttool.model.strategy import Strategy
 from tests import corpus
 from tests.checkpoints import (
     ONE_STAGE,
@@ -151,21 +152,78 @@ def test_a_parameter_of_one_rank_that_is_lost_is_no_parameter_that_was_never_sav
     assert (suspect in told) == (file_of(saved, 1).stat().st_size == 0)
 
 
-def test_an_empty_file_of_a_checkpoint_with_redundancy_is_pointed_out(tmp_path):
+@pytest.fixture
+def plain(tmp_path):
+    """A checkpoint with redundancy of which rank 5 has a file of 0 bytes, and its strategy."""
     case = GOLDEN / "reshard_8_to_4"
     shutil.copytree(case / "src", tmp_path / "src")
-    path = file_of(tmp_path / "src", 5)
-    path.write_bytes(b"")
-    words = [tmp_path / "src", "-s", case / "src_strategy.ckpt"]
-    told = message(run_well("merge", *words, "-o", tmp_path / "full.ckpt"))
-    assert f"rank 5 holds nothing ({path} has 0 bytes)" in told
-    assert "was not saved without redundancy: was it cut short?" in told
+    file_of(tmp_path / "src", 5).write_bytes(b"")
+    return [tmp_path / "src", "-s", case / "src_strategy.ckpt"]
+
+
+def test_an_empty_file_of_a_checkpoint_with_redundancy_is_damaged(plain, tmp_path):
+    told = message(run_well("merge", *plain, "-q", "-o", tmp_path / "full.ckpt"))
+    path = file_of(plain[0], 5)
+    text = f"rank 5: {path}: empty (0 bytes), as a full disk or a crash leaves it; all its slices"
+    assert f"warning: {text} are read from replicas: rank" in told
     assert not corpus.differences(
-        corpus.conversion(case.name, "merge").ranks,
+        corpus.conversion("reshard_8_to_4", "merge").ranks,
         corpus.digests({0: read(tmp_path / "full.ckpt")}),
     )
-    (note,) = json.loads(run_well("inspect", *words, "--json").stdout)["notes"]
-    assert note["kind"] == "replica"
+    result = run("merge", *plain, "-q", "-o", tmp_path / "strict.ckpt", "--strict")
+    assert result.exit_code == 5
+    assert f"--strict: {text}" in message(result)
+    assert f"warning: {text}" in message(run("diff", plain[0], *plain))
+    result = run("verify", *plain, "--json")
+    assert result.exit_code == 1
+    (finding,) = json.loads(result.stdout)["findings"]
+    assert (finding["severity"], finding["kind"], finding["ranks"]) == ("error", "damaged", [5])
+
+
+def test_inspect_says_once_that_a_file_is_empty_and_who_replaces_it(plain):
+    result = run("inspect", *plain)
+    assert result.exit_code == 3
+    assert message(result).count("empty (0 bytes)") == 1
+    assert result.stderr.startswith(f"ckpttool: rank 5: {file_of(plain[0], 5)}: empty (0 bytes)")
+    assert "are read from replicas: rank" in result.stderr
+    result = run("inspect", plain[0])  # without a strategy it is not known
+    assert result.exit_code == 0
+    assert "has 0 bytes): cut short, or saved without redundancy" in result.stderr
+    result = run("verify", plain[0])
+    assert result.exit_code == 1
+    assert "nothing in it (0 bytes): cut short, or saved without redundancy" in message(result)
+
+
+def test_one_empty_file_holds_nothing_that_could_be_converted_or_is_well(plain, tmp_path):
+    path = file_of(plain[0], 5)
+    for words in (["verify", path], ["merge", path, "-o", tmp_path / "x.h5"], ["diff", path, path]):
+        result = run(*words)
+        assert result.exit_code == (1 if words[0] == "verify" else 3)
+        assert f"{path}: empty (0 bytes)" in message(result)
+    assert f"{path}: nothing in it (0 bytes)" in run_well("inspect", path).stderr
+
+
+def test_a_checkpoint_of_empty_files_is_damaged_with_and_without_a_strategy(plain, tmp_path):
+    for rank in range(8):
+        file_of(plain[0], rank).write_bytes(b"")
+    of_merge = ["-o", tmp_path / "x.h5"]
+    for words in (["merge", *plain, *of_merge], ["inspect", *plain], ["inspect", plain[0]]):
+        result = run(*words)
+        assert result.exit_code == 3
+        assert message(result).count(": empty (0 bytes)") == 8
+    result = run("verify", plain[0])
+    assert result.exit_code == 1
+    assert "8 errors" in message(result)
+
+
+def test_a_stage_without_layouts_may_hold_nothing():
+    catalog = with_names({"w": (4, 3)}, range(4))
+    for rank in range(4, 8):
+        catalog.files[rank] = FileIndex(f"run/rank_{rank}/net.ckpt", "ckpt", 0, {})
+    two_stages = Strategy(ONE_STAGE.layouts, 2, 4)
+    assert set_empty_aside(catalog, two_stages) == catalog
+    catalog.files[3] = FileIndex("run/rank_3/net.ckpt", "ckpt", 0, {})
+    assert list(set_empty_aside(catalog, two_stages).damaged) == [3]
 
 
 # ------------------------------------------------------------------------- without any layouts

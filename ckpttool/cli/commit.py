@@ -19,8 +19,9 @@ from ckpttool.cli.text import printable
 )
 @click.argument("folder", metavar="DIR", type=click.Path(exists=True))
 @options.as_json
+@options.quiet
 @options.debug
-def commit(folder: str, as_json: bool) -> None:
+def commit(folder: str, as_json: bool, quiet: bool) -> None:
     """Mark the outputs of several runs with --part complete."""
     manifest = ckpttool.commit(folder)
     if as_json:

@@ -10,6 +10,7 @@ import click
 import ckpttool
 from ckpttool.cli import answers, options
 from ckpttool.cli.progress import show_progress
+from ckpttool.cli.values import Number
 from ckpttool.errors import CkptToolError, raise_all
 
 if TYPE_CHECKING:
@@ -52,12 +53,12 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--atol",
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     metavar="X",
     help="Compare numbers, not bytes: |a - b| <= ATOL + RTOL * |b| is equal, and so are NaN and "
     "NaN.  [default: 0]",
 )
-@click.option("--rtol", type=click.FloatRange(min=0), metavar="X", help="See --atol.  [default: 0]")
+@click.option("--rtol", type=Number(min=0), metavar="X", help="See --atol.  [default: 0]")
 @click.option(
     "--unlisted",
     type=click.Choice(["rank", "first", "drop"]),

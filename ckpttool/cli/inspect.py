@@ -9,11 +9,12 @@ import click
 import ckpttool
 from ckpttool.cli import options, report
 from ckpttool.cli.beside import show_other
-from ckpttool.errors import CkptToolError, raise_all
+from ckpttool.errors import CkptToolError, FormatError, raise_all
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
     from ckpttool.model.ciphertext import Secret
+    from ckpttool.model.notes import Note
 
 
 @click.command(
@@ -67,8 +68,24 @@ def inspect(
     else:
         report.print_checkpoint(catalog, document)
     if not as_json:
+        errors, notes = _told_once(errors, notes)
         report.print_notes(notes, quiet)
     raise_all(errors)
+
+
+def _told_once(
+    errors: list[CkptToolError], notes: tuple[Note, ...]
+) -> tuple[list[CkptToolError], tuple[Note, ...]]:
+    """Errors and notes for people: who replaces a damaged file is said with the damage."""
+    kept = list(notes)
+    for i, error in enumerate(errors):
+        for note in notes:
+            told, damage, rest = note.text.partition(str(error))
+            if note.is_warning and damage and isinstance(error, FormatError):
+                errors[i] = type(error)(told + error.path, error.offset, error.reason + rest)
+                kept.remove(note)
+                break
+    return errors, tuple(kept)
 
 
 def _verify(catalog: Catalog, errors: list[CkptToolError]) -> Catalog:

@@ -117,4 +117,4 @@ def _explain(error: Exception) -> tuple[tuple[str, ...], int]:
 )
 @click.version_option(ckpttool.__version__, prog_name="ckpttool")
 def main() -> None:
-    """The entry point of the console script."""
+    """The command line, as a function."""

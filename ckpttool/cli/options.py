@@ -13,7 +13,7 @@ import click
 import ckpttool
 from ckpttool.cli.keys import read_key
 from ckpttool.cli.progress import show_count
-from ckpttool.cli.values import PartOf, RankList, Size
+from ckpttool.cli.values import PartOf, RankList, Size, WholeNumber
 from ckpttool.errors import CkptToolError, raise_all
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ trust_strategy = click.option(
 )
 optimizer_shard = click.option(
     "--optimizer-shard",
-    type=click.IntRange(min=1),
+    type=WholeNumber(min=1),
     metavar="N",
     help="An optimizer shard that the strategy hides: decides where contents do not tell or fit "
     "several ways; 1 for none.  It is an error if they show another.  [default: an error]",
@@ -168,8 +168,8 @@ max_shard_size = click.option(
 replicated = click.option(
     "--replicated",
     is_flag=True,
-    help="Every rank holds everything (data parallel, integrated_save=True): compare all "
-    "replicas and keep one.  Instead of -s.",
+    help="Every rank holds everything (data parallel, integrated_save=True), which is held against "
+    "contents.  Instead of -s.",
 )
 strict = click.option(
     "--strict",
@@ -183,7 +183,7 @@ check_replicas = click.option(
 )
 limit = click.option(
     "--limit",
-    type=click.IntRange(min=0),
+    type=WholeNumber(min=0),
     metavar="N",
     help="List at most N of what was found.  [default: 50; with --json all]",
 )
@@ -223,7 +223,7 @@ def engine(command: Callable[..., object]) -> Callable[..., object]:
     jobs = click.option(
         "-j",
         "--jobs",
-        type=click.IntRange(min=1),
+        type=WholeNumber(min=1),
         metavar="N",
         expose_value=False,
         is_eager=True,

@@ -17,7 +17,7 @@ from ckpttool.errors import CkptToolError
 from ckpttool.model.catalog import format_ranks
 from ckpttool.model.maps import map_of
 from ckpttool.model.notes import Note
-from ckpttool.model.redundancy import is_marked, note_redundancy
+from ckpttool.model.redundancy import note_redundancy, set_empty_aside
 
 if TYPE_CHECKING:
     from ckpttool.formats.rank_table import Device
@@ -77,7 +77,12 @@ def describe_undivided(catalog: Catalog) -> tuple[Json, tuple[Note, ...]]:
 
     if not catalog.indexes:
         (file,) = catalog.files.values()
-        return {**_describe_file(file), "tensors": list(_describe_tensors(file))}, catalog.notes
+        text = (
+            f"{file.path}: nothing in it ({file.nbytes} bytes): cut short, or of a rank that was "
+        )
+        empty = [] if file.tensors else [Note("replica", text + "saved without redundancy")]
+        document = {**_describe_file(file), "tensors": list(_describe_tensors(file))}
+        return document, (*catalog.notes, *empty)
     files = catalog.files.values()
     slices = possible_slices(catalog).values()
     text = f"not in the index, so perhaps slices of rank 0: {', '.join(slices)}"
@@ -144,8 +149,10 @@ def describe_checkpoint(
     }
     if catalog.description is not None:
         document["values"] = dict(catalog.description.values)
-    elif strategy is None and is_marked(catalog):
-        notes += filter(None, [note_redundancy(catalog, is_deduplicated=True)])
+    elif strategy is None:
+        whole = set_empty_aside(catalog, None)
+        errors += [whole.damaged[rank] for rank in catalog.files if rank not in whole.files]
+        notes += filter(None, [note_redundancy(whole, is_deduplicated=None)])
     if strategy is not None or catalog.description is not None:
         from ckpttool.model.findings import Finding, plan_error
         from ckpttool.model.losses import notes_of_scan
@@ -153,7 +160,9 @@ def describe_checkpoint(
 
         strategy = source_layouts(catalog, strategy)
         strategy, problems = strategy.resolve(catalog.metas)
-        strategy, sources = _look(catalog, strategy, errors)
+        whole = set_empty_aside(catalog, strategy)
+        errors[:0] = [whole.damaged[rank] for rank in catalog.files if rank not in whole.files]
+        strategy, sources = _look(whole, strategy, errors)
         sources.problems[:0] = [Finding("strategy", problem) for problem in problems]
         document["tensors"] = [_describe_source(source, strategy) for source in sources.found]
         others = notes[len(catalog.notes) :]
@@ -255,7 +264,7 @@ def print_undivided(catalog: Catalog, document: Json) -> None:
         f"{len(stored)} tensors",
         ("name", "dtype", "shape", "size>", *(["file"] if several else [])),
         (
-            (meta.name, meta.dtype, _shape(meta.shape), format_bytes(meta.nbytes), *where)
+            (meta.name, meta.dtype, format_shape(meta.shape), format_bytes(meta.nbytes), *where)
             for meta, where in (
                 (tensor.meta, [PurePath(tensor.path).name] if several else []) for tensor in stored
             )
@@ -298,8 +307,10 @@ def print_checkpoint(catalog: Catalog, document: Json) -> None:
             (_described_row(tensor) for tensor in tensors),
         )
     elif isinstance(tensors, list):
+        total = len(catalog.metas)
+        rest = f" of {total}; of the others slices are missing, or they do not fit: see below"
         print_table(
-            f"{len(tensors)} tensors",
+            f"{len(tensors)}{' tensors' if len(tensors) == total else rest}",
             ("name", "dtype", "shape", "slice", "device matrix", "tensor map", "shard>", "stages"),
             (_row(tensor) for tensor in tensors),
         )
@@ -310,10 +321,12 @@ def _row(tensor: Mapping[str, Any]) -> Sequence[str]:
     return (
         tensor["name"],
         tensor["dtype"],
-        _shape(tensor["shape"]),
-        _shape(tensor["slice_shape"]),
-        _shape(tensor["device_matrix"]) if listed else "not listed",
-        " ".join(_shape(axes) if axes else "-" for axes in tensor["tensor_map"]) if listed else "",
+        format_shape(tensor["shape"]),
+        format_shape(tensor["slice_shape"]),
+        format_shape(tensor["device_matrix"]) if listed else "not listed",
+        " ".join(format_shape(axes) if axes else "-" for axes in tensor["tensor_map"])
+        if listed
+        else "",
         str(tensor["optimizer_shard"]) if listed and tensor["optimizer_shard"] > 1 else "",
         ", ".join(map(str, tensor["stages"])),
     )
@@ -322,20 +335,28 @@ def _row(tensor: Mapping[str, Any]) -> Sequence[str]:
 def _described_row(tensor: Mapping[str, Any]) -> Sequence[str]:
     slices = tensor.get("slices")
     if slices is None:
-        return (tensor["name"], tensor["dtype"], _shape(tensor["shape"]), "", "not described", "")
+        return (
+            tensor["name"],
+            tensor["dtype"],
+            format_shape(tensor["shape"]),
+            "",
+            "not described",
+            "",
+        )
     ranks = [format_ranks(held["ranks"]).partition(" ")[2] for held in slices[:MOST_SLICES]]
     more = len(slices) - MOST_SLICES
     return (
         tensor["name"],
         tensor["dtype"],
-        _shape(tensor["shape"]),
-        _shape(tensor["slice_shape"]),
-        f"{len(slices)} boxes" if tensor["parts"] is None else _shape(tensor["parts"]),
+        format_shape(tensor["shape"]),
+        format_shape(tensor["slice_shape"]),
+        f"{len(slices)} boxes" if tensor["parts"] is None else format_shape(tensor["parts"]),
         " | ".join([*ranks, f"and {more} more"] if more > 0 else ranks),
     )
 
 
-def _shape(sizes: Sequence[int]) -> str:
+def format_shape(sizes: Sequence[int]) -> str:
+    """Sizes, or an index, for people."""
     return f"({', '.join(map(str, sizes))})"
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Cut an undivided checkpoint for the ranks of a strategy: DIR/rank_R/PREFIXR.ckpt (.h5,
     .safetensors) for every rank R.  SRC is one file, a folder with an index
-    (param_name_map.json, model.safetensors.index.json), or a folder with the file of one rank.
+    (param_name_map.json, model.safetensors.index.json), or a folder with rank_0/ alone in it.
     """,
 )
 @options.source

@@ -16,6 +16,18 @@ else:
     PartType = RanksType = SizeType = click.ParamType  # generic from click 8.4 on only
 
 
+class Number(click.FloatRange):
+    """A number on the command line, called so in messages."""
+
+    name = "number"
+
+
+class WholeNumber(click.IntRange):
+    """A whole number on the command line, called so in messages."""
+
+    name = "whole number"
+
+
 class RankList(RanksType):
     """Ranks on the command line, such as ``0,3-7``."""
 
@@ -43,7 +55,9 @@ class Size(SizeType):
         """Bytes; GB are 10^9 and GiB 2^30, as Hugging Face counts."""
         match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([KMGT]?)(i?)B\s*", value)
         if match is None or (match[3] and not match[2]):
-            self.fail(f"{value!r} is no size such as 5GB, 500MB or 2GiB", param, ctx)
+            self.fail(
+                f"{value!r} is no size: a number and a unit, such as 500MB or 2GiB", param, ctx
+            )
         unit = (1024 if match[3] else 1000) ** " KMGT".index(match[2] or " ")
         nbytes = int(Decimal(match[1]) * unit)
         if not nbytes:

@@ -27,6 +27,8 @@ from ckpttool.formats.wire import LENGTH, VARINT, WireReader
 JSON_BYTES = 16 << 20  # of a larger document not even the kind is told
 VERSION = re.compile(rb"\d+(\.\d+)+")
 VERSION_BYTES = 40
+BY_HAND = re.compile(rb"^[\"']?ckpttool_strategy[\"']?\s*:", re.MULTILINE)
+BY_HAND_BYTES = 64 << 10  # a mark that stands behind more comments than that is not found
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ def recognise(path: str) -> Other | None:
         head = file.read(64)
         if head.lstrip()[:1] == b"{":
             return OTHERS.get(_json_kind(head + file.read(JSON_BYTES)))
+        if BY_HAND.search(head + file.read(BY_HAND_BYTES)):
+            return OTHERS["strategy"]
     try:
         return OTHERS.get(_message_kind(path))
     except FormatError:
@@ -86,7 +90,7 @@ def _json_kind(data: bytes) -> str:
     keys = set(document) if isinstance(document, dict) else set()
     if keys & {"server_list", "group_list", "server_group_list"}:
         return "rank_table"
-    if keys & {"parallel_layout_item", "parallel_strategy_item"}:
+    if keys & {"parallel_layout_item", "parallel_strategy_item", "ckpttool_strategy"}:
         return "strategy"
     return "meta" if "last_ckpt_file" in keys else ""
 

@@ -134,10 +134,12 @@ def find_beginnings(catalog: Catalog) -> Iterator[Finding]:
             if len(more) > len(metas) and more[: len(metas)] == metas
         ]
         if longer:
-            text = (
-                f"{format_ranks(ranks)} ({catalog.files[ranks[0]].path}): only the first "
-                f"{len(metas)} of the tensors that {format_ranks(longer[0])} "
-                f"{'has' if len(longer[0]) == 1 else 'have'}: cut short, or saved without "
-                "redundancy (a strategy, -s, tells)"
-            )
+            text = f"{format_ranks(ranks)} ({catalog.files[ranks[0]].path}): "
+            if metas:
+                text += f"only the first {len(metas)} of the tensors that "
+                text += f"{format_ranks(longer[0])} {'has' if len(longer[0]) == 1 else 'have'}"
+            else:
+                text += f"nothing in {'it' if len(ranks) == 1 else 'them'} "
+                text += f"({catalog.files[ranks[0]].nbytes} bytes)"
+            text += ": cut short, or saved without redundancy (a strategy, -s, tells)"
             yield Finding("lacking", text, "warning", ranks=ranks)

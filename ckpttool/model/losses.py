@@ -200,8 +200,10 @@ def _lack(
             of_file = _empty_files(catalog, owners)
         reasons = [f"{format_ranks(owners)}: slices are missing{of_file}"]
     why = f" (saved without redundancy, {MARK})" if is_deduplicated else ""
-    many = "parameter" if len(names) == 1 else count(len(names), "parameter")
-    text = f"{', '.join(reasons)}; no other rank has them{why}: {many} {shorten(names)}"
+    many = f"parameter {names[0]}"
+    if len(names) > 1:
+        many = f"{count(len(names), 'parameter')} ({shorten(names)})"
+    text = f"{', '.join(reasons)}; no other rank has them{why}: {many}"
     tensor = names[0] if len(names) == 1 else None
     return Finding("missing", text, tensor=tensor, ranks=tuple(owners))
 

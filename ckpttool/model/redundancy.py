@@ -16,7 +16,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
+from ckpttool.errors import FormatError
 from ckpttool.model.catalog import Catalog, format_ranks
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import Strategy
@@ -61,20 +63,51 @@ def is_deduplicated(catalog: Catalog, strategy: Strategy) -> bool:
     return is_short
 
 
-def note_redundancy(catalog: Catalog, is_deduplicated: bool) -> Note | None:
-    """What should be known of a checkpoint without redundancy, and of ranks that hold nothing."""
+def set_empty_aside(catalog: Catalog, strategy: Strategy | None) -> Catalog:
+    """The catalog with files of 0 bytes among the damaged ones, where each should hold something.
+
+    Only without redundancy may a rank hold nothing, or if its stage has no layouts at all.  Without
+    a strategy that is not known, unless no file holds anything.
+    """
+    empty = {rank for rank, file in catalog.files.items() if not file.nbytes}
+    if not empty or catalog.description is not None:
+        return catalog
+    if strategy is None:
+        empty &= set(catalog.files if catalog.is_undivided or not catalog.metas else ())
+    elif is_deduplicated(catalog, strategy):
+        return catalog
+    elif strategy.layouts:
+        layouts = {layout for named in strategy.layouts.values() for layout in named}
+        empty &= {rank for layout in layouts for rank in layout.ranks}
+    reason = "empty (0 bytes), as a full disk or a crash leaves it"
+    damaged = {rank: FormatError(catalog.files[rank].path, None, reason) for rank in empty}
+    return replace(
+        catalog,
+        files={rank: file for rank, file in catalog.files.items() if rank not in empty},
+        damaged=dict(sorted({**catalog.damaged, **damaged}.items())),
+    )
+
+
+def note_redundancy(catalog: Catalog, is_deduplicated: bool | None) -> Note | None:
+    """What should be known of a checkpoint without redundancy, and of ranks that hold nothing.
+
+    None for ``is_deduplicated`` says that there is no strategy that could tell.
+    """
     idle = [rank for rank, file in catalog.files.items() if not file.tensors]
     nothing = f"{format_ranks(idle)} hold{'s' if len(idle) == 1 else ''} nothing"
-    if is_deduplicated:
+    if is_deduplicated or (is_deduplicated is None and is_marked(catalog)):
         text = f"{catalog.root}: saved without redundancy ({MARK}): of ranks with equal slices "
         text += "one alone has each" + (f"; {nothing}" if idle else "")
         return Note("replica", text)
-    if idle:
-        path = catalog.files[idle[0]].path
-        text = f"{nothing} ({path} has {catalog.files[idle[0]].nbytes} bytes), though the "
-        text += "checkpoint was not saved without redundancy: was it cut short?"
+    if not idle:
+        return None
+    file = catalog.files[idle[0]]
+    text = f"{nothing} ({file.path} has {file.nbytes} bytes)"
+    if is_deduplicated is None:
+        text += ": cut short, or saved without redundancy (a strategy, -s, tells)"
         return Note("replica", text)
-    return None
+    text += ", though the checkpoint was not saved without redundancy: was it cut short?"
+    return Note("replica", text, is_warning=True)
 
 
 def absent_ranks(catalog: Catalog) -> Iterator[str]:

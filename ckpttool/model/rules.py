@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import translate
 
+from ckpttool.model.catalog import TensorMeta
 from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
 
@@ -49,6 +50,14 @@ class Rule:
         (True, False)
         """
         return name == self.pattern or self._regex.match(name) is not None
+
+    def why_not(self, meta: TensorMeta) -> str | None:
+        """Why the rule cannot be for a tensor, of which ``meta`` is a slice, or None if it can."""
+        axis = len(self.layout.tensor_map) - 1
+        if not self.is_open or axis < len(meta.shape) or meta.text is not None:
+            return None
+        counted = "axes count from 0"
+        return f"{meta.name}: {self.place} cuts axis {axis} ({counted}), its shape is {meta.shape}"
 
     def layouts(self, ndim: int) -> tuple[Layout, ...]:
         """The layouts of a tensor of ``ndim`` axes, one for each stage that holds it."""

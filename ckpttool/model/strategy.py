@@ -128,6 +128,10 @@ class Strategy:
         layouts, by_hand = dict(self.layouts), dict(self.by_hand)
         for name, rule in found.items():
             meta = metas[name]
+            reason = rule.why_not(meta)
+            if reason is not None:
+                problems.append(reason)
+                continue
             said = rule.layouts(len(meta.shape))
             listed = self.layouts.get(name)
             if listed is not None and not _agree(listed, said):

@@ -51,20 +51,21 @@ def questions(
     may_add
         Whether a strategy by hand may be given as well.
     """
-    more = "Say how slices are cut in a strategy by hand, given as well (-s MORE.yaml), or else: "
-    more = more if may_add else ""
+    ask = "Say how slices are cut in a strategy by hand, given as well (-s MORE.yaml), or decide"
+    ask = ask if may_add else "Decide"
     if where is not None:
         return [
-            f"{what} {more}Decide with {CHOICES}"
+            f"{what} {ask} with {CHOICES}"
             for groups, names in differing.items()
             for what in _differences(where, groups, names)
         ]
     number = sum(len(names) for names in differing.values())
     ways = shorten((f"{names[0]}: {_show(groups)}" for groups, names in differing.items()), 3)
     question = (
-        f"not every rank holds everything: {number} of {count(total, 'parameter')} differ between "
-        f"ranks ({ways}); if they are slices, give the strategy (-s STRATEGY); if each rank has "
-        f"its own, as a random state is, decide with {CHOICES}"
+        f"not every rank holds everything: {number} of {count(total, 'parameter')} "
+        f"differ{'s' if number == 1 else ''} between ranks ({ways}); if they are slices, give the "
+        "strategy (-s STRATEGY); if a file is damaged, move it away; if each rank has its own, as "
+        f"a random state is, decide with {CHOICES}"
     )
     return [question]
 

@@ -205,14 +205,15 @@ def _disagreements(folder: str, records: Sequence[Record]) -> Iterator[str]:
     """What keeps records from being those of one plan, all of it."""
     counts = sorted({record.parts for record in records})
     if len(counts) > 1:
-        ways = " and ".join(f"of {parts} parts" for parts in counts)
-        example = records[0].listing.path.name
-        yield f"{folder}: records {ways}; remove those that are not wanted (such as {example})"
+        paths = {record.parts: record.listing.path for record in reversed(records)}
+        ways = " and ".join(f"of {parts} parts (such as {paths[parts]})" for parts in counts)
+        yield f"{folder}: records {ways}; remove those that are not wanted"
         return
     numbers = {record.part for record in records}
     missing = [number for number in range(1, counts[0] + 1) if number not in numbers]
     if missing:
         named = f"{format_ranks(missing, 'part')} of {counts[0]}"
+        named += f" {'is' if len(missing) == 1 else 'are'}"
         yield f"{folder}: {named} not there; run what is missing (--part {missing[0]}/{counts[0]})"
     plans: dict[Origin, list[int]] = {}
     for record in records:

@@ -12,7 +12,7 @@ differ whatever hides there: six reads of a page for each tensor.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
@@ -20,6 +20,7 @@ from ckpttool.model.catalog import Catalog, StoredTensor, format_ranks
 from ckpttool.model.findings import Finding
 from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
+from ckpttool.model.slices import group_ranks
 from ckpttool.model.source import Source
 from ckpttool.model.strategy import GRADIENTS, Strategy, parameter_of, shorten
 from ckpttool.run.replicas import other_stages
@@ -42,10 +43,18 @@ class _Looked:
     @property
     def differing(self) -> tuple[int, ...]:
         """Ranks that should hold the same slice and do not; none if all agree."""
+        return next((tuple(slice_) for slice_, _ in self._differing()), ())
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """Of the ranks of `differing` that were looked at those that hold the same."""
+        samples = next(samples for _, samples in self._differing())
+        return tuple(group_ranks(tuple(samples), samples.__getitem__).values())
+
+    def _differing(self) -> Iterator[tuple[Mapping[int, StoredTensor], Mapping[int, Sample]]]:
         for slice_, samples in zip(self.held, self.samples, strict=True):
             if len(set(samples.values())) > 1:
-                return tuple(slice_)
-        return ()
+                yield slice_, samples
 
 
 def find_doubts(
@@ -63,7 +72,7 @@ def find_doubts(
     by_hand = strategy.by_hand
     sources = list(sources)
     looked = _look(sources, by_hand, executor)
-    differing: dict[tuple[str | None, tuple[int, ...]], list[str]] = defaultdict(list)
+    differing: dict[tuple[str | None, tuple[int, ...]], list[_Looked]] = defaultdict(list)
     alike: dict[tuple[tuple[int, ...], ...], list[str]] = defaultdict(list)
     whole: list[str] = []
     for one in looked:
@@ -71,7 +80,7 @@ def find_doubts(
         by_rank = {rank: sample for of in one.samples for rank, sample in of.items()}
         if one.differing:
             place = by_hand.get(name) or by_hand.get(one.source.follows or "")
-            differing[place, one.differing].append(name)
+            differing[place, one.differing].append(one)
         elif one.is_probe:
             continue
         elif _is_whole(one.source.layout, by_rank):
@@ -82,11 +91,13 @@ def find_doubts(
     found = [
         Finding(
             "replica",
-            f"{shorten(names)}: {place or _told_by(catalog)} says that {format_ranks(owners)} hold "
-            f"the same, and they differ: {_remedy(catalog, place)}",
+            f"{shorten(one.source.meta.name for one in those)}: {place or _told_by(catalog)} says "
+            f"that {format_ranks(owners)} hold the same, and they differ "
+            f"({' | '.join(map(format_ranks, those[0].groups))}): "
+            f"{_remedy(catalog, place, those[0].groups)}",
             ranks=owners,
         )
-        for (place, owners), names in differing.items()
+        for (place, owners), those in differing.items()
     ]
     if catalog.description is not None:
         return found, []
@@ -237,16 +248,18 @@ def _told_by(catalog: Catalog) -> str:
     return "the strategy" if description is None else shorten(description.files, 2)
 
 
-def _remedy(catalog: Catalog, place: str | None) -> str:
+def _remedy(catalog: Catalog, place: str | None, groups: Sequence[Sequence[int]]) -> str:
     if place is not None:
         return "correct it, or take the lowest rank's with --trust-strategy"
+    damage = "is one damaged (`ckpttool verify --deep` shows which elements differ; move that "
+    damage += "rank's file away and its replicas are read), "
+    damage = damage if len(groups) == 2 else ""
     if catalog.description is not None:
-        return (
-            "are they of one step? merge and reshard take the lowest rank's with --trust-strategy"
-        )
+        text = f"{damage}or are they not of one step?" if damage else "are they of one step?"
+        return f"{text} merge and reshard take the lowest rank's with --trust-strategy"
     return (
-        "is it the strategy of this run, are they of one step, or does each rank have its own? "
-        "--trust-strategy takes the lowest rank's; if they are slices, saved with "
+        f"{damage}is it the strategy of this run, are they of one step, or does each rank have its "
+        "own? --trust-strategy takes the lowest rank's; if they are slices, saved with "
         "optimizer_weight_shard_aggregated_save, say so with --optimizer-shard N"
     )
 

@@ -14,7 +14,7 @@ from ckpttool.errors import EngineError
 P = ParamSpec("P")
 T = TypeVar("T")
 
-WORDS = "inline, threads[:N], processes[:N], dask:ADDRESS, dask:SCHEDULER_FILE, mpi"
+WORDS = "threads[:N], processes[:N], dask:ADDRESS, dask:SCHEDULER_FILE, mpi"
 
 
 @runtime_checkable
@@ -60,6 +60,8 @@ def read_word(word: str) -> tuple[str, str]:
     forms = {"inline": "", "threads": r"(:0*[1-9]\d*)?", "dask": ":.+", "mpi": ""}
     forms["processes"] = forms["threads"]
     if kind not in forms or not re.fullmatch(kind + forms[kind], word):
+        if kind in ("threads", "processes"):
+            raise ValueError(f"{word!r} is not {kind}:N with a number N of {kind} from 1 on")
         raise ValueError(f"no engine {word!r}; there are {WORDS}")
     return kind, rest
 

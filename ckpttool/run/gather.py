@@ -13,6 +13,7 @@ from ckpttool.model.catalog import Catalog, TensorMeta
 from ckpttool.model.findings import Finding
 from ckpttool.model.maps import map_of
 from ckpttool.model.notes import Note
+from ckpttool.model.redundancy import set_empty_aside
 from ckpttool.model.source import Source
 from ckpttool.model.sources import (
     Agreement,
@@ -94,7 +95,7 @@ def known_strategy(
     if catalog.is_undivided and strategy is None:
         return None
     other = "or say --replicated if every rank holds everything (data parallel, or "
-    other += "integrated_save=True), or name one rank's file as SRC"
+    other += "integrated_save=True), or name one rank's file"
     return source_layouts(catalog, strategy, other, replicated)
 
 
@@ -125,6 +126,7 @@ def gather_sources(
         A strategy by hand does not fit the names of the checkpoint.
     """
     if strategy is None:
+        catalog = set_empty_aside(catalog, None)
         sources = undivided_sources(catalog, "drop" if unlisted == "drop" else "first")
         why = why_no_shard(None, trust)
         sources.problems += [] if why is None else [Finding("strategy", why)]
@@ -132,6 +134,7 @@ def gather_sources(
     strategy, reasons = strategy.resolve(catalog.metas)
     if reasons:
         raise PlanError(reasons)
+    catalog = set_empty_aside(catalog, strategy)
     notes = [*strategy.notes]
     agreement = compare_contents(catalog, strategy, executor, notes)
 

@@ -11,6 +11,7 @@ from ckpttool.formats.encrypted import forgery
 from ckpttool.model.catalog import Catalog, FileIndex, format_ranks
 from ckpttool.model.ciphertext import Ciphertext
 from ckpttool.model.notes import Note
+from ckpttool.model.strategy import shorten
 from ckpttool.storage.checksum import verify_checksum
 
 BLOCKS_PER_TASK = 4  # of 64 MiB each
@@ -31,6 +32,13 @@ def check_files(
         Whether checksums are verified.
     """
     files = catalog.files
+
+    def note(text: str, ranks: Collection[int]) -> list[Note]:
+        named = format_ranks(sorted(ranks))
+        if catalog.is_undivided:  # then these are no ranks
+            named = shorten(files[number].path for number in sorted(ranks))
+        return [Note("checksum", f"{named}: {text}")] if ranks else []
+
     with_sum = [rank for rank, file in files.items() if _has_checksum(file, catalog.indexes)]
     with_tags = {
         rank: file.cipher
@@ -50,11 +58,11 @@ def check_files(
     errors = [*forged.values(), *wrong.values()]
     if not crc:
         text = "saved with a checksum (crc_check), which is not verified; --crc does that"
-        return errors, _note(text, with_sum)
-    notes = _note("the checksum is right", sums.keys() - wrong.keys())
-    notes += _note("the tags of all encrypted blocks are right", tags.keys() - forged.keys())
+        return errors, note(text, with_sum)
+    notes = note("the checksum is right", sums.keys() - wrong.keys())
+    notes += note("the tags of all encrypted blocks are right", tags.keys() - forged.keys())
     others = files.keys() - sums.keys() - tags.keys()
-    return errors, notes + _note("saved without a checksum, so nothing tells of damage", others)
+    return errors, notes + note("saved without a checksum, so nothing tells of damage", others)
 
 
 def _has_checksum(file: FileIndex, indexes: Collection[str]) -> bool:
@@ -75,7 +83,3 @@ def _check_tags(path: str, cipher: Ciphertext, executor: Executor) -> list[Futur
         executor.submit(find_forged, path, cipher, first, first + BLOCKS_PER_TASK)
         for first in range(0, len(cipher.blocks), BLOCKS_PER_TASK)
     ]
-
-
-def _note(text: str, ranks: Collection[int]) -> list[Note]:
-    return [Note("checksum", f"{format_ranks(sorted(ranks))}: {text}")] if ranks else []

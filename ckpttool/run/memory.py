@@ -38,7 +38,8 @@ def fit_memory(max_bytes: int, engine: str) -> CopyOptions:
     least = needed + workers * 2 * SMALLEST_BAND
     if max_bytes < least:
         fewer = "; fewer workers take less" if workers > 1 else ""
-        reason = f"{max_bytes} bytes of memory are too little: {-(-least // MIB)} MiB are the least"
+        reason = f"{max_bytes / MIB:.4g} MiB of memory are too little: "
+        reason += f"{-(-least // MIB)} MiB are the least"
         raise PlanError([f"{reason} that works for this, with {engine}{fewer}"])
     usual = CopyOptions()
     band_bytes = (max_bytes - needed) // (2 * workers) // 4096 * 4096

@@ -59,13 +59,14 @@ def place_problems(
     manifest = [manifest_path(target)] if target.paths else []
     all_paths = (*paths, *manifest)
     yield from dict.fromkeys(problem for path in all_paths for problem in _problems_of(path, taken))
-    existing = [p for p in paths if os.path.lexists(p) and str(Path(p)) not in ours]
+    files = [path for path in paths if os.path.lexists(path) and not Path(path).is_dir()]
+    existing = [path for path in files if str(Path(path)) not in ours]
     existing = existing or [p for p in manifest if os.path.lexists(p) and p not in ours]
     if existing and not overwrite:
-        have = f"{existing[0]} exists"
+        have = f"{existing[0]} exists already"
         if len(existing) > 1:
-            have = f"{len(existing)} outputs exist ({shorten(existing, 3)})"
-        yield f"{have} already; --overwrite replaces what is there"
+            have = f"{len(existing)} outputs exist already ({shorten(existing, 3)})"
+        yield f"{have}; --overwrite replaces what is there"
     if target.strategy is None:
         return
     folders = {Path(path).parent.parent for path in paths}

@@ -15,6 +15,7 @@ from ckpttool.errors import CkptToolError, PlanError, raise_all
 from ckpttool.model.catalog import Catalog, format_ranks
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import Plan, Target, make_plan
+from ckpttool.model.redundancy import set_empty_aside
 from ckpttool.model.source import Source
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.unlisted import Unlisted
@@ -165,12 +166,14 @@ def plan_split(
             resume=resume,
         )
     if not catalog.is_undivided and len(catalog.files) + len(catalog.damaged) > 1:
+        paths = [file.path for file in catalog.files.values()]
+        of_rank = f" (one rank's, if all hold everything: {paths[0]})" if paths else ""
         raise PlanError(
             [
                 (
                     f"{catalog.root}: {format_ranks(sorted({*catalog.files, *catalog.damaged}))} "
-                    "found; split takes one undivided checkpoint: name its file, or use reshard "
-                    "with the strategy of these ranks (-s STRATEGY)"
+                    f"found; split takes one undivided checkpoint: name its file{of_rank}, or use "
+                    "reshard with the strategy of these ranks (-s STRATEGY)"
                 )
             ]
         )
@@ -275,6 +278,7 @@ def _plan(
     ours: frozenset[str] = frozenset()
     try:
         strategy, target = _resolve(catalog, strategy, target)
+        catalog = set_empty_aside(catalog, strategy)
         plan, doubts, more = _settled_plan(catalog, strategy, target, unlisted, executor, care)
         notes += more
         problems += doubts

@@ -23,6 +23,7 @@ from ckpttool.model.headers import (
 )
 from ckpttool.model.losses import notes_of_scan
 from ckpttool.model.notes import Note
+from ckpttool.model.redundancy import set_empty_aside
 from ckpttool.model.sources import Sources, find_sources
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.undivided import undivided_sources
@@ -158,6 +159,7 @@ def verify(
         strategy, reasons = strategy.resolve(catalog.metas)
         if reasons:
             raise PlanError(reasons)
+    catalog = set_empty_aside(catalog, strategy)
     return _Verification(catalog, strategy, executor).run(deep, crc, open_progress)
 
 

@@ -138,7 +138,8 @@ def _list_flat_files(root: Path, notes: list[Note]) -> list[Found]:
     if not found:
         hint = f"; to use one file, name it: {files[0]}" if len(files) == 1 else ""
         if RANK_FOLDER.fullmatch(root.absolute().name) is not None:
-            hint = f"; this is the folder of one rank, name the one above: {root.parent}"
+            one = f", or its file: {files[0]}" if files else ""
+            hint = f"; this is the folder of one rank, name the one above: {root.parent}{one}"
         emergencies = sorted(str(p) for p in root.iterdir() if EMERGENCY.fullmatch(p.name))
         if emergencies:
             hint = f"; an emergency save may do, name it as SRC: {shorten(emergencies, 3)}"

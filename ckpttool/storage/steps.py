@@ -31,7 +31,8 @@ def choose_step(
         have = shorten(sorted({label_of(key) or key for key in keys or groups}), 8)
         if keys:
             raise PlanError([f"{src}: --step {wanted} may be any of {have}; give epoch and step"])
-        raise PlanError([f"{src}: no file of step {wanted}; there are {have}"])
+        are = f"is only {have}" if len(groups) == 1 else f"are {have}"
+        raise PlanError([f"{src}: no file of step {wanted}; there {are}"])
     complete = [key for key in keys if len(groups[key]) == len(ranks)]
     if not complete:
         raise StepError([_nowhere_complete(src, groups, keys, ranks)])
@@ -122,13 +123,12 @@ def _on_choice(
 ) -> Iterator[Note]:
     """What was taken of several steps, and that it is newer than all records."""
     newest = max(chosen, key=_order)
-    text = f"step {label_of(best)}, the newest of {len(chosen)}"
     if newest != best:
         without = format_ranks([rank for rank in ranks if rank not in chosen[newest]])
-        text += f" that every rank has (step {label_of(newest)} is not in {without})"
-        yield Note("older step", text)
+        text = f"step {label_of(best)}, the newest that every rank has "
+        yield Note("older step", f"{text}(step {label_of(newest)} is not in {without})")
     elif len(chosen) > 1:
-        yield Note("step", text)
+        yield Note("step", f"step {label_of(best)}, the newest of {len(chosen)}")
     if records:
         last = min(record.step for record in records.values()).label
         text = f"step {label_of(best)}: meta.json records step {last}, which not every rank has"
