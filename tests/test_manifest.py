@@ -178,6 +178,32 @@ def test_a_file_that_is_gone_or_cut_or_of_another_run_is_found(tmp_path):
     assert f"{manifest}: {other}" in found
 
 
+def test_a_manifest_of_another_file_is_found(tmp_path):
+    run_well(*merge_words(tmp_path / "m.ckpt"))
+    shutil.copy(tmp_path / "m.ckpt", tmp_path / "b.ckpt")
+    shutil.copy(tmp_path / f"m.ckpt.{NAME}", tmp_path / f"b.ckpt.{NAME}")
+    manifest = tmp_path / f"b.ckpt.{NAME}"
+    assert findings_of(tmp_path / "b.ckpt") == [
+        f"{manifest}: b.ckpt: is not in it, so it is of another run",
+        f"{manifest}: it speaks of m.ckpt, which is another file",
+    ]
+    assert findings_of(tmp_path / "m.ckpt", "--deep") == []
+
+
+def test_one_file_of_a_set_is_held_against_the_manifest_of_the_set(tmp_path):
+    run_well(*reshard_words(tmp_path / "out", "ckpt"))
+    run_well(*merge_words(tmp_path / "model", "--max-shard-size", "10KB"))
+    parts = sorted((tmp_path / "model").glob("model-*.safetensors"))
+    ranks = [tmp_path / "out" / f"rank_{rank}" / f"checkpoint_{rank}.ckpt" for rank in range(4)]
+    for path, other in ((parts[0], parts[1]), (ranks[1], ranks[2])):
+        name, entry = max(read(path).items(), key=lambda item: len(item[1].data))
+        other.unlink()  # which nobody asks about
+        assert findings_of(path, "--deep") == []
+        assert f"{name}: its content is not what was written" in damaged_at(path, entry.data)
+        shutil.copy(path, path.with_name("copy" + path.suffix))
+        assert findings_of(path.with_name("copy" + path.suffix), "--deep") == []
+
+
 def test_a_header_that_is_not_as_listed_is_found(tmp_path):
     run_well(*merge_words(tmp_path / "m.ckpt"))
     path = tmp_path / f"m.ckpt.{NAME}"

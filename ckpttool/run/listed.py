@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from ckpttool.model.findings import Finding
 from ckpttool.model.manifest import MANIFEST, Hashed, Listed, hashed
 from ckpttool.run.manifest import Listing, output_problems
 from ckpttool.storage.digest import unit_digests
+from ckpttool.storage.folders import RANK_FOLDER
 
 BUFFER_BYTES = 8 << 20
 MAX_IN_FLIGHT = 32
@@ -34,17 +36,43 @@ class _Look(NamedTuple):
 
 
 def find_manifests(catalog: Catalog) -> list[Path]:
-    """The manifests of what was scanned: of the folder, or of single files."""
-    root = Path(catalog.root)
-    paths = [path for file in catalog.files.values() for path in file.paths]
-    paths += [error.path for error in catalog.damaged.values()]
-    folders = [root if root.is_dir() else root.parent] if not _is_single(catalog) else []
-    places = [*(folder / MANIFEST for folder in folders), *(Path(f"{p}.{MANIFEST}") for p in paths)]
+    """The manifests that may speak of what was scanned: of folders, and of single files."""
+    paths = [Path(path) for path in _paths(catalog)]
+    places = [*_folders(catalog), *(path.with_name(f"{path.name}.{MANIFEST}") for path in paths)]
     return [path for path in dict.fromkeys(places) if path.is_file()]
+
+
+def _folders(catalog: Catalog) -> Iterator[Path]:
+    """Manifests of the folder that was scanned, or of those that a single file may be listed in."""
+    root = Path(catalog.root)
+    if root.is_dir():
+        yield root / MANIFEST
+        return
+    folder = root.absolute().parent
+    yield root.parent / MANIFEST
+    if _is_single(catalog) and RANK_FOLDER.fullmatch(folder.name):
+        yield folder.parent / MANIFEST
 
 
 def _is_single(catalog: Catalog) -> bool:
     return catalog.is_undivided and not catalog.indexes and not Path(catalog.root).is_dir()
+
+
+def _paths(catalog: Catalog) -> list[str]:
+    """The files that were scanned, those that are damaged, too."""
+    paths = [path for file in catalog.files.values() for path in file.paths]
+    return paths + [error.path for error in catalog.damaged.values()]
+
+
+def _subject(catalog: Catalog, path: Path) -> set[str] | None:
+    """The files that a manifest is asked about, by absolute paths; None if about all in it."""
+    if path.name != MANIFEST:
+        return {_absolute(str(path).removesuffix(f".{MANIFEST}"))}
+    return {_absolute(name) for name in _paths(catalog)} if _is_single(catalog) else None
+
+
+def _absolute(name: str | Path) -> str:
+    return os.path.abspath(name)  # noqa: PTH100 - a link keeps its name
 
 
 def check_manifest(
@@ -65,17 +93,16 @@ def check_manifest(
     on_progress
         Called with bytes that were read.
     """
-    files = {
-        os.path.abspath(name): file  # noqa: PTH100 - a link keeps its name
-        for file in catalog.files.values()
-        for name in file.paths
-    }
+    files = {_absolute(name): file for file in catalog.files.values() for name in file.paths}
+    subject: AbstractSet[str] | None = _subject(catalog, path)
     listed = set()
     rest: deque[_Look] = deque()
     try:
         for output in Listing.read(path).outputs():
-            name = os.path.abspath(path.parent / output.path)  # noqa: PTH100
+            name = _absolute(path.parent / output.path)
             listed.add(name)
+            if subject is not None and name not in subject:
+                continue
             problems = list(_output_problems(path, output, files.get(name), name))
             yield from (_finding(path, problem, output.rank) for problem in problems)
             if problems or not deep:
@@ -92,10 +119,18 @@ def check_manifest(
     except FormatError as error:
         yield Finding("manifest", f"{path}: cannot be held against it: {error}")
         return
-    if path.name == MANIFEST:
-        for name in sorted(files.keys() - listed):
-            shown = os.path.relpath(name, path.parent)
-            yield _finding(path, f"{shown}: is not in it, so it is of another run")
+    if subject is None:
+        subject = files.keys()
+    elif path.name == MANIFEST:  # of a folder, which may hold other files beside the set
+        return
+    for name in sorted(subject - listed):
+        yield _finding(path, f"{_shown(name, path)}: is not in it, so it is of another run")
+    for name in sorted(listed - subject) if path.name != MANIFEST else ():
+        yield _finding(path, f"it speaks of {_shown(name, path)}, which is another file")
+
+
+def _shown(name: str, path: Path) -> str:
+    return os.path.relpath(name, path.parent)
 
 
 def _finding(path: Path, problem: str, rank: int | None = None) -> Finding:
