@@ -192,6 +192,60 @@ def test_a_set_that_is_not_complete_is_no_checkpoint(tmp_path, failing):
     run_well("merge", tmp_path / "out", *strategy, "-o", tmp_path / "m.ckpt")
 
 
+def test_a_file_of_a_run_that_did_not_end_well_is_no_checkpoint(tmp_path, monkeypatch):
+    source = shutil.copytree(CASE / "src", tmp_path / "src")
+    words = ["merge", source, "-s", CASE / "src_strategy.ckpt", "-o", tmp_path / "m[1].ckpt"]
+
+    def touch(task):
+        os.utime(next((source / "rank_0").iterdir()), ns=(1, 1))
+        return fill(task)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(execute_module, "fill", touch)
+        assert run(*words, "-j", "1").exit_code == 6
+    file = tmp_path / "m[1].ckpt"
+    said = f"{file}: ckpttool was writing here and did not end, so files may be missing or of "
+    said += "another run; finish it with the same command and --resume"
+    strategy = ["-d", CASE / "dst_strategy.ckpt"]
+    for more in (["-o", tmp_path / "m.h5"], [*strategy, "-o", tmp_path / "out"]):
+        result = run("merge" if len(more) == 2 else "split", file, *more)
+        assert result.exit_code == 5
+        assert said in message(result)
+    result = run("diff", file, file)
+    assert (result.exit_code, said in message(result)) == (5, True)
+    result = run("verify", file, "--json")
+    assert result.exit_code == 1
+    assert said in [one["text"] for one in json.loads(result.stdout)["findings"]]
+    run_well(*words)
+    run_well("merge", file, "-o", tmp_path / "m.h5")
+    assert run("verify", file).exit_code == 0
+
+
+def test_a_file_written_in_parts_that_are_not_committed_is_no_checkpoint(tmp_path):
+    file = tmp_path / "m.ckpt"
+    words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", file]
+    run_well(*words, "--part", "1/2")
+    (tmp_path / f".other.ckpt.{NAME.removesuffix('.json')}-part-1-of-2.json").touch()
+    result = run("merge", file, "-o", tmp_path / "m.h5")
+    assert result.exit_code == 5
+    assert f"{file}: written in parts (--part) that are not committed" in message(result)
+    assert f"run ckpttool commit {file}" in message(result)
+    run_well(*words, "--part", "2/2")
+    run_well("commit", file)
+    run_well("merge", file, "-o", tmp_path / "m.h5")
+
+
+def test_numbered_files_of_a_run_that_did_not_end_are_no_checkpoint(tmp_path):
+    words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "--max-shard-size", "10KB"]
+    run_well(*words, "-o", tmp_path / "model")
+    (tmp_path / "model" / NAME).rename(tmp_path / "model" / JOURNAL)
+    for src in ("model", "model/model.safetensors.index.json"):
+        result = run("merge", tmp_path / src, "-o", tmp_path / "m.ckpt")
+        assert result.exit_code == 5
+        said = f"{tmp_path / 'model'}: ckpttool was writing here and did not end"
+        assert said in message(result)
+
+
 def test_parts_that_are_not_committed_are_no_checkpoint(tmp_path):
     run_well(*words_of(tmp_path / "out"), "--part", "1/1")
     words = ["-s", CASE / "dst_strategy.ckpt", "-o", tmp_path / "m.ckpt"]

@@ -19,6 +19,7 @@ MindSpore 2.10 ``train/serialization.py`` (``_exec_save``),
 
 from __future__ import annotations
 
+import glob
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -30,7 +31,6 @@ from ckpttool.model.notes import Note
 from ckpttool.model.strategy import shorten
 from ckpttool.storage.names import Found, step_of
 
-RECORDS = ".ckpttool-part-*.json"
 UNFINISHED = (".tmp", ".partial")
 EMERGENCY = re.compile(r"ttp_saved_checkpoints-step_\d+(_tmp)?")
 FAILED = re.compile(r"transform_failed_rank_\d+\.txt")
@@ -46,19 +46,23 @@ def is_unfinished_folder(folder: Path) -> bool:
     return any((match := EMERGENCY.fullmatch(name)) and match[1] for name in names)
 
 
-def interruption(folder: Path) -> str | None:
+def interruption(path: Path) -> str | None:
     """Why a folder holds no complete set of what ckpttool writes; None if nothing says so.
 
-    The manifest goes before the first output is replaced, and comes last.
+    The same of a single file.  The manifest goes before the first output is replaced, and comes
+    last.
     """
-    if (folder / MANIFEST).exists():
+    manifest = path / MANIFEST if path.is_dir() else path.with_name(f"{path.name}.{MANIFEST}")
+    if manifest.exists():
         return None
-    if (folder / f"{MANIFEST}{JOURNAL}").exists() or any(folder.glob(f"{RECORDS}{JOURNAL}")):
+    records = f".{glob.escape(manifest.name.removesuffix('.json'))}-part-*.json"
+    of_parts = manifest.parent.glob(f"{records}{JOURNAL}")
+    if Path(f"{manifest}{JOURNAL}").exists() or any(of_parts):
         text = "ckpttool was writing here and did not end, so files may be missing or of another "
-        return f"{folder}: {text}run; finish it with the same command and --resume"
-    if any(folder.glob(RECORDS)):
+        return f"{path}: {text}run; finish it with the same command and --resume"
+    if any(manifest.parent.glob(records)):
         text = "written in parts (--part) that are not committed, so files may be missing; run"
-        return f"{folder}: {text} ckpttool commit {folder}"
+        return f"{path}: {text} ckpttool commit {path}"
     return None
 
 

@@ -75,7 +75,11 @@ def scan(
     undivided = scan_indexed(src, key) if pattern is None else None
     if undivided is not None:
         about_key = _note_encryption(undivided.files, key)
-        return replace(undivided, notes=(*undivided.notes, *about_key))
+        return replace(
+            undivided,
+            notes=(*undivided.notes, *about_key),
+            problems=(*undivided.problems, *_problems(root if root.is_dir() else root.parent)),
+        )
     if not root.is_dir():
         return _scan_file(root, key)
     notes: list[Note] = []
@@ -112,7 +116,7 @@ def scan(
         damaged,
         strategy_files=find_strategies(root, chosen, notes),
         notes=tuple(notes),
-        problems=(*_problems(root), *filter(None, [interruption(root)])),
+        problems=tuple(_problems(root)),
         absent=absent,
     )
 
@@ -135,16 +139,18 @@ def _scan_file(path: Path, key: Secret | None) -> Catalog:
     note_occasion(path.name, notes)
     files = {0: read_index(str(path), key)}
     notes += _note_encryption(files, key)
-    problems = tuple(_problems(path.parent))
+    problems = tuple(_problems(path.parent, path))
     return Catalog(str(path), files, notes=tuple(notes), is_undivided=True, problems=problems)
 
 
-def _problems(folder: Path) -> Iterator[str]:
+def _problems(folder: Path, file: Path | None = None) -> Iterator[str]:
+    """What says that a folder, or a single file in it, is not all there."""
     if is_unfinished_folder(folder):
         yield (
             f"{folder}: an emergency save that did not finish, so files may be missing or old; if "
             "you know that they are all there, rename the folder (without _tmp)"
         )
+    yield from filter(None, [interruption(file or folder)])
 
 
 def _note_encryption(files: Mapping[int, FileIndex], key: Secret | None) -> Iterator[Note]:
