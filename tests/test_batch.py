@@ -139,6 +139,24 @@ def test_parts_of_a_merge_into_numbered_files_leave_the_indexes_to_commit(tmp_pa
     assert not {*indexes, "ckpttool.json"} & set(left)
 
 
+def test_no_document_is_written_where_a_link_leads_to(tmp_path):
+    words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "--max-shard-size", "10KB"]
+    run_well(*words, "-o", tmp_path / "out", "--part", "1/1")
+    (record,) = (tmp_path / "out").glob(".ckpttool-part-*.json")
+    text = record.read_text()
+    for name in ("param_name_map.json", "model.safetensors.index.json"):
+        text = text.replace(f'"path": "{name}"', f'"path": "link/{name}"')
+    record.write_text(text)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "out" / "link").symlink_to("../other")
+    result = run("commit", tmp_path / "out")
+    assert result.exit_code == 5
+    said = "'link/param_name_map.json' is not below its folder: a link leads out of it"
+    assert f"{record}: {said}" in message(result)
+    assert files_below(tmp_path / "other") == []
+    assert not (tmp_path / "out" / "ckpttool.json").exists()
+
+
 def test_a_part_without_outputs_says_so_and_counts(tmp_path):
     words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", tmp_path / "m.ckpt"]
     run_well(*words, "--part", "1/2")

@@ -175,6 +175,20 @@ def test_what_another_run_is_writing_is_not_removed(tmp_path):
     assert (tmp_path / "b.partial").exists()
 
 
+def test_a_journal_removes_nothing_that_a_link_leads_to(tmp_path):
+    out, other = tmp_path / "out", tmp_path / "other"
+    for folder in (out, other):
+        folder.mkdir()
+    (out / "rank_0").symlink_to("../other")
+    (out / "rank_1").mkdir()
+    (out / "same").symlink_to("rank_1")
+    killed(out, begun=["rank_0/a", "same/b"])
+    (other / "a.partial.0123456789abcdef").touch()
+    open_journal(out).leave()
+    assert files_below(other) == ["a.partial", "a.partial.0123456789abcdef"]
+    assert files_below(out / "rank_1") == []
+
+
 def test_two_runs_do_not_write_one_set_and_the_second_names_the_first(tmp_path):
     journal = open_journal(tmp_path)
     words = rf"ckpttool\.json: another run is writing it \(process {os.getpid()} on "

@@ -31,7 +31,7 @@ from ckpttool.run.manifest import (
     output_text,
 )
 from ckpttool.run.origin import manifest_of, origin_of, plan_digest
-from ckpttool.run.partial import remove_document, write_document
+from ckpttool.run.partial import is_within, remove_document, write_document
 from ckpttool.run.places import manifest_path
 from ckpttool.run.sets import Place, find_other_set, find_records, record_of, set_locked
 
@@ -173,6 +173,12 @@ def _read_records(folder: str, manifest: Path) -> list[Record]:
     raise_all(errors)
     records.sort(key=lambda record: (record.parts, record.part))
     problems = list(_disagreements(folder, records))
+    problems += [
+        f"{record.listing.path}: {document.path!r} is not below its folder: a link leads out of it"
+        for record in records
+        for document in record.documents
+        if not is_within(manifest.parent, document.path)
+    ]
     if problems:
         errors.append(PlanError(problems))
     wrong = [

@@ -248,7 +248,7 @@ class Journal:
         if before is None:
             return dict(left)
         for name in sorted({*before.begun, *before.complete}):
-            remove_stale(Path(self.folder, name + PARTIAL))
+            remove_stale(self.folder, name + PARTIAL)
         return {**left, **before.untouched(self.folder)}
 
     def _remove_outdated(self) -> None:

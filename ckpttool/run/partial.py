@@ -173,8 +173,21 @@ def make_folder(folder: Path) -> None:
         sync_folder(path.parent)
 
 
-def remove_stale(path: Path) -> None:
-    """Remove the temporary file that a killed run left, unless another run is writing it."""
+def is_within(folder: Path, name: str) -> bool:
+    """Whether a file of this name really lies in a folder or below: links do not lead out of it."""
+    parent = os.path.realpath((folder / name).parent)  # which takes links in a circle, too
+    return Path(parent).is_relative_to(os.path.realpath(folder))
+
+
+def remove_stale(folder: Path, name: str) -> None:
+    """Remove the temporary file that a killed run left, unless another run is writing it.
+
+    A journal says which it is, and anybody may have written that, so nothing goes that a link
+    leads to outside the folder; a run that writes there itself replaces it anyway.
+    """
+    path = folder / name
+    if not is_within(folder, name):
+        return
     try:
         fd = lock(path, os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
     except (FileNotFoundError, BlockingIOError):
