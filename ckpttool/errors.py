@@ -210,6 +210,23 @@ class CombinedError(CkptToolError):
         return "\n".join(self.problems)
 
 
+def of_side(error: CkptToolError, side: str) -> CkptToolError:
+    """The same error, that says of which side of a comparison it is; a file's own name says that.
+
+    Examples
+    --------
+    >>> str(of_side(PlanError(["no strategy"]), "B"))
+    'B: no strategy'
+    """
+    if isinstance(error, PlanError):
+        return type(error)([f"{side}: {problem}" for problem in error.problems])
+    if isinstance(error, StrategyError):
+        return StrategyError(f"{side}: {error.where}", error.reason)
+    if isinstance(error, CombinedError):
+        return CombinedError([of_side(one, side) for one in error.errors])
+    return error
+
+
 def raise_all(errors: Iterable[CkptToolError]) -> None:
     """Raise the one error, or all of several as one `CombinedError`; return if there is none."""
     found = tuple(errors)

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from ckpttool.errors import PlanError
 from ckpttool.model.layout import Layout
 from ckpttool.run.facts import Tolerance
 from tests.checkpoints import ROWS, cut, noise, strategy_of, write_file, write_ranks
-from tests.commands import message, run, run_well, stay_small
+from tests.commands import mentions, message, run, run_well, stay_small
 from tests.corpus import GOLDEN, SAMPLES
 from tests.readers import Entry
 from tests.strategies import as_stored, examples, moves
@@ -241,6 +242,33 @@ def test_a_folder_without_a_strategy_is_refused_for_both_sides_at_once(tmp_path)
     assert len(caught.value.problems) == 2
     assert "no strategy" in caught.value.problems[1]
     assert caught.value.exit_code == 5
+
+
+def test_an_error_says_of_which_side_it_is(tmp_path):
+    a, b = written(tmp_path / "a", entries()), written(tmp_path / "b", entries(), ROW_CUT)
+    for sides, side in (((a, b), "B"), ((b, a), "A")):
+        with pytest.raises(PlanError, match=rf"\A{side}: .*no strategy"):
+            ckpttool.diff(*sides)
+    with pytest.raises(PlanError, match=r"\AB: .*did not end"):
+        ckpttool.diff(a, replace(a, problems=("a run did not end",)))
+    words = ["diff", CASE / "src", CASE / "src", "-s", CASE / "src_strategy.ckpt"]
+    result = run(*words, "--b-step", "7_7")
+    assert result.exit_code == 5
+    assert message(result).startswith("ckpttool: B: ")
+    result = run(*words, "--b-strategy", GOLDEN / "PROVENANCE.md", "--step", "7_7")
+    assert result.exit_code == 4
+    assert not mentions(message(result), "- A: .*7_7", "- B: .*PROVENANCE")
+
+
+@pytest.mark.parametrize("bound", ["nan", "inf", "-inf", "-1", "-0.5", "1e999", "x"])
+@pytest.mark.parametrize("name", ["atol", "rtol"])
+def test_a_tolerance_that_is_no_finite_number_is_a_usage_error(merged, name, bound):
+    result = run("diff", merged, merged, f"--{name}={bound}")
+    assert result.exit_code == 2
+    assert f"'--{name}'" in message(result)
+    if bound != "x":
+        with pytest.raises(PlanError, match=f"{name}: expected a finite number from 0 on"):
+            ckpttool.Tolerance(**{name: float(bound)})
 
 
 def test_folders_whose_ranks_hold_everything_need_no_strategy(tmp_path):

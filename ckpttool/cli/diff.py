@@ -11,7 +11,7 @@ import ckpttool
 from ckpttool.cli import answers, options
 from ckpttool.cli.progress import show_progress
 from ckpttool.cli.values import Number
-from ckpttool.errors import CkptToolError, raise_all
+from ckpttool.errors import CkptToolError, of_side, raise_all
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
@@ -53,12 +53,12 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--atol",
-    type=Number(min=0),
+    type=Number(),
     metavar="X",
     help="Compare numbers, not bytes: |a - b| <= ATOL + RTOL * |b| is equal, and so are NaN and "
     "NaN.  [default: 0]",
 )
-@click.option("--rtol", type=Number(min=0), metavar="X", help="See --atol.  [default: 0]")
+@click.option("--rtol", type=Number(), metavar="X", help="See --atol.  [default: 0]")
 @click.option(
     "--unlisted",
     type=click.Choice(["rank", "first", "drop"]),
@@ -148,12 +148,14 @@ def _load(
     errors: list[CkptToolError] = []
     catalogs: list[Catalog] = []
     strategies: list[Strategy | None] = []
-    for path, own, pattern, step in (a, b):
+    for side, (path, own, pattern, step) in (("A", a), ("B", b)):
         given = own or a.strategy
         read = partial(
             options.load, path, pattern, step, given, key=key, find_strategy=find_strategy
         )
-        loaded = options.attempt(read, errors)
+        found: list[CkptToolError] = []
+        loaded = options.attempt(read, found)
+        errors += [of_side(error, side) for error in found]
         if loaded is not None:
             catalog, strategy, _ = loaded
             needs_none = catalog.is_undivided or catalog.description is not None

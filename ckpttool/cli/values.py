@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from decimal import Decimal
 from typing import TYPE_CHECKING
@@ -9,17 +10,30 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    NumberType = click.ParamType[float]
     PartType = click.ParamType[tuple[int, int]]
     RanksType = click.ParamType[tuple[int, ...]]
     SizeType = click.ParamType[int]
 else:
-    PartType = RanksType = SizeType = click.ParamType  # generic from click 8.4 on only
+    NumberType = PartType = RanksType = SizeType = click.ParamType  # generic from click 8.4 on only
 
 
-class Number(click.FloatRange):
-    """A number on the command line, called so in messages."""
+class Number(NumberType):
+    """A number from 0 on, on the command line."""
 
     name = "number"
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The number, which is finite."""
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not 0 <= number < math.inf:
+            self.fail(f"{value!r} is no finite number from 0 on", param, ctx)
+        return number
 
 
 class WholeNumber(click.IntRange):

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
-from ckpttool.errors import CkptToolError, PlanError, raise_all
+from ckpttool.errors import CkptToolError, PlanError, StrategyError, of_side, raise_all
 from ckpttool.model.catalog import Catalog, TensorMeta
 from ckpttool.model.losses import notes_of_scan
 from ckpttool.model.notes import Note
@@ -121,24 +121,25 @@ def diff(
     Raises
     ------
     FormatError, PlanError
-        What stops a side from being read, in one error for both.
+        What stops a side from being read, in one error for both; it says which side it is of.
     """
     executor = executor or InlineExecutor()
     trust = Trust(trust_strategy, optimizer_shard)
     errors: list[CkptToolError] = []
     sides: list[Sources] = []
     notes: list[Note] = []
-    for catalog, given in ((a, a_strategy), (b, b_strategy)):
+    for side, catalog, given in (("A", a, a_strategy), ("B", b, b_strategy)):
         needs_it = not (catalog.is_undivided or catalog.description)
         try:
             strategy = known_strategy(catalog, given, replicated and needs_it)
             sources = gather_sources(catalog, strategy, executor, unlisted=unlisted, trust=trust)
-        except PlanError as error:
-            errors += [*catalog.damaged.values(), error]
+        except (PlanError, StrategyError) as error:
+            errors += [*catalog.damaged.values(), of_side(error, side)]
             continue
         forged, more = check_files(catalog, executor, crc=False)
         problems = [*catalog.problems, *(finding.text for finding in sources.problems)]
-        errors += [*sources.damage, *forged, *([PlanError(problems)] if problems else [])]
+        errors += [*sources.damage, *forged]
+        errors += [of_side(PlanError(problems), side)] if problems else []
         notes += [*notes_of_scan(catalog, strategy), *sources.notes, *more]
         sides.append(sources)
     raise_all(errors)

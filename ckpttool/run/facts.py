@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
+
+from ckpttool.errors import PlanError
 
 Index = tuple[int, ...]
 
@@ -14,6 +17,18 @@ class Tolerance:
 
     atol: float = 0.0
     rtol: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse what no difference can be held against.
+
+        Raises
+        ------
+        PlanError
+            A bound is negative, infinite or NaN.
+        """
+        for name, bound in (("atol", self.atol), ("rtol", self.rtol)):
+            if not 0 <= bound < math.inf:
+                raise PlanError([f"{name}: expected a finite number from 0 on, found {bound}"])
 
 
 @dataclass(frozen=True, slots=True)
