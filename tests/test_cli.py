@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoints import noise, write_file
+from tests.checkpoints import noise, write_file, write_ranks
 from tests.commands import files_below, message, run, run_well
-from tests.corpus import GOLDEN
+from tests.corpus import GOLDEN, SAMPLES
 from tests.readers import read, write_ckpt
 
 CASE = GOLDEN / "tutorial_8_to_8_retrain"
@@ -127,6 +127,24 @@ def test_inspect_with_a_strategy_prints_full_shapes_and_layouts():
     }
     assert tensors["global_step"]["device_matrix"] is None
     assert tensors["global_step"]["stages"] == []
+
+
+def test_inspect_shows_the_optimizer_shard_that_the_strategy_hides():
+    run_ = SAMPLES / "opt_aggregated"
+    words = ["inspect", run_ / "ckpt", "-s", run_ / "strategy" / "strategy_0.ckpt", "--json"]
+    document = json.loads(run_well(*words).stdout)
+    shown = {one["name"]: (one["shape"], one["optimizer_shard"]) for one in document["tensors"]}
+    assert (shown["w"], shown["moment1.b"]) == (([16, 8], 4), ([8], 8))
+    assert "corrected" in [note["kind"] for note in document["notes"]]
+
+
+def test_inspect_points_out_what_contents_contradict(tmp_path):
+    ranks = {rank: {"w": noise(f"w{rank}", "Float32", (4,))} for rank in (0, 1)}
+    write_ranks(tmp_path / "src", ranks, "ckpt")
+    strategy = '{"parallel_layout_item": {"w": {"dev_matrix": [2], "tensor_map": [-1]}}}'
+    (tmp_path / "s.json").write_text(strategy)
+    result = run_well("inspect", tmp_path / "src", "-s", tmp_path / "s.json", "-q")
+    assert "warning: w: the strategy says that ranks 0, 1 hold the same" in message(result)
 
 
 def test_inspect_shows_stages_and_optimizer_shards():

@@ -146,8 +146,25 @@ def test_a_journal_begun_anew_forgets_and_removes_what_was_half_written(tmp_path
     journal = open_journal(tmp_path)
     assert files_below(tmp_path) == ["a", "ckpttool.json.journal", "other.partial"]
     assert read_journal(journal_of(tmp_path)).complete == {}
+    (tmp_path / "a").unlink()
     journal.leave()
+    open_journal(tmp_path).leave()
     assert not journal_of(tmp_path).exists()
+
+
+def test_what_a_run_left_is_known_to_the_next_that_does_not_end_either(tmp_path):
+    killed(tmp_path, "a", begun=["b"])
+    for is_resumed in (False, True):
+        open_journal(tmp_path, is_resumed).leave()
+        found = read_journal(journal_of(tmp_path))
+        assert found.untouched(tmp_path) == {"a": Proof.of(tmp_path / "a")}
+        assert found.still_complete(tmp_path) == frozenset()
+    journal = open_journal(tmp_path)
+    add(journal, "a", 0, "anew")
+    journal.leave()
+    assert read_journal(journal_of(tmp_path)).still_complete(tmp_path) == {"a"}
+    os.utime(tmp_path / "a", ns=(1, 1))
+    assert read_journal(journal_of(tmp_path)).untouched(tmp_path) == {}
 
 
 def test_what_another_run_is_writing_is_not_removed(tmp_path):
@@ -245,7 +262,9 @@ def test_a_part_takes_over_what_a_killed_whole_run_left(tmp_path):
     journal = open_journal(tmp_path, part=1)
     assert journal_of(tmp_path).read_bytes() == b""
     journal.leave()
-    assert files_below(tmp_path) == ["a"]
+    assert files_below(tmp_path) == [".ckpttool-part-1-of-2.json.journal", "a"]
+    (left,) = tmp_path.glob(".*.journal")
+    assert list(read_journal(left).untouched(tmp_path)) == ["a"]
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,14 @@ def test_map_parameters_that_are_equal_on_all_ranks_are_one(ranks, tmp_path):
     assert (tmp_path / "out.ckpt").read_bytes() == (src / "rank_0" / "net.ckpt").read_bytes()
 
 
+def test_statuses_that_are_all_the_same_are_no_doubt(ranks, tmp_path):
+    """Other tensors of which nothing tells are pointed out; a map parameter is no slice."""
+    src = ranks(block([1, 2]), block([1, 2]))
+    (tmp_path / "s.json").write_text(json.dumps({"parallel_layout_item": LAYOUT}))
+    result = run_well("merge", src, "-s", tmp_path / "s.json", "-o", tmp_path / "out.ckpt")
+    assert "all elements of all ranks are the same" not in result.stderr
+
+
 def test_map_parameters_that_differ_are_a_question(ranks, tmp_path):
     src = ranks(block([1, 2]), block([3, 4]))
     (tmp_path / "s.json").write_text(json.dumps({"parallel_layout_item": LAYOUT}))

@@ -70,6 +70,13 @@ def test_no_part_is_larger_than_was_asked_for(tmp_path):
         assert sum(len(entry.data) for entry in read(path).values()) <= 5000
 
 
+@pytest.mark.parametrize(("size", "is_told"), [("1KB", True), ("1MB", False)])
+def test_a_tensor_that_is_larger_alone_is_told(tmp_path, size, is_told):
+    result = merge(tmp_path, size=size)
+    assert result.exit_code == 0
+    assert ("larger than --max-shard-size by themselves" in result.stderr) == is_told
+
+
 def test_parts_have_the_mark_that_hugging_face_wants(tmp_path):
     assert merge(tmp_path).exit_code == 0
     for path in tmp_path.glob("*.safetensors"):

@@ -162,6 +162,20 @@ def test_without_resume_all_is_written_anew_and_what_is_stale_goes(tmp_path, fai
     assert len(files_below(tmp_path)) == 4
 
 
+def test_what_is_left_stays_no_checkpoint_and_replaceable_if_the_next_run_fails_at_once(
+    tmp_path, failing
+):
+    failing("rank_2")
+    assert run(*words_of(tmp_path)).exit_code == 6
+    failing("rank_0")
+    assert run(*words_of(tmp_path)).exit_code == 6
+    assert JOURNAL in files_below(tmp_path)
+    assert run("verify", tmp_path, "-s", CASE / "dst_strategy.ckpt").exit_code == 1
+    failing(None)
+    run_well(*words_of(tmp_path), "--resume")
+    assert len(files_below(tmp_path)) == 4
+
+
 def test_a_set_that_is_not_complete_is_no_checkpoint(tmp_path, failing):
     failing("rank_2")
     assert run(*words_of(tmp_path / "out")).exit_code == 6

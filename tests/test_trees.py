@@ -91,7 +91,9 @@ def test_the_folder_of_the_rank_folders_is_as_good(output, tmp_path, monkeypatch
     run_well("merge", ".", "-o", tmp_path / "b.h5")
     monkeypatch.chdir(output)
     run_well("merge", "checkpoint", "-o", tmp_path / "c.h5")
-    for name in "abc":
+    monkeypatch.chdir(output / "checkpoint" / "rank_0")
+    run_well("merge", "..", "-o", tmp_path / "d.h5")
+    for name in "abcd":
         assert_merged(tmp_path / f"{name}.h5", "pp2_opt")
 
 

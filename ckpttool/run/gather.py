@@ -11,6 +11,7 @@ from typing import Generic, NamedTuple, TypeVar
 from ckpttool.errors import PlanError
 from ckpttool.model.catalog import Catalog, TensorMeta
 from ckpttool.model.findings import Finding
+from ckpttool.model.maps import map_of
 from ckpttool.model.notes import Note
 from ckpttool.model.redundancy import set_empty_aside
 from ckpttool.model.source import Source
@@ -163,7 +164,11 @@ def compare_contents(
     for (name, rank), future in futures.items():
         groups[name].setdefault(future.result(), []).append(rank)
     metas = catalog.metas
-    mute = [name for name, found in groups.items() if _is_mute(metas[name], found)]
+    mute = [
+        name
+        for name, found in groups.items()
+        if _is_mute(metas[name], found) and map_of(name) is None  # its statuses often are
+    ]
     if mute and strategy.layouts:
         text = "not in the strategy, and all elements of all ranks are the same; taken for whole, "
         text += f"if they are slices say so in a strategy by hand (-s MORE.yaml): {shorten(mute)}"

@@ -36,6 +36,8 @@ from ckpttool.run.partial import (
 )
 from ckpttool.run.sets import Place, journal_of, take_lock
 
+COMPLETE, END = ', "complete": [', "]}\n"  # around an output in its line
+
 
 @dataclass(slots=True)
 class Unfinished:
@@ -47,15 +49,21 @@ class Unfinished:
         The run.
     complete
         Path of each output that was complete, relative to the journal, and its proof.
+    left
+        The same of outputs of runs before it, which did not end either and were not gone on from.
     begun
         Paths of the outputs that were begun.
+    lines
+        First byte of the line of each rank's output, and the byte behind.
     end
         Byte behind the last whole line.
     """
 
     origin: Origin
     complete: dict[str, Proof] = field(default_factory=dict)
+    left: dict[str, Proof] = field(default_factory=dict)
     begun: set[str] = field(default_factory=set)
+    lines: dict[int, tuple[int, int]] = field(default_factory=dict)
     end: int = 0
 
     def still_complete(self, folder: Path) -> frozenset[str]:
@@ -63,6 +71,11 @@ class Unfinished:
         return frozenset(
             path for path, proof in self.complete.items() if Proof.of(folder / path) == proof
         )
+
+    def untouched(self, folder: Path) -> dict[str, Proof]:
+        """Those that are as they were, and what earlier runs left, too."""
+        known = {**self.left, **self.complete}
+        return {path: proof for path, proof in known.items() if Proof.of(folder / path) == proof}
 
 
 def read_journal(path: Path) -> Unfinished | None:
@@ -83,10 +96,14 @@ def read_journal(path: Path) -> Unfinished | None:
                 found = Unfinished(head.origin())
             elif "begun" in line.entries:
                 found.begun.add(line.file("begun"))
+            elif "left" in line.entries:
+                proof = Proof(line.number("nbytes"), line.number("mtime_ns"))
+                found.left[line.file("left")] = proof
             else:
                 (output,) = line.objects("complete")
                 proof = Proof(output.number("nbytes"), line.number("mtime_ns"))
                 found.complete[output.file("path")] = proof
+                found.lines[output.number("rank")] = found.end, stop
             found.end = stop
     except FileNotFoundError:
         return None
@@ -138,7 +155,8 @@ class Journal:
         self._place = place
         self._path = journal_of(place.listing)
         self._fds: dict[Path, int] = {}
-        self._has_replaced = False
+        self._has_replaced = self._has_left = False
+        self._lines: dict[int, tuple[int, int]] = {}  # in the journal, of each rank's output
         self.kept: Mapping[str, Proof] = {}
         make_folder(self._path.parent)
         try:
@@ -146,7 +164,7 @@ class Journal:
             self._fds[of_set] = take_lock(of_set, is_shared=place.is_part)
             if place.is_part:
                 self._fds[self._path] = take_lock(self._path)
-            self._count = self._begin(is_resumed)
+            self._begin(is_resumed)
             sync_folder(self._path.parent)
         except BaseException:
             self._close(remove=False)
@@ -169,37 +187,31 @@ class Journal:
 
     def begin(self, path: str) -> None:
         """Say that an output is begun, so that what is left of it can be found."""
-        self._append({"begun": os.path.relpath(path, self.folder)}, is_durable=False)
+        begun = json.dumps({"begun": os.path.relpath(path, self.folder)})
+        self._append(f"{begun}\n", is_durable=False)
 
     def add(self, output: Listed, proof: Proof) -> None:
         """Say that an output is complete, and about to get its final name."""
         if not self._has_replaced:
             self._remove_outdated()
             self._has_replaced = True
-        # A list, so that every entry of a line is read in the same way.
-        complete = [json.loads(output_text(output))]
-        self._append({"mtime_ns": proof.mtime_ns, "complete": complete})
-        self._count += 1
+        start = os.lseek(self._fds[self._path], 0, os.SEEK_CUR)
+        line = f'{{"mtime_ns": {proof.mtime_ns}{COMPLETE}{output_text(output)}{END}'
+        self._append(line)
+        self._lines[output.rank] = start, start + len(line)
 
     def finish(self) -> None:
         """Write the listing, which says that all of it is complete, and remove the journal."""
-        at: dict[int, tuple[int, int]] = {}  # where the line of each rank's output is
-        start = 0
-        for stop, line in _whole_lines(self._path):
-            if "complete" in line.entries:
-                (output,) = line.objects("complete")
-                at[output.number("rank")] = start, stop
-            start = stop
-        lines = (self._output_at(*at[rank]) for rank in sorted(at))
+        lines = (self._output_at(*self._lines[rank]) for rank in sorted(self._lines))
         write_document(str(self._place.listing), listing_text(self._place.head, lines))
         self._close(remove=True)
 
     def leave(self) -> None:
         """End before all is done; the journal stays if there is something to go on from."""
-        self._close(remove=self._count == 0)
+        self._close(remove=not self._lines and not self._has_left)
 
-    def _begin(self, is_resumed: bool) -> int:
-        """Take over what is to be kept, remove the rest; the number of outputs that are kept."""
+    def _begin(self, is_resumed: bool) -> None:
+        """Take over what is to be kept, and remove the rest."""
         fd = self._fds[self._path]
         before = read_journal(self._path)
         if before is not None and is_resumed:
@@ -208,31 +220,36 @@ class Journal:
                 raise PlanError(resume_problems(self._path, changes))
             kept = before.still_complete(self.folder)
             self.kept = {path: before.complete[path] for path in sorted(kept)}
-        self._remove_temporaries(self._path)
+            self._lines = before.lines
+        left = self._clean(self._path, {} if before is None else before.untouched(self.folder))
         if self._place.is_part:  # others hold it, too, so it stays
             of_set = journal_of(self._place.manifest)
-            self._remove_temporaries(of_set)
+            left = self._clean(of_set, left)
             os.truncate(of_set, 0)
         for path in self._place.journals_of_parts():
-            self._remove_temporaries(path)
+            left = self._clean(path, left)
             path.unlink()
         os.ftruncate(fd, before.end if before is not None and is_resumed else 0)
         os.lseek(fd, 0, os.SEEK_END)
-        if not os.fstat(fd).st_size:
-            by = f"process {os.getpid()} on {socket.gethostname()}"
-            self._append({"by": by, "run": [self._place.origin.head_with_times()]})
-        return len(self.kept)
+        by = f"process {os.getpid()} on {socket.gethostname()}"
+        head = {"by": by, "run": [self._place.origin.head_with_times()]}
+        lines = [] if os.fstat(fd).st_size else [head]
+        stays = sorted(left.keys() - self.kept.keys())
+        lines += [{"left": path, **left[path]._asdict()} for path in stays]
+        self._append("".join(f"{json.dumps(line)}\n" for line in lines))
+        self._has_left = bool(stays)
 
-    def _remove_temporaries(self, journal: Path) -> None:
-        """Remove what a run that was killed left half-written."""
+    def _clean(self, journal: Path, left: Mapping[str, Proof]) -> dict[str, Proof]:
+        """Remove what a killed run left half-written; what it left whole is added to ``left``."""
         try:
             before = read_journal(journal)
         except FormatError:
-            if journal == self._path:
-                raise
-            return  # it is not ours to judge, and nothing of it is used
-        for name in () if before is None else sorted({*before.begun, *before.complete}):
+            return dict(left)  # not ours to judge, and nothing of it is used
+        if before is None:
+            return dict(left)
+        for name in sorted({*before.begun, *before.complete}):
             remove_stale(Path(self.folder, name + PARTIAL))
+        return {**left, **before.untouched(self.folder)}
 
     def _remove_outdated(self) -> None:
         """Before the first output is replaced: what says that the set is complete."""
@@ -244,11 +261,11 @@ class Journal:
     def _output_at(self, start: int, stop: int) -> str:
         with self._path.open("rb") as file:
             file.seek(start)
-            (output,) = json.loads(file.read(stop - start))["complete"]
-        return json.dumps(output)
+            line = file.read(stop - start).decode("ascii")
+        return line.partition(COMPLETE)[2].removesuffix(END)
 
-    def _append(self, line: Mapping[str, object], *, is_durable: bool = True) -> None:
-        data = json.dumps(line).encode() + b"\n"
+    def _append(self, line: str, *, is_durable: bool = True) -> None:
+        data = line.encode("ascii")
         fd = self._fds[self._path]
         while data:
             data = data[os.write(fd, data) :]

@@ -18,6 +18,7 @@ from ckpttool.formats.unified import (
     is_index_name,
     part_name,
 )
+from ckpttool.model.notes import Note
 from ckpttool.model.parts import cut_into_parts
 from ckpttool.model.plan import Document, Plan, Target
 from ckpttool.model.strategy import shorten
@@ -56,9 +57,13 @@ class Numbered:
         """The plan for that one file, spread over numbered ones with their indexes."""
         plan = cut_into_parts(plan, self.limit, self._path)
         files = {meta.name: Path(output.path).name for output in plan for meta in output.metas}
-        total = sum(transfer.source.meta.nbytes for transfer in plan.transfers)
-        text = index_text(files, total)
-        return replace(plan, documents=tuple(Document(path, text) for path in self.documents))
+        metas = [transfer.source.meta for transfer in plan.transfers]
+        text = index_text(files, sum(meta.nbytes for meta in metas))
+        documents = tuple(Document(path, text) for path in self.documents)
+        large = [meta.name for meta in metas if meta.nbytes > self.limit]
+        more = "larger than --max-shard-size by themselves, and written whole all the same"
+        notes = (*plan.notes, Note("part", f"{more}: {shorten(large)}")) if large else plan.notes
+        return replace(plan, documents=documents, notes=notes)
 
     def stale_problems(self, target: Target) -> Iterator[str]:
         """A message if there are files that a loader might take for parts of this checkpoint."""

@@ -43,7 +43,7 @@ def find_remains(plan: Plan, problems: list[str], notes: list[Note]) -> frozense
         if before is None:
             continue
         kept = before.still_complete(folder)
-        found |= {str(folder / name) for name in kept}
+        found |= {str(folder / name) for name in before.untouched(folder)}
         if path != own:
             continue
         by = holder_of(path)

@@ -25,6 +25,7 @@ MindFormers ``core/callback/callback.py`` (``CheckpointMonitor``),
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -88,9 +89,10 @@ def find_strategies(folder: Path, ranks: Collection[int], notes: list[Note]) -> 
         Paths for `ckpttool.formats.strategy_file.read_strategy`; empty if ``folder`` is in no such
         tree, or there is no strategy in it.
     """
-    if folder.absolute().name not in CHECKPOINTS:
+    real = Path(os.path.abspath(folder))  # noqa: PTH100 (resolve() would follow links)
+    if real.name not in CHECKPOINTS:
         return ()
-    output = folder.parent if folder.name else folder.absolute().parent
+    output = folder.parent if folder.name == real.name else real.parent
     single: dict[Path, int] = {}
     merged: list[Path] = []
     others: list[Path] = []
