@@ -12,6 +12,7 @@ from threading import Barrier
 import pytest
 
 import ckpttool
+from ckpttool.model import manifest
 from ckpttool.run import execute as execute_module
 from ckpttool.run.engines import InlineExecutor, default_jobs, open_engine, read_word
 from ckpttool.run.fill import fill
@@ -61,6 +62,7 @@ def test_one_file_is_filled_by_all_threads_at_once(tmp_path, monkeypatch):
         return fill(task)
 
     monkeypatch.setattr(execute_module, "fill", fill_together)
+    monkeypatch.setattr(manifest, "UNIT_BYTES", 1 << 10)  # of which a task writes all or nothing
     catalog = ckpttool.scan(str(source / "m.ckpt"))
     plan = ckpttool.plan_merge(catalog, None, str(tmp_path / "m.ckpt"), "ckpt")
     options = ckpttool.CopyOptions(band_bytes=1 << 10, task_bytes=1 << 10)
