@@ -30,7 +30,7 @@ class Number(NumberType):
         try:
             number = float(value)
         except ValueError:
-            number = math.nan
+            self.fail(f"{value!r} is not a valid number.", param, ctx)
         if not 0 <= number < math.inf:
             self.fail(f"{value!r} is no finite number from 0 on", param, ctx)
         return number
