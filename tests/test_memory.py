@@ -77,12 +77,12 @@ def test_a_tensor_larger_than_the_budget_is_merged_within_it(source, tmp_path, e
 
 
 def test_outputs_that_are_written_together_keep_the_least_whatever_the_tensor(tmp_path):
-    """Rows become 64 columns, so a band of an output is a 64th of what is read for it: 1 KiB."""
+    """Rows become 64 columns, so a band of an output is a 64th of what is read for it."""
     (tmp_path / "rows.json").write_text(LAYOUT % (2, "0, -1"))
     (tmp_path / "columns.json").write_text(LAYOUT % (64, "-1, 0"))
     strategies = ["-s", tmp_path / "rows.json", "-d", tmp_path / "columns.json"]
     peaks = []
-    for rows in (512, 2048):  # 8 and 32 MiB
+    for rows in (512, 6144):  # 8 and 96 MiB
         folder = tmp_path / str(rows)
         for rank in range(2):
             path = folder / f"rank_{rank}" / "net.ckpt"

@@ -218,3 +218,15 @@ def test_any_budget_writes_the_same_bytes(source, tmp_path):
         tight = CopyOptions(band_bytes, OPTIONS.task_bytes, task_pieces=pieces)
         execute(transpose(source, tmp_path / str(pieces)), options=tight)
         assert contents(tmp_path / str(pieces)) == contents(tmp_path / "alone")
+
+
+def test_a_band_looks_only_at_the_pieces_that_are_near_it(source, tmp_path, monkeypatch):
+    plan = transpose(source, tmp_path)
+    monkeypatch.setattr(manifest, "UNIT_BYTES", 1 << 23)  # all eight pieces of an output
+    looked = []
+    intersect = Region.intersect
+    monkeypatch.setattr(
+        Region, "intersect", lambda mine, other: looked.append(other) or intersect(mine, other)
+    )
+    execute(plan, options=CopyOptions(band_bytes=1 << 16))  # a band has four rows
+    assert len(looked) < 1.5 * RANKS * SHAPES["w"][0] / 4

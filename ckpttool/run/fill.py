@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from hashlib import _Hash as HASH
 
 TASK_PIECES = 1 << 16  # of a task, about
-BLOCK = 64  # bands for which the pieces that touch them are looked up at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +151,7 @@ def _cut(twins: Sequence[tuple[OutputTensor, StoredTensor]]) -> Iterator[Part]:
 
 
 class _Step(NamedTuple):
-    """A band that is next, and the pieces that touch it; in the order of places, then of parts."""
+    """A band that is next, and all pieces that touch it; in the order of places, then of parts."""
 
     place: tuple[int, ...]
     number: int
@@ -163,10 +162,13 @@ class _Step(NamedTuple):
 def _steps(number: int, part: Part, band_bytes: int) -> Iterator[_Step]:
     """The bands of a part, each when it is asked for."""
     nbytes, itemsize = _band_bytes(part.pieces, band_bytes), part.tensor.meta.itemsize
-    for block in _bands(part.region, BLOCK * nbytes, itemsize):
-        pieces = tuple(piece for piece in part.pieces if piece.dst.intersect(block))
-        for band in _bands(block, nbytes, itemsize):
-            yield _Step(band.moved_by(part.origin).start, number, band, pieces)
+    waiting = sorted(part.pieces, key=lambda piece: piece.dst.start, reverse=True)
+    near: list[Piece] = []  # a region is between its start and its stop also in C order
+    for band in _bands(part.region, nbytes, itemsize):
+        while waiting and waiting[-1].dst.start <= band.stop:
+            near.append(waiting.pop())
+        near = [piece for piece in near if piece.dst.stop >= band.start]
+        yield _Step(band.moved_by(part.origin).start, number, band, tuple(near))
 
 
 def fill(task: FillTask) -> Filled:
