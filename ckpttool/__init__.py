@@ -13,8 +13,8 @@ In five lines::
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # typing itself would be loaded before `ckpttool.__main__` minds signals
 if TYPE_CHECKING:
     from ckpttool.errors import (
         CkptToolError,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from types import FrameType
 
 
@@ -22,7 +21,7 @@ def run() -> None:
 
 def _end(number: int, frame: FrameType | None) -> None:
     """End without a traceback, with the exit code that shells give to a signal."""
-    sys.exit(128 + number)
+    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

@@ -212,7 +212,7 @@ def commit_fails(folder, code):
 def test_missing_parts_are_named(tmp_path):
     run_parts(tmp_path, (2, 4), 5)
     text = commit_fails(tmp_path, 5)
-    assert "parts 1, 3, 5 of 5 not there; run what is missing (--part 1/5)" in text
+    assert "parts 1, 3, 5 of 5 are not there; run what is missing (--part 1/5)" in text
 
 
 def test_the_record_of_a_part_goes_before_its_first_output_is_replaced(tmp_path, monkeypatch):
@@ -272,7 +272,10 @@ def test_records_of_several_counts_are_refused(tmp_path):
     run_parts(tmp_path, (1, 2), 2)
     run_parts(tmp_path, (1,), 3, "ckpt", "--overwrite")
     text = commit_fails(tmp_path, 5)
-    assert "records of 2 parts and of 3 parts; remove those that are not wanted" in text
+    paths = [tmp_path / f".ckpttool-part-1-of-{parts}.json" for parts in (2, 3)]
+    assert all(path.exists() for path in paths)
+    ways = f"of 2 parts (such as {paths[0]}) and of 3 parts (such as {paths[1]})"
+    assert f"records {ways}; remove those that are not wanted" in text
 
 
 @pytest.mark.parametrize("damage", ["remove", "shorten"])
@@ -393,5 +396,5 @@ def test_every_problem_is_told_at_once(tmp_path):
             Path(tmp_path, name).unlink()
     result = run("commit", tmp_path)
     assert result.exit_code == 5
-    assert "part 2 of 3 not there" in message(result)
+    assert "part 2 of 3 is not there" in message(result)
     assert "is not there; run part 1/3 again" in message(result)

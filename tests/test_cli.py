@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoints import noise, write_ranks
+from tests.checkpoints import noise, write_file, write_ranks
 from tests.commands import files_below, message, run, run_well
 from tests.corpus import GOLDEN, SAMPLES
-from tests.readers import read
+from tests.readers import read, write_ckpt
 
 CASE = GOLDEN / "tutorial_8_to_8_retrain"
 SMALL = GOLDEN / "empty_tensors"
@@ -496,11 +496,14 @@ def test_replicas_that_do_not_hold_everything_are_named(tmp_path):
     case = GOLDEN / "replicated_only"
     shutil.copytree(case / "src", tmp_path / "src")
     path = next((tmp_path / "src" / "rank_3").iterdir())
-    path.write_bytes(b"")
-    result = run("merge", tmp_path / "src", "--replicated", "-o", tmp_path / "m.h5")
+    write_ckpt(path, dict(list(read(path).items())[:-1]))
+    words = ["merge", tmp_path / "src", "--replicated", "-o", tmp_path / "m.h5"]
+    result = run(*words)
     assert result.exit_code == 5
     assert f"{path} lacks" in message(result)
-    assert "is empty (0 bytes)" in message(result)
+    assert "so it was perhaps cut short" in message(result)
+    path.write_bytes(b"")
+    assert f"warning: rank 3: {path}: empty (0 bytes)" in run_well(*words).stderr
 
 
 def test_replicas_that_differ_are_a_doubt_that_the_user_may_overrule(tmp_path):
@@ -515,7 +518,9 @@ def test_replicas_that_differ_are_a_doubt_that_the_user_may_overrule(tmp_path):
     words = ["merge", tmp_path / "src", "-s", case / "src_strategy.ckpt", "-o", tmp_path / "m.h5"]
     result = run(*words)
     assert result.exit_code == 5
-    assert f"{name}: the strategy says that ranks 0, 2, 4, 6 hold the same" in message(result)
+    text = f"{name}: the strategy says that ranks 0, 2, 4, 6 hold the same, and they differ "
+    assert f"{text}(ranks 0, 2, 4 | rank 6): is one damaged" in message(result)
+    assert "move that rank's file away and its replicas are read" in message(result)
     run_well(*words, "--trust-strategy")
 
 
@@ -558,3 +563,84 @@ def test_inspect_shows_the_rows_of_a_manual_split():
     assert tensors["embedding_table"]["rows"] == [6, 10]
     assert tensors["embedding_table"]["shape"] == [16, 8]
     assert "rows" not in tensors["mul_weight"]
+
+
+def test_split_of_one_ranks_folder_or_of_all_names_the_file(tmp_path):
+    words = ["-d", CASE / "dst_strategy.ckpt", "-o", tmp_path / "new"]
+    path = CASE / "src" / "rank_0" / "checkpoint-2_10.ckpt"
+    told = message(run("split", path.parent, *words))
+    assert f"name the one above: {CASE / 'src'}, or its file: {path}" in told
+    assert f"(one rank's, if all hold everything: {path})" in message(
+        run("split", CASE / "src", *words)
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["diff", SMALL / "src", SMALL / "src", "--rtol", "x"], "'x' is not a valid number."),
+        (["diff", SMALL / "src", SMALL / "src", "-j", "x"], "'x' is not a valid whole number."),
+        (["merge", SMALL / "src", "-o", "x", "--max-memory", "9"], "a number and a unit, such as"),
+    ],
+)
+def test_a_value_that_is_none_is_told_in_plain_words(words, text):
+    result = run(*words)
+    assert result.exit_code == 2
+    assert text in message(result)
+
+
+def test_a_checksum_of_one_file_is_told_of_the_file(tmp_path):
+    path = tmp_path / "m.ckpt"
+    run_well("merge", *src(CASE), "-o", path, "--crc")
+    assert f"note: {path}: the checksum is right" in run_well("inspect", path, "--crc").stderr
+
+
+def test_shapes_are_written_alike_by_inspect_and_diff(tmp_path):
+    write_ckpt(tmp_path / "a.ckpt", {"w": noise("w", "Float32", (3,))})
+    write_ckpt(tmp_path / "b.ckpt", {"w": noise("w", "Float32", (4,))})
+    told = message(run("diff", tmp_path / "a.ckpt", tmp_path / "b.ckpt"))
+    assert "Float32 (3) Float32 (4)" in told
+    assert "Float32 (3)" in message(run_well("inspect", tmp_path / "a.ckpt"))
+
+
+def test_a_folder_for_a_file_is_not_said_to_be_replaceable(tmp_path):
+    (tmp_path / "new").mkdir()
+    told = message(run("merge", *src(CASE), "-o", f"{tmp_path}/new/"))
+    assert "is a folder; name the file to be written" in told
+    assert "--overwrite" not in told
+
+
+def test_inspect_says_how_many_tensors_are_not_whole(tmp_path):
+    shutil.copytree(CASE / "src", tmp_path / "src")
+    for rank in (0, 1, 4, 5):
+        shutil.rmtree(tmp_path / "src" / f"rank_{rank}")
+    result = run("inspect", tmp_path / "src", "-s", CASE / "src_strategy.ckpt")
+    assert result.exit_code == 5
+    text = "15 of 21 tensors; slices of the others are missing, or do not fit: see below"
+    assert text in message(result)
+
+
+def test_a_strategy_by_hand_is_called_one(tmp_path):
+    for name, text in (
+        ("hand.yaml", "# mine\nckpttool_strategy: 1\nranks: 2\n"),
+        ("hand.json", '{"ckpttool_strategy": 1, "ranks": 2}'),
+    ):
+        (tmp_path / name).write_text(text)
+        result = run("inspect", tmp_path / name)
+        assert result.exit_code == 3
+        assert f"{name}: a strategy file, no checkpoint; name the checkpoint" in message(result)
+
+
+def test_a_cut_of_an_axis_that_is_not_there_is_named_with_its_line(tmp_path):
+    (tmp_path / "hand.yaml").write_text(
+        "ckpttool_strategy: 1\nranks: 2\nparameters:\n  w: {axis: 5}\n"
+    )
+    for rank in range(2):
+        entries = {"w": noise("w", "Float32", (3, 4))}
+        write_file(tmp_path / "src" / f"rank_{rank}" / "n.ckpt", entries, "ckpt")
+    words = ["merge", tmp_path / "src", "-s", tmp_path / "hand.yaml", "-o", tmp_path / "m.h5"]
+    result = run(*words)
+    assert result.exit_code == 5
+    assert "hand.yaml, line 4 cuts axis 5 (axes count from 0), its shape is (3, 4)" in (
+        message(result)
+    )

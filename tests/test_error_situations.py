@@ -262,7 +262,7 @@ def test_rank_folders_may_be_spelled_in_two_ways(job):
 
 
 def test_a_step_that_is_not_there_is_refused(job):
-    job.refuses(job.merge("--step", "9_9"), 5, "no file of step 9_9; there are net.ckpt")
+    job.refuses(job.merge("--step", "9_9"), 5, "no file of step 9_9; there is only net.ckpt")
 
 
 def test_a_rank_with_an_unfinished_file_only_is_refused(job):

@@ -14,15 +14,16 @@ import time
 import pytest
 
 import ckpttool
-from ckpttool.formats import get_format
+from ckpttool.formats import get_format, suffix_of
 from ckpttool.model.catalog import TensorMeta
 from ckpttool.run import execute as execute_module
 from ckpttool.run.engines import open_engine
 from ckpttool.run.execute import CopyOptions, execute
 from ckpttool.run.fill import cut_into_tasks, fill
+from tests.checkpoints import write_file
 from tests.commands import files_below
 from tests.corpus import GOLDEN
-from tests.readers import read
+from tests.readers import Entry, read
 
 CASE = GOLDEN / "reshard_8_to_4"
 
@@ -123,9 +124,38 @@ def test_a_source_that_shrinks_after_planning_is_noticed(tmp_path):
     sparse_checkpoint(source, 1 << 20)
     plan = ckpttool.plan_merge(ckpttool.scan(str(source)), None, str(tmp_path / "out" / "m.h5"))
     os.truncate(source, 1 << 19)
+    with pytest.raises(ckpttool.PlanError, match=r"m\.ckpt: was written to after its header"):
+        execute(plan)
+    assert files_below(tmp_path) == ["m.ckpt"]
+
+
+def test_a_source_that_shrinks_while_it_is_read_is_noticed(tmp_path, monkeypatch):
+    source = tmp_path / "m.ckpt"
+    sparse_checkpoint(source, 1 << 20)
+    plan = ckpttool.plan_merge(ckpttool.scan(str(source)), None, str(tmp_path / "out" / "m.h5"))
+
+    def shrink(task):
+        os.truncate(source, 1 << 19)
+        return fill(task)
+
+    monkeypatch.setattr("ckpttool.run.execute.fill", shrink)
     with pytest.raises(ckpttool.ExecutionError, match=r"m\.ckpt.*the file ends here"):
         execute(plan)
     assert files_below(tmp_path) == ["m.ckpt"]
+
+
+@pytest.mark.parametrize("output_format", ["ckpt", "hdf5", "safetensors"])
+def test_a_file_that_was_saved_anew_with_the_old_times_is_noticed(tmp_path, output_format):
+    source = tmp_path / f"m{suffix_of(output_format)}"
+    write_file(source, {"w": Entry("Float32", (2,), bytes(8))}, output_format)
+    plan = ckpttool.plan_merge(ckpttool.scan(str(source)), None, str(tmp_path / "out" / "m.h5"))
+    before = source.stat()
+    write_file(source, {"w": Entry("Float32", (2,), bytes(7) + b"x")}, output_format)
+    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert source.stat().st_size == before.st_size
+    with pytest.raises(ckpttool.PlanError, match=r"was written to after its header was read"):
+        execute(plan)
+    assert files_below(tmp_path) == [source.name]
 
 
 def test_an_output_whose_header_is_not_as_planned_gets_no_name(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckpttool.errors import FormatError, UnreadableError
-from ckpttool.formats import ckpt, ckpt_twins, get_format, read_indexes
+from ckpttool.formats import ckpt, ckpt_twins, get_format, read_index, read_indexes
 from ckpttool.formats.ckpt import Ckpt
 from ckpttool.formats.ckpt_twins import Twins
 from ckpttool.formats.wire import WINDOW_BYTES
@@ -70,6 +70,16 @@ def test_every_byte_of_a_header_counts(tmp_path, at):
             data[i] ^= mask
             path.write_bytes(RECORDS[0] + data + record("last"))
             assert outcome(str(path)) == walked(str(path))
+
+
+@pytest.mark.parametrize("size", [-1, -(2**63), 2**63 - 1, 1 << 62])
+def test_sizes_of_64_bits_are_numbers_with_a_sign(tmp_path, size):
+    path = tmp_path / "m.ckpt"
+    path.write_bytes(record(dims=(size, 0), content=b""))
+    assert outcome(str(path)) == walked(str(path))
+    if size < 0:
+        with pytest.raises(FormatError, match=rf"dims \[{size}, 0\] with a negative size"):
+            read_index(str(path))
 
 
 @pytest.mark.parametrize("at", range(len(RECORDS)))

@@ -27,7 +27,7 @@ from ckpttool.run.partial import Proof
 from ckpttool.run.sets import Place, record_of
 from tests.commands import files_below
 
-INPUTS = (InputFile("src/a.ckpt", 10, 5), InputFile("src/b.ckpt", 20, 6))
+INPUTS = (InputFile("src/a.ckpt", 10, 5, 5), InputFile("src/b.ckpt", 20, 6, 6))
 ORIGIN = Origin("1.0", "plan", "2_10", INPUTS, (StrategyFile("s.ckpt", 7, "12"),))
 
 
@@ -298,10 +298,11 @@ def test_no_journal_is_no_unfinished_run(tmp_path):
 
 CHANGES = [
     ({"version": "2.0"}, "ckpttool 1.0 wrote that, this is 2.0"),
-    ({"inputs": (InputFile("src/a.ckpt", 11, 5), INPUTS[1])}, "had 10 bytes, has 11"),
-    ({"inputs": (InputFile("src/a.ckpt", 10, 7), INPUTS[1])}, "was written to since"),
+    ({"inputs": (InputFile("src/a.ckpt", 11, 5, 5), INPUTS[1])}, "had 10 bytes, has 11"),
+    ({"inputs": (InputFile("src/a.ckpt", 10, 7, 7), INPUTS[1])}, "was written to since"),
+    ({"inputs": (InputFile("src/a.ckpt", 10, 5, 7), INPUTS[1])}, "was written to since"),
     ({"inputs": INPUTS[:1]}, "src/b.ckpt: was an input, and is none any more"),
-    ({"inputs": (*INPUTS, InputFile("c", 1, 1))}, "c: was not an input"),
+    ({"inputs": (*INPUTS, InputFile("c", 1, 1, 1))}, "c: was not an input"),
     ({"strategies": (StrategyFile("s.ckpt", 7, "13"),)}, "s.ckpt: the strategy has changed"),
     ({"strategies": ()}, "s.ckpt: the strategy was given, and is not any more"),
     ({"strategies": (*ORIGIN.strategies, StrategyFile("t", 1, "1"))}, "t: the strategy was not"),

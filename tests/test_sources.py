@@ -66,7 +66,7 @@ def test_many_parameters_that_one_rank_lacks_are_one_problem():
     strategy = strategy_of({f"w{i}": Layout((2,), ((0,),)) for i in range(9)})
     full = slice_catalog(strategy, {f"w{i}": (4,) for i in range(9)})
     _, problems, _ = find(Catalog("run", {0: full.files[0]}), strategy)
-    the_one(problems, "rank 1:", "9 parameters w0, w1", "and 4 more")
+    the_one(problems, "rank 1:", "9 parameters (w0, w1", "and 4 more")
 
 
 def test_a_damaged_file_that_nobody_replaces_is_an_error_and_what_is_lost_is_named():
@@ -202,13 +202,13 @@ TWO_STAGES = strategy_of(
 def test_a_whole_stage_without_files_is_a_problem():
     catalog = with_names({"a": (4, 3), "adam_m.a": (4, 3)})
     _, problems, notes = find(catalog, TWO_STAGES)
-    the_one(problems, "ranks 4-7: no checkpoint file found", "4 parameters b, adam_m.b, c")
+    the_one(problems, "ranks 4-7: no checkpoint file found", "4 parameters (b, adam_m.b, c")
     assert "absent" not in notes
 
 
 def test_a_whole_stage_without_files_is_a_problem_of_weights_if_no_state_was_saved():
     _, problems, notes = find(with_names({"a": (4, 3)}), TWO_STAGES)
-    the_one(problems, "ranks 4-7: no checkpoint file found", "2 parameters b, c")
+    the_one(problems, "ranks 4-7: no checkpoint file found", "2 parameters (b, c)")
     (text,) = notes["absent"]
     assert text.endswith("on no rank: 3 parameters: adam_m.a, adam_m.b, adam_m.c")
 

@@ -44,3 +44,14 @@ def test_on_a_terminal_long_cells_are_folded(capsys, monkeypatch, columns):
     names = [line[2:].split("   ")[0].strip() for line in lines]
     joined = "".join(name for name in names if "─" not in name)
     assert joined == "name" + "".join(name for name, _ in ROWS).replace("\x1b", "\\x1b")
+
+
+def test_long_cells_are_folded_between_words(capsys, monkeypatch):
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((32, 24)))
+    monkeypatch.setattr(tables.sys.stdout, "isatty", lambda: True)
+    print_table("t", ["name", "device matrix"], [("accum.layer1.weight", "ranks 0-3, 5-7 have 0")])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[4:-1]] == [
+        ["accum.layer1.", "ranks", "0-3,"],
+        ["weight", "5-7", "have", "0"],
+    ]

@@ -440,9 +440,9 @@ def test_without_a_strategy_types_gaps_and_files_cut_short_are_found(tmp_path):
     ranks[5] = {"w": ranks[1]["w"]}
     report = check(tmp_path, ranks, None)
     assert [(f.severity, f.kind, f.ranks) for f in report.findings] == [
+        ("error", "shape", (0, 1, 2, 3, 5)),
         ("error", "dtype", (0, 1, 2, 3)),
         ("warning", "missing", (4,)),
-        ("warning", "shape", (0, 1, 2, 3, 5)),
         ("warning", "lacking", (5,)),
     ]
 

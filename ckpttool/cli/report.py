@@ -308,7 +308,7 @@ def print_checkpoint(catalog: Catalog, document: Json) -> None:
         )
     elif isinstance(tensors, list):
         total = len(catalog.metas)
-        rest = f" of {total}; of the others slices are missing, or they do not fit: see below"
+        rest = f" of {total} tensors; slices of the others are missing, or do not fit: see below"
         print_table(
             f"{len(tensors)}{' tensors' if len(tensors) == total else rest}",
             ("name", "dtype", "shape", "slice", "device matrix", "tensor map", "shard>", "stages"),

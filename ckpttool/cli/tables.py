@@ -14,6 +14,7 @@ import click
 from ckpttool.cli.text import printable
 
 MARGIN, SPACE = 2, 3  # columns before a row, and between two cells
+SEPARATORS = " ./_,"  # words of names and of prose end with one
 NARROWEST = 5  # columns that a cell keeps on the narrowest terminal
 
 
@@ -54,14 +55,24 @@ def _lines(cells: Sequence[str], widths: Sequence[int], is_right: Sequence[bool]
 
 
 def _fold(cell: str, width: int) -> list[str]:
-    """A cell in parts of at most ``width`` columns."""
+    """A cell in parts of at most ``width`` columns, each ending with a word if that is not short.
+
+    Examples
+    --------
+    >>> _fold("accum.layer1.weight, device matrix", 13)
+    ['accum.layer1.', 'weight, ', 'device matrix']
+    """
     if _width(cell) <= width:
         return [cell]
     parts = [""]
     for letter in cell:
         if _width(parts[-1] + letter) > width:
-            parts.append("")
-        parts[-1] += letter
+            full = parts.pop()
+            end = max(full.rfind(separator) for separator in SEPARATORS) + 1
+            end = end if 2 * end >= len(full) and letter != " " else len(full)
+            parts += [full[:end], full[end:]]
+        if letter != " " or parts[-1] or len(parts) == 1:  # no word begins with the space before it
+            parts[-1] += letter
     return parts
 
 

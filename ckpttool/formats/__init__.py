@@ -6,9 +6,11 @@ A format is a codec of headers only.  Where a tensor's bytes lie it says as exte
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
@@ -17,7 +19,7 @@ from ckpttool.errors import FormatError, UnreadableError, UnsupportedError
 from ckpttool.formats.contained import ContainedReader
 from ckpttool.formats.encrypted import mode_of
 from ckpttool.formats.others import recognise
-from ckpttool.model.catalog import Extent, FileIndex, TensorMeta
+from ckpttool.model.catalog import Extent, FileIndex, Stamp, TensorMeta
 from ckpttool.model.ciphertext import Secret
 
 if TYPE_CHECKING:
@@ -211,10 +213,14 @@ def _read_index(
     path: str, ckpt: Ckpt, key: Secret | None, contained: ContainedReader
 ) -> FileIndex | FormatError:
     try:
+        found = os.stat(path)  # noqa: PTH116 - a path is a string here
         name = _find_format(path)
         if name == "ckpt":
-            return ckpt.read_index(path, key)
-        return (contained if name == "hdf5" else get_format(name)).read_index(path)
+            index = ckpt.read_index(path, key)
+        else:
+            index = (contained if name == "hdf5" else get_format(name)).read_index(path)
+        stamp = Stamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        return replace(index, stamps={path: stamp})
     except FormatError as error:
         return _as_recognised(error)
     except OSError as error:

@@ -23,7 +23,7 @@ MAX_NAME_BYTES = 1 << 20  # a name is read into memory; none in the field comes 
 
 # The header of a record as MindSpore writes it; one of unusual length is walked field by field.
 MAX_USUAL_BYTES = 512
-VARINT = rb"[\x80-\xff]{0,9}[\x00-\x7f]"
+VARINT = rb"[\x80-\xff]{0,8}[\x00-\x7f]"  # of 63 bits: one of 64 may be a negative number
 DIM = re.compile(rb"\x08(%b)" % VARINT)
 USUAL_HEADER = re.compile(
     rb"\x0a(%b)\x0a(%b)([^\x00-\x1f]+)\x12(%b)((?:\x08%b)*)\x12([\x01-\x20])(\w+)\x1a(%b)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.errors import FormatError
 from ckpttool.model.ciphertext import Ciphertext
@@ -99,6 +99,17 @@ class StoredTensor:
             raise ValueError(f"{self.meta.name}: extents of {held} bytes for {self.meta.nbytes}")
 
 
+class Stamp(NamedTuple):
+    """By what a file is known again: one that was written to or saved anew has another.
+
+    The time of change (ctime) tells even if the time of modification was set back.
+    """
+
+    nbytes: int
+    mtime_ns: int
+    ctime_ns: int
+
+
 @dataclass(frozen=True, slots=True)
 class FileIndex:
     """The header of one checkpoint file.
@@ -120,6 +131,8 @@ class FileIndex:
         How the file is encrypted; None if it is not.
     beside
         Further files of the same rank, whose tensors are among ``tensors``.
+    stamps
+        Of each file as it was just before its header was read; none of one that was just written.
     """
 
     path: str
@@ -129,6 +142,7 @@ class FileIndex:
     attrs: Mapping[str, str] = field(default_factory=dict)
     cipher: Ciphertext | None = None
     beside: tuple[str, ...] = ()
+    stamps: Mapping[str, Stamp] = field(default_factory=dict, compare=False)
 
     @property
     def paths(self) -> tuple[str, ...]:

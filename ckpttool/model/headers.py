@@ -70,7 +70,7 @@ def check_types(catalog: Catalog, held: Mapping[int, TensorMeta]) -> Iterator[Fi
         yield Finding("dtype", text, tensor=name, ranks=ranks)
     elif len(axes) > 1:
         text = disagreement(catalog, name, "number of axes", axes)
-        yield Finding("shape", text, "warning", name, ranks)
+        yield Finding("shape", text, tensor=name, ranks=ranks)
 
 
 def check_unlisted(

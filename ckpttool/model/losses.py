@@ -204,6 +204,7 @@ def _lack(
     if len(names) > 1:
         many = f"{count(len(names), 'parameter')} ({shorten(names)})"
     text = f"{', '.join(reasons)}; no other rank has them{why}: {many}"
+    text += "; put back what is lost, or take another step (--step)" if gone or damaged else ""
     tensor = names[0] if len(names) == 1 else None
     return Finding("missing", text, tensor=tensor, ranks=tuple(owners))
 

@@ -38,11 +38,12 @@ UNIT_BYTES = 8 << 20  # a task holds whole units of all outputs that it writes s
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """A file of the source; one that was saved anew has another time of change."""
+    """A file of the source, and by what it is known again; see `Stamp`."""
 
     path: str
     nbytes: int
     mtime_ns: int
+    ctime_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,7 @@ def differences(mine: Origin, other: Origin) -> Iterator[str]:
             yield f"{file.path}: was not an input"
         elif before.nbytes != file.nbytes:
             yield f"{file.path}: had {before.nbytes} bytes, has {file.nbytes}"
-        elif before.mtime_ns != file.mtime_ns:
+        elif before != file:
             yield f"{file.path}: was written to since"
     yield from (f"{path}: was an input, and is none any more" for path in theirs)
     ours = {(file.path, file.sha256) for file in mine.strategies}

@@ -6,6 +6,7 @@ and computes pieces only when they are asked for, so its size does not grow with
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -287,7 +288,9 @@ def _find_transfers(sources: Sources, target: Target, strategy: Strategy | None)
         if not layouts:
             layouts = _everywhere(source, target.ranks)
             was_cut = source.is_listed or source.follows is not None
-            if target.strategy is not None and (was_cut or (strategy is None and shape)):
+            if target.strategy is not None and (
+                was_cut or (strategy is None and math.prod(shape) > 1)
+            ):
                 undivided.append(name)
         else:
             layouts = tuple(_folded(layout, shape) for layout in layouts)

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from ckpttool.errors import CkptToolError, ExecutionError, VerifyError
+from ckpttool.errors import CkptToolError, ExecutionError, PlanError, VerifyError
 from ckpttool.model.catalog import FileIndex
 from ckpttool.model.manifest import Listed, hashed
 from ckpttool.model.plan import Document, OutputFile, Plan
@@ -25,7 +25,7 @@ from ckpttool.run.engines import InlineExecutor, Stoppable
 from ckpttool.run.fill import TASK_PIECES, Filled, cut_into_tasks, fill
 from ckpttool.run.journal import Journal
 from ckpttool.run.manifest import Written
-from ckpttool.run.origin import manifest_of
+from ckpttool.run.origin import changed_inputs, manifest_of
 from ckpttool.run.partial import PARTIAL, PartialFile, Proof, write_document
 from ckpttool.run.resume import check_inputs, is_complete
 from ckpttool.run.together import group_outputs
@@ -144,7 +144,8 @@ def execute(
     Raises
     ------
     PlanError
-        A worker of a cluster cannot do its part, another run is writing the same set, or what is
+        A source file was changed after the plan was made, a worker of a cluster cannot do its
+        part, another run is writing the same set, or what is
         to be resumed is of another plan; nothing was written.
     EngineError
         The workers of a cluster do not answer; nothing was written.
@@ -160,6 +161,9 @@ def execute(
         check_workers(executor, plan, check)
     if plan.is_resumed and is_complete(plan):
         return run.keep_all(plan)
+    changed = [f"{text}; run again" for text in changed_inputs(plan)]
+    if changed:
+        raise PlanError(changed)
     journal = run.journal = _open_journal(plan)
     try:
         for outputs in group_outputs(run.without_kept(plan)):
@@ -168,7 +172,7 @@ def execute(
         while run.pending:
             run.collect()
         run.current = str(manifest_of(plan))
-        check_inputs(plan, journal)
+        check_inputs(plan)
         run.write_documents(plan.documents)
         run.current = str(manifest_of(plan))
         journal.finish()

@@ -144,7 +144,12 @@ class Entries:
             self.text("plan"),
             self.step(),
             tuple(
-                InputFile(item.text("path"), item.number("nbytes"), item.number("mtime_ns"))
+                InputFile(
+                    item.text("path"),
+                    item.number("nbytes"),
+                    item.number("mtime_ns"),
+                    item.number("ctime_ns"),
+                )
                 for item in self.objects("inputs")
             ),
             tuple(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from ckpttool import __version__
+from ckpttool.model.catalog import Stamp
 from ckpttool.model.manifest import InputFile, Origin, StrategyFile
 from ckpttool.model.plan import Plan
 from ckpttool.run.places import manifest_path, output_folder
@@ -20,14 +22,15 @@ def origin_of(plan: Plan) -> Origin:
     OSError
         A source or strategy file is gone.
     """
-    catalog = plan.catalog
-    paths = [*catalog.indexes, *(path for file in catalog.files.values() for path in file.paths)]
-    base = Path(catalog.root).absolute().parent
+    base = Path(plan.catalog.root).absolute().parent
     return Origin(
         __version__,
         plan_digest(plan) if plan.part is None else plan.part.digest,
-        catalog.step,
-        tuple(_look_at(path, base) for path in dict.fromkeys(paths)),
+        plan.catalog.step,
+        tuple(
+            InputFile(os.path.relpath(path, base), *(stamp or _look_at(path)))
+            for path, stamp in _inputs(plan).items()
+        ),
         tuple(_read_strategy(path) for path in dict.fromkeys(plan.strategies)),
     )
 
@@ -62,9 +65,29 @@ def manifest_of(plan: Plan) -> Path:
     return Path(manifest_path(plan.target) if plan.part is None else plan.part.manifest)
 
 
-def _look_at(path: str, base: Path) -> InputFile:
+def changed_inputs(plan: Plan) -> Iterator[str]:
+    """What has become of each source file that is not as it was when its header was read."""
+    for path, stamp in _inputs(plan).items():
+        try:
+            now = _look_at(path)
+        except FileNotFoundError:
+            yield f"{path}: is gone"
+            continue
+        if stamp is not None and now != stamp:
+            yield f"{path}: was written to after its header was read"
+
+
+def _inputs(plan: Plan) -> dict[str, Stamp | None]:
+    """All files of the source, as they were when their headers were read."""
+    files = plan.catalog.files.values()
+    known = {path: stamp for file in files for path, stamp in file.stamps.items()}
+    paths = [*plan.catalog.indexes, *(path for file in files for path in file.paths)]
+    return {path: known.get(path) for path in paths}
+
+
+def _look_at(path: str) -> Stamp:
     found = Path(path).stat()
-    return InputFile(os.path.relpath(path, base), found.st_size, found.st_mtime_ns)
+    return Stamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def _read_strategy(path: str) -> StrategyFile:

@@ -8,11 +8,11 @@ from ckpttool.errors import CkptToolError, ExecutionError, FormatError
 from ckpttool.model.manifest import JOURNAL, differences
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import Plan
-from ckpttool.model.strategy import count
+from ckpttool.model.strategy import count, shorten
 from ckpttool.run.batch import place_of
-from ckpttool.run.journal import Journal, read_journal, resume_problems
+from ckpttool.run.journal import read_journal, resume_problems
 from ckpttool.run.manifest import Listing, output_problems
-from ckpttool.run.origin import origin_of
+from ckpttool.run.origin import changed_inputs
 from ckpttool.run.sets import (
     Place,
     busy_problem,
@@ -91,21 +91,14 @@ def _is_listed(plan: Plan, place: Place) -> bool:
     return False
 
 
-def check_inputs(plan: Plan, journal: Journal) -> None:
-    """Look whether the source is as it was when the run began.
+def check_inputs(plan: Plan) -> None:
+    """Look whether the source is as it was when its headers were read.
 
     Raises
     ------
     ExecutionError
         A file of it was written to or is gone, so the outputs may hold a mixture.
     """
-    try:
-        now = origin_of(plan).inputs
-    except OSError as error:
-        raise ExecutionError(
-            str(journal.listing), f"{error.filename}: is gone; {MIXTURE}"
-        ) from error
-    for before, after in zip(journal.origin.inputs, now, strict=True):
-        if before != after:
-            cause = f"{before.path}: was written to while it was read; {MIXTURE}"
-            raise ExecutionError(str(journal.listing), cause)
+    changed = list(changed_inputs(plan))
+    if changed:
+        raise ExecutionError(str(place_of(plan).listing), f"{shorten(changed, 3)}; {MIXTURE}")

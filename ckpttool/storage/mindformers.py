@@ -212,7 +212,8 @@ def _by_rank(
             tensors = {**file.tensors, **tensors}
         nbytes = sum(file.nbytes for file in (first, *more))
         beside = tuple(file.path for file in more)
-        joined[rank] = replace(first, nbytes=nbytes, tensors=tensors, beside=beside)
+        stamps = {path: stamp for file in (first, *more) for path, stamp in file.stamps.items()}
+        joined[rank] = replace(first, nbytes=nbytes, tensors=tensors, beside=beside, stamps=stamps)
     return joined, problems
 
 

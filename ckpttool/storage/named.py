@@ -54,7 +54,7 @@ class Faults:
         """A message for every fault that takes something away."""
         for fault, names in self.lacking.items():
             if fault:
-                lost = f"{count(len(names), 'parameter')} ({shorten(names)})"
+                lost = f"{count(len(names), 'parameter')}: {shorten(names)}"
                 yield f"{fault}, and no other file has these slices of {lost}"
 
     def notes(self) -> Iterator[Note]:
