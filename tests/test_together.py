@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+import tracemalloc
 from dataclasses import replace
 
 import pytest
 
 import ckpttool
 from ckpttool.model import manifest
+from ckpttool.model.catalog import Extent, FileIndex, StoredTensor
 from ckpttool.model.layout import Layout
 from ckpttool.model.region import Region
 from ckpttool.run import execute as execute_module
 from ckpttool.run import together
 from ckpttool.run.execute import CopyOptions, execute
-from ckpttool.run.fill import read_amplification
+from ckpttool.run.fill import cut_into_tasks, read_amplification
 from ckpttool.run.together import group_outputs
 from tests.checkpoints import cut, noise, slice_catalog, strategy_of, write_ranks
 from tests.commands import files_below
@@ -149,3 +151,82 @@ def test_a_task_ends_where_no_unit_is_open_so_that_each_is_hashed_whole(source, 
     odd = replace(OPTIONS, task_bytes=300_000)
     execute(transpose(source, tmp_path / "odd"), options=odd)
     assert contents(tmp_path / "odd") == contents(tmp_path / "alone")
+
+
+def cut_up(outputs, **sizes):
+    """The tasks of outputs that are not there yet."""
+    nowhere = []
+    for output in outputs:
+        stored = {
+            meta.name: StoredTensor(meta, output.path, (Extent(0, meta.nbytes),))
+            for meta in output.metas
+        }
+        nowhere.append((output, FileIndex(output.path, output.format, 0, stored)))
+    return cut_into_tasks(nowhere, OPTIONS.band_bytes, OPTIONS.task_bytes, **sizes)
+
+
+def outputs_of(rows, columns=4096, target=COLUMNS):
+    """What a tensor is cut into that lies cut along its rows."""
+    catalog = slice_catalog(ROWS, dict.fromkeys(ROWS.layouts, (rows, columns)))
+    return list(make(catalog, ROWS, target))
+
+
+def without_v(outputs):
+    return [replace(output, tensors=output.tensors[-1:]) for output in outputs]
+
+
+def test_a_task_holds_a_unit_of_each_output_however_large_the_tensor_and_small_the_bands():
+    for rows in (1024, 1 << 13):
+        tasks = cut_up(without_v(outputs_of(rows)))
+        assert {len(task.parts) for task in tasks} == {RANKS}
+
+
+def test_the_memory_of_planning_does_not_grow_with_the_tensor():
+    peaks = []
+    for rows in (1 << 13, 1 << 14):  # more units than are remembered, of either
+        outputs = outputs_of(rows)
+        tracemalloc.start()
+        count = sum(1 for _ in cut_up(outputs))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert count == 2 * rows // 64  # units of 64 rows, of either tensor
+    assert peaks[1] < 1.2 * peaks[0]
+
+
+def test_a_task_ends_also_where_the_units_of_its_outputs_never_do_together():
+    many, few = (strategy((8 * n,), ((), (0,))) for n in (3, 1))
+    both = [without_v(outputs_of(600 * 8, 3072, target))[0] for target in (many, few)]
+    both = [replace(output, path=str(number)) for number, output in enumerate(both)]
+    tasks = list(cut_up(both))
+    nbytes = sum(task.nbytes for task in tasks)
+    assert nbytes == sum(meta.nbytes for output in both for meta in output.metas)
+    most = OPTIONS.task_bytes + (len(both) + 1) * manifest.UNIT_BYTES
+    assert nbytes > most >= max(task.nbytes for task in tasks)
+    units = {(part.tensor.path, part.unit) for task in tasks for part in task.parts}
+    assert len(units) == sum(len(task.parts) for task in tasks)
+
+
+def test_a_task_with_many_pieces_ends_with_the_unit():
+    outputs = without_v(outputs_of(64))  # one unit each, of eight pieces
+    assert [len(task.parts) for task in cut_up(outputs)] == [RANKS]
+    assert [len(task.parts) for task in cut_up(outputs, task_pieces=20)] == [3, 3, 2]
+
+
+def test_any_budget_writes_the_same_bytes(source, tmp_path):
+    execute(transpose(source, tmp_path / "alone"))
+    for band_bytes, pieces in ((1 << 14, 3), (1 << 22, 20)):
+        tight = CopyOptions(band_bytes, OPTIONS.task_bytes, task_pieces=pieces)
+        execute(transpose(source, tmp_path / str(pieces)), options=tight)
+        assert contents(tmp_path / str(pieces)) == contents(tmp_path / "alone")
+
+
+def test_a_band_looks_only_at_the_pieces_that_are_near_it(source, tmp_path, monkeypatch):
+    plan = transpose(source, tmp_path)
+    monkeypatch.setattr(manifest, "UNIT_BYTES", 1 << 23)  # all eight pieces of an output
+    looked = []
+    intersect = Region.intersect
+    monkeypatch.setattr(
+        Region, "intersect", lambda mine, other: looked.append(other) or intersect(mine, other)
+    )
+    execute(plan, options=CopyOptions(band_bytes=1 << 16))  # a band has four rows
+    assert len(looked) < 1.5 * RANKS * SHAPES["w"][0] / 4

@@ -316,7 +316,9 @@ def _cuts(layout: Layout, shape: tuple[int, ...]) -> tuple[Sequence[int], ...]:
     return tuple(layout.boundaries(axis, size) for axis, size in enumerate(shape))
 
 
-@lru_cache(maxsize=4096)  # of a thousand tensors of a rank most are alike, and cut alike
+# Of a thousand tensors of a rank most are alike, and cut alike.  More entries would be those of a
+# large tensor, whose units are asked for once.  These take 4 MiB at most.
+@lru_cache(maxsize=512)
 def _few_overlaps(
     layout: Layout, wanted: Region, shape: tuple[int, ...]
 ) -> tuple[tuple[tuple[int, ...], Region, Region], ...] | None:

@@ -26,7 +26,7 @@ from ckpttool.errors import CkptToolError
 from ckpttool.formats import get_format
 from ckpttool.model.catalog import Extent, FileIndex, StoredTensor, TensorMeta
 from ckpttool.model.plan import OutputFile
-from ckpttool.run.fill import Filled, FillTask, UnitHash, cut_into_tasks, fill
+from ckpttool.run.fill import TASK_PIECES, Filled, FillTask, UnitHash, cut_into_tasks, fill
 from ckpttool.run.partial import (
     PARTIAL,
     Proof,
@@ -99,11 +99,12 @@ class RemoteFile:
         self._fd = claim(self._path)
         self.attempt: Attempt | None = None
 
-    def task(self, band_bytes: int, task_bytes: int) -> FileTask:
+    def task(self, band_bytes: int, task_bytes: int, task_pieces: int = TASK_PIECES) -> FileTask:
         """What a worker has to do; see `CopyOptions`."""
         output, path = self._output, str(self._path)
+        sizes = band_bytes, task_bytes, task_pieces
         nowhere = FileIndex(path, output.format, 0, {m.name: _placed(m) for m in output.metas})
-        stretches = tuple(cut_into_tasks([(output, nowhere)], band_bytes, task_bytes))
+        stretches = tuple(cut_into_tasks([(output, nowhere)], *sizes))
         return FileTask(path, output.format, output.metas, output.attrs, stretches)
 
     def commit(self, before: Callable[[Proof], None], crc: int | None = None) -> int:

@@ -22,7 +22,7 @@ from ckpttool.run.attempts import Attempt, RemoteFile, write_file
 from ckpttool.run.batch import place_of
 from ckpttool.run.cluster import CHECK_SECONDS, Cluster, check_workers
 from ckpttool.run.engines import InlineExecutor, Stoppable
-from ckpttool.run.fill import Filled, cut_into_tasks, fill
+from ckpttool.run.fill import TASK_PIECES, Filled, cut_into_tasks, fill
 from ckpttool.run.journal import Journal
 from ckpttool.run.manifest import Written
 from ckpttool.run.origin import changed_inputs, manifest_of
@@ -56,11 +56,14 @@ class CopyOptions:
         Bytes of an output that one task fills, about.
     max_in_flight
         Tasks that exist at a time; the plan is drawn as fast as they are done.
+    task_pieces
+        A task that has as many pieces takes no further unit.
     """
 
     band_bytes: int = 4 << 20
     task_bytes: int = 64 << 20
     max_in_flight: int = 32
+    task_pieces: int = TASK_PIECES
 
 
 @dataclass(slots=True, eq=False)
@@ -98,7 +101,7 @@ def _calls(
     jobs: Sequence[_Job], options: CopyOptions
 ) -> Iterator[tuple[Callable[[], Done], tuple[_Job, ...]]]:
     """What workers have to do: stretches of files on this host, whole files on others; for whom."""
-    sizes = options.band_bytes, options.task_bytes
+    sizes = options.band_bytes, options.task_bytes, options.task_pieces
     here: dict[str, tuple[_Job, FileIndex]] = {}
     for job in jobs:
         if isinstance(job.file, RemoteFile):

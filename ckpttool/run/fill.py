@@ -11,6 +11,8 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from heapq import merge
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -24,24 +26,27 @@ from ckpttool.storage.flatfile import Bytes, FlatFiles, find_runs
 if TYPE_CHECKING:
     from hashlib import _Hash as HASH
 
+TASK_PIECES = 1 << 16  # of a task, about
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A C-contiguous region of one output tensor, and the pieces that fill it.
+    """A unit of an output tensor, and the pieces that fill it.
 
     Attributes
     ----------
+    origin
+        Where the output tensor begins in the full tensor: parts of one tensor in several outputs
+        are filled side by side, in the order in which the source has what they want.
     unit
-        The number of the unit that it is, or is in.
-    is_last
-        Whether the unit ends with it.
+        The number of the unit.
     """
 
     tensor: StoredTensor
     region: Region
     pieces: tuple[Piece, ...]
+    origin: tuple[int, ...]
     unit: int
-    is_last: bool
 
 
 class UnitHash(NamedTuple):
@@ -63,12 +68,13 @@ class Filled:
 
 @dataclass(frozen=True, slots=True)
 class FillTask:
-    """Parts of one output file, to be done by one worker.
+    """Parts of one output file, or of several, to be done by one worker.
 
     Attributes
     ----------
     parts
-        What to fill, in the file under its temporary name, header in place.
+        What to fill, in the file under its temporary name, header in place.  There are as many as
+        units, however small the bands.
     band_bytes
         Bytes that are assembled at a time; a scratch buffer of the same size comes on top.
     """
@@ -83,7 +89,10 @@ class FillTask:
 
 
 def cut_into_tasks(
-    outputs: Sequence[tuple[OutputFile, FileIndex]], band_bytes: int, task_bytes: int
+    outputs: Sequence[tuple[OutputFile, FileIndex]],
+    band_bytes: int,
+    task_bytes: int,
+    task_pieces: int = TASK_PIECES,
 ) -> Iterator[FillTask]:
     """The tasks that fill output files: large tensors are cut, small ones put together.
 
@@ -97,7 +106,9 @@ def cut_into_tasks(
     band_bytes
         See `FillTask`.
     task_bytes
-        Bytes of a task, about.
+        Bytes of a task, about; more where outputs want the same rows, a unit of each at most.
+    task_pieces
+        A task that has as many takes no further part, though it may want the same rows.
     """
     tensors: dict[str, list[tuple[OutputTensor, StoredTensor]]] = {}
     for output, index in outputs:
@@ -106,43 +117,58 @@ def cut_into_tasks(
             if stored.extents:
                 tensors.setdefault(tensor.meta.name, []).append((tensor, stored))
     parts: list[Part] = []
-    begun: set[str] = set()  # files of which a unit has begun that does not end yet
-    nbytes = 0
-    for name in tensors:
-        for part in _cut(tensors[name], band_bytes):
-            parts.append(part)
-            nbytes += part.region.size * part.tensor.meta.itemsize
-            (begun.discard if part.is_last else begun.add)(part.tensor.path)
-            if nbytes >= task_bytes and not begun:
+    nbytes = pieces = 0
+    for twins in tensors.values():
+        reach: tuple[int, ...] | None = None  # the last element that this task has, of the tensor
+        for part in _cut(twins):
+            place = part.region.moved_by(part.origin)
+            size = part.region.size * part.tensor.meta.itemsize
+            is_apart = reach is None or place.start > reach  # else the units end in other rows
+            most_bytes = task_bytes if is_apart else task_bytes + len(twins) * size
+            if parts and (nbytes >= most_bytes or pieces >= task_pieces):
                 yield FillTask(tuple(parts), band_bytes)
-                parts, nbytes = [], 0
+                parts, nbytes, pieces, reach = [], 0, 0, None
+            parts.append(part)
+            nbytes += size
+            pieces += len(part.pieces)
+            last = tuple(stop - 1 for stop in place.stop)
+            reach = last if reach is None else max(reach, last)
     if parts:
         yield FillTask(tuple(parts), band_bytes)
 
 
-def _cut(twins: Sequence[tuple[OutputTensor, StoredTensor]], band_bytes: int) -> Iterator[Part]:
-    """Parts of a tensor in one output, or in several, by their place in the full tensor."""
-    if len(twins) == 1:
-        ((tensor, stored),) = twins
+def _cut(twins: Sequence[tuple[OutputTensor, StoredTensor]]) -> Iterator[Part]:
+    """The units of a tensor in one output, or in several, by their place in the full tensor."""
+
+    def placed(number: int) -> Iterator[tuple[tuple[int, ...], int, int, Region]]:
+        tensor = twins[number][0]
         for unit, region in enumerate(units(tensor.meta)):
-            yield Part(stored, region, tuple(tensor.pieces(region)), unit, is_last=True)
-        return
-    placed: list[tuple[tuple[int, ...], int, Region, int, bool]] = []
-    for number, (tensor, _) in enumerate(twins):
-        nbytes = _band_bytes(tensor.pieces(Region.whole(tensor.meta.shape)), band_bytes)
-        for unit, whole in enumerate(units(tensor.meta)):
-            regions = list(_bands(whole, nbytes, tensor.meta.itemsize))
-            placed += [
-                (region.moved_by(tensor.region.start).start, number, region, unit, is_last)
-                for region, is_last in zip(regions, _only_last(len(regions)), strict=True)
-            ]
-    for _, number, region, unit, is_last in sorted(placed, key=lambda item: item[:2]):
+            yield region.moved_by(tensor.region.start).start, number, unit, region
+
+    for _, number, unit, region in merge(*map(placed, range(len(twins)))):
         tensor, stored = twins[number]
-        yield Part(stored, region, tuple(tensor.pieces(region)), unit, is_last)
+        yield Part(stored, region, tuple(tensor.pieces(region)), tensor.region.start, unit)
 
 
-def _only_last(count: int) -> Iterator[bool]:
-    return (number == count - 1 for number in range(count))
+class _Step(NamedTuple):
+    """A band that is next, and all pieces that touch it; in the order of places, then of parts."""
+
+    place: tuple[int, ...]
+    number: int
+    band: Region
+    pieces: tuple[Piece, ...]
+
+
+def _steps(number: int, part: Part, band_bytes: int) -> Iterator[_Step]:
+    """The bands of a part, each when it is asked for."""
+    nbytes, itemsize = _band_bytes(part.pieces, band_bytes), part.tensor.meta.itemsize
+    waiting = sorted(part.pieces, key=lambda piece: piece.dst.start, reverse=True)
+    near: list[Piece] = []  # a region is between its start and its stop also in C order
+    for band in _bands(part.region, nbytes, itemsize):
+        while waiting and waiting[-1].dst.start <= band.stop:
+            near.append(waiting.pop())
+        near = [piece for piece in near if piece.dst.stop >= band.start]
+        yield _Step(band.moved_by(part.origin).start, number, band, tuple(near))
 
 
 def fill(task: FillTask) -> Filled:
@@ -158,25 +184,31 @@ def fill(task: FillTask) -> Filled:
     largest = max(part.region.size * part.tensor.meta.itemsize for part in task.parts)
     widest = max(part.tensor.meta.itemsize for part in task.parts)  # a band holds one element
     buffer = np.empty(max(widest, min(task.band_bytes, largest)), np.uint8)
-    states: dict[tuple[str, str], HASH] = {}
     hashes: list[UnitHash] = []
     with FlatFiles(task.band_bytes) as files:
-        for part in task.parts:
-            name, itemsize = part.tensor.meta.name, part.tensor.meta.itemsize
-            state = states.setdefault((part.tensor.path, name), sha256())
-            for band in _bands(part.region, _band_bytes(part.pieces, task.band_bytes), itemsize):
-                data = buffer[: band.size * itemsize]
-                read_pieces(files, part.pieces, band, data.reshape(*band.shape, itemsize))
-                offset = _offset(band, part.tensor.meta.shape) * itemsize
-                if not os.path.lexists(part.tensor.path):  # taken away: the run has ended
-                    raise FileNotFoundError(errno.ENOENT, "it is gone", part.tensor.path)
-                files.write_bytes(part.tensor, offset, data)
-                state.update(data.data)
-            if part.is_last:
-                path = part.tensor.path
-                hashes.append(UnitHash(path, name, part.unit, states.pop((path, name)).hexdigest()))
-    assert not states, f"units without their end: {[*states]}"
+        for _, parts in groupby(task.parts, lambda part: part.tensor.meta.name):
+            hashes += _fill_side_by_side(files, tuple(parts), buffer, task.band_bytes)
     return Filled(task.nbytes, tuple(hashes))
+
+
+def _fill_side_by_side(
+    files: FlatFiles, parts: Sequence[Part], buffer: Bytes, band_bytes: int
+) -> Iterator[UnitHash]:
+    """Fill parts of one tensor, their bands in the order of the full tensor."""
+    states: dict[int, HASH] = {}
+    for step in merge(*(_steps(i, part, band_bytes) for i, part in enumerate(parts))):
+        part, band = parts[step.number], step.band
+        path, itemsize = part.tensor.path, part.tensor.meta.itemsize
+        data = buffer[: band.size * itemsize]
+        read_pieces(files, step.pieces, band, data.reshape(*band.shape, itemsize))
+        if not os.path.lexists(path):  # taken away: the run has ended
+            raise FileNotFoundError(errno.ENOENT, "it is gone", path)
+        files.write_bytes(part.tensor, _offset(band, part.tensor.meta.shape) * itemsize, data)
+        states.setdefault(step.number, sha256()).update(data.data)
+        if band.stop == part.region.stop:  # the last in C order
+            name, sha = part.tensor.meta.name, states.pop(step.number).hexdigest()
+            yield UnitHash(path, name, part.unit, sha)
+    assert not states, f"units without their end: {[*states]}"
 
 
 def read_pieces(files: FlatFiles, pieces: Sequence[Piece], band: Region, out: Bytes) -> None:

@@ -11,7 +11,10 @@ from ckpttool.run.execute import CopyOptions
 
 MIB = 1 << 20
 SMALLEST_BAND = 64 << 10  # below it system calls take longer than what they copy
-RESERVE_BYTES = 12 * MIB  # for tasks on their way and headers that are read back
+RESERVE_BYTES = 10 * MIB  # for headers that are read back, hashes, and open files
+PIECE_BYTES = 512  # of a piece in a task, about
+FEWEST_PIECES = 512  # of a task
+IN_FLIGHT = 4  # tasks for each worker: what it does, and what comes next
 PROCESS_BYTES = 48 * MIB  # of a worker that is a process of its own, before its first task
 
 
@@ -35,6 +38,7 @@ def fit_memory(max_bytes: int, engine: str) -> CopyOptions:
     workers = 1 if kind == "inline" or is_cluster(engine) else int(rest or default_jobs())
     needed = RESERVE_BYTES + (0 if is_cluster(engine) else peak_bytes())
     needed += workers * PROCESS_BYTES if kind not in ("inline", "threads") else 0
+    needed += workers * IN_FLIGHT * FEWEST_PIECES * PIECE_BYTES
     least = needed + workers * 2 * SMALLEST_BAND
     if max_bytes < least:
         fewer = "; fewer workers take less" if workers > 1 else ""
@@ -42,8 +46,14 @@ def fit_memory(max_bytes: int, engine: str) -> CopyOptions:
         reason += f"{-(-least // MIB)} MiB are the least"
         raise PlanError([f"{reason} that works for this, with {engine}{fewer}"])
     usual = CopyOptions()
-    band_bytes = (max_bytes - needed) // (2 * workers) // 4096 * 4096
-    return CopyOptions(min(usual.band_bytes, band_bytes), max_in_flight=4 * workers)
+    spare = (max_bytes - needed) // workers
+    band_bytes = min(usual.band_bytes, spare // 2 // 4096 * 4096)
+    pieces = FEWEST_PIECES + (spare - 2 * band_bytes) // (IN_FLIGHT * PIECE_BYTES)
+    return CopyOptions(
+        band_bytes,
+        max_in_flight=IN_FLIGHT * workers,
+        task_pieces=min(usual.task_pieces, pieces),
+    )
 
 
 def peak_bytes() -> int:
