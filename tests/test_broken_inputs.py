@@ -24,7 +24,7 @@ REFUSED = {
     "truncated": (3, ["rank_1/checkpoint-2_10.ckpt"]),
     "truncated_at_value": (5, ["rank 1", "moments.weight"]),
     "garbage": (3, ["rank_3/checkpoint-2_10.ckpt"]),
-    "empty_file": (5, ["rank 0", "weight", "empty|0 bytes"]),
+    "empty_file": (3, ["rank_0/checkpoint-2_10.ckpt", "weight", r"empty \(0 bytes\)"]),
     "shape_mismatch": (5, ["weight", "rank 2", r"\(1, 8\)", r"\(2, 8\)"]),
     "dtype_mismatch": (5, ["weight", "rank 1", "Float16", "Float32"]),
     "missing_param": (5, ["rank 3", r"moments\.weight"]),
