@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 
 import numpy as np
 import pytest
@@ -118,7 +119,7 @@ def test_the_last_owner_of_a_slice_is_named_when_it_is_missing(move, data):
     told = {
         lost: problem.split(":")[0]
         for problem in caught.value.problems
-        for lost in problem.rpartition("parameter")[2].lstrip("s ").split(", ")
+        for lost in re.search(r"parameters? \(?([^();]+)", problem)[1].split(", ")
     }
     assert told[name] == in_words(owners)
     if not whole_files:
