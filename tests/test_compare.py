@@ -24,6 +24,8 @@ from tests.oracle import take
 from tests.readers import NUMPY_TYPES, Entry
 from tests.strategies import as_stored, examples, moves, table_moves
 
+pytestmark = pytest.mark.slow
+
 FORMATS = ["ckpt", "hdf5"]
 SINGLE = Strategy({}, 1, 1)
 KINDS = ["Bool", "Int8", "Int64", "UInt64", "BFloat16", "Float16", "Float32", "Float64",

@@ -17,6 +17,8 @@ from ckpttool.model.catalog import TensorMeta
 from tests.by_hand import layout, operator, record, strategy
 from tests.corpus import GOLDEN, SAMPLES
 
+pytestmark = pytest.mark.slow
+
 FILES = SAMPLES / "files"
 EVERY_BIT = (*(1 << bit for bit in range(8)), 0xFF)
 

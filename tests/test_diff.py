@@ -21,6 +21,8 @@ from tests.corpus import GOLDEN, SAMPLES
 from tests.readers import Entry
 from tests.strategies import as_stored, examples, moves
 
+pytestmark = pytest.mark.slow
+
 CASE = GOLDEN / "tutorial_8_to_8_retrain"
 COLUMNS = strategy_of({"w": Layout((3,), ((), (0,))), "b": Layout((3,), ((0,), ()))})
 ROW_CUT = strategy_of({"w": ROWS, "b": ROWS})

@@ -26,6 +26,8 @@ from tests.engines import (
     write_source,
 )
 
+pytestmark = pytest.mark.slow
+
 RANKS, RANK_BYTES = 8, 6 << 20
 NAME = "ckpttool.json"
 KILLS = int(os.environ.get("CKPTTOOL_KILLS", "0"))

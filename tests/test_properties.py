@@ -31,6 +31,8 @@ from tests.strategies import (
     table_moves,
 )
 
+pytestmark = pytest.mark.slow
+
 SMALL = CopyOptions(band_bytes=24, task_bytes=100, max_in_flight=3)
 
 
