@@ -6,7 +6,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ckpttool.formats.strategy_file import read_strategy
@@ -113,7 +113,7 @@ def test_a_source_is_folded_if_there_is_one_way_and_a_question_with_all_ways_if_
 def test_the_examples_have_one_way_and_several():
     counts = set()
 
-    @examples(300)
+    @settings(max_examples=300)  # as many as the tests that they stand for take in full
     @given(expanded_layouts())
     def look(example):
         _, shape, expanded = example
