@@ -70,9 +70,10 @@ def least_of_process(*words):
 @pytest.mark.parametrize("suffix", ["ckpt", "h5"])
 def test_a_tensor_larger_than_the_budget_is_merged_within_it(source, tmp_path, engine, suffix):
     words = ["merge", source / "src", "-s", source / "columns.json", "-q", "--engine", engine]
-    least = memory.RESERVE_BYTES + 60 * MIB + 12 * memory.SMALLEST_BAND
-    peak = peak_of(*words, "-o", tmp_path / f"m.{suffix}", "--max-memory", f"{least // MIB}MiB")
-    assert peak <= least
+    words += ["-o", tmp_path / f"m.{suffix}"]
+    budget = least_of_process(*words) + 2  # the peak before the plan varies a little
+    assert budget < 128  # the tensor has 128 MiB
+    assert peak_of(*words, "--max-memory", f"{budget}MiB") <= budget * MIB
     assert (tmp_path / f"m.{suffix}").stat().st_size > 128 * MIB
 
 
