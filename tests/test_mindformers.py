@@ -16,7 +16,7 @@ import ckpttool
 from ckpttool.formats.metadata_json import parse_key
 from ckpttool.run.execute import CopyOptions, execute
 from tests.by_hand import layout, strategy
-from tests.checkpoints import cut, noise, oracle
+from tests.checkpoints import cut, noise, oracle, write_file
 from tests.commands import mentions, message, run, run_well
 from tests.corpus import GOLDEN
 from tests.mindformers_folder import COMMON, Save, change, entry_of, slice_number, write_safetensors
@@ -318,6 +318,24 @@ def test_the_output_folder_of_a_run_is_understood_as_it_stands(tmp_path):
 def test_an_iteration_folder_may_have_any_name(folder):
     iteration(folder).rename(folder.parent / "best")
     assert merged(folder.parent / "best")[0] == ENTRIES
+
+
+def test_what_lies_beside_an_iteration_or_in_it_is_passed_over_with_a_note(folder):
+    write_file(iteration(folder) / "other.ckpt", ENTRIES, "ckpt")
+    (iteration(folder) / "model-0000004-0000004.tmp").touch()
+    write_file(folder / "rank_0" / "llama_rank_0-3_1.ckpt", ENTRIES, "ckpt")
+    got, text = merged(folder)
+    assert got == ENTRIES
+    words = [r"checkpoint: passed over rank_0, which are of another checkpoint \(--pattern '(.*)'"]
+    words += [
+        r"passed over other\.ckpt, not called as",
+        r"did not finish: model-0000004-0000004.tmp",
+    ]
+    assert not mentions(text, *words)
+    document = json.loads(
+        run_well("inspect", folder, "--pattern", "rank_{rank}/*", "--json").stdout
+    )
+    assert document["step"] == "3_1"
 
 
 # --------------------------------------------------------------------------------------- the traps
