@@ -474,11 +474,16 @@ def test_links_are_followed_and_those_that_lead_nowhere_named(output, tmp_path):
         scan(str(linked))
 
 
-def test_rank_folders_further_down_are_pointed_out(output):
-    (output / "transformed_checkpoint").mkdir()
-    (output / "checkpoint").rename(output / "transformed_checkpoint" / "llama_7b")
-    with pytest.raises(PlanError, match=r"some in .*/transformed_checkpoint/llama_7b: name one"):
-        scan(str(output / "transformed_checkpoint"))
+def test_checkpoints_further_down_are_pointed_out(output):
+    below = output / "transformed_checkpoint"
+    below.mkdir()
+    (output / "checkpoint").rename(below / "llama_7b")
+    with pytest.raises(PlanError, match=r"lies in .*/transformed_checkpoint/llama_7b: name one"):
+        scan(str(below))
+    (output / "unified_checkpoint").mkdir()
+    (output / "unified_checkpoint" / "param_name_map.json").touch()
+    with pytest.raises(PlanError, match=r"a checkpoint lies in [^ ]*/unified_checkpoint: name one"):
+        scan(str(output))
 
 
 def test_strategies_given_as_a_checkpoint_are_called_that(output, tmp_path):

@@ -159,9 +159,9 @@ def _list_flat_files(root: Path, notes: list[Note]) -> list[Found]:
         if RANK_FOLDER.fullmatch(root.absolute().name) is not None:
             one = f", or its file: {files[0]}" if files else ""
             hint = f"; this is the folder of one rank, name the one above: {root.parent}{one}"
-        below = sorted({str(p.parent) for p in root.glob("*/*") if RANK_FOLDER.fullmatch(p.name)})
+        below = sorted({str(path.parent) for path in root.glob("*/*") if _is_telling(path)})
         if below:
-            hint = f"; there are some in {shorten(below, 3)}: name one of these"
+            hint = f"; a checkpoint lies in {shorten(below, 3)}: name one as SRC"
         emergencies = sorted(str(p) for p in root.iterdir() if EMERGENCY.fullmatch(p.name))
         if emergencies:
             hint = f"; an emergency save may do, name it as SRC: {shorten(emergencies, 3)}"
@@ -171,6 +171,14 @@ def _list_flat_files(root: Path, notes: list[Note]) -> list[Found]:
         )
         raise PlanError([text, *unfinished(notes)])
     return found
+
+
+def _is_telling(path: Path) -> bool:
+    """Whether this shows that the folder it lies in is a checkpoint; logs have rank folders too."""
+    if is_index_name(path.name):
+        return True
+    is_rank = RANK_FOLDER.fullmatch(path.name) is not None and path.is_dir()
+    return is_rank and any(checkpoint_files(path))
 
 
 def checkpoint_files(folder: Path) -> Iterator[Path]:
