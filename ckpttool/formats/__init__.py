@@ -61,6 +61,10 @@ class Format(Protocol):
         """
         ...
 
+    def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> int:
+        """Size of the file that `create` makes, or somewhat less: what a disk must take."""
+        ...
+
     def create(
         self, path: str, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
     ) -> FileIndex:

@@ -122,6 +122,11 @@ class Ckpt:
             self._twins.remember(self.name, reader, end, tensors, {})
         return tensors, stop
 
+    def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> int:
+        """Size of the file that `create` makes of these tensors."""
+        records = sum(len(step.header) + step.nbytes for step in _steps(tensors))
+        return records + (TRAILER_BYTES if "crc_num" in attrs else 0)
+
     def create(
         self, path: str, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
     ) -> FileIndex:
