@@ -29,7 +29,6 @@ from ckpttool.model.plan import OutputFile
 from ckpttool.run.fill import TASK_PIECES, Filled, FillTask, UnitHash, cut_into_tasks, fill
 from ckpttool.run.partial import (
     PARTIAL,
-    Proof,
     claim,
     is_open_as,
     make_folder,
@@ -107,7 +106,7 @@ class RemoteFile:
         stretches = tuple(cut_into_tasks([(output, nowhere)], *sizes))
         return FileTask(path, output.format, output.metas, output.attrs, stretches)
 
-    def commit(self, before: Callable[[Proof], None], crc: int | None = None) -> int:
+    def commit(self, before: Callable[[int], None], crc: int | None = None) -> int:
         """Give the attempt the output's name; returns its size in bytes.
 
         Raises

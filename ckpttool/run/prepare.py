@@ -289,7 +289,8 @@ def _plan(
             plan = take_part(plan, *way.part)
         target = plan.target
         plan = replace(plan, strategies=tuple(strategies), is_resumed=way.resume)
-        ours = find_remains(plan, problems, notes)
+        ours, proven = find_remains(plan, executor, problems, notes, way.overwrite)
+        plan = replace(plan, proven=proven)
         problems += content_problems(plan, notes, ours if way.resume else ())
         plan = replace(plan, notes=(*plan.notes, *notes))
     except CkptToolError as error:
