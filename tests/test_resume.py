@@ -275,6 +275,10 @@ def test_a_set_that_is_not_complete_is_no_checkpoint(tmp_path, failing):
     result = run("verify", tmp_path / "out", *strategy, "--json")
     assert result.exit_code == 1
     assert said in " ".join(one["text"] for one in json.loads(result.stdout)["findings"])
+    for more in ([], strategy):
+        document = json.loads(run("inspect", tmp_path / "out", *more, "--json").stdout)
+        assert said in document["notes"][0]["text"]
+        assert said in message(run("inspect", tmp_path / "out", *more))
     failing(None)
     run_well(*words_of(tmp_path / "out"), "--resume")
     run_well("merge", tmp_path / "out", *strategy, "-o", tmp_path / "m.ckpt")
@@ -294,6 +298,10 @@ def test_a_file_of_a_run_that_did_not_end_well_is_no_checkpoint(tmp_path, monkey
     file = tmp_path / "m[1].ckpt"
     said = f"{file}: ckpttool was writing here and did not end, so files may be missing or of "
     said += "another run; finish it with the same command and --resume"
+    result = run_well("inspect", file)
+    assert f"warning: {said}" in message(result)
+    document = json.loads(run_well("inspect", file, "--json").stdout)
+    assert document["notes"] == [{"kind": "unfinished", "text": said}]
     strategy = ["-d", CASE / "dst_strategy.ckpt"]
     for more in (["-o", tmp_path / "m.h5"], [*strategy, "-o", tmp_path / "out"]):
         result = run("merge" if len(more) == 2 else "split", file, *more)
@@ -332,6 +340,7 @@ def test_numbered_files_of_a_run_that_did_not_end_are_no_checkpoint(tmp_path):
         assert result.exit_code == 5
         said = f"{tmp_path / 'model'}: ckpttool was writing here and did not end"
         assert said in message(result)
+        assert f"warning: {said}" in message(run_well("inspect", tmp_path / src))
 
 
 def test_parts_that_are_not_committed_are_no_checkpoint(tmp_path):

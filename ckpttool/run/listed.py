@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor, Future
+from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,8 +77,18 @@ def _absolute(name: str | Path) -> str:
     return os.path.abspath(name)  # noqa: PTH100 - a link keeps its name
 
 
+def fingerprint(tensor: StoredTensor, hashes: Sequence[str]) -> bytes:
+    """What tells that a stored tensor has been read, and has these hashes."""
+    return sha256(repr((tensor.path, tensor.meta.name, *hashes)).encode()).digest()[:16]
+
+
 def check_manifest(
-    catalog: Catalog, path: Path, executor: Executor, deep: bool, on_progress: OnProgress
+    catalog: Catalog,
+    path: Path,
+    executor: Executor,
+    deep: bool,
+    on_progress: OnProgress = lambda nbytes: None,
+    seen: AbstractSet[bytes] = frozenset(),
 ) -> Iterator[Finding]:
     """What is in a folder, or in a file, and is not what its manifest says.
 
@@ -93,6 +104,8 @@ def check_manifest(
         Hash the contents, too.
     on_progress
         Called with bytes that were read.
+    seen
+        The `fingerprint` of tensors that were read already; the others are read here.
     """
     files = {_absolute(name): file for file in catalog.files.values() for name in file.paths}
     subject: AbstractSet[str] | None = _subject(catalog, path)
@@ -111,6 +124,8 @@ def check_manifest(
             index = files.get(name) or read_index(name)
             for wanted in output.tensors:
                 tensor = index.tensors[wanted.name]
+                if fingerprint(tensor, wanted.sha256) in seen:
+                    continue
                 hashes = executor.submit(_hash, tensor)
                 rest.append(_Look(output.path, output.rank, wanted, tensor.meta.nbytes, hashes))
                 while len(rest) > MAX_IN_FLIGHT:
