@@ -82,6 +82,8 @@ def find_remains(
         listed, intact = _find_listed(plan, place, executor, problems)
         proven |= intact
         found |= listed
+    if _describes_nothing(place.manifest):
+        found.add(str(place.manifest))
     return frozenset(found), proven
 
 
@@ -107,6 +109,15 @@ def _tell(
         then = "are kept" if plan.is_resumed else "are written anew (--resume keeps them)"
         text = f"{place.listing}: a run did not end, {what} that it left complete {then}"
         notes.append(Note("unfinished", text))
+
+
+def _describes_nothing(manifest: Path) -> bool:
+    """Whether this is a manifest of outputs that somebody has removed, all of them."""
+    try:
+        outputs = Listing.read(manifest).manifest().outputs
+    except (FileNotFoundError, CkptToolError):
+        return False
+    return not any(os.path.lexists(manifest.parent / output.path) for output in outputs)
 
 
 def is_complete(plan: Plan) -> bool:
