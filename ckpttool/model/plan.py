@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ckpttool.errors import CkptToolError, raise_all
-from ckpttool.model.catalog import Catalog, StoredTensor, TensorMeta, format_ranks
+from ckpttool.model.catalog import Catalog, Stamp, StoredTensor, TensorMeta, format_ranks
 from ckpttool.model.described import Described
 from ckpttool.model.findings import Finding, plan_error
 from ckpttool.model.folding import fold_layout
@@ -186,6 +186,8 @@ class Plan:
         The files that they were read from.
     is_resumed
         Whether outputs that a run of the same plan left complete are kept.
+    proven
+        Of outputs that are there those whose contents, which were read, are what they should be.
     """
 
     catalog: Catalog
@@ -196,6 +198,7 @@ class Plan:
     part: PlanPart | None = None
     strategies: tuple[str, ...] = ()
     is_resumed: bool = False
+    proven: Mapping[str, Stamp] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[OutputFile]:
         # Of a thousand tensors most are cut alike, and their slices have one shape on all ranks.

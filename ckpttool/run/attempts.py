@@ -29,7 +29,6 @@ from ckpttool.model.region import Region
 from ckpttool.run.fill import TASK_PIECES, Filled, UnitHash, cut_into_tasks, fill
 from ckpttool.run.partial import (
     PARTIAL,
-    Proof,
     claim,
     is_open_as,
     make_folder,
@@ -107,7 +106,7 @@ class RemoteFile:
         output = replace(self._output, tensors=tuple(tensors))
         return FileTask(str(self._path), output, band_bytes, task_bytes, task_pieces)
 
-    def commit(self, before: Callable[[Proof], None], crc: int | None = None) -> int:
+    def commit(self, before: Callable[[int], None], crc: int | None = None) -> int:
         """Give the attempt the output's name; returns its size in bytes.
 
         Raises
