@@ -289,7 +289,8 @@ def _plan(
             plan = take_part(plan, *way.part)
         target = plan.target
         plan = replace(plan, strategies=tuple(strategies), is_resumed=way.resume)
-        ours = find_remains(plan, problems, notes)
+        ours, proven = find_remains(plan, executor, problems, notes, way.overwrite)
+        plan = replace(plan, proven=proven)
         problems += content_problems(plan, notes, ours if way.resume else ())
         plan = replace(plan, notes=(*plan.notes, *notes))
     except CkptToolError as error:
@@ -325,13 +326,17 @@ def _settled_plan(
         return make_plan(catalog, strategy, target, agreement, unlisted)
 
     settled = settle(make, _sources_of, catalog, strategy, executor, care.trust)
-    plan, problems = settled.made, [problem.text for problem in settled.problems]
+    plan, found = settled.made, settled.problems
+    differing = []
+    if care.check_replicas:
+        differing = replica_problems(catalog, strategy, _sources_of(plan), executor)
+    if differing:  # what samples show of it is not told once more
+        found = [problem for problem in found if problem.kind != "replica"]
+    problems = [problem.text for problem in found]
     if care.strict:
         told = (note for note in plan.notes if note.is_warning and note.kind == "replica")
         problems += [f"--strict: {note.text}" for note in told]
-    if care.check_replicas:
-        problems += replica_problems(catalog, strategy, _sources_of(plan), executor)
-    return plan, problems, [*notes, *settled.notes]
+    return plan, problems + differing, [*notes, *settled.notes]
 
 
 def _sources_of(plan: Plan) -> list[Source]:
