@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from ckpttool.errors import CkptToolError, raise_all
 from ckpttool.model.catalog import Catalog, Stamp, StoredTensor, TensorMeta, format_ranks
+from ckpttool.model.described import Described
 from ckpttool.model.findings import Finding, plan_error
 from ckpttool.model.folding import fold_layout
 from ckpttool.model.gradients import Gradients
@@ -19,7 +20,7 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.losses import notes_of_scan
 from ckpttool.model.notes import Note
 from ckpttool.model.region import Region
-from ckpttool.model.source import Source
+from ckpttool.model.source import Excerpt, Source
 from ckpttool.model.sources import (
     Agreement,
     Sources,
@@ -61,12 +62,12 @@ class OutputTensor:
     region
         The elements of the full tensor that it holds.
     source
-        Where they come from.
+        Where they come from; of one that was sent to another process only what it wants.
     """
 
     meta: TensorMeta
     region: Region
-    source: Source
+    source: Source | Excerpt | Described
 
     def pieces(self, within: Region) -> Iterator[Piece]:
         """The pieces that fill ``within``, a region of the output slice, in C order of slices.
@@ -76,6 +77,14 @@ class OutputTensor:
         wanted = within.moved_by(self.region.start)
         for tensor, in_slice, in_full in self.source.overlaps(wanted):
             yield Piece(tensor, in_slice, in_full.relative_to(self.region.start))
+
+    def count_pieces(self, within: Region) -> int:
+        """How many `pieces` there are."""
+        return self.source.count_overlaps(within.moved_by(self.region.start))
+
+    def excerpt(self, within: Region) -> OutputTensor:
+        """The same without the slices that no piece of ``within`` needs, and without a catalog."""
+        return replace(self, source=self.source.excerpt(within.moved_by(self.region.start)))
 
 
 @dataclass(frozen=True, slots=True)
