@@ -18,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
-from threading import Lock
+from threading import Event, Lock
 from types import TracebackType
 from typing import cast
 
@@ -43,7 +43,7 @@ class ContainedReader:
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
         self._lock = Lock()
-        self._is_stopped = False
+        self._stopped = Event()
 
     def __enter__(self) -> ContainedReader:
         return self
@@ -60,7 +60,7 @@ class ContainedReader:
 
     def stop(self) -> None:
         """End the process at once, whatever it reads; nobody waits for an answer any more."""
-        self._is_stopped = True
+        self._stopped.set()
         if self._process is not None:
             self._process.kill()
 
@@ -82,9 +82,12 @@ class ContainedReader:
 
     def _ask(self, path: str) -> str:
         """What the process answers, a line of JSON."""
+        if self._stopped.is_set():
+            raise CancelledError
         process = self._process = self._process or _start()
-        if self._is_stopped:  # asked last, for another thread may stop it meanwhile
+        if self._stopped.is_set():  # by another thread, which has not seen this process
             self.stop()
+            self._end()
             raise CancelledError
         try:
             assert process.stdin is not None, "it was started with a pipe"
