@@ -39,6 +39,8 @@ with atheris.instrument_imports(include=["ckpttool"]):
     from ckpttool.model.catalog import FileIndex, TensorMeta
     from ckpttool.run.journal import listed_in, read_journal
     from ckpttool.run.manifest import Listing
+    from tests.hyper_folder import HyperSave
+    from tests.readers import Entry
 
 SMALL = [
     TensorMeta("a/w", "Float32", (2, 3)),
@@ -101,7 +103,12 @@ ORIGIN = b"""{"schema": 1, "ckpttool": "0.2", "plan": "p", "step": null, "inputs
 [{"path": "s", "nbytes": 1, "sha256": ""}]""".replace(b"\n", b" ")
 OUTPUT = b"""{"rank": 0, "path": "r/a", "format": "ckpt", "nbytes": 9, "tensors":
 [{"name": "w", "dtype": "Int8", "shape": [4], "sha256": ["ab"]}]}""".replace(b"\n", b" ")
+DEVICE = b'{"device_id": "0", "device_ip": "10.0.0.1", "rank_id": "0"}'
+SERVERS = b'{"version": "1.0", "server_count": "1", "server_list": [{"server_id": "a", "device": ['
+GROUPS = b'{"group_count": "1", "group_list": [{"device_num": "1", "instance_list": [{"devices": ['
 SEEDS = {
+    "rank_table": SERVERS + DEVICE + b']}], "status": "completed"}',
+    "rank_table groups": GROUPS + DEVICE + b'], "rank_id": "0", "server_id": "a"}]}]}',
     "manifest": ORIGIN + b', "outputs": [\n' + OUTPUT + b"\n]}\n",
     "journal": b'{"by": "x", "run": ['
     + ORIGIN
@@ -131,8 +138,15 @@ TARGETS: dict[str, tuple[Callable[[str, int], None], str]] = {
 def seed(name: str, corpus: Path) -> None:
     """Put small files of the golden corpus where the fuzzer begins."""
     corpus.mkdir(parents=True, exist_ok=True)
-    if name in SEEDS:
-        (corpus / "seed").write_bytes(SEEDS[name])
+    for key, data in SEEDS.items():
+        if key.partition(" ")[0] == name:
+            (corpus / f"seed {key}").write_bytes(data)
+    if name == "hyper_parallel":
+        entries = {"w": Entry("Float32", (4, 2), bytes(32))}
+        boxes = {"w": {((0, 0), (2, 2)): [0], ((2, 0), (2, 2)): [1]}}
+        with tempfile.TemporaryDirectory() as folder:
+            HyperSave(entries, boxes, objects=("step",)).write(Path(folder))
+            (corpus / "seed").write_bytes(Path(folder, ".metadata").read_bytes())
     files = sorted((ROOT / "tests" / "golden").glob(TARGETS[name][1]))
     for i, path in enumerate(path for path in files if path.stat().st_size <= SEED_BYTES):
         copy = corpus / f"seed-{i}"

@@ -1,8 +1,12 @@
 """HDF5 headers read in another process: the same headers, and crashes and hangs that do no harm."""
 
 import os
+import shutil
 import signal
+import sys
+from concurrent.futures import CancelledError
 from pathlib import Path
+from threading import Thread
 
 import h5py
 import numpy as np
@@ -12,6 +16,7 @@ from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats import contained, get_format, read_index, read_indexes
 from ckpttool.formats.contained import ContainedReader
 from ckpttool.model.catalog import TensorMeta
+from tests.engines import finish, start, wait_until
 
 METAS = [
     TensorMeta("a/w", "Float32", (2, 3)),
@@ -96,6 +101,52 @@ def test_a_hang_ends_by_itself(path, monkeypatch):
     monkeypatch.setattr(contained, "_START", spin + "c.serve()")
     with pytest.raises(FormatError, match="does not come to an end"):
         read_index(path)
+
+
+SPIN = """import sys; sys.path[:] = {path!r}
+from ckpttool.formats import contained as c, hdf5
+c.CPU_SECONDS = 600
+hdf5._read_dataset = lambda *_: [None for _ in iter(int, 1)]
+c.serve()"""
+
+
+def test_a_process_that_hangs_is_not_waited_for_by_who_is_interrupted(path, monkeypatch):
+    def interrupt():
+        with ContainedReader() as reader:
+            threads.append(Thread(target=read, args=[reader]))
+            threads[0].start()
+            wait_until(lambda: reader._process, "the process")
+            raise KeyboardInterrupt
+
+    def read(reader):
+        for _ in range(2):  # nor is another started for what comes next
+            with pytest.raises((FormatError, CancelledError)) as error:
+                reader.read_index(path)
+            errors.append(error.type)
+
+    threads, errors = [], []
+    monkeypatch.setattr(contained, "_START", SPIN)
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+    threads[0].join()
+    assert errors[-1] is CancelledError
+
+
+def test_ctrl_c_ends_a_command_whose_headers_hang(tmp_path, path, monkeypatch):
+    for rank in range(3):
+        shutil.copy(path, tmp_path / f"rank_{rank}.h5")
+    code = f"from ckpttool.formats import contained; contained._START = {SPIN!r}\n"
+    code += "from ckpttool.cli.main import main; main()"
+    for src in (path, tmp_path):
+        process = start(sys.executable, "-c", code, "inspect", src)
+        wait_until(lambda pid=process.pid: children_of(pid), "the process")
+        process.send_signal(signal.SIGINT)
+        returned, errors = finish(process)
+        assert (returned, "ended by SIGINT" in errors) == (130, True), errors
+
+
+def children_of(pid):
+    return [path for path in Path(f"/proc/{pid}/task").glob("*/children") if path.read_text()]
 
 
 def test_memory_without_bounds_is_refused(path, monkeypatch):

@@ -547,6 +547,14 @@ BAD = {
         lambda m: m["state_dict_metadata"]["w"]["layout"].update(rank_list=[0, 1]),
         "w: layout: rank_list of 2 ranks for the device matrix \\[2, 2\\]",
     ),
+    "a rank that no cluster has": (
+        lambda m: m["state_dict_metadata"]["w"]["layout"].update(rank_list=[0, 1, 2, 10**99]),
+        "w: layout: rank_list has 1000.*, no rank below 1048576",
+    ),
+    "a place of a rank that no cluster has": (
+        lambda m: m["storage_data"]["('w', (0,))"][0].update(storage_rank=10**99),
+        "storage_data: .*storage_rank 1000.* is no rank below 1048576",
+    ),
     "a tensor map of no axes": (
         lambda m: m["state_dict_metadata"]["w"]["layout"].update(tensor_map=["dp", -1]),
         "w: layout: tensor_map entry 'dp' names no device axis",

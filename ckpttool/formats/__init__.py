@@ -208,6 +208,9 @@ def read_indexes(
                 index = futures.popleft().result()
                 on_progress(len(waiting) - len(futures), len(waiting))
                 yield index
+        except BaseException:
+            contained.stop()
+            raise
         finally:
             executor.shutdown(cancel_futures=True)
 

@@ -17,7 +17,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from threading import Lock
+from concurrent.futures import CancelledError
+from threading import Event, Lock
 from types import TracebackType
 from typing import cast
 
@@ -42,6 +43,7 @@ class ContainedReader:
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
         self._lock = Lock()
+        self._stopped = Event()
 
     def __enter__(self) -> ContainedReader:
         return self
@@ -52,7 +54,15 @@ class ContainedReader:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if kind is not None:
+            self.stop()
         self._end()
+
+    def stop(self) -> None:
+        """End the process at once, whatever it reads; nobody waits for an answer any more."""
+        self._stopped.set()
+        if self._process is not None:
+            self._process.kill()
 
     def read_index(self, path: str) -> FileIndex:
         """The header of one file.
@@ -72,7 +82,13 @@ class ContainedReader:
 
     def _ask(self, path: str) -> str:
         """What the process answers, a line of JSON."""
+        if self._stopped.is_set():
+            raise CancelledError
         process = self._process = self._process or _start()
+        if self._stopped.is_set():  # by another thread, which has not seen this process
+            self.stop()
+            self._end()
+            raise CancelledError
         try:
             assert process.stdin is not None, "it was started with a pipe"
             assert process.stdout is not None, "it was started with a pipe"

@@ -51,6 +51,7 @@ from ckpttool.model.catalog import TensorMeta
 from ckpttool.model.dtypes import find_word
 from ckpttool.model.layout import Layout
 
+MAX_RANKS = 1 << 20  # as of strategy files
 MAX_BYTES = 1_000_000_000  # every slice of every rank takes some hundred bytes of it
 STORAGE_KEY = re.compile(r"""\((?P<name>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"), \((\d{1,12}),\)\)""")
 FILE_NAME = re.compile(r"(?!\.\.?$)[^/\0]+")  # in the same folder
@@ -227,6 +228,8 @@ def _numbers_by_rank(spelled: object, parts: tuple[int, ...]) -> dict[int, int]:
         raise ValueError(
             f"layout: rank_list of {len(ranks)} ranks for the device matrix {list(matrix)}"
         )
+    if max(ranks, default=0) >= MAX_RANKS:
+        raise ValueError(f"layout: rank_list has {short(max(ranks))}, no rank below {MAX_RANKS}")
     tensor_map = _field(spelled, "tensor_map")
     if not isinstance(tensor_map, list):
         raise ValueError(f"layout: tensor_map {short(tensor_map)} is no list")
@@ -258,8 +261,8 @@ def _places(entries: object) -> tuple[Place, ...]:
         file, rank = _field(entry, "file_name"), _field(entry, "storage_rank")
         if not isinstance(file, str) or FILE_NAME.fullmatch(file) is None:
             raise ValueError(f"file_name {short(file)} is no file's name")
-        if type(rank) is not int or rank < 0:
-            raise ValueError(f"storage_rank {short(rank)} is no rank")
+        if type(rank) is not int or not 0 <= rank < MAX_RANKS:
+            raise ValueError(f"storage_rank {short(rank)} is no rank below {MAX_RANKS}")
         places.append(Place(file, rank))
     return tuple(places)
 
