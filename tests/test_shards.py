@@ -271,6 +271,34 @@ def test_a_shard_above_the_replicas_of_a_tensor_is_all_of_them(tmp_path):
     assert (merged["w"].shape, merged["z"].shape) == ((8, 3), (8, 4))
 
 
+def test_a_tensor_whose_replicas_the_shard_does_not_divide_is_whole(tmp_path):
+    """MindSpore leaves such a tensor whole; those of equal elements are told."""
+    w, b = noise("w", "Float32", (8, 3)), noise("b", "Float32", (2, 6))
+    rows, columns = np.split(w.array(), 4), np.split(b.array(), 2, axis=1)
+    held = {
+        rank: {
+            "w": as_entry(rows[rank % 4]),
+            "b": as_entry(np.ascontiguousarray(columns[rank % 2])),
+            "z": zeros((2, 3)),
+            "o": zeros((2, 3)),
+        }
+        for rank in range(12)
+    }
+    catalog = ckpttool.scan(str(write_ranks(tmp_path / "src", held, "ckpt")))
+    whole, half = Layout((12,), ((), ())), Layout((6, 2), ((), (0,)))  # of half six replicas
+    strategy = join_stages({0: {"w": whole, "b": half, "z": half, "o": whole}})
+    out = str(tmp_path / "m.ckpt")
+    plan = ckpttool.plan_merge(catalog, strategy, out, "ckpt", optimizer_shard=4)
+    ckpttool.execute(plan)
+    merged = read(tmp_path / "m.ckpt")
+    assert (merged["w"], merged["b"]) == (w, b)
+    assert (merged["z"].shape, merged["o"].shape) == ((2, 6), (8, 3))
+    proven, decided = (note.text for note in plan.notes if note.kind == "corrected")
+    assert "as replicas that differ tell: 1 parameter: w;" in proven
+    told = "--optimizer-shard 4 alone decides: cut: o; whole, for it does not divide their"
+    assert f"{told} replicas: z; say by hand" in decided
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [

@@ -18,7 +18,7 @@ made, so it is a question where one of these speaks for them:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -69,8 +69,7 @@ def find_shards(
         Does the reading.
     wanted
         The shard that the user names, 1 for none.  It decides where contents tell nothing, or fit
-        several ways; what contradicts it is a problem.  A tensor with fewer replicas is cut by all
-        of them.
+        several ways; what contradicts it is a problem.  See `_shard_of`.
     by_samples
         Read some pages of every replica, not all of it.
     """
@@ -97,7 +96,7 @@ def find_shards(
         for source, shard in zip(listed, found, strict=True)
         if shard is not None
     }
-    unclear = _settle_constants(listed, shards_of, wanted)
+    unclear, decided = _settle_constants(listed, shards_of, wanted)
     odd = _contradictions(listed, shards_of)
     if odd and wanted is not None:
         text = f"{shorten(odd)}: with --optimizer-shard {wanted}, and as contents show, they would "
@@ -115,28 +114,34 @@ def find_shards(
         for name, of_stages in strategy.layouts.items()
     }
     names = frozenset(source.meta.name for source in unclear)
-    return Shards(replace(strategy, layouts=layouts), _notes(cut), _problems(unclear), names)
+    notes = (*_on_proven(cut, decided), *_on_decided(shards_of, decided, wanted))
+    return Shards(replace(strategy, layouts=layouts), notes, _problems(unclear), names)
 
 
 def _why_not(listed: Sequence[Source], wanted: int) -> str | None:
-    """Why no optimizer shard of ``wanted`` can be: it does not divide replicas."""
-    most = max((source.layout.replicas for source in listed), default=1)
-    bad = [
-        source
-        for source in listed
-        if source.layout.replicas % wanted and (source.layout.replicas > wanted or most < wanted)
-    ]
-    if not bad and wanted <= most:
+    """Why no optimizer shard of ``wanted`` can be: there are no replicas that it divides."""
+    if any(source.layout.replicas % wanted == 0 for source in listed):
         return None
-    if not bad:
+    if not listed:
         return (
             f"--optimizer-shard {wanted}: no parameter has replicas that the strategy leaves uncut"
         )
-    replicas = bad[0].layout.replicas
+    replicas = max(source.layout.replicas for source in listed)
+    named = shorten(source.meta.name for source in listed if source.layout.replicas == replicas)
     return (
-        f"{shorten(source.meta.name for source in bad)}: --optimizer-shard {wanted} does not "
-        f"divide the {replicas} replicas; possible are {', '.join(map(str, _divisors(replicas)))}"
+        f"{named}: --optimizer-shard {wanted} does not divide the {replicas} replicas; possible "
+        f"are {', '.join(map(str, _divisors(replicas)))}"
     )
+
+
+def _shard_of(layout: Layout, wanted: int) -> int:
+    """The shard of a tensor where ``wanted`` is asked for, as MindSpore has it.
+
+    A tensor with fewer replicas is cut by all of them; one whose replicas it does not divide is
+    left whole.  (MindSpore 2.10, compiled for replicas of 1, 2, 4 and 8.)
+    """
+    shard = min(wanted, layout.replicas)
+    return 1 if layout.replicas % shard else shard
 
 
 def _contradicting(
@@ -146,7 +151,7 @@ def _contradicting(
     odd = {
         source.meta.name: shard
         for source, shard in zip(listed, found, strict=True)
-        if shard not in (None, 1, min(wanted, source.layout.replicas))
+        if shard not in (None, 1, _shard_of(source.layout, wanted))
     }
     if not odd:
         return None
@@ -266,23 +271,33 @@ def smallest_shard(layout: Layout, contents: Mapping[int, Sample]) -> int | None
 
 def _settle_constants(
     listed: Sequence[Source], shards: dict[str, int], wanted: int | None
-) -> list[Source]:
-    """Add the shards of tensors that tell nothing themselves; the sources that stay unclear."""
+) -> tuple[list[Source], list[str]]:
+    """Add the shards of tensors that tell nothing themselves.
+
+    Returns
+    -------
+    sources
+        Those that stay unclear.
+    names
+        Those of which no parameter and no other state tells either, so that ``wanted`` decides.
+    """
     rows = _rows(listed, shards)
-    unclear = []
+    unclear: list[Source] = []
+    decided: list[str] = []
     for source in listed:
         name = source.meta.name
         if name in shards:
             continue
         known = _rows_of_relatives(name, rows)
-        shard = wanted and min(wanted, source.layout.replicas)
+        shard = wanted and _shard_of(source.layout, wanted)
         if known is not None:
             shard = known // source.meta.shape[0]
-        if shard is None or shard < 1 or source.layout.replicas % shard:
+        if not shard or source.layout.replicas % shard:
             unclear.append(source)
-        else:
-            shards[name] = shard
-    return unclear
+            continue
+        shards[name] = shard
+        decided += [name] if known is None else []
+    return unclear, decided
 
 
 def _contradictions(listed: Sequence[Source], shards: Mapping[str, int]) -> list[str]:
@@ -336,14 +351,28 @@ def _rows_of_relatives(name: str, rows: Mapping[str, int]) -> int | None:
     return next((rows[other] for other in rows if parameter_of(other) == base), None)
 
 
-def _notes(cut: Mapping[str, int]) -> tuple[Note, ...]:
-    if not cut:
-        return ()
-    ways = ", ".join(str(shard) for shard in sorted(set(cut.values())))
-    text = f"cut by an optimizer shard ({ways}) that the strategy does not list, as replicas that "
-    text += f"differ tell: {count(len(cut), 'parameter')}: {shorten(cut)}"
-    text += "; are they no slices but replicas that drifted apart, say --optimizer-shard 1"
-    return (Note("corrected", text, is_warning=True),)
+def _on_proven(cut: Mapping[str, int], decided: Sequence[str]) -> Iterator[Note]:
+    told = {name: shard for name, shard in cut.items() if name not in decided}
+    if told:
+        ways = ", ".join(str(shard) for shard in sorted(set(told.values())))
+        text = f"cut by an optimizer shard ({ways}) that the strategy does not list, as replicas "
+        text += f"that differ tell: {count(len(told), 'parameter')}: {shorten(told)}"
+        text += "; are they no slices but replicas that drifted apart, say --optimizer-shard 1"
+        yield Note("corrected", text, is_warning=True)
+
+
+def _on_decided(
+    shards: Mapping[str, int], decided: Sequence[str], wanted: int | None
+) -> Iterator[Note]:
+    """What was done to tensors of which nothing but the user's word tells."""
+    cut = [name for name in decided if shards[name] > 1]
+    whole = [name for name in decided if shards[name] == 1]
+    does = {"cut": cut, "whole, for it does not divide their replicas": whole}
+    said = "; ".join(f"{how}: {shorten(names)}" for how, names in does.items() if names)
+    if said:
+        text = f"all elements are equal, so --optimizer-shard {wanted} alone decides: {said}"
+        text += "; say by hand of those that are whole that they are `replicated` (-s MORE.yaml)"
+        yield Note("corrected", text, is_warning=True)
 
 
 def _problems(unclear: Sequence[Source]) -> tuple[str, ...]:
