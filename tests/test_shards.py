@@ -11,8 +11,8 @@ from ckpttool.model.strategy import join_stages
 from ckpttool.run.shards import smallest_shard
 from ckpttool.storage.digest import Sample
 from tests.checkpoints import noise, write_ranks
-from tests.commands import message, run, run_well
-from tests.readers import Entry, read
+from tests.commands import mentions, message, run, run_well
+from tests.readers import Entry, read, read_ranks
 
 SIX = Layout((2, 3), ((), ()))  # six replicas
 TWO_BY_TWO = Layout((2, 2), ((1,), ()))  # two slices, two replicas of each
@@ -88,6 +88,34 @@ def test_a_hidden_shard_is_found_and_told(tmp_path):
     merged, kinds = merge(tmp_path, checkpoint(tmp_path, 4, tensors), tensors)
     assert (merged["w"], merged["moments.w"]) == (w, m)
     assert "corrected" in kinds
+
+
+@pytest.mark.parametrize("shape", [None, [8, 3]])
+def test_a_target_may_need_all_rows_of_what_a_hidden_shard_cuts(shape, tmp_path):
+    """Without the shard there seem to be two rows, which neither eight ranks nor JSON agree to."""
+    w = noise("w", "Float32", (8, 3))
+    checkpoint(tmp_path, 4, {"w": (w, 4)})
+    entries = {"s": {"dev_matrix": [4], "tensor_map": [-1, -1]}}
+    entries["d"] = {"dev_matrix": [8], "tensor_map": [0, -1]}
+    entries["d"] |= {"tensor_shape": shape} if shape else {}
+    for name, entry in entries.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps({"parallel_layout_item": {"w": entry}}))
+    words = ["-s", tmp_path / "s.json", "-d", tmp_path / "d.json", "-o", tmp_path / "new"]
+    result = run_well("reshard", tmp_path / "src", *words, "--format", "ckpt")
+    assert "warning: cut by an optimizer shard (4)" in message(result)
+    rows = {rank: tensors["w"] for rank, tensors in read_ranks(tmp_path / "new").items()}
+    assert rows == {rank: as_entry(row) for rank, row in enumerate(np.split(w.array(), 8))}
+
+
+def test_a_target_that_does_not_fit_hides_no_doubt_of_the_source(tmp_path):
+    checkpoint(tmp_path, 2, {"w": (noise("w", "Float32", (8, 3)), 2)})
+    for name, matrix in {"s": [2], "d": [3]}.items():
+        entry = {"dev_matrix": matrix, "tensor_map": [0 if name == "d" else -1, -1]}
+        (tmp_path / f"{name}.json").write_text(json.dumps({"parallel_layout_item": {"w": entry}}))
+    words = ["-s", tmp_path / "s.json", "-d", tmp_path / "d.json", "-o", tmp_path / "new"]
+    result = run("reshard", tmp_path / "src", *words)
+    assert result.exit_code == 5
+    assert not mentions(message(result), "is to be cut into 3", "fits two ways")
 
 
 def test_a_state_of_zeros_has_the_shard_of_its_parameter(tmp_path):

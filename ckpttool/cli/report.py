@@ -187,22 +187,22 @@ def _look(
     from ckpttool.run.engines import default_jobs, open_engine
     from ckpttool.run.gather import Trust, settle
 
-    def find(strategy: Strategy) -> tuple[Strategy, Sources]:
-        return strategy, find_sources(catalog, strategy, {}, "first")
+    def find(strategy: Strategy) -> Sources:
+        return find_sources(catalog, strategy, {}, "first")
 
-    made = find(strategy)
-    if made[1].problems:
-        return made
+    sources = find(strategy)
+    if sources.problems:
+        return strategy, sources
     try:
         with open_engine(f"threads:{default_jobs()}") as executor:
             trust = Trust(by_samples=True)
-            found = settle(find, lambda made: made[1].found, catalog, strategy, executor, trust)
+            settled = settle(find, sources, catalog, strategy, executor, trust)
     except CkptToolError as error:
         errors.append(error)
-        return made
-    doubts = [Note("doubt", problem.text, is_warning=True) for problem in found.problems]
-    found.made[1].notes += [*found.notes, *doubts]
-    return found.made
+        return strategy, sources
+    doubts = [Note("doubt", problem.text, is_warning=True) for problem in settled.problems]
+    settled.sources.notes += [*settled.notes, *doubts]
+    return settled.strategy, settled.sources
 
 
 def _describe_place(rank: int, devices: Mapping[int, Device]) -> Json:

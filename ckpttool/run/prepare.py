@@ -11,12 +11,13 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from typing import NamedTuple
 
-from ckpttool.errors import CkptToolError, PlanError, raise_all
+from ckpttool.errors import CkptToolError, CombinedError, PlanError, raise_all
 from ckpttool.model.catalog import Catalog, format_ranks
 from ckpttool.model.notes import Note
-from ckpttool.model.plan import Plan, Target, make_plan
+from ckpttool.model.plan import Plan, Target
+from ckpttool.model.planning import make_plan, plan_from
 from ckpttool.model.redundancy import set_empty_aside
-from ckpttool.model.source import Source
+from ckpttool.model.sources import Sources, find_sources
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.unlisted import Unlisted
 from ckpttool.run.batch import take_part
@@ -321,21 +322,27 @@ def _settled_plan(
     notes: list[Note] = []
     agreement = compare_contents(catalog, strategy, executor, notes)
 
-    def make(strategy: Strategy) -> Plan:
-        return make_plan(catalog, strategy, target, agreement, unlisted)
+    def find(strategy: Strategy) -> Sources:
+        return find_sources(catalog, strategy, agreement, unlisted)
 
-    settled = settle(make, _sources_of, catalog, strategy, executor, care.trust)
-    plan, problems = settled.made, [problem.text for problem in settled.problems]
+    sources = find(strategy)
+    if sources.problems or sources.damage:  # which contents could follow from
+        return plan_from(catalog, strategy, target, sources), [], notes
+    settled = settle(find, sources, catalog, strategy, executor, care.trust)
+    problems = [problem.text for problem in settled.problems]
+    try:
+        plan = plan_from(catalog, settled.strategy, target, settled.sources)
+    except CkptToolError as error:
+        if problems:
+            raise CombinedError([error, PlanError(problems)]) from error
+        raise
     if care.strict:
         told = (note for note in plan.notes if note.is_warning and note.kind == "replica")
         problems += [f"--strict: {note.text}" for note in told]
     if care.check_replicas:
-        problems += replica_problems(catalog, strategy, _sources_of(plan), executor)
+        known = [transfer.source for transfer in plan.transfers]
+        problems += replica_problems(catalog, settled.strategy, known, executor)
     return plan, problems, [*notes, *settled.notes]
-
-
-def _sources_of(plan: Plan) -> list[Source]:
-    return [transfer.source for transfer in plan.transfers]
 
 
 def _resolve(
