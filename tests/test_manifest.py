@@ -245,6 +245,18 @@ def test_what_is_complete_is_not_replaced_without_a_word(tmp_path):
     assert f"{tmp_path / NAME} exists already; --overwrite" in message(result)
 
 
+def test_a_manifest_of_removed_outputs_is_replaced(tmp_path):
+    run_well(*merge_words(tmp_path / "m.ckpt"))
+    before = (tmp_path / f"m.ckpt.{NAME}").read_bytes()
+    (tmp_path / "m.ckpt").unlink()
+    run_well(*merge_words(tmp_path / "m.ckpt"))
+    assert (tmp_path / f"m.ckpt.{NAME}").read_bytes() == before
+    (tmp_path / "m.ckpt").unlink()
+    (tmp_path / f"m.ckpt.{NAME}").write_text("a note of somebody's\n")
+    result = run(*merge_words(tmp_path / "m.ckpt"))
+    assert f"m.ckpt.{NAME} exists already; --overwrite" in message(result)
+
+
 def test_a_set_with_a_manifest_is_read_without_a_word_about_it(tmp_path):
     run_well(*reshard_words(tmp_path / "out", "ckpt"))
     result = run_well("inspect", tmp_path / "out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from ckpttool.errors import CkptToolError, ExecutionError, FormatError
@@ -61,7 +62,18 @@ def find_remains(plan: Plan, problems: list[str], notes: list[Note]) -> frozense
         documents = [document.path for document in plan.documents]
         found |= {str(Path(path)) for path in (*plan.target.paths.values(), *documents)}
         found.add(str(place.manifest))
+    if _describes_nothing(place.manifest):
+        found.add(str(place.manifest))
     return frozenset(found)
+
+
+def _describes_nothing(manifest: Path) -> bool:
+    """Whether this is a manifest of outputs that somebody has removed, all of them."""
+    try:
+        outputs = Listing.read(manifest).manifest().outputs
+    except (FileNotFoundError, CkptToolError):
+        return False
+    return not any(os.path.lexists(manifest.parent / output.path) for output in outputs)
 
 
 def is_complete(plan: Plan) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from benchmark import launch
 from benchmark.cases import Case
+from ckpttool.model.manifest import MANIFEST
 
 ROOT = Path(__file__).parents[2]
 LAUNCHER = (sys.executable, "-I", "-S", str(Path(launch.__file__)))
@@ -110,11 +111,12 @@ def can_drop_caches() -> bool:
 
 
 def remove(path: Path | None) -> None:
-    """Remove a file or a folder, if it is there."""
+    """Remove a file with its manifest, or a folder, if it is there."""
     if path is not None and path.is_dir():
         shutil.rmtree(path)
     elif path is not None:
         path.unlink(missing_ok=True)
+        path.with_name(f"{path.name}.{MANIFEST}").unlink(missing_ok=True)
 
 
 def _files(path: Path) -> list[Path]:

@@ -1,0 +1,25 @@
+"""The yardstick itself: every case of it runs, in every round."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parent.parent / "scripts" / "bench.py"
+pytestmark = pytest.mark.slow
+
+
+def test_every_case_runs_in_every_round(tmp_path):
+    words = ["--sizes", "0.01", "--rounds", "2", "--groups", "copy", "--warm", "--work", tmp_path]
+    words += ["--json", tmp_path / "bench.json", "--svg", tmp_path / "bench.svg"]
+    command = [sys.executable, BENCH, *words]
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads((tmp_path / "bench.json").read_text())
+    cases = [summary["case"] for summary in document["summaries"]]
+    assert {"cp -r", "merge, .h5", "merge, .ckpt", "inspect"} < set(cases)
+    assert len(document["runs"]) == 2 * len(cases)
+    assert all(run["seconds"] > 0 and run["peak_bytes"] > 0 for run in document["runs"])
+    assert (tmp_path / "bench.svg").read_text().startswith("<svg")
