@@ -8,8 +8,9 @@ import pytest
 import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import join_stages
-from ckpttool.run.shards import smallest_shard
-from ckpttool.storage.digest import Sample
+from ckpttool.run import shards
+from ckpttool.run.verdicts import smallest_shard
+from ckpttool.storage.digest import Sample, digest, sample
 from tests.checkpoints import noise, write_ranks
 from tests.commands import mentions, message, run, run_well
 from tests.readers import Entry, read, read_ranks
@@ -80,6 +81,13 @@ def refused(folder, catalog, names, **more):
 
 def zeros(shape):
     return Entry("Float32", shape, bytes(4 * int(np.prod(shape))))
+
+
+def refused_all(folder, catalog, names, **more):
+    """All that stops the merge."""
+    with pytest.raises(ckpttool.PlanError) as caught:
+        merge(folder, catalog, names, **more)
+    return " ".join(caught.value.problems)
 
 
 def test_a_hidden_shard_is_found_and_told(tmp_path):
@@ -363,6 +371,51 @@ def test_a_stale_rank_is_not_taken_for_a_slice(tmp_path):
     catalog = ckpttool.scan(str(write_ranks(tmp_path / "src", held, "ckpt")))
     with pytest.raises(ckpttool.PlanError, match="w: the strategy says that ranks 0-3 hold"):
         merge(tmp_path, catalog, ["w", "moments.w"])
+
+
+def count_reads(monkeypatch):
+    """The tensors that are read in full from now on."""
+    read = []
+
+    def look(tensor, buffer_bytes):
+        read.append(tensor.meta.name)
+        return digest(tensor, buffer_bytes)
+
+    monkeypatch.setattr(shards, "digest", look)
+    return read
+
+
+@pytest.mark.parametrize("large", [40_000, 8])
+def test_of_stale_replicas_the_smallest_tensor_alone_is_read_in_full(tmp_path, monkeypatch, large):
+    w, m = noise("w", "Float32", (large, 3)), noise("m", "Float32", (9, 3))
+    held = {rank: {"w": w, "v": m, "u": w} for rank in range(4)}
+    held[2] = {"w": noise("o", "Float32", (large, 3)), "v": noise("v", "Float32", (9, 3)), "u": w}
+    catalog = ckpttool.scan(str(write_ranks(tmp_path / "src", held, "ckpt")))
+    read = count_reads(monkeypatch)
+    assert "replicas that drifted" not in refused_all(tmp_path, catalog, ["w", "v", "u"])
+    assert read == (["v"] * 4 if large > 9 else ["w"] * 4)
+
+
+def test_what_samples_cannot_prove_is_a_question_before_all_is_read(tmp_path, monkeypatch):
+    w, m = noise("w", "Float32", (40_000, 3)), noise("m", "Float32", (8, 3))
+    catalog = checkpoint(tmp_path, 2, {"w": (w, 2), "v": (m, 2)})
+    read = count_reads(monkeypatch)
+    assert "only two ranks differ" in refused(tmp_path, catalog, ["w", "v"])
+    assert not read
+
+
+def test_slices_that_differ_between_their_samples_only_are_proven_all_the_same(tmp_path):
+    """The pages that are looked at first are the same in two of four slices, and not constant."""
+    rows = np.split(noise("w", "Float32", (6000, 3)).array().copy(), 4)
+    other = noise("x", "Float32", (100, 3)).array()
+    rows[1][:] = rows[0]
+    rows[1][400:500] = other
+    w, v = as_entry(np.concatenate(rows)), noise("v", "Float32", (12_000, 3))
+    catalog = checkpoint(tmp_path, 4, {"w": (w, 4), "v": (v, 4)})
+    assert sample(catalog.files[0].tensors["w"]) == sample(catalog.files[1].tensors["w"])
+    merged, kinds = merge(tmp_path, catalog, ["w", "v"])
+    assert (merged["w"], merged["v"]) == (w, v)
+    assert "corrected" in kinds
 
 
 def test_a_parameter_and_its_state_of_different_rows_explain_nothing(tmp_path):
