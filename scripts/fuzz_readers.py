@@ -37,6 +37,8 @@ with atheris.instrument_imports(include=["ckpttool"]):
     from ckpttool.formats.strategy_file import read_strategy
     from ckpttool.formats.unified import read_index_file
     from ckpttool.model.catalog import FileIndex, TensorMeta
+    from ckpttool.run.journal import listed_in, read_journal
+    from ckpttool.run.manifest import Listing
 
 SMALL = [
     TensorMeta("a/w", "Float32", (2, 3)),
@@ -88,6 +90,27 @@ def _document(read: Callable[[str], object]) -> Callable[[str, int], None]:
     return target
 
 
+def _journal(path: str) -> None:
+    found = read_journal(Path(path))
+    for _ in listed_in(Path(path), found.lines.values() if found is not None else ()):
+        pass
+
+
+ORIGIN = b"""{"schema": 1, "ckpttool": "0.2", "plan": "p", "step": null, "inputs": [{"path": "a",
+"nbytes": 1, "mtime_ns": 2, "ctime_ns": 3}], "strategies":
+[{"path": "s", "nbytes": 1, "sha256": ""}]""".replace(b"\n", b" ")
+OUTPUT = b"""{"rank": 0, "path": "r/a", "format": "ckpt", "nbytes": 9, "tensors":
+[{"name": "w", "dtype": "Int8", "shape": [4], "sha256": ["ab"]}]}""".replace(b"\n", b" ")
+SEEDS = {
+    "manifest": ORIGIN + b', "outputs": [\n' + OUTPUT + b"\n]}\n",
+    "journal": b'{"by": "x", "run": ['
+    + ORIGIN
+    + b"}]}\n"
+    + b'{"begun": "r/a"}\n{"complete": ['
+    + OUTPUT
+    + b']}\n{"placed": "r/a", "nbytes": 9, "mtime_ns": 2, "ctime_ns": 3}\n',
+}
+
 TARGETS: dict[str, tuple[Callable[[str, int], None], str]] = {
     "ckpt": (_index(Ckpt().read_index), "**/*.ckpt"),
     "safetensors": (_index(Safetensors().read_index), "**/*.safetensors"),
@@ -98,6 +121,8 @@ TARGETS: dict[str, tuple[Callable[[str, int], None], str]] = {
     "group_info": (_document(read_group_info), "**/*.pb"),
     "hyper_parallel": (_document(read_hyper_metadata), "**/*.metadata"),
     "index": (_document(read_index_file), "**/*map.json"),
+    "journal": (_document(_journal), "**/*.journal"),
+    "manifest": (_document(lambda path: [*Listing.read(Path(path)).outputs()]), "**/ckpttool.json"),
     "mindformers": (_document(read_metadata), "**/metadata.json"),
     "rank_table": (_document(read_rank_table), "**/rank_table*.json"),
 }
@@ -106,6 +131,8 @@ TARGETS: dict[str, tuple[Callable[[str, int], None], str]] = {
 def seed(name: str, corpus: Path) -> None:
     """Put small files of the golden corpus where the fuzzer begins."""
     corpus.mkdir(parents=True, exist_ok=True)
+    if name in SEEDS:
+        (corpus / "seed").write_bytes(SEEDS[name])
     files = sorted((ROOT / "tests" / "golden").glob(TARGETS[name][1]))
     for i, path in enumerate(path for path in files if path.stat().st_size <= SEED_BYTES):
         copy = corpus / f"seed-{i}"

@@ -1,6 +1,6 @@
 """Makes the folders in tests/golden/mindformers with MindFormers' own saving functions.
 
-    pip download --no-deps mindformers==1.9.0 mindformers==2.0.0
+    pip download --no-deps mindformers==1.8.0    # and 1.9.0, 2.0.0, 2.1.0
     python scripts/make_mindformers.py WHEEL OUT [--balanced] [--stages N] [--own-names]
 
 Needs Python 3.11 with ``mindspore==2.10.0 numpy==1.26.4 safetensors==0.5.3``.  MindFormers itself

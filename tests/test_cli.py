@@ -649,3 +649,32 @@ def test_a_cut_of_an_axis_that_is_not_there_is_named_with_its_line(tmp_path):
     assert "hand.yaml, line 4 cuts axis 5 (axes count from 0), its shape is (3, 4)" in (
         message(result)
     )
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["inspect", SMALL / "src"], ["verify", SMALL / "src"]]
+)
+def test_a_reader_that_has_seen_enough_ends_the_command_without_a_word(words):
+    """With 141, as the signal does: of verify and diff 1 would be an answer."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-m", "ckpttool", *map(str, words)]
+    try:
+        done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, timeout=60)
+    finally:
+        os.close(write_end)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_files_of_another_format_stay_beside_the_new_ones_and_are_not_mixed_with_them(tmp_path):
+    words = [*src(SMALL), "-d", SMALL / "dst_strategy.ckpt", "-o", tmp_path / "r"]
+    run_well("reshard", *words)
+    assert run("reshard", *words, "--format", "ckpt").exit_code == 5
+    run_well("reshard", *words, "--format", "ckpt", "--overwrite")
+    result = run("inspect", tmp_path / "r")
+    assert result.exit_code == 5
+    assert "several files for ranks 0, 1, and nothing says which is meant" in message(result)
+    for suffix, code in ((".ckpt", 0), (".h5", 1)):  # the manifest is that of the later run
+        meant = ["--pattern", f"rank_{{rank}}/*{suffix}"]
+        run_well("inspect", tmp_path / "r", *meant)
+        assert run("verify", tmp_path / "r", *meant).exit_code == code

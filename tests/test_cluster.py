@@ -10,20 +10,24 @@ import pickle
 import platform
 import socket
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import ckpttool
 from ckpttool.errors import CkptToolError, EngineError
+from ckpttool.model.layout import Layout
 from ckpttool.run import attempts, cluster
 from ckpttool.run import execute as execute_module
 from ckpttool.run.attempts import write_file
 from ckpttool.run.cluster import Cluster, Seen, View, compare_view, software
 from ckpttool.run.execute import CopyOptions, execute
 from ckpttool.run.fill import Filled, fill
+from tests.checkpoints import slice_catalog, strategy_of
 from tests.commands import files_below
 from tests.engines import CASE, FORMATS, contents
+from tests.in_memory import make
 from tests.test_execute import make_plan
 
 SMALL = CopyOptions(band_bytes=64, task_bytes=100)
@@ -237,11 +241,23 @@ def test_a_worker_that_was_given_up_stops_at_its_next_stretch_and_leaves_nothing
 
     monkeypatch.setattr(attempts, "fill", fill_and_give_up)
     task = job.task(SMALL.band_bytes, SMALL.task_bytes)
-    assert len(task.stretches) > 4
+    assert sum(meta.nbytes for meta in task.output.metas) > 4 * SMALL.task_bytes
     with pytest.raises(CkptToolError, match=r"is not there \(the run has ended"):
         write_file(task)
     assert len(fills) == 2
     assert files_below(tmp_path / "rank_0") == []
+
+
+def test_what_a_worker_is_sent_does_not_grow_with_the_output(tmp_path):
+    sizes = []
+    for rows in (1 << 10, 1 << 20):
+        layouts = {"w": Layout((4,), ((0,), ()))}
+        catalog = slice_catalog(strategy_of(layouts), {"w": (rows, 4096)})
+        (output,) = make(catalog, strategy_of(layouts), None)
+        job = attempts.RemoteFile(replace(output, path=str(tmp_path / f"{rows}.ckpt")))
+        sizes.append(len(pickle.dumps(job.task(SMALL.band_bytes, SMALL.task_bytes))))
+        job.discard()
+    assert sizes[1] < sizes[0] + 100
 
 
 def test_a_worker_that_comes_too_late_makes_no_file(tmp_path):

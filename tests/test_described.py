@@ -47,6 +47,16 @@ def test_boxes_that_are_no_grid_are_found_where_they_lie():
     ]
 
 
+def test_an_excerpt_has_the_boxes_that_are_touched_and_finds_the_same_in_them():
+    boxes = [box((0, 0), (1, 3), 0), box((1, 0), (2, 1), 1), box((1, 1), (2, 3), 2)]
+    described = describe(full(2, 3), [*boxes, box((1, 1), (2, 3), 3)])
+    wanted = Region((0, 1), (2, 3))
+    few = described.excerpt(wanted)
+    assert list(few.overlaps(wanted)) == list(described.overlaps(wanted))
+    assert few.count_overlaps(wanted) == 2
+    assert sorted(one.rank for held in few.slices for one in held) == [0, 2]
+
+
 def test_a_scalar_and_a_tensor_without_elements_are_described():
     scalar = describe(full(), [box((), ())])
     assert [src for _, src, _ in scalar.overlaps(Region((), ()))] == [Region((), ())]

@@ -5,17 +5,26 @@ from __future__ import annotations
 import os
 import signal
 import time
-from concurrent.futures import BrokenExecutor
+from concurrent.futures import BrokenExecutor, CancelledError
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Event
 
 import pytest
 
 import ckpttool
+from ckpttool.formats import get_format
+from ckpttool.formats.decryption import read_plain
+from ckpttool.formats.stopping import heed
 from ckpttool.model import manifest
+from ckpttool.model.catalog import TensorMeta
+from ckpttool.model.ciphertext import Block, Ciphertext, Secret
+from ckpttool.model.region import Region
 from ckpttool.run import execute as execute_module
+from ckpttool.run.compare import LookOptions, LookTask, Stored, Stretch, look
 from ckpttool.run.engines import InlineExecutor, default_jobs, open_engine, read_word
 from ckpttool.run.fill import fill
+from ckpttool.storage.checksum import verify_checksum
+from ckpttool.storage.digest import digest
 from tests.commands import files_below, message, run, run_well
 from tests.engines import (
     COMMAND,
@@ -226,3 +235,67 @@ def test_workers_can_be_stopped_in_the_middle_of_a_call():
         executor.stop()
         for future in futures:
             assert isinstance(future.exception(timeout=60), BrokenExecutor)
+
+
+def test_what_ends_all_processes_of_a_group_at_any_moment_is_told_as_what_it_is(tmp_path):
+    source = write_source(tmp_path / "src", ranks=16, rank_bytes=16 << 20)
+    words = [*COMMAND, *split_words(source, tmp_path / "out"), "--engine", "processes:2"]
+    for _ in range(3):
+        process = start(*words, "--overwrite", start_new_session=True)
+        wait_until(lambda pid=process.pid: worker_pids(pid), "a worker")  # that just begins
+        os.killpg(process.pid, signal.SIGTERM)
+        returned, errors = finish(process)
+        assert (returned, "ended by SIGTERM" in errors) == (143, True), errors
+
+
+@pytest.fixture
+def endless(tmp_path):
+    """A file of 256 GiB, all holes, which nobody reads to its end."""
+    metas = [TensorMeta("w", "Float32", (1 << 12, 1 << 24))]
+    path = tmp_path / "m.safetensors"
+    index = get_format("safetensors").create(str(path), metas, {"crc_num": "0"})
+    yield index
+    path.unlink()
+
+
+def look_at(index):
+    tensor = index.tensors["w"]
+    region = Region.whole(tensor.meta.shape)
+    stretch = Stretch("Float32", 4, region, (tuple(Stored(tensor).pieces(region)),))
+    return look(LookTask((stretch,), LookOptions(wants_census=True)))
+
+
+def hash_all(index):
+    return digest(index.tensors["w"], 1 << 20)
+
+
+@pytest.mark.parametrize("read", [verify_checksum, look_at, hash_all])
+def test_threads_that_read_end_when_nobody_waits_for_them(endless, read):
+    def leave():
+        with open_engine("threads:1") as executor:
+            futures.append(executor.submit(read, endless))
+            wait_until(futures[0].running, "the thread")
+            raise KeyboardInterrupt
+
+    futures = []
+    with pytest.raises(KeyboardInterrupt):
+        leave()
+    assert isinstance(futures[0].exception(timeout=0), CancelledError)
+
+
+def test_decryption_ends_when_nobody_waits_for_it(tmp_path):
+    ended = Event()
+    path = tmp_path / "file"
+    path.write_bytes(bytes(64))
+    fd = os.open(path, os.O_RDONLY)
+    out = memoryview(bytearray(32))
+    key = Secret(bytes(16))
+    cipher = Ciphertext("AES-CBC", key, (Block(0, 32, 0, 32, bytes(16), b""),))
+    with open_engine("threads:1") as executor:
+        executor.submit(heed, ended).result()
+        executor.submit(read_plain, fd, str(path), cipher, 0, out).result()
+        ended.set()
+        assert isinstance(
+            executor.submit(read_plain, fd, str(path), cipher, 0, out).exception(), CancelledError
+        )
+    os.close(fd)

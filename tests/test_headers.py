@@ -9,9 +9,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckpttool.errors import FormatError, UnreadableError
-from ckpttool.formats import ckpt, ckpt_twins, get_format, read_index, read_indexes
+from ckpttool.formats import (
+    READERS,
+    ckpt,
+    get_format,
+    read_index,
+    read_indexes,
+    suffix_of,
+)
 from ckpttool.formats.ckpt import Ckpt
-from ckpttool.formats.ckpt_twins import Twins
+from ckpttool.formats.contained import ContainedReader
+from ckpttool.formats.twins import Twins
 from ckpttool.formats.wire import WINDOW_BYTES
 from ckpttool.model.catalog import TensorMeta
 from ckpttool.storage.scan import scan
@@ -118,9 +126,68 @@ def test_a_rank_that_has_the_headers_of_another_is_only_compared(tmp_path, monke
     assert sum(nbytes) <= 2 * (50 * 40 + 2 * WINDOW_BYTES)
 
 
+METAS = [
+    TensorMeta("layers/w", "Float32", (300, 2)),
+    TensorMeta("scalar", "Int64", ()),
+    TensorMeta("empty", "BFloat16", (0, 3)),
+]
+
+
+def headers_of(format, twins=None):
+    """What reading a file of a format leads to, by comparison with others or not."""
+    with ContainedReader() as contained:
+        read = (contained if format == "hdf5" else get_format(format)).read_index
+
+        def found(path):
+            try:
+                index = read(path) if twins is None else twins.read_index(path, format, read)
+            except FormatError as error:
+                return type(error), str(error)
+            return index, list(index.tensors)
+
+        yield found
+
+
+@pytest.mark.parametrize("format", ["safetensors", "hdf5"])
+def test_so_is_a_file_of_another_format(tmp_path, format):
+    path = str(tmp_path / "a.x")
+    index = get_format(format).create(path, METAS, {"remove_redundancy": "True"})
+    data = (tmp_path / "a.x").read_bytes()
+    contents = [extent for tensor in index.tensors.values() for extent in tensor.extents]
+    header = [
+        at for at in range(len(data)) if not any(0 <= at - e.offset < e.nbytes for e in contents)
+    ]
+    for plain, compared in zip(headers_of(format), headers_of(format, Twins()), strict=True):
+        assert compared(path) == plain(path)
+        for at in [*header[:: 1 + len(header) // 60], *(extent.offset for extent in contents)]:
+            changed = bytearray(data)
+            changed[at] ^= 0x08
+            (tmp_path / "a.x").write_bytes(changed)
+            assert compared(path) == plain(path), at
+
+
+@pytest.mark.parametrize("format", ["safetensors", "hdf5"])
+def test_a_header_of_another_format_is_understood_once_for_all_ranks(tmp_path, format):
+    paths = []
+    for rank in range(READERS + 4):  # threads that begin together may not know of each other
+        path = tmp_path / f"{rank}{suffix_of(format)}"
+        paths.append(str(path))
+        index = get_format(format).create(str(path), METAS, {})
+        with path.open("r+b") as file:
+            file.seek(index.tensors["layers/w"].extents[0].offset)
+            file.write(bytes([rank]) * 2400)
+    first, *others = read_indexes(paths)
+    shared = [
+        index for index in others if index.tensors["scalar"].meta is first.tensors["scalar"].meta
+    ]
+    assert len(shared) >= 4
+    for path, index in zip(paths, [first, *others], strict=True):
+        assert index == read_index(path)
+
+
 def test_headers_are_remembered_within_limits(tmp_path, monkeypatch):
-    monkeypatch.setattr(ckpt_twins, "MOST", 2)
-    monkeypatch.setattr(ckpt_twins, "MOST_BYTES", 200)
+    monkeypatch.setattr("ckpttool.formats.twins.MOST", 2)
+    monkeypatch.setattr("ckpttool.formats.twins.MOST_BYTES", 200)
     twins = Twins()
     for names in (1, 2, 9, 3):  # 9 are too long, and 3 one too many
         path = tmp_path / f"{names}.ckpt"

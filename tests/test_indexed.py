@@ -380,3 +380,30 @@ def test_split_of_a_folder_is_split_of_the_file(model, tmp_path):
     run_well("split", unified, *words, tmp_path / "one")
     run_well("split", tmp_path / "full.ckpt", *words, tmp_path / "two")
     assert read_ranks(tmp_path / "one") == read_ranks(tmp_path / "two")
+
+
+# --------------------------------------------------------------------- an index for every rank
+
+
+def test_ranks_in_several_files_each_are_refused_with_the_way_round(tmp_path):
+    case = GOLDEN / "safetensors_reshard"
+    whole = read_ranks(case / "src")
+    for rank, entries in whole.items():
+        files = {"part0.safetensors": dict(list(entries.items())[::2])}
+        files["part1.safetensors"] = dict(list(entries.items())[1::2])
+        write_indexed(tmp_path / "src" / f"rank_{rank}", files)
+    text = message(run("inspect", tmp_path / "src"))
+    assert "what one rank holds lies in several files, as an index says" in text
+    for rank in whole:
+        words = ["merge", tmp_path / "src" / f"rank_{rank}"]
+        assert rank or " ".join(map(str, words)) in text
+        run_well(*words, "-o", tmp_path / "ONE" / f"rank_{rank}" / "net.safetensors")
+    assert read_ranks(tmp_path / "ONE") == whole
+    run_well("verify", tmp_path / "ONE", "-s", case / "src_strategy.ckpt")
+
+
+def test_an_index_of_a_ranks_one_file_does_no_harm(tmp_path):
+    for rank in (0, 1):
+        write_indexed(tmp_path / "src" / f"rank_{rank}", {"part0.safetensors": REST})
+    run_well("merge", tmp_path / "src", "--replicated", "-o", tmp_path / "out.safetensors")
+    assert read(tmp_path / "out.safetensors") == REST

@@ -23,7 +23,7 @@ from ckpttool.model.manifest import (
 )
 from ckpttool.run.journal import Journal, read_journal
 from ckpttool.run.manifest import Listing
-from ckpttool.run.partial import Proof
+from ckpttool.run.partial import stamp_of
 from ckpttool.run.sets import Place, record_of
 from tests.commands import files_below
 
@@ -54,8 +54,9 @@ def add(journal, name, rank=0, text="data"):
     journal.begin(str(path))
     partial.write_text(text)
     tensors = (Hashed("w\n", "Int8", (4,), ("ab",)),)
-    journal.add(Listed(rank, name, "ckpt", len(text), tensors), Proof.of(partial))
+    journal.add(Listed(rank, name, "ckpt", len(text), tensors))
     partial.replace(path)
+    journal.place(str(path))
 
 
 def kill(journal):
@@ -75,16 +76,16 @@ def killed(folder, *names, begun=(), part=None):
     kill(journal)
 
 
-def test_what_is_complete_is_proven_by_size_and_time_of_change(tmp_path):
+def test_what_is_complete_is_proven_by_size_and_times_of_change(tmp_path):
     killed(tmp_path, "a", "b", "c", "d", begun=["e"])
     (tmp_path / "b").write_text("more data")
     os.utime(tmp_path / "c", ns=(1, 1))
     (tmp_path / "d").unlink()
     found = read_journal(journal_of(tmp_path))
-    assert found.still_complete(tmp_path) == {"a"}
+    assert found.kept(tmp_path, {}) == {"a": stamp_of(tmp_path / "a")}
     assert found.begun == {"a", "b", "c", "d", "e"}
     assert found.origin == ORIGIN
-    assert found.complete["a"] == Proof.of(tmp_path / "a")
+    assert list(found.complete) == ["a", "b", "c", "d"]
     journal = open_journal(tmp_path, is_resumed=True)
     assert list(journal.kept) == ["a"]
     assert not (tmp_path / "e.partial").exists()
@@ -95,10 +96,9 @@ def test_an_output_that_was_noted_and_did_not_get_its_name_is_not_complete(tmp_p
     (tmp_path / "a").write_text("old data of another size")
     journal = open_journal(tmp_path)
     (tmp_path / "a.partial").write_text("data")
-    proof = Proof.of(tmp_path / "a.partial")
-    journal.add(Listed(0, "a", "ckpt", 4, ()), proof)
+    journal.add(Listed(0, "a", "ckpt", 4, ()))
     kill(journal)
-    assert read_journal(journal_of(tmp_path)).still_complete(tmp_path) == frozenset()
+    assert read_journal(journal_of(tmp_path)).kept(tmp_path, {}) == {}
     journal = open_journal(tmp_path, is_resumed=True)
     assert not journal.kept
     assert not (tmp_path / "a.partial").exists()
@@ -115,7 +115,8 @@ def test_a_journal_cut_at_any_byte_proves_the_lines_before(tmp_path):
         lines = sum(end <= size for end in ends)
         assert (found is None) == (lines == 0)
         if found is not None:
-            assert list(found.complete) == ["a", "b"][: (lines - 1) // 2]
+            assert list(found.complete) == ["a", "b"][: lines // 3]
+            assert list(found.kept(tmp_path, {})) == ["a", "b"][: (lines - 1) // 3]
             assert found.end == max(end for end in ends if end <= size)
 
 
@@ -157,14 +158,33 @@ def test_what_a_run_left_is_known_to_the_next_that_does_not_end_either(tmp_path)
     for is_resumed in (False, True):
         open_journal(tmp_path, is_resumed).leave()
         found = read_journal(journal_of(tmp_path))
-        assert found.untouched(tmp_path) == {"a": Proof.of(tmp_path / "a")}
-        assert found.still_complete(tmp_path) == frozenset()
+        assert found.untouched(tmp_path, {}) == {"a": stamp_of(tmp_path / "a")}
+        assert found.kept(tmp_path, {}) == {}
     journal = open_journal(tmp_path)
     add(journal, "a", 0, "anew")
     journal.leave()
-    assert read_journal(journal_of(tmp_path)).still_complete(tmp_path) == {"a"}
+    assert list(read_journal(journal_of(tmp_path)).kept(tmp_path, {})) == ["a"]
     os.utime(tmp_path / "a", ns=(1, 1))
-    assert read_journal(journal_of(tmp_path)).untouched(tmp_path) == {}
+    assert read_journal(journal_of(tmp_path)).untouched(tmp_path, {}) == {}
+
+
+def test_what_is_proven_otherwise_is_kept_and_known_from_then_on(tmp_path):
+    killed(tmp_path, "a", "b")
+    for name in ("a", "b", "c"):
+        (tmp_path / name).write_text("data")  # of the same size, at another time
+    proven = {name: stamp_of(tmp_path / name) for name in ("a", "b", "c")}
+    (tmp_path / "b").write_text("date")  # after it was proven
+    kill(journal := Journal(place_of(tmp_path), True, proven))
+    assert list(journal.kept) == ["a"]  # c is none of its outputs
+    assert list(read_journal(journal_of(tmp_path)).kept(tmp_path, {})) == ["a"]
+
+
+def test_an_output_is_known_by_its_change_even_if_its_time_was_set_back(tmp_path):
+    killed(tmp_path, "a")
+    before = (tmp_path / "a").stat()
+    (tmp_path / "a").write_text("date")
+    os.utime(tmp_path / "a", ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert read_journal(journal_of(tmp_path)).untouched(tmp_path, {}) == {}
 
 
 def test_what_another_run_is_writing_is_not_removed(tmp_path):
@@ -220,7 +240,7 @@ def test_a_run_that_ends_early_leaves_its_journal_if_something_is_complete(tmp_p
     journal = open_journal(tmp_path)
     add(journal, "a")
     journal.leave()
-    assert read_journal(journal_of(tmp_path)).still_complete(tmp_path) == {"a"}
+    assert list(read_journal(journal_of(tmp_path)).kept(tmp_path, {})) == ["a"]
 
 
 def test_the_manifest_lists_outputs_by_rank_and_has_no_times(tmp_path):
@@ -275,10 +295,14 @@ def test_a_part_takes_over_what_a_killed_whole_run_left(tmp_path):
     killed(tmp_path, "a", begun=["b"])
     journal = open_journal(tmp_path, part=1)
     assert journal_of(tmp_path).read_bytes() == b""
-    journal.leave()
-    assert files_below(tmp_path) == [".ckpttool-part-1-of-2.json.journal", "a"]
+    journal.finish()
+    assert not journal_of(tmp_path).exists()
     (left,) = tmp_path.glob(".*.journal")
-    assert list(read_journal(left).untouched(tmp_path)) == ["a"]
+    assert list(read_journal(left).untouched(tmp_path, {})) == ["a"]
+    open_journal(tmp_path, part=2).leave()
+    assert list(read_journal(left).untouched(tmp_path, {})) == ["a"]
+    open_journal(tmp_path).leave()
+    assert not left.exists()
 
 
 @pytest.mark.parametrize(
@@ -291,8 +315,10 @@ def test_a_part_takes_over_what_a_killed_whole_run_left(tmp_path):
         '{"run": []}\n',
         "HEAD" + '{"begun": "../x"}\n',
         "HEAD" + '{"begun": "/etc/x"}\n',
-        "HEAD" + '{"complete": [{"path": "a", "nbytes": "1"}], "mtime_ns": 1}\n',
-        "HEAD" + '{"complete": [], "mtime_ns": 1}\n',
+        "HEAD" + '{"complete": [{"path": "a", "rank": "1"}]}\n',
+        "HEAD" + '{"complete": []}\n',
+        "HEAD" + '{"placed": "a", "nbytes": 1, "mtime_ns": 1}\n',
+        "HEAD" + '{"placed": "../a", "nbytes": 1, "mtime_ns": 1, "ctime_ns": 1}\n',
     ],
 )
 def test_another_file_of_that_name_is_not_touched(tmp_path, text):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections import Counter
+from contextlib import nullcontext
 
 import pytest
 
@@ -13,6 +15,7 @@ from ckpttool.model import manifest as manifest_module
 from ckpttool.run.engines import open_engine
 from ckpttool.run.execute import CopyOptions, execute
 from ckpttool.run.manifest import Listing
+from ckpttool.storage.flatfile import FlatFiles
 from tests.checkpoints import noise, write_file
 from tests.commands import SUFFIXES, files_below, message, run, run_well
 from tests.engines import CASE, FORMATS, reshard_words
@@ -273,3 +276,65 @@ def test_the_key_of_an_encrypted_source_is_nowhere(tmp_path):
     run_well(*words, "--dec-key-file", tmp_path / "secret.bin")
     data = (tmp_path / "out" / f"m.h5.{NAME}").read_bytes()
     assert not [word for word in (KEY, KEY.hex().encode(), b"secret") if word in data]
+
+
+@pytest.fixture
+def bytes_read(monkeypatch):
+    """How many bytes of each tensor are read in this process."""
+    counts = Counter()
+    read_bytes = FlatFiles.read_bytes
+
+    def count(self, tensor, offset, out):
+        counts[tensor.path, tensor.meta.name] += out.nbytes
+        read_bytes(self, tensor, offset, out)
+
+    monkeypatch.setattr(FlatFiles, "read_bytes", count)
+    return counts
+
+
+@pytest.mark.parametrize("more", [[], ["--crc"]])
+def test_every_byte_of_an_output_is_read_once_and_progress_ends_at_the_end(
+    tmp_path, monkeypatch, bytes_read, more
+):
+    monkeypatch.setattr(manifest_module, "UNIT_BYTES", 1 << 10)
+    run_well(*merge_words(tmp_path / "m.ckpt", *more))
+    catalog = ckpttool.scan(str(tmp_path / "m.ckpt"))
+    bytes_read.clear()
+    totals, steps = [], []
+
+    def open_progress(total):
+        totals.append(total)
+        return nullcontext(steps.append)
+
+    report = ckpttool.verify(catalog, deep=True, open_progress=open_progress)
+    assert report.findings == ()
+    tensors = [one for one in catalog.files[0].tensors.values() if one.meta.text is None]
+    assert bytes_read == {(one.path, one.meta.name): one.meta.nbytes for one in tensors}
+    assert [sum(steps)] == totals
+    assert all(step >= 0 for step in steps)
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_replicas_are_hashed_while_they_are_compared(tmp_path, monkeypatch, bytes_read, replicas):
+    monkeypatch.setattr(manifest_module, "UNIT_BYTES", 1 << 12)
+    source = tmp_path / "m.ckpt"
+    write_file(source, {"w": noise("w", "Float32", (6, 1 << 13))}, "ckpt")
+    layout = {"dev_matrix": [replicas, 2], "tensor_map": [0, -1]}
+    (tmp_path / "s.json").write_text(json.dumps({"parallel_layout_item": {"w": layout}}))
+    words = ["split", source, "-d", tmp_path / "s.json", "-o", tmp_path / "out"]
+    run_well(*words, "--format", "ckpt")
+    bytes_read.clear()
+    words = ["verify", tmp_path / "out", "-s", tmp_path / "s.json", "--deep", "--ignore", "nan"]
+    run_well(*words)
+    assert len(bytes_read) == 2 * replicas
+    samples = 3 * 4096
+    assert {count - samples for count in bytes_read.values()} <= {3 << 15, (3 << 15) - samples}
+    for rank in range(2 * replicas):
+        path = tmp_path / "out" / f"rank_{rank}" / f"checkpoint_{rank}.ckpt"
+        good = path.read_bytes()
+        path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+        found = json.loads(run(*words, "--json").stdout)["findings"]
+        (wrong,) = [one for one in found if one["kind"] == "manifest"]
+        assert wrong["ranks"] == [rank]
+        assert "(of stretch 24 of 24)" in wrong["text"]
+        path.write_bytes(good)

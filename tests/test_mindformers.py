@@ -16,7 +16,7 @@ import ckpttool
 from ckpttool.formats.metadata_json import parse_key
 from ckpttool.run.execute import CopyOptions, execute
 from tests.by_hand import layout, strategy
-from tests.checkpoints import cut, noise, oracle
+from tests.checkpoints import cut, noise, oracle, write_file
 from tests.commands import mentions, message, run, run_well
 from tests.corpus import GOLDEN
 from tests.mindformers_folder import COMMON, Save, change, entry_of, slice_number, write_safetensors
@@ -194,7 +194,10 @@ GOLDEN_LAYOUTS = {
 }
 
 
-def golden_save(full):
+WRITTEN = ["1.8.0_balanced", "1.9.0_stages", "2.0.0_balanced", "2.1.0_stages"]
+
+
+def golden_save(full, **more):
     """What was given to MindFormers, by the names of the full tensors."""
     stages = {name.rpartition(".")[0][-1] for name in full}
     kind = "stages" if len(stages) == 2 else "balanced"
@@ -206,10 +209,10 @@ def golden_save(full):
             unique = f"{state}.{stage}.{base}".lstrip(".")
             layouts[unique] = (OracleLayout(matrix, tensor_map, 0, int(stage) * 2),)
     entries = {name: entry_of(full[name]) for name in layouts}
-    return Save(entries, layouts, 4, remove_redundancy=kind == "balanced")
+    return Save(entries, layouts, 4, remove_redundancy=kind == "balanced", **more)
 
 
-@pytest.mark.parametrize("name", ["1.9.0_stages", "2.0.0_balanced", "2.0.0_own_names"])
+@pytest.mark.parametrize("name", [*WRITTEN, "2.0.0_own_names"])
 def test_what_mindformers_wrote_is_merged_byte_for_byte(name, tmp_path):
     source = GOLDEN / "mindformers" / name
     out = tmp_path / "m.ckpt"
@@ -219,11 +222,11 @@ def test_what_mindformers_wrote_is_merged_byte_for_byte(name, tmp_path):
     assert ("the wrong one of a rank's two files for 3 parameters" in text) == ("own" in name)
 
 
-@pytest.mark.parametrize("name", ["1.9.0_stages", "2.0.0_balanced"])
+@pytest.mark.parametrize("name", WRITTEN)
 def test_the_writer_of_these_tests_writes_what_mindformers_does(name, tmp_path):
     source = GOLDEN / "mindformers" / name
     with np.load(source / "expected.npz") as full:
-        save = golden_save(full)
+        save = golden_save(full, has_rank_groups=not name.startswith("1.8"))
     save.write(tmp_path)
     theirs = iteration(source)
     assert json.loads((tmp_path / "metadata.json").read_text()) == json.loads(
@@ -318,6 +321,24 @@ def test_the_output_folder_of_a_run_is_understood_as_it_stands(tmp_path):
 def test_an_iteration_folder_may_have_any_name(folder):
     iteration(folder).rename(folder.parent / "best")
     assert merged(folder.parent / "best")[0] == ENTRIES
+
+
+def test_what_lies_beside_an_iteration_or_in_it_is_passed_over_with_a_note(folder):
+    write_file(iteration(folder) / "other.ckpt", ENTRIES, "ckpt")
+    (iteration(folder) / "model-0000004-0000004.tmp").touch()
+    write_file(folder / "rank_0" / "llama_rank_0-3_1.ckpt", ENTRIES, "ckpt")
+    got, text = merged(folder)
+    assert got == ENTRIES
+    words = [r"checkpoint: passed over rank_0, which are of another checkpoint \(--pattern '(.*)'"]
+    words += [
+        r"passed over other\.ckpt, not called as",
+        r"did not finish: model-0000004-0000004.tmp",
+    ]
+    assert not mentions(text, *words)
+    document = json.loads(
+        run_well("inspect", folder, "--pattern", "rank_{rank}/*", "--json").stdout
+    )
+    assert document["step"] == "3_1"
 
 
 # --------------------------------------------------------------------------------------- the traps

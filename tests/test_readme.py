@@ -195,7 +195,7 @@ def test_every_option_is_explained_in_the_help_and_every_exit_code_in_the_readme
         for error in vars(ckpttool.errors).values()
         if isinstance(error, type) and issubclass(error, ckpttool.errors.CkptToolError)
     }
-    for code in {*codes, 0, 2, 130}:
+    for code in {*codes, 0, 2, 130, 141}:
         assert f"\n| {code} | " in README
 
 

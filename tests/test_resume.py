@@ -160,6 +160,84 @@ def test_an_output_that_was_changed_since_is_not_believed(tmp_path, failing):
     assert {name[:12] for name in filled} == {"checkpoint_1", "checkpoint_2", "checkpoint_3"}
 
 
+def flip_last_byte(path):
+    """Change a file and give it its time of modification back."""
+    before, data = path.stat(), path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_an_output_with_another_byte_is_not_believed_though_size_and_time_are_the_same(
+    tmp_path, failing
+):
+    failing("rank_2")
+    assert run(*words_of(tmp_path)).exit_code == 6
+    changed = tmp_path / "rank_1" / "checkpoint_1.ckpt"
+    flip_last_byte(changed)
+    filled = failing(None)
+    for more in ([], ["--resume"]):
+        result = run(*words_of(tmp_path), *more)
+        assert result.exit_code == 5
+        assert f"{changed} exists already" in message(result)
+    assert filled == []
+    run_well(*words_of(tmp_path), "--resume", "--overwrite")
+    assert {name[:12] for name in filled} == {"checkpoint_1", "checkpoint_2", "checkpoint_3"}
+
+
+def test_what_was_moved_meanwhile_is_known_by_its_contents(tmp_path, failing):
+    run_well(*words_of(tmp_path / "whole"))
+    failing("rank_2")
+    assert run(*words_of(tmp_path / "out")).exit_code == 6
+    shutil.copytree(tmp_path / "out", tmp_path / "copy", copy_function=shutil.copyfile)
+    filled = failing(None)
+    result = run_well(*words_of(tmp_path / "copy"), "--resume")
+    assert "2 of 4 outputs that it left complete are kept" in message(result)
+    assert {name[:12] for name in filled} == {"checkpoint_2", "checkpoint_3"}
+    assert everything_in(tmp_path / "copy") == everything_in(tmp_path / "whole")
+
+
+def test_the_journal_of_another_folder_makes_no_file_replaceable(tmp_path, failing):
+    run_well(*words_of(tmp_path / "mine"))
+    (tmp_path / "mine" / NAME).unlink()
+    for path in (tmp_path / "mine").rglob("*.ckpt"):
+        flip_last_byte(path)
+    before = contents(tmp_path / "mine")
+    failing("rank_3")
+    assert run(*words_of(tmp_path / "other")).exit_code == 6
+    shutil.copy(tmp_path / "other" / JOURNAL, tmp_path / "mine")
+    failing(None)
+    for more in ([], ["--resume"]):
+        result = run(*words_of(tmp_path / "mine"), *more)
+        assert result.exit_code == 5
+        assert "4 outputs exist already" in message(result)
+    (tmp_path / "mine" / JOURNAL).unlink()
+    assert contents(tmp_path / "mine") == before
+
+
+def test_what_was_changed_after_it_was_complete_is_named(tmp_path, failing):
+    run_well(*words_of(tmp_path))
+    before = contents(tmp_path)
+    filled = failing(None)
+    changed = tmp_path / "rank_1" / "checkpoint_1.ckpt"
+    flip_last_byte(changed)
+    result = run(*words_of(tmp_path), "--resume")
+    assert result.exit_code == 5
+    said = f"{changed}: not what {tmp_path / NAME} says was written; has it been changed?"
+    assert said in message(result)
+    flip_last_byte(changed)
+    run_well(*words_of(tmp_path), "--resume")
+    assert (filled, contents(tmp_path)) == ([], before)
+
+
+def test_indexes_that_are_gone_are_written_again(tmp_path):
+    words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "--max-shard-size", "10KB"]
+    run_well(*words, "-o", tmp_path)
+    (tmp_path / "param_name_map.json").unlink()
+    assert run(*words, "-o", tmp_path, "--resume").exit_code == 5
+    run_well(*words, "-o", tmp_path, "--resume", "--overwrite")
+    assert (tmp_path / "param_name_map.json").exists()
+
+
 def test_without_resume_all_is_written_anew_and_what_is_stale_goes(tmp_path, failing):
     failing("rank_2")
     assert run(*words_of(tmp_path)).exit_code == 6
@@ -197,6 +275,10 @@ def test_a_set_that_is_not_complete_is_no_checkpoint(tmp_path, failing):
     result = run("verify", tmp_path / "out", *strategy, "--json")
     assert result.exit_code == 1
     assert said in " ".join(one["text"] for one in json.loads(result.stdout)["findings"])
+    for more in ([], strategy):
+        document = json.loads(run("inspect", tmp_path / "out", *more, "--json").stdout)
+        assert said in document["notes"][0]["text"]
+        assert said in message(run("inspect", tmp_path / "out", *more))
     failing(None)
     run_well(*words_of(tmp_path / "out"), "--resume")
     run_well("merge", tmp_path / "out", *strategy, "-o", tmp_path / "m.ckpt")
@@ -216,6 +298,10 @@ def test_a_file_of_a_run_that_did_not_end_well_is_no_checkpoint(tmp_path, monkey
     file = tmp_path / "m[1].ckpt"
     said = f"{file}: ckpttool was writing here and did not end, so files may be missing or of "
     said += "another run; finish it with the same command and --resume"
+    result = run_well("inspect", file)
+    assert f"warning: {said}" in message(result)
+    document = json.loads(run_well("inspect", file, "--json").stdout)
+    assert document["notes"] == [{"kind": "unfinished", "text": said}]
     strategy = ["-d", CASE / "dst_strategy.ckpt"]
     for more in (["-o", tmp_path / "m.h5"], [*strategy, "-o", tmp_path / "out"]):
         result = run("merge" if len(more) == 2 else "split", file, *more)
@@ -254,6 +340,7 @@ def test_numbered_files_of_a_run_that_did_not_end_are_no_checkpoint(tmp_path):
         assert result.exit_code == 5
         said = f"{tmp_path / 'model'}: ckpttool was writing here and did not end"
         assert said in message(result)
+        assert f"warning: {said}" in message(run_well("inspect", tmp_path / src))
 
 
 def test_parts_that_are_not_committed_are_no_checkpoint(tmp_path):
@@ -279,6 +366,19 @@ def test_a_part_is_resumed_by_itself(tmp_path, failing):
     run_well("commit", tmp_path / "out")
     run_well(*words, "--part", "2/2", "--resume")
     assert everything_in(tmp_path / "out") == everything_in(tmp_path / "whole")
+
+
+def test_a_whole_run_that_did_not_end_is_done_in_parts_instead(tmp_path, failing):
+    run_well(*words_of(tmp_path / "whole"))
+    failing("rank_3")
+    words = words_of(tmp_path / "out")
+    assert run(*words).exit_code == 6
+    failing(None)
+    run_well(*words, "--part", "1/2")
+    run_well(*words, "--part", "2/2")
+    assert run("commit", tmp_path / "out").exit_code == 0
+    assert everything_in(tmp_path / "out") == everything_in(tmp_path / "whole")
+    assert len(files_below(tmp_path / "out")) == 4
 
 
 def test_numbered_files_are_resumed_with_their_indexes(tmp_path, failing):

@@ -33,25 +33,68 @@ def test_a_table_without_rows_is_a_header(capsys):
     assert capsys.readouterr().out == "none\n\n  name   size\n ─────────────\n\n"
 
 
-@pytest.mark.parametrize("columns", [24, 18, 3])
-def test_on_a_terminal_long_cells_are_folded(capsys, monkeypatch, columns):
-    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((columns, 24)))
-    monkeypatch.setattr(tables.sys.stdout, "isatty", lambda: True)
-    print_table("t", COLUMNS, ROWS)
-    title, _, *lines = capsys.readouterr().out.splitlines()
-    assert title == "t"
-    assert max(map(len, lines)) <= max(columns, 2 + tables.NARROWEST * 2 + 3 + 1)
-    names = [line[2:].split("   ")[0].strip() for line in lines]
-    joined = "".join(name for name in names if "─" not in name)
-    assert joined == "name" + "".join(name for name, _ in ROWS).replace("\x1b", "\\x1b")
+NAMES = (
+    "adam_m.model.layers.31.feed_forward.w1.weight",
+    "model.layers.31.attention.wq.weight",
+    "w",
+)
+SHAPES = ("name", "dtype", "shape", "device matrix", "shard>")
+TENSORS = [(name, "BFloat16", "(11008, 4096)", "(2, 8, 4)", "4") for name in NAMES]
+FILES = ("rank>", "path", "size>")
+PATHS = [(str(rank), f"rank_{rank}/llama_7b_rank_{rank}-2_3.ckpt", "1.5 GiB") for rank in range(3)]
 
 
-def test_long_cells_are_folded_between_words(capsys, monkeypatch):
-    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((32, 24)))
-    monkeypatch.setattr(tables.sys.stdout, "isatty", lambda: True)
-    print_table("t", ["name", "device matrix"], [("accum.layer1.weight", "ranks 0-3, 5-7 have 0")])
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split() for line in lines[4:-1]] == [
-        ["accum.layer1.", "ranks", "0-3,"],
-        ["weight", "5-7", "have", "0"],
+@pytest.fixture
+def terminal(capsys, monkeypatch):
+    """A function: the lines of a table on a terminal of so many columns, without the title."""
+
+    def lines(width, columns, rows):
+        monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((width, 24)))
+        monkeypatch.setattr(tables.sys.stdout, "isatty", lambda: True)
+        print_table("t", columns, rows)
+        return capsys.readouterr().out.splitlines()[2:-1]
+
+    return lines
+
+
+@pytest.mark.parametrize("width", [200, 100, 80, 60, 40, 3])
+@pytest.mark.parametrize(("columns", "rows"), [(SHAPES, TENSORS), (FILES, PATHS), (COLUMNS, ROWS)])
+def test_no_word_is_broken_and_none_is_lost(terminal, width, columns, rows):
+    words = [w for line in terminal(width, columns, rows) for w in line.split() if "─" not in w]
+    header = " ".join(columns).replace(">", "")
+    expected = " ".join(cell for row in rows for cell in row).replace("\x1b", "\\x1b")
+    assert sorted(words) == sorted(f"{header} {expected}".split())
+
+
+@pytest.mark.parametrize("width", [100, 80, 60])
+@pytest.mark.parametrize(("columns", "rows"), [(SHAPES, TENSORS), (FILES, PATHS)])
+def test_a_table_is_no_wider_than_the_terminal(terminal, width, columns, rows):
+    assert max(map(len, terminal(width, columns, rows))) <= width
+
+
+def test_a_name_that_leaves_no_room_stands_above_its_row(terminal):
+    assert terminal(60, SHAPES, TENSORS[:1]) == [
+        "  name",
+        "    dtype      shape           device matrix   shard",
+        " " + "─" * 52,
+        "  adam_m.model.layers.31.feed_forward.w1.weight",
+        "    BFloat16   (11008, 4096)   (2, 8, 4)           4",
+    ]
+
+
+def test_another_cell_that_leaves_no_room_stands_below_its_row(terminal):
+    assert terminal(40, FILES, PATHS[:1]) == [
+        "  rank      size",
+        "    path",
+        " " + "─" * 16,
+        "     0   1.5 GiB",
+        "    rank_0/llama_7b_rank_0-2_3.ckpt",
+    ]
+
+
+def test_long_cells_are_folded_between_words(terminal):
+    rows = [("accum.layer1.weight", "ranks 0-3, 5-7 have 0")]
+    assert [line.split() for line in terminal(36, ["name", "device matrix"], rows)[-2:]] == [
+        ["accum.layer1.weight", "ranks", "0-3,"],
+        ["5-7", "have", "0"],
     ]

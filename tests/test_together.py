@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import tracemalloc
 from dataclasses import replace
 
@@ -210,6 +211,39 @@ def test_a_task_with_many_pieces_ends_with_the_unit():
     outputs = without_v(outputs_of(64))  # one unit each, of eight pieces
     assert [len(task.parts) for task in cut_up(outputs)] == [RANKS]
     assert [len(task.parts) for task in cut_up(outputs, task_pieces=20)] == [3, 3, 2]
+
+
+def test_pieces_are_counted_without_reckoning_them():
+    for output in outputs_of(64, target=strategy((4, 2), ((0,), (1,)))):
+        for tensor in output.tensors:
+            for band in Region.whole(tensor.meta.shape).bands(1000):
+                assert tensor.count_pieces(band) == len([*tensor.pieces(band)]) > 0
+
+
+def test_a_task_holds_no_pieces_however_many_slices_fill_a_unit():
+    sizes = []
+    for ranks in (64, 1024):
+        columns, rows = (strategy((ranks,), cut) for cut in (((), (0,)), ((0,), ())))
+        catalog = slice_catalog(columns, dict.fromkeys(columns.layouts, (ranks, ranks)))
+        outputs = list(make(catalog, columns, rows))[:8]
+        for task in cut_up(outputs[:1]):
+            list(task.parts)  # once before, for what is kept of layouts
+        tracemalloc.start()
+        tasks = list(cut_up(outputs))
+        sizes.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.stop()
+        assert sum(len(task.parts) for task in tasks) == 2 * 8
+    assert sizes[1] < sizes[0] + 8192  # a byte for each piece would be 15 KiB more
+
+
+def test_another_process_is_sent_the_slices_of_a_unit_and_not_the_catalog():
+    sizes = []
+    for ranks in (64, 1024):
+        rows = strategy((ranks,), ((0,), ()))
+        catalog = slice_catalog(rows, dict.fromkeys(rows.layouts, (ranks, 16)))
+        (task,) = cut_up(list(make(catalog, rows, rows))[:1])
+        sizes.append(len(pickle.dumps(task)))
+    assert sizes[1] < sizes[0] + 100
 
 
 def test_any_budget_writes_the_same_bytes(source, tmp_path):

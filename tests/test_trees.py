@@ -448,3 +448,40 @@ def test_a_chosen_step_needs_no_record(output):
         path.write_text("?")
     assert scan(str(output), step="1_5").step == "1_5"
     assert [note for note in scan(str(output), step="1_5").notes if note.kind == "doubt"] == []
+
+
+# --------------------------------------------------------------------- what else lies in trees
+
+
+def test_links_are_followed_and_those_that_lead_nowhere_named(output, tmp_path):
+    linked = tmp_path / "linked"
+    for rank in RANKS:
+        (linked / "checkpoint" / f"rank_{rank}").mkdir(parents=True)
+        name = f"llama_7b_rank_{rank}-2_3.ckpt"
+        (linked / "checkpoint" / f"rank_{rank}" / name).symlink_to(
+            output / "checkpoint" / f"rank_{rank}" / name
+        )
+    (linked / "strategy").symlink_to(output / "strategy")
+    run_well("merge", linked, "-o", tmp_path / "full.h5")
+    assert_merged(tmp_path / "full.h5", "pp2_opt")
+    (output / "checkpoint" / "rank_3" / "llama_7b_rank_3-2_3.ckpt").unlink()
+    catalog = scan(str(linked))
+    assert catalog.absent == (3,)
+    (text,) = (note.text for note in catalog.notes if "nowhere" in note.text)
+    assert text.endswith("links that lead nowhere: rank_3/llama_7b_rank_3-2_3.ckpt")
+    shutil.rmtree(output)
+    with pytest.raises(PlanError, match=r"lead nowhere: rank_0/llama_7b_rank_0-2_3\.ckpt, rank_1"):
+        scan(str(linked))
+
+
+def test_rank_folders_further_down_are_pointed_out(output):
+    (output / "transformed_checkpoint").mkdir()
+    (output / "checkpoint").rename(output / "transformed_checkpoint" / "llama_7b")
+    with pytest.raises(PlanError, match=r"some in .*/transformed_checkpoint/llama_7b: name one"):
+        scan(str(output / "transformed_checkpoint"))
+
+
+def test_strategies_given_as_a_checkpoint_are_called_that(output, tmp_path):
+    result = run("merge", output / "strategy", "-o", tmp_path / "full.h5")
+    assert result.exit_code == 3
+    assert "ckpt_strategy_rank_0.ckpt: a strategy file, no checkpoint" in message(result)

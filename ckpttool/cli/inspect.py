@@ -55,6 +55,7 @@ def inspect(
     errors: list[CkptToolError] = []
     catalog, strategy, _ = options.load(src, pattern, step, src_strategy, key=key, tolerated=errors)
     errors[:0] = catalog.damaged.values()
+    catalog = _with_warnings(catalog)
     catalog = _verify(catalog, errors) if crc else catalog
     is_whole = catalog.is_undivided and strategy is None
     if is_whole:
@@ -71,6 +72,16 @@ def inspect(
         errors, notes = _told_once(errors, notes)
         report.print_notes(notes, quiet)
     raise_all(errors)
+
+
+def _with_warnings(catalog: Catalog) -> Catalog:
+    """What keeps others from reading it, as warnings: what is there is shown all the same."""
+    from dataclasses import replace
+
+    from ckpttool.model.notes import Note
+
+    said = tuple(Note("unfinished", text, is_warning=True) for text in catalog.problems)
+    return replace(catalog, notes=(*said, *catalog.notes))
 
 
 def _told_once(

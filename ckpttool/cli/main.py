@@ -5,12 +5,17 @@ from __future__ import annotations
 import errno
 import io
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 
 import click
 
 import ckpttool
+
+PIPE_CLOSED = 128 + signal.SIGPIPE  # as shells count it; 1 would be an answer of verify and diff
 
 # What --help says of each command, which is in the module of its name.  Modules are imported when
 # they are needed: --version and --help shall take no longer than click itself.
@@ -45,8 +50,23 @@ class Border(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: object,
+    ) -> click.Context:
+        """Read the command line; what --help prints may not be read to its end."""
+        with _no_output_unread():
+            return super().make_context(info_name, args, parent, **extra)
+
     def invoke(self, ctx: click.Context) -> object:
         """Run a command; see `ckpttool.errors` for the exit codes."""
+        with _no_output_unread():
+            return self._invoke(ctx)
+
+    def _invoke(self, ctx: click.Context) -> object:
         from ckpttool.cli.options import ANSWERS, DEBUG, STOPPER
         from ckpttool.cli.signals import Stopped, Stopper
         from ckpttool.cli.text import printable
@@ -65,9 +85,9 @@ class Border(click.Group):
         except Stopped as stopped:
             click.echo(f"ckpttool: {stopped}", err=True)
             ctx.exit(stopped.exit_code)
+        except BrokenPipeError:
+            raise
         except Exception as error:
-            if isinstance(error, BrokenPipeError):
-                raise  # click ends quietly: whoever read our output has seen enough
             if ctx.meta.get(DEBUG):
                 import traceback
 
@@ -81,6 +101,19 @@ class Border(click.Group):
                 lead = "  - " if len(problems) > 1 else "ckpttool: "
                 click.echo(lead + printable(problem), err=True)
             ctx.exit(code)
+
+
+@contextmanager
+def _no_output_unread() -> Iterator[None]:
+    """End as the signal does when whoever reads our output has seen enough of it."""
+    try:
+        yield
+    except BrokenPipeError as error:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.__stdout__, sys.__stderr__):
+            if stream is not None:
+                os.dup2(nowhere, stream.fileno())  # for what is not written yet
+        raise SystemExit(PIPE_CLOSED) from error
 
 
 def _explain(error: Exception) -> tuple[tuple[str, ...], int]:

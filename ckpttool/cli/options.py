@@ -253,7 +253,9 @@ resume = click.option(
     help="Go on where the same command was interrupted: outputs that it left complete are kept. "
     "What has changed since (source, strategy, options) is an error.",
 )
-overwrite = click.option("--overwrite", is_flag=True, help="Replace outputs that exist.")
+overwrite = click.option(
+    "--overwrite", is_flag=True, help="Replace outputs that exist; files of other names stay."
+)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 quiet = click.option("-q", "--quiet", is_flag=True, help="No notes and no progress on stderr.")
 debug = click.option(

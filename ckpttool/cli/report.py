@@ -81,8 +81,9 @@ def describe_undivided(catalog: Catalog) -> tuple[Json, tuple[Note, ...]]:
             f"{file.path}: nothing in it ({file.nbytes} bytes): cut short, or of a rank that was "
         )
         empty = [] if file.tensors else [Note("replica", text + "saved without redundancy")]
-        document = {**_describe_file(file), "tensors": list(_describe_tensors(file))}
-        return document, (*catalog.notes, *empty)
+        notes = (*catalog.notes, *empty)
+        tensors = list(_describe_tensors(file))
+        return {**_describe_file(file), "tensors": tensors, "notes": describe_notes(notes)}, notes
     files = catalog.files.values()
     slices = possible_slices(catalog).values()
     text = f"not in the index, so perhaps slices of rank 0: {', '.join(slices)}"
@@ -96,7 +97,7 @@ def describe_undivided(catalog: Catalog) -> tuple[Json, tuple[Note, ...]]:
         "tensors": [
             {**tensor, "file": file.path} for file in files for tensor in _describe_tensors(file)
         ],
-        "notes": [{"kind": note.kind, "text": note.text} for note in notes],
+        "notes": describe_notes(notes),
         "problems": [str(error) for error in catalog.damaged.values()],
     }
     return document, notes

@@ -23,7 +23,7 @@ from ckpttool.model.catalog import Extent, FileIndex, Stamp, TensorMeta
 from ckpttool.model.ciphertext import Secret
 
 if TYPE_CHECKING:
-    from ckpttool.formats.ckpt import Ckpt
+    from ckpttool.formats.twins import Twins
 
 # Bytes themselves, bytes of the file, or a number of zero bytes.
 ChecksumPart: TypeAlias = bytes | Extent | int
@@ -59,6 +59,10 @@ class Format(Protocol):
         OSError
             It cannot be opened or read.
         """
+        ...
+
+    def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> int:
+        """Size of the file that `create` makes, or somewhat less: what a disk must take."""
         ...
 
     def create(
@@ -186,20 +190,19 @@ def read_indexes(
     Several are read at a time.  HDF5 is read in another process, of which one does for all of them.
     ``on_progress`` is called with the number of files that were read, and of all.
     """
-    from ckpttool.formats.ckpt import Ckpt
-    from ckpttool.formats.ckpt_twins import Twins
+    from ckpttool.formats.twins import Twins
 
     secret = Secret(key) if isinstance(key, bytes) else key
     with ContainedReader() as contained:
         waiting = list(paths)
         if len(waiting) == 1:
-            yield _read_index(waiting[0], Ckpt(), secret, contained)
+            yield _read_index(waiting[0], None, secret, contained)
             return
-        ckpt = Ckpt(Twins())
+        twins = Twins()
         executor = ThreadPoolExecutor(READERS, thread_name_prefix="ckpttool-headers")
         try:
             futures = deque(
-                executor.submit(_read_index, path, ckpt, secret, contained) for path in waiting
+                executor.submit(_read_index, path, twins, secret, contained) for path in waiting
             )
             while futures:
                 index = futures.popleft().result()
@@ -210,15 +213,18 @@ def read_indexes(
 
 
 def _read_index(
-    path: str, ckpt: Ckpt, key: Secret | None, contained: ContainedReader
+    path: str, twins: Twins | None, key: Secret | None, contained: ContainedReader
 ) -> FileIndex | FormatError:
+    from ckpttool.formats.ckpt import Ckpt
+
     try:
         found = os.stat(path)  # noqa: PTH116 - a path is a string here
         name = _find_format(path)
         if name == "ckpt":
-            index = ckpt.read_index(path, key)
+            index = Ckpt(twins).read_index(path, key)
         else:
-            index = (contained if name == "hdf5" else get_format(name)).read_index(path)
+            read = (contained if name == "hdf5" else get_format(name)).read_index
+            index = read(path) if twins is None else twins.read_index(path, name, read)
         stamp = Stamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns)
         return replace(index, stamps={path: stamp})
     except FormatError as error:

@@ -53,9 +53,9 @@ from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats import ChecksumPart
 from ckpttool.formats.ckpt_maps import Step, map_steps
 from ckpttool.formats.ckpt_records import Record, RecordTensor, read_record, read_usual
-from ckpttool.formats.ckpt_twins import Twins
 from ckpttool.formats.decryption import DecryptedFile
 from ckpttool.formats.encrypted import explain, mode_of, read_ciphertext
+from ckpttool.formats.twins import Twins
 from ckpttool.formats.wire import (
     LENGTH,
     Field,
@@ -114,13 +114,18 @@ class Ckpt:
         return FileIndex(path, self.name, nbytes, tensors, attrs, cipher)
 
     def _read_tensors(self, reader: WireReader, end: int) -> tuple[dict[str, StoredTensor], int]:
-        known = None if self._twins is None else self._twins.find(reader, end)
+        known = None if self._twins is None else self._twins.find(self.name, reader, end)
         if known is not None:
             return known, end
         tensors, stop = _read_tensors(reader, end)
         if self._twins is not None and stop == end:
-            self._twins.remember(reader, end, tensors)
+            self._twins.remember(self.name, reader, end, tensors, {})
         return tensors, stop
+
+    def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> int:
+        """Size of the file that `create` makes of these tensors."""
+        records = sum(len(step.header) + step.nbytes for step in _steps(tensors))
+        return records + (TRAILER_BYTES if "crc_num" in attrs else 0)
 
     def create(
         self, path: str, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpttool.errors import FormatError, UnsupportedError
+from ckpttool.formats.stopping import go_on
 from ckpttool.model.ciphertext import Ciphertext
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ def _decryptor(path: str, cipher: Ciphertext, iv: bytes, tag: bytes = b"") -> Ci
 
 
 def _read(fd: int, path: str, offset: int, nbytes: int) -> bytes:
+    go_on()
     data = os.pread(fd, nbytes, offset)
     while len(data) < nbytes:
         more = os.pread(fd, nbytes - len(data), offset + len(data))

@@ -43,6 +43,7 @@ DTYPE_ATTRIBUTE = "dtype"
 MAX_TEXT_BYTES = 64 << 20  # a string is read into memory; larger ones are refused by name
 NEVER_WRITTEN = "never written (no storage is allocated); write its values or leave it out"
 CHUNKED = "chunked, compressed, compact or virtual; rewrite the file with `h5repack -l CONTI`"
+LEAST_HEADER_BYTES = 256  # of a dataset, name included; 330 to 400 were seen
 MAX_AXES = 32  # of a dataspace (H5S_MAX_RANK)
 MAX_PATH_COMPONENT_BYTES = 60_000  # an HDF5 link and its name share an object header of 64 KiB
 
@@ -104,6 +105,10 @@ class Hdf5:
                 tensors[name] = _read_dataset(path, size, name, dataset)
         return FileIndex(path, self.name, size, tensors)
 
+    def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> int:
+        """Somewhat less than the size of the file that `create` makes of these tensors."""
+        return sum(meta.nbytes + LEAST_HEADER_BYTES for meta in tensors)
+
     def create(
         self, path: str, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
     ) -> FileIndex:
@@ -150,8 +155,6 @@ def _float_type(nbytes: int, exponent_bits: int, mantissa_bits: int, bias: int) 
 
 
 _TYPES = _hdf5_types()
-
-
 IN_ORDER = h5p.CRT_ORDER_TRACKED | h5p.CRT_ORDER_INDEXED
 
 
@@ -287,11 +290,8 @@ def _walk(
         except UnicodeDecodeError as error:
             raise FormatError(path, None, f"{link!r}: a name that is not UTF-8") from error
         if kind != h5l.TYPE_HARD:
-            raise UnsupportedError(
-                path,
-                None,
-                f"{name}: a soft or external link; `h5repack --merge` puts the data in place",
-            )
+            reason = "a soft or external link; `h5repack --merge` puts the data in place"
+            raise UnsupportedError(path, None, f"{name}: {reason}")
         item = h5o.open(group, link)
         if isinstance(item, h5d.DatasetID | h5g.GroupID):
             yield name, item
@@ -389,9 +389,8 @@ def _why_not(kind: h5t.TypeID) -> str:
 
 def _read_text(path: str, name: str, dataset: h5d.DatasetID) -> str:
     if dataset.shape != ():
-        raise UnsupportedError(
-            path, None, f"{name}: an array of strings; write every string as a dataset of its own"
-        )
+        reason = "an array of strings; write every string as a dataset of its own"
+        raise UnsupportedError(path, None, f"{name}: {reason}")
     if dataset.get_space_status() == h5d.SPACE_STATUS_NOT_ALLOCATED:
         raise UnsupportedError(path, None, f"{name}: {NEVER_WRITTEN}")
     if dataset.get_type().get_size() > MAX_TEXT_BYTES:

@@ -1,6 +1,7 @@
 """Files that lie beside checkpoints and are none, recognised by what is in them.
 
-All but the rank tables are protobuf messages without a mark of their own, so the fields tell::
+JSON documents are told by their keys, pickles and ZIP archives by their first bytes.  The others
+are protobuf messages without a mark of their own, so the fields tell::
 
     graph       1 a number, then 4 a message     ``{prefix}-graph.meta``, anf_ir ``ModelProto``
     strategy    1 a number, then 2 and 3         ``ParallelStrategyMap``
@@ -15,6 +16,7 @@ MindSpore 2.10 ``train/anf_ir.proto``, ``train/mind_ir.proto``, ``utils/node_str
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -51,6 +53,8 @@ class Other:
 
 
 _CHECKPOINT = "name the checkpoint"
+_CONVERT = "of another program, save it there as safetensors"
+_BY_HAND = "not read; write down by hand how tensors are cut (-s FILE.yaml, see the README)"
 OTHERS = {
     other.kind: other
     for other in (
@@ -60,8 +64,24 @@ OTHERS = {
         Other("group_info", "group information", f"{_CHECKPOINT}; inspect shows this"),
         Other("rank_table", "a rank table", f"{_CHECKPOINT}; inspect shows this"),
         Other("meta", "a record of the last save (meta.json)", "name the folder of rank folders"),
+        Other("index", "an index of checkpoint files", "name its folder"),
+        Other("metadata", "what MindFormers says of a checkpoint", "name its folder"),
+        Other("manifest", "a manifest of ckpttool", "name its folder, or the file that it names"),
+        Other("layouts", "layouts that hyper-parallel wrote", _BY_HAND),
+        Other("archive", "a ZIP archive, as PyTorch and NumPy write them", _CONVERT),
+        Other("pickle", "a pickle", f"name the folder of a hyper-parallel checkpoint; {_CONVERT}"),
     )
 }
+
+KEYS: Mapping[str, frozenset[str]] = {  # of JSON documents, each of which has one of these
+    "rank_table": frozenset(("server_list", "group_list", "server_group_list")),
+    "strategy": frozenset(("parallel_layout_item", "parallel_strategy_item", "ckpttool_strategy")),
+    "meta": frozenset(("last_ckpt_file",)),
+    "index": frozenset(("weight_map",)),
+    "metadata": frozenset(("state_dict_metadata",)),
+    "manifest": frozenset(("ckpttool",)),
+}
+FIRST_BYTES = (("archive", b"PK\3\4"), *(("pickle", bytes((0x80, n))) for n in range(2, 6)))
 
 
 def recognise(path: str) -> Other | None:
@@ -73,6 +93,9 @@ def recognise(path: str) -> Other | None:
         head = file.read(64)
         if head.lstrip()[:1] == b"{":
             return OTHERS.get(_json_kind(head + file.read(JSON_BYTES)))
+        for kind, first in FIRST_BYTES:
+            if head.startswith(first):
+                return OTHERS[kind]
         if BY_HAND.search(head + file.read(BY_HAND_BYTES)):
             return OTHERS["strategy"]
     try:
@@ -88,11 +111,19 @@ def _json_kind(data: bytes) -> str:
     except ValueError:
         return ""
     keys = set(document) if isinstance(document, dict) else set()
-    if keys & {"server_list", "group_list", "server_group_list"}:
-        return "rank_table"
-    if keys & {"parallel_layout_item", "parallel_strategy_item", "ckpttool_strategy"}:
-        return "strategy"
-    return "meta" if "last_ckpt_file" in keys else ""
+    for kind, marks in KEYS.items():
+        if keys & marks:
+            return kind
+    entries = document.values() if isinstance(document, dict) else ()
+    if keys and all(map(str.isdecimal, keys)) and all(map(_has_layouts, entries)):
+        return "layouts"
+    return ""
+
+
+def _has_layouts(entry: object) -> bool:
+    """Whether this is what a ``.layout`` of hyper-parallel says of a rank."""
+    tensors = list(entry.values()) if isinstance(entry, dict) else []
+    return bool(tensors) and all(isinstance(t, dict) and "tensor_map" in t for t in tensors)
 
 
 def _message_kind(path: str) -> str:

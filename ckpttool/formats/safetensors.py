@@ -103,34 +103,22 @@ class Safetensors:
         kept = {key: value for key, value in attrs.items() if key not in tensors}
         return FileIndex(path, self.name, size, tensors, kept)
 
+    def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> int:
+        """Size of the file that `create` makes of these tensors, without attributes but a sum."""
+        known = {"crc_num": ""} if "crc_num" in attrs else {}
+        return 8 + len(_header(_ordered(tensors), known)) + sum(meta.nbytes for meta in tensors)
+
     def create(
         self, path: str, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
     ) -> FileIndex:
         """A file with its header in place and its size set, its contents still to be filled in."""
-        ordered = sorted(tensors, key=lambda meta: (-_ORDER.index(_word(meta)), meta.name))
-        names = {meta.name for meta in tensors}
-        metadata = {"format": "ms", **attrs}
-        if "format" in names:
-            del metadata["format"]
-        metadata |= {meta.name: "Int4" for meta in ordered if meta.dtype == "Int4"}
-        metadata |= {"crc_num": MAX_CRC} if "crc_num" in attrs else {}
-        header: dict[str, object] = {METADATA: dict(sorted(metadata.items()))}
-        at = 0
-        for meta in ordered:
-            span = [at, at + meta.nbytes]
-            header[meta.name] = {
-                "dtype": _word(meta),
-                "shape": list(meta.shape),
-                "data_offsets": span,
-            }
-            at = span[1]
-        text = _spell(header)
-        text += b" " * (-len(text) % 8)  # contents begin at a multiple of 8, as the library has it
+        ordered = _ordered(tensors)
+        text = _header(ordered, attrs)
         if len(text) > MAX_HEADER_BYTES:
             raise UnsupportedError(path, 0, f"a header of {len(text)} bytes for so many tensors")
         with Path(path).open("wb") as file:
             file.write(len(text).to_bytes(8, "little") + text)
-            file.truncate(8 + len(text) + at)
+            file.truncate(8 + len(text) + sum(meta.nbytes for meta in tensors))
         offset = 8 + len(text)
         stored = {}
         for meta in ordered:
@@ -161,6 +149,31 @@ class Safetensors:
             header[METADATA]["crc_num"] = str(crc)
             file.seek(8)
             file.write(_spell(header).ljust(nbytes))
+
+
+def _ordered(tensors: Sequence[TensorMeta]) -> list[TensorMeta]:
+    """Tensors in the order of their contents."""
+    return sorted(tensors, key=lambda meta: (-_ORDER.index(_word(meta)), meta.name))
+
+
+def _header(ordered: Sequence[TensorMeta], attrs: Mapping[str, str]) -> bytes:
+    """The JSON of a header; contents begin at a multiple of 8 behind it, as the library has it."""
+    metadata = {"format": "ms", **attrs}
+    if any(meta.name == "format" for meta in ordered):
+        del metadata["format"]
+    metadata |= {meta.name: "Int4" for meta in ordered if meta.dtype == "Int4"}
+    metadata |= {"crc_num": MAX_CRC} if "crc_num" in attrs else {}
+    header: dict[str, object] = {METADATA: dict(sorted(metadata.items()))}
+    at = 0
+    for meta in ordered:
+        header[meta.name] = {
+            "dtype": _word(meta),
+            "shape": list(meta.shape),
+            "data_offsets": [at, at + meta.nbytes],
+        }
+        at += meta.nbytes
+    text = _spell(header)
+    return text + b" " * (-len(text) % 8)
 
 
 def _spell(header: Mapping[str, object]) -> bytes:

@@ -239,7 +239,7 @@ def _what_instead(path: str, error: FormatError) -> str:
     """What a file is that is no protobuf strategy, as the rest of the message."""
     other = recognise(path)
     if other is not None and other.kind != "strategy":
-        return f" but {other.noun}"
+        return f" but {other.noun}" + (f"; {other.remedy}" if other.kind == "layouts" else "")
     format = format_of_content(path)
     if format is not None:
         return f" but a checkpoint ({format})"

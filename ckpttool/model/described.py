@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
 
 from ckpttool.model.catalog import StoredTensor, TensorMeta
-from ckpttool.model.region import Region, grid_overlaps
+from ckpttool.model.region import Region, count_overlaps, grid_overlaps
 from ckpttool.model.strategy import count, shorten
 
 MAX_CELLS = 1_000_000  # of one tensor; boxes of all the ranks there are make fewer
@@ -82,6 +82,18 @@ class Described:
         for index, _, in_full in grid_overlaps(self.cuts, parts, wanted):
             box = self.slices[self.cells[_place(index, parts)]][0]
             yield box.tensor, in_full.relative_to(box.region.start), in_full
+
+    def count_overlaps(self, wanted: Region) -> int:
+        """As of `ckpttool.model.source.Source`."""
+        return count_overlaps(self.cuts, wanted)
+
+    def excerpt(self, wanted: Region) -> Described:
+        """The same without the boxes that ``wanted`` does not touch, and without replicas."""
+        parts = self.parts
+        overlaps = grid_overlaps(self.cuts, parts, wanted)
+        kept = {self.cells[_place(index, parts)] for index, _, _ in overlaps}
+        slices = (boxes[:1] if i in kept else () for i, boxes in enumerate(self.slices))
+        return replace(self, slices=tuple(slices))
 
 
 @dataclass(frozen=True, slots=True)

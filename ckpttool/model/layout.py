@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice, product
 
-from ckpttool.model.region import Region, grid_overlaps
+from ckpttool.model.region import Region, count_overlaps, grid_overlaps
 
 FEW = 16  # slices that a region overlaps; how is remembered
 
@@ -224,6 +224,10 @@ class Layout:
         """Every stretch of a slice that shares an element with ``wanted``: see `grid_overlaps`."""
         few = _few_overlaps(self, wanted, shape)
         return grid_overlaps(_cuts(self, shape), self.parts, wanted) if few is None else iter(few)
+
+    def count_overlaps(self, wanted: Region, shape: tuple[int, ...]) -> int:
+        """How many `overlaps` there are."""
+        return count_overlaps(_cuts(self, shape), wanted)
 
     def implied_shape(self, slice_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Full shape of a tensor whose slices have ``slice_shape``."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from ckpttool.model.catalog import Catalog, StoredTensor, TensorMeta
+from ckpttool.model.catalog import Catalog, Stamp, StoredTensor, TensorMeta
+from ckpttool.model.described import Described
 from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
 from ckpttool.model.region import Region
-from ckpttool.model.source import Source
+from ckpttool.model.source import Excerpt, Source
 from ckpttool.model.strategy import Strategy
 
 
@@ -48,12 +49,12 @@ class OutputTensor:
     region
         The elements of the full tensor that it holds.
     source
-        Where they come from.
+        Where they come from; of one that was sent to another process only what it wants.
     """
 
     meta: TensorMeta
     region: Region
-    source: Source
+    source: Source | Excerpt | Described
 
     def pieces(self, within: Region) -> Iterator[Piece]:
         """The pieces that fill ``within``, a region of the output slice, in C order of slices.
@@ -63,6 +64,14 @@ class OutputTensor:
         wanted = within.moved_by(self.region.start)
         for tensor, in_slice, in_full in self.source.overlaps(wanted):
             yield Piece(tensor, in_slice, in_full.relative_to(self.region.start))
+
+    def count_pieces(self, within: Region) -> int:
+        """How many `pieces` there are."""
+        return self.source.count_overlaps(within.moved_by(self.region.start))
+
+    def excerpt(self, within: Region) -> OutputTensor:
+        """The same without the slices that no piece of ``within`` needs, and without a catalog."""
+        return replace(self, source=self.source.excerpt(within.moved_by(self.region.start)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +173,8 @@ class Plan:
         The files that they were read from.
     is_resumed
         Whether outputs that a run of the same plan left complete are kept.
+    proven
+        Of outputs that are there those whose contents, which were read, are what they should be.
     """
 
     catalog: Catalog
@@ -174,6 +185,7 @@ class Plan:
     part: PlanPart | None = None
     strategies: tuple[str, ...] = ()
     is_resumed: bool = False
+    proven: Mapping[str, Stamp] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[OutputFile]:
         # Of a thousand tensors most are cut alike, and their slices have one shape on all ranks.

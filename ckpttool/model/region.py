@@ -153,7 +153,7 @@ def grid_overlaps(
     spans: list[list[tuple[int, int, int, int, int]]] = []
     for cut, n, low, high in zip(cuts, parts, wanted.start, wanted.stop, strict=True):
         span = []
-        for i in range(bisect_right(cut, low) - 1, bisect_left(cut, high)):
+        for i in _touched(cut, low, high):
             a, b = max(low, cut[i]), min(high, cut[i + 1])
             if a == b:  # a part without rows, between others
                 continue
@@ -167,6 +167,23 @@ def grid_overlaps(
             yield index, Region(first, last), Region(start, stop)
         else:
             yield (), wanted, wanted
+
+
+def count_overlaps(cuts: Sequence[Sequence[int]], wanted: Region) -> int:
+    """How many stretches share an element with ``wanted``; empty ones between them count, too.
+
+    Examples
+    --------
+    >>> count_overlaps([(0, 4, 8), (0, 2, 4, 6)], Region((1, 1), (8, 3)))
+    4
+    """
+    axes = zip(cuts, wanted.start, wanted.stop, strict=True)
+    return math.prod(len(_touched(cut, low, high)) for cut, low, high in axes)
+
+
+def _touched(cut: Sequence[int], low: int, high: int) -> range:
+    """Stretches along an axis from the one that holds ``low`` to the one that ends at ``high``."""
+    return range(bisect_right(cut, low) - 1, bisect_left(cut, high))
 
 
 def _indices(start: tuple[int, ...], stop: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from ckpttool.model.catalog import Catalog, StoredTensor, TensorMeta
 from ckpttool.model.described import Described
@@ -62,6 +62,20 @@ class Source:
         for index, in_slice, in_full in self.layout.overlaps(wanted, self.meta.shape):
             yield self.find_slice(index), in_slice, in_full
 
+    def count_overlaps(self, wanted: Region) -> int:
+        """How many `overlaps` there are."""
+        if self.described is not None:
+            return self.described.count_overlaps(wanted)
+        return self.layout.count_overlaps(wanted, self.meta.shape)
+
+    def excerpt(self, wanted: Region) -> Excerpt | Described:
+        """What answers `overlaps` of ``wanted`` and holds no other slices: for other processes."""
+        if self.described is not None:
+            return self.described.excerpt(wanted)
+        indices = {index for index, _, _ in self.layout.overlaps(wanted, self.meta.shape)}
+        slices = {index: self.find_slice(index) for index in indices}
+        return Excerpt(self.meta.shape, self.layout, slices)
+
     def replicas(self) -> Iterator[dict[int, StoredTensor]]:
         """For each slice, in C order, the ranks that have it, ascending, and what they have."""
         if self.described is not None:
@@ -86,3 +100,34 @@ class Source:
             if file is not None and self.meta.name in file.tensors:
                 return file.tensors[self.meta.name]
         raise LookupError(f"{self.meta.name}: no owner of slice {index}")
+
+
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """Some slices of a full tensor, apart from the catalog.
+
+    Attributes
+    ----------
+    shape, layout
+        Of the full tensor.
+    slices
+        By their index in the layout, as `Source.find_slice` has them.
+    """
+
+    shape: tuple[int, ...]
+    layout: Layout
+    slices: Mapping[tuple[int, ...], StoredTensor]
+
+    def overlaps(self, wanted: Region) -> Iterator[tuple[StoredTensor, Region, Region]]:
+        """As of `Source`."""
+        for index, in_slice, in_full in self.layout.overlaps(wanted, self.shape):
+            yield self.slices[index], in_slice, in_full
+
+    def count_overlaps(self, wanted: Region) -> int:
+        """As of `Source`."""
+        return self.layout.count_overlaps(wanted, self.shape)
+
+    def excerpt(self, wanted: Region) -> Excerpt:
+        """Fewer of them."""
+        indices = {index for index, _, _ in self.layout.overlaps(wanted, self.shape)}
+        return replace(self, slices={index: self.slices[index] for index in indices})

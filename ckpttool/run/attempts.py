@@ -18,18 +18,17 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpttool.errors import CkptToolError
 from ckpttool.formats import get_format
-from ckpttool.model.catalog import Extent, FileIndex, StoredTensor, TensorMeta
 from ckpttool.model.plan import OutputFile
-from ckpttool.run.fill import TASK_PIECES, Filled, FillTask, UnitHash, cut_into_tasks, fill
+from ckpttool.model.region import Region
+from ckpttool.run.fill import TASK_PIECES, Filled, UnitHash, cut_into_tasks, fill
 from ckpttool.run.partial import (
     PARTIAL,
-    Proof,
     claim,
     is_open_as,
     make_folder,
@@ -49,17 +48,17 @@ class FileTask:
     ----------
     claim
         The run's own file; the output is wanted as long as it is there.
-    format, metas, attrs
-        What the header says.
-    stretches
-        What to fill; where the tensors lie is not known before the file is made.
+    output
+        What to write; it has no more slices than it wants, and no pieces, which the worker reckons.
+    band_bytes, task_bytes, task_pieces
+        See `CopyOptions`.
     """
 
     claim: str
-    format: str
-    metas: tuple[TensorMeta, ...]
-    attrs: Mapping[str, str]
-    stretches: tuple[FillTask, ...]
+    output: OutputFile
+    band_bytes: int
+    task_bytes: int
+    task_pieces: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +100,13 @@ class RemoteFile:
 
     def task(self, band_bytes: int, task_bytes: int, task_pieces: int = TASK_PIECES) -> FileTask:
         """What a worker has to do; see `CopyOptions`."""
-        output, path = self._output, str(self._path)
-        sizes = band_bytes, task_bytes, task_pieces
-        nowhere = FileIndex(path, output.format, 0, {m.name: _placed(m) for m in output.metas})
-        stretches = tuple(cut_into_tasks([(output, nowhere)], *sizes))
-        return FileTask(path, output.format, output.metas, output.attrs, stretches)
+        tensors = (
+            tensor.excerpt(Region.whole(tensor.meta.shape)) for tensor in self._output.tensors
+        )
+        output = replace(self._output, tensors=tuple(tensors))
+        return FileTask(str(self._path), output, band_bytes, task_bytes, task_pieces)
 
-    def commit(self, before: Callable[[Proof], None], crc: int | None = None) -> int:
+    def commit(self, before: Callable[[int], None], crc: int | None = None) -> int:
         """Give the attempt the output's name; returns its size in bytes.
 
         Raises
@@ -160,25 +159,20 @@ def write_file(task: FileTask) -> Attempt:
         raise CkptToolError(f"on {socket.gethostname()}: {what}") from error
 
 
-def _placed(meta: TensorMeta) -> StoredTensor:
-    """A tensor of a file that is not there yet."""
-    has_bytes = meta.text is None and meta.nbytes > 0
-    return StoredTensor(meta, "", (Extent(0, meta.nbytes),) if has_bytes else ())
-
-
 def _write(task: FileTask, path: str) -> Attempt:
-    format = get_format(task.format)
+    output = task.output
+    format = get_format(output.format)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         _demand(task.claim)
-        index = format.create(path, task.metas, task.attrs)
+        index = format.create(path, output.metas, output.attrs)
         reserve(fd, index.nbytes)
         nbytes = 0
         hashes: list[UnitHash] = []
-        for stretch in task.stretches:
+        sizes = task.band_bytes, task.task_bytes, task.task_pieces
+        for stretch in cut_into_tasks([(output, index)], *sizes):
             _demand(task.claim)
-            parts = (replace(p, tensor=index.tensors[p.tensor.meta.name]) for p in stretch.parts)
-            filled = fill(replace(stretch, parts=tuple(parts)))
+            filled = fill(stretch)
             nbytes += filled.nbytes
             hashes += filled.hashes
         format.seal(path, compute_checksum(index) if "crc_num" in index.attrs else None)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ckpttool.errors import CkptToolError, FormatError, PlanError, VerifyError, raise_all
 from ckpttool.model.catalog import format_ranks
-from ckpttool.model.manifest import MANIFEST, Origin, differences
+from ckpttool.model.manifest import JOURNAL, MANIFEST, Origin, differences
 from ckpttool.model.notes import Note
 from ckpttool.model.parts import balance
 from ckpttool.model.plan import Document, Plan, PlanPart
@@ -156,7 +156,7 @@ def commit(folder: str) -> Manifest:
             write_document(str(manifest.parent / document.path), document.text)
         lines = (output_text(output) for output in outputs)
         write_document(str(manifest), listing_text(records[0].origin.head(), lines))
-        for path in find_records(manifest):
+        for path in (*find_records(manifest), *find_records(manifest, JOURNAL)):
             remove_document(str(path))
     return Listing.read(manifest).manifest()
 

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckpttool.model.catalog import StoredTensor, TensorMeta
+from ckpttool.model.manifest import units
 from ckpttool.model.plan import Piece
 from ckpttool.model.region import Region
 from ckpttool.run.facts import Difference, Facts, Tolerance
@@ -87,6 +88,8 @@ class LookOptions:
         What still counts as equal; None compares bytes.
     wants_census
         Whether NaN, Inf and zeros are counted in the first reading.
+    wants_hashes
+        Whether each unit of each reading is hashed.
     band_bytes
         Bytes that a worker reads at a time, from each of two readings.  Memory is about workers x
         3 x ``band_bytes`` and a few MiB, whatever the size of a tensor.
@@ -98,6 +101,7 @@ class LookOptions:
 
     tolerance: Tolerance | None = None
     wants_census: bool = False
+    wants_hashes: bool = False
     band_bytes: int = 4 << 20
     task_bytes: int = 64 << 20
     max_in_flight: int = 64
@@ -158,7 +162,7 @@ def examine(
             on_progress(task.nbytes)
 
     try:
-        for batch in _batches(subjects, options.task_bytes):
+        for batch in _batches(subjects, options):
             task = LookTask(tuple(stretch for _, _, stretch in batch), options)
             keys = [(key, is_last) for key, is_last, _ in batch]
             pending.append((executor.submit(look, task), task, keys))
@@ -172,16 +176,17 @@ def examine(
 
 
 def _batches(
-    subjects: Iterable[tuple[K, Subject]], task_bytes: int
+    subjects: Iterable[tuple[K, Subject]], options: LookOptions
 ) -> Iterator[list[tuple[K, bool, Stretch]]]:
     """Stretches of subjects for one task after the other, and whether each is a subject's last."""
     batch: list[tuple[K, bool, Stretch]] = []
-    nbytes = 0
+    nbytes, task_bytes = 0, options.task_bytes
     for key, subject in subjects:
         whole = Region.whole(subject.meta.shape)
         itemsize = subject.meta.itemsize
         most = max(1, task_bytes // itemsize // len(subject.readings))
-        regions = list(whole.bands(most)) or [whole]  # of an empty tensor there is a fact, too
+        cuts = units(subject.meta) if options.wants_hashes else whole.bands(most)
+        regions = list(cuts) or [whole]  # of an empty tensor there is a fact, too
         for i, region in enumerate(regions, 1):
             pieces = tuple(tuple(reading.pieces(region)) for reading in subject.readings)
             stretch = Stretch(subject.meta.dtype, itemsize, region, pieces)
@@ -210,17 +215,23 @@ def _look_at(files: FlatFiles, stretch: Stretch, options: LookOptions, buffers: 
     itemsize = stretch.itemsize
     are_many = len(stretch.readings) > 2  # else it is clear who differs from whom
     facts = Facts(differences=(Difference(),) * (len(stretch.readings) - 1))
+    states = [hashlib.sha256() for _ in stretch.readings if options.wants_hashes]
     for band in stretch.region.bands(max(1, options.band_bytes // itemsize)):
         mine, other = buffers[:, : band.size * itemsize]
         read_pieces(files, stretch.readings[0], band, mine.reshape(*band.shape, itemsize))
         found = _count(mine, stretch.dtype, band) if options.wants_census else Facts()
         differences = []
-        for reading in stretch.readings[1:]:
+        for state in states[:1]:
+            state.update(mine.data)
+        for number, reading in enumerate(stretch.readings[1:], 1):
             read_pieces(files, reading, band, other.reshape(*band.shape, itemsize))
+            for state in states[number : number + 1]:
+                state.update(other.data)
             difference = _compare(mine, other, stretch.dtype, band, options.tolerance)
             differences.append(_mark(difference, band, other) if are_many else difference)
         facts = facts.then(replace(found, differences=tuple(differences)))
-    return facts
+    is_unit = stretch.region.size > 0  # an empty tensor has none
+    return replace(facts, hashes=tuple((s.hexdigest(),) if is_unit else () for s in states))
 
 
 def _count(data: Bytes, dtype: str, band: Region) -> Facts:

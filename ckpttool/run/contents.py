@@ -13,6 +13,7 @@ from ckpttool.model.strategy import Strategy, count, parameter_of, shorten
 from ckpttool.model.unlisted import OF_ONE_RANK
 from ckpttool.run.compare import LookOptions
 from ckpttool.run.facts import Facts, Index
+from ckpttool.run.listed import fingerprint
 from ckpttool.run.replicas import Slice, examine_slices, find_difference
 
 # Numbers that count steps or epochs; ranks that differ in them are not of one step.
@@ -52,7 +53,11 @@ class _Tally:
 
 
 def check_contents(
-    slices: Iterable[Slice], strategy: Strategy | None, executor: Executor, on_progress: Progress
+    slices: Iterable[Slice],
+    strategy: Strategy | None,
+    executor: Executor,
+    on_progress: Progress,
+    seen: set[bytes] | None = None,
 ) -> tuple[list[Finding], list[Note]]:
     """What reading every byte of these slices shows.
 
@@ -64,12 +69,16 @@ def check_contents(
         None if there is none; one without layouts says that every rank holds everything.
     executor, on_progress
         See `examine`.
+    seen
+        Gets a `fingerprint` of every stored tensor that is read, if hashes are wanted.
     """
     findings: list[Finding] = []
     tallies: dict[tuple[str, int], _Tally] = {}
     weights: set[tuple[str, int]] = set()
-    options = LookOptions(wants_census=True)
+    options = LookOptions(wants_census=True, wants_hashes=seen is not None)
     for one, facts in examine_slices(slices, executor, options, on_progress):
+        if seen is not None:
+            seen.update(map(fingerprint, one.tensors, facts.hashes))
         findings += differences(one, facts, strategy)
         source = one.source
         key = source.meta.name, 0 if strategy is None else source.layout.first_rank

@@ -7,9 +7,11 @@ import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from threading import Event
 from typing import ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from ckpttool.errors import EngineError
+from ckpttool.formats.stopping import heed
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,6 +38,20 @@ class InlineExecutor(Executor):
         except Exception as error:
             future.set_exception(error)
         return future
+
+
+class ThreadPool(ThreadPoolExecutor):
+    """Threads that stop reading when what they do is not wanted any more."""
+
+    def __init__(self, jobs: int) -> None:
+        self._ended = Event()
+        super().__init__(jobs, "ckpttool", heed, (self._ended,))
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the threads; those whose calls are not wanted, within a moment."""
+        if cancel_futures:
+            self._ended.set()
+        super().shutdown(wait, cancel_futures=cancel_futures)
 
 
 def default_jobs() -> int:
@@ -104,14 +120,19 @@ def open_engine(name: str) -> AbstractContextManager[Executor]:
 def _open_pool(name: str, kind: str, jobs: int) -> Iterator[Executor]:
     executor: Executor = InlineExecutor()
     if kind == "threads":
-        executor = ThreadPoolExecutor(jobs, thread_name_prefix="ckpttool")
+        executor = ThreadPool(jobs)
     elif kind == "processes":
         from ckpttool.run.processes import ProcessPool
 
         executor = ProcessPool(jobs)
     try:
         yield executor
-    except BrokenExecutor as error:
-        raise EngineError(name, "a worker died (was it killed, or out of memory?)") from error
+    except BaseException as error:
+        if isinstance(executor, Stoppable):
+            executor.stop()  # nobody waits for what its workers do
+        if isinstance(error, BrokenExecutor):
+            reason = "a worker died (was it killed, or out of memory?)"
+            raise EngineError(name, reason) from error
+        raise
     finally:
         executor.shutdown(wait=True, cancel_futures=True)

@@ -26,7 +26,7 @@ from ckpttool.run.fill import TASK_PIECES, Filled, cut_into_tasks, fill
 from ckpttool.run.journal import Journal
 from ckpttool.run.manifest import Written
 from ckpttool.run.origin import changed_inputs, manifest_of
-from ckpttool.run.partial import PARTIAL, PartialFile, Proof, write_document
+from ckpttool.run.partial import PARTIAL, PartialFile, write_document
 from ckpttool.run.resume import check_inputs, is_complete
 from ckpttool.run.together import group_outputs
 from ckpttool.storage.checksum import compute_checksum
@@ -190,7 +190,7 @@ def execute(
 
 def _open_journal(plan: Plan) -> Journal:
     try:
-        return Journal(place_of(plan), plan.is_resumed)
+        return Journal(place_of(plan), plan.is_resumed, plan.proven)
     except OSError as error:
         raise ExecutionError(str(manifest_of(plan)), _cause(error)) from error
 
@@ -320,10 +320,11 @@ class _Run:
         self.jobs.remove(job)
         journal = self._journal()
 
-        def note(proof: Proof) -> None:
-            journal.add(job.listed(journal.folder, proof.nbytes), proof)
+        def note(nbytes: int) -> None:
+            journal.add(job.listed(journal.folder, nbytes))
 
         self._note_written(job.output, job.file.commit(note, crc))
+        journal.place(job.output.path)
 
     def write_documents(self, documents: Sequence[Document]) -> None:
         """Write what says that the outputs are complete."""

@@ -96,6 +96,8 @@ class Facts:
         Whether all of the elements are zero, if there are any.
     differences
         Of every other reading from the first.
+    hashes
+        Of every reading those of its units, as a manifest lists them, if they are wanted.
     """
 
     elements: int = 0
@@ -105,6 +107,7 @@ class Facts:
     first_infinity: Index | None = None
     is_zero: bool = True
     differences: tuple[Difference, ...] = ()
+    hashes: tuple[tuple[str, ...], ...] = ()
 
     def then(self, later: Facts) -> Facts:
         """Of this stretch and the one behind it."""
@@ -116,6 +119,7 @@ class Facts:
             later.first_infinity if self.first_infinity is None else self.first_infinity,
             self.is_zero and later.is_zero,
             tuple(a.then(b) for a, b in zip(self.differences, later.differences, strict=True)),
+            tuple(a + b for a, b in zip(self.hashes, later.hashes, strict=True)),
         )
 
 

@@ -31,22 +31,37 @@ TASK_PIECES = 1 << 16  # of a task, about
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A unit of an output tensor, and the pieces that fill it.
+    """A unit of an output tensor.
 
     Attributes
     ----------
-    origin
-        Where the output tensor begins in the full tensor: parts of one tensor in several outputs
-        are filled side by side, in the order in which the source has what they want.
+    tensor
+        Where it goes.
+    region
+        The elements of it.
+    output
+        Where they come from; the pieces are reckoned when they are read, however many there are.
     unit
         The number of the unit.
     """
 
     tensor: StoredTensor
     region: Region
-    pieces: tuple[Piece, ...]
-    origin: tuple[int, ...]
+    output: OutputTensor
     unit: int
+
+    def __reduce__(self) -> tuple[type[Part], tuple[StoredTensor, Region, OutputTensor, int]]:
+        """What another process is sent: not the catalog of all files."""
+        return Part, (self.tensor, self.region, self.output.excerpt(self.region), self.unit)
+
+    @property
+    def origin(self) -> tuple[int, ...]:
+        """Where the output tensor begins in the full tensor.
+
+        Parts of one tensor in several outputs are filled side by side, in the order in which the
+        source has what they want.
+        """
+        return self.output.region.start
 
 
 class UnitHash(NamedTuple):
@@ -130,7 +145,7 @@ def cut_into_tasks(
                 parts, nbytes, pieces, reach = [], 0, 0, None
             parts.append(part)
             nbytes += size
-            pieces += len(part.pieces)
+            pieces += part.output.count_pieces(part.region)
             last = tuple(stop - 1 for stop in place.stop)
             reach = last if reach is None else max(reach, last)
     if parts:
@@ -147,28 +162,22 @@ def _cut(twins: Sequence[tuple[OutputTensor, StoredTensor]]) -> Iterator[Part]:
 
     for _, number, unit, region in merge(*map(placed, range(len(twins)))):
         tensor, stored = twins[number]
-        yield Part(stored, region, tuple(tensor.pieces(region)), tensor.region.start, unit)
+        yield Part(stored, region, tensor, unit)
 
 
 class _Step(NamedTuple):
-    """A band that is next, and all pieces that touch it; in the order of places, then of parts."""
+    """A band that is next; in the order of places, then of parts."""
 
     place: tuple[int, ...]
     number: int
     band: Region
-    pieces: tuple[Piece, ...]
 
 
 def _steps(number: int, part: Part, band_bytes: int) -> Iterator[_Step]:
     """The bands of a part, each when it is asked for."""
-    nbytes, itemsize = _band_bytes(part.pieces, band_bytes), part.tensor.meta.itemsize
-    waiting = sorted(part.pieces, key=lambda piece: piece.dst.start, reverse=True)
-    near: list[Piece] = []  # a region is between its start and its stop also in C order
-    for band in _bands(part.region, nbytes, itemsize):
-        while waiting and waiting[-1].dst.start <= band.stop:
-            near.append(waiting.pop())
-        near = [piece for piece in near if piece.dst.stop >= band.start]
-        yield _Step(band.moved_by(part.origin).start, number, band, tuple(near))
+    nbytes = _band_bytes(part.output.pieces(part.region), band_bytes)
+    for band in _bands(part.region, nbytes, part.tensor.meta.itemsize):
+        yield _Step(band.moved_by(part.origin).start, number, band)
 
 
 def fill(task: FillTask) -> Filled:
@@ -200,7 +209,7 @@ def _fill_side_by_side(
         part, band = parts[step.number], step.band
         path, itemsize = part.tensor.path, part.tensor.meta.itemsize
         data = buffer[: band.size * itemsize]
-        read_pieces(files, step.pieces, band, data.reshape(*band.shape, itemsize))
+        read_pieces(files, part.output.pieces(band), band, data.reshape(*band.shape, itemsize))
         if not os.path.lexists(path):  # taken away: the run has ended
             raise FileNotFoundError(errno.ENOENT, "it is gone", path)
         files.write_bytes(part.tensor, _offset(band, part.tensor.meta.shape) * itemsize, data)
@@ -211,7 +220,7 @@ def _fill_side_by_side(
     assert not states, f"units without their end: {[*states]}"
 
 
-def read_pieces(files: FlatFiles, pieces: Sequence[Piece], band: Region, out: Bytes) -> None:
+def read_pieces(files: FlatFiles, pieces: Iterable[Piece], band: Region, out: Bytes) -> None:
     """Read a region of a tensor that is spread over pieces.
 
     Parameters
@@ -235,7 +244,7 @@ def read_pieces(files: FlatFiles, pieces: Sequence[Piece], band: Region, out: By
         at = tuple(slice(a, b) for a, b in zip(inside.start, inside.stop, strict=True))
         files.read_region(piece.tensor, src, out[at])
         filled += overlap.size
-    assert filled == band.size, f"{pieces}: {filled} of {band.size} elements"
+    assert filled == band.size, f"{band}: {filled} of {band.size} elements"
 
 
 def _bands(region: Region, nbytes: int, itemsize: int) -> Iterator[Region]:

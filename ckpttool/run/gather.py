@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ckpttool.errors import PlanError
+from ckpttool.errors import CombinedError, PlanError
 from ckpttool.model.catalog import Catalog, TensorMeta
 from ckpttool.model.findings import Finding
 from ckpttool.model.maps import map_of
@@ -76,7 +76,9 @@ def source_layouts(
         text = f"{catalog.root}: {ranks} and no strategy: nothing says how their tensors fit "
         text += "together; give the strategy file of the training run (-s STRATEGY)"
         seen = [note.text for note in catalog.notes if note.kind == "strategy"]
-        raise PlanError(["; ".join([f"{text}, {other}" if other else text, *seen])])
+        asked = PlanError(["; ".join([f"{text}, {other}" if other else text, *seen])])
+        damaged = catalog.damaged.values()  # tells perhaps that these are no checkpoints at all
+        raise CombinedError((*damaged, asked)) if damaged else asked
     return strategy
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Executor, Future
+from typing import TypeVar
 
 from ckpttool.errors import FormatError
 from ckpttool.formats.decryption import find_forged
@@ -14,11 +15,16 @@ from ckpttool.model.notes import Note
 from ckpttool.model.strategy import shorten
 from ckpttool.storage.checksum import verify_checksum
 
+T = TypeVar("T")
+
 BLOCKS_PER_TASK = 4  # of 64 MiB each
 
 
 def check_files(
-    catalog: Catalog, executor: Executor, crc: bool
+    catalog: Catalog,
+    executor: Executor,
+    crc: bool,
+    on_progress: Callable[[int], None] = lambda nbytes: None,
 ) -> tuple[list[FormatError], list[Note]]:
     """What is wrong with the files of a catalog, and what should be known of the others.
 
@@ -30,8 +36,15 @@ def check_files(
         Reads: every block that has a tag, and with ``crc`` every file that has a checksum, whole.
     crc
         Whether checksums are verified.
+    on_progress
+        Called with the bytes of each file that was read.
     """
     files = catalog.files
+
+    def await_all(rank: int, futures: Iterable[Future[T]]) -> list[T]:
+        results = [future.result() for future in futures]
+        on_progress(files[rank].nbytes)
+        return results
 
     def note(text: str, ranks: Collection[int]) -> list[Note]:
         named = format_ranks(sorted(ranks))
@@ -52,9 +65,9 @@ def check_files(
     forged = {
         rank: forgery(files[rank].path, with_tags[rank], numbers)
         for rank, futures in tags.items()
-        if (numbers := [number for future in futures for number in future.result()])
+        if (numbers := [number for found in await_all(rank, futures) for number in found])
     }
-    wrong = {rank: error for rank, future in sums.items() if (error := future.result())}
+    wrong = {rank: error for rank, of in sums.items() if (error := await_all(rank, [of])[0])}
     errors = [*forged.values(), *wrong.values()]
     if not crc:
         text = "saved with a checksum (crc_check), which is not verified; --crc does that"

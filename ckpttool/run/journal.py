@@ -1,11 +1,12 @@
 """The journal of a run, and the listing that it becomes: the manifest, or the record of a part.
 
 A journal lies beside what it becomes, under its name and ``.journal``.  Its first line says what
-the run is; then comes a line for every output that is begun, and one for every output that is about
-to get its final name, which is on disk before that.  A run that is killed leaves it behind, and the
-same command with ``--resume`` takes from it which outputs need not be written again: those under
-their final names that have the size and the time of change that the journal tells.  A line that a
-power loss cut short does not count.
+the run is; then comes a line for every output that is begun, one with the hashes of an output that
+is about to get its final name, which is on disk before that, and one that says by what the output
+is known again, once it has its name.  A run that is killed leaves it behind, and the same command
+with ``--resume`` takes from it which outputs need not be written again: those that are as they were
+then (size, times of change), and those that hold what the hashes say.  A line that a power loss cut
+short does not count.
 
 It is locked while the run lasts, so that two runs do not write one set at a time; the runs of
 parts hold the journal of the set together, and each its own alone.
@@ -16,27 +17,28 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckpttool.errors import FormatError, PlanError
+from ckpttool.model.catalog import Stamp
 from ckpttool.model.manifest import Listed, Origin, differences
 from ckpttool.run.manifest import Entries, listing_text, output_text
 from ckpttool.run.partial import (
     PARTIAL,
-    Proof,
     is_open_as,
     lock,
     make_folder,
     remove_document,
     remove_stale,
+    stamp_of,
     sync_folder,
     write_document,
 )
 from ckpttool.run.sets import Place, journal_of, take_lock
 
-COMPLETE, END = ', "complete": [', "]}\n"  # around an output in its line
+COMPLETE, END = '{"complete": [', "]}\n"  # around an output in its line
 
 
 @dataclass(slots=True)
@@ -48,7 +50,9 @@ class Unfinished:
     origin
         The run.
     complete
-        Path of each output that was complete, relative to the journal, and its proof.
+        Path of each output that was complete, relative to the journal, and whose it is.
+    placed
+        By what those that got their final names are known again.
     left
         The same of outputs of runs before it, which did not end either and were not gone on from.
     begun
@@ -60,22 +64,31 @@ class Unfinished:
     """
 
     origin: Origin
-    complete: dict[str, Proof] = field(default_factory=dict)
-    left: dict[str, Proof] = field(default_factory=dict)
+    complete: dict[str, int] = field(default_factory=dict)
+    placed: dict[str, Stamp] = field(default_factory=dict)
+    left: dict[str, Stamp] = field(default_factory=dict)
     begun: set[str] = field(default_factory=set)
     lines: dict[int, tuple[int, int]] = field(default_factory=dict)
     end: int = 0
 
-    def still_complete(self, folder: Path) -> frozenset[str]:
-        """Paths of the outputs that are as they were when they were complete."""
-        return frozenset(
-            path for path, proof in self.complete.items() if Proof.of(folder / path) == proof
-        )
+    def kept(self, folder: Path, proven: Mapping[str, Stamp]) -> dict[str, Stamp]:
+        """Outputs of this run that are as it left them, or as they were when they were proven."""
+        mine = {name: stamp for name, stamp in proven.items() if name in self.complete}
+        return _unchanged(folder, self.placed, mine)
 
-    def untouched(self, folder: Path) -> dict[str, Proof]:
-        """Those that are as they were, and what earlier runs left, too."""
-        known = {**self.left, **self.complete}
-        return {path: proof for path, proof in known.items() if Proof.of(folder / path) == proof}
+    def untouched(self, folder: Path, proven: Mapping[str, Stamp]) -> dict[str, Stamp]:
+        """These, and what earlier runs left, too."""
+        return {**_unchanged(folder, self.left), **self.kept(folder, proven)}
+
+
+def _unchanged(folder: Path, *known: Mapping[str, Stamp]) -> dict[str, Stamp]:
+    """The files that are as they are known from one or the other, as they are now."""
+    found = {name: stamp_of(folder / name) for of in known for name in of}
+    return {
+        name: stamp
+        for name, stamp in found.items()
+        if stamp is not None and any(of.get(name) == stamp for of in known)
+    }
 
 
 def read_journal(path: Path) -> Unfinished | None:
@@ -97,13 +110,15 @@ def read_journal(path: Path) -> Unfinished | None:
             elif "begun" in line.entries:
                 found.begun.add(line.file("begun"))
             elif "left" in line.entries:
-                proof = Proof(line.number("nbytes"), line.number("mtime_ns"))
-                found.left[line.file("left")] = proof
+                found.left[line.file("left")] = line.stamp()
+            elif "placed" in line.entries:
+                found.placed[line.file("placed")] = line.stamp()
             else:
                 (output,) = line.objects("complete")
-                proof = Proof(output.number("nbytes"), line.number("mtime_ns"))
-                found.complete[output.file("path")] = proof
-                found.lines[output.number("rank")] = found.end, stop
+                name, rank = output.file("path"), output.number("rank")
+                found.placed.pop(name, None)
+                found.complete[name] = rank
+                found.lines[rank] = found.end, stop
             found.end = stop
     except FileNotFoundError:
         return None
@@ -112,6 +127,15 @@ def read_journal(path: Path) -> Unfinished | None:
         text = f"not a journal of ckpttool ({reason}); move it away"
         raise FormatError(str(path), None, text) from error
     return found
+
+
+def listed_in(journal: Path, lines: Iterable[tuple[int, int]]) -> Iterator[Listed]:
+    """The outputs that these lines of a journal (first byte, and the byte behind) tell of."""
+    with journal.open("rb") as file:
+        for start, stop in lines:
+            file.seek(start)
+            (output,) = Entries.parse(journal, file.read(stop - start)).objects("complete")
+            yield output.output()
 
 
 def _whole_lines(path: Path) -> Iterator[tuple[int, Entries]]:
@@ -135,6 +159,8 @@ class Journal:
     is_resumed
         True to go on with what is there; else it is begun anew, and temporary files that a killed
         run left are removed.
+    proven
+        Outputs that hold what they should, relative to the journal, and by what they were known.
 
     Attributes
     ----------
@@ -151,13 +177,16 @@ class Journal:
         The file cannot be made.
     """
 
-    def __init__(self, place: Place, is_resumed: bool) -> None:
+    def __init__(
+        self, place: Place, is_resumed: bool, proven: Mapping[str, Stamp] | None = None
+    ) -> None:
         self._place = place
         self._path = journal_of(place.listing)
         self._fds: dict[Path, int] = {}
         self._has_replaced = self._has_left = False
         self._lines: dict[int, tuple[int, int]] = {}  # in the journal, of each rank's output
-        self.kept: Mapping[str, Proof] = {}
+        self._proven = proven or {}
+        self.kept: Mapping[str, Stamp] = {}
         make_folder(self._path.parent)
         try:
             of_set = journal_of(place.manifest)
@@ -190,15 +219,21 @@ class Journal:
         begun = json.dumps({"begun": os.path.relpath(path, self.folder)})
         self._append(f"{begun}\n", is_durable=False)
 
-    def add(self, output: Listed, proof: Proof) -> None:
+    def add(self, output: Listed) -> None:
         """Say that an output is complete, and about to get its final name."""
         if not self._has_replaced:
             self._remove_outdated()
             self._has_replaced = True
         start = os.lseek(self._fds[self._path], 0, os.SEEK_CUR)
-        line = f'{{"mtime_ns": {proof.mtime_ns}{COMPLETE}{output_text(output)}{END}'
+        line = f"{COMPLETE}{output_text(output)}{END}"
         self._append(line)
         self._lines[output.rank] = start, start + len(line)
+
+    def place(self, path: str) -> None:
+        """Say that an output has its final name; without this its contents would have to tell."""
+        name, stamp = os.path.relpath(path, self.folder), stamp_of(Path(path))
+        if stamp is not None:
+            self._append(_line_of("placed", name, stamp), is_durable=False)
 
     def finish(self) -> None:
         """Write the listing, which says that all of it is complete, and remove the journal."""
@@ -218,14 +253,13 @@ class Journal:
             changes = list(differences(self._place.origin, before.origin))
             if changes:
                 raise PlanError(resume_problems(self._path, changes))
-            kept = before.still_complete(self.folder)
-            self.kept = {path: before.complete[path] for path in sorted(kept)}
+            self.kept = before.kept(self.folder, self._proven)
             self._lines = before.lines
-        left = self._clean(self._path, {} if before is None else before.untouched(self.folder))
+        left = self._clean(self._path, {})
         if self._place.is_part:  # others hold it, too, so it stays
             of_set = journal_of(self._place.manifest)
-            left = self._clean(of_set, left)
-            os.truncate(of_set, 0)
+            self._clean(of_set, {})
+            self._place.set_aside(of_set)
         for path in self._place.journals_of_parts():
             left = self._clean(path, left)
             path.unlink()
@@ -235,11 +269,13 @@ class Journal:
         head = {"by": by, "run": [self._place.origin.head_with_times()]}
         lines = [] if os.fstat(fd).st_size else [head]
         stays = sorted(left.keys() - self.kept.keys())
-        lines += [{"left": path, **left[path]._asdict()} for path in stays]
-        self._append("".join(f"{json.dumps(line)}\n" for line in lines))
+        text = "".join(f"{json.dumps(line)}\n" for line in lines)
+        text += "".join(_line_of("left", name, left[name]) for name in stays)
+        text += "".join(_line_of("placed", name, self.kept[name]) for name in sorted(self.kept))
+        self._append(text)
         self._has_left = bool(stays)
 
-    def _clean(self, journal: Path, left: Mapping[str, Proof]) -> dict[str, Proof]:
+    def _clean(self, journal: Path, left: Mapping[str, Stamp]) -> dict[str, Stamp]:
         """Remove what a killed run left half-written; what it left whole is added to ``left``."""
         try:
             before = read_journal(journal)
@@ -249,7 +285,7 @@ class Journal:
             return dict(left)
         for name in sorted({*before.begun, *before.complete}):
             remove_stale(self.folder, name + PARTIAL)
-        return {**left, **before.untouched(self.folder)}
+        return {**left, **before.untouched(self.folder, self._proven)}
 
     def _remove_outdated(self) -> None:
         """Before the first output is replaced: what says that the set is complete."""
@@ -288,6 +324,10 @@ class Journal:
             finally:
                 os.close(fd)
         sync_folder(self._path.parent)
+
+
+def _line_of(kind: str, name: str, stamp: Stamp) -> str:
+    return f"{json.dumps({kind: name, **stamp._asdict()})}\n"
 
 
 def resume_problems(journal: Path, changes: list[str]) -> list[str]:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor, Future
+from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
 from ckpttool.errors import FormatError
 from ckpttool.formats import read_index
-from ckpttool.model.catalog import Catalog, FileIndex, StoredTensor
+from ckpttool.model.catalog import Catalog, FileIndex, Stamp, StoredTensor
 from ckpttool.model.findings import Finding
 from ckpttool.model.manifest import MANIFEST, Hashed, Listed, hashed
 from ckpttool.run.manifest import Listing, output_problems
+from ckpttool.run.partial import stamp_of
 from ckpttool.storage.digest import unit_digests
 from ckpttool.storage.folders import RANK_FOLDER
 
@@ -75,8 +77,18 @@ def _absolute(name: str | Path) -> str:
     return os.path.abspath(name)  # noqa: PTH100 - a link keeps its name
 
 
+def fingerprint(tensor: StoredTensor, hashes: Sequence[str]) -> bytes:
+    """What tells that a stored tensor has been read, and has these hashes."""
+    return sha256(repr((tensor.path, tensor.meta.name, *hashes)).encode()).digest()[:16]
+
+
 def check_manifest(
-    catalog: Catalog, path: Path, executor: Executor, deep: bool, on_progress: OnProgress
+    catalog: Catalog,
+    path: Path,
+    executor: Executor,
+    deep: bool,
+    on_progress: OnProgress = lambda nbytes: None,
+    seen: AbstractSet[bytes] = frozenset(),
 ) -> Iterator[Finding]:
     """What is in a folder, or in a file, and is not what its manifest says.
 
@@ -92,6 +104,8 @@ def check_manifest(
         Hash the contents, too.
     on_progress
         Called with bytes that were read.
+    seen
+        The `fingerprint` of tensors that were read already; the others are read here.
     """
     files = {_absolute(name): file for file in catalog.files.values() for name in file.paths}
     subject: AbstractSet[str] | None = _subject(catalog, path)
@@ -110,6 +124,8 @@ def check_manifest(
             index = files.get(name) or read_index(name)
             for wanted in output.tensors:
                 tensor = index.tensors[wanted.name]
+                if fingerprint(tensor, wanted.sha256) in seen:
+                    continue
                 hashes = executor.submit(_hash, tensor)
                 rest.append(_Look(output.path, output.rank, wanted, tensor.meta.nbytes, hashes))
                 while len(rest) > MAX_IN_FLIGHT:
@@ -127,6 +143,21 @@ def check_manifest(
         yield _finding(path, f"{_shown(name, path)}: is not in it, so it is of another run")
     for name in sorted(listed - subject) if path.name != MANIFEST else ():
         yield _finding(path, f"it speaks of {_shown(name, path)}, which is another file")
+
+
+def find_intact(folder: Path, outputs: Iterable[Listed], executor: Executor) -> dict[str, Stamp]:
+    """Outputs that hold what is listed, every byte of them read; as they were before that."""
+    found = {}
+    for output in outputs:
+        name, stamp = str(folder / output.path), stamp_of(folder / output.path)
+        if stamp is None or any(_output_problems(folder / MANIFEST, output, None, name)):
+            continue
+        stored = read_index(name).tensors
+        looks = [(one.sha256, executor.submit(_hash, stored[one.name])) for one in output.tensors]
+        is_equal = [wanted == hashes.result() for wanted, hashes in looks]
+        if all(is_equal) and stamp_of(folder / output.path) == stamp:
+            found[output.path] = stamp
+    return found
 
 
 def _shown(name: str, path: Path) -> str:

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from ckpttool.errors import FormatError
 from ckpttool.formats.strict_json import parse_json
+from ckpttool.model.catalog import Stamp
 from ckpttool.model.manifest import SCHEMA, Hashed, InputFile, Listed, Origin, StrategyFile
 
 T = TypeVar("T", int, str)
@@ -126,6 +127,10 @@ class Entries:
             raise self.wrong(name, "a path below the folder")
         return value
 
+    def stamp(self) -> Stamp:
+        """The entries by which a file is known again."""
+        return Stamp(self.number("nbytes"), self.number("mtime_ns"), self.number("ctime_ns"))
+
     def objects(self, name: str) -> tuple[Entries, ...]:
         """An entry that is a list of objects."""
         value = self.entries.get(name)
@@ -143,15 +148,7 @@ class Entries:
             self.text("ckpttool"),
             self.text("plan"),
             self.step(),
-            tuple(
-                InputFile(
-                    item.text("path"),
-                    item.number("nbytes"),
-                    item.number("mtime_ns"),
-                    item.number("ctime_ns"),
-                )
-                for item in self.objects("inputs")
-            ),
+            tuple(InputFile(item.text("path"), *item.stamp()) for item in self.objects("inputs")),
             tuple(
                 StrategyFile(item.text("path"), item.number("nbytes"), item.text("sha256"))
                 for item in self.objects("strategies")

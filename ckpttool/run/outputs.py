@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from ckpttool.formats import get_format, suffix_of
+from ckpttool.model.catalog import TensorMeta
 from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import Plan, Target
@@ -39,20 +40,24 @@ def header_attrs(crc: bool) -> dict[str, str]:
 def content_problems(plan: Plan, notes: list[Note], kept: Collection[str] = ()) -> Iterator[str]:
     """What the output format cannot hold, and whether the disk can take all that is not kept."""
     format = get_format(plan.target.format)
-    refused: dict[str, int] = {}
+    refused: dict[str, None] = {}
     dtypes: set[str] = set()
     need: dict[Path, int] = defaultdict(int)
+    sizes: dict[tuple[TensorMeta, ...], int] = {}  # most ranks have the same headers
     replaced = 0
     for output in plan:
-        for refusal in format.refusals(output.metas, output.attrs):
-            refused.setdefault(refusal, output.rank)
-        dtypes |= {meta.dtype for meta in output.metas}
+        metas = output.metas
+        if metas not in sizes:
+            refusals = list(format.refusals(metas, output.attrs))
+            refused |= dict.fromkeys(refusals)
+            dtypes |= {meta.dtype for meta in metas}
+            sizes[metas] = 0 if refusals else format.file_bytes(metas, output.attrs)
         folder = Path(output.path).absolute()
         while not folder.exists():
             folder = folder.parent
         if str(Path(output.path)) not in kept:
             replaced += os.path.lexists(output.path)
-            nbytes = sum(meta.nbytes for meta in output.metas) - _left_over(output.path)
+            nbytes = sizes[metas] - _left_over(output.path)
             need[folder if folder.is_dir() else folder.parent] += nbytes
     yield from refused
     if plan.target.format == "safetensors" and dtypes & NOT_LOADED_FROM_SAFETENSORS:

@@ -15,33 +15,16 @@ import re
 import secrets
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 from ckpttool.errors import VerifyError
 from ckpttool.formats import get_format
-from ckpttool.model.catalog import FileIndex, TensorMeta
+from ckpttool.model.catalog import FileIndex, Stamp, TensorMeta
 from ckpttool.model.plan import OutputFile
 
 PARTIAL = ".partial"
 
 # What a file system says that cannot lock a file or reserve space, as some network ones.
 UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL})
-
-
-class Proof(NamedTuple):
-    """How a complete file is known again: its size, and its time of change in nanoseconds."""
-
-    nbytes: int
-    mtime_ns: int
-
-    @classmethod
-    def of(cls, path: Path) -> Proof | None:
-        """That of the file at ``path`` as it is now; None if there is none."""
-        try:
-            found = path.stat(follow_symlinks=False)
-        except FileNotFoundError:
-            return None
-        return cls(found.st_size, found.st_mtime_ns)
 
 
 class PartialFile:
@@ -73,7 +56,7 @@ class PartialFile:
             self.discard()
             raise
 
-    def commit(self, before: Callable[[Proof], None], crc: int | None = None) -> int:
+    def commit(self, before: Callable[[int], None], crc: int | None = None) -> int:
         """Give the complete file its final name; returns its size in bytes.
 
         Its header is read back first, and all of it is on disk before it is renamed.
@@ -81,7 +64,7 @@ class PartialFile:
         Parameters
         ----------
         before
-            Called before that, with what the file will be known by.
+            Called before that, with the size.
         crc
             Its checksum, if it is to have one.
 
@@ -149,17 +132,14 @@ def remove_document(path: str) -> None:
     sync_folder(Path(path).parent)
 
 
-def publish(path: Path, output: OutputFile, before: Callable[[Proof], None]) -> int:
+def publish(path: Path, output: OutputFile, before: Callable[[int], None]) -> int:
     """Give a file that is complete and on disk its final name; returns its size in bytes.
 
     Its header is read back first, and then ``before`` is called.
     """
     found = get_format(output.format).read_index(str(path))
     _compare(output, [tensor.meta for tensor in found.tensors.values()])
-    proof = Proof.of(path)
-    if proof is None:
-        raise FileNotFoundError(errno.ENOENT, "it is gone", str(path))
-    before(proof)
+    before(found.nbytes)
     path.replace(output.path)
     sync_folder(path.parent)
     return found.nbytes
@@ -263,6 +243,15 @@ def reserve(fd: int, nbytes: int) -> None:
     except OSError as error:
         if error.errno not in UNSUPPORTED:
             raise
+
+
+def stamp_of(path: Path) -> Stamp | None:
+    """By what the file at ``path`` itself, no link, is known again; None if there is none."""
+    try:
+        found = path.stat(follow_symlinks=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return Stamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def is_open_as(path: Path, fd: int) -> bool:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from ckpttool.errors import CkptToolError, CombinedError, PlanError, raise_all
 from ckpttool.model.catalog import Catalog, format_ranks
+from ckpttool.model.findings import plan_error
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import Plan, Target
 from ckpttool.model.planning import make_plan, plan_from
@@ -290,7 +291,8 @@ def _plan(
             plan = take_part(plan, *way.part)
         target = plan.target
         plan = replace(plan, strategies=tuple(strategies), is_resumed=way.resume)
-        ours = find_remains(plan, problems, notes)
+        ours, proven = find_remains(plan, executor, problems, notes, way.overwrite)
+        plan = replace(plan, proven=proven)
         problems += content_problems(plan, notes, ours if way.resume else ())
         plan = replace(plan, notes=(*plan.notes, *notes))
     except CkptToolError as error:
@@ -329,20 +331,24 @@ def _settled_plan(
     if sources.problems or sources.damage:  # which contents could follow from
         return plan_from(catalog, strategy, target, sources), [], notes
     settled = settle(find, sources, catalog, strategy, executor, care.trust)
-    problems = [problem.text for problem in settled.problems]
+    found = settled.problems
     try:
         plan = plan_from(catalog, settled.strategy, target, settled.sources)
     except CkptToolError as error:
-        if problems:
-            raise CombinedError([error, PlanError(problems)]) from error
+        if found:
+            raise CombinedError([error, plan_error(found)]) from error
         raise
+    differing = []
+    if care.check_replicas:
+        known = [transfer.source for transfer in plan.transfers]
+        differing = replica_problems(catalog, settled.strategy, known, executor)
+    if differing:  # what samples show of it is not told once more
+        found = [problem for problem in found if problem.kind != "replica"]
+    problems = [problem.text for problem in found]
     if care.strict:
         told = (note for note in plan.notes if note.is_warning and note.kind == "replica")
         problems += [f"--strict: {note.text}" for note in told]
-    if care.check_replicas:
-        known = [transfer.source for transfer in plan.transfers]
-        problems += replica_problems(catalog, settled.strategy, known, executor)
-    return plan, problems, [*notes, *settled.notes]
+    return plan, problems + differing, [*notes, *settled.notes]
 
 
 def _resolve(

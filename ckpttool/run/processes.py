@@ -9,14 +9,20 @@ from __future__ import annotations
 import os
 import signal
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import connection, forkserver, get_context, parent_process
+from multiprocessing import (
+    connection,
+    forkserver,
+    get_context,
+    parent_process,
+    resource_tracker,
+)
 from threading import Thread
 
 CONTEXT = get_context("forkserver")
 
-# What a terminal sends to all its processes.  The run that started the workers decides what
-# becomes of them; SIGTERM they do not ignore, being the way in which it ends them.
-LEFT_TO_THE_RUN = (signal.SIGINT, signal.SIGHUP)
+# What a terminal, or `timeout`, sends to all processes of a group.  The run that started the
+# workers decides what becomes of them.
+LEFT_TO_THE_RUN = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 
 
 class ProcessPool(ProcessPoolExecutor):
@@ -35,8 +41,10 @@ class ProcessPool(ProcessPoolExecutor):
 def _start_server() -> None:
     """Start the process that workers are forked from, with signals blocked.
 
-    Workers inherit that, so there is no moment at which Ctrl-C could find one unprepared.
+    Workers inherit that, so there is no moment at which Ctrl-C could find one unprepared.  The
+    process that tracks resources is started before, for to start it unblocks signals.
     """
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_THE_RUN)
     try:
         forkserver.ensure_running()
@@ -46,9 +54,11 @@ def _start_server() -> None:
 
 def _enter_worker() -> None:
     """Prepare a process for work; it runs first in every worker."""
-    for number in LEFT_TO_THE_RUN:  # if the server was there before, started by somebody else
+    for number in LEFT_TO_THE_RUN:  # which also forgets those that have come and were blocked
         signal.signal(number, signal.SIG_IGN)
-    os.setpgid(0, 0)  # `timeout` and others send SIGTERM to the whole group
+    os.setpgid(0, 0)  # what comes from now on is meant for this process alone
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which a pool that is broken ends the rest
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     # A worker that waits for its next task does not notice when the run is killed: both ends of
     # the queue are its own.  It does nothing but wait, so a thread is no burden.
     Thread(target=_end_with_the_run, daemon=True).start()

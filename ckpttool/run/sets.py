@@ -58,6 +58,13 @@ class Place:
         """The same for journals."""
         return [] if self.is_part else find_records(self.manifest, JOURNAL)
 
+    def set_aside(self, journal: Path) -> None:
+        """Empty the journal of the set; what a whole run left in it goes where every part looks."""
+        aside = journal_of(record_of(self.manifest, 0, 0))
+        if journal.stat().st_size and not aside.exists():
+            aside.write_bytes(journal.read_bytes())
+        os.truncate(journal, 0)
+
 
 def record_of(manifest: Path, part: object, parts: object) -> Path:
     """The record of a part of a set."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 from ckpttool.errors import FormatError, PlanError, StepError
-from ckpttool.model.catalog import Catalog, TensorMeta
+from ckpttool.model.catalog import Catalog, FileIndex, TensorMeta
 from ckpttool.model.ciphertext import Secret
 from ckpttool.model.findings import Finding
 from ckpttool.model.headers import (
@@ -145,7 +145,7 @@ def verify(
     if not catalog.files and not catalog.damaged:
         findings = [Finding("step", problem) for problem in catalog.problems]
         for path in find_manifests(catalog):
-            findings += check_manifest(catalog, path, executor, deep, lambda nbytes: None)
+            findings += check_manifest(catalog, path, executor, deep)
         return Report(catalog.root, findings=tuple(findings))
     if strategy is not None or replicated or catalog.description is not None:
         strategy = known_strategy(catalog, strategy, replicated)
@@ -161,6 +161,22 @@ def verify(
             raise PlanError(reasons)
     catalog = set_empty_aside(catalog, strategy)
     return _Verification(catalog, strategy, executor).run(deep, crc, open_progress)
+
+
+@contextmanager
+def _counted(open_progress: OpenProgress, total: int) -> Iterator[Callable[[int], None]]:
+    """A progress that ends at its total, whatever was read; none if nothing is to be read."""
+    done = 0
+
+    def count(nbytes: int) -> None:
+        nonlocal done
+        step = min(nbytes, total - done)
+        done += step
+        on_progress(step)
+
+    with open_progress(total) if total else nullcontext(lambda nbytes: None) as on_progress:
+        yield count
+        count(total)
 
 
 @dataclass(slots=True)
@@ -180,28 +196,17 @@ class _Verification:
         for file in catalog.files.values():
             findings += find_shared_bytes(file)
         notes = [note for note in notes if not is_told(note)]
-        findings += self._integrity(deep, crc, notes)
-        findings += self._names(sources, notes)
-        total = sum(file.nbytes for file in catalog.files.values())
-        manifests = find_manifests(catalog)
-        if deep:
-            with open_progress(total * (1 + bool(manifests))) as on_progress:
-                findings += self._contents(sources, notes, on_progress)
-                for path in manifests:
-                    findings += check_manifest(catalog, path, self.executor, deep, on_progress)
-        elif self.strategy is not None:
-            numbers = (one for one in self._slices(sources) if _is_unlisted_number(one))
-            for one, facts in examine_slices(numbers, self.executor):
-                findings += differences(one, facts, self.strategy)
-        for path in manifests if not deep else []:
-            findings += check_manifest(catalog, path, self.executor, deep, lambda nbytes: None)
+        with _counted(open_progress, self._bytes_to_read(sources, deep, crc)) as on_progress:
+            findings += self._integrity(deep, crc, notes, on_progress)
+            findings += self._names(sources, notes)
+            findings += self._data(sources, deep, notes, on_progress)
         names = {name for file in catalog.files.values() for name in file.tensors}
         return Report(
             catalog.root,
             catalog.step,
             tuple(catalog.files),
             len(names),
-            total,
+            sum(file.nbytes for file in catalog.files.values()),
             tuple(sorted(findings, key=lambda finding: finding.severity)),
             tuple(notes),
         )
@@ -228,28 +233,65 @@ class _Verification:
                 sources.notes.append(note)
         return sources
 
-    def _integrity(self, deep: bool, crc: bool, notes: list[Note]) -> Iterator[Finding]:
-        """Checksums and tags that are wrong; what else there is to say goes to ``notes``."""
-        told = {  # by something in the file; of the others --crc says that nothing tells
+    def _told(self, deep: bool, crc: bool) -> dict[int, FileIndex]:
+        """Files of which something in them tells; of the others --crc says that nothing does."""
+        return {
             rank: file
             for rank, file in self.catalog.files.items()
             if crc or "crc_num" in file.attrs or (deep and file.cipher is not None)
         }
+
+    def _bytes_to_read(self, sources: Sources, deep: bool, crc: bool) -> int:
+        """About; the headers are not read again, and texts not at all."""
+        total = sum(file.nbytes for file in self._told(deep, crc).values()) if deep or crc else 0
+        if not deep:
+            return total
+        total += sum(file.nbytes for file in self.catalog.files.values())
+        if self.strategy is None:
+            return total
+        pairs = other_stages(self.catalog, self.strategy, sources.found)
+        return total + sum(one.meta.nbytes for pair in pairs for one in pair)
+
+    def _integrity(
+        self, deep: bool, crc: bool, notes: list[Note], on_progress: Callable[[int], None]
+    ) -> Iterator[Finding]:
+        """Checksums and tags that are wrong; what else there is to say goes to ``notes``."""
+        told = self._told(deep, crc)
         ranks = {file.path: rank for rank, file in told.items()}
         only = replace(self.catalog, files=told)
-        errors, more = check_files(only, self.executor, deep or crc)
+        errors, more = check_files(only, self.executor, deep or crc, on_progress)
         notes += more
         for error in errors:
             rank = ranks[error.path]
             text = str(error) if self.catalog.is_undivided else f"rank {rank}: {error}"
             yield Finding("checksum", text, ranks=(rank,))
 
+    def _data(
+        self, sources: Sources, deep: bool, notes: list[Note], on_progress: Callable[[int], None]
+    ) -> Iterator[Finding]:
+        """What is wrong with the data, as far as they are read, and with what manifests list."""
+        manifests = find_manifests(self.catalog)
+        seen: set[bytes] = set()
+        if deep:
+            wanted = seen if manifests else None
+            yield from self._contents(sources, notes, on_progress, wanted)
+        elif self.strategy is not None:
+            numbers = (one for one in self._slices(sources) if _is_unlisted_number(one))
+            for one, facts in examine_slices(numbers, self.executor):
+                yield from differences(one, facts, self.strategy)
+        for path in manifests:
+            yield from check_manifest(self.catalog, path, self.executor, deep, on_progress, seen)
+
     def _contents(
-        self, sources: Sources, notes: list[Note], on_progress: Callable[[int], None]
+        self,
+        sources: Sources,
+        notes: list[Note],
+        on_progress: Callable[[int], None],
+        seen: set[bytes] | None,
     ) -> Iterator[Finding]:
         """What is wrong with the data; what else there is to say of them goes to ``notes``."""
         slices = self._slices(sources)
-        found, more = check_contents(slices, self.strategy, self.executor, on_progress)
+        found, more = check_contents(slices, self.strategy, self.executor, on_progress, seen)
         notes += more
         yield from found
         if self.strategy is not None:

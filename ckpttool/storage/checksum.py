@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ckpttool.errors import FormatError
 from ckpttool.formats import checksum_parts
+from ckpttool.formats.stopping import go_on
 from ckpttool.model.catalog import Extent, FileIndex
 from ckpttool.model.maps import map_of
 
@@ -49,6 +50,7 @@ def _add_extent(crc: int, file: FileIO, path: str, extent: Extent, buffer: memor
     file.seek(extent.offset)
     left = extent.nbytes
     while left:
+        go_on()
         got = file.readinto(buffer[:left])
         if not got or not os.fstat(file.fileno()).st_nlink:  # cut short, or taken away
             reason = "the file ends here; it has changed while read"

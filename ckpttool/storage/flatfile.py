@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from ckpttool.errors import FormatError
 from ckpttool.formats.decryption import read_plain
+from ckpttool.formats.stopping import go_on
 from ckpttool.model.catalog import StoredTensor
 from ckpttool.model.region import Region
 
@@ -81,6 +82,7 @@ class FlatFiles:
 
     def read_bytes(self, tensor: StoredTensor, offset: int, out: Bytes) -> None:
         """Fill ``out`` with the tensor's bytes from ``offset`` on, across extents, decrypted."""
+        go_on()
         fd = self._descriptor(tensor.path, os.O_RDONLY)
         try:
             for at, part in _split(tensor, offset, out.data):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ckpttool.errors import PlanError
 from ckpttool.formats import format_of_suffix
+from ckpttool.formats.unified import is_index_name
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import shorten
 from ckpttool.storage.leftovers import (
@@ -45,6 +46,15 @@ def note_siblings(path: Path, notes: list[Note]) -> None:
         text = f"{path}: one file, taken for the whole, though beside {folder.name} lie"
         others = shorten((name for name in beside if name != folder.name), 3)
         notes.append(Note("passed over", f"{text} {others}"))
+
+
+def note_rank_folders(root: Path, notes: list[Note]) -> None:
+    """Say so if rank folders lie beside a checkpoint that describes itself: they are another's."""
+    names = sorted(p.name for p in root.iterdir() if RANK_FOLDER.fullmatch(p.name) and p.is_dir())
+    if names:
+        pattern = re.sub(r"\d+", "{rank}", names[0]) + "/*"
+        text = f"{root}: passed over {shorten(names, 3)}, which are of another checkpoint"
+        notes.append(Note("passed over", f"{text} (--pattern '{pattern}' takes them)"))
 
 
 def list_by_pattern(root: Path, pattern: str) -> list[Found]:
@@ -98,7 +108,7 @@ def list_rank_files(root: Path, notes: list[Note], empty: set[int]) -> list[Foun
     for path in sorted(root.iterdir()):
         match = RANK_FOLDER.fullmatch(path.name) if path.is_dir() else None
         if match is None:
-            others.append(path.name)
+            others += [path.name] if path.exists() else []
             continue
         words.setdefault(match[1], path.name)
         rank = int(match[2])
@@ -116,11 +126,20 @@ def list_rank_files(root: Path, notes: list[Note], empty: set[int]) -> list[Foun
     if not folders:
         return _list_flat_files(root, notes)
     found = []
+    in_parts = []
     for rank, folder in sorted(folders.items()):
         inside = [Found(rank, path, path.name) for path in checkpoint_files(folder)]
         if not inside:
             empty.add(rank)
+        if len(inside) > 1 and any(is_index_name(path.name) for path in folder.iterdir()):
+            in_parts.append(folder)
         found += inside
+    if in_parts:
+        problems.append(
+            f"{shorten(map(str, in_parts), 3)}: what one rank holds lies in several files, as an "
+            f"index says; make them one first: ckpttool merge {in_parts[0]} -o "
+            f"ONE/{in_parts[0].name}/net.safetensors, and so on"
+        )
     if not found:
         problems += [f"rank {rank}: no checkpoint file in {folders[rank]}" for rank in empty]
     if problems:
@@ -131,7 +150,7 @@ def list_rank_files(root: Path, notes: list[Note], empty: set[int]) -> list[Foun
 
 def unfinished(notes: Sequence[Note]) -> Iterator[str]:
     """What may explain that files are missing, for the message that says so."""
-    yield from (note.text for note in notes if note.kind == "unfinished")
+    yield from (note.text for note in notes if note.kind in ("unfinished", "absent"))
 
 
 def _list_flat_files(root: Path, notes: list[Note]) -> list[Found]:
@@ -148,6 +167,9 @@ def _list_flat_files(root: Path, notes: list[Note]) -> list[Found]:
         if RANK_FOLDER.fullmatch(root.absolute().name) is not None:
             one = f", or its file: {files[0]}" if files else ""
             hint = f"; this is the folder of one rank, name the one above: {root.parent}{one}"
+        below = {p.parent for p in root.glob("*/*") if RANK_FOLDER.fullmatch(p.name)} - {*saves}
+        if below:
+            hint = f"; there are some in {shorten(sorted(map(str, below)), 3)}: name one of these"
         finished = [str(save) for save in saves if unfinished_save(save) is None]
         if finished:
             hint = f"; an emergency save may do, name it as SRC: {shorten(finished, 3)}"

@@ -96,15 +96,20 @@ def set_backups_aside(found: list[Found], notes: list[Note]) -> list[Found]:
 
 
 def note_leftovers(root: Path, folders: Iterable[Path], notes: list[Note]) -> None:
-    """Notes on what is unfinished or failed in a folder and in those of the ranks in it."""
+    """Notes on what is unfinished, failed or lost in a folder and in those of the ranks in it."""
     unfinished = []
     failed = []
+    lost = []
     for folder in (root, *(folder for folder in folders if folder != root)):
         for path in sorted(folder.iterdir()):
             if is_unfinished_file(path) and path.is_file():
                 unfinished.append(str(path.relative_to(root)))
             elif FAILED.fullmatch(path.name) and path.is_file():
                 failed.append(f"{path}: {_read_reason(path)}")
+            elif path.is_symlink() and not path.exists():
+                lost.append(str(path.relative_to(root)))
+    if lost:
+        notes.append(Note("absent", f"{root}: links that lead nowhere: {shorten(lost)}"))
     if unfinished:
         text = f"{root}: left over from a save that did not finish: {shorten(unfinished)}"
         notes.append(Note("unfinished", text))

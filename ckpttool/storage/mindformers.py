@@ -25,7 +25,9 @@ from ckpttool.model.described import Box, Described, Description, describe
 from ckpttool.model.notes import Note
 from ckpttool.model.region import Region
 from ckpttool.model.strategy import count, shorten
+from ckpttool.storage.folders import checkpoint_files
 from ckpttool.storage.iterations import find_iteration, has_iterations, is_wanted, number_of
+from ckpttool.storage.leftovers import note_leftovers
 from ckpttool.storage.named import Files, read_named
 from ckpttool.storage.placement import (
     FILE,
@@ -64,6 +66,7 @@ def scan_mindformers(src: str, step: str | None) -> Catalog | None:
         return None
     elif step is not None and not is_wanted(folder, step):
         raise PlanError([f"{src}: this is not iteration {step}; name the folder above"])
+    note_leftovers(folder, (), notes)
     values = _read_common(folder, notes)
     errors: list[FormatError] = []
     read = _read_described if (folder / METADATA).is_file() else _read_whole
@@ -136,6 +139,7 @@ def _read_whole(
 ) -> tuple[dict[int, FileIndex], Description]:
     """Files by number and description of a folder whose files hold whole tensors."""
     matches = _list_files(folder)
+    _note_strays(folder, (), notes)
     files = read_named(folder, matches, errors)
     problems = list(_incomplete_sets(folder, matches.values()))
     tensors: dict[str, Described] = {}
@@ -183,7 +187,17 @@ def _select(folder: Path, named: set[str], notes: list[Note]) -> list[str]:
     if others:
         text = f"{folder}: passed over, being of another save: {shorten(others)}"
         notes.append(Note("passed over", text))
+    _note_strays(folder, named, notes)
     return sorted({*named, *matches}.difference(others))
+
+
+def _note_strays(folder: Path, named: Collection[str], notes: list[Note]) -> None:
+    """A note on checkpoint files that nothing names and that are not called as MindFormers' are."""
+    names = (path.name for path in checkpoint_files(folder) if path.name not in named)
+    strays = [name for name in names if FILE.fullmatch(name) is None]
+    if strays:
+        text = f"{folder}: passed over {shorten(strays)}, not called as MindFormers calls its files"
+        notes.append(Note("passed over", text))
 
 
 def _by_rank(

@@ -16,6 +16,7 @@ from ckpttool.storage.described import scan_described
 from ckpttool.storage.folders import (
     list_by_pattern,
     list_rank_files,
+    note_rank_folders,
     note_siblings,
     unfinished,
 )
@@ -92,6 +93,7 @@ def scan(
         described = scan_described(str(root), step)
         if described is not None:
             notes += [*described.notes, *_note_encryption(described.files, key)]
+            note_rank_folders(root, notes)
             return replace(described, notes=tuple(notes))
         found = list_rank_files(root, notes, empty)
     if step is None:

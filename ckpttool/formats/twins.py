@@ -1,0 +1,89 @@
+"""Ranks have files with equal headers: what one says is known of all others by comparison.
+
+What a file means follows from where its header ends and from its bytes that are no contents of
+tensors.  So a file that is equal in these to one that was read before says the same, and reading it
+is comparing: of a ``.ckpt`` a third of the time that it takes to understand it, of a safetensors
+file a tenth, of HDF5 a fiftieth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from ckpttool.formats.wire import WireReader
+from ckpttool.model.catalog import Extent, FileIndex, StoredTensor, TensorMeta
+
+MOST = 64  # headers that are remembered; a large model has as many as it has stages
+MOST_BYTES = 4 << 20  # of one; a usual one has 100 to 400 bytes for each tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The tensors of a file, and its bytes that are not their contents, by where they begin."""
+
+    tensors: tuple[tuple[str, TensorMeta, tuple[Extent, ...]], ...]
+    gaps: tuple[tuple[int, bytes], ...]
+    attrs: Mapping[str, str]
+
+
+class Twins:
+    """Headers that were read before.  Threads may share it."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], _Known] = {}  # by format and where the header ends
+
+    def read_index(self, path: str, format: str, read: Callable[[str], FileIndex]) -> FileIndex:
+        """The header of a file, from ``read`` if it is not equal to one before.
+
+        For formats whose header says of all bytes of a file what they are.
+        """
+        with WireReader(path) as reader:
+            known = self._find(format, reader, reader.size)
+            if known is not None:
+                return FileIndex(path, format, reader.size, _tensors(known, path), known.attrs)
+            index = read(path)
+            self.remember(format, reader, reader.size, index.tensors, index.attrs)
+        return index
+
+    def find(self, format: str, reader: WireReader, end: int) -> dict[str, StoredTensor] | None:
+        """The tensors of a file, if it is equal to one before in all that is no content."""
+        known = self._find(format, reader, end)
+        return None if known is None else _tensors(known, reader.path)
+
+    def _find(self, format: str, reader: WireReader, end: int) -> _Known | None:
+        known = self._known.get((format, end))
+        return known if known is not None and reader.has(known.gaps) else None
+
+    def remember(
+        self,
+        format: str,
+        reader: WireReader,
+        end: int,
+        tensors: Mapping[str, StoredTensor],
+        attrs: Mapping[str, str],
+    ) -> None:
+        """Take note of what a file says up to byte ``end``."""
+        gaps = list(_gaps(tensors, end))
+        if len(self._known) < MOST and sum(stop - start for start, stop in gaps) <= MOST_BYTES:
+            self._known[format, end] = _Known(
+                tuple((name, tensor.meta, tensor.extents) for name, tensor in tensors.items()),
+                tuple((start, reader.read(start, stop)) for start, stop in gaps),
+                attrs,
+            )
+
+
+def _tensors(known: _Known, path: str) -> dict[str, StoredTensor]:
+    return {name: StoredTensor(meta, path, extents) for name, meta, extents in known.tensors}
+
+
+def _gaps(tensors: Mapping[str, StoredTensor], end: int) -> Iterator[tuple[int, int]]:
+    """All that is between the contents of tensors, from the first byte on: where from, where to."""
+    at = 0
+    extents = (extent for tensor in tensors.values() for extent in tensor.extents)
+    for extent in sorted(extents, key=lambda extent: extent.offset):
+        if at < extent.offset:
+            yield at, extent.offset
+        at = max(at, extent.offset + extent.nbytes)
+    if at < end:
+        yield at, end
