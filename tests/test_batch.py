@@ -334,6 +334,13 @@ def test_a_commit_that_was_killed_before_its_end_can_be_done_again(tmp_path):
     assert files_below(tmp_path, manifests=True)[0] == "ckpttool.json"
 
 
+def test_a_commit_removes_records_that_killed_runs_have_half_written(tmp_path):
+    run_parts(tmp_path, (1, 2), 2)
+    (tmp_path / (RECORD.format(1, 3) + ".partial")).write_text('{"schema"')
+    run_well("commit", tmp_path)
+    assert [path.name for path in tmp_path.glob(".*")] == []
+
+
 def test_a_folder_of_anything_else_is_not_committed(tmp_path):
     assert run("commit", tmp_path / "nowhere").exit_code == 2
     assert "no records of parts in it" in commit_fails(tmp_path, 5)

@@ -291,6 +291,13 @@ def test_a_whole_run_takes_over_what_killed_parts_left(tmp_path):
     journal.leave()
 
 
+def test_a_whole_run_removes_records_that_killed_parts_have_half_written(tmp_path):
+    (tmp_path / ".ckpttool-part-1-of-3.json.partial").write_text('{"schema"')
+    journal = open_journal(tmp_path)
+    assert files_below(tmp_path) == ["ckpttool.json.journal"]
+    journal.leave()
+
+
 def test_a_part_takes_over_what_a_killed_whole_run_left(tmp_path):
     killed(tmp_path, "a", begun=["b"])
     journal = open_journal(tmp_path, part=1)

@@ -201,6 +201,7 @@ REFUSED = {
     "negative offset": ({"a": A | {"data_offsets": [-8, 0]}}, 8, "are no begin and end"),
     "truth as a number": ({"a": A | {"shape": [True, 2]}}, 8, "no list of sizes"),
     "negative size": ({"a": A | {"shape": [-2]}}, 8, "no list of sizes"),
+    "size of 64 bits": ({"a": entry("F32", [2**63, 0], 0, 0)}, 8, "no list of sizes"),
     "no shape": ({"a": {"dtype": "F32", "data_offsets": [0, 8]}}, 8, "shape None"),
     "no offsets": ({"a": {"dtype": "F32", "shape": [2]}}, 8, "data_offsets None"),
     "no type": ({"a": {"shape": [2], "data_offsets": [0, 8]}}, 8, "unknown dtype None"),

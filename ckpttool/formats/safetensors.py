@@ -229,7 +229,7 @@ def _entry(
     if attrs.get(name) == "Int4" and dtype.name == "Int8":
         dtype = DTYPES["Int4"]
     shape, span = _sizes(entry.get("shape")), _sizes(entry.get("data_offsets"))
-    if shape is None:
+    if shape is None or any(size >> 63 for size in shape):
         raise bad(f"shape {entry.get('shape')!r} is no list of sizes")
     if span is None or len(span) != 2 or span[0] > span[1]:
         raise bad(f"data_offsets {entry.get('data_offsets')!r} are no begin and end")

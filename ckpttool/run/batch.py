@@ -33,7 +33,14 @@ from ckpttool.run.manifest import (
 from ckpttool.run.origin import manifest_of, origin_of, plan_digest
 from ckpttool.run.partial import is_within, remove_document, write_document
 from ckpttool.run.places import manifest_path
-from ckpttool.run.sets import Place, find_other_set, find_records, record_of, set_locked
+from ckpttool.run.sets import (
+    Place,
+    find_other_set,
+    find_records,
+    record_of,
+    remove_stale_records,
+    set_locked,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +165,7 @@ def commit(folder: str) -> Manifest:
         write_document(str(manifest), listing_text(records[0].origin.head(), lines))
         for path in (*find_records(manifest), *find_records(manifest, JOURNAL)):
             remove_document(str(path))
+        remove_stale_records(manifest)
     return Listing.read(manifest).manifest()
 
 

@@ -36,7 +36,7 @@ from ckpttool.run.partial import (
     sync_folder,
     write_document,
 )
-from ckpttool.run.sets import Place, journal_of, take_lock
+from ckpttool.run.sets import Place, journal_of, remove_stale_records, take_lock
 
 COMPLETE, END = '{"complete": [', "]}\n"  # around an output in its line
 
@@ -260,6 +260,8 @@ class Journal:
             of_set = journal_of(self._place.manifest)
             self._clean(of_set, {})
             self._place.set_aside(of_set)
+        else:
+            remove_stale_records(self._place.manifest)
         for path in self._place.journals_of_parts():
             left = self._clean(path, left)
             path.unlink()

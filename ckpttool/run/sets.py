@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ckpttool.errors import PlanError
 from ckpttool.model.manifest import JOURNAL, Origin
-from ckpttool.run.partial import lock
+from ckpttool.run.partial import PARTIAL, lock, remove_stale
 
 TRIES, PAUSE_SECONDS = 6, 0.05  # for a lock that somebody has for a moment, to look or to leave
 
@@ -75,6 +75,12 @@ def find_records(manifest: Path, suffix: str = "") -> list[Path]:
     """The records of parts that lie beside a manifest, or what has their names and a suffix."""
     pattern = glob.escape(record_of(manifest, "*", "*").name).replace("[*]", "*")
     return sorted(manifest.parent.glob(pattern + suffix))
+
+
+def remove_stale_records(manifest: Path) -> None:
+    """Remove what runs of parts left that were killed while they wrote their records."""
+    for path in find_records(manifest, PARTIAL):
+        remove_stale(path.parent, path.name)
 
 
 def find_other_set(folder: Path) -> Path | None:
