@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ckpttool.model.catalog import Catalog, FileIndex, TensorMeta
-from ckpttool.model.plan import Target, make_plan
+from ckpttool.model.plan import Target
+from ckpttool.model.planning import make_plan
 from ckpttool.model.region import Region
 from tests.checkpoints import stored
 from tests.readers import Entry

@@ -562,7 +562,12 @@ def test_inspect_shows_the_rows_of_a_manual_split():
     tensors = {tensor["name"]: tensor for tensor in document["tensors"]}
     assert tensors["embedding_table"]["rows"] == [6, 10]
     assert tensors["embedding_table"]["shape"] == [16, 8]
-    assert "rows" not in tensors["mul_weight"]
+    assert tensors["embedding_table"]["slice_shape"] == [6, 8]
+    assert tensors["embedding_table"]["slice_shapes"] == [[6, 8], [10, 8]]
+    assert not {"rows", "slice_shapes"} & tensors["mul_weight"].keys()
+    table = run_well("inspect", *src(GOLDEN / "uneven_manual_split")).stdout
+    assert re.search(r"embedding_table +Float32 +\(16, 8\) +\(6-10, 8\)", table)
+    assert re.search(r"mul_weight +Float32 +\(8, 8, 8\) +\(8, 4, 8\)", table)
 
 
 def test_split_of_one_ranks_folder_or_of_all_names_the_file(tmp_path):

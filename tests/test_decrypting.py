@@ -18,7 +18,7 @@ from ckpttool.cli.keys import parse_key
 from ckpttool.formats import read_index
 from ckpttool.model.ciphertext import Secret
 from tests.checkpoints import noise
-from tests.commands import SUFFIXES, everything, message, run, run_well
+from tests.commands import SUFFIXES, everything, mentions, message, run, run_well
 from tests.corpus import GOLDEN, SAMPLES, case_facts, conversion, differences, digests
 from tests.encrypt import KEY, MODES, PLAIN, encrypt, encrypt_early, spoil
 from tests.mindformers_folder import Save
@@ -157,6 +157,28 @@ def test_what_somebody_may_have_changed_is_never_replaced(
     assert not (tmp_path / "out.h5").exists()
     assert re.search(rf"rank_5/\S*: .*{reason}", message(result))
     assert "replicas" not in message(result)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("at", range(4))
+def test_a_block_without_its_mark_is_called_so_and_replaced(mode, at, tmp_path, key_file):
+    def change(rank, data):
+        return spoil(data, at, 0x40) if rank == 5 else data
+
+    source = encrypt_ranks(tmp_path / "src", mode, change=change)
+    words = [source, *STRATEGIES[:2], "--dec-key-file", key_file, "-o", tmp_path / "out.ckpt"]
+    result = run_well("merge", *words, "-q")
+    told = (
+        r"rank_5/\S*: byte 0: an encrypted block that begins with (.. ){3}.., expected d8 5e 3a 7f"
+    )
+    assert not mentions(message(result), f"warning: rank 5: .*{told}", "are read from replicas")
+    assert run("merge", *words, "--overwrite", "--strict").exit_code == 5
+    for path in source.rglob("*.ckpt"):
+        path.write_bytes(encrypt(PLAIN, mode, block_bytes=20))
+        path.write_bytes(spoil(path.read_bytes(), at, 0x40))
+    result = run("merge", *words, "--overwrite")
+    assert result.exit_code == 3
+    assert message(result).count("an encrypted block that begins with") == 8
 
 
 def test_a_plain_rank_among_encrypted_ones_is_pointed_out(tmp_path, key_file):

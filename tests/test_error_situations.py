@@ -3,7 +3,7 @@
 `SITUATIONS` names, for each that a tool for MindSpore's checkpoints must detect, the tests that
 hold it: of this module, or of others, where it was tested before.  "silent" are those that
 MindSpore 2.10 takes without a word, with a wrong or unchecked result; "accepted" those that it
-refuses and that are no trouble here.  Encryption and checksums have tests of their own.
+refuses and that are no trouble here.
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ from tests.by_hand import layout, operator, record, strategy
 from tests.checkpoints import noise, write_file, write_ranks
 from tests.commands import files_below, mentions, message, run, run_well
 from tests.corpus import SAMPLES
+from tests.encrypt import MODES
 from tests.readers import Entry, read
 
 BROKEN_INPUT = "test_broken_inputs::test_a_broken_input_is_refused_with_the_place_and_the_reason"
 STRATEGY = "test_a_strategy_that_cannot_be_is_refused"
+PROTECTION = (
+    "test_decrypting::test_a_wrong_key_a_missing_one_and_a_cut_file_have_messages_of_their_own"
+)
 GOLDEN_MERGE = "test_golden::test_merge_gives_what_mindspore_gives"
 GOLDEN_RESHARD = "test_golden::test_split_and_reshard_give_what_mindspore_gives"
 
@@ -71,6 +75,19 @@ SITUATIONS = {
     "a header that speaks of more than there is": [
         "test_damage::test_a_ckpt_with_a_varint_made_endless_is_refused",
         "test_safetensors::test_header_lengths_beyond_the_file_lead_to_no_allocation",
+    ],
+    "a wrong checksum (silent)": [
+        "test_checksum::test_the_corpus_file_with_a_wrong_checksum_is_noticed",
+        "test_checksum::test_every_damaged_file_is_reported_and_nothing_is_written",
+        "test_checksum::test_without_it_damage_goes_unnoticed_and_a_note_says_so",
+    ],
+    "a checksum is asked for and none is stored": [
+        "test_checksum::test_files_with_and_without_a_checksum_are_told_apart"
+    ],
+    "encrypted, and no key": [f"{PROTECTION}[{mode}]" for mode in MODES],
+    "a wrong key": [f"{PROTECTION}[{mode}]" for mode in MODES],
+    "encrypted with the checksum 0 (accepted)": [
+        "test_decrypting::test_the_file_that_mindspore_cannot_read_is_read_with_a_note"
     ],
     # ------------------------------------------------------------------------------- slices
     "a rank lacks a parameter": [f"{BROKEN_INPUT}[missing_param]"],

@@ -164,6 +164,18 @@ def test_an_optimizer_shard_is_told_by_the_slices_of_an_expanded_layout():
     the_one(problems, "w: ranks 0-15, slice shape (4, 3)", "is for 3 axes")
 
 
+@pytest.mark.parametrize(("rows", "shard"), [(4, 1), (2, 2), (1, 4)])
+def test_a_shard_that_an_expanded_layout_hides_is_told_by_the_full_shape(rows, shard):
+    layout = Layout((2, 2, 4), ((2,), (1,), ()), full_shape=(2, 8, 3))
+    slices = with_names({"w": (rows, 3)}, range(16))
+    found, problems, notes = find(slices, strategy_of({"w": layout}))
+    assert not problems
+    (source,) = found["w"]
+    assert (source.layout.tensor_map, source.meta.shape) == (((2, 1), ()), (16, 3))
+    assert source.layout.optimizer_shard == shard
+    assert ("corrected" in notes) == (shard > 1)
+
+
 @pytest.mark.parametrize("shape", [(32, 8, 1), (33, 8), (2, 2, 8, 8), (), (256,)])
 def test_slices_that_fit_no_way_are_told(shape):
     strategy = strategy_of({"w": UNIQUE})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
@@ -96,6 +97,15 @@ def test_a_file_that_is_not_all_there_is_refused(command, name, tmp_path):
         scan(str(tmp_path / name))
 
 
+def test_a_pattern_does_not_lead_to_files_that_are_not_all_there(ranks):
+    for rank in (2, 5):
+        shutil.copyfile(ranks / "rank_0" / "net-1_1.ckpt", ranks / f"rank_{rank}" / "net-2_1.tmp")
+    result = run("inspect", ranks, "--pattern", "rank_{rank}/net-2_1.tmp")
+    assert result.exit_code == 3
+    told = [rf"rank_{rank}/net-2_1\.tmp: a save that did not finish" for rank in (2, 5)]
+    assert not mentions(message(result), *told)
+
+
 # --------------------------------------------------------------------------- emergency saves
 
 
@@ -140,6 +150,42 @@ def test_a_file_in_an_unfinished_emergency_save_is_not_converted_either(tmp_path
     result = run("merge", path, "-o", tmp_path / "out.h5")
     assert result.exit_code == 5
     assert not mentions(message(result), "save that did not finish", "rename the folder")
+
+
+@pytest.mark.parametrize("below", ["", "rank_3"])
+def test_a_pattern_does_not_lead_into_an_unfinished_emergency_save(below, tmp_path):
+    folder = emergency(tmp_path, "ttp_saved_checkpoints-step_7_tmp")
+    words = [tmp_path, "--pattern", f"{folder.name}/rank_{{rank}}/*"]
+    if below:
+        words = [folder / below, "--pattern", "ttp_rank_{rank}-*"]
+    result = run("merge", *words, *STRATEGY, "-o", tmp_path / "out.h5")
+    assert result.exit_code == 5
+    told = f"{folder}: an emergency save that did not finish"
+    assert not mentions(message(result), told, "rename the folder")
+
+
+def test_an_unfinished_emergency_save_is_never_offered(tmp_path):
+    unfinished = emergency(tmp_path, "ttp_saved_checkpoints-step_9_tmp")
+    told = f"{unfinished}: an emergency save of .*, passed over; it did not finish"
+    for command in ("inspect", "merge"):
+        out = ["-o", tmp_path / "out.h5"] if command == "merge" else []
+        result = run(command, tmp_path, *STRATEGY, *out)
+        assert result.exit_code == 5
+        assert not mentions(message(result), "no rank folders", told)
+        assert not re.search("as SRC|name one of these", message(result))
+    emergency(tmp_path, "ttp_saved_checkpoints-step_7")
+    first, second = problems(tmp_path)
+    assert first.endswith(f"name it as SRC: {tmp_path}/ttp_saved_checkpoints-step_7")
+    assert not mentions(second, told)
+
+
+def test_emergency_saves_beside_flat_files_are_named_as_well(tmp_path):
+    for rank in range(2):
+        (tmp_path / f"net_rank_{rank}-1_1.ckpt").write_bytes(record())
+    emergency(tmp_path, "ttp_saved_checkpoints-step_7", [0])
+    emergency(tmp_path, "ttp_saved_checkpoints-step_9_tmp", [0])
+    assert "step_7: an emergency save" in notes(tmp_path, "passed over")[0]
+    assert "step_9_tmp: an emergency save" in notes(tmp_path, "unfinished")[0]
 
 
 def test_emergency_saves_beside_the_ranks_are_named_and_not_taken(ranks):

@@ -8,7 +8,8 @@ import pytest
 
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.parts import cut_into_parts
-from ckpttool.model.plan import Target, make_plan
+from ckpttool.model.plan import Target
+from ckpttool.model.planning import make_plan
 from tests.checkpoints import ONE_STAGE, catalog_of, slice_catalog, with_names
 
 

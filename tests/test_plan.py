@@ -7,7 +7,8 @@ import pytest
 from ckpttool.errors import CombinedError, FormatError, PlanError
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
-from ckpttool.model.plan import Target, make_plan
+from ckpttool.model.plan import Target
+from ckpttool.model.planning import make_plan
 from ckpttool.model.region import Region
 from ckpttool.model.strategy import Strategy
 from tests.checkpoints import (

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool.model.layout import Layout
-from ckpttool.model.plan import Target, make_plan
+from ckpttool.model.plan import Target
+from ckpttool.model.planning import make_plan
 from ckpttool.model.reduced import reduced_from, shard_as_axes, without_axis
 from ckpttool.model.strategy import parameter_of
 from tests.by_hand import layout, operator, strategy

@@ -8,11 +8,12 @@ import pytest
 import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import join_stages
-from ckpttool.run.shards import smallest_shard
-from ckpttool.storage.digest import Sample
+from ckpttool.run import shards
+from ckpttool.run.verdicts import smallest_shard
+from ckpttool.storage.digest import Sample, digest, sample
 from tests.checkpoints import noise, write_ranks
-from tests.commands import message, run, run_well
-from tests.readers import Entry, read
+from tests.commands import mentions, message, run, run_well
+from tests.readers import Entry, read, read_ranks
 
 SIX = Layout((2, 3), ((), ()))  # six replicas
 TWO_BY_TWO = Layout((2, 2), ((1,), ()))  # two slices, two replicas of each
@@ -82,12 +83,47 @@ def zeros(shape):
     return Entry("Float32", shape, bytes(4 * int(np.prod(shape))))
 
 
+def refused_all(folder, catalog, names, **more):
+    """All that stops the merge."""
+    with pytest.raises(ckpttool.PlanError) as caught:
+        merge(folder, catalog, names, **more)
+    return " ".join(caught.value.problems)
+
+
 def test_a_hidden_shard_is_found_and_told(tmp_path):
     w, m = noise("w", "Float32", (8, 3)), noise("m", "Float32", (8, 3))
     tensors = {"w": (w, 4), "moments.w": (m, 4)}
     merged, kinds = merge(tmp_path, checkpoint(tmp_path, 4, tensors), tensors)
     assert (merged["w"], merged["moments.w"]) == (w, m)
     assert "corrected" in kinds
+
+
+@pytest.mark.parametrize("shape", [None, [8, 3]])
+def test_a_target_may_need_all_rows_of_what_a_hidden_shard_cuts(shape, tmp_path):
+    """Without the shard there seem to be two rows, which neither eight ranks nor JSON agree to."""
+    w = noise("w", "Float32", (8, 3))
+    checkpoint(tmp_path, 4, {"w": (w, 4)})
+    entries = {"s": {"dev_matrix": [4], "tensor_map": [-1, -1]}}
+    entries["d"] = {"dev_matrix": [8], "tensor_map": [0, -1]}
+    entries["d"] |= {"tensor_shape": shape} if shape else {}
+    for name, entry in entries.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps({"parallel_layout_item": {"w": entry}}))
+    words = ["-s", tmp_path / "s.json", "-d", tmp_path / "d.json", "-o", tmp_path / "new"]
+    result = run_well("reshard", tmp_path / "src", *words, "--format", "ckpt")
+    assert "warning: cut by an optimizer shard (4)" in message(result)
+    rows = {rank: tensors["w"] for rank, tensors in read_ranks(tmp_path / "new").items()}
+    assert rows == {rank: as_entry(row) for rank, row in enumerate(np.split(w.array(), 8))}
+
+
+def test_a_target_that_does_not_fit_hides_no_doubt_of_the_source(tmp_path):
+    checkpoint(tmp_path, 2, {"w": (noise("w", "Float32", (8, 3)), 2)})
+    for name, matrix in {"s": [2], "d": [3]}.items():
+        entry = {"dev_matrix": matrix, "tensor_map": [0 if name == "d" else -1, -1]}
+        (tmp_path / f"{name}.json").write_text(json.dumps({"parallel_layout_item": {"w": entry}}))
+    words = ["-s", tmp_path / "s.json", "-d", tmp_path / "d.json", "-o", tmp_path / "new"]
+    result = run("reshard", tmp_path / "src", *words)
+    assert result.exit_code == 5
+    assert not mentions(message(result), "is to be cut into 3", "fits two ways")
 
 
 def test_a_state_of_zeros_has_the_shard_of_its_parameter(tmp_path):
@@ -271,6 +307,34 @@ def test_a_shard_above_the_replicas_of_a_tensor_is_all_of_them(tmp_path):
     assert (merged["w"].shape, merged["z"].shape) == ((8, 3), (8, 4))
 
 
+def test_a_tensor_whose_replicas_the_shard_does_not_divide_is_whole(tmp_path):
+    """MindSpore leaves such a tensor whole; those of equal elements are told."""
+    w, b = noise("w", "Float32", (8, 3)), noise("b", "Float32", (2, 6))
+    rows, columns = np.split(w.array(), 4), np.split(b.array(), 2, axis=1)
+    held = {
+        rank: {
+            "w": as_entry(rows[rank % 4]),
+            "b": as_entry(np.ascontiguousarray(columns[rank % 2])),
+            "z": zeros((2, 3)),
+            "o": zeros((2, 3)),
+        }
+        for rank in range(12)
+    }
+    catalog = ckpttool.scan(str(write_ranks(tmp_path / "src", held, "ckpt")))
+    whole, half = Layout((12,), ((), ())), Layout((6, 2), ((), (0,)))  # of half six replicas
+    strategy = join_stages({0: {"w": whole, "b": half, "z": half, "o": whole}})
+    out = str(tmp_path / "m.ckpt")
+    plan = ckpttool.plan_merge(catalog, strategy, out, "ckpt", optimizer_shard=4)
+    ckpttool.execute(plan)
+    merged = read(tmp_path / "m.ckpt")
+    assert (merged["w"], merged["b"]) == (w, b)
+    assert (merged["z"].shape, merged["o"].shape) == ((2, 6), (8, 3))
+    proven, decided = (note.text for note in plan.notes if note.kind == "corrected")
+    assert "as replicas that differ tell: 1 parameter: w;" in proven
+    told = "--optimizer-shard 4 alone decides: cut: o; whole, for it does not divide their"
+    assert f"{told} replicas: z; say by hand" in decided
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
@@ -307,6 +371,51 @@ def test_a_stale_rank_is_not_taken_for_a_slice(tmp_path):
     catalog = ckpttool.scan(str(write_ranks(tmp_path / "src", held, "ckpt")))
     with pytest.raises(ckpttool.PlanError, match="w: the strategy says that ranks 0-3 hold"):
         merge(tmp_path, catalog, ["w", "moments.w"])
+
+
+def count_reads(monkeypatch):
+    """The tensors that are read in full from now on."""
+    read = []
+
+    def look(tensor, buffer_bytes):
+        read.append(tensor.meta.name)
+        return digest(tensor, buffer_bytes)
+
+    monkeypatch.setattr(shards, "digest", look)
+    return read
+
+
+@pytest.mark.parametrize("large", [40_000, 8])
+def test_of_stale_replicas_the_smallest_tensor_alone_is_read_in_full(tmp_path, monkeypatch, large):
+    w, m = noise("w", "Float32", (large, 3)), noise("m", "Float32", (9, 3))
+    held = {rank: {"w": w, "v": m, "u": w} for rank in range(4)}
+    held[2] = {"w": noise("o", "Float32", (large, 3)), "v": noise("v", "Float32", (9, 3)), "u": w}
+    catalog = ckpttool.scan(str(write_ranks(tmp_path / "src", held, "ckpt")))
+    read = count_reads(monkeypatch)
+    assert "replicas that drifted" not in refused_all(tmp_path, catalog, ["w", "v", "u"])
+    assert read == (["v"] * 4 if large > 9 else ["w"] * 4)
+
+
+def test_what_samples_cannot_prove_is_a_question_before_all_is_read(tmp_path, monkeypatch):
+    w, m = noise("w", "Float32", (40_000, 3)), noise("m", "Float32", (8, 3))
+    catalog = checkpoint(tmp_path, 2, {"w": (w, 2), "v": (m, 2)})
+    read = count_reads(monkeypatch)
+    assert "only two ranks differ" in refused(tmp_path, catalog, ["w", "v"])
+    assert not read
+
+
+def test_slices_that_differ_between_their_samples_only_are_proven_all_the_same(tmp_path):
+    """The pages that are looked at first are the same in two of four slices, and not constant."""
+    rows = np.split(noise("w", "Float32", (6000, 3)).array().copy(), 4)
+    other = noise("x", "Float32", (100, 3)).array()
+    rows[1][:] = rows[0]
+    rows[1][400:500] = other
+    w, v = as_entry(np.concatenate(rows)), noise("v", "Float32", (12_000, 3))
+    catalog = checkpoint(tmp_path, 4, {"w": (w, 4), "v": (v, 4)})
+    assert sample(catalog.files[0].tensors["w"]) == sample(catalog.files[1].tensors["w"])
+    merged, kinds = merge(tmp_path, catalog, ["w", "v"])
+    assert (merged["w"], merged["v"]) == (w, v)
+    assert "corrected" in kinds
 
 
 def test_a_parameter_and_its_state_of_different_rows_explain_nothing(tmp_path):

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from ckpttool.model.layout import Layout
-from ckpttool.model.plan import Target, make_plan
+from ckpttool.model.plan import Target
+from ckpttool.model.planning import make_plan
 from ckpttool.model.states import borrow_rows, followed_parameter
 from tests.checkpoints import (
     ONE_STAGE,

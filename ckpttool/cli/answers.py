@@ -11,7 +11,7 @@ import click
 
 from ckpttool.cli import report
 from ckpttool.cli.tables import print_table
-from ckpttool.cli.text import printable
+from ckpttool.cli.text import format_shape, printable
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import TensorMeta
@@ -165,14 +165,14 @@ def _row(one: TensorDifference) -> Sequence[str]:
     if values.same_number:
         differ += f" ({values.same_number} the same number)"
     largest = ("" if x is None else f"{x:.6g}" for x in (values.max_abs, values.max_rel))
-    first = "" if values.first is None else report.format_shape(values.first)
+    first = "" if values.first is None else format_shape(values.first)
     return (name, one.kind, a, b, differ, *largest, first)
 
 
 def _show(meta: TensorMeta) -> str:
     if meta.text is not None:
         return repr(meta.text if len(meta.text) <= 40 else meta.text[:37] + "...")
-    return f"{meta.dtype} {report.format_shape(meta.shape)}"
+    return f"{meta.dtype} {format_shape(meta.shape)}"
 
 
 def _print_rows(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckpttool.cli.tables import print_table
-from ckpttool.cli.text import printable
+from ckpttool.cli.text import format_shape, format_shapes, printable
 from ckpttool.errors import CkptToolError
 from ckpttool.model.catalog import format_ranks
 from ckpttool.model.maps import map_of
@@ -188,22 +188,22 @@ def _look(
     from ckpttool.run.engines import default_jobs, open_engine
     from ckpttool.run.gather import Trust, settle
 
-    def find(strategy: Strategy) -> tuple[Strategy, Sources]:
-        return strategy, find_sources(catalog, strategy, {}, "first")
+    def find(strategy: Strategy) -> Sources:
+        return find_sources(catalog, strategy, {}, "first")
 
-    made = find(strategy)
-    if made[1].problems:
-        return made
+    sources = find(strategy)
+    if sources.problems:
+        return strategy, sources
     try:
         with open_engine(f"threads:{default_jobs()}") as executor:
             trust = Trust(by_samples=True)
-            found = settle(find, lambda made: made[1].found, catalog, strategy, executor, trust)
+            settled = settle(find, sources, catalog, strategy, executor, trust)
     except CkptToolError as error:
         errors.append(error)
-        return made
-    doubts = [Note("doubt", problem.text, is_warning=True) for problem in found.problems]
-    found.made[1].notes += [*found.notes, *doubts]
-    return found.made
+        return strategy, sources
+    doubts = [Note("doubt", problem.text, is_warning=True) for problem in settled.problems]
+    settled.sources.notes += [*settled.notes, *doubts]
+    return settled.strategy, settled.sources
 
 
 def _describe_place(rank: int, devices: Mapping[int, Device]) -> Json:
@@ -219,11 +219,12 @@ def _describe_source(source: Source, strategy: Strategy) -> Json:
         return _describe_described(source, source.described)
     name, shape, layout = source.meta.name, source.meta.shape, source.layout
     base = name if source.is_listed else source.follows
+    ranks = layout.ranks if layout.rows else layout.ranks[:1]  # of all others slices are alike
     return {
         "name": name,
         "dtype": source.meta.dtype,
         "shape": list(shape),
-        "slice_shape": list(layout.slice_shape(layout.first_rank, shape)),
+        **_describe_shapes(layout.slice_shape(rank, shape) for rank in ranks),
         "device_matrix": list(layout.device_matrix) if base else None,
         "tensor_map": [list(axes) for axes in layout.tensor_map] if base else None,
         "optimizer_shard": layout.optimizer_shard if base else None,
@@ -235,6 +236,13 @@ def _describe_source(source: Source, strategy: Strategy) -> Json:
     }
 
 
+def _describe_shapes(shapes: Iterable[tuple[int, ...]]) -> Json:
+    """The shape of the first slice; of slices that are not alike all shapes, too."""
+    different = list(map(list, dict.fromkeys(shapes)))
+    more = {"slice_shapes": different} if len(different) > 1 else {}
+    return {"slice_shape": different[0], **more}
+
+
 def _describe_described(source: Source, described: Described) -> Json:
     """A tensor that the checkpoint describes itself, in the form of `_describe_source`."""
     slices = [(boxes[0].region, [box.rank for box in boxes]) for boxes in described.slices]
@@ -242,7 +250,7 @@ def _describe_described(source: Source, described: Described) -> Json:
         "name": source.meta.name,
         "dtype": source.meta.dtype,
         "shape": list(source.meta.shape),
-        "slice_shape": list(slices[0][0].shape),
+        **_describe_shapes(region.shape for region, _ in slices),
         **dict.fromkeys(("device_matrix", "tensor_map", "optimizer_shard")),
         "stages": [],
         "ranks": sorted({rank for _, ranks in slices for rank in ranks}),
@@ -323,7 +331,7 @@ def _row(tensor: Mapping[str, Any]) -> Sequence[str]:
         tensor["name"],
         tensor["dtype"],
         format_shape(tensor["shape"]),
-        format_shape(tensor["slice_shape"]),
+        format_shapes(tensor.get("slice_shapes", [tensor["slice_shape"]])),
         format_shape(tensor["device_matrix"]) if listed else "not listed",
         " ".join(format_shape(axes) if axes else "-" for axes in tensor["tensor_map"])
         if listed
@@ -350,15 +358,10 @@ def _described_row(tensor: Mapping[str, Any]) -> Sequence[str]:
         tensor["name"],
         tensor["dtype"],
         format_shape(tensor["shape"]),
-        format_shape(tensor["slice_shape"]),
+        format_shapes(tensor.get("slice_shapes", [tensor["slice_shape"]])),
         f"{len(slices)} boxes" if tensor["parts"] is None else format_shape(tensor["parts"]),
         " | ".join([*ranks, f"and {more} more"] if more > 0 else ranks),
     )
-
-
-def format_shape(sizes: Sequence[int]) -> str:
-    """Sizes, or an index, for people."""
-    return f"({', '.join(map(str, sizes))})"
 
 
 def describe_run(plan: Plan, written: Sequence[Written], seconds: float, manifest: str) -> Json:

@@ -1,8 +1,9 @@
-"""Text from files, made fit for a terminal."""
+"""Text from files, made fit for a terminal, and shapes for people."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 LONGEST_WORD = 1024
 
@@ -29,3 +30,20 @@ def printable(text: str) -> str:
 def _shorten_word(found: re.Match[str]) -> str:
     word = found[0]
     return f"{word[:400]}...({len(word) - 600} more)...{word[-200:]}"
+
+
+def format_shape(sizes: Sequence[int]) -> str:
+    """Sizes, or an index, for people."""
+    return f"({', '.join(map(str, sizes))})"
+
+
+def format_shapes(shapes: Sequence[Sequence[int]]) -> str:
+    """Several shapes as one; where they differ the smallest and the largest size.
+
+    Examples
+    --------
+    >>> format_shapes([[6, 8], [10, 8]])
+    '(6-10, 8)'
+    """
+    sizes = [sorted({min(axis), max(axis)}) for axis in zip(*shapes, strict=True)]
+    return f"({', '.join('-'.join(map(str, axis)) for axis in sizes)})"

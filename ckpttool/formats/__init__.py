@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from ckpttool.errors import FormatError, UnreadableError, UnsupportedError
 from ckpttool.formats.contained import ContainedReader
-from ckpttool.formats.encrypted import mode_of
+from ckpttool.formats.encrypted import mode_of, unmarked_block
 from ckpttool.formats.others import recognise
 from ckpttool.model.catalog import Extent, FileIndex, Stamp, TensorMeta
 from ckpttool.model.ciphertext import Secret
@@ -240,6 +240,9 @@ def _read_index(
 
 def _as_recognised(error: FormatError) -> FormatError:
     """An error about a file of another kind that is known says which it is."""
+    unmarked = unmarked_block(error.path)
+    if unmarked is not None:
+        return FormatError(error.path, 0, unmarked)
     other = None if isinstance(error, UnsupportedError) else recognise(error.path)
     if other is None:
         return error

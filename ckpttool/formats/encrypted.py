@@ -218,6 +218,20 @@ def _padding(fd: int, path: str, mode: str, key: Secret, frame: _Frame) -> int |
     return padding if is_right else None
 
 
+def unmarked_block(path: str) -> str | None:
+    """What is wrong with a file that begins as an encrypted block but for its magic; else None.
+
+    Where the lengths in a block are right by chance in one of 2**64.
+    """
+    with Path(path).open("rb", buffering=0) as file:
+        head = os.pread(file.fileno(), _TAGGED.size, 0)
+    if mode_of(head) is not None or not (_is_untagged(head) or _is_untagged(head[16:])):
+        return None
+    marks = ", ".join(f"{mark.hex(' ')} for {mode}" for mark, mode in MODES.items())
+    reason = f"an encrypted block that begins with {head[:4].hex(' ')}, expected {marks}"
+    return f"{reason} (damaged, or of a mode that is not known)"
+
+
 def _begins_a_record(head: bytes | bytearray, nbytes: int) -> bool:
     """Whether a plaintext of ``nbytes`` bytes may be records; of random ones 1 in 30,000 may."""
     length = 0

@@ -234,6 +234,10 @@ class Layout:
         full = tuple(size * n for size, n in zip(slice_shape, self.parts, strict=True))
         return (sum(self.rows), *full[1:]) if self.rows else full
 
+    def fills(self, slice_shape: tuple[int, ...]) -> bool:
+        """Whether slices of ``slice_shape`` make up the full shape that the strategy gives."""
+        return self.implied_shape(slice_shape) == self.full_shape
+
     def why_not(self, shape: tuple[int, ...]) -> str | None:
         """Why a full tensor of ``shape`` cannot be cut like this, or None if it can.
 

@@ -33,7 +33,8 @@ def join_slices(
     name = metas[ranks[0]].name
     if len(shapes) > 1 and not layout.rows:
         return disagreement(catalog, name, "slice shape", shapes)
-    ways = fold_layout(layout, len(metas[ranks[0]].shape), _fits(metas[ranks[0]].shape))
+    piece = metas[ranks[0]].shape
+    ways = fold_layout(layout, len(piece), lambda way: way.fills(piece))
     if len(ways) > 1:
         return f"{name}: {ambiguity(layout, ways)}"
     layout = ways[0] if ways else layout
@@ -76,7 +77,3 @@ def group_ranks(ranks: Sequence[int], key: Callable[[int], _T]) -> dict[_T, tupl
     for rank in ranks:
         groups.setdefault(key(rank), []).append(rank)
     return {value: tuple(members) for value, members in groups.items()}
-
-
-def _fits(slice_shape: tuple[int, ...]) -> Callable[[Layout], bool]:
-    return lambda way: way.implied_shape(slice_shape) == way.full_shape

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ckpttool.model.catalog import Catalog, TensorMeta
+from ckpttool.model.folding import fold_layout
 from ckpttool.model.layout import Layout
 from ckpttool.model.reduced import STATISTICS, reduced_from, without_axis
 from ckpttool.model.strategy import Strategy, parameter_of
@@ -128,12 +129,28 @@ def _shard_by_full_shape(catalog: Catalog, name: str, layout: Layout) -> Layout:
     The strategy says 0 and the slices are cut with ``optimizer_weight_shard_aggregated_save``.
     """
     full, implied = layout.full_shape, _full_shape(catalog, name, layout)
+    piece = _slice_shape(catalog, name, layout)
+    if full and piece and len(piece) < len(full):
+        return _shard_of_expanded(layout, piece)
     if not full or not implied or not implied[0] or layout.rows or layout.optimizer_shard > 1:
         return layout
     shard, rest = divmod(full[0], implied[0])
     if rest or shard < 2 or full[1:] != implied[1:] or layout.replicas % shard:
         return layout
     return replace(layout, optimizer_shard=shard)
+
+
+def _shard_of_expanded(layout: Layout, piece: tuple[int, ...]) -> Layout:
+    """The same of an expanded layout, to be folded later; as it is unless just one shard fits."""
+    if layout.optimizer_shard > 1 or layout.rows or layout.fields > 1:
+        return layout
+    cuts = [
+        replace(layout, optimizer_shard=shard)
+        for shard in range(1, layout.replicas + 1)
+        if layout.replicas % shard == 0
+    ]
+    fitting = [cut for cut in cuts if fold_layout(cut, len(piece), lambda way: way.fills(piece))]
+    return fitting[0] if len(fitting) == 1 else layout
 
 
 def odd_shape(catalog: Catalog, strategy: Strategy, meta: TensorMeta) -> str | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from ckpttool.errors import CombinedError, PlanError
 from ckpttool.model.catalog import Catalog, TensorMeta
@@ -14,7 +14,6 @@ from ckpttool.model.findings import Finding
 from ckpttool.model.maps import map_of
 from ckpttool.model.notes import Note
 from ckpttool.model.redundancy import set_empty_aside
-from ckpttool.model.source import Source
 from ckpttool.model.sources import (
     Agreement,
     Sources,
@@ -29,8 +28,6 @@ from ckpttool.run.shards import find_shards
 from ckpttool.storage.digest import Sample, digest
 
 BUFFER_BYTES = 4 << 20  # held by each worker while contents are compared
-
-T = TypeVar("T")
 
 
 class Trust(NamedTuple):
@@ -143,8 +140,8 @@ def gather_sources(
     def find(strategy: Strategy) -> Sources:
         return find_sources(catalog, strategy, agreement, unlisted)
 
-    settled = settle(find, lambda made: made.found, catalog, strategy, executor, trust)
-    sources = settled.made
+    settled = settle(find, find(strategy), catalog, strategy, executor, trust)
+    sources = settled.sources
     sources.problems += settled.problems
     sources.notes[:0] = [*notes, *settled.notes]
     return sources
@@ -187,40 +184,43 @@ def _is_mute(meta: TensorMeta, contents: Collection[Sample]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled(Generic[T]):
+class Settled:
     """What `settle` made of a strategy, and what contents say against it.
 
     Attributes
     ----------
-    made
-        From the strategy as contents correct it.
+    strategy
+        As contents correct it.
+    sources
+        With these layouts.
     problems
         Contradictions between strategy and contents that nothing settles.
     notes
         What else is to be known.
     """
 
-    made: T
+    strategy: Strategy
+    sources: Sources
     problems: list[Finding]
     notes: list[Note]
 
 
 def settle(
-    make: Callable[[Strategy], T],
-    sources_of: Callable[[T], Iterable[Source]],
+    find: Callable[[Strategy], Sources],
+    sources: Sources,
     catalog: Catalog,
     strategy: Strategy,
     executor: Executor,
     trust: Trust,
-) -> Settled[T]:
-    """What ``make`` makes of a strategy, corrected where contents prove that it is wrong.
+) -> Settled:
+    """The sources that a strategy makes, corrected where contents prove that it is wrong.
 
     Parameters
     ----------
-    make
-        Makes a plan, or sources.
-    sources_of
-        The sources in it, of which contents are read.
+    find
+        Finds the sources with a strategy.
+    sources
+        Those with the strategy as it was read; contents of them are read.
     catalog, strategy
         What is on disk, and the layouts as they were read.
     executor
@@ -228,25 +228,24 @@ def settle(
     trust
         How far the strategy is believed.
     """
-    made = make(strategy)
     contradiction = why_no_shard(strategy, trust)
     if contradiction is not None or trust.blindly:
         told = [] if contradiction is None else [Finding("strategy", contradiction)]
-        return Settled(made, told, [])
-    doubts, doubtful = find_doubts(catalog, strategy, sources_of(made), executor)
+        return Settled(strategy, sources, told, [])
+    doubts, doubtful = find_doubts(catalog, strategy, sources.found, executor)
     shards = None
     is_suspect = any(doubt.kind == "replica" for doubt in doubts)
     if (is_suspect or trust.optimizer_shard is not None) and strategy.layouts:
         shards = find_shards(
-            *(strategy, sources_of(made), executor, trust.optimizer_shard), trust.by_samples
+            *(strategy, sources.found, executor, trust.optimizer_shard), trust.by_samples
         )
     if shards is None:
-        return Settled(made, doubts, doubtful)
+        return Settled(strategy, sources, doubts, doubtful)
     problems = [Finding("strategy", problem) for problem in shards.problems]
-    made = make(shards.strategy)  # look again, with the strategy corrected
-    others = [one for one in sources_of(made) if one.meta.name not in shards.names]
+    sources = find(shards.strategy)  # look again, with the strategy corrected
+    others = [one for one in sources.found if one.meta.name not in shards.names]
     doubts, doubtful = find_doubts(catalog, shards.strategy, others, executor)
-    return Settled(made, [*problems, *doubts], [*shards.notes, *doubtful])
+    return Settled(shards.strategy, sources, [*problems, *doubts], [*shards.notes, *doubtful])
 
 
 def why_no_shard(strategy: Strategy | None, trust: Trust) -> str | None:

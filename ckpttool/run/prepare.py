@@ -11,12 +11,14 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from typing import NamedTuple
 
-from ckpttool.errors import CkptToolError, PlanError, raise_all
+from ckpttool.errors import CkptToolError, CombinedError, PlanError, raise_all
 from ckpttool.model.catalog import Catalog, format_ranks
+from ckpttool.model.findings import plan_error
 from ckpttool.model.notes import Note
-from ckpttool.model.plan import Plan, Target, make_plan
+from ckpttool.model.plan import Plan, Target
+from ckpttool.model.planning import make_plan, plan_from
 from ckpttool.model.redundancy import set_empty_aside
-from ckpttool.model.source import Source
+from ckpttool.model.sources import Sources, find_sources
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.unlisted import Unlisted
 from ckpttool.run.batch import take_part
@@ -322,14 +324,24 @@ def _settled_plan(
     notes: list[Note] = []
     agreement = compare_contents(catalog, strategy, executor, notes)
 
-    def make(strategy: Strategy) -> Plan:
-        return make_plan(catalog, strategy, target, agreement, unlisted)
+    def find(strategy: Strategy) -> Sources:
+        return find_sources(catalog, strategy, agreement, unlisted)
 
-    settled = settle(make, _sources_of, catalog, strategy, executor, care.trust)
-    plan, found = settled.made, settled.problems
+    sources = find(strategy)
+    if sources.problems or sources.damage:  # which contents could follow from
+        return plan_from(catalog, strategy, target, sources), [], notes
+    settled = settle(find, sources, catalog, strategy, executor, care.trust)
+    found = settled.problems
+    try:
+        plan = plan_from(catalog, settled.strategy, target, settled.sources)
+    except CkptToolError as error:
+        if found:
+            raise CombinedError([error, plan_error(found)]) from error
+        raise
     differing = []
     if care.check_replicas:
-        differing = replica_problems(catalog, strategy, _sources_of(plan), executor)
+        known = [transfer.source for transfer in plan.transfers]
+        differing = replica_problems(catalog, settled.strategy, known, executor)
     if differing:  # what samples show of it is not told once more
         found = [problem for problem in found if problem.kind != "replica"]
     problems = [problem.text for problem in found]
@@ -337,10 +349,6 @@ def _settled_plan(
         told = (note for note in plan.notes if note.is_warning and note.kind == "replica")
         problems += [f"--strict: {note.text}" for note in told]
     return plan, problems + differing, [*notes, *settled.notes]
-
-
-def _sources_of(plan: Plan) -> list[Source]:
-    return [transfer.source for transfer in plan.transfers]
 
 
 def _resolve(

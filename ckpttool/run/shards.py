@@ -18,17 +18,23 @@ made, so it is a question where one of these speaks for them:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 
 from ckpttool.model.catalog import StoredTensor, format_ranks
-from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
 from ckpttool.model.reduced import reduced_from
 from ckpttool.model.source import Source
 from ckpttool.model.strategy import GRADIENTS, Strategy, count, parameter_of, shorten
+from ckpttool.run.verdicts import (
+    contradictions,
+    divisors,
+    settle_constants,
+    shard_of,
+    smallest_shard,
+)
 from ckpttool.storage.digest import Sample, digest, nearness, sample
 
 BUFFER_BYTES = 4 << 20  # held by each worker
@@ -63,16 +69,16 @@ def find_shards(
     strategy
         Of the source.
     sources
-        As the strategy has them; every replica of those without an optimizer shard is read, once.
-        What a person wrote by hand is not corrected.
+        As the strategy has them; of those without an optimizer shard every replica is read, some
+        pages first, and all of it if a shard may be proven by that.  What a person wrote by hand is
+        not corrected.
     executor
         Does the reading.
     wanted
         The shard that the user names, 1 for none.  It decides where contents tell nothing, or fit
-        several ways; what contradicts it is a problem.  A tensor with fewer replicas is cut by all
-        of them.
+        several ways; what contradicts it is a problem.  See `shard_of`.
     by_samples
-        Read some pages of every replica, not all of it.
+        Pages are enough.
     """
     listed = [
         source
@@ -84,10 +90,46 @@ def find_shards(
         return Shards(strategy, problems=(problem,), names=names)
     if wanted == 1:
         return None
-    contents = _read(listed, executor, by_samples)
-    found = [
+    if wanted is None or by_samples:
+        contents = _read(listed, executor, by_samples=True)
+        told = _judge(strategy, listed, contents, executor, wanted)
+        if by_samples or _is_final(told, listed, contents, executor):
+            return told
+    contents = _read(listed, executor, by_samples=False)
+    return _judge(strategy, listed, contents, executor, wanted)
+
+
+def _is_final(
+    told: Shards | None, listed: Sequence[Source], contents: Sequence[Contents], executor: Executor
+) -> bool:
+    """Whether samples tell what everything would, or ask; a proof needs everything.
+
+    That no shard explains the replicas holds if it holds of all of one tensor.
+    """
+    found = _shards(listed, contents)
+    if told is not None:
+        return bool(told.problems) and None not in found
+    odd = [source for source, shard in zip(listed, found, strict=True) if shard == 0]
+    least = sorted(odd, key=lambda source: source.meta.nbytes)[:1]
+    return 0 in _shards(least, _read(least, executor, by_samples=False))
+
+
+def _shards(listed: Sequence[Source], contents: Sequence[Contents]) -> list[int | None]:
+    """What each tensor by itself shows."""
+    return [
         smallest_shard(source.layout, held) for source, held in zip(listed, contents, strict=True)
     ]
+
+
+def _judge(
+    strategy: Strategy,
+    listed: Sequence[Source],
+    contents: Sequence[Contents],
+    executor: Executor,
+    wanted: int | None,
+) -> Shards | None:
+    """What `find_shards` finds, as far as these contents tell."""
+    found = _shards(listed, contents)
     if wanted is None and (0 in found or all(shard in (None, 1) for shard in found)):
         return None
     if wanted is not None and (shards := _contradicting(strategy, listed, found, wanted)):
@@ -97,8 +139,8 @@ def find_shards(
         for source, shard in zip(listed, found, strict=True)
         if shard is not None
     }
-    unclear = _settle_constants(listed, shards_of, wanted)
-    odd = _contradictions(listed, shards_of)
+    unclear, decided = settle_constants(listed, shards_of, wanted)
+    odd = contradictions(listed, shards_of)
     if odd and wanted is not None:
         text = f"{shorten(odd)}: with --optimizer-shard {wanted}, and as contents show, they would "
         text += "have other rows than their parameters"
@@ -115,27 +157,23 @@ def find_shards(
         for name, of_stages in strategy.layouts.items()
     }
     names = frozenset(source.meta.name for source in unclear)
-    return Shards(replace(strategy, layouts=layouts), _notes(cut), _problems(unclear), names)
+    notes = (*_on_proven(cut, decided), *_on_decided(shards_of, decided, wanted))
+    return Shards(replace(strategy, layouts=layouts), notes, _problems(unclear), names)
 
 
 def _why_not(listed: Sequence[Source], wanted: int) -> str | None:
-    """Why no optimizer shard of ``wanted`` can be: it does not divide replicas."""
-    most = max((source.layout.replicas for source in listed), default=1)
-    bad = [
-        source
-        for source in listed
-        if source.layout.replicas % wanted and (source.layout.replicas > wanted or most < wanted)
-    ]
-    if not bad and wanted <= most:
+    """Why no optimizer shard of ``wanted`` can be: there are no replicas that it divides."""
+    if any(source.layout.replicas % wanted == 0 for source in listed):
         return None
-    if not bad:
+    if not listed:
         return (
             f"--optimizer-shard {wanted}: no parameter has replicas that the strategy leaves uncut"
         )
-    replicas = bad[0].layout.replicas
+    replicas = max(source.layout.replicas for source in listed)
+    named = shorten(source.meta.name for source in listed if source.layout.replicas == replicas)
     return (
-        f"{shorten(source.meta.name for source in bad)}: --optimizer-shard {wanted} does not "
-        f"divide the {replicas} replicas; possible are {', '.join(map(str, _divisors(replicas)))}"
+        f"{named}: --optimizer-shard {wanted} does not divide the {replicas} replicas; possible "
+        f"are {', '.join(map(str, divisors(replicas)))}"
     )
 
 
@@ -146,7 +184,7 @@ def _contradicting(
     odd = {
         source.meta.name: shard
         for source, shard in zip(listed, found, strict=True)
-        if shard not in (None, 1, min(wanted, source.layout.replicas))
+        if shard not in (None, 1, shard_of(source.layout, wanted))
     }
     if not odd:
         return None
@@ -240,67 +278,6 @@ def _question(
     return Shards(strategy, problems=(text,), names=frozenset(names))
 
 
-def smallest_shard(layout: Layout, contents: Mapping[int, Sample]) -> int | None:
-    """The optimizer shard that these contents of ranks show.
-
-    None if any may be, all elements being the same; 0 if there is none that explains them: some
-    slices are equal that would have to differ.
-    """
-    for shard in range(1, layout.replicas + 1):
-        if layout.replicas % shard:
-            continue
-        cut = replace(layout, optimizer_shard=shard)
-        slices: dict[tuple[int, ...], list[Sample]] = {}  # by the slice that the shard cuts
-        is_consistent = True
-        for index in cut.slice_indices():
-            held = {contents[rank] for rank in cut.owners(index) if rank in contents}
-            is_consistent = is_consistent and len(held) <= 1
-            slices.setdefault((index[0] // shard, *index[1:]), []).extend(held)
-        if is_consistent:
-            break
-    if shard == 1 and all(sample.is_constant for sample in contents.values()):
-        return None
-    telling = [[one for one in samples if not one.is_constant] for samples in slices.values()]
-    return shard if all(len(set(samples)) == len(samples) for samples in telling) else 0
-
-
-def _settle_constants(
-    listed: Sequence[Source], shards: dict[str, int], wanted: int | None
-) -> list[Source]:
-    """Add the shards of tensors that tell nothing themselves; the sources that stay unclear."""
-    rows = _rows(listed, shards)
-    unclear = []
-    for source in listed:
-        name = source.meta.name
-        if name in shards:
-            continue
-        known = _rows_of_relatives(name, rows)
-        shard = wanted and min(wanted, source.layout.replicas)
-        if known is not None:
-            shard = known // source.meta.shape[0]
-        if shard is None or shard < 1 or source.layout.replicas % shard:
-            unclear.append(source)
-        else:
-            shards[name] = shard
-    return unclear
-
-
-def _contradictions(listed: Sequence[Source], shards: Mapping[str, int]) -> list[str]:
-    """States that would have other rows than their parameter."""
-    rows = _rows(listed, shards)
-    return [
-        name for name, n in rows.items() if rows.get(parameter_of(name) or name) not in (n, None)
-    ]
-
-
-def _rows(listed: Sequence[Source], shards: Mapping[str, int]) -> dict[str, int]:
-    return {
-        source.meta.name: source.meta.shape[0] * shards[source.meta.name]
-        for source in listed
-        if source.meta.name in shards
-    }
-
-
 def _can_be_cut(source: Source) -> bool:
     layout, shape = source.layout, source.meta.shape
     is_cut = layout.optimizer_shard > 1 or layout.rows or layout.fields > 1
@@ -328,29 +305,35 @@ def _read(
     return [{rank: future.result() for rank, future in of.items()} for of in futures]
 
 
-def _rows_of_relatives(name: str, rows: Mapping[str, int]) -> int | None:
-    """Rows of the parameter that ``name`` is state of, or of other states of the same parameter."""
-    base = parameter_of(name) or name
-    if base in rows:
-        return rows[base]
-    return next((rows[other] for other in rows if parameter_of(other) == base), None)
+def _on_proven(cut: Mapping[str, int], decided: Sequence[str]) -> Iterator[Note]:
+    told = {name: shard for name, shard in cut.items() if name not in decided}
+    if told:
+        ways = ", ".join(str(shard) for shard in sorted(set(told.values())))
+        text = f"cut by an optimizer shard ({ways}) that the strategy does not list, as replicas "
+        text += f"that differ tell: {count(len(told), 'parameter')}: {shorten(told)}"
+        text += "; are they no slices but replicas that drifted apart, say --optimizer-shard 1"
+        yield Note("corrected", text, is_warning=True)
 
 
-def _notes(cut: Mapping[str, int]) -> tuple[Note, ...]:
-    if not cut:
-        return ()
-    ways = ", ".join(str(shard) for shard in sorted(set(cut.values())))
-    text = f"cut by an optimizer shard ({ways}) that the strategy does not list, as replicas that "
-    text += f"differ tell: {count(len(cut), 'parameter')}: {shorten(cut)}"
-    text += "; are they no slices but replicas that drifted apart, say --optimizer-shard 1"
-    return (Note("corrected", text, is_warning=True),)
+def _on_decided(
+    shards: Mapping[str, int], decided: Sequence[str], wanted: int | None
+) -> Iterator[Note]:
+    """What was done to tensors of which nothing but the user's word tells."""
+    cut = [name for name in decided if shards[name] > 1]
+    whole = [name for name in decided if shards[name] == 1]
+    does = {"cut": cut, "whole, for it does not divide their replicas": whole}
+    said = "; ".join(f"{how}: {shorten(names)}" for how, names in does.items() if names)
+    if said:
+        text = f"all elements are equal, so --optimizer-shard {wanted} alone decides: {said}"
+        text += "; say by hand of those that are whole that they are `replicated` (-s MORE.yaml)"
+        yield Note("corrected", text, is_warning=True)
 
 
 def _problems(unclear: Sequence[Source]) -> tuple[str, ...]:
     if not unclear:
         return ()
     first = unclear[0]
-    ways = _divisors(first.layout.replicas)
+    ways = divisors(first.layout.replicas)
     named = shorten(source.meta.name for source in unclear)
     return (
         f"{named}: the other parameters are cut by an optimizer shard that the strategy does not "
@@ -360,7 +343,3 @@ def _problems(unclear: Sequence[Source]) -> tuple[str, ...]:
         + "); decide with --optimizer-shard N, or say by hand of those that are whole that they "
         "are `replicated` (-s MORE.yaml)",
     )
-
-
-def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]

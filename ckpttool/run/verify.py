@@ -216,15 +216,14 @@ class _Verification:
         if self.strategy is None:
             return undivided_sources(self.catalog, "first")
 
-        def find(strategy: Strategy) -> tuple[Strategy, Sources]:
-            return strategy, find_sources(self.catalog, strategy, {}, "first")
+        def find(strategy: Strategy) -> Sources:
+            return find_sources(self.catalog, strategy, {}, "first")
 
+        sources = find(self.strategy)
         if not deep:
-            return find(self.strategy)[1]
-        settled = settle(
-            find, lambda made: made[1].found, self.catalog, self.strategy, self.executor, Trust()
-        )
-        self.strategy, sources = settled.made
+            return sources
+        settled = settle(find, sources, self.catalog, self.strategy, self.executor, Trust())
+        self.strategy, sources = settled.strategy, settled.sources
         # Replicas that differ are found once more when all are read, element by element.
         sources.problems += [one for one in settled.problems if one.kind != "replica"]
         for note in settled.notes:  # there is no result that it would do no harm to

@@ -20,7 +20,13 @@ from ckpttool.formats import format_of_suffix
 from ckpttool.formats.unified import is_index_name
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import shorten
-from ckpttool.storage.leftovers import EMERGENCY, note_leftovers, note_others
+from ckpttool.storage.leftovers import (
+    emergency_saves,
+    note_emergencies,
+    note_leftovers,
+    note_others,
+    unfinished_save,
+)
 from ckpttool.storage.names import RANK_IN_NAME, Found
 
 RANK_FOLDER = re.compile(r"(rank|node|ckpt|device)[_-]?(\d+)(?:_ckpt)?")
@@ -149,6 +155,8 @@ def unfinished(notes: Sequence[Note]) -> Iterator[str]:
 
 def _list_flat_files(root: Path, notes: list[Note]) -> list[Found]:
     files = list(checkpoint_files(root))
+    saves = emergency_saves(root)
+    note_emergencies(saves, notes)
     found = [
         Found(int(match[1]), path, path.name)
         for path in files
@@ -159,12 +167,12 @@ def _list_flat_files(root: Path, notes: list[Note]) -> list[Found]:
         if RANK_FOLDER.fullmatch(root.absolute().name) is not None:
             one = f", or its file: {files[0]}" if files else ""
             hint = f"; this is the folder of one rank, name the one above: {root.parent}{one}"
-        below = sorted({str(path.parent) for path in root.glob("*/*") if _is_telling(path)})
+        below = {path.parent for path in root.glob("*/*") if _is_telling(path)} - {*saves}
         if below:
-            hint = f"; a checkpoint lies in {shorten(below, 3)}: name one as SRC"
-        emergencies = sorted(str(p) for p in root.iterdir() if EMERGENCY.fullmatch(p.name))
-        if emergencies:
-            hint = f"; an emergency save may do, name it as SRC: {shorten(emergencies, 3)}"
+            hint = f"; a checkpoint lies in {shorten(sorted(map(str, below)), 3)}: name one as SRC"
+        finished = [str(save) for save in saves if unfinished_save(save) is None]
+        if finished:
+            hint = f"; an emergency save may do, name it as SRC: {shorten(finished, 3)}"
         text = (
             f"{root}: no rank folders (rank_0, rank_1, ...) and no checkpoint files with "
             f"rank_N in their names; say where they are with --pattern{hint}"

@@ -40,10 +40,14 @@ BACKUP = "backup.ckpt"
 REASON_BYTES = 200  # of a text that says why a conversion failed
 
 
-def is_unfinished_folder(folder: Path) -> bool:
-    """Whether it is an emergency save that not all ranks finished, or lies in one."""
-    names = (folder.absolute().name, folder.absolute().parent.name)
-    return any((match := EMERGENCY.fullmatch(name)) and match[1] for name in names)
+def unfinished_save(path: Path) -> Path | None:
+    """The emergency save that not all ranks finished: ``path``, or what it lies in; None if none.
+
+    It may be the save itself, a rank's folder in it, or a file there.
+    """
+    here = path.absolute()
+    found = (one for one in (here, *here.parents[:2]) if EMERGENCY.fullmatch(one.name))
+    return next((one for one in found if one.name.endswith("_tmp")), None)
 
 
 def interruption(path: Path) -> str | None:
@@ -112,10 +116,25 @@ def note_leftovers(root: Path, folders: Iterable[Path], notes: list[Note]) -> No
     notes += [Note("unfinished", f"a conversion failed: {text}") for text in failed]
     if EMERGENCY.fullmatch(root.absolute().name):
         what = "an emergency save of fault-tolerant training"
-        if is_unfinished_folder(root):
+        if unfinished_save(root):
             notes.append(Note("unfinished", f"{root}: {what} that did not finish"))
         else:
             notes.append(Note("step", f"{root}: {what}"))
+
+
+def emergency_saves(folder: Path) -> list[Path]:
+    """The emergency saves in a folder, finished or not."""
+    return sorted(path for path in folder.iterdir() if EMERGENCY.fullmatch(path.name))
+
+
+def note_emergencies(saves: Iterable[Path], notes: list[Note]) -> None:
+    """Notes on emergency saves that were passed over: which may be named, which did not finish."""
+    for save in saves:
+        text = f"{save}: an emergency save of fault-tolerant training, passed over"
+        if unfinished_save(save):
+            notes.append(Note("unfinished", f"{text}; it did not finish"))
+        else:
+            notes.append(Note("passed over", f"{text}; name it as SRC to use it"))
 
 
 def note_others(root: Path, others: Sequence[str], notes: list[Note]) -> None:
@@ -128,12 +147,7 @@ def note_others(root: Path, others: Sequence[str], notes: list[Note]) -> None:
         if name not in known and name not in emergencies and not name.endswith(UNFINISHED)
         if not name.endswith((MANIFEST, JOURNAL)) and not name.startswith(".ckpttool-part-")
     ]
-    for name in emergencies:
-        text = f"{root / name}: an emergency save of fault-tolerant training, passed over"
-        if is_unfinished_folder(root / name):
-            notes.append(Note("unfinished", f"{text}; it did not finish"))
-        else:
-            notes.append(Note("passed over", f"{text}; name it as SRC to use it"))
+    note_emergencies((root / name for name in emergencies), notes)
     if rest:
         notes.append(Note("passed over", f"{root}: passed over {shorten(rest)}"))
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from ckpttool.errors import FormatError, PlanError, UnsupportedError
+from ckpttool.errors import FormatError, PlanError, UnsupportedError, raise_all
 from ckpttool.formats import read_index, read_indexes
 from ckpttool.model.catalog import Catalog, FileIndex, format_ranks
 from ckpttool.model.ciphertext import Secret
@@ -24,9 +24,9 @@ from ckpttool.storage.indexed import note_index, scan_indexed
 from ckpttool.storage.leftovers import (
     interruption,
     is_unfinished_file,
-    is_unfinished_folder,
     note_occasion,
     set_backups_aside,
+    unfinished_save,
 )
 from ckpttool.storage.steps import choose_step
 from ckpttool.storage.trees import find_checkpoint, find_strategies
@@ -87,6 +87,7 @@ def scan(
     empty: set[int] = set()
     if pattern is not None:
         found = list_by_pattern(root, pattern)
+        raise_all(error for item in found for error in _refusals(item.path))
     else:
         root = find_checkpoint(root, notes)
         described = scan_described(str(root), step)
@@ -118,7 +119,7 @@ def scan(
         damaged,
         strategy_files=find_strategies(root, chosen, notes),
         notes=tuple(notes),
-        problems=tuple(_problems(root)),
+        problems=tuple(_problems(root, chosen.values())),
         absent=absent,
     )
 
@@ -132,27 +133,33 @@ def _gaps(ranks: Collection[int]) -> Iterator[int]:
 def _scan_file(path: Path, key: Secret | None) -> Catalog:
     if path.exists() and not path.is_file():
         raise PlanError([f"{path}: neither a file nor a folder"])
-    if is_unfinished_file(path):
-        reason = "a save that did not finish; if you know that it is all there, rename it"
-        raise UnsupportedError(str(path), None, reason)
+    raise_all(_refusals(path))
     notes: list[Note] = []
     note_siblings(path, notes)
     notes += note_index(path)
     note_occasion(path.name, notes)
     files = {0: read_index(str(path), key)}
     notes += _note_encryption(files, key)
-    problems = tuple(_problems(path.parent, path))
+    problems = tuple(_problems(path))
     return Catalog(str(path), files, notes=tuple(notes), is_undivided=True, problems=problems)
 
 
-def _problems(folder: Path, file: Path | None = None) -> Iterator[str]:
-    """What says that a folder, or a single file in it, is not all there."""
-    if is_unfinished_folder(folder):
+def _refusals(path: Path) -> Iterator[FormatError]:
+    """Why a file is not even looked at, if its name says that it is not all there."""
+    if is_unfinished_file(path):
+        reason = "a save that did not finish; if you know that it is all there, rename it"
+        yield UnsupportedError(str(path), None, reason)
+
+
+def _problems(whole: Path, files: Iterable[Path] = ()) -> Iterator[str]:
+    """What says that a folder or a single file, or one of the files taken, is not all there."""
+    saves = [unfinished_save(path) for path in (whole, *files)]
+    for save in dict.fromkeys(filter(None, saves)):
         yield (
-            f"{folder}: an emergency save that did not finish, so files may be missing or old; if "
+            f"{save}: an emergency save that did not finish, so files may be missing or old; if "
             "you know that they are all there, rename the folder (without _tmp)"
         )
-    yield from filter(None, [interruption(file or folder)])
+    yield from filter(None, [interruption(whole)])
 
 
 def _note_encryption(files: Mapping[int, FileIndex], key: Secret | None) -> Iterator[Note]:

@@ -34,7 +34,7 @@ from ckpttool.formats.strategy_file import FOLDER_SUFFIXES, STRATEGY_OF_RANK, is
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import shorten
 from ckpttool.storage.folders import holds_ranks
-from ckpttool.storage.leftovers import EMERGENCY, note_leftovers, note_others
+from ckpttool.storage.leftovers import emergency_saves, note_emergencies, note_leftovers
 
 CHECKPOINTS: Mapping[str, str] = {
     "checkpoint": "all that was saved",
@@ -60,7 +60,7 @@ def find_checkpoint(root: Path, notes: list[Note]) -> Path:
     if not there:
         return root
     note_leftovers(root, (), notes)
-    note_others(root, [p.name for p in root.iterdir() if EMERGENCY.fullmatch(p.name)], notes)
+    note_emergencies(emergency_saves(root), notes)
     if len(there) > 1 and there[0] != "checkpoint":
         have = " and ".join(f"{root / name} ({CHECKPOINTS[name]})" for name in there)
         raise PlanError([f"{root}: {have} found; say which is meant: name one as SRC"])

@@ -114,6 +114,39 @@ def grid(seed: int, types: tuple[str, ...], optimizer: str | None) -> dict[str, 
     }
 
 
+def hidden(seed: int) -> dict[str, dict]:
+    """Parameters with 8, 4, 2 and 1 replicas, cut by an optimizer shard that no strategy lists."""
+    cuts = {
+        "all": ["None", "None"],
+        "four": ["a", "None"],
+        "two": ["b", "None"],
+        "columns": ["None", "b"],
+        "one": [["a", "b"], "None"],
+        "odd": ["a", "None"],  # five rows of each slice are not cut
+    }
+    rng = random.Random(seed)
+    items = [
+        {"name": name, "dtype": rng.choice(("float16", "float32")), "cut": cut}
+        | {"shape": [10 if name == "odd" else rng.choice((32, 64)), rng.choice((8, 24))]}
+        for name, cut in cuts.items()
+    ]
+
+    def recipe(shard: int) -> dict:
+        return {
+            "kind": "grid",
+            "seed": seed,
+            "ranks": 8,
+            "stages": 1,
+            "mesh": {"matrix": [2, 4], "axes": ["a", "b"]},
+            "optimizer": "adamw",
+            "optimizer_shard": shard,
+            "aggregated": True,
+            "items": items,
+        }
+
+    return {"all": recipe(-1), "four": recipe(4)}
+
+
 def families(seed: int) -> dict[str, dict[str, dict]]:
     """Family to cut to recipe."""
     optimizer = random.Random(seed).choice(("sgd", "momentum", "adam", "lamb"))
@@ -124,6 +157,7 @@ def families(seed: int) -> dict[str, dict[str, dict]]:
     return {
         "adafactor": {name: statistics[name] for name in ("tensor_2x4", "shard_all_4x2")},
         "adafactor_stages": {"stages_2_of_4_shard_all": statistics["stages_2_of_4_shard_all"]},
+        "hidden": hidden(seed + 5),
         "adamw": stack(seed, FLOATS, "adamw"),  # of the optimizers, the one that takes bfloat16
         "other": other,
         "types": grid(seed + 2, TYPES, None),

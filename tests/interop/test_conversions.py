@@ -86,6 +86,18 @@ def test_statistics_are_merged_from_the_stage_that_has_their_parameter(cut, tmp_
     assert not differences(digests({0: cut.full}), digests({0: read(tmp_path / "full.ckpt")}))
 
 
+@on("cut", [("hidden", "all"), ("hidden", "four")])
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_shard_that_the_strategy_hides_is_found_as_mindspore_cuts_it(cut, is_told, tmp_path):
+    layouts = ckpttool.read_strategy([str(cut.strategy)]).layouts.values()
+    assert {layout.optimizer_shard for of_stages in layouts for layout in of_stages} == {1}
+    shard = cut.recipe["optimizer_shard"]
+    words = ["--optimizer-shard", str(8 if shard < 0 else shard)] if is_told else []
+    out = tmp_path / "full.ckpt"
+    run_well("merge", cut.folder / "ckpt", "-s", cut.strategy, "-o", out, *words)
+    assert not differences(digests({0: cut.full}), digests({0: read(out)}))[:3]
+
+
 @every_cut
 @pytest.mark.parametrize("form", SUFFIXES)
 def test_split_cuts_as_mindspore_does(cut, form, tmp_path):

@@ -83,6 +83,7 @@ def prepare(recipe, rank, strategy_file=None):
         if recipe["optimizer_shard"] > 0:
             config["optimizer_weight_shard_size"] = recipe["optimizer_shard"]
         settings |= {"enable_parallel_optimizer": True, "parallel_optimizer_config": config}
+        settings["optimizer_weight_shard_aggregated_save"] = recipe.get("aggregated", False)
     context.set_auto_parallel_context(**settings)
     return networks.build(recipe)
 

@@ -1,0 +1,105 @@
+"""What contents of ranks say of optimizer shards: each tensor by itself, and with its states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ckpttool.model.layout import Layout
+from ckpttool.model.source import Source
+from ckpttool.model.strategy import parameter_of
+from ckpttool.storage.digest import Sample
+
+
+def smallest_shard(layout: Layout, contents: Mapping[int, Sample]) -> int | None:
+    """The optimizer shard that these contents of ranks show.
+
+    None if any may be, all elements being the same; 0 if there is none that explains them: some
+    slices are equal that would have to differ.
+    """
+    for shard in range(1, layout.replicas + 1):
+        if layout.replicas % shard:
+            continue
+        cut = replace(layout, optimizer_shard=shard)
+        slices: dict[tuple[int, ...], list[Sample]] = {}  # by the slice that the shard cuts
+        is_consistent = True
+        for index in cut.slice_indices():
+            held = {contents[rank] for rank in cut.owners(index) if rank in contents}
+            is_consistent = is_consistent and len(held) <= 1
+            slices.setdefault((index[0] // shard, *index[1:]), []).extend(held)
+        if is_consistent:
+            break
+    if shard == 1 and all(sample.is_constant for sample in contents.values()):
+        return None
+    telling = [[one for one in samples if not one.is_constant] for samples in slices.values()]
+    return shard if all(len(set(samples)) == len(samples) for samples in telling) else 0
+
+
+def shard_of(layout: Layout, wanted: int) -> int:
+    """The shard of a tensor where ``wanted`` is asked for, as MindSpore has it.
+
+    A tensor with fewer replicas is cut by all of them; one whose replicas it does not divide is
+    left whole.  (MindSpore 2.10, compiled for replicas of 1, 2, 4 and 8.)
+    """
+    shard = min(wanted, layout.replicas)
+    return 1 if layout.replicas % shard else shard
+
+
+def settle_constants(
+    listed: Sequence[Source], shards: dict[str, int], wanted: int | None
+) -> tuple[list[Source], list[str]]:
+    """Add the shards of tensors that tell nothing themselves.
+
+    Returns
+    -------
+    sources
+        Those that stay unclear.
+    names
+        Those of which no parameter and no other state tells either, so that ``wanted`` decides.
+    """
+    rows = _rows(listed, shards)
+    unclear: list[Source] = []
+    decided: list[str] = []
+    for source in listed:
+        name = source.meta.name
+        if name in shards:
+            continue
+        known = _rows_of_relatives(name, rows)
+        shard = wanted and shard_of(source.layout, wanted)
+        if known is not None:
+            shard = known // source.meta.shape[0]
+        if not shard or source.layout.replicas % shard:
+            unclear.append(source)
+            continue
+        shards[name] = shard
+        decided += [name] if known is None else []
+    return unclear, decided
+
+
+def contradictions(listed: Sequence[Source], shards: Mapping[str, int]) -> list[str]:
+    """States that would have other rows than their parameter."""
+    rows = _rows(listed, shards)
+    return [
+        name for name, n in rows.items() if rows.get(parameter_of(name) or name) not in (n, None)
+    ]
+
+
+def _rows(listed: Sequence[Source], shards: Mapping[str, int]) -> dict[str, int]:
+    return {
+        source.meta.name: source.meta.shape[0] * shards[source.meta.name]
+        for source in listed
+        if source.meta.name in shards
+    }
+
+
+def _rows_of_relatives(name: str, rows: Mapping[str, int]) -> int | None:
+    """Rows of the parameter that ``name`` is state of, or of other states of the same parameter."""
+    base = parameter_of(name) or name
+    if base in rows:
+        return rows[base]
+    return next((rows[other] for other in rows if parameter_of(other) == base), None)
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending."""
+    return [n for n in range(1, number + 1) if number % n == 0]
