@@ -163,6 +163,29 @@ def test_a_source_that_is_cut_short_while_it_is_read_is_named(tmp_path, monkeypa
     assert files_below(tmp_path / "out") == []
 
 
+def test_no_resume_is_offered_of_a_source_that_was_cut_short_between_two_outputs(
+    tmp_path, monkeypatch
+):
+    source = write_source(tmp_path / "source", 4, 1 << 20)
+    size, out = (source / "m.ckpt").stat().st_size, tmp_path / "out"
+    strategy = ckpttool.read_strategy([str(source / "s.json")])
+    catalog = ckpttool.scan(str(source / "m.ckpt"))
+    plan = ckpttool.plan_split(catalog, strategy, str(out), "ckpt")
+    real = os.preadv
+
+    def fake(fd, buffers, at):
+        if any(out.glob("*/*.ckpt")):
+            os.truncate(source / "m.ckpt", size // 2)
+        return real(fd, buffers, at)
+
+    monkeypatch.setattr(os, "preadv", fake)
+    with pytest.raises(ckpttool.ExecutionError, match="so write all of it anew") as caught:
+        execute(plan, options=CopyOptions(task_bytes=1 << 20, max_in_flight=1))
+    assert files_below(out) != []
+    assert "the file ends here" in str(caught.value)
+    assert "--resume" not in str(caught.value)
+
+
 def test_a_source_that_grows_while_it_is_read_is_named(tmp_path, monkeypatch):
     shutil.copytree(CASE / "src", tmp_path / "src")
     words = [*words_of(tmp_path / "out")]

@@ -27,7 +27,7 @@ from ckpttool.run.journal import Journal
 from ckpttool.run.manifest import Written
 from ckpttool.run.origin import changed_inputs, manifest_of
 from ckpttool.run.partial import PARTIAL, PartialFile, write_document
-from ckpttool.run.resume import check_inputs, is_complete
+from ckpttool.run.resume import check_inputs, is_complete, tell_changes
 from ckpttool.run.together import group_outputs
 from ckpttool.storage.checksum import compute_checksum
 
@@ -153,8 +153,8 @@ def execute(
         An output could be read back, and was not what it should be.
     ExecutionError
         An output could not be written, or a source file was changed meanwhile.  Outputs that
-        were complete before stay and are named, for a run that is resumed; nothing is left of the
-        others.
+        were complete before stay and are named, for a run that is resumed, unless the source was
+        changed; nothing is left of the others.
     """
     run = _Run(executor or InlineExecutor(), options or CopyOptions(), on_progress, check)
     if isinstance(executor, Cluster) and plan.target.paths:
@@ -182,8 +182,9 @@ def execute(
         finally:
             journal.leave()
         if isinstance(error, FAILURES) and not isinstance(error, VerifyError | ExecutionError):
-            done = [written.path for written in run.in_order()]
-            raise ExecutionError(run.current, _cause(error), done) from error
+            changes = tell_changes(plan)
+            done = [] if changes else [written.path for written in run.in_order()]
+            raise ExecutionError(run.current, _cause(error) + changes, done) from error
         raise
     return run.in_order()
 

@@ -203,3 +203,12 @@ def check_inputs(plan: Plan) -> None:
     changed = list(changed_inputs(plan))
     if changed:
         raise ExecutionError(str(place_of(plan).listing), f"{shorten(changed, 3)}; {MIXTURE}")
+
+
+def tell_changes(plan: Plan) -> str:
+    """The same for a run that has failed already: what to add to its message, if anything."""
+    try:
+        changed = list(changed_inputs(plan))
+    except OSError:  # which is the failure, or goes with it
+        return ""
+    return f"; {shorten(changed, 3)}; {MIXTURE}" if changed else ""
