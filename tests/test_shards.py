@@ -330,7 +330,7 @@ def test_a_tensor_whose_replicas_the_shard_does_not_divide_is_whole(tmp_path):
     assert (merged["w"], merged["b"]) == (w, b)
     assert (merged["z"].shape, merged["o"].shape) == ((2, 6), (8, 3))
     proven, decided = (note.text for note in plan.notes if note.kind == "corrected")
-    assert "as replicas that differ tell: 1 parameter: w;" in proven
+    assert "as replicas that differ or shapes tell: 1 parameter: w;" in proven
     told = "--optimizer-shard 4 alone decides: cut: o; whole, for it does not divide their"
     assert f"{told} replicas: z; say by hand" in decided
 
@@ -423,3 +423,21 @@ def test_a_parameter_and_its_state_of_different_rows_explain_nothing(tmp_path):
     tensors = {"w": (w, 4), "moments.w": (m, 1)}
     with pytest.raises(ckpttool.PlanError, match="hold the same, and they differ"):
         merge(tmp_path, checkpoint(tmp_path, 4, tensors), tensors)
+
+
+@pytest.mark.parametrize("full", [noise("w", "Float32", (8, 3)), zeros((8, 3))])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_gradients_of_all_rows_prove_a_shard_whatever_the_contents_are(tmp_path, full, ranks):
+    """No shard cuts what accumulates gradients; two ranks that differ alone prove nothing."""
+    tensors = {"w": (full, ranks), "adam_m.w": (zeros((8, 3)), ranks)}
+    tensors["accu_grads.w"] = noise("g", "Float32", (8, 3)), 1
+    merged, kinds = merge(tmp_path, checkpoint(tmp_path, ranks, tensors), tensors)
+    assert merged == {name: entry for name, (entry, _) in tensors.items()}
+    assert "corrected" in kinds
+
+
+def test_what_gradients_prove_of_one_tensor_is_asked_of_others_that_tell_nothing(tmp_path):
+    tensors = {"w": (zeros((8, 3)), 4), "accu_grads.w": (noise("g", "Float32", (8, 3)), 1)}
+    tensors["v"] = zeros((8, 3)), 4
+    catalog = checkpoint(tmp_path, 4, tensors)
+    assert "v: the other parameters are cut" in refused(tmp_path, catalog, tensors)

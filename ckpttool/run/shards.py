@@ -4,7 +4,7 @@ Saved with ``optimizer_weight_shard_aggregated_save`` the slices are cut by the 
 the strategy says 0.  Of the ranks that should hold equal slices, those at positions ``p`` and
 ``p + s`` of the replica group do if the shard is ``s``, and all others differ.  A tensor whose
 elements are all the same tells nothing, but it has as many rows as its parameter or its states,
-which may tell.
+which may tell.  Gradients (``accu_grads``) with more rows than their parameter prove a shard.
 
 Replicas that drifted apart, or of which some are stale, look the same.  That is no guess to be
 made, so it is a question where one of these speaks for them:
@@ -33,6 +33,7 @@ from ckpttool.run.verdicts import (
     divisors,
     settle_constants,
     shard_of,
+    shards_by_gradients,
     smallest_shard,
 )
 from ckpttool.storage.digest import Sample, digest, nearness, sample
@@ -80,11 +81,7 @@ def find_shards(
     by_samples
         Pages are enough.
     """
-    listed = [
-        source
-        for source in sources
-        if _can_be_cut(source) and source.meta.name not in strategy.by_hand
-    ]
+    listed = _candidates(strategy, sources)
     if wanted is not None and (problem := _why_not(listed, wanted)):
         names = frozenset(source.meta.name for source in listed)
         return Shards(strategy, problems=(problem,), names=names)
@@ -97,6 +94,19 @@ def find_shards(
             return told
     contents = _read(listed, executor, by_samples=False)
     return _judge(strategy, listed, contents, executor, wanted)
+
+
+def show_shard(strategy: Strategy, sources: Iterable[Source]) -> bool:
+    """Whether shapes alone prove that slices are cut by an optimizer shard that is not listed."""
+    return bool(shards_by_gradients(_candidates(strategy, sources)))
+
+
+def _candidates(strategy: Strategy, sources: Iterable[Source]) -> list[Source]:
+    return [
+        source
+        for source in sources
+        if _can_be_cut(source) and source.meta.name not in strategy.by_hand
+    ]
 
 
 def _is_final(
@@ -115,9 +125,12 @@ def _is_final(
 
 
 def _shards(listed: Sequence[Source], contents: Sequence[Contents]) -> list[int | None]:
-    """What each tensor by itself shows."""
+    """What each tensor by itself shows, or if it tells nothing the shape of its gradients."""
+    by_shape = shards_by_gradients(listed)
+    seen = [smallest_shard(one.layout, held) for one, held in zip(listed, contents, strict=True)]
     return [
-        smallest_shard(source.layout, held) for source, held in zip(listed, contents, strict=True)
+        by_shape.get(source.meta.name) if shard is None else shard
+        for source, shard in zip(listed, seen, strict=True)
     ]
 
 
@@ -200,6 +213,8 @@ def _why_unproven(
     executor: Executor,
 ) -> str | None:
     """What speaks for replicas that drifted apart, or None if slices are proven."""
+    if shards_by_gradients(listed):  # which nothing contradicts
+        return None
     cut = [source for source in listed if shards.get(source.meta.name, 1) > 1]
     telling = [source.layout.replicas for source in cut if shards[source.meta.name] == 2]
     if len(telling) == len(cut) and set(telling) == {2}:
@@ -310,7 +325,7 @@ def _on_proven(cut: Mapping[str, int], decided: Sequence[str]) -> Iterator[Note]
     if told:
         ways = ", ".join(str(shard) for shard in sorted(set(told.values())))
         text = f"cut by an optimizer shard ({ways}) that the strategy does not list, as replicas "
-        text += f"that differ tell: {count(len(told), 'parameter')}: {shorten(told)}"
+        text += f"that differ or shapes tell: {count(len(told), 'parameter')}: {shorten(told)}"
         text += "; are they no slices but replicas that drifted apart, say --optimizer-shard 1"
         yield Note("corrected", text, is_warning=True)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ckpttool.model.layout import Layout
 from ckpttool.model.source import Source
-from ckpttool.model.strategy import parameter_of
+from ckpttool.model.strategy import GRADIENTS, parameter_of
 from ckpttool.storage.digest import Sample
 
 
@@ -33,6 +33,23 @@ def smallest_shard(layout: Layout, contents: Mapping[int, Sample]) -> int | None
         return None
     telling = [[one for one in samples if not one.is_constant] for samples in slices.values()]
     return shard if all(len(set(samples)) == len(samples) for samples in telling) else 0
+
+
+def shards_by_gradients(listed: Sequence[Source]) -> dict[str, int]:
+    """Optimizer shards above 1 that gradients prove by their shapes, whatever the contents are.
+
+    A parameter and its states have as many elements as the gradients that are summed up for it, and
+    no shard cuts these, or the same one.
+    """
+    shapes = {source.meta.name: source.meta.shape for source in listed}
+    found: dict[str, int] = {}
+    for source in listed:
+        name, (own, *rest) = source.meta.name, source.meta.shape
+        whole, *others = shapes.get(GRADIENTS + (parameter_of(name) or name), (own, *rest))
+        if others == rest and whole > own and whole % own == 0:
+            shard = whole // own
+            found |= {name: shard} if source.layout.replicas % shard == 0 else {}
+    return found
 
 
 def shard_of(layout: Layout, wanted: int) -> int:
