@@ -31,6 +31,8 @@ from ckpttool.model.strategy import GRADIENTS, Strategy, count, parameter_of, sh
 from ckpttool.run.verdicts import (
     contradictions,
     divisors,
+    missing_ranks,
+    possible_shards,
     settle_constants,
     shard_of,
     shards_by_gradients,
@@ -127,7 +129,10 @@ def _is_final(
 def _shards(listed: Sequence[Source], contents: Sequence[Contents]) -> list[int | None]:
     """What each tensor by itself shows, or if it tells nothing the shape of its gradients."""
     by_shape = shards_by_gradients(listed)
-    seen = [smallest_shard(one.layout, held) for one, held in zip(listed, contents, strict=True)]
+    seen = [
+        None if possible_shards(one, held) else smallest_shard(one.layout, held)
+        for one, held in zip(listed, contents, strict=True)
+    ]
     return [
         by_shape.get(source.meta.name) if shard is None else shard
         for source, shard in zip(listed, seen, strict=True)
@@ -143,7 +148,13 @@ def _judge(
 ) -> Shards | None:
     """What `find_shards` finds, as far as these contents tell."""
     found = _shards(listed, contents)
-    if wanted is None and (0 in found or all(shard in (None, 1) for shard in found)):
+    ways = {
+        source.meta.name: possible
+        for source, shard, held in zip(listed, found, contents, strict=True)
+        if shard is None and (possible := possible_shards(source, held))
+    }
+    are_whole = all(shard in (None, 1) for shard in found)
+    if wanted is None and (0 in found or (are_whole and all(1 in of for of in ways.values()))):
         return None
     if wanted is not None and (shards := _contradicting(strategy, listed, found, wanted)):
         return shards
@@ -171,7 +182,7 @@ def _judge(
     }
     names = frozenset(source.meta.name for source in unclear)
     notes = (*_on_proven(cut, decided), *_on_decided(shards_of, decided, wanted))
-    return Shards(replace(strategy, layouts=layouts), notes, _problems(unclear), names)
+    return Shards(replace(strategy, layouts=layouts), notes, _problems(unclear, ways), names)
 
 
 def _why_not(listed: Sequence[Source], wanted: int) -> str | None:
@@ -213,9 +224,9 @@ def _why_unproven(
     executor: Executor,
 ) -> str | None:
     """What speaks for replicas that drifted apart, or None if slices are proven."""
-    if shards_by_gradients(listed):  # which nothing contradicts
-        return None
     cut = [source for source in listed if shards.get(source.meta.name, 1) > 1]
+    if not cut or shards_by_gradients(listed):  # which nothing contradicts
+        return None
     telling = [source.layout.replicas for source in cut if shards[source.meta.name] == 2]
     if len(telling) == len(cut) and set(telling) == {2}:
         return "only two ranks differ"
@@ -339,22 +350,37 @@ def _on_decided(
     does = {"cut": cut, "whole, for it does not divide their replicas": whole}
     said = "; ".join(f"{how}: {shorten(names)}" for how, names in does.items() if names)
     if said:
-        text = f"all elements are equal, so --optimizer-shard {wanted} alone decides: {said}"
+        text = f"nothing else tells, so --optimizer-shard {wanted} alone decides: {said}"
         text += "; say by hand of those that are whole that they are `replicated` (-s MORE.yaml)"
         yield Note("corrected", text, is_warning=True)
 
 
-def _problems(unclear: Sequence[Source]) -> tuple[str, ...]:
-    if not unclear:
-        return ()
-    first = unclear[0]
-    ways = divisors(first.layout.replicas)
-    named = shorten(source.meta.name for source in unclear)
-    return (
-        f"{named}: the other parameters are cut by an optimizer shard that the strategy does not "
-        f"list, and all elements of these are equal, which fits several ways ({first.meta.name}: "
-        f"full shape "
-        + " or ".join(str((first.meta.shape[0] * n, *first.meta.shape[1:])) for n in ways)
-        + "); decide with --optimizer-shard N, or say by hand of those that are whole that they "
-        "are `replicated` (-s MORE.yaml)",
+def _problems(unclear: Sequence[Source], ways: Mapping[str, Sequence[int]]) -> tuple[str, ...]:
+    """What is asked of tensors of which nothing tells how they are cut."""
+    equal = [source for source in unclear if source.meta.name not in ways]
+    rest = [source for source in unclear if source.meta.name in ways]
+    problems = []
+    if equal:
+        problems.append(
+            f"{shorten(one.meta.name for one in equal)}: the other parameters are cut by an "
+            "optimizer shard that the strategy does not list, and all elements of these are equal, "
+            f"which fits several ways ({_shapes(equal[0], divisors(equal[0].layout.replicas))}); "
+            "decide with --optimizer-shard N, or say by hand of those that are whole that they "
+            "are `replicated` (-s MORE.yaml)"
+        )
+    if rest:
+        problems.append(
+            f"{shorten(one.meta.name for one in rest)}: cut by an optimizer shard, perhaps, that "
+            f"the strategy does not list; without {format_ranks(missing_ranks(rest[0]))} what is "
+            f"left fits several ways ({_shapes(rest[0], ways[rest[0].meta.name])}); put the files "
+            "back, or decide with --optimizer-shard N (are they replicas that drifted apart, "
+            "--trust-strategy takes the lowest rank's)"
+        )
+    return tuple(problems)
+
+
+def _shapes(source: Source, shards: Sequence[int]) -> str:
+    rows, *others = source.meta.shape
+    return f"{source.meta.name}: full shape " + " or ".join(
+        str((rows * shard, *others)) for shard in shards
     )

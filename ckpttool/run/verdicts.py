@@ -17,22 +17,50 @@ def smallest_shard(layout: Layout, contents: Mapping[int, Sample]) -> int | None
     None if any may be, all elements being the same; 0 if there is none that explains them: some
     slices are equal that would have to differ.
     """
-    for shard in range(1, layout.replicas + 1):
-        if layout.replicas % shard:
-            continue
-        cut = replace(layout, optimizer_shard=shard)
-        slices: dict[tuple[int, ...], list[Sample]] = {}  # by the slice that the shard cuts
-        is_consistent = True
-        for index in cut.slice_indices():
-            held = {contents[rank] for rank in cut.owners(index) if rank in contents}
-            is_consistent = is_consistent and len(held) <= 1
-            slices.setdefault((index[0] // shard, *index[1:]), []).extend(held)
+    for shard in divisors(layout.replicas):
+        is_consistent, are_distinct = _explains(layout, contents, shard)
         if is_consistent:
             break
     if shard == 1 and all(sample.is_constant for sample in contents.values()):
         return None
+    return shard if are_distinct else 0
+
+
+def possible_shards(source: Source, contents: Mapping[int, Sample]) -> list[int]:
+    """The optimizer shards that explain what ranks hold, if several do, as files are missing.
+
+    Where all files are there, what they hold tells.  A slice that nobody has must be one that a
+    missing file may have held.
+    """
+    layout = source.layout
+    lost = missing_ranks(source)
+
+    def may_be_all(shard: int) -> bool:
+        cut = replace(layout, optimizer_shard=shard)
+        owners = [set(cut.owners(index)) for index in cut.slice_indices()]
+        return all(not ranks.isdisjoint((*contents, *lost)) for ranks in owners)
+
+    shards = divisors(layout.replicas) if lost else []
+    ways = [n for n in shards if all(_explains(layout, contents, n)) and may_be_all(n)]
+    return ways if len(ways) > 1 else []
+
+
+def missing_ranks(source: Source) -> list[int]:
+    """Ranks of a layout that have no file, or none that can be read."""
+    return [rank for rank in source.layout.ranks if rank not in source.catalog.files]
+
+
+def _explains(layout: Layout, contents: Mapping[int, Sample], shard: int) -> tuple[bool, bool]:
+    """Whether ranks hold the same that should by this shard, and different things that should."""
+    cut = replace(layout, optimizer_shard=shard)
+    slices: dict[tuple[int, ...], list[Sample]] = {}  # by the slice that the shard cuts
+    is_consistent = True
+    for index in cut.slice_indices():
+        held = {contents[rank] for rank in cut.owners(index) if rank in contents}
+        is_consistent = is_consistent and len(held) <= 1
+        slices.setdefault((index[0] // shard, *index[1:]), []).extend(held)
     telling = [[one for one in samples if not one.is_constant] for samples in slices.values()]
-    return shard if all(len(set(samples)) == len(samples) for samples in telling) else 0
+    return is_consistent, all(len(set(samples)) == len(samples) for samples in telling)
 
 
 def shards_by_gradients(listed: Sequence[Source]) -> dict[str, int]:
