@@ -31,8 +31,8 @@ from ckpttool.model.strategy import GRADIENTS, Strategy, count, parameter_of, sh
 from ckpttool.run.verdicts import (
     contradictions,
     divisors,
-    missing_ranks,
     possible_shards,
+    questions,
     settle_constants,
     shard_of,
     shards_by_gradients,
@@ -182,7 +182,7 @@ def _judge(
     }
     names = frozenset(source.meta.name for source in unclear)
     notes = (*_on_proven(cut, decided), *_on_decided(shards_of, decided, wanted))
-    return Shards(replace(strategy, layouts=layouts), notes, _problems(unclear, ways), names)
+    return Shards(replace(strategy, layouts=layouts), notes, questions(unclear, ways), names)
 
 
 def _why_not(listed: Sequence[Source], wanted: int) -> str | None:
@@ -353,34 +353,3 @@ def _on_decided(
         text = f"nothing else tells, so --optimizer-shard {wanted} alone decides: {said}"
         text += "; say by hand of those that are whole that they are `replicated` (-s MORE.yaml)"
         yield Note("corrected", text, is_warning=True)
-
-
-def _problems(unclear: Sequence[Source], ways: Mapping[str, Sequence[int]]) -> tuple[str, ...]:
-    """What is asked of tensors of which nothing tells how they are cut."""
-    equal = [source for source in unclear if source.meta.name not in ways]
-    rest = [source for source in unclear if source.meta.name in ways]
-    problems = []
-    if equal:
-        problems.append(
-            f"{shorten(one.meta.name for one in equal)}: the other parameters are cut by an "
-            "optimizer shard that the strategy does not list, and all elements of these are equal, "
-            f"which fits several ways ({_shapes(equal[0], divisors(equal[0].layout.replicas))}); "
-            "decide with --optimizer-shard N, or say by hand of those that are whole that they "
-            "are `replicated` (-s MORE.yaml)"
-        )
-    if rest:
-        problems.append(
-            f"{shorten(one.meta.name for one in rest)}: cut by an optimizer shard, perhaps, that "
-            f"the strategy does not list; without {format_ranks(missing_ranks(rest[0]))} what is "
-            f"left fits several ways ({_shapes(rest[0], ways[rest[0].meta.name])}); put the files "
-            "back, or decide with --optimizer-shard N (are they replicas that drifted apart, "
-            "--trust-strategy takes the lowest rank's)"
-        )
-    return tuple(problems)
-
-
-def _shapes(source: Source, shards: Sequence[int]) -> str:
-    rows, *others = source.meta.shape
-    return f"{source.meta.name}: full shape " + " or ".join(
-        str((rows * shard, *others)) for shard in shards
-    )

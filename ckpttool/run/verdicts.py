@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ckpttool.model.catalog import format_ranks
 from ckpttool.model.layout import Layout
 from ckpttool.model.source import Source
-from ckpttool.model.strategy import GRADIENTS, parameter_of
+from ckpttool.model.strategy import GRADIENTS, parameter_of, shorten
 from ckpttool.storage.digest import Sample
 
 
@@ -143,6 +144,37 @@ def _rows_of_relatives(name: str, rows: Mapping[str, int]) -> int | None:
     if base in rows:
         return rows[base]
     return next((rows[other] for other in rows if parameter_of(other) == base), None)
+
+
+def questions(unclear: Sequence[Source], ways: Mapping[str, Sequence[int]]) -> tuple[str, ...]:
+    """What is asked of tensors of which nothing tells how they are cut."""
+    equal = [source for source in unclear if source.meta.name not in ways]
+    rest = [source for source in unclear if source.meta.name in ways]
+    problems = []
+    if equal:
+        problems.append(
+            f"{shorten(one.meta.name for one in equal)}: the other parameters are cut by an "
+            "optimizer shard that the strategy does not list, and all elements of these are equal, "
+            f"which fits several ways ({_shapes(equal[0], divisors(equal[0].layout.replicas))}); "
+            "decide with --optimizer-shard N, or say by hand of those that are whole that they "
+            "are `replicated` (-s MORE.yaml)"
+        )
+    if rest:
+        problems.append(
+            f"{shorten(one.meta.name for one in rest)}: cut by an optimizer shard, perhaps, that "
+            f"the strategy does not list; without {format_ranks(missing_ranks(rest[0]))} what is "
+            f"left fits several ways ({_shapes(rest[0], ways[rest[0].meta.name])}); put the files "
+            "back, or decide with --optimizer-shard N (are they replicas that drifted apart, "
+            "--trust-strategy takes the lowest rank's)"
+        )
+    return tuple(problems)
+
+
+def _shapes(source: Source, shards: Sequence[int]) -> str:
+    rows, *others = source.meta.shape
+    return f"{source.meta.name}: full shape " + " or ".join(
+        str((rows * shard, *others)) for shard in shards
+    )
 
 
 def divisors(number: int) -> list[int]:
