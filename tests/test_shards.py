@@ -472,6 +472,15 @@ def test_what_missing_files_leave_open_is_asked_not_taken_for_the_smallest_shard
         merge_of(tmp_path, catalog, ["w"], 4, optimizer_shard=4)
 
 
+def test_files_that_were_cut_short_leave_the_same_open(tmp_path):
+    """Cut between two records a file is as good as any, and lacks what came then."""
+    halves = np.split(noise("w", "Float32", (8, 3)).array(), 4)
+    held = {rank: {"v": zeros((2, 3)), "w": as_entry(halves[rank])} for rank in range(4)}
+    del held[2]["w"], held[3]["w"]
+    catalog = ckpttool.scan(str(write_ranks(tmp_path / "src", held, "ckpt")))
+    assert "w: cut by an optimizer shard, perhaps" in refused_all(tmp_path, catalog, ["v", "w"])
+
+
 def test_the_shard_that_is_named_decides_what_missing_files_leave_open(tmp_path):
     w = noise("w", "Float32", (8, 3))
     catalog = partial(tmp_path, 4, {"w": (w, 2)}, [2, 3])

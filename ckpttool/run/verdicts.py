@@ -28,27 +28,22 @@ def smallest_shard(layout: Layout, contents: Mapping[int, Sample]) -> int | None
 
 
 def possible_shards(source: Source, contents: Mapping[int, Sample]) -> list[int]:
-    """The optimizer shards that explain what ranks hold, if several do, as files are missing.
+    """The optimizer shards that explain what ranks hold, if several do, as some hold nothing.
 
-    Where all files are there, what they hold tells.  A slice that nobody has must be one that a
-    missing file may have held.
+    Where all ranks have the tensor, what they hold tells.
     """
     layout = source.layout
-    lost = missing_ranks(source)
-
-    def may_be_all(shard: int) -> bool:
-        cut = replace(layout, optimizer_shard=shard)
-        owners = [set(cut.owners(index)) for index in cut.slice_indices()]
-        return all(not ranks.isdisjoint((*contents, *lost)) for ranks in owners)
-
-    shards = divisors(layout.replicas) if lost else []
-    ways = [n for n in shards if all(_explains(layout, contents, n)) and may_be_all(n)]
+    shards = divisors(layout.replicas) if missing_ranks(source) else []
+    ways = [n for n in shards if all(_explains(layout, contents, n))]
     return ways if len(ways) > 1 else []
 
 
 def missing_ranks(source: Source) -> list[int]:
-    """Ranks of a layout that have no file, or none that can be read."""
-    return [rank for rank in source.layout.ranks if rank not in source.catalog.files]
+    """Ranks of a layout that have no file, or one that lacks the tensor: cut short, perhaps."""
+    files, name = source.catalog.files, source.meta.name
+    return [
+        rank for rank in source.layout.ranks if rank not in files or name not in files[rank].tensors
+    ]
 
 
 def _explains(layout: Layout, contents: Mapping[int, Sample], shard: int) -> tuple[bool, bool]:
