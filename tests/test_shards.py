@@ -330,7 +330,7 @@ def test_a_tensor_whose_replicas_the_shard_does_not_divide_is_whole(tmp_path):
     assert (merged["w"], merged["b"]) == (w, b)
     assert (merged["z"].shape, merged["o"].shape) == ((2, 6), (8, 3))
     proven, decided = (note.text for note in plan.notes if note.kind == "corrected")
-    assert "as replicas that differ tell: 1 parameter: w;" in proven
+    assert "as replicas that differ or shapes tell: 1 parameter: w;" in proven
     told = "--optimizer-shard 4 alone decides: cut: o; whole, for it does not divide their"
     assert f"{told} replicas: z; say by hand" in decided
 
@@ -423,3 +423,79 @@ def test_a_parameter_and_its_state_of_different_rows_explain_nothing(tmp_path):
     tensors = {"w": (w, 4), "moments.w": (m, 1)}
     with pytest.raises(ckpttool.PlanError, match="hold the same, and they differ"):
         merge(tmp_path, checkpoint(tmp_path, 4, tensors), tensors)
+
+
+@pytest.mark.parametrize("full", [noise("w", "Float32", (8, 3)), zeros((8, 3))])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_gradients_of_all_rows_prove_a_shard_whatever_the_contents_are(tmp_path, full, ranks):
+    """No shard cuts what accumulates gradients; two ranks that differ alone prove nothing."""
+    tensors = {"w": (full, ranks), "adam_m.w": (zeros((8, 3)), ranks)}
+    tensors["accu_grads.w"] = noise("g", "Float32", (8, 3)), 1
+    merged, kinds = merge(tmp_path, checkpoint(tmp_path, ranks, tensors), tensors)
+    assert merged == {name: entry for name, (entry, _) in tensors.items()}
+    assert "corrected" in kinds
+
+
+def test_what_gradients_prove_of_one_tensor_is_asked_of_others_that_tell_nothing(tmp_path):
+    tensors = {"w": (zeros((8, 3)), 4), "accu_grads.w": (noise("g", "Float32", (8, 3)), 1)}
+    tensors["v"] = zeros((8, 3)), 4
+    catalog = checkpoint(tmp_path, 4, tensors)
+    assert "v: the other parameters are cut" in refused(tmp_path, catalog, tensors)
+
+
+def partial(folder, ranks, tensors, lost):
+    """The same as `checkpoint`, without the files of some ranks."""
+    checkpoint(folder, ranks, tensors)
+    for rank in lost:
+        (file,) = (folder / "src" / f"rank_{rank}").iterdir()
+        file.unlink()
+    return ckpttool.scan(str(folder / "src"))
+
+
+def merge_of(folder, catalog, names, count, **more):
+    strategy = join_stages({0: {name: Layout((count,), ((), ())) for name in names}})
+    plan = ckpttool.plan_merge(catalog, strategy, str(folder / "m.ckpt"), "ckpt", **more)
+    ckpttool.execute(plan)
+    return read(folder / "m.ckpt")
+
+
+def test_what_missing_files_leave_open_is_asked_not_taken_for_the_smallest_shard(tmp_path):
+    """Ranks 0 and 1 of four hold halves, or the first two quarters."""
+    w = noise("w", "Float32", (8, 3))
+    catalog = partial(tmp_path, 4, {"w": (w, 4)}, [2, 3])
+    with pytest.raises(ckpttool.PlanError) as caught:
+        merge_of(tmp_path, catalog, ["w"], 4)
+    (problem,) = caught.value.problems
+    ways = r"without ranks 2, 3 .* full shape \(4, 3\) or \(8, 3\)\).* --optimizer-shard N"
+    assert not mentions(problem, ways)
+    with pytest.raises(ckpttool.PlanError, match="rank 2: no checkpoint file"):
+        merge_of(tmp_path, catalog, ["w"], 4, optimizer_shard=4)
+
+
+def test_files_that_were_cut_short_leave_the_same_open(tmp_path):
+    """Cut between two records a file is as good as any, and lacks what came then."""
+    halves = np.split(noise("w", "Float32", (8, 3)).array(), 4)
+    held = {rank: {"v": zeros((2, 3)), "w": as_entry(halves[rank])} for rank in range(4)}
+    del held[2]["w"], held[3]["w"]
+    catalog = ckpttool.scan(str(write_ranks(tmp_path / "src", held, "ckpt")))
+    assert "w: cut by an optimizer shard, perhaps" in refused_all(tmp_path, catalog, ["v", "w"])
+
+
+def test_the_shard_that_is_named_decides_what_missing_files_leave_open(tmp_path):
+    w = noise("w", "Float32", (8, 3))
+    catalog = partial(tmp_path, 4, {"w": (w, 2)}, [2, 3])
+    assert merge_of(tmp_path, catalog, ["w"], 4, optimizer_shard=2) == {"w": w}
+
+
+def test_replicas_that_are_left_tell_the_shard_where_files_are_missing(tmp_path):
+    w, v = noise("w", "Float32", (8, 3)), noise("v", "Float32", (4, 3))
+    catalog = partial(tmp_path, 4, {"w": (w, 2), "v": (v, 2)}, [3])
+    assert merge_of(tmp_path, catalog, ["w", "v"], 4) == {"w": w, "v": v}
+
+
+def test_gradients_tell_the_shard_where_files_are_missing(tmp_path):
+    tensors = {"w": (noise("w", "Float32", (8, 3)), 2)}
+    tensors["accu_grads.w"] = noise("g", "Float32", (8, 3)), 1
+    catalog = partial(tmp_path, 4, tensors, [2, 3])
+    merged = merge_of(tmp_path, catalog, tensors, 4)
+    assert merged == {name: entry for name, (entry, _) in tensors.items()}

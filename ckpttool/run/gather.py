@@ -24,7 +24,7 @@ from ckpttool.model.strategy import Strategy, count, shorten
 from ckpttool.model.undivided import undivided_sources
 from ckpttool.model.unlisted import Unlisted
 from ckpttool.run.doubts import find_doubts
-from ckpttool.run.shards import find_shards
+from ckpttool.run.shards import find_shards, show_shard
 from ckpttool.storage.digest import Sample, digest
 
 BUFFER_BYTES = 4 << 20  # held by each worker while contents are compared
@@ -235,6 +235,7 @@ def settle(
     doubts, doubtful = find_doubts(catalog, strategy, sources.found, executor)
     shards = None
     is_suspect = any(doubt.kind == "replica" for doubt in doubts)
+    is_suspect = is_suspect or show_shard(strategy, sources.found)
     if (is_suspect or trust.optimizer_shard is not None) and strategy.layouts:
         shards = find_shards(
             *(strategy, sources.found, executor, trust.optimizer_shard), trust.by_samples

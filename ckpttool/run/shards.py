@@ -4,7 +4,7 @@ Saved with ``optimizer_weight_shard_aggregated_save`` the slices are cut by the 
 the strategy says 0.  Of the ranks that should hold equal slices, those at positions ``p`` and
 ``p + s`` of the replica group do if the shard is ``s``, and all others differ.  A tensor whose
 elements are all the same tells nothing, but it has as many rows as its parameter or its states,
-which may tell.
+which may tell.  Gradients (``accu_grads``) with more rows than their parameter prove a shard.
 
 Replicas that drifted apart, or of which some are stale, look the same.  That is no guess to be
 made, so it is a question where one of these speaks for them:
@@ -31,8 +31,11 @@ from ckpttool.model.strategy import GRADIENTS, Strategy, count, parameter_of, sh
 from ckpttool.run.verdicts import (
     contradictions,
     divisors,
+    possible_shards,
+    questions,
     settle_constants,
     shard_of,
+    shards_by_gradients,
     smallest_shard,
 )
 from ckpttool.storage.digest import Sample, digest, nearness, sample
@@ -80,11 +83,7 @@ def find_shards(
     by_samples
         Pages are enough.
     """
-    listed = [
-        source
-        for source in sources
-        if _can_be_cut(source) and source.meta.name not in strategy.by_hand
-    ]
+    listed = _candidates(strategy, sources)
     if wanted is not None and (problem := _why_not(listed, wanted)):
         names = frozenset(source.meta.name for source in listed)
         return Shards(strategy, problems=(problem,), names=names)
@@ -97,6 +96,19 @@ def find_shards(
             return told
     contents = _read(listed, executor, by_samples=False)
     return _judge(strategy, listed, contents, executor, wanted)
+
+
+def show_shard(strategy: Strategy, sources: Iterable[Source]) -> bool:
+    """Whether shapes alone prove that slices are cut by an optimizer shard that is not listed."""
+    return bool(shards_by_gradients(_candidates(strategy, sources)))
+
+
+def _candidates(strategy: Strategy, sources: Iterable[Source]) -> list[Source]:
+    return [
+        source
+        for source in sources
+        if _can_be_cut(source) and source.meta.name not in strategy.by_hand
+    ]
 
 
 def _is_final(
@@ -115,9 +127,15 @@ def _is_final(
 
 
 def _shards(listed: Sequence[Source], contents: Sequence[Contents]) -> list[int | None]:
-    """What each tensor by itself shows."""
+    """What each tensor by itself shows, or if it tells nothing the shape of its gradients."""
+    by_shape = shards_by_gradients(listed)
+    seen = [
+        None if possible_shards(one, held) else smallest_shard(one.layout, held)
+        for one, held in zip(listed, contents, strict=True)
+    ]
     return [
-        smallest_shard(source.layout, held) for source, held in zip(listed, contents, strict=True)
+        by_shape.get(source.meta.name) if shard is None else shard
+        for source, shard in zip(listed, seen, strict=True)
     ]
 
 
@@ -130,7 +148,13 @@ def _judge(
 ) -> Shards | None:
     """What `find_shards` finds, as far as these contents tell."""
     found = _shards(listed, contents)
-    if wanted is None and (0 in found or all(shard in (None, 1) for shard in found)):
+    ways = {
+        source.meta.name: possible
+        for source, shard, held in zip(listed, found, contents, strict=True)
+        if shard is None and (possible := possible_shards(source, held))
+    }
+    are_whole = all(shard in (None, 1) for shard in found)
+    if wanted is None and (0 in found or (are_whole and all(1 in of for of in ways.values()))):
         return None
     if wanted is not None and (shards := _contradicting(strategy, listed, found, wanted)):
         return shards
@@ -158,7 +182,7 @@ def _judge(
     }
     names = frozenset(source.meta.name for source in unclear)
     notes = (*_on_proven(cut, decided), *_on_decided(shards_of, decided, wanted))
-    return Shards(replace(strategy, layouts=layouts), notes, _problems(unclear), names)
+    return Shards(replace(strategy, layouts=layouts), notes, questions(unclear, ways), names)
 
 
 def _why_not(listed: Sequence[Source], wanted: int) -> str | None:
@@ -201,6 +225,8 @@ def _why_unproven(
 ) -> str | None:
     """What speaks for replicas that drifted apart, or None if slices are proven."""
     cut = [source for source in listed if shards.get(source.meta.name, 1) > 1]
+    if not cut or shards_by_gradients(listed):  # which nothing contradicts
+        return None
     telling = [source.layout.replicas for source in cut if shards[source.meta.name] == 2]
     if len(telling) == len(cut) and set(telling) == {2}:
         return "only two ranks differ"
@@ -310,7 +336,7 @@ def _on_proven(cut: Mapping[str, int], decided: Sequence[str]) -> Iterator[Note]
     if told:
         ways = ", ".join(str(shard) for shard in sorted(set(told.values())))
         text = f"cut by an optimizer shard ({ways}) that the strategy does not list, as replicas "
-        text += f"that differ tell: {count(len(told), 'parameter')}: {shorten(told)}"
+        text += f"that differ or shapes tell: {count(len(told), 'parameter')}: {shorten(told)}"
         text += "; are they no slices but replicas that drifted apart, say --optimizer-shard 1"
         yield Note("corrected", text, is_warning=True)
 
@@ -324,22 +350,6 @@ def _on_decided(
     does = {"cut": cut, "whole, for it does not divide their replicas": whole}
     said = "; ".join(f"{how}: {shorten(names)}" for how, names in does.items() if names)
     if said:
-        text = f"all elements are equal, so --optimizer-shard {wanted} alone decides: {said}"
+        text = f"nothing else tells, so --optimizer-shard {wanted} alone decides: {said}"
         text += "; say by hand of those that are whole that they are `replicated` (-s MORE.yaml)"
         yield Note("corrected", text, is_warning=True)
-
-
-def _problems(unclear: Sequence[Source]) -> tuple[str, ...]:
-    if not unclear:
-        return ()
-    first = unclear[0]
-    ways = divisors(first.layout.replicas)
-    named = shorten(source.meta.name for source in unclear)
-    return (
-        f"{named}: the other parameters are cut by an optimizer shard that the strategy does not "
-        f"list, and all elements of these are equal, which fits several ways ({first.meta.name}: "
-        f"full shape "
-        + " or ".join(str((first.meta.shape[0] * n, *first.meta.shape[1:])) for n in ways)
-        + "); decide with --optimizer-shard N, or say by hand of those that are whole that they "
-        "are `replicated` (-s MORE.yaml)",
-    )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ckpttool.model.catalog import format_ranks
 from ckpttool.model.layout import Layout
 from ckpttool.model.source import Source
-from ckpttool.model.strategy import parameter_of
+from ckpttool.model.strategy import GRADIENTS, parameter_of, shorten
 from ckpttool.storage.digest import Sample
 
 
@@ -17,22 +18,62 @@ def smallest_shard(layout: Layout, contents: Mapping[int, Sample]) -> int | None
     None if any may be, all elements being the same; 0 if there is none that explains them: some
     slices are equal that would have to differ.
     """
-    for shard in range(1, layout.replicas + 1):
-        if layout.replicas % shard:
-            continue
-        cut = replace(layout, optimizer_shard=shard)
-        slices: dict[tuple[int, ...], list[Sample]] = {}  # by the slice that the shard cuts
-        is_consistent = True
-        for index in cut.slice_indices():
-            held = {contents[rank] for rank in cut.owners(index) if rank in contents}
-            is_consistent = is_consistent and len(held) <= 1
-            slices.setdefault((index[0] // shard, *index[1:]), []).extend(held)
+    for shard in divisors(layout.replicas):
+        is_consistent, are_distinct = _explains(layout, contents, shard)
         if is_consistent:
             break
     if shard == 1 and all(sample.is_constant for sample in contents.values()):
         return None
+    return shard if are_distinct else 0
+
+
+def possible_shards(source: Source, contents: Mapping[int, Sample]) -> list[int]:
+    """The optimizer shards that explain what ranks hold, if several do, as some hold nothing.
+
+    Where all ranks have the tensor, what they hold tells.
+    """
+    layout = source.layout
+    shards = divisors(layout.replicas) if missing_ranks(source) else []
+    ways = [n for n in shards if all(_explains(layout, contents, n))]
+    return ways if len(ways) > 1 else []
+
+
+def missing_ranks(source: Source) -> list[int]:
+    """Ranks of a layout that have no file, or one that lacks the tensor: cut short, perhaps."""
+    files, name = source.catalog.files, source.meta.name
+    return [
+        rank for rank in source.layout.ranks if rank not in files or name not in files[rank].tensors
+    ]
+
+
+def _explains(layout: Layout, contents: Mapping[int, Sample], shard: int) -> tuple[bool, bool]:
+    """Whether ranks hold the same that should by this shard, and different things that should."""
+    cut = replace(layout, optimizer_shard=shard)
+    slices: dict[tuple[int, ...], list[Sample]] = {}  # by the slice that the shard cuts
+    is_consistent = True
+    for index in cut.slice_indices():
+        held = {contents[rank] for rank in cut.owners(index) if rank in contents}
+        is_consistent = is_consistent and len(held) <= 1
+        slices.setdefault((index[0] // shard, *index[1:]), []).extend(held)
     telling = [[one for one in samples if not one.is_constant] for samples in slices.values()]
-    return shard if all(len(set(samples)) == len(samples) for samples in telling) else 0
+    return is_consistent, all(len(set(samples)) == len(samples) for samples in telling)
+
+
+def shards_by_gradients(listed: Sequence[Source]) -> dict[str, int]:
+    """Optimizer shards above 1 that gradients prove by their shapes, whatever the contents are.
+
+    A parameter and its states have as many elements as the gradients that are summed up for it, and
+    no shard cuts these, or the same one.
+    """
+    shapes = {source.meta.name: source.meta.shape for source in listed}
+    found: dict[str, int] = {}
+    for source in listed:
+        name, (own, *rest) = source.meta.name, source.meta.shape
+        whole, *others = shapes.get(GRADIENTS + (parameter_of(name) or name), (own, *rest))
+        if others == rest and whole > own and whole % own == 0:
+            shard = whole // own
+            found |= {name: shard} if source.layout.replicas % shard == 0 else {}
+    return found
 
 
 def shard_of(layout: Layout, wanted: int) -> int:
@@ -98,6 +139,37 @@ def _rows_of_relatives(name: str, rows: Mapping[str, int]) -> int | None:
     if base in rows:
         return rows[base]
     return next((rows[other] for other in rows if parameter_of(other) == base), None)
+
+
+def questions(unclear: Sequence[Source], ways: Mapping[str, Sequence[int]]) -> tuple[str, ...]:
+    """What is asked of tensors of which nothing tells how they are cut."""
+    equal = [source for source in unclear if source.meta.name not in ways]
+    rest = [source for source in unclear if source.meta.name in ways]
+    problems = []
+    if equal:
+        problems.append(
+            f"{shorten(one.meta.name for one in equal)}: the other parameters are cut by an "
+            "optimizer shard that the strategy does not list, and all elements of these are equal, "
+            f"which fits several ways ({_shapes(equal[0], divisors(equal[0].layout.replicas))}); "
+            "decide with --optimizer-shard N, or say by hand of those that are whole that they "
+            "are `replicated` (-s MORE.yaml)"
+        )
+    if rest:
+        problems.append(
+            f"{shorten(one.meta.name for one in rest)}: cut by an optimizer shard, perhaps, that "
+            f"the strategy does not list; without {format_ranks(missing_ranks(rest[0]))} what is "
+            f"left fits several ways ({_shapes(rest[0], ways[rest[0].meta.name])}); put the files "
+            "back, or decide with --optimizer-shard N (are they replicas that drifted apart, "
+            "--trust-strategy takes the lowest rank's)"
+        )
+    return tuple(problems)
+
+
+def _shapes(source: Source, shards: Sequence[int]) -> str:
+    rows, *others = source.meta.shape
+    return f"{source.meta.name}: full shape " + " or ".join(
+        str((rows * shard, *others)) for shard in shards
+    )
 
 
 def divisors(number: int) -> list[int]:
