@@ -57,6 +57,10 @@ class Threads(Cluster):
     def watch(self) -> None:
         pass
 
+    def end(self) -> None:
+        """Wait until what still works has noticed that nobody wants it."""
+        self._pool.shutdown(wait=True)
+
     def _explain(self, error: BaseException) -> BaseException:
         return error
 
@@ -280,6 +284,7 @@ def test_an_error_of_a_worker_names_its_host_and_leaves_what_was_complete(
     monkeypatch.setattr(attempts, "fill", fail_on_rank_2)
     with pytest.raises(ckpttool.ExecutionError) as caught:
         execute(make_plan(tmp_path), threads)
+    threads.end()
     assert caught.value.output == str(tmp_path / "rank_2" / "checkpoint_2.ckpt")
     assert f"on {socket.gethostname()}: {tmp_path}/rank_2/" in caught.value.cause
     assert "No space left on device" in caught.value.cause
