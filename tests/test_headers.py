@@ -177,10 +177,8 @@ def test_a_header_of_another_format_is_understood_once_for_all_ranks(tmp_path, f
             file.seek(index.tensors["layers/w"].extents[0].offset)
             file.write(bytes([rank]) * 2400)
     first, *others = read_indexes(paths)
-    shared = [
-        index for index in others if index.tensors["scalar"].meta is first.tensors["scalar"].meta
-    ]
-    assert len(shared) >= 4
+    understood = {id(index.tensors["scalar"].meta) for index in (first, *others)}
+    assert len(understood) <= READERS
     for path, index in zip(paths, [first, *others], strict=True):
         assert index == read_index(path)
 
