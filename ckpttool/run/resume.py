@@ -135,7 +135,10 @@ def is_complete(plan: Plan) -> bool:
 def _find_listed(
     plan: Plan, place: Place, executor: Executor, problems: list[str]
 ) -> tuple[set[str], dict[str, Stamp]]:
-    """The same while it is planned: all files of a set that is complete, if it still is."""
+    """The files of a set that is complete, and which of them its hashes prove; none if changed.
+
+    What was changed since is added to ``problems``.
+    """
     listing, folder = _listing_of(plan, place), place.manifest.parent
     if listing is None:
         return set(), {}
