@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -118,6 +119,13 @@ class Entries:
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise self.wrong(name, "a count")
         return value
+
+    def data(self, name: str) -> bytes:
+        """An entry that is bytes, in base64."""
+        try:
+            return b64decode(self.text(name), validate=True)
+        except ValueError as error:
+            raise self.wrong(name, "bytes in base64") from error
 
     def file(self, name: str) -> str:
         """An entry that is the path of a file in the folder or below."""

@@ -55,6 +55,7 @@ def plan_digest(plan: Plan) -> str:
             for transfer in plan.transfers
             for source in [transfer.source]
         ),
+        *((one.kind, os.path.relpath(one.path, folder)) for one in plan.documents),
     ):
         state.update(f"{line!r}\n".encode())
     return f"sha256:{state.hexdigest()}"

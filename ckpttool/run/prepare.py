@@ -285,8 +285,8 @@ def _plan(
         notes += more
         problems += doubts
         if numbered is not None:
-            plan = numbered.spread(plan)
-            problems += numbered.stale_problems(plan.target)
+            plan = numbered.complete(plan)
+            problems += numbered.problems(plan)
         if way.part is not None:
             plan = take_part(plan, *way.part)
         target = plan.target
