@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -251,6 +252,16 @@ def test_it_does_not_go_to_standard_output_or_among_the_source(tmp_path):
 def test_it_may_lie_elsewhere_in_a_folder_that_is_not_there(tmp_path):
     place = tmp_path / "strategies" / "new" / "s.ckpt"
     run_well(*reshard_words(tmp_path / "out", "ckpt"), "--write-strategy", place)
+    assert read_strategy(str(place)).stage_ranks == 4
+
+
+def test_it_may_lie_below_the_source_where_no_rank_is(tmp_path):
+    shutil.copytree(CASE / "src", tmp_path / "src")
+    place = tmp_path / "src" / "strategies" / "s.ckpt"
+    words = ["-s", CASE / "src_strategy.ckpt", "-d", CASE / "dst_strategy.ckpt", "-o"]
+    told = ["--write-strategy", place]
+    run_well("reshard", tmp_path / "src", *words, tmp_path / "out", *told)
+    run_well("merge", tmp_path / "src", *words[:2], "-o", tmp_path / "merged.h5")
     assert read_strategy(str(place)).stage_ranks == 4
 
 
