@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ckpttool
@@ -230,7 +230,7 @@ def test_random_layouts_are_of_every_kind():
     """Otherwise the test above would prove little."""
     seen = set()
 
-    @examples(200)
+    @settings(max_examples=200)
     @given(st.one_of(moves(), table_moves()))
     def collect(move):
         for strategy in (move.src, move.dst):
