@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -196,7 +197,14 @@ def test_the_folder_is_read_with_it_in_it(tmp_path):
     run_well("merge", tmp_path / "out", "-s", told, "-o", tmp_path / "a.ckpt")
     run_well("merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", tmp_path / "b.ckpt")
     assert read(tmp_path / "a.ckpt") == read(tmp_path / "b.ckpt")
-    run_well("verify", tmp_path / "out", "-s", told, "--deep")
+    result = run_well("verify", tmp_path / "out", "-s", told, "--deep")
+    assert "is another file" not in message(result)
+    listed = json.loads((tmp_path / "out" / NAME).read_text())["told"]
+    data = told.read_bytes()
+    want = {"path": "s.ckpt", "nbytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    assert listed == [want]
+    told.write_bytes((CASE / "src_strategy.ckpt").read_bytes())
+    assert "is another file" in message(run("inspect", tmp_path / "out", "-s", told))
 
 
 def test_one_that_is_there_is_replaced_only_if_that_is_asked_for(tmp_path):

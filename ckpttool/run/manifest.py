@@ -157,10 +157,14 @@ class Entries:
             self.text("plan"),
             self.step(),
             tuple(InputFile(item.text("path"), *item.stamp()) for item in self.objects("inputs")),
-            tuple(
-                StrategyFile(item.text("path"), item.number("nbytes"), item.text("sha256"))
-                for item in self.objects("strategies")
-            ),
+            self._strategies("strategies"),
+            self._strategies("told") if "told" in self.entries else (),
+        )
+
+    def _strategies(self, name: str) -> tuple[StrategyFile, ...]:
+        return tuple(
+            StrategyFile(item.text("path"), item.number("nbytes"), item.text("sha256"))
+            for item in self.objects(name)
         )
 
     def output(self) -> Listed:
