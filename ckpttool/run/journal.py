@@ -8,6 +8,9 @@ with ``--resume`` takes from it which outputs need not be written again: those t
 then (size, times of change), and those that hold what the hashes say.  A line that a power loss cut
 short does not count.
 
+A listing of the same run, of which outputs are gone, is made a journal again.  An output that was
+complete before is written again only as it was: a source that was changed meanwhile shows there.
+
 It is locked while the run lasts, so that two runs do not write one set at a time; the runs of
 parts hold the journal of the set together, and each its own alone.
 """
@@ -21,10 +24,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ckpttool.errors import FormatError, PlanError
+from ckpttool.errors import FormatError, PlanError, VerifyError
 from ckpttool.model.catalog import Stamp
 from ckpttool.model.manifest import Listed, Origin, differences
-from ckpttool.run.manifest import Entries, listing_text, output_text
+from ckpttool.run.manifest import Entries, Listing, listing_text, output_text
 from ckpttool.run.partial import (
     PARTIAL,
     is_open_as,
@@ -157,8 +160,8 @@ class Journal:
     place
         Where it is.
     is_resumed
-        True to go on with what is there; else it is begun anew, and temporary files that a killed
-        run left are removed.
+        True to go on with what is there, a journal or a listing; else it is begun anew, and
+        temporary files that a killed run left are removed.
     proven
         Outputs that hold what they should, relative to the journal, and by what they were known.
 
@@ -183,7 +186,7 @@ class Journal:
         self._place = place
         self._path = journal_of(place.listing)
         self._fds: dict[Path, int] = {}
-        self._has_replaced = self._has_left = False
+        self._has_replaced = self._has_left = self._is_listed = False
         self._lines: dict[int, tuple[int, int]] = {}  # in the journal, of each rank's output
         self._proven = proven or {}
         self.kept: Mapping[str, Stamp] = {}
@@ -220,14 +223,22 @@ class Journal:
         self._append(f"{begun}\n", is_durable=False)
 
     def add(self, output: Listed) -> None:
-        """Say that an output is complete, and about to get its final name."""
+        """Say that an output is complete, and about to get its final name.
+
+        Raises
+        ------
+        VerifyError
+            It was complete before, and was not the same.
+        """
+        before = self._lines.get(output.rank)
+        if before is not None and self._output_at(*before) != output_text(output):
+            text = "is not what the same run wrote there before; has a source file been changed? "
+            text += "Without --resume (--overwrite) all is written anew"
+            raise VerifyError(str(self.folder / output.path), [text])
         if not self._has_replaced:
             self._remove_outdated()
             self._has_replaced = True
-        start = os.lseek(self._fds[self._path], 0, os.SEEK_CUR)
-        line = f"{COMPLETE}{output_text(output)}{END}"
-        self._append(line)
-        self._lines[output.rank] = start, start + len(line)
+        self._append_output(output, is_durable=True)
 
     def place(self, path: str) -> None:
         """Say that an output has its final name; without this its contents would have to tell."""
@@ -243,7 +254,8 @@ class Journal:
 
     def leave(self) -> None:
         """End before all is done; the journal stays if there is something to go on from."""
-        self._close(remove=not self._lines and not self._has_left)
+        needs_none = self._is_listed and not self._has_replaced  # the listing is still there
+        self._close(remove=needs_none or not (self._lines or self._has_left))
 
     def _begin(self, is_resumed: bool) -> None:
         """Take over what is to be kept, and remove the rest."""
@@ -253,8 +265,12 @@ class Journal:
             changes = list(differences(self._place.origin, before.origin))
             if changes:
                 raise PlanError(resume_problems(self._path, changes))
-            self.kept = before.kept(self.folder, self._proven)
-            self._lines = before.lines
+        # It goes before the first output is replaced: while it is there a journal knows no more.
+        listing = self._place.find_listing(self.listing) if is_resumed else None
+        goes_on = before if is_resumed and listing is None else None
+        if goes_on is not None:
+            self.kept = goes_on.kept(self.folder, self._proven)
+            self._lines = goes_on.lines
         left = self._clean(self._path, {})
         if self._place.is_part:  # others hold it, too, so it stays
             of_set = journal_of(self._place.manifest)
@@ -265,17 +281,31 @@ class Journal:
         for path in self._place.journals_of_parts():
             left = self._clean(path, left)
             path.unlink()
-        os.ftruncate(fd, before.end if before is not None and is_resumed else 0)
+        os.ftruncate(fd, 0 if goes_on is None else goes_on.end)
         os.lseek(fd, 0, os.SEEK_END)
         by = f"process {os.getpid()} on {socket.gethostname()}"
         head = {"by": by, "run": [self._place.origin.head_with_times()]}
-        lines = [] if os.fstat(fd).st_size else [head]
+        if goes_on is None or not goes_on.end:
+            self._append(f"{json.dumps(head)}\n", is_durable=False)
+        if listing is not None:
+            self._take_over(listing)
         stays = sorted(left.keys() - self.kept.keys())
-        text = "".join(f"{json.dumps(line)}\n" for line in lines)
-        text += "".join(_line_of("left", name, left[name]) for name in stays)
+        text = "".join(_line_of("left", name, left[name]) for name in stays)
         text += "".join(_line_of("placed", name, self.kept[name]) for name in sorted(self.kept))
         self._append(text)
         self._has_left = bool(stays)
+
+    def _take_over(self, listing: Listing) -> None:
+        """Go on from a listing: what is as it says is kept."""
+        self._is_listed = True
+        kept = {}
+        for output in listing.outputs():
+            self._append_output(output, is_durable=False)
+            stamp = stamp_of(self.folder / output.path)
+            is_proven = stamp is not None and self._proven.get(output.path) == stamp
+            if stamp is not None and (is_proven or listing.knows(output, stamp)):
+                kept[output.path] = stamp
+        self.kept = kept
 
     def _clean(self, journal: Path, left: Mapping[str, Stamp]) -> dict[str, Stamp]:
         """Remove what a killed run left half-written; what it left whole is added to ``left``."""
@@ -301,6 +331,12 @@ class Journal:
             file.seek(start)
             line = file.read(stop - start).decode("ascii")
         return line.partition(COMPLETE)[2].removesuffix(END)
+
+    def _append_output(self, output: Listed, *, is_durable: bool) -> None:
+        start = os.lseek(self._fds[self._path], 0, os.SEEK_CUR)
+        line = f"{COMPLETE}{output_text(output)}{END}"
+        self._append(line, is_durable=is_durable)
+        self._lines[output.rank] = start, start + len(line)
 
     def _append(self, line: str, *, is_durable: bool = True) -> None:
         data = line.encode("ascii")

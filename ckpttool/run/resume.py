@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from ckpttool.model.strategy import count, shorten
 from ckpttool.run.batch import place_of
 from ckpttool.run.journal import Unfinished, listed_in, read_journal, resume_problems
 from ckpttool.run.listed import find_intact
-from ckpttool.run.manifest import Listing, output_problems
+from ckpttool.run.manifest import Listing
 from ckpttool.run.origin import changed_inputs
 from ckpttool.run.partial import stamp_of
 from ckpttool.run.sets import (
@@ -79,7 +79,7 @@ def find_remains(
         if path == own:
             _tell(plan, place, before, len(before.kept(folder, proven)), problems, notes)
     if plan.is_resumed:
-        listed, intact = _find_listed(plan, place, executor, problems)
+        listed, intact = _find_listed(plan, place, executor, problems, notes, may_replace)
         proven |= intact
         found |= listed
     if _describes_nothing(place.manifest):
@@ -123,59 +123,76 @@ def _describes_nothing(manifest: Path) -> bool:
 def is_complete(plan: Plan) -> bool:
     """Whether all that a plan is to write is there, as its manifest or record says."""
     place = place_of(plan)
-    if journal_of(place.listing).exists():
+    if journal_of(place.listing).exists() or not all(map(_is_written, plan.documents)):
         return False
     listing = _listing_of(plan, place)
     return listing is not None and all(
-        plan.proven.get(output.path) == stamp_of(place.manifest.parent / output.path)
-        for output in _changed_since(plan, listing)
+        stamp is not None and (listing.knows(output, stamp) or plan.proven.get(path) == stamp)
+        for path, output, stamp in _outputs(plan, listing)
     )
 
 
 def _find_listed(
-    plan: Plan, place: Place, executor: Executor, problems: list[str]
+    plan: Plan,
+    place: Place,
+    executor: Executor,
+    problems: list[str],
+    notes: list[Note],
+    may_replace: bool,
 ) -> tuple[set[str], dict[str, Stamp]]:
-    """The files of a set that is complete, and which of them its hashes prove; none if changed.
+    """The files of a set that was complete, and which of them its hashes prove; none if changed.
 
-    What was changed since is added to ``problems``.
+    What is gone is to be written again, as a note says.  What was changed since is added to
+    ``problems``, unless it may be replaced.
     """
     listing, folder = _listing_of(plan, place), place.manifest.parent
     if listing is None:
         return set(), {}
-    proven = find_intact(folder, _changed_since(plan, listing), executor)
-    wrong = [one.path for one in _changed_since(plan, listing) if one.path not in proven]
-    if wrong:
-        named = shorten((str(folder / name) for name in wrong), 3)
-        problems.append(f"{named}: not what {listing.path} says was written; has it been changed?")
-        return set(), {}
-    documents = [document.path for document in plan.documents]
-    files = (*plan.target.paths.values(), *documents, str(place.manifest))
-    return {str(Path(path)) for path in files}, proven
+    proven = find_intact(folder, _unclear(plan, listing), executor)
+    gone, there, wrong = [], [], []
+    for path, output, stamp in _outputs(plan, listing):
+        is_right = stamp is not None and (listing.knows(output, stamp) or path in proven)
+        (gone if stamp is None else there if is_right else wrong).append(str(folder / path))
+    for path in (document.path for document in plan.documents if not _is_written(document)):
+        (wrong if os.path.lexists(path) else gone).append(path)
+    if gone and listing.path != place.listing:
+        text = f"{listing.path}: {_are_gone(gone)}; the same command without --part writes what is "
+        problems.append(f"{text}gone of a set that is committed")
+    elif wrong and not may_replace:
+        text = f"not what {listing.path} says was written; has it been changed?"
+        problems.append(f"{shorten(wrong, 3)}: {text}")
+    else:
+        if gone:
+            text = f"{listing.path}: {_are_gone(gone)}, written again; the others are kept"
+            notes.append(Note("unfinished", text))
+        documents = [document.path for document in plan.documents]
+        return {str(Path(path)) for path in (*there, *documents, place.manifest)}, proven
+    return set(), {}
+
+
+def _are_gone(paths: Sequence[str]) -> str:
+    is_one = len(paths) == 1
+    return f"{count(len(paths), 'output')} {'is' if is_one else 'are'} gone ({shorten(paths, 3)})"
 
 
 def _listing_of(plan: Plan, place: Place) -> Listing | None:
-    """The manifest or record of this plan, if all outputs are there, of the right size."""
-    if not all(_is_written(document) for document in plan.documents):
-        return None
-    wanted = {str(Path(path)) for path in plan.target.paths.values()}
-    for path in (place.listing, place.manifest):
+    """The manifest or record of this plan, there or not what it lists."""
+    wanted = _wanted(plan)
+    for path in dict.fromkeys((place.listing, place.manifest)):
+        listing = place.find_listing(path)
+        if listing is None:
+            continue
         try:
-            listing = Listing.read(path)
-            head = place.head if path == place.listing else place.origin.head()
-            said = {**listing.head.entries, "outputs": None}
-            if said != {**head, "outputs": None}:
-                continue
-            outputs = [
-                output
-                for output in listing.manifest().outputs
-                if str(path.parent / output.path) in wanted
-            ]
-        except (FileNotFoundError, CkptToolError):
-            continue  # it says nothing, and is replaced only if that is asked for
-        is_all = {str(path.parent / output.path) for output in outputs} == wanted
-        if is_all and not any(output_problems(path.parent, outputs)):
+            outputs = listing.manifest().outputs
+        except (FileNotFoundError, FormatError):
+            continue  # cut short
+        if wanted <= {str(path.parent / output.path) for output in outputs}:
             return listing
     return None
+
+
+def _wanted(plan: Plan) -> set[str]:
+    return {str(Path(path)) for path in plan.target.paths.values()}
 
 
 def _is_written(document: Document) -> bool:
@@ -185,13 +202,18 @@ def _is_written(document: Document) -> bool:
         return False
 
 
-def _changed_since(plan: Plan, listing: Listing) -> Iterator[Listed]:
-    """Outputs of a plan that were written to, or moved here, after they were listed."""
-    folder, listed = listing.path.parent, listing.path.stat().st_mtime_ns
-    wanted = {str(Path(path)) for path in plan.target.paths.values()}
+def _outputs(plan: Plan, listing: Listing) -> Iterator[tuple[str, Listed, Stamp | None]]:
+    """The outputs of a plan: the path and what a listing says of each, and what is there now."""
+    folder, wanted = listing.path.parent, _wanted(plan)
     for output in listing.outputs():
-        stamp = stamp_of(folder / output.path)
-        if str(folder / output.path) in wanted and (stamp is None or stamp.ctime_ns > listed):
+        if str(folder / output.path) in wanted:
+            yield output.path, output, stamp_of(folder / output.path)
+
+
+def _unclear(plan: Plan, listing: Listing) -> Iterator[Listed]:
+    """Those that were written to, or moved here, after they were listed."""
+    for _, output, stamp in _outputs(plan, listing):
+        if stamp is not None and not listing.knows(output, stamp):
             yield output
 
 
