@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import pickle
+from pathlib import Path
 
 import pytest
 
+from ckpttool import formats
 from ckpttool.errors import CkptToolError, FormatError, UnsupportedError
 from ckpttool.formats import read_index
 from ckpttool.formats.group_info import read_group_info
 from ckpttool.formats.others import recognise
 from ckpttool.formats.rank_table import Device, read_rank_table
+from ckpttool.storage.scan import scan
 from tests.by_hand import layout, message, number, operator, packed, record, safetensors, strategy
 from tests.commands import mentions, run, run_well
 from tests.commands import message as said
@@ -457,3 +460,27 @@ def test_a_table_beside_the_output_folder_of_a_run_is_found(tmp_path, ranks, tab
     table(group_table(devices(2)))
     document = json.loads(run_well("inspect", tmp_path / "output", "--json").stdout)
     assert document["ranks"][1]["server"] == "10.0.0.0"
+
+
+@pytest.mark.parametrize("step", ["unmarked_block", "recognise"])
+def test_a_damaged_file_that_is_deleted_before_it_is_recognised_is_named(
+    tmp_path, monkeypatch, step
+):
+    whole, damaged = tmp_path / "rank_0" / "a.ckpt", tmp_path / "rank_1" / "a.ckpt"
+    real = getattr(formats, step)
+
+    def delete_first(path):
+        Path(path).unlink()
+        return real(path)
+
+    monkeypatch.setattr(formats, step, delete_first)
+    for path, data in ((whole, record()), (damaged, record()[:-1])):
+        path.parent.mkdir()
+        path.write_bytes(data)
+    catalog = scan(str(tmp_path))
+    assert list(catalog.files) == [0]
+    assert str(catalog.damaged[1]) == f"{damaged}: No such file or directory"
+    damaged.write_bytes(record()[:-1])
+    result = run("inspect", damaged)
+    assert result.exit_code == 1
+    assert said(result) == f"ckpttool: {damaged}: No such file or directory"
