@@ -25,6 +25,7 @@ from ckpttool.storage.leftovers import (
     interruption,
     is_unfinished_file,
     note_occasion,
+    on_unfinished_save,
     set_backups_aside,
     unfinished_save,
 )
@@ -112,14 +113,16 @@ def scan(
         text = f"{format_ranks(absent)}: no checkpoint file found in {root}"
         notes.append(Note("absent", text, absent))
     notes += _note_encryption(files, key)
+    strategy_files = find_strategies(root, chosen, notes)
+    problems = tuple(_problems(root, chosen.values()))
     return Catalog(
         str(root),
         files,
         label,
         damaged,
-        strategy_files=find_strategies(root, chosen, notes),
-        notes=tuple(notes),
-        problems=tuple(_problems(root, chosen.values())),
+        strategy_files=strategy_files,
+        notes=tuple(note for note in notes if note.text not in problems),  # told once
+        problems=problems,
         absent=absent,
     )
 
@@ -155,10 +158,7 @@ def _problems(whole: Path, files: Iterable[Path] = ()) -> Iterator[str]:
     """What says that a folder or a single file, or one of the files taken, is not all there."""
     saves = [unfinished_save(path) for path in (whole, *files)]
     for save in dict.fromkeys(filter(None, saves)):
-        yield (
-            f"{save}: an emergency save that did not finish, so files may be missing or old; if "
-            "you know that they are all there, rename the folder (without _tmp)"
-        )
+        yield on_unfinished_save(save)
     yield from filter(None, [interruption(whole)])
 
 
