@@ -7,12 +7,16 @@ import json
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 import ckpttool
+from ckpttool.formats import read_index
+from ckpttool.formats.stopping import go_on
 from ckpttool.run import execute as execute_module
+from ckpttool.run import listed
 from ckpttool.run.fill import fill
 from tests.commands import files_below, message, run, run_well
 from tests.engines import (
@@ -110,6 +114,22 @@ def test_of_a_set_that_was_complete_what_is_gone_is_written_again(tmp_path, fail
     assert sorted(files_below(out, manifests=True)) == sorted([*contents(out), NAME])
 
 
+def test_a_signal_is_heard_while_what_is_kept_is_read(tmp_path, monkeypatch):
+    run_well(*words_of(tmp_path))
+    before = everything_in(tmp_path)
+    time.sleep(0.01)
+    os.utime(tmp_path / "rank_0" / "checkpoint_0.ckpt")
+
+    def read_for_ever(tensor, buffer_bytes):
+        os.kill(os.getpid(), signal.SIGTERM)  # SIGINT may be ignored where tests run
+        while True:
+            go_on()
+
+    monkeypatch.setattr(listed, "unit_digests", read_for_ever)
+    assert run(*words_of(tmp_path), "--resume").exit_code == 143
+    assert everything_in(tmp_path) == before
+
+
 def test_what_fails_when_it_is_written_again_leaves_the_set_as_it_was(tmp_path, failing):
     run_well(*words_of(tmp_path))
     before = everything_in(tmp_path)
@@ -141,7 +161,10 @@ def test_what_a_changed_source_would_give_is_not_mixed_with_what_is_kept(tmp_pat
     gone.unlink()
     before = everything_in(out)
     for path in source.rglob("*.ckpt"):
-        flip_last_byte(path)
+        data = bytearray(path.read_bytes())
+        for tensor in read_index(str(path)).tensors.values():
+            data[tensor.extents[0].offset] ^= 1
+        path.write_bytes(data)
     for _ in range(2):
         result = run(*words, "--resume")
         assert result.exit_code == 7
@@ -324,8 +347,8 @@ def test_what_was_changed_after_it_was_complete_is_named(tmp_path, failing):
 def test_indexes_that_are_gone_are_written_again(tmp_path):
     words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "--max-shard-size", "10KB"]
     run_well(*words, "-o", tmp_path)
-    (tmp_path / "param_name_map.json").unlink()
     before = everything_in(tmp_path)
+    (tmp_path / "param_name_map.json").unlink()
     result = run_well(*words, "-o", tmp_path, "--resume")
     assert f"1 output is gone ({tmp_path / 'param_name_map.json'})" in message(result)
     assert (tmp_path / "param_name_map.json").exists()

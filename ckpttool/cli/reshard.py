@@ -82,7 +82,7 @@ def reshard(
     )
     assert target is not None, "click requires -d"
     convert(
-        lambda executor: ckpttool.plan_reshard(
+        lambda executor, open_progress: ckpttool.plan_reshard(
             catalog,
             strategy,
             target,
@@ -100,6 +100,7 @@ def reshard(
             resume=resume,
             executor=executor,
             part=part,
+            open_progress=open_progress,
         ),
         engine,
         max_memory,

@@ -71,7 +71,7 @@ def split(
     )
     assert target is not None, "click requires -d"
     convert(
-        lambda executor: ckpttool.plan_split(
+        lambda executor, open_progress: ckpttool.plan_split(
             catalog,
             target,
             folder,
@@ -84,6 +84,7 @@ def split(
             resume=resume,
             executor=executor,
             part=part,
+            open_progress=open_progress,
         ),
         engine,
         max_memory,

@@ -15,7 +15,7 @@ from ckpttool.model.plan import Document, Plan
 from ckpttool.model.strategy import count, shorten
 from ckpttool.run.batch import place_of
 from ckpttool.run.journal import Unfinished, listed_in, read_journal, resume_problems
-from ckpttool.run.listed import find_intact
+from ckpttool.run.listed import OpenProgress, find_intact, no_progress
 from ckpttool.run.manifest import Listing
 from ckpttool.run.origin import changed_inputs
 from ckpttool.run.partial import stamp_of
@@ -36,6 +36,7 @@ def find_remains(
     problems: list[str],
     notes: list[Note],
     may_replace: bool = False,
+    open_progress: OpenProgress = no_progress,
 ) -> tuple[frozenset[str], Mapping[str, Stamp]]:
     """Files that may be replaced, since a run that did not end wrote them and nobody touched them.
 
@@ -49,6 +50,8 @@ def find_remains(
         What stands in the way is added to these, and what is to be known.
     may_replace
         Whether everything else may be replaced, too.
+    open_progress
+        Is told how many bytes are to be read, and shows how many were.
 
     Returns
     -------
@@ -74,12 +77,16 @@ def find_remains(
         unclear = names & before.complete.keys() - before.untouched(folder, {}).keys()
         if (plan.is_resumed or not may_replace) and holder_of(path) is None:
             lines = (before.lines[before.complete[name]] for name in sorted(unclear))
-            proven |= find_intact(folder, listed_in(path, lines), executor)
+            nbytes = sum(stamp.nbytes for name in unclear if (stamp := stamp_of(folder / name)))
+            with open_progress(nbytes) if nbytes else no_progress(0) as on_progress:
+                proven |= find_intact(folder, listed_in(path, lines), executor, on_progress)
         found |= {str(folder / name) for name in before.untouched(folder, proven)}
         if path == own:
             _tell(plan, place, before, len(before.kept(folder, proven)), problems, notes)
     if plan.is_resumed:
-        listed, intact = _find_listed(plan, place, executor, problems, notes, may_replace)
+        listed, intact = _find_listed(
+            plan, place, executor, problems, notes, may_replace, open_progress
+        )
         proven |= intact
         found |= listed
     if _describes_nothing(place.manifest):
@@ -139,6 +146,7 @@ def _find_listed(
     problems: list[str],
     notes: list[Note],
     may_replace: bool,
+    open_progress: OpenProgress,
 ) -> tuple[set[str], dict[str, Stamp]]:
     """The files of a set that was complete, and which of them its hashes prove; none if changed.
 
@@ -148,11 +156,21 @@ def _find_listed(
     listing, folder = _listing_of(plan, place), place.manifest.parent
     if listing is None:
         return set(), {}
-    proven = find_intact(folder, _unclear(plan, listing), executor)
-    gone, there, wrong = [], [], []
+    gone, there, unclear = [], [], {}
     for path, output, stamp in _outputs(plan, listing):
-        is_right = stamp is not None and (listing.knows(output, stamp) or path in proven)
-        (gone if stamp is None else there if is_right else wrong).append(str(folder / path))
+        if stamp is None:
+            gone.append(str(folder / path))
+        elif listing.knows(output, stamp):
+            there.append(str(folder / path))
+        else:  # written to, or moved here, after it was listed
+            unclear[path] = stamp.nbytes
+    proven: dict[str, Stamp] = {}
+    if unclear:
+        outputs = (output for path, output, _ in _outputs(plan, listing) if path in unclear)
+        with open_progress(sum(unclear.values())) as on_progress:
+            proven = find_intact(folder, outputs, executor, on_progress)
+    there += [str(folder / path) for path in proven]
+    wrong = [str(folder / path) for path in unclear if path not in proven]
     for path in (document.path for document in plan.documents if not _is_written(document)):
         (wrong if os.path.lexists(path) else gone).append(path)
     if gone and listing.path != place.listing:
@@ -166,7 +184,7 @@ def _find_listed(
             text = f"{listing.path}: {_are_gone(gone)}, written again; the others are kept"
             notes.append(Note("unfinished", text))
         documents = [document.path for document in plan.documents]
-        return {str(Path(path)) for path in (*there, *documents, place.manifest)}, proven
+        return {str(Path(path)) for path in (*there, *documents, str(place.manifest))}, proven
     return set(), {}
 
 
@@ -208,13 +226,6 @@ def _outputs(plan: Plan, listing: Listing) -> Iterator[tuple[str, Listed, Stamp 
     for output in listing.outputs():
         if str(folder / output.path) in wanted:
             yield output.path, output, stamp_of(folder / output.path)
-
-
-def _unclear(plan: Plan, listing: Listing) -> Iterator[Listed]:
-    """Those that were written to, or moved here, after they were listed."""
-    for _, output, stamp in _outputs(plan, listing):
-        if stamp is not None and not listing.knows(output, stamp):
-            yield output
 
 
 def check_inputs(plan: Plan) -> None:
