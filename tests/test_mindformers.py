@@ -288,7 +288,20 @@ def test_what_names_the_last_iteration_is_read_strictly(folder):
     tracker.write_text("release")
     refused(folder, 3, "latest_checkpointed_iteration.txt", "release")
     tracker.write_text("7\n")
-    refused(folder, 5, "no folder of iteration 7", "there is 5")
+    refused(folder, 5, "no folder of iteration 7", "complete is 5; --step 5 takes that")
+
+
+def test_if_the_last_iteration_is_gone_the_complete_ones_are_offered(folder):
+    SAVE.write(iteration_of(folder, 3))
+    SAVE.write(iteration_of(folder, 9))
+    iteration_of(folder, 6).mkdir()
+    tracker = folder / "latest_checkpointed_iteration.txt"
+    tracker.write_text("7")
+    told = "no folder of iteration 7, which latest_checkpointed_iteration.txt names; complete are "
+    refused(folder, 5, f"{told}3, 5; --step 5 takes that; 9: perhaps not finished")
+    assert merged(folder, "--step", "5")[0] == ENTRIES
+    tracker.write_text("1")
+    refused(folder, 5, "no complete iteration is there; 3, 5, 9: perhaps not finished")
 
 
 def test_folders_of_the_development_versions_are_read_and_two_of_a_number_are_not(tmp_path):
