@@ -541,8 +541,30 @@ def test_without_metadata_several_files_are_taken_at_their_word_with_a_note(tmp_
 
 def test_without_metadata_repeated_names_are_an_error(folder):
     (iteration(folder) / "metadata.json").unlink()
-    text = refused(folder, 5, "both have 3 parameters: embed, norm, w", "without metadata.json")
-    assert text.count("both have") == 6
+    files = "model-0000000-0000004.safetensors, model-0000001-0000004.safetensors and 2 more"
+    told = "no metadata.json, without which every file holds whole tensors that no other file has"
+    text = refused(
+        folder, 5, f"{told}, and 4 parameters in several files: ", "put metadata.json ba"
+    )
+    assert f"w (in 4 files: {files})" in text
+    assert text.count("no metadata.json") == 1
+    assert r"--pattern 'model-{rank}-0000004.safetensors'" in text
+
+
+def test_what_an_error_says_of_lost_metadata_helps(folder, tmp_path):
+    (iteration(folder) / "metadata.json").unlink()
+    names = {"w": (ROWS,), "embed": (BOTH,), "norm": (WHOLE,)}
+    layouts = {
+        name: {
+            "dev_matrix": [*of.device_matrix],
+            "tensor_map": [axes[0] if axes else -1 for axes in of.tensor_map],
+        }
+        for name, (of,) in names.items()
+    }
+    (tmp_path / "s.json").write_text(json.dumps({"parallel_layout_item": layouts}))
+    words = ["-s", tmp_path / "s.json", "--pattern", "model-{rank}-0000004.safetensors"]
+    got, _ = merged(iteration(folder), *words)
+    assert got == {name: ENTRIES[name] for name in names}
 
 
 # -------------------------------------------------------------------------------------- bad input
