@@ -254,8 +254,7 @@ def _as_recognised(error: FormatError) -> FormatError:
     other = None if isinstance(error, UnsupportedError) else recognise(error.path)
     if other is None:
         return error
-    reason = f"{other.noun}, no checkpoint; {other.remedy}"
-    return UnsupportedError(error.path, None, reason)
+    return UnsupportedError(error.path, None, other.refusal)
 
 
 def _find_format(path: str) -> str:
