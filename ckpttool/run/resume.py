@@ -14,7 +14,7 @@ from ckpttool.model.notes import Note
 from ckpttool.model.plan import Document, Plan
 from ckpttool.model.strategy import count, shorten
 from ckpttool.run.batch import place_of
-from ckpttool.run.journal import Unfinished, listed_in, read_journal, resume_problems
+from ckpttool.run.journal import resume_problems
 from ckpttool.run.listed import OpenProgress, find_intact, no_progress
 from ckpttool.run.manifest import Listing
 from ckpttool.run.origin import changed_inputs
@@ -26,6 +26,7 @@ from ckpttool.run.sets import (
     holder_of,
     journal_of,
 )
+from ckpttool.run.unfinished import Unfinished, listed_in, read_journal
 
 MIXTURE = "what was made of it may be a mixture, so write all of it anew"
 
