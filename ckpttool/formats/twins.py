@@ -8,7 +8,9 @@ file a tenth, of HDF5 a fiftieth.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ckpttool.formats.wire import WireReader
@@ -32,6 +34,25 @@ class Twins:
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], _Known] = {}  # by format and where the header ends
+        self._places: dict[int, tuple[tuple[int, int], ...]] = {}  # of gaps, by size of the file
+        self._announced: set[str] = set()
+
+    def announce(self, path: str) -> None:
+        """Have the disk fetch what will be compared of a file, before it is waited for.
+
+        To be called for a file some files ahead of the one that is read.  A disk has many requests
+        at a time then.
+        """
+        with suppress(OSError):  # which is told when the file is read
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                places = self._places.get(os.fstat(fd).st_size, ())
+                if places:
+                    self._announced.add(path)
+                for start, nbytes in places:
+                    os.posix_fadvise(fd, start, nbytes, os.POSIX_FADV_WILLNEED)
+            finally:
+                os.close(fd)
 
     def read_index(self, path: str, format: str, read: Callable[[str], FileIndex]) -> FileIndex:
         """The header of a file, from ``read`` if it is not equal to one before.
@@ -53,7 +74,11 @@ class Twins:
 
     def _find(self, format: str, reader: WireReader, end: int) -> _Known | None:
         known = self._known.get((format, end))
-        return known if known is not None and reader.has(known.gaps) else None
+        if known is None:
+            return None
+        if reader.path not in self._announced:
+            self.announce(reader.path)
+        return known if reader.has(known.gaps) else None
 
     def remember(
         self,
@@ -66,6 +91,7 @@ class Twins:
         """Take note of what a file says up to byte ``end``."""
         gaps = list(_gaps(tensors, end))
         if len(self._known) < MOST and sum(stop - start for start, stop in gaps) <= MOST_BYTES:
+            self._places[reader.size] = tuple((start, stop - start) for start, stop in gaps)
             self._known[format, end] = _Known(
                 tuple((name, tensor.meta, tensor.extents) for name, tensor in tensors.items()),
                 tuple((start, reader.read(start, stop)) for start, stop in gaps),

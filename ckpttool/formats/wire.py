@@ -16,7 +16,7 @@ The protocol buffers documentation, "Encoding".
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Protocol
@@ -67,15 +67,6 @@ class PlainFile:
     def pread(self, nbytes: int, offset: int) -> bytes:
         """Up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
         return os.pread(self._fd, nbytes, offset)
-
-    def announce(self, places: Iterable[tuple[int, int]]) -> None:
-        """Say which offsets and numbers of bytes will be asked for, so that none is waited for.
-
-        A disk has many requests at a time then: headers that are not in the page cache take two
-        thirds of the time, and half of the processor's.
-        """
-        for offset, nbytes in places:
-            os.posix_fadvise(self._fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
     def close(self) -> None:
         """Close the file."""
@@ -136,8 +127,6 @@ class WireReader:
     def has(self, parts: Sequence[tuple[int, bytes]]) -> bool:
         """Whether the file has all of these bytes at these places."""
         pread = self._source.pread
-        if isinstance(self._source, PlainFile):
-            self._source.announce((start, len(data)) for start, data in parts)
         return all(pread(len(data), start) == data for start, data in parts)
 
     def window(self, start: int, nbytes: int) -> tuple[bytes, int]:

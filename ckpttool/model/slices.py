@@ -29,7 +29,7 @@ def join_slices(
         Rank to slice, of the ranks of the stage that have one; ascending, at least one.
     """
     ranks = list(metas)
-    shapes = group_ranks(ranks, lambda rank: metas[rank].shape)
+    shapes = group_metas(metas, lambda meta: meta.shape)
     name = metas[ranks[0]].name
     if len(shapes) > 1 and not layout.rows:
         return disagreement(catalog, name, "slice shape", shapes)
@@ -69,6 +69,20 @@ def disagreement(
     value, ranks = ordered[-1]
     parts.append(f"{format_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} {value}")
     return f"{name}: the {what} differs between ranks: {', '.join(parts)}"
+
+
+def group_metas(
+    metas: Mapping[int, TensorMeta], key: Callable[[TensorMeta], _T]
+) -> dict[_T, tuple[int, ...]]:
+    """The ranks with equal ``key`` of what they hold, as of `group_ranks`.
+
+    Ranks whose headers are alike share what these say, so the few different objects are looked at,
+    not the many ranks.
+    """
+    keys = {id(meta): key(meta) for meta in {id(meta): meta for meta in metas.values()}.values()}
+    if len(set(keys.values())) == 1:
+        return {next(iter(keys.values())): tuple(metas)}
+    return group_ranks(tuple(metas), lambda rank: keys[id(metas[rank])])
 
 
 def group_ranks(ranks: Sequence[int], key: Callable[[int], _T]) -> dict[_T, tuple[int, ...]]:

@@ -21,7 +21,7 @@ from ckpttool.model.maps import map_of, part_names
 from ckpttool.model.notes import Note
 from ckpttool.model.redundancy import absent_ranks, is_deduplicated, note_redundancy
 from ckpttool.model.remarks import on_contradictions, on_layouts, on_strays
-from ckpttool.model.slices import disagreement, group_ranks, join_slices
+from ckpttool.model.slices import disagreement, group_metas, group_ranks, join_slices
 from ckpttool.model.source import Source
 from ckpttool.model.states import followed_parameter, odd_shape, state_layouts, true_layouts
 from ckpttool.model.strategy import Strategy, count, parameter_of, shorten
@@ -314,8 +314,9 @@ def _cut_source(
 
     A parameter shared by stages is taken from the lowest stage that holds all of it.
     """
-    metas = {rank: catalog.files[rank].tensors[name].meta for rank in ranks}
-    dtypes = group_ranks(ranks, lambda rank: metas[rank].dtype)
+    files = catalog.files
+    metas = {rank: files[rank].tensors[name].meta for rank in ranks}
+    dtypes = group_metas(metas, lambda meta: meta.dtype)
     if len(dtypes) > 1:
         text = disagreement(catalog, name, "element type", dtypes)
         sources.problems.append(Finding("dtype", text, tensor=name, ranks=tuple(ranks)))
