@@ -171,8 +171,12 @@ def test_what_a_changed_source_would_give_is_not_mixed_with_what_is_kept(tmp_pat
         said = f"{gone}: is not what the same run wrote there before; has a source file been chan"
         assert said in message(result)
         assert everything_in(out) == before
-    run_well(*words, "--overwrite")
-    assert len(files_below(out)) == 4
+    for path in out.rglob("*.ckpt"):
+        path.unlink()
+    result = run_well(*words, "--resume")  # with nothing to keep
+    assert "gone" not in message(result)
+    assert everything_in(out).keys() == {*before, str(gone.relative_to(out))}
+    assert all(everything_in(out)[name] != content for name, content in before.items())
 
 
 def test_what_is_gone_is_not_written_again_beside_what_was_changed(tmp_path):

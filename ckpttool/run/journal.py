@@ -188,8 +188,8 @@ class Journal:
         self._has_left = bool(stays)
 
     def _take_over(self, listing: Listing) -> None:
-        """Go on from a listing: what is as it says is kept."""
-        self._is_listed = True
+        """Go on from a listing: what is as it says is kept.  If nothing is, begin anew."""
+        fd, start = self._fds[self._path], os.fstat(self._fds[self._path]).st_size
         kept = {}
         for output in listing.outputs():
             self._append_output(output, is_durable=False)
@@ -197,7 +197,11 @@ class Journal:
             is_proven = stamp is not None and self._proven.get(output.path) == stamp
             if stamp is not None and (is_proven or listing.knows(output, stamp)):
                 kept[output.path] = stamp
-        self.kept = kept
+        self.kept, self._is_listed = kept, bool(kept)
+        if not kept:
+            self._lines = {}
+            os.ftruncate(fd, start)
+            os.lseek(fd, start, os.SEEK_SET)
 
     def _clean(self, journal: Path, left: Mapping[str, Stamp]) -> dict[str, Stamp]:
         """Remove what a killed run left half-written; what it left whole is added to ``left``."""

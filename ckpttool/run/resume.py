@@ -181,7 +181,7 @@ def _find_listed(
         text = f"not what {listing.path} says was written; has it been changed?"
         problems.append(f"{shorten(wrong, 3)}: {text}")
     else:
-        if gone:
+        if gone and there:
             text = f"{listing.path}: {_are_gone(gone)}, written again; the others are kept"
             notes.append(Note("unfinished", text))
         documents = [document.path for document in plan.documents]
