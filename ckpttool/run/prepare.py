@@ -35,7 +35,7 @@ from ckpttool.run.integrity import check_files
 from ckpttool.run.listed import OpenProgress, no_progress
 from ckpttool.run.numbered import Numbered
 from ckpttool.run.outputs import content_problems, header_attrs, rank_files
-from ckpttool.run.places import place_problems
+from ckpttool.run.places import place_problems, stale_files
 from ckpttool.run.replicas import replica_problems
 from ckpttool.run.resume import find_remains
 
@@ -307,6 +307,9 @@ def _plan(
         )
         plan = replace(plan, proven=proven)
         problems += content_problems(plan, notes, ours if way.resume else ())
+        if way.overwrite and (stale := stale_files(target)) is not None:
+            text = f"{stale}; it stays, and is taken for a part of this set: move it away"
+            notes.append(Note("passed over", text, is_warning=True))
         plan = replace(plan, notes=(*plan.notes, *notes))
     except CkptToolError as error:
         errors.append(error)
