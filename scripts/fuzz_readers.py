@@ -37,8 +37,8 @@ with atheris.instrument_imports(include=["ckpttool"]):
     from ckpttool.formats.strategy_file import read_strategy
     from ckpttool.formats.unified import read_index_file
     from ckpttool.model.catalog import FileIndex, TensorMeta
-    from ckpttool.run.journal import listed_in, read_journal
     from ckpttool.run.manifest import Listing
+    from ckpttool.run.unfinished import listed_in, read_journal
     from tests.hyper_folder import HyperSave
     from tests.readers import Entry
 

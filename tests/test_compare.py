@@ -122,29 +122,45 @@ def is_same(x, y):
     return all(a == b or (a != a and b != b) for a, b in pairs)
 
 
+def gap(x, y):
+    """How far two numbers are apart; the same one is 0 from itself, even if it is NaN."""
+    pairs = zip(parts(x), parts(y), strict=True)
+    return math.hypot(*(0.0 if is_same(a, b) else abs(a - b) for a, b in pairs))
+
+
+def shrunk(x, y):
+    """Two numbers and 1, or a sixteenth of each if the two are too large, or no numbers."""
+    if math.isfinite(gap(x, y)) and math.isfinite(math.hypot(*parts(y))):
+        return x, y, 1
+    a, b = ([part / 16 for part in parts(one)] for one in (x, y))
+    return (complex(*a), complex(*b), 1 / 16) if len(a) > 1 else (a[0], b[0], 1 / 16)
+
+
 def expected_difference(a, b, tolerance):
     itemsize = np.dtype(NUMPY_TYPES[a.dtype]).itemsize
     bits = [[e.data[i : i + itemsize] for i in range(0, len(e.data), itemsize)] for e in (a, b)]
     differing = [i for i, (x, y) in enumerate(zip(*bits, strict=True)) if x != y]
     values, counted, same = (numbers(a), numbers(b)), differing, 0
     distances, ratios = [], []
+    nans = 0
     if values[0] is not None:
         pairs = {i: (values[0][i], values[1][i]) for i in differing}
-        gaps = {i: float(abs(x - y)) for i, (x, y) in pairs.items()}
-        finite = {i: gap for i, gap in gaps.items() if math.isfinite(gap)}
-        distances = list(finite.values())
-        ratios = [gap / float(abs(pairs[i][1])) for i, gap in finite.items() if abs(pairs[i][1])]
-        ratios = [ratio for ratio in ratios if math.isfinite(ratio)]
+        gaps = {i: gap(x, y) for i, (x, y) in pairs.items()}
+        nans = sum(one != one for one in gaps.values())
+        distances = [one for one in gaps.values() if one == one]
+        small = {i: shrunk(x, y) for i, (x, y) in pairs.items()}
+        measured = {i: (gap(x, y), math.hypot(*parts(y))) for i, (x, y, _) in small.items()}
+        ratios = [distance / size for distance, size in measured.values() if size > 0]
+        ratios = [ratio for ratio in ratios if ratio == ratio]
         if tolerance is None:
             same = sum(is_same(x, y) for x, y in pairs.values())
         else:
-            most = {i: tolerance.atol + tolerance.rtol * float(abs(y))
-                    for i, (_, y) in pairs.items()}  # fmt: skip
-            counted = [
-                i
-                for i, (x, y) in pairs.items()
-                if not is_same(x, y) and not (i in finite and finite[i] <= most[i])
-            ]
+            near = {
+                i: math.isfinite(distance)
+                and distance <= tolerance.atol * small[i][2] + tolerance.rtol * size
+                for i, (distance, size) in measured.items()
+            }
+            counted = [i for i, pair in pairs.items() if not is_same(*pair) and not near[i]]
     first = np.unravel_index(counted[0], a.shape) if counted else None
     return Difference(
         len(counted),
@@ -153,6 +169,7 @@ def expected_difference(a, b, tolerance):
         max(ratios, default=None),
         None if first is None else tuple(map(int, first)),
         bool(differing),
+        nans=nans,
     )
 
 

@@ -139,7 +139,10 @@ def test_all_forged_blocks_are_reported_and_nothing_is_written(tmp_path, key_fil
     ("change", "reason"),
     [
         (lambda data: spoil(data, 52), "encrypted block 1 of .* does not match its tag"),
-        (lambda data: encrypt(PLAIN, "AES-GCM", b"another key here"), "this is the wrong key"),
+        (
+            lambda data: encrypt(PLAIN, "AES-GCM", b"another key here"),
+            "or encrypted with another key",
+        ),
     ],
     ids=["forged", "other key"],
 )
@@ -225,6 +228,23 @@ def test_a_wrong_key_a_missing_one_and_a_cut_file_have_messages_of_their_own(mod
     assert "this is the wrong key" in messages["wrong"]
     assert "8 problems" in messages["wrong"]
     assert "file cut short?" in messages["short"]
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_a_damaged_file_whose_fellows_the_key_fits_is_not_called_a_wrong_key(
+    tmp_path, key_file, command
+):
+    source = encrypt_ranks(
+        tmp_path / "src",
+        "AES-GCM",
+        block_bytes=1 << 20,
+        change=lambda rank, data: spoil(data, 48, 0xFF) if rank == 5 else data,
+    )
+    result = run(command, source, *STRATEGIES[:2], "--dec-key-file", key_file)
+    assert result.exit_code == (1 if command == "verify" else 3)
+    told = r"rank_5/.*byte 0: encrypted block 1 decrypts to no record, though the key fits 7 other"
+    assert not mentions(message(result), told, "damaged at its beginning")
+    assert "wrong key" not in message(result)
 
 
 def test_a_key_that_is_not_needed_is_no_error(tmp_path, key_file):

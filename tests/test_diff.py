@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import struct
 from dataclasses import replace
@@ -30,7 +31,8 @@ W = np.arange(1, 25, dtype="<f4").reshape(8, 3)
 
 
 def tensor(array):
-    names = {"f4": "Float32", "f8": "Float64", "i8": "Int64", "i4": "Int32", "f2": "Float16"}
+    names = {"f4": "Float32", "f8": "Float64", "i8": "Int64", "i4": "Int32", "f2": "Float16",
+             "c8": "Complex64", "c16": "Complex128"}  # fmt: skip
     return Entry(names[array.dtype.str[1:]], array.shape, array.tobytes())
 
 
@@ -166,7 +168,53 @@ def test_infinity_is_near_nothing_but_itself(tmp_path):
     found = ckpttool.diff(written(tmp_path / "a", {"x": a}), written(tmp_path / "b", {"x": b}),
                           tolerance=Tolerance(1e30, 1e30))  # fmt: skip
     values = the_difference(found).values
-    assert (values.count, values.first, values.max_abs, values.max_rel) == (3, (1,), None, None)
+    found = values.count, values.first, values.max_abs, values.max_rel, values.nans
+    assert found == (3, (1,), np.inf, np.inf, 0)
+
+
+@pytest.mark.parametrize("dtype", ["<f4", "<f8", "<c8", "<c16"])
+def test_what_is_nan_on_one_side_has_no_distance_and_is_counted(tmp_path, dtype):
+    a = tensor(np.array([np.nan, 1, 2, np.nan, 5], dtype))
+    b = tensor(np.array([1, np.nan, 2.5, -np.nan, 5], dtype))
+    a, b = written(tmp_path / "a", {"x": a}), written(tmp_path / "b", {"x": b})
+    values = the_difference(ckpttool.diff(a, b)).values
+    assert (values.nans, values.max_abs, values.max_rel) == (2, 0.5, 0.2)
+    values = the_difference(ckpttool.diff(a, b, tolerance=Tolerance(1, 1))).values
+    assert (values.count, values.nans, values.first) == (2, 2, (0,))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_differences_that_no_float64_holds_are_not_understated(tmp_path, sign):
+    large = sign * np.finfo("<f8").max
+    a, b = (tensor(np.array([one, 1.0])) for one in (large, -large / 2))
+    a, b = written(tmp_path / "a", {"x": a}), written(tmp_path / "b", {"x": b})
+    values = the_difference(ckpttool.diff(a, b)).values
+    assert (values.count, values.max_abs, values.max_rel) == (1, np.inf, 3.0)
+    assert not ckpttool.diff(a, b, tolerance=Tolerance(rtol=3)).differences
+    assert ckpttool.diff(a, b, tolerance=Tolerance(rtol=2.9)).differences
+    assert ckpttool.diff(a, b, tolerance=Tolerance(atol=1.7e308, rtol=1)).differences
+    words = [a.root, b.root, "--json"]
+    (one,) = json.loads(run("diff", *words).stdout)["differences"]
+    found = [one["values"][key] for key in ("max_abs", "max_rel", "nan_on_one_side")]
+    assert found == ["Infinity", 3.0, 0]
+    assert re.search(r"1 of 2 .*inf .*3 ", run("diff", *words[:2]).stdout)
+
+
+def test_differences_of_float32_that_it_does_not_hold_are_measured(tmp_path):
+    large = np.finfo("<f4").max
+    a, b = (tensor(np.array([one], "<f4")) for one in (large, -large))
+    a, b = written(tmp_path / "a", {"x": a}), written(tmp_path / "b", {"x": b})
+    assert the_difference(ckpttool.diff(a, b)).values.max_abs == 2 * float(large)
+
+
+def test_complex_numbers_whose_modulus_no_float64_holds_are_compared(tmp_path):
+    large = 1.5e308
+    a = tensor(np.array([complex(large, large), complex(np.inf, 1)]))
+    b = tensor(np.array([complex(large, -large), complex(np.inf, 4)]))
+    a, b = written(tmp_path / "a", {"x": a}), written(tmp_path / "b", {"x": b})
+    values = the_difference(ckpttool.diff(a, b)).values
+    assert (values.count, values.max_abs, values.nans) == (2, np.inf, 0)
+    assert values.max_rel == pytest.approx(2**0.5)
 
 
 def test_large_integers_that_differ_by_one_differ(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool.errors import FormatError, UnsupportedError
+from ckpttool.errors import AuthenticityError, FormatError, UnsupportedError, WrongKeyError
 from ckpttool.formats import ckpt, decryption, encrypted, read_index
 from ckpttool.formats.decryption import find_forged, read_plain
 from ckpttool.model.maps import part_names
@@ -239,7 +239,41 @@ def test_genuine_blocks_of_something_else_are_told_from_a_wrong_key(write):
     error = refusal(write(encrypt(b"no records at all", "AES-GCM")))
     assert "wrong key" not in error.reason
     assert "counted in what the file decrypts to)" in error.reason
-    assert "wrong key" in refusal(write(encrypt(b"no records at all", "AES-CBC"))).reason
+    error = refusal(write(encrypt(b"no records at all", "AES-CBC")))
+    assert error.reason == (
+        "encrypted block 1 of 1 decrypts to no record: damaged at its beginning; the key is right, "
+        "as the paddings at the end of 1 of 1 blocks show"
+    )
+    error = refusal(write(encrypt(b"no record but 31 bytes of a text", "AES-CBC")[:-1] + b"\0"))
+    assert type(error) is WrongKeyError
+
+
+@pytest.mark.parametrize("mode", ["AES-CBC", "SM4-CBC"])
+@pytest.mark.parametrize("at", [12, 32, 40])  # in the initialization vector, and in the ciphertext
+@pytest.mark.parametrize("block_bytes", [33, 48, 1000])
+def test_damage_at_the_beginning_of_cbc_is_told_from_a_wrong_key(mode, at, block_bytes, write):
+    data = encrypt(PLAIN, mode, KEY, block_bytes)
+    number = -(-len(PLAIN) // block_bytes)
+    error = refusal(write(spoil(data, at, 0xFF)))
+    assert type(error) is FormatError
+    assert error.offset == 0
+    assert error.reason.startswith(f"encrypted block 1 of {number} decrypts to no record: damaged")
+    assert f"the paddings at the end of {number} of {number} blocks show" in error.reason
+    error = refusal(write(spoil(data, at, 0xFF)), b"x" * 16)
+    assert type(error) is WrongKeyError
+    assert "wrong key, or the file is damaged at its beginning" in error.reason
+
+
+def test_damage_at_the_beginning_of_gcm_is_told_from_a_wrong_key(write):
+    data = spoil(encrypt(PLAIN, "AES-GCM", KEY, 40), 48, 0xFF)
+    number = -(-len(PLAIN) // 40)
+    error = refusal(write(data))
+    assert type(error) is AuthenticityError
+    assert error.reason.startswith(f"encrypted block 1 of {number} does not match its tag: the ")
+    assert error.reason.endswith(f"the key is right, as it is that of block {number}")
+    assert type(refusal(write(data), b"x" * 16)) is WrongKeyError
+    one = spoil(encrypt(PLAIN, "AES-GCM", KEY), 48, 0xFF)
+    assert "wrong key, or the file is damaged at its beginning" in refusal(write(one)).reason
 
 
 def test_what_is_not_read_is_told_apart_from_damage_there_too(write, monkeypatch):
@@ -377,7 +411,7 @@ REFUSED = {
     ),
     "no ciphertext": (frame("AES-GCM", IV, b"", IV), "0 bytes of ciphertext, which AES-GCM never"),
     "no multiple of 16": (frame("AES-CBC", IV, bytes(17), b""), "which AES-CBC never makes"),
-    "only a padding": (encrypt(b"", block_bytes=1) + encrypt(b"\n", "AES-CBC"), "the wrong key"),
+    "only a padding": (encrypt(b"\n", "AES-CBC"), "block 1 of 1 decrypts to no record"),
 }
 
 

@@ -19,6 +19,7 @@ from ckpttool.errors import (
     UnreadableError,
     UnsupportedError,
     VerifyError,
+    WrongKeyError,
     raise_all,
 )
 
@@ -43,6 +44,12 @@ EXAMPLES = [
     ),
     (
         AuthenticityError("a.ckpt", 0, "the wrong key"),
+        {"path": "a.ckpt", "offset": 0, "reason": "the wrong key"},
+        "a.ckpt: byte 0: the wrong key",
+        3,
+    ),
+    (
+        WrongKeyError("a.ckpt", 0, "the wrong key"),
         {"path": "a.ckpt", "offset": 0, "reason": "the wrong key"},
         "a.ckpt: byte 0: the wrong key",
         3,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.errors import FormatError, PlanError
+from ckpttool.errors import FormatError, PlanError, VerifyError
 from ckpttool.model.catalog import TensorMeta
 from ckpttool.model.manifest import (
     Hashed,
@@ -21,10 +21,11 @@ from ckpttool.model.manifest import (
     differences,
     units,
 )
-from ckpttool.run.journal import Journal, read_journal
+from ckpttool.run.journal import Journal
 from ckpttool.run.manifest import Listing
 from ckpttool.run.partial import stamp_of
 from ckpttool.run.sets import Place, record_of
+from ckpttool.run.unfinished import read_journal
 from tests.commands import files_below
 
 INPUTS = (InputFile("src/a.ckpt", 10, 5, 5), InputFile("src/b.ckpt", 20, 6, 6))
@@ -134,10 +135,12 @@ def test_an_output_that_was_written_again_is_listed_once(tmp_path):
     killed(tmp_path, "a", "b")
     (tmp_path / "a").unlink()
     journal = open_journal(tmp_path, is_resumed=True)
-    add(journal, "a", 0, "longer data")
+    with pytest.raises(VerifyError, match="is not what the same run wrote there before"):
+        add(journal, "a", 0, "longer data")
+    add(journal, "a")
     journal.finish()
     found = list(Listing.read(tmp_path / "ckpttool.json").outputs())
-    assert [(out.path, out.nbytes) for out in found] == [("a", 11), ("b", 4)]
+    assert [(out.path, out.nbytes) for out in found] == [("a", 4), ("b", 4)]
 
 
 def test_a_journal_begun_anew_forgets_and_removes_what_was_half_written(tmp_path):

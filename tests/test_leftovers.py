@@ -134,8 +134,14 @@ def test_an_emergency_save_of_some_ranks_is_merged_from_replicas(tmp_path):
 
 def test_an_unfinished_emergency_save_is_shown_and_not_converted(tmp_path):
     folder = emergency(tmp_path, "ttp_saved_checkpoints-step_7_tmp")
-    phrase = "an emergency save of fault-tolerant training that did not finish"
-    assert phrase in message(run_well("inspect", folder, *STRATEGY))
+    phrase = "an emergency save that did not finish"
+    for words in ([folder], [folder, *STRATEGY]):
+        assert message(run_well("inspect", *words)).count(f"warning: {folder}: {phrase}") == 1
+        assert message(run_well("inspect", *words)).count("did not finish") == 1
+        document = json.loads(run_well("inspect", *words, "--json").stdout)
+        assert sum(phrase in note["text"] for note in document["notes"]) == 1
+    result = run("verify", folder, *STRATEGY)
+    assert message(result).count("did not finish") == 1
     for command in (["merge", folder], ["reshard", folder, "-d", STRATEGY[1]]):
         result = run(*command, *STRATEGY, "-o", tmp_path / "out")
         assert result.exit_code == 5

@@ -288,7 +288,20 @@ def test_what_names_the_last_iteration_is_read_strictly(folder):
     tracker.write_text("release")
     refused(folder, 3, "latest_checkpointed_iteration.txt", "release")
     tracker.write_text("7\n")
-    refused(folder, 5, "no folder of iteration 7", "there is 5")
+    refused(folder, 5, "no folder of iteration 7", "complete is 5; --step 5 takes that")
+
+
+def test_if_the_last_iteration_is_gone_the_complete_ones_are_offered(folder):
+    SAVE.write(iteration_of(folder, 3))
+    SAVE.write(iteration_of(folder, 9))
+    iteration_of(folder, 6).mkdir()
+    tracker = folder / "latest_checkpointed_iteration.txt"
+    tracker.write_text("7")
+    told = "no folder of iteration 7, which latest_checkpointed_iteration.txt names; complete are "
+    refused(folder, 5, f"{told}3, 5; --step 5 takes that; 9: perhaps not finished")
+    assert merged(folder, "--step", "5")[0] == ENTRIES
+    tracker.write_text("1")
+    refused(folder, 5, "no complete iteration is there; 3, 5, 9: perhaps not finished")
 
 
 def test_folders_of_the_development_versions_are_read_and_two_of_a_number_are_not(tmp_path):
@@ -528,8 +541,30 @@ def test_without_metadata_several_files_are_taken_at_their_word_with_a_note(tmp_
 
 def test_without_metadata_repeated_names_are_an_error(folder):
     (iteration(folder) / "metadata.json").unlink()
-    text = refused(folder, 5, "both have 3 parameters: embed, norm, w", "without metadata.json")
-    assert text.count("both have") == 6
+    files = "model-0000000-0000004.safetensors, model-0000001-0000004.safetensors and 2 more"
+    told = "no metadata.json, without which every file holds whole tensors that no other file has"
+    text = refused(
+        folder, 5, f"{told}, and 4 parameters in several files: ", "put metadata.json ba"
+    )
+    assert f"w (in 4 files: {files})" in text
+    assert text.count("no metadata.json") == 1
+    assert r"--pattern 'model-{rank}-0000004.safetensors'" in text
+
+
+def test_what_an_error_says_of_lost_metadata_helps(folder, tmp_path):
+    (iteration(folder) / "metadata.json").unlink()
+    names = {"w": (ROWS,), "embed": (BOTH,), "norm": (WHOLE,)}
+    layouts = {
+        name: {
+            "dev_matrix": [*of.device_matrix],
+            "tensor_map": [axes[0] if axes else -1 for axes in of.tensor_map],
+        }
+        for name, (of,) in names.items()
+    }
+    (tmp_path / "s.json").write_text(json.dumps({"parallel_layout_item": layouts}))
+    words = ["-s", tmp_path / "s.json", "--pattern", "model-{rank}-0000004.safetensors"]
+    got, _ = merged(iteration(folder), *words)
+    assert got == {name: ENTRIES[name] for name in names}
 
 
 # -------------------------------------------------------------------------------------- bad input

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
+import zipfile
+from pathlib import Path
 
 import pytest
 
+from ckpttool import formats
 from ckpttool.errors import CkptToolError, FormatError, UnsupportedError
 from ckpttool.formats import read_index
 from ckpttool.formats.group_info import read_group_info
 from ckpttool.formats.others import recognise
 from ckpttool.formats.rank_table import Device, read_rank_table
+from ckpttool.storage.scan import scan
 from tests.by_hand import layout, message, number, operator, packed, record, safetensors, strategy
 from tests.commands import mentions, run, run_well
 from tests.commands import message as said
@@ -21,6 +26,14 @@ GROUP_INFO = SAMPLES / "files" / "group_info.pb"
 GRAPH = (SAMPLES / "files" / "net-graph.meta").read_bytes()
 # The first fields of what `export` of MindSpore 2.10 writes for a Dense.
 MINDIR = message(1, b"1.1") + message(2, b"MindSpore") + message(5, b"2.10.0") + message(7, b"")
+
+
+def archive(name: str) -> bytes:
+    """A ZIP archive of one file."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as written:
+        written.writestr(name, b"contents")
+    return file.getvalue()
 
 
 def group(name: str, *ranks: int, spell=number) -> bytes:
@@ -109,6 +122,10 @@ def test_inspect_shows_groups_and_whose_checkpoint_can_stand_in():
         (b'{"schema": 1, "ckpttool": "0.1.0"}', "manifest"),
         (b'{"0": {"w": {"mesh_shape": [2], "tensor_map": [0, -1]}}}', "layouts"),
         (b"PK\3\4" + bytes(30), "archive"),
+        (archive("arr_0.npy"), "archive"),
+        (archive("pytorch_model/data.pkl"), "pytorch"),
+        (archive("n" * 1000 + "/data.pkl"), "pytorch"),
+        (pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps({}, 2), "pytorch"),
         (pickle.dumps({"w": 1}), "pickle"),
     ],
 )
@@ -121,7 +138,7 @@ def test_files_of_other_kinds_are_recognised_whatever_their_name(name, data, kin
     assert other.kind == kind
     with pytest.raises(UnsupportedError) as caught:
         read_index(str(path))
-    assert caught.value.reason == f"{other.noun}, no checkpoint; {other.remedy}"
+    assert caught.value.reason == other.refusal
 
 
 @pytest.mark.parametrize(
@@ -457,3 +474,52 @@ def test_a_table_beside_the_output_folder_of_a_run_is_found(tmp_path, ranks, tab
     table(group_table(devices(2)))
     document = json.loads(run_well("inspect", tmp_path / "output", "--json").stdout)
     assert document["ranks"][1]["server"] == "10.0.0.0"
+
+
+@pytest.mark.parametrize("step", ["unmarked_block", "recognise"])
+def test_a_damaged_file_that_is_deleted_before_it_is_recognised_is_named(
+    tmp_path, monkeypatch, step
+):
+    whole, damaged = tmp_path / "rank_0" / "a.ckpt", tmp_path / "rank_1" / "a.ckpt"
+    real = getattr(formats, step)
+
+    def delete_first(path):
+        Path(path).unlink()
+        return real(path)
+
+    monkeypatch.setattr(formats, step, delete_first)
+    for path, data in ((whole, record()), (damaged, record()[:-1])):
+        path.parent.mkdir()
+        path.write_bytes(data)
+    catalog = scan(str(tmp_path))
+    assert list(catalog.files) == [0]
+    assert str(catalog.damaged[1]) == f"{damaged}: No such file or directory"
+    damaged.write_bytes(record()[:-1])
+    result = run("inspect", damaged)
+    assert result.exit_code == 1
+    assert said(result) == f"ckpttool: {damaged}: No such file or directory"
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["pytorch_model.bin"],
+        ["pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json"],
+        ["weights.pt", "readme.bin"],
+    ],
+)
+@pytest.mark.parametrize("command", ["inspect", "merge"])
+def test_a_folder_of_pytorch_is_called_so_and_the_way_round_is_told(names, command, tmp_path):
+    for name in names:
+        is_archive = name != "readme.bin" and not name.endswith(".json")
+        (tmp_path / name).write_bytes(archive("archive/data.pkl") if is_archive else b"{}")
+    out = ["-o", tmp_path / "m.h5"] if command == "merge" else []
+    result = run(command, tmp_path, *out)
+    assert result.exit_code == 3
+    listed = ", ".join(name for name in names if name != "readme.bin")
+    told = rf"ckpttool: {tmp_path}: a checkpoint of PyTorch \({listed}\), not read; load it with"
+    assert not mentions(said(result), told, r"safetensors\.torch\.save_file")
+    result = run(command, tmp_path / names[0], *out)
+    assert result.exit_code == 3
+    assert "a checkpoint of PyTorch, no checkpoint" not in said(result)
+    assert "a checkpoint of PyTorch" in said(result)

@@ -6,7 +6,9 @@ import os
 import pty
 import re
 import sys
+import time
 
+from tests.commands import run_well
 from tests.corpus import GOLDEN
 
 
@@ -41,3 +43,15 @@ def test_no_color_is_honoured(tmp_path, capfdbinary, monkeypatch):
     shown, _ = on_terminal("inspect", case / "src")
     assert "rank_7/checkpoint-2_10.ckpt" in shown
     assert not re.search(r"\x1b\[3[0-7]m", shown)
+
+
+def test_a_terminal_shows_how_much_of_what_is_kept_was_read(tmp_path, capfdbinary):
+    case = GOLDEN / "reshard_8_to_4"
+    words = [case / "src", "-s", case / "src_strategy.ckpt", "-o", tmp_path / "m.h5"]
+    run_well("merge", *words)
+    time.sleep(0.01)
+    os.utime(tmp_path / "m.h5")  # so that only its contents tell that it is what was written
+    shown, code = on_terminal("merge", *words, "--resume")
+    assert code == 0
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    assert re.search(r"reading what is kept .*\d/\d+\.\d KiB ", plain)

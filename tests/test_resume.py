@@ -7,12 +7,16 @@ import json
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 import ckpttool
+from ckpttool.formats import read_index
+from ckpttool.formats.stopping import go_on
 from ckpttool.run import execute as execute_module
+from ckpttool.run import listed
 from ckpttool.run.fill import fill
 from tests.commands import files_below, message, run, run_well
 from tests.engines import (
@@ -85,10 +89,125 @@ def test_what_is_complete_is_not_written_again_and_needs_no_journal(tmp_path, fa
     assert len(json.loads(result.stdout)["outputs"]) == 4
     assert (filled, everything_in(tmp_path)) == ([], before)
     assert run(*words_of(tmp_path)).exit_code == 5
-    (tmp_path / "rank_0" / "checkpoint_0.ckpt").unlink()
-    result = run(*words_of(tmp_path), "--resume")
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_of_a_set_that_was_complete_what_is_gone_is_written_again(tmp_path, failing, is_copied):
+    run_well(*words_of(tmp_path / "out"))
+    before = everything_in(tmp_path / "out")
+    if is_copied:  # then only contents tell that the others are what was written
+        shutil.copytree(tmp_path / "out", tmp_path / "copy", copy_function=shutil.copyfile)
+        for path in (tmp_path / "copy").rglob("*.ckpt"):
+            os.utime(path)
+    out = tmp_path / ("copy" if is_copied else "out")
+    gone = out / "rank_0" / "checkpoint_0.ckpt"
+    gone.unlink()
+    result = run(*words_of(out))
     assert result.exit_code == 5
     assert "3 outputs exist" in message(result)
+    filled = failing(None)
+    result = run_well(*words_of(out), "--resume")
+    said = f"{out / NAME}: 1 output is gone ({gone}), written again; the others are kept"
+    assert said in message(result)
+    assert filled == ["checkpoint_0.ckpt"]
+    assert everything_in(out) == before
+    assert sorted(files_below(out, manifests=True)) == sorted([*contents(out), NAME])
+
+
+def test_a_signal_is_heard_while_what_is_kept_is_read(tmp_path, monkeypatch):
+    run_well(*words_of(tmp_path))
+    before = everything_in(tmp_path)
+    time.sleep(0.01)
+    os.utime(tmp_path / "rank_0" / "checkpoint_0.ckpt")
+
+    def read_for_ever(tensor, buffer_bytes):
+        os.kill(os.getpid(), signal.SIGTERM)  # SIGINT may be ignored where tests run
+        while True:
+            go_on()
+
+    monkeypatch.setattr(listed, "unit_digests", read_for_ever)
+    assert run(*words_of(tmp_path), "--resume").exit_code == 143
+    assert everything_in(tmp_path) == before
+
+
+def test_what_fails_when_it_is_written_again_leaves_the_set_as_it_was(tmp_path, failing):
+    run_well(*words_of(tmp_path))
+    before = everything_in(tmp_path)
+    gone = [tmp_path / f"rank_{n}" / f"checkpoint_{n}.ckpt" for n in (1, 2)]
+    for path in gone:
+        path.unlink()
+    left = everything_in(tmp_path)
+    failing("rank_1")
+    assert run(*words_of(tmp_path), "--resume").exit_code == 6
+    assert everything_in(tmp_path) == left
+    assert not (tmp_path / JOURNAL).exists()
+    failing("rank_2")
+    assert run(*words_of(tmp_path), "--resume").exit_code == 6
+    assert (tmp_path / JOURNAL).exists()
+    assert not (tmp_path / NAME).exists()
+    filled = failing(None)
+    result = run_well(*words_of(tmp_path), "--resume")
+    assert "3 of 4 outputs that it left complete are kept" in message(result)
+    assert filled == ["checkpoint_2.ckpt"]
+    assert everything_in(tmp_path) == before
+
+
+def test_what_a_changed_source_would_give_is_not_mixed_with_what_is_kept(tmp_path, failing):
+    source, out = tmp_path / "src", tmp_path / "out"
+    shutil.copytree(CASE / "src", source)
+    words = words_of(out, source=source)
+    run_well(*words)
+    gone = out / "rank_0" / "checkpoint_0.ckpt"
+    gone.unlink()
+    before = everything_in(out)
+    for path in source.rglob("*.ckpt"):
+        data = bytearray(path.read_bytes())
+        for tensor in read_index(str(path)).tensors.values():
+            data[tensor.extents[0].offset] ^= 1
+        path.write_bytes(data)
+    for _ in range(2):
+        result = run(*words, "--resume")
+        assert result.exit_code == 7
+        said = f"{gone}: is not what the same run wrote there before; has a source file been chan"
+        assert said in message(result)
+        assert everything_in(out) == before
+    for path in out.rglob("*.ckpt"):
+        path.unlink()
+    result = run_well(*words, "--resume")  # with nothing to keep
+    assert "gone" not in message(result)
+    assert everything_in(out).keys() == {*before, str(gone.relative_to(out))}
+    assert all(everything_in(out)[name] != content for name, content in before.items())
+
+
+def test_what_is_gone_is_not_written_again_beside_what_was_changed(tmp_path):
+    run_well(*words_of(tmp_path))
+    before = everything_in(tmp_path)
+    gone, changed = (tmp_path / f"rank_{n}" / f"checkpoint_{n}.ckpt" for n in (0, 1))
+    gone.unlink()
+    changed.write_bytes(changed.read_bytes() + b"more")
+    result = run(*words_of(tmp_path), "--resume")
+    assert result.exit_code == 5
+    said = f"{changed}: not what {tmp_path / NAME} says was written; has it been changed?"
+    assert said in message(result)
+    assert not gone.exists()
+    run_well(*words_of(tmp_path), "--resume", "--overwrite")
+    assert everything_in(tmp_path) == before
+
+
+def test_a_part_does_not_take_a_committed_set_apart_to_mend_it(tmp_path):
+    for part in ("1/2", "2/2"):
+        run_well(*words_of(tmp_path), "--part", part)
+    (tmp_path / "rank_0" / "checkpoint_0.ckpt").unlink()
+    for part in ("1/2", "2/2"):  # of a part that is not committed
+        run_well(*words_of(tmp_path), "--part", part, "--resume")
+    run_well("commit", tmp_path)
+    before = everything_in(tmp_path)
+    (tmp_path / "rank_0" / "checkpoint_0.ckpt").unlink()
+    result = run(*words_of(tmp_path), "--part", "1/2", "--resume")
+    assert result.exit_code == 5
+    assert "the same command without --part writes what is gone" in message(result)
+    run_well(*words_of(tmp_path), "--resume")
+    assert everything_in(tmp_path) == before
 
 
 def test_without_a_journal_it_is_an_ordinary_run(tmp_path):
@@ -232,10 +351,16 @@ def test_what_was_changed_after_it_was_complete_is_named(tmp_path, failing):
 def test_indexes_that_are_gone_are_written_again(tmp_path):
     words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "--max-shard-size", "10KB"]
     run_well(*words, "-o", tmp_path)
+    before = everything_in(tmp_path)
     (tmp_path / "param_name_map.json").unlink()
-    assert run(*words, "-o", tmp_path, "--resume").exit_code == 5
-    run_well(*words, "-o", tmp_path, "--resume", "--overwrite")
+    result = run_well(*words, "-o", tmp_path, "--resume")
+    assert f"1 output is gone ({tmp_path / 'param_name_map.json'})" in message(result)
     assert (tmp_path / "param_name_map.json").exists()
+    assert everything_in(tmp_path) == before
+    (tmp_path / "param_name_map.json").write_text("{}")
+    result = run(*words, "-o", tmp_path, "--resume")
+    assert result.exit_code == 5
+    assert f"{tmp_path / 'param_name_map.json'}: not what {tmp_path / NAME} says" in message(result)
 
 
 def test_without_resume_all_is_written_anew_and_what_is_stale_goes(tmp_path, failing):

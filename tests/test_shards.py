@@ -307,6 +307,24 @@ def test_a_shard_above_the_replicas_of_a_tensor_is_all_of_them(tmp_path):
     assert (merged["w"].shape, merged["z"].shape) == ((8, 3), (8, 4))
 
 
+@pytest.mark.parametrize("said", [3, 4])
+def test_a_shard_above_the_replicas_of_every_tensor_is_all_of_them(tmp_path, said):
+    w = noise("w", "Float32", (8, 3))
+    rows = np.split(w.array(), 4)
+    held = {r: {"w": as_entry(rows[r]), "zero": zeros((2, 1))} for r in range(4)}
+    catalog = ckpttool.scan(str(write_ranks(tmp_path / "src", held, "ckpt")))
+    halves = Layout((2, 2), ((1,), ()))  # two replicas on four ranks
+    strategy = join_stages({0: {"w": halves, "zero": halves}})
+    told = f"--optimizer-shard {said}: no parameter has more than 2 replicas, so each is cut by all"
+    for shard in (said, 2):
+        out = str(tmp_path / f"{shard}.ckpt")
+        plan = ckpttool.plan_merge(catalog, strategy, out, "ckpt", optimizer_shard=shard)
+        ckpttool.execute(plan)
+        merged = read(tmp_path / f"{shard}.ckpt")
+        assert (merged["w"], merged["zero"].shape) == (w, (8, 1))
+        assert any(told in note.text for note in plan.notes) == (shard == said)
+
+
 def test_a_tensor_whose_replicas_the_shard_does_not_divide_is_whole(tmp_path):
     """MindSpore leaves such a tensor whole; those of equal elements are told."""
     w, b = noise("w", "Float32", (8, 3)), noise("b", "Float32", (2, 6))

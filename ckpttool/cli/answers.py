@@ -142,11 +142,17 @@ def _describe(one: TensorDifference) -> dict[str, object]:
             "elements": math.prod(one.a.shape),
             "differing": values.count,
             "same_number": values.same_number,
-            "max_abs": values.max_abs,
-            "max_rel": values.max_rel,
+            "nan_on_one_side": values.nans,
+            "max_abs": _as_json(values.max_abs),
+            "max_rel": _as_json(values.max_rel),
             "first": None if values.first is None else list(values.first),
         }
     return document
+
+
+def _as_json(number: float | None) -> float | str | None:
+    """A number as JSON has it, which has no Infinity but as a text."""
+    return "Infinity" if number == math.inf else number
 
 
 def _describe_meta(meta: TensorMeta | None) -> dict[str, object] | None:
@@ -163,8 +169,9 @@ def _row(one: TensorDifference) -> Sequence[str]:
         return (name, one.kind, a, b, "", "", "", "")
     values = one.values
     differ = f"{values.count} of {math.prod(one.a.shape)}"
-    if values.same_number:
-        differ += f" ({values.same_number} the same number)"
+    of_these = {"the same number": values.same_number, "NaN on one side": values.nans}
+    if any(of_these.values()):
+        differ += f" ({', '.join(f'{n} {what}' for what, n in of_these.items() if n)})"
     largest = ("" if x is None else f"{x:.6g}" for x in (values.max_abs, values.max_rel))
     first = "" if values.first is None else format_shape(values.first)
     return (name, one.kind, a, b, differ, *largest, first)

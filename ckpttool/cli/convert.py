@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
     from ckpttool.cli.signals import Stopper
     from ckpttool.model.plan import Plan
+    from ckpttool.run.listed import OpenProgress
 
 
 def convert(
-    make_plan: Callable[[Executor], Plan],
+    make_plan: Callable[[Executor, OpenProgress], Plan],
     engine: str,
     max_memory: int | None,
     as_json: bool,
@@ -36,7 +37,7 @@ def convert(
     Parameters
     ----------
     make_plan
-        Gets an executor on this host, to compare contents with.
+        Gets an executor on this host, to compare contents with, and what shows how much is read.
     engine
         Who does the work; see `ckpttool.open_engine`.
     max_memory
@@ -48,13 +49,16 @@ def convert(
     from ckpttool.run.memory import fit_memory
     from ckpttool.run.origin import manifest_of
 
+    def open_progress(nbytes: int) -> AbstractContextManager[Callable[[int], None]]:
+        return show_progress("reading what is kept", nbytes, quiet or as_json)
+
     started = time.perf_counter()
     with _quiet_logs(), ckpttool.open_engine(engine) as executor:
         if is_cluster(engine):
             with ckpttool.open_engine("threads") as here:
-                plan = make_plan(here)
+                plan = make_plan(here, open_progress)
         else:
-            plan = make_plan(executor)
+            plan = make_plan(executor, open_progress)
         sizes = None if max_memory is None else fit_memory(max_memory, engine)
         report.print_notes(plan.notes, quiet)
         total = sum(meta.nbytes for output in plan for meta in output.metas)

@@ -94,7 +94,7 @@ def merge(
         src, pattern, step, src_strategy, key=key, find_strategy=not replicated
     )
     convert(
-        lambda executor: ckpttool.plan_merge(
+        lambda executor, open_progress: ckpttool.plan_merge(
             catalog,
             strategy,
             path,
@@ -111,6 +111,7 @@ def merge(
             resume=resume,
             executor=executor,
             part=part,
+            open_progress=open_progress,
         ),
         engine,
         max_memory,

@@ -84,7 +84,7 @@ def reshard(
     )
     assert target is not None, "click requires -d"
     convert(
-        lambda executor: ckpttool.plan_reshard(
+        lambda executor, open_progress: ckpttool.plan_reshard(
             catalog,
             strategy,
             target,
@@ -103,6 +103,7 @@ def reshard(
             executor=executor,
             part=part,
             strategy_path=strategy_path,
+            open_progress=open_progress,
         ),
         engine,
         max_memory,

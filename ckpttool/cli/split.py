@@ -73,7 +73,7 @@ def split(
     )
     assert target is not None, "click requires -d"
     convert(
-        lambda executor: ckpttool.plan_split(
+        lambda executor, open_progress: ckpttool.plan_split(
             catalog,
             target,
             folder,
@@ -87,6 +87,7 @@ def split(
             executor=executor,
             part=part,
             strategy_path=strategy_path,
+            open_progress=open_progress,
         ),
         engine,
         max_memory,

@@ -229,24 +229,32 @@ def read_indexes(
 def _read_index(
     path: str, twins: Twins, key: Secret | None, contained: ContainedReader
 ) -> FileIndex | FormatError:
-    from ckpttool.formats.ckpt import Ckpt
-
     try:
-        found = os.stat(path)  # noqa: PTH116 - a path is a string here
-        name = _find_format(path)
-        if name == "ckpt":
-            index = Ckpt(twins).read_index(path, key)
-        else:
-            read = (contained if name == "hdf5" else get_format(name)).read_index
-            index = twins.read_index(path, name, read)
-        stamp = Stamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-        return replace(index, stamps={path: stamp})
-    except FormatError as error:
-        return _as_recognised(error)
+        try:
+            return _read_known(path, twins, key, contained)
+        except FormatError as error:
+            return _as_recognised(error)
     except OSError as error:
         unreadable = UnreadableError(path, None, error.strerror or str(error))
         unreadable.__cause__ = error  # which is what counts if there is but one file
         return unreadable
+
+
+def _read_known(
+    path: str, twins: Twins, key: Secret | None, contained: ContainedReader
+) -> FileIndex:
+    """The header of a file of a format that is known; raises what is wrong with it."""
+    from ckpttool.formats.ckpt import Ckpt
+
+    found = os.stat(path)  # noqa: PTH116 - a path is a string here
+    name = _find_format(path)
+    if name == "ckpt":
+        index = Ckpt(twins).read_index(path, key)
+    else:
+        read = (contained if name == "hdf5" else get_format(name)).read_index
+        index = twins.read_index(path, name, read)
+    stamp = Stamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return replace(index, stamps={path: stamp})
 
 
 def _as_recognised(error: FormatError) -> FormatError:
@@ -257,8 +265,7 @@ def _as_recognised(error: FormatError) -> FormatError:
     other = None if isinstance(error, UnsupportedError) else recognise(error.path)
     if other is None:
         return error
-    reason = f"{other.noun}, no checkpoint; {other.remedy}"
-    return UnsupportedError(error.path, None, reason)
+    return UnsupportedError(error.path, None, other.refusal)
 
 
 def _find_format(path: str) -> str:

@@ -46,9 +46,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ckpttool.errors import AuthenticityError, FormatError, UnsupportedError
+from ckpttool.errors import AuthenticityError, FormatError, UnsupportedError, WrongKeyError
 from ckpttool.formats.decryption import UNIT, find_forged, read_plain
 from ckpttool.model.ciphertext import Block, Ciphertext, Secret
+from ckpttool.model.strategy import count
 
 MODES = {
     b"\xd8\x5e\x3a\x7f": "AES-GCM",
@@ -56,6 +57,7 @@ MODES = {
     b"\xda\x5e\x3a\x7f": "SM4-CBC",
 }
 KEY_BYTES = {"AES-GCM": (16, 24, 32), "AES-CBC": (16, 24, 32), "SM4-CBC": (16,)}
+PROOF_BYTES = 4  # of paddings that are right, to show that the key is
 MAX_BLOCKS = 1 << 16  # 4 TiB, as MindSpore cuts; stops files of nothing but headers
 
 _TAGGED = struct.Struct("<4s16sII16sI")
@@ -87,7 +89,7 @@ def read_ciphertext(path: str, start: int, end: int, key: Secret | None) -> Ciph
     FormatError
         A block is cut short or damaged.
     AuthenticityError
-        The key does not fit.
+        The key does not fit; a `WrongKeyError` if nothing shows that it is right.
     UnsupportedError
         There is no key, or nothing to decrypt with.
     """
@@ -107,8 +109,9 @@ def read_ciphertext(path: str, start: int, end: int, key: Secret | None) -> Ciph
             cipher = _fit(fd, path, frames, candidate, key)
             if cipher is not None:
                 return cipher
-    reason = f"encrypted with {mode}, and this is the wrong key: it decrypts to no .ckpt"
-    raise AuthenticityError(path, start, f"{reason} (or the file is damaged at its beginning)")
+    reason = f"encrypted with {mode}, and this is the wrong key, or the file is damaged at its "
+    reason += f"beginning: encrypted block 1 of {len(frames)} decrypts to no record"
+    raise WrongKeyError(path, start, reason)
 
 
 class _Frame(NamedTuple):
@@ -181,28 +184,51 @@ def _is_untagged(head: bytes) -> bool:
 
 
 def _fit(fd: int, path: str, frames: Sequence[_Frame], mode: str, key: Secret) -> Ciphertext | None:
-    """How the file is encrypted, if the key fits."""
+    """How the file is encrypted, if the key fits; raises `FormatError` if it is damaged."""
     if mode != "AES-GCM" and any(frame.nbytes % UNIT for frame in frames):
         return None  # one of the two modes that a block without a tag may have
     blocks: list[Block] = []
-    damaged: list[_Frame] = []
-    for frame in frames:
+    paddings = [_padding(fd, path, mode, key, frame) for frame in frames]
+    for frame, padding in zip(frames, paddings, strict=True):
         start = blocks[-1].stop if blocks else 0
-        padding = _padding(fd, path, mode, key, frame)
-        damaged += [frame] if padding is None else []
         stop = start + frame.nbytes - (padding or 0)
         blocks.append(Block(frame.offset, frame.nbytes, start, stop, frame.iv, frame.tag))
     cipher = Ciphertext(mode, key, tuple(blocks))
     head = bytearray(min(UNIT, cipher.nbytes))
     read_plain(fd, path, cipher, 0, memoryview(head))
     if not _begins_a_record(head, cipher.nbytes):
-        is_genuine = bool(frames[0].tag) and not find_forged(path, cipher, 0, 1)
-        return cipher if is_genuine else None
-    if damaged:
-        number = frames.index(damaged[0]) + 1
-        reason = f"encrypted block {number} of {len(frames)} does not end in a padding: damaged"
-        raise FormatError(path, damaged[0].start, reason)
+        if cipher.has_tags and not find_forged(path, cipher, 0, 1):
+            return cipher
+        _refuse_damage(path, frames, cipher, paddings)
+        return None
+    if None in paddings:
+        number = paddings.index(None)
+        reason = f"encrypted block {number + 1} of {len(frames)} does not end in a padding: damaged"
+        raise FormatError(path, frames[number].start, reason)
     return cipher
+
+
+def _refuse_damage(
+    path: str, frames: Sequence[_Frame], cipher: Ciphertext, paddings: Sequence[int | None]
+) -> None:
+    """Raise what is wrong with the first block, which begins no record, if the key is right.
+
+    That it is another block tells by its tag, and with CBC paddings do, the first block's own, too:
+    of n bytes they are right by chance in one of 256**n.
+    """
+    last = len(frames) - 1
+    if cipher.has_tags:
+        if last and not find_forged(path, cipher, last, last + 1):
+            error = forgery(path, cipher, (0,))
+            reason = f"{error.reason}; the key is right, as it is that of block {last + 1}"
+            raise AuthenticityError(path, error.offset, reason)
+        return
+    right = [padding for padding in paddings if padding]
+    if sum(right) >= PROOF_BYTES and 2 * len(right) >= len(paddings):
+        reason = f"encrypted block 1 of {len(frames)} decrypts to no record: damaged at its "
+        reason += "beginning; the key is right, as the paddings at the end of "
+        reason += f"{len(right)} of {len(frames)} blocks show"
+        raise FormatError(path, frames[0].start, reason)
 
 
 def _padding(fd: int, path: str, mode: str, key: Secret, frame: _Frame) -> int | None:
@@ -251,6 +277,15 @@ def forgery(path: str, cipher: Ciphertext, numbers: Sequence[int]) -> Authentici
     reason = f"encrypted block {named}{more} of {len(cipher.blocks)} does not match its tag"
     reason += ": the file is damaged, or somebody has changed it"
     return AuthenticityError(path, cipher.blocks[numbers[0]].offset, reason)
+
+
+def fitting_others(error: WrongKeyError, others: int) -> AuthenticityError:
+    """The same of a file of several, of which the key fits ``others``."""
+    reason = "encrypted block 1 decrypts to no record, though the key fits "
+    reason += (
+        f"{count(others, 'other file')}: damaged at its beginning, or encrypted with another key"
+    )
+    return AuthenticityError(error.path, error.offset, reason)
 
 
 def explain(error: FormatError, cipher: Ciphertext) -> FormatError:

@@ -1,6 +1,8 @@
 """Files that lie beside checkpoints and are none, recognised by what is in them.
 
-JSON documents are told by their keys, pickles and ZIP archives by their first bytes.  The others
+JSON documents are told by their keys, pickles and ZIP archives by their first bytes; PyTorch's are
+archives whose first file is ``NAME/data.pkl``, before 1.6 pickles that begin with a number of its
+own.  The others
 are protobuf messages without a mark of their own, so the fields tell::
 
     graph       1 a number, then 4 a message     ``{prefix}-graph.meta``, anf_ir ``ModelProto``
@@ -51,9 +53,19 @@ class Other:
     noun: str
     remedy: str
 
+    @property
+    def refusal(self) -> str:
+        """Why it is not read, and what to do."""
+        of_mindspore = "" if self.kind == "pytorch" else "no checkpoint; "
+        return f"{self.noun}, {of_mindspore}{self.remedy}"
+
 
 _CHECKPOINT = "name the checkpoint"
 _CONVERT = "of another program, save it there as safetensors"
+_PYTORCH = (
+    "not read; load it with PyTorch and save it as safetensors (safetensors.torch.save_file, or "
+    "save_pretrained of Transformers)"
+)
 _BY_HAND = "not read; write down by hand how tensors are cut (-s FILE.yaml, see the README)"
 OTHERS = {
     other.kind: other
@@ -68,7 +80,8 @@ OTHERS = {
         Other("metadata", "what MindFormers says of a checkpoint", "name its folder"),
         Other("manifest", "a manifest of ckpttool", "name its folder, or the file that it names"),
         Other("layouts", "layouts that hyper-parallel wrote", _BY_HAND),
-        Other("archive", "a ZIP archive, as PyTorch and NumPy write them", _CONVERT),
+        Other("pytorch", "a checkpoint of PyTorch", _PYTORCH),
+        Other("archive", "a ZIP archive, as NumPy writes them", _CONVERT),
         Other("pickle", "a pickle", f"name the folder of a hyper-parallel checkpoint; {_CONVERT}"),
     )
 }
@@ -81,7 +94,11 @@ KEYS: Mapping[str, frozenset[str]] = {  # of JSON documents, each of which has o
     "metadata": frozenset(("state_dict_metadata",)),
     "manifest": frozenset(("ckpttool",)),
 }
-FIRST_BYTES = (("archive", b"PK\3\4"), *(("pickle", bytes((0x80, n))) for n in range(2, 6)))
+ARCHIVE = b"PK\3\4"  # the header of its first file: length of the name at 26, the name at 30
+FIRST_BYTES = (
+    ("pytorch", bytes.fromhex("80 02 8a 0a 6c fc 9c 46 f9 20 6a a8 50 19 2e")),
+    *(("pickle", bytes((0x80, n))) for n in range(2, 6)),
+)
 
 
 def recognise(path: str) -> Other | None:
@@ -93,6 +110,10 @@ def recognise(path: str) -> Other | None:
         head = file.read(64)
         if head.lstrip()[:1] == b"{":
             return OTHERS.get(_json_kind(head + file.read(JSON_BYTES)))
+        if head.startswith(ARCHIVE):
+            nbytes = int.from_bytes(head[26:28], "little")
+            name = (head + file.read(nbytes))[30 : 30 + nbytes]
+            return OTHERS["pytorch" if name.endswith(b"/data.pkl") else "archive"]
         for kind, first in FIRST_BYTES:
             if head.startswith(first):
                 return OTHERS[kind]

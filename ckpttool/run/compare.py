@@ -25,12 +25,15 @@ from ckpttool.model.region import Region
 from ckpttool.run.facts import Difference, Facts, Tolerance
 from ckpttool.run.fill import read_pieces
 from ckpttool.storage.elements import (
+    Flags,
+    Float64s,
     decode,
     find_differing,
     find_distances,
     find_magnitudes,
     find_same_numbers,
     pick,
+    shrink,
     take_census,
 )
 from ckpttool.storage.flatfile import FlatFiles
@@ -293,21 +296,35 @@ def _measure(
         return Difference(len(at), first=_index(band, int(at[0])), is_other=True)
     same = find_same_numbers(x, y)
     distances, magnitudes = find_distances(x, y), find_magnitudes(y)
-    finite = np.isfinite(distances)
-    ratios = distances / magnitudes
-    ratios = ratios[finite & (magnitudes > 0) & np.isfinite(ratios)]
-    counted = np.ones(len(at), np.bool_)
-    if tolerance is not None:
-        allowed = tolerance.atol + tolerance.rtol * magnitudes
-        counted = ~(same | (finite & (distances <= allowed)))
+    ratios, near = _hold(distances, magnitudes, tolerance)
+    large = ~(np.isfinite(distances) & np.isfinite(magnitudes))  # or Inf and NaN, which stay so
+    if large.any():
+        u, v = shrink(x[large]), shrink(y[large])
+        ratios[large], near[large] = _hold(
+            find_distances(u, v), find_magnitudes(v), tolerance, 1 / 16
+        )
+    counted = np.ones(len(at), np.bool_) if tolerance is None else ~(same | near)
+    known, telling = ~np.isnan(distances), ~np.isnan(ratios)
     return Difference(
         int(np.count_nonzero(counted)),
         0 if tolerance is not None else int(np.count_nonzero(same)),
-        float(distances[finite].max()) if finite.any() else None,
-        float(ratios.max()) if len(ratios) else None,
+        float(distances[known].max()) if known.any() else None,
+        float(ratios[telling].max()) if telling.any() else None,
         _index(band, int(at[counted.argmax()])) if counted.any() else None,
         is_other=True,
+        nans=int(np.count_nonzero(~known)),
     )
+
+
+def _hold(
+    distances: Float64s, magnitudes: Float64s, tolerance: Tolerance | None, scale: float = 1.0
+) -> tuple[Float64s, Flags]:
+    """Relative distances, NaN where there is none, and which distances a tolerance allows."""
+    ratios = np.where(magnitudes > 0, distances / magnitudes, np.nan)
+    if tolerance is None:
+        return ratios, np.zeros(len(distances), np.bool_)
+    allowed = tolerance.atol * scale + tolerance.rtol * magnitudes
+    return ratios, np.isfinite(distances) & (distances <= allowed)
 
 
 def _index(band: Region, position: int) -> tuple[int, ...]:

@@ -43,13 +43,16 @@ class Difference:
         Of these, those that are the same number in other bytes (0 and -0, two kinds of NaN).
     max_abs, max_rel
         Largest ``|a - b|``, and ``|a - b| / |b|`` where ``b`` is not 0, among all elements whose
-        bytes differ; None if there is none that is a finite number.
+        bytes differ; None if there is none.  Inf if one of the two is, or no Float64 is as large;
+        what has no distance (NaN and a number) or no ratio (a number and Inf) is left out.
     first
         Index of the first of the ``count`` elements.
     is_other
         Whether any bytes differ.
     content
         Equal for two readings that differ from the first in the same way; empty if none does.
+    nans
+        Elements that are NaN on one side alone.
     """
 
     count: int = 0
@@ -59,6 +62,7 @@ class Difference:
     first: Index | None = None
     is_other: bool = False
     content: bytes = b""
+    nans: int = 0
 
     def then(self, later: Difference) -> Difference:
         """Of this stretch and the one behind it."""
@@ -77,6 +81,7 @@ class Difference:
             later.first if self.first is None else self.first,
             True,
             content,
+            self.nans + later.nans,
         )
 
 

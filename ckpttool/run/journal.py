@@ -8,6 +8,9 @@ with ``--resume`` takes from it which outputs need not be written again: those t
 then (size, times of change), and those that hold what the hashes say.  A line that a power loss cut
 short does not count.
 
+A listing of the same run, of which outputs are gone, is made a journal again.  An output that was
+complete before is written again only as it was: a source that was changed meanwhile shows there.
+
 It is locked while the run lasts, so that two runs do not write one set at a time; the runs of
 parts hold the journal of the set together, and each its own alone.
 """
@@ -17,14 +20,13 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 
-from ckpttool.errors import FormatError, PlanError
+from ckpttool.errors import FormatError, PlanError, VerifyError
 from ckpttool.model.catalog import Stamp
 from ckpttool.model.manifest import Listed, Origin, differences
-from ckpttool.run.manifest import Entries, listing_text, output_text
+from ckpttool.run.manifest import Listing, listing_text, output_text
 from ckpttool.run.partial import (
     PARTIAL,
     is_open_as,
@@ -37,116 +39,9 @@ from ckpttool.run.partial import (
     write_document,
 )
 from ckpttool.run.sets import Place, journal_of, remove_stale_records, take_lock
+from ckpttool.run.unfinished import read_journal
 
 COMPLETE, END = '{"complete": [', "]}\n"  # around an output in its line
-
-
-@dataclass(slots=True)
-class Unfinished:
-    """What the journal of a run that did not end well says.
-
-    Attributes
-    ----------
-    origin
-        The run.
-    complete
-        Path of each output that was complete, relative to the journal, and whose it is.
-    placed
-        By what those that got their final names are known again.
-    left
-        The same of outputs of runs before it, which did not end either and were not gone on from.
-    begun
-        Paths of the outputs that were begun.
-    lines
-        First byte of the line of each rank's output, and the byte behind.
-    end
-        Byte behind the last whole line.
-    """
-
-    origin: Origin
-    complete: dict[str, int] = field(default_factory=dict)
-    placed: dict[str, Stamp] = field(default_factory=dict)
-    left: dict[str, Stamp] = field(default_factory=dict)
-    begun: set[str] = field(default_factory=set)
-    lines: dict[int, tuple[int, int]] = field(default_factory=dict)
-    end: int = 0
-
-    def kept(self, folder: Path, proven: Mapping[str, Stamp]) -> dict[str, Stamp]:
-        """Outputs of this run that are as it left them, or as they were when they were proven."""
-        mine = {name: stamp for name, stamp in proven.items() if name in self.complete}
-        return _unchanged(folder, self.placed, mine)
-
-    def untouched(self, folder: Path, proven: Mapping[str, Stamp]) -> dict[str, Stamp]:
-        """These, and what earlier runs left, too."""
-        return {**_unchanged(folder, self.left), **self.kept(folder, proven)}
-
-
-def _unchanged(folder: Path, *known: Mapping[str, Stamp]) -> dict[str, Stamp]:
-    """The files that are as they are known from one or the other, as they are now."""
-    found = {name: stamp_of(folder / name) for of in known for name in of}
-    return {
-        name: stamp
-        for name, stamp in found.items()
-        if stamp is not None and any(of.get(name) == stamp for of in known)
-    }
-
-
-def read_journal(path: Path) -> Unfinished | None:
-    """What a run left behind that did not end well; None if there is nothing.
-
-    Raises
-    ------
-    FormatError
-        The file is no journal of ckpttool.
-    OSError
-        It cannot be read.
-    """
-    found: Unfinished | None = None
-    try:
-        for stop, line in _whole_lines(path):
-            if found is None:
-                (head,) = line.objects("run")
-                found = Unfinished(head.origin())
-            elif "begun" in line.entries:
-                found.begun.add(line.file("begun"))
-            elif "left" in line.entries:
-                found.left[line.file("left")] = line.stamp()
-            elif "placed" in line.entries:
-                found.placed[line.file("placed")] = line.stamp()
-            else:
-                (output,) = line.objects("complete")
-                name, rank = output.file("path"), output.number("rank")
-                found.placed.pop(name, None)
-                found.complete[name] = rank
-                found.lines[rank] = found.end, stop
-            found.end = stop
-    except FileNotFoundError:
-        return None
-    except (FormatError, ValueError) as error:
-        reason = error.reason if isinstance(error, FormatError) else "its first line"
-        text = f"not a journal of ckpttool ({reason}); move it away"
-        raise FormatError(str(path), None, text) from error
-    return found
-
-
-def listed_in(journal: Path, lines: Iterable[tuple[int, int]]) -> Iterator[Listed]:
-    """The outputs that these lines of a journal (first byte, and the byte behind) tell of."""
-    with journal.open("rb") as file:
-        for start, stop in lines:
-            file.seek(start)
-            (output,) = Entries.parse(journal, file.read(stop - start)).objects("complete")
-            yield output.output()
-
-
-def _whole_lines(path: Path) -> Iterator[tuple[int, Entries]]:
-    """The byte behind every line that is complete, and what it says."""
-    stop = 0
-    with path.open("rb") as file:
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            stop += len(line)
-            yield stop, Entries.parse(path, line)
 
 
 class Journal:
@@ -157,8 +52,8 @@ class Journal:
     place
         Where it is.
     is_resumed
-        True to go on with what is there; else it is begun anew, and temporary files that a killed
-        run left are removed.
+        True to go on with what is there, a journal or a listing; else it is begun anew, and
+        temporary files that a killed run left are removed.
     proven
         Outputs that hold what they should, relative to the journal, and by what they were known.
 
@@ -183,7 +78,7 @@ class Journal:
         self._place = place
         self._path = journal_of(place.listing)
         self._fds: dict[Path, int] = {}
-        self._has_replaced = self._has_left = False
+        self._has_replaced = self._has_left = self._is_listed = False
         self._lines: dict[int, tuple[int, int]] = {}  # in the journal, of each rank's output
         self._proven = proven or {}
         self.kept: Mapping[str, Stamp] = {}
@@ -220,14 +115,22 @@ class Journal:
         self._append(f"{begun}\n", is_durable=False)
 
     def add(self, output: Listed) -> None:
-        """Say that an output is complete, and about to get its final name."""
+        """Say that an output is complete, and about to get its final name.
+
+        Raises
+        ------
+        VerifyError
+            It was complete before, and was not the same.
+        """
+        before = self._lines.get(output.rank)
+        if before is not None and self._output_at(*before) != output_text(output):
+            text = "is not what the same run wrote there before; has a source file been changed? "
+            text += "Without --resume (--overwrite) all is written anew"
+            raise VerifyError(str(self.folder / output.path), [text])
         if not self._has_replaced:
             self._remove_outdated()
             self._has_replaced = True
-        start = os.lseek(self._fds[self._path], 0, os.SEEK_CUR)
-        line = f"{COMPLETE}{output_text(output)}{END}"
-        self._append(line)
-        self._lines[output.rank] = start, start + len(line)
+        self._append_output(output, is_durable=True)
 
     def place(self, path: str) -> None:
         """Say that an output has its final name; without this its contents would have to tell."""
@@ -243,7 +146,8 @@ class Journal:
 
     def leave(self) -> None:
         """End before all is done; the journal stays if there is something to go on from."""
-        self._close(remove=not self._lines and not self._has_left)
+        needs_none = self._is_listed and not self._has_replaced  # the listing is still there
+        self._close(remove=needs_none or not (self._lines or self._has_left))
 
     def _begin(self, is_resumed: bool) -> None:
         """Take over what is to be kept, and remove the rest."""
@@ -253,8 +157,12 @@ class Journal:
             changes = list(differences(self._place.origin, before.origin))
             if changes:
                 raise PlanError(resume_problems(self._path, changes))
-            self.kept = before.kept(self.folder, self._proven)
-            self._lines = before.lines
+        # It goes before the first output is replaced: while it is there a journal knows no more.
+        listing = self._place.find_listing(self.listing) if is_resumed else None
+        goes_on = before if is_resumed and listing is None else None
+        if goes_on is not None:
+            self.kept = goes_on.kept(self.folder, self._proven)
+            self._lines = goes_on.lines
         left = self._clean(self._path, {})
         if self._place.is_part:  # others hold it, too, so it stays
             of_set = journal_of(self._place.manifest)
@@ -265,17 +173,35 @@ class Journal:
         for path in self._place.journals_of_parts():
             left = self._clean(path, left)
             path.unlink()
-        os.ftruncate(fd, before.end if before is not None and is_resumed else 0)
+        os.ftruncate(fd, 0 if goes_on is None else goes_on.end)
         os.lseek(fd, 0, os.SEEK_END)
         by = f"process {os.getpid()} on {socket.gethostname()}"
         head = {"by": by, "run": [self._place.origin.head_with_times()]}
-        lines = [] if os.fstat(fd).st_size else [head]
+        if goes_on is None or not goes_on.end:
+            self._append(f"{json.dumps(head)}\n", is_durable=False)
+        if listing is not None:
+            self._take_over(listing)
         stays = sorted(left.keys() - self.kept.keys())
-        text = "".join(f"{json.dumps(line)}\n" for line in lines)
-        text += "".join(_line_of("left", name, left[name]) for name in stays)
+        text = "".join(_line_of("left", name, left[name]) for name in stays)
         text += "".join(_line_of("placed", name, self.kept[name]) for name in sorted(self.kept))
         self._append(text)
         self._has_left = bool(stays)
+
+    def _take_over(self, listing: Listing) -> None:
+        """Go on from a listing: what is as it says is kept.  If nothing is, begin anew."""
+        fd, start = self._fds[self._path], os.fstat(self._fds[self._path]).st_size
+        kept = {}
+        for output in listing.outputs():
+            self._append_output(output, is_durable=False)
+            stamp = stamp_of(self.folder / output.path)
+            is_proven = stamp is not None and self._proven.get(output.path) == stamp
+            if stamp is not None and (is_proven or listing.knows(output, stamp)):
+                kept[output.path] = stamp
+        self.kept, self._is_listed = kept, bool(kept)
+        if not kept:
+            self._lines = {}
+            os.ftruncate(fd, start)
+            os.lseek(fd, start, os.SEEK_SET)
 
     def _clean(self, journal: Path, left: Mapping[str, Stamp]) -> dict[str, Stamp]:
         """Remove what a killed run left half-written; what it left whole is added to ``left``."""
@@ -301,6 +227,12 @@ class Journal:
             file.seek(start)
             line = file.read(stop - start).decode("ascii")
         return line.partition(COMPLETE)[2].removesuffix(END)
+
+    def _append_output(self, output: Listed, *, is_durable: bool) -> None:
+        start = os.lseek(self._fds[self._path], 0, os.SEEK_CUR)
+        line = f"{COMPLETE}{output_text(output)}{END}"
+        self._append(line, is_durable=is_durable)
+        self._lines[output.rank] = start, start + len(line)
 
     def _append(self, line: str, *, is_durable: bool = True) -> None:
         data = line.encode("ascii")

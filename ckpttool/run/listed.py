@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor, Future
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +29,12 @@ BUFFER_BYTES = 8 << 20
 MAX_IN_FLIGHT = 32
 
 OnProgress = Callable[[int], None]
+OpenProgress = Callable[[int], AbstractContextManager[OnProgress]]  # is told the number of bytes
+
+
+def no_progress(nbytes: int) -> AbstractContextManager[OnProgress]:
+    """An `OpenProgress` that shows nothing."""
+    return nullcontext(lambda nbytes: None)
 
 
 class _Look(NamedTuple):
@@ -170,7 +176,9 @@ def check_manifest(
         yield _finding(path, f"it speaks of {_shown(name, path)}, which is another file")
 
 
-def find_intact(folder: Path, outputs: Iterable[Listed], executor: Executor) -> dict[str, Stamp]:
+def find_intact(
+    folder: Path, outputs: Iterable[Listed], executor: Executor, on_progress: OnProgress
+) -> dict[str, Stamp]:
     """Outputs that hold what is listed, every byte of them read; as they were before that."""
     found = {}
     for output in outputs:
@@ -178,9 +186,12 @@ def find_intact(folder: Path, outputs: Iterable[Listed], executor: Executor) -> 
         if stamp is None or any(_output_problems(folder / MANIFEST, output, None, name)):
             continue
         stored = read_index(name).tensors
-        looks = [(one.sha256, executor.submit(_hash, stored[one.name])) for one in output.tensors]
-        is_equal = [wanted == hashes.result() for wanted, hashes in looks]
-        if all(is_equal) and stamp_of(folder / output.path) == stamp:
+        looks = [(one, executor.submit(_hash, stored[one.name])) for one in output.tensors]
+        is_equal = True
+        for one, hashes in looks:
+            is_equal &= hashes.result() == one.sha256
+            on_progress(stored[one.name].meta.nbytes)
+        if is_equal and stamp_of(folder / output.path) == stamp:
             found[output.path] = stamp
     return found
 

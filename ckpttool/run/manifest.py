@@ -202,10 +202,13 @@ class Listing:
         The file.
     head
         What it says beside the outputs.
+    written_ns
+        When it was written.
     """
 
     path: Path
     head: Entries
+    written_ns: int
 
     @classmethod
     def read(cls, path: Path) -> Listing:
@@ -222,10 +225,15 @@ class Listing:
             line = file.readline()
             is_ours = line.endswith(f"{OPEN}\n".encode())
             text = line[: -len(OPEN) - 1] + b"}" if is_ours else line + file.read()
+            written_ns = os.fstat(file.fileno()).st_mtime_ns
         head = Entries.parse(path, text)
         if head.entries.get("schema") != SCHEMA:
             raise head.wrong("schema", f"{SCHEMA} (is it of a newer ckpttool?)")
-        return cls(path, head)
+        return cls(path, head, written_ns)
+
+    def knows(self, output: Listed, stamp: Stamp) -> bool:
+        """Whether an output that is there is as it was when it was listed, by size and times."""
+        return stamp.nbytes == output.nbytes and stamp.ctime_ns <= self.written_ns
 
     def outputs(self) -> Iterator[Listed]:
         """The outputs, one at a time.

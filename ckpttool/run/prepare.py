@@ -32,6 +32,7 @@ from ckpttool.run.gather import (
     why_no_shard,
 )
 from ckpttool.run.integrity import check_files
+from ckpttool.run.listed import OpenProgress, no_progress
 from ckpttool.run.numbered import Numbered
 from ckpttool.run.outputs import content_problems, header_attrs, rank_files
 from ckpttool.run.places import place_problems, stale_files
@@ -58,6 +59,7 @@ def plan_merge(
     executor: Executor | None = None,
     part: tuple[int, int] | None = None,
     resume: bool = False,
+    open_progress: OpenProgress = no_progress,
 ) -> Plan:
     """The plan that merges a checkpoint into one file, or into numbered files with an index.
 
@@ -99,6 +101,9 @@ def plan_merge(
     resume
         Keep what an interrupted run of the same plan has left complete.  What it left may be
         replaced in any case.
+    open_progress
+        Called with a number of bytes that are to be read to prove what an earlier run left; gives a
+        context manager of a function that is called with the bytes read since the last call.
 
     Raises
     ------
@@ -107,7 +112,7 @@ def plan_merge(
     """
     strategy = known_strategy(catalog, strategy, replicated)
     care = _Care(Trust(trust_strategy, optimizer_shard), strict, check_replicas)
-    way = _Way(overwrite, resume, part)
+    way = _Way(overwrite, resume, part, open_progress)
     if max_part_bytes is None:
         target = Target(format, {0: path}, attrs=header_attrs(crc))
         return _plan(catalog, strategy, target, unlisted, executor, care, way)
@@ -131,6 +136,7 @@ def plan_split(
     part: tuple[int, int] | None = None,
     resume: bool = False,
     strategy_path: str | None = None,
+    open_progress: OpenProgress = no_progress,
 ) -> Plan:
     """The plan that cuts an undivided checkpoint for the ranks of ``strategy``.
 
@@ -147,7 +153,7 @@ def plan_split(
         Only these target ranks.
     unlisted
         What to do with tensors of which the source may hold one rank's slice only.
-    crc, executor, part, resume
+    crc, executor, part, resume, open_progress
         As for `plan_merge`.
     overwrite
         Whether existing outputs may be replaced; an input never is.
@@ -172,6 +178,7 @@ def plan_split(
             part=part,
             resume=resume,
             strategy_path=strategy_path,
+            open_progress=open_progress,
         )
     if not catalog.is_undivided and len(catalog.files) + len(catalog.damaged) > 1:
         paths = [file.path for file in catalog.files.values()]
@@ -187,7 +194,7 @@ def plan_split(
         )
     target = rank_files(strategy, folder, format, prefix, ranks, crc)
     care = _Care(Trust(), strict=False, check_replicas=False)  # one file has no replicas
-    way = _Way(overwrite, resume, part)
+    way = _Way(overwrite, resume, part, open_progress)
     told = None if strategy_path is None else Told(strategy_path, part is not None)
     return _plan(catalog, None, target, unlisted, executor, care, way, told)
 
@@ -212,6 +219,7 @@ def plan_reshard(
     part: tuple[int, int] | None = None,
     resume: bool = False,
     strategy_path: str | None = None,
+    open_progress: OpenProgress = no_progress,
 ) -> Plan:
     """The plan that cuts a checkpoint anew, for the ranks of ``dst_strategy``.
 
@@ -223,7 +231,9 @@ def plan_reshard(
         Layouts of the target.
     folder, format, prefix, ranks, overwrite, strategy_path
         As for `plan_split`.
-    unlisted, trust_strategy, optimizer_shard, strict, check_replicas, crc, executor, part, resume
+    unlisted, trust_strategy, optimizer_shard, strict, check_replicas
+        As for `plan_merge`.
+    crc, executor, part, resume, open_progress
         As for `plan_merge`.
 
     Raises
@@ -245,7 +255,7 @@ def plan_reshard(
         )
     target = rank_files(dst_strategy, folder, format, prefix, ranks, crc)
     care = _Care(Trust(trust_strategy, optimizer_shard), strict, check_replicas)
-    way = _Way(overwrite, resume, part)
+    way = _Way(overwrite, resume, part, open_progress)
     told = None if strategy_path is None else Told(strategy_path, part is not None)
     return _plan(catalog, src_strategy, target, unlisted, executor, care, way, told)
 
@@ -264,6 +274,7 @@ class _Way(NamedTuple):
     overwrite: bool
     resume: bool
     part: tuple[int, int] | None
+    open_progress: OpenProgress
 
 
 def _plan(
@@ -300,7 +311,9 @@ def _plan(
             plan = take_part(plan, *way.part)
         target = plan.target
         plan = replace(plan, strategies=tuple(strategies), is_resumed=way.resume)
-        ours, proven = find_remains(plan, executor, problems, notes, way.overwrite)
+        ours, proven = find_remains(
+            plan, executor, problems, notes, way.overwrite, way.open_progress
+        )
         plan = replace(plan, proven=proven)
         problems += content_problems(plan, notes, ours if way.resume else ())
         if way.overwrite and (stale := stale_files(target)) is not None:

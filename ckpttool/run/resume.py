@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 
@@ -14,9 +14,9 @@ from ckpttool.model.notes import Note
 from ckpttool.model.plan import Document, Plan
 from ckpttool.model.strategy import count, shorten
 from ckpttool.run.batch import place_of
-from ckpttool.run.journal import Unfinished, listed_in, read_journal, resume_problems
-from ckpttool.run.listed import find_intact
-from ckpttool.run.manifest import Listing, output_problems
+from ckpttool.run.journal import resume_problems
+from ckpttool.run.listed import OpenProgress, find_intact, no_progress
+from ckpttool.run.manifest import Listing
 from ckpttool.run.origin import changed_inputs
 from ckpttool.run.partial import stamp_of
 from ckpttool.run.sets import (
@@ -26,6 +26,7 @@ from ckpttool.run.sets import (
     holder_of,
     journal_of,
 )
+from ckpttool.run.unfinished import Unfinished, listed_in, read_journal
 
 MIXTURE = "what was made of it may be a mixture, so write all of it anew"
 
@@ -36,6 +37,7 @@ def find_remains(
     problems: list[str],
     notes: list[Note],
     may_replace: bool = False,
+    open_progress: OpenProgress = no_progress,
 ) -> tuple[frozenset[str], Mapping[str, Stamp]]:
     """Files that may be replaced, since a run that did not end wrote them and nobody touched them.
 
@@ -49,6 +51,8 @@ def find_remains(
         What stands in the way is added to these, and what is to be known.
     may_replace
         Whether everything else may be replaced, too.
+    open_progress
+        Is told how many bytes are to be read, and shows how many were.
 
     Returns
     -------
@@ -74,13 +78,17 @@ def find_remains(
         unclear = names & before.complete.keys() - before.untouched(folder, {}).keys()
         if (plan.is_resumed or not may_replace) and holder_of(path) is None:
             lines = (before.lines[before.complete[name]] for name in sorted(unclear))
-            proven |= find_intact(folder, listed_in(path, lines), executor)
+            nbytes = sum(stamp.nbytes for name in unclear if (stamp := stamp_of(folder / name)))
+            with open_progress(nbytes) if nbytes else no_progress(0) as on_progress:
+                proven |= find_intact(folder, listed_in(path, lines), executor, on_progress)
         found |= {str(folder / name) for name in before.untouched(folder, proven)}
         if path == own:
             found |= {str(Path(one.path)) for one in plan.documents if _is_written(one)}
             _tell(plan, place, before, len(before.kept(folder, proven)), problems, notes)
     if plan.is_resumed:
-        listed, intact = _find_listed(plan, place, executor, problems)
+        listed, intact = _find_listed(
+            plan, place, executor, problems, notes, may_replace, open_progress
+        )
         proven |= intact
         found |= listed
     if _describes_nothing(place.manifest):
@@ -124,59 +132,87 @@ def _describes_nothing(manifest: Path) -> bool:
 def is_complete(plan: Plan) -> bool:
     """Whether all that a plan is to write is there, as its manifest or record says."""
     place = place_of(plan)
-    if journal_of(place.listing).exists():
+    if journal_of(place.listing).exists() or not all(map(_is_written, plan.documents)):
         return False
     listing = _listing_of(plan, place)
     return listing is not None and all(
-        plan.proven.get(output.path) == stamp_of(place.manifest.parent / output.path)
-        for output in _changed_since(plan, listing)
+        stamp is not None and (listing.knows(output, stamp) or plan.proven.get(path) == stamp)
+        for path, output, stamp in _outputs(plan, listing)
     )
 
 
 def _find_listed(
-    plan: Plan, place: Place, executor: Executor, problems: list[str]
+    plan: Plan,
+    place: Place,
+    executor: Executor,
+    problems: list[str],
+    notes: list[Note],
+    may_replace: bool,
+    open_progress: OpenProgress,
 ) -> tuple[set[str], dict[str, Stamp]]:
-    """The files of a set that is complete, and which of them its hashes prove; none if changed.
+    """The files of a set that was complete, and which of them its hashes prove; none if changed.
 
-    What was changed since is added to ``problems``.
+    What is gone is to be written again, as a note says.  What was changed since is added to
+    ``problems``, unless it may be replaced.
     """
     listing, folder = _listing_of(plan, place), place.manifest.parent
     if listing is None:
         return set(), {}
-    proven = find_intact(folder, _changed_since(plan, listing), executor)
-    wrong = [one.path for one in _changed_since(plan, listing) if one.path not in proven]
-    if wrong:
-        named = shorten((str(folder / name) for name in wrong), 3)
-        problems.append(f"{named}: not what {listing.path} says was written; has it been changed?")
-        return set(), {}
-    documents = [document.path for document in plan.documents]
-    files = (*plan.target.paths.values(), *documents, str(place.manifest))
-    return {str(Path(path)) for path in files}, proven
+    gone, there, unclear = [], [], {}
+    for path, output, stamp in _outputs(plan, listing):
+        if stamp is None:
+            gone.append(str(folder / path))
+        elif listing.knows(output, stamp):
+            there.append(str(folder / path))
+        else:  # written to, or moved here, after it was listed
+            unclear[path] = stamp.nbytes
+    proven: dict[str, Stamp] = {}
+    if unclear:
+        outputs = (output for path, output, _ in _outputs(plan, listing) if path in unclear)
+        with open_progress(sum(unclear.values())) as on_progress:
+            proven = find_intact(folder, outputs, executor, on_progress)
+    there += [str(folder / path) for path in proven]
+    wrong = [str(folder / path) for path in unclear if path not in proven]
+    for path in (document.path for document in plan.documents if not _is_written(document)):
+        (wrong if os.path.lexists(path) else gone).append(path)
+    if gone and listing.path != place.listing:
+        text = f"{listing.path}: {_are_gone(gone)}; the same command without --part writes what is "
+        problems.append(f"{text}gone of a set that is committed")
+    elif wrong and not may_replace:
+        text = f"not what {listing.path} says was written; has it been changed?"
+        problems.append(f"{shorten(wrong, 3)}: {text}")
+    else:
+        if gone and there:
+            text = f"{listing.path}: {_are_gone(gone)}, written again; the others are kept"
+            notes.append(Note("unfinished", text))
+        documents = [document.path for document in plan.documents]
+        return {str(Path(path)) for path in (*there, *documents, str(place.manifest))}, proven
+    return set(), {}
+
+
+def _are_gone(paths: Sequence[str]) -> str:
+    is_one = len(paths) == 1
+    return f"{count(len(paths), 'output')} {'is' if is_one else 'are'} gone ({shorten(paths, 3)})"
 
 
 def _listing_of(plan: Plan, place: Place) -> Listing | None:
-    """The manifest or record of this plan, if all outputs are there, of the right size."""
-    if not all(_is_written(document) for document in plan.documents):
-        return None
-    wanted = {str(Path(path)) for path in plan.target.paths.values()}
-    for path in (place.listing, place.manifest):
+    """The manifest or record of this plan, there or not what it lists."""
+    wanted = _wanted(plan)
+    for path in dict.fromkeys((place.listing, place.manifest)):
+        listing = place.find_listing(path)
+        if listing is None:
+            continue
         try:
-            listing = Listing.read(path)
-            head = place.head if path == place.listing else place.origin.head()
-            said = {**listing.head.entries, "outputs": None}
-            if said != {**head, "outputs": None}:
-                continue
-            outputs = [
-                output
-                for output in listing.manifest().outputs
-                if str(path.parent / output.path) in wanted
-            ]
-        except (FileNotFoundError, CkptToolError):
-            continue  # it says nothing, and is replaced only if that is asked for
-        is_all = {str(path.parent / output.path) for output in outputs} == wanted
-        if is_all and not any(output_problems(path.parent, outputs)):
+            outputs = listing.manifest().outputs
+        except (FileNotFoundError, FormatError):
+            continue  # cut short
+        if wanted <= {str(path.parent / output.path) for output in outputs}:
             return listing
     return None
+
+
+def _wanted(plan: Plan) -> set[str]:
+    return {str(Path(path)) for path in plan.target.paths.values()}
 
 
 def _is_written(document: Document) -> bool:
@@ -186,14 +222,12 @@ def _is_written(document: Document) -> bool:
         return False
 
 
-def _changed_since(plan: Plan, listing: Listing) -> Iterator[Listed]:
-    """Outputs of a plan that were written to, or moved here, after they were listed."""
-    folder, listed = listing.path.parent, listing.path.stat().st_mtime_ns
-    wanted = {str(Path(path)) for path in plan.target.paths.values()}
+def _outputs(plan: Plan, listing: Listing) -> Iterator[tuple[str, Listed, Stamp | None]]:
+    """The outputs of a plan: the path and what a listing says of each, and what is there now."""
+    folder, wanted = listing.path.parent, _wanted(plan)
     for output in listing.outputs():
-        stamp = stamp_of(folder / output.path)
-        if str(folder / output.path) in wanted and (stamp is None or stamp.ctime_ns > listed):
-            yield output
+        if str(folder / output.path) in wanted:
+            yield output.path, output, stamp_of(folder / output.path)
 
 
 def check_inputs(plan: Plan) -> None:

@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpttool.errors import PlanError
+from ckpttool.errors import CkptToolError, PlanError
 from ckpttool.model.manifest import JOURNAL, Origin
+from ckpttool.run.manifest import Listing
 from ckpttool.run.partial import PARTIAL, lock, remove_stale
 
 TRIES, PAUSE_SECONDS = 6, 0.05  # for a lock that somebody has for a moment, to look or to leave
@@ -57,6 +58,16 @@ class Place:
     def journals_of_parts(self) -> list[Path]:
         """The same for journals."""
         return [] if self.is_part else find_records(self.manifest, JOURNAL)
+
+    def find_listing(self, path: Path) -> Listing | None:
+        """The listing at a path, this run's own or that of its set, if it is of this very run."""
+        try:
+            listing = Listing.read(path)
+        except (FileNotFoundError, CkptToolError):
+            return None  # it says nothing, and is replaced only if that is asked for
+        head = self.head if path == self.listing else self.origin.head()
+        is_same = {**listing.head.entries, "outputs": None} == {**head, "outputs": None}
+        return listing if is_same else None
 
     def set_aside(self, journal: Path) -> None:
         """Empty the journal of the set; what a whole run left in it goes where every part looks."""

@@ -84,7 +84,7 @@ def find_shards(
         Pages are enough.
     """
     listed = _candidates(strategy, sources)
-    if wanted is not None and (problem := _why_not(listed, wanted)):
+    if wanted is not None and (problem := _why_not(listed, wanted, len(strategy.ranks))):
         names = frozenset(source.meta.name for source in listed)
         return Shards(strategy, problems=(problem,), names=names)
     if wanted == 1:
@@ -181,23 +181,32 @@ def _judge(
         for name, of_stages in strategy.layouts.items()
     }
     names = frozenset(source.meta.name for source in unclear)
-    notes = (*_on_proven(cut, decided), *_on_decided(shards_of, decided, wanted))
+    notes = (
+        *_on_too_many(listed, wanted),
+        *_on_proven(cut, decided),
+        *_on_decided(shards_of, decided, wanted),
+    )
     return Shards(replace(strategy, layouts=layouts), notes, questions(unclear, ways), names)
 
 
-def _why_not(listed: Sequence[Source], wanted: int) -> str | None:
-    """Why no optimizer shard of ``wanted`` can be: there are no replicas that it divides."""
-    if any(source.layout.replicas % wanted == 0 for source in listed):
+def _why_not(listed: Sequence[Source], wanted: int, ranks: int) -> str | None:
+    """Why no optimizer shard of ``wanted`` can be: there are no replicas that it divides.
+
+    More than there are replicas are all of them (see `shard_of`); of more than there are ranks
+    MindSpore compiles nothing.
+    """
+    replicas = [source.layout.replicas for source in listed]
+    if wanted <= ranks and any(n % min(wanted, n) == 0 for n in replicas):
         return None
     if not listed:
         return (
             f"--optimizer-shard {wanted}: no parameter has replicas that the strategy leaves uncut"
         )
-    replicas = max(source.layout.replicas for source in listed)
-    named = shorten(source.meta.name for source in listed if source.layout.replicas == replicas)
+    most = max(replicas)
+    named = shorten(source.meta.name for source in listed if source.layout.replicas == most)
     return (
-        f"{named}: --optimizer-shard {wanted} does not divide the {replicas} replicas; possible "
-        f"are {', '.join(map(str, divisors(replicas)))}"
+        f"{named}: --optimizer-shard {wanted} does not divide the {most} replicas; possible "
+        f"are {', '.join(map(str, divisors(most)))}"
     )
 
 
@@ -340,6 +349,16 @@ def _on_proven(cut: Mapping[str, int], decided: Sequence[str]) -> Iterator[Note]
         text += "; is it not the strategy of this run (inspect -s shows the full shapes), give the "
         text += "one that is; are they replicas that drifted apart, say --optimizer-shard 1"
         yield Note("corrected", text, is_warning=True)
+
+
+def _on_too_many(listed: Sequence[Source], wanted: int | None) -> Iterator[Note]:
+    """What becomes of a shard that is larger than any parameter has replicas."""
+    most = max((source.layout.replicas for source in listed), default=1)
+    if wanted is not None and wanted > most:
+        text = (
+            f"--optimizer-shard {wanted}: no parameter has more than {most} replicas, so each is "
+        )
+        yield Note("corrected", f"{text}cut by all of its own, as in MindSpore")
 
 
 def _on_decided(

@@ -120,8 +120,9 @@ def find_same_numbers(a: Numbers, b: Numbers) -> Flags:
 
 
 def find_distances(a: Numbers, b: Numbers) -> Float64s:
-    """``|a - b|`` of each element; NaN or Inf where one of them is no finite number.
+    """``|a - b|`` of each element; 0 where both are the same number, which NaN and Inf may be, too.
 
+    It is Inf where one is, or where no Float64 is as large, and NaN where one of them alone is NaN.
     Integers are subtracted as integers, so that large ones that differ by little do differ.
     """
     if a.dtype.kind in "iu":
@@ -131,9 +132,16 @@ def find_distances(a: Numbers, b: Numbers) -> Float64s:
         words = x.view("<u8"), y.view("<u8")
         exact: Float64s = np.where(up, words[0] - words[1], words[1] - words[0]).astype("<f8")
         return exact
+    if a.dtype.kind == "c":
+        part = "<f4" if a.dtype.itemsize == 8 else "<f8"
+        parts = find_distances(a.view(part), b.view(part))
+        with np.errstate(all="ignore"):
+            moduli: Float64s = np.hypot(parts[0::2], parts[1::2])
+            return moduli
     with np.errstate(all="ignore"):
         distances: Float64s = np.abs(_widen(a) - _widen(b))
-        return distances
+    distances[find_same_numbers(a, b)] = 0
+    return distances
 
 
 def find_magnitudes(numbers: Numbers) -> Float64s:
@@ -141,6 +149,13 @@ def find_magnitudes(numbers: Numbers) -> Float64s:
     with np.errstate(all="ignore"):
         magnitudes: Float64s = np.abs(_widen(numbers))
         return magnitudes
+
+
+def shrink(numbers: Numbers) -> Numbers:
+    """A sixteenth of each element, in 64 bits a part: sums and differences of these are finite."""
+    with np.errstate(all="ignore"):
+        smaller: Numbers = _widen(numbers) / 16
+        return smaller
 
 
 def _widen(numbers: Numbers) -> npt.NDArray[np.float64 | np.complex128]:

@@ -15,8 +15,9 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ckpttool.errors import PlanError
+from ckpttool.errors import PlanError, UnsupportedError
 from ckpttool.formats import format_of_suffix
+from ckpttool.formats.others import OTHERS, recognise
 from ckpttool.formats.unified import is_index_name
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import shorten
@@ -29,6 +30,8 @@ from ckpttool.storage.leftovers import (
 )
 from ckpttool.storage.names import RANK_IN_NAME, Found
 
+PYTORCH_NAME = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
+PYTORCH_SUFFIXES = (".bin", ".pt", ".pth")
 RANK_FOLDER = re.compile(r"(rank|node|ckpt|device)[_-]?(\d+)(?:_ckpt)?")
 
 
@@ -163,6 +166,7 @@ def _list_flat_files(root: Path, notes: list[Note]) -> list[Found]:
         if (match := RANK_IN_NAME.search(path.name)) is not None
     ]
     if not found:
+        _refuse_pytorch(root)
         hint = f"; to use one file, name it: {files[0]}" if len(files) == 1 else ""
         if RANK_FOLDER.fullmatch(root.absolute().name) is not None:
             one = f", or its file: {files[0]}" if files else ""
@@ -179,6 +183,22 @@ def _list_flat_files(root: Path, notes: list[Note]) -> list[Found]:
         )
         raise PlanError([text, *unfinished(notes)])
     return found
+
+
+def _refuse_pytorch(root: Path) -> None:
+    """Raise `UnsupportedError` if what lies in a folder is PyTorch's, by its names or contents."""
+    names = [path.name for path in sorted(root.iterdir()) if path.is_file() and _is_pytorchs(path)]
+    if names:
+        other = OTHERS["pytorch"]
+        reason = f"{other.noun} ({shorten(names, 3)}), {other.remedy}"
+        raise UnsupportedError(str(root), None, reason)
+
+
+def _is_pytorchs(path: Path) -> bool:
+    if PYTORCH_NAME.fullmatch(path.name):
+        return True
+    other = recognise(str(path)) if path.suffix in PYTORCH_SUFFIXES else None
+    return other is not None and other.kind == "pytorch"
 
 
 def _is_telling(path: Path) -> bool:

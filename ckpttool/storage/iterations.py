@@ -18,6 +18,7 @@ from pathlib import Path
 from ckpttool.errors import FormatError, PlanError
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import count, shorten
+from ckpttool.storage.placement import FILE
 
 TRACKER = "latest_checkpointed_iteration.txt"
 FOLDER = re.compile(r"iter(?:ation)?_(\d{1,18})")
@@ -66,12 +67,27 @@ def find_iteration(root: Path, wanted: str | None, notes: list[Note]) -> Path:
         if (number == last if wanted is None else is_wanted(path, wanted))
     ]
     if not chosen:
+        have = _offer(folders, last) if wanted is None and last is not None else have
         raise PlanError([f"{root}: no folder of {name}; {have}"])
     if len(chosen) > 1:
         named = shorten(path.name for path in chosen)
         raise PlanError([f"{root}: several folders of {name}: {named}; name one as SRC"])
     _note_others(folders, folders[chosen[0]], last, notes)
     return chosen[0]
+
+
+def _offer(folders: Mapping[Path, int], last: int) -> str:
+    """What may be taken in place of the iteration that was complete last, whose folder is gone."""
+    saved = sorted(
+        {n for path, n in folders.items() if any(FILE.fullmatch(p.name) for p in path.iterdir())}
+    )
+    complete = [str(n) for n in saved if n <= last]
+    newer = [str(n) for n in saved if n > last]
+    offer = "no complete iteration is there"
+    if complete:
+        verb = "is" if len(complete) == 1 else "are"
+        offer = f"complete {verb} {shorten(complete, 8)}; --step {complete[-1]} takes that"
+    return offer + (f"; {shorten(newer, 8)}: perhaps not finished" if newer else "")
 
 
 def is_wanted(folder: Path, wanted: str) -> bool:

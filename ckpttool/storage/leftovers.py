@@ -50,6 +50,14 @@ def unfinished_save(path: Path) -> Path | None:
     return next((one for one in found if one.name.endswith("_tmp")), None)
 
 
+def on_unfinished_save(save: Path) -> str:
+    """What is said of an emergency save that not all ranks finished."""
+    return (
+        f"{save}: an emergency save that did not finish, so files may be missing or old; if you "
+        "know that they are all there, rename the folder (without _tmp)"
+    )
+
+
 def interruption(path: Path) -> str | None:
     """Why a folder holds no complete set of what ckpttool writes; None if nothing says so.
 
@@ -115,11 +123,12 @@ def note_leftovers(root: Path, folders: Iterable[Path], notes: list[Note]) -> No
         notes.append(Note("unfinished", text))
     notes += [Note("unfinished", f"a conversion failed: {text}") for text in failed]
     if EMERGENCY.fullmatch(root.absolute().name):
-        what = "an emergency save of fault-tolerant training"
-        if unfinished_save(root):
-            notes.append(Note("unfinished", f"{root}: {what} that did not finish"))
+        save = unfinished_save(root)
+        if save is not None:
+            notes.append(Note("unfinished", on_unfinished_save(save)))
         else:
-            notes.append(Note("step", f"{root}: {what}"))
+            text = f"{root}: an emergency save of fault-tolerant training"
+            notes.append(Note("step", text))
 
 
 def emergency_saves(folder: Path) -> list[Path]:

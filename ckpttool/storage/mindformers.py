@@ -143,30 +143,44 @@ def _read_whole(
     files = read_named(folder, matches, errors)
     problems = list(_incomplete_sets(folder, matches.values()))
     tensors: dict[str, Described] = {}
-    twice: dict[tuple[str, str], list[str]] = defaultdict(list)
+    twice: dict[str, list[str]] = {}
     for file, match in matches.items():
         index = files.get(file)
         for name, tensor in {} if index is None else index.tensors.items():
             if name in tensors:
-                twice[tensors[name].slices[0][0].tensor.path, tensor.path].append(name)
+                first = Path(tensors[name].slices[0][0].tensor.path).name
+                twice.setdefault(name, [first]).append(file)
                 continue
             box = Box(Region.whole(tensor.meta.shape), int(match["number"]), tensor)
             whole = describe(tensor.meta, [box])
             assert isinstance(whole, Described), "one box is all of it"
             tensors[name] = whole
-    problems += [
-        f"{one} and {other}: both have {count(len(names), 'parameter')}: {shorten(names)}; without "
-        f"{METADATA}, which is not there, every file holds whole tensors that no other file has"
-        for (one, other), names in twice.items()
-    ]
+    problems += [_on_slices(folder, twice, matches)] if twice else []
     if len(files) > 1 and max(int(match["total"]) for match in matches.values()) > 1:
         text = f"{folder}: no {METADATA}, so every file is taken to hold whole tensors"
         notes.append(Note("undivided", text))
-    broken = frozenset(name for names in twice.values() for name in names)
+    broken = frozenset(twice)
     tensors = {name: whole for name, whole in tensors.items() if name not in broken}
     by_rank, _ = _by_rank(files, {}, {*tensors, *broken})
     origin = tuple(str(folder / name) for name in matches)
     return by_rank, Description(origin, tensors, broken, tuple(problems))
+
+
+def _on_slices(
+    folder: Path, twice: Mapping[str, list[str]], matches: Mapping[str, re.Match[str]]
+) -> str:
+    """The problem of parameters that several files have, so that they are slices; what to do."""
+    held = shorten(
+        (f"{name} (in {len(files)} files: {shorten(files, 2)})" for name, files in twice.items()), 3
+    )
+    start, stop = next(iter(matches.values())).span("number")
+    first = next(iter(matches))
+    return (
+        f"{folder}: no {METADATA}, without which every file holds whole tensors that no other file "
+        f"has, and {count(len(twice), 'parameter')} in several files: {held}; put {METADATA} back, "
+        "or, if every rank wrote its own file, name this folder, the strategy of the run (-s) and "
+        f"--pattern '{first[:start]}{{rank}}{first[stop:]}'"
+    )
 
 
 def _list_files(folder: Path) -> dict[str, re.Match[str]]:

@@ -7,8 +7,9 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from ckpttool.errors import FormatError, PlanError, UnsupportedError, raise_all
+from ckpttool.errors import FormatError, PlanError, UnsupportedError, WrongKeyError, raise_all
 from ckpttool.formats import read_index, read_indexes
+from ckpttool.formats.encrypted import fitting_others
 from ckpttool.model.catalog import Catalog, FileIndex, format_ranks
 from ckpttool.model.ciphertext import Secret
 from ckpttool.model.notes import Note
@@ -25,6 +26,7 @@ from ckpttool.storage.leftovers import (
     interruption,
     is_unfinished_file,
     note_occasion,
+    on_unfinished_save,
     set_backups_aside,
     unfinished_save,
 )
@@ -106,22 +108,33 @@ def scan(
     indexes = read_indexes((str(chosen[rank]) for rank in ranks), key, on_progress)
     found_in = dict(zip(ranks, indexes, strict=True))
     files = {n: index for n, index in found_in.items() if isinstance(index, FileIndex)}
-    damaged = {n: error for n, error in found_in.items() if isinstance(error, FormatError)}
     absent = tuple(sorted({*_gaps(chosen), *empty}))
     if absent:
         text = f"{format_ranks(absent)}: no checkpoint file found in {root}"
         notes.append(Note("absent", text, absent))
     notes += _note_encryption(files, key)
+    strategy_files = find_strategies(root, chosen, notes)
+    problems = tuple(_problems(root, chosen.values()))
     return Catalog(
         str(root),
         files,
         label,
-        damaged,
-        strategy_files=find_strategies(root, chosen, notes),
-        notes=tuple(notes),
-        problems=tuple(_problems(root, chosen.values())),
+        _damaged(found_in),
+        strategy_files=strategy_files,
+        notes=tuple(note for note in notes if note.text not in problems),  # told once
+        problems=problems,
         absent=absent,
     )
+
+
+def _damaged(found: Mapping[int, FileIndex | FormatError]) -> dict[int, FormatError]:
+    """What is wrong with files; of one that a key does not fit, whether it fits others."""
+    fitting = sum(isinstance(one, FileIndex) and one.cipher is not None for one in found.values())
+    return {
+        rank: fitting_others(one, fitting) if fitting and isinstance(one, WrongKeyError) else one
+        for rank, one in found.items()
+        if isinstance(one, FormatError)
+    }
 
 
 def _gaps(ranks: Collection[int]) -> Iterator[int]:
@@ -155,10 +168,7 @@ def _problems(whole: Path, files: Iterable[Path] = ()) -> Iterator[str]:
     """What says that a folder or a single file, or one of the files taken, is not all there."""
     saves = [unfinished_save(path) for path in (whole, *files)]
     for save in dict.fromkeys(filter(None, saves)):
-        yield (
-            f"{save}: an emergency save that did not finish, so files may be missing or old; if "
-            "you know that they are all there, rename the folder (without _tmp)"
-        )
+        yield on_unfinished_save(save)
     yield from filter(None, [interruption(whole)])
 
 

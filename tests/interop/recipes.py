@@ -144,7 +144,8 @@ def hidden(seed: int) -> dict[str, dict]:
             "items": items,
         }
 
-    return {"all": recipe(-1), "four": recipe(4)}
+    few = [item for item in items if item["name"] in ("two", "four")]
+    return {"all": recipe(-1), "four": recipe(4), "more": {**recipe(8), "items": few}}
 
 
 def families(seed: int) -> dict[str, dict[str, dict]]:

@@ -86,7 +86,7 @@ def test_statistics_are_merged_from_the_stage_that_has_their_parameter(cut, tmp_
     assert not differences(digests({0: cut.full}), digests({0: read(tmp_path / "full.ckpt")}))
 
 
-@on("cut", [("hidden", "all"), ("hidden", "four")])
+@on("cut", [("hidden", "all"), ("hidden", "four"), ("hidden", "more")])
 @pytest.mark.parametrize("is_told", [False, True])
 def test_a_shard_that_the_strategy_hides_is_found_as_mindspore_cuts_it(cut, is_told, tmp_path):
     layouts = ckpttool.read_strategy([str(cut.strategy)]).layouts.values()

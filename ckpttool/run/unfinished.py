@@ -1,0 +1,121 @@
+"""What the journal of a run that did not end well says; see `ckpttool.run.journal`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ckpttool.errors import FormatError
+from ckpttool.model.catalog import Stamp
+from ckpttool.model.manifest import Listed, Origin
+from ckpttool.run.manifest import Entries
+from ckpttool.run.partial import stamp_of
+
+
+@dataclass(slots=True)
+class Unfinished:
+    """What the journal of a run that did not end well says.
+
+    Attributes
+    ----------
+    origin
+        The run.
+    complete
+        Path of each output that was complete, relative to the journal, and whose it is.
+    placed
+        By what those that got their final names are known again.
+    left
+        The same of outputs of runs before it, which did not end either and were not gone on from.
+    begun
+        Paths of the outputs that were begun.
+    lines
+        First byte of the line of each rank's output, and the byte behind.
+    end
+        Byte behind the last whole line.
+    """
+
+    origin: Origin
+    complete: dict[str, int] = field(default_factory=dict)
+    placed: dict[str, Stamp] = field(default_factory=dict)
+    left: dict[str, Stamp] = field(default_factory=dict)
+    begun: set[str] = field(default_factory=set)
+    lines: dict[int, tuple[int, int]] = field(default_factory=dict)
+    end: int = 0
+
+    def kept(self, folder: Path, proven: Mapping[str, Stamp]) -> dict[str, Stamp]:
+        """Outputs of this run that are as it left them, or as they were when they were proven."""
+        mine = {name: stamp for name, stamp in proven.items() if name in self.complete}
+        return _unchanged(folder, self.placed, mine)
+
+    def untouched(self, folder: Path, proven: Mapping[str, Stamp]) -> dict[str, Stamp]:
+        """These, and what earlier runs left, too."""
+        return {**_unchanged(folder, self.left), **self.kept(folder, proven)}
+
+
+def _unchanged(folder: Path, *known: Mapping[str, Stamp]) -> dict[str, Stamp]:
+    """The files that are as they are known from one or the other, as they are now."""
+    found = {name: stamp_of(folder / name) for of in known for name in of}
+    return {
+        name: stamp
+        for name, stamp in found.items()
+        if stamp is not None and any(of.get(name) == stamp for of in known)
+    }
+
+
+def read_journal(path: Path) -> Unfinished | None:
+    """What a run left behind that did not end well; None if there is nothing.
+
+    Raises
+    ------
+    FormatError
+        The file is no journal of ckpttool.
+    OSError
+        It cannot be read.
+    """
+    found: Unfinished | None = None
+    try:
+        for stop, line in _whole_lines(path):
+            if found is None:
+                (head,) = line.objects("run")
+                found = Unfinished(head.origin())
+            elif "begun" in line.entries:
+                found.begun.add(line.file("begun"))
+            elif "left" in line.entries:
+                found.left[line.file("left")] = line.stamp()
+            elif "placed" in line.entries:
+                found.placed[line.file("placed")] = line.stamp()
+            else:
+                (output,) = line.objects("complete")
+                name, rank = output.file("path"), output.number("rank")
+                found.placed.pop(name, None)
+                found.complete[name] = rank
+                found.lines[rank] = found.end, stop
+            found.end = stop
+    except FileNotFoundError:
+        return None
+    except (FormatError, ValueError) as error:
+        reason = error.reason if isinstance(error, FormatError) else "its first line"
+        text = f"not a journal of ckpttool ({reason}); move it away"
+        raise FormatError(str(path), None, text) from error
+    return found
+
+
+def listed_in(journal: Path, lines: Iterable[tuple[int, int]]) -> Iterator[Listed]:
+    """The outputs that these lines of a journal (first byte, and the byte behind) tell of."""
+    with journal.open("rb") as file:
+        for start, stop in lines:
+            file.seek(start)
+            (output,) = Entries.parse(journal, file.read(stop - start)).objects("complete")
+            yield output.output()
+
+
+def _whole_lines(path: Path) -> Iterator[tuple[int, Entries]]:
+    """The byte behind every line that is complete, and what it says."""
+    stop = 0
+    with path.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            stop += len(line)
+            yield stop, Entries.parse(path, line)
