@@ -24,6 +24,7 @@ from ckpttool.model.catalog import Catalog, StoredTensor, format_ranks
 from ckpttool.model.findings import Finding
 from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
+from ckpttool.model.redundancy import is_deduplicated
 from ckpttool.model.slices import group_ranks
 from ckpttool.model.source import Source
 from ckpttool.model.strategy import GRADIENTS, Strategy, parameter_of, shorten
@@ -116,12 +117,16 @@ def find_doubts(
     found += _stages_that_differ(catalog, strategy, sources, executor)
     names = alike.get((), [])
     if names and _are_all_alike(looked, by_hand):
-        text = f"{shorten(names)}: all ranks hold the same where the strategy cuts "
-        text += f"({_shapes(shown[names[0]])}), and nothing differs anywhere: they hold everything "
-        text += "(integrated_save=True), so leave the strategy away: merge --replicated, or split "
-        text += "one rank's file; --trust-strategy believes it all the same"
-        return [*found, Finding("strategy", text)], []
-    return found, [_note(groups, names, by_hand) for groups, names in alike.items()]
+        return [*found, _on_all_alike(names, shown[names[0]])], []
+    notes = [_note(groups, names, by_hand) for groups, names in alike.items()]
+    lost = [rank for rank in strategy.ranks if rank not in catalog.files]
+    if lost and notes and not is_deduplicated(catalog, strategy):
+        # Each may be by chance.  Together they say that these files are of another strategy.
+        gone, anyway = format_ranks(lost), "--trust-strategy believes it all the same"
+        texts = [f"{gone} not there, and {note.text}; {anyway}" for note in notes]
+        found += [Finding("strategy", text) for text in texts]
+        notes = []
+    return found, notes
 
 
 def _look(
@@ -251,6 +256,13 @@ def _are_all_alike(looked: Iterable[_Looked], by_hand: Mapping[str, str]) -> boo
             return False
         nbytes += one.source.meta.nbytes // len(one.held)
     return nbytes >= LEAST_BYTES
+
+
+def _on_all_alike(names: Sequence[str], shown: _Looked) -> Finding:
+    text = f"{shorten(names)}: all ranks hold the same where the strategy cuts ({_shapes(shown)}), "
+    text += "and nothing differs anywhere: they hold everything (integrated_save=True), so leave "
+    text += "the strategy away: merge --replicated, or split one rank's file; --trust-strategy "
+    return Finding("strategy", f"{text}believes it all the same")
 
 
 def _shapes(one: _Looked) -> str:
