@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints import noise, write_file, write_ranks
-from tests.commands import files_below, message, run, run_well
+from tests.commands import files_below, mentions, message, run, run_well
 from tests.corpus import GOLDEN, SAMPLES
 from tests.readers import read, write_ckpt
 
@@ -547,8 +547,12 @@ def test_full_tensors_in_every_file_are_noticed_although_the_strategy_cuts(tmp_p
         (tmp_path / "src" / f"rank_{rank}").mkdir(parents=True)
         shutil.copy(tmp_path / "m.ckpt", tmp_path / "src" / f"rank_{rank}" / "net-1_1.ckpt")
     words = ["merge", tmp_path / "src", "-o", tmp_path / "m.h5", "-s"]
-    result = run_well(*words, case / "src_strategy.ckpt")
-    assert "use --replicated" in message(result)
+    result = run(*words, case / "src_strategy.ckpt")
+    assert result.exit_code == 5
+    assert not mentions(message(result), "integrated_save=True", "merge --replicated, or split one")
+    assert not (tmp_path / "m.h5").exists()
+    run_well("merge", tmp_path / "src", "-o", tmp_path / "r.ckpt", "--replicated")
+    assert (tmp_path / "r.ckpt").read_bytes() == (tmp_path / "m.ckpt").read_bytes()
 
 
 def test_a_pipe_is_no_checkpoint(tmp_path):

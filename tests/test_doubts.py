@@ -6,6 +6,7 @@ import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import join_stages
 from tests.checkpoints import noise, write_ranks
+from tests.readers import Entry
 
 COLUMNS = Layout((4,), ((), (0,)))  # four slices, one on each rank
 
@@ -36,6 +37,35 @@ def test_slices_that_are_the_same_in_any_pair_are_pointed_out(tmp_path, held, sa
     assert len(found) == (said is not None)
     assert not found or said in found[0]
     assert not found or found[0].endswith(": w")
+
+
+def all_the_same(folder, **others):
+    """Four ranks that hold the same of w, more than a page of it, and others as they are made."""
+    held = {
+        rank: {"w": noise("w", "Int32", (32, 32))}
+        | {name: made(rank) for name, made in others.items()}
+        for rank in range(4)
+    }
+    catalog = ckpttool.scan(str(write_ranks(folder / "src", held, "ckpt")))
+    return catalog, join_stages({0: dict.fromkeys(held[0], COLUMNS)})
+
+
+def test_ranks_that_all_hold_the_same_wherever_the_strategy_cuts_are_refused(tmp_path):
+    zeros = Entry("Int32", (9, 9), bytes(324))  # tell nothing
+    catalog, strategy = all_the_same(tmp_path, z=lambda rank: zeros)
+    place = str(tmp_path / "m.ckpt")
+    said = r"^w: all ranks hold the same .*\(w: slices of \(32, 32\) would make \(32, 128\)\).*"
+    said += "integrated_save=True.* merge --replicated, or split one rank's file; --trust-strategy"
+    with pytest.raises(ckpttool.PlanError, match=said):
+        ckpttool.plan_merge(catalog, strategy, place, "ckpt")
+    ckpttool.plan_merge(catalog, strategy, place, "ckpt", trust_strategy=True)
+
+
+def test_one_tensor_of_which_slices_differ_speaks_for_the_strategy(tmp_path):
+    catalog, strategy = all_the_same(tmp_path, u=lambda rank: noise(f"u{rank}", "Int32", (4, 3)))
+    plan = ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"), "ckpt")
+    (warning,) = [note.text for note in plan.notes if note.is_warning]
+    assert warning.endswith("use --replicated: w")
 
 
 def test_where_ranks_are_missing_as_well_it_is_an_error(tmp_path):
@@ -72,6 +102,8 @@ def test_slices_that_are_the_same_are_a_finding_of_verify(tmp_path):
     strategy = join_stages({0: {"w": COLUMNS}})
     (found,) = ckpttool.verify(held_by(tmp_path, "abab"), strategy, deep=True).findings
     assert (found.kind, found.severity) == ("strategy", "warning")
+    found = ckpttool.verify(*all_the_same(tmp_path / "all"), deep=True).findings[0]
+    assert (found.kind, found.severity) == ("strategy", "error")
 
 
 def test_slices_of_an_optimizer_shard_that_are_no_slices_are_a_finding_of_verify(tmp_path):

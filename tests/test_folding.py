@@ -144,8 +144,32 @@ def test_an_expanded_layout_that_may_be_two_names_both():
         "shape (4, 32) with tensor map [[0], [1, 2]]",
         " or ",
         "shape (8, 16) with tensor map [[0, 1], [2]]",
-        "give the protobuf form of the strategy (as well), which tells",
+        "give the protobuf form of the strategy (as well), which tells, or say by hand which",
     )
+
+
+@pytest.mark.parametrize(
+    ("axes", "shape", "is_a_way"),
+    [
+        ([[0], [1, 2]], (1, 8), True),
+        ([[0, 1], [2]], (1, 8), True),
+        ([[1, 0], [2]], (1, 8), False),
+        ([[0], [1, 2]], (2, 8), False),  # a way of the layout, but not for these slices
+    ],
+)
+def test_a_person_may_say_which_of_two_ways_is_meant(tmp_path, axes, shape, is_a_way):
+    stated = {"dev_matrix": [2, 2, 4], "tensor_map": [0, 1, 2], "tensor_shape": [4, 2, 16]}
+    paths = [tmp_path / "s.json", tmp_path / "hand.yaml"]
+    paths[0].write_text(json.dumps({"parallel_layout_item": {"w": stated}}))
+    cut = {"device_matrix": [2, 2, 4], "tensor_map": axes}
+    paths[1].write_text(json.dumps({"ckpttool_strategy": 1, "parameters": {"w": cut}}))
+    catalog = with_names({"w": shape}, range(16))
+    strategy, wrong = read_strategy(list(map(str, paths))).resolve(catalog.metas)
+    found, problems, _ = find(catalog, strategy)
+    assert (not wrong and not problems) == is_a_way, (wrong, problems)
+    if is_a_way:
+        full = {2: (4, 32), 1: (8, 16)}[len(axes[1])]
+        assert spelled(found["w"][0].layout) == (tuple(map(tuple, axes)), full)
 
 
 def test_an_undivided_axis_or_a_wrong_size_leaves_one_of_two_ways():

@@ -263,6 +263,11 @@ def test_steps_of_different_training_runs_are_not_compared(make):
     assert scan(src, step="9_1").step == "9_1"
 
 
+def test_of_rivals_the_files_of_one_rank_are_named(make):
+    src = make("rank_0/net_rank_0-1_1.ckpt", *(f"rank_1/net_rank_{r}-1_1.ckpt" for r in (1, 2)))
+    fails(src, "several files for rank 1,", "meant: net_rank_1-1_1.ckpt, net_rank_2-1_1.ckpt;")
+
+
 def test_a_file_of_flat_names_is_chosen_by_any_ranks_name(make):
     names = [f"net_rank_{rank}-{step}_2.ckpt" for rank in range(2) for step in (9, 10)]
     src = make(*names)

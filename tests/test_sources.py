@@ -234,7 +234,8 @@ def test_a_shared_parameter_is_taken_from_the_lowest_stage_that_is_complete():
 def test_a_shared_parameter_of_another_shape_in_another_stage_is_a_problem():
     strategy = strategy_of({"e": ROWS}, {"e": ROWS})
     ranks = {rank: {"e": (4, 3) if rank < 4 else (4, 5)} for rank in range(8)}
-    the_one(find(catalog_of(ranks), strategy)[1], "(8, 3) in ranks 0-3", "(8, 5) in ranks 4-7")
+    told = ["(8, 3) in ranks 0-3", "(8, 5) in ranks 4-7 (run/rank_4/net.ckpt)", "of this run?"]
+    the_one(find(catalog_of(ranks), strategy)[1], *told)
 
 
 def test_a_shared_parameter_that_no_stage_has_whole_is_a_problem():

@@ -67,7 +67,8 @@ def ambiguity(layout: Layout, ways: tuple[Layout, ...]) -> str:
     shown += f" or {len(ways) - 4} more" if len(ways) > 4 else ""
     return (
         f"the JSON strategy describes an expanded tensor of shape {layout.full_shape}, which may "
-        f"stand for {shown}; give the protobuf form of the strategy (as well), which tells"
+        f"stand for {shown}; give the protobuf form of the strategy (as well), which tells, or say "
+        "by hand which it is (-s MORE.yaml)"
     )
 
 

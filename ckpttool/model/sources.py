@@ -340,7 +340,8 @@ def _cut_source(
             chosen = Source(meta, layout, catalog)
         elif not gaps and chosen is not None and chosen.meta.shape != meta.shape:
             text = f"{name}: full shape {chosen.meta.shape} in {format_ranks(chosen.layout.ranks)}"
-            text += f", {meta.shape} in {format_ranks(layout.ranks)}"
+            text += f", {meta.shape} in {format_ranks(layout.ranks)} ({files[present[0]].path}); "
+            text += "stages hold the same of what they share: is it the strategy of this run?"
             sources.problems.append(Finding("shape", text, tensor=name, ranks=tuple(ranks)))
         missing = missing or gaps
     if chosen is None:

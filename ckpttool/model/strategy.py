@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from ckpttool.errors import StrategyError
 from ckpttool.model.catalog import TensorMeta
+from ckpttool.model.folding import fold_layout
 from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
 from ckpttool.model.reduced import reduced_from
@@ -135,6 +136,8 @@ class Strategy:
             said = rule.layouts(len(meta.shape))
             listed = self.layouts.get(name)
             if listed is not None and not _agree(listed, said):
+                listed = _folded_like(listed, said)
+            if listed is not None and not _agree(listed, said):
                 others = shorten([path for path in self.files if path != rules.path], 2)
                 problems.append(
                     f"{name}: {rule.place} cuts it otherwise than {others}; a strategy by hand "
@@ -192,6 +195,23 @@ def _agree(listed: Iterable[Layout], said: Iterable[Layout]) -> bool:
     by_stage = {layout.first_rank: layout for layout in said}
     return all(
         layout.first_rank in by_stage and layout.cuts_like(by_stage[layout.first_rank])
+        for layout in listed
+    )
+
+
+def _folded_like(listed: tuple[Layout, ...], said: Iterable[Layout]) -> tuple[Layout, ...]:
+    """The listed layouts, of expanded ones the way to fold them that ``said`` has, if it is one."""
+    by_stage = {layout.first_rank: layout for layout in said}
+    ndim = max((len(layout.tensor_map) for layout in by_stage.values()), default=0)
+    return tuple(
+        next(
+            (
+                way
+                for way in fold_layout(layout, ndim)
+                if layout.first_rank in by_stage and way.cuts_like(by_stage[layout.first_rank])
+            ),
+            layout,
+        )
         for layout in listed
     )
 

@@ -7,6 +7,10 @@ cannot show it.  But then ranks that should hold equal slices hold different one
 So of each kind of layout the largest tensors are looked at, some pages of every rank's slice, and
 of every other tensor that has replicas those of the first and the last owner of one slice, which
 differ whatever hides there: six reads of a page for each tensor.
+
+Slices that should differ and are the same may be so by chance.  But if all ranks hold the same
+wherever the strategy cuts, every one of them holds everything: MindSpore saves like this unless it
+is told otherwise (``integrated_save=True``).
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from ckpttool.run.replicas import other_stages
 from ckpttool.storage.digest import Sample, sample_box, take_samples
 
 TENSORS_PER_LAYOUT = 3
+LEAST_BYTES = 4096  # of slices; less may be the same as it was made by hand, a table of signs, say
 
 Held = Sequence[Mapping[int, StoredTensor]]  # of each slice, what each rank has
 
@@ -65,8 +70,8 @@ def find_doubts(
 
     Replicas that differ are a problem: one of them would be taken, and nobody knows which.  So are
     parameters on which stages do not agree, and slices of an optimizer shard that are replicas: the
-    full tensor would be too large.  Slices that should differ and are the same are a warning: that
-    may be by chance.
+    full tensor would be too large.  Slices that should differ and are the same are a warning, as
+    that may be by chance, and a problem if all ranks hold the same in all that is looked at.
 
     All tensors whose layouts a person wrote are looked at closely.
     """
@@ -102,12 +107,17 @@ def find_doubts(
     ]
     if catalog.description is not None:
         return found, []
+    shown = {one.source.meta.name: one for one in looked}
     if whole:
         text = f"{shorten(whole)}: the strategy says that an optimizer shard cuts them, and the "
-        text += "ranks that should hold different slices hold the same: is it the strategy of this "
-        text += "run? --trust-strategy believes it all the same"
+        text += "ranks that should hold different slices hold the same "
+        text += f"({_shapes(shown[whole[0]])}): is it the strategy of this run? --trust-strategy "
+        text += "believes it all the same"
         found.append(Finding("strategy", text))
     found += _stages_that_differ(catalog, strategy, sources, executor)
+    names = alike.get((), [])
+    if names and _are_all_alike(looked, by_hand):
+        return [*found, _on_all_alike(names, shown[names[0]])], []
     notes = [_note(groups, names, by_hand) for groups, names in alike.items()]
     lost = [rank for rank in strategy.ranks if rank not in catalog.files]
     if lost and notes and not is_deduplicated(catalog, strategy):
@@ -229,6 +239,35 @@ def _alike(one: _Looked, is_by_hand: bool) -> tuple[tuple[int, ...], ...]:
         for sample, number in slices.items()
         if number > 1 and (are_all or not sample.is_constant)
     )
+
+
+def _are_all_alike(looked: Iterable[_Looked], by_hand: Mapping[str, str]) -> bool:
+    """Whether all slices of each tensor are the same, wherever that tells anything.
+
+    It tells nothing if all elements are equal, and what a person wrote is more than a strategy that
+    may be of another run.
+    """
+    nbytes = 0
+    for one in looked:
+        held = {sample for of in one.samples for sample in of.values()}
+        if one.is_probe or len(one.held) == 1 or all(sample.is_constant for sample in held):
+            continue
+        if len(held) > 1 or one.source.meta.name in by_hand:
+            return False
+        nbytes += one.source.meta.nbytes // len(one.held)
+    return nbytes >= LEAST_BYTES
+
+
+def _on_all_alike(names: Sequence[str], shown: _Looked) -> Finding:
+    text = f"{shorten(names)}: all ranks hold the same where the strategy cuts ({_shapes(shown)}), "
+    text += "and nothing differs anywhere: they hold everything (integrated_save=True), so leave "
+    text += "the strategy away: merge --replicated, or split one rank's file; --trust-strategy "
+    return Finding("strategy", f"{text}believes it all the same")
+
+
+def _shapes(one: _Looked) -> str:
+    held = next(tensor.meta.shape for ranks in one.held for tensor in ranks.values())
+    return f"{one.source.meta.name}: slices of {held} would make {one.source.meta.shape}"
 
 
 def _note(

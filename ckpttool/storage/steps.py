@@ -106,7 +106,11 @@ def _check_rivals(src: str, chosen: Groups, best: str) -> None:
         and (has_nameless or _order(key) == _order(best) or run_of(key) != run_of(best))
     ]
     if rivals:
-        named = shorten(chosen[key][min(chosen[key])].name for key in (best, *rivals))
+        first = min(chosen[rivals[0]])  # the others of the rivals may not be of this rank
+        files = (
+            chosen[key].get(first, next(iter(chosen[key].values()))) for key in (best, *rivals)
+        )
+        named = shorten(path.name for path in files)
         of_ranks = format_ranks(sorted(chosen[rivals[0]]))
         raise PlanError(
             [

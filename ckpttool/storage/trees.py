@@ -110,7 +110,7 @@ def find_strategies(folder: Path, ranks: Collection[int], notes: list[Note]) -> 
     others += _strategies(output / CONVERSION)
     if others and not taken:
         text = f"{shorten(map(str, others))}: perhaps not of this checkpoint"
-        notes.append(Note("strategy", f"{text}; to use it, give it with -s"))
+        notes.append(Note("strategy", f"{text}, so taken only if it is given with -s"))
     return tuple(map(str, taken))
 
 
