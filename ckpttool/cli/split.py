@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 @options.format
 @options.prefix
 @options.ranks
+@options.write_strategy
 @options.crc
 @options.part
 @options.engine
@@ -54,6 +55,7 @@ def split(
     format: str,
     prefix: str,
     ranks: tuple[int, ...] | None,
+    strategy_path: str | None,
     crc: bool,
     part: tuple[int, int] | None,
     engine: str,
@@ -85,6 +87,7 @@ def split(
             executor=executor,
             part=part,
             open_progress=open_progress,
+            strategy_path=strategy_path,
         ),
         engine,
         max_memory,

@@ -83,6 +83,7 @@ def find_remains(
                 proven |= find_intact(folder, listed_in(path, lines), executor, on_progress)
         found |= {str(folder / name) for name in before.untouched(folder, proven)}
         if path == own:
+            found |= {str(Path(one.path)) for one in plan.documents if _is_written(one)}
             _tell(plan, place, before, len(before.kept(folder, proven)), problems, notes)
     if plan.is_resumed:
         listed, intact = _find_listed(
@@ -216,7 +217,7 @@ def _wanted(plan: Plan) -> set[str]:
 
 def _is_written(document: Document) -> bool:
     try:
-        return Path(document.path).read_bytes() == document.text.encode()
+        return Path(document.path).read_bytes() == document.data
     except OSError:
         return False
 
