@@ -135,8 +135,8 @@ def plan_split(
     executor: Executor | None = None,
     part: tuple[int, int] | None = None,
     resume: bool = False,
-    strategy_path: str | None = None,
     open_progress: OpenProgress = no_progress,
+    strategy_path: str | None = None,
 ) -> Plan:
     """The plan that cuts an undivided checkpoint for the ranks of ``strategy``.
 
@@ -177,8 +177,8 @@ def plan_split(
             executor=executor,
             part=part,
             resume=resume,
-            strategy_path=strategy_path,
             open_progress=open_progress,
+            strategy_path=strategy_path,
         )
     if not catalog.is_undivided and len(catalog.files) + len(catalog.damaged) > 1:
         paths = [file.path for file in catalog.files.values()]
@@ -218,8 +218,8 @@ def plan_reshard(
     executor: Executor | None = None,
     part: tuple[int, int] | None = None,
     resume: bool = False,
-    strategy_path: str | None = None,
     open_progress: OpenProgress = no_progress,
+    strategy_path: str | None = None,
 ) -> Plan:
     """The plan that cuts a checkpoint anew, for the ranks of ``dst_strategy``.
 
