@@ -47,6 +47,7 @@ def convert(
     from ckpttool.run.engines import is_cluster
     from ckpttool.run.memory import fit_memory
     from ckpttool.run.origin import manifest_of
+    from ckpttool.run.resume import count_kept
 
     started = time.perf_counter()
     with _quiet_logs(), ckpttool.open_engine(engine) as executor:
@@ -65,7 +66,7 @@ def convert(
                     plan, executor, options=sizes, on_progress=on_progress, check=stopper.check
                 )
             except Stopped as stopped:
-                stopped.remedy = "; the same command with --resume goes on from there"
+                stopped.remedy = _remedy(count_kept(plan), len(plan.target.paths))
                 raise
     seconds = time.perf_counter() - started
     document = report.describe_run(plan, written, seconds, str(manifest_of(plan)))
@@ -93,6 +94,14 @@ def convert(
         f"{len(written)} file{'s' if len(written) != 1 else ''}, {report.format_bytes(nbytes)} "
         f"in {seconds:.2f} s{of_step}{of_part}"
     )
+
+
+def _remedy(kept: int, outputs: int) -> str:
+    """How to go on from a run that was ended, after ``kept`` of its outputs were complete."""
+    if not kept:
+        return "; nothing is complete yet: run it again"
+    done = f"{kept} of {outputs} outputs {'is' if kept == 1 else 'are'} complete"
+    return f"; {done}: the same command with --resume goes on from there"
 
 
 @contextmanager
