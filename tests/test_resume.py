@@ -286,6 +286,20 @@ def test_a_set_that_is_not_complete_is_no_checkpoint(tmp_path, failing):
     run_well("merge", tmp_path / "out", *strategy, "-o", tmp_path / "m.ckpt")
 
 
+def test_the_cause_comes_first_and_the_ranks_that_are_missing_together(tmp_path, failing):
+    failing("rank_1")
+    assert run(*words_of(tmp_path / "out")).exit_code == 6
+    strategy = ["-s", CASE / "dst_strategy.ckpt"]
+    result = run("merge", tmp_path / "out", *strategy, "-o", tmp_path / "m.ckpt")
+    lines = result.stderr.splitlines()
+    cause = next(i for i, line in enumerate(lines) if "finish it with the same command" in line)
+    absent = [i for i, line in enumerate(lines) if "no checkpoint file found" in line]
+    assert absent
+    assert cause < min(absent)
+    assert all("ranks 1-3: no checkpoint file found" in lines[i] for i in absent)
+    assert "put back" not in result.stderr
+
+
 def test_a_file_of_a_run_that_did_not_end_well_is_no_checkpoint(tmp_path, monkeypatch):
     source = shutil.copytree(CASE / "src", tmp_path / "src")
     words = ["merge", source, "-s", CASE / "src_strategy.ckpt", "-o", tmp_path / "m[1].ckpt"]
