@@ -172,6 +172,7 @@ def test_merge_prints_what_it_wrote(tmp_path):
             "format": "hdf5",
             "nbytes": out.stat().st_size,
             "tensors": 5,
+            "kept": False,
         }
     ]
     assert document["src_bytes"] == sum(sizes)

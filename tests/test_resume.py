@@ -74,9 +74,11 @@ def test_a_run_that_failed_is_continued_to_the_same_bytes(tmp_path, failing, out
     filled = failing(None)
     result = run_well(*words_of(tmp_path / "out", output_format), "--resume")
     assert "2 of 4 outputs that it left complete are kept" in message(result)
-    assert "4 files" in message(result)
+    assert re.search(r"outputs path .* 4 files, .* \(2 kept, 2 written\) in", message(result))
     assert {name[:12] for name in filled} == {"checkpoint_2", "checkpoint_3"}
     assert everything_in(tmp_path / "out") == everything_in(tmp_path / "whole")
+    result = run_well(*words_of(tmp_path / "out", output_format), "--resume", "--json")
+    assert [out["kept"] for out in json.loads(result.stdout)["outputs"]] == [True] * 4
 
 
 def test_what_is_complete_is_not_written_again_and_needs_no_journal(tmp_path, failing):

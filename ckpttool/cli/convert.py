@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ckpttool.cli.signals import Stopper
     from ckpttool.model.plan import Plan
+    from ckpttool.run.manifest import Written
 
 
 def convert(
@@ -73,26 +74,29 @@ def convert(
     if as_json:
         report.print_json(document)
         return
-    print_table(
-        "wrote",
-        ("path", "format", "tensors>", "size>"),
-        (
-            *(
-                (out.path, out.format, str(out.tensors), report.format_bytes(out.nbytes))
-                for out in written
-            ),
-            *(
-                (index.path, "index", "", report.format_bytes(len(index.text.encode())))
-                for index in plan.documents
-            ),
-        ),
-    )
+    _print_written(plan, written, seconds)
+
+
+def _print_written(plan: Plan, written: Sequence[Written], seconds: float) -> None:
+    """What there is now, and how many of it were there before."""
+    rows = [
+        (out.path, out.format, str(out.tensors), report.format_bytes(out.nbytes)) for out in written
+    ]
+    rows += [
+        (index.path, "index", "", report.format_bytes(len(index.text.encode())))
+        for index in plan.documents
+    ]
+    kept = sum(out.is_kept for out in written)
+    if rows:  # a part may have none, as a note says
+        title = "outputs" if kept else "wrote"
+        print_table(title, ("path", "format", "tensors>", "size>"), rows)
     nbytes = sum(out.nbytes for out in written)
     of_step = f", step {plan.catalog.step}" if plan.catalog.step else ""
     of_part = f", part {plan.part.number}/{plan.part.count}" if plan.part else ""
+    of_kept = f" ({kept} kept, {len(written) - kept} written)" if kept else ""
     click.echo(
-        f"{len(written)} file{'s' if len(written) != 1 else ''}, {report.format_bytes(nbytes)} "
-        f"in {seconds:.2f} s{of_step}{of_part}"
+        f"{len(written)} file{'s' if len(written) != 1 else ''}, {report.format_bytes(nbytes)}"
+        f"{of_kept} in {seconds:.2f} s{of_step}{of_part}"
     )
 
 

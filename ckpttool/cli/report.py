@@ -368,7 +368,7 @@ def _described_row(tensor: Mapping[str, Any]) -> Sequence[str]:
 def describe_run(plan: Plan, written: Sequence[Written], seconds: float, manifest: str) -> Json:
     """The document of merge, split and reshard."""
     return {
-        "outputs": [_describe_written(output) for output in written],
+        "outputs": [{**_describe_written(one), "kept": one.is_kept} for one in written],
         "step": plan.catalog.step,
         "src_bytes": sum(file.nbytes for file in plan.catalog.files.values()),
         "dst_bytes": sum(output.nbytes for output in written),

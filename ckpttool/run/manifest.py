@@ -33,6 +33,8 @@ class Written:
         Whose it is, where it is, what it is, and its size.
     tensors
         How many are in it.
+    is_kept
+        Whether this run found it complete, and did not write it.
     """
 
     rank: int
@@ -40,6 +42,7 @@ class Written:
     format: str
     nbytes: int
     tensors: int
+    is_kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
