@@ -83,8 +83,8 @@ def _print_written(plan: Plan, written: Sequence[Written], seconds: float) -> No
         (out.path, out.format, str(out.tensors), report.format_bytes(out.nbytes)) for out in written
     ]
     rows += [
-        (index.path, "index", "", report.format_bytes(len(index.text.encode())))
-        for index in plan.documents
+        (document.path, document.kind, "", report.format_bytes(len(document.data)))
+        for document in plan.documents
     ]
     kept = sum(out.is_kept for out in written)
     if rows:  # a part may have none, as a note says
