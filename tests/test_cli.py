@@ -188,6 +188,7 @@ def test_merge_prints_what_it_wrote(tmp_path):
             "format": "hdf5",
             "nbytes": out.stat().st_size,
             "tensors": 5,
+            "kept": False,
         }
     ]
     assert document["src_bytes"] == sum(sizes)
@@ -480,9 +481,17 @@ def test_many_parameters_that_differ_alike_are_one_problem(tmp_path):
 def test_one_file_with_the_strategy_of_many_ranks_is_explained(tmp_path):
     run_well("merge", *src(SMALL), "-o", tmp_path / "m.h5")
     words = ["-s", SMALL / "src_strategy.ckpt", "-d", SMALL / "dst_strategy.ckpt"]
-    result = run("reshard", tmp_path / "m.h5", *words, "-o", tmp_path / "r")
-    assert result.exit_code == 5
-    assert "use split" in message(result)
+    for more in (
+        ["reshard", *words, "-o", tmp_path / "r"],
+        ["merge", *words[:2], "-o", tmp_path / "m.ckpt"],
+        ["verify", *words[:2]],
+        ["inspect", *words[:2]],
+    ):
+        result = run(more[0], tmp_path / "m.h5", *more[1:])
+        assert result.exit_code == 5
+        said = f"{tmp_path / 'm.h5'}: one undivided file, and {words[1]} is for 4 ranks; leave -s"
+        assert result.stderr.startswith(f"ckpttool: {said} away (split cuts such a file)")
+        assert "problems" not in result.stderr
 
 
 def test_a_file_of_one_rank_that_is_taken_for_the_whole_is_pointed_out(tmp_path):
@@ -571,8 +580,9 @@ def test_names_that_the_terminal_cannot_show_are_spelled_out(tmp_path):
 
 
 def test_a_checksum_is_told_to_be_there_and_not_verified(tmp_path):
-    result = run_well("merge", *src(GOLDEN / "crc_check"), "-o", tmp_path / "m.h5")
-    assert "ranks 0-3: saved with a checksum (crc_check), which is not verified" in result.stderr
+    result = run_well("merge", *src(GOLDEN / "crc_check"), "-o", tmp_path / "m.h5", "-q")
+    said = "warning: ranks 0-3: saved with a checksum (crc_check), which is not verified; inspect"
+    assert result.stderr == f"{said} --crc does that\n"
 
 
 def test_inspect_shows_the_rows_of_a_manual_split():

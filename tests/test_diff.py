@@ -443,6 +443,20 @@ def test_the_strategy_of_a_is_that_of_b_if_b_needs_one_and_has_none(tmp_path, me
     target = CASE / "dst_strategy.ckpt"
     run_well("reshard", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-d", target, "-o", out)
     assert run(*words(out, "--b-strategy", target)).exit_code == 0
+    result = run(*words(out))
+    said = (
+        "warning: B: the strategy of A is taken; if B has one of its own, give it with --b-strategy"
+    )
+    assert said in message(result)
+
+
+def test_where_the_strategy_of_a_is_wrong_for_b_the_error_says_how_to_give_another(tmp_path):
+    ranks = cut(entries(), ROW_CUT)
+    a = ckpttool.scan(str(write_ranks(tmp_path / "a", ranks, "ckpt")))
+    ranks[1]["w"] = noise("other", "Float32", ranks[1]["w"].shape)
+    b = ckpttool.scan(str(write_ranks(tmp_path / "b", ranks, "ckpt")))
+    with pytest.raises(PlanError, match=r"B: w: .*; the strategy of A is taken; .* --b-strategy"):
+        ckpttool.diff(a, b, ROW_CUT, ROW_CUT)
 
 
 def test_two_steps_of_one_folder_are_compared(tmp_path):

@@ -196,7 +196,11 @@ def test_a_signal_ends_a_run_with_processes_and_leaves_whole_files_only(busy_run
     process.send_signal(number)
     returned, errors = finish(process)
     assert returned == code
-    said = "nothing was left half-written; the same command with --resume goes on from there"
+    complete = len([name for name in files_below(out) if name.endswith(".ckpt")])
+    said = (
+        f"; {complete} of 16 outputs {'is' if complete == 1 else 'are'} complete: the same command"
+    )
+    said = f"nothing was left half-written{said} with --resume goes on from there"
     assert errors == f"ckpttool: ended by {number.name}; {said}\n"
     assert all(name.endswith((".ckpt", ".journal")) for name in files_below(out))
 

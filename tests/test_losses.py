@@ -89,6 +89,14 @@ def test_what_a_file_held_besides_is_not_known_if_the_others_do_not_hold_the_sam
     assert not notes
 
 
+def test_ranks_that_lose_the_same_are_named_together():
+    strategy = strategy_of({"w": SHARDED, "v": SHARDED, "u": ROWS})
+    ranks = {0: {"w": (2, 3), "v": (2, 3), "u": (4, 3)}}
+    _, problems, _ = outcome(catalog_of(ranks), strategy)
+    the_one(problems[:1], "ranks 1-3: no checkpoint file found", "2 parameters (w, v)")
+    the_one(problems[1:], "ranks 2, 3: no checkpoint file found", "parameter u")
+
+
 def test_stages_need_not_hold_the_same_as_each_other():
     strategy = strategy_of({"a": ROWS}, {"b": ROWS})
     ranks = {rank: {"a" if rank < 4 else "b": (4, 3)} for rank in range(8)}

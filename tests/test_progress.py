@@ -32,6 +32,7 @@ def test_a_terminal_gets_bytes_rate_and_time_left(tmp_path, capfdbinary):
     assert code == 0
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
     assert re.search(r"writing .*\d/\d+\.\d KiB .*-:--:--", plain)
+    assert "KiB ?" not in plain
     shown, code = on_terminal("merge", *words, tmp_path / "q.h5", "-q")
     assert code == 0
     assert "writing" not in shown

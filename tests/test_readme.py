@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -70,14 +71,13 @@ def workplace(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for rank, entries in hybrid_parallel()[1].items():
         write_file(Path("nodes", f"node{rank}", "CKP_1-4_32.ckpt"), entries, "ckpt")
+    shutil.copytree(GOLDEN / "replicated_only" / "src", "replicas")
     (text,) = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
     Path("four.yaml").write_text(text, encoding="utf-8")
     Path("two.yaml").write_text(text.replace("ranks: 4", "ranks: 2"), encoding="utf-8")
 
     def provide(case):
         shutil.copytree(GOLDEN / case / "src", "checkpoint", dirs_exist_ok=True)
-        for path in list(Path("checkpoint").rglob("*.ckpt")):
-            path.rename(path.with_name("net-2_10.ckpt"))
         shutil.copytree("checkpoint", "output/checkpoint", dirs_exist_ok=True)
         shutil.copy(GOLDEN / case / "src_strategy.ckpt", "strategy.ckpt")
         Path("output/strategy").mkdir(exist_ok=True)
@@ -100,11 +100,52 @@ def test_every_command_of_the_readme_runs(workplace):
     assert len(commands()) >= 9
     for words in commands():
         shutil.rmtree("new", ignore_errors=True)
-        workplace("replicated_only" if "--replicated" in words else "tutorial_8_to_8_retrain")
+        workplace("tutorial_8_to_8_retrain")
         if "output/checkpoint" in words:
             provide_mindformers()
         writes = words[0] not in ("inspect", "verify", "diff")
         run_well(*words, *(["--overwrite"] if writes else []))
+
+
+def test_a_newcomer_runs_the_first_examples_one_after_the_other(tmp_path, monkeypatch):
+    """With the lines that provide the files, in a folder where the repository lies."""
+    monkeypatch.chdir(tmp_path)
+    Path("tests").symlink_to(ROOT / "tests")
+    (setup,) = (b for b in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) if "cp -r" in b)
+    run_script(setup)
+    first = commands()[: 1 + [words[0] for words in commands()].index("diff")]
+    assert {words[0] for words in first} == {
+        *["inspect", "merge", "split", "reshard", "verify", "diff"]
+    }
+    for words in first:
+        run_well(*words)
+
+
+def test_the_documents_of_the_commands_have_the_keys_that_are_explained(workplace):
+    workplace("tutorial_8_to_8_retrain")
+    table = README.split("### For scripts")[1].split("### What")[0]
+    (sample,) = re.findall(r"```json\n(.*?)```", table, re.DOTALL)
+    source = ["checkpoint", "-s", "strategy.ckpt"]
+    merged = json.loads(run_well("merge", *source, "-o", "merged.h5", "--json").stdout)
+    assert json.loads(sample).keys() == merged.keys()
+    assert json.loads(sample)["outputs"][0].keys() == merged["outputs"][0].keys()
+    for words in (
+        ["inspect", "checkpoint/rank_0/checkpoint-2_10.ckpt"],
+        ["inspect", *source],
+        ["verify", *source],
+        ["diff", "merged.h5", *source],
+    ):
+        document = json.loads(run_well(*words, "--json").stdout)
+        assert [key for key in document if f"`{key}`" not in table] == ["schema"]
+
+
+def test_the_links_of_the_contents_lead_to_headings():
+    contents_list = README.split("## Try it")[0]
+    headings = re.findall(r"^##+ (.*)$", README, re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", one).lower().replace(" ", "-") for one in headings}
+    links = re.findall(r"\]\(#([^)]*)\)", contents_list)
+    assert len(links) > 10
+    assert not {*links} - anchors
 
 
 def test_the_tutorial_on_hybrid_parallel_is_two_commands(workplace):
@@ -142,7 +183,7 @@ def retrained(workplace):
     """The folder of the scripts, and what a run of one process makes of it."""
     workplace("tutorial_8_to_8_retrain")
     words = ["checkpoint/", "-s", "strategy.ckpt", "-d", "new_strategy.ckpt", "-o", "expected"]
-    run_well("reshard", *words)
+    run_well("reshard", *words, "--format", "ckpt")
     return contents(Path("expected"))
 
 
@@ -155,7 +196,7 @@ def test_the_dask_script_of_the_readme_runs(retrained):
     text = text.replace(" --no-nanny &", " --no-nanny 2>>log &").replace(
         "json &", "json 2>/dev/null &", 1
     )
-    run_script(f"trap 'kill -9 $(jobs -p)' EXIT\ntouch log\n{text}")
+    run_script(f"trap 'kill -9 $(jobs -p) || true' EXIT\ntouch log\n{text}")
     assert contents(Path("on_dask")) == retrained
 
 

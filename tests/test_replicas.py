@@ -63,7 +63,8 @@ def test_a_difference_that_samples_miss_is_found(tmp_path):
     result = run(*merge, "--check-replicas")
     assert result.exit_code == 5
     assert message(result) == (
-        "ckpttool: w: replicas differ (rank 0 | rank 1) in 1 of 16384 elements, first at (32, 0)"
+        "ckpttool: w: replicas differ (rank 0 | rank 1) in 1 of 16384 elements, first at (32, 0); "
+        "is one rank's file damaged? move it away, and its replicas are read"
     )
     run_well(*merge)
 

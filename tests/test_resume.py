@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -76,9 +78,11 @@ def test_a_run_that_failed_is_continued_to_the_same_bytes(tmp_path, failing, out
     filled = failing(None)
     result = run_well(*words_of(tmp_path / "out", output_format), "--resume")
     assert "2 of 4 outputs that it left complete are kept" in message(result)
-    assert "4 files" in message(result)
+    assert re.search(r"outputs path .* 4 files, .* \(2 kept, 2 written\) in", message(result))
     assert {name[:12] for name in filled} == {"checkpoint_2", "checkpoint_3"}
     assert everything_in(tmp_path / "out") == everything_in(tmp_path / "whole")
+    result = run_well(*words_of(tmp_path / "out", output_format), "--resume", "--json")
+    assert [out["kept"] for out in json.loads(result.stdout)["outputs"]] == [True] * 4
 
 
 def test_what_is_complete_is_not_written_again_and_needs_no_journal(tmp_path, failing):
@@ -409,6 +413,20 @@ def test_a_set_that_is_not_complete_is_no_checkpoint(tmp_path, failing):
     run_well("merge", tmp_path / "out", *strategy, "-o", tmp_path / "m.ckpt")
 
 
+def test_the_cause_comes_first_and_the_ranks_that_are_missing_together(tmp_path, failing):
+    failing("rank_1")
+    assert run(*words_of(tmp_path / "out")).exit_code == 6
+    strategy = ["-s", CASE / "dst_strategy.ckpt"]
+    result = run("merge", tmp_path / "out", *strategy, "-o", tmp_path / "m.ckpt")
+    lines = result.stderr.splitlines()
+    cause = next(i for i, line in enumerate(lines) if "finish it with the same command" in line)
+    absent = [i for i, line in enumerate(lines) if "no checkpoint file found" in line]
+    assert absent
+    assert cause < min(absent)
+    assert all("ranks 1-3: no checkpoint file found" in lines[i] for i in absent)
+    assert "put back" not in result.stderr
+
+
 def test_a_file_of_a_run_that_did_not_end_well_is_no_checkpoint(tmp_path, monkeypatch):
     source = shutil.copytree(CASE / "src", tmp_path / "src")
     words = ["merge", source, "-s", CASE / "src_strategy.ckpt", "-o", tmp_path / "m[1].ckpt"]
@@ -528,6 +546,59 @@ def test_a_single_file_is_begun_again(tmp_path, failing):
     assert files_below(tmp_path, manifests=True) == ["m.h5", f"m.h5.{NAME}"]
 
 
+MERGE = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-j", "1", "-o"]
+
+
+def run_with_signal(number, *words):
+    """A process that gets a signal when it begins to fill its first output."""
+    code = (
+        "import os, sys; from ckpttool.run import execute; from ckpttool.cli.main import main\n"
+        f"fill = execute.fill; end = lambda: os.kill(os.getpid(), {int(number)})\n"
+        "execute.fill = lambda task: (end(), fill(task))[1]\n"
+        "main(sys.argv[1:])"
+    )
+    return finish(start(sys.executable, "-c", code, *words))
+
+
+def test_an_output_that_is_being_written_is_called_so(tmp_path, monkeypatch):
+    out, seen = tmp_path / "m.h5", []
+
+    def look(task):
+        seen.append(run("inspect", out))
+        return fill(task)
+
+    monkeypatch.setattr(execute_module, "fill", look)
+    run_well(*MERGE, out)
+    assert seen[0].exit_code == 2
+    said = f"'{out}' does not exist: a run is still writing it (process {os.getpid()} on"
+    assert said in message(seen[0])
+
+
+def test_what_a_killed_run_left_of_a_single_file_is_explained(tmp_path):
+    out = tmp_path / "m.h5"
+    assert run_with_signal(signal.SIGKILL, *MERGE, out)[0] == -signal.SIGKILL
+    assert files_below(tmp_path) == [f"m.h5.{JOURNAL}", "m.h5.partial"]
+    for command in ("inspect", "verify"):
+        result = run(command, out)
+        assert result.exit_code == 2
+        said = f"'{out}' does not exist: a run that was to write it did not end; run that command"
+        assert said in message(result)
+    result = run_well(*MERGE, out, "--resume")
+    said = (
+        f"note: {out}.{NAME}: a run did not end, and nothing of it could be kept; this one begins"
+    )
+    assert f"{said} anew" in message(result)
+    assert "begins anew" not in message(run_well(*MERGE, out, "--resume"))
+
+
+def test_a_run_that_is_ended_says_what_is_complete(tmp_path):
+    code, errors = run_with_signal(signal.SIGINT, *MERGE, tmp_path / "m.h5")
+    assert code == 130
+    said = "ckpttool: ended by SIGINT; nothing was left half-written; nothing is complete yet: run "
+    assert errors == f"{said}it again\n"
+    assert files_below(tmp_path, manifests=True) == []
+
+
 def test_from_python_a_plan_is_resumed(tmp_path, failing):
     def make_plan(**more):
         return ckpttool.plan_reshard(
@@ -581,7 +652,10 @@ def test_a_signal_ends_a_run_that_is_resumed_then(tmp_path, number, engine):
     process.send_signal(number)
     code, errors = finish(process)
     assert code == 128 + number
-    assert "nothing was left half-written; the same command with --resume goes on" in errors
+    said = (
+        r"nothing was left half-written; \d of 8 outputs (is|are) complete: the same command with"
+    )
+    assert re.search(f"{said} --resume goes on from there", errors)
     left = files_below(tmp_path / "out")
     assert JOURNAL in left
     assert [name for name in left if name.endswith(".partial")] == []

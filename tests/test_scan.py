@@ -368,3 +368,9 @@ def test_a_pattern_that_matches_nothing_or_has_no_rank_is_an_error(make):
 def test_two_files_of_one_rank_by_a_pattern_are_an_error(make):
     src = make("x/rank_0/a.ckpt", "y/rank_0/a.ckpt", "y/rank_1/a.ckpt")
     fails(src, "rank 0: two files", pattern="*/rank_{rank}/a.ckpt")
+
+
+def test_a_pattern_is_suggested_for_folders_of_other_names(make):
+    run = make("host0/x.ckpt", "host1/x.ckpt")
+    fails(run, "found host0/x.ckpt: --pattern 'host{rank}/*.ckpt', if that is its rank")
+    assert found(run, pattern="host{rank}/*.ckpt") == {0: "host0/x.ckpt", 1: "host1/x.ckpt"}

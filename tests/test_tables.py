@@ -33,6 +33,15 @@ def test_a_table_without_rows_is_a_header(capsys):
     assert capsys.readouterr().out == "none\n\n  name   size\n ─────────────\n\n"
 
 
+def test_in_a_pipe_the_rule_is_no_longer_than_a_line_though_rows_are(capsys, monkeypatch):
+    for columns, length in (("100", 98), ("", 78)):
+        monkeypatch.setenv("COLUMNS", columns)
+        print_table("t", ("kind", "what"), [("damaged", 80 * "word ")])
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[3] == " " + length * "─"
+        assert len(lines[4]) > 400
+
+
 NAMES = (
     "adam_m.model.layers.31.feed_forward.w1.weight",
     "model.layers.31.attention.wq.weight",

@@ -130,6 +130,14 @@ def test_another_folder_is_taken_if_it_is_the_only_one(folder, tmp_path):
     assert notes(output, "passed over") == []
 
 
+def test_other_checkpoints_beside_it_are_named_and_not_taken(output, tmp_path):
+    assert not notes(output, "passed over")
+    for folder in ("old", "ttp_saved_checkpoints-step_3"):
+        shutil.copytree(output / "checkpoint" / "rank_0", output / folder / "rank_0")
+    said = f"{output / 'checkpoint'} taken, not {output / 'old'} beside it; name one of them to use"
+    assert f"note: {said} it" in message(run_well("inspect", output))
+
+
 def test_two_folders_without_the_first_are_a_question(tmp_path):
     for folder in ("checkpoint_trainable", "checkpoint_network"):
         save(tmp_path, "pp2_opt", "2_3", folder=folder)

@@ -105,6 +105,28 @@ def test_slices_of_a_hidden_optimizer_shard_are_no_replicas_that_differ():
     assert "note: not cut as the strategy says" in result.stderr
 
 
+def test_advice_that_is_for_other_commands_names_them(tmp_path):
+    words = ["-s", CASE / "src_strategy.ckpt"]
+    out = tmp_path / "new"
+    run_well("reshard", CASE / "src", *words, "-d", CASE / "dst_strategy.ckpt", "-o", out)
+    for command in (["inspect"], ["verify", "--deep"]):
+        told = message(run(*command, out, *words))
+        advice = "say --optimizer-shard 1"
+        assert told.count(advice) == told.count(f"{advice} (merge and reshard have --opt") == 1
+
+
+def test_replicas_that_differ_are_told_with_what_can_be_done(tmp_path):
+    ranks = ranks_of(whole())
+    data = bytearray(ranks[3]["w"].data)
+    data[-1] ^= 1
+    ranks[3]["w"] = ranks[3]["w"]._replace(data=bytes(data))
+    notes = check(tmp_path, ranks, deep=True).notes
+    said = "replicas differ: is one rank's file damaged? move it away, and its replicas are read"
+    assert [note.text for note in notes if note.kind == "replica"] == [
+        f"{said} by merge, reshard and diff"
+    ]
+
+
 def test_states_and_vectors_that_are_all_zero_are_told_in_a_note_only(tmp_path):
     entries = whole()
     for name in ("adam_m.w", "bias"):

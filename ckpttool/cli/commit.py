@@ -17,7 +17,7 @@ from ckpttool.cli.text import printable
     set complete: DIR/ckpttool.json lists the files.  Of a single file name it in the place of DIR.
     """,
 )
-@click.argument("folder", metavar="DIR", type=click.Path(exists=True))
+@click.argument("folder", metavar="DIR", type=options.EXISTING)
 @options.as_json
 @options.quiet
 @options.debug

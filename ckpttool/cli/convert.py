@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ckpttool.cli.signals import Stopper
     from ckpttool.model.plan import Plan
     from ckpttool.run.listed import OpenProgress
+    from ckpttool.run.manifest import Written
 
 
 def convert(
@@ -48,6 +49,7 @@ def convert(
     from ckpttool.run.engines import is_cluster
     from ckpttool.run.memory import fit_memory
     from ckpttool.run.origin import manifest_of
+    from ckpttool.run.resume import count_kept
 
     def open_progress(nbytes: int) -> AbstractContextManager[Callable[[int], None]]:
         return show_progress("reading what is kept", nbytes, quiet or as_json)
@@ -69,34 +71,45 @@ def convert(
                     plan, executor, options=sizes, on_progress=on_progress, check=stopper.check
                 )
             except Stopped as stopped:
-                stopped.remedy = "; the same command with --resume goes on from there"
+                stopped.remedy = _remedy(count_kept(plan), len(plan.target.paths))
                 raise
     seconds = time.perf_counter() - started
     document = report.describe_run(plan, written, seconds, str(manifest_of(plan)))
     if as_json:
         report.print_json(document)
         return
-    print_table(
-        "wrote",
-        ("path", "format", "tensors>", "size>"),
-        (
-            *(
-                (out.path, out.format, str(out.tensors), report.format_bytes(out.nbytes))
-                for out in written
-            ),
-            *(
-                (document.path, document.kind, "", report.format_bytes(len(document.data)))
-                for document in plan.documents
-            ),
-        ),
-    )
+    _print_written(plan, written, seconds)
+
+
+def _print_written(plan: Plan, written: Sequence[Written], seconds: float) -> None:
+    """What there is now, and how many of it were there before."""
+    rows = [
+        (out.path, out.format, str(out.tensors), report.format_bytes(out.nbytes)) for out in written
+    ]
+    rows += [
+        (document.path, document.kind, "", report.format_bytes(len(document.data)))
+        for document in plan.documents
+    ]
+    kept = sum(out.is_kept for out in written)
+    if rows:  # a part may have none, as a note says
+        title = "outputs" if kept else "wrote"
+        print_table(title, ("path", "format", "tensors>", "size>"), rows)
     nbytes = sum(out.nbytes for out in written)
     of_step = f", step {plan.catalog.step}" if plan.catalog.step else ""
     of_part = f", part {plan.part.number}/{plan.part.count}" if plan.part else ""
+    of_kept = f" ({kept} kept, {len(written) - kept} written)" if kept else ""
     click.echo(
-        f"{len(written)} file{'s' if len(written) != 1 else ''}, {report.format_bytes(nbytes)} "
-        f"in {seconds:.2f} s{of_step}{of_part}"
+        f"{len(written)} file{'s' if len(written) != 1 else ''}, {report.format_bytes(nbytes)}"
+        f"{of_kept} in {seconds:.2f} s{of_step}{of_part}"
     )
+
+
+def _remedy(kept: int, outputs: int) -> str:
+    """How to go on from a run that was ended, after ``kept`` of its outputs were complete."""
+    if not kept:
+        return "; nothing is complete yet: run it again"
+    done = f"{kept} of {outputs} outputs {'is' if kept == 1 else 'are'} complete"
+    return f"; {done}: the same command with --resume goes on from there"
 
 
 @contextmanager

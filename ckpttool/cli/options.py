@@ -14,7 +14,7 @@ import click
 import ckpttool
 from ckpttool.cli.keys import read_key
 from ckpttool.cli.progress import show_count
-from ckpttool.cli.values import PartOf, RankList, Size, StrategyName, WholeNumber
+from ckpttool.cli.values import Existing, PartOf, RankList, Size, StrategyName, WholeNumber
 from ckpttool.errors import CkptToolError, raise_all
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ ANSWERS = "ckpttool.answers"  # key in click's meta: whether exit code 1 is no e
 STOPPER = "ckpttool.stopper"  # key in click's meta: what turns signals into exceptions
 
 FORMAT_CHOICE = click.Choice(["hdf5", "ckpt", "safetensors"])  # formats.FORMAT_NAMES, unimported
-EXISTING = click.Path(exists=True)
+EXISTING = Existing()
 
 
 class Scan(Protocol):

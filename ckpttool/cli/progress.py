@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, ProgressColumn, TaskID
+    from rich.progress import Progress, ProgressColumn, Task, TaskID
 
 
 @contextmanager
@@ -21,8 +21,15 @@ def show_progress(what: str, total_bytes: int, quiet: bool) -> Iterator[Callable
         yield lambda nbytes: None
         return
     from rich.progress import DownloadColumn, TransferSpeedColumn
+    from rich.text import Text
 
-    columns = DownloadColumn(binary_units=True), TransferSpeedColumn()
+    class Speed(TransferSpeedColumn):
+        """The speed, once there is one."""
+
+        def render(self, task: Task) -> Text:
+            return super().render(task) if task.finished_speed or task.speed else Text("")
+
+    columns = DownloadColumn(binary_units=True), Speed()
     with _bar(what, total_bytes, *columns) as (progress, task):
         yield lambda nbytes: progress.update(task, advance=nbytes)
 

@@ -186,7 +186,7 @@ def _look(
     """
     from ckpttool.model.sources import find_sources
     from ckpttool.run.engines import default_jobs, open_engine
-    from ckpttool.run.gather import Trust, settle
+    from ckpttool.run.gather import Trust, settle, told_by_a_look
 
     def find(strategy: Strategy) -> Sources:
         return find_sources(catalog, strategy, {}, "first")
@@ -198,6 +198,7 @@ def _look(
         with open_engine(f"threads:{default_jobs()}") as executor:
             trust = Trust(by_samples=True)
             settled = settle(find, sources, catalog, strategy, executor, trust)
+            settled = told_by_a_look(settled)
     except CkptToolError as error:
         errors.append(error)
         return strategy, sources
@@ -367,7 +368,7 @@ def _described_row(tensor: Mapping[str, Any]) -> Sequence[str]:
 def describe_run(plan: Plan, written: Sequence[Written], seconds: float, manifest: str) -> Json:
     """The document of merge, split and reshard."""
     return {
-        "outputs": [_describe_written(output) for output in written],
+        "outputs": [{**_describe_written(one), "kept": one.is_kept} for one in written],
         "step": plan.catalog.step,
         "src_bytes": sum(file.nbytes for file in plan.catalog.files.values()),
         "dst_bytes": sum(output.nbytes for output in written),

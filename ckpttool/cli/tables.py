@@ -8,6 +8,7 @@ The library that draws the progress bars has tables, too, and takes a second for
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import zip_longest
@@ -28,10 +29,9 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     cells = list(zip(names, *body, strict=True))
     widths = [max(map(_width, column)) for column in cells]
     room, alone = sum(widths), list[int]()
+    columns_there = shutil.get_terminal_size().columns  # of no terminal COLUMNS, or 80
     if sys.stdout.isatty():
-        import shutil
-
-        room = shutil.get_terminal_size().columns - MARGIN - 1  # the rule sticks out
+        room = columns_there - MARGIN - 1  # the rule sticks out
         least = [
             width if right else max(_width(word) for cell in column for word in cell.split(" "))
             for column, width, right in zip(cells, widths, is_right, strict=True)
@@ -39,7 +39,8 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
         alone = _narrow(widths, least, room)
     row_width = _total(widths, alone) + INDENT * (0 in alone)
     lines = [printable(title), "", *_lines(names, widths, is_right, alone, room)]
-    lines.append(f" {'─' * (row_width + 2)}")
+    rule = row_width + 2 if sys.stdout.isatty() else min(row_width + 2, columns_there - 2)
+    lines.append(f" {'─' * rule}")
     for row in body:
         lines += _lines(row, widths, is_right, alone, room)
     click.echo("\n".join((*lines, "")))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -17,6 +19,28 @@ if TYPE_CHECKING:
     SizeType = click.ParamType[int]
 else:  # generic from click 8.4 on only
     NameType = NumberType = PartType = RanksType = SizeType = click.ParamType
+
+
+class Existing(click.Path):
+    """A path to something that is there; of an output that was not finished it is told why not."""
+
+    def __init__(self) -> None:
+        super().__init__(exists=True)
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str | bytes | os.PathLike[str]:
+        """The path."""
+        if not os.path.lexists(value):
+            from ckpttool.run.sets import why_absent
+
+            reason = why_absent(Path(value))
+            if reason is not None:
+                self.fail(f"Path {value!r} does not exist: {reason}.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 class Number(NumberType):

@@ -8,7 +8,7 @@ damaged file may have held something that nobody else has and nothing tells of; 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckpttool.errors import AuthenticityError, FormatError, UnsupportedError
@@ -68,7 +68,10 @@ def find_losses(
     if catalog.description is not None:
         return _described_losses(catalog.damaged.values(), catalog.description.broken)
     lost = {rank for owners in lacking for rank in owners}
-    problems = [_lack(catalog, owners, names, is_deduplicated) for owners, names in lacking.items()]
+    problems = [
+        _lack(catalog, owners, names, is_deduplicated)
+        for owners, names in _in_groups(catalog, lacking)
+    ]
     damage: list[FormatError] = []
     notes: list[Note] = []
     absent = tuple(rank for rank in _absent(catalog, strategy) if rank not in lost)
@@ -178,6 +181,16 @@ def _replacements(owned: _Owned, ranks: Sequence[int], catalog: Catalog) -> list
     return sorted(used or {min(catalog.files)})  # all of them hold everything, if none is used
 
 
+def _in_groups(catalog: Catalog, lacking: Lacking) -> Iterator[tuple[Sequence[int], Sequence[str]]]:
+    """The same, with ranks together that have no file and lack the same: they may be thousands."""
+    groups: dict[tuple[tuple[int, ...], tuple[str, ...]], set[int]] = {}
+    for owners, names in lacking.items():
+        is_there = all(rank in catalog.files for rank in owners)
+        groups.setdefault((owners if is_there else (), tuple(names)), set()).update(owners)
+    for (_, names), ranks in groups.items():
+        yield sorted(ranks), names
+
+
 def _lack(
     catalog: Catalog, owners: Sequence[int], names: Sequence[str], is_deduplicated: bool
 ) -> Finding:
@@ -204,7 +217,8 @@ def _lack(
     if len(names) > 1:
         many = f"{count(len(names), 'parameter')} ({shorten(names)})"
     text = f"{', '.join(reasons)}; no other rank has them{why}: {many}"
-    text += "; put back what is lost, or take another step (--step)" if gone or damaged else ""
+    if (gone or damaged) and not catalog.problems:  # which tell more of the cause
+        text += "; put back what is lost, or take another step (--step)"
     tensor = names[0] if len(names) == 1 else None
     return Finding("missing", text, tensor=tensor, ranks=tuple(owners))
 

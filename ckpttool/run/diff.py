@@ -31,6 +31,9 @@ from ckpttool.run.integrity import check_files
 
 Kind = Literal["only in A", "only in B", "dtype", "shape", "text", "values"]
 
+OF_ITS_OWN = "the strategy of A is taken; if B has one of its own, give it with --b-strategy"
+DOUBTS = ("corrected", "doubt")  # kinds of warnings that a strategy may not be that of the files
+
 
 @dataclass(frozen=True, slots=True)
 class TensorDifference:
@@ -138,6 +141,11 @@ def diff(
             continue
         forged, more = check_files(catalog, executor, crc=False)
         problems = [*catalog.problems, *(finding.text for finding in sources.problems)]
+        if side == "B" and _is_that_of(given, a_strategy):
+            if sources.problems:
+                problems[-1] += f"; {OF_ITS_OWN}"
+            elif any(note.is_warning and note.kind in DOUBTS for note in sources.notes):
+                sources.notes.append(Note("doubt", f"B: {OF_ITS_OWN}", is_warning=True))
         errors += [*sources.damage, *forged]
         errors += [of_side(PlanError(problems), side)] if problems else []
         notes += [*notes_of_scan(catalog, strategy), *sources.notes, *more]
@@ -148,6 +156,11 @@ def diff(
     with open_progress(2 * nbytes) as on_progress:
         differences = tuple(_differences(pairs, executor, tolerance, on_progress))
     return Comparison(len(pairs), nbytes, differences, tuple(notes))
+
+
+def _is_that_of(b: Strategy | None, a: Strategy | None) -> bool:
+    """Whether the strategy of B is that of A, which may not be meant."""
+    return b is not None and a is not None and b.files == a.files
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,12 +238,13 @@ class _Run:
                 yield output
 
     def _keep(self, output: OutputFile) -> None:
-        self._note_written(output, Path(output.path).stat().st_size)
+        self._note_written(output, Path(output.path).stat().st_size, is_kept=True)
         if self.on_progress is not None:
             self.on_progress(sum(meta.nbytes for meta in output.metas))
 
-    def _note_written(self, output: OutputFile, nbytes: int) -> None:
-        entry = Written(output.rank, output.path, output.format, nbytes, len(output.tensors))
+    def _note_written(self, output: OutputFile, nbytes: int, is_kept: bool = False) -> None:
+        tensors = len(output.tensors)
+        entry = Written(output.rank, output.path, output.format, nbytes, tensors, is_kept)
         self.written.append(entry)
 
     def _journal(self) -> Journal:

@@ -72,6 +72,10 @@ def source_layouts(
         raise PlanError([f"{catalog.root}: {reason}"])
     if description is not None:
         return Strategy({}, 1, max(catalog.files, default=0) + 1, description.files)
+    if strategy is not None and catalog.is_undivided and len(strategy.ranks) > 1:
+        reason = f"one undivided file, and {strategy.origin} is for {len(strategy.ranks)} ranks; "
+        reason += "leave -s away (split cuts such a file), or name the folder with the files of all"
+        raise PlanError([f"{catalog.root}: {reason} ranks"])
     if strategy is None:
         ranks = count(len(catalog.files) + len(catalog.damaged), "rank")
         text = f"{catalog.root}: {ranks} and no strategy: nothing says how their tensors fit "
@@ -250,6 +254,22 @@ def settle(
     others = [one for one in sources.found if one.meta.name not in shards.names]
     doubts, doubtful = find_doubts(catalog, shards.strategy, others, executor)
     return Settled(shards.strategy, sources, [*problems, *doubts], [*shards.notes, *doubtful])
+
+
+def told_by_a_look(settled: Settled) -> Settled:
+    """The same for a command that only looks, and has not the options that messages advise."""
+    return replace(
+        settled,
+        problems=[replace(one, text=_name_owners(one.text)) for one in settled.problems],
+        notes=[replace(one, text=_name_owners(one.text)) for one in settled.notes],
+    )
+
+
+def _name_owners(text: str) -> str:
+    named = [option for option in ("--trust-strategy", "--optimizer-shard") if option in text]
+    if not named or "merge and reshard" in text:
+        return text
+    return f"{text} (merge and reshard have {' and '.join(named)})"
 
 
 def why_no_shard(strategy: Strategy | None, trust: Trust) -> str | None:

@@ -46,11 +46,12 @@ def check_files(
         on_progress(files[rank].nbytes)
         return results
 
-    def note(text: str, ranks: Collection[int]) -> list[Note]:
+    def note(text: str, ranks: Collection[int], is_warning: bool = False) -> list[Note]:
         named = format_ranks(sorted(ranks))
         if catalog.is_undivided:  # then these are no ranks
             named = shorten(files[number].path for number in sorted(ranks))
-        return [Note("checksum", f"{named}: {text}")] if ranks else []
+        told = Note("checksum", f"{named}: {text}", is_warning=is_warning)
+        return [told] if ranks else []
 
     with_sum = [rank for rank, file in files.items() if _has_checksum(file, catalog.indexes)]
     with_tags = {
@@ -70,8 +71,8 @@ def check_files(
     wrong = {rank: error for rank, of in sums.items() if (error := await_all(rank, [of])[0])}
     errors = [*forged.values(), *wrong.values()]
     if not crc:
-        text = "saved with a checksum (crc_check), which is not verified; --crc does that"
-        return errors, note(text, with_sum)
+        text = "saved with a checksum (crc_check), which is not verified; inspect --crc does that"
+        return errors, note(text, with_sum, is_warning=True)
     notes = note("the checksum is right", sums.keys() - wrong.keys())
     notes += note("the tags of all encrypted blocks are right", tags.keys() - forged.keys())
     others = files.keys() - sums.keys() - tags.keys()

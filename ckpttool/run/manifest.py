@@ -34,6 +34,8 @@ class Written:
         Whose it is, where it is, what it is, and its size.
     tensors
         How many are in it.
+    is_kept
+        Whether this run found it complete, and did not write it.
     """
 
     rank: int
@@ -41,6 +43,7 @@ class Written:
     format: str
     nbytes: int
     tensors: int
+    is_kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -243,16 +243,6 @@ def plan_reshard(
     """
     other = "or use split if it holds everything undivided" if catalog.is_undivided else ""
     src_strategy = source_layouts(catalog, src_strategy, other)
-    if catalog.is_undivided and len(src_strategy.ranks) > 1:
-        raise PlanError(
-            [
-                (
-                    f"{catalog.root}: one file, and {src_strategy.origin} is for "
-                    f"{len(src_strategy.ranks)} ranks; if it holds everything undivided, use "
-                    "split; else name the folder with the files of all ranks"
-                )
-            ]
-        )
     target = rank_files(dst_strategy, folder, format, prefix, ranks, crc)
     care = _Care(Trust(trust_strategy, optimizer_shard), strict, check_replicas)
     way = _Way(overwrite, resume, part, open_progress)
@@ -296,7 +286,7 @@ def _plan(
     inputs += strategies
     damage, notes = check_files(catalog, executor, "crc_num" in target.attrs)
     errors: list[CkptToolError] = [*damage]
-    problems = list(catalog.problems)
+    problems: list[str] = []
     ours: frozenset[str] = frozenset()
     try:
         strategy, target = _resolve(catalog, strategy, target)
@@ -329,6 +319,8 @@ def _plan(
     problems = [*places, *problems]
     if problems:
         errors.append(PlanError(problems))
+    if catalog.problems:  # first, since what else is wrong may follow from them
+        errors.insert(0, PlanError(catalog.problems))
     raise_all(errors)
     return plan
 
@@ -372,7 +364,8 @@ def _settled_plan(
     problems = [problem.text for problem in found]
     if care.strict:
         told = (note for note in plan.notes if note.is_warning and note.kind == "replica")
-        problems += [f"--strict: {note.text}" for note in told]
+        remedy = "put back what is lost, or leave --strict away to read the replicas"
+        problems += [f"--strict: {note.text}; {remedy}" for note in told]
     return plan, problems + differing, [*notes, *settled.notes]
 
 

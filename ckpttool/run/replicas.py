@@ -17,6 +17,7 @@ from ckpttool.model.strategy import Strategy, count
 from ckpttool.run.compare import LookOptions, Stored, Subject, examine
 from ckpttool.run.facts import Facts, Index
 
+REMEDY = "is one rank's file damaged? move it away, and its replicas are read"
 MOST_PROBLEMS = 20  # of an error; a strategy that is not the right one makes as many as tensors
 
 
@@ -106,6 +107,8 @@ def replica_problems(
         for one, facts in examine_slices(compared, executor)
         if (finding := find_difference(one, facts)) is not None
     ]
+    if found:
+        found[0] += f"; {REMEDY}"
     found += [finding.text for finding in compare_stages(catalog, strategy, sources, executor)]
     if len(found) > MOST_PROBLEMS:
         more = len(found) - MOST_PROBLEMS

@@ -17,7 +17,7 @@ from ckpttool.run.batch import place_of
 from ckpttool.run.journal import resume_problems
 from ckpttool.run.listed import OpenProgress, find_intact, no_progress
 from ckpttool.run.manifest import Listing
-from ckpttool.run.origin import changed_inputs
+from ckpttool.run.origin import changed_inputs, manifest_of
 from ckpttool.run.partial import stamp_of
 from ckpttool.run.sets import (
     Place,
@@ -25,6 +25,7 @@ from ckpttool.run.sets import (
     find_records,
     holder_of,
     journal_of,
+    record_of,
 )
 from ckpttool.run.unfinished import Unfinished, listed_in, read_journal
 
@@ -113,11 +114,23 @@ def _tell(
     if plan.is_resumed:
         changes = list(differences(place.origin, before.origin))
         problems += resume_problems(path, changes) if changes else []
+        if not changes and not kept:
+            text = f"{place.listing}: a run did not end, and nothing of it could be kept; "
+            notes.append(Note("unfinished", f"{text}this one begins anew"))
     if kept:
         what = f"{kept} of {count(len(plan.target.paths), 'output')}"
         then = "are kept" if plan.is_resumed else "are written anew (--resume keeps them)"
         text = f"{place.listing}: a run did not end, {what} that it left complete {then}"
         notes.append(Note("unfinished", text))
+
+
+def count_kept(plan: Plan) -> int:
+    """How many outputs of a run that was ended ``--resume`` keeps; the run holds nothing more."""
+    listing = manifest = manifest_of(plan)
+    if plan.part is not None:
+        listing = record_of(manifest, plan.part.number, plan.part.count)
+    before = read_journal(journal_of(listing))
+    return 0 if before is None else len(before.kept(manifest.parent, {}))
 
 
 def _describes_nothing(manifest: Path) -> bool:

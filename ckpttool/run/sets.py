@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckpttool.errors import CkptToolError, PlanError
-from ckpttool.model.manifest import JOURNAL, Origin
+from ckpttool.model.manifest import JOURNAL, MANIFEST, Origin
 from ckpttool.run.manifest import Listing
 from ckpttool.run.partial import PARTIAL, lock, remove_stale
+from ckpttool.storage.leftovers import interruption
 
 TRIES, PAUSE_SECONDS = 6, 0.05  # for a lock that somebody has for a moment, to look or to leave
 
@@ -117,6 +118,18 @@ def holder_of(path: Path) -> str | None:
     except BlockingIOError:
         return _name_of_holder(path)
     return None
+
+
+def why_absent(path: Path) -> str | None:
+    """Why a single output that is not there is not; None if no run tells."""
+    try:
+        by = holder_of(journal_of(path.with_name(f"{path.name}.{MANIFEST}")))
+        is_left = by is None and interruption(path) is not None
+    except OSError:
+        return None  # it could not be written there either
+    if by is not None:
+        return f"a run is still writing it ({by})"
+    return "a run that was to write it did not end; run that command again" if is_left else None
 
 
 def _name_of_holder(path: Path) -> str:

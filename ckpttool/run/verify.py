@@ -29,10 +29,11 @@ from ckpttool.model.strategy import Strategy
 from ckpttool.model.undivided import undivided_sources
 from ckpttool.run.contents import check_contents, differences
 from ckpttool.run.engines import InlineExecutor
-from ckpttool.run.gather import Trust, known_strategy, settle
+from ckpttool.run.gather import Trust, known_strategy, settle, told_by_a_look
 from ckpttool.run.integrity import check_files
 from ckpttool.run.listed import check_manifest, find_manifests
 from ckpttool.run.replicas import (
+    REMEDY,
     Slice,
     compare_stages,
     examine_slices,
@@ -152,11 +153,7 @@ def verify(
         return Report(catalog.root, findings=tuple(findings))
     if strategy is not None or replicated or catalog.description is not None:
         strategy = known_strategy(catalog, strategy, replicated)
-    if strategy is not None and catalog.is_undivided:
-        if len(strategy.ranks) > 1:
-            text = f"{catalog.root}: one file, and {strategy.origin} is for "
-            text += f"{len(strategy.ranks)} ranks; name the folder with the files of all ranks"
-            raise PlanError([text])
+    if catalog.is_undivided:
         strategy = None
     if strategy is not None:
         strategy, reasons = strategy.resolve(catalog.metas)
@@ -203,6 +200,8 @@ class _Verification:
             findings += self._integrity(deep, crc, notes, on_progress)
             findings += self._names(sources, notes)
             findings += self._data(sources, deep, notes, on_progress)
+        if any(finding.kind == "replica" for finding in findings):
+            notes.append(Note("replica", f"replicas differ: {REMEDY} by merge, reshard and diff"))
         names = {name for file in catalog.files.values() for name in file.tensors}
         return Report(
             catalog.root,
@@ -226,7 +225,9 @@ class _Verification:
         sources = find(self.strategy)
         if not deep:
             return sources
-        settled = settle(find, sources, self.catalog, self.strategy, self.executor, Trust())
+        settled = told_by_a_look(
+            settle(find, sources, self.catalog, self.strategy, self.executor, Trust())
+        )
         self.strategy, sources = settled.strategy, settled.sources
         # Replicas that differ are found once more when all are read, element by element.
         sources.problems += [one for one in settled.problems if one.kind != "replica"]

@@ -22,6 +22,7 @@ from ckpttool.formats.unified import is_index_name
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import shorten
 from ckpttool.storage.leftovers import (
+    EMERGENCY,
     emergency_saves,
     note_emergencies,
     note_leftovers,
@@ -171,9 +172,10 @@ def _list_flat_files(root: Path, notes: list[Note]) -> list[Found]:
         if RANK_FOLDER.fullmatch(root.absolute().name) is not None:
             one = f", or its file: {files[0]}" if files else ""
             hint = f"; this is the folder of one rank, name the one above: {root.parent}{one}"
-        below = {path.parent for path in root.glob("*/*") if _is_telling(path)} - {*saves}
+        hint = hint or _suggest_pattern(root)
+        below = checkpoints_in(root)
         if below:
-            hint = f"; a checkpoint lies in {shorten(sorted(map(str, below)), 3)}: name one as SRC"
+            hint = f"; a checkpoint lies in {shorten(map(str, below), 3)}: name one as SRC"
         finished = [str(save) for save in saves if unfinished_save(save) is None]
         if finished:
             hint = f"; an emergency save may do, name it as SRC: {shorten(finished, 3)}"
@@ -199,6 +201,23 @@ def _is_pytorchs(path: Path) -> bool:
         return True
     other = recognise(str(path)) if path.suffix in PYTORCH_SUFFIXES else None
     return other is not None and other.kind == "pytorch"
+
+
+def _suggest_pattern(root: Path) -> str:
+    """A hint if folders with numbers in their names hold checkpoint files, as of unknown ranks."""
+    for path in sorted(root.glob("*[0-9]*/*")):
+        folder = path.parent.name
+        if format_of_suffix(path.name) and path.is_file() and not EMERGENCY.fullmatch(folder):
+            spelled = re.sub(r"\d+(?=\D*$)", "{rank}", folder)
+            pattern = f"--pattern '{spelled}/*{path.suffix}'"
+            return f"; found {folder}/{path.name}: {pattern}, if that is its rank"
+    return ""
+
+
+def checkpoints_in(root: Path) -> list[Path]:
+    """The folders in a folder that are checkpoints themselves, without emergency saves."""
+    found = {path.parent for path in root.glob("*/*") if _is_telling(path)}
+    return sorted(path for path in found if EMERGENCY.fullmatch(path.name) is None)
 
 
 def _is_telling(path: Path) -> bool:

@@ -33,7 +33,7 @@ from ckpttool.errors import PlanError
 from ckpttool.formats.strategy_file import FOLDER_SUFFIXES, STRATEGY_OF_RANK, is_merged_name
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import shorten
-from ckpttool.storage.folders import holds_ranks
+from ckpttool.storage.folders import checkpoints_in, holds_ranks
 from ckpttool.storage.leftovers import emergency_saves, note_emergencies, note_leftovers
 
 CHECKPOINTS: Mapping[str, str] = {
@@ -67,6 +67,11 @@ def find_checkpoint(root: Path, notes: list[Note]) -> Path:
     if len(there) > 1:
         others = " and ".join(f"{root / name} ({CHECKPOINTS[name]})" for name in there[1:])
         text = f"{root / there[0]} taken, not {others}; name that folder to use it"
+        notes.append(Note("passed over", text))
+    beside = [path for path in checkpoints_in(root) if path.name not in CHECKPOINTS]
+    if beside:
+        others = shorten(map(str, beside), 3)
+        text = f"{root / there[0]} taken, not {others} beside it; name one of them to use it"
         notes.append(Note("passed over", text))
     return root / there[0]
 
