@@ -24,7 +24,7 @@ from pathlib import Path
 from ckpttool.errors import FormatError, PlanError
 from ckpttool.model.catalog import Stamp
 from ckpttool.model.manifest import Listed, Origin, differences
-from ckpttool.run.manifest import Entries, listing_text, output_text
+from ckpttool.run.manifest import Entries, lines_of, listing_text, output_text
 from ckpttool.run.partial import (
     PARTIAL,
     is_open_as,
@@ -142,7 +142,7 @@ def _whole_lines(path: Path) -> Iterator[tuple[int, Entries]]:
     """The byte behind every line that is complete, and what it says."""
     stop = 0
     with path.open("rb") as file:
-        for line in file:
+        for line in lines_of(path, file):
             if not line.endswith(b"\n"):
                 return
             stop += len(line)
