@@ -37,3 +37,6 @@ fi
 
 PATH="$PWD/$VENV/bin:$PATH"
 export PATH
+
+# The tests start the program some thousand times; it is to be compiled once.
+unset PYTHONDONTWRITEBYTECODE

@@ -129,6 +129,22 @@ def test_inspect_with_a_strategy_prints_full_shapes_and_layouts():
     assert tensors["global_step"]["stages"] == []
 
 
+def test_verify_says_what_it_cannot_know_without_a_strategy():
+    told = run_well("verify", CASE / "src", "-q").stdout
+    assert "nothing is wrong with each rank by itself (8 ranks" in told
+    told = run_well("verify", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-q").stdout
+    assert "nothing is wrong (8 ranks" in told
+
+
+@pytest.mark.parametrize("name", ["m.pt", "m.safetensor", "m.bin"])
+def test_an_ending_of_no_format_is_refused(tmp_path, name):
+    words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", tmp_path / name]
+    result = run(*words)
+    assert (result.exit_code, "no format has this ending" in result.stderr) == (2, True)
+    run_well(*words, "--format", "ckpt")
+    run_well(*words[:-1], tmp_path / "net-2_10")
+
+
 def test_inspect_shows_the_optimizer_shard_that_the_strategy_hides():
     run_ = SAMPLES / "opt_aggregated"
     words = ["inspect", run_ / "ckpt", "-s", run_ / "strategy" / "strategy_0.ckpt", "--json"]

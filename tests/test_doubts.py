@@ -38,6 +38,20 @@ def test_slices_that_are_the_same_in_any_pair_are_pointed_out(tmp_path, held, sa
     assert not found or found[0].endswith(": w")
 
 
+def test_where_ranks_are_missing_as_well_it_is_an_error(tmp_path):
+    halves = Layout((2, 2), ((), (0,)))
+    catalog = held_by(tmp_path, "aa")
+    with pytest.raises(
+        ckpttool.PlanError, match="ranks 2, 3 not there, and all ranks hold the sam"
+    ):
+        warnings(tmp_path, catalog, halves)
+    strategy = join_stages({0: {"w": halves}})
+    plan = ckpttool.plan_merge(
+        catalog, strategy, str(tmp_path / "m.ckpt"), "ckpt", trust_strategy=True
+    )
+    assert any("contents were not looked at" in note.text for note in plan.notes)
+
+
 def test_one_such_tensor_among_others_is_enough(tmp_path):
     held = {
         rank: {

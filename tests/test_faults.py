@@ -261,7 +261,7 @@ def test_a_disk_that_fills_up_meanwhile_is_named_and_gone_on_from(
     assert len(files_below(small_disk / "out")) == 3  # with the journal
     result = run(*words, "--resume")
     assert result.exit_code == 5
-    assert re.search("20972.. bytes are to be written, 524288 are free", message(result))
+    assert re.search("2,097,2.. bytes are to be written, 524,288 are free", message(result))
     monkeypatch.undo()
     other.unlink()
     run_well(*words, "--resume")
@@ -273,7 +273,7 @@ def test_a_disk_that_is_too_small_is_named_before_the_first_byte(tmp_path, small
     source = write_source(tmp_path / "source", 4, 3 << 20)
     result = run(*split_words(source, small_disk / "out"))
     assert result.exit_code == 5
-    said = "1258.... bytes are to be written, 8388608 are free on this disk"  # with headers
+    said = "12,58.,... bytes are to be written, 8,388,608 are free on this disk"  # with headers
     assert re.search(said, message(result))
     assert list(small_disk.iterdir()) == []
 

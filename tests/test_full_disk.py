@@ -68,7 +68,7 @@ def test_headers_count(tmp_path, free, suffix):
     free(1024)
     result = run("merge", source, "-o", tmp_path / f"m{suffix}")
     assert result.exit_code == 5
-    assert not mentions(message(result), "1024 are free on this disk")
+    assert not mentions(message(result), "1,024 are free on this disk")
 
 
 @pytest.mark.parametrize(

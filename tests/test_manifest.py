@@ -7,6 +7,7 @@ import json
 import shutil
 from collections import Counter
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
@@ -264,6 +265,29 @@ def test_a_set_with_a_manifest_is_read_without_a_word_about_it(tmp_path):
     run_well(*reshard_words(tmp_path / "out", "ckpt"))
     result = run_well("inspect", tmp_path / "out")
     assert "ckpttool.json" not in message(result)
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "merge", "diff"])
+def test_another_strategy_than_that_of_the_target_is_pointed_out(tmp_path, command):
+    run_well(*reshard_words(tmp_path / "new", "ckpt"))
+    more = {"merge": ["-o", tmp_path / "m.h5"], "diff": [tmp_path / "new"]}.get(command, [])
+    other = tmp_path / "other.ckpt"
+    other.write_bytes((CASE / "dst_strategy.ckpt").read_bytes() + b"\x48\x00")  # a field more
+    for given, is_another in [(CASE / "dst_strategy.ckpt", False), (other, True)]:
+        result = run_well(command, tmp_path / "new", *more, "-s", given, "-q")
+        text = f"{tmp_path}/new/ckpttool.json says that this was written by dst_strategy.ckpt, and "
+        assert (f"{text}{given} is another file" in message(result)) == is_another
+        Path(tmp_path / "m.h5").unlink(missing_ok=True)
+        Path(tmp_path / "m.h5.ckpttool.json").unlink(missing_ok=True)
+
+
+def test_ranks_of_an_earlier_set_are_pointed_out_where_they_stay(tmp_path):
+    earlier = tmp_path / "rank_9" / "checkpoint_9.ckpt"
+    earlier.parent.mkdir()
+    earlier.write_bytes(b"")
+    result = run_well(*reshard_words(tmp_path, "ckpt"), "--overwrite", "-q")
+    assert f"warning: {earlier}: beyond the 4 ranks of the target" in message(result)
+    assert "is taken for a part of this set" in message(result)
 
 
 def test_the_key_of_an_encrypted_source_is_nowhere(tmp_path):

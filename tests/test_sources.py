@@ -308,7 +308,7 @@ def test_unlisted_rank_gives_every_rank_its_own():
     assert not problems
     assert [source.turn for source in found["rng"]] == [(0, 4), (1, 4), (2, 4), (3, 4)]
     assert [source.layout.first_rank for source in found["rng"]] == [0, 1, 2, 3]
-    assert "modulo 4" in notes["unlisted"][0]
+    assert "modulo 4, and what no target rank takes is left out" in notes["unlisted"][0]
 
 
 def test_unlisted_rank_never_gives_two_ranks_the_same_turn():

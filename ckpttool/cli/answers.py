@@ -39,7 +39,8 @@ def print_report(found: Report, deep: bool, limit: int | None, as_json: bool, qu
     verdict = ", ".join(
         _count(number[severity], severity) for severity in ("error", "warning") if number[severity]
     )
-    click.echo(printable(f"{found.path}: {verdict or 'nothing is wrong'} ({read})"))
+    clean = "nothing is wrong" if found.is_whole else "nothing is wrong with each rank by itself"
+    click.echo(printable(f"{found.path}: {verdict or clean} ({read})"))
     if found.findings:
         rows = [(finding.severity, finding.kind, finding.text) for finding in found.findings]
         _print_rows("findings", ("severity", "kind", "what"), rows, limit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -368,6 +369,11 @@ def output_format(path: str, format: str | None, is_folder: bool = False) -> str
         return format or "safetensors"
     if format is not None and by_name not in (None, format):
         raise click.UsageError(f"{path} ends like {by_name}, but --format says {format}.")
+    if format is None and by_name is None and re.search(r"\.[A-Za-z]\w*$", Path(path).name):
+        raise click.UsageError(
+            f"{path}: no format has this ending; name a file that ends in .h5, .ckpt or "
+            ".safetensors, or give --format."
+        )
     return format or by_name or "hdf5"
 
 

@@ -99,7 +99,8 @@ def decision(
     done = {
         "drop": "dropped",
         "first": f"taken from rank {lowest}",
-        "rank": f"target rank r takes that of source rank r modulo {cycle}",
+        "rank": f"target rank r takes that of source rank r modulo {cycle}, and what no target "
+        "rank takes is left out",
     }
     text = f"{shorten(names)}: not in {where}, different between ranks ({_show(groups)})"
     text += f": {done[unlisted]}"

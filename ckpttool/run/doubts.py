@@ -20,6 +20,7 @@ from ckpttool.model.catalog import Catalog, StoredTensor, format_ranks
 from ckpttool.model.findings import Finding
 from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
+from ckpttool.model.redundancy import is_deduplicated
 from ckpttool.model.slices import group_ranks
 from ckpttool.model.source import Source
 from ckpttool.model.strategy import GRADIENTS, Strategy, parameter_of, shorten
@@ -107,7 +108,15 @@ def find_doubts(
         text += "run? --trust-strategy believes it all the same"
         found.append(Finding("strategy", text))
     found += _stages_that_differ(catalog, strategy, sources, executor)
-    return found, [_note(groups, names, by_hand) for groups, names in alike.items()]
+    notes = [_note(groups, names, by_hand) for groups, names in alike.items()]
+    lost = [rank for rank in strategy.ranks if rank not in catalog.files]
+    if lost and notes and not is_deduplicated(catalog, strategy):
+        # Each may be by chance.  Together they say that these files are of another strategy.
+        gone, anyway = format_ranks(lost), "--trust-strategy believes it all the same"
+        texts = [f"{gone} not there, and {note.text}; {anyway}" for note in notes]
+        found += [Finding("strategy", text) for text in texts]
+        notes = []
+    return found, notes
 
 
 def _look(

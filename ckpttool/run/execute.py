@@ -27,6 +27,7 @@ from ckpttool.run.journal import Journal
 from ckpttool.run.manifest import Written
 from ckpttool.run.origin import changed_inputs, manifest_of
 from ckpttool.run.partial import PARTIAL, PartialFile, write_document
+from ckpttool.run.release import released_by_another
 from ckpttool.run.resume import check_inputs, is_complete, tell_changes
 from ckpttool.run.together import group_outputs
 from ckpttool.storage.checksum import compute_checksum
@@ -178,7 +179,7 @@ def execute(
         journal.finish()
     except BaseException as error:
         try:
-            run.abandon()
+            run.abandon(error)
         finally:
             journal.leave()
         if isinstance(error, FAILURES) and not isinstance(error, VerifyError | ExecutionError):
@@ -333,12 +334,20 @@ class _Run:
             self.current = document.path
             write_document(document.path, document.text)
 
-    def abandon(self) -> None:
+    def abandon(self, error: BaseException) -> None:
         """Stop what has not begun, wait for the rest, and remove the outputs that are not done.
 
         Workers of a cluster are not waited for: they may be lost, and what they write has a name
-        of their own.
+        of their own.  Who is in a hurry, as with Ctrl-C, does not wait until the disk is free.
         """
+        if isinstance(error, Exception):
+            self._remove_all()
+            return
+        files = [job.file for job in self.jobs if isinstance(job.file, PartialFile)]
+        with released_by_another([file.fileno() for file in files]):
+            self._remove_all()
+
+    def _remove_all(self) -> None:
         for job in self.jobs:
             job.file.withdraw()
         if isinstance(self.executor, Stoppable):

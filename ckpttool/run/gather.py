@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ckpttool.errors import CombinedError, PlanError
@@ -24,6 +24,7 @@ from ckpttool.model.strategy import Strategy, count, shorten
 from ckpttool.model.undivided import undivided_sources
 from ckpttool.model.unlisted import Unlisted
 from ckpttool.run.doubts import find_doubts
+from ckpttool.run.listed import strategy_notes
 from ckpttool.run.shards import find_shards, show_shard
 from ckpttool.storage.digest import Sample, digest
 
@@ -79,7 +80,7 @@ def source_layouts(
         asked = PlanError(["; ".join([f"{text}, {other}" if other else text, *seen])])
         damaged = catalog.damaged.values()  # tells perhaps that these are no checkpoints at all
         raise CombinedError((*damaged, asked)) if damaged else asked
-    return strategy
+    return replace(strategy, notes=(*strategy.notes, *strategy_notes(catalog, strategy)))
 
 
 def known_strategy(
@@ -230,8 +231,10 @@ def settle(
     """
     contradiction = why_no_shard(strategy, trust)
     if contradiction is not None or trust.blindly:
-        told = [] if contradiction is None else [Finding("strategy", contradiction)]
-        return Settled(strategy, sources, told, [])
+        if contradiction is not None:
+            return Settled(strategy, sources, [Finding("strategy", contradiction)], [])
+        text = "--trust-strategy: contents were not looked at; where replicas differ, the lowest "
+        return Settled(strategy, sources, [], [Note("doubt", f"{text}rank's are taken")])
     doubts, doubtful = find_doubts(catalog, strategy, sources.found, executor)
     shards = None
     is_suspect = any(doubt.kind == "replica" for doubt in doubts)

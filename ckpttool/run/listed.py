@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +17,10 @@ from ckpttool.formats import read_index
 from ckpttool.model.catalog import Catalog, FileIndex, Stamp, StoredTensor
 from ckpttool.model.findings import Finding
 from ckpttool.model.manifest import MANIFEST, Hashed, Listed, hashed
+from ckpttool.model.notes import Note
+from ckpttool.model.strategy import Strategy
 from ckpttool.run.manifest import Listing, output_problems
+from ckpttool.run.origin import read_strategy_file
 from ckpttool.run.partial import stamp_of
 from ckpttool.storage.digest import unit_digests
 from ckpttool.storage.folders import RANK_FOLDER
@@ -42,6 +46,25 @@ def find_manifests(catalog: Catalog) -> list[Path]:
     paths = [Path(path) for path in _paths(catalog)]
     places = [*_folders(catalog), *(path.with_name(f"{path.name}.{MANIFEST}") for path in paths)]
     return [path for path in dict.fromkeys(places) if path.is_file()]
+
+
+def strategy_notes(catalog: Catalog, strategy: Strategy) -> Iterator[Note]:
+    """That the strategy is another than that by which a set was written, as its manifest tells.
+
+    A manifest names the strategies of the target last.  One that cannot be read is told of by
+    `check_manifest`.
+    """
+    path = Path(catalog.root) / MANIFEST
+    if not strategy.files or not path.is_file():
+        return
+    with suppress(FormatError):
+        told = Listing.read(path).head.objects("strategies")[-len(strategy.files) :]
+        given = {read_strategy_file(name).sha256 for name in strategy.files}
+        if told and {one.text("sha256") for one in told} != given:
+            text = f"{path} says that this was written by {told[-1].text('path')}, and "
+            text += f"{strategy.origin} is another file; if it does not say the same, what is read "
+            text += "is wrong"
+            yield Note("strategy", text, is_warning=True)
 
 
 def _folders(catalog: Catalog) -> Iterator[Path]:

@@ -85,10 +85,10 @@ def _knock(name: str, address: str) -> None:
     try:
         asyncio.run(asyncio.wait_for(reach(), CONNECT_SECONDS))
     except (OSError, ValueError, asyncio.TimeoutError) as error:
-        reason = f"no scheduler answers at {address} within {CONNECT_SECONDS} s; it is the address "
-        reason += (
-            f"that dask scheduler prints, such as tcp://node7:8786, not the dashboard's ({error})"
-        )
+        reason = f"no scheduler answers at {address} within {CONNECT_SECONDS} s"
+        reason += f" ({error})" if str(error) else ""
+        reason += "; the address is the one that dask scheduler prints, such as tcp://node7:8786, "
+        reason += "not the dashboard's"
         raise EngineError(name, reason) from error
 
 

@@ -31,7 +31,7 @@ def origin_of(plan: Plan) -> Origin:
             InputFile(os.path.relpath(path, base), *(stamp or _look_at(path)))
             for path, stamp in _inputs(plan).items()
         ),
-        tuple(_read_strategy(path) for path in dict.fromkeys(plan.strategies)),
+        tuple(read_strategy_file(path) for path in dict.fromkeys(plan.strategies)),
     )
 
 
@@ -90,6 +90,13 @@ def _look_at(path: str) -> Stamp:
     return Stamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
-def _read_strategy(path: str) -> StrategyFile:
+def read_strategy_file(path: str) -> StrategyFile:
+    """A strategy file as a manifest names it.
+
+    Raises
+    ------
+    OSError
+        It is gone.
+    """
     data = Path(path).read_bytes()
     return StrategyFile(Path(path).name, len(data), hashlib.sha256(data).hexdigest())

@@ -76,7 +76,8 @@ def content_problems(plan: Plan, notes: list[Note], kept: Collection[str] = ()) 
         free = disk.f_bavail * disk.f_frsize
         if nbytes > free:
             also = ", and what is replaced stays until then" if replaced else ""
-            yield f"{folder}: {nbytes} bytes are to be written, {free} are free on this disk{also}"
+            text = f"{nbytes:,} bytes are to be written, {free:,} are free on this disk"
+            yield f"{folder}: {text}{also}"
 
 
 def _left_over(path: str) -> int:

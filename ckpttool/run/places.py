@@ -72,12 +72,9 @@ def place_problems(
     folders = {Path(path).parent.parent for path in paths}
     if any(folder.is_dir() and folder.samefile(source) for folder in folders):
         yield f"{source}: is the source folder; write to another"
-    stale = [] if overwrite else sorted(_stale_files(target))
+    stale = None if overwrite else stale_files(target)
     if stale:
-        yield (
-            f"{shorten(stale, 3)}: beyond the {target.ranks} ranks of the target, so left from "
-            "another run; move it away, write to another folder, or keep it with --overwrite"
-        )
+        yield f"{stale}; move it away, write to another folder, or keep it with --overwrite"
 
 
 def _problems_of(name: str, taken: Collection[FileId]) -> Iterator[str]:
@@ -114,6 +111,13 @@ def _problems_of_partial(partial: Path, taken: Collection[FileId]) -> Iterator[s
 def _file_id(path: Path) -> FileId:
     found = path.stat()
     return found.st_dev, found.st_ino
+
+
+def stale_files(target: Target) -> str | None:
+    """What is there of ranks that the target does not have, in words; None if there is nothing."""
+    stale = [] if target.strategy is None else sorted(_stale_files(target))
+    beyond = f"beyond the {target.ranks} ranks of the target, so left from another run"
+    return f"{shorten(stale, 3)}: {beyond}" if stale else None
 
 
 def _stale_files(target: Target) -> Iterator[str]:

@@ -34,7 +34,7 @@ from ckpttool.run.gather import (
 from ckpttool.run.integrity import check_files
 from ckpttool.run.numbered import Numbered
 from ckpttool.run.outputs import content_problems, header_attrs, rank_files
-from ckpttool.run.places import place_problems
+from ckpttool.run.places import place_problems, stale_files
 from ckpttool.run.replicas import replica_problems
 from ckpttool.run.resume import find_remains
 
@@ -294,6 +294,9 @@ def _plan(
         ours, proven = find_remains(plan, executor, problems, notes, way.overwrite)
         plan = replace(plan, proven=proven)
         problems += content_problems(plan, notes, ours if way.resume else ())
+        if way.overwrite and (stale := stale_files(target)) is not None:
+            text = f"{stale}; it stays, and is taken for a part of this set: move it away"
+            notes.append(Note("passed over", text, is_warning=True))
         plan = replace(plan, notes=(*plan.notes, *notes))
     except CkptToolError as error:
         errors.append(error)

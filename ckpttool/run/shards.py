@@ -337,7 +337,8 @@ def _on_proven(cut: Mapping[str, int], decided: Sequence[str]) -> Iterator[Note]
         ways = ", ".join(str(shard) for shard in sorted(set(told.values())))
         text = f"cut by an optimizer shard ({ways}) that the strategy does not list, as replicas "
         text += f"that differ or shapes tell: {count(len(told), 'parameter')}: {shorten(told)}"
-        text += "; are they no slices but replicas that drifted apart, say --optimizer-shard 1"
+        text += "; is it not the strategy of this run (inspect -s shows the full shapes), give the "
+        text += "one that is; are they replicas that drifted apart, say --optimizer-shard 1"
         yield Note("corrected", text, is_warning=True)
 
 

@@ -62,6 +62,8 @@ class Report:
         What is wrong; none if nothing is.
     notes
         What else is to be known.
+    is_whole
+        Whether it is known how the ranks' slices fit together, or there is but one.
     """
 
     path: str
@@ -71,6 +73,7 @@ class Report:
     nbytes: int = 0
     findings: tuple[Finding, ...] = ()
     notes: tuple[Note, ...] = ()
+    is_whole: bool = True
 
     def ignoring(self, kinds: Collection[str]) -> Report:
         """The same, with warnings of these kinds as notes; an error is never ignored."""
@@ -209,6 +212,7 @@ class _Verification:
             sum(file.nbytes for file in catalog.files.values()),
             tuple(sorted(findings, key=lambda finding: finding.severity)),
             tuple(notes),
+            self.strategy is not None or catalog.is_undivided,
         )
 
     def _sources(self, deep: bool) -> Sources:
