@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ckpttool.run.facts import Tolerance
     from ckpttool.run.manifest import Manifest
     from ckpttool.run.prepare import plan_merge, plan_reshard, plan_split
+    from ckpttool.run.strategies import write_strategy
     from ckpttool.run.verify import verify
     from ckpttool.storage.scan import scan
 
@@ -67,6 +68,7 @@ _HOMES = {
     "read_strategy": "ckpttool.formats.strategy_file",
     "scan": "ckpttool.storage.scan",
     "verify": "ckpttool.run.verify",
+    "write_strategy": "ckpttool.run.strategies",
 }
 
 __all__ = [
@@ -94,6 +96,7 @@ __all__ = [
     "read_strategy",
     "scan",
     "verify",
+    "write_strategy",
 ]
 
 

@@ -82,16 +82,18 @@ def layout(
     matrix: tuple[int, ...],
     *maps: tuple[int, ...],
     size: int | None = 0,
+    step: int = 0,
     split: tuple[int, ...] = (),
+    starts: tuple[int, ...] = (),
     field: int | None = 0,
     numbers=number,
 ) -> bytes:
     """A parallel_layout_item; None leaves a field out, ``numbers=packed`` packs the dims."""
     parts = [message(1, numbers(1, *matrix))]
     parts += [message(2, numbers(1, *axes) if axes else b"") for axes in maps]
-    parts += [message(3, number(1, *split)), message(4)]
+    parts += [message(3, number(1, *split)), message(4, number(1, *starts))]
     parts += [] if field is None else [number(5, field)]
-    parts += [] if size is None else [number(6, 0), number(7, size)]
+    parts += [] if size is None else [number(6, step), number(7, size)]
     return message(3, message(1, name.encode()), message(2, *parts))
 
 

@@ -382,10 +382,14 @@ def changed(document, **more):
         (lambda r: changed(r, outputs={}), "outputs: expected a list of objects"),
         (lambda r: changed(r, outputs=[1]), "outputs: expected a list of objects"),
         (lambda r: changed(r, documents=None), "documents: expected a list of objects"),
+        (
+            lambda r: changed(r, documents=[{"path": "x", "data": "a b"}]),
+            'data: expected bytes in base64, found "a b"',
+        ),
         (lambda r: [r], "schema: expected 1"),
         *(
             (
-                lambda r, path=path: changed(r, documents=[{"path": path, "text": ""}]),
+                lambda r, path=path: changed(r, documents=[{"path": path, "data": ""}]),
                 "path: expected a path below the folder",
             )
             for path in ("../x", "/etc/x", "a/../../x", "", "a\0b")

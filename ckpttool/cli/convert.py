@@ -81,8 +81,8 @@ def convert(
                 for out in written
             ),
             *(
-                (index.path, "index", "", report.format_bytes(len(index.text.encode())))
-                for index in plan.documents
+                (document.path, document.kind, "", report.format_bytes(len(document.data)))
+                for document in plan.documents
             ),
         ),
     )

@@ -14,7 +14,7 @@ import click
 import ckpttool
 from ckpttool.cli.keys import read_key
 from ckpttool.cli.progress import show_count
-from ckpttool.cli.values import PartOf, RankList, Size, WholeNumber
+from ckpttool.cli.values import PartOf, RankList, Size, StrategyName, WholeNumber
 from ckpttool.errors import CkptToolError, raise_all
 
 if TYPE_CHECKING:
@@ -247,6 +247,14 @@ part = click.option(
     metavar="K/N",
     help="Write only the K-th of N parts of the output files, about equal in size, as in a job "
     "array; ckpttool commit looks whether all are there.",
+)
+write_strategy = click.option(
+    "--write-strategy",
+    "strategy_path",
+    type=StrategyName(),
+    metavar="FILE",
+    help="Write the strategy of the output, too, for MindSpore's own tools: how it is cut, all "
+    "stages in one protobuf file.",
 )
 resume = click.option(
     "--resume",

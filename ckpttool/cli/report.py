@@ -373,9 +373,9 @@ def describe_run(plan: Plan, written: Sequence[Written], seconds: float, manifes
         "dst_bytes": sum(output.nbytes for output in written),
         "seconds": round(seconds, 6),
         "notes": describe_notes(plan.notes),
-        **({"indexes": [doc.path for doc in plan.documents]} if plan.documents else {}),
-        **({} if plan.part else {"manifest": manifest}),
-        **({"part": f"{plan.part.number}/{plan.part.count}"} if plan.part else {}),
+        **({"indexes": paths} if (paths := plan.written("index")) else {}),
+        **({"strategy": paths[0]} if (paths := plan.written("strategy")) else {}),
+        **({"part": f"{p.number}/{p.count}"} if (p := plan.part) else {"manifest": manifest}),
     }
 
 

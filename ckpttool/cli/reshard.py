@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 @options.format
 @options.prefix
 @options.ranks
+@options.write_strategy
 @options.crc
 @options.part
 @options.engine
@@ -65,6 +66,7 @@ def reshard(
     format: str,
     prefix: str,
     ranks: tuple[int, ...] | None,
+    strategy_path: str | None,
     crc: bool,
     part: tuple[int, int] | None,
     engine: str,
@@ -100,6 +102,7 @@ def reshard(
             resume=resume,
             executor=executor,
             part=part,
+            strategy_path=strategy_path,
         ),
         engine,
         max_memory,

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 @options.format
 @options.prefix
 @options.ranks
+@options.write_strategy
 @options.crc
 @options.part
 @options.engine
@@ -54,6 +55,7 @@ def split(
     format: str,
     prefix: str,
     ranks: tuple[int, ...] | None,
+    strategy_path: str | None,
     crc: bool,
     part: tuple[int, int] | None,
     engine: str,
@@ -84,6 +86,7 @@ def split(
             resume=resume,
             executor=executor,
             part=part,
+            strategy_path=strategy_path,
         ),
         engine,
         max_memory,

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    NameType = click.ParamType[str]
     NumberType = click.ParamType[float]
     PartType = click.ParamType[tuple[int, int]]
     RanksType = click.ParamType[tuple[int, ...]]
     SizeType = click.ParamType[int]
-else:
-    NumberType = PartType = RanksType = SizeType = click.ParamType  # generic from click 8.4 on only
+else:  # generic from click 8.4 on only
+    NameType = NumberType = PartType = RanksType = SizeType = click.ParamType
 
 
 class Number(NumberType):
@@ -92,3 +93,20 @@ class PartOf(PartType):
         if match is None or not 1 <= int(match[1]) <= int(match[2]):
             self.fail(f"{value!r} is no part of so many, such as 1/8, 2/8 to 8/8", param, ctx)
         return int(match[1]), int(match[2])
+
+
+class StrategyName(NameType):
+    """A strategy file to be written, on the command line."""
+
+    name = "file"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The path, whose ending does not promise another form."""
+        from ckpttool.formats.strategy_writer import name_problem
+
+        reason = name_problem(value)
+        if value == "-":
+            reason = "a strategy does not go to standard output; name a file"
+        if reason is not None:
+            self.fail(reason, param, ctx)
+        return value

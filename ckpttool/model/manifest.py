@@ -16,7 +16,8 @@ with every output on a line of its own, so that it is written and read in little
 
 ``plan`` is the same for runs that do the same with the same files, ``step`` that of the source or
 null.  Paths of outputs are counted from the document's folder; inputs are named from the folder
-that holds SRC, strategies by their file names.  A tensor has a SHA-256 of each stretch that `units`
+that holds SRC, strategies by their file names.  ``told`` is like ``strategies``, and there if the
+strategy of the outputs was written with them.  A tensor has a SHA-256 of each stretch that `units`
 gives, in order: one if it has no more than 8 MiB, none if it has no elements.  That of a string
 is of its UTF-8.  There are no times, hosts or keys in it: same input, same document.
 """
@@ -69,6 +70,8 @@ class Origin:
         Of the source, as in its file names.
     inputs, strategies
         What it reads.
+    told
+        The strategy of the outputs that it writes with them, if it does.
     """
 
     version: str
@@ -76,6 +79,7 @@ class Origin:
     step: str | None
     inputs: tuple[InputFile, ...]
     strategies: tuple[StrategyFile, ...]
+    told: tuple[StrategyFile, ...] = ()
 
     def head(self) -> Mapping[str, object]:
         """What a manifest says of it: all but the times."""
@@ -86,6 +90,7 @@ class Origin:
             "step": self.step,
             "inputs": [{"path": file.path, "nbytes": file.nbytes} for file in self.inputs],
             "strategies": [asdict(file) for file in self.strategies],
+            **({"told": [asdict(file) for file in self.told]} if self.told else {}),
         }
 
     def head_with_times(self) -> Mapping[str, object]:

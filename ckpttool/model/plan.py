@@ -120,13 +120,21 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A small text file that is written when all outputs are complete.
+    """A small file that is written when all outputs are complete.
 
-    It says which they are, so an old one is removed before the first of them is replaced.
+    It speaks of them, so an old one is removed before the first of them is replaced.
+
+    Attributes
+    ----------
+    path, data
+        The file, and all that is in it.
+    kind
+        ``"index"`` of numbered files, or ``"strategy"`` of rank files.
     """
 
     path: str
-    text: str
+    data: bytes
+    kind: str = "index"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +194,10 @@ class Plan:
     strategies: tuple[str, ...] = ()
     is_resumed: bool = False
     proven: Mapping[str, Stamp] = field(default_factory=dict)
+
+    def written(self, kind: str) -> list[str]:
+        """The documents of a kind, by their paths."""
+        return [document.path for document in self.documents if document.kind == kind]
 
     def __iter__(self) -> Iterator[OutputFile]:
         # Of a thousand tensors most are cut alike, and their slices have one shape on all ranks.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import os
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -85,7 +86,7 @@ class Record:
             listing,
             head.origin(),
             listing.manifest().outputs,
-            tuple(Document(item.file("path"), item.text("text")) for item in documents),
+            tuple(Document(item.file("path"), item.data("data")) for item in documents),
         )
 
 
@@ -125,7 +126,10 @@ def place_of(plan: Plan) -> Place:
         paths = tuple(document.path for document in plan.documents)
         return Place(manifest, manifest, origin, origin.head(), paths)
     documents = [
-        {"path": os.path.relpath(document.path, manifest.parent), "text": document.text}
+        {
+            "path": os.path.relpath(document.path, manifest.parent),
+            "data": b64encode(document.data).decode(),
+        }
         for document in part.documents
     ]
     head = {
@@ -184,7 +188,7 @@ def _mark(folder: str, manifest: Path) -> None:
     records = _read_records(folder, manifest)
     outputs = heapq.merge(*(r.listing.outputs() for r in records), key=attrgetter("rank"))
     for document in records[0].documents:
-        write_document(str(manifest.parent / document.path), document.text)
+        write_document(str(manifest.parent / document.path), document.data)
     lines = (output_text(output) for output in outputs)
     write_document(str(manifest), listing_text(records[0].origin.head(), lines))
 

@@ -348,7 +348,7 @@ class _Run:
         """Write what says that the outputs are complete."""
         for document in documents:
             self.current = document.path
-            write_document(document.path, document.text)
+            write_document(document.path, document.data)
 
     def abandon(self, error: BaseException) -> str:
         """Stop what has not begun, wait for the rest, and remove the outputs that are not done.

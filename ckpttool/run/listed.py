@@ -58,9 +58,11 @@ def strategy_notes(catalog: Catalog, strategy: Strategy) -> Iterator[Note]:
     if not strategy.files or not path.is_file():
         return
     with suppress(FormatError):
-        told = Listing.read(path).head.objects("strategies")[-len(strategy.files) :]
+        head = Listing.read(path).head
+        told = head.objects("strategies")[-len(strategy.files) :]
         given = {read_strategy_file(name).sha256 for name in strategy.files}
-        if told and {one.text("sha256") for one in told} != given:
+        same = [told, head.objects("told")] if "told" in head.entries else [told]
+        if told and given not in [{one.text("sha256") for one in files} for files in same]:
             text = f"{path} says that this was written by {told[-1].text('path')}, and "
             text += f"{strategy.origin} is another file; if it does not say the same, what is read "
             text += "is wrong"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -132,6 +133,13 @@ class Entries:
             raise self.wrong(name, "a count")
         return value
 
+    def data(self, name: str) -> bytes:
+        """An entry that is bytes, in base64."""
+        try:
+            return b64decode(self.text(name), validate=True)
+        except ValueError as error:
+            raise self.wrong(name, "bytes in base64") from error
+
     def file(self, name: str) -> str:
         """An entry that is the path of a file in the folder or below."""
         value = self.text(name)
@@ -162,10 +170,14 @@ class Entries:
             self.text("plan"),
             self.step(),
             tuple(InputFile(item.text("path"), *item.stamp()) for item in self.objects("inputs")),
-            tuple(
-                StrategyFile(item.text("path"), item.number("nbytes"), item.text("sha256"))
-                for item in self.objects("strategies")
-            ),
+            self._strategies("strategies"),
+            self._strategies("told") if "told" in self.entries else (),
+        )
+
+    def _strategies(self, name: str) -> tuple[StrategyFile, ...]:
+        return tuple(
+            StrategyFile(item.text("path"), item.number("nbytes"), item.text("sha256"))
+            for item in self.objects(name)
         )
 
     def output(self) -> Listed:

@@ -53,22 +53,22 @@ class Numbered:
         attrs = {**PART_ATTRS, **self.attrs}
         return Target(self.format, {0: self._path(None, 0)}, attrs=attrs, is_numbered=True)
 
-    def spread(self, plan: Plan) -> Plan:
+    def complete(self, plan: Plan) -> Plan:
         """The plan for that one file, spread over numbered ones with their indexes."""
         plan = cut_into_parts(plan, self.limit, self._path)
         files = {meta.name: Path(output.path).name for output in plan for meta in output.metas}
         metas = [transfer.source.meta for transfer in plan.transfers]
         text = index_text(files, sum(meta.nbytes for meta in metas))
-        documents = tuple(Document(path, text) for path in self.documents)
+        documents = tuple(Document(path, text.encode()) for path in self.documents)
         large = [meta.name for meta in metas if meta.nbytes > self.limit]
         more = "larger than --max-shard-size by themselves, and written whole all the same"
         notes = (*plan.notes, Note("part", f"{more}: {shorten(large)}")) if large else plan.notes
         return replace(plan, documents=documents, notes=notes)
 
-    def stale_problems(self, target: Target) -> Iterator[str]:
+    def problems(self, plan: Plan) -> Iterator[str]:
         """A message if there are files that a loader might take for parts of this checkpoint."""
         folder = Path(self.folder)
-        ours = {Path(path).name for path in (*target.paths.values(), *self.documents)}
+        ours = {Path(path).name for path in (*plan.target.paths.values(), *self.documents)}
         stale = [
             path.name
             for path in (sorted(folder.iterdir()) if folder.is_dir() else [])

@@ -32,6 +32,11 @@ def origin_of(plan: Plan) -> Origin:
             for path, stamp in _inputs(plan).items()
         ),
         tuple(read_strategy_file(path) for path in dict.fromkeys(plan.strategies)),
+        tuple(
+            _describe_strategy(one.path, one.data)
+            for one in (plan.documents if plan.part is None else plan.part.documents)
+            if one.kind == "strategy"
+        ),
     )
 
 
@@ -55,6 +60,7 @@ def plan_digest(plan: Plan) -> str:
             for transfer in plan.transfers
             for source in [transfer.source]
         ),
+        *((one.kind, os.path.relpath(one.path, folder)) for one in plan.documents),
     ):
         state.update(f"{line!r}\n".encode())
     return f"sha256:{state.hexdigest()}"
@@ -98,5 +104,8 @@ def read_strategy_file(path: str) -> StrategyFile:
     OSError
         It is gone.
     """
-    data = Path(path).read_bytes()
+    return _describe_strategy(path, Path(path).read_bytes())
+
+
+def _describe_strategy(path: str, data: bytes) -> StrategyFile:
     return StrategyFile(Path(path).name, len(data), hashlib.sha256(data).hexdigest())

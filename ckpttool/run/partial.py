@@ -103,8 +103,10 @@ class PartialFile:
                 os.close(fd)
 
 
-def write_document(path: str, text: str | Iterable[str]) -> None:
-    """Write a text file, given whole or in pieces, whole or not at all.
+def write_document(path: str, data: bytes | Iterable[str]) -> None:
+    """Write a small file, or a text that is given in pieces, whole or not at all.
+
+    The folder is made if it is not there.
 
     Raises
     ------
@@ -114,10 +116,11 @@ def write_document(path: str, text: str | Iterable[str]) -> None:
         It cannot be written.
     """
     partial = Path(path + PARTIAL)
+    make_folder(partial.parent)
     with os.fdopen(claim(partial), "wb") as file:
         try:
-            for piece in (text,) if isinstance(text, str) else text:
-                file.write(piece.encode())
+            for piece in (data,) if isinstance(data, bytes) else data:
+                file.write(piece if isinstance(piece, bytes) else piece.encode())
             file.flush()
             os.fsync(file.fileno())
             partial.replace(path)

@@ -50,7 +50,7 @@ def place_problems(
     overwrite
         Whether another file may be replaced.
     documents
-        Text files that are written beside the outputs.
+        Small files that are written with the outputs.
     ours
         Outputs that may be replaced in any case; see `ckpttool.run.resume.find_remains`.
     """
@@ -69,7 +69,7 @@ def place_problems(
         yield f"{have}; --overwrite replaces what is there"
     if target.strategy is None:
         return
-    folders = {Path(path).parent.parent for path in paths}
+    folders = {Path(path).parent.parent for path in target.paths.values()}
     if any(folder.is_dir() and folder.samefile(source) for folder in folders):
         yield f"{source}: is the source folder; write to another"
     stale = None if overwrite else stale_files(target)

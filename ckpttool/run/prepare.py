@@ -37,6 +37,7 @@ from ckpttool.run.outputs import content_problems, header_attrs, rank_files
 from ckpttool.run.places import place_problems, stale_files
 from ckpttool.run.replicas import replica_problems
 from ckpttool.run.resume import find_remains
+from ckpttool.run.strategies import Told
 
 
 def plan_merge(
@@ -129,6 +130,7 @@ def plan_split(
     executor: Executor | None = None,
     part: tuple[int, int] | None = None,
     resume: bool = False,
+    strategy_path: str | None = None,
 ) -> Plan:
     """The plan that cuts an undivided checkpoint for the ranks of ``strategy``.
 
@@ -149,10 +151,13 @@ def plan_split(
         As for `plan_merge`.
     overwrite
         Whether existing outputs may be replaced; an input never is.
+    strategy_path
+        Write the strategy of the outputs, too, as a file of MindSpore's: how they are cut in truth,
+        see `ckpttool.model.outcome`.
 
     Raises
     ------
-    FormatError, PlanError
+    FormatError, StrategyError, PlanError
         Everything that is in the way, in one error.
     """
     if catalog.description is not None:
@@ -166,6 +171,7 @@ def plan_split(
             executor=executor,
             part=part,
             resume=resume,
+            strategy_path=strategy_path,
         )
     if not catalog.is_undivided and len(catalog.files) + len(catalog.damaged) > 1:
         paths = [file.path for file in catalog.files.values()]
@@ -182,7 +188,8 @@ def plan_split(
     target = rank_files(strategy, folder, format, prefix, ranks, crc)
     care = _Care(Trust(), strict=False, check_replicas=False)  # one file has no replicas
     way = _Way(overwrite, resume, part)
-    return _plan(catalog, None, target, unlisted, executor, care, way)
+    told = None if strategy_path is None else Told(strategy_path, part is not None)
+    return _plan(catalog, None, target, unlisted, executor, care, way, told)
 
 
 def plan_reshard(
@@ -204,6 +211,7 @@ def plan_reshard(
     executor: Executor | None = None,
     part: tuple[int, int] | None = None,
     resume: bool = False,
+    strategy_path: str | None = None,
 ) -> Plan:
     """The plan that cuts a checkpoint anew, for the ranks of ``dst_strategy``.
 
@@ -213,14 +221,14 @@ def plan_reshard(
         The source, from `scan`, and its layouts; None for a checkpoint that describes itself.
     dst_strategy
         Layouts of the target.
-    folder, format, prefix, ranks, overwrite
+    folder, format, prefix, ranks, overwrite, strategy_path
         As for `plan_split`.
     unlisted, trust_strategy, optimizer_shard, strict, check_replicas, crc, executor, part, resume
         As for `plan_merge`.
 
     Raises
     ------
-    FormatError, PlanError
+    FormatError, StrategyError, PlanError
         Everything that is in the way, in one error.
     """
     other = "or use split if it holds everything undivided" if catalog.is_undivided else ""
@@ -238,7 +246,8 @@ def plan_reshard(
     target = rank_files(dst_strategy, folder, format, prefix, ranks, crc)
     care = _Care(Trust(trust_strategy, optimizer_shard), strict, check_replicas)
     way = _Way(overwrite, resume, part)
-    return _plan(catalog, src_strategy, target, unlisted, executor, care, way)
+    told = None if strategy_path is None else Told(strategy_path, part is not None)
+    return _plan(catalog, src_strategy, target, unlisted, executor, care, way, told)
 
 
 class _Care(NamedTuple):
@@ -265,7 +274,7 @@ def _plan(
     executor: Executor | None,
     care: _Care,
     way: _Way,
-    numbered: Numbered | None = None,
+    more: Numbered | Told | None = None,
 ) -> Plan:
     executor = executor or InlineExecutor()
     inputs = [*catalog.indexes, *(path for file in catalog.files.values() for path in file.paths)]
@@ -281,12 +290,12 @@ def _plan(
     try:
         strategy, target = _resolve(catalog, strategy, target)
         catalog = set_empty_aside(catalog, strategy)
-        plan, doubts, more = _settled_plan(catalog, strategy, target, unlisted, executor, care)
-        notes += more
+        plan, doubts, found = _settled_plan(catalog, strategy, target, unlisted, executor, care)
+        notes += found
         problems += doubts
-        if numbered is not None:
-            plan = numbered.spread(plan)
-            problems += numbered.stale_problems(plan.target)
+        if more is not None:
+            plan = more.complete(plan)
+            problems += more.problems(plan)
         if way.part is not None:
             plan = take_part(plan, *way.part)
         target = plan.target
@@ -302,7 +311,7 @@ def _plan(
         errors.append(error)
         if way.part is not None:  # nobody knows which outputs are its own
             target = replace(target, paths={})
-    documents = [] if numbered is None else numbered.documents
+    documents = [] if more is None else more.documents
     places = place_problems(catalog.root, target, inputs, way.overwrite, documents, ours)
     problems = [*places, *problems]
     if problems:

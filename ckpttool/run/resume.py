@@ -77,6 +77,7 @@ def find_remains(
             proven |= find_intact(folder, listed_in(path, lines), executor)
         found |= {str(folder / name) for name in before.untouched(folder, proven)}
         if path == own:
+            found |= {str(Path(one.path)) for one in plan.documents if _is_written(one)}
             _tell(plan, place, before, len(before.kept(folder, proven)), problems, notes)
     if plan.is_resumed:
         listed, intact = _find_listed(plan, place, executor, problems)
@@ -180,7 +181,7 @@ def _listing_of(plan: Plan, place: Place) -> Listing | None:
 
 def _is_written(document: Document) -> bool:
     try:
-        return Path(document.path).read_bytes() == document.text.encode()
+        return Path(document.path).read_bytes() == document.data
     except OSError:
         return False
 
