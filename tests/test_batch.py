@@ -325,14 +325,25 @@ def test_a_commit_can_be_repeated_and_looks_again(tmp_path):
     assert "rank_3/checkpoint_3.ckpt: is not there" in message(result)
 
 
-def test_a_commit_that_was_killed_before_its_end_can_be_done_again(tmp_path):
+@pytest.mark.parametrize("left", [(1, 2), (2,)])
+def test_a_commit_that_was_killed_before_its_end_can_be_done_again(tmp_path, left):
     run_parts(tmp_path, (1, 2), 2)
-    kept = {path.name: path.read_bytes() for path in tmp_path.glob(".ckpttool-*")}
-    run_well("commit", tmp_path)
-    for name, data in kept.items():
-        (tmp_path / name).write_bytes(data)
-    run_well("commit", tmp_path)
+    kept = {number: (tmp_path / RECORD.format(number, 2)).read_bytes() for number in left}
+    first = run_well("commit", tmp_path).stdout
+    for number, data in kept.items():
+        (tmp_path / RECORD.format(number, 2)).write_bytes(data)
+    assert run_well("commit", tmp_path).stdout == first
     assert files_below(tmp_path, manifests=True)[0] == "ckpttool.json"
+
+
+def test_a_manifest_of_another_plan_completes_no_parts(tmp_path):
+    run_parts(tmp_path, (1,), 2)
+    kept = (tmp_path / RECORD.format(1, 2)).read_bytes()
+    run_well(*reshard_words(tmp_path, "ckpt"), "--rank", "0-2", "--overwrite")
+    (tmp_path / RECORD.format(1, 2)).write_bytes(kept)
+    result = run("commit", tmp_path)
+    assert result.exit_code == 5
+    assert "part 2 of 2 is not there" in message(result)
 
 
 def test_a_commit_removes_records_that_killed_runs_have_half_written(tmp_path):

@@ -82,6 +82,35 @@ def test_a_write_that_fails_is_named(tmp_path, monkeypatch, break_call, output_f
     fails_and_is_resumed(tmp_path, monkeypatch, output_format, expected, 2)
 
 
+@pytest.mark.parametrize("call", ["pwrite", "fsync"])
+def test_a_disk_that_lets_nothing_be_removed_either_is_told_by_its_first_failure(
+    tmp_path, monkeypatch, break_call, call
+):
+    """As ext4 that makes itself read-only when the disk fails."""
+
+    real = Path.unlink
+
+    def refuse(self, **more):
+        if self.name.endswith(".partial"):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
+        real(self, **more)
+
+    break_call(call, errno.EIO, "checkpoint_2")
+    monkeypatch.setattr(Path, "unlink", refuse)
+    out = tmp_path / "out"
+    result = run(*words_of(out))
+    assert result.exit_code == 6
+    expected = f"rank_2/checkpoint_2.ckpt: not written: {SAID[errno.EIO]}"
+    expected = expected if call == "pwrite" else "rank_2/checkpoint_2.ckpt: not written: "
+    assert expected in message(result)
+    assert "half-written could not be removed: the next run does that" in message(result)
+    assert "checkpoint_2.ckpt.partial" in "".join(files_below(out))
+    monkeypatch.undo()
+    run_well(*words_of(out), "--resume")
+    run_well(*words_of(tmp_path / "whole"))
+    assert contents(out) == contents(tmp_path / "whole")
+
+
 ENDINGS = {"ckpt": ".ckpt", "safetensors": ".safetensors", "hdf5": ".h5"}
 
 

@@ -121,6 +121,17 @@ def test_a_journal_cut_at_any_byte_proves_the_lines_before(tmp_path):
             assert found.end == max(end for end in ends if end <= size)
 
 
+@pytest.mark.parametrize("reader", [read_journal, Listing.read])
+def test_of_a_file_that_is_none_no_more_is_read_than_a_line_may_have(tmp_path, reader, monkeypatch):
+    path = tmp_path / "ckpttool.json"
+    for text in (b"{", b"{\n"):
+        path.write_bytes(text)
+        os.truncate(path, 1 << 40)  # a hole: to read all of it would take a TiB
+        monkeypatch.setattr("ckpttool.run.manifest.MAX_LINE_BYTES", 1000)
+        with pytest.raises(FormatError, match=r"ckpttool\.json: .*(1000 bytes|no JSON)"):
+            reader(path)
+
+
 def test_a_resumed_journal_goes_on_behind_the_last_whole_line(tmp_path):
     killed(tmp_path, "a")
     with journal_of(tmp_path).open("ab") as file:

@@ -1,6 +1,7 @@
 """Strategy files: MindSpore's own, and protobuf and JSON spelled by hand."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -444,3 +445,25 @@ def test_a_layout_in_several_messages_adds_up(read):
     matrix, axes = (message(2, message(n, number(1, v))) for n, v in ((1, 4), (2, 0)))
     item = message(3, message(1, b"w"), matrix, axes)
     assert layout_of(read, item) == Layout((4,), ((0,),))
+
+
+@pytest.mark.parametrize("suffix", [".ckpt", ".json"])
+@pytest.mark.parametrize(
+    ("head", "reason"),
+    [
+        (b"", r"no strategy file but 1099511627776 bytes; 100000000 are the most"),
+        (b"\x08" + bytes(7) + b"{}", r"no strategy file but a checkpoint \(safetensors\)"),
+    ],
+)
+def test_a_file_too_large_for_a_strategy_is_not_read(tmp_path, suffix, head, reason):
+    path = tmp_path / f"s{suffix}"
+    path.write_bytes(head)
+    os.truncate(path, 1 << 40)  # a hole: to read all of it would take hours
+    with pytest.raises(StrategyError, match=reason):
+        read_strategy(str(path))
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "s.ckpt")
+    with pytest.raises(StrategyError, match="no file; a strategy is read twice"):
+        read_strategy(str(tmp_path / "s.ckpt"))

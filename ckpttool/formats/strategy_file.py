@@ -40,6 +40,7 @@ from ckpttool.model.strategy import Strategy, join_stages, shorten
 MAX_STAGES = 1000  # no model has so many layers; a damaged number must not lead to a long list
 MAX_RANKS = 1 << 20  # ten times the largest clusters; layouts are tables over all ranks
 MAX_AXES = 64  # of a tensor or a device matrix; as NumPy 2
+MAX_BYTES = 100_000_000  # thousands of parameters take one; what is larger is something else
 MERGED_NAME = re.compile(r"([0-9]{1,3})-(.+)", re.DOTALL)
 FOLDER_SUFFIXES = (".ckpt", ".json")  # what counts as a strategy file when a folder is named
 STRATEGY_OF_RANK = re.compile(r".*_rank_(\d+)\.[a-z]+")
@@ -82,8 +83,7 @@ def read_strategy(paths: str | Sequence[str]) -> Strategy:
     by_hand: list[str] = []
     for path in _list_files([paths] if isinstance(paths, str) else paths):
         try:
-            if Path(path).stat().st_size == 0:
-                raise StrategyError(path, "the strategy file is empty (0 bytes)")
+            _check_size(path)
             if is_by_hand(path):
                 by_hand.append(path)
             else:
@@ -96,6 +96,19 @@ def read_strategy(paths: str | Sequence[str]) -> Strategy:
     if not by_hand:
         return _join_files(files)
     return read_by_hand(by_hand[0], _join_files(files) if files else None)
+
+
+def _check_size(path: str) -> None:
+    """Look whether a file may be a strategy before any of it is read."""
+    size = Path(path).stat().st_size
+    if not Path(path).is_file():
+        raise StrategyError(path, "no file; a strategy is read twice, which a pipe does not allow")
+    if not size:
+        raise StrategyError(path, "the strategy file is empty (0 bytes)")
+    if size > MAX_BYTES:
+        format = format_of_content(path)
+        what = f"a checkpoint ({format})" if format else f"{size} bytes; {MAX_BYTES} are the most"
+        raise StrategyError(path, f"no strategy file but {what}")
 
 
 def _join_files(files: Sequence[_File]) -> Strategy:

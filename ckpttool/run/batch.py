@@ -161,16 +161,36 @@ def commit(folder: str) -> Manifest:
     if not find_records(manifest):
         return _look_again(manifest)
     with set_locked(manifest):
-        records = _read_records(folder, manifest)
-        outputs = heapq.merge(*(r.listing.outputs() for r in records), key=attrgetter("rank"))
-        for document in records[0].documents:
-            write_document(str(manifest.parent / document.path), document.data)
-        lines = (output_text(output) for output in outputs)
-        write_document(str(manifest), listing_text(records[0].origin.head(), lines))
+        if not _is_marked(manifest):
+            _mark(folder, manifest)
         for path in (*find_records(manifest), *find_records(manifest, JOURNAL)):
             remove_document(str(path))
         remove_stale_records(manifest)
-    return Listing.read(manifest).manifest()
+    return _look_again(manifest)
+
+
+def _is_marked(manifest: Path) -> bool:
+    """Whether a commit that did not end has written the manifest of what the records tell of.
+
+    Every run removes the manifest before it replaces an output, so that it is there says that all
+    of it is complete; some of the records may be gone already.
+    """
+    try:
+        said = Listing.read(manifest).head.entries
+        heads = [Record.read(path, manifest).origin.head() for path in find_records(manifest)]
+    except (FileNotFoundError, CkptToolError):
+        return False
+    return all({**said, "outputs": None} == {**head, "outputs": None} for head in heads)
+
+
+def _mark(folder: str, manifest: Path) -> None:
+    """Write the documents of a set and its manifest, from the records of all its parts."""
+    records = _read_records(folder, manifest)
+    outputs = heapq.merge(*(r.listing.outputs() for r in records), key=attrgetter("rank"))
+    for document in records[0].documents:
+        write_document(str(manifest.parent / document.path), document.data)
+    lines = (output_text(output) for output in outputs)
+    write_document(str(manifest), listing_text(records[0].origin.head(), lines))
 
 
 def _read_records(folder: str, manifest: Path) -> list[Record]:

@@ -178,14 +178,15 @@ def execute(
         run.current = str(manifest_of(plan))
         journal.finish()
     except BaseException as error:
+        stuck = ""
         try:
-            run.abandon(error)
+            stuck = run.abandon(error)
         finally:
-            journal.leave()
+            stuck = _clean_up(journal.leave) or stuck
         if isinstance(error, FAILURES) and not isinstance(error, VerifyError | ExecutionError):
             changes = tell_changes(plan)
             done = [] if changes else [written.path for written in run.in_order()]
-            raise ExecutionError(run.current, _cause(error) + changes, done) from error
+            raise ExecutionError(run.current, _cause(error) + changes + stuck, done) from error
         raise
     return run.in_order()
 
@@ -195,6 +196,21 @@ def _open_journal(plan: Plan) -> Journal:
         return Journal(place_of(plan), plan.is_resumed, plan.proven)
     except OSError as error:
         raise ExecutionError(str(manifest_of(plan)), _cause(error)) from error
+
+
+def _clean_up(*steps: Callable[[], None]) -> str:
+    """Do all of it; what to add to a message if the disk does not let us.
+
+    What is to be told is the failure that came first: a disk that has failed, or is read-only
+    since then, lets nothing be removed either.
+    """
+    stuck = ""
+    for step in steps:
+        try:
+            step()
+        except OSError:
+            stuck = "; what is half-written could not be removed: the next run does that"
+    return stuck
 
 
 def _cause(error: CkptToolError | OSError | BrokenExecutor) -> str:
@@ -335,22 +351,22 @@ class _Run:
             self.current = document.path
             write_document(document.path, document.data)
 
-    def abandon(self, error: BaseException) -> None:
+    def abandon(self, error: BaseException) -> str:
         """Stop what has not begun, wait for the rest, and remove the outputs that are not done.
+
+        Returned is what `_clean_up` says of that.
 
         Workers of a cluster are not waited for: they may be lost, and what they write has a name
         of their own.  Who is in a hurry, as with Ctrl-C, does not wait until the disk is free.
         """
         if isinstance(error, Exception):
-            self._remove_all()
-            return
+            return self._remove_all()
         files = [job.file for job in self.jobs if isinstance(job.file, PartialFile)]
         with released_by_another([file.fileno() for file in files]):
-            self._remove_all()
+            return self._remove_all()
 
-    def _remove_all(self) -> None:
-        for job in self.jobs:
-            job.file.withdraw()
+    def _remove_all(self) -> str:
+        stuck = _clean_up(*(job.file.withdraw for job in self.jobs))
         if isinstance(self.executor, Stoppable):
             self.executor.stop()  # a call that is cancelled meanwhile would never be done
         else:
@@ -358,5 +374,4 @@ class _Run:
                 future.cancel()
         if not isinstance(self.executor, Cluster):
             wait(self.pending)
-        for job in self.jobs:
-            job.file.discard()
+        return _clean_up(*(job.file.discard for job in self.jobs)) or stuck

@@ -12,7 +12,7 @@ from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from ckpttool.errors import FormatError
 from ckpttool.formats.strict_json import parse_json
@@ -21,6 +21,7 @@ from ckpttool.model.manifest import SCHEMA, Hashed, InputFile, Listed, Origin, S
 
 T = TypeVar("T", int, str)
 
+MAX_LINE_BYTES = 100_000_000  # ten TiB in one output; stops files that are something else
 OPEN, CLOSE = ', "outputs": [', "\n]}\n"
 
 
@@ -85,6 +86,18 @@ def output_problems(folder: Path, outputs: Iterable[Written | Listed]) -> Iterat
             continue
         if nbytes != output.nbytes:
             yield f"{output.path}: expected {output.nbytes} bytes, found {nbytes}"
+
+
+def lines_of(path: Path, file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a file; raises `FormatError` at one that is longer than any of ours."""
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        if len(line) > MAX_LINE_BYTES:
+            raise _too_large(path)
+        yield line
+
+
+def _too_large(path: Path) -> FormatError:
+    return FormatError(str(path), None, f"a line of more than {MAX_LINE_BYTES} bytes; not ours")
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,10 +238,13 @@ class Listing:
             It cannot be read.
         """
         with path.open("rb") as file:
-            line = file.readline()
+            line = next(lines_of(path, file), b"")
             is_ours = line.endswith(f"{OPEN}\n".encode())
-            text = line[: -len(OPEN) - 1] + b"}" if is_ours else line + file.read()
+            rest = b"" if is_ours else file.read(MAX_LINE_BYTES + 1)
             written_ns = os.fstat(file.fileno()).st_mtime_ns
+        if len(rest) > MAX_LINE_BYTES:
+            raise _too_large(path)
+        text = line[: -len(OPEN) - 1] + b"}" if is_ours else line + rest
         head = Entries.parse(path, text)
         if head.entries.get("schema") != SCHEMA:
             raise head.wrong("schema", f"{SCHEMA} (is it of a newer ckpttool?)")
@@ -254,9 +270,9 @@ class Listing:
 
     def _lines(self) -> Iterator[bytes]:
         with self.path.open("rb") as file:
-            file.readline()
-            line = b""
-            for line in file:
+            lines = lines_of(self.path, file)
+            next(lines)
+            for line in lines:
                 if line.rstrip(b"\n") == b"]}":
                     return
                 yield line.rstrip(b",\n")

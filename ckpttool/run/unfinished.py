@@ -9,7 +9,7 @@ from pathlib import Path
 from ckpttool.errors import FormatError
 from ckpttool.model.catalog import Stamp
 from ckpttool.model.manifest import Listed, Origin
-from ckpttool.run.manifest import Entries
+from ckpttool.run.manifest import Entries, lines_of
 from ckpttool.run.partial import stamp_of
 
 
@@ -114,7 +114,7 @@ def _whole_lines(path: Path) -> Iterator[tuple[int, Entries]]:
     """The byte behind every line that is complete, and what it says."""
     stop = 0
     with path.open("rb") as file:
-        for line in file:
+        for line in lines_of(path, file):
             if not line.endswith(b"\n"):
                 return
             stop += len(line)
