@@ -486,7 +486,7 @@ def test_what_missing_files_leave_open_is_asked_not_taken_for_the_smallest_shard
     (problem,) = caught.value.problems
     ways = r"without ranks 2, 3 .* full shape \(4, 3\) or \(8, 3\)\).* --optimizer-shard N"
     assert not mentions(problem, ways)
-    with pytest.raises(ckpttool.PlanError, match="rank 2: no checkpoint file"):
+    with pytest.raises(ckpttool.PlanError, match="ranks 2, 3: no checkpoint file"):
         merge_of(tmp_path, catalog, ["w"], 4, optimizer_shard=4)
 
 
