@@ -20,6 +20,7 @@ from ckpttool.errors import FormatError, UnreadableError, UnsupportedError
 from ckpttool.formats.contained import ContainedReader
 from ckpttool.formats.encrypted import mode_of, unmarked_block
 from ckpttool.formats.others import recognise
+from ckpttool.formats.stopping import result_of
 from ckpttool.model.catalog import Extent, FileIndex, Stamp, TensorMeta
 from ckpttool.model.ciphertext import Secret
 
@@ -216,7 +217,7 @@ def read_indexes(
                 if ahead is not None:
                     executor.submit(twins.announce, ahead)
             while futures:
-                index = futures.popleft().result()
+                index = result_of(futures.popleft())
                 on_progress(len(waiting) - len(futures), len(waiting))
                 yield index
         except BaseException:

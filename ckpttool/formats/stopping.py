@@ -3,14 +3,21 @@
 A thread cannot be ended from outside.  The pool that it belongs to tells it by an event whether its
 work is still wanted, and every loop over bytes asks before it goes on.  What belongs to no pool is
 never told to stop.
+
+Python handles a signal in its main thread, when that runs.  If another thread takes it, or it comes
+in the moment before the main thread begins to wait, it is not heard as long as that waits.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future, wait
 from contextvars import ContextVar
 from threading import Event
+from typing import TypeVar
 
+T = TypeVar("T")
+
+WAKE_SECONDS = 0.2
 _ENDED: ContextVar[Event | None] = ContextVar("ended", default=None)
 
 
@@ -24,3 +31,10 @@ def go_on() -> None:
     ended = _ENDED.get()
     if ended is not None and ended.is_set():
         raise CancelledError
+
+
+def result_of(future: Future[T]) -> T:
+    """What a call gives, once it is done; wakes now and then, so that a signal is heard."""
+    while not wait([future], WAKE_SECONDS).done:
+        pass
+    return future.result()

@@ -18,6 +18,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ckpttool.formats.stopping import result_of
 from ckpttool.model.catalog import StoredTensor, TensorMeta
 from ckpttool.model.manifest import units
 from ckpttool.model.plan import Piece
@@ -156,7 +157,8 @@ def examine(
     def collect() -> Iterator[tuple[K, Facts]]:
         nonlocal facts
         future, task, keys = pending.popleft()
-        for (key, is_last), more in zip(keys, future.result(), strict=True):
+        found = result_of(future)
+        for (key, is_last), more in zip(keys, found, strict=True):
             facts = more if facts is None else facts.then(more)
             if is_last:
                 yield key, facts

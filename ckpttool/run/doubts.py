@@ -20,6 +20,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
+from ckpttool.formats.stopping import result_of
 from ckpttool.model.catalog import Catalog, StoredTensor, format_ranks
 from ckpttool.model.findings import Finding
 from ckpttool.model.layout import Layout
@@ -327,7 +328,7 @@ def _stages_that_differ(
     futures = [tuple(executor.submit(sample_box, source) for source in pair) for pair in pairs]
     differing: dict[tuple[range, range], list[str]] = defaultdict(list)
     for (mine, other), pair in zip(pairs, futures, strict=True):
-        first, second = (future.result() for future in pair)
+        first, second = (result_of(future) for future in pair)
         if first != second:
             differing[mine.layout.ranks, other.layout.ranks].append(mine.meta.name)
     return [
@@ -348,8 +349,8 @@ def _sample(tensors: Iterable[StoredTensor], executor: Executor) -> Mapping[Stor
     for tensor in dict.fromkeys(tensors):
         by_path[tensor.path].append(tensor)
     futures = [(wanted, executor.submit(take_samples, wanted)) for wanted in by_path.values()]
-    return {
-        tensor: sample
-        for wanted, future in futures
-        for tensor, sample in zip(wanted, future.result(), strict=True)
-    }
+    taken: dict[StoredTensor, Sample] = {}
+    for wanted, future in futures:
+        samples = result_of(future)
+        taken.update(zip(wanted, samples, strict=True))
+    return taken

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ckpttool.errors import CombinedError, PlanError
+from ckpttool.formats.stopping import result_of
 from ckpttool.model.catalog import Catalog, TensorMeta
 from ckpttool.model.findings import Finding
 from ckpttool.model.maps import map_of
@@ -166,7 +167,7 @@ def compare_contents(
                 futures[name, rank] = executor.submit(digest, file.tensors[name], BUFFER_BYTES)
     groups: dict[str, dict[Sample, list[int]]] = defaultdict(dict)
     for (name, rank), future in futures.items():
-        groups[name].setdefault(future.result(), []).append(rank)
+        groups[name].setdefault(result_of(future), []).append(rank)
     metas = catalog.metas
     mute = [
         name

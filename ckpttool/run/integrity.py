@@ -9,6 +9,7 @@ from typing import TypeVar
 from ckpttool.errors import FormatError
 from ckpttool.formats.decryption import find_forged
 from ckpttool.formats.encrypted import forgery
+from ckpttool.formats.stopping import result_of
 from ckpttool.model.catalog import Catalog, FileIndex, format_ranks
 from ckpttool.model.ciphertext import Ciphertext
 from ckpttool.model.notes import Note
@@ -42,7 +43,7 @@ def check_files(
     files = catalog.files
 
     def await_all(rank: int, futures: Iterable[Future[T]]) -> list[T]:
-        results = [future.result() for future in futures]
+        results = [result_of(future) for future in futures]
         on_progress(files[rank].nbytes)
         return results
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from ckpttool.errors import FormatError
 from ckpttool.formats import read_index
+from ckpttool.formats.stopping import result_of
 from ckpttool.model.catalog import Catalog, FileIndex, Stamp, StoredTensor
 from ckpttool.model.findings import Finding
 from ckpttool.model.manifest import MANIFEST, Hashed, Listed, hashed
@@ -189,7 +190,7 @@ def find_intact(
         looks = [(one, executor.submit(_hash, stored[one.name])) for one in output.tensors]
         is_equal = True
         for one, hashes in looks:
-            is_equal &= hashes.result() == one.sha256
+            is_equal &= result_of(hashes) == one.sha256
             on_progress(stored[one.name].meta.nbytes)
         if is_equal and stamp_of(folder / output.path) == stamp:
             found[output.path] = stamp
@@ -236,7 +237,7 @@ def _hash(tensor: StoredTensor) -> tuple[str, ...]:
 
 def _collect(path: Path, look: _Look, on_progress: OnProgress) -> Iterator[Finding]:
     """A finding if a tensor's hashes are not those that are listed."""
-    found, wanted = look.hashes.result(), look.wanted.sha256
+    found, wanted = result_of(look.hashes), look.wanted.sha256
     on_progress(look.nbytes)
     if found == wanted:
         return

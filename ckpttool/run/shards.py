@@ -23,6 +23,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 
+from ckpttool.formats.stopping import result_of
 from ckpttool.model.catalog import StoredTensor, format_ranks
 from ckpttool.model.notes import Note
 from ckpttool.model.reduced import reduced_from
@@ -276,7 +277,7 @@ def _why_near(
     futures = [(source, executor.submit(nearness, *pair)) for source, pair in weights]
     near = total = 0.0
     for source, future in futures:
-        share = future.result()
+        share = result_of(future)
         if share is not None:
             total += source.meta.nbytes
             near += share * source.meta.nbytes
@@ -337,7 +338,7 @@ def _read(
         }
         for source in sources
     ]
-    return [{rank: future.result() for rank, future in of.items()} for of in futures]
+    return [{rank: result_of(future) for rank, future in of.items()} for of in futures]
 
 
 def _on_proven(cut: Mapping[str, int], decided: Sequence[str]) -> Iterator[Note]:
