@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+import pytest
+
 from ckpttool.run.release import released_by_another
 
 
@@ -44,11 +46,12 @@ def test_another_process_closes_last_what_was_removed(tmp_path):
         time.sleep(0.01)
 
 
-def test_without_another_process_the_files_are_removed_all_the_same(tmp_path, monkeypatch):
+@pytest.mark.parametrize("call", ["posix_spawn", "pipe"])
+def test_without_another_process_the_files_are_removed_all_the_same(tmp_path, monkeypatch, call):
     def refuse(*args, **kwargs):
         raise BlockingIOError
 
-    monkeypatch.setattr(os, "posix_spawn", refuse)
+    monkeypatch.setattr(os, call, refuse)
     path = tmp_path / "file"
     fd = removed(path)
     with released_by_another([fd]):

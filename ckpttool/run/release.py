@@ -20,24 +20,36 @@ _WAIT = "import sys; sys.stdin.buffer.read()"
 def released_by_another(fds: Sequence[int]) -> Iterator[None]:
     """What is removed and closed inside is freed by another process, after this has been left.
 
-    If the system has no room for another process, this one does it, and takes the time.
+    If the system has no room for another process, or for a pipe to it, this one does it, and takes
+    the time.
 
     Parameters
     ----------
     fds
         The open files.
     """
-    reading, writing = os.pipe()
+    writing = None
     try:
-        try:
-            with suppress(OSError):
-                pid = _start(reading, fds)
-                Thread(target=os.waitpid, args=(pid, 0), daemon=True).start()
-        finally:
-            os.close(reading)
+        with suppress(OSError):
+            writing = _hand_over(fds)
         yield
     finally:
-        os.close(writing)  # which the other process is waiting for
+        if writing is not None:
+            os.close(writing)  # which the other process is waiting for
+
+
+def _hand_over(fds: Sequence[int]) -> int:
+    """Start the other process; it ends when the descriptor that is returned is closed."""
+    reading, writing = os.pipe()
+    try:
+        pid = _start(reading, fds)
+    except OSError:
+        os.close(writing)
+        raise
+    finally:
+        os.close(reading)
+    Thread(target=os.waitpid, args=(pid, 0), daemon=True).start()
+    return writing
 
 
 def _start(reading: int, fds: Sequence[int]) -> int:
