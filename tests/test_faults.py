@@ -77,12 +77,12 @@ def fails_and_is_resumed(tmp_path, monkeypatch, output_format, expected, most):
 @pytest.mark.parametrize("output_format", FORMATS)
 @pytest.mark.parametrize("number", SAID)
 def test_a_write_that_fails_is_named(tmp_path, monkeypatch, break_call, output_format, number):
-    break_call("pwrite", number, "checkpoint_2")
+    break_call("pwritev", number, "checkpoint_2")
     expected = f"rank_2/checkpoint_2{ENDINGS[output_format]}: not written: {SAID[number]}"
     fails_and_is_resumed(tmp_path, monkeypatch, output_format, expected, 2)
 
 
-@pytest.mark.parametrize("call", ["pwrite", "fsync"])
+@pytest.mark.parametrize("call", ["pwritev", "fsync"])
 def test_a_disk_that_lets_nothing_be_removed_either_is_told_by_its_first_failure(
     tmp_path, monkeypatch, break_call, call
 ):
@@ -101,7 +101,7 @@ def test_a_disk_that_lets_nothing_be_removed_either_is_told_by_its_first_failure
     result = run(*words_of(out))
     assert result.exit_code == 6
     expected = f"rank_2/checkpoint_2.ckpt: not written: {SAID[errno.EIO]}"
-    expected = expected if call == "pwrite" else "rank_2/checkpoint_2.ckpt: not written: "
+    expected = expected if call == "pwritev" else "rank_2/checkpoint_2.ckpt: not written: "
     assert expected in message(result)
     assert "half-written could not be removed: the next run does that" in message(result)
     assert "checkpoint_2.ckpt.partial" in "".join(files_below(out))

@@ -1,7 +1,9 @@
 """Regions read from files, against NumPy's own indexing."""
 
 import errno
+import mmap
 import os
+import platform
 from itertools import pairwise
 from pathlib import Path
 
@@ -97,9 +99,11 @@ def test_calls_that_move_fewer_bytes_than_asked_are_repeated(tmp_path, monkeypat
     """As at 2 GiB on Linux, or when a signal comes."""
     array = numbered((1000,), np.int16)
     tensor = lay_out(tmp_path / "a", array, cuts=(333,))
-    preadv, pwrite = os.preadv, os.pwrite
+    preadv, pwritev = os.preadv, os.pwritev
     monkeypatch.setattr(os, "preadv", lambda fd, parts, at: preadv(fd, [parts[0][:70]], at))
-    monkeypatch.setattr(os, "pwrite", lambda fd, part, at: pwrite(fd, part[:70], at))
+    monkeypatch.setattr(
+        os, "pwritev", lambda fd, parts, at, *flags: pwritev(fd, [parts[0][:70]], at, *flags)
+    )
     out = np.empty(2000, np.uint8)
     with FlatFiles(16) as files:
         files.write_bytes(tensor, 0, array[::-1].copy().view(np.uint8))
@@ -107,30 +111,103 @@ def test_calls_that_move_fewer_bytes_than_asked_are_repeated(tmp_path, monkeypat
     assert np.array_equal(out.view("<i2"), array[::-1])
 
 
+@pytest.fixture
+def traffic(monkeypatch):
+    """The calls that write, and the hints, as (offset, bytes, flags or None)."""
+    calls = []
+    pwritev = os.pwritev
+
+    def write(fd, parts, at, flags=0):
+        calls.append((at, len(parts[0]), flags))
+        return pwritev(fd, parts, at)
+
+    monkeypatch.setattr(os, "pwritev", write)
+    monkeypatch.setattr(
+        os, "posix_fadvise", lambda fd, at, nbytes, what: calls.append((at, nbytes, None))
+    )
+    return calls
+
+
+def use_kernel(monkeypatch, release):
+    monkeypatch.setattr(platform, "release", lambda: release)
+    monkeypatch.setattr(flatfile, "_keeps_cache_free", flatfile._keeps_cache_free.__wrapped__)
+
+
+@pytest.mark.parametrize("release", ["5.15.0-91-generic", "6.14.2", "6.15.0", "unknown"])
 def test_data_are_written_in_calls_of_a_mebibyte_and_sent_to_the_disk_at_once(
-    tmp_path, monkeypatch
+    tmp_path, monkeypatch, traffic, release
 ):
+    use_kernel(monkeypatch, release)
     array = numbered((5 << 18,))
     tensor = lay_out(tmp_path / "a", np.zeros_like(array), cuts=(2 << 20,))
-    calls, hints = [], []
-    pwrite = os.pwrite
-    monkeypatch.setattr(
-        os, "pwrite", lambda fd, part, at: calls.append(len(part)) or pwrite(fd, part, at)
-    )
-    monkeypatch.setattr(
-        os, "posix_fadvise", lambda fd, at, nbytes, what: hints.append((at, nbytes))
-    )
     with FlatFiles(16) as files:
         files.write_bytes(tensor, 0, array.view(np.uint8))
-    assert calls == [1 << 20] * 5
+    assert [nbytes for _, nbytes, flags in traffic if flags == 0] == [1 << 20] * 5
+    hints = [(at, nbytes) for at, nbytes, flags in traffic if flags is None]
     assert hints == [(extent.offset, extent.nbytes) for extent in tensor.extents]
     assert np.array_equal(read(tensor, Region((0,), array.shape)), array)
+
+
+@pytest.mark.parametrize("release", ["6.16.0", "6.18.44-fc", "7.0"])
+def test_whole_pages_leave_the_cache_and_those_written_in_part_stay(
+    tmp_path, monkeypatch, traffic, release
+):
+    use_kernel(monkeypatch, release)
+    array = numbered((3 << 18,))
+    tensor = lay_out(tmp_path / "a", np.zeros_like(array), cuts=(100,))
+    page = mmap.PAGESIZE
+    with FlatFiles(16) as files:
+        files.write_bytes(tensor, 0, array.view(np.uint8))
+    assert {flags for at, nbytes, flags in traffic if at % page or nbytes % page} == {0}
+    whole = [(at, nbytes) for at, nbytes, flags in traffic if flags == flatfile.RWF_DONTCACHE]
+    assert all(at % page == 0 and 0 < nbytes <= 1 << 20 for at, nbytes in whole)
+    assert sum(nbytes for _, nbytes in whole) > array.nbytes - 3 * page
+    assert all(flags is not None for *_, flags in traffic)  # the kernel needs no hint
+    assert sum(nbytes for _, nbytes, _ in traffic) == array.nbytes
+    assert np.array_equal(read(tensor, Region((0,), array.shape)), array)
+
+
+def test_a_file_system_that_cannot_keep_the_cache_free_is_asked_once(
+    tmp_path, monkeypatch, traffic
+):
+    use_kernel(monkeypatch, "6.18.0")
+    write = os.pwritev
+
+    def refuse(fd, parts, at, flags=0):
+        if flags:
+            traffic.append((at, 0, flags))
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        return write(fd, parts, at)
+
+    monkeypatch.setattr(os, "pwritev", refuse)
+    array = numbered((1 << 19,))
+    tensor = lay_out(tmp_path / "a", np.zeros_like(array))
+    with FlatFiles(16) as files:
+        files.write_bytes(tensor, 0, array.view(np.uint8))
+        files.write_bytes(tensor, 0, array.view(np.uint8))
+    assert len([flags for *_, flags in traffic if flags]) == 1
+    assert len([flags for *_, flags in traffic if flags is None]) == 2
+    assert np.array_equal(read(tensor, Region((0,), array.shape)), array)
+
+
+def test_another_failure_of_such_a_call_is_no_reason_to_try_otherwise(tmp_path, monkeypatch):
+    use_kernel(monkeypatch, "6.18.0")
+
+    def fail(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "pwritev", fail)
+    array = numbered((1 << 19,))
+    tensor = lay_out(tmp_path / "a", array)
+    with FlatFiles(16) as files, pytest.raises(OSError, match=r"Input/output error.*/a'"):
+        files.write_bytes(tensor, 0, array.view(np.uint8))
 
 
 def test_a_file_system_that_takes_no_hints_will_do(tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
+    use_kernel(monkeypatch, "5.15.0")
     monkeypatch.setattr(os, "posix_fadvise", refuse)
     tensor = lay_out(tmp_path / "a", numbered((4,), np.int8))
     with FlatFiles(16) as files:
