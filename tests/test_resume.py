@@ -526,6 +526,33 @@ def test_a_whole_run_that_did_not_end_is_done_in_parts_instead(tmp_path, failing
     assert len(files_below(tmp_path / "out")) == 4
 
 
+@pytest.mark.parametrize("part", [(), ("--part", "1/2")])
+def test_a_run_that_was_killed_when_all_was_listed_is_complete(tmp_path, failing, part):
+    words = [*words_of(tmp_path), *part]
+    code = (
+        "import os; from ckpttool.cli.main import main; from ckpttool.run.journal import Journal\n"
+    )
+    code += "Journal._close = lambda journal, remove: os._exit(9)\nmain()"  # as by SIGKILL
+    assert finish(start(sys.executable, "-c", code, *words))[0] == 9
+    listing = tmp_path / (".ckpttool-part-1-of-2.json" if part else NAME)
+    assert Path(f"{listing}.journal").exists()
+    before = listing.read_bytes()
+    result = run(*words)
+    assert result.exit_code == 5
+    said = f"{listing} says that this very command has written all of it ({2 if part else 4} "
+    assert said in message(result)
+    assert "--resume keeps it, --overwrite writes it anew" in message(result)
+    assert "exist already" not in message(result)
+    filled = failing(None)
+    run_well(*words, "--resume")
+    assert not filled
+    assert listing.read_bytes() == before
+    assert not list(tmp_path.glob("*.journal"))
+    assert said in message(run(*words))  # with no journal it is the same
+    run_well(*words, "--overwrite")
+    assert len(filled) == (2 if part else 4)
+
+
 def test_numbered_files_are_resumed_with_their_indexes(tmp_path, failing):
     words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "--max-shard-size", "10KB"]
     run_well(*words, "-o", tmp_path / "whole")

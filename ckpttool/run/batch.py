@@ -38,10 +38,12 @@ from ckpttool.run.sets import (
     Place,
     find_other_set,
     find_records,
+    journal_of,
     record_of,
     remove_stale_records,
     set_locked,
 )
+from ckpttool.storage.leftovers import has_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,9 @@ def commit(folder: str) -> Manifest:
         Outputs are missing, or have another size than when they were written.
     """
     manifest = Path(f"{folder}.{MANIFEST}") if Path(folder).is_file() else Path(folder, MANIFEST)
-    if not find_records(manifest):
+    journal = journal_of(manifest)
+    was_killed = manifest.exists() and journal.exists() and not has_text(journal)
+    if not find_records(manifest) and not was_killed:
         return _look_again(manifest)
     with set_locked(manifest):
         if not _is_marked(manifest):

@@ -92,6 +92,17 @@ def find_remains(
         )
         proven |= intact
         found |= listed
+    elif (
+        not may_replace
+        and names
+        and (listing := _complete_listing(plan, place, proven)) is not None
+    ):
+        # Said here with what can be done, instead of by what says that files exist.
+        text = f"{listing.path} says that this very command has written all of it "
+        text += f"({count(len(plan.target.paths), 'output')})"
+        problems.append(f"{text}; --resume keeps it, --overwrite writes it anew")
+        documents = (document.path for document in plan.documents)
+        found |= {str(place.manifest), *_wanted(plan), *(str(Path(path)) for path in documents)}
     if _describes_nothing(place.manifest):
         found.add(str(place.manifest))
     return frozenset(found), proven
@@ -145,13 +156,18 @@ def _describes_nothing(manifest: Path) -> bool:
 def is_complete(plan: Plan) -> bool:
     """Whether all that a plan is to write is there, as its manifest or record says."""
     place = place_of(plan)
-    if journal_of(place.listing).exists() or not all(map(_is_written, plan.documents)):
-        return False
-    listing = _listing_of(plan, place)
-    return listing is not None and all(
-        stamp is not None and (listing.knows(output, stamp) or plan.proven.get(path) == stamp)
+    has_left = journal_of(place.listing).exists()  # which is to be looked through, and to go
+    return not has_left and _complete_listing(plan, place, plan.proven) is not None
+
+
+def _complete_listing(plan: Plan, place: Place, proven: Mapping[str, Stamp]) -> Listing | None:
+    """The manifest or record that says so, if all is there."""
+    listing = _listing_of(plan, place) if all(map(_is_written, plan.documents)) else None
+    is_so = listing is not None and all(
+        stamp is not None and (listing.knows(output, stamp) or proven.get(path) == stamp)
         for path, output, stamp in _outputs(plan, listing)
     )
+    return listing if is_so else None
 
 
 def _find_listed(
