@@ -381,6 +381,44 @@ def test_without_resume_all_is_written_anew_and_what_is_stale_goes(tmp_path, fai
     assert len(files_below(tmp_path)) == 4
 
 
+def test_a_file_of_somebody_else_with_a_temporary_name_is_not_replaced_unasked(tmp_path, failing):
+    others = [tmp_path / f"rank_{rank}" / f"checkpoint_{rank}.ckpt.partial" for rank in (1, 2)]
+    for other in others:
+        other.parent.mkdir()
+        other.write_text("of somebody else")
+    for more in ((), ("--resume",), ("--part", "1/1")):
+        result = run(*words_of(tmp_path), *more)
+        assert result.exit_code == 5
+        said = f"{others[0]}, {others[1]}: the name of a temporary file, and no run of ckpttool "
+        assert said in message(result)
+        assert "move it away, or --overwrite replaces it" in message(result)
+        assert [other.read_text() for other in others] == ["of somebody else"] * 2
+        assert len(files_below(tmp_path)) == 2
+    failing("rank_3")
+    assert run(*words_of(tmp_path), "--overwrite").exit_code == 6
+    others[0].write_text("what a run has begun that did not end")
+    failing(None)
+    run_well(*words_of(tmp_path))
+    assert len(files_below(tmp_path)) == 4
+
+
+def test_what_could_not_be_removed_is_known_to_the_next_run(tmp_path, failing, monkeypatch):
+    real = Path.unlink
+
+    def refuse(self, **more):
+        if self.name.endswith(".partial"):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
+        real(self, **more)
+
+    failing("rank_0")
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert "could not be removed: the next run does that" in message(run(*words_of(tmp_path)))
+    monkeypatch.setattr(Path, "unlink", real)
+    failing(None)
+    run_well(*words_of(tmp_path))
+    assert len(files_below(tmp_path)) == 4
+
+
 def test_what_is_left_stays_no_checkpoint_and_replaceable_if_the_next_run_fails_at_once(
     tmp_path, failing
 ):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from ckpttool.run.journal import resume_problems
 from ckpttool.run.listed import OpenProgress, find_intact, no_progress
 from ckpttool.run.manifest import Listing
 from ckpttool.run.origin import changed_inputs, manifest_of
-from ckpttool.run.partial import stamp_of
+from ckpttool.run.partial import PARTIAL, stamp_of
 from ckpttool.run.sets import (
     Place,
     busy_problem,
@@ -67,6 +68,7 @@ def find_remains(
     own = journal_of(place.listing)
     names = {os.path.relpath(path, folder) for path in plan.target.paths.values()}
     found: set[str] = set()
+    begun: set[str] = set()
     proven: dict[str, Stamp] = {}
     for path in {own, journal_of(place.manifest), *find_records(place.manifest, JOURNAL)}:
         try:
@@ -76,6 +78,7 @@ def find_remains(
             continue
         if before is None:
             continue
+        begun |= before.begun | before.complete.keys()
         unclear = names & before.complete.keys() - before.untouched(folder, {}).keys()
         if (plan.is_resumed or not may_replace) and holder_of(path) is None:
             lines = (before.lines[before.complete[name]] for name in sorted(unclear))
@@ -86,6 +89,8 @@ def find_remains(
         if path == own:
             found |= {str(Path(one.path)) for one in plan.documents if _is_written(one)}
             _tell(plan, place, before, len(before.kept(folder, proven)), problems, notes)
+    if not may_replace:
+        problems += _strangers(str(folder / name) + PARTIAL for name in sorted(names - begun))
     if plan.is_resumed:
         listed, intact = _find_listed(
             plan, place, executor, problems, notes, may_replace, open_progress
@@ -106,6 +111,24 @@ def find_remains(
     if _describes_nothing(place.manifest):
         found.add(str(place.manifest))
     return frozenset(found), proven
+
+
+def _strangers(partials: Iterable[str]) -> Iterator[str]:
+    """Messages for temporary files that no journal knows of; what a run is writing says itself."""
+    found = [path for path in partials if _is_left(Path(path))]
+    if found:
+        text = f"{shorten(found, 3)}: the name of a temporary file, and no run of ckpttool that "
+        yield f"{text}did not end tells of it; move it away, or --overwrite replaces it"
+
+
+def _is_left(partial: Path) -> bool:
+    """Whether it is a file that no run holds; of another user's nothing can be known."""
+    try:
+        return stat.S_ISREG(partial.lstat().st_mode) and holder_of(partial) is None
+    except PermissionError:
+        return True
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def _tell(
