@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from pathlib import Path
 
 from ckpttool.errors import CkptToolError, ExecutionError, FormatError
@@ -91,6 +92,8 @@ def find_remains(
             _tell(plan, place, before, len(before.kept(folder, proven)), problems, notes)
     if not may_replace:
         problems += _strangers(str(folder / name) + PARTIAL for name in sorted(names - begun))
+    if plan.is_resumed and not may_replace:
+        problems += _unusable(place.listing)
     if plan.is_resumed:
         listed, intact = _find_listed(
             plan, place, executor, problems, notes, may_replace, open_progress
@@ -119,6 +122,15 @@ def _strangers(partials: Iterable[str]) -> Iterator[str]:
     if found:
         text = f"{shorten(found, 3)}: the name of a temporary file, and no run of ckpttool that "
         yield f"{text}did not end tells of it; move it away, or --overwrite replaces it"
+
+
+def _unusable(listing: Path) -> Iterator[str]:
+    """A message if what says which outputs are complete does not say it."""
+    with suppress(FileNotFoundError):
+        try:
+            Listing.read(listing)
+        except FormatError as error:
+            yield f"{error}; --resume cannot do without it, --overwrite writes all anew"
 
 
 def _is_left(partial: Path) -> bool:
