@@ -337,6 +337,23 @@ def test_a_commit_that_was_killed_before_its_end_can_be_done_again(tmp_path, lef
     assert files_below(tmp_path, manifests=True)[0] == "ckpttool.json"
 
 
+def test_a_commit_points_out_files_that_are_not_of_its_set(tmp_path):
+    for rank in (9, 10):
+        (tmp_path / f"rank_{rank}").mkdir()
+        (tmp_path / f"rank_{rank}" / f"checkpoint_{rank}.ckpt").touch()
+        (tmp_path / f"rank_{rank}" / f"other_{rank}.ckpt").touch()
+    run_parts(tmp_path, (1, 2), 2, "ckpt", "--overwrite")
+    stale = ", ".join(f"{tmp_path}/rank_{rank}/checkpoint_{rank}.ckpt" for rank in (10, 9))
+    said = f"warning: {stale}: not of this set, so left from another run; it stays, and is taken "
+    for _ in range(2):
+        assert said in message(run_well("commit", tmp_path, "-q"))
+    (note,) = json.loads(run_well("commit", tmp_path, "--json").stdout)["notes"]
+    assert note["kind"] == "passed over"
+    for rank in (9, 10):
+        (tmp_path / f"rank_{rank}" / f"checkpoint_{rank}.ckpt").unlink()
+    assert json.loads(run_well("commit", tmp_path, "--json").stdout)["notes"] == []
+
+
 @pytest.mark.parametrize("again", ["commit", "--resume"])
 def test_an_empty_journal_of_a_commit_that_was_killed_says_nothing(tmp_path, failing, again):  # noqa: F811
     run_parts(tmp_path, (1, 2), 2)

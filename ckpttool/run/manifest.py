@@ -18,6 +18,7 @@ from ckpttool.errors import FormatError, UnreadableError
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.catalog import Stamp
 from ckpttool.model.manifest import SCHEMA, Hashed, InputFile, Listed, Origin, StrategyFile
+from ckpttool.model.notes import Note
 
 T = TypeVar("T", int, str)
 
@@ -49,11 +50,12 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A complete set of outputs; their paths are counted from the folder."""
+    """A complete set of outputs; their paths are counted from the folder.  Notes are on that."""
 
     plan: str
     step: str | None
     outputs: tuple[Written, ...]
+    notes: tuple[Note, ...] = ()
 
 
 def listing_text(head: Mapping[str, object], outputs: Iterable[str]) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Container, Iterator
 from pathlib import Path
 
 from ckpttool.formats import format_of_suffix
@@ -140,19 +140,20 @@ def _file_id(path: Path) -> FileId:
 
 def stale_files(target: Target) -> str | None:
     """What is there of ranks that the target does not have, in words; None if there is nothing."""
-    stale = [] if target.strategy is None else sorted(_stale_files(target))
+    samples = [] if target.strategy is None else list(target.paths.items())[:1]
+    stale = [path for one in samples for path in files_of_others(*one, range(target.ranks))]
     beyond = f"beyond the {target.ranks} ranks of the target, so left from another run"
     return f"{shorten(stale, 3)}: {beyond}" if stale else None
 
 
-def _stale_files(target: Target) -> Iterator[str]:
-    """Files that look like outputs, for ranks that the target does not have."""
-    for rank, sample in list(target.paths.items())[:1]:
-        folder, name = Path(sample).parent.parent, Path(sample).name
-        prefix, suffix = name[: name.rindex(f"{rank}.")], Path(sample).suffix
-        for other in folder.glob("rank_*"):
-            match = re.fullmatch(r"rank_(\d+)", other.name)
-            if match is not None and int(match[1]) >= target.ranks:
-                path = other / f"{prefix}{match[1]}{suffix}"
-                if path.exists():
-                    yield str(path)
+def files_of_others(rank: int, sample: str, ranks: Container[int]) -> list[str]:
+    """Files with the names of outputs, such as that of one rank, that are of none of the ranks."""
+    folder, suffix = Path(sample).parent.parent, Path(sample).suffix
+    prefix = Path(sample).name.removesuffix(f"{rank}{suffix}")
+    others = (re.fullmatch(r"rank_(\d+)", other.name) for other in sorted(folder.glob("rank_*")))
+    paths = (
+        folder / match[0] / f"{prefix}{match[1]}{suffix}"
+        for match in others
+        if match is not None and int(match[1]) not in ranks
+    )
+    return sorted(str(path) for path in paths if path.exists())
