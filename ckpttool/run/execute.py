@@ -276,9 +276,10 @@ class _Run:
         """Create outputs and hand out their tasks; waits while too many are on their way."""
         is_remote = isinstance(self.executor, Cluster)
         jobs: list[_Job] = []
+        self.current = outputs[0].path
+        self._journal().begin(*(output.path for output in outputs))
         for output in outputs:
             self.current = output.path
-            self._journal().begin(output.path)
             job = _Job(output, RemoteFile(output) if is_remote else PartialFile(output))
             self.jobs.append(job)
             jobs.append(job)

@@ -316,7 +316,7 @@ def _plan(
         if way.part is not None:  # nobody knows which outputs are its own
             target = replace(target, paths={})
     documents = [] if more is None else more.documents
-    places = place_problems(catalog.root, target, inputs, way.overwrite, documents, ours)
+    places = place_problems(catalog, target, inputs, way.overwrite, documents, ours)
     problems = [*places, *problems]
     if problems:
         errors.append(PlanError(problems))
