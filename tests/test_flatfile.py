@@ -169,9 +169,10 @@ def test_whole_pages_leave_the_cache_and_those_written_in_part_stay(
 
 @pytest.mark.parametrize(
     "refusal",
-    [OSError(errno.EOPNOTSUPP, "of the file system"), NotImplementedError("of Python")],
+    [OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP)), NotImplementedError("pwritev2")],
+    ids=["file system", "Python"],
 )
-def test_who_cannot_keep_the_cache_free_is_asked_once(tmp_path, monkeypatch, traffic, refusal):
+def test_what_cannot_keep_the_cache_free_is_asked_once(tmp_path, monkeypatch, traffic, refusal):
     use_kernel(monkeypatch, "6.18.0")
     write = os.pwritev
 
