@@ -14,6 +14,7 @@ from importlib import import_module
 import click
 
 import ckpttool
+from ckpttool.errors import remarks_on
 
 PIPE_CLOSED = 128 + signal.SIGPIPE  # as shells count it; 1 would be an answer of verify and diff
 
@@ -92,7 +93,8 @@ class Border(click.Group):
                 import traceback
 
                 traceback.print_exc()
-            problems, code = _explain(error)
+            (*problems, last), code = _explain(error)
+            problems.append("; ".join((last, *remarks_on(error))))
             if code == 1 and ctx.meta.get(ANSWERS):
                 code = 3
             if len(problems) > 1:
