@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from types import FrameType
 
@@ -16,7 +17,10 @@ def run() -> None:
             signal.signal(number, _end)
     from ckpttool.cli.main import main
 
-    main()
+    try:
+        main()
+    finally:  # else Python would look for cycles to free in all that was loaded, for nobody
+        gc.freeze()
 
 
 def _end(number: int, frame: FrameType | None) -> None:

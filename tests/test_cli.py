@@ -83,6 +83,15 @@ def test_a_signal_while_packages_are_loaded_is_no_traceback(
     assert "Aborted" not in errors
 
 
+@pytest.mark.parametrize("words", [["--version"], ["verify", str(SMALL / "src" / "nothing")]])
+def test_what_was_loaded_is_not_searched_for_garbage_at_the_end(words):
+    """On a busy machine that took seconds after a Ctrl-C with Dask, which has many modules."""
+    code = "import atexit, gc; from ckpttool.__main__ import run\n"
+    code += "atexit.register(lambda: print(gc.get_freeze_count()))\nrun()"
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, check=False)
+    assert int(done.stdout.split()[-1]) > 1000
+
+
 def test_inspect_of_a_file_prints_one_document_with_every_tensor():
     path = SMALL / "src" / "rank_0" / "checkpoint-2_10.ckpt"
     document = json.loads(run_well("inspect", path, "--json").stdout)

@@ -223,6 +223,26 @@ def test_a_signal_ends_a_run_on_dask_and_leaves_whole_files_only(tmp_path, two_w
     wait_until(lambda: left == {*files_below(out)}, "the workers to notice")
 
 
+def test_a_signal_cancels_all_tasks_in_one_message(tmp_path, two_workers):
+    """A message for each would make Ctrl-C wait for as many answers on a busy machine."""
+    source, out = write_source(tmp_path / "src", ranks=64, rank_bytes=1 << 20), tmp_path / "out"
+    command = patched(
+        "import atexit, distributed",
+        "calls, real = [], distributed.Client.cancel",
+        "distributed.Client.cancel = lambda *a, **k: calls.append(a) or real(*a, **k)",
+        "atexit.register(lambda: print(len(calls), len(calls[0][1]), file=sys.stderr))",
+    )
+    words = [*split_words(source, out), "--engine", f"dask:{two_workers.address}"]
+    process = start(*command, *words)
+    wait_until(lambda: complete(out), "an output")
+    process.send_signal(signal.SIGINT)
+    code, errors = finish(process)
+    assert code == 130
+    cancels, tasks = errors.splitlines()[-1].split()
+    assert int(cancels) == 1
+    assert int(tasks) > 4
+
+
 # ------------------------------------------------------------------- clusters that will not do
 
 

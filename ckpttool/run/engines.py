@@ -21,10 +21,10 @@ WORDS = "threads[:N], processes[:N], dask:ADDRESS, dask:SCHEDULER_FILE, mpi"
 
 @runtime_checkable
 class Stoppable(Protocol):
-    """An executor whose workers need not be waited for."""
+    """An executor that can give up all calls at once; its workers are not waited for."""
 
     def stop(self) -> None:
-        """End the workers at once, in the middle of what they do; all open calls fail."""
+        """Do no more of what was asked; all open calls fail, and it takes no new ones."""
 
 
 class InlineExecutor(Executor):

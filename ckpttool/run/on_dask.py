@@ -116,6 +116,10 @@ class DaskCluster(Cluster):
         """Hand a call to any worker."""
         return self._pass_on(self._pool.submit(fn, *args, **kwargs))
 
+    def stop(self) -> None:
+        """Cancel all calls in one message; what workers do now goes on until they look about."""
+        self._pool.shutdown(wait=False)
+
     def ask(self, function: Callable[[A], T], argument: A) -> Mapping[str, T | BaseException]:
         """What each worker answers, or its exception; by host and address."""
         hosts = self._client.run(socket.gethostname, on_error="return")
