@@ -14,7 +14,6 @@ from importlib import import_module
 import click
 
 import ckpttool
-from ckpttool.errors import remarks_on
 
 PIPE_CLOSED = 128 + signal.SIGPIPE  # as shells count it; 1 would be an answer of verify and diff
 
@@ -71,6 +70,7 @@ class Border(click.Group):
         from ckpttool.cli.options import ANSWERS, DEBUG, STOPPER
         from ckpttool.cli.signals import Stopped, Stopper
         from ckpttool.cli.text import printable
+        from ckpttool.errors import remarks_on
 
         # Arrays are only moved here; the threads that numpy would start for algebra cost 0.1 s.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
