@@ -155,6 +155,20 @@ def test_an_output_that_was_written_again_is_listed_once(tmp_path):
     assert [(out.path, out.nbytes) for out in found] == [("a", 4), ("b", 4)]
 
 
+def test_what_is_begun_is_told_on_disk_before_it_is_made(tmp_path, monkeypatch):
+    journal, real, synced = open_journal(tmp_path), os.fsync, []
+
+    def sync(fd):
+        synced.append(os.pread(fd, 1 << 20, 0).count(b"begun"))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    journal.begin(str(tmp_path / "a"), str(tmp_path / "b"))
+    monkeypatch.undo()
+    assert synced == [2]
+    journal.leave()
+
+
 def test_a_journal_begun_anew_forgets_and_removes_what_was_half_written(tmp_path):
     killed(tmp_path, "a", begun=["b"])
     (tmp_path / "b.partial.0123456789abcdef").write_text("of a worker")
