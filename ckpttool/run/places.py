@@ -91,9 +91,8 @@ def _mixtures(source: Catalog, target: Target) -> Iterator[str]:
     homes = {os.path.realpath(Path(path).parent) for file in files for path in file.paths}
     homes |= {os.path.realpath(Path(error.path).parent) for error in source.damaged.values()}
     mixed: dict[str, list[str]] = {}
-    for path in (
-        path for path in map(Path, target.paths.values()) if format_of_suffix(path.name) is not None
-    ):
+    outputs = map(Path, target.paths.values())
+    for path in (path for path in outputs if format_of_suffix(path.name) is not None):
         folder = os.path.realpath(path.parent)
         has_rank = RANK_FOLDER.fullmatch(os.path.basename(folder)) is not None  # noqa: PTH119
         is_home = folder in homes and (folder != root or RANK_IN_NAME.search(path.name))
