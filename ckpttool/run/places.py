@@ -71,7 +71,7 @@ def place_problems(
         if len(existing) > 1:
             have = f"{len(existing)} outputs exist already ({shorten(existing, 3)})"
         yield f"{have}; --overwrite replaces what is there"
-    yield from _mixtures(source, target, paths)
+    yield from _mixtures(source, target)
     if target.strategy is None:
         return
     stale = None if overwrite else stale_files(target)
@@ -79,7 +79,7 @@ def place_problems(
         yield f"{stale}; move it away, write to another folder, or keep it with --overwrite"
 
 
-def _mixtures(source: Catalog, target: Target, paths: Collection[str]) -> Iterator[str]:
+def _mixtures(source: Catalog, target: Target) -> Iterator[str]:
     """Messages for outputs that whoever reads the source the next time takes for files of it."""
     root, files = os.path.realpath(source.root), source.files.values()
     has_folder = target.paths and (target.strategy is not None or target.is_numbered)
@@ -91,7 +91,8 @@ def _mixtures(source: Catalog, target: Target, paths: Collection[str]) -> Iterat
     homes = {os.path.realpath(Path(path).parent) for file in files for path in file.paths}
     homes |= {os.path.realpath(Path(error.path).parent) for error in source.damaged.values()}
     mixed: dict[str, list[str]] = {}
-    for path in (path for path in map(Path, paths) if format_of_suffix(path.name) is not None):
+    outputs = map(Path, target.paths.values())
+    for path in (path for path in outputs if format_of_suffix(path.name) is not None):
         folder = os.path.realpath(path.parent)
         has_rank = RANK_FOLDER.fullmatch(os.path.basename(folder)) is not None  # noqa: PTH119
         is_home = folder in homes and (folder != root or RANK_IN_NAME.search(path.name))
