@@ -23,6 +23,7 @@ from tests.commands import files_below, message, run, run_well
 from tests.engines import CASE, FORMATS, contents, reshard_words
 from tests.test_cluster import Threads, threads  # noqa: F401 - a fixture
 from tests.test_execute import make_plan
+from tests.test_resume import failing  # noqa: F401 - a fixture
 
 RECORD = ".ckpttool-part-{}-of-{}.json"
 
@@ -182,7 +183,7 @@ def test_a_part_does_not_mind_outputs_of_others_and_minds_its_own(tmp_path):
     run_parts(tmp_path, (1,), 2)
     result = run(*reshard_words(tmp_path, "ckpt"), "--part", "2/2")
     assert result.exit_code == 5
-    assert "2 outputs exist" in message(result)
+    assert "written all of it (2 outputs)" in message(result)
     before = contents(tmp_path)
     run_parts(tmp_path, (2,), 2, "ckpt", "--overwrite")
     assert contents(tmp_path) == before
@@ -334,6 +335,42 @@ def test_a_commit_that_was_killed_before_its_end_can_be_done_again(tmp_path, lef
         (tmp_path / RECORD.format(number, 2)).write_bytes(data)
     assert run_well("commit", tmp_path).stdout == first
     assert files_below(tmp_path, manifests=True)[0] == "ckpttool.json"
+
+
+def test_a_commit_points_out_files_that_are_not_of_its_set(tmp_path):
+    for rank in (9, 10):
+        (tmp_path / f"rank_{rank}").mkdir()
+        (tmp_path / f"rank_{rank}" / f"checkpoint_{rank}.ckpt").touch()
+        (tmp_path / f"rank_{rank}" / f"other_{rank}.ckpt").touch()
+    run_parts(tmp_path, (1, 2), 2, "ckpt", "--overwrite")
+    stale = ", ".join(f"{tmp_path}/rank_{rank}/checkpoint_{rank}.ckpt" for rank in (10, 9))
+    said = f"warning: {stale}: not of this set, so left from another run; it stays, and is taken "
+    for _ in range(2):
+        assert said in message(run_well("commit", tmp_path, "-q"))
+    (note,) = json.loads(run_well("commit", tmp_path, "--json").stdout)["notes"]
+    assert note["kind"] == "passed over"
+    for rank in (9, 10):
+        (tmp_path / f"rank_{rank}" / f"checkpoint_{rank}.ckpt").unlink()
+    assert json.loads(run_well("commit", tmp_path, "--json").stdout)["notes"] == []
+
+
+@pytest.mark.parametrize("again", ["commit", "--resume"])
+def test_an_empty_journal_of_a_commit_that_was_killed_says_nothing(tmp_path, failing, again):  # noqa: F811
+    run_parts(tmp_path, (1, 2), 2)
+    journal = tmp_path / "ckpttool.json.journal"
+    journal.touch()
+    result = run("merge", tmp_path, "-s", CASE / "dst_strategy.ckpt", "-o", tmp_path / "m.ckpt")
+    assert "not committed, so files may be missing; run ckpttool commit" in message(result)
+    run_well("commit", tmp_path)
+    before = contents(tmp_path)
+    journal.touch()
+    filled = failing(None)
+    run_well(
+        *["commit", tmp_path] if again == "commit" else [*reshard_words(tmp_path, "ckpt"), again]
+    )
+    assert contents(tmp_path) == before
+    assert not journal.exists()
+    assert not filled
 
 
 def test_a_manifest_of_another_plan_completes_no_parts(tmp_path):

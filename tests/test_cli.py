@@ -462,6 +462,45 @@ def test_step_is_named_in_the_output(tmp_path):
     assert "10_10" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("output", "is_refused"),
+    [
+        ("src/rank_0/new.ckpt", True),
+        ("src/../link/new.h5", True),
+        ("src/rank_9/new.safetensors", True),  # which would be a rank more
+        ("src/rank_0/new/new.ckpt", False),
+        ("src/rank_0_of_mine.ckpt", False),  # beside rank folders no file counts
+        ("src/new.ckpt", False),
+        ("flat/rank_9.ckpt", True),
+        ("flat/rank_0/new.ckpt", True),
+        ("flat/new.ckpt", False),
+    ],
+)
+def test_no_output_lies_where_the_source_is_read_from(tmp_path, output, is_refused):
+    shutil.copytree(SMALL / "src", tmp_path / "src")
+    (tmp_path / "link").symlink_to("src/rank_0")
+    (tmp_path / "flat").mkdir()
+    for path in sorted((tmp_path / "src").glob("rank_*/*.ckpt")):
+        shutil.copy(path, tmp_path / "flat" / f"{path.parent.name}.ckpt")
+    source = tmp_path / output.partition("/")[0]
+    before = files_below(tmp_path)
+    words = ["merge", source, "-s", SMALL / "src_strategy.ckpt", "-o", tmp_path / output]
+    result = run(*words)
+    assert result.exit_code == (5 if is_refused else 0), message(result)
+    if is_refused:
+        said = f"{tmp_path / output}: would be taken for a file of the source"
+        assert said in message(result)
+        assert "write to a folder outside of it" in message(result)
+        assert files_below(tmp_path) == before
+    else:
+        assert (
+            run_well(*words, "--overwrite").stdout.partition(" in ")[0]
+            == result.stdout.partition(" in ")[0]
+        )
+    folder = run(*words, "-o", source, "--format", "ckpt", "--max-shard-size", "1KB")
+    assert "is the source folder; write to another" in message(folder)
+
+
 def test_outputs_are_files_in_another_folder_than_the_source(tmp_path):
     shutil.copytree(SMALL / "src", tmp_path / "src")
     words = ["-s", SMALL / "src_strategy.ckpt", "-d", SMALL / "dst_strategy.ckpt"]

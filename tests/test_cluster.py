@@ -310,9 +310,10 @@ def test_a_cluster_that_is_lost_ends_the_run_and_names_an_output_that_is_not_don
 def test_what_a_killed_run_left_of_its_attempts_is_removed_by_the_next(tmp_path, threads):
     folder = tmp_path / "rank_1"
     folder.mkdir()
+    plan = make_plan(tmp_path)
     for name in (".partial", ".partial.0123456789abcdef", ".partial.mine"):
         (folder / f"checkpoint_1.ckpt{name}").write_bytes(b"left")
-    execute(make_plan(tmp_path), threads)
+    execute(plan, threads)
     assert files_below(folder) == ["checkpoint_1.ckpt", "checkpoint_1.ckpt.partial.mine"]
 
 

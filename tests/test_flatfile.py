@@ -167,16 +167,19 @@ def test_whole_pages_leave_the_cache_and_those_written_in_part_stay(
     assert np.array_equal(read(tensor, Region((0,), array.shape)), array)
 
 
-def test_a_file_system_that_cannot_keep_the_cache_free_is_asked_once(
-    tmp_path, monkeypatch, traffic
-):
+@pytest.mark.parametrize(
+    "refusal",
+    [OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP)), NotImplementedError("pwritev2")],
+    ids=["file system", "Python"],
+)
+def test_what_cannot_keep_the_cache_free_is_asked_once(tmp_path, monkeypatch, traffic, refusal):
     use_kernel(monkeypatch, "6.18.0")
     write = os.pwritev
 
     def refuse(fd, parts, at, flags=0):
         if flags:
             traffic.append((at, 0, flags))
-            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+            raise refusal
         return write(fd, parts, at)
 
     monkeypatch.setattr(os, "pwritev", refuse)

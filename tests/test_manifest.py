@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections import Counter
 from contextlib import nullcontext
@@ -279,6 +280,45 @@ def test_another_strategy_than_that_of_the_target_is_pointed_out(tmp_path, comma
         assert (f"{text}{given} is another file" in message(result)) == is_another
         Path(tmp_path / "m.h5").unlink(missing_ok=True)
         Path(tmp_path / "m.h5.ckpttool.json").unlink(missing_ok=True)
+
+
+@pytest.fixture
+def unreadable(monkeypatch):
+    """Makes a file one of somebody else; who runs the tests may be allowed everything."""
+    real = Path.open
+
+    def forbid(name):
+        def fake(path, *more, **options):
+            if str(path) == str(name):
+                raise PermissionError(13, os.strerror(13), str(path))
+            return real(path, *more, **options)
+
+        monkeypatch.setattr(Path, "open", fake)
+
+    return forbid
+
+
+def test_a_manifest_that_may_not_be_read_is_an_error_only_where_it_is_needed(tmp_path, unreadable):
+    out, strategy = tmp_path / "new", CASE / "dst_strategy.ckpt"
+    run_well(*reshard_words(out, "ckpt"))
+    unreadable(out / NAME)
+    said = f"{out / NAME}: Permission denied"
+    merge = ["merge", out, "-o", tmp_path / "m.ckpt"]
+    for words in (merge, ["inspect", out], ["diff", out, out]):
+        result = run_well(*words, "-s", strategy, "-q")
+        text = f"warning: {said}; so it does not tell whether {strategy} is what this was written "
+        assert text in message(result)
+    assert f"{out / NAME}: cannot be held against it: {said}" in str(
+        findings_of(out, "-s", strategy)
+    )
+    result = run("commit", out)
+    assert (result.exit_code, said in message(result)) == (1, True)
+    before = (out / NAME).stat()
+    result = run(*reshard_words(out, "ckpt"), "--resume")
+    assert result.exit_code == 5
+    assert f"{said}; --resume cannot do without it, --overwrite writes all anew" in message(result)
+    assert (out / NAME).stat() == before
+    run_well(*reshard_words(out, "ckpt"), "--resume", "--overwrite")
 
 
 def test_ranks_of_an_earlier_set_are_pointed_out_where_they_stay(tmp_path):

@@ -381,6 +381,44 @@ def test_without_resume_all_is_written_anew_and_what_is_stale_goes(tmp_path, fai
     assert len(files_below(tmp_path)) == 4
 
 
+def test_a_file_of_somebody_else_with_a_temporary_name_is_not_replaced_unasked(tmp_path, failing):
+    others = [tmp_path / f"rank_{rank}" / f"checkpoint_{rank}.ckpt.partial" for rank in (1, 2)]
+    for other in others:
+        other.parent.mkdir()
+        other.write_text("of somebody else")
+    for more in ((), ("--resume",), ("--part", "1/1")):
+        result = run(*words_of(tmp_path), *more)
+        assert result.exit_code == 5
+        said = f"{others[0]}, {others[1]}: the name of a temporary file, and no run of ckpttool "
+        assert said in message(result)
+        assert "move it away, or --overwrite replaces it" in message(result)
+        assert [other.read_text() for other in others] == ["of somebody else"] * 2
+        assert len(files_below(tmp_path)) == 2
+    failing("rank_3")
+    assert run(*words_of(tmp_path), "--overwrite").exit_code == 6
+    others[0].write_text("what a run has begun that did not end")
+    failing(None)
+    run_well(*words_of(tmp_path))
+    assert len(files_below(tmp_path)) == 4
+
+
+def test_what_could_not_be_removed_is_known_to_the_next_run(tmp_path, failing, monkeypatch):
+    real = Path.unlink
+
+    def refuse(self, **more):
+        if self.name.endswith(".partial"):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
+        real(self, **more)
+
+    failing("rank_0")
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert "could not be removed: the next run does that" in message(run(*words_of(tmp_path)))
+    monkeypatch.setattr(Path, "unlink", real)
+    failing(None)
+    run_well(*words_of(tmp_path))
+    assert len(files_below(tmp_path)) == 4
+
+
 def test_what_is_left_stays_no_checkpoint_and_replaceable_if_the_next_run_fails_at_once(
     tmp_path, failing
 ):
@@ -524,6 +562,33 @@ def test_a_whole_run_that_did_not_end_is_done_in_parts_instead(tmp_path, failing
     assert run("commit", tmp_path / "out").exit_code == 0
     assert everything_in(tmp_path / "out") == everything_in(tmp_path / "whole")
     assert len(files_below(tmp_path / "out")) == 4
+
+
+@pytest.mark.parametrize("part", [(), ("--part", "1/2")])
+def test_a_run_that_was_killed_when_all_was_listed_is_complete(tmp_path, failing, part):
+    words = [*words_of(tmp_path), *part]
+    code = (
+        "import os; from ckpttool.cli.main import main; from ckpttool.run.journal import Journal\n"
+    )
+    code += "Journal._close = lambda journal, remove: os._exit(9)\nmain()"  # as by SIGKILL
+    assert finish(start(sys.executable, "-c", code, *words))[0] == 9
+    listing = tmp_path / (".ckpttool-part-1-of-2.json" if part else NAME)
+    assert Path(f"{listing}.journal").exists()
+    before = listing.read_bytes()
+    result = run(*words)
+    assert result.exit_code == 5
+    said = f"{listing} says that this very command has written all of it ({2 if part else 4} "
+    assert said in message(result)
+    assert "--resume keeps it, --overwrite writes it anew" in message(result)
+    assert "exist already" not in message(result)
+    filled = failing(None)
+    run_well(*words, "--resume")
+    assert not filled
+    assert listing.read_bytes() == before
+    assert not list(tmp_path.glob("*.journal"))
+    assert said in message(run(*words))  # with no journal it is the same
+    run_well(*words, "--overwrite")
+    assert len(filled) == (2 if part else 4)
 
 
 def test_numbered_files_are_resumed_with_their_indexes(tmp_path, failing):

@@ -24,6 +24,7 @@ from ckpttool.cli.text import printable
 def commit(folder: str, as_json: bool, quiet: bool) -> None:
     """Mark the outputs of several runs with --part complete."""
     manifest = ckpttool.commit(folder)
+    report.print_notes(manifest.notes, quiet)
     if as_json:
         report.print_json(report.describe_manifest(folder, manifest))
         return

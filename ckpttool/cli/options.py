@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -15,7 +14,7 @@ import ckpttool
 from ckpttool.cli.keys import read_key
 from ckpttool.cli.progress import show_count
 from ckpttool.cli.values import Existing, PartOf, RankList, Size, StrategyName, WholeNumber
-from ckpttool.errors import CkptToolError, raise_all
+from ckpttool.errors import CkptToolError, PlanError, raise_all
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
@@ -362,27 +361,15 @@ def as_shared(engine: str, *paths: str) -> list[str]:
 
 
 def output_format(path: str, format: str | None, is_folder: bool = False) -> str:
-    """The format of an output file: as asked for, else by its ending, else HDF5.
-
-    That of the numbered files in an output folder is safetensors if nothing is asked for.
-    """
-    from ckpttool.formats import format_of_suffix
+    """The format of an output file, as of `ckpttool.run.outputs.choose_format`."""
+    from ckpttool.run.outputs import choose_format
 
     if path == "-":
         raise click.UsageError("A checkpoint does not go to standard output; name a file.")
-    by_name = format_of_suffix(path)
-    if is_folder:
-        if by_name is not None:
-            raise click.UsageError(f"{path} ends like a file; --max-shard-size writes a folder.")
-        return format or "safetensors"
-    if format is not None and by_name not in (None, format):
-        raise click.UsageError(f"{path} ends like {by_name}, but --format says {format}.")
-    if format is None and by_name is None and re.search(r"\.[A-Za-z]\w*$", Path(path).name):
-        raise click.UsageError(
-            f"{path}: no format has this ending; name a file that ends in .h5, .ckpt or "
-            ".safetensors, or give --format."
-        )
-    return format or by_name or "hdf5"
+    try:
+        return choose_format(path, format, is_folder)
+    except PlanError as error:
+        raise click.UsageError(f"{error}.") from error
 
 
 def check_crc(crc: bool, format: str) -> None:

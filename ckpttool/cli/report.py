@@ -382,12 +382,9 @@ def describe_run(plan: Plan, written: Sequence[Written], seconds: float, manifes
 
 def describe_manifest(folder: str, manifest: Manifest) -> Json:
     """The document of commit."""
-    return {
-        "path": folder,
-        "outputs": [_describe_written(output) for output in manifest.outputs],
-        "step": manifest.step,
-        "plan": manifest.plan,
-    }
+    outputs = [_describe_written(output) for output in manifest.outputs]
+    more = {"step": manifest.step, "plan": manifest.plan, "notes": describe_notes(manifest.notes)}
+    return {"path": folder, "outputs": outputs, **more}
 
 
 def _describe_written(output: Written) -> Json:

@@ -22,7 +22,7 @@ from ckpttool.model.manifest import JOURNAL, MANIFEST, Origin, differences
 from ckpttool.model.notes import Note
 from ckpttool.model.parts import balance
 from ckpttool.model.plan import Document, Plan, PlanPart
-from ckpttool.model.strategy import count
+from ckpttool.model.strategy import count, shorten
 from ckpttool.run.manifest import (
     Listing,
     Manifest,
@@ -33,15 +33,17 @@ from ckpttool.run.manifest import (
 )
 from ckpttool.run.origin import manifest_of, origin_of, plan_digest
 from ckpttool.run.partial import is_within, remove_document, write_document
-from ckpttool.run.places import manifest_path
+from ckpttool.run.places import files_of_others, manifest_path
 from ckpttool.run.sets import (
     Place,
     find_other_set,
     find_records,
+    journal_of,
     record_of,
     remove_stale_records,
     set_locked,
 )
+from ckpttool.storage.leftovers import has_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,9 @@ def commit(folder: str) -> Manifest:
         Outputs are missing, or have another size than when they were written.
     """
     manifest = Path(f"{folder}.{MANIFEST}") if Path(folder).is_file() else Path(folder, MANIFEST)
-    if not find_records(manifest):
+    journal = journal_of(manifest)
+    was_killed = manifest.exists() and journal.exists() and not has_text(journal)
+    if not find_records(manifest) and not was_killed:
         return _look_again(manifest)
     with set_locked(manifest):
         if not _is_marked(manifest):
@@ -236,7 +240,19 @@ def _look_again(path: Path) -> Manifest:
     wrong = list(output_problems(path.parent, manifest.outputs))
     if wrong:
         raise VerifyError(str(path.parent), wrong)
-    return manifest
+    return replace(manifest, notes=tuple(_on_others(path.parent, manifest.outputs)))
+
+
+def _on_others(folder: Path, outputs: Sequence[Written]) -> Iterator[Note]:
+    """A warning of files that whoever reads a set takes for a part of it, and that are none."""
+    one = outputs[0] if outputs else None
+    if one is None or Path(one.path).parent != Path(f"rank_{one.rank}"):
+        return
+    ranks = {output.rank for output in outputs}
+    others = files_of_others(one.rank, str(folder / one.path), ranks)
+    if others:
+        text = f"{shorten(others, 3)}: not of this set, so left from another run; it stays, and is "
+        yield Note("passed over", f"{text}taken for a part of it: move it away", is_warning=True)
 
 
 def _disagreements(folder: str, records: Sequence[Record]) -> Iterator[str]:

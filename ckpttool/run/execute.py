@@ -52,7 +52,8 @@ class CopyOptions:
     ----------
     band_bytes
         Bytes that a worker assembles at a time.  Memory is about workers x 2 x ``band_bytes``,
-        whatever the size of the model.  More gain nothing: 4 MiB fit into a processor's cache.
+        whatever the size of the model.  Of a unit of 8 MiB it takes half and a row more, so that
+        the rest is one band; more gain nothing, these fit into a processor's cache.
     task_bytes
         Bytes of an output that one task fills, about.
     max_in_flight
@@ -61,7 +62,7 @@ class CopyOptions:
         A task that has as many pieces takes no further unit.
     """
 
-    band_bytes: int = 4 << 20
+    band_bytes: int = 17 << 18
     task_bytes: int = 64 << 20
     max_in_flight: int = 32
     task_pieces: int = TASK_PIECES
@@ -275,9 +276,10 @@ class _Run:
         """Create outputs and hand out their tasks; waits while too many are on their way."""
         is_remote = isinstance(self.executor, Cluster)
         jobs: list[_Job] = []
+        self.current = outputs[0].path
+        self._journal().begin(*(output.path for output in outputs))
         for output in outputs:
             self.current = output.path
-            self._journal().begin(output.path)
             job = _Job(output, RemoteFile(output) if is_remote else PartialFile(output))
             self.jobs.append(job)
             jobs.append(job)

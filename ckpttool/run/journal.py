@@ -79,6 +79,7 @@ class Journal:
         self._path = journal_of(place.listing)
         self._fds: dict[Path, int] = {}
         self._has_replaced = self._has_left = self._is_listed = False
+        self._begun: list[str] = []
         self._lines: dict[int, tuple[int, int]] = {}  # in the journal, of each rank's output
         self._proven = proven or {}
         self.kept: Mapping[str, Stamp] = {}
@@ -109,10 +110,11 @@ class Journal:
         """What the paths of outputs are counted from."""
         return self._path.parent
 
-    def begin(self, path: str) -> None:
-        """Say that an output is begun, so that what is left of it can be found."""
-        begun = json.dumps({"begun": os.path.relpath(path, self.folder)})
-        self._append(f"{begun}\n", is_durable=False)
+    def begin(self, *paths: str) -> None:
+        """Say that outputs are begun, on disk before they are, so that what is left can be told."""
+        names = (os.path.relpath(path, self.folder) for path in paths)
+        self._append("".join(f"{json.dumps({'begun': name})}\n" for name in names))
+        self._begun += paths
 
     def add(self, output: Listed) -> None:
         """Say that an output is complete, and about to get its final name.
@@ -147,7 +149,9 @@ class Journal:
     def leave(self) -> None:
         """End before all is done; the journal stays if there is something to go on from."""
         needs_none = self._is_listed and not self._has_replaced  # the listing is still there
-        self._close(remove=needs_none or not (self._lines or self._has_left))
+        is_stuck = any(os.path.lexists(path + PARTIAL) for path in self._begun)  # on a failed disk
+        is_of_use = self._lines or self._has_left
+        self._close(remove=not is_stuck and (needs_none or not is_of_use))
 
     def _begin(self, is_resumed: bool) -> None:
         """Take over what is to be kept, and remove the rest."""

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor, Future
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -58,22 +58,24 @@ def find_manifests(catalog: Catalog) -> list[Path]:
 def strategy_notes(catalog: Catalog, strategy: Strategy) -> Iterator[Note]:
     """That the strategy is another than that by which a set was written, as its manifest tells.
 
-    A manifest names the strategies of the target last.  One that cannot be read is told of by
-    `check_manifest`.
+    A manifest names the strategies of the target last.  Of one that cannot be used that is said.
     """
     path = Path(catalog.root) / MANIFEST
     if not strategy.files or not path.is_file():
         return
-    with suppress(FormatError):
+    given = {read_strategy_file(name).sha256 for name in strategy.files}
+    try:
         head = Listing.read(path).head
         told = head.objects("strategies")[-len(strategy.files) :]
-        given = {read_strategy_file(name).sha256 for name in strategy.files}
         same = [told, head.objects("told")] if "told" in head.entries else [told]
         if told and given not in [{one.text("sha256") for one in files} for files in same]:
             text = f"{path} says that this was written by {told[-1].text('path')}, and "
             text += f"{strategy.origin} is another file; if it does not say the same, what is read "
             text += "is wrong"
             yield Note("strategy", text, is_warning=True)
+    except FormatError as error:
+        text = f"{error}; so it does not tell whether {strategy.origin} is what this was written by"
+        yield Note("strategy", text, is_warning=True)
 
 
 def _folders(catalog: Catalog) -> Iterator[Path]:

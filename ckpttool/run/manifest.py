@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeVar
 
-from ckpttool.errors import FormatError
+from ckpttool.errors import FormatError, UnreadableError
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.catalog import Stamp
 from ckpttool.model.manifest import SCHEMA, Hashed, InputFile, Listed, Origin, StrategyFile
+from ckpttool.model.notes import Note
 
 T = TypeVar("T", int, str)
 
@@ -49,11 +50,12 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A complete set of outputs; their paths are counted from the folder."""
+    """A complete set of outputs; their paths are counted from the folder.  Notes are on that."""
 
     plan: str
     step: str | None
     outputs: tuple[Written, ...]
+    notes: tuple[Note, ...] = ()
 
 
 def listing_text(head: Mapping[str, object], outputs: Iterable[str]) -> Iterator[str]:
@@ -233,15 +235,20 @@ class Listing:
         Raises
         ------
         FormatError
-            It is none, or of another schema than is known here.
-        OSError
-            It cannot be read.
+            It is none, or of another schema than is known here, or cannot be read.
+        FileNotFoundError
+            It is not there.
         """
-        with path.open("rb") as file:
-            line = next(lines_of(path, file), b"")
-            is_ours = line.endswith(f"{OPEN}\n".encode())
-            rest = b"" if is_ours else file.read(MAX_LINE_BYTES + 1)
-            written_ns = os.fstat(file.fileno()).st_mtime_ns
+        try:
+            with path.open("rb") as file:
+                line = next(lines_of(path, file), b"")
+                is_ours = line.endswith(f"{OPEN}\n".encode())
+                rest = b"" if is_ours else file.read(MAX_LINE_BYTES + 1)
+                written_ns = os.fstat(file.fileno()).st_mtime_ns
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise UnreadableError(str(path), None, error.strerror or str(error)) from error
         if len(rest) > MAX_LINE_BYTES:
             raise _too_large(path)
         text = line[: -len(OPEN) - 1] + b"}" if is_ours else line + rest

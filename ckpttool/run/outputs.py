@@ -3,17 +3,47 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from ckpttool.formats import get_format, suffix_of
+from ckpttool.errors import PlanError
+from ckpttool.formats import format_of_suffix, get_format, suffix_of
 from ckpttool.model.catalog import TensorMeta
 from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import Plan, Target
 from ckpttool.model.strategy import Strategy
 from ckpttool.run.partial import PARTIAL
+
+
+def choose_format(path: str, format: str | None, is_folder: bool = False) -> str:
+    """The format of an output file: as asked for, else by its ending, else HDF5.
+
+    Parameters
+    ----------
+    path, format
+        The file, and the format that was asked for, if any.
+    is_folder
+        Whether ``path`` is a folder of numbered files: safetensors if nothing is asked for.
+
+    Raises
+    ------
+    PlanError
+        The ending promises another format, or one that nobody knows.
+    """
+    by_name = format_of_suffix(path)
+    if is_folder:
+        if by_name is not None:
+            raise PlanError([f"{path} ends like a file; --max-shard-size writes a folder"])
+        return format or "safetensors"
+    if format is not None and by_name not in (None, format):
+        raise PlanError([f"{path} ends like {by_name}, but --format says {format}"])
+    if format is None and by_name is None and re.search(r"\.[A-Za-z]\w*$", Path(path).name):
+        reason = "no format has this ending; name a file that ends in .h5, .ckpt or .safetensors, "
+        raise PlanError([f"{path}: {reason}or give --format"])
+    return format or by_name or "hdf5"
 
 
 def rank_files(

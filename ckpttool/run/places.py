@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Container, Iterator
 from pathlib import Path
 
+from ckpttool.formats import format_of_suffix
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.plan import Target
 from ckpttool.model.strategy import shorten
 from ckpttool.run.partial import PARTIAL
+from ckpttool.storage.folders import RANK_FOLDER
+from ckpttool.storage.names import RANK_IN_NAME
 
 FileId = tuple[int, int]  # device and inode
 
@@ -30,7 +34,7 @@ def manifest_path(target: Target) -> str:
 
 
 def place_problems(
-    source: str,
+    source: Catalog,
     target: Target,
     inputs: Collection[str],
     overwrite: bool,
@@ -42,7 +46,7 @@ def place_problems(
     Parameters
     ----------
     source
-        The folder or file that is read.
+        What is read.
     target
         What is to be written.
     inputs
@@ -67,14 +71,35 @@ def place_problems(
         if len(existing) > 1:
             have = f"{len(existing)} outputs exist already ({shorten(existing, 3)})"
         yield f"{have}; --overwrite replaces what is there"
+    yield from _mixtures(source, target, paths)
     if target.strategy is None:
         return
-    folders = {Path(path).parent.parent for path in target.paths.values()}
-    if any(folder.is_dir() and folder.samefile(source) for folder in folders):
-        yield f"{source}: is the source folder; write to another"
     stale = None if overwrite else stale_files(target)
     if stale:
         yield f"{stale}; move it away, write to another folder, or keep it with --overwrite"
+
+
+def _mixtures(source: Catalog, target: Target, paths: Collection[str]) -> Iterator[str]:
+    """Messages for outputs that whoever reads the source the next time takes for files of it."""
+    root, files = os.path.realpath(source.root), source.files.values()
+    has_folder = target.paths and (target.strategy is not None or target.is_numbered)
+    if has_folder and os.path.realpath(output_folder(target)) == root:
+        yield f"{source.root}: is the source folder; write to another"
+        return
+    if source.is_undivided or source.description is not None:
+        return  # its files are those that are named
+    homes = {os.path.realpath(Path(path).parent) for file in files for path in file.paths}
+    homes |= {os.path.realpath(Path(error.path).parent) for error in source.damaged.values()}
+    mixed: dict[str, list[str]] = {}
+    for path in (path for path in map(Path, paths) if format_of_suffix(path.name) is not None):
+        folder = os.path.realpath(path.parent)
+        has_rank = RANK_FOLDER.fullmatch(os.path.basename(folder)) is not None  # noqa: PTH119
+        is_home = folder in homes and (folder != root or RANK_IN_NAME.search(path.name))
+        if is_home or (has_rank and os.path.dirname(folder) == root):  # noqa: PTH120
+            mixed.setdefault(str(path.parent), []).append(str(path))
+    for name, found in mixed.items():
+        text = f"{shorten(found, 3)}: would be taken for a file of the source, which is read from"
+        yield f"{text} {name}; write to a folder outside of it"
 
 
 def _problems_of(name: str, taken: Collection[FileId]) -> Iterator[str]:
@@ -115,19 +140,20 @@ def _file_id(path: Path) -> FileId:
 
 def stale_files(target: Target) -> str | None:
     """What is there of ranks that the target does not have, in words; None if there is nothing."""
-    stale = [] if target.strategy is None else sorted(_stale_files(target))
+    samples = [] if target.strategy is None else list(target.paths.items())[:1]
+    stale = [path for one in samples for path in files_of_others(*one, range(target.ranks))]
     beyond = f"beyond the {target.ranks} ranks of the target, so left from another run"
     return f"{shorten(stale, 3)}: {beyond}" if stale else None
 
 
-def _stale_files(target: Target) -> Iterator[str]:
-    """Files that look like outputs, for ranks that the target does not have."""
-    for rank, sample in list(target.paths.items())[:1]:
-        folder, name = Path(sample).parent.parent, Path(sample).name
-        prefix, suffix = name[: name.rindex(f"{rank}.")], Path(sample).suffix
-        for other in folder.glob("rank_*"):
-            match = re.fullmatch(r"rank_(\d+)", other.name)
-            if match is not None and int(match[1]) >= target.ranks:
-                path = other / f"{prefix}{match[1]}{suffix}"
-                if path.exists():
-                    yield str(path)
+def files_of_others(rank: int, sample: str, ranks: Container[int]) -> list[str]:
+    """Files with the names of outputs, such as that of one rank, that are of none of the ranks."""
+    folder, suffix = Path(sample).parent.parent, Path(sample).suffix
+    prefix = Path(sample).name.removesuffix(f"{rank}{suffix}")
+    others = (re.fullmatch(r"rank_(\d+)", other.name) for other in sorted(folder.glob("rank_*")))
+    paths = (
+        folder / match[0] / f"{prefix}{match[1]}{suffix}"
+        for match in others
+        if match is not None and int(match[1]) not in ranks
+    )
+    return sorted(str(path) for path in paths if path.exists())

@@ -34,7 +34,7 @@ from ckpttool.run.gather import (
 from ckpttool.run.integrity import check_files
 from ckpttool.run.listed import OpenProgress, no_progress
 from ckpttool.run.numbered import Numbered
-from ckpttool.run.outputs import content_problems, header_attrs, rank_files
+from ckpttool.run.outputs import choose_format, content_problems, header_attrs, rank_files
 from ckpttool.run.places import place_problems, stale_files
 from ckpttool.run.replicas import replica_problems
 from ckpttool.run.resume import find_remains
@@ -45,7 +45,7 @@ def plan_merge(
     catalog: Catalog,
     strategy: Strategy | None,
     path: str,
-    format: str = "hdf5",
+    format: str | None = None,
     *,
     replicated: bool = False,
     unlisted: Unlisted | None = None,
@@ -71,7 +71,7 @@ def plan_merge(
         Its layouts.  None for a source that holds everything undivided, for a checkpoint that
         describes itself, and with ``replicated``.
     path, format
-        The file to be written and its format.
+        The file to be written and its format, by default that of its ending, else HDF5.
     replicated
         Every rank holds everything: take that, after comparing all replicas.
     unlisted
@@ -89,8 +89,8 @@ def plan_merge(
     check_replicas
         Compare all replicas byte for byte, too; any difference is a problem.
     max_part_bytes
-        Write a folder ``path`` of numbered files with at most so many bytes of tensors each, and
-        the index files of MindSpore and of Hugging Face.
+        Write a folder ``path`` of numbered files, by default safetensors, with at most so many
+        bytes of tensors each, and the index files of MindSpore and of Hugging Face.
     crc
         Verify the checksums of the source, and store one in the output.
     executor
@@ -110,6 +110,7 @@ def plan_merge(
     FormatError, PlanError
         Everything that is in the way, in one error.
     """
+    format = choose_format(path, format, is_folder=max_part_bytes is not None)
     strategy = known_strategy(catalog, strategy, replicated)
     care = _Care(Trust(trust_strategy, optimizer_shard), strict, check_replicas)
     way = _Way(overwrite, resume, part, open_progress)
@@ -315,7 +316,7 @@ def _plan(
         if way.part is not None:  # nobody knows which outputs are its own
             target = replace(target, paths={})
     documents = [] if more is None else more.documents
-    places = place_problems(catalog.root, target, inputs, way.overwrite, documents, ours)
+    places = place_problems(catalog, target, inputs, way.overwrite, documents, ours)
     problems = [*places, *problems]
     if problems:
         errors.append(PlanError(problems))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from pathlib import Path
 
 from ckpttool.errors import CkptToolError, ExecutionError, FormatError
@@ -18,7 +20,7 @@ from ckpttool.run.journal import resume_problems
 from ckpttool.run.listed import OpenProgress, find_intact, no_progress
 from ckpttool.run.manifest import Listing
 from ckpttool.run.origin import changed_inputs, manifest_of
-from ckpttool.run.partial import stamp_of
+from ckpttool.run.partial import PARTIAL, stamp_of
 from ckpttool.run.sets import (
     Place,
     busy_problem,
@@ -67,6 +69,7 @@ def find_remains(
     own = journal_of(place.listing)
     names = {os.path.relpath(path, folder) for path in plan.target.paths.values()}
     found: set[str] = set()
+    begun: set[str] = set()
     proven: dict[str, Stamp] = {}
     for path in {own, journal_of(place.manifest), *find_records(place.manifest, JOURNAL)}:
         try:
@@ -76,6 +79,7 @@ def find_remains(
             continue
         if before is None:
             continue
+        begun |= before.begun | before.complete.keys()
         unclear = names & before.complete.keys() - before.untouched(folder, {}).keys()
         if (plan.is_resumed or not may_replace) and holder_of(path) is None:
             lines = (before.lines[before.complete[name]] for name in sorted(unclear))
@@ -86,15 +90,57 @@ def find_remains(
         if path == own:
             found |= {str(Path(one.path)) for one in plan.documents if _is_written(one)}
             _tell(plan, place, before, len(before.kept(folder, proven)), problems, notes)
+    if not may_replace:
+        problems += _strangers(str(folder / name) + PARTIAL for name in sorted(names - begun))
+    if plan.is_resumed and not may_replace:
+        problems += _unusable(place.listing)
     if plan.is_resumed:
         listed, intact = _find_listed(
             plan, place, executor, problems, notes, may_replace, open_progress
         )
         proven |= intact
         found |= listed
+    elif (
+        not may_replace
+        and names
+        and (listing := _complete_listing(plan, place, proven)) is not None
+    ):
+        # Said here with what can be done, instead of by what says that files exist.
+        text = f"{listing.path} says that this very command has written all of it "
+        text += f"({count(len(plan.target.paths), 'output')})"
+        problems.append(f"{text}; --resume keeps it, --overwrite writes it anew")
+        documents = (document.path for document in plan.documents)
+        found |= {str(place.manifest), *_wanted(plan), *(str(Path(path)) for path in documents)}
     if _describes_nothing(place.manifest):
         found.add(str(place.manifest))
     return frozenset(found), proven
+
+
+def _strangers(partials: Iterable[str]) -> Iterator[str]:
+    """Messages for temporary files that no journal knows of; what a run is writing says itself."""
+    found = [path for path in partials if _is_left(Path(path))]
+    if found:
+        text = f"{shorten(found, 3)}: the name of a temporary file, and no run of ckpttool that "
+        yield f"{text}did not end tells of it; move it away, or --overwrite replaces it"
+
+
+def _unusable(listing: Path) -> Iterator[str]:
+    """A message if what says which outputs are complete does not say it."""
+    with suppress(FileNotFoundError):
+        try:
+            Listing.read(listing)
+        except FormatError as error:
+            yield f"{error}; --resume cannot do without it, --overwrite writes all anew"
+
+
+def _is_left(partial: Path) -> bool:
+    """Whether it is a file that no run holds; of another user's nothing can be known."""
+    try:
+        return stat.S_ISREG(partial.lstat().st_mode) and holder_of(partial) is None
+    except PermissionError:
+        return True
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def _tell(
@@ -145,13 +191,18 @@ def _describes_nothing(manifest: Path) -> bool:
 def is_complete(plan: Plan) -> bool:
     """Whether all that a plan is to write is there, as its manifest or record says."""
     place = place_of(plan)
-    if journal_of(place.listing).exists() or not all(map(_is_written, plan.documents)):
-        return False
-    listing = _listing_of(plan, place)
-    return listing is not None and all(
-        stamp is not None and (listing.knows(output, stamp) or plan.proven.get(path) == stamp)
+    has_left = journal_of(place.listing).exists()  # which is to be looked through, and to go
+    return not has_left and _complete_listing(plan, place, plan.proven) is not None
+
+
+def _complete_listing(plan: Plan, place: Place, proven: Mapping[str, Stamp]) -> Listing | None:
+    """The manifest or record that says so, if all is there."""
+    listing = _listing_of(plan, place) if all(map(_is_written, plan.documents)) else None
+    is_so = listing is not None and all(
+        stamp is not None and (listing.knows(output, stamp) or proven.get(path) == stamp)
         for path, output, stamp in _outputs(plan, listing)
     )
+    return listing if is_so else None
 
 
 def _find_listed(

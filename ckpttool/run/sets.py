@@ -167,8 +167,10 @@ def set_locked(manifest: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)
-        os.close(fd)
+        try:
+            path.unlink(missing_ok=True)
+        finally:
+            os.close(fd)
 
 
 def busy_problem(journal: Path, by: str) -> str:

@@ -151,10 +151,12 @@ class FlatFiles:
         whole = 0 if at % mmap.PAGESIZE else nbytes // mmap.PAGESIZE * mmap.PAGESIZE
         try:
             return os.pwritev(fd, [part[: whole or nbytes]], at, RWF_DONTCACHE if whole else 0)
-        except OSError as error:
+        except OSError as error:  # perhaps the file system has it not
             if not whole or error.errno != errno.EOPNOTSUPP:
                 raise
-        self._keeps_cache_free = False  # the file system has it not
+        except NotImplementedError:  # a Python that was built for Linux without pwritev2
+            assert whole, "without flags every Python has it"
+        self._keeps_cache_free = False
         return self._write(fd, part, at)
 
     def read_region(self, tensor: StoredTensor, region: Region, out: Bytes) -> None:

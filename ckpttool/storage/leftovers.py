@@ -69,13 +69,21 @@ def interruption(path: Path) -> str | None:
         return None
     records = f".{glob.escape(manifest.name.removesuffix('.json'))}-part-*.json"
     of_parts = manifest.parent.glob(f"{records}{JOURNAL}")
-    if Path(f"{manifest}{JOURNAL}").exists() or any(of_parts):
+    if has_text(Path(f"{manifest}{JOURNAL}")) or any(of_parts):
         text = "ckpttool was writing here and did not end, so files may be missing or of another "
         return f"{path}: {text}run; finish it with the same command and --resume"
     if any(manifest.parent.glob(records)):
         text = "written in parts (--part) that are not committed, so files may be missing; run"
         return f"{path}: {text} ckpttool commit {path}"
     return None
+
+
+def has_text(journal: Path) -> bool:
+    """Whether a journal says anything; who only holds the place, as a commit does, writes none."""
+    try:
+        return journal.stat().st_size > 0
+    except FileNotFoundError:
+        return False
 
 
 def is_unfinished_file(path: Path) -> bool:
