@@ -214,6 +214,23 @@ class CombinedError(CkptToolError):
         return "\n".join(self.problems)
 
 
+def add_remark(error: BaseException, text: str) -> None:
+    """Add to any exception what happened after it, as ``add_note`` of Python 3.11 does."""
+    error.__dict__["__notes__"] = [*remarks_on(error), text]
+
+
+def remarks_on(error: BaseException) -> tuple[str, ...]:
+    """What was added to an exception; its own message does not have it.
+
+    Examples
+    --------
+    >>> add_remark(error := CkptToolError("a"), "b")
+    >>> remarks_on(error)
+    ('b',)
+    """
+    return tuple(error.__dict__.get("__notes__", ()))
+
+
 def of_side(error: CkptToolError, side: str) -> CkptToolError:
     """The same error, that says of which side of a comparison it is; a file's own name says that.
 

@@ -113,10 +113,12 @@ class DaskCluster:
             streams = {"stderr": log, "stdout": log, "text": True}
             return subprocess.Popen(command, env=env, cwd=self._folder, **streams)
 
-    def add_worker(self, before: tuple[str, ...] = (), **more: str) -> subprocess.Popen[str]:
+    def add_worker(
+        self, before: tuple[str, ...] = (), threads: int = 1, **more: str
+    ) -> subprocess.Popen[str]:
         """One more worker, ready; ``more`` is its environment, ``before`` what starts it."""
         log = self._folder / f"worker-{len(self.workers)}.log"
-        words = [self.address, "--nthreads", "1", "--no-nanny"]
+        words = [self.address, "--nthreads", str(threads), "--no-nanny"]
         worker = self._start("worker", *words, before=before, **more)
         self.workers.append(worker)
         wait_until(lambda: "Registered to" in log.read_text(), "a worker")

@@ -271,7 +271,7 @@ def test_parts_of_different_plans_are_refused(tmp_path):
     )
 
 
-@pytest.mark.parametrize("option", [["--rank", "0-2"], ["--format", "hdf5"], ["--prefix", "x"]])
+@pytest.mark.parametrize("option", [["--rank", "0-2"], ["--prefix", "x"]])
 def test_other_options_are_another_plan(tmp_path, option):
     run_parts(tmp_path, (1,), 2)
     run_parts(tmp_path, (2,), 2, "ckpt", *option)

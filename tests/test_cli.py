@@ -629,7 +629,7 @@ def test_names_that_the_terminal_cannot_show_are_spelled_out(tmp_path):
 
 def test_a_checksum_is_told_to_be_there_and_not_verified(tmp_path):
     result = run_well("merge", *src(GOLDEN / "crc_check"), "-o", tmp_path / "m.h5", "-q")
-    said = "warning: ranks 0-3: saved with a checksum (crc_check), which is not verified; inspect"
+    said = "warning: ranks 0-3: saved with a checksum (crc_check), which is not verified; verify"
     assert result.stderr == f"{said} --crc does that\n"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 
 import ckpttool
+from ckpttool.formats import get_format
+from ckpttool.model.catalog import TensorMeta
 from tests.commands import files_below, message, run, run_well
 from tests.engines import (
     COMMAND,
@@ -241,6 +244,22 @@ def test_a_signal_cancels_all_tasks_in_one_message(tmp_path, two_workers):
     cancels, tasks = errors.splitlines()[-1].split()
     assert int(cancels) == 1
     assert int(tasks) > 4
+
+
+@pytest.mark.parametrize("threads", [1, 8])
+def test_a_worker_keeps_within_the_budget_whatever_its_threads(tmp_path, threads):
+    """A tensor of 128 MiB, cut along its columns; the worker begins with about 60 MiB."""
+    meta = TensorMeta("w", "Float32", (1 << 14, 2048))
+    get_format("ckpt").create(str(tmp_path / "m.ckpt"), [meta], {})
+    item = {"w": {"dev_matrix": [8], "tensor_map": [-1, 0]}}
+    (tmp_path / "s.json").write_text(json.dumps({"parallel_layout_item": item}))
+    with dask_cluster(tmp_path / "dask", 0) as cluster:
+        worker = cluster.add_worker(threads=threads)
+        words = [*COMMAND, *split_words(tmp_path, tmp_path / "out"), "--max-memory", "90MiB"]
+        code, errors = finish(start(*words, "--engine", f"dask:{cluster.address}"))
+        status = Path(f"/proc/{worker.pid}/status").read_text()
+    assert (code, errors) == (0, "")
+    assert int(re.search(r"VmHWM:\s+(\d+)", status)[1]) <= 90 << 10
 
 
 # ------------------------------------------------------------------- clusters that will not do

@@ -6,12 +6,15 @@ import errno
 import os
 import re
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
 import ckpttool
+from ckpttool.cli.signals import Stopped
+from ckpttool.errors import VerifyError
 from ckpttool.run.execute import CopyOptions, execute
 from ckpttool.storage import flatfile
 from tests.commands import files_below, message, run, run_well
@@ -109,6 +112,43 @@ def test_a_disk_that_lets_nothing_be_removed_either_is_told_by_its_first_failure
     run_well(*words_of(out), "--resume")
     run_well(*words_of(tmp_path / "whole"))
     assert contents(out) == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("kind", ["verify", "signal", "document"])
+def test_that_nothing_can_be_removed_is_told_whatever_failed_before(
+    tmp_path, monkeypatch, break_call, kind
+):
+    real = Path.unlink
+
+    def fail(*given):
+        if kind == "verify":
+            raise VerifyError("m.ckpt", ["w: lost"])
+        raise Stopped(signal.SIGINT)
+
+    def refuse(self, **more):
+        if self.name.endswith(".partial"):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
+        real(self, **more)
+
+    if kind == "document":
+        break_call("fsync", errno.EIO, f"{NAME}.partial")
+    else:
+        monkeypatch.setattr("ckpttool.run.partial._compare", fail)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    result = run(*words_of(tmp_path))
+    code, first = {
+        "verify": (7, "w: lost"),
+        "signal": (130, "ended by SIGINT"),
+        "document": (6, f"{NAME}: not written: {SAID[errno.EIO]}"),
+    }[kind]
+    assert result.exit_code == code
+    text = message(result)
+    assert first in text
+    assert f"{first}; what is half-written could not be removed: the next run does that" in text
+    assert "nothing was left half-written" not in text
+    monkeypatch.undo()
+    run_well(*words_of(tmp_path), "--resume")
+    assert len(files_below(tmp_path)) == 4
 
 
 ENDINGS = {"ckpt": ".ckpt", "safetensors": ".safetensors", "hdf5": ".h5"}

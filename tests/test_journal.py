@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from ckpttool.run.journal import Journal
 from ckpttool.run.manifest import Listing
 from ckpttool.run.partial import stamp_of
 from ckpttool.run.sets import Place, record_of
-from ckpttool.run.unfinished import read_journal
+from ckpttool.run.unfinished import read_journal, sealed
 from tests.commands import files_below
 
 INPUTS = (InputFile("src/a.ckpt", 10, 5, 5), InputFile("src/b.ckpt", 20, 6, 6))
@@ -128,7 +129,7 @@ def test_of_a_file_that_is_none_no_more_is_read_than_a_line_may_have(tmp_path, r
         path.write_bytes(text)
         os.truncate(path, 1 << 40)  # a hole: to read all of it would take a TiB
         monkeypatch.setattr("ckpttool.run.manifest.MAX_LINE_BYTES", 1000)
-        with pytest.raises(FormatError, match=r"ckpttool\.json: .*(1000 bytes|no JSON)"):
+        with pytest.raises(FormatError, match=r"ckpttool\.json: .*(1000 bytes|no JSON|as it was)"):
             reader(path)
 
 
@@ -152,6 +153,20 @@ def test_an_output_that_was_written_again_is_listed_once(tmp_path):
     journal.finish()
     found = list(Listing.read(tmp_path / "ckpttool.json").outputs())
     assert [(out.path, out.nbytes) for out in found] == [("a", 4), ("b", 4)]
+
+
+def test_what_is_begun_is_told_on_disk_before_it_is_made(tmp_path, monkeypatch):
+    journal, real, synced = open_journal(tmp_path), os.fsync, []
+
+    def sync(fd):
+        synced.append(os.pread(fd, 1 << 20, 0).count(b"begun"))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    journal.begin(str(tmp_path / "a"), str(tmp_path / "b"))
+    monkeypatch.undo()
+    assert synced == [2]
+    journal.leave()
 
 
 def test_a_journal_begun_anew_forgets_and_removes_what_was_half_written(tmp_path):
@@ -344,13 +359,31 @@ def test_a_part_takes_over_what_a_killed_whole_run_left(tmp_path):
 )
 def test_another_file_of_that_name_is_not_touched(tmp_path, text):
     head = json.dumps({"by": "x", "run": [ORIGIN.head_with_times()]}) + "\n"
-    text = text.replace("HEAD", head)
+    text = "".join(map(sealed, text.replace("HEAD", head).splitlines()))
     journal_of(tmp_path).write_text(text)
     with pytest.raises(FormatError, match="not a journal of ckpttool"):
         read_journal(journal_of(tmp_path))
     with pytest.raises(FormatError, match="not a journal of ckpttool"):
         open_journal(tmp_path)
     assert journal_of(tmp_path).read_text() == text
+
+
+def test_no_byte_of_a_journal_is_changed_unnoticed(tmp_path):
+    killed(tmp_path, "a", "b", begun=["c"])
+    data = journal_of(tmp_path).read_bytes()
+    last = data.rindex(b"\n", 0, -1) + 1
+    for at in range(len(data)):
+        for bits in (1, 0x20):
+            changed = data[:at] + bytes([data[at] ^ bits]) + data[at + 1 :]
+            journal_of(tmp_path).write_bytes(changed)
+            if at < last - 1:
+                with pytest.raises(FormatError, match=r"line is not as it was written\); move it"):
+                    read_journal(journal_of(tmp_path))
+                continue
+            with suppress(FormatError):  # as what a power loss leaves of it
+                found = read_journal(journal_of(tmp_path))
+                assert found.end <= last
+                assert "c" not in found.begun
 
 
 def test_no_journal_is_no_unfinished_run(tmp_path):

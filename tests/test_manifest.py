@@ -326,7 +326,7 @@ def test_ranks_of_an_earlier_set_are_pointed_out_where_they_stay(tmp_path):
     earlier.parent.mkdir()
     earlier.write_bytes(b"")
     result = run_well(*reshard_words(tmp_path, "ckpt"), "--overwrite", "-q")
-    assert f"warning: {earlier}: beyond the 4 ranks of the target" in message(result)
+    assert f"warning: {earlier}: not of the 4 ranks of the target" in message(result)
     assert "is taken for a part of this set" in message(result)
 
 

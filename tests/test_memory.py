@@ -139,4 +139,5 @@ def test_workers_share_the_budget_and_processes_have_memory_of_their_own():
     with pytest.raises(ckpttool.PlanError, match="processes:8"):
         fit_memory(spare + 8 * memory.PROCESS_BYTES, "processes:8")
     assert fit_memory(spare + 8 * (memory.PROCESS_BYTES + 4 * MIB), "processes:8")
-    assert fit_memory(memory.RESERVE_BYTES + memory.PROCESS_BYTES + 4 * MIB, "dask:x").band_bytes
+    assert fit_memory(memory.RESERVE_BYTES + memory.PROCESS_BYTES + 4 * MIB, "mpi").band_bytes
+    assert fit_memory(memory.RESERVE_BYTES + memory.DASK_BYTES + 4 * MIB, "dask:x").band_bytes

@@ -439,7 +439,7 @@ def test_a_set_that_is_not_complete_is_no_checkpoint(tmp_path, failing):
     strategy = ["-s", CASE / "dst_strategy.ckpt"]
     result = run("merge", tmp_path / "out", *strategy, "-o", tmp_path / "m.ckpt")
     assert result.exit_code == 5
-    said = "did not end, so files may be missing or of another run; finish it with the same command"
+    said = "has not ended here, so files may be missing or of another run"
     assert said in message(result)
     result = run("verify", tmp_path / "out", *strategy, "--json")
     assert result.exit_code == 1
@@ -479,8 +479,8 @@ def test_a_file_of_a_run_that_did_not_end_well_is_no_checkpoint(tmp_path, monkey
         patch.setattr(execute_module, "fill", touch)
         assert run(*words, "-j", "1").exit_code == 6
     file = tmp_path / "m[1].ckpt"
-    said = f"{file}: ckpttool was writing here and did not end, so files may be missing or of "
-    said += "another run; finish it with the same command and --resume"
+    said = f"{file}: a run of ckpttool has not ended here, so files may be missing or of another "
+    said += "run; wait for it, or if it was killed, finish it with the same command and --resume"
     result = run_well("inspect", file)
     assert f"warning: {said}" in message(result)
     document = json.loads(run_well("inspect", file, "--json").stdout)
@@ -498,6 +498,42 @@ def test_a_file_of_a_run_that_did_not_end_well_is_no_checkpoint(tmp_path, monkey
     run_well(*words)
     run_well("merge", file, "-o", tmp_path / "m.h5")
     assert run("verify", file).exit_code == 0
+
+
+@pytest.mark.parametrize("more", [["--crc"], ["--rank", "0-2"]])
+def test_what_else_is_asked_for_is_named_if_a_complete_set_is_resumed(tmp_path, more):
+    run_well(*words_of(tmp_path))
+    result = run(*words_of(tmp_path), *more, "--resume")
+    assert result.exit_code == 5
+    said = f"ckpttool: {tmp_path / NAME}: --resume: what is there is of another run: other "
+    assert message(result).startswith(f"{said}options were given")
+    assert "exist already" not in message(result)
+
+
+def test_files_of_another_format_beside_the_outputs_are_pointed_out(tmp_path):
+    run_well(*words_of(tmp_path))
+    other = [*words_of(tmp_path), "--format", "hdf5"]
+    (tmp_path / NAME).unlink()
+    said = "checkpoint_3.ckpt: not of the 4 ranks of the target in its format"
+    assert "and 1 more: not of the 4 ranks" in message(run(*other))
+    (tmp_path / "rank_0" / "checkpoint_0.ckpt").unlink()
+    assert f"{said}, so left from another run; move it away" in message(run(*other))
+    assert f"{said}, so left from another run; it stays" in message(run_well(*other, "--overwrite"))
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "merge"])
+def test_of_a_run_that_has_completed_nothing_its_journal_tells(tmp_path, command):
+    out = tmp_path / "out"
+    run_well(*words_of(out))
+    (out / NAME).rename(out / JOURNAL)
+    for file in out.glob("rank_*/*.ckpt"):
+        file.rename(f"{file}.partial")
+    more = ["-s", CASE / "dst_strategy.ckpt", "-o", tmp_path / "m.h5"] * (command == "merge")
+    result = run(command, out, *more)
+    assert result.exit_code == 5
+    assert message(result).startswith(f"ckpttool: {out}: a run of ckpttool has not ended here")
+    assert "--resume" in message(result)
+    assert "no checkpoint file" not in message(result)
 
 
 def test_a_file_written_in_parts_that_are_not_committed_is_no_checkpoint(tmp_path):
@@ -521,7 +557,7 @@ def test_numbered_files_of_a_run_that_did_not_end_are_no_checkpoint(tmp_path):
     for src in ("model", "model/model.safetensors.index.json"):
         result = run("merge", tmp_path / src, "-o", tmp_path / "m.ckpt")
         assert result.exit_code == 5
-        said = f"{tmp_path / 'model'}: ckpttool was writing here and did not end"
+        said = f"{tmp_path / 'model'}: a run of ckpttool has not ended here"
         assert said in message(result)
         assert f"warning: {said}" in message(run_well("inspect", tmp_path / src))
 

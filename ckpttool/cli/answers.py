@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 MOST_ROWS = 50  # of a table; more is for programs, or asked for
 
 
-def print_report(found: Report, deep: bool, limit: int | None, as_json: bool, quiet: bool) -> None:
+def print_report(
+    found: Report, deep: bool, crc: bool, limit: int | None, as_json: bool, quiet: bool
+) -> None:
     """The answer of ``verify``."""
     if as_json:
         document = describe_report(found, deep)
@@ -30,7 +32,8 @@ def print_report(found: Report, deep: bool, limit: int | None, as_json: bool, qu
         assert isinstance(findings, list)
         report.print_json({**document, "findings": findings[:limit]})
         return
-    depth = "all data read" if deep else "headers read, not the data (--deep)"
+    shallow = "headers and checksums looked at" if crc else "headers read"
+    depth = "all data read" if deep else f"{shallow}, not the data (--deep)"
     of_step = f", step {found.step}" if found.step else ""
     ranks = f"{len(found.ranks)} rank{'' if len(found.ranks) == 1 else 's'}"
     read = f"{ranks}{of_step}, {_count(found.tensors, 'tensor')}, "

@@ -61,7 +61,7 @@ def convert(
                 plan = make_plan(here, open_progress)
         else:
             plan = make_plan(executor, open_progress)
-        sizes = None if max_memory is None else fit_memory(max_memory, engine)
+        sizes = None if max_memory is None else fit_memory(max_memory, engine, executor)
         report.print_notes(plan.notes, quiet)
         total = sum(meta.nbytes for output in plan for meta in output.metas)
         stopper: Stopper = click.get_current_context().meta[STOPPER]

@@ -70,6 +70,7 @@ class Border(click.Group):
         from ckpttool.cli.options import ANSWERS, DEBUG, STOPPER
         from ckpttool.cli.signals import Stopped, Stopper
         from ckpttool.cli.text import printable
+        from ckpttool.errors import remarks_on
 
         # Arrays are only moved here; the threads that numpy would start for algebra cost 0.1 s.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -92,7 +93,8 @@ class Border(click.Group):
                 import traceback
 
                 traceback.print_exc()
-            problems, code = _explain(error)
+            (*problems, last), code = _explain(error)
+            problems.append("; ".join((last, *remarks_on(error))))
             if code == 1 and ctx.meta.get(ANSWERS):
                 code = 3
             if len(problems) > 1:

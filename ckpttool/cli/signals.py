@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from ckpttool.errors import remarks_on
+
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -21,7 +23,8 @@ class Stopped(BaseException):
 
     def __str__(self) -> str:
         name = signal.Signals(self.exit_code - 128).name
-        return f"ended by {name}; nothing was left half-written{self.remedy}"
+        left = "; ".join(remarks_on(self)) or "nothing was left half-written"
+        return f"ended by {name}; {left}{self.remedy}"
 
 
 class Stopper:

@@ -77,7 +77,7 @@ def verify(
             executor=executor,
             open_progress=lambda total: show_progress("reading", total, quiet or as_json),
         ).ignoring(ignore)
-    answers.print_report(found, deep, limit, as_json, quiet)
+    answers.print_report(found, deep, crc, limit, as_json, quiet)
     if found.findings:
         click.get_current_context().exit(1)
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from ckpttool.model.catalog import TensorMeta
 from ckpttool.model.region import Region
@@ -92,6 +92,11 @@ class Origin:
             "strategies": [asdict(file) for file in self.strategies],
             **({"told": [asdict(file) for file in self.told]} if self.told else {}),
         }
+
+    def without_times(self) -> Origin:
+        """As a manifest has it, which tells no times."""
+        inputs = (replace(file, mtime_ns=0, ctime_ns=0) for file in self.inputs)
+        return replace(self, inputs=tuple(inputs))
 
     def head_with_times(self) -> Mapping[str, object]:
         """What a journal says of it, by which a run that is continued knows it again."""

@@ -30,6 +30,7 @@ from ckpttool.run.fill import TASK_PIECES, Filled, UnitHash, cut_into_tasks, fil
 from ckpttool.run.partial import (
     PARTIAL,
     claim,
+    clean_up,
     is_open_as,
     make_folder,
     name_attempt,
@@ -121,9 +122,12 @@ class RemoteFile:
         try:
             if not is_open_as(self._path, self._fd):
                 raise FileExistsError(errno.EEXIST, "another run has taken it", str(self._path))
-            return publish(Path(self.attempt.path), self._output, before)
-        finally:
-            self.discard()
+            nbytes = publish(Path(self.attempt.path), self._output, before)
+        except BaseException as error:
+            clean_up(error, self.discard)
+            raise
+        self.discard()
+        return nbytes
 
     def withdraw(self) -> None:
         """Nothing: what workers write has names of its own, and is removed with the claim."""

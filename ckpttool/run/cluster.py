@@ -47,6 +47,11 @@ class Cluster(Executor):
         """Calls that can be worked on at a time."""
         raise NotImplementedError
 
+    @property
+    def threads(self) -> int:
+        """Calls that one worker works on at a time, at most."""
+        return 1
+
     def ask(self, function: Callable[[A], T], argument: A) -> Mapping[str, T | BaseException]:
         """What each worker answers to one call, or its exception; by host and address."""
         raise NotImplementedError

@@ -5,7 +5,6 @@ At most so many tasks are on their way at a time; the plan is drawn as fast as t
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
@@ -14,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from ckpttool.errors import CkptToolError, ExecutionError, PlanError, VerifyError
+from ckpttool.errors import CkptToolError, ExecutionError, PlanError, VerifyError, remarks_on
 from ckpttool.model.catalog import FileIndex
 from ckpttool.model.manifest import Listed, hashed
 from ckpttool.model.plan import Document, OutputFile, Plan
@@ -22,11 +21,12 @@ from ckpttool.run.attempts import Attempt, RemoteFile, write_file
 from ckpttool.run.batch import place_of
 from ckpttool.run.cluster import CHECK_SECONDS, Cluster, check_workers
 from ckpttool.run.engines import InlineExecutor, Stoppable
+from ckpttool.run.failures import cause_of
 from ckpttool.run.fill import TASK_PIECES, Filled, cut_into_tasks, fill
 from ckpttool.run.journal import Journal
 from ckpttool.run.manifest import Written
 from ckpttool.run.origin import changed_inputs, manifest_of
-from ckpttool.run.partial import PARTIAL, PartialFile, write_document
+from ckpttool.run.partial import PartialFile, clean_up, write_document
 from ckpttool.run.release import released_by_another
 from ckpttool.run.resume import check_inputs, is_complete, new_at_places, tell_changes
 from ckpttool.run.together import group_outputs
@@ -34,12 +34,6 @@ from ckpttool.storage.checksum import compute_checksum
 
 Done: TypeAlias = int | Filled | Attempt  # of a call: a checksum, stretches, a whole file
 
-MEANINGS = {
-    errno.ENOSPC: " (the disk is full)",
-    errno.EDQUOT: " (what this user may store there is used up)",
-    errno.EROFS: " (nothing can be written there)",
-    errno.EIO: " (the disk, or the way to it, has failed)",
-}
 FAILURES = (CkptToolError, OSError, BrokenExecutor)
 MAX_CLAIMS = 512  # outputs that a cluster works on at a time; each is a file descriptor here
 
@@ -179,15 +173,15 @@ def execute(
         run.current = str(manifest_of(plan))
         journal.finish()
     except BaseException as error:
-        stuck = ""
         try:
-            stuck = run.abandon(error)
+            run.abandon(error)
         finally:
-            stuck = _clean_up(journal.leave) or stuck
+            clean_up(error, journal.leave)
         if isinstance(error, FAILURES) and not isinstance(error, VerifyError | ExecutionError):
             changes = tell_changes(plan)
             done = [] if changes else [written.path for written in run.in_order()]
-            raise ExecutionError(run.current, _cause(error) + changes + stuck, done) from error
+            cause = "; ".join((cause_of(error) + changes, *remarks_on(error)))
+            raise ExecutionError(run.current, cause, done) from error
         raise
     return run.in_order()
 
@@ -196,41 +190,13 @@ def _open_journal(plan: Plan) -> Journal:
     try:
         journal = Journal(place_of(plan), plan.is_resumed, plan.proven)
     except OSError as error:
-        raise ExecutionError(str(manifest_of(plan)), _cause(error)) from error
+        raise ExecutionError(str(manifest_of(plan)), cause_of(error)) from error
     # Only now that nobody else writes there does what is seen stay as it is.
     problems = list(new_at_places(plan))
     if problems:
         journal.leave()
         raise PlanError(problems)
     return journal
-
-
-def _clean_up(*steps: Callable[[], None]) -> str:
-    """Do all of it; what to add to a message if the disk does not let us.
-
-    What is to be told is the failure that came first: a disk that has failed, or is read-only
-    since then, lets nothing be removed either.
-    """
-    stuck = ""
-    for step in steps:
-        try:
-            step()
-        except OSError:
-            stuck = "; what is half-written could not be removed: the next run does that"
-    return stuck
-
-
-def _cause(error: CkptToolError | OSError | BrokenExecutor) -> str:
-    """What happened, in the system's words if it was the system; libhdf5 buries them."""
-    if isinstance(error, BlockingIOError | FileExistsError):
-        return f"another run is writing this output ({error.filename} is in use)"
-    if isinstance(error, OSError) and error.errno:
-        what = os.strerror(error.errno) + MEANINGS.get(error.errno, "")
-        has_name = isinstance(error.filename, str) and not error.filename.endswith(PARTIAL)
-        return f"{error.filename}: {what}" if has_name else what
-    if isinstance(error, BrokenExecutor):
-        return "a worker died (was it killed, or out of memory?)"
-    return str(error)
 
 
 @dataclass(slots=True)
@@ -359,22 +325,21 @@ class _Run:
             self.current = document.path
             write_document(document.path, document.data)
 
-    def abandon(self, error: BaseException) -> str:
+    def abandon(self, error: BaseException) -> None:
         """Stop what has not begun, wait for the rest, and remove the outputs that are not done.
-
-        Returned is what `_clean_up` says of that.
 
         Workers of a cluster are not waited for: they may be lost, and what they write has a name
         of their own.  Who is in a hurry, as with Ctrl-C, does not wait until the disk is free.
         """
         if isinstance(error, Exception):
-            return self._remove_all()
+            self._remove_all(error)
+            return
         files = [job.file for job in self.jobs if isinstance(job.file, PartialFile)]
         with released_by_another([file.fileno() for file in files]):
-            return self._remove_all()
+            self._remove_all(error)
 
-    def _remove_all(self) -> str:
-        stuck = _clean_up(*(job.file.withdraw for job in self.jobs))
+    def _remove_all(self, error: BaseException) -> None:
+        clean_up(error, *(job.file.withdraw for job in self.jobs))
         if isinstance(self.executor, Stoppable):
             self.executor.stop()  # a call that is cancelled meanwhile would never be done
         else:
@@ -382,4 +347,4 @@ class _Run:
                 future.cancel()
         if not isinstance(self.executor, Cluster):
             wait(self.pending)
-        return _clean_up(*(job.file.discard for job in self.jobs)) or stuck
+        clean_up(error, *(job.file.discard for job in self.jobs))

@@ -72,7 +72,7 @@ def check_files(
     wrong = {rank: error for rank, of in sums.items() if (error := await_all(rank, [of])[0])}
     errors = [*forged.values(), *wrong.values()]
     if not crc:
-        text = "saved with a checksum (crc_check), which is not verified; inspect --crc does that"
+        text = "saved with a checksum (crc_check), which is not verified; verify --crc does that"
         return errors, note(text, with_sum, is_warning=True)
     notes = note("the checksum is right", sums.keys() - wrong.keys())
     notes += note("the tags of all encrypted blocks are right", tags.keys() - forged.keys())

@@ -5,8 +5,8 @@ the run is; then comes a line for every output that is begun, one with the hashe
 is about to get its final name, which is on disk before that, and one that says by what the output
 is known again, once it has its name.  A run that is killed leaves it behind, and the same command
 with ``--resume`` takes from it which outputs need not be written again: those that are as they were
-then (size, times of change), and those that hold what the hashes say.  A line that a power loss cut
-short does not count.
+then (size, times of change), and those that hold what the hashes say.  Every line has a checksum:
+a last one that a power loss cut short does not count, another that was changed is an error.
 
 A listing of the same run, of which outputs are gone, is made a journal again.  An output that was
 complete before is written again only as it was: a source that was changed meanwhile shows there.
@@ -39,9 +39,9 @@ from ckpttool.run.partial import (
     write_document,
 )
 from ckpttool.run.sets import Place, journal_of, remove_stale_records, take_lock
-from ckpttool.run.unfinished import read_journal
+from ckpttool.run.unfinished import read_journal, sealed, unsealed
 
-COMPLETE, END = '{"complete": [', "]}\n"  # around an output in its line
+COMPLETE, END = '{"complete": [', "]}"  # around an output in its line
 
 
 class Journal:
@@ -113,7 +113,7 @@ class Journal:
     def begin(self, *paths: str) -> None:
         """Say that outputs are begun, on disk before they are, so that what is left can be told."""
         names = (os.path.relpath(path, self.folder) for path in paths)
-        self._append("".join(f"{json.dumps({'begun': name})}\n" for name in names))
+        self._append("".join(sealed(json.dumps({"begun": name})) for name in names))
         self._begun += paths
 
     def add(self, output: Listed) -> None:
@@ -182,7 +182,7 @@ class Journal:
         by = f"process {os.getpid()} on {socket.gethostname()}"
         head = {"by": by, "run": [self._place.origin.head_with_times()]}
         if goes_on is None or not goes_on.end:
-            self._append(f"{json.dumps(head)}\n", is_durable=False)
+            self._append(sealed(json.dumps(head)), is_durable=False)
         if listing is not None:
             self._take_over(listing)
         stays = sorted(left.keys() - self.kept.keys())
@@ -229,12 +229,12 @@ class Journal:
     def _output_at(self, start: int, stop: int) -> str:
         with self._path.open("rb") as file:
             file.seek(start)
-            line = file.read(stop - start).decode("ascii")
-        return line.partition(COMPLETE)[2].removesuffix(END)
+            text = unsealed(file.read(stop - start)).decode("ascii")
+        return text.removeprefix(COMPLETE).removesuffix(END)
 
     def _append_output(self, output: Listed, *, is_durable: bool) -> None:
         start = os.lseek(self._fds[self._path], 0, os.SEEK_CUR)
-        line = f"{COMPLETE}{output_text(output)}{END}"
+        line = sealed(f"{COMPLETE}{output_text(output)}{END}")
         self._append(line, is_durable=is_durable)
         self._lines[output.rank] = start, start + len(line)
 
@@ -265,7 +265,7 @@ class Journal:
 
 
 def _line_of(kind: str, name: str, stamp: Stamp) -> str:
-    return f"{json.dumps({kind: name, **stamp._asdict()})}\n"
+    return sealed(json.dumps({kind: name, **stamp._asdict()}))
 
 
 def resume_problems(journal: Path, changes: list[str]) -> list[str]:

@@ -157,6 +157,9 @@ class Entries:
         """The entries by which a file is known again."""
         return Stamp(self.number("nbytes"), self.number("mtime_ns"), self.number("ctime_ns"))
 
+    def _known(self) -> Stamp:
+        return self.stamp() if "mtime_ns" in self.entries else Stamp(self.number("nbytes"), 0, 0)
+
     def objects(self, name: str) -> tuple[Entries, ...]:
         """An entry that is a list of objects."""
         value = self.entries.get(name)
@@ -169,12 +172,12 @@ class Entries:
         return None if self.entries.get("step") is None else self.text("step")
 
     def origin(self) -> Origin:
-        """An origin, of a listing or a journal that has times in it."""
+        """An origin; that of a manifest has no times, here 0."""
         return Origin(
             self.text("ckpttool"),
             self.text("plan"),
             self.step(),
-            tuple(InputFile(item.text("path"), *item.stamp()) for item in self.objects("inputs")),
+            tuple(InputFile(one.text("path"), *one._known()) for one in self.objects("inputs")),
             self._strategies("strategies"),
             self._strategies("told") if "told" in self.entries else (),
         )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import resource
+from concurrent.futures import Executor
 from pathlib import Path
 
 from ckpttool.errors import PlanError
+from ckpttool.run.cluster import Cluster
 from ckpttool.run.engines import default_jobs, is_cluster, read_word
 from ckpttool.run.execute import CopyOptions
 
@@ -16,9 +18,10 @@ PIECE_BYTES = 512  # of a piece in a task, about
 FEWEST_PIECES = 512  # of a task
 IN_FLIGHT = 4  # tasks for each worker: what it does, and what comes next
 PROCESS_BYTES = 48 * MIB  # of a worker that is a process of its own, before its first task
+DASK_BYTES = 64 * MIB  # of one that has Dask in memory, too
 
 
-def fit_memory(max_bytes: int, engine: str) -> CopyOptions:
+def fit_memory(max_bytes: int, engine: str, executor: Executor | None = None) -> CopyOptions:
     """What keeps a run within a budget, from here on: to be called when the plan is made.
 
     Parameters
@@ -28,6 +31,8 @@ def fit_memory(max_bytes: int, engine: str) -> CopyOptions:
         they are on others.  The page cache is not part of it.
     engine
         Who does the work; see `ckpttool.open_engine`.
+    executor
+        What that opened: the workers of a cluster may have several threads.
 
     Raises
     ------
@@ -35,16 +40,20 @@ def fit_memory(max_bytes: int, engine: str) -> CopyOptions:
         It is too little; says the least that works.
     """
     kind, rest = read_word(engine)
-    workers = 1 if kind == "inline" or is_cluster(engine) else int(rest or default_jobs())
-    needed = RESERVE_BYTES + (0 if is_cluster(engine) else peak_bytes())
-    needed += workers * PROCESS_BYTES if kind not in ("inline", "threads") else 0
-    needed += workers * IN_FLIGHT * FEWEST_PIECES * PIECE_BYTES
+    if is_cluster(engine):
+        workers = executor.threads if isinstance(executor, Cluster) else 1
+        held, fewer = PROCESS_BYTES if kind == "mpi" else DASK_BYTES, "fewer threads in each worker"
+    else:
+        workers = 1 if kind == "inline" else int(rest or default_jobs())
+        held, fewer = peak_bytes(), "fewer workers"
+        held += workers * PROCESS_BYTES if kind == "processes" else 0
+    needed = RESERVE_BYTES + held + workers * IN_FLIGHT * FEWEST_PIECES * PIECE_BYTES
     least = needed + workers * 2 * SMALLEST_BAND
     if max_bytes < least:
-        fewer = "; fewer workers take less" if workers > 1 else ""
+        advice = f"; {fewer} take less" if workers > 1 else ""
         reason = f"{max_bytes / MIB:.4g} MiB of memory are too little: "
         reason += f"{-(-least // MIB)} MiB are the least"
-        raise PlanError([f"{reason} that works for this, with {engine}{fewer}"])
+        raise PlanError([f"{reason} that works for this, with {engine}{advice}"])
     usual = CopyOptions()
     spare = (max_bytes - needed) // workers
     band_bytes = min(usual.band_bytes, spare // 2 // 4096 * 4096)

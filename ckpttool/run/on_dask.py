@@ -112,6 +112,11 @@ class DaskCluster(Cluster):
         """Threads of all workers."""
         return sum(self._nthreads.values())
 
+    @property
+    def threads(self) -> int:
+        """Those of the worker that has the most."""
+        return max(self._nthreads.values(), default=1)
+
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Hand a call to any worker."""
         return self._pass_on(self._pool.submit(fn, *args, **kwargs))

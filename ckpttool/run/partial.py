@@ -16,12 +16,13 @@ import secrets
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ckpttool.errors import VerifyError
+from ckpttool.errors import VerifyError, add_remark, remarks_on
 from ckpttool.formats import get_format
 from ckpttool.model.catalog import FileIndex, Stamp, TensorMeta
 from ckpttool.model.plan import OutputFile
 
 PARTIAL = ".partial"
+STUCK = "what is half-written could not be removed: the next run does that"
 
 # What a file system says that cannot lock a file or reserve space, as some network ones.
 UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL})
@@ -52,8 +53,8 @@ class PartialFile:
         try:
             self.index: FileIndex = self._format.create(str(self._path), output.metas, output.attrs)
             reserve(self._fd, self.index.nbytes)
-        except BaseException:
-            self.discard()
+        except BaseException as error:
+            clean_up(error, self.discard)
             raise
 
     def commit(self, before: Callable[[int], None], crc: int | None = None) -> int:
@@ -81,8 +82,11 @@ class PartialFile:
             if not is_open_as(self._path, self._fd):
                 raise FileExistsError(errno.EEXIST, "another file has its name", str(self._path))
             return publish(self._path, self._output, before)
+        except BaseException as error:
+            clean_up(error, self.discard)
+            raise
         finally:
-            self.discard()
+            self._close()
 
     def fileno(self) -> int:
         """Its descriptor, until it is committed or discarded."""
@@ -98,9 +102,26 @@ class PartialFile:
         try:
             self.withdraw()
         finally:
-            if self._fd >= 0:
-                fd, self._fd = self._fd, -1
-                os.close(fd)
+            self._close()
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+
+def clean_up(error: BaseException, *steps: Callable[[], None]) -> None:
+    """Do all of it after a failure, which gets a remark if the disk does not let us.
+
+    What is to be told is the failure that came first: a disk that has failed, or is read-only
+    since then, lets nothing be removed either.
+    """
+    for step in steps:
+        try:
+            step()
+        except OSError:
+            if STUCK not in remarks_on(error):
+                add_remark(error, STUCK)
 
 
 def write_document(path: str, data: bytes | Iterable[str]) -> None:
@@ -124,8 +145,8 @@ def write_document(path: str, data: bytes | Iterable[str]) -> None:
             file.flush()
             os.fsync(file.fileno())
             partial.replace(path)
-        except BaseException:
-            partial.unlink(missing_ok=True)
+        except BaseException as error:
+            clean_up(error, lambda: partial.unlink(missing_ok=True))
             raise
     sync_folder(partial.parent)
 

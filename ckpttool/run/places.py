@@ -8,7 +8,7 @@ import stat
 from collections.abc import Collection, Container, Iterator
 from pathlib import Path
 
-from ckpttool.formats import format_of_suffix
+from ckpttool.formats import FORMAT_NAMES, format_of_suffix, suffix_of
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.plan import Target
@@ -71,7 +71,7 @@ def place_problems(
         if len(existing) > 1:
             have = f"{len(existing)} outputs exist already ({shorten(existing, 3)})"
         yield f"{have}; --overwrite replaces what is there"
-    yield from _mixtures(source, target, paths)
+    yield from _mixtures(source, target)
     if target.strategy is None:
         return
     stale = None if overwrite else stale_files(target)
@@ -79,7 +79,7 @@ def place_problems(
         yield f"{stale}; move it away, write to another folder, or keep it with --overwrite"
 
 
-def _mixtures(source: Catalog, target: Target, paths: Collection[str]) -> Iterator[str]:
+def _mixtures(source: Catalog, target: Target) -> Iterator[str]:
     """Messages for outputs that whoever reads the source the next time takes for files of it."""
     root, files = os.path.realpath(source.root), source.files.values()
     has_folder = target.paths and (target.strategy is not None or target.is_numbered)
@@ -91,7 +91,8 @@ def _mixtures(source: Catalog, target: Target, paths: Collection[str]) -> Iterat
     homes = {os.path.realpath(Path(path).parent) for file in files for path in file.paths}
     homes |= {os.path.realpath(Path(error.path).parent) for error in source.damaged.values()}
     mixed: dict[str, list[str]] = {}
-    for path in (path for path in map(Path, paths) if format_of_suffix(path.name) is not None):
+    outputs = map(Path, target.paths.values())
+    for path in (path for path in outputs if format_of_suffix(path.name) is not None):
         folder = os.path.realpath(path.parent)
         has_rank = RANK_FOLDER.fullmatch(os.path.basename(folder)) is not None  # noqa: PTH119
         is_home = folder in homes and (folder != root or RANK_IN_NAME.search(path.name))
@@ -139,21 +140,25 @@ def _file_id(path: Path) -> FileId:
 
 
 def stale_files(target: Target) -> str | None:
-    """What is there of ranks that the target does not have, in words; None if there is nothing."""
+    """What is there of ranks or formats that the target does not have; None if nothing is."""
     samples = [] if target.strategy is None else list(target.paths.items())[:1]
     stale = [path for one in samples for path in files_of_others(*one, range(target.ranks))]
-    beyond = f"beyond the {target.ranks} ranks of the target, so left from another run"
-    return f"{shorten(stale, 3)}: {beyond}" if stale else None
+    beyond = f"not of the {target.ranks} ranks of the target in its format, so left from another"
+    return f"{shorten(stale, 3)}: {beyond} run" if stale else None
 
 
 def files_of_others(rank: int, sample: str, ranks: Container[int]) -> list[str]:
-    """Files with the names of outputs, such as that of one rank, that are of none of the ranks."""
+    """Files with the names of outputs, such as that of one rank, that are no outputs of the ranks.
+
+    Those are files of other ranks, and of any rank in another format.
+    """
     folder, suffix = Path(sample).parent.parent, Path(sample).suffix
     prefix = Path(sample).name.removesuffix(f"{rank}{suffix}")
     others = (re.fullmatch(r"rank_(\d+)", other.name) for other in sorted(folder.glob("rank_*")))
     paths = (
-        folder / match[0] / f"{prefix}{match[1]}{suffix}"
+        folder / match[0] / f"{prefix}{match[1]}{ending}"
         for match in others
-        if match is not None and int(match[1]) not in ranks
+        for ending in map(suffix_of, FORMAT_NAMES)
+        if match is not None and (int(match[1]) not in ranks or ending != suffix)
     )
     return sorted(str(path) for path in paths if path.exists())

@@ -92,25 +92,16 @@ def find_remains(
             _tell(plan, place, before, len(before.kept(folder, proven)), problems, notes)
     if not may_replace:
         problems += _strangers(str(folder / name) + PARTIAL for name in sorted(names - begun))
-    if plan.is_resumed and not may_replace:
-        problems += _unusable(place.listing)
+        told = list(_about_set(plan, place, proven))
+        problems += told
+        documents = (str(Path(document.path)) for document in plan.documents)
+        found |= {str(place.manifest), *_wanted(plan), *documents} if told else set()
     if plan.is_resumed:
         listed, intact = _find_listed(
             plan, place, executor, problems, notes, may_replace, open_progress
         )
         proven |= intact
         found |= listed
-    elif (
-        not may_replace
-        and names
-        and (listing := _complete_listing(plan, place, proven)) is not None
-    ):
-        # Said here with what can be done, instead of by what says that files exist.
-        text = f"{listing.path} says that this very command has written all of it "
-        text += f"({count(len(plan.target.paths), 'output')})"
-        problems.append(f"{text}; --resume keeps it, --overwrite writes it anew")
-        documents = (document.path for document in plan.documents)
-        found |= {str(place.manifest), *_wanted(plan), *(str(Path(path)) for path in documents)}
     if _describes_nothing(place.manifest):
         found.add(str(place.manifest))
     return frozenset(found), proven
@@ -141,13 +132,27 @@ def _strangers(partials: Iterable[str]) -> Iterator[str]:
         yield f"{text}did not end tells of it; move it away, or --overwrite replaces it"
 
 
-def _unusable(listing: Path) -> Iterator[str]:
-    """A message if what says which outputs are complete does not say it."""
+def _about_set(plan: Plan, place: Place, proven: Mapping[str, Stamp]) -> Iterator[str]:
+    """What there is to say of a set that is there, besides that its files are."""
+    if not plan.is_resumed:
+        listing = _complete_listing(plan, place, proven) if plan.target.paths else None
+        if listing is not None:
+            text = f"{listing.path} says that this very command has written all of it "
+            text += f"({count(len(plan.target.paths), 'output')})"
+            yield f"{text}; --resume keeps it, --overwrite writes it anew"
+        return
+    mine = place.origin if place.is_part else place.origin.without_times()
     with suppress(FileNotFoundError):
         try:
-            Listing.read(listing)
+            changes = differences(mine, Listing.read(place.listing).head.origin())
         except FormatError as error:
             yield f"{error}; --resume cannot do without it, --overwrite writes all anew"
+            return
+        for change in changes:
+            text = (
+                f"{place.listing}: --resume: what is there is of another run: {change}; write to "
+            )
+            yield f"{text}another place, or --overwrite writes all anew"
 
 
 def _is_left(partial: Path) -> bool:

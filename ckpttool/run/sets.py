@@ -135,7 +135,7 @@ def why_absent(path: Path) -> str | None:
 def _name_of_holder(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            return str(json.loads(file.readline(1 << 16))["by"])
+            return str(json.loads(file.readline(1 << 16).rpartition(b" ")[0])["by"])
     except (OSError, ValueError, TypeError, LookupError):
         return "with --part, or it has just begun"
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from zlib import crc32
 
 from ckpttool.errors import FormatError
 from ckpttool.model.catalog import Stamp
 from ckpttool.model.manifest import Listed, Origin
 from ckpttool.run.manifest import Entries, lines_of
 from ckpttool.run.partial import stamp_of
+
+SEAL = " 01234567\n"  # what is behind the text of a line: its CRC-32 in hexadecimal digits
 
 
 @dataclass(slots=True)
@@ -63,6 +66,19 @@ def _unchanged(folder: Path, *known: Mapping[str, Stamp]) -> dict[str, Stamp]:
     }
 
 
+def sealed(text: str) -> str:
+    """A line of a journal: the text with its CRC-32, which every change of a byte shows in."""
+    return f"{text} {crc32(text.encode('ascii')):08x}\n"
+
+
+def unsealed(line: bytes) -> bytes:
+    """The text of a line; raises `ValueError` if it is not as it was written."""
+    text = line[: -len(SEAL)]
+    if sealed(text.decode("ascii")).encode() != line:
+        raise ValueError("a line is not as it was written")
+    return text
+
+
 def read_journal(path: Path) -> Unfinished | None:
     """What a run left behind that did not end well; None if there is nothing.
 
@@ -106,16 +122,27 @@ def listed_in(journal: Path, lines: Iterable[tuple[int, int]]) -> Iterator[Liste
     with journal.open("rb") as file:
         for start, stop in lines:
             file.seek(start)
-            (output,) = Entries.parse(journal, file.read(stop - start)).objects("complete")
+            text = unsealed(file.read(stop - start))
+            (output,) = Entries.parse(journal, text).objects("complete")
             yield output.output()
 
 
 def _whole_lines(path: Path) -> Iterator[tuple[int, Entries]]:
-    """The byte behind every line that is complete, and what it says."""
-    stop = 0
+    """The byte behind every line that is complete, and what it says.
+
+    The last does not count if it is not; of others a power loss leaves none behind that.
+    """
+    start = 0
     with path.open("rb") as file:
         for line in lines_of(path, file):
             if not line.endswith(b"\n"):
                 return
-            stop += len(line)
-            yield stop, Entries.parse(path, line)
+            try:
+                text = unsealed(line)
+            except ValueError as error:
+                if start and not file.read(1):
+                    return
+                reason = f"byte {start}: the line is not as it was written"
+                raise FormatError(str(path), None, reason) from error
+            start += len(line)
+            yield start, Entries.parse(path, text)

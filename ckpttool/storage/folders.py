@@ -24,6 +24,7 @@ from ckpttool.model.strategy import shorten
 from ckpttool.storage.leftovers import (
     EMERGENCY,
     emergency_saves,
+    interruption,
     note_emergencies,
     note_leftovers,
     note_others,
@@ -145,6 +146,9 @@ def list_rank_files(root: Path, notes: list[Note], empty: set[int]) -> list[Foun
             f"ONE/{in_parts[0].name}/net.safetensors, and so on"
         )
     if not found:
+        said = interruption(root)
+        if said is not None:  # which tells why there is nothing, and what to do
+            raise PlanError([said])
         problems += [f"rank {rank}: no checkpoint file in {folders[rank]}" for rank in empty]
     if problems:
         raise PlanError([*problems, *unfinished(notes)])

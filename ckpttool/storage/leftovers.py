@@ -71,8 +71,9 @@ def interruption(path: Path) -> str | None:
     records = f".{glob.escape(manifest.name.removesuffix('.json'))}-part-*.json"
     of_parts = manifest.parent.glob(f"{records}{JOURNAL}")
     if has_text(Path(f"{manifest}{JOURNAL}")) or any(of_parts):
-        text = "ckpttool was writing here and did not end, so files may be missing or of another "
-        return f"{path}: {text}run; finish it with the same command and --resume"
+        text = "a run of ckpttool has not ended here, so files may be missing or of another run; "
+        text += "wait for it, or if it was killed, finish it with the same command and --resume"
+        return f"{path}: {text}"
     if any(manifest.parent.glob(records)):
         text = "written in parts (--part) that are not committed, so files may be missing; run"
         return f"{path}: {text} ckpttool commit {path}"
