@@ -756,3 +756,24 @@ def test_files_of_another_format_stay_beside_the_new_ones_and_are_not_mixed_with
         meant = ["--pattern", f"rank_{{rank}}/*{suffix}"]
         run_well("inspect", tmp_path / "r", *meant)
         assert run("verify", tmp_path / "r", *meant).exit_code == code
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["inspect", ""],
+        ["verify", ""],
+        ["diff", SAMPLES, ""],
+        ["commit", ""],
+        ["merge", SAMPLES, "-o", ""],
+        ["merge", SAMPLES, "-o", "x.h5", "-s", ""],
+        ["split", SAMPLES, "-d", SAMPLES, "-o", ""],
+        ["split", SAMPLES, "-d", SAMPLES, "-o", "x", "--write-strategy", ""],
+    ],
+)
+def test_an_empty_path_is_a_usage_error_and_not_the_folder_one_is_in(tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    result = run(*words)
+    assert result.exit_code == 2
+    assert "it is empty; is a variable not set that should be here?" in message(result)
+    assert not list(tmp_path.iterdir())

@@ -375,3 +375,32 @@ def test_a_name_with_a_wild_number_takes_no_memory(tmp_path):
         (tmp_path / f"rank_{rank}").mkdir()
         get_format("ckpt").create(str(tmp_path / f"rank_{rank}" / "net.ckpt"), [], {})
     assert len(ckpttool.scan(str(tmp_path)).files) == 2
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_a_set_that_another_run_completed_meanwhile_is_not_replaced(tmp_path, is_resumed):
+    """It was not there when the plan was made, so nobody was asked whether it may be replaced."""
+    late = make_plan(tmp_path, resume=is_resumed)
+    anyway = make_plan(tmp_path, overwrite=True)
+    execute(make_plan(tmp_path, prefix="net_"))
+    before = {name: (tmp_path / name).read_bytes() for name in files_below(tmp_path, True)}
+    with pytest.raises(
+        ckpttool.PlanError, match=r"ckpttool\.json: written by another run since this one"
+    ):
+        execute(late)
+    after = {name: (tmp_path / name).read_bytes() for name in files_below(tmp_path, True)}
+    assert after == before
+    execute(anyway)
+
+
+def test_a_file_that_somebody_put_there_meanwhile_is_not_replaced(tmp_path):
+    plan = make_plan(tmp_path)
+    (tmp_path / "rank_2").mkdir()
+    path = tmp_path / "rank_2" / "checkpoint_2.ckpt"
+    path.write_text("mine")
+    with pytest.raises(
+        ckpttool.PlanError, match=r"rank_2/checkpoint_2\.ckpt: written by another run"
+    ):
+        execute(plan)
+    assert files_below(tmp_path, True) == ["rank_2/checkpoint_2.ckpt"]
+    assert path.read_text() == "mine"

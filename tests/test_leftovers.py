@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 
@@ -11,6 +12,7 @@ import pytest
 from ckpttool.errors import PlanError, UnsupportedError
 from ckpttool.storage.scan import scan
 from tests.by_hand import record
+from tests.checkpoints import ROWS, cut, noise, strategy_of, write_ranks
 from tests.commands import mentions, message, run, run_well
 from tests.corpus import SAMPLES
 from tests.mindformers import keep_strategies, save
@@ -303,3 +305,28 @@ def test_the_notes_are_in_the_document(ranks):
     (ranks / "rank_3" / "net-2_1.tmp").touch()
     document = json.loads(run_well("inspect", ranks, "--json").stdout)
     assert [note["kind"] for note in document["notes"]] == ["unfinished"]
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("link", "links that lead nowhere: rank_1/net.ckpt"),
+        ("pipe", "pipes or devices, which are not read: rank_1/net.ckpt"),
+        ("device", "pipes or devices, which are not read: rank_1/net.ckpt"),
+    ],
+)
+def test_a_rank_with_what_is_no_file_is_explained(tmp_path, what, said):
+    entries = cut({"w": noise("w", "Float32", (4, 2))}, strategy_of({"w": ROWS}))
+    write_ranks(tmp_path, entries, "ckpt")
+    for rank in (0, 1):  # that hold the same
+        (tmp_path / f"rank_{rank}" / "net.ckpt").unlink()
+    path = tmp_path / "rank_1" / "net.ckpt"
+    if what == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero" if what == "device" else "gone")
+    item = {"w": {"dev_matrix": [2, 2], "tensor_map": [1, -1]}}
+    (tmp_path / "s.json").write_text(json.dumps({"parallel_layout_item": item}))
+    result = run("merge", tmp_path, "-s", tmp_path / "s.json", "-o", tmp_path / "m.h5")
+    assert result.exit_code == 5
+    assert f"ranks 0, 1: no checkpoint file found in {tmp_path} ({said})" in message(result)

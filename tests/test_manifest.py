@@ -402,3 +402,21 @@ def test_replicas_are_hashed_while_they_are_compared(tmp_path, monkeypatch, byte
         assert wrong["ranks"] == [rank]
         assert "(of stretch 24 of 24)" in wrong["text"]
         path.write_bytes(good)
+
+
+def test_names_of_files_that_are_no_text_are_read_back(tmp_path):
+    """Paths are bytes to the system, and a manifest tells every byte of them."""
+    source, out = (tmp_path / os.fsdecode(name) for name in (b"from \xff", b"to \xfe\xff"))
+    try:
+        shutil.copytree(CASE / "src", source)
+    except OSError:
+        pytest.skip("this file system has no such names")
+    words = ["reshard", source, "-s", CASE / "src_strategy.ckpt"]
+    words += ["-d", CASE / "dst_strategy.ckpt", "-o", out, "--format", "ckpt"]
+    run_well(*words, "--prefix", os.fsdecode(b"\xfd"))
+    result = run_well("verify", out, "-s", CASE / "dst_strategy.ckpt", "--deep", "--ignore", "zero")
+    assert "manifest" not in message(result)
+    (out / "rank_1" / os.fsdecode(b"\xfd1.ckpt")).unlink()
+    assert "3 kept, 1 written" in message(
+        run_well(*words, "--prefix", os.fsdecode(b"\xfd"), "--resume")
+    )

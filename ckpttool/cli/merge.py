@@ -9,6 +9,7 @@ import click
 import ckpttool
 from ckpttool.cli import options
 from ckpttool.cli.convert import convert
+from ckpttool.cli.values import PathName
 
 if TYPE_CHECKING:
     from ckpttool.model.ciphertext import Secret
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     "-o",
     "--output",
     "path",
-    type=click.Path(),
+    type=PathName(),
     required=True,
     metavar="OUT",
     help="Output file; a folder with --max-shard-size.",

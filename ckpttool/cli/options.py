@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import click
 
 import ckpttool
+from ckpttool.cli import values
 from ckpttool.cli.keys import read_key
 from ckpttool.cli.progress import show_count
-from ckpttool.cli.values import Existing, PartOf, RankList, Size, StrategyName, WholeNumber
+from ckpttool.cli.values import Existing, PathName, RankList, Size, WholeNumber
 from ckpttool.errors import CkptToolError, PlanError, raise_all
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ out_folder = click.option(
     "-o",
     "--output",
     "folder",
-    type=click.Path(),
+    type=PathName(),
     required=True,
     metavar="DIR",
     help="Folder for rank_0/, rank_1/, ...",
@@ -242,7 +243,7 @@ def engine(command: Callable[..., object]) -> Callable[..., object]:
 
 part = click.option(
     "--part",
-    type=PartOf(),
+    type=values.PartOf(),
     metavar="K/N",
     help="Write only the K-th of N parts of the output files, about equal in size, as in a job "
     "array; ckpttool commit looks whether all are there.",
@@ -250,7 +251,7 @@ part = click.option(
 write_strategy = click.option(
     "--write-strategy",
     "strategy_path",
-    type=StrategyName(),
+    type=values.StrategyName(),
     metavar="FILE",
     help="Write the strategy of the output, too, for MindSpore's own tools: how it is cut, all "
     "stages in one protobuf file.",

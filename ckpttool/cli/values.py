@@ -12,16 +12,30 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    NameType = click.ParamType[str]
     NumberType = click.ParamType[float]
     PartType = click.ParamType[tuple[int, int]]
     RanksType = click.ParamType[tuple[int, ...]]
     SizeType = click.ParamType[int]
 else:  # generic from click 8.4 on only
-    NameType = NumberType = PartType = RanksType = SizeType = click.ParamType
+    NumberType = PartType = RanksType = SizeType = click.ParamType
 
 
-class Existing(click.Path):
+class PathName(click.Path):
+    """A path on the command line; an empty one, as of a variable that is not set, is none."""
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str | bytes | os.PathLike[str]:
+        """The path."""
+        if value == "":
+            self.fail("it is empty; is a variable not set that should be here?", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class Existing(PathName):
     """A path to something that is there; of an output that was not finished it is told why not."""
 
     def __init__(self) -> None:
@@ -34,7 +48,7 @@ class Existing(click.Path):
         ctx: click.Context | None,
     ) -> str | bytes | os.PathLike[str]:
         """The path."""
-        if not os.path.lexists(value):
+        if value != "" and not os.path.lexists(value):
             from ckpttool.run.sets import why_absent
 
             reason = why_absent(Path(value))
@@ -119,18 +133,23 @@ class PartOf(PartType):
         return int(match[1]), int(match[2])
 
 
-class StrategyName(NameType):
+class StrategyName(PathName):
     """A strategy file to be written, on the command line."""
 
     name = "file"
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str | bytes | os.PathLike[str]:
         """The path, whose ending does not promise another form."""
         from ckpttool.formats.strategy_writer import name_problem
 
-        reason = name_problem(value)
+        reason = name_problem(str(value))
         if value == "-":
             reason = "a strategy does not go to standard output; name a file"
         if reason is not None:
             self.fail(reason, param, ctx)
-        return value
+        return super().convert(value, param, ctx)

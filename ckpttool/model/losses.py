@@ -199,8 +199,8 @@ def _lack(
     gone = [rank for rank in owners if rank not in catalog.files and rank not in damaged]
     reasons = []
     if gone:
-        notes = [note.text for note in catalog.notes if note.kind == "unfinished"]
-        left = "; ".join(text.removeprefix(f"{catalog.root}: ") for text in notes)
+        told = [n for n in catalog.notes if n.kind in ("unfinished", "absent") and not n.ranks]
+        left = "; ".join(note.text.removeprefix(f"{catalog.root}: ") for note in told)
         reasons.append(f"{format_ranks(gone)}: no checkpoint file found in {catalog.root}")
         reasons[-1] += f" ({left})" if left else ""
     if damaged:

@@ -183,6 +183,9 @@ class Plan:
         Whether outputs that a run of the same plan left complete are kept.
     proven
         Of outputs that are there those whose contents, which were read, are what they should be.
+    seen
+        What lay at the places of the outputs and their manifest when the plan was made, by path;
+        None if whatever lies there may be replaced.
     """
 
     catalog: Catalog
@@ -194,6 +197,7 @@ class Plan:
     strategies: tuple[str, ...] = ()
     is_resumed: bool = False
     proven: Mapping[str, Stamp] = field(default_factory=dict)
+    seen: Mapping[str, Stamp] | None = None
 
     def written(self, kind: str) -> list[str]:
         """The documents of a kind, by their paths."""

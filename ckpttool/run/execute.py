@@ -28,7 +28,7 @@ from ckpttool.run.manifest import Written
 from ckpttool.run.origin import changed_inputs, manifest_of
 from ckpttool.run.partial import PartialFile, clean_up, write_document
 from ckpttool.run.release import released_by_another
-from ckpttool.run.resume import check_inputs, is_complete, tell_changes
+from ckpttool.run.resume import check_inputs, is_complete, new_at_places, tell_changes
 from ckpttool.run.together import group_outputs
 from ckpttool.storage.checksum import compute_checksum
 
@@ -141,8 +141,8 @@ def execute(
     ------
     PlanError
         A source file was changed after the plan was made, a worker of a cluster cannot do its
-        part, another run is writing the same set, or what is
-        to be resumed is of another plan; nothing was written.
+        part, another run is writing the same set or has written it since the plan was made, or
+        what is to be resumed is of another plan; nothing was written.
     EngineError
         The workers of a cluster do not answer; nothing was written.
     VerifyError
@@ -188,9 +188,15 @@ def execute(
 
 def _open_journal(plan: Plan) -> Journal:
     try:
-        return Journal(place_of(plan), plan.is_resumed, plan.proven)
+        journal = Journal(place_of(plan), plan.is_resumed, plan.proven)
     except OSError as error:
         raise ExecutionError(str(manifest_of(plan)), cause_of(error)) from error
+    # Only now that nobody else writes there does what is seen stay as it is.
+    problems = list(new_at_places(plan))
+    if problems:
+        journal.leave()
+        raise PlanError(problems)
+    return journal
 
 
 @dataclass(slots=True)

@@ -113,7 +113,7 @@ class Entries:
     def parse(cls, path: Path, text: bytes) -> Entries:
         """The object that a text of a file holds."""
         try:
-            document = parse_json(text)
+            document = parse_json(text, halves="surrogateescape")  # paths
         except ValueError as error:
             raise FormatError(str(path), None, str(error)) from error
         return cls(path, document if isinstance(document, dict) else {})

@@ -107,6 +107,23 @@ def find_remains(
     return frozenset(found), proven
 
 
+def look_at_places(plan: Plan) -> dict[str, Stamp]:
+    """What lies where a plan is to write, for `Plan.seen`."""
+    documents = (document.path for document in plan.documents)
+    paths = (*plan.target.paths.values(), *documents, str(manifest_of(plan)))
+    return {path: stamp for path in paths if (stamp := stamp_of(Path(path))) is not None}
+
+
+def new_at_places(plan: Plan) -> Iterator[str]:
+    """The problem that since a plan was made another run has written where it is to write."""
+    if plan.seen is None:
+        return
+    new = [path for path, stamp in look_at_places(plan).items() if plan.seen.get(path) != stamp]
+    if new:
+        text = "written by another run since this one began; --overwrite replaces what is there"
+        yield f"{shorten(new, 3)}: {text}"
+
+
 def _strangers(partials: Iterable[str]) -> Iterator[str]:
     """Messages for temporary files that no journal knows of; what a run is writing says itself."""
     found = [path for path in partials if _is_left(Path(path))]

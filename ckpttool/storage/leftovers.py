@@ -24,6 +24,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ckpttool.formats import format_of_suffix
 from ckpttool.formats.others import recognise
 from ckpttool.model.catalog import format_ranks
 from ckpttool.model.manifest import JOURNAL, MANIFEST
@@ -113,10 +114,11 @@ def set_backups_aside(found: list[Found], notes: list[Note]) -> list[Found]:
 
 
 def note_leftovers(root: Path, folders: Iterable[Path], notes: list[Note]) -> None:
-    """Notes on what is unfinished, failed or lost in a folder and in those of the ranks in it."""
+    """Notes on what is unfinished, failed, lost or no file, in a folder and its ranks'."""
     unfinished = []
     failed = []
     lost = []
+    strange = []
     for folder in (root, *(folder for folder in folders if folder != root)):
         for path in sorted(folder.iterdir()):
             if is_unfinished_file(path) and path.is_file():
@@ -125,8 +127,13 @@ def note_leftovers(root: Path, folders: Iterable[Path], notes: list[Note]) -> No
                 failed.append(f"{path}: {_read_reason(path)}")
             elif path.is_symlink() and not path.exists():
                 lost.append(str(path.relative_to(root)))
+            elif format_of_suffix(path.name) and not (path.is_file() or path.is_dir()):
+                strange.append(str(path.relative_to(root)))
     if lost:
         notes.append(Note("absent", f"{root}: links that lead nowhere: {shorten(lost)}"))
+    if strange:
+        text = f"{root}: pipes or devices, which are not read: {shorten(strange)}"
+        notes.append(Note("absent", text))
     if unfinished:
         text = f"{root}: left over from a save that did not finish: {shorten(unfinished)}"
         notes.append(Note("unfinished", text))
