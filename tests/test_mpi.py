@@ -59,7 +59,7 @@ def test_an_error_of_a_run_with_mpi_has_its_exit_code(tmp_path, mpiexec):
     run_well(*words)
     code, errors = finish(start_mpi(*mpiexec, *words))
     assert code == 5
-    assert "4 outputs exist" in errors
+    assert "has written all of it (4 outputs)" in errors
     assert "Traceback" not in errors
 
 
