@@ -510,6 +510,16 @@ def test_what_else_is_asked_for_is_named_if_a_complete_set_is_resumed(tmp_path, 
     assert "exist already" not in message(result)
 
 
+def test_a_set_of_which_all_was_removed_keeps_no_other_from_its_place(tmp_path):
+    run_well(*words_of(tmp_path / "out"))
+    for file in (tmp_path / "out").glob("rank_*/*"):
+        file.unlink()
+    other = ["--rank", "0-2"]
+    run_well(*words_of(tmp_path / "out"), *other, "--resume")
+    run_well(*words_of(tmp_path / "whole"), *other)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
 def test_files_of_another_format_beside_the_outputs_are_pointed_out(tmp_path):
     run_well(*words_of(tmp_path))
     other = [*words_of(tmp_path), "--format", "hdf5"]

@@ -134,6 +134,8 @@ def _strangers(partials: Iterable[str]) -> Iterator[str]:
 
 def _about_set(plan: Plan, place: Place, proven: Mapping[str, Stamp]) -> Iterator[str]:
     """What there is to say of a set that is there, besides that its files are."""
+    if _describes_nothing(place.listing):
+        return  # all of it was removed, so nothing stands in the way
     if not plan.is_resumed:
         listing = _complete_listing(plan, place, proven) if plan.target.paths else None
         if listing is not None:
@@ -149,10 +151,8 @@ def _about_set(plan: Plan, place: Place, proven: Mapping[str, Stamp]) -> Iterato
             yield f"{error}; --resume cannot do without it, --overwrite writes all anew"
             return
         for change in changes:
-            text = (
-                f"{place.listing}: --resume: what is there is of another run: {change}; write to "
-            )
-            yield f"{text}another place, or --overwrite writes all anew"
+            text = f"{place.listing}: --resume: what is there is of another run: {change}"
+            yield f"{text}; write to another place, or --overwrite writes all anew"
 
 
 def _is_left(partial: Path) -> bool:
