@@ -184,6 +184,8 @@ class Catalog:
         to every rank as it is.  False for one that no index names: it may be one rank's slice.
     absent
         Ranks that seem to belong to it and have no file: gaps, and rank folders without one.
+    asked
+        Ranks that it was written for, where its manifest says so and it is verified; None for all.
     """
 
     root: str
@@ -198,6 +200,11 @@ class Catalog:
     indexes: tuple[str, ...] = ()
     apart: Mapping[str, bool] = field(default_factory=dict)
     absent: tuple[int, ...] = ()
+    asked: frozenset[int] | None = None
+
+    def is_asked(self, rank: int) -> bool:
+        """Whether it should have a file of a rank."""
+        return self.asked is None or rank in self.asked
 
     @property
     def metas(self) -> dict[str, TensorMeta]:

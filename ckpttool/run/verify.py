@@ -31,7 +31,7 @@ from ckpttool.run.contents import check_contents, differences
 from ckpttool.run.engines import InlineExecutor
 from ckpttool.run.gather import Trust, known_strategy, settle, told_by_a_look
 from ckpttool.run.integrity import check_files
-from ckpttool.run.listed import check_manifest, find_manifests
+from ckpttool.run.listed import as_asked, check_manifest, find_manifests
 from ckpttool.run.replicas import (
     REMEDY,
     Slice,
@@ -159,8 +159,9 @@ def verify(
         strategy, reasons = strategy.resolve(catalog.metas)
         if reasons:
             raise PlanError(reasons)
-    catalog = set_empty_aside(catalog, strategy)
-    return _Verification(catalog, strategy, executor).run(deep, crc, open_progress)
+    catalog, notes = as_asked(set_empty_aside(catalog, strategy), strategy)
+    report = _Verification(catalog, strategy, executor).run(deep, crc, open_progress)
+    return replace(report, notes=(*report.notes, *notes))
 
 
 @contextmanager
@@ -305,12 +306,15 @@ class _Verification:
             )
 
     def _slices(self, sources: Sources) -> Iterator[Slice]:
-        if self.strategy is None:  # each rank's tensors by themselves
-            for source in sources.found:
-                yield from slices_of(source, is_apart=True)
-            return
+        is_joined = self.strategy is not None
         for source in sources.found:
-            yield from slices_of(source)
+            yield from slices_of(source, is_apart=not is_joined)
+        if self.strategy is None:
+            return
+        joined = {source.meta.name for source in sources.found}
+        for source in undivided_sources(self.catalog, "first").found:
+            if source.meta.name not in joined:  # what there is of it, each rank's by itself
+                yield from slices_of(source, is_apart=True)
         for _, other in other_stages(self.catalog, self.strategy, sources.found):
             yield from slices_of(other)
 
