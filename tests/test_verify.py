@@ -324,7 +324,8 @@ def test_replicas_that_differ_are_located(tmp_path):
     found = the_finding(verify(tmp_path, STATES, deep=True), "replica")
     assert found == Finding(
         "replica",
-        "w: replicas differ (rank 2 | rank 3) in 2 of 12 elements, first at (6, 1)",
+        "w: replicas differ (rank 2 | rank 3) in 2 of 12 elements of the slice, "
+        "first at (6, 1) of the full tensor (8, 3)",
         "error",
         "w",
         (2, 3),
