@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from hashlib import sha256
 
 import pytest
@@ -167,3 +168,24 @@ def test_the_checksum_is_that_of_the_lines_before_it(tmp_path):
     *lines, last = (tmp_path / MANIFEST).read_bytes().splitlines(keepends=True)
     digest = sha256(b"".join(lines)).hexdigest()
     assert last == f'], "sha256": "{digest}"}}\n'.encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "act"),
+    [
+        (MANIFEST, (), Small.commit),
+        (MANIFEST, (), Small.resume),
+        (f"{MANIFEST}.journal", (), Small.resume),
+        (RECORD, ((1, 2), (2, 2)), Small.commit),
+        (RECORD, ((1, 2), (2, 2)), Small.resume_part),
+    ],
+)
+def test_a_pipe_in_the_place_of_a_listing_or_a_journal_is_not_waited_for(small, name, parts, act):
+    small.write(*parts)
+    path = small.out / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    with pytest.raises(CkptToolError) as caught:
+        act(small)
+    assert f"{path}: " in str(caught.value)
+    assert "is a pipe or a device, and no file" in str(caught.value)

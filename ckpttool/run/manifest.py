@@ -262,7 +262,7 @@ class Listing:
         FileNotFoundError
             It is not there.
         """
-        with _opened(path) as file:
+        with opened(path) as file:
             written_ns = os.fstat(file.fileno()).st_mtime_ns
             lines = _proven_lines(path, file)
             first = next(lines, b"")
@@ -286,7 +286,7 @@ class Listing:
         FormatError
             One of them is none, or the file was changed since it was proven.
         """
-        with _opened(self.path) as file:
+        with opened(self.path) as file:
             for line in islice(_proven_lines(self.path, file), 1, None):
                 yield Entries.parse(self.path, line.rstrip(b",\n")).output()
 
@@ -300,8 +300,11 @@ class Listing:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """A small file of ours, open; raises `UnreadableError`, and does not wait for a pipe."""
     try:
+        if not (path.is_file() or path.is_dir()) and path.exists():
+            raise UnreadableError(str(path), None, "is a pipe or a device, and no file")
         with path.open("rb") as file:
             yield file
     except FileNotFoundError:

@@ -109,7 +109,7 @@ def journal_of(listing: Path) -> Path:
 def holder_of(path: Path) -> str | None:
     """Who is writing what a journal becomes; None if nobody is."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
     try:

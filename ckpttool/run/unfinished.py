@@ -10,7 +10,7 @@ from zlib import crc32
 from ckpttool.errors import FormatError
 from ckpttool.model.catalog import Stamp
 from ckpttool.model.manifest import Listed, Origin
-from ckpttool.run.manifest import Entries, lines_of
+from ckpttool.run.manifest import Entries, lines_of, opened
 from ckpttool.run.partial import stamp_of
 
 SEAL = " 01234567\n"  # what is behind the text of a line: its CRC-32 in hexadecimal digits
@@ -133,7 +133,7 @@ def _whole_lines(path: Path) -> Iterator[tuple[int, Entries]]:
     The last does not count if it is not; of others a power loss leaves none behind that.
     """
     start = 0
-    with path.open("rb") as file:
+    with opened(path) as file:
         for line in lines_of(path, file):
             if not line.endswith(b"\n"):
                 return
