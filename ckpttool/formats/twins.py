@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ckpttool.formats.wire import WireReader
-from ckpttool.model.catalog import Extent, FileIndex, StoredTensor, TensorMeta
+from ckpttool.model.catalog import Alike, FileIndex, StoredTensor
 
 MOST = 64  # headers that are remembered; a large model has as many as it has stages
 MOST_BYTES = 4 << 20  # of one; a usual one has 100 to 400 bytes for each tensor
@@ -24,7 +24,7 @@ MOST_BYTES = 4 << 20  # of one; a usual one has 100 to 400 bytes for each tensor
 class _Known:
     """The tensors of a file, and its bytes that are not their contents, by where they begin."""
 
-    tensors: tuple[tuple[str, TensorMeta, tuple[Extent, ...]], ...]
+    tensors: Mapping[str, StoredTensor]
     gaps: tuple[tuple[int, bytes], ...]
     attrs: Mapping[str, str]
 
@@ -62,15 +62,16 @@ class Twins:
         with WireReader(path) as reader:
             known = self._find(format, reader, reader.size)
             if known is not None:
-                return FileIndex(path, format, reader.size, _tensors(known, path), known.attrs)
+                tensors = Alike(known.tensors, path)
+                return FileIndex(path, format, reader.size, tensors, known.attrs)
             index = read(path)
             self.remember(format, reader, reader.size, index.tensors, index.attrs)
         return index
 
-    def find(self, format: str, reader: WireReader, end: int) -> dict[str, StoredTensor] | None:
+    def find(self, format: str, reader: WireReader, end: int) -> Alike | None:
         """The tensors of a file, if it is equal to one before in all that is no content."""
         known = self._find(format, reader, end)
-        return None if known is None else _tensors(known, reader.path)
+        return None if known is None else Alike(known.tensors, reader.path)
 
     def _find(self, format: str, reader: WireReader, end: int) -> _Known | None:
         known = self._known.get((format, end))
@@ -92,15 +93,8 @@ class Twins:
         gaps = list(_gaps(tensors, end))
         if len(self._known) < MOST and sum(stop - start for start, stop in gaps) <= MOST_BYTES:
             self._places[reader.size] = tuple((start, stop - start) for start, stop in gaps)
-            self._known[format, end] = _Known(
-                tuple((name, tensor.meta, tensor.extents) for name, tensor in tensors.items()),
-                tuple((start, reader.read(start, stop)) for start, stop in gaps),
-                attrs,
-            )
-
-
-def _tensors(known: _Known, path: str) -> dict[str, StoredTensor]:
-    return {name: StoredTensor(meta, path, extents) for name, meta, extents in known.tensors}
+            contents = tuple((start, reader.read(start, stop)) for start, stop in gaps)
+            self._known[format, end] = _Known(tensors, contents, attrs)
 
 
 def _gaps(tensors: Mapping[str, StoredTensor], end: int) -> Iterator[tuple[int, int]]:

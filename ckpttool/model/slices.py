@@ -79,7 +79,8 @@ def group_metas(
     Ranks whose headers are alike share what these say, so the few different objects are looked at,
     not the many ranks.
     """
-    keys = {id(meta): key(meta) for meta in {id(meta): meta for meta in metas.values()}.values()}
+    different = dict(zip(map(id, metas.values()), metas.values(), strict=True))
+    keys = {at: key(meta) for at, meta in different.items()}
     if len(set(keys.values())) == 1:
         return {next(iter(keys.values())): tuple(metas)}
     return group_ranks(tuple(metas), lambda rank: keys[id(metas[rank])])
