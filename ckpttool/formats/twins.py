@@ -9,6 +9,7 @@ file a tenth, of HDF5 a fiftieth.
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,15 +18,16 @@ from ckpttool.formats.wire import WireReader
 from ckpttool.model.catalog import Alike, FileIndex, StoredTensor
 
 MOST = 64  # headers that are remembered; a large model has as many as it has stages
-MOST_BYTES = 4 << 20  # of one; a usual one has 100 to 400 bytes for each tensor
+MOST_BYTES = 8 << 20  # of all of them; a usual one has 100 to 400 bytes for each tensor
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """The tensors of a file, and its bytes that are not their contents, by where they begin."""
+    """The tensors of a file, and its bytes that are not their contents: where, and which."""
 
     tensors: Mapping[str, StoredTensor]
-    gaps: tuple[tuple[int, bytes], ...]
+    starts: array[int]
+    gaps: tuple[bytes, ...]
     attrs: Mapping[str, str]
 
 
@@ -34,7 +36,8 @@ class Twins:
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], _Known] = {}  # by format and where the header ends
-        self._places: dict[int, tuple[tuple[int, int], ...]] = {}  # of gaps, by size of the file
+        self._of_size: dict[int, _Known] = {}  # by size of the file
+        self._free = MOST_BYTES
         self._announced: set[str] = set()
 
     def announce(self, path: str) -> None:
@@ -46,11 +49,11 @@ class Twins:
         with suppress(OSError):  # which is told when the file is read
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                places = self._places.get(os.fstat(fd).st_size, ())
-                if places:
+                known = self._of_size.get(os.fstat(fd).st_size)
+                if known is not None:
                     self._announced.add(path)
-                for start, nbytes in places:
-                    os.posix_fadvise(fd, start, nbytes, os.POSIX_FADV_WILLNEED)
+                    for start, gap in zip(known.starts, known.gaps, strict=True):
+                        os.posix_fadvise(fd, start, len(gap), os.POSIX_FADV_WILLNEED)
             finally:
                 os.close(fd)
 
@@ -79,7 +82,7 @@ class Twins:
             return None
         if reader.path not in self._announced:
             self.announce(reader.path)
-        return known if reader.has(known.gaps) else None
+        return known if reader.has(known.starts, known.gaps) else None
 
     def remember(
         self,
@@ -91,10 +94,13 @@ class Twins:
     ) -> None:
         """Take note of what a file says up to byte ``end``."""
         gaps = list(_gaps(tensors, end))
-        if len(self._known) < MOST and sum(stop - start for start, stop in gaps) <= MOST_BYTES:
-            self._places[reader.size] = tuple((start, stop - start) for start, stop in gaps)
-            contents = tuple((start, reader.read(start, stop)) for start, stop in gaps)
-            self._known[format, end] = _Known(tensors, contents, attrs)
+        nbytes = sum(stop - start for start, stop in gaps)
+        if len(self._known) < MOST and nbytes <= self._free:
+            self._free -= nbytes
+            starts = array("q", (start for start, _ in gaps))
+            parts = tuple(reader.read(start, stop) for start, stop in gaps)
+            known = _Known(tensors, starts, parts, attrs)
+            self._known[format, end] = self._of_size[reader.size] = known
 
 
 def _gaps(tensors: Mapping[str, StoredTensor], end: int) -> Iterator[tuple[int, int]]:
