@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
@@ -55,6 +55,10 @@ class TensorMeta:
         else:
             raise ValueError(f"{self.name}: no element type {self.dtype}")
         object.__setattr__(self, "nbytes", nbytes)  # many are asked for it, many times
+
+    def of_shape(self, shape: tuple[int, ...]) -> TensorMeta:
+        """The same of another shape; it is itself, which takes no memory, if that is its own."""
+        return self if shape == self.shape else replace(self, shape=shape)
 
     @property
     def itemsize(self) -> int:

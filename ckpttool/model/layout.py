@@ -108,10 +108,10 @@ class Layout:
                 f"a manual split of {list(self.rows)} rows, expected {parts} numbers of rows"
             )
 
-    @classmethod
-    def undivided(cls, ndim: int, ranks: int = 1, first_rank: int = 0) -> Layout:
+    @staticmethod
+    def undivided(ndim: int, ranks: int = 1, first_rank: int = 0) -> Layout:
         """The layout of a tensor that every one of ``ranks`` ranks holds whole."""
-        return cls((ranks,), ((),) * ndim, 1, first_rank)
+        return _undivided(ndim, ranks, first_rank)
 
     @property
     def ranks(self) -> range:
@@ -293,6 +293,11 @@ def nearest_divisors(size: int, parts: int) -> tuple[int, ...]:
     divisors = sorted({*small, *(size // n for n in small)})
     at = bisect_left(divisors, parts)
     return tuple(divisors[max(0, at - 1) : at + 1])
+
+
+@lru_cache(maxsize=64)  # all that nothing cuts share them
+def _undivided(ndim: int, ranks: int, first_rank: int) -> Layout:
+    return Layout((ranks,), ((),) * ndim, 1, first_rank)
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,16 +211,15 @@ class Plan:
             regions = _regions(ways, rank)
             shapes = tuple(None if region is None else region.shape for region in regions)
             alike.setdefault(shapes, []).append(rank)
-        made: list[dict[tuple[int, ...], TensorMeta]] = [{} for _ in placed]
+        last = [source.meta for source, _ in placed]  # headers share what is the same in them
         headers = {}
         for shapes, ranks in alike.items():
             metas = []
-            for (source, way), by_shape in zip(placed, made, strict=True):
+            for number, (_, way) in enumerate(placed):
                 shape = shapes[way]
                 if shape is not None:
-                    if shape not in by_shape:
-                        by_shape[shape] = replace(source.meta, shape=shape)
-                    metas.append(by_shape[shape])
+                    last[number] = last[number].of_shape(shape)
+                    metas.append(last[number])
             headers[tuple(ranks)] = tuple(metas)
         return headers
 

@@ -34,8 +34,8 @@ class Region:
         if any(map(gt, self.start, self.stop)) or (self.start and min(self.start) < 0):
             raise ValueError(f"region from {self.start} to {self.stop} is no box")
 
-    @classmethod
-    def whole(cls, shape: tuple[int, ...]) -> Region:
+    @staticmethod
+    def whole(shape: tuple[int, ...]) -> Region:
         """The region of all elements of a tensor of ``shape``."""
         return _whole(shape)
 
