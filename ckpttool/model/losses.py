@@ -128,7 +128,7 @@ def notes_of_scan(catalog: Catalog, strategy: Strategy | None) -> tuple[Note, ..
 
 def hold_alike(catalog: Catalog, ranks: Collection[int]) -> bool:
     """Whether those of ``ranks`` that have a file, at least one, hold the same parameters."""
-    held = [catalog.files[rank].tensors.keys() for rank in ranks if rank in catalog.files]
+    held = [catalog.files[rank].header.keys() for rank in ranks if rank in catalog.files]
     return bool(held) and all(names == held[0] for names in held)
 
 
@@ -176,12 +176,8 @@ _Owned = Sequence[tuple[Collection[int], Sequence[Layout]]]
 
 def _owned(catalog: Catalog, strategy: Strategy) -> _Owned:
     """For every parameter that has layouts, the ranks that have a slice of it, and the layouts."""
-    held: dict[str, list[int]] = {}
-    for rank, file in catalog.files.items():
-        for name in file.tensors:
-            held.setdefault(name, []).append(rank)
     found = []
-    for name, ranks in held.items():
+    for name, ranks in catalog.holders.items():
         base = followed_parameter(catalog, strategy, name, ranks) or name
         found.append((frozenset(ranks), strategy.layouts.get(base, ())))
     return found

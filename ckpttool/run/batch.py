@@ -99,8 +99,8 @@ def take_part(plan: Plan, number: int, parts: int) -> Plan:
     It has as many bytes as the others, as far as whole files allow; it may have none.
     """
     paths = plan.target.paths
-    sizes = [sum(meta.nbytes for meta in output.metas) for output in plan]
-    dealt = balance(sizes, parts)
+    sizes = plan.sizes
+    dealt = balance([sizes[rank] for rank in paths], parts)
     mine = {
         rank: path
         for (rank, path), part in zip(paths.items(), dealt, strict=True)

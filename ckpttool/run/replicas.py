@@ -47,7 +47,7 @@ class Slice:
     def place(self, element: Index | None) -> Index | None:
         """Index in the full tensor of an element of the slice."""
         whole = Region.whole(self.source.meta.shape)
-        for tensor, in_slice, in_full in self.source.overlaps(whole):
+        for tensor, in_slice, in_full in self.source.overlaps(whole, whole.start):
             if element is not None and tensor == self.tensors[0] and in_slice.contains(element):
                 shift = zip(in_full.start, element, in_slice.start, strict=True)
                 return tuple(start + i - a for start, i, a in shift)

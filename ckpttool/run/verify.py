@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 from ckpttool.errors import FormatError, PlanError, StepError
-from ckpttool.model.catalog import Catalog, FileIndex, TensorMeta
+from ckpttool.model.catalog import Catalog, FileIndex
 from ckpttool.model.ciphertext import Secret
 from ckpttool.model.findings import Finding
 from ckpttool.model.headers import (
@@ -203,12 +203,11 @@ class _Verification:
             findings += self._data(sources, deep, notes, on_progress)
         if any(finding.kind == "replica" for finding in findings):
             notes.append(Note("replica", f"replicas differ: {REMEDY} by merge, reshard and diff"))
-        names = {name for file in catalog.files.values() for name in file.tensors}
         return Report(
             catalog.root,
             catalog.step,
             tuple(catalog.files),
-            len(names),
+            len(catalog.metas),
             sum(file.nbytes for file in catalog.files.values()),
             tuple(sorted(findings, key=lambda finding: finding.severity)),
             tuple(notes),
@@ -320,20 +319,16 @@ class _Verification:
 
     def _names(self, sources: Sources, notes: list[Note]) -> Iterator[Finding]:
         """What is wrong with who holds which names, types and shapes."""
-        metas: dict[str, dict[int, TensorMeta]] = {}
-        for rank, file in self.catalog.files.items():
-            for name, tensor in file.tensors.items():
-                metas.setdefault(name, {})[rank] = tensor.meta
         if self.strategy is None:
             if not self.catalog.is_undivided:
                 text = "no strategy (-s) and no --replicated: whether the ranks' slices fit "
                 notes.append(Note("doubt", text + "together, and replicas agree, is not known"))
-            for held in metas.values():
-                yield from check_types(self.catalog, held)
+            for name in self.catalog.metas:
+                yield from check_types(self.catalog, self.catalog.held(name))
             yield from find_beginnings(self.catalog)
             return
         for source in sources.found:
-            held = metas[source.meta.name]
+            held = self.catalog.held(source.meta.name)
             if not source.is_listed and source.follows is None:
                 yield from check_unlisted(self.catalog, self.strategy, held)
         yield from find_lacking(self.catalog, sources.found, notes)
