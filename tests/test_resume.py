@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import BrokenExecutor
 from pathlib import Path
 
 import pytest
@@ -400,6 +401,47 @@ def test_a_file_of_somebody_else_with_a_temporary_name_is_not_replaced_unasked(t
     failing(None)
     run_well(*words_of(tmp_path))
     assert len(files_below(tmp_path)) == 4
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space"), BrokenExecutor("gone")])
+def test_a_failure_before_anything_is_complete_says_what_to_do(tmp_path, monkeypatch, error):
+    def fail(task):
+        raise error
+
+    monkeypatch.setattr(execute_module, "fill", fail)
+    result = run(*words_of(tmp_path))
+    assert result.exit_code == 6
+    assert message(result).endswith("; nothing is complete yet: run it again when that is mended")
+    assert files_below(tmp_path) == []
+
+
+def test_what_a_killed_run_of_another_set_left_half_written_is_called_so(tmp_path):
+    part = tmp_path / "rank_1" / "checkpoint_1.h5"
+    merge = ("merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", part)
+    assert run_with_signal(signal.SIGKILL, *merge)[0] == -signal.SIGKILL
+    result = run(*words_of(tmp_path, "hdf5"))
+    said = f"{part}.partial: left half-written by a run that did not end, of which "
+    said += f"{part}.{JOURNAL} tells; finish that with its own command and --resume, or --overwr"
+    assert said in message(result)
+    assert result.exit_code == 5
+    run_well(*merge, "--resume")
+    run_well(*words_of(tmp_path, "hdf5"), "--overwrite")
+    assert files_below(tmp_path) == [f"rank_{r}/checkpoint_{r}.h5" for r in range(4)]
+
+
+def test_what_a_run_of_another_set_is_writing_is_not_begun(tmp_path, monkeypatch):
+    part, seen = tmp_path / "rank_1" / "checkpoint_1.ckpt", []
+
+    def look(task):
+        seen.append(run(*words_of(tmp_path), "--overwrite"))
+        return fill(task)
+
+    monkeypatch.setattr(execute_module, "fill", look)
+    run_well("merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", part)
+    assert seen[0].exit_code == 5
+    said = f"{part}.partial: another run is writing it (see {part}.{JOURNAL}); wait until it ends"
+    assert said in message(seen[0])
+    assert files_below(tmp_path) == ["rank_1/checkpoint_1.ckpt"]
 
 
 def test_what_could_not_be_removed_is_known_to_the_next_run(tmp_path, failing, monkeypatch):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeVar
 
-from ckpttool.errors import FormatError, UnreadableError
+from ckpttool.errors import FormatError, UnreadableError, reason_of
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.catalog import Stamp
 from ckpttool.model.manifest import SCHEMA, Hashed, InputFile, Listed, Origin, StrategyFile
@@ -251,7 +251,7 @@ class Listing:
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise UnreadableError(str(path), None, error.strerror or str(error)) from error
+            raise UnreadableError(str(path), None, reason_of(error)) from error
         if len(rest) > MAX_LINE_BYTES:
             raise _too_large(path)
         text = line[: -len(OPEN) - 1] + b"}" if is_ours else line + rest

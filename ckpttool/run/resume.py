@@ -21,6 +21,7 @@ from ckpttool.run.listed import OpenProgress, find_intact, no_progress
 from ckpttool.run.manifest import Listing
 from ckpttool.run.origin import changed_inputs, manifest_of
 from ckpttool.run.partial import PARTIAL, stamp_of
+from ckpttool.run.rights import kept_file
 from ckpttool.run.sets import (
     Place,
     busy_problem,
@@ -29,7 +30,12 @@ from ckpttool.run.sets import (
     journal_of,
     record_of,
 )
-from ckpttool.run.unfinished import Unfinished, listed_in, read_journal
+from ckpttool.run.unfinished import (
+    Unfinished,
+    journal_that_tells_of,
+    listed_in,
+    read_journal,
+)
 
 MIXTURE = "what was made of it may be a mixture, so write all of it anew"
 
@@ -71,7 +77,11 @@ def find_remains(
     found: set[str] = set()
     begun: set[str] = set()
     proven: dict[str, Stamp] = {}
-    for path in {own, journal_of(place.manifest), *find_records(place.manifest, JOURNAL)}:
+    held = {own, journal_of(place.manifest)}
+    for path in sorted(held.union(find_records(place.manifest, JOURNAL))):
+        if kept := kept_file(path, is_locked=True):
+            problems += [kept] if path in held or not place.is_part else []
+            continue
         try:
             before = read_journal(path)
         except FormatError as error:
@@ -90,8 +100,9 @@ def find_remains(
         if path == own:
             found |= {str(Path(one.path)) for one in plan.documents if _is_written(one)}
             _tell(plan, place, before, len(before.kept(folder, proven)), problems, notes)
+    partials = [Path(str(folder / name) + PARTIAL) for name in sorted(names - begun)]
+    problems += _others(partials, may_replace)
     if not may_replace:
-        problems += _strangers(str(folder / name) + PARTIAL for name in sorted(names - begun))
         told = list(_about_set(plan, place, proven))
         problems += told
         documents = (str(Path(document.path)) for document in plan.documents)
@@ -124,12 +135,24 @@ def new_at_places(plan: Plan) -> Iterator[str]:
         yield f"{shorten(new, 3)}: {text}"
 
 
-def _strangers(partials: Iterable[str]) -> Iterator[str]:
-    """Messages for temporary files that no journal knows of; what a run is writing says itself."""
-    found = [path for path in partials if _is_left(Path(path))]
-    if found:
-        text = f"{shorten(found, 3)}: the name of a temporary file, and no run of ckpttool that "
-        yield f"{text}did not end tells of it; move it away, or --overwrite replaces it"
+def _others(partials: Iterable[Path], may_replace: bool) -> Iterator[str]:
+    """Messages for temporary files that no journal of this set knows of."""
+    left: dict[Path | None, list[str]] = {}
+    for path in filter(_is_file, partials):
+        journal = journal_that_tells_of(path)
+        if holder_of(path) is not None:
+            yield busy_problem(
+                path, "a run of another set" if journal is None else f"see {journal}"
+            )
+        elif not may_replace:
+            left.setdefault(journal, []).append(str(path))
+    for journal, paths in left.items():
+        text = "the name of a temporary file, and no run of ckpttool that did not end tells of it"
+        remedy = "move it away, or --overwrite replaces it"
+        if journal is not None:
+            text = f"left half-written by a run that did not end, of which {journal} tells"
+            remedy = "finish that with its own command and --resume, or --overwrite replaces it"
+        yield f"{shorten(paths, 3)}: {text}; {remedy}"
 
 
 def _about_set(plan: Plan, place: Place, proven: Mapping[str, Stamp]) -> Iterator[str]:
@@ -155,12 +178,9 @@ def _about_set(plan: Plan, place: Place, proven: Mapping[str, Stamp]) -> Iterato
             yield f"{text}; write to another place, or --overwrite writes all anew"
 
 
-def _is_left(partial: Path) -> bool:
-    """Whether it is a file that no run holds; of another user's nothing can be known."""
+def _is_file(path: Path) -> bool:
     try:
-        return stat.S_ISREG(partial.lstat().st_mode) and holder_of(partial) is None
-    except PermissionError:
-        return True
+        return stat.S_ISREG(path.lstat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return False
 
