@@ -509,6 +509,44 @@ def test_the_cause_comes_first_and_the_ranks_that_are_missing_together(tmp_path,
     assert "put back" not in result.stderr
 
 
+@pytest.mark.parametrize("part", [(), ("--part", "1/2")])
+def test_of_a_set_that_is_being_written_all_commands_say_to_wait(tmp_path, monkeypatch, part):
+    out, seen = tmp_path / "out", []
+    strategy = ("-s", CASE / "dst_strategy.ckpt")
+    commands = {
+        "inspect": (),
+        "verify": strategy,
+        "merge": (*strategy, "-o", tmp_path / "m.h5"),
+        "reshard": (*strategy, "-d", CASE / "src_strategy.ckpt", "-o", tmp_path / "new"),
+        "diff": (CASE / "src", *strategy, "--b-strategy", CASE / "src_strategy.ckpt"),
+        "commit": (),
+    }
+
+    def look(task):
+        if not seen:
+            seen.extend(message(run(name, out, *more)) for name, more in commands.items())
+        return fill(task)
+
+    monkeypatch.setattr(execute_module, "fill", look)
+    run_well(*words_of(out), *part)
+    assert len(seen) == len(commands)
+    for text in seen:
+        assert "writing" in text
+        assert f"(process {os.getpid()} on " in text
+        assert "wait until it ends" in text
+        assert "--resume" not in text
+
+
+def test_of_a_set_of_a_killed_run_commit_says_to_resume_it(tmp_path, failing):
+    failing("rank_2")
+    assert run(*words_of(tmp_path / "out")).exit_code == 6
+    for name in ("commit", "inspect"):
+        said = message(run(name, tmp_path / "out"))
+        assert "has not ended here" in said
+        assert "finish it with the same command and --resume" in said
+        assert "wait" not in said
+
+
 def test_a_file_of_a_run_that_did_not_end_well_is_no_checkpoint(tmp_path, monkeypatch):
     source = shutil.copytree(CASE / "src", tmp_path / "src")
     words = ["merge", source, "-s", CASE / "src_strategy.ckpt", "-o", tmp_path / "m[1].ckpt"]
@@ -522,7 +560,7 @@ def test_a_file_of_a_run_that_did_not_end_well_is_no_checkpoint(tmp_path, monkey
         assert run(*words, "-j", "1").exit_code == 6
     file = tmp_path / "m[1].ckpt"
     said = f"{file}: a run of ckpttool has not ended here, so files may be missing or of another "
-    said += "run; wait for it, or if it was killed, finish it with the same command and --resume"
+    said += "run; finish it with the same command and --resume"
     result = run_well("inspect", file)
     assert f"warning: {said}" in message(result)
     document = json.loads(run_well("inspect", file, "--json").stdout)

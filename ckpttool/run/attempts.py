@@ -31,7 +31,6 @@ from ckpttool.run.partial import (
     PARTIAL,
     claim,
     clean_up,
-    is_open_as,
     make_folder,
     name_attempt,
     publish,
@@ -39,6 +38,7 @@ from ckpttool.run.partial import (
     reserve,
 )
 from ckpttool.storage.checksum import compute_checksum
+from ckpttool.storage.locks import is_open_as
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from ckpttool.run.partial import PARTIAL
 from ckpttool.run.rights import closed_folder, kept_file
 from ckpttool.storage.folders import RANK_FOLDER
 from ckpttool.storage.names import RANK_IN_NAME
+from ckpttool.storage.trees import CHECKPOINTS, is_tree
 
 FileId = tuple[int, int]  # device and inode
 
@@ -98,6 +99,10 @@ def _mixtures(source: Catalog, target: Target) -> Iterator[str]:
     if has_folder and os.path.realpath(output_folder(target)) == root:
         yield f"{source.root}: is the source folder; write to another"
         return
+    is_above = has_folder and Path(os.path.realpath(output_folder(target))) == Path(root).parent
+    if is_above and Path(root).name in CHECKPOINTS and is_tree(Path(root).parent):
+        text = "what is written there would be taken for the checkpoint of that run, in the place"
+        yield f"{output_folder(target)}: {text} of {source.root}; write to another folder"
     if source.is_undivided or source.description is not None:
         return  # its files are those that are named
     homes = {os.path.realpath(Path(path).parent) for file in files for path in file.paths}

@@ -26,7 +26,6 @@ from ckpttool.run.sets import (
     Place,
     busy_problem,
     find_records,
-    holder_of,
     journal_of,
     record_of,
 )
@@ -36,6 +35,7 @@ from ckpttool.run.unfinished import (
     listed_in,
     read_journal,
 )
+from ckpttool.storage.locks import holder_of
 
 MIXTURE = "what was made of it may be a mixture, so write all of it anew"
 
@@ -157,6 +157,14 @@ def _others(partials: Iterable[Path], may_replace: bool) -> Iterator[str]:
 
 def _about_set(plan: Plan, place: Place, proven: Mapping[str, Stamp]) -> Iterator[str]:
     """What there is to say of a set that is there, besides that its files are."""
+    if plan.part is not None:
+        ending = f"-of-{plan.part.count}.json"
+        others = [str(one) for one in find_records(place.manifest) if not one.name.endswith(ending)]
+        if others:
+            text = f"another number of parts than --part {plan.part.number}/{plan.part.count}"
+            text += " says; take that for all of them, or remove the records that are not wanted"
+            yield f"{shorten(others, 3)}: {text}"
+            return
     if _describes_nothing(place.listing):
         return  # all of it was removed, so nothing stands in the way
     if not plan.is_resumed:
