@@ -17,6 +17,7 @@ import pytest
 
 import ckpttool
 from ckpttool.errors import CkptToolError, EngineError
+from ckpttool.formats import read_index
 from ckpttool.model.layout import Layout
 from ckpttool.run import attempts, cluster
 from ckpttool.run import execute as execute_module
@@ -24,6 +25,7 @@ from ckpttool.run.attempts import write_file
 from ckpttool.run.cluster import Cluster, Seen, View, compare_view, software
 from ckpttool.run.execute import CopyOptions, execute
 from ckpttool.run.fill import Filled, fill
+from ckpttool.storage.checksum import verify_checksum
 from tests.checkpoints import slice_catalog, strategy_of
 from tests.commands import files_below
 from tests.engines import CASE, FORMATS, contents
@@ -86,6 +88,17 @@ def test_a_cluster_writes_the_same_bytes_a_file_for_each_call(tmp_path, threads,
     assert [output.rank for output in written] == [0, 1, 2, 3]
     assert len(threads.calls) == 4
     assert sum(steps) == sum(meta.nbytes for output in plan for meta in output.metas)
+
+
+@pytest.mark.parametrize("output_format", ["ckpt", "safetensors"])
+def test_a_cluster_seals_with_the_same_checksum(tmp_path, threads, output_format):
+    execute(make_plan(tmp_path / "here", output_format, crc=True))
+    execute(make_plan(tmp_path / "there", output_format, crc=True), threads, options=SMALL)
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+    paths = [*(tmp_path / "there").rglob("*_*.*")]
+    assert [verify_checksum(read_index(str(path))) for path in paths if path.is_file()] == [
+        None
+    ] * 4
 
 
 # ------------------------------------------------------------------------------- what is asked

@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import sys
-import threading
 import time
 from concurrent.futures import BrokenExecutor
 from pathlib import Path
@@ -18,9 +17,7 @@ import pytest
 
 import ckpttool
 from ckpttool.formats import read_index
-from ckpttool.formats.stopping import go_on
 from ckpttool.run import execute as execute_module
-from ckpttool.run import listed
 from ckpttool.run.fill import fill
 from tests.commands import files_below, message, run, run_well
 from tests.engines import (
@@ -120,20 +117,29 @@ def test_of_a_set_that_was_complete_what_is_gone_is_written_again(tmp_path, fail
     assert sorted(files_below(out, manifests=True)) == sorted([*contents(out), NAME])
 
 
-def test_a_signal_is_heard_while_what_is_kept_is_read(tmp_path, monkeypatch):
+def test_a_signal_is_heard_while_what_is_kept_is_read(tmp_path):
+    """In a process of its own: a signal that came a moment late would end the tests."""
     run_well(*words_of(tmp_path))
     before = everything_in(tmp_path)
     time.sleep(0.01)
     os.utime(tmp_path / "rank_0" / "checkpoint_0.ckpt")
-
-    def read_for_ever(tensor, buffer_bytes):
-        # Taken by this thread, so the main thread does not wake; SIGINT may be ignored here.
-        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
-        while True:
-            go_on()
-
-    monkeypatch.setattr(listed, "unit_digests", read_for_ever)
-    assert run(*words_of(tmp_path), "--resume").exit_code == 143
+    code = (  # one thread gets one signal, so the main thread does not wake by itself
+        "import signal, sys, threading\n"
+        "from ckpttool.cli.main import main\n"
+        "from ckpttool.formats.stopping import go_on\n"
+        "from ckpttool.run import listed\n"
+        "turn = threading.Lock()\n"
+        "def read_for_ever(tensor, buffer_bytes):\n"
+        "    if turn.acquire(blocking=False):\n"
+        "        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)\n"
+        "    while True:\n"
+        "        go_on()\n"
+        "listed.unit_digests = read_for_ever\n"
+        "main(sys.argv[1:])"
+    )
+    words = [*words_of(tmp_path), "--resume"]
+    code, errors = finish(start(sys.executable, "-c", code, *words))
+    assert (code, "ended by SIGTERM" in errors) == (143, True)
     assert everything_in(tmp_path) == before
 
 

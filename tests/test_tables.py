@@ -58,7 +58,7 @@ def terminal(capsys, monkeypatch):
     """A function: the lines of a table on a terminal of so many columns, without the title."""
 
     def lines(width, columns, rows):
-        monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((width, 24)))
+        monkeypatch.setattr(shutil, "get_terminal_size", lambda **_: os.terminal_size((width, 24)))
         monkeypatch.setattr(tables.sys.stdout, "isatty", lambda: True)
         print_table("t", columns, rows)
         return capsys.readouterr().out.splitlines()[2:-1]

@@ -37,7 +37,7 @@ from ckpttool.run.partial import (
     remove_attempts,
     reserve,
 )
-from ckpttool.storage.checksum import compute_checksum
+from ckpttool.storage.checksum import Summed, compute_checksum
 from ckpttool.storage.locks import is_open_as
 
 
@@ -173,13 +173,16 @@ def _write(task: FileTask, path: str) -> Attempt:
         reserve(fd, index.nbytes)
         nbytes = 0
         hashes: list[UnitHash] = []
+        sums: list[Summed] = []
         sizes = task.band_bytes, task.task_bytes, task.task_pieces
         for stretch in cut_into_tasks([(output, index)], *sizes):
             _demand(task.claim)
             filled = fill(stretch)
             nbytes += filled.nbytes
             hashes += filled.hashes
-        format.seal(path, compute_checksum(index) if "crc_num" in index.attrs else None)
+            sums += filled.sums
+        crc = compute_checksum(index, known=sums) if "crc_num" in index.attrs else None
+        format.seal(path, crc)
         os.fsync(fd)  # here, since no other host can: the run only renames it
         return Attempt(path, Filled(nbytes, tuple(hashes)))
     finally:

@@ -30,7 +30,7 @@ from ckpttool.run.partial import PartialFile, clean_up, write_document
 from ckpttool.run.release import released_by_another
 from ckpttool.run.resume import check_inputs, is_complete, new_at_places, tell_changes
 from ckpttool.run.together import group_outputs
-from ckpttool.storage.checksum import compute_checksum
+from ckpttool.storage.checksum import Summed, compute_checksum
 
 Done: TypeAlias = int | Filled | Attempt  # of a call: a checksum, stretches, a whole file
 
@@ -72,6 +72,7 @@ class _Job:
     is_submitted: bool = False
     checksum: Future[Done] | None = None  # on its way, once all tasks are done
     hashes: dict[str, dict[int, str]] = field(default_factory=dict)  # by tensor and unit
+    sums: list[Summed] = field(default_factory=list)
 
     def accept(self, done: Filled | Attempt) -> None:
         """Take what a call has done, which may be for others, too."""
@@ -85,6 +86,7 @@ class _Job:
         for one in done.hashes:
             if one.path == path:
                 self.hashes.setdefault(one.name, {})[one.unit] = one.sha256
+        self.sums += (one for one in done.sums if one.path == path)
 
     def listed(self, folder: Path, nbytes: int) -> Listed:
         """The output as a manifest in a folder lists it."""
@@ -305,7 +307,8 @@ class _Run:
         if not job.is_submitted or job.open_tasks:
             return
         if isinstance(job.file, PartialFile) and "crc_num" in job.file.index.attrs:
-            job.checksum = self.executor.submit(compute_checksum, job.file.index)
+            call = partial(compute_checksum, job.file.index, known=job.sums)
+            job.checksum = self.executor.submit(call)
             self.pending[job.checksum] = (job,)
         else:
             self._commit(job, None)

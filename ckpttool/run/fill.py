@@ -21,6 +21,7 @@ from ckpttool.model.catalog import FileIndex, StoredTensor
 from ckpttool.model.manifest import units
 from ckpttool.model.plan import OutputFile, OutputTensor, Piece
 from ckpttool.model.region import Region
+from ckpttool.storage.checksum import Summed, Sums
 from ckpttool.storage.flatfile import Bytes, FlatFiles, find_runs
 
 if TYPE_CHECKING:
@@ -75,10 +76,11 @@ class UnitHash(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """What a task has written: bytes of tensors, and the hashes of all units."""
+    """What a task has written: bytes of tensors, hashes of all units, and CRC-32s if wanted."""
 
     nbytes: int
     hashes: tuple[UnitHash, ...]
+    sums: tuple[Summed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +94,13 @@ class FillTask:
         units, however small the bands.
     band_bytes
         Bytes that are assembled at a time; a scratch buffer of the same size comes on top.
+    is_summed
+        Whether the CRC-32 of what is written is wanted.
     """
 
     parts: tuple[Part, ...]
     band_bytes: int
+    is_summed: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -126,6 +131,7 @@ def cut_into_tasks(
         A task that has as many takes no further part, though it may want the same rows.
     """
     tensors: dict[str, list[tuple[OutputTensor, StoredTensor]]] = {}
+    is_summed = any("crc_num" in index.attrs for _, index in outputs)
     for output, index in outputs:
         for tensor in output.tensors:
             stored = index.tensors[tensor.meta.name]
@@ -141,7 +147,7 @@ def cut_into_tasks(
             is_apart = reach is None or place.start > reach  # else the units end in other rows
             most_bytes = task_bytes if is_apart else task_bytes + len(twins) * size
             if parts and (nbytes >= most_bytes or pieces >= task_pieces):
-                yield FillTask(tuple(parts), band_bytes)
+                yield FillTask(tuple(parts), band_bytes, is_summed)
                 parts, nbytes, pieces, reach = [], 0, 0, None
             parts.append(part)
             nbytes += size
@@ -149,7 +155,7 @@ def cut_into_tasks(
             last = tuple(stop - 1 for stop in place.stop)
             reach = last if reach is None else max(reach, last)
     if parts:
-        yield FillTask(tuple(parts), band_bytes)
+        yield FillTask(tuple(parts), band_bytes, is_summed)
 
 
 def _cut(twins: Sequence[tuple[OutputTensor, StoredTensor]]) -> Iterator[Part]:
@@ -194,10 +200,11 @@ def fill(task: FillTask) -> Filled:
     widest = max(part.tensor.meta.itemsize for part in task.parts)  # a band holds one element
     buffer = np.empty(max(widest, min(task.band_bytes, largest)), np.uint8)
     hashes: list[UnitHash] = []
-    with FlatFiles(task.band_bytes) as files:
+    sums = Sums() if task.is_summed else None
+    with FlatFiles(task.band_bytes, sums) as files:
         for _, parts in groupby(task.parts, lambda part: part.tensor.meta.name):
             hashes += _fill_side_by_side(files, tuple(parts), buffer, task.band_bytes)
-    return Filled(task.nbytes, tuple(hashes))
+    return Filled(task.nbytes, tuple(hashes), () if sums is None else tuple(sums.found()))
 
 
 def _fill_side_by_side(

@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import re
 import zlib
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from io import FileIO
 from pathlib import Path
+from typing import NamedTuple
 
 from ckpttool.errors import FormatError
 from ckpttool.formats import checksum_parts
@@ -18,8 +22,33 @@ BUFFER_BYTES = 1 << 20  # read at a time
 POLYNOMIAL = 0xEDB88320  # of CRC-32, lowest power in the highest bit
 
 
-def compute_checksum(index: FileIndex, as_saved: bool = False) -> int:
-    """The checksum of a file with these contents, which are read whole, a buffer at a time.
+class Summed(NamedTuple):
+    """The CRC-32 of a stretch of the file at ``path``, all in one tensor."""
+
+    path: str
+    extent: Extent
+    crc: int
+
+
+class Sums:
+    """The CRC-32 of what is written, taken while it is in memory; use it in one thread."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str, int], tuple[int, int]] = {}  # by file, tensor and end
+
+    def add(self, path: str, name: str, offset: int, data: memoryview) -> None:
+        """Count bytes of a tensor that go to an offset of a file, where a stretch may go on."""
+        start, crc = self._open.pop((path, name, offset), (offset, 0))
+        self._open[path, name, offset + len(data)] = start, zlib.crc32(data, crc)
+
+    def found(self) -> Iterator[Summed]:
+        """All stretches."""
+        for (path, _, stop), (start, crc) in self._open.items():
+            yield Summed(path, Extent(start, stop - start), crc)
+
+
+def compute_checksum(index: FileIndex, as_saved: bool = False, known: Iterable[Summed] = ()) -> int:
+    """The checksum of a file with these contents, which are read a buffer at a time.
 
     Parameters
     ----------
@@ -27,6 +56,8 @@ def compute_checksum(index: FileIndex, as_saved: bool = False) -> int:
         The header of the file.
     as_saved
         As MindSpore's saver counts, where its loader counts otherwise.
+    known
+        Stretches of it that need not be read.
 
     Raises
     ------
@@ -34,16 +65,38 @@ def compute_checksum(index: FileIndex, as_saved: bool = False) -> int:
         The file has become shorter since its header was read.
     """
     crc = 0
+    in_order = sorted(known, key=_start)
     buffer = memoryview(bytearray(BUFFER_BYTES))
     with Path(index.path).open("rb", buffering=0) as file:
-        for part in checksum_parts(index, as_saved):
-            if isinstance(part, bytes):
-                crc = zlib.crc32(part, crc)
-            elif isinstance(part, Extent):
-                crc = _add_extent(crc, file, index.path, part, buffer)
-            else:
-                crc = add_zeros(crc, part)
+        for whole in checksum_parts(index, as_saved):
+            for part in _tile(whole, in_order) if isinstance(whole, Extent) else [whole]:
+                if isinstance(part, bytes):
+                    crc = zlib.crc32(part, crc)
+                elif isinstance(part, Extent):
+                    crc = _add_extent(crc, file, index.path, part, buffer)
+                elif isinstance(part, Summed):
+                    crc = join(crc, part.crc, part.extent.nbytes)
+                else:
+                    crc = add_zeros(crc, part)
     return crc
+
+
+def _start(one: Summed) -> int:
+    return one.extent.offset
+
+
+def _tile(extent: Extent, in_order: Sequence[Summed]) -> Iterator[Extent | Summed]:
+    """An extent as stretches that are known, and what is to be read between them."""
+    at, stop = extent.offset, extent.offset + extent.nbytes
+    for number in range(bisect_left(in_order, at, key=_start), len(in_order)):
+        one = in_order[number]
+        end = one.extent.offset + one.extent.nbytes
+        if end > stop:
+            break
+        yield Extent(at, one.extent.offset - at)
+        yield one
+        at = end
+    yield Extent(at, stop - at)
 
 
 def _add_extent(crc: int, file: FileIO, path: str, extent: Extent, buffer: memoryview) -> int:
@@ -60,25 +113,40 @@ def _add_extent(crc: int, file: FileIO, path: str, extent: Extent, buffer: memor
     return crc
 
 
+def join(crc: int, following: int, nbytes: int) -> int:
+    """The CRC-32 of data with this CRC-32 and, behind it, ``nbytes`` with the CRC-32 ``following``.
+
+    Examples
+    --------
+    >>> join(zlib.crc32(b"some"), zlib.crc32(b"thing"), 5) == zlib.crc32(b"something")
+    True
+    """
+    return _multiply(crc, _shift(nbytes)) ^ following
+
+
 def add_zeros(crc: int, count: int) -> int:
     """The CRC-32 of data with this CRC-32 and ``count`` zero bytes behind it.
 
-    Each byte multiplies the remainder by x**8, so ``count`` of them take a power of it, in some
-    hundred steps however many they are.
+    It takes some hundred steps, however many they are.
 
     Examples
     --------
     >>> add_zeros(zlib.crc32(b"data"), 1000) == zlib.crc32(b"data" + bytes(1000))
     True
     """
-    factor = 1 << 31 - 8  # x**8
-    remainder = crc ^ 0xFFFFFFFF
+    return _multiply(crc ^ 0xFFFFFFFF, _shift(count)) ^ 0xFFFFFFFF
+
+
+@lru_cache(1024)  # most stretches have the same length
+def _shift(count: int) -> int:
+    """By what so many bytes behind it multiply a remainder: x**8 for each."""
+    power, factor = 1 << 31, 1 << 31 - 8  # 1, x**8
     while count:
         if count & 1:
-            remainder = _multiply(remainder, factor)
+            power = _multiply(power, factor)
         factor = _multiply(factor, factor)
         count >>= 1
-    return remainder ^ 0xFFFFFFFF
+    return power
 
 
 def _multiply(a: int, b: int) -> int:

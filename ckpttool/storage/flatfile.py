@@ -31,6 +31,7 @@ from ckpttool.formats.decryption import read_plain
 from ckpttool.formats.stopping import go_on
 from ckpttool.model.catalog import StoredTensor
 from ckpttool.model.region import Region
+from ckpttool.storage.checksum import Sums
 
 # Bytes between two runs that are read rather than skipped.  A run read by itself takes 16
 # microseconds, in which 256 KiB are copied from the page cache (measured, rows of 1 KiB); a disk
@@ -72,7 +73,8 @@ class FlatFiles:
     Use as a context manager, in one thread.
     """
 
-    def __init__(self, scratch_bytes: int) -> None:
+    def __init__(self, scratch_bytes: int, sums: Sums | None = None) -> None:
+        self._sums = sums  # is told what is written
         self._open: OrderedDict[tuple[str, int], int] = OrderedDict()  # by path and flags
         self._scratch_bytes = scratch_bytes
         self._scratch: Bytes | None = None
@@ -125,6 +127,8 @@ class FlatFiles:
         self._held.pop((tensor.path, tensor.meta.name), None)
         fd = self._descriptor(tensor.path, os.O_RDWR)
         for start, part in _split(tensor, offset, data.data):
+            if self._sums is not None:
+                self._sums.add(tensor.path, tensor.meta.name, start, part)
             at = start
             try:
                 while part:
