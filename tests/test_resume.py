@@ -316,6 +316,29 @@ def test_an_output_with_another_byte_is_not_believed_though_size_and_time_are_th
     assert {name[:12] for name in filled} == {"checkpoint_1", "checkpoint_2", "checkpoint_3"}
 
 
+@pytest.mark.parametrize("is_left", [True, False])
+def test_a_checksum_that_was_changed_is_not_believed(tmp_path, failing, is_left):
+    """The hashes of a manifest are those of tensors."""
+    words = [*words_of(tmp_path / "out", "safetensors"), "--crc"]
+    failing("rank_3" if is_left else None)
+    assert run(*words).exit_code == (6 if is_left else 0)
+    failing(None)
+    file = tmp_path / "out" / "rank_0" / "checkpoint_0.safetensors"
+    whole = file.read_bytes()
+    start = whole.index(b'"crc_num":"') + len(b'"crc_num":"')
+    for damaged in (
+        whole[: start + 1] + bytes([whole[start + 1] ^ 1]) + whole[start + 2 :],
+        whole.replace(b"crc_num", b"crb_num"),
+    ):
+        file.write_bytes(damaged)
+        result = run(*words, "--resume")
+        assert result.exit_code == 5
+        assert str(file) in message(result)
+    assert file.read_bytes() == damaged
+    run_well(*words, "--overwrite")
+    assert file.read_bytes() == whole
+
+
 def test_what_was_moved_meanwhile_is_known_by_its_contents(tmp_path, failing):
     run_well(*words_of(tmp_path / "whole"))
     failing("rank_2")

@@ -28,6 +28,7 @@ from ckpttool.run.engines import InlineExecutor
 from ckpttool.run.facts import Difference, Tolerance
 from ckpttool.run.gather import Trust, gather_sources, known_strategy
 from ckpttool.run.integrity import check_files
+from ckpttool.run.origin import unchanged
 
 Kind = Literal["only in A", "only in B", "dtype", "shape", "text", "values"]
 
@@ -124,38 +125,42 @@ def diff(
     Raises
     ------
     FormatError, PlanError
-        What stops a side from being read, in one error for both; it says which side it is of.
+        What stops a side from being read, in one error for both; it says which side it is of.  Or a
+        file was written to meanwhile.
     """
     executor = executor or InlineExecutor()
     trust = Trust(trust_strategy, optimizer_shard)
-    errors: list[CkptToolError] = []
-    sides: list[Sources] = []
-    notes: list[Note] = []
-    for side, catalog, given in (("A", a, a_strategy), ("B", b, b_strategy)):
-        needs_it = not (catalog.is_undivided or catalog.description)
-        try:
-            strategy = known_strategy(catalog, given, replicated and needs_it)
-            sources = gather_sources(catalog, strategy, executor, unlisted=unlisted, trust=trust)
-        except (PlanError, StrategyError) as error:
-            errors += [*catalog.damaged.values(), of_side(error, side)]
-            continue
-        forged, more = check_files(catalog, executor, crc=False)
-        problems = [*catalog.problems, *(finding.text for finding in sources.problems)]
-        if side == "B" and _is_that_of(given, a_strategy):
-            if sources.problems:
-                problems[-1] += f"; {OF_ITS_OWN}"
-            elif any(note.is_warning and note.kind in DOUBTS for note in sources.notes):
-                sources.notes.append(Note("doubt", f"B: {OF_ITS_OWN}", is_warning=True))
-        errors += [*sources.damage, *forged]
-        errors += [of_side(PlanError(problems), side)] if problems else []
-        notes += [*notes_of_scan(catalog, strategy), *sources.notes, *more]
-        sides.append(sources)
-    raise_all(errors)
-    pairs = list(_pairs(*sides))
-    nbytes = sum(pair.nbytes for pair in pairs)
-    with open_progress(2 * nbytes) as on_progress:
-        differences = tuple(_differences(pairs, executor, tolerance, on_progress))
-    return Comparison(len(pairs), nbytes, differences, tuple(notes))
+    with unchanged(a, b):
+        errors: list[CkptToolError] = []
+        sides: list[Sources] = []
+        notes: list[Note] = []
+        for side, catalog, given in (("A", a, a_strategy), ("B", b, b_strategy)):
+            needs_it = not (catalog.is_undivided or catalog.description)
+            try:
+                strategy = known_strategy(catalog, given, replicated and needs_it)
+                sources = gather_sources(
+                    catalog, strategy, executor, unlisted=unlisted, trust=trust
+                )
+            except (PlanError, StrategyError) as error:
+                errors += [*catalog.damaged.values(), of_side(error, side)]
+                continue
+            forged, more = check_files(catalog, executor, crc=False)
+            problems = [*catalog.problems, *(finding.text for finding in sources.problems)]
+            if side == "B" and _is_that_of(given, a_strategy):
+                if sources.problems:
+                    problems[-1] += f"; {OF_ITS_OWN}"
+                elif any(note.is_warning and note.kind in DOUBTS for note in sources.notes):
+                    sources.notes.append(Note("doubt", f"B: {OF_ITS_OWN}", is_warning=True))
+            errors += [*sources.damage, *forged]
+            errors += [of_side(PlanError(problems), side)] if problems else []
+            notes += [*notes_of_scan(catalog, strategy), *sources.notes, *more]
+            sides.append(sources)
+        raise_all(errors)
+        pairs = list(_pairs(*sides))
+        nbytes = sum(pair.nbytes for pair in pairs)
+        with open_progress(2 * nbytes) as on_progress:
+            differences = tuple(_differences(pairs, executor, tolerance, on_progress))
+        return Comparison(len(pairs), nbytes, differences, tuple(notes))
 
 
 def _is_that_of(b: Strategy | None, a: Strategy | None) -> bool:

@@ -125,7 +125,8 @@ def _problems_of(name: str, taken: Collection[FileId]) -> Iterator[str]:
     path, partial = Path(name), Path(name + PARTIAL)
     folder = next(p for p in path.absolute().parents if os.path.lexists(p))
     if not folder.is_dir():
-        yield f"{folder}: is a file; name a folder to write to"
+        what = "a file" if os.path.exists(folder) else "a link that leads nowhere"  # noqa: PTH110
+        yield f"{folder}: is {what}; name a folder to write to"
     elif closed := closed_folder(folder) or _long_name(path, folder):
         yield closed
     elif name.endswith("/") or path.is_dir():

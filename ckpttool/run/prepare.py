@@ -34,6 +34,7 @@ from ckpttool.run.gather import (
 from ckpttool.run.integrity import check_files
 from ckpttool.run.listed import OpenProgress, no_progress
 from ckpttool.run.numbered import Numbered
+from ckpttool.run.origin import raise_changed
 from ckpttool.run.outputs import choose_format, content_problems, header_attrs, rank_files
 from ckpttool.run.places import blocked_places, place_problems, stale_files
 from ckpttool.run.replicas import replica_problems
@@ -324,6 +325,8 @@ def _plan(
         errors.append(PlanError(problems))
     if catalog.problems:  # first, since what else is wrong may follow from them
         errors.insert(0, PlanError(catalog.problems))
+    if errors:
+        raise_changed(catalog)  # which what is wrong may come of
     raise_all(errors)
     return plan
 

@@ -95,7 +95,9 @@ def find_remains(
             lines = (before.lines[before.complete[name]] for name in sorted(unclear))
             nbytes = sum(stamp.nbytes for name in unclear if (stamp := stamp_of(folder / name)))
             with open_progress(nbytes) if nbytes else no_progress(0) as on_progress:
-                proven |= find_intact(folder, listed_in(path, lines), executor, on_progress)
+                proven |= find_intact(
+                    folder, listed_in(path, lines), plan.target.attrs, executor, on_progress
+                )
         found |= {str(folder / name) for name in before.untouched(folder, proven)}
         if path == own:
             found |= {str(Path(one.path)) for one in plan.documents if _is_written(one)}
@@ -284,7 +286,7 @@ def _find_listed(
     if unclear:
         outputs = (output for path, output, _ in _outputs(plan, listing) if path in unclear)
         with open_progress(sum(unclear.values())) as on_progress:
-            proven = find_intact(folder, outputs, executor, on_progress)
+            proven = find_intact(folder, outputs, plan.target.attrs, executor, on_progress)
     there += [str(folder / path) for path in proven]
     wrong = [str(folder / path) for path in unclear if path not in proven]
     for path in (document.path for document in plan.documents if not _is_written(document)):
