@@ -16,6 +16,7 @@ import contextlib
 import sys
 import tempfile
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
 import atheris
@@ -38,7 +39,7 @@ with atheris.instrument_imports(include=["ckpttool"]):
     from ckpttool.formats.unified import read_index_file
     from ckpttool.model.catalog import FileIndex, TensorMeta
     from ckpttool.run.manifest import Listing
-    from ckpttool.run.unfinished import listed_in, read_journal
+    from ckpttool.run.unfinished import listed_in, read_journal, sealed
     from tests.hyper_folder import HyperSave
     from tests.readers import Entry
 
@@ -92,7 +93,24 @@ def _document(read: Callable[[str], object]) -> Callable[[str, int], None]:
     return target
 
 
+def _manifest(path: str) -> None:
+    """Read it as it is, and with the checksum that it should have: a fuzzer finds none."""
+    with contextlib.suppress(CkptToolError):
+        Listing.read(Path(path))
+    lines = Path(path).read_bytes()
+    digest = sha256(lines).hexdigest()
+    Path(path).write_bytes(lines + b'], "sha256": "' + digest.encode() + b'"}\n')
+    for _ in Listing.read(Path(path)).outputs():
+        pass
+
+
 def _journal(path: str) -> None:
+    """The same of a journal, line by line."""
+    with contextlib.suppress(CkptToolError):
+        read_journal(Path(path))
+    with contextlib.suppress(UnicodeDecodeError):
+        lines = Path(path).read_bytes().decode("ascii").split("\n")[:-1]
+        Path(path).write_text("".join(map(sealed, lines)))
     found = read_journal(Path(path))
     for _ in listed_in(Path(path), found.lines.values() if found is not None else ()):
         pass
@@ -109,7 +127,7 @@ GROUPS = b'{"group_count": "1", "group_list": [{"device_num": "1", "instance_lis
 SEEDS = {
     "rank_table": SERVERS + DEVICE + b']}], "status": "completed"}',
     "rank_table groups": GROUPS + DEVICE + b'], "rank_id": "0", "server_id": "a"}]}]}',
-    "manifest": ORIGIN + b', "outputs": [\n' + OUTPUT + b"\n]}\n",
+    "manifest": ORIGIN + b', "outputs": [\n' + OUTPUT + b"\n",
     "journal": b'{"by": "x", "run": ['
     + ORIGIN
     + b"}]}\n"
@@ -129,7 +147,7 @@ TARGETS: dict[str, tuple[Callable[[str, int], None], str]] = {
     "hyper_parallel": (_document(read_hyper_metadata), "**/*.metadata"),
     "index": (_document(read_index_file), "**/*map.json"),
     "journal": (_document(_journal), "**/*.journal"),
-    "manifest": (_document(lambda path: [*Listing.read(Path(path)).outputs()]), "**/ckpttool.json"),
+    "manifest": (_document(_manifest), "**/ckpttool.json"),
     "mindformers": (_document(read_metadata), "**/metadata.json"),
     "rank_table": (_document(read_rank_table), "**/rank_table*.json"),
 }

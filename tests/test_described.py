@@ -26,11 +26,11 @@ def test_replicas_are_one_slice_and_the_lowest_rank_is_read():
     described = describe(full(8, 2), boxes)
     assert [[one.rank for one in held] for held in described.slices] == [[3, 7], [5]]
     assert (described.parts, described.is_grid) == ((2, 1), True)
-    ((tensor, src, dst),) = described.overlaps(Region((1, 0), (3, 2)))
+    ((tensor, src, dst),) = described.overlaps(Region((0, 0), (2, 2)), (1, 0))
     assert (tensor.path, src, dst) == (
         "rank_3.ckpt",
         Region((1, 0), (3, 2)),
-        Region((1, 0), (3, 2)),
+        Region((0, 0), (2, 2)),
     )
 
 
@@ -39,7 +39,8 @@ def test_boxes_that_are_no_grid_are_found_where_they_lie():
     described = describe(full(2, 3), boxes)
     assert (described.parts, described.is_grid) == ((2, 2), False)
     pieces = [
-        (tensor.path, src, dst) for tensor, src, dst in described.overlaps(Region((0, 1), (2, 3)))
+        (tensor.path, src, dst)
+        for tensor, src, dst in described.overlaps(Region((0, 1), (2, 3)), (0, 0))
     ]
     assert pieces == [
         ("rank_0.ckpt", Region((0, 1), (1, 3)), Region((0, 1), (1, 3))),
@@ -52,18 +53,18 @@ def test_an_excerpt_has_the_boxes_that_are_touched_and_finds_the_same_in_them():
     described = describe(full(2, 3), [*boxes, box((1, 1), (2, 3), 3)])
     wanted = Region((0, 1), (2, 3))
     few = described.excerpt(wanted)
-    assert list(few.overlaps(wanted)) == list(described.overlaps(wanted))
+    assert list(few.overlaps(wanted, (0, 0))) == list(described.overlaps(wanted, (0, 0)))
     assert few.count_overlaps(wanted) == 2
     assert sorted(one.rank for held in few.slices for one in held) == [0, 2]
 
 
 def test_a_scalar_and_a_tensor_without_elements_are_described():
     scalar = describe(full(), [box((), ())])
-    assert [src for _, src, _ in scalar.overlaps(Region((), ()))] == [Region((), ())]
+    assert [src for _, src, _ in scalar.overlaps(Region((), ()), ())] == [Region((), ())]
     for boxes in ([box((0, 0), (0, 4))], [box((0, 0), (0, 2)), box((0, 2), (0, 4), 1)]):
         empty = describe(full(0, 4), boxes)
         assert len(empty.slices) == len(boxes)
-        assert list(empty.overlaps(Region((0, 0), (0, 4)))) == []
+        assert list(empty.overlaps(Region((0, 0), (0, 4)), (0, 0))) == []
 
 
 def test_boxes_without_elements_among_others_take_no_part():

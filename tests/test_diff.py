@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckpttool
-from ckpttool.errors import PlanError
+from ckpttool.errors import CkptToolError, PlanError
 from ckpttool.model.layout import Layout
 from ckpttool.run.facts import Tolerance
 from tests.checkpoints import ROWS, cut, noise, strategy_of, write_file, write_ranks
 from tests.commands import mentions, message, run, run_well, stay_small
 from tests.corpus import GOLDEN, SAMPLES
-from tests.readers import Entry
+from tests.readers import Entry, read
 from tests.strategies import as_stored, examples, moves
 
 pytestmark = pytest.mark.slow
@@ -329,16 +329,66 @@ def test_folders_whose_ranks_hold_everything_need_no_strategy(tmp_path):
         ckpttool.diff(a, b)
 
 
-def test_replicas_that_differ_leave_nothing_to_compare_unless_the_strategy_is_trusted(tmp_path):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_replicas_that_differ_are_a_finding_and_the_lowest_rank_is_compared(tmp_path, rank):
     ranks = cut(entries(), ROW_CUT)
-    data = bytearray(ranks[1]["w"].data)
+    data = bytearray(ranks[rank]["w"].data)
     data[0] ^= 1
-    ranks[1]["w"] = ranks[1]["w"]._replace(data=bytes(data))
+    ranks[rank]["w"] = ranks[rank]["w"]._replace(data=bytes(data))
     a = ckpttool.scan(str(write_ranks(tmp_path / "a", ranks, "ckpt")))
     b = written(tmp_path / "b", entries())
-    with pytest.raises(PlanError, match="w: the strategy says that ranks 0, 1 hold the same"):
-        ckpttool.diff(a, b, ROW_CUT)
-    assert not ckpttool.diff(a, b, ROW_CUT, trust_strategy=True).differences
+    for side, sides in (("A", (a, b, ROW_CUT)), ("B", (b, a, None, ROW_CUT))):
+        found = ckpttool.diff(*sides)
+        assert [one.name for one in found.differences] == ["w"][: 1 - rank]
+        assert not found.is_equal
+        (finding,) = found.findings
+        assert (finding.kind, finding.severity, finding.ranks) == ("replica", "error", (0, 1))
+        assert finding.text.startswith(f"{side}: w: the strategy says that ranks 0, 1 hold the sa")
+        assert not ckpttool.diff(*sides, trust_strategy=True).findings
+
+
+def test_the_command_says_that_replicas_differ_and_never_that_sides_are_equal(tmp_path):
+    good = SAMPLES / "mp2_dp4"
+    a = shutil.copytree(good / "ckpt", tmp_path / "a")
+    words = [good / "ckpt", a, "-s", good / "strategy", "--b-strategy", good / "strategy"]
+    run_well("diff", *words)
+    path = max(a.rglob("*.ckpt"))
+    name, entry = max(read(path).items(), key=lambda item: len(item[1].data))
+    data = bytearray(path.read_bytes())
+    data[data.index(entry.data)] ^= 1
+    path.write_bytes(data)
+    result = run("diff", *words)
+    assert result.exit_code == 1
+    assert "replicas differ (the lowest rank's are compared), nothing else does" in message(result)
+    assert f"B: {name}: the strategy says" in message(result)
+    document = json.loads(run("diff", *words, "--json").stdout)
+    assert (document["equal"], document["differences"]) == (False, [])
+    assert [one["kind"] for one in document["findings"]] == ["replica"]
+
+
+def test_with_replicated_a_side_without_a_strategy_of_its_own_is_whole_on_every_rank(tmp_path):
+    strategy = CASE / "src_strategy.ckpt"
+    run_well("merge", CASE / "src", "-s", strategy, "-o", tmp_path / "m.ckpt")
+    for rank in range(3):
+        (tmp_path / "whole" / f"rank_{rank}").mkdir(parents=True)
+        shutil.copy(tmp_path / "m.ckpt", tmp_path / "whole" / f"rank_{rank}" / "m.ckpt")
+    sides = [CASE / "src", tmp_path / "whole"]
+    run_well("diff", *sides, "-s", strategy, "--replicated")
+    run_well("diff", *sides[::-1], "--b-strategy", strategy, "--replicated")
+    result = run("diff", *sides, "-s", strategy)
+    assert result.exit_code == 5
+    assert "if every rank of it holds everything, say --replicated" in message(result)
+
+
+def test_a_note_of_both_sides_is_said_once_and_one_of_a_side_says_whose_it_is(tmp_path):
+    ranks = cut(entries(), ROW_CUT)
+    ranks = {rank: {**held, "adam_m.w": held["w"]} for rank, held in ranks.items()}
+    a = ckpttool.scan(str(write_ranks(tmp_path / "a", ranks, "ckpt")))
+    both = ckpttool.diff(a, a, ROW_CUT, ROW_CUT).notes
+    assert [note.kind for note in both] == ["follows"]
+    b = written(tmp_path / "b", entries(**{"adam_m.w": entries()["w"]}))
+    alone = ckpttool.diff(a, b, ROW_CUT).notes
+    assert [note.text for note in alone] == [f"A: {note.text}" for note in both]
 
 
 def test_a_damaged_rank_is_replaced_and_told(tmp_path):
@@ -450,13 +500,18 @@ def test_the_strategy_of_a_is_that_of_b_if_b_needs_one_and_has_none(tmp_path, me
     assert said in message(result)
 
 
-def test_where_the_strategy_of_a_is_wrong_for_b_the_error_says_how_to_give_another(tmp_path):
+def test_where_the_strategy_of_a_is_wrong_for_b_the_finding_says_how_to_give_another(tmp_path):
     ranks = cut(entries(), ROW_CUT)
     a = ckpttool.scan(str(write_ranks(tmp_path / "a", ranks, "ckpt")))
     ranks[1]["w"] = noise("other", "Float32", ranks[1]["w"].shape)
     b = ckpttool.scan(str(write_ranks(tmp_path / "b", ranks, "ckpt")))
-    with pytest.raises(PlanError, match=r"B: w: .*; the strategy of A is taken; .* --b-strategy"):
-        ckpttool.diff(a, b, ROW_CUT, ROW_CUT)
+    (found,) = ckpttool.diff(a, b, ROW_CUT, ROW_CUT).findings
+    assert not mentions(found.text, r"\AB: w: .*; the strategy of A is taken; .* --b-strategy")
+    for rank in (2, 3):
+        shutil.rmtree(tmp_path / "a" / f"rank_{rank}")
+    with pytest.raises(CkptToolError) as caught:
+        ckpttool.diff(b, ckpttool.scan(str(tmp_path / "a")), ROW_CUT, ROW_CUT)
+    assert not mentions(str(caught.value), "B: ranks 2, 3: no checkpoint", "A: w: .*they differ")
 
 
 def test_two_steps_of_one_folder_are_compared(tmp_path):

@@ -179,20 +179,22 @@ def test_overlaps_are_those_that_a_search_over_all_slices_finds():
         if any(a > b for a, b in zip(start, stop, strict=True)):
             continue
         wanted = Region(start, stop)
-        found = list(layout.overlaps(wanted, shape))
+        found = list(layout.overlaps(wanted.relative_to(start), start, shape))
+        assert layout.touched(wanted, shape) == {index for index, _, _ in found}
         searched = []
         for index in layout.slice_indices():
             box = layout.box(index, shape)
             shared = box.intersect(wanted)
             if shared is not None:
-                searched.append((index, shared.relative_to(box.start), shared))
+                from_start = shared.relative_to(start)
+                searched.append((index, shared.relative_to(box.start), from_start))
         assert found == searched
 
 
 def test_a_scalar_overlaps_in_its_one_element_and_an_empty_tensor_nowhere():
     one = Region((), ())
-    assert list(Layout((4,), ()).overlaps(one, ())) == [((), one, one)]
-    assert not list(Layout((4,), ((0,),)).overlaps(Region((0,), (0,)), (0,)))
+    assert list(Layout((4,), ()).overlaps(one, (), ())) == [((), one, one)]
+    assert not list(Layout((4,), ((0,),)).overlaps(Region((0,), (0,)), (0,), (0,)))
 
 
 def test_an_undivided_tensor_is_whole_on_every_rank():
@@ -217,9 +219,9 @@ def test_boundaries_of_a_manual_split_are_where_its_rows_end():
 
 def test_a_part_without_rows_overlaps_nothing():
     layout = Layout((4,), ((0,),), rows=(0, 6, 0, 4))
-    whole = list(layout.overlaps(Region((0,), (10,)), (10,)))
+    whole = list(layout.overlaps(Region((0,), (10,)), (0,), (10,)))
     assert [index for index, _, _ in whole] == [(1,), (3,)]
-    assert list(layout.overlaps(Region((6,), (8,)), (10,))) == [
+    assert list(layout.overlaps(Region((6,), (8,)), (0,), (10,))) == [
         ((3,), Region((0,), (2,)), Region((6,), (8,)))
     ]
 
@@ -235,7 +237,7 @@ def test_a_slice_of_several_fields_is_no_box_and_overlaps_once_in_each_field():
         if any(a >= b for a, b in zip(start, stop, strict=True)):
             continue
         got = np.full(shape, -1)
-        for index, src, dst in layout.overlaps(Region(start, stop), shape):
+        for index, src, dst in layout.overlaps(Region(start, stop), (0, 0), shape):
             assert (got[spots(dst)] == -1).all()
             got[spots(dst)] = slices[index][spots(src)]
         wanted = np.full(shape, -1)

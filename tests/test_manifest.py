@@ -21,6 +21,7 @@ from ckpttool.storage.flatfile import FlatFiles
 from tests.checkpoints import noise, write_file
 from tests.commands import SUFFIXES, files_below, message, run, run_well
 from tests.engines import CASE, FORMATS, reshard_words
+from tests.listings import listing_of, proven
 from tests.readers import read
 from tests.test_execute import make_plan
 
@@ -216,7 +217,7 @@ def test_a_header_that_is_not_as_listed_is_found(tmp_path):
     tensors = document["outputs"][0]["tensors"]
     tensors[0]["dtype"] = "Int64"
     tensors[1]["name"] = "other"
-    path.write_text(json.dumps(document, indent=1))  # by another program, in other lines
+    path.write_bytes(listing_of(document))
     found = "\n".join(findings_of(tmp_path / "m.ckpt"))
     assert f"{tensors[0]['name']}: expected Int64 " in found
     assert "other: expected" in found
@@ -225,7 +226,14 @@ def test_a_header_that_is_not_as_listed_is_found(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{}", "[]", '{"schema": 2}', '{"schema": 1, "outputs": [{"path": "../x"}]}', "\0" * 99],
+    [
+        *("", "\n", "{}", "[]", "\0" * 99, '{"schema": 1, "outputs": [{"path": "../x"}]}'),
+        *(
+            proven(text).decode()
+            for text in ("", "\n", "{}\n", '{"schema": 1, "outputs": [\n{"path": "../x"}\n')
+        ),
+        proven('{"schema": 2, "outputs": [\n').decode(),
+    ],
 )
 def test_a_manifest_that_is_none_is_a_finding_and_no_error(tmp_path, text):
     run_well(*merge_words(tmp_path / "m.ckpt"))
@@ -238,7 +246,7 @@ def test_a_manifest_cut_anywhere_is_a_finding(tmp_path):
     run_well(*reshard_words(tmp_path, "ckpt"))
     data = (tmp_path / NAME).read_bytes()
     ends = [i + step for i, byte in enumerate(data) if byte == 10 for step in (0, 1, 2)]
-    for stop in sorted(n for n in {*range(0, len(data), 4999), *ends} if n < len(data) - 1):
+    for stop in sorted(n for n in {*range(0, len(data), 4999), *ends} if n < len(data)):
         (tmp_path / NAME).write_bytes(data[:stop])
         assert findings_of(tmp_path), stop
 

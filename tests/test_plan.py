@@ -119,6 +119,19 @@ def test_a_string_goes_to_every_rank_even_if_it_is_listed():
     assert [[meta.text for meta in output.metas] for output in made] == [[None, "text"]] * 2
 
 
+def test_what_ranks_hold_in_other_types_under_one_name_stays_what_it_is_on_each():
+    source = strategy_of({"w": TWO_ROWS})
+    held = {0: {"w": (4, 1), "s": "one"}, 1: {"w": (4, 1), "s": "two"}}
+    target = strategy_of({"w": Layout((4,), ((0,), ()))})
+    made = plan(catalog_of(held), source, target, unlisted="rank")
+    texts = [meta.text for output in made for meta in output.metas if meta.name == "s"]
+    assert texts == ["one", "two", "one", "two"]
+    headers = {rank: metas for ranks, metas in made.headers.items() for rank in ranks}
+    assert headers == {output.rank: output.metas for output in made}
+    sizes = {output.rank: sum(meta.nbytes for meta in output.metas) for output in made}
+    assert made.sizes == sizes == dict.fromkeys(range(4), 11)
+
+
 DIFFERENT = with_names({"w": (4, 3), "rng": (2,)})
 EACH = {"rng": ((0,), (1,), (2,), (3,))}
 

@@ -14,6 +14,8 @@ from pathlib import Path
 import click
 import pytest
 
+from ckpttool.cli.verify import verify
+from ckpttool.model.findings import KINDS, Finding
 from tests.by_hand import layout, strategy
 from tests.checkpoints import noise, write_file
 from tests.commands import run_well
@@ -246,3 +248,21 @@ def test_every_module_is_in_the_readmes_picture_of_the_house():
         if path.name.startswith("__") or path.parent.name == "cli":
             continue
         assert path.name in picture, path
+
+
+def test_every_kind_of_finding_is_in_the_table_of_what_verify_finds():
+    table = README.split("### What `verify` finds")[1].split("\n\n")[1]
+    told = {}
+    for kinds, grades in re.findall(r"^\| (`.*?) \| (.*?) \|", table, re.MULTILINE):
+        told |= dict.fromkeys(re.findall(r"`(\w+)`", kinds), tuple(grades.split(", ")))
+    assert told == KINDS
+    (ignore,) = (one for one in verify.params if one.name == "ignore")
+    assert list(ignore.type.choices) == [kind for kind in told if "warning" in told[kind]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "severity"), [("nan", "error"), ("shape", "warning"), ("x", "error")]
+)
+def test_no_finding_is_of_a_kind_that_nobody_told_of(kind, severity):
+    with pytest.raises(ValueError, match=kind):
+        Finding(kind, "text", severity)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -68,10 +69,18 @@ def move(folder, src, dst):
 def marked(ranks, mark):
     """A catalog of safetensors files with this mark."""
     catalog = catalog_of(ranks)
-    for rank, file in list(catalog.files.items()):
-        attrs = {"remove_redundancy": mark}
-        catalog.files[rank] = FileIndex(file.path, "safetensors", 9, file.tensors, attrs)
-    return catalog
+    attrs = {"remove_redundancy": mark}
+    files = {
+        rank: FileIndex(file.path, "safetensors", 9, file.tensors, attrs)
+        for rank, file in catalog.files.items()
+    }
+    return replace(catalog, files=files)
+
+
+def emptied(catalog, *ranks):
+    """The same with empty files of these ranks."""
+    empty = {rank: FileIndex(f"run/rank_{rank}/net.ckpt", "ckpt", 0, {}) for rank in ranks}
+    return replace(catalog, files={**catalog.files, **empty})
 
 
 # ------------------------------------------------------------------------------- merge, reshard
@@ -217,12 +226,10 @@ def test_a_checkpoint_of_empty_files_is_damaged_with_and_without_a_strategy(plai
 
 
 def test_a_stage_without_layouts_may_hold_nothing():
-    catalog = with_names({"w": (4, 3)}, range(4))
-    for rank in range(4, 8):
-        catalog.files[rank] = FileIndex(f"run/rank_{rank}/net.ckpt", "ckpt", 0, {})
+    catalog = emptied(with_names({"w": (4, 3)}, range(4)), *range(4, 8))
     two_stages = Strategy(ONE_STAGE.layouts, 2, 4)
     assert set_empty_aside(catalog, two_stages) == catalog
-    catalog.files[3] = FileIndex("run/rank_3/net.ckpt", "ckpt", 0, {})
+    catalog = emptied(catalog, 3)
     assert list(set_empty_aside(catalog, two_stages).damaged) == [3]
 
 
@@ -298,8 +305,7 @@ def test_ranks_without_equal_slices_tell_nothing():
 
 
 def test_an_empty_rank_is_told_even_if_all_is_there():
-    catalog = with_names({"w": (4, 3)}, range(4))
-    catalog.files[3] = FileIndex("run/rank_3/net.ckpt", "ckpt", 0, {})
+    catalog = emptied(with_names({"w": (4, 3)}, range(4)), 3)
     _, problems, notes = find(catalog, ONE_STAGE)
     assert not problems
     text = "rank 3 holds nothing (run/rank_3/net.ckpt has 0 bytes), though the checkpoint was not "
@@ -307,8 +313,6 @@ def test_an_empty_rank_is_told_even_if_all_is_there():
 
 
 def test_what_is_lost_with_redundancy_is_told_as_before():
-    catalog = with_names({"w": (4, 3)}, range(4))
-    for rank in (2, 3):
-        catalog.files[rank] = FileIndex(f"run/rank_{rank}/net.ckpt", "ckpt", 0, {})
+    catalog = emptied(with_names({"w": (4, 3)}, range(4)), 2, 3)
     _, problems, _ = find(catalog, ONE_STAGE)
     the_one(problems, "ranks 2, 3: slices are missing (run/rank_2/net.ckpt is empty (0 bytes))")

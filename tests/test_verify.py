@@ -324,7 +324,8 @@ def test_replicas_that_differ_are_located(tmp_path):
     found = the_finding(verify(tmp_path, STATES, deep=True), "replica")
     assert found == Finding(
         "replica",
-        "w: replicas differ (rank 2 | rank 3) in 2 of 12 elements, first at (6, 1)",
+        "w: replicas differ (rank 2 | rank 3) in 2 of 12 elements of the slice, "
+        "first at (6, 1) of the full tensor (8, 3)",
         "error",
         "w",
         (2, 3),
@@ -441,6 +442,7 @@ def test_full_tensors_in_every_file_are_found_although_the_strategy_cuts(tmp_pat
     everywhere = dict.fromkeys(range(4), full)
     found = the_finding(check(tmp_path, everywhere, deep=True), "strategy", "warning")
     assert "use --replicated" in found.text
+    assert not verify(tmp_path, STATES, deep=True).ignoring(["strategy"]).findings
 
 
 # ------------------------------------------------------------------------ without a strategy
@@ -491,10 +493,10 @@ def test_a_strategy_for_several_ranks_is_not_that_of_one_file(tmp_path):
 def test_warnings_can_be_ignored_and_errors_cannot():
     report = Report(
         "x",
-        findings=(Finding("nan", "a", "warning"), Finding("zero", "b", "warning"),
-                  Finding("nan", "c")),
+        findings=(Finding("step", "a", "warning"), Finding("zero", "b", "warning"),
+                  Finding("step", "c")),
     )  # fmt: skip
-    left = report.ignoring(["nan"])
+    left = report.ignoring(["step"])
     assert [finding.text for finding in left.findings] == ["b", "c"]
     assert [(note.kind, note.text) for note in left.notes] == [("ignored", "a")]
 

@@ -113,7 +113,10 @@ def test_replicas_of_a_checkpoint_that_describes_itself_are_compared(folder, tmp
     change(folder, 4 * (6 + 2), 3)
     ((kind, text),) = findings(folder, "--deep")
     assert kind == "replica"
-    assert text == "w: replicas differ (rank 2 | rank 3) in 1 of 24 elements, first at (5, 2)"
+    assert text == (
+        "w: replicas differ (rank 2 | rank 3) in 1 of 24 elements of the slice, "
+        "first at (5, 2) of the full tensor (8, 6)"
+    )
     result = run("merge", folder, "-o", tmp_path / "m.h5", "--check-replicas", "--trust-strategy")
     assert result.exit_code == 5
     assert text in message(result)

@@ -15,6 +15,7 @@ from ckpttool.cli.text import format_shape, printable
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import TensorMeta
+    from ckpttool.model.findings import Finding
     from ckpttool.run.diff import Comparison, TensorDifference
     from ckpttool.run.facts import Tolerance
     from ckpttool.run.verify import Report
@@ -44,9 +45,7 @@ def print_report(
     )
     clean = "nothing is wrong" if found.is_whole else "nothing is wrong with each rank by itself"
     click.echo(printable(f"{found.path}: {verdict or clean} ({read})"))
-    if found.findings:
-        rows = [(finding.severity, finding.kind, finding.text) for finding in found.findings]
-        _print_rows("findings", ("severity", "kind", "what"), rows, limit)
+    _print_findings(found.findings, limit)
     report.print_notes(found.notes, quiet)
 
 
@@ -63,20 +62,27 @@ def describe_report(found: Report, deep: bool) -> dict[str, object]:
         "clean": not found.findings,
         "errors": number["error"],
         "warnings": number["warning"],
-        "findings": [
-            {
-                "severity": finding.severity,
-                "kind": finding.kind,
-                "text": finding.text,
-                "tensor": finding.tensor,
-                "ranks": list(finding.ranks),
-                "count": finding.count,
-                "first": None if finding.first is None else list(finding.first),
-            }
-            for finding in found.findings
-        ],
+        "findings": [_describe_finding(finding) for finding in found.findings],
         "notes": report.describe_notes(found.notes),
     }
+
+
+def _describe_finding(finding: Finding) -> dict[str, object]:
+    return {
+        "severity": finding.severity,
+        "kind": finding.kind,
+        "text": finding.text,
+        "tensor": finding.tensor,
+        "ranks": list(finding.ranks),
+        "count": finding.count,
+        "first": None if finding.first is None else list(finding.first),
+    }
+
+
+def _print_findings(findings: Sequence[Finding], limit: int | None) -> None:
+    rows = [(finding.severity, finding.kind, finding.text) for finding in findings]
+    if rows:
+        _print_rows("findings", ("severity", "kind", "what"), rows, limit)
 
 
 def print_comparison(
@@ -93,12 +99,13 @@ def print_comparison(
         document = {
             "a": a,
             "b": b,
-            "equal": not found.differences,
+            "equal": found.is_equal,
             "tensors": found.tensors,
             "nbytes": found.nbytes,
             "tolerance": tolerance and {"atol": tolerance.atol, "rtol": tolerance.rtol},
             "counts": _kinds(found),
             "differences": [_describe(one) for one in found.differences[:limit]],
+            "findings": [_describe_finding(one) for one in found.findings],
             "notes": report.describe_notes(found.notes),
         }
         report.print_json(document)
@@ -109,10 +116,14 @@ def print_comparison(
     if found.differences:
         parts = (f"{number} {_WORDS[kind]}" for kind, number in _kinds(found).items())
         verdict = f"different: {', '.join(parts)}"
+    if found.findings:
+        inside = "replicas differ (the lowest rank's are compared)"
+        verdict = f"{verdict}; {inside}" if found.differences else f"{inside}, nothing else does"
     click.echo(printable(f"A {a} and B {b}: {verdict} ({size})"))
     if found.differences:
         columns = ("tensor", "what", "A", "B", "differ>", "max abs>", "max rel>", "first")
         _print_rows("differences", columns, [_row(one) for one in found.differences], limit)
+    _print_findings(found.findings, limit)
     report.print_notes(found.notes, quiet)
 
 

@@ -63,7 +63,7 @@ def convert(
             plan = make_plan(executor, open_progress)
         sizes = None if max_memory is None else fit_memory(max_memory, engine, executor)
         report.print_notes(plan.notes, quiet)
-        total = sum(meta.nbytes for output in plan for meta in output.metas)
+        total = sum(plan.sizes.values())
         stopper: Stopper = click.get_current_context().meta[STOPPER]
         with show_progress("writing", total, quiet or as_json) as on_progress, stopper.deferring():
             try:

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     type=options.EXISTING,
     multiple=True,
     metavar="FILE",
-    help="Strategy file of A, and of B if it has no other; a single file needs none.  Again, or a "
-    "folder, for several pipeline stages.",
+    help="Strategy file of A, and of B if it has no other (see --replicated); a single file needs "
+    "none.  Again, or a folder, for several pipeline stages.",
 )
 @click.option(
     "--b-strategy",
@@ -49,7 +49,10 @@ if TYPE_CHECKING:
     help="Strategy file of B, if it is not that of A.",
 )
 @click.option(
-    "--replicated", is_flag=True, help="Folders without a strategy hold everything on every rank."
+    "--replicated",
+    is_flag=True,
+    help="A folder without a strategy of its own (-s of A, --b-strategy of B) holds everything on "
+    "every rank.",
 )
 @click.option(
     "--atol",
@@ -107,7 +110,7 @@ def diff(
         _Side(a, a_strategy, pattern, step),
         _Side(b, b_strategy, b_pattern or pattern, b_step or step),
         key,
-        find_strategy=not replicated,
+        replicated,
     )
     tolerance = None
     if atol is not None or rtol is not None:
@@ -124,7 +127,7 @@ def diff(
             open_progress=lambda total: show_progress("comparing", total, quiet or as_json),
         )
     answers.print_comparison(a, b, found, tolerance, limit, as_json, quiet)
-    if found.differences:
+    if not found.is_equal:
         click.get_current_context().exit(1)
 
 
@@ -138,20 +141,20 @@ class _Side(NamedTuple):
 
 
 def _load(
-    a: _Side, b: _Side, key: Secret | None, find_strategy: bool
+    a: _Side, b: _Side, key: Secret | None, replicated: bool
 ) -> tuple[Catalog, Catalog, Strategy | None, Strategy | None]:
     """Catalogs and strategies of the two sides of a comparison, with all their problems.
 
-    The strategy of A is that of B, too, if B was given none; single files and checkpoints that
-    describe themselves need none.  ``key`` and ``find_strategy`` are as for `options.load`.
+    The strategy of A is that of B, too, if B was given none, unless ranks of a side without one
+    hold everything; single files and checkpoints that describe themselves need none.
     """
     errors: list[CkptToolError] = []
     catalogs: list[Catalog] = []
     strategies: list[Strategy | None] = []
     for side, (path, own, pattern, step) in (("A", a), ("B", b)):
-        given = own or a.strategy
+        given = own if replicated else own or a.strategy
         read = partial(
-            options.load, path, pattern, step, given, key=key, find_strategy=find_strategy
+            options.load, path, pattern, step, given, key=key, find_strategy=not replicated
         )
         found: list[CkptToolError] = []
         loaded = options.attempt(read, found)

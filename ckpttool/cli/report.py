@@ -233,7 +233,7 @@ def _describe_source(source: Source, strategy: Strategy) -> Json:
         **({"fields": layout.fields} if layout.fields > 1 else {}),
         **({"by_hand": strategy.by_hand[name]} if name in strategy.by_hand else {}),
         "stages": list(strategy.stages_of(base)) if base else [],
-        "ranks": [rank for rank, file in source.catalog.files.items() if name in file.tensors],
+        "ranks": [rank for rank, file in source.catalog.files.items() if name in file.header],
     }
 
 

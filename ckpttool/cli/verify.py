@@ -10,6 +10,7 @@ import click
 import ckpttool
 from ckpttool.cli import answers, options
 from ckpttool.cli.progress import show_progress
+from ckpttool.model.findings import KINDS
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 @click.option(
     "--ignore",
     multiple=True,
-    type=click.Choice(["nan", "infinite", "zero", "lacking", "missing", "step", "unlisted"]),
+    type=click.Choice([kind for kind, grades in KINDS.items() if "warning" in grades]),
     help="Warnings of this kind are no findings, only notes; may be given again.",
 )
 @options.step

@@ -110,10 +110,10 @@ class Ckpt:
             hidden = _read_encrypted(path, cipher)
             for name in hidden.keys() & tensors.keys():
                 raise FormatError(path, stop, f"{name}: stored twice, in clear and encrypted")
-            tensors |= hidden
+            tensors = {**tensors, **hidden}
         return FileIndex(path, self.name, nbytes, tensors, attrs, cipher)
 
-    def _read_tensors(self, reader: WireReader, end: int) -> tuple[dict[str, StoredTensor], int]:
+    def _read_tensors(self, reader: WireReader, end: int) -> tuple[Mapping[str, StoredTensor], int]:
         known = None if self._twins is None else self._twins.find(self.name, reader, end)
         if known is not None:
             return known, end

@@ -25,6 +25,7 @@ MAX_NAME_BYTES = 1 << 20  # a name is read into memory; none in the field comes 
 MAX_USUAL_BYTES = 512
 VARINT = rb"[\x80-\xff]{0,8}[\x00-\x7f]"  # of 63 bits: one of 64 may be a negative number
 DIM = re.compile(rb"\x08(%b)" % VARINT)
+KEPT = 1 << 14  # headers, for ranks that are nearly alike; more take more memory than they spare
 USUAL_HEADER = re.compile(
     rb"\x0a(%b)\x0a(%b)([^\x00-\x1f]+)\x12(%b)((?:\x08%b)*)\x12([\x01-\x20])(\w+)\x1a(%b)"
     % ((VARINT,) * 5)
@@ -92,7 +93,7 @@ def read_usual(reader: WireReader, start: int, end: int) -> tuple[Record, int] |
     return Record(meta.name, start, [tensor]), stop
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=KEPT)
 def _understand(header: bytes) -> TensorMeta | None:
     """The tensor of a usual header, if the record holds all of it and nothing else."""
     match = USUAL_HEADER.fullmatch(header)
@@ -111,14 +112,19 @@ def _understand(header: bytes) -> TensorMeta | None:
     )
     if dtype is None or dtype.name != match[7].decode() or (record, tag, body, kind) != lengths:
         return None
-    shape = tuple(_varint(size) for size in DIM.findall(match[5]))
+    shape = _shape(match[5])
     meta = TensorMeta(name, dtype.name, shape)
     return meta if meta.nbytes == content else None
 
 
-@lru_cache(maxsize=1 << 16)  # tensors of equal shapes lie at the same place on many ranks
+@lru_cache(maxsize=KEPT)  # tensors of equal shapes lie at the same place on many ranks
 def _one_extent(offset: int, nbytes: int) -> tuple[Extent, ...]:
     return (Extent(offset, nbytes),)
+
+
+@lru_cache(maxsize=KEPT)  # most tensors are of the same few shapes
+def _shape(dims: bytes) -> tuple[int, ...]:
+    return tuple(_varint(size) for size in DIM.findall(dims))
 
 
 def _varint(data: bytes) -> int:

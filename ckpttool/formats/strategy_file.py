@@ -27,6 +27,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from sys import intern
 
 from ckpttool.errors import CkptToolError, FormatError, StrategyError, raise_all
 from ckpttool.formats import format_of_content
@@ -220,7 +221,7 @@ def _split_names(entries: Mapping[str, Entry]) -> dict[int, dict[str, Entry]] | 
         match = MERGED_NAME.fullmatch(name)
         if match is None:
             return None
-        stages.setdefault(int(match[1]), {})[match[2]] = entry
+        stages.setdefault(int(match[1]), {})[intern(match[2])] = entry
     return stages
 
 

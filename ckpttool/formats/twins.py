@@ -9,23 +9,25 @@ file a tenth, of HDF5 a fiftieth.
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
 from ckpttool.formats.wire import WireReader
-from ckpttool.model.catalog import Extent, FileIndex, StoredTensor, TensorMeta
+from ckpttool.model.catalog import Alike, FileIndex, StoredTensor
 
 MOST = 64  # headers that are remembered; a large model has as many as it has stages
-MOST_BYTES = 4 << 20  # of one; a usual one has 100 to 400 bytes for each tensor
+MOST_BYTES = 8 << 20  # of all of them; a usual one has 100 to 400 bytes for each tensor
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """The tensors of a file, and its bytes that are not their contents, by where they begin."""
+    """The tensors of a file, and its bytes that are not their contents: where, and which."""
 
-    tensors: tuple[tuple[str, TensorMeta, tuple[Extent, ...]], ...]
-    gaps: tuple[tuple[int, bytes], ...]
+    tensors: Mapping[str, StoredTensor]
+    starts: array[int]
+    gaps: tuple[bytes, ...]
     attrs: Mapping[str, str]
 
 
@@ -34,7 +36,8 @@ class Twins:
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], _Known] = {}  # by format and where the header ends
-        self._places: dict[int, tuple[tuple[int, int], ...]] = {}  # of gaps, by size of the file
+        self._of_size: dict[int, _Known] = {}  # by size of the file
+        self._free = MOST_BYTES
         self._announced: set[str] = set()
 
     def announce(self, path: str) -> None:
@@ -46,11 +49,11 @@ class Twins:
         with suppress(OSError):  # which is told when the file is read
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                places = self._places.get(os.fstat(fd).st_size, ())
-                if places:
+                known = self._of_size.get(os.fstat(fd).st_size)
+                if known is not None:
                     self._announced.add(path)
-                for start, nbytes in places:
-                    os.posix_fadvise(fd, start, nbytes, os.POSIX_FADV_WILLNEED)
+                    for start, gap in zip(known.starts, known.gaps, strict=True):
+                        os.posix_fadvise(fd, start, len(gap), os.POSIX_FADV_WILLNEED)
             finally:
                 os.close(fd)
 
@@ -62,15 +65,16 @@ class Twins:
         with WireReader(path) as reader:
             known = self._find(format, reader, reader.size)
             if known is not None:
-                return FileIndex(path, format, reader.size, _tensors(known, path), known.attrs)
+                tensors = Alike(known.tensors, path)
+                return FileIndex(path, format, reader.size, tensors, known.attrs)
             index = read(path)
             self.remember(format, reader, reader.size, index.tensors, index.attrs)
         return index
 
-    def find(self, format: str, reader: WireReader, end: int) -> dict[str, StoredTensor] | None:
+    def find(self, format: str, reader: WireReader, end: int) -> Alike | None:
         """The tensors of a file, if it is equal to one before in all that is no content."""
         known = self._find(format, reader, end)
-        return None if known is None else _tensors(known, reader.path)
+        return None if known is None else Alike(known.tensors, reader.path)
 
     def _find(self, format: str, reader: WireReader, end: int) -> _Known | None:
         known = self._known.get((format, end))
@@ -78,7 +82,7 @@ class Twins:
             return None
         if reader.path not in self._announced:
             self.announce(reader.path)
-        return known if reader.has(known.gaps) else None
+        return known if reader.has(known.starts, known.gaps) else None
 
     def remember(
         self,
@@ -90,17 +94,13 @@ class Twins:
     ) -> None:
         """Take note of what a file says up to byte ``end``."""
         gaps = list(_gaps(tensors, end))
-        if len(self._known) < MOST and sum(stop - start for start, stop in gaps) <= MOST_BYTES:
-            self._places[reader.size] = tuple((start, stop - start) for start, stop in gaps)
-            self._known[format, end] = _Known(
-                tuple((name, tensor.meta, tensor.extents) for name, tensor in tensors.items()),
-                tuple((start, reader.read(start, stop)) for start, stop in gaps),
-                attrs,
-            )
-
-
-def _tensors(known: _Known, path: str) -> dict[str, StoredTensor]:
-    return {name: StoredTensor(meta, path, extents) for name, meta, extents in known.tensors}
+        nbytes = sum(stop - start for start, stop in gaps)
+        if len(self._known) < MOST and nbytes <= self._free:
+            self._free -= nbytes
+            starts = array("q", (start for start, _ in gaps))
+            parts = tuple(reader.read(start, stop) for start, stop in gaps)
+            known = _Known(tensors, starts, parts, attrs)
+            self._known[format, end] = self._of_size[reader.size] = known
 
 
 def _gaps(tensors: Mapping[str, StoredTensor], end: int) -> Iterator[tuple[int, int]]:

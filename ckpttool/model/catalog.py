@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.errors import FormatError
@@ -54,6 +56,10 @@ class TensorMeta:
             raise ValueError(f"{self.name}: no element type {self.dtype}")
         object.__setattr__(self, "nbytes", nbytes)  # many are asked for it, many times
 
+    def of_shape(self, shape: tuple[int, ...]) -> TensorMeta:
+        """The same of another shape; it is itself, which takes no memory, if that is its own."""
+        return self if shape == self.shape else replace(self, shape=shape)
+
     @property
     def itemsize(self) -> int:
         """Bytes per element; 1 for a string."""
@@ -97,6 +103,38 @@ class StoredTensor:
             held += extent.nbytes
         if self.meta.text is None and held != self.meta.nbytes:
             raise ValueError(f"{self.meta.name}: extents of {held} bytes for {self.meta.nbytes}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Alike(Mapping[str, StoredTensor]):
+    """The tensors of a file whose header is equal to that of another.
+
+    Of a thousand ranks nearly all are such, with a thousand tensors each: these are made when one
+    asks for them.
+
+    Attributes
+    ----------
+    header
+        Those of the other file.
+    path
+        The file that holds these.
+    """
+
+    header: Mapping[str, StoredTensor]
+    path: str
+
+    def __getitem__(self, name: str) -> StoredTensor:
+        tensor = self.header[name]
+        return StoredTensor(tensor.meta, self.path, tensor.extents, tensor.cipher)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.header
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.header)
+
+    def __len__(self) -> int:
+        return len(self.header)
 
 
 class Stamp(NamedTuple):
@@ -149,6 +187,11 @@ class FileIndex:
         """All files."""
         return (self.path, *self.beside)
 
+    @property
+    def header(self) -> Mapping[str, StoredTensor]:
+        """The same object for files that are known to be alike; true but for the paths in it."""
+        return self.tensors.header if isinstance(self.tensors, Alike) else self.tensors
+
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
@@ -184,6 +227,11 @@ class Catalog:
         to every rank as it is.  False for one that no index names: it may be one rank's slice.
     absent
         Ranks that seem to belong to it and have no file: gaps, and rank folders without one.
+    asked
+        Ranks that it was written for, where its manifest says so and it is verified; None for all.
+    headers
+        The different headers by the ranks that have them, ascending, from that of the lowest rank
+        on.  What is asked of all tensors of all ranks is asked of these few.
     """
 
     root: str
@@ -198,15 +246,51 @@ class Catalog:
     indexes: tuple[str, ...] = ()
     apart: Mapping[str, bool] = field(default_factory=dict)
     absent: tuple[int, ...] = ()
+    asked: frozenset[int] | None = None
+    headers: Mapping[tuple[int, ...], Mapping[str, StoredTensor]] = field(
+        init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        found: dict[int, tuple[list[int], Mapping[str, StoredTensor]]] = {}
+        for rank, file in self.files.items():
+            found.setdefault(id(file.header), ([], file.header))[0].append(rank)
+        headers = {tuple(ranks): header for ranks, header in found.values()}
+        object.__setattr__(self, "headers", headers)
+
+    def is_asked(self, rank: int) -> bool:
+        """Whether it should have a file of a rank."""
+        return self.asked is None or rank in self.asked
 
     @property
     def metas(self) -> dict[str, TensorMeta]:
         """Name to tensor, as the lowest rank that has one holds it."""
         found: dict[str, TensorMeta] = {}
-        for file in self.files.values():
-            for name, tensor in file.tensors.items():
+        for header in self.headers.values():
+            for name, tensor in header.items():
                 found.setdefault(name, tensor.meta)
         return found
+
+    @property
+    def holders(self) -> dict[str, tuple[int, ...]]:
+        """The ranks that have each parameter, ascending; names in the order of the files."""
+        found: dict[str, list[tuple[int, ...]]] = {}
+        for ranks, header in self.headers.items():
+            for name in header:
+                found.setdefault(name, []).append(ranks)
+        joined = {groups: tuple(sorted(chain(*groups))) for groups in map(tuple, found.values())}
+        return {name: joined[tuple(groups)] for name, groups in found.items()}
+
+    def held(self, name: str) -> dict[int, TensorMeta]:
+        """What each rank holds under a name, if anything; ranks ascending."""
+        groups = [
+            dict.fromkeys(ranks, header[name].meta)
+            for ranks, header in self.headers.items()
+            if name in header
+        ]
+        if len(groups) == 1:
+            return groups[0]
+        return dict(sorted(chain(*(group.items() for group in groups)), key=itemgetter(0)))
 
 
 def format_ranks(ranks: Sequence[int], word: str = "rank") -> str:

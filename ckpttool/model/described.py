@@ -76,12 +76,14 @@ class Described:
         """Number of cells, and the ranks of each slice; equal for tensors that are cut alike."""
         return self.parts, tuple(tuple(box.rank for box in boxes) for boxes in self.slices)
 
-    def overlaps(self, wanted: Region) -> Iterator[tuple[StoredTensor, Region, Region]]:
+    def overlaps(
+        self, within: Region, origin: tuple[int, ...]
+    ) -> Iterator[tuple[StoredTensor, Region, Region]]:
         """See `ckpttool.model.source.Source.overlaps`."""
         parts = self.parts
-        for index, _, in_full in grid_overlaps(self.cuts, parts, wanted):
+        for index, _, in_full in grid_overlaps(self.cuts, parts, within.moved_by(origin)):
             box = self.slices[self.cells[_place(index, parts)]][0]
-            yield box.tensor, in_full.relative_to(box.region.start), in_full
+            yield box.tensor, in_full.relative_to(box.region.start), in_full.relative_to(origin)
 
     def count_overlaps(self, wanted: Region) -> int:
         """As of `ckpttool.model.source.Source`."""

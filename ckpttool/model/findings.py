@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from ckpttool.errors import PlanError
 
 Severity = Literal["error", "warning"]
+
+KINDS: Mapping[str, tuple[Severity, ...]] = {  # what `verify` finds, and how grave each may be
+    "damaged": ("error",),
+    "unreadable": ("error",),
+    "unsupported": ("error",),
+    "missing": ("error", "warning"),
+    "dtype": ("error",),
+    "shape": ("error",),
+    "strategy": ("error", "warning"),
+    "step": ("error", "warning"),
+    "unfinished": ("error",),
+    "lacking": ("warning",),
+    "unlisted": ("warning",),
+    "checksum": ("error",),
+    "replica": ("error",),
+    "manifest": ("error",),
+    "nan": ("warning",),
+    "infinite": ("warning",),
+    "zero": ("warning",),
+}
+OF_PLANS: Mapping[str, Severity] = {"unlisted": "error", "target": "error"}  # and stop a plan alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +47,7 @@ class Finding:
         with the strategy), ``"strategy"`` (it is not that of these files), ``"unlisted"`` (not in
         the strategy, and different between ranks), ``"manifest"`` (not what was written),
         ``"replica"`` (ranks that should hold the same do not), ``"nan"``, ``"infinite"``,
-        ``"zero"`` (values) and ``"target"`` (does not fit a target's layout).
+        ``"zero"`` (values) and ``"target"`` (does not fit a target's layout); see `KINDS`.
     text
         A sentence for people that names all of it.
     severity
@@ -49,6 +70,10 @@ class Finding:
     ranks: tuple[int, ...] = ()
     count: int | None = None
     first: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.severity not in (*KINDS.get(self.kind, ()), OF_PLANS.get(self.kind)):
+            raise ValueError(f"a finding of the kind {self.kind} is no {self.severity}")
 
 
 def plan_error(findings: Iterable[Finding]) -> PlanError:

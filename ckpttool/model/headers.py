@@ -125,7 +125,7 @@ def find_beginnings(catalog: Catalog) -> Iterator[Finding]:
     """Files that hold only the first of the tensors that another holds, in the same order."""
     held = group_ranks(
         tuple(catalog.files),
-        lambda rank: tuple(tensor.meta for tensor in catalog.files[rank].tensors.values()),
+        lambda rank: tuple(tensor.meta for tensor in catalog.files[rank].header.values()),
     )
     for metas, ranks in held.items():
         longer = [

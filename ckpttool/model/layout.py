@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice, product
@@ -108,10 +108,10 @@ class Layout:
                 f"a manual split of {list(self.rows)} rows, expected {parts} numbers of rows"
             )
 
-    @classmethod
-    def undivided(cls, ndim: int, ranks: int = 1, first_rank: int = 0) -> Layout:
+    @staticmethod
+    def undivided(ndim: int, ranks: int = 1, first_rank: int = 0) -> Layout:
         """The layout of a tensor that every one of ``ranks`` ranks holds whole."""
-        return cls((ranks,), ((),) * ndim, 1, first_rank)
+        return _undivided(ndim, ranks, first_rank)
 
     @property
     def ranks(self) -> range:
@@ -136,10 +136,9 @@ class Layout:
         """Which slice ``rank`` holds, as a position along each tensor axis."""
         return _grid(self).index[rank - self.first_rank]
 
-    def held_by(self, ranks: Iterable[int]) -> set[tuple[int, ...]]:
-        """Which slices some ranks hold."""
-        index = _grid(self).index
-        return {index[rank - self.first_rank] for rank in ranks}
+    def gaps(self, ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """The owners of each slice, in C order, that none of ``ranks`` of the stage holds."""
+        return _gaps(self, ranks)
 
     def owners(self, index: tuple[int, ...]) -> tuple[int, ...]:
         """The ranks that hold the slice at ``index``, ascending."""
@@ -219,11 +218,18 @@ class Layout:
         return self.box(self.slice_index(rank), shape)
 
     def overlaps(
-        self, wanted: Region, shape: tuple[int, ...]
+        self, within: Region, origin: tuple[int, ...], shape: tuple[int, ...]
     ) -> Iterator[tuple[tuple[int, ...], Region, Region]]:
-        """Every stretch of a slice that shares an element with ``wanted``: see `grid_overlaps`."""
-        few = _few_overlaps(self, wanted, shape)
-        return grid_overlaps(_cuts(self, shape), self.parts, wanted) if few is None else iter(few)
+        """Every stretch of a slice that shares an element with ``within``, counted from ``origin``.
+
+        As of `grid_overlaps`, but that the last is counted from ``origin``, too.
+        """
+        few = _few_overlaps(self, within, origin, shape)
+        return _overlaps(self, within, origin, shape) if few is None else iter(few)
+
+    def touched(self, wanted: Region, shape: tuple[int, ...]) -> set[tuple[int, ...]]:
+        """Positions of the slices that share an element with ``wanted``."""
+        return {index for index, _, _ in self.overlaps(wanted, (0,) * len(shape), shape)}
 
     def count_overlaps(self, wanted: Region, shape: tuple[int, ...]) -> int:
         """How many `overlaps` there are."""
@@ -289,6 +295,11 @@ def nearest_divisors(size: int, parts: int) -> tuple[int, ...]:
     return tuple(divisors[max(0, at - 1) : at + 1])
 
 
+@lru_cache(maxsize=64)  # all that nothing cuts share them
+def _undivided(ndim: int, ranks: int, first_rank: int) -> Layout:
+    return Layout((ranks,), ((),) * ndim, 1, first_rank)
+
+
 @dataclass(frozen=True, slots=True)
 class _Grid:
     """The slices of a layout: how many along each axis, who holds which."""
@@ -318,20 +329,34 @@ def _grid(layout: Layout) -> _Grid:
     return _Grid(tuple(parts), tuple(index), {at: tuple(held) for at, held in owners.items()})
 
 
+@lru_cache(maxsize=64)  # a thousand parameters are cut alike, and lie on the same ranks
+def _gaps(layout: Layout, ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    held = {layout.slice_index(rank) for rank in ranks}
+    return tuple(layout.owners(index) for index in layout.slice_indices() if index not in held)
+
+
 @lru_cache(maxsize=65536)  # of a layout and a shape, of which a model has few; ranks have many
 def _cuts(layout: Layout, shape: tuple[int, ...]) -> tuple[Sequence[int], ...]:
     """Boundaries of all tensor axes."""
     return tuple(layout.boundaries(axis, size) for axis, size in enumerate(shape))
 
 
+def _overlaps(
+    layout: Layout, within: Region, origin: tuple[int, ...], shape: tuple[int, ...]
+) -> Iterator[tuple[tuple[int, ...], Region, Region]]:
+    wanted = within.moved_by(origin)
+    for index, in_slice, in_full in grid_overlaps(_cuts(layout, shape), layout.parts, wanted):
+        yield index, in_slice, in_full.relative_to(origin)
+
+
 # Of a thousand tensors of a rank most are alike, and cut alike.  More entries would be those of a
 # large tensor, whose units are asked for once.  These take 4 MiB at most.
 @lru_cache(maxsize=512)
 def _few_overlaps(
-    layout: Layout, wanted: Region, shape: tuple[int, ...]
+    layout: Layout, within: Region, origin: tuple[int, ...], shape: tuple[int, ...]
 ) -> tuple[tuple[tuple[int, ...], Region, Region], ...] | None:
-    """What `grid_overlaps` finds; None if it is much, which is not to be remembered."""
-    found = tuple(islice(grid_overlaps(_cuts(layout, shape), layout.parts, wanted), FEW + 1))
+    """The overlaps; None if they are many, which are not to be remembered."""
+    found = tuple(islice(_overlaps(layout, within, origin, shape), FEW + 1))
     return found if len(found) <= FEW else None
 
 

@@ -9,7 +9,7 @@ damaged file may have held something that nobody else has and nothing tells of; 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckpttool.errors import AuthenticityError, FormatError, UnsupportedError
 from ckpttool.model.catalog import Catalog, format_ranks
@@ -22,6 +22,8 @@ from ckpttool.model.strategy import Strategy, count, shorten
 
 # A file that is whole, and one that somebody may have put there: neither is to be passed over.
 _NEVER_REPLACED = (UnsupportedError, AuthenticityError)
+
+NO_FILE = "no checkpoint file found in"
 
 Lacking = Mapping[tuple[int, ...], Sequence[str]]  # parameters, by the owners that should have them
 
@@ -67,6 +69,7 @@ def find_losses(
     """
     if catalog.description is not None:
         return _described_losses(catalog.damaged.values(), catalog.description.broken)
+    lacking = _of_asked(catalog, lacking)
     lost = {rank for owners in lacking for rank in owners}
     problems = [
         _lack(catalog, owners, names, is_deduplicated)
@@ -87,7 +90,7 @@ def find_losses(
         if reason:
             problems.append(Finding("missing", f"rank {rank}: {reason}", ranks=(rank,)))
     if absent and catalog.files:
-        text = f"{format_ranks(absent)}: no checkpoint file found in {catalog.root}; all slices "
+        text = f"{format_ranks(absent)}: {NO_FILE} {catalog.root}; all slices "
         text += f"are read from replicas: {format_ranks(_replacements(owned, absent, catalog))}"
         notes.append(Note("replica", text, absent, is_warning=True))
     gone = tuple(rank for rank in catalog.damaged if rank not in lost)
@@ -112,16 +115,20 @@ def _described_losses(damaged: Iterable[FormatError], broken: Collection[str]) -
 
 def notes_of_scan(catalog: Catalog, strategy: Strategy | None) -> tuple[Note, ...]:
     """The notes of a catalog; of missing ranks `find_losses` says more, if there is a strategy."""
-    return tuple(
-        note
-        for note in catalog.notes
-        if strategy is None or note.kind != "absent" or not note.ranks
-    )
+    notes = []
+    for note in catalog.notes:
+        if note.kind == "absent" and note.ranks:
+            ranks = tuple(filter(catalog.is_asked, note.ranks))
+            text = f"{format_ranks(ranks)}: {NO_FILE} {catalog.root}" if ranks else ""
+            notes += [replace(note, text=text, ranks=ranks)] if ranks and strategy is None else []
+        else:
+            notes.append(note)
+    return tuple(notes)
 
 
 def hold_alike(catalog: Catalog, ranks: Collection[int]) -> bool:
     """Whether those of ``ranks`` that have a file, at least one, hold the same parameters."""
-    held = [catalog.files[rank].tensors.keys() for rank in ranks if rank in catalog.files]
+    held = [catalog.files[rank].header.keys() for rank in ranks if rank in catalog.files]
     return bool(held) and all(names == held[0] for names in held)
 
 
@@ -129,7 +136,17 @@ def _absent(catalog: Catalog, strategy: Strategy) -> list[int]:
     """Ranks that should have a file and have none, not even a damaged one."""
     known = {*catalog.files, *catalog.damaged}
     expected = strategy.ranks if strategy.layouts else catalog.absent
-    return [rank for rank in expected if rank not in known]
+    return [rank for rank in expected if rank not in known and catalog.is_asked(rank)]
+
+
+def _of_asked(catalog: Catalog, lacking: Lacking) -> Lacking:
+    """Of slices that nobody has those that somebody should have."""
+    found: dict[tuple[int, ...], list[str]] = {}
+    for owners, names in lacking.items():
+        asked = tuple(filter(catalog.is_asked, owners))
+        if asked:
+            found.setdefault(asked, []).extend(names)
+    return found
 
 
 def _why_unknown(
@@ -159,12 +176,8 @@ _Owned = Sequence[tuple[Collection[int], Sequence[Layout]]]
 
 def _owned(catalog: Catalog, strategy: Strategy) -> _Owned:
     """For every parameter that has layouts, the ranks that have a slice of it, and the layouts."""
-    held: dict[str, list[int]] = {}
-    for rank, file in catalog.files.items():
-        for name in file.tensors:
-            held.setdefault(name, []).append(rank)
     found = []
-    for name, ranks in held.items():
+    for name, ranks in catalog.holders.items():
         base = followed_parameter(catalog, strategy, name, ranks) or name
         found.append((frozenset(ranks), strategy.layouts.get(base, ())))
     return found
@@ -201,7 +214,7 @@ def _lack(
     if gone:
         told = [n for n in catalog.notes if n.kind in ("unfinished", "absent") and not n.ranks]
         left = "; ".join(note.text.removeprefix(f"{catalog.root}: ") for note in told)
-        reasons.append(f"{format_ranks(gone)}: no checkpoint file found in {catalog.root}")
+        reasons.append(f"{format_ranks(gone)}: {NO_FILE} {catalog.root}")
         reasons[-1] += f" ({left})" if left else ""
     if damaged:
         reasons.append(f"{format_ranks(damaged)}: not read")

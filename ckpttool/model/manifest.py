@@ -12,14 +12,16 @@ with every output on a line of its own, so that it is written and read in little
     {"rank": 0, "path": "rank_0/checkpoint_0.ckpt", "format": "ckpt", "nbytes": 50321, "tensors":
      [{"name": "w", "dtype": "Float32", "shape": [4, 8], "sha256": ["..."]}, ...]},
     ...
-    ]}
+    ], "sha256": "..."}
 
-``plan`` is the same for runs that do the same with the same files, ``step`` that of the source or
-null.  Paths of outputs are counted from the document's folder; inputs are named from the folder
-that holds SRC, strategies by their file names.  ``told`` is like ``strategies``, and there if the
-strategy of the outputs was written with them.  A tensor has a SHA-256 of each stretch that `units`
-gives, in order: one if it has no more than 8 MiB, none if it has no elements.  That of a string
-is of its UTF-8.  There are no times, hosts or keys in it: same input, same document.
+The last line has the SHA-256 of all lines before it (``head -n -1 ckpttool.json | sha256sum``): a
+document that is not as it was written, byte for byte, is damaged.  ``plan`` is the same for runs
+that do the same with the same files, ``step`` that of the source or null.  Paths of outputs are
+counted from the document's folder; inputs are named from the folder that holds SRC, strategies by
+their file names.  ``told`` is like ``strategies``, and there if the strategy of the outputs was
+written with them.  A tensor has a SHA-256 of each stretch that `units` gives, in order: one if it
+has no more than 8 MiB, none if it has no elements.  That of a string is of its UTF-8.  There are no
+times, hosts or keys in it: same input, same document.
 """
 
 from __future__ import annotations

@@ -7,8 +7,9 @@ grow with their number.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from ckpttool.model.catalog import Catalog, Stamp, StoredTensor, TensorMeta
 from ckpttool.model.described import Described
@@ -19,8 +20,7 @@ from ckpttool.model.source import Excerpt, Source
 from ckpttool.model.strategy import Strategy
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """The overlap of a source slice with an output slice.
 
     Attributes
@@ -61,9 +61,8 @@ class OutputTensor:
 
         They are disjoint and fill it exactly.
         """
-        wanted = within.moved_by(self.region.start)
-        for tensor, in_slice, in_full in self.source.overlaps(wanted):
-            yield Piece(tensor, in_slice, in_full.relative_to(self.region.start))
+        for tensor, src, dst in self.source.overlaps(within, self.region.start):
+            yield Piece(tensor, src, dst)
 
     def count_pieces(self, within: Region) -> int:
         """How many `pieces` there are."""
@@ -203,34 +202,65 @@ class Plan:
         """The documents of a kind, by their paths."""
         return [document.path for document in self.documents if document.kind == kind]
 
+    @property
+    def headers(self) -> dict[tuple[int, ...], tuple[TensorMeta, ...]]:
+        """The different headers of the outputs, by the ranks that have them."""
+        ways, placed = self._ways()
+        alike: dict[tuple[tuple[int, ...] | None, ...], list[int]] = {}
+        for rank in self.target.paths:
+            regions = _regions(ways, rank)
+            shapes = tuple(None if region is None else region.shape for region in regions)
+            alike.setdefault(shapes, []).append(rank)
+        last = [source.meta for source, _ in placed]  # headers share what is the same in them
+        headers = {}
+        for shapes, ranks in alike.items():
+            metas = []
+            for number, (_, way) in enumerate(placed):
+                shape = shapes[way]
+                if shape is not None:
+                    last[number] = last[number].of_shape(shape)
+                    metas.append(last[number])
+            headers[tuple(ranks)] = tuple(metas)
+        return headers
+
+    @property
+    def sizes(self) -> dict[int, int]:
+        """The bytes of the tensors of each output, by its rank."""
+        found = {}
+        for ranks, metas in self.headers.items():
+            found.update(dict.fromkeys(ranks, sum(meta.nbytes for meta in metas)))
+        return found
+
     def __iter__(self) -> Iterator[OutputFile]:
-        # Of a thousand tensors most are cut alike, and their slices have one shape on all ranks.
-        ways: dict[tuple[Layout, tuple[int, ...]], int] = {}
-        placed: list[tuple[Source, int, dict[tuple[int, ...], TensorMeta]]] = []
-        for transfer in self.transfers:
-            for layout in transfer.layouts:
-                way = ways.setdefault((layout, transfer.source.meta.shape), len(ways))
-                placed.append((transfer.source, way, {}))
+        ways, placed = self._ways()
+        metas = {rank: header for ranks, header in self.headers.items() for rank in ranks}
         for rank, path in self.target.paths.items():
-            regions = [
-                layout.region(rank, shape) if rank in layout.ranks else None
-                for layout, shape in ways
+            regions = _regions(ways, rank)
+            found = [
+                (region, source) for source, way in placed if (region := regions[way]) is not None
             ]
-            tensors = [
-                _output(source, region, metas)
-                for source, way, metas in placed
-                if (region := regions[way]) is not None
-            ]
-            format, attrs = self.target.format, self.target.attrs
-            yield OutputFile(rank, path, format, tuple(tensors), attrs)
+            tensors = tuple(
+                OutputTensor(meta, *one) for meta, one in zip(metas[rank], found, strict=True)
+            )
+            yield OutputFile(rank, path, self.target.format, tensors, self.target.attrs)
+
+    def _ways(self) -> tuple[tuple[_Way, ...], tuple[tuple[Source, int], ...]]:
+        """How tensors are cut, and for each, wherever it goes, the number of its way.
+
+        Of a thousand tensors most are cut alike.
+        """
+        ways: dict[_Way, int] = {}
+        placed = [
+            (transfer.source, ways.setdefault((layout, transfer.source.meta.shape), len(ways)))
+            for transfer in self.transfers
+            for layout in transfer.layouts
+        ]
+        return tuple(ways), tuple(placed)
 
 
-def _output(
-    source: Source, region: Region, metas: dict[tuple[int, ...], TensorMeta]
-) -> OutputTensor:
-    """The region of a source; ``metas`` are those that were made of it, by shape."""
-    shape = region.shape
-    meta = metas.get(shape)
-    if meta is None:
-        meta = metas[shape] = replace(source.meta, shape=shape)
-    return OutputTensor(meta, region, source)
+_Way = tuple[Layout, tuple[int, ...]]  # and the full shape
+
+
+def _regions(ways: Iterable[_Way], rank: int) -> list[Region | None]:
+    """What a rank has of each; None if it has no part of it."""
+    return [layout.region(rank, shape) if rank in layout.ranks else None for layout, shape in ways]

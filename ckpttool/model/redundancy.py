@@ -45,7 +45,7 @@ def is_deduplicated(catalog: Catalog, strategy: Strategy) -> bool:
         return False
     files = catalog.files
     if not strategy.layouts:
-        held = Counter(name for file in files.values() for name in file.tensors)
+        held = Counter(name for file in files.values() for name in file.header)
         return len(files) > 1 and bool(held) and max(held.values()) == 1
     is_short = False
     for name, layouts in strategy.layouts.items():
@@ -55,7 +55,7 @@ def is_deduplicated(catalog: Catalog, strategy: Strategy) -> bool:
             owners = [rank for rank in layout.ranks if rank in files]
             expected = Counter(layout.slice_index(rank) for rank in owners)
             found = Counter(
-                layout.slice_index(rank) for rank in owners if name in files[rank].tensors
+                layout.slice_index(rank) for rank in owners if name in files[rank].header
             )
             if any(number > 1 for number in found.values()):
                 return False

@@ -6,6 +6,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from operator import add, ge, gt, sub
 
@@ -33,10 +34,10 @@ class Region:
         if any(map(gt, self.start, self.stop)) or (self.start and min(self.start) < 0):
             raise ValueError(f"region from {self.start} to {self.stop} is no box")
 
-    @classmethod
-    def whole(cls, shape: tuple[int, ...]) -> Region:
+    @staticmethod
+    def whole(shape: tuple[int, ...]) -> Region:
         """The region of all elements of a tensor of ``shape``."""
-        return cls((0,) * len(shape), shape)
+        return _whole(shape)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -124,6 +125,11 @@ class Region:
                     (*outer, first, *self.start[axis + 1 :]),
                     (*(index + 1 for index in outer), last, *self.stop[axis + 1 :]),
                 )
+
+
+@lru_cache(maxsize=1024)  # of a thousand tensors most are of the same few shapes
+def _whole(shape: tuple[int, ...]) -> Region:
+    return Region((0,) * len(shape), shape)
 
 
 def grid_overlaps(

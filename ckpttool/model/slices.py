@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 from ckpttool.model.catalog import Catalog, TensorMeta, format_ranks
@@ -43,7 +42,7 @@ def join_slices(
     meta = next((metas[rank] for rank in ranks if len(metas[rank].shape) == axes), metas[ranks[0]])
     full = meta
     if len(meta.shape) == axes:
-        full = replace(meta, shape=layout.implied_shape(meta.shape))
+        full = meta.of_shape(layout.implied_shape(meta.shape))
     reason = layout.why_not(full.shape)
     if reason is not None:
         return f"{name}: {format_ranks(ranks)}, slice shape {meta.shape}: {reason}"
@@ -79,7 +78,8 @@ def group_metas(
     Ranks whose headers are alike share what these say, so the few different objects are looked at,
     not the many ranks.
     """
-    keys = {id(meta): key(meta) for meta in {id(meta): meta for meta in metas.values()}.values()}
+    different = dict(zip(map(id, metas.values()), metas.values(), strict=True))
+    keys = {at: key(meta) for at, meta in different.items()}
     if len(set(keys.values())) == 1:
         return {next(iter(keys.values())): tuple(metas)}
     return group_ranks(tuple(metas), lambda rank: keys[id(metas[rank])])

@@ -48,19 +48,26 @@ class Source:
         """How ranks share it: equal for sources of which equal ranks hold equal slices."""
         return self.layout if self.described is None else self.described.sharing
 
-    def overlaps(self, wanted: Region) -> Iterator[tuple[StoredTensor, Region, Region]]:
-        """The stored slices that hold ``wanted``, elements of the full tensor, in C order.
+    def overlaps(
+        self, within: Region, origin: tuple[int, ...]
+    ) -> Iterator[tuple[StoredTensor, Region, Region]]:
+        """The stored slices that hold ``within``, in C order.
+
+        Parameters
+        ----------
+        within
+            Elements of the full tensor, counted from the one at ``origin``.
 
         Yields
         ------
-        tensor, in_slice, in_full
-            A stored slice; what it shares with ``wanted``, counted in it and in the full tensor.
+        tensor, in_slice, shared
+            A stored slice; what it shares with ``within``, counted in it and from ``origin``.
         """
         if self.described is not None:
-            yield from self.described.overlaps(wanted)
+            yield from self.described.overlaps(within, origin)
             return
-        for index, in_slice, in_full in self.layout.overlaps(wanted, self.meta.shape):
-            yield self.find_slice(index), in_slice, in_full
+        for index, in_slice, shared in self.layout.overlaps(within, origin, self.meta.shape):
+            yield self.find_slice(index), in_slice, shared
 
     def count_overlaps(self, wanted: Region) -> int:
         """How many `overlaps` there are."""
@@ -72,7 +79,7 @@ class Source:
         """What answers `overlaps` of ``wanted`` and holds no other slices: for other processes."""
         if self.described is not None:
             return self.described.excerpt(wanted)
-        indices = {index for index, _, _ in self.layout.overlaps(wanted, self.meta.shape)}
+        indices = self.layout.touched(wanted, self.meta.shape)
         slices = {index: self.find_slice(index) for index in indices}
         return Excerpt(self.meta.shape, self.layout, slices)
 
@@ -87,7 +94,7 @@ class Source:
             yield {
                 rank: files[rank].tensors[name]
                 for rank in self.layout.owners(index)
-                if rank in files and name in files[rank].tensors
+                if rank in files and name in files[rank].header
             }
 
     def find_slice(self, index: tuple[int, ...]) -> StoredTensor:
@@ -97,8 +104,9 @@ class Source:
         """
         for rank in self.layout.owners(index):
             file = self.catalog.files.get(rank)
-            if file is not None and self.meta.name in file.tensors:
-                return file.tensors[self.meta.name]
+            tensor = None if file is None else file.tensors.get(self.meta.name)
+            if tensor is not None:
+                return tensor
         raise LookupError(f"{self.meta.name}: no owner of slice {index}")
 
 
@@ -118,10 +126,12 @@ class Excerpt:
     layout: Layout
     slices: Mapping[tuple[int, ...], StoredTensor]
 
-    def overlaps(self, wanted: Region) -> Iterator[tuple[StoredTensor, Region, Region]]:
+    def overlaps(
+        self, within: Region, origin: tuple[int, ...]
+    ) -> Iterator[tuple[StoredTensor, Region, Region]]:
         """As of `Source`."""
-        for index, in_slice, in_full in self.layout.overlaps(wanted, self.shape):
-            yield self.slices[index], in_slice, in_full
+        for index, in_slice, shared in self.layout.overlaps(within, origin, self.shape):
+            yield self.slices[index], in_slice, shared
 
     def count_overlaps(self, wanted: Region) -> int:
         """As of `Source`."""
@@ -129,5 +139,5 @@ class Excerpt:
 
     def excerpt(self, wanted: Region) -> Excerpt:
         """Fewer of them."""
-        indices = {index for index, _, _ in self.layout.overlaps(wanted, self.shape)}
+        indices = self.layout.touched(wanted, self.shape)
         return replace(self, slices={index: self.slices[index] for index in indices})

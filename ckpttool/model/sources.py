@@ -54,14 +54,14 @@ class Sources:
 def names_to_compare(catalog: Catalog, strategy: Strategy) -> tuple[str, ...]:
     """Parameters of which the contents decide: not listed, on several ranks, alike by header."""
     names = []
-    for name, ranks in _holders(catalog).items():
+    for name, ranks in catalog.holders.items():
         if (
             name in strategy.layouts
             or followed_parameter(catalog, strategy, name, ranks) is not None
             or _described_source(catalog, name, ranks) is not None
         ):
             continue
-        metas = {catalog.files[rank].tensors[name].meta for rank in ranks}
+        metas = {header[name].meta for header in catalog.headers.values() if name in header}
         if len(ranks) > 1 and len(metas) == 1 and next(iter(metas)).text is None:
             names.append(name)
     return tuple(names)
@@ -91,7 +91,7 @@ def find_sources(
     """
     assert strategy.rules is None, "Strategy.resolve() comes first"
     sources = Sources(is_deduplicated=is_deduplicated(catalog, strategy))
-    holders = _holders(catalog)
+    holders = catalog.holders
     lacking: dict[tuple[int, ...], list[str]] = defaultdict(list)
     if catalog.description is not None:
         sources.problems += [Finding("missing", text) for text in catalog.description.problems]
@@ -118,7 +118,7 @@ def find_sources(
                 sources.found.append(replace(source, is_listed=is_listed, follows=followed))
             continue
         groups = _group_by_content(catalog, agreement, name, ranks)
-        odd = _odd_shape(catalog, strategy, catalog.files[ranks[0]].tensors[name].meta)
+        odd = _odd_shape(catalog, strategy, catalog.files[ranks[0]].header[name].meta)
         if _may_be_parts(catalog, name, groups) or (odd is not None and unlisted is not None):
             differing.setdefault(groups, []).append(name)
         elif odd is not None:
@@ -174,15 +174,6 @@ def _odd_shape(catalog: Catalog, strategy: Strategy, meta: TensorMeta) -> str | 
     return None if base is None else odd_state(base, meta)
 
 
-def _holders(catalog: Catalog) -> dict[str, tuple[int, ...]]:
-    """The ranks that have each parameter, ascending; names in the order of the files."""
-    holders: dict[str, list[int]] = {}
-    for rank, file in catalog.files.items():
-        for name in file.tensors:
-            holders.setdefault(name, []).append(rank)
-    return {name: tuple(ranks) for name, ranks in holders.items()}
-
-
 def _may_be_parts(catalog: Catalog, name: str, groups: Groups) -> bool:
     """Whether ranks hold different things, or only some of them a map parameter."""
     holders = sum(len(group) for group in groups)
@@ -197,7 +188,7 @@ def _group_by_content(
     parts = (name,) if tag is None else part_names(tag)
 
     def content(rank: int) -> tuple[object, ...]:
-        tensors = [catalog.files[rank].tensors.get(part) for part in parts]
+        tensors = [catalog.files[rank].header.get(part) for part in parts]
         groups = [agreement.get(part, ()) for part in parts]
         which = [next((g for g in known if rank in g), None) for known in groups]
         return (*(tensor and tensor.meta for tensor in tensors), *which)
@@ -315,27 +306,27 @@ def _cut_source(
     A parameter shared by stages is taken from the lowest stage that holds all of it.
     """
     files = catalog.files
-    metas = {rank: files[rank].tensors[name].meta for rank in ranks}
+    metas = catalog.held(name)
     dtypes = group_metas(metas, lambda meta: meta.dtype)
     if len(dtypes) > 1:
         text = disagreement(catalog, name, "element type", dtypes)
         sources.problems.append(Finding("dtype", text, tensor=name, ranks=tuple(ranks)))
         return None
     chosen: Source | None = None
-    missing: list[tuple[int, ...]] = []
+    missing: tuple[tuple[int, ...], ...] = ()
     for spelled in layouts:
         of_stage = spelled.ranks
-        present = [rank for rank in ranks if rank in of_stage]
+        held = {rank: meta for rank, meta in metas.items() if rank in of_stage}
+        present = tuple(held)
         if not present:
             continue
-        joined = join_slices(catalog, spelled, {rank: metas[rank] for rank in present})
+        joined = join_slices(catalog, spelled, held)
         if isinstance(joined, str):
-            odd = Finding("shape", joined, tensor=name, ranks=tuple(present))
+            odd = Finding("shape", joined, tensor=name, ranks=present)
             sources.problems.append(odd)
             return None
         layout, meta = joined
-        held = layout.held_by(present)
-        gaps = [layout.owners(index) for index in layout.slice_indices() if index not in held]
+        gaps = layout.gaps(present)
         if not gaps and chosen is None:
             chosen = Source(meta, layout, catalog)
         elif not gaps and chosen is not None and chosen.meta.shape != meta.shape:

@@ -46,7 +46,7 @@ def followed_parameter(
     for layout in strategy.layouts[base]:
         for rank, shape in _slice_shapes(catalog, base, layout).items():
             shapes[rank] = _reduced(name, shape)
-    if all(shapes.get(rank) == catalog.files[rank].tensors[name].meta.shape for rank in ranks):
+    if all(shapes.get(rank) == catalog.files[rank].header[name].meta.shape for rank in ranks):
         return base
     return None
 
@@ -213,8 +213,8 @@ def _have_rows(catalog: Catalog, name: str, layouts: tuple[Layout, ...]) -> bool
     for layout in layouts:
         expected = _slice_shapes(catalog, name, layout)
         for rank, file in catalog.files.items():
-            if rank in layout.ranks and name in file.tensors:
-                shape = file.tensors[name].meta.shape
+            if rank in layout.ranks and name in file.header:
+                shape = file.header[name].meta.shape
                 if shape != expected.get(rank):
                     return False
     return True
@@ -237,8 +237,8 @@ def _slice_shape(catalog: Catalog, name: str, layout: Layout) -> tuple[int, ...]
     """The shape of the lowest rank's slice in the stage of ``layout``; None if no rank has one."""
     for rank in layout.ranks:
         file = catalog.files.get(rank)
-        if file is not None and name in file.tensors:
-            return file.tensors[name].meta.shape
+        if file is not None and name in file.header:
+            return file.header[name].meta.shape
     return None
 
 

@@ -24,6 +24,7 @@ from ckpttool.model.parts import balance
 from ckpttool.model.plan import Document, Plan, PlanPart
 from ckpttool.model.strategy import count, shorten
 from ckpttool.run.manifest import (
+    REMEDY,
     Listing,
     Manifest,
     Written,
@@ -98,8 +99,8 @@ def take_part(plan: Plan, number: int, parts: int) -> Plan:
     It has as many bytes as the others, as far as whole files allow; it may have none.
     """
     paths = plan.target.paths
-    sizes = [sum(meta.nbytes for meta in output.metas) for output in plan]
-    dealt = balance(sizes, parts)
+    sizes = plan.sizes
+    dealt = balance([sizes[rank] for rank in paths], parts)
     mine = {
         rank: path
         for (rank, path), part in zip(paths.items(), dealt, strict=True)
@@ -153,7 +154,7 @@ def commit(folder: str) -> Manifest:
     Raises
     ------
     FormatError
-        A record is none.
+        A record, or the manifest, is none, or not as it was written.
     PlanError
         Parts are missing, or not of one plan.
     VerifyError
@@ -170,7 +171,7 @@ def commit(folder: str) -> Manifest:
             raise PlanError([said])
         return _look_again(manifest)
     with set_locked(manifest):
-        if not _is_marked(manifest):
+        if find_records(manifest) and not _is_marked(manifest):
             _mark(folder, manifest)
         for path in (*find_records(manifest), *find_records(manifest, JOURNAL)):
             remove_document(str(path))
@@ -189,7 +190,7 @@ def _is_marked(manifest: Path) -> bool:
         heads = [Record.read(path, manifest).origin.head() for path in find_records(manifest)]
     except (FileNotFoundError, CkptToolError):
         return False
-    return all({**said, "outputs": None} == {**head, "outputs": None} for head in heads)
+    return all(said == head for head in heads)
 
 
 def _mark(folder: str, manifest: Path) -> None:
@@ -209,8 +210,8 @@ def _read_records(folder: str, manifest: Path) -> list[Record]:
     for path in find_records(manifest):
         try:
             records.append(Record.read(path, manifest))
-        except CkptToolError as error:
-            errors.append(error)
+        except FormatError as error:
+            errors.append(_with_remedy(error, "run that part again, with --overwrite"))
     raise_all(errors)
     records.sort(key=lambda record: (record.parts, record.part))
     problems = list(_disagreements(folder, records))
@@ -233,6 +234,10 @@ def _read_records(folder: str, manifest: Path) -> list[Record]:
     return records
 
 
+def _with_remedy(error: FormatError, remedy: str) -> FormatError:
+    return type(error)(error.path, error.offset, f"{error.reason}; {remedy}")
+
+
 def _look_again(path: Path) -> Manifest:
     """The manifest of a set that is complete already; its outputs are there."""
     if not path.exists():
@@ -241,7 +246,10 @@ def _look_again(path: Path) -> Manifest:
         if other is not None:
             reason = f"only records of parts of single files: name one of them, such as {other}"
         raise PlanError([f"{path.parent}: {reason}"])
-    manifest = Listing.read(path).manifest()
+    try:
+        manifest = Listing.read(path).manifest()
+    except FormatError as error:
+        raise _with_remedy(error, REMEDY) from error
     wrong = list(output_problems(path.parent, manifest.outputs))
     if wrong:
         raise VerifyError(str(path.parent), wrong)

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ckpttool.errors import CkptToolError, PlanError, StrategyError, of_side, raise_all
 from ckpttool.model.catalog import Catalog, TensorMeta
+from ckpttool.model.findings import Finding, plan_error
 from ckpttool.model.losses import notes_of_scan
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import OutputTensor
@@ -32,7 +33,10 @@ from ckpttool.run.origin import unchanged
 
 Kind = Literal["only in A", "only in B", "dtype", "shape", "text", "values"]
 
-OF_ITS_OWN = "the strategy of A is taken; if B has one of its own, give it with --b-strategy"
+OF_ITS_OWN = (
+    "the strategy of A is taken; if B has one of its own, give it with --b-strategy, "
+    "and if every rank of it holds everything, say --replicated"
+)
 DOUBTS = ("corrected", "doubt")  # kinds of warnings that a strategy may not be that of the files
 
 
@@ -75,13 +79,22 @@ class Comparison:
     differences
         In the order of A; then what only B has.
     notes
-        Of both sides.
+        Of both sides; one of a single side says so.
+    findings
+        Replicas of a side that are not the same.  The lowest rank's were compared, so what agrees
+        may still differ in others.
     """
 
     tensors: int
     nbytes: int
     differences: tuple[TensorDifference, ...]
     notes: tuple[Note, ...]
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether nothing differs, between the sides and in them."""
+        return not self.differences and not self.findings
 
 
 def diff(
@@ -125,15 +138,16 @@ def diff(
     Raises
     ------
     FormatError, PlanError
-        What stops a side from being read, in one error for both; it says which side it is of.  Or a
-        file was written to meanwhile.
+        What stops a side from being read, in one error for both; it says which side it is of.
+        Replicas that differ stop none.  A file that was written to meanwhile does.
     """
     executor = executor or InlineExecutor()
     trust = Trust(trust_strategy, optimizer_shard)
     with unchanged(a, b):
         errors: list[CkptToolError] = []
         sides: list[Sources] = []
-        notes: list[Note] = []
+        notes: dict[Note, str] = {}  # and the sides that have it
+        contradictions: list[Finding] = []
         for side, catalog, given in (("A", a, a_strategy), ("B", b, b_strategy)):
             needs_it = not (catalog.is_undivided or catalog.description)
             try:
@@ -145,22 +159,33 @@ def diff(
                 errors += [*catalog.damaged.values(), of_side(error, side)]
                 continue
             forged, more = check_files(catalog, executor, crc=False)
-            problems = [*catalog.problems, *(finding.text for finding in sources.problems)]
-            if side == "B" and _is_that_of(given, a_strategy):
-                if sources.problems:
-                    problems[-1] += f"; {OF_ITS_OWN}"
-                elif any(note.is_warning and note.kind in DOUBTS for note in sources.notes):
-                    sources.notes.append(Note("doubt", f"B: {OF_ITS_OWN}", is_warning=True))
+            is_borrowed = side == "B" and _is_that_of(given, a_strategy)
+            if is_borrowed and sources.problems:
+                last = sources.problems[-1]
+                sources.problems[-1] = replace(last, text=f"{last.text}; {OF_ITS_OWN}")
+            elif is_borrowed and any(
+                one.is_warning and one.kind in DOUBTS for one in sources.notes
+            ):
+                sources.notes.append(Note("doubt", OF_ITS_OWN, is_warning=True))
+            differing = [one for one in sources.problems if one.kind == "replica"]
+            contradictions += [replace(one, text=f"{side}: {one.text}") for one in differing]
+            wrong = (one.text for one in sources.problems if one.kind != "replica")
+            problems = [*catalog.problems, *wrong]
             errors += [*sources.damage, *forged]
             errors += [of_side(PlanError(problems), side)] if problems else []
-            notes += [*notes_of_scan(catalog, strategy), *sources.notes, *more]
+            for note in dict.fromkeys((*notes_of_scan(catalog, strategy), *sources.notes, *more)):
+                notes[note] = notes.get(note, "") + side
             sides.append(sources)
-        raise_all(errors)
+        raise_all([*errors, plan_error(contradictions)] if errors and contradictions else errors)
         pairs = list(_pairs(*sides))
         nbytes = sum(pair.nbytes for pair in pairs)
         with open_progress(2 * nbytes) as on_progress:
             differences = tuple(_differences(pairs, executor, tolerance, on_progress))
-        return Comparison(len(pairs), nbytes, differences, tuple(notes))
+        told = (
+            note if of == "AB" else replace(note, text=f"{of}: {note.text}")
+            for note, of in notes.items()
+        )
+        return Comparison(len(pairs), nbytes, differences, tuple(told), tuple(contradictions))
 
 
 def _is_that_of(b: Strategy | None, a: Strategy | None) -> bool:

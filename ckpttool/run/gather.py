@@ -163,7 +163,7 @@ def compare_contents(
     futures = {}
     for name in names_to_compare(catalog, strategy):
         for rank, file in catalog.files.items():
-            if name in file.tensors:
+            if name in file.header:
                 futures[name, rank] = executor.submit(digest, file.tensors[name], BUFFER_BYTES)
     groups: dict[str, dict[Sample, list[int]]] = defaultdict(dict)
     for (name, rank), future in futures.items():

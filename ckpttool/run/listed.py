@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -15,12 +16,12 @@ from typing import NamedTuple
 from ckpttool.errors import FormatError
 from ckpttool.formats import read_index
 from ckpttool.formats.stopping import result_of
-from ckpttool.model.catalog import Catalog, FileIndex, Stamp, StoredTensor
+from ckpttool.model.catalog import Catalog, FileIndex, Stamp, StoredTensor, format_ranks
 from ckpttool.model.findings import Finding
 from ckpttool.model.manifest import MANIFEST, Hashed, Listed, hashed
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import Strategy
-from ckpttool.run.manifest import Listing, output_problems
+from ckpttool.run.manifest import REMEDY, Listing, output_problems
 from ckpttool.run.origin import read_strategy_file
 from ckpttool.run.partial import stamp_of
 from ckpttool.storage.checksum import verify_checksum
@@ -54,6 +55,31 @@ def find_manifests(catalog: Catalog) -> list[Path]:
     paths = [Path(path) for path in _paths(catalog)]
     places = [*_folders(catalog), *(path.with_name(f"{path.name}.{MANIFEST}") for path in paths)]
     return [path for path in dict.fromkeys(places) if path.is_file()]
+
+
+def as_asked(catalog: Catalog, strategy: Strategy | None) -> tuple[Catalog, list[Note]]:
+    """The same, with the ranks that a set was written for, if not for all (--rank), and a note.
+
+    Its manifest, which comes when the set is complete, lists these alone.  Of one that cannot be
+    used `check_manifest` says so.
+    """
+    path = Path(catalog.root) / MANIFEST
+    there = catalog.files.keys() | catalog.damaged.keys()
+    has_layouts = strategy is not None and strategy.layouts
+    expected = {*(strategy.ranks if strategy is not None and has_layouts else ()), *catalog.absent}
+    if catalog.is_undivided or expected <= there or not path.is_file():
+        return catalog, []
+    try:
+        outputs = Listing.read(path).manifest().outputs
+    except FormatError:
+        return catalog, []
+    asked = frozenset({*there, *(output.rank for output in outputs)})
+    others = sorted(expected - asked)
+    if not others or any(Path(out.path).parent != Path(f"rank_{out.rank}") for out in outputs):
+        return catalog, []
+    text = f"{format_ranks(others)}: not looked for, since {path} says that this was written for "
+    text += f"{format_ranks([output.rank for output in outputs])} alone (--rank)"
+    return replace(catalog, asked=asked), [Note("part", text)]
 
 
 def strategy_notes(catalog: Catalog, strategy: Strategy) -> Iterator[Note]:
@@ -168,7 +194,7 @@ def check_manifest(
         while rest:
             yield from _collect(path, rest.popleft(), on_progress)
     except FormatError as error:
-        yield Finding("manifest", f"{path}: cannot be held against it: {error}")
+        yield Finding("manifest", f"{path}: cannot be held against it: {error}; {REMEDY}")
         return
     if subject is None:
         subject = files.keys()

@@ -1,16 +1,21 @@
 """Listings of outputs, on disk: the manifest of a set, and the records of its parts.
 
 What is in them is described in `ckpttool.model.manifest`.  They are written in pieces and read line
-by line; one that another program has written anew, in other lines, is read as well, as a whole.
+by line.  The last line has the SHA-256 of all others, and a file of which that is not true, if only
+for a space, is damaged: nothing of it is used.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from base64 import b64decode
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeVar
 
@@ -23,7 +28,8 @@ from ckpttool.model.notes import Note
 T = TypeVar("T", int, str)
 
 MAX_LINE_BYTES = 100_000_000  # ten TiB in one output; stops files that are something else
-OPEN, CLOSE = ', "outputs": [', "\n]}\n"
+OPEN, CLOSE = ', "outputs": [', '], "sha256": "'
+REMEDY = "put a copy of it back, or write the set anew (--overwrite)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +66,25 @@ class Manifest:
 
 def listing_text(head: Mapping[str, object], outputs: Iterable[str]) -> Iterator[str]:
     """The pieces of a listing; ``outputs`` are lines of `output_text`."""
+    state = hashlib.sha256()
+    for piece in _before_seal(head, outputs):
+        state.update(piece.encode("ascii"))
+        yield piece
+    yield _seal(state.hexdigest())
+
+
+def _before_seal(head: Mapping[str, object], outputs: Iterable[str]) -> Iterator[str]:
     yield json.dumps(head).removesuffix("}") + OPEN
     comma = ""
     for line in outputs:
         yield f"{comma}\n{line}"
         comma = ","
-    yield CLOSE
+    yield "\n"
+
+
+def _seal(digest: str) -> str:
+    """The last line of a listing, if the others have this SHA-256."""
+    return f'{CLOSE}{digest}"}}\n'
 
 
 def output_text(output: Listed) -> str:
@@ -233,29 +252,24 @@ class Listing:
 
     @classmethod
     def read(cls, path: Path) -> Listing:
-        """The listing in a file, of which the outputs are not read yet.
+        """The listing in a file, all of it proven, of which the outputs are not read yet.
 
         Raises
         ------
         FormatError
-            It is none, or of another schema than is known here, or cannot be read.
+            It is none, or not as it was written, or of another schema than is known here, or cannot
+            be read.
         FileNotFoundError
             It is not there.
         """
-        try:
-            with path.open("rb") as file:
-                line = next(lines_of(path, file), b"")
-                is_ours = line.endswith(f"{OPEN}\n".encode())
-                rest = b"" if is_ours else file.read(MAX_LINE_BYTES + 1)
-                written_ns = os.fstat(file.fileno()).st_mtime_ns
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise UnreadableError(str(path), None, reason_of(error)) from error
-        if len(rest) > MAX_LINE_BYTES:
-            raise _too_large(path)
-        text = line[: -len(OPEN) - 1] + b"}" if is_ours else line + rest
-        head = Entries.parse(path, text)
+        with opened(path) as file:
+            written_ns = os.fstat(file.fileno()).st_mtime_ns
+            lines = _proven_lines(path, file)
+            first = next(lines, b"")
+            deque(lines, maxlen=0)
+        if not first.endswith(f"{OPEN}\n".encode()):
+            raise FormatError(str(path), None, "its first line is not that of a manifest")
+        head = Entries.parse(path, first[: -len(OPEN) - 1] + b"}")
         if head.entries.get("schema") != SCHEMA:
             raise head.wrong("schema", f"{SCHEMA} (is it of a newer ckpttool?)")
         return cls(path, head, written_ns)
@@ -270,23 +284,11 @@ class Listing:
         Raises
         ------
         FormatError
-            One of them is none, or the file was cut short.
+            One of them is none, or the file was changed since it was proven.
         """
-        if "outputs" in self.head.entries:
-            yield from (item.output() for item in self.head.objects("outputs"))
-            return
-        for line in self._lines():
-            yield Entries.parse(self.path, line).output()
-
-    def _lines(self) -> Iterator[bytes]:
-        with self.path.open("rb") as file:
-            lines = lines_of(self.path, file)
-            next(lines)
-            for line in lines:
-                if line.rstrip(b"\n") == b"]}":
-                    return
-                yield line.rstrip(b",\n")
-        raise FormatError(str(self.path), None, "it ends before its end: was it cut short?")
+        with opened(self.path) as file:
+            for line in islice(_proven_lines(self.path, file), 1, None):
+                yield Entries.parse(self.path, line.rstrip(b",\n")).output()
 
     def manifest(self) -> Manifest:
         """All of it but the tensors."""
@@ -295,3 +297,34 @@ class Listing:
             for out in self.outputs()
         )
         return Manifest(self.head.text("plan"), self.head.step(), outputs)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """A small file of ours, open; raises `UnreadableError`, and does not wait for a pipe."""
+    try:
+        if not (path.is_file() or path.is_dir()) and path.exists():
+            raise UnreadableError(str(path), None, "is a pipe or a device, and no file")
+        with path.open("rb") as file:
+            yield file
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise UnreadableError(str(path), None, reason_of(error)) from error
+
+
+def _proven_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a listing but the last, which proves them; raises `FormatError` at the end."""
+    state = hashlib.sha256()
+    line = b""
+    for following in lines_of(path, file):
+        if line:
+            state.update(line)
+            yield line
+        line = following
+    if line == _seal(state.hexdigest()).encode():
+        return
+    reason = "not as it was written: its checksum is not that of its bytes"
+    if not line.startswith(CLOSE.encode()):
+        reason = "no checksum at its end: cut short, changed, or not written by this ckpttool"
+    raise FormatError(str(path), None, reason)

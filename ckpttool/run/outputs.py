@@ -10,7 +10,6 @@ from pathlib import Path
 
 from ckpttool.errors import PlanError
 from ckpttool.formats import format_of_suffix, get_format, suffix_of
-from ckpttool.model.catalog import TensorMeta
 from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import Plan, Target
@@ -73,22 +72,21 @@ def content_problems(plan: Plan, notes: list[Note], kept: Collection[str] = ()) 
     refused: dict[str, None] = {}
     dtypes: set[str] = set()
     need: dict[Path, int] = defaultdict(int)
-    sizes: dict[tuple[TensorMeta, ...], int] = {}  # most ranks have the same headers
+    sizes: dict[int, int] = {}
     replaced = 0
-    for output in plan:
-        metas = output.metas
-        if metas not in sizes:
-            refusals = list(format.refusals(metas, output.attrs))
-            refused |= dict.fromkeys(refusals)
-            dtypes |= {meta.dtype for meta in metas}
-            sizes[metas] = 0 if refusals else format.file_bytes(metas, output.attrs)
-        folder = Path(output.path).absolute()
+    for ranks, metas in plan.headers.items():
+        refusals = list(format.refusals(metas, plan.target.attrs))
+        refused |= dict.fromkeys(refusals)
+        dtypes |= {meta.dtype for meta in metas}
+        nbytes = 0 if refusals else format.file_bytes(metas, plan.target.attrs)
+        sizes |= dict.fromkeys(ranks, nbytes)
+    for rank, path in plan.target.paths.items():
+        folder = Path(path).absolute()
         while not folder.exists():
             folder = folder.parent
-        if str(Path(output.path)) not in kept:
-            replaced += os.path.lexists(output.path)
-            nbytes = sizes[metas] - _left_over(output.path)
-            need[folder if folder.is_dir() else folder.parent] += nbytes
+        if str(Path(path)) not in kept:
+            replaced += os.path.lexists(path)
+            need[folder if folder.is_dir() else folder.parent] += sizes[rank] - _left_over(path)
     yield from refused
     if plan.target.format == "safetensors" and dtypes & NOT_LOADED_FROM_SAFETENSORS:
         words = ", ".join(sorted(dtypes & NOT_LOADED_FROM_SAFETENSORS))

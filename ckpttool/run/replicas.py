@@ -47,7 +47,7 @@ class Slice:
     def place(self, element: Index | None) -> Index | None:
         """Index in the full tensor of an element of the slice."""
         whole = Region.whole(self.source.meta.shape)
-        for tensor, in_slice, in_full in self.source.overlaps(whole):
+        for tensor, in_slice, in_full in self.source.overlaps(whole, whole.start):
             if element is not None and tensor == self.tensors[0] and in_slice.contains(element):
                 shift = zip(in_full.start, element, in_slice.start, strict=True)
                 return tuple(start + i - a for start, i, a in shift)
@@ -199,11 +199,14 @@ def find_difference(one: Slice, facts: Facts, what: str = "replicas differ") -> 
     few = sorted(rank for ranks in groups.values() if len(ranks) < largest for rank in ranks)
     number = max(difference.count for _, difference in others)
     first = one.place(min(d.first for _, d in others if d.first is not None))
-    name, shape = one.source.meta.name, one.tensors[0].meta.shape
+    name, full, shape = one.source.meta.name, one.source.meta.shape, one.tensors[0].meta.shape
+    of_slice, in_full = (
+        (" of the slice", f" of the full tensor {full}") if shape != full else ("", "")
+    )
     text = (
         f"{name}: {what} ({' | '.join(map(format_ranks, groups.values()))}) in "
-        f"{'up to ' if len(groups) > 2 else ''}{number} of {count(math.prod(shape), 'element')}, "
-        f"first at {first}"
+        f"{'up to ' if len(groups) > 2 else ''}{number} of {count(math.prod(shape), 'element')}"
+        f"{of_slice}, first at {first}{in_full}"
     )
     ranks = tuple(few if sum(len(r) == largest for r in groups.values()) == 1 else one.ranks)
     return Finding("replica", text, "error", name, ranks, number, first)

@@ -177,15 +177,16 @@ def _about_set(plan: Plan, place: Place, proven: Mapping[str, Stamp]) -> Iterato
             yield f"{text}; --resume keeps it, --overwrite writes it anew"
         return
     mine = place.origin if place.is_part else place.origin.without_times()
-    with suppress(FileNotFoundError):
-        try:
-            changes = differences(mine, Listing.read(place.listing).head.origin())
-        except FormatError as error:
-            yield f"{error}; --resume cannot do without it, --overwrite writes all anew"
-            return
-        for change in changes:
-            text = f"{place.listing}: --resume: what is there is of another run: {change}"
-            yield f"{text}; write to another place, or --overwrite writes all anew"
+    for path in dict.fromkeys((place.listing, place.manifest)):
+        with suppress(FileNotFoundError):
+            try:
+                origin = Listing.read(path).head.origin()
+            except FormatError as error:
+                yield f"{error}; --resume cannot do without it, --overwrite writes all anew"
+                continue
+            for change in differences(mine, origin) if path == place.listing else ():
+                text = f"{path}: --resume: what is there is of another run: {change}"
+                yield f"{text}; write to another place, or --overwrite writes all anew"
 
 
 def _is_file(path: Path) -> bool:

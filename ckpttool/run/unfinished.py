@@ -11,7 +11,7 @@ from zlib import crc32
 from ckpttool.errors import FormatError
 from ckpttool.model.catalog import Stamp
 from ckpttool.model.manifest import JOURNAL, MANIFEST, Listed, Origin
-from ckpttool.run.manifest import Entries, lines_of
+from ckpttool.run.manifest import Entries, lines_of, opened
 from ckpttool.run.partial import PARTIAL, stamp_of
 from ckpttool.run.sets import find_records, journal_of
 
@@ -151,7 +151,7 @@ def _whole_lines(path: Path) -> Iterator[tuple[int, Entries]]:
     The last does not count if it is not; of others a power loss leaves none behind that.
     """
     start = 0
-    with path.open("rb") as file:
+    with opened(path) as file:
         for line in lines_of(path, file):
             if not line.endswith(b"\n"):
                 return

@@ -42,7 +42,7 @@ def missing_ranks(source: Source) -> list[int]:
     """Ranks of a layout that have no file, or one that lacks the tensor: cut short, perhaps."""
     files, name = source.catalog.files, source.meta.name
     return [
-        rank for rank in source.layout.ranks if rank not in files or name not in files[rank].tensors
+        rank for rank in source.layout.ranks if rank not in files or name not in files[rank].header
     ]
 
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 from ckpttool.errors import FormatError, PlanError, StepError
-from ckpttool.model.catalog import Catalog, FileIndex, TensorMeta
+from ckpttool.model.catalog import Catalog, FileIndex
 from ckpttool.model.ciphertext import Secret
 from ckpttool.model.findings import Finding
 from ckpttool.model.headers import (
@@ -31,7 +31,7 @@ from ckpttool.run.contents import check_contents, differences
 from ckpttool.run.engines import InlineExecutor
 from ckpttool.run.gather import Trust, known_strategy, settle, told_by_a_look
 from ckpttool.run.integrity import check_files
-from ckpttool.run.listed import check_manifest, find_manifests
+from ckpttool.run.listed import as_asked, check_manifest, find_manifests
 from ckpttool.run.origin import unchanged
 from ckpttool.run.replicas import (
     REMEDY,
@@ -161,9 +161,10 @@ def verify(
         strategy, reasons = strategy.resolve(catalog.metas)
         if reasons:
             raise PlanError(reasons)
-    catalog = set_empty_aside(catalog, strategy)
+    catalog, notes = as_asked(set_empty_aside(catalog, strategy), strategy)
     with unchanged(catalog):
-        return _Verification(catalog, strategy, executor).run(deep, crc, open_progress)
+        report = _Verification(catalog, strategy, executor).run(deep, crc, open_progress)
+    return replace(report, notes=(*report.notes, *notes))
 
 
 @contextmanager
@@ -205,12 +206,11 @@ class _Verification:
             findings += self._data(sources, deep, notes, on_progress)
         if any(finding.kind == "replica" for finding in findings):
             notes.append(Note("replica", f"replicas differ: {REMEDY} by merge, reshard and diff"))
-        names = {name for file in catalog.files.values() for name in file.tensors}
         return Report(
             catalog.root,
             catalog.step,
             tuple(catalog.files),
-            len(names),
+            len(catalog.metas),
             sum(file.nbytes for file in catalog.files.values()),
             tuple(sorted(findings, key=lambda finding: finding.severity)),
             tuple(notes),
@@ -308,31 +308,30 @@ class _Verification:
             )
 
     def _slices(self, sources: Sources) -> Iterator[Slice]:
-        if self.strategy is None:  # each rank's tensors by themselves
-            for source in sources.found:
-                yield from slices_of(source, is_apart=True)
-            return
+        is_joined = self.strategy is not None
         for source in sources.found:
-            yield from slices_of(source)
+            yield from slices_of(source, is_apart=not is_joined)
+        if self.strategy is None:
+            return
+        joined = {source.meta.name for source in sources.found}
+        for source in undivided_sources(self.catalog, "first").found:
+            if source.meta.name not in joined:  # what there is of it, each rank's by itself
+                yield from slices_of(source, is_apart=True)
         for _, other in other_stages(self.catalog, self.strategy, sources.found):
             yield from slices_of(other)
 
     def _names(self, sources: Sources, notes: list[Note]) -> Iterator[Finding]:
         """What is wrong with who holds which names, types and shapes."""
-        metas: dict[str, dict[int, TensorMeta]] = {}
-        for rank, file in self.catalog.files.items():
-            for name, tensor in file.tensors.items():
-                metas.setdefault(name, {})[rank] = tensor.meta
         if self.strategy is None:
             if not self.catalog.is_undivided:
                 text = "no strategy (-s) and no --replicated: whether the ranks' slices fit "
                 notes.append(Note("doubt", text + "together, and replicas agree, is not known"))
-            for held in metas.values():
-                yield from check_types(self.catalog, held)
+            for name in self.catalog.metas:
+                yield from check_types(self.catalog, self.catalog.held(name))
             yield from find_beginnings(self.catalog)
             return
         for source in sources.found:
-            held = metas[source.meta.name]
+            held = self.catalog.held(source.meta.name)
             if not source.is_listed and source.follows is None:
                 yield from check_unlisted(self.catalog, self.strategy, held)
         yield from find_lacking(self.catalog, sources.found, notes)

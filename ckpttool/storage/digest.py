@@ -92,13 +92,12 @@ def sample_box(source: Source) -> bytes:
         side = math.isqrt(budget) if axis else budget
         sizes[axis] = max(1, min(meta.shape[axis], side))
         budget //= sizes[axis]
+    box = Region.whole(tuple(sizes))
     with FlatFiles(SAMPLE_BYTES) as files:
         for at in (0, 1, 2):
             start = tuple((n - k) * at // 2 for n, k in zip(meta.shape, sizes, strict=True))
-            box = Region(start, tuple(a + k for a, k in zip(start, sizes, strict=True)))
             data = np.empty((*sizes, meta.itemsize), np.uint8)
-            for tensor, in_slice, in_full in source.overlaps(box):
-                inside = in_full.relative_to(start)
+            for tensor, in_slice, inside in source.overlaps(box, start):
                 cut = tuple(slice(a, b) for a, b in zip(inside.start, inside.stop, strict=True))
                 files.read_region(tensor, in_slice, data[cut])
             state.update(data.tobytes())

@@ -41,7 +41,7 @@ def lock(path: Path, fd: int, is_shared: bool = False) -> int:
 def holder_of(path: Path) -> str | None:
     """Who is writing what a journal becomes; None if nobody is."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
     try:
