@@ -7,7 +7,7 @@ compared rank by rank, and if the other side has one for all, that one with each
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -181,11 +181,16 @@ def diff(
         nbytes = sum(pair.nbytes for pair in pairs)
         with open_progress(2 * nbytes) as on_progress:
             differences = tuple(_differences(pairs, executor, tolerance, on_progress))
-        told = (
-            note if of == "AB" else replace(note, text=f"{of}: {note.text}")
-            for note, of in notes.items()
-        )
-        return Comparison(len(pairs), nbytes, differences, tuple(told), tuple(contradictions))
+        told = _told(notes)
+        return Comparison(len(pairs), nbytes, differences, told, tuple(contradictions))
+
+
+def _told(notes: Mapping[Note, str]) -> tuple[Note, ...]:
+    """Notes that say which side they are of, where that is one alone."""
+    return tuple(
+        note if of == "AB" else replace(note, text=f"{of}: {note.text}")
+        for note, of in notes.items()
+    )
 
 
 def _is_that_of(b: Strategy | None, a: Strategy | None) -> bool:
