@@ -99,16 +99,26 @@ def find_lacking(catalog: Catalog, found: Iterable[Source], notes: list[Note]) -
     lacks: dict[int, list[str]] = defaultdict(list)
     others: dict[int, set[int]] = defaultdict(set)
     is_held_twice = False
-    for source in found:
-        is_cut = source.is_listed or source.follows is not None
-        if not is_cut or source.described is not None or source.meta.text is not None:
-            continue
+    cut = [
+        source
+        for source in found
+        if (source.is_listed or source.follows is not None)
+        and source.described is None
+        and source.meta.text is None
+    ]
+    holders = catalog.holders
+    if all(
+        {*source.layout.ranks} & catalog.files.keys() <= {*holders[source.meta.name]}
+        for source in cut
+    ):
+        return  # as it is nearly always, and to look at all slices takes its time
+    for source in cut:
         for held, index in zip(source.replicas(), source.layout.slice_indices(), strict=True):
             is_held_twice = is_held_twice or len(held) > 1
             for rank in source.layout.owners(index):
                 if rank in catalog.files and rank not in held:
                     lacks[rank].append(source.meta.name)
-                    others[rank].add(min(held))
+                    others[rank].update(sorted(held)[:1])
     if lacks and not is_held_twice:
         text = "saved without redundancy: every slice is in the file of one rank only"
         notes.append(Note("format", text))
