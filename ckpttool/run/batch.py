@@ -281,7 +281,8 @@ def _disagreements(folder: str, records: Sequence[Record]) -> Iterator[str]:
     if missing:
         named = f"{format_ranks(missing, 'part')} of {counts[0]}"
         named += f" {'is' if len(missing) == 1 else 'are'}"
-        yield f"{folder}: {named} not there; run what is missing (--part {missing[0]}/{counts[0]})"
+        runs = shorten((f"--part {number}/{counts[0]}" for number in missing), 3)
+        yield f"{folder}: {named} not there; run what is missing ({runs})"
     plans: dict[Origin, list[int]] = {}
     for record in records:
         plans.setdefault(record.origin, []).append(record.part)
