@@ -24,13 +24,13 @@ from ckpttool.model.parts import balance
 from ckpttool.model.plan import Document, Plan, PlanPart
 from ckpttool.model.strategy import count, shorten
 from ckpttool.run.manifest import (
-    REMEDY,
     Listing,
     Manifest,
     Written,
     listing_text,
     output_problems,
     output_text,
+    remedy_for,
 )
 from ckpttool.run.origin import manifest_of, origin_of, plan_digest
 from ckpttool.run.partial import is_within, remove_document, write_document
@@ -249,7 +249,7 @@ def _look_again(path: Path) -> Manifest:
     try:
         manifest = Listing.read(path).manifest()
     except FormatError as error:
-        raise _with_remedy(error, REMEDY) from error
+        raise _with_remedy(error, remedy_for(error)) from error
     wrong = list(output_problems(path.parent, manifest.outputs))
     if wrong:
         raise VerifyError(str(path.parent), wrong)

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from concurrent.futures import BrokenExecutor
 
 from ckpttool.errors import CkptToolError, reason_of
-from ckpttool.run.partial import PARTIAL
+from ckpttool.storage.leftovers import PARTIAL
 
 WORKER_DIED = "a worker died (was it killed, or out of memory? --max-memory or fewer workers help)"
 

@@ -28,7 +28,6 @@ from ckpttool.model.catalog import Stamp
 from ckpttool.model.manifest import Listed, Origin, differences
 from ckpttool.run.manifest import Listing, listing_text, output_text
 from ckpttool.run.partial import (
-    PARTIAL,
     make_folder,
     remove_document,
     remove_stale,
@@ -38,6 +37,7 @@ from ckpttool.run.partial import (
 )
 from ckpttool.run.sets import Place, journal_of, remove_stale_records, take_lock
 from ckpttool.run.unfinished import Unfinished, read_journal, sealed, unsealed
+from ckpttool.storage.leftovers import PARTIAL
 from ckpttool.storage.locks import is_open_as, lock
 
 COMPLETE, END = '{"complete": [', "]}"  # around an output in its line

@@ -21,7 +21,7 @@ from ckpttool.model.findings import Finding
 from ckpttool.model.manifest import MANIFEST, Hashed, Listed, hashed
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import Strategy
-from ckpttool.run.manifest import REMEDY, Listing, output_problems
+from ckpttool.run.manifest import Listing, output_problems, remedy_for
 from ckpttool.run.origin import read_strategy_file
 from ckpttool.run.partial import stamp_of
 from ckpttool.storage.checksum import verify_checksum
@@ -194,7 +194,9 @@ def check_manifest(
         while rest:
             yield from _collect(path, rest.popleft(), on_progress)
     except FormatError as error:
-        yield Finding("manifest", f"{path}: cannot be held against it: {error}; {REMEDY}")
+        yield Finding(
+            "manifest", f"{path}: cannot be held against it: {error}; {remedy_for(error)}"
+        )
         return
     if subject is None:
         subject = files.keys()

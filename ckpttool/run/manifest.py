@@ -29,7 +29,6 @@ T = TypeVar("T", int, str)
 
 MAX_LINE_BYTES = 100_000_000  # ten TiB in one output; stops files that are something else
 OPEN, CLOSE = ', "outputs": [', '], "sha256": "'
-REMEDY = "put a copy of it back, or write the set anew (--overwrite)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +296,13 @@ class Listing:
             for out in self.outputs()
         )
         return Manifest(self.head.text("plan"), self.head.step(), outputs)
+
+
+def remedy_for(error: FormatError) -> str:
+    """What to do about a listing that cannot be used; of one that cannot be read, it says so."""
+    if isinstance(error, UnreadableError):
+        return "see to it that it can be read"
+    return "put a copy of it back, or write the set anew (--overwrite)"
 
 
 @contextmanager

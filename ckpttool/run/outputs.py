@@ -14,7 +14,7 @@ from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import Plan, Target
 from ckpttool.model.strategy import Strategy
-from ckpttool.run.partial import PARTIAL
+from ckpttool.storage.leftovers import PARTIAL
 
 
 def choose_format(path: str, format: str | None, is_folder: bool = False) -> str:

@@ -19,9 +19,9 @@ from ckpttool.errors import VerifyError, add_remark, remarks_on
 from ckpttool.formats import get_format
 from ckpttool.model.catalog import FileIndex, Stamp, TensorMeta
 from ckpttool.model.plan import OutputFile
+from ckpttool.storage.leftovers import PARTIAL
 from ckpttool.storage.locks import UNSUPPORTED, is_open_as, lock
 
-PARTIAL = ".partial"
 STUCK = "what is half-written could not be removed: the next run does that"
 
 

@@ -13,9 +13,9 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.manifest import JOURNAL, MANIFEST
 from ckpttool.model.plan import Target
 from ckpttool.model.strategy import shorten
-from ckpttool.run.partial import PARTIAL
 from ckpttool.run.rights import closed_folder, kept_file
 from ckpttool.storage.folders import RANK_FOLDER
+from ckpttool.storage.leftovers import PARTIAL
 from ckpttool.storage.names import RANK_IN_NAME
 from ckpttool.storage.trees import CHECKPOINTS, is_tree
 

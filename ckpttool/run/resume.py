@@ -20,7 +20,7 @@ from ckpttool.run.journal import resume_problems
 from ckpttool.run.listed import OpenProgress, find_intact, no_progress
 from ckpttool.run.manifest import Listing
 from ckpttool.run.origin import changed_inputs, manifest_of
-from ckpttool.run.partial import PARTIAL, stamp_of
+from ckpttool.run.partial import stamp_of
 from ckpttool.run.rights import kept_file
 from ckpttool.run.sets import (
     Place,
@@ -35,6 +35,7 @@ from ckpttool.run.unfinished import (
     listed_in,
     read_journal,
 )
+from ckpttool.storage.leftovers import PARTIAL
 from ckpttool.storage.locks import holder_of
 
 MIXTURE = "what was made of it may be a mixture, so write all of it anew"

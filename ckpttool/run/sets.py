@@ -16,8 +16,8 @@ from pathlib import Path
 from ckpttool.errors import CkptToolError, PlanError
 from ckpttool.model.manifest import JOURNAL, MANIFEST, Origin
 from ckpttool.run.manifest import Listing
-from ckpttool.run.partial import PARTIAL, remove_stale
-from ckpttool.storage.leftovers import interruption
+from ckpttool.run.partial import remove_stale
+from ckpttool.storage.leftovers import PARTIAL, interruption
 from ckpttool.storage.locks import holder_of, lock, name_of_holder
 
 TRIES, PAUSE_SECONDS = 6, 0.05  # for a lock that somebody has for a moment, to look or to leave

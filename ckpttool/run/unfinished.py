@@ -12,8 +12,9 @@ from ckpttool.errors import FormatError
 from ckpttool.model.catalog import Stamp
 from ckpttool.model.manifest import JOURNAL, MANIFEST, Listed, Origin
 from ckpttool.run.manifest import Entries, lines_of, opened
-from ckpttool.run.partial import PARTIAL, stamp_of
+from ckpttool.run.partial import stamp_of
 from ckpttool.run.sets import find_records, journal_of
+from ckpttool.storage.leftovers import PARTIAL
 
 SEAL = " 01234567\n"  # what is behind the text of a line: its CRC-32 in hexadecimal digits
 

@@ -34,7 +34,8 @@ from ckpttool.model.strategy import shorten
 from ckpttool.storage.locks import holder_of
 from ckpttool.storage.names import Found, step_of
 
-UNFINISHED = (".tmp", ".partial")
+PARTIAL = ".partial"  # how temporary files of ckpttool end
+UNFINISHED = (".tmp", PARTIAL)
 EMERGENCY = re.compile(r"ttp_saved_checkpoints-step_\d+(_tmp)?")
 FAILED = re.compile(r"transform_failed_rank_\d+\.txt")
 MARKER = re.compile(r"(merge_succeed|transform_succeed_rank_\d+)\.txt")

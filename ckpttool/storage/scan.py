@@ -23,6 +23,7 @@ from ckpttool.storage.folders import (
 )
 from ckpttool.storage.indexed import note_index, scan_indexed
 from ckpttool.storage.leftovers import (
+    PARTIAL,
     interruption,
     is_unfinished_file,
     note_occasion,
@@ -161,6 +162,9 @@ def _refusals(path: Path) -> Iterator[FormatError]:
     """Why a file is not even looked at, if its name says that it is not all there."""
     if is_unfinished_file(path):
         reason = "a save that did not finish; if you know that it is all there, rename it"
+        if path.suffix == PARTIAL:
+            reason = "the temporary file of a run of ckpttool that did not end: of full size, and "
+            reason += "zeros where nothing was written; the same command with --resume finishes it"
         yield UnsupportedError(str(path), None, reason)
 
 
