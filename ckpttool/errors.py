@@ -7,7 +7,19 @@ border is rebuilt by calling its class with ``args``.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Sequence
+
+# What the system's words for a failure mean, or ask for.
+MEANINGS = {
+    errno.EACCES: " (this user may not; its owner can allow it)",
+    errno.EPERM: " (this user may not; its owner can)",
+    errno.ENAMETOOLONG: " (give it a shorter one)",
+    errno.ENOSPC: " (the disk is full)",
+    errno.EDQUOT: " (what this user may store there is used up)",
+    errno.EROFS: " (nothing can be written there)",
+    errno.EIO: " (the disk, or the way to it, has failed)",
+}
 
 
 class CkptToolError(Exception):
@@ -246,6 +258,17 @@ def of_side(error: CkptToolError, side: str) -> CkptToolError:
     if isinstance(error, CombinedError):
         return CombinedError([of_side(one, side) for one in error.errors])
     return error
+
+
+def reason_of(error: OSError) -> str:
+    """What the system says of a failure, and what that means or asks for where that helps.
+
+    Examples
+    --------
+    >>> reason_of(PermissionError(errno.EACCES, "Permission denied", "net.ckpt"))
+    'Permission denied (this user may not; its owner can allow it)'
+    """
+    return (error.strerror or str(error)) + MEANINGS.get(error.errno or 0, "")
 
 
 def raise_all(errors: Iterable[CkptToolError]) -> None:

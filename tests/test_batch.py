@@ -231,7 +231,8 @@ def commit_fails(folder, code):
 def test_missing_parts_are_named(tmp_path):
     run_parts(tmp_path, (2, 4), 5)
     text = commit_fails(tmp_path, 5)
-    assert "parts 1, 3, 5 of 5 are not there; run what is missing (--part 1/5)" in text
+    runs = "--part 1/5, --part 3/5, --part 5/5"
+    assert f"parts 1, 3, 5 of 5 are not there; run what is missing ({runs})" in text
 
 
 def test_the_record_of_a_part_goes_before_its_first_output_is_replaced(tmp_path, monkeypatch):
@@ -251,7 +252,7 @@ def test_the_record_of_a_part_goes_before_its_first_output_is_replaced(tmp_path,
 
     assert fail_on(0) == ["ckpttool.json"]  # no output was replaced
     assert fail_on(2) == [f"{RECORD.format(1, 2)}.journal"]
-    assert "no records of parts in it; a run with --part K/N" in commit_fails(tmp_path, 5)
+    assert "a run of ckpttool has not ended here" in commit_fails(tmp_path, 5)
 
 
 def test_parts_of_different_plans_are_refused(tmp_path):
@@ -380,6 +381,16 @@ def test_a_manifest_of_another_plan_completes_no_parts(tmp_path):
     result = run("commit", tmp_path)
     assert result.exit_code == 5
     assert "part 2 of 2 is not there" in message(result)
+
+
+def test_a_part_of_another_number_of_parts_is_refused_before_it_is_written(tmp_path):
+    run_parts(tmp_path, (1,), 3)
+    for part in ("4/4", "2/4"):
+        result = run(*reshard_words(tmp_path, "ckpt"), "--part", part)
+        assert result.exit_code == 5
+        said = f"{tmp_path / RECORD.format(1, 3)}: another number of parts than --part {part} says"
+        assert message(result).startswith(f"ckpttool: {said}; take that for all of them, or remove")
+    assert len(list(tmp_path.glob("rank_*"))) < 4
 
 
 def test_a_commit_removes_records_that_killed_runs_have_half_written(tmp_path):

@@ -540,7 +540,9 @@ def test_what_stops_diff_has_another_exit_code_than_1(merged, tmp_path, monkeypa
     monkeypatch.setattr(module, "read_index", fail)
     result = run("diff", merged, merged)
     assert result.exit_code == 3
-    assert message(result) == f"ckpttool: {merged}: Permission denied"
+    assert message(result) == (
+        f"ckpttool: {merged}: Permission denied (this user may not; its owner can allow it)"
+    )
 
 
 def test_memory_of_a_comparison_does_not_grow_with_the_tensor(tmp_path):

@@ -210,7 +210,7 @@ def test_a_worker_process_that_is_killed_ends_the_run_with_a_clear_error(busy_ru
     os.kill(worker_pids(process.pid)[0], signal.SIGKILL)
     returned, errors = finish(process)
     assert returned == 6
-    assert "not written: a worker died (was it killed, or out of memory?)" in errors
+    assert "not written: a worker died (was it killed, or out of memory? --max-memory or" in errors
     assert "complete before that: " in errors
     assert "Traceback" not in errors
     assert all(name.endswith((".ckpt", ".journal")) for name in files_below(out))

@@ -16,6 +16,7 @@ import ckpttool
 from ckpttool.cli.signals import Stopped
 from ckpttool.errors import VerifyError
 from ckpttool.run.execute import CopyOptions, execute
+from ckpttool.run.manifest import Listing
 from ckpttool.storage import flatfile
 from tests.commands import files_below, message, run, run_well
 from tests.engines import CASE, FORMATS, contents, reshard_words, split_words, write_source
@@ -359,3 +360,51 @@ def test_a_file_system_that_becomes_read_only_is_named(tmp_path, small_disk):
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     with pytest.raises(ckpttool.ExecutionError, match="Read-only file system"):
         execute(plan)
+
+
+# ---------------------------------------------------------- files that change while they are judged
+
+
+@pytest.mark.parametrize("change", ["touched", "gone"])
+def test_no_verdict_is_given_on_files_that_are_not_the_same_at_the_end(tmp_path, change):
+    shutil.copytree(CASE / "src", tmp_path / "src")
+    catalog = ckpttool.scan(str(tmp_path / "src"))
+    strategy = ckpttool.read_strategy([str(CASE / "src_strategy.ckpt")])
+    path = Path(catalog.files[1].path)
+    os.utime(path) if change == "touched" else path.unlink()
+    said = "is gone" if change == "gone" else "was written to after its header was read"
+    for judge in (
+        lambda: ckpttool.verify(catalog, deep=True),
+        lambda: ckpttool.diff(catalog, catalog, strategy, strategy),
+    ):
+        with pytest.raises(ckpttool.PlanError, match=rf"rank_1/[^/]*: {said}; run again"):
+            judge()
+
+
+def test_a_manifest_that_goes_while_it_is_held_against_files_is_no_finding(tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    run_well(*words_of(out))
+    real = Listing.outputs
+
+    def outputs(self):
+        self.path.unlink(missing_ok=True)
+        return real(self)
+
+    monkeypatch.setattr(Listing, "outputs", outputs)
+    result = run("verify", out, "-s", CASE / "dst_strategy.ckpt", "--deep")
+    assert result.exit_code == 5
+    assert message(result) == f"ckpttool: {out / NAME}: is gone since this began; run again"
+
+
+def test_what_fails_because_a_file_was_changed_is_told_so_before_the_first_byte(
+    tmp_path, monkeypatch
+):
+    shutil.copytree(CASE / "src", tmp_path / "src")
+    catalog = ckpttool.scan(str(tmp_path / "src"))
+    strategy = ckpttool.read_strategy([str(CASE / "src_strategy.ckpt")])
+    (tmp_path / "there.ckpt").touch()
+    os.utime(catalog.files[1].path)
+    with pytest.raises(ckpttool.PlanError) as caught:
+        ckpttool.plan_merge(catalog, strategy, str(tmp_path / "there.ckpt"))
+    said = f"{catalog.files[1].path}: was written to after its header was read; run again"
+    assert caught.value.problems == (said,)

@@ -310,7 +310,7 @@ def test_a_manifest_that_may_not_be_read_is_an_error_only_where_it_is_needed(tmp
     out, strategy = tmp_path / "new", CASE / "dst_strategy.ckpt"
     run_well(*reshard_words(out, "ckpt"))
     unreadable(out / NAME)
-    said = f"{out / NAME}: Permission denied"
+    said = f"{out / NAME}: Permission denied (this user may not; its owner can allow it)"
     merge = ["merge", out, "-o", tmp_path / "m.ckpt"]
     for words in (merge, ["inspect", out], ["diff", out, out]):
         result = run_well(*words, "-s", strategy, "-q")

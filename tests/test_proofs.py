@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from hashlib import sha256
 
 import pytest
@@ -185,7 +186,6 @@ def test_a_pipe_in_the_place_of_a_listing_or_a_journal_is_not_waited_for(small, 
     path = small.out / name
     path.unlink(missing_ok=True)
     os.mkfifo(path)
-    with pytest.raises(CkptToolError) as caught:
+    named = rf"{re.escape(str(path))}: .*is a (pipe or a device|device or a pipe)"
+    with pytest.raises(CkptToolError, match=named):
         act(small)
-    assert f"{path}: " in str(caught.value)
-    assert "is a pipe or a device, and no file" in str(caught.value)

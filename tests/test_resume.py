@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import time
+from concurrent.futures import BrokenExecutor
 from pathlib import Path
 
 import pytest
@@ -315,6 +316,29 @@ def test_an_output_with_another_byte_is_not_believed_though_size_and_time_are_th
     assert {name[:12] for name in filled} == {"checkpoint_1", "checkpoint_2", "checkpoint_3"}
 
 
+@pytest.mark.parametrize("is_left", [True, False])
+def test_a_checksum_that_was_changed_is_not_believed(tmp_path, failing, is_left):
+    """The hashes of a manifest are those of tensors."""
+    words = [*words_of(tmp_path / "out", "safetensors"), "--crc"]
+    failing("rank_3" if is_left else None)
+    assert run(*words).exit_code == (6 if is_left else 0)
+    failing(None)
+    file = tmp_path / "out" / "rank_0" / "checkpoint_0.safetensors"
+    whole = file.read_bytes()
+    start = whole.index(b'"crc_num":"') + len(b'"crc_num":"')
+    for damaged in (
+        whole[: start + 1] + bytes([whole[start + 1] ^ 1]) + whole[start + 2 :],
+        whole.replace(b"crc_num", b"crb_num"),
+    ):
+        file.write_bytes(damaged)
+        result = run(*words, "--resume")
+        assert result.exit_code == 5
+        assert str(file) in message(result)
+    assert file.read_bytes() == damaged
+    run_well(*words, "--overwrite")
+    assert file.read_bytes() == whole
+
+
 def test_what_was_moved_meanwhile_is_known_by_its_contents(tmp_path, failing):
     run_well(*words_of(tmp_path / "whole"))
     failing("rank_2")
@@ -408,6 +432,47 @@ def test_a_file_of_somebody_else_with_a_temporary_name_is_not_replaced_unasked(t
     assert len(files_below(tmp_path)) == 4
 
 
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space"), BrokenExecutor("gone")])
+def test_a_failure_before_anything_is_complete_says_what_to_do(tmp_path, monkeypatch, error):
+    def fail(task):
+        raise error
+
+    monkeypatch.setattr(execute_module, "fill", fail)
+    result = run(*words_of(tmp_path))
+    assert result.exit_code == 6
+    assert message(result).endswith("; nothing is complete yet: run it again when that is mended")
+    assert files_below(tmp_path) == []
+
+
+def test_what_a_killed_run_of_another_set_left_half_written_is_called_so(tmp_path):
+    part = tmp_path / "rank_1" / "checkpoint_1.h5"
+    merge = ("merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", part)
+    assert run_with_signal(signal.SIGKILL, *merge)[0] == -signal.SIGKILL
+    result = run(*words_of(tmp_path, "hdf5"))
+    said = f"{part}.partial: left half-written by a run that did not end, of which "
+    said += f"{part}.{JOURNAL} tells; finish that with its own command and --resume, or --overwr"
+    assert said in message(result)
+    assert result.exit_code == 5
+    run_well(*merge, "--resume")
+    run_well(*words_of(tmp_path, "hdf5"), "--overwrite")
+    assert files_below(tmp_path) == [f"rank_{r}/checkpoint_{r}.h5" for r in range(4)]
+
+
+def test_what_a_run_of_another_set_is_writing_is_not_begun(tmp_path, monkeypatch):
+    part, seen = tmp_path / "rank_1" / "checkpoint_1.ckpt", []
+
+    def look(task):
+        seen.append(run(*words_of(tmp_path), "--overwrite"))
+        return fill(task)
+
+    monkeypatch.setattr(execute_module, "fill", look)
+    run_well("merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", part)
+    assert seen[0].exit_code == 5
+    said = f"{part}.partial: another run is writing it (see {part}.{JOURNAL}); wait until it ends"
+    assert said in message(seen[0])
+    assert files_below(tmp_path) == ["rank_1/checkpoint_1.ckpt"]
+
+
 def test_what_could_not_be_removed_is_known_to_the_next_run(tmp_path, failing, monkeypatch):
     real = Path.unlink
 
@@ -473,6 +538,44 @@ def test_the_cause_comes_first_and_the_ranks_that_are_missing_together(tmp_path,
     assert "put back" not in result.stderr
 
 
+@pytest.mark.parametrize("part", [(), ("--part", "1/2")])
+def test_of_a_set_that_is_being_written_all_commands_say_to_wait(tmp_path, monkeypatch, part):
+    out, seen = tmp_path / "out", []
+    strategy = ("-s", CASE / "dst_strategy.ckpt")
+    commands = {
+        "inspect": (),
+        "verify": strategy,
+        "merge": (*strategy, "-o", tmp_path / "m.h5"),
+        "reshard": (*strategy, "-d", CASE / "src_strategy.ckpt", "-o", tmp_path / "new"),
+        "diff": (CASE / "src", *strategy, "--b-strategy", CASE / "src_strategy.ckpt"),
+        "commit": (),
+    }
+
+    def look(task):
+        if not seen:
+            seen.extend(message(run(name, out, *more)) for name, more in commands.items())
+        return fill(task)
+
+    monkeypatch.setattr(execute_module, "fill", look)
+    run_well(*words_of(out), *part)
+    assert len(seen) == len(commands)
+    for text in seen:
+        assert "writing" in text
+        assert f"(process {os.getpid()} on " in text
+        assert "wait until it ends" in text
+        assert "--resume" not in text
+
+
+def test_of_a_set_of_a_killed_run_commit_says_to_resume_it(tmp_path, failing):
+    failing("rank_2")
+    assert run(*words_of(tmp_path / "out")).exit_code == 6
+    for name in ("commit", "inspect"):
+        said = message(run(name, tmp_path / "out"))
+        assert "has not ended here" in said
+        assert "finish it with the same command and --resume" in said
+        assert "wait" not in said
+
+
 def test_a_file_of_a_run_that_did_not_end_well_is_no_checkpoint(tmp_path, monkeypatch):
     source = shutil.copytree(CASE / "src", tmp_path / "src")
     words = ["merge", source, "-s", CASE / "src_strategy.ckpt", "-o", tmp_path / "m[1].ckpt"]
@@ -486,7 +589,7 @@ def test_a_file_of_a_run_that_did_not_end_well_is_no_checkpoint(tmp_path, monkey
         assert run(*words, "-j", "1").exit_code == 6
     file = tmp_path / "m[1].ckpt"
     said = f"{file}: a run of ckpttool has not ended here, so files may be missing or of another "
-    said += "run; wait for it, or if it was killed, finish it with the same command and --resume"
+    said += "run; finish it with the same command and --resume"
     result = run_well("inspect", file)
     assert f"warning: {said}" in message(result)
     document = json.loads(run_well("inspect", file, "--json").stdout)

@@ -104,6 +104,19 @@ def test_outputs_do_not_go_among_the_inputs(output):
     assert not mentions(message(result), "is the source folder; write to another")
 
 
+@pytest.mark.parametrize("named", [".", "checkpoint"])
+def test_outputs_do_not_go_where_they_hide_the_inputs(output, named):
+    words = ["-d", output / "strategy", "-o", output]
+    for more in (("reshard", output / named, *words), ("merge", output, "-o", output)):
+        size = ["--max-shard-size", "1GB"] if more[0] == "merge" else []
+        result = run(*more, *size, "--overwrite")
+        assert result.exit_code == 5
+        said = "would be taken for the checkpoint of that run, in the place of"
+        assert said in message(result)
+    run_well("reshard", output, *words[:-1], output / "next")
+    assert scan(str(output)).root == str(output / "checkpoint")
+
+
 # ------------------------------------------------------------------------------ which folder
 
 
@@ -136,6 +149,17 @@ def test_other_checkpoints_beside_it_are_named_and_not_taken(output, tmp_path):
         shutil.copytree(output / "checkpoint" / "rank_0", output / folder / "rank_0")
     said = f"{output / 'checkpoint'} taken, not {output / 'old'} beside it; name one of them to use"
     assert f"note: {said} it" in message(run_well("inspect", output))
+
+
+def test_a_folder_called_checkpoint_beside_others_is_a_question_if_no_run_made_it(tmp_path):
+    save(tmp_path, "pp2_opt", "2_3")
+    assert scan(str(tmp_path)).root == str(tmp_path / "checkpoint")
+    shutil.copytree(tmp_path / "checkpoint", tmp_path / "new")
+    for name in ("inspect", "verify"):
+        result = run(name, tmp_path)
+        assert result.exit_code == 5
+        both = f"{tmp_path / 'checkpoint'}, {tmp_path / 'new'}"
+        assert f"several checkpoints ({both}); say which is meant: name one" in message(result)
 
 
 def test_two_folders_without_the_first_are_a_question(tmp_path):

@@ -603,7 +603,10 @@ def test_what_stops_verify_has_another_exit_code_than_1(source, tmp_path, monkey
     monkeypatch.setattr(module, "scan", fail)
     result = run("verify", source)
     assert result.exit_code == 3
-    assert message(result) == "ckpttool: src: Permission denied"
+    assert (
+        message(result)
+        == "ckpttool: src: Permission denied (this user may not; its owner can allow it)"
+    )
 
 
 def test_names_with_escape_sequences_are_not_printed_raw(tmp_path):

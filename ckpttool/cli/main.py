@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import signal
@@ -120,12 +119,12 @@ def _no_output_unread() -> Iterator[None]:
 
 def _explain(error: Exception) -> tuple[tuple[str, ...], int]:
     """Messages and exit code of an exception."""
+    from ckpttool.errors import reason_of
+
     if isinstance(error, ckpttool.CkptToolError):
         return error.problems, error.exit_code
     if isinstance(error, OSError):
-        reason = error.strerror or str(error)
-        if error.errno == errno.ENOSPC:
-            reason = "the disk is full"
+        reason = reason_of(error)
         return (f"{error.filename}: {reason}" if error.filename else reason,), 1
     return (
         (

@@ -39,7 +39,7 @@ class Existing(PathName):
     """A path to something that is there; of an output that was not finished it is told why not."""
 
     def __init__(self) -> None:
-        super().__init__(exists=True)
+        super().__init__(exists=True, readable=False)
 
     def convert(
         self,
@@ -47,7 +47,13 @@ class Existing(PathName):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> str | bytes | os.PathLike[str]:
-        """The path."""
+        """The path; of one that this user may not read the command says so, as of its files."""
+        try:
+            os.stat(value)  # noqa: PTH116
+        except PermissionError:
+            return value
+        except OSError:
+            pass
         if value != "" and not os.path.lexists(value):
             from ckpttool.run.sets import why_absent
 

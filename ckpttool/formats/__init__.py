@@ -16,7 +16,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
-from ckpttool.errors import FormatError, UnreadableError, UnsupportedError
+from ckpttool.errors import FormatError, UnreadableError, UnsupportedError, reason_of
 from ckpttool.formats.contained import ContainedReader
 from ckpttool.formats.encrypted import mode_of, unmarked_block
 from ckpttool.formats.others import recognise
@@ -236,7 +236,7 @@ def _read_index(
         except FormatError as error:
             return _as_recognised(error)
     except OSError as error:
-        unreadable = UnreadableError(path, None, error.strerror or str(error))
+        unreadable = UnreadableError(path, None, reason_of(error))
         unreadable.__cause__ = error  # which is what counts if there is but one file
         return unreadable
 

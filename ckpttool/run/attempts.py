@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ckpttool.errors import CkptToolError
+from ckpttool.errors import CkptToolError, reason_of
 from ckpttool.formats import get_format
 from ckpttool.model.plan import OutputFile
 from ckpttool.model.region import Region
@@ -31,7 +31,6 @@ from ckpttool.run.partial import (
     PARTIAL,
     claim,
     clean_up,
-    is_open_as,
     make_folder,
     name_attempt,
     publish,
@@ -39,6 +38,7 @@ from ckpttool.run.partial import (
     reserve,
 )
 from ckpttool.storage.checksum import Summed, compute_checksum
+from ckpttool.storage.locks import is_open_as
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ def write_file(task: FileTask) -> Attempt:
         Path(path).unlink(missing_ok=True)
         if not isinstance(error, CkptToolError | OSError):
             raise
-        what = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        what = f"{error.filename}: {reason_of(error)}" if isinstance(error, OSError) else str(error)
         raise CkptToolError(f"on {socket.gethostname()}: {what}") from error
 
 

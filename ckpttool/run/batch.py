@@ -44,7 +44,7 @@ from ckpttool.run.sets import (
     remove_stale_records,
     set_locked,
 )
-from ckpttool.storage.leftovers import has_text
+from ckpttool.storage.leftovers import has_text, interruption, writer_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +161,14 @@ def commit(folder: str) -> Manifest:
         Outputs are missing, or have another size than when they were written.
     """
     manifest = Path(f"{folder}.{MANIFEST}") if Path(folder).is_file() else Path(folder, MANIFEST)
+    if by := writer_of(manifest):
+        raise PlanError([f"{folder}: a run is still writing to it ({by}); wait until it ends"])
     journal = journal_of(manifest)
     was_killed = manifest.exists() and journal.exists() and not has_text(journal)
     if not find_records(manifest) and not was_killed:
+        said = interruption(Path(folder))
+        if said is not None:
+            raise PlanError([said])
         return _look_again(manifest)
     with set_locked(manifest):
         if find_records(manifest) and not _is_marked(manifest):
@@ -276,7 +281,8 @@ def _disagreements(folder: str, records: Sequence[Record]) -> Iterator[str]:
     if missing:
         named = f"{format_ranks(missing, 'part')} of {counts[0]}"
         named += f" {'is' if len(missing) == 1 else 'are'}"
-        yield f"{folder}: {named} not there; run what is missing (--part {missing[0]}/{counts[0]})"
+        runs = shorten((f"--part {number}/{counts[0]}" for number in missing), 3)
+        yield f"{folder}: {named} not there; run what is missing ({runs})"
     plans: dict[Origin, list[int]] = {}
     for record in records:
         plans.setdefault(record.origin, []).append(record.part)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ckpttool import __version__
-from ckpttool.errors import EngineError, PlanError
+from ckpttool.errors import EngineError, PlanError, reason_of
 from ckpttool.model.plan import Plan
 from ckpttool.run.places import output_folder
 
@@ -148,7 +148,7 @@ def _unseen(files: Sequence[Seen]) -> tuple[list[Seen], list[str]]:
             found = Seen.at(file.path)
             reason = "another size or time of change" if found != file else ""
         except OSError as error:
-            reason = error.strerror or str(error)
+            reason = reason_of(error)
         if reason:
             unseen.append(file)
             reasons.append(reason)

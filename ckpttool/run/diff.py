@@ -7,7 +7,7 @@ compared rank by rank, and if the other side has one for all, that one with each
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -29,6 +29,7 @@ from ckpttool.run.engines import InlineExecutor
 from ckpttool.run.facts import Difference, Tolerance
 from ckpttool.run.gather import Trust, gather_sources, known_strategy
 from ckpttool.run.integrity import check_files
+from ckpttool.run.origin import unchanged
 
 Kind = Literal["only in A", "only in B", "dtype", "shape", "text", "values"]
 
@@ -138,48 +139,58 @@ def diff(
     ------
     FormatError, PlanError
         What stops a side from being read, in one error for both; it says which side it is of.
-        Replicas that differ stop none.
+        Replicas that differ stop none.  A file that was written to meanwhile does.
     """
     executor = executor or InlineExecutor()
     trust = Trust(trust_strategy, optimizer_shard)
-    errors: list[CkptToolError] = []
-    sides: list[Sources] = []
-    notes: dict[Note, str] = {}  # and the sides that have it
-    contradictions: list[Finding] = []
-    for side, catalog, given in (("A", a, a_strategy), ("B", b, b_strategy)):
-        needs_it = not (catalog.is_undivided or catalog.description)
-        try:
-            strategy = known_strategy(catalog, given, replicated and needs_it)
-            sources = gather_sources(catalog, strategy, executor, unlisted=unlisted, trust=trust)
-        except (PlanError, StrategyError) as error:
-            errors += [*catalog.damaged.values(), of_side(error, side)]
-            continue
-        forged, more = check_files(catalog, executor, crc=False)
-        is_borrowed = side == "B" and _is_that_of(given, a_strategy)
-        if is_borrowed and sources.problems:
-            last = sources.problems[-1]
-            sources.problems[-1] = replace(last, text=f"{last.text}; {OF_ITS_OWN}")
-        elif is_borrowed and any(one.is_warning and one.kind in DOUBTS for one in sources.notes):
-            sources.notes.append(Note("doubt", OF_ITS_OWN, is_warning=True))
-        differing = [one for one in sources.problems if one.kind == "replica"]
-        contradictions += [replace(one, text=f"{side}: {one.text}") for one in differing]
-        wrong = (one.text for one in sources.problems if one.kind != "replica")
-        problems = [*catalog.problems, *wrong]
-        errors += [*sources.damage, *forged]
-        errors += [of_side(PlanError(problems), side)] if problems else []
-        for note in dict.fromkeys((*notes_of_scan(catalog, strategy), *sources.notes, *more)):
-            notes[note] = notes.get(note, "") + side
-        sides.append(sources)
-    raise_all([*errors, plan_error(contradictions)] if errors and contradictions else errors)
-    pairs = list(_pairs(*sides))
-    nbytes = sum(pair.nbytes for pair in pairs)
-    with open_progress(2 * nbytes) as on_progress:
-        differences = tuple(_differences(pairs, executor, tolerance, on_progress))
-    told = (
+    with unchanged(a, b):
+        errors: list[CkptToolError] = []
+        sides: list[Sources] = []
+        notes: dict[Note, str] = {}  # and the sides that have it
+        contradictions: list[Finding] = []
+        for side, catalog, given in (("A", a, a_strategy), ("B", b, b_strategy)):
+            needs_it = not (catalog.is_undivided or catalog.description)
+            try:
+                strategy = known_strategy(catalog, given, replicated and needs_it)
+                sources = gather_sources(
+                    catalog, strategy, executor, unlisted=unlisted, trust=trust
+                )
+            except (PlanError, StrategyError) as error:
+                errors += [*catalog.damaged.values(), of_side(error, side)]
+                continue
+            forged, more = check_files(catalog, executor, crc=False)
+            is_borrowed = side == "B" and _is_that_of(given, a_strategy)
+            if is_borrowed and sources.problems:
+                last = sources.problems[-1]
+                sources.problems[-1] = replace(last, text=f"{last.text}; {OF_ITS_OWN}")
+            elif is_borrowed and any(
+                one.is_warning and one.kind in DOUBTS for one in sources.notes
+            ):
+                sources.notes.append(Note("doubt", OF_ITS_OWN, is_warning=True))
+            differing = [one for one in sources.problems if one.kind == "replica"]
+            contradictions += [replace(one, text=f"{side}: {one.text}") for one in differing]
+            wrong = (one.text for one in sources.problems if one.kind != "replica")
+            problems = [*catalog.problems, *wrong]
+            errors += [*sources.damage, *forged]
+            errors += [of_side(PlanError(problems), side)] if problems else []
+            for note in dict.fromkeys((*notes_of_scan(catalog, strategy), *sources.notes, *more)):
+                notes[note] = notes.get(note, "") + side
+            sides.append(sources)
+        raise_all([*errors, plan_error(contradictions)] if errors and contradictions else errors)
+        pairs = list(_pairs(*sides))
+        nbytes = sum(pair.nbytes for pair in pairs)
+        with open_progress(2 * nbytes) as on_progress:
+            differences = tuple(_differences(pairs, executor, tolerance, on_progress))
+        told = _told(notes)
+        return Comparison(len(pairs), nbytes, differences, told, tuple(contradictions))
+
+
+def _told(notes: Mapping[Note, str]) -> tuple[Note, ...]:
+    """Notes that say which side they are of, where that is one alone."""
+    return tuple(
         note if of == "AB" else replace(note, text=f"{of}: {note.text}")
         for note, of in notes.items()
     )
-    return Comparison(len(pairs), nbytes, differences, tuple(told), tuple(contradictions))
 
 
 def _is_that_of(b: Strategy | None, a: Strategy | None) -> bool:

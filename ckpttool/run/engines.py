@@ -12,6 +12,7 @@ from typing import ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from ckpttool.errors import EngineError
 from ckpttool.formats.stopping import heed
+from ckpttool.run.failures import WORKER_DIED
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -131,8 +132,7 @@ def _open_pool(name: str, kind: str, jobs: int) -> Iterator[Executor]:
         if isinstance(executor, Stoppable):
             executor.stop()  # nobody waits for what its workers do
         if isinstance(error, BrokenExecutor):
-            reason = "a worker died (was it killed, or out of memory?)"
-            raise EngineError(name, reason) from error
+            raise EngineError(name, f"{WORKER_DIED}; run it again") from error
         raise
     finally:
         executor.shutdown(wait=True, cancel_futures=True)

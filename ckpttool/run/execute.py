@@ -21,7 +21,7 @@ from ckpttool.run.attempts import Attempt, RemoteFile, write_file
 from ckpttool.run.batch import place_of
 from ckpttool.run.cluster import CHECK_SECONDS, Cluster, check_workers
 from ckpttool.run.engines import InlineExecutor, Stoppable
-from ckpttool.run.failures import cause_of
+from ckpttool.run.failures import cause_of, next_step
 from ckpttool.run.fill import TASK_PIECES, Filled, cut_into_tasks, fill
 from ckpttool.run.journal import Journal
 from ckpttool.run.manifest import Written
@@ -182,7 +182,8 @@ def execute(
         if isinstance(error, FAILURES) and not isinstance(error, VerifyError | ExecutionError):
             changes = tell_changes(plan)
             done = [] if changes else [written.path for written in run.in_order()]
-            cause = "; ".join((cause_of(error) + changes, *remarks_on(error)))
+            then = changes or next_step(run.written)
+            cause = "; ".join((cause_of(error) + then, *remarks_on(error)))
             raise ExecutionError(run.current, cause, done) from error
         raise
     return run.in_order()
@@ -192,7 +193,8 @@ def _open_journal(plan: Plan) -> Journal:
     try:
         journal = Journal(place_of(plan), plan.is_resumed, plan.proven)
     except OSError as error:
-        raise ExecutionError(str(manifest_of(plan)), cause_of(error)) from error
+        cause = cause_of(error) + next_step(())
+        raise ExecutionError(str(manifest_of(plan)), cause) from error
     # Only now that nobody else writes there does what is seen stay as it is.
     problems = list(new_at_places(plan))
     if problems:

@@ -29,8 +29,6 @@ from ckpttool.model.manifest import Listed, Origin, differences
 from ckpttool.run.manifest import Listing, listing_text, output_text
 from ckpttool.run.partial import (
     PARTIAL,
-    is_open_as,
-    lock,
     make_folder,
     remove_document,
     remove_stale,
@@ -40,6 +38,7 @@ from ckpttool.run.partial import (
 )
 from ckpttool.run.sets import Place, journal_of, remove_stale_records, take_lock
 from ckpttool.run.unfinished import read_journal, sealed, unsealed
+from ckpttool.storage.locks import is_open_as, lock
 
 COMPLETE, END = '{"complete": [', "]}"  # around an output in its line
 

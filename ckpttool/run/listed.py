@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, nullcontext
@@ -24,6 +24,7 @@ from ckpttool.model.strategy import Strategy
 from ckpttool.run.manifest import REMEDY, Listing, output_problems
 from ckpttool.run.origin import read_strategy_file
 from ckpttool.run.partial import stamp_of
+from ckpttool.storage.checksum import verify_checksum
 from ckpttool.storage.digest import unit_digests
 from ckpttool.storage.folders import RANK_FOLDER
 
@@ -206,20 +207,31 @@ def check_manifest(
 
 
 def find_intact(
-    folder: Path, outputs: Iterable[Listed], executor: Executor, on_progress: OnProgress
+    folder: Path,
+    outputs: Iterable[Listed],
+    attrs: Collection[str],
+    executor: Executor,
+    on_progress: OnProgress,
 ) -> dict[str, Stamp]:
-    """Outputs that hold what is listed, every byte of them read; as they were before that."""
+    """Outputs that hold what is listed and these attributes, every byte read; as they were then.
+
+    Of a checksum no listing tells, so it is verified.
+    """
     found = {}
     for output in outputs:
         name, stamp = str(folder / output.path), stamp_of(folder / output.path)
         if stamp is None or any(_output_problems(folder / MANIFEST, output, None, name)):
             continue
-        stored = read_index(name).tensors
+        index = read_index(name)
+        stored = index.tensors
         looks = [(one, executor.submit(_hash, stored[one.name])) for one in output.tensors]
         is_equal = True
         for one, hashes in looks:
             is_equal &= result_of(hashes) == one.sha256
             on_progress(stored[one.name].meta.nbytes)
+        is_equal &= index.attrs.keys() >= set(attrs)
+        if is_equal and "crc_num" in index.attrs:
+            is_equal = result_of(executor.submit(verify_checksum, index)) is None
         if is_equal and stamp_of(folder / output.path) == stamp:
             found[output.path] = stamp
     return found

@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeVar
 
-from ckpttool.errors import FormatError, UnreadableError
+from ckpttool.errors import FormatError, UnreadableError, reason_of
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.catalog import Stamp
 from ckpttool.model.manifest import SCHEMA, Hashed, InputFile, Listed, Origin, StrategyFile
@@ -310,7 +310,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise UnreadableError(str(path), None, error.strerror or str(error)) from error
+        raise UnreadableError(str(path), None, reason_of(error)) from error
 
 
 def _proven_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from ckpttool import __version__
-from ckpttool.model.catalog import Stamp
+from ckpttool.errors import CkptToolError, PlanError
+from ckpttool.model.catalog import Catalog, Stamp
 from ckpttool.model.manifest import InputFile, Origin, StrategyFile
 from ckpttool.model.plan import Plan
 from ckpttool.run.places import manifest_path, output_folder
@@ -29,7 +31,7 @@ def origin_of(plan: Plan) -> Origin:
         plan.catalog.step,
         tuple(
             InputFile(os.path.relpath(path, base), *(stamp or _look_at(path)))
-            for path, stamp in _inputs(plan).items()
+            for path, stamp in _inputs(plan.catalog).items()
         ),
         tuple(read_strategy_file(path) for path in dict.fromkeys(plan.strategies)),
         tuple(
@@ -73,7 +75,11 @@ def manifest_of(plan: Plan) -> Path:
 
 def changed_inputs(plan: Plan) -> Iterator[str]:
     """What has become of each source file that is not as it was when its header was read."""
-    for path, stamp in _inputs(plan).items():
+    yield from _changes(_inputs(plan.catalog))
+
+
+def _changes(files: Mapping[str, Stamp | None]) -> Iterator[str]:
+    for path, stamp in files.items():
         try:
             now = _look_at(path)
         except FileNotFoundError:
@@ -83,11 +89,38 @@ def changed_inputs(plan: Plan) -> Iterator[str]:
             yield f"{path}: was written to after its header was read"
 
 
-def _inputs(plan: Plan) -> dict[str, Stamp | None]:
-    """All files of the source, as they were when their headers were read."""
-    files = plan.catalog.files.values()
+@contextmanager
+def unchanged(*catalogs: Catalog) -> Iterator[None]:
+    """Refuse what is found in files that are not the same at the end.
+
+    Raises
+    ------
+    PlanError
+        Files were written to or are gone; what failed meanwhile may come of that.
+    """
+    try:
+        yield
+    except (CkptToolError, OSError) as error:
+        raise_changed(*catalogs, cause=error)
+        if isinstance(error, FileNotFoundError):
+            raise PlanError([f"{error.filename}: is gone since this began; run again"]) from error
+        raise
+    raise_changed(*catalogs)
+
+
+def raise_changed(*catalogs: Catalog, cause: Exception | None = None) -> None:
+    """Raise `PlanError` if files are not as they were when their headers were read."""
+    known = {path: stamp for one in catalogs for path, stamp in _inputs(one).items() if stamp}
+    changed = [f"{text}; run again" for text in _changes(known)]
+    if changed:
+        raise PlanError(changed) from cause
+
+
+def _inputs(catalog: Catalog) -> dict[str, Stamp | None]:
+    """All files of a catalog, as they were when their headers were read."""
+    files = catalog.files.values()
     known = {path: stamp for file in files for path, stamp in file.stamps.items()}
-    paths = [*plan.catalog.indexes, *(path for file in files for path in file.paths)]
+    paths = [*catalog.indexes, *(path for file in files for path in file.paths)]
     return {path: known.get(path) for path in paths}
 
 

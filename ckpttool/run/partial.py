@@ -8,7 +8,6 @@ same output do not write into each other's file; what a killed run left is not l
 from __future__ import annotations
 
 import errno
-import fcntl
 import glob
 import os
 import re
@@ -20,12 +19,10 @@ from ckpttool.errors import VerifyError, add_remark, remarks_on
 from ckpttool.formats import get_format
 from ckpttool.model.catalog import FileIndex, Stamp, TensorMeta
 from ckpttool.model.plan import OutputFile
+from ckpttool.storage.locks import UNSUPPORTED, is_open_as, lock
 
 PARTIAL = ".partial"
 STUCK = "what is half-written could not be removed: the next run does that"
-
-# What a file system says that cannot lock a file or reserve space, as some network ones.
-UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL})
 
 
 class PartialFile:
@@ -240,28 +237,6 @@ def remove_attempts(path: Path) -> None:
             attempt.unlink(missing_ok=True)
 
 
-def lock(path: Path, fd: int, is_shared: bool = False) -> int:
-    """Lock an open file; where the file system knows no locks its name alone has to do.
-
-    It is closed if that fails: a `BlockingIOError` if another run has it.
-    """
-    try:
-        try:
-            fcntl.flock(fd, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in UNSUPPORTED:
-                raise
-        if not is_open_as(path, fd):
-            raise BlockingIOError(errno.EWOULDBLOCK, "another run has taken it", str(path))
-    except BlockingIOError as error:
-        os.close(fd)
-        raise BlockingIOError(error.errno, "another run is writing it", str(path)) from error
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
 def reserve(fd: int, nbytes: int) -> None:
     """Have the disk set space aside, so that a full one fails now and not in an hour."""
     if not nbytes:
@@ -280,16 +255,6 @@ def stamp_of(path: Path) -> Stamp | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     return Stamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-
-
-def is_open_as(path: Path, fd: int) -> bool:
-    """Whether the file at ``path`` is the one that is open as ``fd``."""
-    try:
-        there = path.stat(follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    here = os.fstat(fd)
-    return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
 
 
 def _compare(output: OutputFile, found: list[TensorMeta]) -> None:

@@ -10,12 +10,14 @@ from pathlib import Path
 
 from ckpttool.formats import FORMAT_NAMES, format_of_suffix, suffix_of
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.manifest import MANIFEST
+from ckpttool.model.manifest import JOURNAL, MANIFEST
 from ckpttool.model.plan import Target
 from ckpttool.model.strategy import shorten
 from ckpttool.run.partial import PARTIAL
+from ckpttool.run.rights import closed_folder, kept_file
 from ckpttool.storage.folders import RANK_FOLDER
 from ckpttool.storage.names import RANK_IN_NAME
+from ckpttool.storage.trees import CHECKPOINTS, is_tree
 
 FileId = tuple[int, int]  # device and inode
 
@@ -58,11 +60,10 @@ def place_problems(
     ours
         Outputs that may be replaced in any case; see `ckpttool.run.resume.find_remains`.
     """
-    taken = {_file_id(Path(path)) for path in inputs}
+    blocked = list(blocked_places(target, inputs, documents))
+    yield from blocked
     paths = [*target.paths.values(), *documents]
     manifest = [manifest_path(target)] if target.paths else []
-    all_paths = (*paths, *manifest)
-    yield from dict.fromkeys(problem for path in all_paths for problem in _problems_of(path, taken))
     files = [path for path in paths if os.path.lexists(path) and not Path(path).is_dir()]
     existing = [path for path in files if str(Path(path)) not in ours]
     existing = existing or [p for p in manifest if os.path.lexists(p) and p not in ours]
@@ -74,9 +75,21 @@ def place_problems(
     yield from _mixtures(source, target)
     if target.strategy is None:
         return
-    stale = None if overwrite else stale_files(target)
+    stale = None if overwrite or blocked else stale_files(target)
     if stale:
         yield f"{stale}; move it away, write to another folder, or keep it with --overwrite"
+
+
+def blocked_places(
+    target: Target, inputs: Collection[str], documents: Collection[str] = ()
+) -> Iterator[str]:
+    """Messages for outputs that cannot be written whatever may be replaced.
+
+    If there are any, what is there cannot be looked at either.
+    """
+    taken = {_file_id(Path(path)) for path in inputs}
+    paths = [*target.paths.values(), *documents, *([manifest_path(target)] if target.paths else [])]
+    yield from dict.fromkeys(problem for path in paths for problem in _problems_of(path, taken))
 
 
 def _mixtures(source: Catalog, target: Target) -> Iterator[str]:
@@ -86,6 +99,10 @@ def _mixtures(source: Catalog, target: Target) -> Iterator[str]:
     if has_folder and os.path.realpath(output_folder(target)) == root:
         yield f"{source.root}: is the source folder; write to another"
         return
+    is_above = has_folder and Path(os.path.realpath(output_folder(target))) == Path(root).parent
+    if is_above and Path(root).name in CHECKPOINTS and is_tree(Path(root).parent):
+        text = "what is written there would be taken for the checkpoint of that run, in the place"
+        yield f"{output_folder(target)}: {text} of {source.root}; write to another folder"
     if source.is_undivided or source.description is not None:
         return  # its files are those that are named
     homes = {os.path.realpath(Path(path).parent) for file in files for path in file.paths}
@@ -108,19 +125,32 @@ def _problems_of(name: str, taken: Collection[FileId]) -> Iterator[str]:
     path, partial = Path(name), Path(name + PARTIAL)
     folder = next(p for p in path.absolute().parents if os.path.lexists(p))
     if not folder.is_dir():
-        yield f"{folder}: is a file; name a folder to write to"
+        what = "a file" if os.path.exists(folder) else "a link that leads nowhere"  # noqa: PTH110
+        yield f"{folder}: is {what}; name a folder to write to"
+    elif closed := closed_folder(folder) or _long_name(path, folder):
+        yield closed
     elif name.endswith("/") or path.is_dir():
         yield f"{name}: is a folder; name the file to be written"
     elif path.exists() and not path.is_file():
         yield f"{path}: is a device or a pipe; name a file to be written"
     elif path.exists() and _file_id(path) in taken:
         yield f"{path}: is an input of this run; write somewhere else"
-    elif os.statvfs(folder).f_flag & os.ST_RDONLY:
-        yield f"{folder}: is on a file system that is read-only"
-    elif not os.access(folder, os.W_OK | os.X_OK):
-        yield f"{folder}: no permission to write there"
+    elif kept := kept_file(path):
+        yield kept
     else:
         yield from _problems_of_partial(partial, taken)
+
+
+def _long_name(path: Path, folder: Path) -> str | None:
+    """The message that the file system has no room for a name, or for that of what lies beside."""
+    limit = os.pathconf(folder, "PC_NAME_MAX")
+    *folders, name = path.absolute().relative_to(folder).parts
+    longest = max(len(os.fsencode(part)) for part in (*folders, name + PARTIAL, name + JOURNAL))
+    if longest <= limit:
+        return None
+    output = str(path).removesuffix(f".{MANIFEST}")
+    text = f"names may have {limit} bytes there, and that of a file beside it would have more"
+    return f"{output}: {text}; give it a shorter one"
 
 
 def _problems_of_partial(partial: Path, taken: Collection[FileId]) -> Iterator[str]:
@@ -132,6 +162,8 @@ def _problems_of_partial(partial: Path, taken: Collection[FileId]) -> Iterator[s
         yield f"{partial}: is in the way of the temporary file; move it away"
     elif (found.st_dev, found.st_ino) in taken:
         yield f"{partial}: an input of this run has the name of the temporary file; rename it"
+    elif kept := kept_file(partial, is_locked=True):
+        yield kept
 
 
 def _file_id(path: Path) -> FileId:

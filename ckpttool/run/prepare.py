@@ -34,8 +34,9 @@ from ckpttool.run.gather import (
 from ckpttool.run.integrity import check_files
 from ckpttool.run.listed import OpenProgress, no_progress
 from ckpttool.run.numbered import Numbered
+from ckpttool.run.origin import raise_changed
 from ckpttool.run.outputs import choose_format, content_problems, header_attrs, rank_files
-from ckpttool.run.places import place_problems, stale_files
+from ckpttool.run.places import blocked_places, place_problems, stale_files
 from ckpttool.run.replicas import replica_problems
 from ckpttool.run.resume import find_remains, look_at_places
 from ckpttool.run.strategies import Told
@@ -302,15 +303,16 @@ def _plan(
             plan = take_part(plan, *way.part)
         target = plan.target
         plan = replace(plan, strategies=tuple(strategies), is_resumed=way.resume)
-        seen = None if way.overwrite else look_at_places(plan)
-        ours, proven = find_remains(
-            plan, executor, problems, notes, way.overwrite, way.open_progress
-        )
-        plan = replace(plan, proven=proven, seen=seen)
-        problems += content_problems(plan, notes, ours if way.resume else ())
-        if way.overwrite and (stale := stale_files(target)) is not None:
-            text = f"{stale}; it stays, and is taken for a part of this set: move it away"
-            notes.append(Note("passed over", text, is_warning=True))
+        if not any(blocked_places(target, inputs, [one.path for one in plan.documents])):
+            seen = None if way.overwrite else look_at_places(plan)
+            ours, proven = find_remains(
+                plan, executor, problems, notes, way.overwrite, way.open_progress
+            )
+            plan = replace(plan, proven=proven, seen=seen)
+            problems += content_problems(plan, notes, ours if way.resume else ())
+            if way.overwrite and (stale := stale_files(target)) is not None:
+                text = f"{stale}; it stays, and is taken for a part of this set: move it away"
+                notes.append(Note("passed over", text, is_warning=True))
         plan = replace(plan, notes=(*plan.notes, *notes))
     except CkptToolError as error:
         errors.append(error)
@@ -323,6 +325,8 @@ def _plan(
         errors.append(PlanError(problems))
     if catalog.problems:  # first, since what else is wrong may follow from them
         errors.insert(0, PlanError(catalog.problems))
+    if errors:
+        raise_changed(catalog)  # which what is wrong may come of
     raise_all(errors)
     return plan
 

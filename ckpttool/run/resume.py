@@ -21,15 +21,21 @@ from ckpttool.run.listed import OpenProgress, find_intact, no_progress
 from ckpttool.run.manifest import Listing
 from ckpttool.run.origin import changed_inputs, manifest_of
 from ckpttool.run.partial import PARTIAL, stamp_of
+from ckpttool.run.rights import kept_file
 from ckpttool.run.sets import (
     Place,
     busy_problem,
     find_records,
-    holder_of,
     journal_of,
     record_of,
 )
-from ckpttool.run.unfinished import Unfinished, listed_in, read_journal
+from ckpttool.run.unfinished import (
+    Unfinished,
+    journal_that_tells_of,
+    listed_in,
+    read_journal,
+)
+from ckpttool.storage.locks import holder_of
 
 MIXTURE = "what was made of it may be a mixture, so write all of it anew"
 
@@ -71,7 +77,11 @@ def find_remains(
     found: set[str] = set()
     begun: set[str] = set()
     proven: dict[str, Stamp] = {}
-    for path in {own, journal_of(place.manifest), *find_records(place.manifest, JOURNAL)}:
+    held = {own, journal_of(place.manifest)}
+    for path in sorted(held.union(find_records(place.manifest, JOURNAL))):
+        if kept := kept_file(path, is_locked=True):
+            problems += [kept] if path in held or not place.is_part else []
+            continue
         try:
             before = read_journal(path)
         except FormatError as error:
@@ -85,13 +95,16 @@ def find_remains(
             lines = (before.lines[before.complete[name]] for name in sorted(unclear))
             nbytes = sum(stamp.nbytes for name in unclear if (stamp := stamp_of(folder / name)))
             with open_progress(nbytes) if nbytes else no_progress(0) as on_progress:
-                proven |= find_intact(folder, listed_in(path, lines), executor, on_progress)
+                proven |= find_intact(
+                    folder, listed_in(path, lines), plan.target.attrs, executor, on_progress
+                )
         found |= {str(folder / name) for name in before.untouched(folder, proven)}
         if path == own:
             found |= {str(Path(one.path)) for one in plan.documents if _is_written(one)}
             _tell(plan, place, before, len(before.kept(folder, proven)), problems, notes)
+    partials = [Path(str(folder / name) + PARTIAL) for name in sorted(names - begun)]
+    problems += _others(partials, may_replace)
     if not may_replace:
-        problems += _strangers(str(folder / name) + PARTIAL for name in sorted(names - begun))
         told = list(_about_set(plan, place, proven))
         problems += told
         documents = (str(Path(document.path)) for document in plan.documents)
@@ -124,16 +137,36 @@ def new_at_places(plan: Plan) -> Iterator[str]:
         yield f"{shorten(new, 3)}: {text}"
 
 
-def _strangers(partials: Iterable[str]) -> Iterator[str]:
-    """Messages for temporary files that no journal knows of; what a run is writing says itself."""
-    found = [path for path in partials if _is_left(Path(path))]
-    if found:
-        text = f"{shorten(found, 3)}: the name of a temporary file, and no run of ckpttool that "
-        yield f"{text}did not end tells of it; move it away, or --overwrite replaces it"
+def _others(partials: Iterable[Path], may_replace: bool) -> Iterator[str]:
+    """Messages for temporary files that no journal of this set knows of."""
+    left: dict[Path | None, list[str]] = {}
+    for path in filter(_is_file, partials):
+        journal = journal_that_tells_of(path)
+        if holder_of(path) is not None:
+            yield busy_problem(
+                path, "a run of another set" if journal is None else f"see {journal}"
+            )
+        elif not may_replace:
+            left.setdefault(journal, []).append(str(path))
+    for journal, paths in left.items():
+        text = "the name of a temporary file, and no run of ckpttool that did not end tells of it"
+        remedy = "move it away, or --overwrite replaces it"
+        if journal is not None:
+            text = f"left half-written by a run that did not end, of which {journal} tells"
+            remedy = "finish that with its own command and --resume, or --overwrite replaces it"
+        yield f"{shorten(paths, 3)}: {text}; {remedy}"
 
 
 def _about_set(plan: Plan, place: Place, proven: Mapping[str, Stamp]) -> Iterator[str]:
     """What there is to say of a set that is there, besides that its files are."""
+    if plan.part is not None:
+        ending = f"-of-{plan.part.count}.json"
+        others = [str(one) for one in find_records(place.manifest) if not one.name.endswith(ending)]
+        if others:
+            text = f"another number of parts than --part {plan.part.number}/{plan.part.count}"
+            text += " says; take that for all of them, or remove the records that are not wanted"
+            yield f"{shorten(others, 3)}: {text}"
+            return
     if _describes_nothing(place.listing):
         return  # all of it was removed, so nothing stands in the way
     if not plan.is_resumed:
@@ -156,12 +189,9 @@ def _about_set(plan: Plan, place: Place, proven: Mapping[str, Stamp]) -> Iterato
                 yield f"{text}; write to another place, or --overwrite writes all anew"
 
 
-def _is_left(partial: Path) -> bool:
-    """Whether it is a file that no run holds; of another user's nothing can be known."""
+def _is_file(path: Path) -> bool:
     try:
-        return stat.S_ISREG(partial.lstat().st_mode) and holder_of(partial) is None
-    except PermissionError:
-        return True
+        return stat.S_ISREG(path.lstat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return False
 
@@ -257,7 +287,7 @@ def _find_listed(
     if unclear:
         outputs = (output for path, output, _ in _outputs(plan, listing) if path in unclear)
         with open_progress(sum(unclear.values())) as on_progress:
-            proven = find_intact(folder, outputs, executor, on_progress)
+            proven = find_intact(folder, outputs, plan.target.attrs, executor, on_progress)
     there += [str(folder / path) for path in proven]
     wrong = [str(folder / path) for path in unclear if path not in proven]
     for path in (document.path for document in plan.documents if not _is_written(document)):

@@ -6,7 +6,6 @@ The journal of a set is also its lock: a run holds it alone, the runs of parts h
 from __future__ import annotations
 
 import glob
-import json
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -17,8 +16,9 @@ from pathlib import Path
 from ckpttool.errors import CkptToolError, PlanError
 from ckpttool.model.manifest import JOURNAL, MANIFEST, Origin
 from ckpttool.run.manifest import Listing
-from ckpttool.run.partial import PARTIAL, lock, remove_stale
+from ckpttool.run.partial import PARTIAL, remove_stale
 from ckpttool.storage.leftovers import interruption
+from ckpttool.storage.locks import holder_of, lock, name_of_holder
 
 TRIES, PAUSE_SECONDS = 6, 0.05  # for a lock that somebody has for a moment, to look or to leave
 
@@ -106,19 +106,6 @@ def journal_of(listing: Path) -> Path:
     return listing.with_name(listing.name + JOURNAL)
 
 
-def holder_of(path: Path) -> str | None:
-    """Who is writing what a journal becomes; None if nobody is."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return None
-    try:
-        os.close(lock(path, fd, is_shared=True))
-    except BlockingIOError:
-        return _name_of_holder(path)
-    return None
-
-
 def why_absent(path: Path) -> str | None:
     """Why a single output that is not there is not; None if no run tells."""
     try:
@@ -129,14 +116,6 @@ def why_absent(path: Path) -> str | None:
     if by is not None:
         return f"a run is still writing it ({by})"
     return "a run that was to write it did not end; run that command again" if is_left else None
-
-
-def _name_of_holder(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return str(json.loads(file.readline(1 << 16).rpartition(b" ")[0])["by"])
-    except (OSError, ValueError, TypeError, LookupError):
-        return "with --part, or it has just begun"
 
 
 def take_lock(path: Path, is_shared: bool = False) -> int:
@@ -153,7 +132,7 @@ def take_lock(path: Path, is_shared: bool = False) -> int:
             return lock(path, os.open(path, flags, 0o666), is_shared)
         except BlockingIOError as error:
             if not left:
-                raise PlanError([busy_problem(path, _name_of_holder(path))]) from error
+                raise PlanError([busy_problem(path, name_of_holder(path))]) from error
             time.sleep(PAUSE_SECONDS)
     raise AssertionError("the last try returns or raises")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,9 +10,10 @@ from zlib import crc32
 
 from ckpttool.errors import FormatError
 from ckpttool.model.catalog import Stamp
-from ckpttool.model.manifest import Listed, Origin
+from ckpttool.model.manifest import JOURNAL, MANIFEST, Listed, Origin
 from ckpttool.run.manifest import Entries, lines_of, opened
-from ckpttool.run.partial import stamp_of
+from ckpttool.run.partial import PARTIAL, stamp_of
+from ckpttool.run.sets import find_records, journal_of
 
 SEAL = " 01234567\n"  # what is behind the text of a line: its CRC-32 in hexadecimal digits
 
@@ -115,6 +117,22 @@ def read_journal(path: Path) -> Unfinished | None:
         text = f"not a journal of ckpttool ({reason}); move it away"
         raise FormatError(str(path), None, text) from error
     return found
+
+
+def journal_that_tells_of(partial: Path) -> Path | None:
+    """The journal of a set, one file or a folder, that tells of a temporary file; None if none."""
+    output = Path(str(partial).removesuffix(PARTIAL))
+    sets = [output.with_name(f"{output.name}.{MANIFEST}")]
+    sets += [folder / MANIFEST for folder in output.parents[:2]]
+    for manifest in sets:
+        for journal in (journal_of(manifest), *find_records(manifest, JOURNAL)):
+            try:
+                before = read_journal(journal)
+            except (FormatError, OSError):
+                continue  # nothing is known from it
+            if before is not None and os.path.relpath(output, journal.parent) in before.begun:
+                return journal
+    return None
 
 
 def listed_in(journal: Path, lines: Iterable[tuple[int, int]]) -> Iterator[Listed]:

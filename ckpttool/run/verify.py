@@ -32,6 +32,7 @@ from ckpttool.run.engines import InlineExecutor
 from ckpttool.run.gather import Trust, known_strategy, settle, told_by_a_look
 from ckpttool.run.integrity import check_files
 from ckpttool.run.listed import as_asked, check_manifest, find_manifests
+from ckpttool.run.origin import unchanged
 from ckpttool.run.replicas import (
     REMEDY,
     Slice,
@@ -141,7 +142,8 @@ def verify(
     Raises
     ------
     PlanError
-        The strategy is not for one file, or not for a checkpoint that describes itself.
+        The strategy is not for one file, or not for a checkpoint that describes itself, or a file
+        was written to meanwhile.
     OSError
         A file cannot be read any more.  One that could not be read before is a finding.
     """
@@ -160,7 +162,8 @@ def verify(
         if reasons:
             raise PlanError(reasons)
     catalog, notes = as_asked(set_empty_aside(catalog, strategy), strategy)
-    report = _Verification(catalog, strategy, executor).run(deep, crc, open_progress)
+    with unchanged(catalog):
+        report = _Verification(catalog, strategy, executor).run(deep, crc, open_progress)
     return replace(report, notes=(*report.notes, *notes))
 
 

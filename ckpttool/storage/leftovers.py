@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ckpttool.formats import format_of_suffix
@@ -30,6 +31,7 @@ from ckpttool.model.catalog import format_ranks
 from ckpttool.model.manifest import JOURNAL, MANIFEST
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import shorten
+from ckpttool.storage.locks import holder_of
 from ckpttool.storage.names import Found, step_of
 
 UNFINISHED = (".tmp", ".partial")
@@ -68,16 +70,37 @@ def interruption(path: Path) -> str | None:
     manifest = path / MANIFEST if path.is_dir() else path.with_name(f"{path.name}.{MANIFEST}")
     if manifest.exists():
         return None
-    records = f".{glob.escape(manifest.name.removesuffix('.json'))}-part-*.json"
-    of_parts = manifest.parent.glob(f"{records}{JOURNAL}")
-    if has_text(Path(f"{manifest}{JOURNAL}")) or any(of_parts):
+    if by := writer_of(manifest):
+        text = f"a run of ckpttool is writing here ({by}), so files are missing, or of another run"
+        return f"{path}: {text}; wait until it ends"
+    if any(_journals_of(manifest)):
         text = "a run of ckpttool has not ended here, so files may be missing or of another run; "
-        text += "wait for it, or if it was killed, finish it with the same command and --resume"
-        return f"{path}: {text}"
-    if any(manifest.parent.glob(records)):
+        return f"{path}: {text}finish it with the same command and --resume"
+    if any(_records_of(manifest)):
         text = "written in parts (--part) that are not committed, so files may be missing; run"
         return f"{path}: {text} ckpttool commit {path}"
     return None
+
+
+def writer_of(manifest: Path) -> str | None:
+    """Who is writing the set of a manifest at this moment, all of it or a part."""
+    for journal in _journals_of(manifest):
+        with suppress(PermissionError):  # it is not ours to know
+            if by := holder_of(journal):
+                return by
+    return None
+
+
+def _journals_of(manifest: Path) -> Iterator[Path]:
+    journal = Path(f"{manifest}{JOURNAL}")
+    if has_text(journal):
+        yield journal
+    yield from _records_of(manifest, JOURNAL)
+
+
+def _records_of(manifest: Path, suffix: str = "") -> Iterator[Path]:
+    pattern = f".{glob.escape(manifest.name.removesuffix('.json'))}-part-*.json{suffix}"
+    yield from sorted(manifest.parent.glob(pattern))
 
 
 def has_text(journal: Path) -> bool:

@@ -28,11 +28,13 @@ def choose_step(
     groups = _group_by_name(found, len(ranks))
     keys = [key for key in groups if wanted is None or is_wanted(key, groups[key], wanted)]
     if not keys or (wanted is not None and wanted.isdecimal() and len(keys) > 1):
-        have = shorten(sorted({label_of(key) or key for key in keys or groups}), 8)
+        have = shorten(sorted({_spell(key, groups[key]) for key in keys or groups}), 8)
         if keys:
             raise PlanError([f"{src}: --step {wanted} may be any of {have}; give epoch and step"])
         are = f"is only {have}" if len(groups) == 1 else f"are {have}"
-        raise PlanError([f"{src}: no file of step {wanted}; there {are}"])
+        has_steps = any(map(step_of, groups))
+        remedy = "" if has_steps else ", of which no name tells a step; leave --step away"
+        raise PlanError([f"{src}: no file of step {wanted}; there {are}{remedy}"])
     complete = [key for key in keys if len(groups[key]) == len(ranks)]
     if not complete:
         raise StepError([_nowhere_complete(src, groups, keys, ranks)])
@@ -47,6 +49,11 @@ def choose_step(
         notes += _on_choice(chosen, best, ranks, records)
     note_occasion(best, notes)
     return groups[best], label_of(best)
+
+
+def _spell(key: str, files: Mapping[int, Path]) -> str:
+    """The step in a name, or else the name itself, that of the lowest rank's file."""
+    return label_of(key) or files[min(files)].name
 
 
 def _order(key: str) -> Step:

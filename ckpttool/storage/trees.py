@@ -50,7 +50,8 @@ def find_checkpoint(root: Path, notes: list[Note]) -> Path:
     Raises
     ------
     PlanError
-        There are several, and nothing says which is meant.
+        There are several, and nothing says which is meant.  In the output of a run ``checkpoint``
+        is; in a folder of anything else its name says nothing.
     """
     if holds_ranks(root):
         return root
@@ -69,11 +70,19 @@ def find_checkpoint(root: Path, notes: list[Note]) -> Path:
         text = f"{root / there[0]} taken, not {others}; name that folder to use it"
         notes.append(Note("passed over", text))
     beside = [path for path in checkpoints_in(root) if path.name not in CHECKPOINTS]
+    if beside and not is_tree(root):
+        others = shorten(map(str, [root / there[0], *beside]), 4)
+        raise PlanError([f"{root}: several checkpoints ({others}); say which is meant: name one"])
     if beside:
         others = shorten(map(str, beside), 3)
         text = f"{root / there[0]} taken, not {others} beside it; name one of them to use it"
         notes.append(Note("passed over", text))
     return root / there[0]
+
+
+def is_tree(root: Path) -> bool:
+    """Whether a folder was filled by a MindFormers run, as its strategies or its records show."""
+    return (root / "strategy").is_dir() or any(root.glob("checkpoint*/rank_*/meta.json"))
 
 
 def find_strategies(folder: Path, ranks: Collection[int], notes: list[Note]) -> tuple[str, ...]:
