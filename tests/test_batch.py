@@ -288,9 +288,23 @@ def test_a_source_and_a_folder_that_are_mounted_elsewhere_are_the_same_plan(tmp_
     run_well("commit", tmp_path / "other" / "out")
 
 
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_records_of_another_count_go_before_an_output_is_replaced(tmp_path, failing, ends_well):  # noqa: F811
+    """Else a commit takes what a killed part of that count has replaced for what they tell of."""
+    run_parts(tmp_path, (1, 2), 2)
+    failing(None if ends_well else "rank_3")
+    words = [*reshard_words(tmp_path, "ckpt"), "--part", "1/3", "--overwrite", "-j", "1"]
+    assert run(*words).exit_code == (0 if ends_well else 6)
+    assert not list(tmp_path.glob(RECORD.format("*", 2)))
+    said = "parts 2, 3 of 3 are not there" if ends_well else "a run of ckpttool has not ended here"
+    assert said in commit_fails(tmp_path, 5)
+
+
 def test_records_of_several_counts_are_refused(tmp_path):
     run_parts(tmp_path, (1, 2), 2)
+    kept = (tmp_path / RECORD.format(1, 2)).read_bytes()
     run_parts(tmp_path, (1,), 3, "ckpt", "--overwrite")
+    (tmp_path / RECORD.format(1, 2)).write_bytes(kept)
     text = commit_fails(tmp_path, 5)
     paths = [tmp_path / f".ckpttool-part-1-of-{parts}.json" for parts in (2, 3)]
     assert all(path.exists() for path in paths)

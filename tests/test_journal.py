@@ -28,6 +28,7 @@ from ckpttool.run.manifest import Listing
 from ckpttool.run.partial import stamp_of
 from ckpttool.run.sets import Place, record_of
 from ckpttool.run.unfinished import read_journal, sealed
+from ckpttool.storage.leftovers import interruption
 from tests.commands import files_below
 
 INPUTS = (InputFile("src/a.ckpt", 10, 5, 5), InputFile("src/b.ckpt", 20, 6, 6))
@@ -196,6 +197,40 @@ def test_what_a_run_left_is_known_to_the_next_that_does_not_end_either(tmp_path)
     assert list(read_journal(journal_of(tmp_path)).kept(tmp_path, {})) == ["a"]
     os.utime(tmp_path / "a", ns=(1, 1))
     assert read_journal(journal_of(tmp_path)).untouched(tmp_path, {}) == {}
+
+
+@pytest.mark.parametrize("part", [None, 1])
+def test_outputs_of_a_killed_run_that_were_touched_stay_marked(tmp_path, part):
+    """Else what a second run that ends early leaves, a mixture, would pass for a whole set."""
+    killed(tmp_path, "a", part=part)
+    os.utime(tmp_path / "a", ns=(1, 1))
+    for _ in range(2):
+        open_journal(tmp_path).leave()
+        assert read_journal(journal_of(tmp_path)).untouched(tmp_path, {}) == {}
+    (tmp_path / "a").unlink()
+    open_journal(tmp_path).leave()
+    assert not journal_of(tmp_path).exists()
+
+
+@pytest.mark.parametrize("words", ["pwrite", "ftruncate"])
+@pytest.mark.parametrize("part", [None, 1])
+def test_at_no_moment_is_what_a_killed_run_left_unmarked(tmp_path, monkeypatch, words, part):
+    killed(tmp_path, "a", "b", part=part)
+    real = getattr(os, words)
+    said = []
+
+    def look(*given, **named):
+        said.append(interruption(tmp_path))
+        answer = real(*given, **named)
+        said.append(interruption(tmp_path))
+        return answer
+
+    monkeypatch.setattr(os, words, look)
+    journal = open_journal(tmp_path)
+    monkeypatch.undo()
+    journal.leave()
+    assert None not in said
+    assert said
 
 
 def test_what_is_proven_otherwise_is_kept_and_known_from_then_on(tmp_path):

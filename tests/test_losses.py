@@ -206,6 +206,32 @@ def cut_short(source, rank):
     return path
 
 
+def cut_between_records(source, rank):
+    """As a copy that was broken off; nothing in a .ckpt tells how many records there are."""
+    path = file_of(source, rank)
+    tensors = list(ckpttool.scan(str(path)).files[0].tensors.values())
+    end = tensors[9].extents[-1]
+    path.write_bytes(path.read_bytes()[: end.offset + end.nbytes])
+    return path, [tensor.meta.name for tensor in tensors[10:]]
+
+
+def test_a_file_cut_between_two_records_is_replaced_with_a_warning(source, tmp_path):
+    whole = tmp_path / "whole.ckpt"
+    assert merge(source, whole).exit_code == 0
+    path, names = cut_between_records(source, 5)
+    result = merge(source, tmp_path / "m.ckpt")
+    assert result.exit_code == 0
+    assert (tmp_path / "m.ckpt").read_bytes() == whole.read_bytes()
+    said = f"warning: rank 5: {path} lacks {len(names)} parameters of which others hold replicas ("
+    assert said in message(result)
+    assert "on rank 0), so it was perhaps cut short; these are read" in message(result)
+    for rank in (0, 1, 4):
+        file_of(source, rank).unlink()
+    result = merge(source, tmp_path / "n.ckpt")
+    assert result.exit_code == 5
+    assert f"lacking in {path} (perhaps cut short); no other rank has them" in message(result)
+
+
 @pytest.mark.parametrize("harm", ["damaged", "missing", "empty folder", "unreadable"])
 def test_a_merge_without_one_rank_gives_the_same_and_warns(source, tmp_path, harm, monkeypatch):
     whole = tmp_path / "whole.ckpt"
@@ -241,10 +267,12 @@ def make_unreadable(monkeypatch, broken):
     monkeypatch.setattr(module, "format_of_content", fail)
 
 
-@pytest.mark.parametrize("harm", ["damaged", "missing"])
+@pytest.mark.parametrize("harm", ["damaged", "missing", "cut between records"])
 def test_strict_refuses_what_replicas_would_replace(source, tmp_path, harm):
     if harm == "damaged":
         cut_short(source, 2)
+    elif harm == "cut between records":
+        cut_between_records(source, 2)
     else:
         shutil.rmtree(source / "rank_2")
     result = merge(source, tmp_path / "out" / "m.h5", "--strict")

@@ -191,3 +191,10 @@ def test_a_name_for_which_there_is_no_room_is_named_by_its_output(tmp_path, monk
         assert "1 problems" not in message(result)
         assert result.exit_code == 5
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("answer", [-1, 0])
+def test_a_file_system_that_tells_no_longest_name_is_written_to(tmp_path, monkeypatch, answer):
+    monkeypatch.setattr(os, "pathconf", lambda path, name: answer)
+    strategy = GOLDEN / "src_strategy.ckpt"
+    run_well("merge", GOLDEN / "src", "-s", strategy, "-o", tmp_path / "m.h5")

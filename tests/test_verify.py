@@ -224,7 +224,7 @@ def test_a_file_that_lacks_what_its_replica_holds_was_cut_short(tmp_path):
     del ranks[1]["bias"], ranks[1]["global_step"]
     found = the_finding(check(tmp_path, ranks), "lacking", "warning")
     assert found.ranks == (1,)
-    assert "rank_1/net.ckpt lacks 1 parameter of which other ranks hold replicas (bias)" in (
+    assert "rank_1/net.ckpt lacks 1 parameter of which others hold replicas (bias; on rank" in (
         found.text
     )
 

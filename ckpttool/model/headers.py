@@ -97,16 +97,28 @@ def check_unlisted(
 def find_lacking(catalog: Catalog, found: Iterable[Source], notes: list[Note]) -> Iterator[Finding]:
     """Files that lack what their replicas hold; not if nothing at all is held twice."""
     lacks: dict[int, list[str]] = defaultdict(list)
+    others: dict[int, set[int]] = defaultdict(set)
     is_held_twice = False
-    for source in found:
-        is_cut = source.is_listed or source.follows is not None
-        if not is_cut or source.described is not None or source.meta.text is not None:
-            continue
+    cut = [
+        source
+        for source in found
+        if (source.is_listed or source.follows is not None)
+        and source.described is None
+        and source.meta.text is None
+    ]
+    holders = catalog.holders
+    if all(
+        {*source.layout.ranks} & catalog.files.keys() <= {*holders[source.meta.name]}
+        for source in cut
+    ):
+        return  # as it is nearly always, and to look at all slices takes its time
+    for source in cut:
         for held, index in zip(source.replicas(), source.layout.slice_indices(), strict=True):
             is_held_twice = is_held_twice or len(held) > 1
             for rank in source.layout.owners(index):
                 if rank in catalog.files and rank not in held:
                     lacks[rank].append(source.meta.name)
+                    others[rank].update(sorted(held)[:1])
     if lacks and not is_held_twice:
         text = "saved without redundancy: every slice is in the file of one rank only"
         notes.append(Note("format", text))
@@ -115,8 +127,8 @@ def find_lacking(catalog: Catalog, found: Iterable[Source], notes: list[Note]) -
         file = catalog.files[rank]
         state = "is empty (0 bytes)" if file.nbytes == 0 else "was perhaps cut short"
         text = (
-            f"rank {rank}: {file.path} lacks {count(len(names), 'parameter')} of which other ranks "
-            f"hold replicas ({shorten(names)}), so it {state}"
+            f"rank {rank}: {file.path} lacks {count(len(names), 'parameter')} of which others hold "
+            f"replicas ({shorten(names)}; on {format_ranks(sorted(others[rank]))}), so it {state}"
         )
         yield Finding("lacking", text, "warning", ranks=(rank,))
 

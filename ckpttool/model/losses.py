@@ -218,6 +218,9 @@ def _lack(
         reasons[-1] += f" ({left})" if left else ""
     if damaged:
         reasons.append(f"{format_ranks(damaged)}: not read")
+    there = [catalog.files[rank].path for rank in owners if rank in catalog.files]
+    if reasons and there and not is_deduplicated:
+        reasons.append(f"lacking in {shorten(there, 3)} (perhaps cut short)")
     if not reasons:
         file = catalog.files[owners[0]]
         state = "is empty (0 bytes)" if file.nbytes == 0 else "was perhaps cut short"

@@ -37,10 +37,11 @@ from ckpttool.run.partial import (
     write_document,
 )
 from ckpttool.run.sets import Place, journal_of, remove_stale_records, take_lock
-from ckpttool.run.unfinished import read_journal, sealed, unsealed
+from ckpttool.run.unfinished import Unfinished, read_journal, sealed, unsealed
 from ckpttool.storage.locks import is_open_as, lock
 
 COMPLETE, END = '{"complete": [', "]}"  # around an output in its line
+UNKNOWN = Stamp(0, 0, 0)  # of an output that is not as a run left it; no file has this
 
 
 class Journal:
@@ -154,7 +155,6 @@ class Journal:
 
     def _begin(self, is_resumed: bool) -> None:
         """Take over what is to be kept, and remove the rest."""
-        fd = self._fds[self._path]
         before = read_journal(self._path)
         if before is not None and is_resumed:
             changes = list(differences(self._place.origin, before.origin))
@@ -173,15 +173,10 @@ class Journal:
             self._place.set_aside(of_set)
         else:
             remove_stale_records(self._place.manifest)
-        for path in self._place.journals_of_parts():
+        of_parts = self._place.journals_of_parts()
+        for path in of_parts:
             left = self._clean(path, left)
-            path.unlink()
-        os.ftruncate(fd, 0 if goes_on is None else goes_on.end)
-        os.lseek(fd, 0, os.SEEK_END)
-        by = f"process {os.getpid()} on {socket.gethostname()}"
-        head = {"by": by, "run": [self._place.origin.head_with_times()]}
-        if goes_on is None or not goes_on.end:
-            self._append(sealed(json.dumps(head)), is_durable=False)
+        self._start(goes_on, before)
         if listing is not None:
             self._take_over(listing)
         stays = sorted(left.keys() - self.kept.keys())
@@ -189,6 +184,26 @@ class Journal:
         text += "".join(_line_of("placed", name, self.kept[name]) for name in sorted(self.kept))
         self._append(text)
         self._has_left = bool(stays)
+        for path in of_parts:
+            path.unlink()
+
+    def _start(self, goes_on: Unfinished | None, before: Unfinished | None) -> None:
+        """Say in the first line what the run is, unless what goes on says so already.
+
+        At no moment is the journal of a run that did not end empty: that would say that it had.
+        """
+        fd = self._fds[self._path]
+        if goes_on is not None and goes_on.end:
+            os.ftruncate(fd, goes_on.end)
+        else:
+            by = f"process {os.getpid()} on {socket.gethostname()}"
+            head = {"by": by, "run": [self._place.origin.head_with_times()]}
+            line = sealed(json.dumps(head)).encode("ascii")
+            if before is not None:
+                os.ftruncate(fd, before.head_end)
+            os.pwrite(fd, line, 0)
+            os.ftruncate(fd, len(line))
+        os.lseek(fd, 0, os.SEEK_END)
 
     def _take_over(self, listing: Listing) -> None:
         """Go on from a listing: what is as it says is kept.  If nothing is, begin anew."""
@@ -207,7 +222,7 @@ class Journal:
             os.lseek(fd, start, os.SEEK_SET)
 
     def _clean(self, journal: Path, left: Mapping[str, Stamp]) -> dict[str, Stamp]:
-        """Remove what a killed run left half-written; what it left whole is added to ``left``."""
+        """Remove what a killed run left half-written; what else is there is added to ``left``."""
         try:
             before = read_journal(journal)
         except FormatError:
@@ -216,7 +231,13 @@ class Journal:
             return dict(left)
         for name in sorted({*before.begun, *before.complete}):
             remove_stale(self.folder, name + PARTIAL)
-        return {**left, **before.untouched(self.folder, self._proven)}
+        # What was touched since is not ours to replace, but its set stays one that is not whole.
+        there = {name: stamp for name, stamp in before.left.items() if self._has(name)}
+        there |= {name: UNKNOWN for name in sorted(before.complete) if self._has(name)}
+        return {**left, **there, **before.untouched(self.folder, self._proven)}
+
+    def _has(self, name: str) -> bool:
+        return os.path.lexists(self.folder / name)
 
     def _remove_outdated(self) -> None:
         """Before the first output is replaced: what says that the set is complete."""

@@ -143,10 +143,10 @@ def _problems_of(name: str, taken: Collection[FileId]) -> Iterator[str]:
 
 def _long_name(path: Path, folder: Path) -> str | None:
     """The message that the file system has no room for a name, or for that of what lies beside."""
-    limit = os.pathconf(folder, "PC_NAME_MAX")
+    limit = os.pathconf(folder, "PC_NAME_MAX")  # -1 or 0 where none is known
     *folders, name = path.absolute().relative_to(folder).parts
     longest = max(len(os.fsencode(part)) for part in (*folders, name + PARTIAL, name + JOURNAL))
-    if longest <= limit:
+    if limit <= 0 or longest <= limit:
         return None
     output = str(path).removesuffix(f".{MANIFEST}")
     text = f"names may have {limit} bytes there, and that of a file beside it would have more"

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from ckpttool.errors import CkptToolError, CombinedError, PlanError, raise_all
 from ckpttool.model.catalog import Catalog, format_ranks
 from ckpttool.model.findings import plan_error
+from ckpttool.model.headers import find_lacking
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import Plan, Target
 from ckpttool.model.planning import make_plan, plan_from
@@ -368,8 +369,13 @@ def _settled_plan(
     if differing:  # what samples show of it is not told once more
         found = [problem for problem in found if problem.kind != "replica"]
     problems = [problem.text for problem in found]
+    if not settled.sources.is_deduplicated:
+        notes += (
+            Note("replica", f"{one.text}; these are read", one.ranks, is_warning=True)
+            for one in find_lacking(catalog, settled.sources.found, [])
+        )
     if care.strict:
-        told = (note for note in plan.notes if note.is_warning and note.kind == "replica")
+        told = (one for one in (*plan.notes, *notes) if one.is_warning and one.kind == "replica")
         remedy = "put back what is lost, or leave --strict away to read the replicas"
         problems += [f"--strict: {note.text}; {remedy}" for note in told]
     return plan, problems + differing, [*notes, *settled.notes]

@@ -53,11 +53,13 @@ class Place:
         return self.manifest != self.listing
 
     def records_of_parts(self) -> list[Path]:
-        """Those that the whole set makes outdated; none if this is a part itself."""
-        return [] if self.is_part else find_records(self.manifest)
+        """Those that this makes outdated: of other numbers of parts, and if it is none, all."""
+        ending = self.listing.name[self.listing.name.rindex("-of-") :] if self.is_part else None
+        records = find_records(self.manifest)
+        return [path for path in records if ending is None or not path.name.endswith(ending)]
 
     def journals_of_parts(self) -> list[Path]:
-        """The same for journals."""
+        """Those of parts, if this is none."""
         return [] if self.is_part else find_records(self.manifest, JOURNAL)
 
     def find_listing(self, path: Path) -> Listing | None:

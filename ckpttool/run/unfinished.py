@@ -36,8 +36,8 @@ class Unfinished:
         Paths of the outputs that were begun.
     lines
         First byte of the line of each rank's output, and the byte behind.
-    end
-        Byte behind the last whole line.
+    head_end, end
+        Byte behind the first line, and behind the last whole one.
     """
 
     origin: Origin
@@ -46,6 +46,7 @@ class Unfinished:
     left: dict[str, Stamp] = field(default_factory=dict)
     begun: set[str] = field(default_factory=set)
     lines: dict[int, tuple[int, int]] = field(default_factory=dict)
+    head_end: int = 0
     end: int = 0
 
     def kept(self, folder: Path, proven: Mapping[str, Stamp]) -> dict[str, Stamp]:
@@ -96,7 +97,7 @@ def read_journal(path: Path) -> Unfinished | None:
         for stop, line in _whole_lines(path):
             if found is None:
                 (head,) = line.objects("run")
-                found = Unfinished(head.origin())
+                found = Unfinished(head.origin(), head_end=stop)
             elif "begun" in line.entries:
                 found.begun.add(line.file("begun"))
             elif "left" in line.entries:
