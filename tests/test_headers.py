@@ -24,7 +24,7 @@ from ckpttool.formats.ckpt import Ckpt
 from ckpttool.formats.contained import ContainedReader
 from ckpttool.formats.twins import Twins
 from ckpttool.formats.wire import WINDOW_BYTES
-from ckpttool.model.catalog import TensorMeta
+from ckpttool.model.catalog import Alike, TensorMeta
 from ckpttool.storage.scan import scan
 from tests.by_hand import record
 
@@ -218,6 +218,17 @@ def test_headers_are_remembered_within_limits(tmp_path, monkeypatch):
         for _ in range(2):
             assert len(outcome(str(path), twins)) == names
     assert len(twins._known) == 2
+
+
+def test_a_header_that_takes_the_place_of_another_takes_its_room(tmp_path, monkeypatch):
+    """As those of pipeline stages do, which differ in the numbers of layers alone."""
+    monkeypatch.setattr("ckpttool.formats.twins.MOST_BYTES", 100)
+    twins = Twins()
+    for stage in range(9):
+        path = tmp_path / f"{stage}.ckpt"
+        path.write_bytes(record(f"layers.{stage}", "Int8", (1,), b"x"))
+        assert not isinstance(Ckpt(twins).read_index(str(path)).tensors, Alike)
+        assert isinstance(Ckpt(twins).read_index(str(path)).tensors, Alike)
 
 
 def test_an_index_takes_one_read_for_each_large_tensor(tmp_path, monkeypatch):

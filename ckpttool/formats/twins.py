@@ -95,8 +95,10 @@ class Twins:
         """Take note of what a file says up to byte ``end``."""
         gaps = list(_gaps(tensors, end))
         nbytes = sum(stop - start for start, stop in gaps)
-        if len(self._known) < MOST and nbytes <= self._free:
-            self._free -= nbytes
+        before = self._known.get((format, end))  # which is forgotten for it
+        free = self._free + (0 if before is None else sum(map(len, before.gaps)))
+        if len(self._known) < MOST and nbytes <= free:
+            self._free = free - nbytes
             starts = array("q", (start for start, _ in gaps))
             parts = tuple(reader.read(start, stop) for start, stop in gaps)
             known = _Known(tensors, starts, parts, attrs)
