@@ -804,3 +804,37 @@ def test_an_empty_path_is_a_usage_error_and_not_the_folder_one_is_in(tmp_path, m
     assert result.exit_code == 2
     assert "it is empty; is a variable not set that should be here?" in message(result)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "taken"),
+    [
+        (
+            ["merge", SMALL / "src", "-s", SMALL / "src_strategy.ckpt", "-o", "--overwrite"],
+            "--overwrite",
+        ),
+        (["merge", SMALL / "src", "-s", "--overwrite", "-o", "x.h5"], "--overwrite"),
+        (["split", SAMPLES, "-d", SMALL / "dst_strategy.ckpt", "--output", "-q"], "-q"),
+        (["diff", SAMPLES, SAMPLES, "--b-strategy", "--json"], "--json"),
+        (
+            ["split", SAMPLES, "-d", SAMPLES, "-o", "x", "--write-strategy", "--resume"],
+            "--resume",
+        ),
+    ],
+)
+def test_an_option_in_the_place_of_a_path_is_a_usage_error(tmp_path, monkeypatch, words, taken):
+    monkeypatch.chdir(tmp_path)
+    result = run(*words)
+    assert result.exit_code == 2
+    said = f"'{taken}' looks like an option; is a variable not set that should be here?"
+    assert said in message(result)
+    assert f"'./{taken}'" in message(result)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_path_that_begins_like_an_option_is_taken_if_it_cannot_be_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    merge = ["merge", SMALL / "src", "-s", SMALL / "src_strategy.ckpt"]
+    run_well(*merge, "-o", "./--overwrite", "--format", "ckpt")
+    assert (tmp_path / "--overwrite").is_file()
+    run_well("inspect", "--", "--overwrite")
