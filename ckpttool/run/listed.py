@@ -1,4 +1,4 @@
-"""Holds a set of outputs against its manifest: files and headers, and with ``deep`` every byte."""
+"""Holds a set of outputs against its manifest: files and headers, with ``deep`` contents."""
 
 from __future__ import annotations
 
