@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
+import sys
 from types import FrameType
 
 
@@ -12,6 +14,7 @@ def run() -> None:
 
     What writes has handlers of its own: see `ckpttool.cli.signals`.
     """
+    _open_what_is_closed()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, _end)
@@ -21,6 +24,22 @@ def run() -> None:
         main()
     finally:  # else Python would look for cycles to free in all that was loaded, for nobody
         gc.freeze()
+
+
+def _open_what_is_closed() -> None:
+    """Give standard streams that are closed (``>&-``) to nobody, for us and for our processes.
+
+    Else the next file that is opened gets the number of one, and what is printed goes into it.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:  # the lowest number that is free is what is opened next
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, "r+" if number == 0 else "w")  # noqa: SIM115, PTH123
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -312,20 +312,31 @@ def test_records_of_several_counts_are_refused(tmp_path):
     assert f"records {ways}; remove those that are not wanted" in text
 
 
-@pytest.mark.parametrize("damage", ["remove", "shorten"])
-def test_an_output_that_is_not_as_it_was_written_is_named_with_its_part(tmp_path, damage):
+@pytest.mark.parametrize("damage", ["remove", "remove all", "shorten", "both", "link"])
+def test_an_output_that_is_not_as_it_was_written_is_named_with_what_to_run(tmp_path, damage):
     run_parts(tmp_path, (1, 2), 2)
-    name = "rank_1/checkpoint_1.ckpt"
-    path = tmp_path / name
-    size = path.stat().st_size
-    if damage == "remove":
-        path.unlink()
-        expected = f"{name}: is not there; run part 2/2 again"
-    else:
-        os.truncate(path, 100)
-        expected = f"{name}: expected {size} bytes, found 100; run part 2/2 again"
-    assert expected in commit_fails(tmp_path, 7)
+    before = outputs_of(tmp_path)
+    names = [f"rank_{rank}/checkpoint_{rank}.ckpt" for rank in (1, 3)]
+    sizes = [(tmp_path / name).stat().st_size for name in names]
+    gone = {"shorten": [], "remove all": names, "both": names[1:]}.get(damage, names[:1])
+    for name in gone:
+        (tmp_path / name).unlink()
+    if damage in ("shorten", "both"):
+        os.truncate(tmp_path / names[0], 100)
+    if damage == "link":
+        (tmp_path / names[0]).symlink_to("nowhere")
+    way = "--resume" if damage.startswith("remove") else "--overwrite"
+    remedy = f"; run part 2/2 again, with {way}"
+    expected = [f"{name}: is not there{remedy}" for name in gone]
+    if damage in ("shorten", "both"):
+        expected.append(f"{names[0]}: expected {sizes[0]} bytes, found 100{remedy}")
+    text = commit_fails(tmp_path, 7)
+    assert all(one in text for one in expected)
+    assert text.count("run part") == len(expected)
     assert (tmp_path / RECORD.format(1, 2)).exists()
+    run_parts(tmp_path, (2,), 2, "ckpt", way)
+    run_well("commit", tmp_path)
+    assert outputs_of(tmp_path) == before
 
 
 def test_a_commit_can_be_repeated_and_looks_again(tmp_path):
@@ -497,4 +508,4 @@ def test_every_problem_is_told_at_once(tmp_path):
     result = run("commit", tmp_path)
     assert result.exit_code == 5
     assert "part 2 of 3 is not there" in message(result)
-    assert "is not there; run part 1/3 again" in message(result)
+    assert "is not there; run part 1/3 again, with --resume" in message(result)

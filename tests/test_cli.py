@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -81,6 +82,32 @@ def test_a_signal_while_packages_are_loaded_is_no_traceback(
     assert process.returncode == code
     assert "Traceback" not in errors
     assert "Aborted" not in errors
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("start", ["module", "script"])
+def test_a_closed_stream_is_nowhere_and_no_file_gets_its_number(tmp_path, closed, start):
+    """A file that got the number of standard output would get what is printed, too."""
+    script = tmp_path / "ckpttool-script"
+    script.write_text("from ckpttool.__main__ import run\nrun()\n")
+    how = "-m ckpttool" if start == "module" else shlex.quote(str(script))
+    begin = f"exec {shlex.quote(sys.executable)} {how}"
+    source = shlex.quote(str(SMALL / "src"))
+    strategy = shlex.quote(str(SMALL / "src_strategy.ckpt"))
+    words = (
+        f"{begin} merge {source} -s {strategy} -o {shlex.quote(str(tmp_path / 'a.h5'))} {closed}"
+    )
+    done = subprocess.run(["sh", "-c", words], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ("a.h5" in done.stdout) == (closed in ("<&-", "2>&-"))
+    merge = ["merge", SMALL / "src", "-s", SMALL / "src_strategy.ckpt", "-o"]
+    run_well(*merge, tmp_path / "b.h5")
+    assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
+    words = f"{begin} verify {source} -s {strategy} --step 9_9 {closed}"
+    done = subprocess.run(["sh", "-c", words], capture_output=True, text=True, check=False)
+    assert done.returncode == 5
+    assert ("9_9" in done.stderr) == ("2>&-" not in closed)
+    assert "internal error" not in done.stderr
 
 
 @pytest.mark.parametrize("words", [["--version"], ["verify", str(SMALL / "src" / "nothing")]])
@@ -777,3 +804,37 @@ def test_an_empty_path_is_a_usage_error_and_not_the_folder_one_is_in(tmp_path, m
     assert result.exit_code == 2
     assert "it is empty; is a variable not set that should be here?" in message(result)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "taken"),
+    [
+        (
+            ["merge", SMALL / "src", "-s", SMALL / "src_strategy.ckpt", "-o", "--overwrite"],
+            "--overwrite",
+        ),
+        (["merge", SMALL / "src", "-s", "--overwrite", "-o", "x.h5"], "--overwrite"),
+        (["split", SAMPLES, "-d", SMALL / "dst_strategy.ckpt", "--output", "-q"], "-q"),
+        (["diff", SAMPLES, SAMPLES, "--b-strategy", "--json"], "--json"),
+        (
+            ["split", SAMPLES, "-d", SAMPLES, "-o", "x", "--write-strategy", "--resume"],
+            "--resume",
+        ),
+    ],
+)
+def test_an_option_in_the_place_of_a_path_is_a_usage_error(tmp_path, monkeypatch, words, taken):
+    monkeypatch.chdir(tmp_path)
+    result = run(*words)
+    assert result.exit_code == 2
+    said = f"'{taken}' looks like an option; is a variable not set that should be here?"
+    assert said in message(result)
+    assert f"'./{taken}'" in message(result)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_path_that_begins_like_an_option_is_taken_if_it_cannot_be_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    merge = ["merge", SMALL / "src", "-s", SMALL / "src_strategy.ckpt"]
+    run_well(*merge, "-o", "./--overwrite", "--format", "ckpt")
+    assert (tmp_path / "--overwrite").is_file()
+    run_well("inspect", "--", "--overwrite")

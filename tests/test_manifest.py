@@ -161,6 +161,21 @@ def test_a_byte_that_was_changed_is_found_with_its_file_tensor_and_hashes(tmp_pa
     assert run("verify", path).exit_code == 0  # only the data tells
 
 
+@pytest.mark.parametrize("output_format", FORMATS)
+def test_a_byte_that_was_changed_in_any_tensor_is_found(tmp_path, output_format):
+    path = tmp_path / f"m{SUFFIXES[output_format]}"
+    run_well(*merge_words(path))
+    whole = path.read_bytes()
+    entries = {name: one.data for name, one in read(path).items() if whole.count(one.data) == 1}
+    assert len(entries) > 3
+    for name, data in entries.items():
+        for at in (whole.index(data), whole.index(data) + len(data) - 1):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+            assert [
+                text for text in findings_of(path, "--deep") if f"{path.name}: {name}: " in text
+            ]
+
+
 def findings_of(*words):
     result = run("verify", *words, "--json")
     document = json.loads(result.stdout)

@@ -371,3 +371,64 @@ def test_plans_of_the_library_write_it_too(tmp_path):
     odd = replace(dst, stages=2)
     with pytest.raises(ckpttool.StrategyError, match="no parameter of stage 1"):
         ckpttool.plan_reshard(catalog, src, odd, str(tmp_path / "new"), strategy_path=place + "2")
+
+
+# ------------------------------------------------------------------------------ verify
+
+
+def findings_of(folder, *more):
+    """The texts of the findings of kind manifest, and of the notes on what was passed over."""
+    document = json.loads(run("verify", folder, "--json", *more).stdout)
+    assert {one["kind"] for one in document["findings"]} <= {"manifest"}
+    passed_over = [one["text"] for one in document["notes"] if one["kind"] == "passed over"]
+    return [one["text"] for one in document["findings"]], passed_over
+
+
+@pytest.mark.parametrize("way", ["whole", "parts"])
+def test_verify_looks_at_the_strategy_that_was_written_with_a_set(tmp_path, way):
+    for more in [()] if way == "whole" else [("--part", "1/2"), ("--part", "2/2")]:
+        run_well(*words_of(tmp_path / "out", *more))
+    if way == "parts":
+        run_well("commit", tmp_path / "out")
+    folder = (tmp_path / "out").rename(tmp_path / "moved")
+    told, manifest = folder / "s.ckpt", folder / NAME
+    assert findings_of(folder) == ([], [])
+    data = told.read_bytes()
+    said = f"{manifest}: s.ckpt: is not the strategy that was written: expected"
+    told.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    hashes = [hashlib.sha256(one).hexdigest() for one in (data, told.read_bytes())]
+    assert findings_of(folder) == ([f"{said} SHA-256 {hashes[0]}, found {hashes[1]}"], [])
+    told.write_bytes(data[:-1])
+    assert findings_of(folder)[0] == [f"{said} {len(data)} bytes, found {len(data) - 1}"]
+    told.unlink()
+    gone = f"{manifest}: s.ckpt: the strategy that was written with it is not there"
+    assert findings_of(folder)[0] == [gone]
+    assert run("verify", folder).exit_code == 1
+    assert findings_of(folder / "rank_0" / "checkpoint_0.ckpt")[0] == []
+    told.mkdir()
+    assert findings_of(folder)[0] == [f"{manifest}: s.ckpt: Is a directory"]
+    manifest.write_bytes(manifest.read_bytes().replace(b'"s.ckpt"', b'"s.ckp\\x"'))
+    ((text,), passed_over) = findings_of(folder)
+    assert "cannot be held against it" in text
+    assert passed_over == [f"{folder}: passed over s.ckpt"]
+
+
+def test_verify_looks_for_the_strategy_where_it_was_written(tmp_path):
+    words = [*reshard_words(tmp_path / "a" / "out", "ckpt"), "--write-strategy"]
+    run_well(*words, tmp_path / "a" / "out" / "more" / "s.ckpt")
+    (tmp_path / "a" / "out" / "s.ckpt").write_bytes(b"of somebody")
+    found = findings_of(tmp_path / "a" / "out")
+    assert found == ([], [f"{tmp_path}/a/out: passed over more, s.ckpt"])
+    (tmp_path / "a" / "out" / "more" / "s.ckpt").unlink()
+    ((text,), _) = findings_of(tmp_path / "a" / "out")
+    assert ": more/s.ckpt: the strategy that was written with it is not there" in text
+
+
+def test_verify_says_nothing_of_a_strategy_that_was_written_elsewhere(tmp_path):
+    words = reshard_words(tmp_path / "out", "ckpt")
+    run_well(*words, "--write-strategy", tmp_path / "s.ckpt")
+    listed = json.loads((tmp_path / "out" / NAME).read_text())["told"]
+    assert [one["path"] for one in listed] == ["../s.ckpt"]
+    (tmp_path / "s.ckpt").unlink()
+    (tmp_path / "out" / "s.ckpt").write_bytes(b"of somebody")
+    assert findings_of(tmp_path / "out") == ([], [f"{tmp_path}/out: passed over s.ckpt"])

@@ -21,7 +21,11 @@ else:  # generic from click 8.4 on only
 
 
 class PathName(click.Path):
-    """A path on the command line; an empty one, as of a variable that is not set, is none."""
+    """A path on the command line; an empty one, as of a variable that is not set, is none.
+
+    Where the variable stands without quotes an option takes the next one for its path (``-o $OUT
+    --overwrite``), which is refused, too.  ``-`` is left to those who know standard input.
+    """
 
     def convert(
         self,
@@ -32,6 +36,10 @@ class PathName(click.Path):
         """The path."""
         if value == "":
             self.fail("it is empty; is a variable not set that should be here?", param, ctx)
+        name = str(value)
+        if isinstance(param, click.Option) and name.startswith("-") and name != "-":
+            text = f"{name!r} looks like an option; is a variable not set that should be here? "
+            self.fail(f"{text}A file of that name is './{name}'", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -153,9 +161,10 @@ class StrategyName(PathName):
         """The path, whose ending does not promise another form."""
         from ckpttool.formats.strategy_writer import name_problem
 
+        path = super().convert(value, param, ctx)
         reason = name_problem(str(value))
         if value == "-":
             reason = "a strategy does not go to standard output; name a file"
         if reason is not None:
             self.fail(reason, param, ctx)
-        return super().convert(value, param, ctx)
+        return path

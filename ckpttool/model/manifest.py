@@ -19,9 +19,10 @@ document that is not as it was written, byte for byte, is damaged.  ``plan`` is 
 that do the same with the same files, ``step`` that of the source or null.  Paths of outputs are
 counted from the document's folder; inputs are named from the folder that holds SRC, strategies by
 their file names.  ``told`` is like ``strategies``, and there if the strategy of the outputs was
-written with them.  A tensor has a SHA-256 of each stretch that `units` gives, in order: one if it
-has no more than 8 MiB, none if it has no elements.  That of a string is of its UTF-8.  There are no
-times, hosts or keys in it: same input, same document.
+written with them; its path is counted from the document's folder, too.  A tensor has a SHA-256 of
+each stretch that `units` gives, in order: one if it has no more than 8 MiB, none if it has no
+elements.  That of a string is of its UTF-8.  There are no times, hosts or keys in it: same input,
+same document.
 """
 
 from __future__ import annotations

@@ -223,15 +223,20 @@ def _read_records(folder: str, manifest: Path) -> list[Record]:
     ]
     if problems:
         errors.append(PlanError(problems))
-    wrong = [
-        f"{problem}; run part {record.part}/{record.parts} again"
-        for record in records
-        for problem in output_problems(manifest.parent, record.outputs)
-    ]
+    wrong = [problem for record in records for problem in _on_outputs(manifest.parent, record)]
     if wrong:
         errors.append(VerifyError(folder, wrong))
     raise_all(errors)
     return records
+
+
+def _on_outputs(folder: Path, record: Record) -> Iterator[str]:
+    """What is wrong with a part's outputs, and how its run is to be done again: not as before."""
+    changed = [out for out in record.outputs if os.path.lexists(folder / out.path)]
+    is_changed = any(output_problems(folder, changed))
+    remedy = f"run part {record.part}/{record.parts} again, with "
+    remedy += "--overwrite" if is_changed else "--resume"  # which keeps to what was not changed
+    yield from (f"{problem}; {remedy}" for problem in output_problems(folder, record.outputs))
 
 
 def _with_remedy(error: FormatError, remedy: str) -> FormatError:

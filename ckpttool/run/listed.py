@@ -1,4 +1,4 @@
-"""Holds a set of outputs against its manifest: files and headers, and with ``deep`` every byte."""
+"""Holds a set of outputs against its manifest: files and headers, with ``deep`` contents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ckpttool.model.findings import Finding
 from ckpttool.model.manifest import MANIFEST, Hashed, Listed, hashed
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import Strategy
-from ckpttool.run.manifest import Listing, output_problems, remedy_for
+from ckpttool.run.manifest import Listing, opened, output_problems, remedy_for
 from ckpttool.run.origin import read_strategy_file
 from ckpttool.run.partial import stamp_of
 from ckpttool.storage.checksum import verify_checksum
@@ -173,7 +173,8 @@ def check_manifest(
     listed = set()
     rest: deque[_Look] = deque()
     try:
-        for output in Listing.read(path).outputs():
+        listing = Listing.read(path)
+        for output in listing.outputs():
             name = _absolute(path.parent / output.path)
             listed.add(name)
             if subject is not None and name not in subject:
@@ -193,6 +194,8 @@ def check_manifest(
                     yield from _collect(path, rest.popleft(), on_progress)
         while rest:
             yield from _collect(path, rest.popleft(), on_progress)
+        for problem in _strategy_problems(listing) if subject is None else ():
+            yield _finding(path, problem)
     except FormatError as error:
         yield Finding(
             "manifest", f"{path}: cannot be held against it: {error}; {remedy_for(error)}"
@@ -266,6 +269,33 @@ def _output_problems(
         mine, said = found.get(tensor), wanted.get(tensor)
         if _describe(mine) != _describe(said):
             yield f"{output.path}: {tensor}: expected {_describe(said)}, found {_describe(mine)}"
+
+
+def _strategy_problems(listing: Listing) -> Iterator[str]:
+    """What is wrong with the strategy files that were written with a set, into its folder.
+
+    One that was written elsewhere need not be moved with the set: of that nothing is said.
+    """
+    head, folder = listing.head, listing.path.parent
+    for one in head.objects("told") if "told" in head.entries else ():
+        name, nbytes, wanted = one.text("path"), one.number("nbytes"), one.text("sha256")
+        if ".." in Path(name).parts:
+            continue
+        try:
+            with opened(folder / one.file("path")) as file:
+                size = os.fstat(file.fileno()).st_size
+                found = sha256(file.read() if size == nbytes else b"").hexdigest()
+        except FileNotFoundError:
+            yield f"{name}: the strategy that was written with it is not there"
+            continue
+        except FormatError as error:
+            yield f"{name}: {error.reason}"
+            continue
+        text = f"{name}: is not the strategy that was written: expected"
+        if size != nbytes:
+            yield f"{text} {nbytes} bytes, found {size}"
+        elif found != wanted:
+            yield f"{text} SHA-256 {wanted}, found {found}"
 
 
 def _describe(one: Hashed | None) -> str:

@@ -24,7 +24,7 @@ def origin_of(plan: Plan) -> Origin:
     OSError
         A source or strategy file is gone.
     """
-    base = Path(plan.catalog.root).absolute().parent
+    base, folder = Path(plan.catalog.root).absolute().parent, manifest_of(plan).parent
     return Origin(
         __version__,
         plan_digest(plan) if plan.part is None else plan.part.digest,
@@ -35,7 +35,7 @@ def origin_of(plan: Plan) -> Origin:
         ),
         tuple(read_strategy_file(path) for path in dict.fromkeys(plan.strategies)),
         tuple(
-            _describe_strategy(one.path, one.data)
+            _describe_strategy(os.path.relpath(one.path, folder), one.data)
             for one in (plan.documents if plan.part is None else plan.part.documents)
             if one.kind == "strategy"
         ),
@@ -137,8 +137,8 @@ def read_strategy_file(path: str) -> StrategyFile:
     OSError
         It is gone.
     """
-    return _describe_strategy(path, Path(path).read_bytes())
+    return _describe_strategy(Path(path).name, Path(path).read_bytes())
 
 
 def _describe_strategy(path: str, data: bytes) -> StrategyFile:
-    return StrategyFile(Path(path).name, len(data), hashlib.sha256(data).hexdigest())
+    return StrategyFile(path, len(data), hashlib.sha256(data).hexdigest())

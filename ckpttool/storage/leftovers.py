@@ -20,6 +20,7 @@ MindSpore 2.10 ``train/serialization.py`` (``_exec_save``),
 from __future__ import annotations
 
 import glob
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -40,6 +41,8 @@ EMERGENCY = re.compile(r"ttp_saved_checkpoints-step_\d+(_tmp)?")
 FAILED = re.compile(r"transform_failed_rank_\d+\.txt")
 MARKER = re.compile(r"(merge_succeed|transform_succeed_rank_\d+)\.txt")
 TOLD_BY_CONTENT = (".pb", ".json", ".meta", ".mindir")
+PATH_ENTRY = re.compile(rb'"path": ("[^"\\]*(?:\\.[^"\\]*)*")')
+HEAD_BYTES = 100_000_000  # of a manifest
 BACKUP = "backup.ckpt"
 REASON_BYTES = 200  # of a text that says why a conversion failed
 
@@ -190,15 +193,28 @@ def note_others(root: Path, others: Sequence[str], notes: list[Note]) -> None:
     """A note on what was passed over among the rank folders, each called what it is."""
     emergencies = [name for name in others if EMERGENCY.fullmatch(name)]
     known = [name for name in others if MARKER.fullmatch(name) or FAILED.fullmatch(name)]
+    told = _strategies_told(root / MANIFEST)
     rest = [
         _describe(root / name)
         for name in others
         if name not in known and name not in emergencies and not name.endswith(UNFINISHED)
-        if not name.endswith((MANIFEST, JOURNAL)) and not name.startswith(".ckpttool-part-")
+        if name not in told
+        and not name.endswith((MANIFEST, JOURNAL))
+        and not name.startswith(".ckpttool-part-")
     ]
     note_emergencies((root / name for name in emergencies), notes)
     if rest:
         notes.append(Note("passed over", f"{root}: passed over {shorten(rest)}"))
+
+
+def _strategies_told(manifest: Path) -> frozenset[str]:
+    """The strategy files that were written with a set; none if its manifest cannot be read."""
+    with suppress(OSError, ValueError):  # which are told where the manifest is needed
+        if manifest.is_file():
+            with manifest.open("rb") as file:
+                _, _, told = file.readline(HEAD_BYTES).partition(b'"told": [')
+            return frozenset(json.loads(name) for name in PATH_ENTRY.findall(told))
+    return frozenset()
 
 
 def _describe(path: Path) -> str:
