@@ -307,7 +307,7 @@ def test_a_stale_partial_file_is_replaced_and_one_in_use_is_refused(tmp_path):
 def test_an_input_with_the_temporary_name_is_never_overwritten(tmp_path):
     source = tmp_path / "m.ckpt.partial"
     sparse_checkpoint(source, 1 << 20)
-    with pytest.raises(ckpttool.UnsupportedError, match="a save that did not finish"):
+    with pytest.raises(ckpttool.UnsupportedError, match="the temporary file of a run"):
         ckpttool.scan(str(source))
     other = tmp_path / "other.ckpt"  # by another name it is an input all the same
     other.symlink_to(source)
