@@ -61,7 +61,7 @@ class Existing(PathName):
         except PermissionError:
             return value
         except OSError:
-            pass
+            pass  # what is wrong with it is said below
         if value != "" and not os.path.lexists(value):
             from ckpttool.run.sets import why_absent
 
