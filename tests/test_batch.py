@@ -300,6 +300,29 @@ def test_records_of_another_count_go_before_an_output_is_replaced(tmp_path, fail
     assert said in commit_fails(tmp_path, 5)
 
 
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_records_of_another_plan_go_before_their_outputs_are_replaced(tmp_path, failing, ends_well):  # noqa: F811
+    """Else a part that is done again makes a set of what the other plan has put in their place."""
+    run_parts(tmp_path, (1, 2), 2)
+    failing(None if ends_well else "rank_3")
+    words = [*reshard_words(tmp_path, "ckpt"), "--rank", "0,1,3", "--prefix", "checkpoint_"]
+    result = run(*words, "--part", "1/2", "--overwrite", "-j", "1")
+    assert result.exit_code == (0 if ends_well else 6)
+    kept = (tmp_path / RECORD.format(2, 2)).exists()
+    failing(None)
+    run_parts(tmp_path, (1,), 2, "ckpt", "--overwrite")
+    assert not kept
+    assert "part 2 of 2 is not there" in commit_fails(tmp_path, 5)
+
+
+def test_records_of_another_plan_stay_if_their_outputs_do(tmp_path):
+    run_parts(tmp_path, (1, 2), 2)
+    for _ in range(2):
+        run_parts(tmp_path, (1,), 2, "ckpt", "--rank", "0,2", "--overwrite")
+        assert (tmp_path / RECORD.format(2, 2)).exists()
+    assert "parts of different plans" in commit_fails(tmp_path, 5)
+
+
 def test_records_of_several_counts_are_refused(tmp_path):
     run_parts(tmp_path, (1, 2), 2)
     kept = (tmp_path / RECORD.format(1, 2)).read_bytes()

@@ -143,7 +143,9 @@ def place_of(plan: Plan) -> Place:
         "documents": documents,
     }
     paths = tuple(document.path for document in part.documents)
-    return Place(manifest, record_of(manifest, part.number, part.count), origin, head, paths)
+    outputs = (os.path.relpath(path, manifest.parent) for path in plan.target.paths.values())
+    record = record_of(manifest, part.number, part.count)
+    return Place(manifest, record, origin, head, paths, frozenset(outputs))
 
 
 def commit(folder: str) -> Manifest:
