@@ -19,6 +19,7 @@ import ckpttool
 from ckpttool.formats import read_index
 from ckpttool.run import execute as execute_module
 from ckpttool.run.fill import fill
+from ckpttool.storage.scan import scan
 from tests.commands import files_below, message, run, run_well
 from tests.engines import (
     CASE,
@@ -607,6 +608,64 @@ def test_a_file_of_a_run_that_did_not_end_well_is_no_checkpoint(tmp_path, monkey
     run_well(*words)
     run_well("merge", file, "-o", tmp_path / "m.h5")
     assert run("verify", file).exit_code == 0
+
+
+RENAMED = "says that a run of ckpttool began it and has not ended, so it may hold zeros; move it"
+
+
+def partial_renamed(words, name):
+    """What a run that was killed while it wrote an output left of it, under its final name."""
+    run_with_signal(signal.SIGKILL, *words)
+    return Path(f"{name}.partial").rename(name)
+
+
+@pytest.mark.parametrize("part", [(), ("--part", "1/1")])
+def test_a_temporary_file_that_was_renamed_is_told_by_the_journal_of_its_set(
+    tmp_path, monkeypatch, part
+):
+    """It is of full size with a whole header, and zeros where the rest should be."""
+    out = tmp_path / "out"
+    file = partial_renamed([*words_of(out), *part, "-j", "1"], out / "rank_0" / "checkpoint_0.ckpt")
+    journal = next(out.glob("*.journal") if not part else out.glob(".*.journal"))
+    said = f"{file}: {journal} {RENAMED}"
+    findings = json.loads(run("verify", file, "--json").stdout)["findings"]
+    assert [said in one["text"] for one in findings if one["kind"] == "unfinished"] == [True]
+    assert said in message(run("merge", file, "-o", tmp_path / "m.h5"))
+    assert f"warning: {said}" in message(run_well("inspect", file))
+    monkeypatch.chdir(file.parent)
+    assert f"{file.name}: {journal} {RENAMED}" in message(run("verify", file.name))
+    file.unlink()
+    run_well(*words_of(out), *part, "--resume")
+    assert run("verify", file).exit_code == 0
+
+
+def test_a_file_that_the_next_run_had_not_replaced_yet_is_as_good_as_before(tmp_path):
+    """Of a set that was complete, one run with --overwrite is killed: two ways to mean its name."""
+    out = tmp_path / "out"
+    run_well(*words_of(out))
+    for manifest in (True, False):
+        run_with_signal(signal.SIGKILL, *words_of(out), "--overwrite", "-j", "1")
+        file = out / "rank_0" / "checkpoint_0.ckpt"
+        partial = Path(f"{file}.partial")
+        assert partial.exists()
+        if not manifest:
+            (out / NAME).unlink()
+        assert scan(str(file)).problems == ()
+        partial.rename(file)
+        for path in (file, out) if manifest else (file,):
+            (problem,) = scan(str(path)).problems
+            assert f"{file}: {out / JOURNAL} {RENAMED}" in problem
+        run_well(*words_of(out), "--overwrite")
+        assert scan(str(file)).problems == scan(str(out)).problems == ()
+
+
+@pytest.mark.parametrize("name", ["../x", 5, "\0", "a" * 5000, "\ud800"])
+def test_a_journal_that_tells_of_strange_names_does_no_harm(tmp_path, name):
+    run_well(*words_of(tmp_path))
+    text = json.dumps({"begun": name}) + " 01234567\n"
+    (tmp_path / JOURNAL).write_text(text + '{"begun": "rank_0/checkpoint_0.ckpt')
+    assert scan(str(tmp_path)).problems == ()
+    assert scan(str(tmp_path / "rank_0" / "checkpoint_0.ckpt")).problems == ()
 
 
 @pytest.mark.parametrize("more", [["--crc"], ["--rank", "0-2"]])

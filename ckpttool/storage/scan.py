@@ -27,6 +27,7 @@ from ckpttool.storage.leftovers import (
     interruption,
     is_unfinished_file,
     note_occasion,
+    on_half_written,
     on_unfinished_save,
     set_backups_aside,
     unfinished_save,
@@ -173,7 +174,8 @@ def _problems(whole: Path, files: Iterable[Path] = ()) -> Iterator[str]:
     saves = [unfinished_save(path) for path in (whole, *files)]
     for save in dict.fromkeys(filter(None, saves)):
         yield on_unfinished_save(save)
-    yield from filter(None, [interruption(whole)])
+    said = interruption(whole)
+    yield from on_half_written(whole) if said is None else [said]
 
 
 def _note_encryption(files: Mapping[int, FileIndex], key: Secret | None) -> Iterator[Note]:
