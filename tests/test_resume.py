@@ -699,19 +699,34 @@ def test_files_of_another_format_beside_the_outputs_are_pointed_out(tmp_path):
     assert f"{said}, so left from another run; it stays" in message(run_well(*other, "--overwrite"))
 
 
+@pytest.mark.parametrize("has_folders", [True, False])
 @pytest.mark.parametrize("command", ["inspect", "verify", "merge"])
-def test_of_a_run_that_has_completed_nothing_its_journal_tells(tmp_path, command):
+def test_of_a_run_that_has_completed_nothing_its_journal_tells(tmp_path, command, has_folders):
     out = tmp_path / "out"
     run_well(*words_of(out))
     (out / NAME).rename(out / JOURNAL)
     for file in out.glob("rank_*/*.ckpt"):
         file.rename(f"{file}.partial")
+    if not has_folders:
+        for folder in out.glob("rank_*"):
+            shutil.rmtree(folder)
     more = ["-s", CASE / "dst_strategy.ckpt", "-o", tmp_path / "m.h5"] * (command == "merge")
     result = run(command, out, *more)
-    assert result.exit_code == 5
-    assert message(result).startswith(f"ckpttool: {out}: a run of ckpttool has not ended here")
+    assert result.exit_code == (1 if command == "verify" else 5)
+    said = f"{out}: a run of ckpttool has not ended here"
+    assert message(result).count(said) == 1
     assert "--resume" in message(result)
     assert "no checkpoint file" not in message(result)
+    assert command == "verify" or f"ckpttool: {said}" in message(result)
+    if command == "merge":
+        return
+    document = json.loads(run(command, out, "--json").stdout)
+    assert document["ranks"] == []
+    found = document["problems"] if command == "inspect" else document["findings"]
+    assert [said in str(one) for one in found] == [True]
+    assert any("rank_0/checkpoint_0.ckpt.partial" in n["text"] for n in document["notes"]) == (
+        has_folders
+    )
 
 
 def test_a_file_written_in_parts_that_are_not_committed_is_no_checkpoint(tmp_path):

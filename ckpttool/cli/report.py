@@ -75,7 +75,7 @@ def describe_undivided(catalog: Catalog) -> tuple[Json, tuple[Note, ...]]:
     """Document and notes of ``inspect`` of a file, or of several with an index."""
     from ckpttool.model.undivided import possible_slices
 
-    if not catalog.indexes:
+    if not (catalog.indexes or catalog.findings):
         (file,) = catalog.files.values()
         text = (
             f"{file.path}: nothing in it ({file.nbytes} bytes): cut short, or of a rank that was "
@@ -98,7 +98,7 @@ def describe_undivided(catalog: Catalog) -> tuple[Json, tuple[Note, ...]]:
             {**tensor, "file": file.path} for file in files for tensor in _describe_tensors(file)
         ],
         "notes": describe_notes(notes),
-        "problems": [str(error) for error in catalog.damaged.values()],
+        "problems": [*map(str, catalog.damaged.values()), *(one.text for one in catalog.findings)],
     }
     return document, notes
 
@@ -266,7 +266,7 @@ def _describe_described(source: Source, described: Described) -> Json:
 def print_undivided(catalog: Catalog, document: Json) -> None:
     """The table of ``inspect`` of a file, or of several with an index."""
     stored = [tensor for file in catalog.files.values() for tensor in file.tensors.values()]
-    several = bool(catalog.indexes)
+    several = bool(catalog.indexes or catalog.findings)
     of_files = f"{len(catalog.files)} files, " if several else ""
     print_table(
         f"{document['path']}: {of_files}{document['format']}, "

@@ -7,11 +7,19 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from ckpttool.errors import FormatError, PlanError, UnsupportedError, WrongKeyError, raise_all
+from ckpttool.errors import (
+    FormatError,
+    PlanError,
+    UnfinishedError,
+    UnsupportedError,
+    WrongKeyError,
+    raise_all,
+)
 from ckpttool.formats import read_index, read_indexes
 from ckpttool.formats.encrypted import fitting_others
 from ckpttool.model.catalog import Catalog, FileIndex, format_ranks
 from ckpttool.model.ciphertext import Secret
+from ckpttool.model.findings import Finding
 from ckpttool.model.notes import Note
 from ckpttool.storage.described import scan_described
 from ckpttool.storage.folders import (
@@ -66,7 +74,7 @@ def scan(
     Raises
     ------
     PlanError
-        No files, two files for a rank.
+        No files, two files for a rank, an index that does not fit them.
     StepError
         No step that every rank has.
     FormatError
@@ -75,6 +83,22 @@ def scan(
     OSError
         A folder cannot be read, or ``src`` if it is one file.
     """
+    catalog = scan_all(src, pattern, step, key=key, on_progress=on_progress)
+    if catalog.findings:
+        texts = [finding.text for finding in catalog.findings]
+        raise_all([*catalog.damaged.values(), PlanError([*catalog.problems, *texts])])
+    return catalog
+
+
+def scan_all(
+    src: str,
+    pattern: str | None = None,
+    step: str | None = None,
+    *,
+    key: bytes | Secret | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Catalog:
+    """The same of what does not fit together, too: see ``Catalog.findings``."""
     root = Path(src)
     key = Secret(key) if isinstance(key, bytes) else key
     undivided = scan_indexed(src, key) if pattern is None else None
@@ -99,13 +123,30 @@ def scan(
             notes += [*described.notes, *_note_encryption(described.files, key)]
             note_rank_folders(root, notes)
             return replace(described, notes=tuple(notes))
-        found = list_rank_files(root, notes, empty)
+        try:
+            found = list_rank_files(root, notes, empty)
+        except UnfinishedError as error:
+            findings = tuple(Finding("unfinished", text) for text in error.problems)
+            return Catalog(str(root), {}, notes=tuple(notes), findings=findings)
     if step is None:
         found = set_backups_aside(found, notes)
     try:
         chosen, label = choose_step(str(root), found, step, notes)
     except PlanError as error:
         raise type(error)([*error.problems, *unfinished(notes)]) from error
+    return _read_ranks(root, chosen, label, empty, notes, key, on_progress)
+
+
+def _read_ranks(
+    root: Path,
+    chosen: Mapping[int, Path],
+    label: str | None,
+    empty: Collection[int],
+    notes: list[Note],
+    key: Secret | None,
+    on_progress: Callable[[int, int], None],
+) -> Catalog:
+    """The catalog of the ranks' files of one step; ranks whose folder has none are ``empty``."""
     ranks = sorted(chosen)
     indexes = read_indexes((str(chosen[rank]) for rank in ranks), key, on_progress)
     found_in = dict(zip(ranks, indexes, strict=True))
