@@ -483,6 +483,22 @@ def test_what_has_changed_is_named(change, words):
     assert words in found
 
 
+def test_what_is_told_of_options_does_not_make_another_run(tmp_path):
+    asked = replace(ORIGIN, options=(("format", "--format ckpt"), ("crc", "--crc")))
+    assert asked == ORIGIN
+    assert asked.head() == ORIGIN.head()
+    assert not list(differences(asked, ORIGIN))
+    Journal(replace(place_of(tmp_path), origin=asked), is_resumed=False)._append("")
+    assert read_journal(journal_of(tmp_path)).origin.options == asked.options
+    (found,) = differences(replace(asked, plan="other"), asked)
+    assert found == (
+        "other options were given: what decides the contents, such as --unlisted or "
+        "--optimizer-shard"
+    )
+    (found,) = differences(replace(asked, plan="other", options=(("crc", "no --crc"),)), asked)
+    assert found == "other options were given: no --crc in place of --crc"
+
+
 @pytest.mark.parametrize(("change", "words"), CHANGES)
 def test_what_has_changed_is_refused_and_the_journal_stays(tmp_path, change, words):
     killed(tmp_path, "a")

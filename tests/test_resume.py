@@ -19,6 +19,7 @@ import ckpttool
 from ckpttool.formats import read_index
 from ckpttool.run import execute as execute_module
 from ckpttool.run.fill import fill
+from ckpttool.run.unfinished import sealed
 from ckpttool.storage.scan import scan
 from tests.commands import files_below, message, run, run_well
 from tests.engines import (
@@ -276,6 +277,57 @@ def test_what_has_changed_is_named_and_refused(tmp_path, failing, change, expect
     assert f"{out / JOURNAL}: --resume: what was left there is of another run" in message(result)
     assert expected in message(result)
     assert contents(out) == before
+
+
+ASKED = [
+    (["--format", "hdf5"], "--format hdf5 in place of --format ckpt"),
+    (["--prefix", "x"], "--prefix x in place of --prefix checkpoint_"),
+    (["--rank", "0-2"], "ranks 0-2 in place of ranks 0-3"),
+    (["--crc"], "--crc in place of no --crc"),
+    (["--write-strategy", "OUT/s.ckpt"], "--write-strategy s.ckpt in place of no --write-strategy"),
+]
+
+
+@pytest.mark.parametrize(("more", "said"), ASKED)
+@pytest.mark.parametrize("part", [(), ("--part", "1/1")])
+def test_which_option_is_another_is_said(tmp_path, failing, more, said, part):
+    words = [*words_of(tmp_path / "out"), *part, "-j", "1"]
+    failing("rank_2")
+    assert run(*words).exit_code == 6
+    failing(None)
+    more = [word.replace("OUT", str(tmp_path / "out")) for word in more]
+    result = run(*words, *more, "--resume")
+    assert result.exit_code == 5
+    assert f"other options were given: {said}; without --resume all" in message(result)
+    run_well(*words, "--resume")
+
+
+@pytest.mark.parametrize(("more", "said"), [ASKED[0], ASKED[1], ASKED[2]])
+def test_of_a_complete_set_its_outputs_tell_which_option_is_another(tmp_path, more, said):
+    run_well(*words_of(tmp_path))
+    result = run(*words_of(tmp_path), *more, "--resume")
+    assert result.exit_code == 5
+    assert f"other options were given: {said}; write to another place" in message(result)
+
+
+def test_a_journal_that_tells_no_options_is_gone_on_from(tmp_path, failing):
+    """As those of earlier versions do."""
+    failing("rank_2")
+    for more in ([], ["--rank", "0,1,2"]):
+        assert run(*words_of(tmp_path), "--overwrite", "-j", "1").exit_code == 6
+        journal = tmp_path / JOURNAL
+        first, rest = journal.read_bytes().split(b"\n", 1)
+        head = json.loads(first.rpartition(b" ")[0])
+        del head["run"][0]["options"]
+        journal.write_bytes(sealed(json.dumps(head)).encode() + rest)
+        filled = failing(None)
+        result = run(*words_of(tmp_path), *more, "--resume")
+        if more:
+            said = "other options were given: format, ranks, names or what decides the contents"
+            assert said in message(result)
+        else:
+            assert set(filled) == {"checkpoint_2.ckpt", "checkpoint_3.ckpt"}
+            failing("rank_2")
 
 
 def test_an_output_that_was_changed_since_is_not_believed(tmp_path, failing):

@@ -32,7 +32,7 @@ from ckpttool.run.manifest import (
     output_text,
     remedy_for,
 )
-from ckpttool.run.origin import manifest_of, origin_of, plan_digest
+from ckpttool.run.origin import manifest_of, options_of, origin_of, plan_digest
 from ckpttool.run.partial import is_within, remove_document, write_document
 from ckpttool.run.places import files_of_others, manifest_path
 from ckpttool.run.sets import (
@@ -110,8 +110,15 @@ def take_part(plan: Plan, number: int, parts: int) -> Plan:
     if not mine:
         text = f"part {number}/{parts} has nothing to write: {count(len(paths), 'output file')}"
         notes = (*notes, Note("part", f"{text} among {parts} parts"))
-    manifest = manifest_path(plan.target)
-    part = PlanPart(number, parts, len(paths), plan_digest(plan), manifest, plan.documents)
+    part = PlanPart(
+        number,
+        parts,
+        len(paths),
+        plan_digest(plan),
+        manifest_path(plan.target),
+        plan.documents,
+        options_of(plan),
+    )
     target = replace(plan.target, paths=mine)
     return replace(plan, target=target, notes=notes, documents=(), part=part)
 

@@ -198,7 +198,14 @@ class Entries:
             tuple(InputFile(one.text("path"), *one._known()) for one in self.objects("inputs")),
             self._strategies("strategies"),
             self._strategies("told") if "told" in self.entries else (),
+            tuple(self._options("options")) if "options" in self.entries else (),
         )
+
+    def _options(self, name: str) -> Iterator[tuple[str, str]]:
+        value = self.entries[name]
+        if not isinstance(value, dict) or not all(isinstance(one, str) for one in value.values()):
+            raise self.wrong(name, "texts by their names")
+        yield from value.items()
 
     def _strategies(self, name: str) -> tuple[StrategyFile, ...]:
         return tuple(

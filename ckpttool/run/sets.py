@@ -92,7 +92,8 @@ class Place:
         except (FileNotFoundError, CkptToolError):
             return None  # it says nothing, and is replaced only if that is asked for
         head = self.head if path == self.listing else self.origin.head()
-        return listing if listing.head.entries == head else None
+        said = {**listing.head.entries, "options": None}
+        return listing if said == {**head, "options": None} else None
 
     def set_aside(self, journal: Path) -> None:
         """Empty the journal of the set; what a whole run left in it goes where every part looks."""
