@@ -781,6 +781,52 @@ def test_of_a_run_that_has_completed_nothing_its_journal_tells(tmp_path, command
     )
 
 
+@pytest.mark.parametrize("rank", [0, 2])
+def test_what_is_known_of_a_killed_run_is_told(tmp_path, rank):
+    out = tmp_path / "out"
+    run_with_signal(signal.SIGKILL, *words_of(out), "-j", "1", at=f"rank_{rank}/")
+    names = [f"rank_{rank}/checkpoint_{rank}.ckpt" for rank in range(4)]
+    said = " (step 2_10, 8 input files; to be written: --format ckpt, ranks 0-3, --prefix "
+    said += f"checkpoint_); complete: {names[0] if rank else 'nothing'}"
+    for command in ("inspect", "verify"):
+        notes = json.loads(run(command, out, "--json").stdout)["notes"]
+        (text,) = [
+            note["text"] for note in notes if note["text"].startswith(f"{out / JOURNAL}: of")
+        ]
+        assert said in text
+        assert names[rank] in text.partition("; begun: ")[2]
+    run_well(*words_of(out), "--resume")
+    assert json.loads(run_well("inspect", out, "--json").stdout)["notes"] == []
+
+
+def test_of_thousands_of_killed_runs_a_few_are_told(tmp_path):
+    (tmp_path / "rank_0").mkdir()
+    for part in range(1, 8):
+        (tmp_path / f".ckpttool-part-{part}-of-7.json.journal").write_text("{}")
+    notes = json.loads(run("inspect", tmp_path, "--json").stdout)["notes"]
+    assert [note["text"][-29:] for note in notes][3:] == ["s of runs that have not ended"]
+    assert notes[-1]["text"].startswith(f"{tmp_path}: 4 more journals")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 60000,
+        '{"by": ["\x1b[2J"], "run": [{"step": 1, "inputs": 2}]} 01234567',
+        '{"run": [{"options": {"a": 5}, "step": null, "inputs": []}]} 01234567',
+        '{"by": "\\ud800\\u0007", "run": []} 0',
+    ],
+)
+def test_a_journal_of_strange_lines_does_no_harm(tmp_path, text):
+    (tmp_path / "rank_0").mkdir()
+    (tmp_path / JOURNAL).write_text(f"{text}\n")
+    for command in ("inspect", "verify"):
+        result = run(command, tmp_path)
+        assert "has not ended here" in message(result)
+        assert "\x1b" not in result.stdout + result.stderr
+        assert "\x07" not in result.stdout + result.stderr
+
+
 def test_a_file_written_in_parts_that_are_not_committed_is_no_checkpoint(tmp_path):
     file = tmp_path / "m.ckpt"
     words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", file]
@@ -897,12 +943,13 @@ def test_a_single_file_is_begun_again(tmp_path, failing):
 MERGE = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-j", "1", "-o"]
 
 
-def run_with_signal(number, *words):
-    """A process that gets a signal when it begins to fill its first output."""
+def run_with_signal(number, *words, at=""):
+    """A process that gets a signal when it begins to fill an output with this in its path."""
     code = (
         "import os, sys; from ckpttool.run import execute; from ckpttool.cli.main import main\n"
         f"fill = execute.fill; end = lambda: os.kill(os.getpid(), {int(number)})\n"
-        "execute.fill = lambda task: (end(), fill(task))[1]\n"
+        f"there = lambda task: {at!r} in task.parts[0].tensor.path\n"
+        "execute.fill = lambda task: (there(task) and end(), fill(task))[1]\n"
         "main(sys.argv[1:])"
     )
     return finish(start(sys.executable, "-c", code, *words))

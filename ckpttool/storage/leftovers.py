@@ -42,7 +42,6 @@ FAILED = re.compile(r"transform_failed_rank_\d+\.txt")
 MARKER = re.compile(r"(merge_succeed|transform_succeed_rank_\d+)\.txt")
 TOLD_BY_CONTENT = (".pb", ".json", ".meta", ".mindir")
 PATH_ENTRY = re.compile(rb'"path": ("[^"\\]*(?:\\.[^"\\]*)*")')
-BEGUN_LINE = re.compile(rb'\{"begun": ("[^"\\]*(?:\\.[^"\\]*)*")')  # of a journal
 HEAD_BYTES = 100_000_000  # of a line of a manifest or journal
 BACKUP = "backup.ckpt"
 REASON_BYTES = 200  # of a text that says why a conversion failed
@@ -78,7 +77,7 @@ def interruption(path: Path) -> str | None:
     if by := writer_of(manifest):
         text = f"a run of ckpttool is writing here ({by}), so files are missing, or of another run"
         return f"{path}: {text}; wait until it ends"
-    if any(_journals_of(manifest)):
+    if any(journals_of(manifest)):
         text = "a run of ckpttool has not ended here, so files may be missing or of another run; "
         return f"{path}: {text}finish it with the same command and --resume"
     if any(_records_of(manifest)):
@@ -87,70 +86,17 @@ def interruption(path: Path) -> str | None:
     return None
 
 
-def on_half_written(path: Path) -> Iterator[str]:
-    """Why a file, or files in a folder, may be temporary files of a run that somebody renamed.
-
-    These are of full size, headers and all.  A file may be one of a set that lies in its folder or
-    in the one above.
-    """
-    sets = [path / MANIFEST]
-    if not path.is_dir():
-        sets = [path.with_name(f"{path.name}.{MANIFEST}")]
-        sets += [folder / MANIFEST for folder in path.absolute().parents[:2]]
-    for manifest in sets:
-        for journal in _journals_of(manifest):
-            for output in _half_written(journal, manifest):
-                if path.is_dir() or path.samefile(output):
-                    by = writer_of(manifest)
-                    end = f"is writing it ({by}); wait until it ends"
-                    text = (
-                        "began it and has not ended, so it may hold zeros; move it away, and finish"
-                    )
-                    end = end if by else f"{text} that run with its own command and --resume"
-                    name = output if path.is_dir() else path
-                    yield f"{name}: {journal} says that a run of ckpttool {end}"
-
-
-def _half_written(journal: Path, manifest: Path) -> Iterator[Path]:
-    """Outputs that are begun and not complete, and have their names without their temporary files.
-
-    Those that lay there before are older than the manifest, if that is still there.
-    """
-    written_ns = manifest.stat().st_mtime_ns if manifest.exists() else 0
-    for output in sorted(journal.parent / name for name in _begun_in(journal)):
-        if _changed_ns(output) > written_ns and not _changed_ns(Path(f"{output}{PARTIAL}")):
-            yield output
-
-
-def _changed_ns(path: Path) -> int:
-    """When a file was changed, or given its name; 0 if there is none of that name."""
-    with suppress(OSError, ValueError):
-        return path.stat().st_ctime_ns
-    return 0
-
-
-def _begun_in(journal: Path) -> set[str]:
-    """The outputs that a run began and did not complete, as far as its journal can be read."""
-    begun: set[str] = set()
-    with suppress(OSError, ValueError), journal.open("rb") as file:
-        while line := file.readline(HEAD_BYTES):
-            if match := BEGUN_LINE.match(line):
-                begun.add(json.loads(match[1]))
-            elif line.startswith(b'{"complete": ') and (match := PATH_ENTRY.search(line)):
-                begun.discard(json.loads(match[1]))
-    return begun
-
-
 def writer_of(manifest: Path) -> str | None:
     """Who is writing the set of a manifest at this moment, all of it or a part."""
-    for journal in _journals_of(manifest):
+    for journal in journals_of(manifest):
         with suppress(PermissionError):  # it is not ours to know
             if by := holder_of(journal):
                 return by
     return None
 
 
-def _journals_of(manifest: Path) -> Iterator[Path]:
+def journals_of(manifest: Path) -> Iterator[Path]:
+    """The journals of a set that say anything: that of the set, and those of parts."""
     journal = Path(f"{manifest}{JOURNAL}")
     if has_text(journal):
         yield journal

@@ -30,12 +30,12 @@ from ckpttool.storage.folders import (
     unfinished,
 )
 from ckpttool.storage.indexed import note_index, scan_indexed
+from ckpttool.storage.journals import notes_of_runs, on_half_written
 from ckpttool.storage.leftovers import (
     PARTIAL,
     interruption,
     is_unfinished_file,
     note_occasion,
-    on_half_written,
     on_unfinished_save,
     set_backups_aside,
     unfinished_save,
@@ -127,6 +127,7 @@ def scan_all(
             found = list_rank_files(root, notes, empty)
         except UnfinishedError as error:
             findings = tuple(Finding("unfinished", text) for text in error.problems)
+            notes += notes_of_runs(root)
             return Catalog(str(root), {}, notes=tuple(notes), findings=findings)
     if step is None:
         found = set_backups_aside(found, notes)
@@ -158,6 +159,7 @@ def _read_ranks(
     notes += _note_encryption(files, key)
     strategy_files = find_strategies(root, chosen, notes)
     problems = tuple(_problems(root, chosen.values()))
+    notes += notes_of_runs(root)
     return Catalog(
         str(root),
         files,
