@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 import ckpttool
-from ckpttool.cli import inspected, inspected_tables, options, report
+from ckpttool.cli import inspected, inspected_tables, loading, options, report
 from ckpttool.cli.beside import show_other
 from ckpttool.errors import CkptToolError, FormatError, raise_all
 
@@ -53,7 +53,7 @@ def inspect(
     if show_other(src, as_json):
         return
     errors: list[CkptToolError] = []
-    catalog, strategy, _ = options.load(src, pattern, step, src_strategy, key=key, tolerated=errors)
+    catalog, strategy, _ = loading.load(src, pattern, step, src_strategy, key=key, tolerated=errors)
     errors[:0] = catalog.damaged.values()
     catalog = _with_warnings(catalog)
     catalog = _verify(catalog, errors) if crc else catalog
