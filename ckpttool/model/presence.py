@@ -77,8 +77,9 @@ def _check_strategy(catalog: Catalog, strategy: Strategy, presence: Presence) ->
 
 def _incomplete_replicas(catalog: Catalog) -> Iterator[Finding]:
     """Ranks that do not hold everything, where every rank should."""
+    holders = catalog.holders
     for rank, file in catalog.files.items():
-        lacks = [name for name in catalog.holders if name not in file.tensors]
+        lacks = [name for name in holders if name not in file.tensors]
         if lacks:
             state = "is empty (0 bytes)" if file.nbytes == 0 else "was perhaps cut short"
             text = (
@@ -95,8 +96,9 @@ def _check_absent(catalog: Catalog, strategy: Strategy, presence: Presence) -> N
     should hold its slices are there and do not.  And optimizer state of a kind that no rank holds
     anything of was not saved: many keep the weights alone.
     """
-    saved = {name.removesuffix(parameter_of(name) or "") for name in catalog.holders}
-    absent = [name for name in strategy.layouts if name not in catalog.holders]
+    holders = catalog.holders
+    saved = {name.removesuffix(parameter_of(name) or "") for name in holders}
+    absent = [name for name in strategy.layouts if name not in holders]
     unsaved = []
     for name in absent:
         base = parameter_of(name)
