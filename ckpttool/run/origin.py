@@ -75,11 +75,10 @@ def options_of(plan: Plan) -> tuple[tuple[str, str], ...]:
     target, folder = plan.target, output_folder(plan.target)
     outputs = [(rank, os.path.relpath(path, folder)) for rank, path in target.paths.items()]
     told = [os.path.relpath(one.path, folder) for one in plan.documents if one.kind == "strategy"]
-    return (
-        *options_told(target.format, outputs),
-        ("crc", "--crc" if "crc_num" in target.attrs else "no --crc"),
-        ("told", f"--write-strategy {told[0]}" if told else "no --write-strategy"),
-    )
+    options = dict(options_told(target.format, outputs))
+    options["crc"] = "--crc" if "crc_num" in target.attrs else "no --crc"
+    options["told"] = f"--write-strategy {told[0]}" if told else "no --write-strategy"
+    return tuple(options.items())
 
 
 def options_told(format: str, outputs: Sequence[tuple[int, str]]) -> Iterator[tuple[str, str]]:
