@@ -119,6 +119,45 @@ def test_of_a_set_that_was_complete_what_is_gone_is_written_again(tmp_path, fail
     assert sorted(files_below(out, manifests=True)) == sorted([*contents(out), NAME])
 
 
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_a_manifest_that_was_copied_back_proves_no_output_by_its_time(
+    tmp_path, failing, is_partial
+):
+    """The set was damaged after it was written, and the copy is younger than the damage."""
+    run_well(*words_of(tmp_path))
+    before, manifest = everything_in(tmp_path), tmp_path / NAME
+    file = tmp_path / "rank_2" / "checkpoint_2.ckpt"
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    copy = manifest.read_bytes()
+    manifest.unlink()
+    if is_partial:
+        (tmp_path / "rank_0" / "checkpoint_0.ckpt").unlink()
+    time.sleep(0.05)  # the clock of the file system goes on
+    manifest.write_bytes(copy)
+    result = run(*words_of(tmp_path), "--resume")
+    assert result.exit_code == 5
+    assert f"{file}: not what {manifest} says was written" in message(result)
+    file.write_bytes(data)
+    filled = failing(None)
+    run_well(*words_of(tmp_path), "--resume")
+    assert filled == ["checkpoint_0.ckpt"] * is_partial
+    assert everything_in(tmp_path) == before
+
+
+def test_what_a_manifest_proves_by_its_time_is_not_read(tmp_path, monkeypatch):
+    run_well(*words_of(tmp_path))
+    read = []
+    look = "ckpttool.run.listed.read_index"
+    monkeypatch.setattr(look, lambda name: (read.append(name), read_index(name))[1])
+    run_well(*words_of(tmp_path), "--resume")
+    assert read == []
+    shutil.copyfile(tmp_path / NAME, tmp_path / "copy")
+    shutil.copyfile(tmp_path / "copy", tmp_path / NAME)
+    run_well(*words_of(tmp_path), "--resume")
+    assert len(set(read)) == 4
+
+
 def test_a_signal_is_heard_while_what_is_kept_is_read(tmp_path):
     """In a process of its own: a signal that came a moment late would end the tests."""
     run_well(*words_of(tmp_path))

@@ -209,7 +209,8 @@ def _mark(folder: str, manifest: Path) -> None:
     for document in records[0].documents:
         write_document(str(manifest.parent / document.path), document.data)
     lines = (output_text(output) for output in outputs)
-    write_document(str(manifest), listing_text(records[0].origin.head(), lines))
+    text = listing_text(records[0].origin.head(), lines)
+    write_document(str(manifest), text, is_dated=True)
 
 
 def _read_records(folder: str, manifest: Path) -> list[Record]:

@@ -154,7 +154,8 @@ class Journal:
     def finish(self) -> None:
         """Write the listing, which says that all of it is complete, and remove the journal."""
         lines = (self._output_at(*self._lines[rank]) for rank in sorted(self._lines))
-        write_document(str(self._place.listing), listing_text(self._place.head, lines))
+        text = listing_text(self._place.head, lines)
+        write_document(str(self._place.listing), text, is_dated=True)
         self._close(remove=True)
 
     def leave(self) -> None:

@@ -17,7 +17,14 @@ from pathlib import Path
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import count, shorten
-from ckpttool.storage.leftovers import HEAD_BYTES, PARTIAL, PATH_ENTRY, journals_of, writer_of
+from ckpttool.storage.leftovers import (
+    HEAD_BYTES,
+    PARTIAL,
+    PATH_ENTRY,
+    journals_of,
+    was_copied,
+    writer_of,
+)
 from ckpttool.storage.locks import name_of_holder
 
 BEGUN_LINE = re.compile(rb'\{"begun": ("[^"\\]*(?:\\.[^"\\]*)*")')  # of a journal
@@ -77,9 +84,10 @@ def on_half_written(path: Path) -> Iterator[str]:
 def _half_written(journal: Path, manifest: Path) -> Iterator[Path]:
     """Outputs that are begun and not complete, and have their names without their temporary files.
 
-    Those that lay there before are older than the manifest, if that is still there.
+    Those that lay there before are older than the manifest, if that is still there, and no copy.
     """
-    written_ns = manifest.stat().st_mtime_ns if manifest.exists() else 0
+    found = manifest.stat() if manifest.exists() else None
+    written_ns = 0 if found is None or was_copied(found) else found.st_mtime_ns
     for output in sorted(journal.parent / name for name in _read(journal).begun):
         if _changed_ns(output) > written_ns and not _changed_ns(Path(f"{output}{PARTIAL}")):
             yield output

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import glob
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -84,6 +85,15 @@ def interruption(path: Path) -> str | None:
         text = "written in parts (--part) that are not committed, so files may be missing; run"
         return f"{path}: {text} ckpttool commit {path}"
     return None
+
+
+def was_copied(found: os.stat_result) -> bool:
+    """Whether a dated document has been written to since, or was copied without its times.
+
+    Both times are then those of that moment, which says nothing of how old its contents are.  A
+    copy that was renamed afterwards is not told.
+    """
+    return found.st_ctime_ns == found.st_mtime_ns
 
 
 def writer_of(manifest: Path) -> str | None:
