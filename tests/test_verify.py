@@ -12,9 +12,9 @@ import pytest
 import ckpttool
 from ckpttool.errors import PlanError
 from ckpttool.model.catalog import Catalog, Extent, FileIndex, StoredTensor, TensorMeta
-from ckpttool.model.findings import Finding
+from ckpttool.model.findings import Finding, Report
 from ckpttool.model.layout import Layout
-from ckpttool.run.verify import Report, scan_to_verify
+from ckpttool.run.verify import scan_to_verify
 from ckpttool.storage.elements import decode
 from tests.checkpoints import ROWS, cut, noise, strategy_of, write_file, write_ranks
 from tests.commands import message, run, run_well, stay_small

@@ -15,10 +15,9 @@ from ckpttool.cli.text import format_shape, printable
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import TensorMeta
-    from ckpttool.model.findings import Finding
+    from ckpttool.model.findings import Finding, Report
     from ckpttool.run.diff import Comparison, TensorDifference
     from ckpttool.run.facts import Tolerance
-    from ckpttool.run.verify import Report
 
 MOST_ROWS = 50  # of a table; more is for programs, or asked for
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ckpttool.errors import PlanError
+from ckpttool.model.notes import Note
 
 Severity = Literal["error", "warning"]
 
@@ -74,6 +75,48 @@ class Finding:
     def __post_init__(self) -> None:
         if self.severity not in (*KINDS.get(self.kind, ()), OF_PLANS.get(self.kind)):
             raise ValueError(f"a finding of the kind {self.kind} is no {self.severity}")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `ckpttool.verify` found.
+
+    Attributes
+    ----------
+    path, step
+        As of `Catalog`.
+    ranks
+        Ranks whose file was read.
+    tensors
+        Number of parameters.
+    nbytes
+        Bytes of all files.
+    findings
+        What is wrong; none if nothing is.
+    notes
+        What else is to be known.
+    is_whole
+        Whether it is known how the ranks' slices fit together, or there is but one.
+    """
+
+    path: str
+    step: str | None = None
+    ranks: tuple[int, ...] = ()
+    tensors: int = 0
+    nbytes: int = 0
+    findings: tuple[Finding, ...] = ()
+    notes: tuple[Note, ...] = ()
+    is_whole: bool = True
+
+    def ignoring(self, kinds: Collection[str]) -> Report:
+        """The same, with warnings of these kinds as notes; an error is never ignored."""
+        kept: list[Finding] = []
+        ignored: list[Finding] = []
+        for finding in self.findings:
+            is_ignored = finding.severity == "warning" and finding.kind in kinds
+            (ignored if is_ignored else kept).append(finding)
+        notes = (Note("ignored", finding.text) for finding in ignored)
+        return replace(self, findings=tuple(kept), notes=(*self.notes, *notes))
 
 
 def plan_error(findings: Iterable[Finding]) -> PlanError:

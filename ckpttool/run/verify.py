@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from ckpttool.errors import FormatError, PlanError, StepError
 from ckpttool.model.catalog import Catalog, FileIndex
 from ckpttool.model.ciphertext import Secret
-from ckpttool.model.findings import Finding
+from ckpttool.model.findings import Finding, Report
 from ckpttool.model.headers import (
     check_types,
     check_unlisted,
@@ -44,48 +44,6 @@ from ckpttool.run.replicas import (
 from ckpttool.storage.scan import scan_all
 
 OpenProgress = Callable[[int], AbstractContextManager[Callable[[int], None]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What `verify` found.
-
-    Attributes
-    ----------
-    path, step
-        As of `Catalog`.
-    ranks
-        Ranks whose file was read.
-    tensors
-        Number of parameters.
-    nbytes
-        Bytes of all files.
-    findings
-        What is wrong; none if nothing is.
-    notes
-        What else is to be known.
-    is_whole
-        Whether it is known how the ranks' slices fit together, or there is but one.
-    """
-
-    path: str
-    step: str | None = None
-    ranks: tuple[int, ...] = ()
-    tensors: int = 0
-    nbytes: int = 0
-    findings: tuple[Finding, ...] = ()
-    notes: tuple[Note, ...] = ()
-    is_whole: bool = True
-
-    def ignoring(self, kinds: Collection[str]) -> Report:
-        """The same, with warnings of these kinds as notes; an error is never ignored."""
-        kept: list[Finding] = []
-        ignored: list[Finding] = []
-        for finding in self.findings:
-            is_ignored = finding.severity == "warning" and finding.kind in kinds
-            (ignored if is_ignored else kept).append(finding)
-        notes = (Note("ignored", finding.text) for finding in ignored)
-        return replace(self, findings=tuple(kept), notes=(*self.notes, *notes))
 
 
 def scan_to_verify(
