@@ -14,10 +14,11 @@ import click
 from ckpttool.cli.tables import print_table
 from ckpttool.cli.text import format_shape, format_shapes, printable
 from ckpttool.errors import CkptToolError
+from ckpttool.model.aside import set_aside
 from ckpttool.model.catalog import format_ranks
 from ckpttool.model.maps import map_of
 from ckpttool.model.notes import Note
-from ckpttool.model.redundancy import note_redundancy, set_empty_aside
+from ckpttool.model.redundancy import note_redundancy
 
 if TYPE_CHECKING:
     from ckpttool.formats.rank_table import Device
@@ -151,7 +152,7 @@ def describe_checkpoint(
     if catalog.description is not None:
         document["values"] = dict(catalog.description.values)
     elif strategy is None:
-        whole = set_empty_aside(catalog, None)
+        whole = set_aside(catalog, None)
         errors += [whole.damaged[rank] for rank in catalog.files if rank not in whole.files]
         notes += filter(None, [note_redundancy(whole, is_deduplicated=None)])
     if strategy is not None or catalog.description is not None:
@@ -161,7 +162,7 @@ def describe_checkpoint(
 
         strategy = source_layouts(catalog, strategy)
         strategy, problems = strategy.resolve(catalog.metas)
-        whole = set_empty_aside(catalog, strategy)
+        whole = set_aside(catalog, strategy)
         errors[:0] = [whole.damaged[rank] for rank in catalog.files if rank not in whole.files]
         strategy, sources = _look(whole, strategy, errors)
         sources.problems[:0] = [Finding("strategy", problem) for problem in problems]

@@ -12,13 +12,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ckpttool.errors import CkptToolError, CombinedError, PlanError, raise_all
+from ckpttool.model.aside import set_aside
 from ckpttool.model.catalog import Catalog, format_ranks
 from ckpttool.model.findings import plan_error
 from ckpttool.model.headers import find_lacking
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import Plan, Target
 from ckpttool.model.planning import make_plan, plan_from
-from ckpttool.model.redundancy import set_empty_aside
 from ckpttool.model.sources import Sources, find_sources
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.unlisted import Unlisted
@@ -293,7 +293,7 @@ def _plan(
     ours: frozenset[str] = frozenset()
     try:
         strategy, target = _resolve(catalog, strategy, target)
-        catalog = set_empty_aside(catalog, strategy)
+        catalog = set_aside(catalog, strategy)
         plan, doubts, found = _settled_plan(catalog, strategy, target, unlisted, executor, care)
         notes += found
         problems += doubts
