@@ -56,13 +56,13 @@ class Border(click.Group):
         parent: click.Context | None = None,
         **extra: object,
     ) -> click.Context:
-        """Read the command line; what --help prints may not be read to its end."""
-        with _no_output_unread():
+        """Read the command line; what --help prints may not be read to its end, or not written."""
+        with _unwritten_output():
             return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> object:
         """Run a command; see `ckpttool.errors` for the exit codes."""
-        with _no_output_unread():
+        with _unwritten_output():
             return self._invoke(ctx)
 
     def _invoke(self, ctx: click.Context) -> object:
@@ -105,8 +105,11 @@ class Border(click.Group):
 
 
 @contextmanager
-def _no_output_unread() -> Iterator[None]:
-    """End as the signal does when whoever reads our output has seen enough of it."""
+def _unwritten_output() -> Iterator[None]:
+    """End as the signal does when whoever reads our output has seen enough of it.
+
+    That it cannot be written for another reason is told here if it is what --help prints.
+    """
     try:
         yield
     except BrokenPipeError as error:
@@ -115,6 +118,10 @@ def _no_output_unread() -> Iterator[None]:
             if stream is not None:
                 os.dup2(nowhere, stream.fileno())  # for what is not written yet
         raise SystemExit(PIPE_CLOSED) from error
+    except OSError as error:
+        (reason,), code = _explain(error)
+        click.echo(f"ckpttool: {reason}", err=True)
+        raise SystemExit(code) from error
 
 
 def _explain(error: Exception) -> tuple[tuple[str, ...], int]:
