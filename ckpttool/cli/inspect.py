@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 import ckpttool
-from ckpttool.cli import options, report
+from ckpttool.cli import documents, options, report
 from ckpttool.cli.beside import show_other
 from ckpttool.errors import CkptToolError, FormatError, raise_all
 
@@ -59,9 +59,9 @@ def inspect(
     catalog = _verify(catalog, errors) if crc else catalog
     is_whole = catalog.is_undivided and strategy is None
     if is_whole:
-        document, notes = report.describe_undivided(catalog)
+        document, notes = documents.describe_undivided(catalog)
     else:
-        document, notes = report.describe_checkpoint(catalog, strategy, errors)
+        document, notes = documents.describe_checkpoint(catalog, strategy, errors)
     if as_json:
         report.print_json(document)
     elif is_whole:
