@@ -78,9 +78,12 @@ def describe_checkpoint(
     catalog: Catalog, strategy: Strategy | None, errors: list[CkptToolError]
 ) -> tuple[Json, tuple[Note, ...]]:
     """Document and notes of ``inspect FOLDER``; what does not fit is added to ``errors``."""
+    from ckpttool.model.losses import notes_of_scan
+    from ckpttool.run.listed import as_asked
     from ckpttool.storage.devices import find_devices
 
-    notes = list(catalog.notes)
+    catalog, of_part = as_asked(catalog, strategy)
+    notes = [*notes_of_scan(catalog, strategy), *of_part]
     devices = {} if catalog.is_undivided else find_devices(catalog.root, notes)
     document: dict[str, object] = {
         "path": catalog.root,
@@ -106,7 +109,6 @@ def describe_checkpoint(
         notes += filter(None, [note_redundancy(whole, is_deduplicated=None)])
     if strategy is not None or catalog.description is not None:
         from ckpttool.model.findings import Finding, plan_error
-        from ckpttool.model.losses import notes_of_scan
         from ckpttool.run.gather import source_layouts
 
         strategy = source_layouts(catalog, strategy)
@@ -116,8 +118,7 @@ def describe_checkpoint(
         strategy, sources = _look(whole, strategy, errors)
         sources.problems[:0] = [Finding("strategy", problem) for problem in problems]
         document["tensors"] = [_describe_source(source, strategy) for source in sources.found]
-        others = notes[len(catalog.notes) :]
-        notes = [*notes_of_scan(catalog, strategy), *others, *strategy.notes]
+        notes += strategy.notes
         notes += [note for note in sources.notes if note.kind != "unlisted"]
         if sources.problems:
             errors.append(plan_error(sources.problems))

@@ -25,7 +25,7 @@ from ckpttool.model.strategy import Strategy, count, shorten
 from ckpttool.model.undivided import undivided_sources
 from ckpttool.model.unlisted import Unlisted
 from ckpttool.run.doubts import find_doubts
-from ckpttool.run.listed import strategy_notes
+from ckpttool.run.listed import note_asked, strategy_notes
 from ckpttool.run.shards import find_shards, show_shard
 from ckpttool.storage.digest import Sample, digest
 
@@ -139,7 +139,7 @@ def gather_sources(
     strategy, reasons = strategy.resolve(catalog.metas)
     if reasons:
         raise PlanError(reasons)
-    catalog = set_aside(catalog, strategy)
+    catalog = note_asked(set_aside(catalog, strategy), strategy)
     notes = [*strategy.notes]
     agreement = compare_contents(catalog, strategy, executor, notes)
 

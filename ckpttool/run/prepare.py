@@ -33,7 +33,7 @@ from ckpttool.run.gather import (
     why_no_shard,
 )
 from ckpttool.run.integrity import check_files
-from ckpttool.run.listed import OpenProgress, no_progress
+from ckpttool.run.listed import OpenProgress, no_progress, note_asked
 from ckpttool.run.numbered import Numbered
 from ckpttool.run.origin import raise_changed
 from ckpttool.run.outputs import choose_format, content_problems, header_attrs, rank_files
@@ -293,7 +293,7 @@ def _plan(
     ours: frozenset[str] = frozenset()
     try:
         strategy, target = _resolve(catalog, strategy, target)
-        catalog = set_aside(catalog, strategy)
+        catalog = note_asked(set_aside(catalog, strategy), strategy)
         plan, doubts, found = _settled_plan(catalog, strategy, target, unlisted, executor, care)
         notes += found
         problems += doubts
