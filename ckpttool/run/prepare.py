@@ -35,7 +35,7 @@ from ckpttool.run.gather import (
 from ckpttool.run.integrity import check_files
 from ckpttool.run.listed import OpenProgress, no_progress, note_asked
 from ckpttool.run.numbered import Numbered
-from ckpttool.run.origin import raise_changed
+from ckpttool.run.origin import changed_files
 from ckpttool.run.outputs import choose_format, content_problems, header_attrs, rank_files
 from ckpttool.run.places import blocked_places, place_problems, stale_files
 from ckpttool.run.replicas import replica_problems
@@ -320,14 +320,14 @@ def _plan(
         if way.part is not None:  # nobody knows which outputs are its own
             target = replace(target, paths={})
     documents = [] if more is None else more.documents
-    places = place_problems(catalog, target, inputs, way.overwrite, documents, ours)
-    problems = [*places, *problems]
+    places = list(place_problems(catalog, target, inputs, way.overwrite, documents, ours))
+    problems += places
     if problems:
         errors.append(PlanError(problems))
     if catalog.problems:  # first, since what else is wrong may follow from them
         errors.insert(0, PlanError(catalog.problems))
-    if errors:
-        raise_changed(catalog)  # which what is wrong may come of
+    if errors and (changed := changed_files(catalog)):
+        errors = [PlanError([*changed, *places])]  # which what else is wrong may come of
     raise_all(errors)
     return plan
 
