@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from ckpttool.cli.values import Size
 from tests.checkpoints import noise, write_file, write_ranks
 from tests.commands import files_below, mentions, message, run, run_well
 from tests.corpus import GOLDEN, SAMPLES
@@ -688,15 +689,33 @@ def test_split_of_one_ranks_folder_or_of_all_names_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["diff", SMALL / "src", SMALL / "src", "--rtol", "x"], "'x' is not a valid number."),
-        (["diff", SMALL / "src", SMALL / "src", "-j", "x"], "'x' is not a valid whole number."),
-        (["merge", SMALL / "src", "-o", "x", "--max-memory", "9"], "a number and a unit, such as"),
+        (
+            ["diff", SMALL / "src", SMALL / "src", "--rtol", "x"],
+            "'x' is no finite number from 0",
+        ),
+        (["diff", SMALL / "src", SMALL / "src", "-j", "x"], "'x' is no whole number from 1 on"),
+        (["diff", SMALL / "src", SMALL / "src", "-j", "0"], "'0' is no whole number from 1 on"),
+        (["verify", SMALL / "src", "--limit", "-1"], "'-1' is no whole number from 0 on"),
+        (["merge", SMALL / "src", "-o", "x", "--max-memory", "9"], "or KiB, MiB, GiB or TiB (of"),
+        (["merge", SMALL / "src", "-o", "x", "--max-shard-size", "1mb"], "B, kB, MB, GB or TB (of"),
+        (
+            ["split", SMALL / "src", "-d", "x", "-o", "x", "--rank", "0;3"],
+            "name them such as 0,3-7",
+        ),
     ],
 )
-def test_a_value_that_is_none_is_told_in_plain_words(words, text):
+def test_a_value_that_is_none_is_told_with_those_that_are(words, text):
     result = run(*words)
     assert result.exit_code == 2
     assert text in message(result)
+
+
+@pytest.mark.parametrize(
+    ("word", "nbytes"),
+    [("1kB", 1000), ("1KB", 1000), ("2kiB", 2048), ("1.5GiB", 3 << 29), ("5TB", 5 * 10**12)],
+)
+def test_a_size_is_a_number_and_a_unit(word, nbytes):
+    assert Size().convert(word, None, None) == nbytes
 
 
 def test_a_checksum_of_one_file_is_told_of_the_file(tmp_path):

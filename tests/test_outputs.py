@@ -102,4 +102,4 @@ def test_what_is_wrong_is_told_before_that_an_output_exists(tmp_path, monkeypatc
     first, second, third = result.stderr.splitlines()
     assert first == "ckpttool: 2 problems:"
     assert "out/rank_1/checkpoint_1.h5: not what out/ckpttool.json says was written" in second
-    assert "3 outputs exist already" in third
+    assert "4 outputs exist already" in third
