@@ -698,10 +698,7 @@ def test_split_of_one_ranks_folder_or_of_all_names_the_file(tmp_path):
         (["verify", SMALL / "src", "--limit", "-1"], "'-1' is no whole number from 0 on"),
         (["merge", SMALL / "src", "-o", "x", "--max-memory", "9"], "or KiB, MiB, GiB or TiB (of"),
         (["merge", SMALL / "src", "-o", "x", "--max-shard-size", "1mb"], "B, kB, MB, GB or TB (of"),
-        (
-            ["split", SMALL / "src", "-d", "x", "-o", "x", "--rank", "0;3"],
-            "name them such as 0,3-7",
-        ),
+        (["split", SMALL, "-d", SMALL, "-o", "x", "--rank", "0;3"], "name them such as 0,3-7"),
     ],
 )
 def test_a_value_that_is_none_is_told_with_those_that_are(words, text):

@@ -106,27 +106,7 @@ def list_rank_files(root: Path, notes: list[Note], empty: set[int]) -> list[Foun
 
     Ranks whose folder has none are added to ``empty``.
     """
-    folders: dict[int, Path] = {}
-    words: dict[str, str] = {}
-    problems: list[str] = []
-    others: list[str] = []
-    for path in sorted(root.iterdir()):
-        match = RANK_FOLDER.fullmatch(path.name) if path.is_dir() else None
-        if match is None:
-            others += [path.name] if path.exists() else []
-            continue
-        words.setdefault(match[1], path.name)
-        rank = int(match[2])
-        if rank in folders and len(words) == 1:
-            problems.append(f"rank {rank}: two folders, {folders[rank]} and {path}")
-        folders[rank] = path
-    if len(words) > 1:
-        problems = [
-            (
-                f"{root}: rank folders of several kinds ({', '.join(words.values())}); "
-                "say which with --pattern"
-            )
-        ]
+    folders, others, problems = _find_folders(root)
     note_leftovers(root, folders.values(), notes)
     if not folders:
         return _list_flat_files(root, notes)
@@ -154,6 +134,32 @@ def list_rank_files(root: Path, notes: list[Note], empty: set[int]) -> list[Foun
         raise PlanError([*problems, *unfinished(notes)])
     note_others(root, others, notes)
     return found
+
+
+def _find_folders(root: Path) -> tuple[dict[int, Path], list[str], list[str]]:
+    """Rank folders by rank, names of what else is there, and what is wrong with it."""
+    folders: dict[int, Path] = {}
+    words: dict[str, str] = {}
+    problems: list[str] = []
+    others: list[str] = []
+    for path in sorted(root.iterdir()):
+        match = RANK_FOLDER.fullmatch(path.name) if path.is_dir() else None
+        if match is None:
+            others += [path.name] if path.exists() else []
+            continue
+        words.setdefault(match[1], path.name)
+        rank = int(match[2])
+        if rank in folders and len(words) == 1:
+            problems.append(f"rank {rank}: two folders, {folders[rank]} and {path}")
+        folders[rank] = path
+    if len(words) > 1:
+        problems = [
+            (
+                f"{root}: rank folders of several kinds ({', '.join(words.values())}); "
+                "say which with --pattern"
+            )
+        ]
+    return folders, others, problems
 
 
 def unfinished(notes: Sequence[Note]) -> Iterator[str]:

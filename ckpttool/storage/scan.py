@@ -76,38 +76,21 @@ def scan(
     """
     root = Path(src)
     key = Secret(key) if isinstance(key, bytes) else key
-    undivided = scan_indexed(src, key) if pattern is None else None
+    undivided = _scan_undivided(root, src, key) if pattern is None else None
     if undivided is not None:
-        about_key = _note_encryption(undivided.files, key)
-        return replace(
-            undivided,
-            notes=(*undivided.notes, *about_key),
-            problems=(*undivided.problems, *_problems(root if root.is_dir() else root.parent)),
-        )
+        return undivided
     if not root.is_dir():
         return _scan_file(root, key)
     notes: list[Note] = []
     empty: set[int] = set()
-    if pattern is not None:
-        found = list_by_pattern(root, pattern)
-        raise_all(error for item in found for error in _refusals(item.path))
-    else:
+    if pattern is None:
         root = find_checkpoint(root, notes)
-        described = scan_described(str(root), step)
+        described = _scan_described(root, step, key, notes)
         if described is not None:
-            notes += [*described.notes, *_note_encryption(described.files, key)]
-            note_rank_folders(root, notes)
-            return replace(described, notes=tuple(notes))
-        found = list_rank_files(root, notes, empty)
-    if step is None:
-        found = set_backups_aside(found, notes)
-    try:
-        chosen, label = choose_step(str(root), found, step, notes)
-    except PlanError as error:
-        raise type(error)([*error.problems, *unfinished(notes)]) from error
-    ranks = sorted(chosen)
-    indexes = read_indexes((str(chosen[rank]) for rank in ranks), key, on_progress)
-    found_in = dict(zip(ranks, indexes, strict=True))
+            return described
+    chosen, label = _choose_files(root, pattern, step, notes, empty)
+    indexes = read_indexes((str(chosen[rank]) for rank in sorted(chosen)), key, on_progress)
+    found_in = dict(zip(sorted(chosen), indexes, strict=True))
     files = {n: index for n, index in found_in.items() if isinstance(index, FileIndex)}
     absent = tuple(sorted({*_gaps(chosen), *empty}))
     if absent:
@@ -126,6 +109,45 @@ def scan(
         problems=problems,
         absent=absent,
     )
+
+
+def _scan_undivided(root: Path, src: str, key: Secret | None) -> Catalog | None:
+    """A folder or an index of an undivided checkpoint in several files; None if it is neither."""
+    found = scan_indexed(src, key)
+    return found and replace(
+        found,
+        notes=(*found.notes, *_note_encryption(found.files, key)),
+        problems=(*found.problems, *_problems(root if root.is_dir() else root.parent)),
+    )
+
+
+def _scan_described(
+    root: Path, step: str | None, key: Secret | None, notes: list[Note]
+) -> Catalog | None:
+    """A checkpoint that describes itself; None if this one does not."""
+    described = scan_described(str(root), step)
+    if described is None:
+        return None
+    notes += [*described.notes, *_note_encryption(described.files, key)]
+    note_rank_folders(root, notes)
+    return replace(described, notes=tuple(notes))
+
+
+def _choose_files(
+    root: Path, pattern: str | None, step: str | None, notes: list[Note], empty: set[int]
+) -> tuple[Mapping[int, Path], str | None]:
+    """The file of each rank, and the step; ranks whose folder has none are added to ``empty``."""
+    if pattern is None:
+        found = list_rank_files(root, notes, empty)
+    else:
+        found = list_by_pattern(root, pattern)
+        raise_all(error for item in found for error in _refusals(item.path))
+    if step is None:
+        found = set_backups_aside(found, notes)
+    try:
+        return choose_step(str(root), found, step, notes)
+    except PlanError as error:
+        raise type(error)([*error.problems, *unfinished(notes)]) from error
 
 
 def _damaged(found: Mapping[int, FileIndex | FormatError]) -> dict[int, FormatError]:

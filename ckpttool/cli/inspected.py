@@ -1,4 +1,4 @@
-"""The documents of ``inspect``: what is on disk, and with a strategy how it fits together."""
+"""The documents of ``inspect``: what is on disk, and with a strategy what it makes."""
 
 from __future__ import annotations
 
@@ -89,15 +89,7 @@ def describe_checkpoint(
         "path": catalog.root,
         "step": catalog.step,
         "ranks": [
-            {
-                "rank": rank,
-                "path": file.path,
-                "format": file.format,
-                "nbytes": file.nbytes,
-                "tensors": len(file.tensors),
-                **({"beside": list(file.beside)} if file.beside else {}),
-                **_describe_place(rank, devices),
-            }
+            {**_describe_rank(rank, file), **_describe_place(rank, devices)}
             for rank, file in catalog.files.items()
         ],
     }
@@ -108,23 +100,42 @@ def describe_checkpoint(
         errors += [whole.damaged[rank] for rank in catalog.files if rank not in whole.files]
         notes += filter(None, [note_redundancy(whole, is_deduplicated=None)])
     if strategy is not None or catalog.description is not None:
-        from ckpttool.model.findings import Finding, plan_error
-        from ckpttool.run.gather import source_layouts
-
-        strategy = source_layouts(catalog, strategy)
-        strategy, problems = strategy.resolve(catalog.metas)
-        whole = set_aside(catalog, strategy)
-        errors[:0] = [whole.damaged[rank] for rank in catalog.files if rank not in whole.files]
-        strategy, sources = _look(whole, strategy, errors)
-        sources.problems[:0] = [Finding("strategy", problem) for problem in problems]
-        document["tensors"] = [_describe_source(source, strategy) for source in sources.found]
-        notes += strategy.notes
-        notes += [note for note in sources.notes if note.kind != "unlisted"]
-        if sources.problems:
-            errors.append(plan_error(sources.problems))
+        document["tensors"], told = _describe_tensors_of(catalog, strategy, errors)
+        notes += told
     document["notes"] = describe_notes(notes)
     document["problems"] = [problem for error in errors for problem in error.problems]
     return document, tuple(notes)
+
+
+def _describe_rank(rank: int, file: FileIndex) -> Json:
+    return {
+        "rank": rank,
+        "path": file.path,
+        "format": file.format,
+        "nbytes": file.nbytes,
+        "tensors": len(file.tensors),
+        **({"beside": list(file.beside)} if file.beside else {}),
+    }
+
+
+def _describe_tensors_of(
+    catalog: Catalog, strategy: Strategy | None, errors: list[CkptToolError]
+) -> tuple[list[Json], list[Note]]:
+    """Full tensors, and the notes of layouts; problems are added to ``errors``."""
+    from ckpttool.model.findings import Finding, plan_error
+    from ckpttool.run.gather import source_layouts
+
+    strategy = source_layouts(catalog, strategy)
+    strategy, problems = strategy.resolve(catalog.metas)
+    whole = set_aside(catalog, strategy)
+    errors[:0] = [whole.damaged[rank] for rank in catalog.files if rank not in whole.files]
+    strategy, sources = _look(whole, strategy, errors)
+    sources.problems[:0] = [Finding("strategy", problem) for problem in problems]
+    if sources.problems:
+        errors.append(plan_error(sources.problems))
+    told = [note for note in sources.notes if note.kind != "unlisted"]
+    tensors = [_describe_source(source, strategy) for source in sources.found]
+    return tensors, [*strategy.notes, *told]
 
 
 def _look(
