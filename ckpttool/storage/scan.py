@@ -15,6 +15,7 @@ from ckpttool.model.ciphertext import Secret
 from ckpttool.model.notes import Note
 from ckpttool.storage.described import scan_described
 from ckpttool.storage.folders import (
+    Without,
     list_by_pattern,
     list_rank_files,
     note_rank_folders,
@@ -82,17 +83,18 @@ def scan(
     if not root.is_dir():
         return _scan_file(root, key)
     notes: list[Note] = []
-    empty: set[int] = set()
+    without: Without = {}
     if pattern is None:
         root = find_checkpoint(root, notes)
         described = _scan_described(root, step, key, notes)
         if described is not None:
             return described
-    chosen, label = _choose_files(root, pattern, step, notes, empty)
+    chosen, label = _choose_files(root, pattern, step, notes, without)
     indexes = read_indexes((str(chosen[rank]) for rank in sorted(chosen)), key, on_progress)
     found_in = dict(zip(sorted(chosen), indexes, strict=True))
     files = {n: index for n, index in found_in.items() if isinstance(index, FileIndex)}
-    absent = tuple(sorted({*_gaps(chosen), *empty}))
+    closed = {rank: error for rank, error in without.items() if error is not None}
+    absent = tuple(sorted({*_gaps({*chosen, *closed}), *(without.keys() - closed.keys())}))
     if absent:
         text = f"{format_ranks(absent)}: no checkpoint file found in {root}"
         notes.append(Note("absent", text, absent))
@@ -103,7 +105,7 @@ def scan(
         str(root),
         files,
         label,
-        _damaged(found_in),
+        dict(sorted({**_damaged(found_in), **closed}.items())),
         strategy_files=strategy_files,
         notes=tuple(note for note in notes if note.text not in problems),  # told once
         problems=problems,
@@ -134,13 +136,13 @@ def _scan_described(
 
 
 def _choose_files(
-    root: Path, pattern: str | None, step: str | None, notes: list[Note], empty: set[int]
+    root: Path, pattern: str | None, step: str | None, notes: list[Note], without: Without
 ) -> tuple[Mapping[int, Path], str | None]:
-    """The file of each rank, and the step; ranks whose folder has none are added to ``empty``."""
+    """The file of each rank, and the step; the ranks that are found without go to ``without``."""
     if pattern is None:
-        found = list_rank_files(root, notes, empty)
+        found = list_rank_files(root, notes, without)
     else:
-        found = list_by_pattern(root, pattern)
+        found = list_by_pattern(root, pattern, without)
         raise_all(error for item in found for error in _refusals(item.path))
     if step is None:
         found = set_backups_aside(found, notes)
