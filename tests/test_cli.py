@@ -708,6 +708,51 @@ def test_a_value_that_is_none_is_told_with_those_that_are(words, text):
 
 
 @pytest.mark.parametrize(
+    ("words", "exit_code", "text"),
+    [
+        (["merg", "src"], 2, "No such command 'merg'; did you mean merge?"),
+        (["convert", "src"], 2, "'convert'; there are inspect, merge, split, reshard, verify, "),
+        (["inspect", "scr"], 2, "Path 'scr' does not exist: did you mean 'src'?"),
+        (["inspect", "src/rank_9/x"], 2, "does not exist: of its folders there is only '"),
+        (["merge", "src", "-o", "new/"], 5, "new/: ends like that of a folder; name the file"),
+        (
+            ["merge", "src", "-o", "m.ckpt", "--format", "hdf5"],
+            2,
+            "--format says hdf5; leave --format away, or name m.h5",
+        ),
+        (
+            ["merge", "src", "-o", "m.h5", "--max-shard-size", "5GB"],
+            2,
+            "m.h5 ends like a file; --max-shard-size writes a folder, name that (m)",
+        ),
+        (
+            ["inspect", "src", "--pattern", "rank{rank}/*"],
+            5,
+            "; found rank_0/checkpoint-2_10.ckpt: --pattern 'rank_{rank}/*.ckpt', if that",
+        ),
+        (
+            ["merge", "src/rank_0/checkpoint-2_10.ckpt", "--step", "3_8", "-o", "m.h5"],
+            5,
+            "checkpoint-2_10.ckpt: a file of step 2_10, as its name says, and not of 3_8",
+        ),
+        (
+            ["merge", "src", "-s", "src/rank_0/checkpoint-2_10.ckpt", "-o", "m.h5"],
+            4,
+            "a checkpoint file begins like this",
+        ),
+    ],
+)
+def test_what_was_meant_is_told_to_those_who_did_not_say_it(
+    words, exit_code, text, tmp_path, monkeypatch
+):
+    shutil.copytree(SMALL / "src", tmp_path / "src")
+    monkeypatch.chdir(tmp_path)
+    result = run(*words, *(["-s", SMALL / "src_strategy.ckpt"] if words[-1] == "new/" else []))
+    assert result.exit_code == exit_code, message(result)
+    assert text in message(result)
+
+
+@pytest.mark.parametrize(
     ("word", "nbytes"),
     [("1kB", 1000), ("1KB", 1000), ("2kiB", 2048), ("1.5GiB", 3 << 29), ("5TB", 5 * 10**12)],
 )

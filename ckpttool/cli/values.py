@@ -67,9 +67,24 @@ class Existing(PathName):
             from ckpttool.run.sets import why_absent
 
             reason = why_absent(Path(value))
+            reason = reason or _near(Path(value))
             if reason is not None:
-                self.fail(f"Path {value!r} does not exist: {reason}.", param, ctx)
+                self.fail(f"Path {value!r} does not exist: {reason}", param, ctx)
         return super().convert(value, param, ctx)
+
+
+def _near(path: Path) -> str | None:
+    """A name nearly the same that is there, or that its folder is not; None if it is neither."""
+    from difflib import get_close_matches
+
+    try:
+        if not path.parent.is_dir():
+            there = next(folder for folder in path.absolute().parents if folder.is_dir())
+            return f"of its folders there is only '{there}'"
+        near = get_close_matches(path.name, os.listdir(path.parent), 1)  # noqa: PTH208
+    except OSError:
+        return None
+    return f"did you mean '{path.parent / near[0]}'?" if near else None
 
 
 class Number(NumberType):

@@ -142,7 +142,8 @@ def _problems_of(name: str, taken: Collection[FileId]) -> Iterator[str]:
     elif closed := closed_folder(folder) or _long_name(path, folder):
         yield closed
     elif name.endswith("/") or path.is_dir():
-        yield f"{name}: is a folder; name the file to be written"
+        what = "is" if path.is_dir() else "ends like that of"
+        yield f"{name}: {what} a folder; name the file to be written"
     elif path.exists() and not path.is_file():
         yield f"{path}: is a device or a pipe; name a file to be written"
     elif path.exists() and _file_id(path) in taken:

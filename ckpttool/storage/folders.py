@@ -83,7 +83,8 @@ def list_by_pattern(root: Path, pattern: str, without: Without) -> list[Found]:
     found = list(_match(root, Path(pattern).parts, None, without))
     if not found:
         raise_all(filter(None, without.values()))
-        raise PlanError([f"{root}: no file matches the pattern {pattern}"])
+        text = f"{root}: no file matches the pattern {pattern}"
+        raise PlanError([text + _suggest_pattern(root)])
     return found
 
 

@@ -32,6 +32,7 @@ from ckpttool.storage.leftovers import (
     set_backups_aside,
     unfinished_save,
 )
+from ckpttool.storage.names import is_wanted, label_of
 from ckpttool.storage.steps import choose_step
 from ckpttool.storage.trees import find_checkpoint, find_strategies
 
@@ -81,7 +82,7 @@ def scan(
     if undivided is not None:
         return undivided
     if not root.is_dir():
-        return _scan_file(root, key)
+        return _scan_file(root, key, step)
     notes: list[Note] = []
     without: Without = {}
     if pattern is None:
@@ -168,9 +169,12 @@ def _gaps(ranks: Collection[int]) -> Iterator[int]:
         yield from range(low + 1, min(high, low + 1000))
 
 
-def _scan_file(path: Path, key: Secret | None) -> Catalog:
+def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
     if path.exists() and not path.is_file():
         raise PlanError([f"{path}: neither a file nor a folder"])
+    label = label_of(path.name)
+    if step is not None and label is not None and not is_wanted(path.name, {0: path}, step):
+        raise PlanError([f"{path}: a file of step {label}, as its name says, and not of {step}"])
     raise_all(_refusals(path))
     notes: list[Note] = []
     note_siblings(path, notes)
