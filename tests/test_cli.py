@@ -713,6 +713,12 @@ def test_a_value_that_is_none_is_told_with_those_that_are(words, text):
         (["merg", "src"], 2, "No such command 'merg'; did you mean merge?"),
         (["convert", "src"], 2, "'convert'; there are inspect, merge, split, reshard, verify, "),
         (["inspect", "scr"], 2, "Path 'scr' does not exist: did you mean 'src'?"),
+        (["inspect", "link"], 2, "Path 'link' is a link to 'gone', which leads nowhere."),
+        (
+            ["merge", "src", "-o", "m.h5", "-s", "s.yaml"],
+            5,
+            "no parameter, or none that an",
+        ),
         (["inspect", "src/rank_9/x"], 2, "does not exist: of its folders there is only '"),
         (["merge", "src", "-o", "new/"], 5, "new/: ends like that of a folder; name the file"),
         (
@@ -746,6 +752,9 @@ def test_what_was_meant_is_told_to_those_who_did_not_say_it(
     words, exit_code, text, tmp_path, monkeypatch
 ):
     shutil.copytree(SMALL / "src", tmp_path / "src")
+    (tmp_path / "link").symlink_to("gone")
+    rules = "ckpttool_strategy: 1\nranks: 8\nparameters:\n  '*.weigth': replicated\n"
+    (tmp_path / "s.yaml").write_text(rules)
     monkeypatch.chdir(tmp_path)
     result = run(*words, *(["-s", SMALL / "src_strategy.ckpt"] if words[-1] == "new/" else []))
     assert result.exit_code == exit_code, message(result)

@@ -63,6 +63,9 @@ class Existing(PathName):
             return value
         except OSError:
             pass  # what is wrong with it is said below
+        if os.path.islink(value) and not os.path.exists(value):  # noqa: PTH110, PTH114
+            to = os.readlink(value)  # noqa: PTH115
+            self.fail(f"Path {value!r} is a link to {to!r}, which leads nowhere.", param, ctx)
         if value != "" and not os.path.lexists(value):
             from ckpttool.run.sets import why_absent
 
