@@ -79,12 +79,21 @@ def test_where_every_rank_holds_everything_all_ranks_are_one_stage():
         catalog_of({r: {**NAMES, f"rng_state.{r}": (5,)} for r in range(4)}),
         catalog_of({r: {**NAMES, "expert_of_0" if r else "expert_of_1": ()} for r in range(2)}),
         catalog_of({0: {**NAMES, "global_stet": ()}, **dict.fromkeys(range(1, 4), NAMES)}),
-        renamed("w1", "w2", names={**NAMES, "w1": ()}),
+        renamed("w1", "w2", 1, {**NAMES, "w1": (4, 3)}, range(2)),
         renamed("global_step", "global_step2"),
         renamed("global_step", "global_stef", shape=(1,)),
         renamed("layer1.weight", "layer1.weighv", shape=("Float16", (4, 3))),
     ],
-    ids=["equal", "own of each", "two ranks", "both", "short", "longer", "shape", "dtype"],
+    ids=[
+        "equal",
+        "own of each",
+        "two ranks",
+        "both",
+        "short",
+        "longer",
+        "shape",
+        "dtype",
+    ],
 )
 def test_names_that_may_be_right_are_left_alone(catalog):
     assert not damaged(catalog)
@@ -101,6 +110,9 @@ def test_saved_without_redundancy_a_rank_has_names_alone():
     strategy = strategy_of({"layer1.weight": WHOLE})
     ranks = {0: {"layer1.weight": (4, 3)}, 1: {"layer2.weight": (4, 3)}}
     assert not damaged(catalog_of(ranks), strategy)
+    for rank in range(4):
+        ranks.setdefault(rank, {})["global_stef" if rank == 2 else "global_step"] = ()
+    assert list(damaged(catalog_of(ranks), strategy)) == [2]
 
 
 def flipped(tmp_path, rank=3, old=b"layer1.weight", new=b"layer1.weighv"):

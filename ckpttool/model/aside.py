@@ -65,15 +65,14 @@ def _misnamed(catalog: Catalog, strategy: Strategy) -> dict[int, str]:
 
     The ranks of a stage run the same program.  So a name that the strategy does not list, on one
     rank alone, is a damaged one if all others of the stage hold a parameter of the same type, under
-    a name that differs by one character, and this rank does not.  If neither name is listed there
-    must be two others: of two ranks either may be right.
+    a name that differs by one character, and this rank does not.
     """
     lacked: dict[int, list[str]] | None = None
     found: dict[int, str] = {}
     holders = catalog.holders
     for name, (rank, *more) in holders.items():
         layouts = strategy.layouts.get(name, ())
-        if more or len(name) < SHORTEST_NAME or any(rank in layout.ranks for layout in layouts):
+        if more or any(rank in layout.ranks for layout in layouts):
             continue
         if lacked is None:
             lacked = defaultdict(list)
@@ -89,7 +88,7 @@ def _misnamed(catalog: Catalog, strategy: Strategy) -> dict[int, str]:
                     "copy there, or, if the name is right, list it in a strategy by hand (-s "
                     "MORE.yaml)"
                 )
-    return {} if found and is_deduplicated(catalog, strategy) else found
+    return found
 
 
 def _stage(catalog: Catalog, strategy: Strategy, rank: int) -> frozenset[int]:
@@ -125,16 +124,21 @@ def _is_near(name: str, other: str) -> bool:
 
 
 def _is_of_one_kind(catalog: Catalog, strategy: Strategy, name: str, other: str) -> bool:
-    """Whether ``name``, on one rank, may be what all others of its stage hold as ``other``."""
+    """Whether ``name``, on one rank, may be what all others of its stage hold as ``other``.
+
+    Where there is but one other, or none, the strategy must tell which name is right.
+    """
     ((rank, meta),) = catalog.held(name).items()
     held = [
         tensor.meta
         for fellow in _stage(catalog, strategy, rank) - {rank}
         if (tensor := catalog.files[fellow].header.get(other)) is not None
     ]
-    is_listed = any(rank in layout.ranks for layout in strategy.layouts.get(other, ()))
-    if not held:
-        return is_listed and followed_parameter(catalog, strategy, name, (rank,)) is None
-    return (is_listed or len(held) > 1) and all(
-        (one.dtype, len(one.shape)) == (meta.dtype, len(meta.shape)) for one in held
-    )
+    if len(held) < 2 and (
+        len(name) < SHORTEST_NAME
+        or not any(rank in layout.ranks for layout in strategy.layouts.get(other, ()))
+        or (not held and followed_parameter(catalog, strategy, name, (rank,)) is not None)
+        or is_deduplicated(catalog, strategy)
+    ):
+        return False
+    return all((one.dtype, len(one.shape)) == (meta.dtype, len(meta.shape)) for one in held)
