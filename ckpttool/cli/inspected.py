@@ -25,7 +25,7 @@ def describe_undivided(catalog: Catalog) -> tuple[Json, tuple[Note, ...]]:
     """Document and notes of ``inspect`` of a file, or of several with an index."""
     from ckpttool.model.undivided import possible_slices
 
-    if not catalog.indexes:
+    if not (catalog.indexes or catalog.findings):
         (file,) = catalog.files.values()
         text = (
             f"{file.path}: nothing in it ({file.nbytes} bytes): cut short, or of a rank that was "
@@ -48,7 +48,7 @@ def describe_undivided(catalog: Catalog) -> tuple[Json, tuple[Note, ...]]:
             {**tensor, "file": file.path} for file in files for tensor in _describe_tensors(file)
         ],
         "notes": describe_notes(notes),
-        "problems": [str(error) for error in catalog.damaged.values()],
+        "problems": [*map(str, catalog.damaged.values()), *(one.text for one in catalog.findings)],
     }
     return document, notes
 

@@ -20,7 +20,7 @@ MOST_SLICES = 8  # of a tensor, in a table
 def print_undivided(catalog: Catalog, document: Json) -> None:
     """The table of ``inspect`` of a file, or of several with an index."""
     stored = [tensor for file in catalog.files.values() for tensor in file.tensors.values()]
-    several = bool(catalog.indexes)
+    several = bool(catalog.indexes or catalog.findings)
     of_files = f"{len(catalog.files)} files, " if several else ""
     print_table(
         f"{document['path']}: {of_files}{document['format']}, "

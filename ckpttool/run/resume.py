@@ -7,11 +7,12 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from ckpttool.errors import CkptToolError, ExecutionError, FormatError
 from ckpttool.model.catalog import Stamp
-from ckpttool.model.manifest import JOURNAL, Listed, differences
+from ckpttool.model.manifest import JOURNAL, Listed, Origin, differences
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import Document, Plan
 from ckpttool.model.strategy import count, shorten
@@ -19,7 +20,7 @@ from ckpttool.run.batch import place_of
 from ckpttool.run.journal import resume_problems
 from ckpttool.run.listed import OpenProgress, find_intact, no_progress
 from ckpttool.run.manifest import Listing
-from ckpttool.run.origin import changed_inputs, manifest_of
+from ckpttool.run.origin import changed_inputs, manifest_of, options_told
 from ckpttool.run.partial import stamp_of
 from ckpttool.run.rights import kept_file
 from ckpttool.run.sets import (
@@ -181,13 +182,22 @@ def _about_set(plan: Plan, place: Place, proven: Mapping[str, Stamp]) -> Iterato
     for path in dict.fromkeys((place.listing, place.manifest)):
         with suppress(FileNotFoundError):
             try:
-                origin = Listing.read(path).head.origin()
+                origin = _origin_in(Listing.read(path))
             except FormatError as error:
                 yield f"{error}; --resume cannot do without it, --overwrite writes all anew"
                 continue
             for change in differences(mine, origin) if path == place.listing else ():
                 text = f"{path}: --resume: what is there is of another run: {change}"
                 yield f"{text}; write to another place, or --overwrite writes all anew"
+
+
+def _origin_in(listing: Listing) -> Origin:
+    """The run that a listing is of; what a manifest does not tell of it, its outputs do."""
+    origin, outputs = listing.head.origin(), listing.manifest().outputs
+    if origin.options or not outputs:
+        return origin
+    paths = [(output.rank, output.path) for output in outputs]
+    return replace(origin, options=tuple(options_told(outputs[0].format, paths)))
 
 
 def _is_file(path: Path) -> bool:

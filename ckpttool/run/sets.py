@@ -6,6 +6,7 @@ The journal of a set is also its lock: a run holds it alone, the runs of parts h
 from __future__ import annotations
 
 import glob
+import json
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -13,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpttool.errors import CkptToolError, PlanError
+from ckpttool.errors import CkptToolError, FormatError, PlanError
 from ckpttool.model.manifest import JOURNAL, MANIFEST, Origin
-from ckpttool.run.manifest import Listing
+from ckpttool.run.manifest import Listing, opened
 from ckpttool.run.partial import remove_stale
 from ckpttool.storage.leftovers import PARTIAL, interruption
 from ckpttool.storage.locks import holder_of, lock, name_of_holder
@@ -39,6 +40,8 @@ class Place:
         What the listing says beside its outputs.
     outdated
         Documents of the set, which speak of it as complete.
+    outputs
+        Paths of what it writes, counted from the manifest's folder.
     """
 
     manifest: Path
@@ -46,6 +49,7 @@ class Place:
     origin: Origin
     head: Mapping[str, object]
     outdated: tuple[str, ...] = ()
+    outputs: frozenset[str] = frozenset()
 
     @property
     def is_part(self) -> bool:
@@ -53,10 +57,29 @@ class Place:
         return self.manifest != self.listing
 
     def records_of_parts(self) -> list[Path]:
-        """Those that this makes outdated: of other numbers of parts, and if it is none, all."""
-        ending = self.listing.name[self.listing.name.rindex("-of-") :] if self.is_part else None
+        """Those that this makes outdated: all, or if it is a part those that cannot be beside it.
+
+        These are records of other numbers of parts, and those of another plan that tell of an
+        output which this one replaces.
+        """
         records = find_records(self.manifest)
-        return [path for path in records if ending is None or not path.name.endswith(ending)]
+        if not self.is_part:
+            return records
+        ending = self.listing.name[self.listing.name.rindex("-of-") :]
+        return [path for path in records if not path.name.endswith(ending) or self._replaces(path)]
+
+    def _replaces(self, record: Path) -> bool:
+        """Whether a record is of another plan, and of an output that is this one's, too."""
+        mine = json.dumps(self.origin.head_with_times()).removesuffix("}").encode("ascii")
+        try:
+            with opened(record) as file:
+                if file.read(len(mine)) == mine:
+                    return False  # without reading all of it: there may be thousands
+            return any(one.path in self.outputs for one in Listing.read(record).outputs())
+        except FileNotFoundError:
+            return False
+        except FormatError:
+            return True  # it proves nothing
 
     def journals_of_parts(self) -> list[Path]:
         """Those of parts, if this is none."""
@@ -69,7 +92,8 @@ class Place:
         except (FileNotFoundError, CkptToolError):
             return None  # it says nothing, and is replaced only if that is asked for
         head = self.head if path == self.listing else self.origin.head()
-        return listing if listing.head.entries == head else None
+        said = {**listing.head.entries, "options": None}
+        return listing if said == {**head, "options": None} else None
 
     def set_aside(self, journal: Path) -> None:
         """Empty the journal of the set; what a whole run left in it goes where every part looks."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from ckpttool.errors import (
     FormatError,
     PlanError,
+    UnfinishedError,
     UnreadableError,
     UnsupportedError,
     raise_all,
@@ -162,9 +163,7 @@ def list_rank_files(root: Path, notes: list[Note], without: Without) -> list[Fou
             f"ONE/{in_parts[0].name}/net.safetensors, and so on"
         )
     if not found:
-        said = interruption(root)
-        if said is not None:  # which tells why there is nothing, and what to do
-            raise PlanError([said])
+        _refuse_unfinished(root)
         raise_all(closed.values())
         problems += [f"rank {rank}: no checkpoint file in {folders[rank]}" for rank in without]
     if problems:
@@ -214,6 +213,7 @@ def _list_flat_files(root: Path, notes: list[Note]) -> list[Found]:
         if (match := RANK_IN_NAME.search(path.name)) is not None
     ]
     if not found:
+        _refuse_unfinished(root)
         _refuse_pytorch(root)
         hint = f"; to use one file, name it: {files[0]}" if len(files) == 1 else ""
         if RANK_FOLDER.fullmatch(root.absolute().name) is not None:
@@ -232,6 +232,13 @@ def _list_flat_files(root: Path, notes: list[Note]) -> list[Found]:
         )
         raise PlanError([text, *unfinished(notes)])
     return found
+
+
+def _refuse_unfinished(root: Path) -> None:
+    """Raise what tells of a run of ckpttool that there are no files of, and what to do."""
+    said = interruption(root)
+    if said is not None:
+        raise UnfinishedError([said])
 
 
 def _refuse_pytorch(root: Path) -> None:

@@ -7,11 +7,19 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from ckpttool.errors import FormatError, PlanError, UnsupportedError, WrongKeyError, raise_all
+from ckpttool.errors import (
+    FormatError,
+    PlanError,
+    UnfinishedError,
+    UnsupportedError,
+    WrongKeyError,
+    raise_all,
+)
 from ckpttool.formats import read_index, read_indexes
 from ckpttool.formats.encrypted import fitting_others
 from ckpttool.model.catalog import Catalog, FileIndex, format_ranks
 from ckpttool.model.ciphertext import Secret
+from ckpttool.model.findings import Finding
 from ckpttool.model.notes import Note
 from ckpttool.storage.described import scan_described
 from ckpttool.storage.folders import (
@@ -23,6 +31,7 @@ from ckpttool.storage.folders import (
     unfinished,
 )
 from ckpttool.storage.indexed import note_index, scan_indexed
+from ckpttool.storage.journals import notes_of_runs, on_half_written
 from ckpttool.storage.leftovers import (
     PARTIAL,
     interruption,
@@ -67,7 +76,7 @@ def scan(
     Raises
     ------
     PlanError
-        No files, two files for a rank.
+        No files, two files for a rank, an index that does not fit them.
     StepError
         No step that every rank has.
     FormatError
@@ -76,6 +85,22 @@ def scan(
     OSError
         A folder cannot be read, or ``src`` if it is one file.
     """
+    catalog = scan_all(src, pattern, step, key=key, on_progress=on_progress)
+    if catalog.findings:
+        texts = [finding.text for finding in catalog.findings]
+        raise_all([*catalog.damaged.values(), PlanError([*catalog.problems, *texts])])
+    return catalog
+
+
+def scan_all(
+    src: str,
+    pattern: str | None = None,
+    step: str | None = None,
+    *,
+    key: bytes | Secret | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Catalog:
+    """The same of what does not fit together, too: see ``Catalog.findings``."""
     root = Path(src)
     key = Secret(key) if isinstance(key, bytes) else key
     undivided = _scan_undivided(root, src, key) if pattern is None else None
@@ -90,7 +115,12 @@ def scan(
         described = _scan_described(root, step, key, notes)
         if described is not None:
             return described
-    chosen, label = _choose_files(root, pattern, step, notes, without)
+    try:
+        chosen, label = _choose_files(root, pattern, step, notes, without)
+    except UnfinishedError as error:
+        findings = tuple(Finding("unfinished", text) for text in error.problems)
+        notes += notes_of_runs(root)
+        return Catalog(str(root), {}, notes=tuple(notes), findings=findings)
     indexes = read_indexes((str(chosen[rank]) for rank in sorted(chosen)), key, on_progress)
     found_in = dict(zip(sorted(chosen), indexes, strict=True))
     files = {n: index for n, index in found_in.items() if isinstance(index, FileIndex)}
@@ -102,6 +132,7 @@ def scan(
     notes += _note_encryption(files, key)
     strategy_files = find_strategies(root, chosen, notes)
     problems = tuple(_problems(root, chosen.values()))
+    notes += notes_of_runs(root)
     return Catalog(
         str(root),
         files,
@@ -201,7 +232,8 @@ def _problems(whole: Path, files: Iterable[Path] = ()) -> Iterator[str]:
     saves = [unfinished_save(path) for path in (whole, *files)]
     for save in dict.fromkeys(filter(None, saves)):
         yield on_unfinished_save(save)
-    yield from filter(None, [interruption(whole)])
+    said = interruption(whole)
+    yield from on_half_written(whole) if said is None else [said]
 
 
 def _note_encryption(files: Mapping[int, FileIndex], key: Secret | None) -> Iterator[Note]:
