@@ -719,6 +719,13 @@ def test_a_value_that_is_none_is_told_with_those_that_are(words, text):
             5,
             "no parameter, or none that an",
         ),
+        (["split", "src", "-d", "src", "-o", "-"], 2, "name a folder (one of this name is './-')"),
+        pytest.param(
+            ["inspect", "/proc/self/mem"],
+            1,
+            "ckpttool: /proc/self/mem: Input/output error",
+            marks=pytest.mark.skipif(sys.platform != "linux", reason="no file that fails"),
+        ),
         (["inspect", "src/rank_9/x"], 2, "does not exist: of its folders there is only '"),
         (["merge", "src", "-o", "new/"], 5, "new/: ends like that of a folder; name the file"),
         (

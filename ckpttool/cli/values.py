@@ -44,6 +44,22 @@ class PathName(click.Path):
         return super().convert(value, param, ctx)
 
 
+class OutputFolder(PathName):
+    """A folder to be written, on the command line."""
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str | bytes | os.PathLike[str]:
+        """The path, which is not that of standard output."""
+        if value == "-":
+            text = "a checkpoint does not go to standard output; name a folder (one of this name is"
+            self.fail(f"{text} './-')", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class Existing(PathName):
     """A path to something that is there; of an output that was not finished it is told why not."""
 
