@@ -1029,6 +1029,18 @@ def test_what_a_killed_run_left_of_a_single_file_is_explained(tmp_path):
     assert "begins anew" not in message(run_well(*MERGE, out, "--resume"))
 
 
+@pytest.mark.parametrize("part", [(), ("--part", "1/1")])
+def test_what_a_killed_run_left_of_one_file_of_a_set_is_explained(tmp_path, part):
+    run_with_signal(signal.SIGKILL, *words_of(tmp_path), *part, "-j", "1")
+    for rank, said in (
+        (0, "does not exist: a run that was to write it did not end"),
+        (9, "exist."),
+    ):
+        result = run("verify", tmp_path / f"rank_{rank}" / f"checkpoint_{rank}.ckpt")
+        assert result.exit_code == 2
+        assert said in message(result)
+
+
 def test_a_run_that_is_ended_says_what_is_complete(tmp_path):
     code, errors = run_with_signal(signal.SIGINT, *MERGE, tmp_path / "m.h5")
     assert code == 130

@@ -18,6 +18,7 @@ from ckpttool.errors import CkptToolError, FormatError, PlanError
 from ckpttool.model.manifest import JOURNAL, MANIFEST, Origin
 from ckpttool.run.manifest import Listing, opened
 from ckpttool.run.partial import remove_stale
+from ckpttool.storage.journals import journal_of_begun
 from ckpttool.storage.leftovers import PARTIAL, interruption
 from ckpttool.storage.locks import holder_of, lock, name_of_holder
 
@@ -133,10 +134,12 @@ def journal_of(listing: Path) -> Path:
 
 
 def why_absent(path: Path) -> str | None:
-    """Why a single output that is not there is not; None if no run tells."""
+    """Why an output that is not there is not; None if no run tells."""
     try:
-        by = holder_of(journal_of(path.with_name(f"{path.name}.{MANIFEST}")))
-        is_left = by is None and interruption(path) is not None
+        own = journal_of(path.with_name(f"{path.name}.{MANIFEST}"))
+        journal = journal_of_begun(path) or own
+        by = holder_of(journal)
+        is_left = by is None and (journal != own or interruption(path) is not None)
     except OSError:
         return None  # it could not be written there either
     if by is not None:

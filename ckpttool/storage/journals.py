@@ -63,11 +63,7 @@ def on_half_written(path: Path) -> Iterator[str]:
     These are of full size, headers and all.  A file may be one of a set that lies in its folder or
     in the one above.
     """
-    sets = [path / MANIFEST]
-    if not path.is_dir():
-        sets = [path.with_name(f"{path.name}.{MANIFEST}")]
-        sets += [folder / MANIFEST for folder in path.absolute().parents[:2]]
-    for manifest in sets:
+    for manifest in [path / MANIFEST] if path.is_dir() else _sets_of(path):
         for journal in journals_of(manifest):
             for output in _half_written(journal, manifest):
                 if path.is_dir() or path.samefile(output):
@@ -79,6 +75,21 @@ def on_half_written(path: Path) -> Iterator[str]:
                     end = end if by else f"{text} that run with its own command and --resume"
                     name = output if path.is_dir() else path
                     yield f"{name}: {journal} says that a run of ckpttool {end}"
+
+
+def journal_of_begun(path: Path) -> Path | None:
+    """The journal that tells that a file was begun, and not that it is complete; None if none."""
+    for manifest in _sets_of(path):
+        for journal in journals_of(manifest):
+            if path.absolute() in (journal.parent / name for name in _read(journal).begun):
+                return journal
+    return None
+
+
+def _sets_of(path: Path) -> list[Path]:
+    """The manifests of sets that a file may be one of, there or not."""
+    above = [folder / MANIFEST for folder in path.absolute().parents[:2]]
+    return [path.absolute().with_name(f"{path.name}.{MANIFEST}"), *above]
 
 
 def _half_written(journal: Path, manifest: Path) -> Iterator[Path]:
