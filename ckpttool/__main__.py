@@ -19,7 +19,9 @@ def run() -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, _end)
     from ckpttool.cli.main import main
+    from ckpttool.cli.streams import name_streams
 
+    name_streams()
     try:
         main()
     finally:  # else Python would look for cycles to free in all that was loaded, for nobody

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from ckpttool.cli.values import Size
 from tests.checkpoints import noise, write_file, write_ranks
 from tests.commands import files_below, mentions, message, run, run_well
 from tests.corpus import GOLDEN, SAMPLES
@@ -688,15 +689,91 @@ def test_split_of_one_ranks_folder_or_of_all_names_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["diff", SMALL / "src", SMALL / "src", "--rtol", "x"], "'x' is not a valid number."),
-        (["diff", SMALL / "src", SMALL / "src", "-j", "x"], "'x' is not a valid whole number."),
-        (["merge", SMALL / "src", "-o", "x", "--max-memory", "9"], "a number and a unit, such as"),
+        (
+            ["diff", SMALL / "src", SMALL / "src", "--rtol", "x"],
+            "'x' is no finite number from 0",
+        ),
+        (["diff", SMALL / "src", SMALL / "src", "-j", "x"], "'x' is no whole number from 1 on"),
+        (["diff", SMALL / "src", SMALL / "src", "-j", "0"], "'0' is no whole number from 1 on"),
+        (["verify", SMALL / "src", "--limit", "-1"], "'-1' is no whole number from 0 on"),
+        (["merge", SMALL / "src", "-o", "x", "--max-memory", "9"], "or KiB, MiB, GiB or TiB (of"),
+        (["merge", SMALL / "src", "-o", "x", "--max-shard-size", "1mb"], "B, kB, MB, GB or TB (of"),
+        (["split", SMALL, "-d", SMALL, "-o", "x", "--rank", "0;3"], "name them such as 0,3-7"),
     ],
 )
-def test_a_value_that_is_none_is_told_in_plain_words(words, text):
+def test_a_value_that_is_none_is_told_with_those_that_are(words, text):
     result = run(*words)
     assert result.exit_code == 2
     assert text in message(result)
+
+
+@pytest.mark.parametrize(
+    ("words", "exit_code", "text"),
+    [
+        (["merg", "src"], 2, "No such command 'merg'; did you mean merge?"),
+        (["convert", "src"], 2, "'convert'; there are inspect, merge, split, reshard, verify, "),
+        (["inspect", "scr"], 2, "Path 'scr' does not exist: did you mean 'src'?"),
+        (["inspect", "link"], 2, "Path 'link' is a link to 'gone', which leads nowhere."),
+        (
+            ["merge", "src", "-o", "m.h5", "-s", "s.yaml"],
+            5,
+            "no parameter, or none that an",
+        ),
+        (["split", "src", "-d", "src", "-o", "-"], 2, "name a folder (one of this name is './-')"),
+        pytest.param(
+            ["inspect", "/proc/self/mem"],
+            1,
+            "ckpttool: /proc/self/mem: Input/output error",
+            marks=pytest.mark.skipif(sys.platform != "linux", reason="no file that fails"),
+        ),
+        (["inspect", "src/rank_9/x"], 2, "does not exist: of its folders there is only '"),
+        (["merge", "src", "-o", "new/"], 5, "new/: ends like that of a folder; name the file"),
+        (
+            ["merge", "src", "-o", "m.ckpt", "--format", "hdf5"],
+            2,
+            "--format says hdf5; leave --format away, or name m.h5",
+        ),
+        (
+            ["merge", "src", "-o", "m.h5", "--max-shard-size", "5GB"],
+            2,
+            "m.h5 ends like a file; --max-shard-size writes a folder, name that (m)",
+        ),
+        (
+            ["inspect", "src", "--pattern", "rank{rank}/*"],
+            5,
+            "; found rank_0/checkpoint-2_10.ckpt: --pattern 'rank_{rank}/*.ckpt', if that",
+        ),
+        (
+            ["merge", "src/rank_0/checkpoint-2_10.ckpt", "--step", "3_8", "-o", "m.h5"],
+            5,
+            "checkpoint-2_10.ckpt: a file of step 2_10, as its name says, and not of 3_8",
+        ),
+        (
+            ["merge", "src", "-s", "src/rank_0/checkpoint-2_10.ckpt", "-o", "m.h5"],
+            4,
+            "a checkpoint file begins like this",
+        ),
+    ],
+)
+def test_what_was_meant_is_told_to_those_who_did_not_say_it(
+    words, exit_code, text, tmp_path, monkeypatch
+):
+    shutil.copytree(SMALL / "src", tmp_path / "src")
+    (tmp_path / "link").symlink_to("gone")
+    rules = "ckpttool_strategy: 1\nranks: 8\nparameters:\n  '*.weigth': replicated\n"
+    (tmp_path / "s.yaml").write_text(rules)
+    monkeypatch.chdir(tmp_path)
+    result = run(*words, *(["-s", SMALL / "src_strategy.ckpt"] if words[-1] == "new/" else []))
+    assert result.exit_code == exit_code, message(result)
+    assert text in message(result)
+
+
+@pytest.mark.parametrize(
+    ("word", "nbytes"),
+    [("1kB", 1000), ("1KB", 1000), ("2kiB", 2048), ("1.5GiB", 3 << 29), ("5TB", 5 * 10**12)],
+)
+def test_a_size_is_a_number_and_a_unit(word, nbytes):
+    assert Size().convert(word, None, None) == nbytes
 
 
 def test_a_checksum_of_one_file_is_told_of_the_file(tmp_path):

@@ -407,4 +407,5 @@ def test_what_fails_because_a_file_was_changed_is_told_so_before_the_first_byte(
     with pytest.raises(ckpttool.PlanError) as caught:
         ckpttool.plan_merge(catalog, strategy, str(tmp_path / "there.ckpt"))
     said = f"{catalog.files[1].path}: was written to after its header was read; run again"
-    assert caught.value.problems == (said,)
+    there = f"{tmp_path / 'there.ckpt'} exists already; --overwrite replaces what is there"
+    assert caught.value.problems == (said, there)

@@ -233,7 +233,7 @@ def test_the_source_is_never_overwritten(tmp_path):
     words = ["merge", tmp_path, "-o", tmp_path, "--max-shard-size", "10KB", "--overwrite"]
     result = run(*words)
     assert result.exit_code == 5
-    assert "is an input of this run" in message(result)
+    assert "7 outputs are inputs of this run" in message(result)
 
 
 # --------------------------------------------------------------------------------- what goes wrong

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from ckpttool.model.aside import set_aside
 from ckpttool.model.catalog import FileIndex
 from ckpttool.model.layout import Layout
-from ckpttool.model.redundancy import is_deduplicated, set_empty_aside
+from ckpttool.model.redundancy import is_deduplicated
 from ckpttool.model.strategy import Strategy
 from tests import corpus
 from tests.checkpoints import (
@@ -228,9 +229,9 @@ def test_a_checkpoint_of_empty_files_is_damaged_with_and_without_a_strategy(plai
 def test_a_stage_without_layouts_may_hold_nothing():
     catalog = emptied(with_names({"w": (4, 3)}, range(4)), *range(4, 8))
     two_stages = Strategy(ONE_STAGE.layouts, 2, 4)
-    assert set_empty_aside(catalog, two_stages) == catalog
+    assert set_aside(catalog, two_stages) == catalog
     catalog = emptied(catalog, 3)
-    assert list(set_empty_aside(catalog, two_stages).damaged) == [3]
+    assert list(set_aside(catalog, two_stages).damaged) == [3]
 
 
 # ------------------------------------------------------------------------- without any layouts

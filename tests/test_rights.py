@@ -68,8 +68,7 @@ def give_away(path: Path, mode: int, text: str | None = None) -> None:
     ("closed", "mode", "command", "exit_code"),
     [
         ("src/rank_3", 0o700, "inspect src", 1),
-        ("src/rank_3", 0o700, MERGE, 1),
-        ("src/rank_3", 0o700, "verify src -s old.ckpt", 3),
+        ("src/rank_3", 0o700, f"{MERGE} --strict", 5),
         ("src/rank_3/checkpoint-2_10.ckpt", 0o600, "inspect {}", 1),
         ("src/rank_3/checkpoint-2_10.ckpt", 0o600, f"{MERGE} --strict", 5),
         ("src", 0o700, MERGE, 1),
@@ -91,12 +90,34 @@ def test_what_may_not_be_read_is_named(place, closed, mode, command, exit_code):
 
 
 @ROOT_ONLY
-def test_a_rank_that_may_not_be_read_is_replaced_by_its_replicas_with_a_warning(place):
-    give_away(place / "src/rank_3/checkpoint-2_10.ckpt", 0o600)
-    result = run_without_rights(MERGE, place)
+@pytest.mark.parametrize("how", ["", "--pattern rank_{rank}/*"])
+@pytest.mark.parametrize(
+    ("closed", "mode"),
+    [("/checkpoint-2_10.ckpt", 0o600), ("", 0o700), ("", 0o744)],
+    ids=["file", "folder", "folder that can be listed"],
+)
+def test_a_rank_that_may_not_be_read_is_replaced_by_its_replicas_with_a_warning(
+    place, closed, mode, how
+):
+    give_away(place / f"src/rank_3{closed}", mode)
+    result = run_without_rights(f"{MERGE} {how}", place)
     assert result.returncode == 0, result.stderr
-    assert not mentions(result.stderr, "warning: rank 3: .*" + DENIED, "read from replicas")
+    said = f"warning: rank 3: src/rank_3{closed}: {DENIED}; all its slices are read from replicas"
+    assert not mentions(result.stderr, said)
     run_well("verify", place / "out" / "merged.ckpt", "--deep")
+
+
+@ROOT_ONLY
+def test_rank_folders_that_may_not_be_read_are_told_by_verify_and_all_at_once(place):
+    give_away(place / "src/rank_3", 0o700)
+    result = run_without_rights("verify src -s old.ckpt", place)
+    assert result.returncode == 1
+    assert not mentions(result.stdout, f"error +unreadable +rank 3: src/rank_3: {DENIED}; all its ")
+    for rank in range(8):
+        give_away(place / f"src/rank_{rank}", 0o700)
+    result = run_without_rights(MERGE, place)
+    assert result.returncode == 1
+    assert not mentions(result.stderr, *(f"src/rank_{rank}: {DENIED}" for rank in range(8)))
 
 
 @ROOT_ONLY

@@ -32,6 +32,20 @@ def test_what_was_not_asked_for_is_not_missing(tmp_path, ranks, others, more):
     merged = run("merge", tmp_path, *STRATEGY, "-o", tmp_path / "m.ckpt")
     assert merged.exit_code == 5  # which is another question
     assert f"{others}: no checkpoint file found in" in message(merged)
+    assert f"{tmp_path}/ckpttool.json says that this was written for " in message(merged)
+    assert "write all ranks, without --rank, or put back what is lost" in message(merged)
+
+
+@pytest.mark.parametrize("more", [[], STRATEGY])
+def test_inspect_shows_what_was_asked_for_and_calls_nothing_lost(tmp_path, more):
+    run_well(*reshard_words(tmp_path, "ckpt"), "--rank", "0,2-3")
+    result = run_well("inspect", tmp_path, *more)
+    assert f"note: rank 1: not looked for, since {tmp_path}/ckpttool.json says" in message(result)
+    assert "no checkpoint file" not in message(result)
+    shutil.rmtree(tmp_path / "rank_2")
+    result = run("inspect", tmp_path, *more)
+    assert result.exit_code == (5 if more else 0)
+    assert "rank 2: no checkpoint file found in" in message(result)
 
 
 @pytest.mark.parametrize("more", [[], STRATEGY])

@@ -26,9 +26,12 @@ def show_other(path: str, as_json: bool) -> bool:
     from ckpttool.formats.others import recognise
     from ckpttool.formats.rank_table import read_rank_table
 
-    if not Path(path).is_file() or format_of_content(path) is not None:
-        return False
-    other = recognise(path)
+    try:
+        if not Path(path).is_file() or format_of_content(path) is not None:
+            return False
+        other = recognise(path)
+    except OSError:
+        return False  # which the command says of its source
     if other is None or other.kind not in ("graph", "mindir", "group_info", "rank_table"):
         return False
     info = read_group_info(path) if other.kind == "group_info" else None

@@ -16,6 +16,7 @@ from ckpttool.cli.options import DEBUG, STOPPER
 from ckpttool.cli.progress import show_progress
 from ckpttool.cli.signals import Stopped
 from ckpttool.cli.tables import print_table
+from ckpttool.errors import add_remark
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -75,10 +76,14 @@ def convert(
                 raise
     seconds = time.perf_counter() - started
     document = report.describe_run(plan, written, seconds, str(manifest_of(plan)))
-    if as_json:
-        report.print_json(document)
-        return
-    _print_written(plan, written, seconds)
+    try:
+        if as_json:
+            report.print_json(document)
+        else:
+            _print_written(plan, written, seconds)
+    except OSError as error:
+        add_remark(error, "what it would tell of is written, and complete")
+        raise
 
 
 def _print_written(plan: Plan, written: Sequence[Written], seconds: float) -> None:

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     ckpttool diff checkpoint/ merged.h5 -s strategy.ckpt
 
     Compare two checkpoints, tensor by tensor, whatever their layouts and formats are.  A and B are
-    folders of rank folders, or single files.  Exit code 0 if they are equal, 1 if they differ, 2
-    and more if they could not be compared.
+    folders of rank folders, or single files.  Of replicas the lowest rank's is compared, and of the
+    others samples are looked at; verify --deep compares all of them.  Exit code 0 if A and B are
+    equal, 1 if they or replicas differ, 2 and more if they could not be compared.
     """,
 )
 @click.argument("a", type=options.EXISTING)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from ckpttool.cli.report import Json, describe_notes
 from ckpttool.errors import CkptToolError
+from ckpttool.model.aside import set_aside
 from ckpttool.model.maps import map_of
 from ckpttool.model.notes import Note
-from ckpttool.model.redundancy import note_redundancy, set_empty_aside
+from ckpttool.model.redundancy import note_redundancy
 
 if TYPE_CHECKING:
     from ckpttool.formats.rank_table import Device
@@ -77,9 +78,12 @@ def describe_checkpoint(
     catalog: Catalog, strategy: Strategy | None, errors: list[CkptToolError]
 ) -> tuple[Json, tuple[Note, ...]]:
     """Document and notes of ``inspect FOLDER``; what does not fit is added to ``errors``."""
+    from ckpttool.model.losses import notes_of_scan
+    from ckpttool.run.listed import as_asked
     from ckpttool.storage.devices import find_devices
 
-    notes: list[Note] = []  # but for those of the catalog
+    catalog, of_part = as_asked(catalog, strategy)
+    notes = [*notes_of_scan(catalog, strategy), *of_part]
     devices = {} if catalog.is_undivided else find_devices(catalog.root, notes)
     document: dict[str, object] = {
         "path": catalog.root,
@@ -92,14 +96,12 @@ def describe_checkpoint(
     if catalog.description is not None:
         document["values"] = dict(catalog.description.values)
     elif strategy is None:
-        whole = set_empty_aside(catalog, None)
+        whole = set_aside(catalog, None)
         errors += [whole.damaged[rank] for rank in catalog.files if rank not in whole.files]
         notes += filter(None, [note_redundancy(whole, is_deduplicated=None)])
-    if strategy is None and catalog.description is None:
-        notes[:0] = catalog.notes
-    else:
-        document["tensors"], (before, after) = _describe_tensors_of(catalog, strategy, errors)
-        notes = [*before, *notes, *after]
+    if strategy is not None or catalog.description is not None:
+        document["tensors"], told = _describe_tensors_of(catalog, strategy, errors)
+        notes += told
     document["notes"] = describe_notes(notes)
     document["problems"] = [problem for error in errors for problem in error.problems]
     return document, tuple(notes)
@@ -118,23 +120,22 @@ def _describe_rank(rank: int, file: FileIndex) -> Json:
 
 def _describe_tensors_of(
     catalog: Catalog, strategy: Strategy | None, errors: list[CkptToolError]
-) -> tuple[list[Json], tuple[list[Note], list[Note]]]:
-    """Full tensors, and the notes of headers and of layouts; problems are added to ``errors``."""
+) -> tuple[list[Json], list[Note]]:
+    """Full tensors, and the notes of layouts; problems are added to ``errors``."""
     from ckpttool.model.findings import Finding, plan_error
-    from ckpttool.model.losses import notes_of_scan
     from ckpttool.run.gather import source_layouts
 
     strategy = source_layouts(catalog, strategy)
     strategy, problems = strategy.resolve(catalog.metas)
-    whole = set_empty_aside(catalog, strategy)
+    whole = set_aside(catalog, strategy)
     errors[:0] = [whole.damaged[rank] for rank in catalog.files if rank not in whole.files]
     strategy, sources = _look(whole, strategy, errors)
     sources.problems[:0] = [Finding("strategy", problem) for problem in problems]
     if sources.problems:
         errors.append(plan_error(sources.problems))
     told = [note for note in sources.notes if note.kind != "unlisted"]
-    notes = list(notes_of_scan(catalog, strategy)), [*strategy.notes, *told]
-    return [_describe_source(source, strategy) for source in sources.found], notes
+    tensors = [_describe_source(source, strategy) for source in sources.found]
+    return tensors, [*strategy.notes, *told]
 
 
 def _look(

@@ -71,7 +71,9 @@ def load(
     look for the files in another way than `ckpttool.scan`.
     """
     if pattern is not None and "{rank}" not in pattern:
-        raise click.UsageError("--pattern does not say where {rank} is in the path.")
+        raise click.UsageError(
+            "--pattern does not say where {rank} is in the path, such as 'node{rank}/*.ckpt'."
+        )
     errors: list[CkptToolError] = []
     given = click.get_current_context().params
     look = scan or ckpttool.scan

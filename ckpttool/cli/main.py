@@ -44,6 +44,18 @@ class Border(click.Group):
         assert isinstance(command, click.Command), f"{cmd_name} is no command"
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that is meant; of none that there is the message names those that are."""
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], COMMANDS, 1)
+            meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}."
+            ctx.fail(f"No such command {args[0]!r}; {meant}")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands that --help shows."""
         with formatter.section("Commands"):
@@ -56,13 +68,13 @@ class Border(click.Group):
         parent: click.Context | None = None,
         **extra: object,
     ) -> click.Context:
-        """Read the command line; what --help prints may not be read to its end."""
-        with _no_output_unread():
+        """Read the command line; what --help prints may not be read to its end, or not written."""
+        with _unwritten_output():
             return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> object:
         """Run a command; see `ckpttool.errors` for the exit codes."""
-        with _no_output_unread():
+        with _unwritten_output():
             return self._invoke(ctx)
 
     def _invoke(self, ctx: click.Context) -> object:
@@ -105,8 +117,11 @@ class Border(click.Group):
 
 
 @contextmanager
-def _no_output_unread() -> Iterator[None]:
-    """End as the signal does when whoever reads our output has seen enough of it."""
+def _unwritten_output() -> Iterator[None]:
+    """End as the signal does when whoever reads our output has seen enough of it.
+
+    That it cannot be written for another reason is told here if it is what --help prints.
+    """
     try:
         yield
     except BrokenPipeError as error:
@@ -115,6 +130,10 @@ def _no_output_unread() -> Iterator[None]:
             if stream is not None:
                 os.dup2(nowhere, stream.fileno())  # for what is not written yet
         raise SystemExit(PIPE_CLOSED) from error
+    except OSError as error:
+        (reason,), code = _explain(error)
+        click.echo(f"ckpttool: {reason}", err=True)
+        raise SystemExit(code) from error
 
 
 def _explain(error: Exception) -> tuple[tuple[str, ...], int]:

@@ -10,7 +10,7 @@ import click
 
 from ckpttool.cli import values
 from ckpttool.cli.keys import read_key
-from ckpttool.cli.values import Existing, PathName, RankList, Size, WholeNumber
+from ckpttool.cli.values import Existing, RankList, Size, WholeNumber
 from ckpttool.errors import PlanError
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ out_folder = click.option(
     "-o",
     "--output",
     "folder",
-    type=PathName(),
+    type=values.OutputFolder(),
     required=True,
     metavar="DIR",
     help="Folder for rank_0/, rank_1/, ...",

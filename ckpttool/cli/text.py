@@ -17,6 +17,8 @@ def printable(text: str) -> str:
     --------
     >>> printable("a\x1b[31mb")
     'a\\x1b[31mb'
+    >>> printable("b\udcff.ckpt")  # a byte of a path that is no UTF-8
+    'b\\xff.ckpt'
     >>> len(printable(65536 * "x" + ": no such tensor"))
     633
     """
@@ -24,7 +26,13 @@ def printable(text: str) -> str:
         text = re.sub(rf"\S{{{LONGEST_WORD},}}", _shorten_word, text)
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return "".join(c if c.isprintable() else _spell(c) for c in text)
+
+
+def _spell(letter: str) -> str:
+    if "\udc80" <= letter <= "\udcff":  # as Python reads what is no UTF-8
+        return f"\\x{ord(letter) - 0xDC00:02x}"
+    return ascii(letter)[1:-1]
 
 
 def _shorten_word(found: re.Match[str]) -> str:

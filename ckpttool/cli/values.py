@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     PartType = click.ParamType[tuple[int, int]]
     RanksType = click.ParamType[tuple[int, ...]]
     SizeType = click.ParamType[int]
+    WholeType = click.ParamType[int]
 else:  # generic from click 8.4 on only
-    NumberType = PartType = RanksType = SizeType = click.ParamType
+    NumberType = PartType = RanksType = SizeType = WholeType = click.ParamType
 
 
 class PathName(click.Path):
@@ -43,6 +44,22 @@ class PathName(click.Path):
         return super().convert(value, param, ctx)
 
 
+class OutputFolder(PathName):
+    """A folder to be written, on the command line."""
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str | bytes | os.PathLike[str]:
+        """The path, which is not that of standard output."""
+        if value == "-":
+            text = "a checkpoint does not go to standard output; name a folder (one of this name is"
+            self.fail(f"{text} './-')", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class Existing(PathName):
     """A path to something that is there; of an output that was not finished it is told why not."""
 
@@ -62,13 +79,31 @@ class Existing(PathName):
             return value
         except OSError:
             pass  # what is wrong with it is said below
+        if os.path.islink(value) and not os.path.exists(value):  # noqa: PTH110, PTH114
+            to = os.readlink(value)  # noqa: PTH115
+            self.fail(f"Path {value!r} is a link to {to!r}, which leads nowhere.", param, ctx)
         if value != "" and not os.path.lexists(value):
             from ckpttool.run.sets import why_absent
 
             reason = why_absent(Path(value))
+            reason = reason or _near(Path(value))
             if reason is not None:
-                self.fail(f"Path {value!r} does not exist: {reason}.", param, ctx)
+                self.fail(f"Path {value!r} does not exist: {reason}", param, ctx)
         return super().convert(value, param, ctx)
+
+
+def _near(path: Path) -> str | None:
+    """A name nearly the same that is there, or that its folder is not; None if it is neither."""
+    from difflib import get_close_matches
+
+    try:
+        if not path.parent.is_dir():
+            there = next(folder for folder in path.absolute().parents if folder.is_dir())
+            return f"of its folders there is only '{there}'"
+        near = get_close_matches(path.name, os.listdir(path.parent), 1)  # noqa: PTH208
+    except OSError:
+        return None
+    return f"did you mean '{path.parent / near[0]}'?" if near else None
 
 
 class Number(NumberType):
@@ -83,16 +118,28 @@ class Number(NumberType):
         try:
             number = float(value)
         except ValueError:
-            self.fail(f"{value!r} is not a valid number.", param, ctx)
+            number = math.nan
         if not 0 <= number < math.inf:
-            self.fail(f"{value!r} is no finite number from 0 on", param, ctx)
+            self.fail(f"{value!r} is no finite number from 0 on, such as 1e-3", param, ctx)
         return number
 
 
-class WholeNumber(click.IntRange):
-    """A whole number on the command line, called so in messages."""
+class WholeNumber(WholeType):
+    """A whole number on the command line, from a least one on."""
 
     name = "whole number"
+
+    def __init__(self, min: int) -> None:
+        self.min = min
+
+    def convert(
+        self, value: str | int, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """The number."""
+        match = re.fullmatch(r"\s*\+?(\d{1,18})\s*", str(value), re.ASCII)
+        if match is None or int(match[1]) < self.min:
+            self.fail(f"{str(value)!r} is no whole number from {self.min} on", param, ctx)
+        return int(match[1])
 
 
 class RankList(RanksType):
@@ -108,7 +155,8 @@ class RankList(RanksType):
         for part in value.split(","):
             match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part)  # no cluster has more
             if match is None or int(match[2] or match[1]) < int(match[1]):
-                self.fail(f"{part!r} is no rank and no range of ranks such as 3-7", param, ctx)
+                text = f"{part!r} is no rank and no range of ranks; name them such as 0,3-7"
+                self.fail(text, param, ctx)
             ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
         return tuple(sorted(ranks))
 
@@ -120,15 +168,14 @@ class Size(SizeType):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Bytes; GB are 10^9 and GiB 2^30, as Hugging Face counts."""
-        match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([KMGT]?)(i?)B\s*", value)
-        if match is None or (match[3] and not match[2]):
-            self.fail(
-                f"{value!r} is no size: a number and a unit, such as 500MB or 2GiB", param, ctx
-            )
-        unit = (1024 if match[3] else 1000) ** " KMGT".index(match[2] or " ")
-        nbytes = int(Decimal(match[1]) * unit)
+        match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(|[kKMGT]i?)B\s*", value, re.ASCII)
+        prefix = match[2].upper() if match is not None else ""
+        unit = (1024 if prefix.endswith("I") else 1000) ** " KMGT".index(prefix[:1] or " ")
+        nbytes = 0 if match is None else int(Decimal(match[1]) * unit)
         if not nbytes:
-            self.fail("0 bytes hold nothing", param, ctx)
+            text = f"{value!r} is no size: a number of at most 9 digits, and a unit: B, kB, MB, GB "
+            text += "or TB (of 1000), or KiB, MiB, GiB or TiB (of 1024); such as 500MB or 2GiB"
+            self.fail(text, param, ctx)
         return nbytes
 
 

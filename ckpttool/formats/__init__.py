@@ -236,6 +236,7 @@ def _read_index(
         except FormatError as error:
             return _as_recognised(error)
     except OSError as error:
+        error.filename = error.filename or path  # a read does not name it
         unreadable = UnreadableError(path, None, reason_of(error))
         unreadable.__cause__ = error  # which is what counts if there is but one file
         return unreadable

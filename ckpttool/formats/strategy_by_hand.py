@@ -128,7 +128,7 @@ def _top(path: str) -> Mapping[str, Node]:
     data = Path(path).read_bytes()
     root = nodes_of_json(data) if path.endswith(".json") else parse_yaml(data)
     if not isinstance(root.value, dict) or KEY not in root.value:
-        raise ValueError(f"no strategy by hand: it has no key {KEY}")
+        raise ValueError(f"no strategy by hand: it has no key {KEY}; one begins {KEY}: 1")
     if root.value[KEY].value != VERSION:
         raise _wrong(root.value[KEY], KEY, f"{VERSION}, the version that this program reads")
     return root.value

@@ -38,6 +38,7 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import Strategy, join_stages, shorten
 
+_OF_THE_RUN = "give the file that the training run wrote (strategy_ckpt_config), or one by hand"
 MAX_STAGES = 1000  # no model has so many layers; a damaged number must not lead to a long list
 MAX_RANKS = 1 << 20  # ten times the largest clusters; layouts are tables over all ranks
 MAX_AXES = 64  # of a tensor or a device matrix; as NumPy 2
@@ -109,7 +110,7 @@ def _check_size(path: str) -> None:
     if size > MAX_BYTES:
         format = format_of_content(path)
         what = f"a checkpoint ({format})" if format else f"{size} bytes; {MAX_BYTES} are the most"
-        raise StrategyError(path, f"no strategy file but {what}")
+        raise StrategyError(path, f"no strategy file but {what}; {_OF_THE_RUN}")
 
 
 def _join_files(files: Sequence[_File]) -> Strategy:
@@ -244,7 +245,7 @@ def _what_without_layouts(path: str) -> str:
     if other is None:
         return "no parameter layouts in it"
     if other.kind != "strategy":
-        return f"no strategy file but {other.noun}"
+        return f"no strategy file but {other.noun}; {_OF_THE_RUN}"
     text = "no parameter layouts in it, only operators"
     return f"{text}; give the file of strategy_ckpt_config of the run instead"
 
@@ -253,10 +254,10 @@ def _what_instead(path: str, error: FormatError) -> str:
     """What a file is that is no protobuf strategy, as the rest of the message."""
     other = recognise(path)
     if other is not None and other.kind != "strategy":
-        return f" but {other.noun}" + (f"; {other.remedy}" if other.kind == "layouts" else "")
+        return f" but {other.noun}; {other.remedy if other.kind == 'layouts' else _OF_THE_RUN}"
     format = format_of_content(path)
     if format is not None:
-        return f" but a checkpoint ({format})"
+        return f" but a checkpoint ({format}); {_OF_THE_RUN}"
     with Path(path).open("rb") as file:
         head = file.read(4096)
     if KEY.encode() in head:

@@ -211,8 +211,10 @@ def _lack(
     damaged = [rank for rank in owners if rank in catalog.damaged]
     gone = [rank for rank in owners if rank not in catalog.files and rank not in damaged]
     reasons = []
+    told = []
     if gone:
-        told = [n for n in catalog.notes if n.kind in ("unfinished", "absent") and not n.ranks]
+        kinds = ("unfinished", "absent", "part")
+        told = [note for note in catalog.notes if note.kind in kinds and not note.ranks]
         left = "; ".join(note.text.removeprefix(f"{catalog.root}: ") for note in told)
         reasons.append(f"{format_ranks(gone)}: {NO_FILE} {catalog.root}")
         reasons[-1] += f" ({left})" if left else ""
@@ -233,7 +235,9 @@ def _lack(
     if len(names) > 1:
         many = f"{count(len(names), 'parameter')} ({shorten(names)})"
     text = f"{', '.join(reasons)}; no other rank has them{why}: {many}"
-    if (gone or damaged) and not catalog.problems:  # which tell more of the cause
+    if any(note.kind == "part" for note in told):
+        text += "; write all ranks, without --rank, or put back what is lost"
+    elif (gone or damaged) and not catalog.problems:  # which tell more of the cause
         text += "; put back what is lost, or take another step (--step)"
     tensor = names[0] if len(names) == 1 else None
     return Finding("missing", text, tensor=tensor, ranks=tuple(owners))

@@ -16,9 +16,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 
-from ckpttool.errors import FormatError
 from ckpttool.model.catalog import Catalog, format_ranks
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import Strategy
@@ -61,31 +59,6 @@ def is_deduplicated(catalog: Catalog, strategy: Strategy) -> bool:
                 return False
             is_short = is_short or any(expected[index] > 1 for index in found)
     return is_short
-
-
-def set_empty_aside(catalog: Catalog, strategy: Strategy | None) -> Catalog:
-    """The catalog with files of 0 bytes among the damaged ones, where each should hold something.
-
-    Only without redundancy may a rank hold nothing, or if its stage has no layouts at all.  Without
-    a strategy that is not known, unless no file holds anything.
-    """
-    empty = {rank for rank, file in catalog.files.items() if not file.nbytes}
-    if not empty or catalog.description is not None:
-        return catalog
-    if strategy is None:
-        empty &= set(catalog.files if catalog.is_undivided or not catalog.metas else ())
-    elif is_deduplicated(catalog, strategy):
-        return catalog
-    elif strategy.layouts:
-        layouts = {layout for named in strategy.layouts.values() for layout in named}
-        empty &= {rank for layout in layouts for rank in layout.ranks}
-    reason = "empty (0 bytes), as a full disk or a crash leaves it"
-    damaged = {rank: FormatError(catalog.files[rank].path, None, reason) for rank in empty}
-    return replace(
-        catalog,
-        files={rank: file for rank, file in catalog.files.items() if rank not in empty},
-        damaged=dict(sorted({**catalog.damaged, **damaged}.items())),
-    )
 
 
 def note_redundancy(catalog: Catalog, is_deduplicated: bool | None) -> Note | None:

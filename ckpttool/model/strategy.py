@@ -119,12 +119,13 @@ class Strategy:
             return self, ()
         found = {name: rule for name in metas if (rule := rules.find(name)) is not None}
         problems = []
+        idle = rules.notes(found)
         silent = [name for name in metas if name not in found]
         if silent and not rules.replicates_rest and not self.layouts:
             problems.append(
                 f"{rules.path}: nothing is said of {count(len(silent), 'parameter')}: "
                 f"{shorten(silent, 20)}; add a pattern for each, or `otherwise: replicated` if all "
-                "ranks hold the same of them"
+                "ranks hold the same of them" + "".join(f"; {note.text}" for note in idle)
             )
         layouts, by_hand = dict(self.layouts), dict(self.by_hand)
         for name, rule in found.items():
@@ -145,7 +146,7 @@ class Strategy:
                 )
             elif meta.text is None:  # a string is never cut
                 layouts[name], by_hand[name] = listed or said, rule.place
-        notes = (*self.notes, *rules.notes(found))
+        notes = (*self.notes, *idle)
         resolved = replace(self, layouts=layouts, rules=None, by_hand=by_hand, notes=notes)
         return resolved, tuple(problems)
 

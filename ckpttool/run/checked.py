@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ckpttool.errors import CkptToolError, CombinedError, PlanError, raise_all
+from ckpttool.model.aside import set_aside
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.findings import plan_error
 from ckpttool.model.headers import find_lacking
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import Plan, Target
 from ckpttool.model.planning import make_plan, plan_from
-from ckpttool.model.redundancy import set_empty_aside
 from ckpttool.model.sources import Sources, find_sources
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.unlisted import Unlisted
@@ -22,9 +22,9 @@ from ckpttool.run.batch import take_part
 from ckpttool.run.engines import InlineExecutor
 from ckpttool.run.gather import Trust, compare_contents, settle, why_no_shard
 from ckpttool.run.integrity import check_files
-from ckpttool.run.listed import OpenProgress
+from ckpttool.run.listed import OpenProgress, note_asked
 from ckpttool.run.numbered import Numbered
-from ckpttool.run.origin import raise_changed
+from ckpttool.run.origin import changed_files
 from ckpttool.run.outputs import content_problems
 from ckpttool.run.places import blocked_places, place_problems, stale_files
 from ckpttool.run.replicas import replica_problems
@@ -91,7 +91,7 @@ def make_checked_plan(
     ours: frozenset[str] = frozenset()
     try:
         strategy, target = _resolve(catalog, strategy, target)
-        catalog = set_empty_aside(catalog, strategy)
+        catalog = note_asked(set_aside(catalog, strategy), strategy)
         plan, doubts, found = _settled_plan(catalog, strategy, target, unlisted, executor, care)
         notes += found
         problems += doubts
@@ -110,14 +110,14 @@ def make_checked_plan(
         if way.part is not None:  # nobody knows which outputs are its own
             target = replace(target, paths={})
     documents = [] if more is None else more.documents
-    places = place_problems(catalog, target, inputs, way.overwrite, documents, ours)
-    problems = [*places, *problems]
+    places = list(place_problems(catalog, target, inputs, way.overwrite, documents, ours))
+    problems += places
     if problems:
         errors.append(PlanError(problems))
     if catalog.problems:  # first, since what else is wrong may follow from them
         errors.insert(0, PlanError(catalog.problems))
-    if errors:
-        raise_changed(catalog)  # which what is wrong may come of
+    if errors and (changed := changed_files(catalog)):
+        errors = [PlanError([*changed, *places])]  # which what else is wrong may come of
     raise_all(errors)
     return plan
 

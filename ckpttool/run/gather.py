@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from ckpttool.errors import CombinedError, PlanError
 from ckpttool.formats.stopping import result_of
+from ckpttool.model.aside import set_aside
 from ckpttool.model.catalog import Catalog, TensorMeta
 from ckpttool.model.findings import Finding
 from ckpttool.model.maps import map_of
 from ckpttool.model.notes import Note
-from ckpttool.model.redundancy import set_empty_aside
 from ckpttool.model.sources import (
     Agreement,
     Sources,
@@ -25,7 +25,7 @@ from ckpttool.model.strategy import Strategy, count, shorten
 from ckpttool.model.undivided import undivided_sources
 from ckpttool.model.unlisted import Unlisted
 from ckpttool.run.doubts import find_doubts
-from ckpttool.run.listed import strategy_notes
+from ckpttool.run.listed import note_asked, strategy_notes
 from ckpttool.run.shards import find_shards, show_shard
 from ckpttool.storage.digest import Sample, digest
 
@@ -131,7 +131,7 @@ def gather_sources(
         A strategy by hand does not fit the names of the checkpoint.
     """
     if strategy is None:
-        catalog = set_empty_aside(catalog, None)
+        catalog = set_aside(catalog, None)
         sources = undivided_sources(catalog, "drop" if unlisted == "drop" else "first")
         why = why_no_shard(None, trust)
         sources.problems += [] if why is None else [Finding("strategy", why)]
@@ -139,7 +139,7 @@ def gather_sources(
     strategy, reasons = strategy.resolve(catalog.metas)
     if reasons:
         raise PlanError(reasons)
-    catalog = set_empty_aside(catalog, strategy)
+    catalog = note_asked(set_aside(catalog, strategy), strategy)
     notes = [*strategy.notes]
     agreement = compare_contents(catalog, strategy, executor, notes)
 

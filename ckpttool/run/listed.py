@@ -60,26 +60,53 @@ def find_manifests(catalog: Catalog) -> list[Path]:
 def as_asked(catalog: Catalog, strategy: Strategy | None) -> tuple[Catalog, list[Note]]:
     """The same, with the ranks that a set was written for, if not for all (--rank), and a note.
 
+    For those who look at what there is, and do not want all of it.
+    """
+    asked, told = _asked_ranks(catalog, strategy)
+    if asked is None:
+        return catalog, []
+    others = format_ranks(sorted(_expected(catalog, strategy) - asked))
+    text = f"{others}: not looked for, since {told}"
+    return replace(catalog, asked=asked), [Note("part", text)]
+
+
+def note_asked(catalog: Catalog, strategy: Strategy | None) -> Catalog:
+    """The same with a note of the ranks that a set was written for, if not for all (--rank).
+
+    For those who want all of it, and name what is missing.
+    """
+    asked, told = _asked_ranks(catalog, strategy)
+    if asked is None:
+        return catalog
+    return replace(catalog, notes=(*catalog.notes, Note("part", told)))
+
+
+def _expected(catalog: Catalog, strategy: Strategy | None) -> set[int]:
+    """Ranks that should have a file."""
+    has_layouts = strategy is not None and strategy.layouts
+    return {*(strategy.ranks if strategy is not None and has_layouts else ()), *catalog.absent}
+
+
+def _asked_ranks(catalog: Catalog, strategy: Strategy | None) -> tuple[frozenset[int] | None, str]:
+    """The ranks that a set was written for, and how that is known; None if for all.
+
     Its manifest, which comes when the set is complete, lists these alone.  Of one that cannot be
     used `check_manifest` says so.
     """
     path = Path(catalog.root) / MANIFEST
     there = catalog.files.keys() | catalog.damaged.keys()
-    has_layouts = strategy is not None and strategy.layouts
-    expected = {*(strategy.ranks if strategy is not None and has_layouts else ()), *catalog.absent}
+    expected = _expected(catalog, strategy)
     if catalog.is_undivided or expected <= there or not path.is_file():
-        return catalog, []
+        return None, ""
     try:
         outputs = Listing.read(path).manifest().outputs
     except FormatError:
-        return catalog, []
+        return None, ""
     asked = frozenset({*there, *(output.rank for output in outputs)})
-    others = sorted(expected - asked)
-    if not others or any(Path(out.path).parent != Path(f"rank_{out.rank}") for out in outputs):
-        return catalog, []
-    text = f"{format_ranks(others)}: not looked for, since {path} says that this was written for "
-    text += f"{format_ranks([output.rank for output in outputs])} alone (--rank)"
-    return replace(catalog, asked=asked), [Note("part", text)]
+    if expected <= asked or any(Path(o.path).parent != Path(f"rank_{o.rank}") for o in outputs):
+        return None, ""
+    written = format_ranks([output.rank for output in outputs])
+    return asked, f"{path} says that this was written for {written} alone (--rank)"
 
 
 def strategy_notes(catalog: Catalog, strategy: Strategy) -> Iterator[Note]:

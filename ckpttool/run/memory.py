@@ -51,7 +51,8 @@ def fit_memory(max_bytes: int, engine: str, executor: Executor | None = None) ->
     least = needed + workers * 2 * SMALLEST_BAND
     if max_bytes < least:
         advice = f"; {fewer} take less" if workers > 1 else ""
-        reason = f"{max_bytes / MIB:.4g} MiB of memory are too little: "
+        given = f"{max_bytes / MIB:.4g} MiB" if max_bytes >= MIB else f"{max_bytes} bytes"
+        reason = f"{given} of memory are too little: "
         reason += f"{-(-least // MIB)} MiB are the least"
         raise PlanError([f"{reason} that works for this, with {engine}{advice}"])
     usual = CopyOptions()

@@ -132,10 +132,15 @@ def unchanged(*catalogs: Catalog) -> Iterator[None]:
     raise_changed(*catalogs)
 
 
+def changed_files(*catalogs: Catalog) -> list[str]:
+    """Messages for files that are not as they were when their headers were read."""
+    known = {path: stamp for one in catalogs for path, stamp in _inputs(one).items() if stamp}
+    return [f"{text}; run again" for text in _changes(known)]
+
+
 def raise_changed(*catalogs: Catalog, cause: Exception | None = None) -> None:
     """Raise `PlanError` if files are not as they were when their headers were read."""
-    known = {path: stamp for one in catalogs for path, stamp in _inputs(one).items() if stamp}
-    changed = [f"{text}; run again" for text in _changes(known)]
+    changed = changed_files(*catalogs)
     if changed:
         raise PlanError(changed) from cause
 

@@ -35,10 +35,12 @@ def choose_format(path: str, format: str | None, is_folder: bool = False) -> str
     by_name = format_of_suffix(path)
     if is_folder:
         if by_name is not None:
-            raise PlanError([f"{path} ends like a file; --max-shard-size writes a folder"])
+            reason = "ends like a file; --max-shard-size writes a folder, name that"
+            raise PlanError([f"{path} {reason} ({path.removesuffix(Path(path).suffix)})"])
         return format or "safetensors"
     if format is not None and by_name not in (None, format):
-        raise PlanError([f"{path} ends like {by_name}, but --format says {format}"])
+        reason = f"ends like {by_name}, but --format says {format}; leave --format away, or name"
+        raise PlanError([f"{path} {reason} {Path(path).with_suffix(suffix_of(format))}"])
     if format is None and by_name is None and re.search(r"\.[A-Za-z]\w*$", Path(path).name):
         reason = "no format has this ending; name a file that ends in .h5, .ckpt or .safetensors, "
         raise PlanError([f"{path}: {reason}or give --format"])

@@ -19,6 +19,8 @@ from ckpttool.storage.leftovers import PARTIAL
 from ckpttool.storage.names import RANK_IN_NAME
 from ckpttool.storage.trees import CHECKPOINTS, is_tree
 
+IS_INPUT = "is an input of this run"
+
 FileId = tuple[int, int]  # device and inode
 
 
@@ -60,13 +62,14 @@ def place_problems(
     ours
         Outputs that may be replaced in any case; see `ckpttool.run.resume.find_remains`.
     """
-    blocked = list(blocked_places(target, inputs, documents))
-    yield from blocked
+    blocked = _blocked(target, inputs, documents)
+    yield from dict.fromkeys(blocked.values())
     paths = [*target.paths.values(), *documents]
     manifest = [manifest_path(target)] if target.paths else []
-    files = [path for path in paths if os.path.lexists(path) and not Path(path).is_dir()]
+    files = [path for path in paths if os.path.lexists(path) and path not in blocked]
     existing = [path for path in files if str(Path(path)) not in ours]
-    existing = existing or [p for p in manifest if os.path.lexists(p) and p not in ours]
+    if not existing and not blocked:
+        existing = [path for path in manifest if os.path.lexists(path) and path not in ours]
     if existing and not overwrite:
         have = f"{existing[0]} exists already"
         if len(existing) > 1:
@@ -87,9 +90,18 @@ def blocked_places(
 
     If there are any, what is there cannot be looked at either.
     """
+    yield from dict.fromkeys(_blocked(target, inputs, documents).values())
+
+
+def _blocked(target: Target, inputs: Collection[str], documents: Collection[str]) -> dict[str, str]:
+    """Outputs that cannot be written, with the messages; what has the same trouble has the same."""
     taken = {_file_id(Path(path)) for path in inputs}
     paths = [*target.paths.values(), *documents, *([manifest_path(target)] if target.paths else [])]
-    yield from dict.fromkeys(problem for path in paths for problem in _problems_of(path, taken))
+    found = {path: text for path in paths for text in _problems_of(path, taken)}
+    inputs = [path for path, text in found.items() if text == IS_INPUT]
+    have = f"{len(inputs)} outputs are inputs of this run ({shorten(inputs, 3)})"
+    have = f"{Path(inputs[0])}: {IS_INPUT}" if len(inputs) == 1 else have
+    return found | dict.fromkeys(inputs, f"{have}; write somewhere else")
 
 
 def _mixtures(source: Catalog, target: Target) -> Iterator[str]:
@@ -130,11 +142,12 @@ def _problems_of(name: str, taken: Collection[FileId]) -> Iterator[str]:
     elif closed := closed_folder(folder) or _long_name(path, folder):
         yield closed
     elif name.endswith("/") or path.is_dir():
-        yield f"{name}: is a folder; name the file to be written"
+        what = "is" if path.is_dir() else "ends like that of"
+        yield f"{name}: {what} a folder; name the file to be written"
     elif path.exists() and not path.is_file():
         yield f"{path}: is a device or a pipe; name a file to be written"
     elif path.exists() and _file_id(path) in taken:
-        yield f"{path}: is an input of this run; write somewhere else"
+        yield IS_INPUT  # as all files of a folder may be, which are told together
     elif kept := kept_file(path):
         yield kept
     else:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 from ckpttool.errors import FormatError, PlanError, StepError
+from ckpttool.model.aside import set_aside
 from ckpttool.model.catalog import Catalog, FileIndex
 from ckpttool.model.ciphertext import Secret
 from ckpttool.model.findings import Finding, Report
@@ -23,7 +24,6 @@ from ckpttool.model.headers import (
 )
 from ckpttool.model.losses import notes_of_scan
 from ckpttool.model.notes import Note
-from ckpttool.model.redundancy import set_empty_aside
 from ckpttool.model.sources import Sources, find_sources
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.undivided import undivided_sources
@@ -121,7 +121,7 @@ def verify(
         strategy, reasons = strategy.resolve(catalog.metas)
         if reasons:
             raise PlanError(reasons)
-    catalog, notes = as_asked(set_empty_aside(catalog, strategy), strategy)
+    catalog, notes = as_asked(set_aside(catalog, strategy), strategy)
     with unchanged(catalog):
         report = _Verification(catalog, strategy, executor).run(deep, crc, open_progress)
     return replace(report, notes=(*report.notes, *notes))

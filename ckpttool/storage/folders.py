@@ -15,7 +15,15 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ckpttool.errors import PlanError, UnfinishedError, UnsupportedError
+from ckpttool.errors import (
+    FormatError,
+    PlanError,
+    UnfinishedError,
+    UnreadableError,
+    UnsupportedError,
+    raise_all,
+    reason_of,
+)
 from ckpttool.formats import format_of_suffix
 from ckpttool.formats.others import OTHERS, recognise
 from ckpttool.formats.unified import is_index_name
@@ -62,17 +70,28 @@ def note_rank_folders(root: Path, notes: list[Note]) -> None:
         notes.append(Note("passed over", f"{text} (--pattern '{pattern}' takes them)"))
 
 
-def list_by_pattern(root: Path, pattern: str) -> list[Found]:
-    """Files below ``root`` that match a pattern such as ``node{rank}/*``."""
+# Ranks whose folder has no file that could be taken, and why, if it cannot be read.
+Without = dict[int, FormatError | None]
+
+
+def list_by_pattern(root: Path, pattern: str, without: Without) -> list[Found]:
+    """Files below ``root`` that match a pattern such as ``node{rank}/*``.
+
+    Ranks whose folder cannot be read are added to ``without``.
+    """
     if "{rank}" not in pattern:
         raise PlanError([f"the pattern {pattern} does not say where {{rank}} is in the path"])
-    found = list(_match(root, Path(pattern).parts, None))
+    found = list(_match(root, Path(pattern).parts, None, without))
     if not found:
-        raise PlanError([f"{root}: no file matches the pattern {pattern}"])
+        raise_all(filter(None, without.values()))
+        text = f"{root}: no file matches the pattern {pattern}"
+        raise PlanError([text + _suggest_pattern(root)])
     return found
 
 
-def _match(folder: Path, parts: tuple[str, ...], rank: int | None) -> Iterator[Found]:
+def _match(
+    folder: Path, parts: tuple[str, ...], rank: int | None, without: Without
+) -> Iterator[Found]:
     """Files below ``folder`` that match the rest of a pattern; one rank has one number in it."""
     if not parts:
         return
@@ -86,7 +105,12 @@ def _match(folder: Path, parts: tuple[str, ...], rank: int | None) -> Iterator[F
         here = next(iter(ranks), None)
         is_meant = "*" not in parts[0] or format_of_suffix(path.name) is not None
         if len(parts) > 1 and path.is_dir():
-            yield from _match(path, parts[1:], here)
+            try:
+                yield from tuple(_match(path, parts[1:], here, without))
+            except OSError as error:
+                if here is None:
+                    raise
+                without[here] = _unreadable(path, error)
         elif len(parts) == 1 and path.is_file() and here is not None and is_meant:
             name = path.name
             for i in range(match.re.groups, 0, -1):
@@ -101,24 +125,37 @@ def holds_ranks(folder: Path) -> bool:
     )
 
 
-def list_rank_files(root: Path, notes: list[Note], empty: set[int]) -> list[Found]:
+def _unreadable(folder: Path, error: OSError) -> FormatError:
+    unreadable = UnreadableError(str(folder), None, reason_of(error))
+    unreadable.__cause__ = error
+    return unreadable
+
+
+def list_rank_files(root: Path, notes: list[Note], without: Without) -> list[Found]:
     """Checkpoint files in the rank folders of ``root``, or in ``root`` itself.
 
-    Ranks whose folder has none are added to ``empty``.
+    Ranks whose folder has none, or cannot be read, are added to ``without``.
     """
     folders, others, problems = _find_folders(root)
-    note_leftovers(root, folders.values(), notes)
     if not folders:
+        note_leftovers(root, (), notes)
         return _list_flat_files(root, notes)
     found = []
     in_parts = []
     for rank, folder in sorted(folders.items()):
-        inside = [Found(rank, path, path.name) for path in checkpoint_files(folder)]
+        try:
+            inside = [Found(rank, path, path.name) for path in checkpoint_files(folder)]
+            if len(inside) > 1 and any(is_index_name(path.name) for path in folder.iterdir()):
+                in_parts.append(folder)
+        except OSError as error:
+            without[rank] = _unreadable(folder, error)
+            continue
         if not inside:
-            empty.add(rank)
-        if len(inside) > 1 and any(is_index_name(path.name) for path in folder.iterdir()):
-            in_parts.append(folder)
+            without[rank] = None
         found += inside
+    closed = {rank: error for rank, error in without.items() if error is not None}
+    readable = (folder for rank, folder in folders.items() if rank not in closed)
+    note_leftovers(root, readable, notes)
     if in_parts:
         problems.append(
             f"{shorten(map(str, in_parts), 3)}: what one rank holds lies in several files, as an "
@@ -127,7 +164,8 @@ def list_rank_files(root: Path, notes: list[Note], empty: set[int]) -> list[Foun
         )
     if not found:
         _refuse_unfinished(root)
-        problems += [f"rank {rank}: no checkpoint file in {folders[rank]}" for rank in empty]
+        raise_all(closed.values())
+        problems += [f"rank {rank}: no checkpoint file in {folders[rank]}" for rank in without]
     if problems:
         raise PlanError([*problems, *unfinished(notes)])
     note_others(root, others, notes)

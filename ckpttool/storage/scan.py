@@ -23,6 +23,7 @@ from ckpttool.model.findings import Finding
 from ckpttool.model.notes import Note
 from ckpttool.storage.described import scan_described
 from ckpttool.storage.folders import (
+    Without,
     list_by_pattern,
     list_rank_files,
     note_rank_folders,
@@ -40,6 +41,7 @@ from ckpttool.storage.leftovers import (
     set_backups_aside,
     unfinished_save,
 )
+from ckpttool.storage.names import is_wanted, label_of
 from ckpttool.storage.steps import choose_step
 from ckpttool.storage.trees import find_checkpoint, find_strategies
 
@@ -105,16 +107,16 @@ def scan_all(
     if undivided is not None:
         return undivided
     if not root.is_dir():
-        return _scan_file(root, key)
+        return _scan_file(root, key, step)
     notes: list[Note] = []
-    empty: set[int] = set()
+    without: Without = {}
     if pattern is None:
         root = find_checkpoint(root, notes)
         described = _scan_described(root, step, key, notes)
         if described is not None:
             return described
     try:
-        chosen, label = _choose_files(root, pattern, step, notes, empty)
+        chosen, label = _choose_files(root, pattern, step, notes, without)
     except UnfinishedError as error:
         findings = tuple(Finding("unfinished", text) for text in error.problems)
         notes += notes_of_runs(root)
@@ -122,7 +124,8 @@ def scan_all(
     indexes = read_indexes((str(chosen[rank]) for rank in sorted(chosen)), key, on_progress)
     found_in = dict(zip(sorted(chosen), indexes, strict=True))
     files = {n: index for n, index in found_in.items() if isinstance(index, FileIndex)}
-    absent = tuple(sorted({*_gaps(chosen), *empty}))
+    closed = {rank: error for rank, error in without.items() if error is not None}
+    absent = tuple(sorted({*_gaps({*chosen, *closed}), *(without.keys() - closed.keys())}))
     if absent:
         text = f"{format_ranks(absent)}: no checkpoint file found in {root}"
         notes.append(Note("absent", text, absent))
@@ -134,7 +137,7 @@ def scan_all(
         str(root),
         files,
         label,
-        _damaged(found_in),
+        dict(sorted({**_damaged(found_in), **closed}.items())),
         strategy_files=strategy_files,
         notes=tuple(note for note in notes if note.text not in problems),  # told once
         problems=problems,
@@ -165,13 +168,13 @@ def _scan_described(
 
 
 def _choose_files(
-    root: Path, pattern: str | None, step: str | None, notes: list[Note], empty: set[int]
+    root: Path, pattern: str | None, step: str | None, notes: list[Note], without: Without
 ) -> tuple[Mapping[int, Path], str | None]:
-    """The file of each rank, and the step; ranks whose folder has none are added to ``empty``."""
+    """The file of each rank, and the step; the ranks that are found without go to ``without``."""
     if pattern is None:
-        found = list_rank_files(root, notes, empty)
+        found = list_rank_files(root, notes, without)
     else:
-        found = list_by_pattern(root, pattern)
+        found = list_by_pattern(root, pattern, without)
         raise_all(error for item in found for error in _refusals(item.path))
     if step is None:
         found = set_backups_aside(found, notes)
@@ -197,9 +200,12 @@ def _gaps(ranks: Collection[int]) -> Iterator[int]:
         yield from range(low + 1, min(high, low + 1000))
 
 
-def _scan_file(path: Path, key: Secret | None) -> Catalog:
+def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
     if path.exists() and not path.is_file():
         raise PlanError([f"{path}: neither a file nor a folder"])
+    label = label_of(path.name)
+    if step is not None and label is not None and not is_wanted(path.name, {0: path}, step):
+        raise PlanError([f"{path}: a file of step {label}, as its name says, and not of {step}"])
     raise_all(_refusals(path))
     notes: list[Note] = []
     note_siblings(path, notes)

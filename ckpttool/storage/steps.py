@@ -66,7 +66,10 @@ def _nowhere_complete(src: str, groups: Groups, keys: Sequence[str], ranks: Sequ
         for key in keys
     ]
     everywhere = [key for key in groups if len(groups[key]) == len(ranks)]
-    have = f"every rank has {shorten(everywhere)}" if everywhere else "no step is in every rank"
+    have = f"every rank has {shorten(everywhere)}"
+    if not everywhere:
+        have = "no step is in every rank; put back what is lacking, or move the folders of these "
+        have += "ranks away: replicas stand in for ranks that are missing, if there are any"
     return f"{src}: {shorten(absent)}; {have}"
 
 
@@ -123,7 +126,7 @@ def _check_rivals(src: str, chosen: Groups, best: str) -> None:
             [
                 (
                     f"{src}: several files for {of_ranks}, and nothing says which is meant: "
-                    f"{named}; choose with --pattern or --step"
+                    f"{named}; choose with --pattern or --step, which takes a name, too"
                 )
             ]
         )
