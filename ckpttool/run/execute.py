@@ -54,12 +54,16 @@ class CopyOptions:
         Tasks that exist at a time; the plan is drawn as fast as they are done.
     task_pieces
         A task that has as many pieces takes no further unit.
+    group_tensors
+        Tensors of outputs that are written side by side, as they want the same rows: what is
+        known of each is in memory, about 600 bytes.
     """
 
     band_bytes: int = 17 << 18
     task_bytes: int = 64 << 20
     max_in_flight: int = 32
     task_pieces: int = TASK_PIECES
+    group_tensors: int = 1 << 16
 
 
 @dataclass(slots=True, eq=False)
@@ -164,7 +168,7 @@ def execute(
         raise PlanError(changed)
     journal = run.journal = _open_journal(plan)
     try:
-        for outputs in group_outputs(run.without_kept(plan)):
+        for outputs in group_outputs(run.without_kept(plan), run.options.group_tensors):
             run.collect_done()
             run.start(outputs)
         while run.pending:

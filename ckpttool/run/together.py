@@ -17,16 +17,19 @@ MOST = 64  # outputs at a time; each is an open file
 WORTH_BYTES = 1 << 20  # read for an output in vain; below it nothing is gained
 
 
-def group_outputs(plan: Plan) -> Iterator[tuple[OutputFile, ...]]:
+def group_outputs(plan: Plan, most_tensors: int) -> Iterator[tuple[OutputFile, ...]]:
     """All outputs, those that want the same rows of the source together.
 
     They are found before the first is written: ranks whose columns are neighbours need not be
-    neighbours themselves.
+    neighbours themselves.  No group has more than ``most_tensors``, unless one output has.
     """
     groups: dict[tuple[str, str] | int, list[int]] = {}
+    tensors = 1
     for output in plan:
         groups.setdefault(_shared_rows(output) or output.rank, []).append(output.rank)
-    cut = [ranks[i : i + MOST] for ranks in groups.values() for i in range(0, len(ranks), MOST)]
+        tensors = max(tensors, len(output.tensors))
+    most = max(1, min(MOST, most_tensors // tensors))
+    cut = [ranks[i : i + most] for ranks in groups.values() for i in range(0, len(ranks), most)]
     outputs = plan.outputs(rank for ranks in cut for rank in ranks)
     for ranks in cut:
         yield tuple(next(outputs) for _ in ranks)
