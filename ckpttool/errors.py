@@ -147,6 +147,10 @@ class StepError(PlanError):
     """The ranks have no step in common."""
 
 
+class UnfinishedError(PlanError):
+    """A run of ckpttool that has not ended has completed nothing yet."""
+
+
 class ExecutionError(CkptToolError):
     """A copy failed after it had begun; exit code 6.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from tests.engines import CASE, FORMATS, contents, reshard_words
 from tests.listings import listing_of, reseal
 from tests.test_cluster import Threads, threads  # noqa: F401 - a fixture
 from tests.test_execute import make_plan
-from tests.test_resume import failing  # noqa: F401 - a fixture
+from tests.test_resume import failing, run_with_signal  # noqa: F401 - a fixture
 
 RECORD = ".ckpttool-part-{}-of-{}.json"
 
@@ -300,6 +301,29 @@ def test_records_of_another_count_go_before_an_output_is_replaced(tmp_path, fail
     assert said in commit_fails(tmp_path, 5)
 
 
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_records_of_another_plan_go_before_their_outputs_are_replaced(tmp_path, failing, ends_well):  # noqa: F811
+    """Else a part that is done again makes a set of what the other plan has put in their place."""
+    run_parts(tmp_path, (1, 2), 2)
+    failing(None if ends_well else "rank_3")
+    words = [*reshard_words(tmp_path, "ckpt"), "--rank", "0,1,3", "--prefix", "checkpoint_"]
+    result = run(*words, "--part", "1/2", "--overwrite", "-j", "1")
+    assert result.exit_code == (0 if ends_well else 6)
+    kept = (tmp_path / RECORD.format(2, 2)).exists()
+    failing(None)
+    run_parts(tmp_path, (1,), 2, "ckpt", "--overwrite")
+    assert not kept
+    assert "part 2 of 2 is not there" in commit_fails(tmp_path, 5)
+
+
+def test_records_of_another_plan_stay_if_their_outputs_do(tmp_path):
+    run_parts(tmp_path, (1, 2), 2)
+    for _ in range(2):
+        run_parts(tmp_path, (1,), 2, "ckpt", "--rank", "0,2", "--overwrite")
+        assert (tmp_path / RECORD.format(2, 2)).exists()
+    assert "parts of different plans" in commit_fails(tmp_path, 5)
+
+
 def test_records_of_several_counts_are_refused(tmp_path):
     run_parts(tmp_path, (1, 2), 2)
     kept = (tmp_path / RECORD.format(1, 2)).read_bytes()
@@ -349,6 +373,46 @@ def test_a_commit_can_be_repeated_and_looks_again(tmp_path):
     result = run("commit", tmp_path)
     assert result.exit_code == 7
     assert "rank_3/checkpoint_3.ckpt: is not there" in message(result)
+
+
+def test_a_set_that_is_not_whole_any_more_is_told_with_what_to_do(tmp_path):
+    run_parts(tmp_path, (1, 2), 2)
+    run_well("commit", tmp_path)
+    names = [f"rank_{rank}/checkpoint_{rank}.ckpt" for rank in (1, 3)]
+    (tmp_path / names[0]).unlink()
+    os.truncate(tmp_path / names[1], 100)
+    result = run("commit", tmp_path)
+    assert result.exit_code == 7
+    again = "the command that wrote the set, without --part, writes it again with --resume"
+    assert f"{names[0]}: is not there; {again}" in message(result)
+    said = "found 100; put a copy of it back, or write the set anew (--overwrite)"
+    assert said in message(result)
+    (tmp_path / names[1]).unlink()
+    run_well(*reshard_words(tmp_path, "ckpt"), "--resume")
+    run_well("commit", tmp_path)
+
+
+@pytest.mark.parametrize("is_copy", [True, False])
+def test_a_file_that_was_renamed_is_told_so_and_not_taken_for_complete(tmp_path, is_copy):
+    words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", tmp_path / "m.ckpt"]
+    run_well(*words)
+    for end in ("", ".ckpttool.json"):
+        shutil.copy(tmp_path / f"m.ckpt{end}", tmp_path / f"b.ckpt{end}")
+        is_copy or (tmp_path / f"m.ckpt{end}").unlink()
+    result = run("commit", tmp_path / "b.ckpt")
+    assert result.exit_code == 7
+    said = f"{tmp_path}/b.ckpt: b.ckpt.ckpttool.json speaks of m.ckpt and not of it; if it was "
+    assert f"{said}renamed, give it and b.ckpt.ckpttool.json their old names again" in message(
+        result
+    )
+
+
+def test_of_missing_parts_those_that_were_killed_are_told(tmp_path):
+    run_parts(tmp_path, (1,), 3)
+    run_with_signal(signal.SIGKILL, *reshard_words(tmp_path, "ckpt"), "--part", "2/3")
+    text = commit_fails(tmp_path, 5)
+    runs = "run what is missing (--part 2/3, --part 3/3)"
+    assert f"{runs}; part 2 had begun, and --resume keeps what is complete" in text
 
 
 @pytest.mark.parametrize("left", [(1, 2), (2,)])

@@ -96,17 +96,18 @@ def test_a_crash_is_an_error_of_that_file_and_the_next_is_read(path, number, wor
 
 def test_a_hang_ends_by_itself(path, monkeypatch):
     """The process spins as libhdf5 would; the limit is made short for it."""
-    spin = "import sys; sys.path[:] = {path!r}; from ckpttool.formats import contained as c, hdf5;"
-    spin += "c.CPU_SECONDS = 0.2; hdf5._read_dataset = lambda *_: [None for _ in iter(int, 1)];"
+    spin = "import sys; sys.path[:] = {path!r}\n"
+    spin += "from ckpttool.formats import contained as c, hdf5_datasets; c.CPU_SECONDS = 0.2;"
+    spin += "hdf5_datasets._read_dataset = lambda *_: [None for _ in iter(int, 1)];"
     monkeypatch.setattr(contained, "_START", spin + "c.serve()")
     with pytest.raises(FormatError, match="does not come to an end"):
         read_index(path)
 
 
 SPIN = """import sys; sys.path[:] = {path!r}
-from ckpttool.formats import contained as c, hdf5
+from ckpttool.formats import contained as c, hdf5_datasets
 c.CPU_SECONDS = 600
-hdf5._read_dataset = lambda *_: [None for _ in iter(int, 1)]
+hdf5_datasets._read_dataset = lambda *_: [None for _ in iter(int, 1)]
 c.serve()"""
 
 
@@ -151,8 +152,9 @@ def children_of(pid):
 
 def test_memory_without_bounds_is_refused(path, monkeypatch):
     """The process asks for as much as a damaged size may make libhdf5 ask for."""
-    ask = "import sys; sys.path[:] = {path!r}; from ckpttool.formats import contained as c, hdf5;"
-    ask += "hdf5._read_dataset = lambda *_: bytearray(1 << 40);"
+    ask = "import sys; sys.path[:] = {path!r}\n"
+    ask += "from ckpttool.formats import contained as c, hdf5_datasets;"
+    ask += "hdf5_datasets._read_dataset = lambda *_: bytearray(1 << 40);"
     monkeypatch.setattr(contained, "_START", ask + "c.serve()")
     with pytest.raises(FormatError, match="not readable as HDF5"):
         read_index(path)

@@ -16,6 +16,7 @@ from ckpttool.errors import (
     PlanError,
     StepError,
     StrategyError,
+    UnfinishedError,
     UnreadableError,
     UnsupportedError,
     VerifyError,
@@ -83,6 +84,12 @@ EXAMPLES = [
         StepError(["run: a-9_1 is not in rank 1"]),
         {"problems": ("run: a-9_1 is not in rank 1",)},
         "run: a-9_1 is not in rank 1",
+        5,
+    ),
+    (
+        UnfinishedError(["out: a run has not ended here"]),
+        {"problems": ("out: a run has not ended here",)},
+        "out: a run has not ended here",
         5,
     ),
     (

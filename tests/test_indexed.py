@@ -324,6 +324,51 @@ def test_inspect_shows_what_can_be_read_of_a_damaged_one(model):
     assert "part1.safetensors" in document["problems"][0]
 
 
+def gone(model):
+    (model / "part1.safetensors").unlink()
+    return "missing", f"{model}/part1.safetensors: not there, and {model}/param_name_map.json says"
+
+
+def moved(model):
+    rewrite(model, lambda index: index["weight_map"].update(w="part1.safetensors"))
+    return "damaged", f"{model}/part0.safetensors: holds 1 tensor (w) that "
+
+
+def without_index(model):
+    (model / "param_name_map.json").unlink()
+    return (
+        "missing",
+        f"{model}: hyper_param.safetensors, part0.safetensors, part1.safetensors: parts",
+    )
+
+
+@pytest.mark.parametrize("harm", [gone, moved, without_index])
+def test_what_does_not_fit_is_found_by_verify_and_inspect_shows_the_rest(model, harm):
+    kind, said = harm(model)
+    for more in ([], ["--deep"]):
+        result = run("verify", model, "--json", *more)
+        assert result.exit_code == 1
+        findings = json.loads(result.stdout)["findings"]
+        assert (kind, True) in [(one["kind"], said in one["text"]) for one in findings]
+    result = run("inspect", model, "--json")
+    assert result.exit_code == 5
+    document = json.loads(result.stdout)
+    assert {*ALL} - {"v"} <= {tensor["name"] for tensor in document["tensors"]}
+    assert any(said in problem for problem in document["problems"])
+    result = run("inspect", model)
+    assert "part0.safetensors" in result.stdout
+    assert said in message(result)
+
+
+def test_verify_tells_of_an_index_of_which_no_file_is_there(model):
+    for file in model.glob("*.safetensors"):
+        file.unlink()
+    result = run("verify", model, "--json")
+    assert result.exit_code == 1
+    findings = json.loads(result.stdout)["findings"]
+    assert [one["kind"] for one in findings] == ["missing", "missing"]
+
+
 @pytest.mark.parametrize(
     "words", [["inspect"], ["merge", "-o", "out"], ["reshard", "-d", DST, "-o", "out"]]
 )

@@ -26,7 +26,7 @@ from ckpttool.model.manifest import (
 from ckpttool.run.journal import Journal
 from ckpttool.run.manifest import Listing
 from ckpttool.run.partial import stamp_of
-from ckpttool.run.sets import Place, record_of
+from ckpttool.run.sets import Place, record_of, take_lock
 from ckpttool.run.unfinished import read_journal, sealed
 from ckpttool.storage.leftovers import interruption
 from tests.commands import files_below
@@ -49,6 +49,10 @@ def open_journal(folder, is_resumed=False, part=None):
 
 def journal_of(folder):
     return folder / "ckpttool.json.journal"
+
+
+def journal_of_part(folder, part):
+    return folder / f".ckpttool-part-{part}-of-2.json.journal"
 
 
 def add(journal, name, rank=0, text="data"):
@@ -297,6 +301,35 @@ def test_parts_write_side_by_side_and_no_whole_run_with_them(tmp_path):
     open_journal(tmp_path).leave()
 
 
+def test_parts_of_two_plans_do_not_write_side_by_side(tmp_path):
+    """One would replace what the other has replaced, and its record tells of."""
+    first = open_journal(tmp_path, part=1)
+    place = replace(place_of(tmp_path, part=2), origin=replace(ORIGIN, plan="other"))
+    words = rf"part-1-of-2\.json\.journal: a part of another plan .* \(process {os.getpid()} on "
+    with pytest.raises(PlanError, match=f"{words}.*: other options were given.*; wait until"):
+        Journal(place, is_resumed=False)
+    assert not journal_of_part(tmp_path, 2).exists()
+    kill(first)
+    Journal(place, is_resumed=False).leave()  # of a run that is none any more nothing is minded
+    assert journal_of_part(tmp_path, 1).exists()
+
+
+def test_a_part_waits_for_one_that_has_not_said_yet_of_what_plan_it_is(tmp_path, monkeypatch):
+    killed(tmp_path, "a", part=1)
+    place = replace(place_of(tmp_path, part=1), origin=replace(ORIGIN, plan="other"))
+    starting = take_lock(journal_of_part(tmp_path, 1))
+    pauses = []
+
+    def pause(seconds):
+        pauses.append(seconds)
+        os.close(starting)
+        Journal(place, is_resumed=False)
+
+    monkeypatch.setattr("ckpttool.run.journal.time.sleep", pause)
+    Journal(replace(place, listing=place_of(tmp_path, part=2).listing), is_resumed=False).leave()
+    assert len(pauses) == 1
+
+
 def test_a_run_that_ends_early_leaves_its_journal_if_something_is_complete(tmp_path):
     journal = open_journal(tmp_path)
     journal.begin(str(tmp_path / "a"))
@@ -448,6 +481,22 @@ def test_what_has_changed_is_named(change, words):
     assert not list(differences(ORIGIN, ORIGIN))
     (found,) = differences(replace(ORIGIN, **change), ORIGIN)
     assert words in found
+
+
+def test_what_is_told_of_options_does_not_make_another_run(tmp_path):
+    asked = replace(ORIGIN, options=(("format", "--format ckpt"), ("crc", "--crc")))
+    assert asked == ORIGIN
+    assert asked.head() == ORIGIN.head()
+    assert not list(differences(asked, ORIGIN))
+    Journal(replace(place_of(tmp_path), origin=asked), is_resumed=False)._append("")
+    assert read_journal(journal_of(tmp_path)).origin.options == asked.options
+    (found,) = differences(replace(asked, plan="other"), asked)
+    assert found == (
+        "other options were given: what decides the contents, such as --unlisted or "
+        "--optimizer-shard"
+    )
+    (found,) = differences(replace(asked, plan="other", options=(("crc", "no --crc"),)), asked)
+    assert found == "other options were given: no --crc in place of --crc"
 
 
 @pytest.mark.parametrize(("change", "words"), CHANGES)

@@ -6,7 +6,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from ckpttool.model.layout import Layout, nearest_divisors
+from ckpttool.model.grid import nearest_divisors
+from ckpttool.model.layout import Layout
 from ckpttool.model.region import Region
 from tests.checkpoints import oracle
 from tests.oracle import take

@@ -183,6 +183,9 @@ def findings_of(*words):
     return [one["text"] for one in document["findings"] if one["kind"] == "manifest"]
 
 
+OTHER = "is not in it, so it is of another run; if it was renamed, give it its old name again"
+
+
 def test_a_file_that_is_gone_or_cut_or_of_another_run_is_found(tmp_path):
     run_well(*reshard_words(tmp_path, "ckpt"))
     manifest = tmp_path / NAME
@@ -195,7 +198,7 @@ def test_a_file_that_is_gone_or_cut_or_of_another_run_is_found(tmp_path):
     found = findings_of(tmp_path)
     assert f"{manifest}: rank_1/checkpoint_1.ckpt: is not there" in found
     assert any("rank_2/checkpoint_2.ckpt: expected 13" in text for text in found)
-    other = "rank_4/checkpoint_4.ckpt: is not in it, so it is of another run"
+    other = f"rank_4/checkpoint_4.ckpt: {OTHER}"
     assert f"{manifest}: {other}" in found
 
 
@@ -205,7 +208,7 @@ def test_a_manifest_of_another_file_is_found(tmp_path):
     shutil.copy(tmp_path / f"m.ckpt.{NAME}", tmp_path / f"b.ckpt.{NAME}")
     manifest = tmp_path / f"b.ckpt.{NAME}"
     assert findings_of(tmp_path / "b.ckpt") == [
-        f"{manifest}: b.ckpt: is not in it, so it is of another run",
+        f"{manifest}: b.ckpt: {OTHER}",
         f"{manifest}: it speaks of m.ckpt, which is another file",
     ]
     assert findings_of(tmp_path / "m.ckpt", "--deep") == []

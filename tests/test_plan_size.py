@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tracemalloc
 
 from ckpttool.model import layout
@@ -58,3 +59,30 @@ def test_tensors_that_are_cut_alike_are_reckoned_once(monkeypatch):
     monkeypatch.setattr(layout, "grid_overlaps", lambda *of: asked.append(of) or reckon(*of))
     assert walk(plan)[0] == 3 * 2 * 96
     assert len(asked) == 96
+
+
+def calls_of(function):
+    """How many calls, of Python and of C, a function makes."""
+    count = 0
+
+    def note(frame, event, argument):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_the_work_of_planning_grows_with_the_parameters_and_no_faster():
+    def plan_of(number):
+        layouts = {f"w{i}": Layout((4,), ((0,), ())) for i in range(number)}
+        catalog = slice_catalog(strategy_of(layouts), dict.fromkeys(layouts, (8, 8)))
+        return lambda: list(make(catalog, strategy_of(layouts), strategy_of(layouts)))
+
+    plan_of(50)()  # once before, for what is kept of layouts
+    few, many = calls_of(plan_of(50)), calls_of(plan_of(400))
+    assert many < 9 * few, f"{few} calls for 50 parameters, {many} for 400"

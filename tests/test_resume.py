@@ -19,6 +19,8 @@ import ckpttool
 from ckpttool.formats import read_index
 from ckpttool.run import execute as execute_module
 from ckpttool.run.fill import fill
+from ckpttool.run.unfinished import sealed
+from ckpttool.storage.scan import scan
 from tests.commands import files_below, message, run, run_well
 from tests.engines import (
     CASE,
@@ -115,6 +117,45 @@ def test_of_a_set_that_was_complete_what_is_gone_is_written_again(tmp_path, fail
     assert filled == ["checkpoint_0.ckpt"]
     assert everything_in(out) == before
     assert sorted(files_below(out, manifests=True)) == sorted([*contents(out), NAME])
+
+
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_a_manifest_that_was_copied_back_proves_no_output_by_its_time(
+    tmp_path, failing, is_partial
+):
+    """The set was damaged after it was written, and the copy is younger than the damage."""
+    run_well(*words_of(tmp_path))
+    before, manifest = everything_in(tmp_path), tmp_path / NAME
+    file = tmp_path / "rank_2" / "checkpoint_2.ckpt"
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    copy = manifest.read_bytes()
+    manifest.unlink()
+    if is_partial:
+        (tmp_path / "rank_0" / "checkpoint_0.ckpt").unlink()
+    time.sleep(0.05)  # the clock of the file system goes on
+    manifest.write_bytes(copy)
+    result = run(*words_of(tmp_path), "--resume")
+    assert result.exit_code == 5
+    assert f"{file}: not what {manifest} says was written" in message(result)
+    file.write_bytes(data)
+    filled = failing(None)
+    run_well(*words_of(tmp_path), "--resume")
+    assert filled == ["checkpoint_0.ckpt"] * is_partial
+    assert everything_in(tmp_path) == before
+
+
+def test_what_a_manifest_proves_by_its_time_is_not_read(tmp_path, monkeypatch):
+    run_well(*words_of(tmp_path))
+    read = []
+    look = "ckpttool.run.listed.read_index"
+    monkeypatch.setattr(look, lambda name: (read.append(name), read_index(name))[1])
+    run_well(*words_of(tmp_path), "--resume")
+    assert read == []
+    shutil.copyfile(tmp_path / NAME, tmp_path / "copy")
+    shutil.copyfile(tmp_path / "copy", tmp_path / NAME)
+    run_well(*words_of(tmp_path), "--resume")
+    assert len(set(read)) == 4
 
 
 def test_a_signal_is_heard_while_what_is_kept_is_read(tmp_path):
@@ -275,6 +316,57 @@ def test_what_has_changed_is_named_and_refused(tmp_path, failing, change, expect
     assert f"{out / JOURNAL}: --resume: what was left there is of another run" in message(result)
     assert expected in message(result)
     assert contents(out) == before
+
+
+ASKED = [
+    (["--format", "hdf5"], "--format hdf5 in place of --format ckpt"),
+    (["--prefix", "x"], "--prefix x in place of --prefix checkpoint_"),
+    (["--rank", "0-2"], "ranks 0-2 in place of ranks 0-3"),
+    (["--crc"], "--crc in place of no --crc"),
+    (["--write-strategy", "OUT/s.ckpt"], "--write-strategy s.ckpt in place of no --write-strategy"),
+]
+
+
+@pytest.mark.parametrize(("more", "said"), ASKED)
+@pytest.mark.parametrize("part", [(), ("--part", "1/1")])
+def test_which_option_is_another_is_said(tmp_path, failing, more, said, part):
+    words = [*words_of(tmp_path / "out"), *part, "-j", "1"]
+    failing("rank_2")
+    assert run(*words).exit_code == 6
+    failing(None)
+    more = [word.replace("OUT", str(tmp_path / "out")) for word in more]
+    result = run(*words, *more, "--resume")
+    assert result.exit_code == 5
+    assert f"other options were given: {said}; without --resume all" in message(result)
+    run_well(*words, "--resume")
+
+
+@pytest.mark.parametrize(("more", "said"), [ASKED[0], ASKED[1], ASKED[2]])
+def test_of_a_complete_set_its_outputs_tell_which_option_is_another(tmp_path, more, said):
+    run_well(*words_of(tmp_path))
+    result = run(*words_of(tmp_path), *more, "--resume")
+    assert result.exit_code == 5
+    assert f"other options were given: {said}; write to another place" in message(result)
+
+
+def test_a_journal_that_tells_no_options_is_gone_on_from(tmp_path, failing):
+    """As those of earlier versions do."""
+    failing("rank_2")
+    for more in ([], ["--rank", "0,1,2"]):
+        assert run(*words_of(tmp_path), "--overwrite", "-j", "1").exit_code == 6
+        journal = tmp_path / JOURNAL
+        first, rest = journal.read_bytes().split(b"\n", 1)
+        head = json.loads(first.rpartition(b" ")[0])
+        del head["run"][0]["options"]
+        journal.write_bytes(sealed(json.dumps(head)).encode() + rest)
+        filled = failing(None)
+        result = run(*words_of(tmp_path), *more, "--resume")
+        if more:
+            said = "other options were given: format, ranks, names or what decides the contents"
+            assert said in message(result)
+        else:
+            assert set(filled) == {"checkpoint_2.ckpt", "checkpoint_3.ckpt"}
+            failing("rank_2")
 
 
 def test_an_output_that_was_changed_since_is_not_believed(tmp_path, failing):
@@ -609,6 +701,64 @@ def test_a_file_of_a_run_that_did_not_end_well_is_no_checkpoint(tmp_path, monkey
     assert run("verify", file).exit_code == 0
 
 
+RENAMED = "says that a run of ckpttool began it and has not ended, so it may hold zeros; move it"
+
+
+def partial_renamed(words, name):
+    """What a run that was killed while it wrote an output left of it, under its final name."""
+    run_with_signal(signal.SIGKILL, *words)
+    return Path(f"{name}.partial").rename(name)
+
+
+@pytest.mark.parametrize("part", [(), ("--part", "1/1")])
+def test_a_temporary_file_that_was_renamed_is_told_by_the_journal_of_its_set(
+    tmp_path, monkeypatch, part
+):
+    """It is of full size with a whole header, and zeros where the rest should be."""
+    out = tmp_path / "out"
+    file = partial_renamed([*words_of(out), *part, "-j", "1"], out / "rank_0" / "checkpoint_0.ckpt")
+    journal = next(out.glob("*.journal") if not part else out.glob(".*.journal"))
+    said = f"{file}: {journal} {RENAMED}"
+    findings = json.loads(run("verify", file, "--json").stdout)["findings"]
+    assert [said in one["text"] for one in findings if one["kind"] == "unfinished"] == [True]
+    assert said in message(run("merge", file, "-o", tmp_path / "m.h5"))
+    assert f"warning: {said}" in message(run_well("inspect", file))
+    monkeypatch.chdir(file.parent)
+    assert f"{file.name}: {journal} {RENAMED}" in message(run("verify", file.name))
+    file.unlink()
+    run_well(*words_of(out), *part, "--resume")
+    assert run("verify", file).exit_code == 0
+
+
+def test_a_file_that_the_next_run_had_not_replaced_yet_is_as_good_as_before(tmp_path):
+    """Of a set that was complete, one run with --overwrite is killed: two ways to mean its name."""
+    out = tmp_path / "out"
+    run_well(*words_of(out))
+    for manifest in (True, False):
+        run_with_signal(signal.SIGKILL, *words_of(out), "--overwrite", "-j", "1")
+        file = out / "rank_0" / "checkpoint_0.ckpt"
+        partial = Path(f"{file}.partial")
+        assert partial.exists()
+        if not manifest:
+            (out / NAME).unlink()
+        assert scan(str(file)).problems == ()
+        partial.rename(file)
+        for path in (file, out) if manifest else (file,):
+            (problem,) = scan(str(path)).problems
+            assert f"{file}: {out / JOURNAL} {RENAMED}" in problem
+        run_well(*words_of(out), "--overwrite")
+        assert scan(str(file)).problems == scan(str(out)).problems == ()
+
+
+@pytest.mark.parametrize("name", ["../x", 5, "\0", "a" * 5000, "\ud800"])
+def test_a_journal_that_tells_of_strange_names_does_no_harm(tmp_path, name):
+    run_well(*words_of(tmp_path))
+    text = json.dumps({"begun": name}) + " 01234567\n"
+    (tmp_path / JOURNAL).write_text(text + '{"begun": "rank_0/checkpoint_0.ckpt')
+    assert scan(str(tmp_path)).problems == ()
+    assert scan(str(tmp_path / "rank_0" / "checkpoint_0.ckpt")).problems == ()
+
+
 @pytest.mark.parametrize("more", [["--crc"], ["--rank", "0-2"]])
 def test_what_else_is_asked_for_is_named_if_a_complete_set_is_resumed(tmp_path, more):
     run_well(*words_of(tmp_path))
@@ -640,19 +790,85 @@ def test_files_of_another_format_beside_the_outputs_are_pointed_out(tmp_path):
     assert f"{said}, so left from another run; it stays" in message(run_well(*other, "--overwrite"))
 
 
+@pytest.mark.parametrize("has_folders", [True, False])
 @pytest.mark.parametrize("command", ["inspect", "verify", "merge"])
-def test_of_a_run_that_has_completed_nothing_its_journal_tells(tmp_path, command):
+def test_of_a_run_that_has_completed_nothing_its_journal_tells(tmp_path, command, has_folders):
     out = tmp_path / "out"
     run_well(*words_of(out))
     (out / NAME).rename(out / JOURNAL)
     for file in out.glob("rank_*/*.ckpt"):
         file.rename(f"{file}.partial")
+    if not has_folders:
+        for folder in out.glob("rank_*"):
+            shutil.rmtree(folder)
     more = ["-s", CASE / "dst_strategy.ckpt", "-o", tmp_path / "m.h5"] * (command == "merge")
     result = run(command, out, *more)
-    assert result.exit_code == 5
-    assert message(result).startswith(f"ckpttool: {out}: a run of ckpttool has not ended here")
+    assert result.exit_code == (1 if command == "verify" else 5)
+    said = f"{out}: a run of ckpttool has not ended here"
+    assert message(result).count(said) == 1
     assert "--resume" in message(result)
     assert "no checkpoint file" not in message(result)
+    assert command == "verify" or f"ckpttool: {said}" in message(result)
+    if command == "merge":
+        return
+    document = json.loads(run(command, out, "--json").stdout)
+    assert document["ranks"] == []
+    found = document["problems"] if command == "inspect" else document["findings"]
+    assert [said in str(one) for one in found] == [True]
+    assert any("rank_0/checkpoint_0.ckpt.partial" in n["text"] for n in document["notes"]) == (
+        has_folders
+    )
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_what_is_known_of_a_run_that_has_not_ended_is_told(tmp_path, failing, rank):
+    out = tmp_path / "out"
+    if rank:
+        failing(f"rank_{rank}")
+        assert run(*words_of(out), "-j", "1").exit_code == 6
+        failing(None)
+    else:
+        run_with_signal(signal.SIGKILL, *words_of(out), "-j", "1")
+    names = [f"rank_{rank}/checkpoint_{rank}.ckpt" for rank in range(4)]
+    said = " (step 2_10, 8 input files; to be written: --format ckpt, ranks 0-3, --prefix "
+    said += f"checkpoint_); complete: {names[0] if rank else 'nothing'}"
+    for command in ("inspect", "verify"):
+        notes = json.loads(run(command, out, "--json").stdout)["notes"]
+        (text,) = [
+            note["text"] for note in notes if note["text"].startswith(f"{out / JOURNAL}: of")
+        ]
+        assert said in text
+        assert names[rank] in text.partition("; begun: ")[2]
+    run_well(*words_of(out), "--resume")
+    assert json.loads(run_well("inspect", out, "--json").stdout)["notes"] == []
+
+
+def test_of_thousands_of_killed_runs_a_few_are_told(tmp_path):
+    (tmp_path / "rank_0").mkdir()
+    for part in range(1, 8):
+        (tmp_path / f".ckpttool-part-{part}-of-7.json.journal").write_text("{}")
+    notes = json.loads(run("inspect", tmp_path, "--json").stdout)["notes"]
+    assert [note["text"][-29:] for note in notes][3:] == ["s of runs that have not ended"]
+    assert notes[-1]["text"].startswith(f"{tmp_path}: 4 more journals")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 60000,
+        '{"by": ["\x1b[2J"], "run": [{"step": 1, "inputs": 2}]} 01234567',
+        '{"run": [{"options": {"a": 5}, "step": null, "inputs": []}]} 01234567',
+        '{"by": "\\ud800\\u0007", "run": []} 0',
+    ],
+)
+def test_a_journal_of_strange_lines_does_no_harm(tmp_path, text):
+    (tmp_path / "rank_0").mkdir()
+    (tmp_path / JOURNAL).write_text(f"{text}\n")
+    for command in ("inspect", "verify"):
+        result = run(command, tmp_path)
+        assert "has not ended here" in message(result)
+        assert "\x1b" not in result.stdout + result.stderr
+        assert "\x07" not in result.stdout + result.stderr
 
 
 def test_a_file_written_in_parts_that_are_not_committed_is_no_checkpoint(tmp_path):
@@ -811,6 +1027,18 @@ def test_what_a_killed_run_left_of_a_single_file_is_explained(tmp_path):
     )
     assert f"{said} anew" in message(result)
     assert "begins anew" not in message(run_well(*MERGE, out, "--resume"))
+
+
+@pytest.mark.parametrize("part", [(), ("--part", "1/1")])
+def test_what_a_killed_run_left_of_one_file_of_a_set_is_explained(tmp_path, part):
+    run_with_signal(signal.SIGKILL, *words_of(tmp_path), *part, "-j", "1")
+    for rank, said in (
+        (0, "does not exist: a run that was to write it did not end"),
+        (9, "exist."),
+    ):
+        result = run("verify", tmp_path / f"rank_{rank}" / f"checkpoint_{rank}.ckpt")
+        assert result.exit_code == 2
+        assert said in message(result)
 
 
 def test_a_run_that_is_ended_says_what_is_complete(tmp_path):

@@ -616,7 +616,7 @@ def test_what_stops_verify_has_another_exit_code_than_1(source, tmp_path, monkey
     def fail(*_, **__):
         raise PermissionError(13, os.strerror(13), "src")
 
-    monkeypatch.setattr(module, "scan", fail)
+    monkeypatch.setattr(module, "scan_all", fail)
     result = run("verify", source)
     assert result.exit_code == 3
     assert (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 import ckpttool
-from ckpttool.cli import answers, options
+from ckpttool.cli import answers, loading, options
 from ckpttool.cli.progress import show_progress
 from ckpttool.cli.values import Number
 from ckpttool.errors import CkptToolError, of_side, raise_all
@@ -154,10 +154,10 @@ def _load(
     for side, (path, own, pattern, step) in (("A", a), ("B", b)):
         given = own if replicated else own or a.strategy
         read = partial(
-            options.load, path, pattern, step, given, key=key, find_strategy=not replicated
+            loading.load, path, pattern, step, given, key=key, find_strategy=not replicated
         )
         found: list[CkptToolError] = []
-        loaded = options.attempt(read, found)
+        loaded = loading.attempt(read, found)
         errors += [of_side(error, side) for error in found]
         if loaded is not None:
             catalog, strategy, _ = loaded

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 import ckpttool
-from ckpttool.cli import options, report
+from ckpttool.cli import inspected, inspected_tables, loading, options, report
 from ckpttool.cli.beside import show_other
-from ckpttool.errors import CkptToolError, FormatError, raise_all
+from ckpttool.errors import CkptToolError, FormatError, PlanError, raise_all
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
@@ -50,24 +50,29 @@ def inspect(
     quiet: bool,
 ) -> None:
     """Show what a checkpoint holds, from headers alone."""
+    from ckpttool.storage.scan import scan_all
+
     if show_other(src, as_json):
         return
     errors: list[CkptToolError] = []
-    catalog, strategy, _ = options.load(src, pattern, step, src_strategy, key=key, tolerated=errors)
+    catalog, strategy, _ = loading.load(
+        src, pattern, step, src_strategy, key=key, tolerated=errors, scan=scan_all
+    )
     errors[:0] = catalog.damaged.values()
+    errors += (PlanError([finding.text]) for finding in catalog.findings)
     catalog = _with_warnings(catalog)
     catalog = _verify(catalog, errors) if crc else catalog
     is_whole = catalog.is_undivided and strategy is None
     if is_whole:
-        document, notes = report.describe_undivided(catalog)
+        document, notes = inspected.describe_undivided(catalog)
     else:
-        document, notes = report.describe_checkpoint(catalog, strategy, errors)
+        document, notes = inspected.describe_checkpoint(catalog, strategy, errors)
     if as_json:
         report.print_json(document)
     elif is_whole:
-        report.print_undivided(catalog, document)
-    else:
-        report.print_checkpoint(catalog, document)
+        inspected_tables.print_undivided(catalog, document)
+    elif catalog.files or not catalog.findings:
+        inspected_tables.print_checkpoint(catalog, document)
     if not as_json:
         errors, notes = _told_once(errors, notes)
         report.print_notes(notes, quiet)

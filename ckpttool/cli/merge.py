@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 import ckpttool
-from ckpttool.cli import options
+from ckpttool.cli import loading, options
 from ckpttool.cli.convert import convert
 from ckpttool.cli.values import PathName
 
@@ -91,7 +91,7 @@ def merge(
     chosen = options.output_format(path, format, is_folder=max_part_bytes is not None)
     options.check_crc(crc, chosen)
     src, path = options.as_shared(engine, src, path)
-    catalog, strategy, _ = options.load(
+    catalog, strategy, _ = loading.load(
         src, pattern, step, src_strategy, key=key, find_strategy=not replicated
     )
     convert(

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
-import ckpttool
 from ckpttool.cli import values
 from ckpttool.cli.keys import read_key
-from ckpttool.cli.progress import show_count
 from ckpttool.cli.values import Existing, PathName, RankList, Size, WholeNumber
-from ckpttool.errors import CkptToolError, PlanError, raise_all
+from ckpttool.errors import PlanError
 
 if TYPE_CHECKING:
-    from ckpttool.model.catalog import Catalog
-    from ckpttool.model.ciphertext import Secret
-    from ckpttool.model.notes import Note
-    from ckpttool.model.strategy import Strategy
+    pass
 
 
-T = TypeVar("T")
 Decorator = Callable[[Callable[..., object]], Callable[..., object]]
 DEBUG = "ckpttool.debug"  # key in click's meta: whether a traceback is wanted
 JOBS = "ckpttool.jobs"  # key in click's meta: what -j says
@@ -33,22 +25,6 @@ STOPPER = "ckpttool.stopper"  # key in click's meta: what turns signals into exc
 
 FORMAT_CHOICE = click.Choice(["hdf5", "ckpt", "safetensors"])  # formats.FORMAT_NAMES, unimported
 EXISTING = Existing()
-
-
-class Scan(Protocol):
-    """A function like `ckpttool.scan`."""
-
-    def __call__(
-        self,
-        src: str,
-        pattern: str | None,
-        step: str | None,
-        *,
-        key: Secret | None,
-        on_progress: Callable[[int, int], None],
-    ) -> Catalog:
-        """The catalog of a checkpoint."""
-        ...
 
 
 def _set_debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -277,61 +253,6 @@ debug = click.option(
 )
 
 
-def attempt(call: Callable[[], T], errors: list[CkptToolError]) -> T | None:
-    """The result of ``call``; an error of ours is added to ``errors`` instead, and gives None.
-
-    So one run tells of a bad strategy and of a bad checkpoint at once; end with `raise_all`.
-    """
-    try:
-        return call()
-    except CkptToolError as error:
-        errors.append(error)
-        return None
-
-
-def load(
-    src: str,
-    pattern: str | None,
-    step: str | None,
-    src_strategy: tuple[str, ...],
-    dst_strategy: tuple[str, ...] = (),
-    *,
-    key: Secret | None = None,
-    find_strategy: bool = True,
-    tolerated: list[CkptToolError] | None = None,
-    scan: Scan | None = None,
-) -> tuple[Catalog, Strategy | None, Strategy | None]:
-    """Catalog and strategies, read with all their problems in one report.
-
-    Without ``src_strategy`` it is the one that lies with the checkpoint in the output folder of a
-    MindFormers run, and a note says so; not if ``find_strategy`` is False.  If ``tolerated`` is
-    given, what is wrong with a strategy is added to it, and the strategy is None.  ``scan`` may
-    look for the files in another way than `ckpttool.scan`.
-    """
-    if pattern is not None and "{rank}" not in pattern:
-        raise click.UsageError("--pattern does not say where {rank} is in the path.")
-    errors: list[CkptToolError] = []
-    given = click.get_current_context().params
-    look = scan or ckpttool.scan
-    with show_count("reading headers", given["quiet"] or given["as_json"]) as on_progress:
-        catalog = attempt(
-            lambda: look(src, pattern, step, key=key, on_progress=on_progress), errors
-        )
-    if find_strategy and not src_strategy and catalog is not None and catalog.strategy_files:
-        src_strategy = catalog.strategy_files
-        catalog = replace(catalog, notes=(*catalog.notes, _on_strategy(src_strategy)))
-    strategies = [
-        attempt(partial(ckpttool.read_strategy, paths), errors) if paths else None
-        for paths in (src_strategy, dst_strategy)
-    ]
-    if tolerated is not None and catalog is not None:
-        tolerated += errors
-    else:
-        raise_all([*catalog.damaged.values(), *errors] if errors and catalog else errors)
-    assert catalog is not None, "raise_all() returned, so scan() did not fail"
-    return catalog, strategies[0], strategies[1]
-
-
 def check_source(src_strategy: tuple[str, ...], replicated: bool) -> None:
     """Refuse options that contradict each other."""
     if replicated and src_strategy:
@@ -341,16 +262,6 @@ def check_source(src_strategy: tuple[str, ...], replicated: bool) -> None:
 def answer_by_exit_code() -> None:
     """Keep exit code 1 for an answer, as verify and diff do; errors that have it get 3."""
     click.get_current_context().meta[ANSWERS] = True
-
-
-def _on_strategy(files: tuple[str, ...]) -> Note:
-    """What is said of strategy files that nobody named."""
-    from ckpttool.model.notes import Note
-    from ckpttool.model.strategy import count, shorten
-
-    names = shorten((Path(path).name for path in files), 3)
-    text = f"strategy: {count(len(files), 'file')} in {Path(files[0]).parent} ({names})"
-    return Note("strategy", f"{text}; -s takes another")
 
 
 def as_shared(engine: str, *paths: str) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 import ckpttool
-from ckpttool.cli import options
+from ckpttool.cli import loading, options
 from ckpttool.cli.convert import convert
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def reshard(
     """Cut a checkpoint anew for another strategy."""
     options.check_crc(crc, format)
     src, folder = options.as_shared(engine, src, folder)
-    catalog, strategy, target = options.load(
+    catalog, strategy, target = loading.load(
         src, pattern, step, src_strategy, dst_strategy, key=key
     )
     assert target is not None, "click requires -d"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 import ckpttool
-from ckpttool.cli import options
+from ckpttool.cli import loading, options
 from ckpttool.cli.convert import convert
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def split(
     """Cut an undivided checkpoint for the ranks of a strategy."""
     options.check_crc(crc, format)
     src, folder = options.as_shared(engine, src, folder)
-    catalog, _, target = options.load(
+    catalog, _, target = loading.load(
         src, pattern, step, (), dst_strategy, key=key, find_strategy=False
     )
     assert target is not None, "click requires -d"

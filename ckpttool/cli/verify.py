@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 import ckpttool
-from ckpttool.cli import answers, options
+from ckpttool.cli import answers, loading, options
 from ckpttool.cli.progress import show_progress
 from ckpttool.model.findings import KINDS
 
@@ -65,7 +65,7 @@ def verify(
     options.answer_by_exit_code()
     options.check_source(src_strategy, replicated)
     (src,) = options.as_shared(engine, src)
-    catalog, strategy, _ = options.load(
+    catalog, strategy, _ = loading.load(
         src, pattern, step, src_strategy, key=key, find_strategy=not replicated, scan=_scan
     )
     with ckpttool.open_engine(engine) as executor:

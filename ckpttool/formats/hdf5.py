@@ -29,20 +29,16 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from sys import intern
 
 import h5py
 import numpy as np
-from h5py import h5, h5a, h5d, h5f, h5g, h5l, h5o, h5p, h5s, h5t
+from h5py import h5d, h5f, h5g, h5p, h5s, h5t
 
-from ckpttool.errors import FormatError, UnsupportedError
+from ckpttool.formats.hdf5_datasets import read_datasets
+from ckpttool.formats.hdf5_types import TYPES, fixed_string, name_dtype
 from ckpttool.model.catalog import Extent, FileIndex, StoredTensor, TensorMeta
-from ckpttool.model.dtypes import DTYPES, TEXT
+from ckpttool.model.dtypes import DTYPES
 
-DTYPE_ATTRIBUTE = "dtype"
-MAX_TEXT_BYTES = 64 << 20  # a string is read into memory; larger ones are refused by name
-NEVER_WRITTEN = "never written (no storage is allocated); write its values or leave it out"
-CHUNKED = "chunked, compressed, compact or virtual; rewrite the file with `h5repack -l CONTI`"
 LEAST_HEADER_BYTES = 256  # of a dataset, name included; 330 to 400 were seen
 MAX_AXES = 32  # of a dataspace (H5S_MAX_RANK)
 MAX_PATH_COMPONENT_BYTES = 60_000  # an HDF5 link and its name share an object header of 64 KiB
@@ -98,12 +94,7 @@ class Hdf5:
     def read_index(self, path: str) -> FileIndex:
         """The datasets of the file; contents are not read, but for strings."""
         size = os.stat(path).st_size  # noqa: PTH116 - the path stays a string from end to end
-        with _as_format_error(path), h5py.File(path, "r", locking=False) as file:
-            tensors = {}
-            for name, dataset in _datasets(path, h5g.open(file.id, b"/")):
-                self._on_object()
-                tensors[name] = _read_dataset(path, size, name, dataset)
-        return FileIndex(path, self.name, size, tensors)
+        return FileIndex(path, self.name, size, read_datasets(path, size, self._on_object))
 
     def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> int:
         """Somewhat less than the size of the file that `create` makes of these tensors."""
@@ -128,33 +119,6 @@ class Hdf5:
         """Nothing: the file is complete when its contents are."""
 
 
-def _hdf5_types() -> dict[str, h5t.TypeID]:
-    """HDF5 type for each name in the ``hdf5`` column of `DTYPES`."""
-    types = {
-        name: h5t.py_create(np.dtype(name).newbyteorder("<"), logical=True)
-        for name in (
-            *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-            *("float16", "float32", "float64", "complex64", "complex128"),
-        )
-    }
-    types["bfloat16"] = _float_type(nbytes=2, exponent_bits=8, mantissa_bits=7, bias=127)
-    types["float8_e4m3"] = _float_type(nbytes=1, exponent_bits=4, mantissa_bits=3, bias=7)
-    types["float8_e5m2"] = _float_type(nbytes=1, exponent_bits=5, mantissa_bits=2, bias=15)
-    types["bytes"] = types["uint8"]
-    return types
-
-
-def _float_type(nbytes: int, exponent_bits: int, mantissa_bits: int, bias: int) -> h5t.TypeID:
-    """A little-endian IEEE-like type: sign, exponent and mantissa fill it from the top."""
-    kind = h5t.IEEE_F32LE.copy()
-    kind.set_fields(exponent_bits + mantissa_bits, mantissa_bits, exponent_bits, 0, mantissa_bits)
-    kind.set_ebias(bias)
-    kind.set_precision(8 * nbytes)
-    kind.set_size(nbytes)
-    return kind
-
-
-_TYPES = _hdf5_types()
 IN_ORDER = h5p.CRT_ORDER_TRACKED | h5p.CRT_ORDER_INDEXED
 
 
@@ -198,10 +162,7 @@ def _create_dataset(file: h5g.GroupID, meta: TensorMeta) -> h5d.DatasetID:
     options.set_obj_track_times(False)
     if meta.text is not None:
         data = np.array(meta.text.encode(), dtype=f"S{max(1, meta.nbytes)}")
-        kind = h5t.C_S1.copy()
-        kind.set_size(max(1, meta.nbytes))
-        kind.set_strpad(h5t.STR_NULLPAD)
-        kind.set_cset(h5t.CSET_UTF8)
+        kind = fixed_string(max(1, meta.nbytes))
         dataset = h5d.create(
             file, meta.name.encode(), kind, h5s.create(h5s.SCALAR), options, lcpl=links
         )
@@ -209,32 +170,10 @@ def _create_dataset(file: h5g.GroupID, meta: TensorMeta) -> h5d.DatasetID:
         return dataset
     space = h5s.create_simple(meta.shape) if meta.shape else h5s.create(h5s.SCALAR)
     hdf5 = DTYPES[meta.dtype].hdf5
-    dataset = h5d.create(file, meta.name.encode(), _TYPES[hdf5], space, options, lcpl=links)
+    dataset = h5d.create(file, meta.name.encode(), TYPES[hdf5], space, options, lcpl=links)
     if hdf5 == "bytes":
-        kind = h5t.C_S1.copy()
-        kind.set_size(len(meta.dtype))
-        kind.set_cset(h5t.CSET_UTF8)
-        kind.set_strpad(h5t.STR_NULLPAD)
-        attribute = h5a.create(dataset, DTYPE_ATTRIBUTE.encode(), kind, h5s.create(h5s.SCALAR))
-        attribute.write(np.array(meta.dtype.encode()), kind)
+        name_dtype(dataset, meta.dtype)
     return dataset
-
-
-@contextmanager
-def _as_format_error(path: str) -> Iterator[None]:
-    """What libhdf5 says about a broken file, as a `FormatError`.
-
-    h5py reports damage as OSError without an errno, RuntimeError, KeyError or ValueError.  An
-    OSError with an errno is the system's, and stays one.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno is not None:
-            raise
-        raise FormatError(path, None, f"not readable as HDF5: {error}") from error
-    except (RuntimeError, KeyError, ValueError, TypeError, MemoryError) as error:
-        raise FormatError(path, None, f"not readable as HDF5: {error}") from error
 
 
 @contextmanager
@@ -248,152 +187,3 @@ def _as_os_error(path: str) -> Iterator[None]:
             raise
         number = int(found[1])
         raise OSError(number, os.strerror(number), path) from error
-
-
-def _links(group: h5g.GroupID) -> list[tuple[bytes, int]]:
-    """Name and type of the links in a group: as they were made if it tells, else by name."""
-    found: list[tuple[bytes, int]] = []
-    tells = group.get_create_plist().get_link_creation_order() & h5p.CRT_ORDER_INDEXED
-    group.links.iterate(
-        lambda name, info: found.append((name, info.type)),
-        info=True,
-        idx_type=h5.INDEX_CRT_ORDER if tells else h5.INDEX_NAME,
-    )
-    return found
-
-
-def _datasets(path: str, root: h5g.GroupID) -> Iterator[tuple[str, h5d.DatasetID]]:
-    """Name and dataset of everything in the file, depth first, walked without recursion."""
-    seen: set[int] = set()
-    walks = [_walk(path, "", root, seen)]
-    while walks:
-        found = next(walks[-1], None)
-        if found is None:
-            walks.pop()
-        elif isinstance(found[1], h5d.DatasetID):
-            yield found
-        else:
-            walks.append(_walk(path, found[0] + "/", found[1], seen))
-
-
-def _walk(
-    path: str, prefix: str, group: h5g.GroupID, seen: set[int]
-) -> Iterator[tuple[str, h5d.DatasetID | h5g.GroupID]]:
-    """Name and object of each dataset and group in one group."""
-    address = h5o.get_info(group).addr
-    if address in seen:
-        raise UnsupportedError(path, None, f"{prefix}: the same group under two names")
-    seen.add(address)
-    for link, kind in _links(group):
-        try:
-            name = prefix + link.decode()
-        except UnicodeDecodeError as error:
-            raise FormatError(path, None, f"{link!r}: a name that is not UTF-8") from error
-        if kind != h5l.TYPE_HARD:
-            reason = "a soft or external link; `h5repack --merge` puts the data in place"
-            raise UnsupportedError(path, None, f"{name}: {reason}")
-        item = h5o.open(group, link)
-        if isinstance(item, h5d.DatasetID | h5g.GroupID):
-            yield name, item
-
-
-def _read_dataset(path: str, size: int, name: str, dataset: h5d.DatasetID) -> StoredTensor:
-    offset = dataset.get_offset()  # none but those of contiguous, allocated, internal ones
-    if offset is None:
-        reason = _why_unplaced(dataset)
-        if reason is not None:
-            raise UnsupportedError(path, None, f"{name}: {reason}")
-    kind = dataset.get_type()
-    if isinstance(kind, h5t.TypeStringID):
-        return StoredTensor(TensorMeta(name, TEXT, (), _read_text(path, name, dataset)), path, ())
-    dtype = _find_dtype(kind, dataset)
-    if dtype is None:
-        raise UnsupportedError(path, None, f"{name}: {_why_not(kind)}")
-    meta = TensorMeta(intern(name), dtype, tuple(int(n) for n in dataset.shape))
-    nbytes = meta.nbytes
-    if not nbytes:
-        return StoredTensor(meta, path, ())
-    if offset is None:
-        is_contiguous = dataset.get_create_plist().get_layout() == h5d.CONTIGUOUS
-        raise UnsupportedError(path, None, f"{name}: {NEVER_WRITTEN if is_contiguous else CHUNKED}")
-    if offset + nbytes > size:
-        raise FormatError(
-            path,
-            offset,
-            f"{name}: {nbytes} bytes from here on, the file has {size} (file cut short?)",
-        )
-    return StoredTensor(meta, path, (Extent(offset, nbytes),))
-
-
-def _why_unplaced(dataset: h5d.DatasetID) -> str | None:
-    """Why a dataset has no bytes in the file, if it is not just empty, a string, or unwritten."""
-    if dataset.get_space().get_simple_extent_type() == h5s.NULL:
-        return "a dataset without a dataspace (H5S_NULL); write a value or leave it out"
-    if dataset.get_create_plist().get_external_count():
-        return "its data lie in an external file; `h5repack -l CONTI` brings them in"
-    return None
-
-
-def _dtypes_by_size() -> dict[int, list[tuple[h5t.TypeID, str]]]:
-    by_size: dict[int, list[tuple[h5t.TypeID, str]]] = {}
-    for dtype in DTYPES.values():
-        if dtype.hdf5 != "bytes":
-            by_size.setdefault(dtype.itemsize, []).append((_TYPES[dtype.hdf5], dtype.name))
-    return by_size
-
-
-_DTYPES_BY_SIZE = _dtypes_by_size()  # a comparison of types takes a microsecond
-
-
-def _find_dtype(kind: h5t.TypeID, dataset: h5d.DatasetID) -> str | None:
-    """MindSpore's name of a dataset's type, or None if it has none."""
-    for known, name in _DTYPES_BY_SIZE.get(kind.get_size(), ()):
-        if kind == known:
-            return _named_dtype(dataset) or name if known is _TYPES["bytes"] else name
-    return None
-
-
-def _named_dtype(dataset: h5d.DatasetID) -> str | None:
-    """The type without a counterpart in HDF5 that an attribute says the bytes are of, if any.
-
-    Only a string of fixed length, as `create` writes it, is looked at: libhdf5 can hang on the
-    heap of strings of variable length in a damaged file.
-    """
-    if not h5a.exists(dataset, DTYPE_ATTRIBUTE.encode()):
-        return None
-    attribute = h5a.open(dataset, DTYPE_ATTRIBUTE.encode())
-    kind = attribute.get_type()
-    if not isinstance(kind, h5t.TypeStringID) or kind.is_variable_str() or attribute.shape != ():
-        return None
-    data = np.empty((), f"S{kind.get_size()}")
-    attribute.read(data, kind)
-    named = data.item().decode(errors="replace")
-    return named if named in DTYPES and DTYPES[named].hdf5 == "bytes" else None
-
-
-def _why_not(kind: h5t.TypeID) -> str:
-    """Why a type is no element type of MindSpore, and what to do."""
-    if isinstance(kind, h5t.TypeAtomicID) and kind.get_order() == h5t.ORDER_BE:
-        return "stored big-endian; write the dataset again in little-endian order"
-    word = {
-        h5t.INTEGER: "integer",
-        h5t.FLOAT: "float",
-        h5t.COMPOUND: "compound",
-        h5t.ENUM: "enumeration",
-    }.get(kind.get_class(), "other type")
-    return (
-        f"HDF5 {word} of {kind.get_size()} bytes, which is no element type of MindSpore; "
-        "write the dataset again with one that is, or leave it out"
-    )
-
-
-def _read_text(path: str, name: str, dataset: h5d.DatasetID) -> str:
-    if dataset.shape != ():
-        reason = "an array of strings; write every string as a dataset of its own"
-        raise UnsupportedError(path, None, f"{name}: {reason}")
-    if dataset.get_space_status() == h5d.SPACE_STATUS_NOT_ALLOCATED:
-        raise UnsupportedError(path, None, f"{name}: {NEVER_WRITTEN}")
-    if dataset.get_type().get_size() > MAX_TEXT_BYTES:
-        raise UnsupportedError(path, None, f"{name}: a string of more than {MAX_TEXT_BYTES} bytes")
-    text = h5py.Dataset(dataset).asstr()[()]
-    return str(text).rstrip("\0")

@@ -33,7 +33,7 @@ hyper-parallel ``core/checkpoint/metadata.py``, ``storage.py`` and ``core/distri
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from reprlib import repr as short
 
@@ -135,6 +135,23 @@ def read_hyper_metadata(path: str) -> tuple[dict[str, HyperTensor], tuple[str, .
             budget -= len(tensors[name].regions)
         except ValueError as error:
             errors.append(FormatError(path, None, f"{short(key)}: {error}"))
+    stored = _stored_boxes(path, storage, tensors, objects, errors)
+    raise_all(errors)
+    found = {
+        name: HyperTensor(tensor.meta, tensor.regions, tuple(stored[name]))
+        for name, tensor in tensors.items()
+    }
+    return found, tuple(objects)
+
+
+def _stored_boxes(
+    path: str,
+    storage: Pairs,
+    tensors: Mapping[str, HyperTensor],
+    objects: Container[str],
+    errors: list[FormatError],
+) -> dict[str, dict[StoredBox, None]]:
+    """Where the boxes of each tensor lie; what is wrong is added to ``errors``."""
     stored: dict[str, dict[StoredBox, None]] = {name: {} for name in tensors}
     for index, info in storage:
         name = "storage_data"
@@ -146,12 +163,7 @@ def read_hyper_metadata(path: str) -> tuple[dict[str, HyperTensor], tuple[str, .
                 raise ValueError("in storage_data only")
         except ValueError as error:
             errors.append(FormatError(path, None, f"{short(name)}: {error}"))
-    raise_all(errors)
-    found = {
-        name: HyperTensor(tensor.meta, tensor.regions, tuple(stored[name]))
-        for name, tensor in tensors.items()
-    }
-    return found, tuple(objects)
+    return stored
 
 
 def _tensor(name: str, entry: Value, budget: int) -> HyperTensor:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckpttool.errors import FormatError
 from ckpttool.model.ciphertext import Ciphertext
 from ckpttool.model.dtypes import DTYPES, TEXT
+from ckpttool.model.findings import Finding
 from ckpttool.model.notes import Note
 
 if TYPE_CHECKING:
@@ -220,6 +221,9 @@ class Catalog:
         MindFormers run; for those who name none.
     problems
         What stands in the way of a conversion, though one can look at it.
+    findings
+        What does not fit together of an index and the files; there are none but in what `verify`
+        looks at, since they stop everything else.
     indexes
         The index files that were read.
     apart
@@ -243,6 +247,7 @@ class Catalog:
     description: Description | None = None
     strategy_files: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
     indexes: tuple[str, ...] = ()
     apart: Mapping[str, bool] = field(default_factory=dict)
     absent: tuple[int, ...] = ()

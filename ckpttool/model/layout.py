@@ -24,12 +24,12 @@ slices that its compiler makes; checked against both in the tests.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice, product
 
+from ckpttool.model.grid import Grid, make_grid, nearest_divisors
 from ckpttool.model.region import Region, count_overlaps, grid_overlaps
 
 FEW = 16  # slices that a region overlaps; how is remembered
@@ -114,6 +114,11 @@ class Layout:
         return _undivided(ndim, ranks, first_rank)
 
     @property
+    def _grid(self) -> Grid:
+        shard, first_rank = self.optimizer_shard, self.first_rank
+        return make_grid(self.device_matrix, self.tensor_map, shard, first_rank)
+
+    @property
     def ranks(self) -> range:
         """The ranks of the stage."""
         return range(self.first_rank, self.first_rank + math.prod(self.device_matrix))
@@ -121,7 +126,7 @@ class Layout:
     @property
     def parts(self) -> tuple[int, ...]:
         """Number of slices along each tensor axis, optimizer shard included."""
-        return _grid(self).parts
+        return self._grid.parts
 
     @property
     def replicas(self) -> int:
@@ -134,7 +139,7 @@ class Layout:
 
     def slice_index(self, rank: int) -> tuple[int, ...]:
         """Which slice ``rank`` holds, as a position along each tensor axis."""
-        return _grid(self).index[rank - self.first_rank]
+        return self._grid.index[rank - self.first_rank]
 
     def gaps(self, ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """The owners of each slice, in C order, that none of ``ranks`` of the stage holds."""
@@ -142,7 +147,7 @@ class Layout:
 
     def owners(self, index: tuple[int, ...]) -> tuple[int, ...]:
         """The ranks that hold the slice at ``index``, ascending."""
-        return _grid(self).owners[index]
+        return self._grid.owners[index]
 
     def cuts_like(self, other: Layout) -> bool:
         """Whether every rank has the same slice, be the device matrices spelled as they may.
@@ -152,11 +157,11 @@ class Layout:
         >>> Layout((2, 2), ((1,), ())).cuts_like(Layout((2, 1, 2), ((2,), (1,))))
         True
         """
-        return (self.ranks, self.rows, self.fields, _grid(self)) == (
+        return (self.ranks, self.rows, self.fields, self._grid) == (
             other.ranks,
             other.rows,
             other.fields,
-            _grid(other),
+            other._grid,
         )
 
     def slice_indices(self) -> Iterator[tuple[int, ...]]:
@@ -281,52 +286,9 @@ class Layout:
         return "; ".join(reasons) or None
 
 
-def nearest_divisors(size: int, parts: int) -> tuple[int, ...]:
-    """The divisors of ``size`` next to ``parts``: the largest below, the smallest above.
-
-    Examples
-    --------
-    >>> nearest_divisors(64, 7), nearest_divisors(4, 6)
-    ((4, 8), (4,))
-    """
-    small = [n for n in range(1, math.isqrt(size) + 1) if size % n == 0]
-    divisors = sorted({*small, *(size // n for n in small)})
-    at = bisect_left(divisors, parts)
-    return tuple(divisors[max(0, at - 1) : at + 1])
-
-
 @lru_cache(maxsize=64)  # all that nothing cuts share them
 def _undivided(ndim: int, ranks: int, first_rank: int) -> Layout:
     return Layout((ranks,), ((),) * ndim, 1, first_rank)
-
-
-@dataclass(frozen=True, slots=True)
-class _Grid:
-    """The slices of a layout: how many along each axis, who holds which."""
-
-    parts: tuple[int, ...]
-    index: tuple[tuple[int, ...], ...]  # by local rank
-    owners: dict[tuple[int, ...], tuple[int, ...]]
-
-
-@lru_cache(maxsize=4096)  # a model has few distinct layouts and asks for them for every parameter
-def _grid(layout: Layout) -> _Grid:
-    matrix, shard = layout.device_matrix, layout.optimizer_shard
-    count = len(matrix)
-    axes = [[count - 1 - axis for axis in cut] for cut in layout.tensor_map]
-    free = [i for i in range(count) if all(i not in cut for cut in axes)]
-    index: list[tuple[int, ...]] = []
-    owners: dict[tuple[int, ...], list[int]] = {}
-    for local, coords in enumerate(product(*(range(size) for size in matrix))):
-        at = [_mixed_radix(cut, coords, matrix) for cut in axes]
-        if shard > 1:
-            at[0] = at[0] * shard + _mixed_radix(free, coords, matrix) % shard
-        index.append(tuple(at))
-        owners.setdefault(tuple(at), []).append(layout.first_rank + local)
-    parts = [math.prod(matrix[i] for i in cut) for cut in axes]
-    if shard > 1:
-        parts[0] *= shard
-    return _Grid(tuple(parts), tuple(index), {at: tuple(held) for at, held in owners.items()})
 
 
 @lru_cache(maxsize=64)  # a thousand parameters are cut alike, and lie on the same ranks
@@ -358,13 +320,6 @@ def _few_overlaps(
     """The overlaps; None if they are many, which are not to be remembered."""
     found = tuple(islice(_overlaps(layout, within, origin, shape), FEW + 1))
     return found if len(found) <= FEW else None
-
-
-def _mixed_radix(axes: list[int], coords: tuple[int, ...], sizes: tuple[int, ...]) -> int:
-    value = 0
-    for i in axes:
-        value = value * sizes[i] + coords[i]
-    return value
 
 
 def _listed(tensor_map: tuple[tuple[int, ...], ...]) -> list[list[int]]:

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from ckpttool.model.catalog import TensorMeta
 from ckpttool.model.region import Region
@@ -75,6 +75,9 @@ class Origin:
         What it reads.
     told
         The strategy of the outputs that it writes with them, if it does.
+    options
+        What was asked for, each by a name: what a journal tells of the plan beside its digest, to
+        say what is another.  A manifest tells none.
     """
 
     version: str
@@ -83,6 +86,7 @@ class Origin:
     inputs: tuple[InputFile, ...]
     strategies: tuple[StrategyFile, ...]
     told: tuple[StrategyFile, ...] = ()
+    options: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     def head(self) -> Mapping[str, object]:
         """What a manifest says of it: all but the times."""
@@ -103,7 +107,8 @@ class Origin:
 
     def head_with_times(self) -> Mapping[str, object]:
         """What a journal says of it, by which a run that is continued knows it again."""
-        return {**self.head(), "inputs": [asdict(file) for file in self.inputs]}
+        options = {"options": dict(self.options)} if self.options else {}
+        return {**self.head(), "inputs": [asdict(file) for file in self.inputs], **options}
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,4 +186,9 @@ def differences(mine: Origin, other: Origin) -> Iterator[str]:
         if path not in {path for path, _ in ours}:
             yield f"{path}: the strategy was given, and is not any more"
     if mine.plan != other.plan and (mine.inputs, ours) == (other.inputs, known):
-        yield "other options were given: format, ranks, names or what decides the contents"
+        now, was = dict(mine.options), dict(other.options)
+        names = [name for name in now if was.get(name, now[name]) != now[name]]
+        rest = "what decides the contents, such as --unlisted or --optimizer-shard"
+        rest = rest if was else "format, ranks, names or what decides the contents"
+        changes = ", ".join(f"{now[name]} in place of {was[name]}" for name in names)
+        yield f"other options were given: {changes or rest}"

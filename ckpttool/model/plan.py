@@ -152,6 +152,8 @@ class PlanPart:
         Where that of the whole plan will be; the runs leave their records beside it.
     documents
         Of the whole plan; written when the outputs of all runs are there.
+    options
+        Of the whole plan; see `ckpttool.model.manifest.Origin`.
     """
 
     number: int
@@ -160,6 +162,7 @@ class PlanPart:
     digest: str
     manifest: str
     documents: tuple[Document, ...]
+    options: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ else is one undivided tensor if all ranks hold the same bytes, and a question to
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ckpttool.errors import FormatError
@@ -16,15 +15,16 @@ from ckpttool.model.catalog import Catalog, TensorMeta, format_ranks
 from ckpttool.model.described import follow, odd_state
 from ckpttool.model.findings import Finding
 from ckpttool.model.layout import Layout
-from ckpttool.model.losses import Losses, find_losses, hold_alike
+from ckpttool.model.losses import Losses, find_losses
 from ckpttool.model.maps import map_of, part_names
 from ckpttool.model.notes import Note
-from ckpttool.model.redundancy import absent_ranks, is_deduplicated, note_redundancy
+from ckpttool.model.presence import check_presence
+from ckpttool.model.redundancy import note_redundancy
 from ckpttool.model.remarks import on_contradictions, on_layouts, on_strays
 from ckpttool.model.slices import disagreement, group_metas, group_ranks, join_slices
 from ckpttool.model.source import Source
 from ckpttool.model.states import followed_parameter, odd_shape, state_layouts, true_layouts
-from ckpttool.model.strategy import Strategy, count, parameter_of, shorten
+from ckpttool.model.strategy import Strategy, parameter_of
 from ckpttool.model.unlisted import Differing, Groups, Unlisted, decision, questions, set_apart
 
 Agreement = Mapping[str, Groups]  # of the content of a parameter
@@ -90,59 +90,120 @@ def find_sources(
         lowest rank's for all (``"first"``), none (``"drop"``).  None makes it a problem.
     """
     assert strategy.rules is None, "Strategy.resolve() comes first"
-    sources = Sources(is_deduplicated=is_deduplicated(catalog, strategy))
-    holders = catalog.holders
-    lacking: dict[tuple[int, ...], list[str]] = defaultdict(list)
-    if catalog.description is not None:
-        sources.problems += [Finding("missing", text) for text in catalog.description.problems]
-    else:
-        _check_ranks(catalog, strategy, holders, lacking, sources)
-    follows_from_these = bool(sources.problems)
-    corrected: list[str] = []
-    differing: dict[Groups, list[str]] = {}
-    for name, ranks in holders.items():
-        described = _described_source(catalog, name, ranks)
-        if described is not None:
-            sources.found.append(described)
-        if described is not None or _is_broken(catalog, name):
-            continue
-        followed = followed_parameter(catalog, strategy, name, ranks)
-        if name in strategy.layouts or followed is not None:
-            layouts = state_layouts(strategy, name)
-            if followed is None:
-                layouts = true_layouts(catalog, strategy, name)
-                corrected += [name] if layouts != strategy.layouts[name] else []
-            source = _cut_source(catalog, layouts, name, ranks, lacking, sources)
-            if source is not None:
-                is_listed = followed is None
-                sources.found.append(replace(source, is_listed=is_listed, follows=followed))
-            continue
-        groups = _group_by_content(catalog, agreement, name, ranks)
-        odd = _odd_shape(catalog, strategy, catalog.files[ranks[0]].header[name].meta)
-        if _may_be_parts(catalog, name, groups) or (odd is not None and unlisted is not None):
-            differing.setdefault(groups, []).append(name)
-        elif odd is not None:
-            sources.problems.append(Finding("unlisted", odd, tensor=name, ranks=ranks))
-        else:
-            sources.found.append(whole_source(catalog, name, ranks[0]))
-    where = "the strategy" if catalog.description is None else "the description"
-    if unlisted is not None:
-        _settle_unlisted(catalog, strategy, differing, unlisted, where, sources)
-    elif not follows_from_these:
-        own, rest = set_apart(differing)
-        _settle_unlisted(catalog, strategy, own, "drop", where, sources)
-        told_by = where if strategy.layouts or catalog.description is not None else None
-        asked = questions(told_by, rest, len(holders), bool(strategy.layouts)) if rest else []
-        sources.problems += [Finding("unlisted", question) for question in asked]
+    presence = check_presence(catalog, strategy)
+    sources = Sources(
+        problems=presence.problems,
+        notes=presence.notes,
+        is_deduplicated=presence.is_deduplicated,
+    )
+    is_complete = not sources.problems
+    search = _Search(catalog, strategy, agreement, unlisted, sources, presence.lacking)
+    for name, ranks in catalog.holders.items():
+        search.take(name, ranks)
+    search.settle(is_complete)
     sources.problems += on_contradictions(strategy, sources.found)
-    each = [name for names in differing.values() for name in names if unlisted == "rank"]
+    each = [name for of in search.differing.values() for name in of if unlisted == "rank"]
+    lacking = presence.lacking
     sources.add(find_losses(catalog, strategy, lacking, each, sources.is_deduplicated))
-    sources.notes += on_layouts(sources.found, corrected, where)
-    sources.notes += on_strays(strategy, holders)
+    sources.notes += on_layouts(sources.found, search.corrected, search.where)
+    sources.notes += on_strays(strategy, catalog.holders)
     if catalog.description is None:
         note = note_redundancy(catalog, sources.is_deduplicated)
         sources.notes += [] if note is None else [note]
     return sources
+
+
+@dataclass(slots=True)
+class _Search:
+    """What `find_sources` goes by, and what it has found so far.
+
+    Attributes
+    ----------
+    sources, lacking
+        Where what is found goes, and what is lost, by the ranks that should have it.
+    corrected
+        Names whose layouts are not as the strategy says.
+    differing
+        Names without a layout that differ between ranks, by the ranks that hold the same.
+    """
+
+    catalog: Catalog
+    strategy: Strategy
+    agreement: Agreement
+    unlisted: Unlisted | None
+    sources: Sources
+    lacking: dict[tuple[int, ...], list[str]]
+    corrected: list[str] = field(default_factory=list)
+    differing: dict[Groups, list[str]] = field(default_factory=dict)
+
+    @property
+    def where(self) -> str:
+        """What says how tensors are cut."""
+        return "the strategy" if self.catalog.description is None else "the description"
+
+    def take(self, name: str, ranks: Sequence[int]) -> None:
+        """Find the source of one parameter, which ``ranks`` hold."""
+        catalog, strategy = self.catalog, self.strategy
+        described = _described_source(catalog, name, ranks)
+        if described is not None:
+            self.sources.found.append(described)
+        if described is not None or _is_broken(catalog, name):
+            return
+        followed = followed_parameter(catalog, strategy, name, ranks)
+        if name not in strategy.layouts and followed is None:
+            self._take_unlisted(name, ranks)
+            return
+        layouts = state_layouts(strategy, name)
+        if followed is None:
+            layouts = true_layouts(catalog, strategy, name)
+            self.corrected += [name] if layouts != strategy.layouts[name] else []
+        source = _cut_source(catalog, layouts, name, ranks, self.lacking, self.sources)
+        if source is not None:
+            is_listed = followed is None
+            self.sources.found.append(replace(source, is_listed=is_listed, follows=followed))
+
+    def _take_unlisted(self, name: str, ranks: Sequence[int]) -> None:
+        catalog = self.catalog
+        groups = _group_by_content(catalog, self.agreement, name, ranks)
+        odd = _odd_shape(catalog, self.strategy, catalog.files[ranks[0]].header[name].meta)
+        is_decided = odd is not None and self.unlisted is not None
+        if _may_be_parts(catalog, name, groups) or is_decided:
+            self.differing.setdefault(groups, []).append(name)
+        elif odd is not None:
+            self.sources.problems.append(Finding("unlisted", odd, tensor=name, ranks=tuple(ranks)))
+        else:
+            self.sources.found.append(whole_source(catalog, name, ranks[0]))
+
+    def settle(self, is_complete: bool) -> None:
+        """What becomes of those that differ: as the user decided, or a question.
+
+        Where ranks are missing, or the strategy is of another run, it would only follow from that.
+        """
+        if self.unlisted is not None:
+            self._settle(self.differing, self.unlisted)
+        elif is_complete:
+            own, rest = set_apart(self.differing)
+            self._settle(own, "drop")
+            is_cut, is_described = bool(self.strategy.layouts), self.catalog.description is not None
+            told_by = self.where if is_cut or is_described else None
+            number = len(self.catalog.holders)
+            asked = questions(told_by, rest, number, is_cut) if rest else []
+            self.sources.problems += [Finding("unlisted", question) for question in asked]
+
+    def _settle(self, differing: Differing, unlisted: Unlisted) -> None:
+        catalog, sources = self.catalog, self.sources
+        cycle = max(len(self.strategy.ranks), max(catalog.files, default=0) + 1)
+        for groups, names in differing.items():
+            ranks = sorted(rank for group in groups for rank in group)
+            if unlisted == "first":
+                sources.found += [whole_source(catalog, name, ranks[0]) for name in names]
+            elif unlisted == "rank":
+                sources.found += [
+                    replace(whole_source(catalog, name, rank), turn=(rank % cycle, cycle))
+                    for name in names
+                    for rank in ranks
+                ]
+            sources.notes.append(decision(names, groups, unlisted, cycle, self.where))
 
 
 def _described_source(catalog: Catalog, name: str, ranks: Sequence[int]) -> Source | None:
@@ -202,97 +263,6 @@ def whole_source(catalog: Catalog, name: str, rank: int) -> Source:
     return Source(meta, Layout.undivided(len(meta.shape), 1, rank), catalog)
 
 
-def _check_ranks(
-    catalog: Catalog,
-    strategy: Strategy,
-    holders: Mapping[str, Sequence[int]],
-    lacking: dict[tuple[int, ...], list[str]],
-    sources: Sources,
-) -> None:
-    if not strategy.layouts:
-        if sources.is_deduplicated:
-            sources.problems += [Finding("missing", text) for text in absent_ranks(catalog)]
-        else:
-            sources.problems += _incomplete_replicas(catalog, holders)
-        return
-    found = sorted({*catalog.files, *catalog.damaged})
-    extra = tuple(rank for rank in found if rank not in strategy.ranks)
-    if extra:
-        text = (
-            f"{catalog.root}: {format_ranks(extra)} found, but {strategy.origin} is for "
-            f"{len(strategy.ranks)} ranks (0-{strategy.ranks[-1]}); give the strategy of this "
-            "checkpoint (of all pipeline stages), or move a leftover folder away"
-        )
-        sources.problems.append(Finding("strategy", text, ranks=extra))
-    if holders and not any(name in strategy.layouts for name in holders):
-        text = (
-            f"{strategy.origin}: no parameter in common with {catalog.root}: the strategy lists "
-            f"{shorten(strategy.layouts, 3)}, the files hold {shorten(holders, 3)}; "
-            "is it the strategy of this checkpoint?"
-        )
-        sources.problems.append(Finding("strategy", text))
-    elif holders:
-        _check_absent(catalog, strategy, holders, lacking, sources)
-
-
-def _incomplete_replicas(
-    catalog: Catalog, holders: Mapping[str, Sequence[int]]
-) -> Iterator[Finding]:
-    """Ranks that do not hold everything, where every rank should."""
-    for rank, file in catalog.files.items():
-        lacks = [name for name in holders if name not in file.tensors]
-        if lacks:
-            state = "is empty (0 bytes)" if file.nbytes == 0 else "was perhaps cut short"
-            text = (
-                f"rank {rank}: {file.path} lacks {count(len(lacks), 'parameter')} that other ranks "
-                f"have ({shorten(lacks)}), so it {state}, or the ranks do not all hold everything"
-            )
-            yield Finding("missing", text, ranks=(rank,))
-
-
-def _check_absent(
-    catalog: Catalog,
-    strategy: Strategy,
-    holders: Mapping[str, Sequence[int]],
-    lacking: dict[tuple[int, ...], list[str]],
-    sources: Sources,
-) -> None:
-    """Listed parameters that no rank holds: never saved, or lost with the files of some ranks.
-
-    With files missing, or without redundancy, a parameter counts as lost, unless other ranks that
-    should hold its slices are there and do not.  And optimizer state of a kind that no rank holds
-    anything of was not saved: many keep the weights alone.
-    """
-    saved = {name.removesuffix(parameter_of(name) or "") for name in holders}
-    absent = [name for name in strategy.layouts if name not in holders]
-    unsaved = []
-    for name in absent:
-        base = parameter_of(name)
-        is_weight = base is None or base not in strategy.layouts
-        ranks = tuple(rank for layout in strategy.layouts[name] for rank in layout.ranks)
-        is_complete = all(_is_answered(catalog, layout) for layout in strategy.layouts[name])
-        if (is_complete and not sources.is_deduplicated) or not (
-            is_weight or name.removesuffix(base or "") in saved
-        ):
-            unsaved.append(name)
-        else:
-            lacking[ranks].append(name)
-    if unsaved:
-        text = f"in the strategy but on no rank: {count(len(unsaved), 'parameter')}"
-        text += f": {shorten(unsaved)}"
-        sources.notes.append(Note("absent", text))
-
-
-def _is_answered(catalog: Catalog, layout: Layout) -> bool:
-    """Whether the files that are there tell for every slice if it was saved."""
-    if all(rank in catalog.files for rank in layout.ranks):
-        return True
-    groups = (layout.owners(index) for index in layout.slice_indices())
-    return hold_alike(catalog, layout.ranks) and all(
-        any(rank in catalog.files for rank in owners) for owners in groups
-    )
-
-
 def _cut_source(
     catalog: Catalog,
     layouts: Sequence[Layout],
@@ -330,9 +300,7 @@ def _cut_source(
         if not gaps and chosen is None:
             chosen = Source(meta, layout, catalog)
         elif not gaps and chosen is not None and chosen.meta.shape != meta.shape:
-            text = f"{name}: full shape {chosen.meta.shape} in {format_ranks(chosen.layout.ranks)}"
-            text += f", {meta.shape} in {format_ranks(layout.ranks)} ({files[present[0]].path}); "
-            text += "stages hold the same of what they share: is it the strategy of this run?"
+            text = _on_stages(chosen, meta, layout, files[present[0]].path)
             sources.problems.append(Finding("shape", text, tensor=name, ranks=tuple(ranks)))
         missing = missing or gaps
     if chosen is None:
@@ -341,24 +309,8 @@ def _cut_source(
     return chosen
 
 
-def _settle_unlisted(
-    catalog: Catalog,
-    strategy: Strategy,
-    differing: Differing,
-    unlisted: Unlisted,
-    where: str,
-    sources: Sources,
-) -> None:
-    """Parameters without a layout that differ between ranks, as the user decided."""
-    cycle = max(len(strategy.ranks), max(catalog.files, default=0) + 1)
-    for groups, names in differing.items():
-        ranks = sorted(rank for group in groups for rank in group)
-        if unlisted == "first":
-            sources.found += [whole_source(catalog, name, ranks[0]) for name in names]
-        elif unlisted == "rank":
-            sources.found += [
-                replace(whole_source(catalog, name, rank), turn=(rank % cycle, cycle))
-                for name in names
-                for rank in ranks
-            ]
-        sources.notes.append(decision(names, groups, unlisted, cycle, where))
+def _on_stages(chosen: Source, meta: TensorMeta, layout: Layout, path: str) -> str:
+    """What is said of a tensor whose full shape is another in another stage."""
+    text = f"{meta.name}: full shape {chosen.meta.shape} in {format_ranks(chosen.layout.ranks)}"
+    text += f", {meta.shape} in {format_ranks(layout.ranks)} ({path}); "
+    return f"{text}stages hold the same of what they share: is it the strategy of this run?"

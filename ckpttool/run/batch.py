@@ -32,7 +32,7 @@ from ckpttool.run.manifest import (
     output_text,
     remedy_for,
 )
-from ckpttool.run.origin import manifest_of, origin_of, plan_digest
+from ckpttool.run.origin import manifest_of, options_of, origin_of, plan_digest
 from ckpttool.run.partial import is_within, remove_document, write_document
 from ckpttool.run.places import files_of_others, manifest_path
 from ckpttool.run.sets import (
@@ -110,8 +110,15 @@ def take_part(plan: Plan, number: int, parts: int) -> Plan:
     if not mine:
         text = f"part {number}/{parts} has nothing to write: {count(len(paths), 'output file')}"
         notes = (*notes, Note("part", f"{text} among {parts} parts"))
-    manifest = manifest_path(plan.target)
-    part = PlanPart(number, parts, len(paths), plan_digest(plan), manifest, plan.documents)
+    part = PlanPart(
+        number,
+        parts,
+        len(paths),
+        plan_digest(plan),
+        manifest_path(plan.target),
+        plan.documents,
+        options_of(plan),
+    )
     target = replace(plan.target, paths=mine)
     return replace(plan, target=target, notes=notes, documents=(), part=part)
 
@@ -143,7 +150,9 @@ def place_of(plan: Plan) -> Place:
         "documents": documents,
     }
     paths = tuple(document.path for document in part.documents)
-    return Place(manifest, record_of(manifest, part.number, part.count), origin, head, paths)
+    outputs = (os.path.relpath(path, manifest.parent) for path in plan.target.paths.values())
+    record = record_of(manifest, part.number, part.count)
+    return Place(manifest, record, origin, head, paths, frozenset(outputs))
 
 
 def commit(folder: str) -> Manifest:
@@ -169,14 +178,14 @@ def commit(folder: str) -> Manifest:
         said = interruption(Path(folder))
         if said is not None:
             raise PlanError([said])
-        return _look_again(manifest)
+        return _look_again(folder, manifest)
     with set_locked(manifest):
         if find_records(manifest) and not _is_marked(manifest):
             _mark(folder, manifest)
         for path in (*find_records(manifest), *find_records(manifest, JOURNAL)):
             remove_document(str(path))
         remove_stale_records(manifest)
-    return _look_again(manifest)
+    return _look_again(folder, manifest)
 
 
 def _is_marked(manifest: Path) -> bool:
@@ -200,7 +209,8 @@ def _mark(folder: str, manifest: Path) -> None:
     for document in records[0].documents:
         write_document(str(manifest.parent / document.path), document.data)
     lines = (output_text(output) for output in outputs)
-    write_document(str(manifest), listing_text(records[0].origin.head(), lines))
+    text = listing_text(records[0].origin.head(), lines)
+    write_document(str(manifest), text, is_dated=True)
 
 
 def _read_records(folder: str, manifest: Path) -> list[Record]:
@@ -214,7 +224,7 @@ def _read_records(folder: str, manifest: Path) -> list[Record]:
             errors.append(_with_remedy(error, "run that part again, with --overwrite"))
     raise_all(errors)
     records.sort(key=lambda record: (record.parts, record.part))
-    problems = list(_disagreements(folder, records))
+    problems = list(_disagreements(folder, manifest, records))
     problems += [
         f"{record.listing.path}: {document.path!r} is not below its folder: a link leads out of it"
         for record in records
@@ -243,22 +253,39 @@ def _with_remedy(error: FormatError, remedy: str) -> FormatError:
     return type(error)(error.path, error.offset, f"{error.reason}; {remedy}")
 
 
-def _look_again(path: Path) -> Manifest:
+def _look_again(folder: str, path: Path) -> Manifest:
     """The manifest of a set that is complete already; its outputs are there."""
     if not path.exists():
         reason = "no records of parts in it; a run with --part K/N leaves one when it is done"
         other = find_other_set(path.parent)
         if other is not None:
             reason = f"only records of parts of single files: name one of them, such as {other}"
-        raise PlanError([f"{path.parent}: {reason}"])
+        raise PlanError([f"{folder}: {reason}"])
     try:
         manifest = Listing.read(path).manifest()
     except FormatError as error:
         raise _with_remedy(error, remedy_for(error)) from error
-    wrong = list(output_problems(path.parent, manifest.outputs))
+    wrong = list(_on_set(path, manifest.outputs))
+    if path.name != MANIFEST and path.name not in {
+        f"{o.path}.{MANIFEST}" for o in manifest.outputs
+    }:
+        names = shorten((output.path for output in manifest.outputs), 3)
+        text = f"{path.name} speaks of {names} and not of it; if it was renamed, give it and"
+        wrong = [f"{text} {path.name} their old names again"]
     if wrong:
-        raise VerifyError(str(path.parent), wrong)
+        raise VerifyError(folder, wrong)
     return replace(manifest, notes=tuple(_on_others(path.parent, manifest.outputs)))
+
+
+def _on_set(path: Path, outputs: Sequence[Written]) -> Iterator[str]:
+    """What is wrong with the outputs of a set that was complete, and what to do."""
+    for output in outputs:
+        is_there = os.path.lexists(path.parent / output.path)
+        remedy = "the command that wrote the set, without --part, writes it again with --resume"
+        remedy = (
+            "put a copy of it back, or write the set anew (--overwrite)" if is_there else remedy
+        )
+        yield from (f"{problem}; {remedy}" for problem in output_problems(path.parent, [output]))
 
 
 def _on_others(folder: Path, outputs: Sequence[Written]) -> Iterator[Note]:
@@ -273,7 +300,7 @@ def _on_others(folder: Path, outputs: Sequence[Written]) -> Iterator[Note]:
         yield Note("passed over", f"{text}taken for a part of it: move it away", is_warning=True)
 
 
-def _disagreements(folder: str, records: Sequence[Record]) -> Iterator[str]:
+def _disagreements(folder: str, manifest: Path, records: Sequence[Record]) -> Iterator[str]:
     """What keeps records from being those of one plan, all of it."""
     counts = sorted({record.parts for record in records})
     if len(counts) > 1:
@@ -287,14 +314,23 @@ def _disagreements(folder: str, records: Sequence[Record]) -> Iterator[str]:
         named = f"{format_ranks(missing, 'part')} of {counts[0]}"
         named += f" {'is' if len(missing) == 1 else 'are'}"
         runs = shorten((f"--part {number}/{counts[0]}" for number in missing), 3)
-        yield f"{folder}: {named} not there; run what is missing ({runs})"
+        text = f"{folder}: {named} not there; run what is missing ({runs})"
+        killed = [n for n in missing if has_text(journal_of(record_of(manifest, n, counts[0])))]
+        if killed:
+            text += (
+                f"; {format_ranks(killed, 'part')} had begun, and --resume keeps what is complete"
+            )
+        yield text
     plans: dict[Origin, list[int]] = {}
     for record in records:
         plans.setdefault(record.origin, []).append(record.part)
     if len(plans) > 1:
         groups = "; of another ".join(format_ranks(parts, "part") for parts in plans.values())
         text = f"{folder}: parts of different plans: of one {groups}"
-        yield f"{text}; source, step and options have to be the same for all"
+        yield (
+            f"{text}; source, step and options have to be the same for all: run those again, with "
+            "--overwrite, that are not of the plan that is wanted"
+        )
         (first, mine), *others = plans.items()
         for other, parts in others:
             for change in differences(other, first):

@@ -159,14 +159,8 @@ def diff(
                 errors += [*catalog.damaged.values(), of_side(error, side)]
                 continue
             forged, more = check_files(catalog, executor, crc=False)
-            is_borrowed = side == "B" and _is_that_of(given, a_strategy)
-            if is_borrowed and sources.problems:
-                last = sources.problems[-1]
-                sources.problems[-1] = replace(last, text=f"{last.text}; {OF_ITS_OWN}")
-            elif is_borrowed and any(
-                one.is_warning and one.kind in DOUBTS for one in sources.notes
-            ):
-                sources.notes.append(Note("doubt", OF_ITS_OWN, is_warning=True))
+            if side == "B" and _is_that_of(given, a_strategy):
+                _say_that_it_is_borrowed(sources)
             differing = [one for one in sources.problems if one.kind == "replica"]
             contradictions += [replace(one, text=f"{side}: {one.text}") for one in differing]
             wrong = (one.text for one in sources.problems if one.kind != "replica")
@@ -191,6 +185,15 @@ def _told(notes: Mapping[Note, str]) -> tuple[Note, ...]:
         note if of == "AB" else replace(note, text=f"{of}: {note.text}")
         for note, of in notes.items()
     )
+
+
+def _say_that_it_is_borrowed(sources: Sources) -> None:
+    """That the strategy is A's, where it does not fit or may not."""
+    if sources.problems:
+        last = sources.problems[-1]
+        sources.problems[-1] = replace(last, text=f"{last.text}; {OF_ITS_OWN}")
+    elif any(one.is_warning and one.kind in DOUBTS for one in sources.notes):
+        sources.notes.append(Note("doubt", OF_ITS_OWN, is_warning=True))
 
 
 def _is_that_of(b: Strategy | None, a: Strategy | None) -> bool:

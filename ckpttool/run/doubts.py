@@ -4,9 +4,7 @@ A strategy file holds no shapes, and MindSpore's is not always true: saved with
 ``optimizer_weight_shard_aggregated_save`` the slices are smaller than it says, and headers alone
 cannot show it.  But then ranks that should hold equal slices hold different ones.
 
-So of each kind of layout the largest tensors are looked at, some pages of every rank's slice, and
-of every other tensor that has replicas those of the first and the last owner of one slice, which
-differ whatever hides there: six reads of a page for each tensor.
+So tensors of each kind of layout are looked at; `ckpttool.run.looks` chooses them.
 
 Slices that should differ and are the same may be so by chance.  But if all ranks hold the same
 wherever the strategy cuts, every one of them holds everything: MindSpore saves like this unless it
@@ -16,52 +14,23 @@ is told otherwise (``integrated_save=True``).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ckpttool.formats.stopping import result_of
-from ckpttool.model.catalog import Catalog, StoredTensor, format_ranks
+from ckpttool.model.catalog import Catalog, format_ranks
 from ckpttool.model.findings import Finding
 from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
 from ckpttool.model.redundancy import is_deduplicated
-from ckpttool.model.slices import group_ranks
 from ckpttool.model.source import Source
-from ckpttool.model.strategy import GRADIENTS, Strategy, parameter_of, shorten
+from ckpttool.model.strategy import GRADIENTS, Strategy, shorten
+from ckpttool.run.looks import Looked, look
 from ckpttool.run.replicas import other_stages
-from ckpttool.storage.digest import Sample, sample_box, take_samples
+from ckpttool.storage.digest import Sample, sample_box
 
-TENSORS_PER_LAYOUT = 3
 LEAST_BYTES = 4096  # of slices; less may be the same as it was made by hand, a table of signs, say
-
-Held = Sequence[Mapping[int, StoredTensor]]  # of each slice, what each rank has
-
-
-@dataclass(frozen=True, slots=True)
-class _Looked:
-    """A source with the samples of its slices, by slice and rank; one slice of it if a probe."""
-
-    source: Source
-    held: Held
-    samples: Sequence[Mapping[int, Sample]]
-    is_probe: bool
-
-    @property
-    def differing(self) -> tuple[int, ...]:
-        """Ranks that should hold the same slice and do not; none if all agree."""
-        return next((tuple(slice_) for slice_, _ in self._differing()), ())
-
-    @property
-    def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Of the ranks of `differing` that were looked at those that hold the same."""
-        samples = next(samples for _, samples in self._differing())
-        return tuple(group_ranks(tuple(samples), samples.__getitem__).values())
-
-    def _differing(self) -> Iterator[tuple[Mapping[int, StoredTensor], Mapping[int, Sample]]]:
-        for slice_, samples in zip(self.held, self.samples, strict=True):
-            if len(set(samples.values())) > 1:
-                yield slice_, samples
 
 
 def find_doubts(
@@ -78,8 +47,8 @@ def find_doubts(
     """
     by_hand = strategy.by_hand
     sources = list(sources)
-    looked = _look(sources, by_hand, executor)
-    differing: dict[tuple[str | None, tuple[int, ...]], list[_Looked]] = defaultdict(list)
+    looked = look(sources, by_hand, executor)
+    differing: dict[tuple[str | None, tuple[int, ...]], list[Looked]] = defaultdict(list)
     alike: dict[tuple[tuple[int, ...], ...], list[str]] = defaultdict(list)
     whole: list[str] = []
     for one in looked:
@@ -95,26 +64,11 @@ def find_doubts(
         elif groups := _alike(one, name in by_hand):
             are_all = groups == (tuple(sorted(by_rank)),)
             alike[() if are_all else groups].append(name)
-    found = [
-        Finding(
-            "replica",
-            f"{shorten(one.source.meta.name for one in those)}: {place or _told_by(catalog)} says "
-            f"that {format_ranks(owners)} hold the same, and they differ "
-            f"({' | '.join(map(format_ranks, those[0].groups))}): "
-            f"{_remedy(catalog, place, those[0].groups)}",
-            ranks=owners,
-        )
-        for (place, owners), those in differing.items()
-    ]
+    found = [_on_differing(catalog, place, those) for (place, _), those in differing.items()]
     if catalog.description is not None:
         return found, []
     shown = {one.source.meta.name: one for one in looked}
-    if whole:
-        text = f"{shorten(whole)}: the strategy says that an optimizer shard cuts them, and the "
-        text += "ranks that should hold different slices hold the same "
-        text += f"({_shapes(shown[whole[0]])}): is it the strategy of this run? --trust-strategy "
-        text += "believes it all the same"
-        found.append(Finding("strategy", text))
+    found += [_on_whole(whole, shown[whole[0]])] if whole else []
     found += _stages_that_differ(catalog, strategy, sources, executor)
     names = alike.get((), [])
     if names and _are_all_alike(looked, by_hand):
@@ -128,84 +82,6 @@ def find_doubts(
         found += [Finding("strategy", text) for text in texts]
         notes = []
     return found, notes
-
-
-def _look(
-    sources: Iterable[Source], by_hand: Mapping[str, str], executor: Executor
-) -> list[_Looked]:
-    """Samples of all tensors that may tell something; every file is opened once."""
-    chosen, others = _choose(sources, by_hand)
-    held: list[Held] = [list(source.replicas()) for source in chosen]
-    wanted: list[Held] = [*held]
-    for source in others:
-        slices = list(source.replicas())
-        best = max(slices, key=len)  # the first of the largest
-        held.append([best])
-        wanted.append([_first_and_last(source, best)])
-    samples = _sample((one for of in wanted for ranks in of for one in ranks.values()), executor)
-    return [
-        _Looked(
-            source,
-            slices,
-            [{rank: samples[one] for rank, one in ranks.items()} for ranks in seen],
-            is_probe=i >= len(chosen),
-        )
-        for i, (source, slices, seen) in enumerate(
-            zip([*chosen, *others], held, wanted, strict=True)
-        )
-    ]
-
-
-def _choose(
-    sources: Iterable[Source], by_hand: Mapping[str, str]
-) -> tuple[list[Source], list[Source]]:
-    """The tensors to be looked at closely, and the others that have replicas.
-
-    Closely: of each layout the tensors with the largest slices; small ones are often cut otherwise.
-    And all of those by hand: a pattern matches more than one thinks.
-    """
-    by_layout: dict[Hashable, list[Source]] = defaultdict(list)
-    chosen = []
-    for source in sources:
-        if not source.meta.nbytes:
-            continue
-        if source.meta.name in by_hand:
-            chosen.append(source)
-        elif source.is_listed or source.follows is not None:
-            by_layout[source.sharing].append(source)
-    others: list[Source] = []
-    for group in by_layout.values():
-        group.sort(key=_suitability)
-        chosen += group[:TENSORS_PER_LAYOUT]
-        others += [
-            source
-            for source in group[TENSORS_PER_LAYOUT:]
-            if not source.meta.name.startswith(GRADIENTS) and _has_replicas(source)
-        ]
-    return chosen, others
-
-
-def _suitability(source: Source) -> tuple[bool, int]:
-    """Parameters before states, some of which are each rank's own sums; large before small."""
-    return parameter_of(source.meta.name) is not None, -source.meta.nbytes
-
-
-def _has_replicas(source: Source) -> bool:
-    if source.described is not None:
-        return any(len(ranks) > 1 for ranks in source.replicas())
-    return source.layout.replicas > source.layout.optimizer_shard
-
-
-def _first_and_last(source: Source, ranks: Mapping[int, StoredTensor]) -> dict[int, StoredTensor]:
-    """The first and the last owner of a slice; all, if some are missing: what is left may agree.
-
-    Of the replicas at positions 0 to ``n - 1`` the first and the last hold different slices of any
-    optimizer shard, since what divides ``n`` does not divide ``n - 1``.
-    """
-    layout = source.layout
-    if source.described is None and len(ranks) < layout.replicas // layout.optimizer_shard:
-        return dict(ranks)
-    return {rank: ranks[rank] for rank in (min(ranks), max(ranks))}
 
 
 def _is_whole(layout: Layout, held: Mapping[int, Sample]) -> bool:
@@ -222,7 +98,7 @@ def _is_whole(layout: Layout, held: Mapping[int, Sample]) -> bool:
     )
 
 
-def _alike(one: _Looked, is_by_hand: bool) -> tuple[tuple[int, ...], ...]:
+def _alike(one: Looked, is_by_hand: bool) -> tuple[tuple[int, ...], ...]:
     """Ranks that should hold different slices and hold the same, group by group.
 
     Slices whose elements are all equal tell nothing, but by hand even those are looked at if all of
@@ -242,7 +118,7 @@ def _alike(one: _Looked, is_by_hand: bool) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def _are_all_alike(looked: Iterable[_Looked], by_hand: Mapping[str, str]) -> bool:
+def _are_all_alike(looked: Iterable[Looked], by_hand: Mapping[str, str]) -> bool:
     """Whether all slices of each tensor are the same, wherever that tells anything.
 
     It tells nothing if all elements are equal, and what a person wrote is more than a strategy that
@@ -259,14 +135,30 @@ def _are_all_alike(looked: Iterable[_Looked], by_hand: Mapping[str, str]) -> boo
     return nbytes >= LEAST_BYTES
 
 
-def _on_all_alike(names: Sequence[str], shown: _Looked) -> Finding:
+def _on_differing(catalog: Catalog, place: str | None, those: Sequence[Looked]) -> Finding:
+    """What is said of tensors whose replicas differ between the same ranks."""
+    owners, groups = those[0].differing, those[0].groups
+    text = f"{shorten(one.source.meta.name for one in those)}: {place or _told_by(catalog)} says "
+    text += f"that {format_ranks(owners)} hold the same, and they differ "
+    text += f"({' | '.join(map(format_ranks, groups))}): {_remedy(catalog, place, groups)}"
+    return Finding("replica", text, ranks=owners)
+
+
+def _on_whole(names: Sequence[str], shown: Looked) -> Finding:
+    text = f"{shorten(names)}: the strategy says that an optimizer shard cuts them, and the "
+    text += f"ranks that should hold different slices hold the same ({_shapes(shown)}): is it "
+    text += "the strategy of this run? --trust-strategy believes it all the same"
+    return Finding("strategy", text)
+
+
+def _on_all_alike(names: Sequence[str], shown: Looked) -> Finding:
     text = f"{shorten(names)}: all ranks hold the same where the strategy cuts ({_shapes(shown)}), "
     text += "and nothing differs anywhere: they hold everything (integrated_save=True), so leave "
     text += "the strategy away: merge --replicated, or split one rank's file; --trust-strategy "
     return Finding("strategy", f"{text}believes it all the same")
 
 
-def _shapes(one: _Looked) -> str:
+def _shapes(one: Looked) -> str:
     held = next(tensor.meta.shape for ranks in one.held for tensor in ranks.values())
     return f"{one.source.meta.name}: slices of {held} would make {one.source.meta.shape}"
 
@@ -341,16 +233,3 @@ def _stages_that_differ(
         )
         for (first, second), names in differing.items()
     ]
-
-
-def _sample(tensors: Iterable[StoredTensor], executor: Executor) -> Mapping[StoredTensor, Sample]:
-    """A sample of each tensor; every file is opened once."""
-    by_path: dict[str, list[StoredTensor]] = defaultdict(list)
-    for tensor in dict.fromkeys(tensors):
-        by_path[tensor.path].append(tensor)
-    futures = [(wanted, executor.submit(take_samples, wanted)) for wanted in by_path.values()]
-    taken: dict[StoredTensor, Sample] = {}
-    for wanted, future in futures:
-        samples = result_of(future)
-        taken.update(zip(wanted, samples, strict=True))
-    return taken

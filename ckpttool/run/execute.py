@@ -20,6 +20,7 @@ from ckpttool.model.plan import Document, OutputFile, Plan
 from ckpttool.run.attempts import Attempt, RemoteFile, write_file
 from ckpttool.run.batch import place_of
 from ckpttool.run.cluster import CHECK_SECONDS, Cluster, check_workers
+from ckpttool.run.complete import is_complete
 from ckpttool.run.engines import InlineExecutor, Stoppable
 from ckpttool.run.failures import cause_of, next_step
 from ckpttool.run.fill import TASK_PIECES, Filled, cut_into_tasks, fill
@@ -28,7 +29,7 @@ from ckpttool.run.manifest import Written
 from ckpttool.run.origin import changed_inputs, manifest_of
 from ckpttool.run.partial import PartialFile, clean_up, write_document
 from ckpttool.run.release import released_by_another
-from ckpttool.run.resume import check_inputs, is_complete, new_at_places, tell_changes
+from ckpttool.run.resume import check_inputs, new_at_places, tell_changes
 from ckpttool.run.together import group_outputs
 from ckpttool.storage.checksum import Summed, compute_checksum
 

@@ -20,12 +20,13 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from ckpttool.errors import FormatError, PlanError, VerifyError
 from ckpttool.model.catalog import Stamp
-from ckpttool.model.manifest import Listed, Origin, differences
+from ckpttool.model.manifest import JOURNAL, Listed, Origin, differences
 from ckpttool.run.manifest import Listing, listing_text, output_text
 from ckpttool.run.partial import (
     make_folder,
@@ -35,10 +36,18 @@ from ckpttool.run.partial import (
     sync_folder,
     write_document,
 )
-from ckpttool.run.sets import Place, journal_of, remove_stale_records, take_lock
-from ckpttool.run.unfinished import Unfinished, read_journal, sealed, unsealed
+from ckpttool.run.sets import (
+    PAUSE_SECONDS,
+    TRIES,
+    Place,
+    find_records,
+    journal_of,
+    remove_stale_records,
+    take_lock,
+)
+from ckpttool.run.unfinished import Unfinished, origin_in, read_journal, sealed, unsealed
 from ckpttool.storage.leftovers import PARTIAL
-from ckpttool.storage.locks import is_open_as, lock
+from ckpttool.storage.locks import holder_of, is_open_as, lock
 
 COMPLETE, END = '{"complete": [', "]}"  # around an output in its line
 UNKNOWN = Stamp(0, 0, 0)  # of an output that is not as a run left it; no file has this
@@ -65,7 +74,8 @@ class Journal:
     Raises
     ------
     PlanError
-        Another run is writing the same set, or what was left is not of the same run.
+        Another run is writing the same set, or a part of another plan to it, or what was left is
+        not of the same run.
     FormatError
         What lies there is no journal.
     OSError
@@ -90,6 +100,7 @@ class Journal:
             if place.is_part:
                 self._fds[self._path] = take_lock(self._path)
             self._begin(is_resumed)
+            self._refuse_other_plans()
             sync_folder(self._path.parent)
         except BaseException:
             self._close(remove=False)
@@ -143,7 +154,8 @@ class Journal:
     def finish(self) -> None:
         """Write the listing, which says that all of it is complete, and remove the journal."""
         lines = (self._output_at(*self._lines[rank]) for rank in sorted(self._lines))
-        write_document(str(self._place.listing), listing_text(self._place.head, lines))
+        text = listing_text(self._place.head, lines)
+        write_document(str(self._place.listing), text, is_dated=True)
         self._close(remove=True)
 
     def leave(self) -> None:
@@ -186,6 +198,26 @@ class Journal:
         self._has_left = bool(stays)
         for path in of_parts:
             path.unlink()
+
+    def _refuse_other_plans(self) -> None:
+        """Parts of two plans side by side would replace what each other's records tell of.
+
+        Each says first of what plan it is and looks then, so that of two one at least sees it.
+        """
+        others = find_records(self._place.manifest, JOURNAL) if self._place.is_part else []
+        for path in others:
+            for left in reversed(range(TRIES)):
+                by = None if path == self._path else holder_of(path)
+                other = None if by is None else origin_in(path)
+                changes = [] if other is None else list(differences(self.origin, other))
+                if not changes:
+                    break
+                if not left:
+                    self.leave()
+                    text = f"{path}: a part of another plan is being written there ({by})"
+                    remedy = "wait until it ends, or write elsewhere"
+                    raise PlanError([f"{text}: {change}; {remedy}" for change in changes])
+                time.sleep(PAUSE_SECONDS)  # that of an earlier run, it has just begun
 
     def _start(self, goes_on: Unfinished | None, before: Unfinished | None) -> None:
         """Say in the first line what the run is, unless what goes on says so already.

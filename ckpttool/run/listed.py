@@ -206,7 +206,10 @@ def check_manifest(
     elif path.name == MANIFEST:  # of a folder, which may hold other files beside the set
         return
     for name in sorted(subject - listed):
-        yield _finding(path, f"{_shown(name, path)}: is not in it, so it is of another run")
+        text = (
+            "is not in it, so it is of another run; if it was renamed, give it its old name again"
+        )
+        yield _finding(path, f"{_shown(name, path)}: {text}")
     for name in sorted(listed - subject) if path.name != MANIFEST else ():
         yield _finding(path, f"it speaks of {_shown(name, path)}, which is another file")
 

@@ -24,6 +24,7 @@ from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.catalog import Stamp
 from ckpttool.model.manifest import SCHEMA, Hashed, InputFile, Listed, Origin, StrategyFile
 from ckpttool.model.notes import Note
+from ckpttool.storage.leftovers import was_copied
 
 T = TypeVar("T", int, str)
 
@@ -198,7 +199,14 @@ class Entries:
             tuple(InputFile(one.text("path"), *one._known()) for one in self.objects("inputs")),
             self._strategies("strategies"),
             self._strategies("told") if "told" in self.entries else (),
+            tuple(self._options("options")) if "options" in self.entries else (),
         )
+
+    def _options(self, name: str) -> Iterator[tuple[str, str]]:
+        value = self.entries[name]
+        if not isinstance(value, dict) or not all(isinstance(one, str) for one in value.values()):
+            raise self.wrong(name, "texts by their names")
+        yield from value.items()
 
     def _strategies(self, name: str) -> tuple[StrategyFile, ...]:
         return tuple(
@@ -242,7 +250,7 @@ class Listing:
     head
         What it says beside the outputs.
     written_ns
-        When it was written.
+        When it was written; 0 if that is not known, since it is a copy.
     """
 
     path: Path
@@ -262,7 +270,7 @@ class Listing:
             It is not there.
         """
         with opened(path) as file:
-            written_ns = os.fstat(file.fileno()).st_mtime_ns
+            found = os.fstat(file.fileno())
             lines = _proven_lines(path, file)
             first = next(lines, b"")
             deque(lines, maxlen=0)
@@ -271,7 +279,7 @@ class Listing:
         head = Entries.parse(path, first[: -len(OPEN) - 1] + b"}")
         if head.entries.get("schema") != SCHEMA:
             raise head.wrong("schema", f"{SCHEMA} (is it of a newer ckpttool?)")
-        return cls(path, head, written_ns)
+        return cls(path, head, 0 if was_copied(found) else found.st_mtime_ns)
 
     def knows(self, output: Listed, stamp: Stamp) -> bool:
         """Whether an output that is there is as it was when it was listed, by size and times."""

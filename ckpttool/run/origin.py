@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from ckpttool import __version__
 from ckpttool.errors import CkptToolError, PlanError
-from ckpttool.model.catalog import Catalog, Stamp
+from ckpttool.model.catalog import Catalog, Stamp, format_ranks
 from ckpttool.model.manifest import InputFile, Origin, StrategyFile
 from ckpttool.model.plan import Plan
+from ckpttool.model.strategy import count
 from ckpttool.run.places import manifest_path, output_folder
 
 
@@ -39,6 +40,7 @@ def origin_of(plan: Plan) -> Origin:
             for one in (plan.documents if plan.part is None else plan.part.documents)
             if one.kind == "strategy"
         ),
+        options_of(plan) if plan.part is None else plan.part.options,
     )
 
 
@@ -66,6 +68,28 @@ def plan_digest(plan: Plan) -> str:
     ):
         state.update(f"{line!r}\n".encode())
     return f"sha256:{state.hexdigest()}"
+
+
+def options_of(plan: Plan) -> tuple[tuple[str, str], ...]:
+    """What was asked for, of what the digest tells only that it is another; see `Origin`."""
+    target, folder = plan.target, output_folder(plan.target)
+    outputs = [(rank, os.path.relpath(path, folder)) for rank, path in target.paths.items()]
+    told = [os.path.relpath(one.path, folder) for one in plan.documents if one.kind == "strategy"]
+    options = dict(options_told(target.format, outputs))
+    options["crc"] = "--crc" if "crc_num" in target.attrs else "no --crc"
+    options["told"] = f"--write-strategy {told[0]}" if told else "no --write-strategy"
+    return tuple(options.items())
+
+
+def options_told(format: str, outputs: Sequence[tuple[int, str]]) -> Iterator[tuple[str, str]]:
+    """The same, as far as the paths of outputs tell, counted from their folder."""
+    yield "format", f"--format {format}"
+    rank, path = outputs[0]
+    if Path(path).parent.name == f"rank_{rank}":
+        yield "ranks", format_ranks([rank for rank, _ in outputs])
+        yield "prefix", f"--prefix {Path(path).stem.removesuffix(str(rank))}"
+    else:
+        yield "files", count(len(outputs), "file")
 
 
 def manifest_of(plan: Plan) -> Path:

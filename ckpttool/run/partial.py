@@ -12,6 +12,7 @@ import glob
 import os
 import re
 import secrets
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -19,9 +20,10 @@ from ckpttool.errors import VerifyError, add_remark, remarks_on
 from ckpttool.formats import get_format
 from ckpttool.model.catalog import FileIndex, Stamp, TensorMeta
 from ckpttool.model.plan import OutputFile
-from ckpttool.storage.leftovers import PARTIAL
+from ckpttool.storage.leftovers import PARTIAL, was_copied
 from ckpttool.storage.locks import UNSUPPORTED, is_open_as, lock
 
+DATE_TRIES, DATE_SECONDS = 550, 0.002  # clocks of files go on in ms, on some network ones in s
 STUCK = "what is half-written could not be removed: the next run does that"
 
 
@@ -121,10 +123,11 @@ def clean_up(error: BaseException, *steps: Callable[[], None]) -> None:
                 add_remark(error, STUCK)
 
 
-def write_document(path: str, data: bytes | Iterable[str]) -> None:
+def write_document(path: str, data: bytes | Iterable[str], *, is_dated: bool = False) -> None:
     """Write a small file, or a text that is given in pieces, whole or not at all.
 
-    The folder is made if it is not there.
+    The folder is made if it is not there.  If ``is_dated``, the file is changed later than it is
+    written, by which it is told from a copy; see `ckpttool.storage.leftovers.was_copied`.
 
     Raises
     ------
@@ -141,11 +144,23 @@ def write_document(path: str, data: bytes | Iterable[str]) -> None:
                 file.write(piece if isinstance(piece, bytes) else piece.encode())
             file.flush()
             os.fsync(file.fileno())
+            if is_dated:
+                _date(file.fileno())
             partial.replace(path)
         except BaseException as error:
             clean_up(error, lambda: partial.unlink(missing_ok=True))
             raise
     sync_folder(partial.parent)
+
+
+def _date(fd: int) -> None:
+    """Keep a file's time of writing, and change it until its time of change is another."""
+    written_ns = os.fstat(fd).st_mtime_ns
+    for _ in range(DATE_TRIES):
+        os.utime(fd, ns=(written_ns, written_ns))
+        if not was_copied(os.fstat(fd)):
+            return
+        time.sleep(DATE_SECONDS)
 
 
 def remove_document(path: str) -> None:

@@ -7,19 +7,27 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
-from ckpttool.errors import CkptToolError, ExecutionError, FormatError
+from ckpttool.errors import ExecutionError, FormatError
 from ckpttool.model.catalog import Stamp
-from ckpttool.model.manifest import JOURNAL, Listed, differences
+from ckpttool.model.manifest import JOURNAL, Origin, differences
 from ckpttool.model.notes import Note
-from ckpttool.model.plan import Document, Plan
+from ckpttool.model.plan import Plan
 from ckpttool.model.strategy import count, shorten
 from ckpttool.run.batch import place_of
+from ckpttool.run.complete import (
+    complete_listing,
+    describes_nothing,
+    find_listed,
+    is_written,
+    paths_of,
+)
 from ckpttool.run.journal import resume_problems
 from ckpttool.run.listed import OpenProgress, find_intact, no_progress
 from ckpttool.run.manifest import Listing
-from ckpttool.run.origin import changed_inputs, manifest_of
+from ckpttool.run.origin import changed_inputs, manifest_of, options_told
 from ckpttool.run.partial import stamp_of
 from ckpttool.run.rights import kept_file
 from ckpttool.run.sets import (
@@ -78,6 +86,36 @@ def find_remains(
     found: set[str] = set()
     begun: set[str] = set()
     proven: dict[str, Stamp] = {}
+    for path, before in _journals(place, problems):
+        begun |= before.begun | before.complete.keys()
+        if (plan.is_resumed or not may_replace) and holder_of(path) is None:
+            unclear = names & before.complete.keys() - before.untouched(folder, {}).keys()
+            proven |= _prove(plan, path, before, sorted(unclear), executor, open_progress)
+        found |= {str(folder / name) for name in before.untouched(folder, proven)}
+        if path == own:
+            found |= {str(Path(one.path)) for one in plan.documents if is_written(one)}
+            _tell(plan, place, before, len(before.kept(folder, proven)), problems, notes)
+    partials = [Path(str(folder / name) + PARTIAL) for name in sorted(names - begun)]
+    problems += _others(partials, may_replace)
+    if not may_replace:
+        told = list(_about_set(plan, place, proven))
+        problems += told
+        documents = (str(Path(document.path)) for document in plan.documents)
+        found |= {str(place.manifest), *paths_of(plan), *documents} if told else set()
+    if plan.is_resumed:
+        listed, intact = find_listed(
+            plan, place, executor, problems, notes, may_replace, open_progress
+        )
+        proven |= intact
+        found |= listed
+    if describes_nothing(place.manifest):
+        found.add(str(place.manifest))
+    return frozenset(found), proven
+
+
+def _journals(place: Place, problems: list[str]) -> Iterator[tuple[Path, Unfinished]]:
+    """What runs left that did not end; what cannot be read of a set's own is a problem."""
+    own = journal_of(place.listing)
     held = {own, journal_of(place.manifest)}
     for path in sorted(held.union(find_records(place.manifest, JOURNAL))):
         if kept := kept_file(path, is_locked=True):
@@ -88,37 +126,25 @@ def find_remains(
         except FormatError as error:
             problems += [str(error)] if path == own else []
             continue
-        if before is None:
-            continue
-        begun |= before.begun | before.complete.keys()
-        unclear = names & before.complete.keys() - before.untouched(folder, {}).keys()
-        if (plan.is_resumed or not may_replace) and holder_of(path) is None:
-            lines = (before.lines[before.complete[name]] for name in sorted(unclear))
-            nbytes = sum(stamp.nbytes for name in unclear if (stamp := stamp_of(folder / name)))
-            with open_progress(nbytes) if nbytes else no_progress(0) as on_progress:
-                proven |= find_intact(
-                    folder, listed_in(path, lines), plan.target.attrs, executor, on_progress
-                )
-        found |= {str(folder / name) for name in before.untouched(folder, proven)}
-        if path == own:
-            found |= {str(Path(one.path)) for one in plan.documents if _is_written(one)}
-            _tell(plan, place, before, len(before.kept(folder, proven)), problems, notes)
-    partials = [Path(str(folder / name) + PARTIAL) for name in sorted(names - begun)]
-    problems += _others(partials, may_replace)
-    if not may_replace:
-        told = list(_about_set(plan, place, proven))
-        problems += told
-        documents = (str(Path(document.path)) for document in plan.documents)
-        found |= {str(place.manifest), *_wanted(plan), *documents} if told else set()
-    if plan.is_resumed:
-        listed, intact = _find_listed(
-            plan, place, executor, problems, notes, may_replace, open_progress
-        )
-        proven |= intact
-        found |= listed
-    if _describes_nothing(place.manifest):
-        found.add(str(place.manifest))
-    return frozenset(found), proven
+        if before is not None:
+            yield path, before
+
+
+def _prove(
+    plan: Plan,
+    journal: Path,
+    before: Unfinished,
+    names: Sequence[str],
+    executor: Executor,
+    open_progress: OpenProgress,
+) -> dict[str, Stamp]:
+    """Of outputs that were touched since, those whose contents are as a journal tells."""
+    folder = manifest_of(plan).parent
+    lines = (before.lines[before.complete[name]] for name in names)
+    nbytes = sum(stamp.nbytes for name in names if (stamp := stamp_of(folder / name)))
+    with open_progress(nbytes) if nbytes else no_progress(0) as on_progress:
+        listed = listed_in(journal, lines)
+        return find_intact(folder, listed, plan.target.attrs, executor, on_progress)
 
 
 def look_at_places(plan: Plan) -> dict[str, Stamp]:
@@ -168,10 +194,10 @@ def _about_set(plan: Plan, place: Place, proven: Mapping[str, Stamp]) -> Iterato
             text += " says; take that for all of them, or remove the records that are not wanted"
             yield f"{shorten(others, 3)}: {text}"
             return
-    if _describes_nothing(place.listing):
+    if describes_nothing(place.listing):
         return  # all of it was removed, so nothing stands in the way
     if not plan.is_resumed:
-        listing = _complete_listing(plan, place, proven) if plan.target.paths else None
+        listing = complete_listing(plan, place, proven) if plan.target.paths else None
         if listing is not None:
             text = f"{listing.path} says that this very command has written all of it "
             text += f"({count(len(plan.target.paths), 'output')})"
@@ -181,13 +207,22 @@ def _about_set(plan: Plan, place: Place, proven: Mapping[str, Stamp]) -> Iterato
     for path in dict.fromkeys((place.listing, place.manifest)):
         with suppress(FileNotFoundError):
             try:
-                origin = Listing.read(path).head.origin()
+                origin = _origin_in(Listing.read(path))
             except FormatError as error:
                 yield f"{error}; --resume cannot do without it, --overwrite writes all anew"
                 continue
             for change in differences(mine, origin) if path == place.listing else ():
                 text = f"{path}: --resume: what is there is of another run: {change}"
                 yield f"{text}; write to another place, or --overwrite writes all anew"
+
+
+def _origin_in(listing: Listing) -> Origin:
+    """The run that a listing is of; what a manifest does not tell of it, its outputs do."""
+    origin, outputs = listing.head.origin(), listing.manifest().outputs
+    if origin.options or not outputs:
+        return origin
+    paths = [(output.rank, output.path) for output in outputs]
+    return replace(origin, options=tuple(options_told(outputs[0].format, paths)))
 
 
 def _is_file(path: Path) -> bool:
@@ -231,121 +266,6 @@ def count_kept(plan: Plan) -> int:
         listing = record_of(manifest, plan.part.number, plan.part.count)
     before = read_journal(journal_of(listing))
     return 0 if before is None else len(before.kept(manifest.parent, {}))
-
-
-def _describes_nothing(manifest: Path) -> bool:
-    """Whether this is a manifest of outputs that somebody has removed, all of them."""
-    try:
-        outputs = Listing.read(manifest).manifest().outputs
-    except (FileNotFoundError, CkptToolError):
-        return False
-    return not any(os.path.lexists(manifest.parent / output.path) for output in outputs)
-
-
-def is_complete(plan: Plan) -> bool:
-    """Whether all that a plan is to write is there, as its manifest or record says."""
-    place = place_of(plan)
-    has_left = journal_of(place.listing).exists()  # which is to be looked through, and to go
-    return not has_left and _complete_listing(plan, place, plan.proven) is not None
-
-
-def _complete_listing(plan: Plan, place: Place, proven: Mapping[str, Stamp]) -> Listing | None:
-    """The manifest or record that says so, if all is there."""
-    listing = _listing_of(plan, place) if all(map(_is_written, plan.documents)) else None
-    is_so = listing is not None and all(
-        stamp is not None and (listing.knows(output, stamp) or proven.get(path) == stamp)
-        for path, output, stamp in _outputs(plan, listing)
-    )
-    return listing if is_so else None
-
-
-def _find_listed(
-    plan: Plan,
-    place: Place,
-    executor: Executor,
-    problems: list[str],
-    notes: list[Note],
-    may_replace: bool,
-    open_progress: OpenProgress,
-) -> tuple[set[str], dict[str, Stamp]]:
-    """The files of a set that was complete, and which of them its hashes prove; none if changed.
-
-    What is gone is to be written again, as a note says.  What was changed since is added to
-    ``problems``, unless it may be replaced.
-    """
-    listing, folder = _listing_of(plan, place), place.manifest.parent
-    if listing is None:
-        return set(), {}
-    gone, there, unclear = [], [], {}
-    for path, output, stamp in _outputs(plan, listing):
-        if stamp is None:
-            gone.append(str(folder / path))
-        elif listing.knows(output, stamp):
-            there.append(str(folder / path))
-        else:  # written to, or moved here, after it was listed
-            unclear[path] = stamp.nbytes
-    proven: dict[str, Stamp] = {}
-    if unclear:
-        outputs = (output for path, output, _ in _outputs(plan, listing) if path in unclear)
-        with open_progress(sum(unclear.values())) as on_progress:
-            proven = find_intact(folder, outputs, plan.target.attrs, executor, on_progress)
-    there += [str(folder / path) for path in proven]
-    wrong = [str(folder / path) for path in unclear if path not in proven]
-    for path in (document.path for document in plan.documents if not _is_written(document)):
-        (wrong if os.path.lexists(path) else gone).append(path)
-    if gone and listing.path != place.listing:
-        text = f"{listing.path}: {_are_gone(gone)}; the same command without --part writes what is "
-        problems.append(f"{text}gone of a set that is committed")
-    elif wrong and not may_replace:
-        text = f"not what {listing.path} says was written; has it been changed?"
-        problems.append(f"{shorten(wrong, 3)}: {text}")
-    else:
-        if gone and there:
-            text = f"{listing.path}: {_are_gone(gone)}, written again; the others are kept"
-            notes.append(Note("unfinished", text))
-        documents = [document.path for document in plan.documents]
-        return {str(Path(path)) for path in (*there, *documents, str(place.manifest))}, proven
-    return set(), {}
-
-
-def _are_gone(paths: Sequence[str]) -> str:
-    is_one = len(paths) == 1
-    return f"{count(len(paths), 'output')} {'is' if is_one else 'are'} gone ({shorten(paths, 3)})"
-
-
-def _listing_of(plan: Plan, place: Place) -> Listing | None:
-    """The manifest or record of this plan, there or not what it lists."""
-    wanted = _wanted(plan)
-    for path in dict.fromkeys((place.listing, place.manifest)):
-        listing = place.find_listing(path)
-        if listing is None:
-            continue
-        try:
-            outputs = listing.manifest().outputs
-        except (FileNotFoundError, FormatError):
-            continue  # cut short
-        if wanted <= {str(path.parent / output.path) for output in outputs}:
-            return listing
-    return None
-
-
-def _wanted(plan: Plan) -> set[str]:
-    return {str(Path(path)) for path in plan.target.paths.values()}
-
-
-def _is_written(document: Document) -> bool:
-    try:
-        return Path(document.path).read_bytes() == document.data
-    except OSError:
-        return False
-
-
-def _outputs(plan: Plan, listing: Listing) -> Iterator[tuple[str, Listed, Stamp | None]]:
-    """The outputs of a plan: the path and what a listing says of each, and what is there now."""
-    folder, wanted = listing.path.parent, _wanted(plan)
-    for output in listing.outputs():
-        if str(folder / output.path) in wanted:
-            yield output.path, output, stamp_of(folder / output.path)
 
 
 def check_inputs(plan: Plan) -> None:

@@ -6,6 +6,7 @@ The journal of a set is also its lock: a run holds it alone, the runs of parts h
 from __future__ import annotations
 
 import glob
+import json
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -13,10 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpttool.errors import CkptToolError, PlanError
+from ckpttool.errors import CkptToolError, FormatError, PlanError
 from ckpttool.model.manifest import JOURNAL, MANIFEST, Origin
-from ckpttool.run.manifest import Listing
+from ckpttool.run.manifest import Listing, opened
 from ckpttool.run.partial import remove_stale
+from ckpttool.storage.journals import journal_of_begun
 from ckpttool.storage.leftovers import PARTIAL, interruption
 from ckpttool.storage.locks import holder_of, lock, name_of_holder
 
@@ -39,6 +41,8 @@ class Place:
         What the listing says beside its outputs.
     outdated
         Documents of the set, which speak of it as complete.
+    outputs
+        Paths of what it writes, counted from the manifest's folder.
     """
 
     manifest: Path
@@ -46,6 +50,7 @@ class Place:
     origin: Origin
     head: Mapping[str, object]
     outdated: tuple[str, ...] = ()
+    outputs: frozenset[str] = frozenset()
 
     @property
     def is_part(self) -> bool:
@@ -53,10 +58,29 @@ class Place:
         return self.manifest != self.listing
 
     def records_of_parts(self) -> list[Path]:
-        """Those that this makes outdated: of other numbers of parts, and if it is none, all."""
-        ending = self.listing.name[self.listing.name.rindex("-of-") :] if self.is_part else None
+        """Those that this makes outdated: all, or if it is a part those that cannot be beside it.
+
+        These are records of other numbers of parts, and those of another plan that tell of an
+        output which this one replaces.
+        """
         records = find_records(self.manifest)
-        return [path for path in records if ending is None or not path.name.endswith(ending)]
+        if not self.is_part:
+            return records
+        ending = self.listing.name[self.listing.name.rindex("-of-") :]
+        return [path for path in records if not path.name.endswith(ending) or self._replaces(path)]
+
+    def _replaces(self, record: Path) -> bool:
+        """Whether a record is of another plan, and of an output that is this one's, too."""
+        mine = json.dumps(self.origin.head_with_times()).removesuffix("}").encode("ascii")
+        try:
+            with opened(record) as file:
+                if file.read(len(mine)) == mine:
+                    return False  # without reading all of it: there may be thousands
+            return any(one.path in self.outputs for one in Listing.read(record).outputs())
+        except FileNotFoundError:
+            return False
+        except FormatError:
+            return True  # it proves nothing
 
     def journals_of_parts(self) -> list[Path]:
         """Those of parts, if this is none."""
@@ -69,7 +93,8 @@ class Place:
         except (FileNotFoundError, CkptToolError):
             return None  # it says nothing, and is replaced only if that is asked for
         head = self.head if path == self.listing else self.origin.head()
-        return listing if listing.head.entries == head else None
+        said = {**listing.head.entries, "options": None}
+        return listing if said == {**head, "options": None} else None
 
     def set_aside(self, journal: Path) -> None:
         """Empty the journal of the set; what a whole run left in it goes where every part looks."""
@@ -109,10 +134,12 @@ def journal_of(listing: Path) -> Path:
 
 
 def why_absent(path: Path) -> str | None:
-    """Why a single output that is not there is not; None if no run tells."""
+    """Why an output that is not there is not; None if no run tells."""
     try:
-        by = holder_of(journal_of(path.with_name(f"{path.name}.{MANIFEST}")))
-        is_left = by is None and interruption(path) is not None
+        own = journal_of(path.with_name(f"{path.name}.{MANIFEST}"))
+        journal = journal_of_begun(path) or own
+        by = holder_of(journal)
+        is_left = by is None and (journal != own or interruption(path) is not None)
     except OSError:
         return None  # it could not be written there either
     if by is not None:

@@ -6,14 +6,8 @@ the strategy says 0.  Of the ranks that should hold equal slices, those at posit
 elements are all the same tells nothing, but it has as many rows as its parameter or its states,
 which may tell.  Gradients (``accu_grads``) with more rows than their parameter prove a shard.
 
-Replicas that drifted apart, or of which some are stale, look the same.  That is no guess to be
-made, so it is a question where one of these speaks for them:
-
-- two ranks that differ, and nothing else;
-- a tensor that is whole although it is as large as one that would be cut, and its rows divide.
-  MindSpore leaves whole what is small (``parallel_optimizer_threshold``), what stages share, what
-  does not divide, and by ``parallel_optimizer=False`` what the user names;
-- slices that are nearly the same numbers.
+Replicas that drifted apart look the same, so it is a question where something speaks for them; see
+`ckpttool.run.drift`.
 """
 
 from __future__ import annotations
@@ -24,12 +18,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ckpttool.formats.stopping import result_of
-from ckpttool.model.catalog import StoredTensor, format_ranks
+from ckpttool.model.catalog import format_ranks
 from ckpttool.model.notes import Note
 from ckpttool.model.reduced import reduced_from
 from ckpttool.model.source import Source
-from ckpttool.model.strategy import GRADIENTS, Strategy, count, parameter_of, shorten
+from ckpttool.model.strategy import Strategy, count, shorten
+from ckpttool.run.drift import why_unproven
 from ckpttool.run.verdicts import (
+    Contents,
     contradictions,
     divisors,
     possible_shards,
@@ -39,11 +35,9 @@ from ckpttool.run.verdicts import (
     shards_by_gradients,
     smallest_shard,
 )
-from ckpttool.storage.digest import Sample, digest, nearness, sample
+from ckpttool.storage.digest import Sample, digest, sample
 
 BUFFER_BYTES = 4 << 20  # held by each worker
-
-Contents = Mapping[int, Sample]  # of one source, by rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,22 +166,27 @@ def _judge(
         return Shards(strategy, problems=(text,), names=frozenset(odd))
     if odd:
         return None
-    if wanted is None and (why := _why_unproven(listed, contents, shards_of, executor)):
+    if wanted is None and (why := why_unproven(listed, contents, shards_of, executor)):
         return _question(strategy, listed, shards_of, why)
     cut = {name: shard for name, shard in shards_of.items() if shard > 1}
-    layouts = {
-        name: tuple(replace(layout, optimizer_shard=cut.get(name, 1)) for layout in of_stages)
-        if name in cut
-        else of_stages
-        for name, of_stages in strategy.layouts.items()
-    }
     names = frozenset(source.meta.name for source in unclear)
     notes = (
         *_on_too_many(listed, wanted),
         *_on_proven(cut, decided),
         *_on_decided(shards_of, decided, wanted),
     )
-    return Shards(replace(strategy, layouts=layouts), notes, questions(unclear, ways), names)
+    return Shards(_corrected(strategy, cut), notes, questions(unclear, ways), names)
+
+
+def _corrected(strategy: Strategy, cut: Mapping[str, int]) -> Strategy:
+    """The strategy with these optimizer shards."""
+    layouts = {
+        name: tuple(replace(layout, optimizer_shard=cut.get(name, 1)) for layout in of_stages)
+        if name in cut
+        else of_stages
+        for name, of_stages in strategy.layouts.items()
+    }
+    return replace(strategy, layouts=layouts)
 
 
 def _why_not(listed: Sequence[Source], wanted: int, ranks: int) -> str | None:
@@ -225,73 +224,6 @@ def _contradicting(
     named = shorten(f"{name} ({shard or 'none at all'})" for name, shard in odd.items())
     text = f"--optimizer-shard {wanted}, but ranks hold slices of another optimizer shard: {named}"
     return Shards(strategy, problems=(text,), names=frozenset(odd))
-
-
-def _why_unproven(
-    listed: Sequence[Source],
-    contents: Sequence[Contents],
-    shards: Mapping[str, int],
-    executor: Executor,
-) -> str | None:
-    """What speaks for replicas that drifted apart, or None if slices are proven."""
-    cut = [source for source in listed if shards.get(source.meta.name, 1) > 1]
-    if not cut or shards_by_gradients(listed):  # which nothing contradicts
-        return None
-    telling = [source.layout.replicas for source in cut if shards[source.meta.name] == 2]
-    if len(telling) == len(cut) and set(telling) == {2}:
-        return "only two ranks differ"
-    smallest = min(cut, key=lambda one: one.meta.nbytes * shards[one.meta.name])
-    nbytes = smallest.meta.nbytes * shards[smallest.meta.name]
-    is_all = shards[smallest.meta.name] == smallest.layout.replicas
-    whole = [
-        source.meta.name
-        for source, held in zip(listed, contents, strict=True)
-        if shards.get(source.meta.name) == 1
-        and not all(sample.is_constant for sample in held.values())
-        and not source.meta.name.startswith(GRADIENTS)
-        and source.meta.nbytes >= nbytes
-        and _divides(source, source.layout.replicas if is_all else shards[smallest.meta.name])
-    ]
-    if whole:
-        text = f"{shorten(whole, 3)}, as large as {smallest.meta.name}, would be cut, too, and "
-        return f"{text}{'is' if len(whole) == 1 else 'are'} the same on these ranks"
-    return _why_near(
-        cut, [held for one, held in zip(listed, contents, strict=True) if one in cut], executor
-    )
-
-
-def _divides(source: Source, shard: int) -> bool:
-    return source.meta.shape[0] % shard == 0 and source.layout.replicas % shard == 0
-
-
-def _why_near(
-    cut: Sequence[Source], contents: Sequence[Contents], executor: Executor
-) -> str | None:
-    """Says so if most numbers of two slices of the parameters are nearly the same."""
-    pairs = [
-        (source, pair)
-        for source, held in zip(cut, contents, strict=True)
-        if (pair := _two_that_differ(source, held)) is not None
-    ]
-    weights = [pair for pair in pairs if parameter_of(pair[0].meta.name) is None] or pairs
-    futures = [(source, executor.submit(nearness, *pair)) for source, pair in weights]
-    near = total = 0.0
-    for source, future in futures:
-        share = result_of(future)
-        if share is not None:
-            total += source.meta.nbytes
-            near += share * source.meta.nbytes
-    return "most of the numbers are nearly the same" if near * 2 > total else None
-
-
-def _two_that_differ(source: Source, held: Contents) -> tuple[StoredTensor, StoredTensor] | None:
-    """What two owners of a slice hold, if neither is constant and they differ."""
-    for ranks in source.replicas():
-        seen = [rank for rank in ranks if not held[rank].is_constant]
-        other = next((rank for rank in seen if held[rank] != held[seen[0]]), None)
-        if other is not None:
-            return ranks[seen[0]], ranks[other]
-    return None
 
 
 def _question(

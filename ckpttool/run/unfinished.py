@@ -121,6 +121,17 @@ def read_journal(path: Path) -> Unfinished | None:
     return found
 
 
+def origin_in(journal: Path) -> Origin | None:
+    """The run whose journal this is, from its first line; None if it cannot be told."""
+    try:
+        for _, line in _whole_lines(journal):
+            (head,) = line.objects("run")
+            return head.origin()
+    except (FileNotFoundError, FormatError, ValueError):
+        pass  # gone, or just being begun
+    return None
+
+
 def journal_that_tells_of(partial: Path) -> Path | None:
     """The journal of a set, one file or a folder, that tells of a temporary file; None if none."""
     output = Path(str(partial).removesuffix(PARTIAL))

@@ -11,8 +11,10 @@ from ckpttool.model.source import Source
 from ckpttool.model.strategy import GRADIENTS, parameter_of, shorten
 from ckpttool.storage.digest import Sample
 
+Contents = Mapping[int, Sample]  # of one source, by rank
 
-def smallest_shard(layout: Layout, contents: Mapping[int, Sample]) -> int | None:
+
+def smallest_shard(layout: Layout, contents: Contents) -> int | None:
     """The optimizer shard that these contents of ranks show.
 
     None if any may be, all elements being the same; 0 if there is none that explains them: some
@@ -27,7 +29,7 @@ def smallest_shard(layout: Layout, contents: Mapping[int, Sample]) -> int | None
     return shard if are_distinct else 0
 
 
-def possible_shards(source: Source, contents: Mapping[int, Sample]) -> list[int]:
+def possible_shards(source: Source, contents: Contents) -> list[int]:
     """The optimizer shards that explain what ranks hold, if several do, as some hold nothing.
 
     Where all ranks have the tensor, what they hold tells.
@@ -46,7 +48,7 @@ def missing_ranks(source: Source) -> list[int]:
     ]
 
 
-def _explains(layout: Layout, contents: Mapping[int, Sample], shard: int) -> tuple[bool, bool]:
+def _explains(layout: Layout, contents: Contents, shard: int) -> tuple[bool, bool]:
     """Whether ranks hold the same that should by this shard, and different things that should."""
     cut = replace(layout, optimizer_shard=shard)
     slices: dict[tuple[int, ...], list[Sample]] = {}  # by the slice that the shard cuts

@@ -41,7 +41,7 @@ from ckpttool.run.replicas import (
     other_stages,
     slices_of,
 )
-from ckpttool.storage.scan import scan
+from ckpttool.storage.scan import scan_all
 
 OpenProgress = Callable[[int], AbstractContextManager[Callable[[int], None]]]
 
@@ -98,10 +98,11 @@ def scan_to_verify(
 ) -> Catalog:
     """What is on disk, as of `scan`, but what is wrong with the files is in the catalog, too.
 
-    That is a single file that is damaged, and ranks that have no step in common.
+    That is a single file that is damaged, ranks that have no step in common, files that are not as
+    an index says, and a run that did not end and has completed none.
     """
     try:
-        return scan(src, pattern, step, key=key, on_progress=on_progress)
+        return scan_all(src, pattern, step, key=key, on_progress=on_progress)
     except StepError as error:
         return Catalog(src, {}, problems=error.problems)
     except FormatError as error:
@@ -149,10 +150,11 @@ def verify(
     """
     executor = executor or InlineExecutor()
     if not catalog.files and not catalog.damaged:
-        findings = [Finding("step", problem) for problem in catalog.problems]
+        findings = [*catalog.findings]
+        findings += (Finding("step", problem) for problem in catalog.problems)
         for path in find_manifests(catalog):
             findings += check_manifest(catalog, path, executor, deep)
-        return Report(catalog.root, findings=tuple(findings))
+        return Report(catalog.root, findings=tuple(findings), notes=catalog.notes)
     if strategy is not None or replicated or catalog.description is not None:
         strategy = known_strategy(catalog, strategy, replicated)
     if catalog.is_undivided:
@@ -196,6 +198,7 @@ class _Verification:
         of_strategy = self.strategy.notes if self.strategy is not None else ()
         notes = [*notes_of_scan(catalog, self.strategy), *of_strategy, *sources.notes]
         findings = [Finding("unfinished", problem) for problem in catalog.problems]
+        findings += catalog.findings
         findings += [*find_damage(catalog, notes), *find_gaps(catalog, notes), *sources.problems]
         for file in catalog.files.values():
             findings += find_shared_bytes(file)

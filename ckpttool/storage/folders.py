@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ckpttool.errors import PlanError, UnsupportedError
+from ckpttool.errors import PlanError, UnfinishedError, UnsupportedError
 from ckpttool.formats import format_of_suffix
 from ckpttool.formats.others import OTHERS, recognise
 from ckpttool.formats.unified import is_index_name
@@ -106,6 +106,36 @@ def list_rank_files(root: Path, notes: list[Note], empty: set[int]) -> list[Foun
 
     Ranks whose folder has none are added to ``empty``.
     """
+    folders, others, problems = _find_folders(root)
+    note_leftovers(root, folders.values(), notes)
+    if not folders:
+        return _list_flat_files(root, notes)
+    found = []
+    in_parts = []
+    for rank, folder in sorted(folders.items()):
+        inside = [Found(rank, path, path.name) for path in checkpoint_files(folder)]
+        if not inside:
+            empty.add(rank)
+        if len(inside) > 1 and any(is_index_name(path.name) for path in folder.iterdir()):
+            in_parts.append(folder)
+        found += inside
+    if in_parts:
+        problems.append(
+            f"{shorten(map(str, in_parts), 3)}: what one rank holds lies in several files, as an "
+            f"index says; make them one first: ckpttool merge {in_parts[0]} -o "
+            f"ONE/{in_parts[0].name}/net.safetensors, and so on"
+        )
+    if not found:
+        _refuse_unfinished(root)
+        problems += [f"rank {rank}: no checkpoint file in {folders[rank]}" for rank in empty]
+    if problems:
+        raise PlanError([*problems, *unfinished(notes)])
+    note_others(root, others, notes)
+    return found
+
+
+def _find_folders(root: Path) -> tuple[dict[int, Path], list[str], list[str]]:
+    """Rank folders by rank, names of what else is there, and what is wrong with it."""
     folders: dict[int, Path] = {}
     words: dict[str, str] = {}
     problems: list[str] = []
@@ -127,33 +157,7 @@ def list_rank_files(root: Path, notes: list[Note], empty: set[int]) -> list[Foun
                 "say which with --pattern"
             )
         ]
-    note_leftovers(root, folders.values(), notes)
-    if not folders:
-        return _list_flat_files(root, notes)
-    found = []
-    in_parts = []
-    for rank, folder in sorted(folders.items()):
-        inside = [Found(rank, path, path.name) for path in checkpoint_files(folder)]
-        if not inside:
-            empty.add(rank)
-        if len(inside) > 1 and any(is_index_name(path.name) for path in folder.iterdir()):
-            in_parts.append(folder)
-        found += inside
-    if in_parts:
-        problems.append(
-            f"{shorten(map(str, in_parts), 3)}: what one rank holds lies in several files, as an "
-            f"index says; make them one first: ckpttool merge {in_parts[0]} -o "
-            f"ONE/{in_parts[0].name}/net.safetensors, and so on"
-        )
-    if not found:
-        said = interruption(root)
-        if said is not None:  # which tells why there is nothing, and what to do
-            raise PlanError([said])
-        problems += [f"rank {rank}: no checkpoint file in {folders[rank]}" for rank in empty]
-    if problems:
-        raise PlanError([*problems, *unfinished(notes)])
-    note_others(root, others, notes)
-    return found
+    return folders, others, problems
 
 
 def unfinished(notes: Sequence[Note]) -> Iterator[str]:
@@ -171,6 +175,7 @@ def _list_flat_files(root: Path, notes: list[Note]) -> list[Found]:
         if (match := RANK_IN_NAME.search(path.name)) is not None
     ]
     if not found:
+        _refuse_unfinished(root)
         _refuse_pytorch(root)
         hint = f"; to use one file, name it: {files[0]}" if len(files) == 1 else ""
         if RANK_FOLDER.fullmatch(root.absolute().name) is not None:
@@ -189,6 +194,13 @@ def _list_flat_files(root: Path, notes: list[Note]) -> list[Found]:
         )
         raise PlanError([text, *unfinished(notes)])
     return found
+
+
+def _refuse_unfinished(root: Path) -> None:
+    """Raise what tells of a run of ckpttool that there are no files of, and what to do."""
+    said = interruption(root)
+    if said is not None:
+        raise UnfinishedError([said])
 
 
 def _refuse_pytorch(root: Path) -> None:

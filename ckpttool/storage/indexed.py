@@ -10,11 +10,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from ckpttool.errors import FormatError, PlanError, raise_all
+from ckpttool.errors import FormatError, PlanError
 from ckpttool.formats import format_of_suffix, read_index, read_indexes
 from ckpttool.formats.unified import REST, WeightIndex, is_index_name, is_inside, read_index_file
 from ckpttool.model.catalog import Catalog, FileIndex
 from ckpttool.model.ciphertext import Secret
+from ckpttool.model.findings import Finding
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import count, shorten
 from ckpttool.storage.folders import RANK_FOLDER
@@ -27,7 +28,8 @@ def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
     """The catalog of an undivided checkpoint in a folder, or None if ``src`` is none.
 
     Its files are numbered from 0, in the order of their names, numbers in them as numbers; the
-    file that goes to every rank is the last.
+    file that goes to every rank is the last.  What does not fit together of an index and the files
+    is in ``Catalog.findings``.
 
     Parameters
     ----------
@@ -41,7 +43,7 @@ def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
     FormatError
         An index is damaged.
     PlanError
-        The index and the files do not fit together: all that was found, in one error.
+        There are several checkpoints in it.
     OSError
         A folder or a file cannot be read.
     """
@@ -60,8 +62,10 @@ def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
         if files and not ranks and all(PART.fullmatch(path.name) for path in files):
             names = shorten((path.name for path in files), 3)
             reason = f"{src}: {names}: parts of a checkpoint, and no index that says whether they "
-            reason += "are all (param_name_map.json or model.safetensors.index.json)"
-            raise PlanError([f"{reason}; was the run that wrote them cut short?"])
+            reason += "are all (param_name_map.json or model.safetensors.index.json); was the run "
+            lost = Finding("missing", reason + "that wrote them cut short?")
+            held, damaged = _headers([str(path) for path in files], key)
+            return Catalog(src, held, damaged=damaged, is_undivided=True, findings=(lost,))
         return None
     named = shorten(Path(index.path).name for index in indexes)
     if ranks:
@@ -90,8 +94,8 @@ def _read(src: str, root: Path, indexes: list[WeightIndex], key: Secret | None) 
     named: dict[str, list[str]] = defaultdict(list)
     for name, file in index.files.items():
         named[file].append(name)
-    problems = [
-        f"{index.path}: {file!r} is not below the folder of the index"
+    findings = [
+        Finding("damaged", f"{index.path}: {file!r} is not below the folder of the index")
         for file in named
         if not is_inside(file)
     ]
@@ -100,28 +104,33 @@ def _read(src: str, root: Path, indexes: list[WeightIndex], key: Secret | None) 
             named.setdefault(REST + suffix, [])
     inside = sorted(filter(is_inside, named), key=_natural)
     there = [file for file in inside if (root / file).is_file()]
-    problems += [
-        f"{root / file}: not there, and {index.path} says it has {_tensors(named[file])}"
-        for file in inside
-        if file not in there
-    ]
-    found = dict(enumerate(read_indexes([str(root / file) for file in there], key)))
-    damaged = {n: error for n, error in found.items() if isinstance(error, FormatError)}
-    files = {n: file for n, file in found.items() if isinstance(file, FileIndex)}
+    for file in (file for file in inside if file not in there):
+        text = f"{root / file}: not there, and {index.path} says it has {_tensors(named[file])}"
+        findings.append(Finding("missing", text))
+    files, damaged = _headers([str(root / file) for file in there], key)
     held = {Path(file.path).relative_to(root).as_posix(): file for file in files.values()}
-    problems += _disagreements(index, named, held)
-    if problems:
-        raise_all((*damaged.values(), PlanError(problems)))
+    findings += _disagreements(index, named, held)
     rest = next((file for at, file in held.items() if Path(at).stem == REST), None)
+    is_partial = bool(damaged or findings)
     return Catalog(
         src,
         files,
         damaged=damaged,
-        notes=tuple(_notes(root, indexes, named, files.values(), bool(damaged))),
+        notes=tuple(_notes(root, indexes, named, files.values(), is_partial)),
         is_undivided=True,
         indexes=tuple(index.path for index in indexes),
         apart={} if rest is None else {name: name in index.files for name in rest.tensors},
+        findings=tuple(findings),
     )
+
+
+def _headers(
+    paths: list[str], key: Secret | None
+) -> tuple[dict[int, FileIndex], dict[int, FormatError]]:
+    """The headers of files by their number, and what is wrong with the others."""
+    found = dict(enumerate(read_indexes(paths, key)))
+    files = {n: file for n, file in found.items() if isinstance(file, FileIndex)}
+    return files, {n: error for n, error in found.items() if isinstance(error, FormatError)}
 
 
 def _natural(file: str) -> tuple[bool, list[str | int]]:
@@ -132,19 +141,22 @@ def _natural(file: str) -> tuple[bool, list[str | int]]:
 
 def _disagreements(
     index: WeightIndex, named: Mapping[str, list[str]], held: Mapping[str, FileIndex]
-) -> Iterator[str]:
+) -> Iterator[Finding]:
     """What the files hold otherwise than the index says."""
     for at, file in held.items():
         lost = [name for name in named[at] if name not in file.tensors]
         if lost:
-            yield f"{file.path}: lacks {_tensors(lost)} that {index.path} says are in it"
+            text = f"{file.path}: lacks {_tensors(lost)} that {index.path} says are in it"
+            yield Finding("missing", text)
         twice = [name for name in file.tensors if index.files.get(name, at) != at]
         if twice:
             there = shorten(sorted({index.files[name] for name in twice}), 3)
-            yield f"{file.path}: holds {_tensors(twice)} that {index.path} says are in {there}"
+            text = f"{file.path}: holds {_tensors(twice)} that {index.path} says are in {there}"
+            yield Finding("damaged", text)
         unknown = [name for name in file.tensors if name not in index.files]
         if unknown and Path(at).stem != REST:
-            yield f"{file.path}: holds {_tensors(unknown)} that {index.path} does not name"
+            text = f"{file.path}: holds {_tensors(unknown)} that {index.path} does not name"
+            yield Finding("damaged", text)
 
 
 def _tensors(names: list[str]) -> str:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import glob
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -42,7 +43,7 @@ FAILED = re.compile(r"transform_failed_rank_\d+\.txt")
 MARKER = re.compile(r"(merge_succeed|transform_succeed_rank_\d+)\.txt")
 TOLD_BY_CONTENT = (".pb", ".json", ".meta", ".mindir")
 PATH_ENTRY = re.compile(rb'"path": ("[^"\\]*(?:\\.[^"\\]*)*")')
-HEAD_BYTES = 100_000_000  # of a manifest
+HEAD_BYTES = 100_000_000  # of a line of a manifest or journal
 BACKUP = "backup.ckpt"
 REASON_BYTES = 200  # of a text that says why a conversion failed
 
@@ -77,7 +78,7 @@ def interruption(path: Path) -> str | None:
     if by := writer_of(manifest):
         text = f"a run of ckpttool is writing here ({by}), so files are missing, or of another run"
         return f"{path}: {text}; wait until it ends"
-    if any(_journals_of(manifest)):
+    if any(journals_of(manifest)):
         text = "a run of ckpttool has not ended here, so files may be missing or of another run; "
         return f"{path}: {text}finish it with the same command and --resume"
     if any(_records_of(manifest)):
@@ -86,16 +87,26 @@ def interruption(path: Path) -> str | None:
     return None
 
 
+def was_copied(found: os.stat_result) -> bool:
+    """Whether a dated document has been written to since, or was copied without its times.
+
+    Both times are then those of that moment, which says nothing of how old its contents are.  A
+    copy that was renamed afterwards is not told.
+    """
+    return found.st_ctime_ns == found.st_mtime_ns
+
+
 def writer_of(manifest: Path) -> str | None:
     """Who is writing the set of a manifest at this moment, all of it or a part."""
-    for journal in _journals_of(manifest):
+    for journal in journals_of(manifest):
         with suppress(PermissionError):  # it is not ours to know
             if by := holder_of(journal):
                 return by
     return None
 
 
-def _journals_of(manifest: Path) -> Iterator[Path]:
+def journals_of(manifest: Path) -> Iterator[Path]:
+    """The journals of a set that say anything: that of the set, and those of parts."""
     journal = Path(f"{manifest}{JOURNAL}")
     if has_text(journal):
         yield journal

@@ -56,7 +56,7 @@ def name_of_holder(path: Path) -> str:
     try:
         with path.open("rb") as file:
             return str(json.loads(file.readline(1 << 16).rpartition(b" ")[0])["by"])
-    except (OSError, ValueError, TypeError, LookupError):
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):
         return "with --part, or it has just begun"
 
 

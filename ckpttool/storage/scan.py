@@ -7,11 +7,19 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from ckpttool.errors import FormatError, PlanError, UnsupportedError, WrongKeyError, raise_all
+from ckpttool.errors import (
+    FormatError,
+    PlanError,
+    UnfinishedError,
+    UnsupportedError,
+    WrongKeyError,
+    raise_all,
+)
 from ckpttool.formats import read_index, read_indexes
 from ckpttool.formats.encrypted import fitting_others
 from ckpttool.model.catalog import Catalog, FileIndex, format_ranks
 from ckpttool.model.ciphertext import Secret
+from ckpttool.model.findings import Finding
 from ckpttool.model.notes import Note
 from ckpttool.storage.described import scan_described
 from ckpttool.storage.folders import (
@@ -22,6 +30,7 @@ from ckpttool.storage.folders import (
     unfinished,
 )
 from ckpttool.storage.indexed import note_index, scan_indexed
+from ckpttool.storage.journals import notes_of_runs, on_half_written
 from ckpttool.storage.leftovers import (
     PARTIAL,
     interruption,
@@ -65,7 +74,7 @@ def scan(
     Raises
     ------
     PlanError
-        No files, two files for a rank.
+        No files, two files for a rank, an index that does not fit them.
     StepError
         No step that every rank has.
     FormatError
@@ -74,40 +83,44 @@ def scan(
     OSError
         A folder cannot be read, or ``src`` if it is one file.
     """
+    catalog = scan_all(src, pattern, step, key=key, on_progress=on_progress)
+    if catalog.findings:
+        texts = [finding.text for finding in catalog.findings]
+        raise_all([*catalog.damaged.values(), PlanError([*catalog.problems, *texts])])
+    return catalog
+
+
+def scan_all(
+    src: str,
+    pattern: str | None = None,
+    step: str | None = None,
+    *,
+    key: bytes | Secret | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Catalog:
+    """The same of what does not fit together, too: see ``Catalog.findings``."""
     root = Path(src)
     key = Secret(key) if isinstance(key, bytes) else key
-    undivided = scan_indexed(src, key) if pattern is None else None
+    undivided = _scan_undivided(root, src, key) if pattern is None else None
     if undivided is not None:
-        about_key = _note_encryption(undivided.files, key)
-        return replace(
-            undivided,
-            notes=(*undivided.notes, *about_key),
-            problems=(*undivided.problems, *_problems(root if root.is_dir() else root.parent)),
-        )
+        return undivided
     if not root.is_dir():
         return _scan_file(root, key)
     notes: list[Note] = []
     empty: set[int] = set()
-    if pattern is not None:
-        found = list_by_pattern(root, pattern)
-        raise_all(error for item in found for error in _refusals(item.path))
-    else:
+    if pattern is None:
         root = find_checkpoint(root, notes)
-        described = scan_described(str(root), step)
+        described = _scan_described(root, step, key, notes)
         if described is not None:
-            notes += [*described.notes, *_note_encryption(described.files, key)]
-            note_rank_folders(root, notes)
-            return replace(described, notes=tuple(notes))
-        found = list_rank_files(root, notes, empty)
-    if step is None:
-        found = set_backups_aside(found, notes)
+            return described
     try:
-        chosen, label = choose_step(str(root), found, step, notes)
-    except PlanError as error:
-        raise type(error)([*error.problems, *unfinished(notes)]) from error
-    ranks = sorted(chosen)
-    indexes = read_indexes((str(chosen[rank]) for rank in ranks), key, on_progress)
-    found_in = dict(zip(ranks, indexes, strict=True))
+        chosen, label = _choose_files(root, pattern, step, notes, empty)
+    except UnfinishedError as error:
+        findings = tuple(Finding("unfinished", text) for text in error.problems)
+        notes += notes_of_runs(root)
+        return Catalog(str(root), {}, notes=tuple(notes), findings=findings)
+    indexes = read_indexes((str(chosen[rank]) for rank in sorted(chosen)), key, on_progress)
+    found_in = dict(zip(sorted(chosen), indexes, strict=True))
     files = {n: index for n, index in found_in.items() if isinstance(index, FileIndex)}
     absent = tuple(sorted({*_gaps(chosen), *empty}))
     if absent:
@@ -116,6 +129,7 @@ def scan(
     notes += _note_encryption(files, key)
     strategy_files = find_strategies(root, chosen, notes)
     problems = tuple(_problems(root, chosen.values()))
+    notes += notes_of_runs(root)
     return Catalog(
         str(root),
         files,
@@ -126,6 +140,45 @@ def scan(
         problems=problems,
         absent=absent,
     )
+
+
+def _scan_undivided(root: Path, src: str, key: Secret | None) -> Catalog | None:
+    """A folder or an index of an undivided checkpoint in several files; None if it is neither."""
+    found = scan_indexed(src, key)
+    return found and replace(
+        found,
+        notes=(*found.notes, *_note_encryption(found.files, key)),
+        problems=(*found.problems, *_problems(root if root.is_dir() else root.parent)),
+    )
+
+
+def _scan_described(
+    root: Path, step: str | None, key: Secret | None, notes: list[Note]
+) -> Catalog | None:
+    """A checkpoint that describes itself; None if this one does not."""
+    described = scan_described(str(root), step)
+    if described is None:
+        return None
+    notes += [*described.notes, *_note_encryption(described.files, key)]
+    note_rank_folders(root, notes)
+    return replace(described, notes=tuple(notes))
+
+
+def _choose_files(
+    root: Path, pattern: str | None, step: str | None, notes: list[Note], empty: set[int]
+) -> tuple[Mapping[int, Path], str | None]:
+    """The file of each rank, and the step; ranks whose folder has none are added to ``empty``."""
+    if pattern is None:
+        found = list_rank_files(root, notes, empty)
+    else:
+        found = list_by_pattern(root, pattern)
+        raise_all(error for item in found for error in _refusals(item.path))
+    if step is None:
+        found = set_backups_aside(found, notes)
+    try:
+        return choose_step(str(root), found, step, notes)
+    except PlanError as error:
+        raise type(error)([*error.problems, *unfinished(notes)]) from error
 
 
 def _damaged(found: Mapping[int, FileIndex | FormatError]) -> dict[int, FormatError]:
@@ -173,7 +226,8 @@ def _problems(whole: Path, files: Iterable[Path] = ()) -> Iterator[str]:
     saves = [unfinished_save(path) for path in (whole, *files)]
     for save in dict.fromkeys(filter(None, saves)):
         yield on_unfinished_save(save)
-    yield from filter(None, [interruption(whole)])
+    said = interruption(whole)
+    yield from on_half_written(whole) if said is None else [said]
 
 
 def _note_encryption(files: Mapping[int, FileIndex], key: Secret | None) -> Iterator[Note]:

@@ -1,0 +1,224 @@
+"""The documents of ``inspect``: what is on disk, and with a strategy what it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from ckpttool.cli.report import Json, describe_notes
+from ckpttool.errors import CkptToolError
+from ckpttool.model.maps import map_of
+from ckpttool.model.notes import Note
+from ckpttool.model.redundancy import note_redundancy, set_empty_aside
+
+if TYPE_CHECKING:
+    from ckpttool.formats.rank_table import Device
+    from ckpttool.model.catalog import Catalog, FileIndex
+    from ckpttool.model.described import Described
+    from ckpttool.model.source import Source
+    from ckpttool.model.sources import Sources
+    from ckpttool.model.strategy import Strategy
+
+
+def describe_undivided(catalog: Catalog) -> tuple[Json, tuple[Note, ...]]:
+    """Document and notes of ``inspect`` of a file, or of several with an index."""
+    from ckpttool.model.undivided import possible_slices
+
+    if not (catalog.indexes or catalog.findings):
+        (file,) = catalog.files.values()
+        text = (
+            f"{file.path}: nothing in it ({file.nbytes} bytes): cut short, or of a rank that was "
+        )
+        empty = [] if file.tensors else [Note("replica", text + "saved without redundancy")]
+        notes = (*catalog.notes, *empty)
+        tensors = list(_describe_tensors(file))
+        return {**_describe_file(file), "tensors": tensors, "notes": describe_notes(notes)}, notes
+    files = catalog.files.values()
+    slices = possible_slices(catalog).values()
+    text = f"not in the index, so perhaps slices of rank 0: {', '.join(slices)}"
+    notes = (*catalog.notes, *([Note("doubt", text)] if slices else []))
+    document = {
+        "path": catalog.root,
+        "format": ", ".join(sorted({file.format for file in files})),
+        "nbytes": sum(file.nbytes for file in files),
+        "indexes": list(catalog.indexes),
+        "files": [{**_describe_file(file), "tensors": len(file.tensors)} for file in files],
+        "tensors": [
+            {**tensor, "file": file.path} for file in files for tensor in _describe_tensors(file)
+        ],
+        "notes": describe_notes(notes),
+        "problems": [*map(str, catalog.damaged.values()), *(one.text for one in catalog.findings)],
+    }
+    return document, notes
+
+
+def _describe_file(file: FileIndex) -> Json:
+    return {
+        "path": file.path,
+        "format": file.format,
+        "nbytes": file.nbytes,
+        "attrs": dict(file.attrs),
+    }
+
+
+def _describe_tensors(file: FileIndex) -> Iterator[Json]:
+    for meta in (tensor.meta for tensor in file.tensors.values()):
+        yield {
+            "name": meta.name,
+            "dtype": meta.dtype,
+            "shape": list(meta.shape),
+            "nbytes": meta.nbytes,
+            **({} if meta.text is None else {"text": meta.text}),
+            **({} if (tag := map_of(meta.name)) is None else {"map": tag}),
+        }
+
+
+def describe_checkpoint(
+    catalog: Catalog, strategy: Strategy | None, errors: list[CkptToolError]
+) -> tuple[Json, tuple[Note, ...]]:
+    """Document and notes of ``inspect FOLDER``; what does not fit is added to ``errors``."""
+    from ckpttool.storage.devices import find_devices
+
+    notes: list[Note] = []  # but for those of the catalog
+    devices = {} if catalog.is_undivided else find_devices(catalog.root, notes)
+    document: dict[str, object] = {
+        "path": catalog.root,
+        "step": catalog.step,
+        "ranks": [
+            {**_describe_rank(rank, file), **_describe_place(rank, devices)}
+            for rank, file in catalog.files.items()
+        ],
+    }
+    if catalog.description is not None:
+        document["values"] = dict(catalog.description.values)
+    elif strategy is None:
+        whole = set_empty_aside(catalog, None)
+        errors += [whole.damaged[rank] for rank in catalog.files if rank not in whole.files]
+        notes += filter(None, [note_redundancy(whole, is_deduplicated=None)])
+    if strategy is None and catalog.description is None:
+        notes[:0] = catalog.notes
+    else:
+        document["tensors"], (before, after) = _describe_tensors_of(catalog, strategy, errors)
+        notes = [*before, *notes, *after]
+    document["notes"] = describe_notes(notes)
+    document["problems"] = [problem for error in errors for problem in error.problems]
+    return document, tuple(notes)
+
+
+def _describe_rank(rank: int, file: FileIndex) -> Json:
+    return {
+        "rank": rank,
+        "path": file.path,
+        "format": file.format,
+        "nbytes": file.nbytes,
+        "tensors": len(file.tensors),
+        **({"beside": list(file.beside)} if file.beside else {}),
+    }
+
+
+def _describe_tensors_of(
+    catalog: Catalog, strategy: Strategy | None, errors: list[CkptToolError]
+) -> tuple[list[Json], tuple[list[Note], list[Note]]]:
+    """Full tensors, and the notes of headers and of layouts; problems are added to ``errors``."""
+    from ckpttool.model.findings import Finding, plan_error
+    from ckpttool.model.losses import notes_of_scan
+    from ckpttool.run.gather import source_layouts
+
+    strategy = source_layouts(catalog, strategy)
+    strategy, problems = strategy.resolve(catalog.metas)
+    whole = set_empty_aside(catalog, strategy)
+    errors[:0] = [whole.damaged[rank] for rank in catalog.files if rank not in whole.files]
+    strategy, sources = _look(whole, strategy, errors)
+    sources.problems[:0] = [Finding("strategy", problem) for problem in problems]
+    if sources.problems:
+        errors.append(plan_error(sources.problems))
+    told = [note for note in sources.notes if note.kind != "unlisted"]
+    notes = list(notes_of_scan(catalog, strategy)), [*strategy.notes, *told]
+    return [_describe_source(source, strategy) for source in sources.found], notes
+
+
+def _look(
+    catalog: Catalog, strategy: Strategy, errors: list[CkptToolError]
+) -> tuple[Strategy, Sources]:
+    """The sources, with the strategy corrected where samples of contents show that it is wrong.
+
+    What they contradict is a note here.  That a parameter that is not listed differs between ranks
+    is none: it is not read.
+    """
+    from ckpttool.model.sources import find_sources
+    from ckpttool.run.engines import default_jobs, open_engine
+    from ckpttool.run.gather import Trust, settle, told_by_a_look
+
+    def find(strategy: Strategy) -> Sources:
+        return find_sources(catalog, strategy, {}, "first")
+
+    sources = find(strategy)
+    if sources.problems:
+        return strategy, sources
+    try:
+        with open_engine(f"threads:{default_jobs()}") as executor:
+            trust = Trust(by_samples=True)
+            settled = settle(find, sources, catalog, strategy, executor, trust)
+            settled = told_by_a_look(settled)
+    except CkptToolError as error:
+        errors.append(error)
+        return strategy, sources
+    doubts = [Note("doubt", problem.text, is_warning=True) for problem in settled.problems]
+    settled.sources.notes += [*settled.notes, *doubts]
+    return settled.strategy, settled.sources
+
+
+def _describe_place(rank: int, devices: Mapping[int, Device]) -> Json:
+    """Where a rank ran, if there is a rank table; it need not name every rank."""
+    if not devices:
+        return {}
+    device = devices.get(rank)
+    return {"server": device and device.server, "device": device and device.device}
+
+
+def _describe_source(source: Source, strategy: Strategy) -> Json:
+    if source.described is not None:
+        return _describe_described(source, source.described)
+    name, shape, layout = source.meta.name, source.meta.shape, source.layout
+    base = name if source.is_listed else source.follows
+    ranks = layout.ranks if layout.rows else layout.ranks[:1]  # of all others slices are alike
+    return {
+        "name": name,
+        "dtype": source.meta.dtype,
+        "shape": list(shape),
+        **_describe_shapes(layout.slice_shape(rank, shape) for rank in ranks),
+        "device_matrix": list(layout.device_matrix) if base else None,
+        "tensor_map": [list(axes) for axes in layout.tensor_map] if base else None,
+        "optimizer_shard": layout.optimizer_shard if base else None,
+        **({"rows": list(layout.rows)} if layout.rows else {}),
+        **({"fields": layout.fields} if layout.fields > 1 else {}),
+        **({"by_hand": strategy.by_hand[name]} if name in strategy.by_hand else {}),
+        "stages": list(strategy.stages_of(base)) if base else [],
+        "ranks": [rank for rank, file in source.catalog.files.items() if name in file.header],
+    }
+
+
+def _describe_shapes(shapes: Iterable[tuple[int, ...]]) -> Json:
+    """The shape of the first slice; of slices that are not alike all shapes, too."""
+    different = list(map(list, dict.fromkeys(shapes)))
+    more = {"slice_shapes": different} if len(different) > 1 else {}
+    return {"slice_shape": different[0], **more}
+
+
+def _describe_described(source: Source, described: Described) -> Json:
+    """A tensor that the checkpoint describes itself, in the form of `_describe_source`."""
+    slices = [(boxes[0].region, [box.rank for box in boxes]) for boxes in described.slices]
+    return {
+        "name": source.meta.name,
+        "dtype": source.meta.dtype,
+        "shape": list(source.meta.shape),
+        **_describe_shapes(region.shape for region, _ in slices),
+        **dict.fromkeys(("device_matrix", "tensor_map", "optimizer_shard")),
+        "stages": [],
+        "ranks": sorted({rank for _, ranks in slices for rank in ranks}),
+        "parts": list(described.parts) if described.is_grid else None,
+        "slices": [
+            {"start": list(region.start), "shape": list(region.shape), "ranks": ranks}
+            for region, ranks in slices
+        ],
+    }

@@ -1,0 +1,104 @@
+"""What the options of a command name, read: catalog and strategies, all problems at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import click
+
+import ckpttool
+from ckpttool.cli.progress import show_count
+from ckpttool.errors import CkptToolError, raise_all
+
+if TYPE_CHECKING:
+    from ckpttool.model.catalog import Catalog
+    from ckpttool.model.ciphertext import Secret
+    from ckpttool.model.notes import Note
+    from ckpttool.model.strategy import Strategy
+
+T = TypeVar("T")
+
+
+class Scan(Protocol):
+    """A function like `ckpttool.scan`."""
+
+    def __call__(
+        self,
+        src: str,
+        pattern: str | None,
+        step: str | None,
+        *,
+        key: Secret | None,
+        on_progress: Callable[[int, int], None],
+    ) -> Catalog:
+        """The catalog of a checkpoint."""
+        ...
+
+
+def attempt(call: Callable[[], T], errors: list[CkptToolError]) -> T | None:
+    """The result of ``call``; an error of ours is added to ``errors`` instead, and gives None.
+
+    So one run tells of a bad strategy and of a bad checkpoint at once; end with `raise_all`.
+    """
+    try:
+        return call()
+    except CkptToolError as error:
+        errors.append(error)
+        return None
+
+
+def load(
+    src: str,
+    pattern: str | None,
+    step: str | None,
+    src_strategy: tuple[str, ...],
+    dst_strategy: tuple[str, ...] = (),
+    *,
+    key: Secret | None = None,
+    find_strategy: bool = True,
+    tolerated: list[CkptToolError] | None = None,
+    scan: Scan | None = None,
+) -> tuple[Catalog, Strategy | None, Strategy | None]:
+    """Catalog and strategies, read with all their problems in one report.
+
+    Without ``src_strategy`` it is the one that lies with the checkpoint in the output folder of a
+    MindFormers run, and a note says so; not if ``find_strategy`` is False.  If ``tolerated`` is
+    given, what is wrong with a strategy is added to it, and the strategy is None.  ``scan`` may
+    look for the files in another way than `ckpttool.scan`.
+    """
+    if pattern is not None and "{rank}" not in pattern:
+        raise click.UsageError("--pattern does not say where {rank} is in the path.")
+    errors: list[CkptToolError] = []
+    given = click.get_current_context().params
+    look = scan or ckpttool.scan
+    with show_count("reading headers", given["quiet"] or given["as_json"]) as on_progress:
+        catalog = attempt(
+            lambda: look(src, pattern, step, key=key, on_progress=on_progress), errors
+        )
+    if find_strategy and not src_strategy and catalog is not None and catalog.strategy_files:
+        src_strategy = catalog.strategy_files
+        catalog = replace(catalog, notes=(*catalog.notes, _on_strategy(src_strategy)))
+    strategies = [
+        attempt(partial(ckpttool.read_strategy, paths), errors) if paths else None
+        for paths in (src_strategy, dst_strategy)
+    ]
+    if tolerated is not None and catalog is not None:
+        tolerated += errors
+    else:
+        raise_all([*catalog.damaged.values(), *errors] if errors and catalog else errors)
+    assert catalog is not None, "raise_all() returned, so scan() did not fail"
+    return catalog, strategies[0], strategies[1]
+
+
+def _on_strategy(files: tuple[str, ...]) -> Note:
+    """What is said of strategy files that nobody named."""
+    from ckpttool.model.notes import Note
+    from ckpttool.model.strategy import count, shorten
+
+    names = shorten((Path(path).name for path in files), 3)
+    text = f"strategy: {count(len(files), 'file')} in {Path(files[0]).parent} ({names})"
+    return Note("strategy", f"{text}; -s takes another")

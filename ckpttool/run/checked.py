@@ -1,0 +1,210 @@
+"""A plan, and everything that could stand in its way, before the first byte is written."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Executor
+from dataclasses import replace
+from typing import NamedTuple
+
+from ckpttool.errors import CkptToolError, CombinedError, PlanError, raise_all
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.findings import plan_error
+from ckpttool.model.headers import find_lacking
+from ckpttool.model.notes import Note
+from ckpttool.model.plan import Plan, Target
+from ckpttool.model.planning import make_plan, plan_from
+from ckpttool.model.redundancy import set_empty_aside
+from ckpttool.model.sources import Sources, find_sources
+from ckpttool.model.strategy import Strategy
+from ckpttool.model.unlisted import Unlisted
+from ckpttool.run.batch import take_part
+from ckpttool.run.engines import InlineExecutor
+from ckpttool.run.gather import Trust, compare_contents, settle, why_no_shard
+from ckpttool.run.integrity import check_files
+from ckpttool.run.listed import OpenProgress
+from ckpttool.run.numbered import Numbered
+from ckpttool.run.origin import raise_changed
+from ckpttool.run.outputs import content_problems
+from ckpttool.run.places import blocked_places, place_problems, stale_files
+from ckpttool.run.replicas import replica_problems
+from ckpttool.run.resume import find_remains, look_at_places
+from ckpttool.run.strategies import Told
+
+
+class Care(NamedTuple):
+    """How a source is looked at before it is copied."""
+
+    trust: Trust
+    strict: bool
+    check_replicas: bool
+
+
+class Way(NamedTuple):
+    """What becomes of what is there, and which outputs are written."""
+
+    overwrite: bool
+    resume: bool
+    part: tuple[int, int] | None
+    open_progress: OpenProgress
+
+
+def make_checked_plan(
+    catalog: Catalog,
+    strategy: Strategy | None,
+    target: Target,
+    unlisted: Unlisted | None,
+    executor: Executor | None,
+    care: Care,
+    way: Way,
+    more: Numbered | Told | None = None,
+) -> Plan:
+    """The plan that carries a source over to a target.
+
+    Parameters
+    ----------
+    catalog, strategy
+        The source, and its layouts; None if it holds everything undivided.
+    target
+        What is to be written.
+    unlisted
+        See `ckpttool.model.sources.find_sources`.
+    executor
+        Reads contents where they decide; by default the caller's own thread.
+    care, way
+        How the source is looked at, and what becomes of what is there.
+    more
+        What is to be written beside the outputs.
+
+    Raises
+    ------
+    FormatError, StrategyError, PlanError
+        Everything that is in the way, in one error.
+    """
+    executor = executor or InlineExecutor()
+    known = [one for one in (strategy, target.strategy) if one is not None]
+    strategies = tuple(path for one in known for path in one.files)
+    inputs = [*_files(catalog), *strategies]
+    damage, notes = check_files(catalog, executor, "crc_num" in target.attrs)
+    errors: list[CkptToolError] = [*damage]
+    problems: list[str] = []
+    ours: frozenset[str] = frozenset()
+    try:
+        strategy, target = _resolve(catalog, strategy, target)
+        catalog = set_empty_aside(catalog, strategy)
+        plan, doubts, found = _settled_plan(catalog, strategy, target, unlisted, executor, care)
+        notes += found
+        problems += doubts
+        if more is not None:
+            plan = more.complete(plan)
+            problems += more.problems(plan)
+        if way.part is not None:
+            plan = take_part(plan, *way.part)
+        target = plan.target
+        plan = replace(plan, strategies=strategies, is_resumed=way.resume)
+        if not any(blocked_places(target, inputs, [one.path for one in plan.documents])):
+            plan, ours = _with_remains(plan, executor, way, problems, notes)
+        plan = replace(plan, notes=(*plan.notes, *notes))
+    except CkptToolError as error:
+        errors.append(error)
+        if way.part is not None:  # nobody knows which outputs are its own
+            target = replace(target, paths={})
+    documents = [] if more is None else more.documents
+    places = place_problems(catalog, target, inputs, way.overwrite, documents, ours)
+    problems = [*places, *problems]
+    if problems:
+        errors.append(PlanError(problems))
+    if catalog.problems:  # first, since what else is wrong may follow from them
+        errors.insert(0, PlanError(catalog.problems))
+    if errors:
+        raise_changed(catalog)  # which what is wrong may come of
+    raise_all(errors)
+    return plan
+
+
+def _files(catalog: Catalog) -> list[str]:
+    """All files of a source that are there, whole or damaged."""
+    damaged = (error.path for error in catalog.damaged.values())
+    return [
+        *catalog.indexes,
+        *(path for file in catalog.files.values() for path in file.paths),
+        *(path for path in damaged if os.access(path, os.F_OK)),
+    ]
+
+
+def _with_remains(
+    plan: Plan, executor: Executor, way: Way, problems: list[str], notes: list[Note]
+) -> tuple[Plan, frozenset[str]]:
+    """The plan with what an earlier run left, and the outputs that may be replaced for that."""
+    seen = None if way.overwrite else look_at_places(plan)
+    ours, proven = find_remains(plan, executor, problems, notes, way.overwrite, way.open_progress)
+    problems += content_problems(plan, notes, ours if way.resume else ())
+    if way.overwrite and (stale := stale_files(plan.target)) is not None:
+        text = f"{stale}; it stays, and is taken for a part of this set: move it away"
+        notes.append(Note("passed over", text, is_warning=True))
+    return replace(plan, proven=proven, seen=seen), ours
+
+
+def _settled_plan(
+    catalog: Catalog,
+    strategy: Strategy | None,
+    target: Target,
+    unlisted: Unlisted | None,
+    executor: Executor,
+    care: Care,
+) -> tuple[Plan, list[str], list[Note]]:
+    """The plan, what contents say against it, and notes."""
+    if strategy is None:
+        why = why_no_shard(None, care.trust)
+        plan = make_plan(catalog, None, target, {}, unlisted)
+        return plan, [] if why is None else [why], []
+    notes: list[Note] = []
+    agreement = compare_contents(catalog, strategy, executor, notes)
+
+    def find(strategy: Strategy) -> Sources:
+        return find_sources(catalog, strategy, agreement, unlisted)
+
+    sources = find(strategy)
+    if sources.problems or sources.damage:  # which contents could follow from
+        return plan_from(catalog, strategy, target, sources), [], notes
+    settled = settle(find, sources, catalog, strategy, executor, care.trust)
+    found = settled.problems
+    try:
+        plan = plan_from(catalog, settled.strategy, target, settled.sources)
+    except CkptToolError as error:
+        if found:
+            raise CombinedError([error, plan_error(found)]) from error
+        raise
+    differing = []
+    if care.check_replicas:
+        known = [transfer.source for transfer in plan.transfers]
+        differing = replica_problems(catalog, settled.strategy, known, executor)
+    if differing:  # what samples show of it is not told once more
+        found = [problem for problem in found if problem.kind != "replica"]
+    problems = [problem.text for problem in found]
+    if not settled.sources.is_deduplicated:
+        notes += (
+            Note("replica", f"{one.text}; these are read", one.ranks, is_warning=True)
+            for one in find_lacking(catalog, settled.sources.found, [])
+        )
+    if care.strict:
+        told = (one for one in (*plan.notes, *notes) if one.is_warning and one.kind == "replica")
+        remedy = "put back what is lost, or leave --strict away to read the replicas"
+        problems += [f"--strict: {note.text}; {remedy}" for note in told]
+    return plan, problems + differing, [*notes, *settled.notes]
+
+
+def _resolve(
+    catalog: Catalog, strategy: Strategy | None, target: Target
+) -> tuple[Strategy | None, Target]:
+    """Source strategy and target, with the names that the checkpoint has."""
+    metas = catalog.metas
+    resolved: list[Strategy | None] = []
+    problems: list[str] = []
+    for known in (strategy, target.strategy):
+        one, reasons = (None, ()) if known is None else known.resolve(metas)
+        resolved.append(one)
+        problems += reasons
+    if problems:
+        raise_all([*catalog.damaged.values(), PlanError(problems)])
+    return resolved[0], replace(target, strategy=resolved[1])
