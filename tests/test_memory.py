@@ -11,9 +11,11 @@ import pytest
 import ckpttool
 from ckpttool.formats import get_format
 from ckpttool.model.catalog import TensorMeta
+from ckpttool.model.layout import Layout
 from ckpttool.run import memory
 from ckpttool.run.execute import CopyOptions
 from ckpttool.run.memory import MIB, fit_memory, peak_bytes
+from tests.checkpoints import strategy_of
 from tests.commands import files_below, mentions, message, run, run_well
 
 LAYOUT = '{"parallel_layout_item": {"w": {"dev_matrix": [%d], "tensor_map": [%s]}}}'
@@ -95,6 +97,27 @@ def test_outputs_that_are_written_together_keep_the_least_whatever_the_tensor(tm
         peaks.append(peak_of(*words, "--max-memory", f"{budget}MiB"))
         assert peaks[-1] <= budget * MIB
     assert abs(peaks[1] - peaks[0]) < 4 * MIB
+
+
+@pytest.mark.parametrize("format", ["safetensors", "hdf5"])
+def test_outputs_of_thousands_of_tensors_are_written_within_the_least(tmp_path, format):
+    """Rows become 16 columns, so 16 outputs of 4,000 tensors each are wanted side by side."""
+    metas = [TensorMeta(f"w{i}", "Float32", (16, 16)) for i in range(4000)]
+    get_format("safetensors").create(str(tmp_path / "all.safetensors"), metas, {})
+    layouts = {meta.name: Layout((16,), ((), (0,))) for meta in metas}
+    ckpttool.write_strategy(strategy_of(layouts), str(tmp_path / "columns.ckpt"))
+    words = [
+        "split",
+        tmp_path / "all.safetensors",
+        "-d",
+        tmp_path / "columns.ckpt",
+        "-q",
+        "-j",
+        "2",
+    ]
+    words += ["-o", tmp_path / "out", "--format", format, "--rank", "0-7"]
+    budget = least_of_process(*words)
+    assert peak_of(*words, "--max-memory", f"{budget}MiB") <= budget * MIB
 
 
 def test_the_budget_decides_how_much_is_taken(source, tmp_path):

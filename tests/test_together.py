@@ -8,6 +8,8 @@ import os
 import pickle
 import tracemalloc
 from dataclasses import replace
+from math import prod
+from pathlib import Path
 
 import pytest
 
@@ -105,20 +107,75 @@ def test_all_that_is_read_for_a_band_fits_into_the_scratch_buffer(source, tmp_pa
 def groups(src, dst, shape, ranks=RANKS):
     catalog = slice_catalog(src, dict.fromkeys(src.layouts, shape))
     plan = make(catalog, src, dst)
-    return [[output.rank for output in group] for group in group_outputs(plan)]
+    return [[output.rank for output in group] for group in group_outputs(plan, 1 << 16)]
 
 
-def test_only_neighbours_that_want_parts_of_the_same_rows_are_written_together(monkeypatch):
+def test_those_that_want_parts_of_the_same_rows_are_written_together(monkeypatch):
     everyone = list(range(RANKS))
     alone = [[rank] for rank in everyone]
     assert groups(ROWS, COLUMNS, SHAPES["w"]) == [everyone]
     assert groups(ROWS, ROWS, SHAPES["w"]) == alone
     assert groups(COLUMNS, ROWS, SHAPES["w"]) == alone
     assert groups(ROWS, COLUMNS, (64, 64)) == alone  # so little that it does not matter
+    assert groups(ROWS, COLUMNS, (128, 4096)) == [everyone]  # little of each, but much in between
     halves = strategy((2, 4), ((1,), (0,)))
     assert groups(ROWS, halves, SHAPES["w"]) == [everyone[:4], everyone[4:]]
+    turned = strategy((2, 4), ((0,), (1,)))  # ranks with the same rows are four apart
+    assert groups(ROWS, turned, SHAPES["w"]) == [[rank, rank + 4] for rank in range(4)]
     monkeypatch.setattr(together, "MOST", 3)
     assert groups(ROWS, COLUMNS, SHAPES["w"]) == [[0, 1, 2], [3, 4, 5], [6, 7]]
+
+
+def test_a_tensor_of_which_rows_are_shared_counts_though_a_larger_one_comes_whole():
+    cuts = {"large": ((0,), ()), "small": ((), (0,))}
+    target = strategy_of({name: Layout((RANKS,), cut) for name, cut in cuts.items()})
+    source = strategy_of({name: Layout((RANKS,), ((0,), ())) for name in cuts})
+    catalog = slice_catalog(source, {"large": (2048, 4096), "small": (1024, 4096)})
+    plan = make(catalog, source, replace(target, files=()))
+    assert [len(group) for group in group_outputs(plan, 1 << 16)] == [RANKS]
+
+
+def test_outputs_of_many_tensors_are_fewer_at_a_time():
+    catalog = slice_catalog(ROWS, SHAPES)
+    plan = make(catalog, ROWS, COLUMNS)  # two tensors each
+    sizes = [[len(group) for group in group_outputs(plan, most)] for most in (1, 4, 7, 16)]
+    assert sizes == [[1] * 8, [2] * 4, [3, 3, 2], [8]]
+
+
+def test_many_small_tensors_count_as_much_as_one_large():
+    names = [f"w{i}" for i in range(64)]
+    rows, columns = (
+        strategy_of({name: Layout((RANKS,), cut) for name in names})
+        for cut in (((0,), ()), ((), (0,)))
+    )
+    for few, expected in (([names[0]], 8 * [1]), (names, [RANKS])):
+        src, dst = (
+            replace(way, layouts={name: way.layouts[name] for name in few}, files=())
+            for way in (rows, columns)
+        )
+        plan = make(slice_catalog(src, dict.fromkeys(few, (64, 512))), src, dst)
+        assert [len(group) for group in group_outputs(plan, 1 << 16)] == expected
+
+
+def test_what_lies_beside_a_middle_axis_is_read_once_for_all(tmp_path, bytes_read):
+    shape = (64, 16, 8, 64)
+    rows, inner = (
+        replace(strategy_of({"w": Layout(matrix, tensor_map)}), files=())
+        for matrix, tensor_map in (((2,), ((0,), (), (), ())), ((2, 4), ((), (0,), (), (1,))))
+    )
+    entries = {"w": noise("w", "Float32", shape)}
+    source = write_ranks(tmp_path / "source", cut(entries, rows), "ckpt")
+    catalog = ckpttool.scan(str(source))
+    plan = ckpttool.plan_reshard(catalog, rows, inner, str(tmp_path / "out"), "ckpt")
+    bytes_read.clear()
+    execute(plan, options=OPTIONS)
+    assert sum(bytes_read) < 1.3 * 4 * prod(shape)
+    for rank, tensors in cut(entries, inner).items():
+        (output,) = (output for output in plan if output.rank == rank)
+        index = ckpttool.formats.get_format("ckpt").read_index(output.path)
+        (extent,) = index.tensors["w"].extents
+        data = Path(output.path).read_bytes()[extent.offset : extent.offset + extent.nbytes]
+        assert data == tensors["w"].data
 
 
 def test_what_is_read_for_a_piece_counts_the_bytes_between_its_runs():

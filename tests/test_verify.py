@@ -14,6 +14,7 @@ from ckpttool.errors import PlanError
 from ckpttool.model.catalog import Catalog, Extent, FileIndex, StoredTensor, TensorMeta
 from ckpttool.model.findings import Finding, Report
 from ckpttool.model.layout import Layout
+from ckpttool.model.source import Source
 from ckpttool.run.verify import scan_to_verify
 from ckpttool.storage.elements import decode
 from tests.checkpoints import ROWS, cut, noise, strategy_of, write_file, write_ranks
@@ -332,6 +333,21 @@ def test_replicas_that_differ_are_located(tmp_path):
         2,
         (6, 1),
     )
+
+
+def test_to_locate_nan_in_every_slice_takes_no_look_at_all_the_others(tmp_path, monkeypatch):
+    ranks = 32
+    strategy = strategy_of({"w": Layout((ranks,), ((0,),))})
+    entries = {"w": numbers((ranks,), {rank: float("nan") for rank in range(ranks)})}
+    write_ranks(tmp_path, cut(entries, strategy), "ckpt")
+    looks = []
+    find_slice = Source.find_slice
+    monkeypatch.setattr(
+        Source, "find_slice", lambda mine, index: looks.append(index) or find_slice(mine, index)
+    )
+    (finding,) = verify(tmp_path, strategy, deep=True).findings
+    assert (finding.kind, finding.count, finding.first) == ("nan", ranks, (0,))
+    assert len(looks) < 10 * ranks
 
 
 @pytest.mark.parametrize("engine", ["inline", "threads:3"])

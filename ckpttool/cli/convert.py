@@ -62,7 +62,7 @@ def convert(
                 plan = make_plan(here, open_progress)
         else:
             plan = make_plan(executor, open_progress)
-        sizes = None if max_memory is None else fit_memory(max_memory, engine, executor)
+        sizes = None if max_memory is None else fit_memory(max_memory, engine, executor, plan)
         report.print_notes(plan.notes, quiet)
         total = sum(plan.sizes.values())
         stopper: Stopper = click.get_current_context().meta[STOPPER]

@@ -235,9 +235,14 @@ class Plan:
         return found
 
     def __iter__(self) -> Iterator[OutputFile]:
+        return self.outputs(self.target.paths)
+
+    def outputs(self, ranks: Iterable[int]) -> Iterator[OutputFile]:
+        """The output files of some ranks, in their order."""
         ways, placed = self._ways()
         metas = {rank: header for ranks, header in self.headers.items() for rank in ranks}
-        for rank, path in self.target.paths.items():
+        for rank in ranks:
+            path = self.target.paths[rank]
             regions = _regions(ways, rank)
             found = [
                 (region, source) for source, way in placed if (region := regions[way]) is not None

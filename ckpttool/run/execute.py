@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -55,12 +55,16 @@ class CopyOptions:
         Tasks that exist at a time; the plan is drawn as fast as they are done.
     task_pieces
         A task that has as many pieces takes no further unit.
+    group_tensors
+        Tensors of outputs that are written side by side, as they want the same rows: what is
+        known of each is in memory, about 600 bytes.
     """
 
     band_bytes: int = 17 << 18
     task_bytes: int = 64 << 20
     max_in_flight: int = 32
     task_pieces: int = TASK_PIECES
+    group_tensors: int = 1 << 16
 
 
 @dataclass(slots=True, eq=False)
@@ -165,7 +169,7 @@ def execute(
         raise PlanError(changed)
     journal = run.journal = _open_journal(plan)
     try:
-        for outputs in group_outputs(run.without_kept(plan)):
+        for outputs in group_outputs(run.without_kept(plan), run.options.group_tensors):
             run.collect_done()
             run.start(outputs)
         while run.pending:
@@ -222,14 +226,16 @@ class _Run:
             self._keep(output)
         return self.in_order()
 
-    def without_kept(self, plan: Plan) -> Iterator[OutputFile]:
-        """The outputs that are to be written; the others are counted as written."""
-        journal = self._journal()
-        for output in plan:
-            if os.path.relpath(output.path, journal.folder) in journal.kept:
-                self._keep(output)
-            else:
-                yield output
+    def without_kept(self, plan: Plan) -> Plan:
+        """The plan of the outputs that are to be written; the others are counted as written."""
+        folder, kept = self._journal().folder, self._journal().kept
+        paths = plan.target.paths
+        there = [rank for rank, path in paths.items() if os.path.relpath(path, folder) in kept]
+        for output in plan.outputs(there):
+            self._keep(output)
+        done = set(there)
+        left = {rank: path for rank, path in paths.items() if rank not in done}
+        return replace(plan, target=replace(plan.target, paths=left))
 
     def _keep(self, output: OutputFile) -> None:
         self._note_written(output, Path(output.path).stat().st_size, is_kept=True)

@@ -46,12 +46,25 @@ class Slice:
 
     def place(self, element: Index | None) -> Index | None:
         """Index in the full tensor of an element of the slice."""
-        whole = Region.whole(self.source.meta.shape)
-        for tensor, in_slice, in_full in self.source.overlaps(whole, whole.start):
-            if element is not None and tensor == self.tensors[0] and in_slice.contains(element):
+        if element is None:
+            return None
+        origin = (0,) * len(self.source.meta.shape)
+        for tensor, in_slice, in_full in self.source.overlaps(self._surroundings, origin):
+            if tensor == self.tensors[0] and in_slice.contains(element):
                 shift = zip(in_full.start, element, in_slice.start, strict=True)
                 return tuple(start + i - a for start, i, a in shift)
         return None
+
+    @property
+    def _surroundings(self) -> Region:
+        """A region of the full tensor that holds all of the slice, and as little else as is known.
+
+        To look through all slices for each of them would take too long where there are thousands.
+        """
+        source, rank = self.source, self.ranks[0]
+        if source.described is None and source.layout.fields == 1 and rank in source.layout.ranks:
+            return source.layout.region(rank, source.meta.shape)
+        return Region.whole(source.meta.shape)
 
 
 def slices_of(source: Source, *, is_apart: bool = False) -> Iterator[Slice]:

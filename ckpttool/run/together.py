@@ -1,45 +1,59 @@
 """Outputs that are best written at the same time, since they want parts of the same source rows.
 
 Where the source is cut along its rows and the target along its columns, an output wants a few bytes
-of every row, and the next output those beside them.  A disk and a page cache deliver both at once.
+of every row, and another output those beside them.  A disk and a page cache deliver both at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from ckpttool.model.plan import OutputFile
+from ckpttool.model.plan import OutputFile, OutputTensor, Plan
 from ckpttool.model.region import Region
+from ckpttool.model.source import Source
 from ckpttool.run.fill import read_amplification
 
 MOST = 64  # outputs at a time; each is an open file
-WORTH_BYTES = 1 << 20  # of the largest tensor; below it nothing is gained
+WORTH_BYTES = 1 << 20  # read for an output in vain; below it nothing is gained
 
 
-def group_outputs(outputs: Iterable[OutputFile]) -> Iterator[tuple[OutputFile, ...]]:
-    """Outputs in their order, neighbours that want the same rows of the source together."""
-    group: list[OutputFile] = []
-    shared: tuple[str, str] | None = None
-    for output in outputs:
-        rows = _shared_rows(output)
-        if group and (rows is None or rows != shared or len(group) == MOST):
-            yield tuple(group)
-            group = []
-        group.append(output)
-        shared = rows
-    if group:
-        yield tuple(group)
+def group_outputs(plan: Plan, most_tensors: int) -> Iterator[tuple[OutputFile, ...]]:
+    """All outputs, those that want the same rows of the source together.
+
+    They are found before the first is written: ranks whose columns are neighbours need not be
+    neighbours themselves.  No group has more than ``most_tensors``, unless one output has.
+    """
+    groups: dict[tuple[str, str] | int, list[int]] = {}
+    tensors = 1
+    for output in plan:
+        groups.setdefault(_shared_rows(output) or output.rank, []).append(output.rank)
+        tensors = max(tensors, len(output.tensors))
+    most = max(1, min(MOST, most_tensors // tensors))
+    cut = [ranks[i : i + most] for ranks in groups.values() for i in range(0, len(ranks), most)]
+    outputs = plan.outputs(rank for ranks in cut for rank in ranks)
+    for ranks in cut:
+        yield tuple(next(outputs) for _ in ranks)
 
 
 def _shared_rows(output: OutputFile) -> tuple[str, str] | None:
-    """The tensor and the file whose rows an output wants parts of; None if it wants whole rows.
+    """A tensor and the file whose rows an output wants parts of; None if it wants whole rows.
 
-    The largest tensor stands for all.
+    Of those tensors that are cut alike, one stands for all; of these the one counts for which, all
+    together, most is read in vain.
     """
-    tensor = max(output.tensors, key=lambda tensor: tensor.meta.nbytes, default=None)
-    if tensor is None or tensor.meta.nbytes < WORTH_BYTES:
-        return None
-    piece = next(tensor.pieces(Region.whole(tensor.meta.shape)))
-    if read_amplification(piece) < 2:
-        return None
-    return tensor.meta.name, piece.tensor.path
+    alike: dict[object, list[OutputTensor]] = {}
+    for tensor in output.tensors:
+        source = tensor.source
+        assert isinstance(source, Source), "of a plan, not of a task"
+        how = source.sharing, source.meta.shape, tensor.region, tensor.meta.itemsize
+        alike.setdefault(how, []).append(tensor)
+    most, shared = WORTH_BYTES, None
+    for first, *others in alike.values():
+        if not first.meta.nbytes:
+            continue
+        piece = next(first.pieces(Region.whole(first.meta.shape)))
+        extra = read_amplification(piece) - 1
+        in_vain = int(extra * first.meta.nbytes * (1 + len(others)))
+        if extra >= 1 and in_vain >= most:
+            most, shared = in_vain, (first.meta.name, piece.tensor.path)
+    return shared

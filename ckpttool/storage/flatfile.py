@@ -243,7 +243,7 @@ class Runs:
     axis
         The first axis of which a run holds more than one position; the axes before it are walked.
     stride
-        Bytes from one run to the next, along the last of the axes that are walked.
+        Bytes from one step to the next along the first axis that is walked for more than one.
     """
 
     first: int
@@ -276,7 +276,8 @@ def find_runs(region: Region, shape: tuple[int, ...], itemsize: int) -> Runs:
     first = sum(map(mul, region.start, strides))
     last = first + itemsize + sum(map(mul, wanted, strides)) - sum(strides)
     count = prod(wanted[:axis])
-    return Runs(first, last, count, prod(wanted) * itemsize, axis, strides[axis - 1] if axis else 0)
+    outer = next((strides[i] for i in range(axis) if wanted[i] > 1), 0)
+    return Runs(first, last, count, prod(wanted) * itemsize, axis, outer)
 
 
 def _halves(region: Region) -> Iterator[tuple[Region, tuple[slice, ...]]]:
