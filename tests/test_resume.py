@@ -206,7 +206,25 @@ def test_what_fails_when_it_is_written_again_leaves_the_set_as_it_was(tmp_path, 
     assert everything_in(tmp_path) == before
 
 
+def test_a_source_that_was_saved_again_is_not_what_a_complete_set_was_made_of(tmp_path):
+    source, out = tmp_path / "src", tmp_path / "out"
+    shutil.copytree(CASE / "src", source)
+    words = words_of(out, source=source)
+    run_well(*words)
+    before = everything_in(out)
+    saved = source / "rank_1" / "checkpoint-2_10.ckpt"
+    saved.write_bytes(saved.read_bytes())  # the size tells nothing
+    result = run(*words, "--resume")
+    assert result.exit_code == 5
+    assert f"{saved}: was written to since" in message(result)
+    assert "exists already" in message(run(*words))
+    assert everything_in(out) == before
+    run_well(*words, "--overwrite")
+    assert "4 kept" in message(run_well(*words, "--resume"))
+
+
 def test_what_a_changed_source_would_give_is_not_mixed_with_what_is_kept(tmp_path, failing):
+    """A source with other contents and with the times that it had."""
     source, out = tmp_path / "src", tmp_path / "out"
     shutil.copytree(CASE / "src", source)
     words = words_of(out, source=source)
@@ -218,7 +236,9 @@ def test_what_a_changed_source_would_give_is_not_mixed_with_what_is_kept(tmp_pat
         data = bytearray(path.read_bytes())
         for tensor in read_index(str(path)).tensors.values():
             data[tensor.extents[0].offset] ^= 1
+        saved = path.stat()
         path.write_bytes(data)
+        os.utime(path, ns=(saved.st_atime_ns, saved.st_mtime_ns))
     for _ in range(2):
         result = run(*words, "--resume")
         assert result.exit_code == 7
@@ -1034,7 +1054,7 @@ def test_what_a_killed_run_left_of_one_file_of_a_set_is_explained(tmp_path, part
     run_with_signal(signal.SIGKILL, *words_of(tmp_path), *part, "-j", "1")
     for rank, said in (
         (0, "does not exist: a run that was to write it did not end"),
-        (9, "exist."),
+        (9, "does not exist: of its folders there is only"),
     ):
         result = run("verify", tmp_path / f"rank_{rank}" / f"checkpoint_{rank}.ckpt")
         assert result.exit_code == 2

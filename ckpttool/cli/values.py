@@ -85,8 +85,7 @@ class Existing(PathName):
         if value != "" and not os.path.lexists(value):
             from ckpttool.run.sets import why_absent
 
-            reason = why_absent(Path(value))
-            reason = reason or _near(Path(value))
+            reason = why_absent(Path(value)) or _near(Path(value))
             if reason is not None:
                 self.fail(f"Path {value!r} does not exist: {reason}", param, ctx)
         return super().convert(value, param, ctx)

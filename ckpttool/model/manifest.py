@@ -100,9 +100,12 @@ class Origin:
             **({"told": [asdict(file) for file in self.told]} if self.told else {}),
         }
 
-    def without_times(self) -> Origin:
-        """As a manifest has it, which tells no times."""
-        inputs = (replace(file, mtime_ns=0, ctime_ns=0) for file in self.inputs)
+    def as_told_at(self, time_ns: int) -> Origin:
+        """As a manifest of that time has it, which tells no times; those of younger files stay."""
+        inputs = (
+            file if file.mtime_ns > time_ns else replace(file, mtime_ns=0, ctime_ns=0)
+            for file in self.inputs
+        )
         return replace(self, inputs=tuple(inputs))
 
     def head_with_times(self) -> Mapping[str, object]:

@@ -249,13 +249,16 @@ class Listing:
         The file.
     head
         What it says beside the outputs.
-    written_ns
-        When it was written; 0 if that is not known, since it is a copy.
+    mtime_ns
+        When the file was written.
+    is_copy
+        Whether that is not when the outputs were complete, since the file was copied.
     """
 
     path: Path
     head: Entries
-    written_ns: int
+    mtime_ns: int
+    is_copy: bool
 
     @classmethod
     def read(cls, path: Path) -> Listing:
@@ -279,11 +282,12 @@ class Listing:
         head = Entries.parse(path, first[: -len(OPEN) - 1] + b"}")
         if head.entries.get("schema") != SCHEMA:
             raise head.wrong("schema", f"{SCHEMA} (is it of a newer ckpttool?)")
-        return cls(path, head, 0 if was_copied(found) else found.st_mtime_ns)
+        return cls(path, head, found.st_mtime_ns, was_copied(found))
 
     def knows(self, output: Listed, stamp: Stamp) -> bool:
         """Whether an output that is there is as it was when it was listed, by size and times."""
-        return stamp.nbytes == output.nbytes and stamp.ctime_ns <= self.written_ns
+        is_older = stamp.ctime_ns <= self.mtime_ns and not self.is_copy
+        return stamp.nbytes == output.nbytes and is_older
 
     def outputs(self) -> Iterator[Listed]:
         """The outputs, one at a time.

@@ -203,14 +203,15 @@ def _about_set(plan: Plan, place: Place, proven: Mapping[str, Stamp]) -> Iterato
             text += f"({count(len(plan.target.paths), 'output')})"
             yield f"{text}; --resume keeps it, --overwrite writes it anew"
         return
-    mine = place.origin if place.is_part else place.origin.without_times()
     for path in dict.fromkeys((place.listing, place.manifest)):
         with suppress(FileNotFoundError):
             try:
-                origin = _origin_in(Listing.read(path))
+                listing = Listing.read(path)
+                origin = _origin_in(listing)
             except FormatError as error:
                 yield f"{error}; --resume cannot do without it, --overwrite writes all anew"
                 continue
+            mine = place.origin if place.is_part else place.origin.as_told_at(listing.mtime_ns)
             for change in differences(mine, origin) if path == place.listing else ():
                 text = f"{path}: --resume: what is there is of another run: {change}"
                 yield f"{text}; write to another place, or --overwrite writes all anew"

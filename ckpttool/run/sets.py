@@ -94,7 +94,8 @@ class Place:
             return None  # it says nothing, and is replaced only if that is asked for
         head = self.head if path == self.listing else self.origin.head()
         said = {**listing.head.entries, "options": None}
-        return listing if said == {**head, "options": None} else None
+        is_old = any(file.mtime_ns > listing.mtime_ns for file in self.origin.inputs)
+        return listing if said == {**head, "options": None} and not is_old else None
 
     def set_aside(self, journal: Path) -> None:
         """Empty the journal of the set; what a whole run left in it goes where every part looks."""
