@@ -43,12 +43,13 @@ JOURNAL = f"{NAME}.journal"
 def failing(monkeypatch):
     """Makes the filling of an output fail, and counts those that are filled."""
 
-    def fail_on(name, number=errno.EIO):
+    def fail_on(name, number=errno.EIO, after=None):
         filled = []
 
         def fake(task):
             path = task.parts[0].tensor.path
             if name is not None and name in path:
+                wait_until(lambda: after is None or after.exists(), f"{after}")
                 raise OSError(number, os.strerror(number))
             filled.append(path.rpartition("/")[2].removesuffix(".partial"))
             return fill(task)
@@ -217,7 +218,7 @@ def test_a_source_that_was_saved_again_is_not_what_a_complete_set_was_made_of(tm
     result = run(*words, "--resume")
     assert result.exit_code == 5
     assert "src/rank_1/checkpoint-2_10.ckpt: was written to since" in message(result)
-    assert "exists already" in message(run(*words))
+    assert "4 outputs exist already" in message(run(*words))
     assert everything_in(out) == before
     run_well(*words, "--overwrite")
     assert "4 kept" in message(run_well(*words, "--resume"))
@@ -431,11 +432,11 @@ def test_an_output_with_another_byte_is_not_believed_though_size_and_time_are_th
 @pytest.mark.parametrize("is_left", [True, False])
 def test_a_checksum_that_was_changed_is_not_believed(tmp_path, failing, is_left):
     """The hashes of a manifest are those of tensors."""
-    words = [*words_of(tmp_path / "out", "safetensors"), "--crc"]
-    failing("rank_3" if is_left else None)
+    words = [*words_of(tmp_path / "out", "safetensors"), "--crc", "-j", "2"]
+    file = tmp_path / "out" / "rank_0" / "checkpoint_0.safetensors"
+    failing("rank_3" if is_left else None, after=file)
     assert run(*words).exit_code == (6 if is_left else 0)
     failing(None)
-    file = tmp_path / "out" / "rank_0" / "checkpoint_0.safetensors"
     whole = file.read_bytes()
     start = whole.index(b'"crc_num":"') + len(b'"crc_num":"')
     for damaged in (
