@@ -55,9 +55,10 @@ def packages(path: Path) -> set[str]:
     return {module.partition(".")[0] for module in imports(path)}
 
 
-def docstring_lines(node) -> list[str]:
-    """The lines of a docstring, which do not make a function long."""
-    return (ast.get_docstring(node, clean=False) or "").splitlines()
+def body_lines(node) -> int:
+    """The lines of a function, without its signature and its docstring."""
+    body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+    return (node.end_lineno or 0) - body[0].lineno + 1 if body else 0
 
 
 def test_there_are_modules_on_every_floor_and_nothing_beside_them():
@@ -99,13 +100,10 @@ def test_a_module_imports_only_what_its_floor_may_know(path):
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_a_module_is_short_and_so_are_its_functions(path):
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
-    nlines = {
-        node.name: (node.end_lineno or 0) - node.lineno + 1 - len(docstring_lines(node))
-        for node in ast.walk(TREES[path])
-        if isinstance(node, DEFINITIONS[:2])
-    }
-    assert not {name: n for name, n in nlines.items() if n > 60}
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 350
+    functions = [node for node in ast.walk(TREES[path]) if isinstance(node, DEFINITIONS[:2])]
+    nlines = {node.name: body_lines(node) for node in functions}
+    assert not {name: n for name, n in nlines.items() if n > 40}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)

@@ -79,7 +79,7 @@ def describe_checkpoint(
 ) -> tuple[Json, tuple[Note, ...]]:
     """Document and notes of ``inspect FOLDER``; what does not fit is added to ``errors``."""
     from ckpttool.model.losses import notes_of_scan
-    from ckpttool.run.listed import as_asked
+    from ckpttool.run.asked import as_asked
     from ckpttool.storage.devices import find_devices
 
     catalog, of_part = as_asked(catalog, strategy)

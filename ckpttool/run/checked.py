@@ -18,11 +18,12 @@ from ckpttool.model.planning import make_plan, plan_from
 from ckpttool.model.sources import Sources, find_sources
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.unlisted import Unlisted
+from ckpttool.run.asked import note_asked
 from ckpttool.run.batch import take_part
 from ckpttool.run.engines import InlineExecutor
 from ckpttool.run.gather import Trust, compare_contents, settle, why_no_shard
 from ckpttool.run.integrity import check_files
-from ckpttool.run.listed import OpenProgress, note_asked
+from ckpttool.run.listed import OpenProgress
 from ckpttool.run.numbered import Numbered
 from ckpttool.run.origin import changed_files
 from ckpttool.run.outputs import content_problems

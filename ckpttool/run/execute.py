@@ -11,19 +11,18 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
 
 from ckpttool.errors import CkptToolError, ExecutionError, PlanError, VerifyError, remarks_on
 from ckpttool.model.catalog import FileIndex
-from ckpttool.model.manifest import Listed, hashed
 from ckpttool.model.plan import Document, OutputFile, Plan
-from ckpttool.run.attempts import Attempt, RemoteFile, write_file
+from ckpttool.run.attempts import RemoteFile, write_file
 from ckpttool.run.batch import place_of
 from ckpttool.run.cluster import CHECK_SECONDS, Cluster, check_workers
 from ckpttool.run.complete import is_complete
 from ckpttool.run.engines import InlineExecutor, Stoppable
 from ckpttool.run.failures import cause_of, next_step
-from ckpttool.run.fill import TASK_PIECES, Filled, cut_into_tasks, fill
+from ckpttool.run.fill import TASK_PIECES, cut_into_tasks, fill
+from ckpttool.run.jobs import Done, Job
 from ckpttool.run.journal import Journal
 from ckpttool.run.manifest import Written
 from ckpttool.run.origin import changed_inputs, manifest_of
@@ -31,9 +30,7 @@ from ckpttool.run.partial import PartialFile, clean_up, write_document
 from ckpttool.run.release import released_by_another
 from ckpttool.run.resume import check_inputs, new_at_places, tell_changes
 from ckpttool.run.together import group_outputs
-from ckpttool.storage.checksum import Summed, compute_checksum
-
-Done: TypeAlias = int | Filled | Attempt  # of a call: a checksum, stretches, a whole file
+from ckpttool.storage.checksum import compute_checksum
 
 FAILURES = (CkptToolError, OSError, BrokenExecutor)
 MAX_CLAIMS = 512  # outputs that a cluster works on at a time; each is a file descriptor here
@@ -67,45 +64,12 @@ class CopyOptions:
     group_tensors: int = 1 << 16
 
 
-@dataclass(slots=True, eq=False)
-class _Job:
-    """An output on its way."""
-
-    output: OutputFile
-    file: PartialFile | RemoteFile
-    open_tasks: int = 0
-    is_submitted: bool = False
-    checksum: Future[Done] | None = None  # on its way, once all tasks are done
-    hashes: dict[str, dict[int, str]] = field(default_factory=dict)  # by tensor and unit
-    sums: list[Summed] = field(default_factory=list)
-
-    def accept(self, done: Filled | Attempt) -> None:
-        """Take what a call has done, which may be for others, too."""
-        if isinstance(done, Attempt):
-            assert isinstance(self.file, RemoteFile), "only workers of a cluster make attempts"
-            self.file.attempt = done
-            path, done = done.path, done.filled
-        else:
-            assert isinstance(self.file, PartialFile), "those that fill are on this host"
-            path = self.file.index.path
-        for one in done.hashes:
-            if one.path == path:
-                self.hashes.setdefault(one.name, {})[one.unit] = one.sha256
-        self.sums += (one for one in done.sums if one.path == path)
-
-    def listed(self, folder: Path, nbytes: int) -> Listed:
-        """The output as a manifest in a folder lists it."""
-        path = os.path.relpath(self.output.path, folder)
-        tensors = (hashed(meta, self.hashes.get(meta.name, {})) for meta in self.output.metas)
-        return Listed(self.output.rank, path, self.output.format, nbytes, tuple(tensors))
-
-
 def _calls(
-    jobs: Sequence[_Job], options: CopyOptions
-) -> Iterator[tuple[Callable[[], Done], tuple[_Job, ...]]]:
+    jobs: Sequence[Job], options: CopyOptions
+) -> Iterator[tuple[Callable[[], Done], tuple[Job, ...]]]:
     """What workers have to do: stretches of files on this host, whole files on others; for whom."""
     sizes = options.band_bytes, options.task_bytes, options.task_pieces
-    here: dict[str, tuple[_Job, FileIndex]] = {}
+    here: dict[str, tuple[Job, FileIndex]] = {}
     for job in jobs:
         if isinstance(job.file, RemoteFile):
             yield partial(write_file, job.file.task(*sizes)), (job,)
@@ -215,8 +179,8 @@ class _Run:
     on_progress: Callable[[int], None] | None
     check: Callable[[], None]
     current: str = ""  # the output that is worked on, for the error
-    pending: dict[Future[Done], tuple[_Job, ...]] = field(default_factory=dict)
-    jobs: list[_Job] = field(default_factory=list)
+    pending: dict[Future[Done], tuple[Job, ...]] = field(default_factory=dict)
+    jobs: list[Job] = field(default_factory=list)
     written: list[Written] = field(default_factory=list)
     journal: Journal | None = None
 
@@ -258,12 +222,12 @@ class _Run:
     def start(self, outputs: Sequence[OutputFile]) -> None:
         """Create outputs and hand out their tasks; waits while too many are on their way."""
         is_remote = isinstance(self.executor, Cluster)
-        jobs: list[_Job] = []
+        jobs: list[Job] = []
         self.current = outputs[0].path
         self._journal().begin(*(output.path for output in outputs))
         for output in outputs:
             self.current = output.path
-            job = _Job(output, RemoteFile(output) if is_remote else PartialFile(output))
+            job = Job(output, RemoteFile(output) if is_remote else PartialFile(output))
             self.jobs.append(job)
             jobs.append(job)
         for call, served in _calls(jobs, self.options):
@@ -310,7 +274,7 @@ class _Run:
             return min(MAX_CLAIMS, max(self.options.max_in_flight, 2 * self.executor.width))
         return self.options.max_in_flight
 
-    def _commit_if_done(self, job: _Job) -> None:
+    def _commit_if_done(self, job: Job) -> None:
         if not job.is_submitted or job.open_tasks:
             return
         if isinstance(job.file, PartialFile) and "crc_num" in job.file.index.attrs:
@@ -320,7 +284,7 @@ class _Run:
         else:
             self._commit(job, None)
 
-    def _commit(self, job: _Job, crc: int | None) -> None:
+    def _commit(self, job: Job, crc: int | None) -> None:
         self.current = job.output.path
         self.jobs.remove(job)
         journal = self._journal()

@@ -24,8 +24,8 @@ from ckpttool.model.sources import (
 from ckpttool.model.strategy import Strategy, count, shorten
 from ckpttool.model.undivided import undivided_sources
 from ckpttool.model.unlisted import Unlisted
+from ckpttool.run.asked import note_asked, strategy_notes
 from ckpttool.run.doubts import find_doubts
-from ckpttool.run.listed import note_asked, strategy_notes
 from ckpttool.run.shards import find_shards, show_shard
 from ckpttool.storage.digest import Sample, digest
 

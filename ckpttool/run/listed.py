@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -16,13 +15,10 @@ from typing import NamedTuple
 from ckpttool.errors import FormatError
 from ckpttool.formats import read_index
 from ckpttool.formats.stopping import result_of
-from ckpttool.model.catalog import Catalog, FileIndex, Stamp, StoredTensor, format_ranks
+from ckpttool.model.catalog import Catalog, FileIndex, Stamp, StoredTensor
 from ckpttool.model.findings import Finding
 from ckpttool.model.manifest import MANIFEST, Hashed, Listed, hashed
-from ckpttool.model.notes import Note
-from ckpttool.model.strategy import Strategy
 from ckpttool.run.manifest import Listing, opened, output_problems, remedy_for
-from ckpttool.run.origin import read_strategy_file
 from ckpttool.run.partial import stamp_of
 from ckpttool.storage.checksum import verify_checksum
 from ckpttool.storage.digest import unit_digests
@@ -55,81 +51,6 @@ def find_manifests(catalog: Catalog) -> list[Path]:
     paths = [Path(path) for path in _paths(catalog)]
     places = [*_folders(catalog), *(path.with_name(f"{path.name}.{MANIFEST}") for path in paths)]
     return [path for path in dict.fromkeys(places) if path.is_file()]
-
-
-def as_asked(catalog: Catalog, strategy: Strategy | None) -> tuple[Catalog, list[Note]]:
-    """The same, with the ranks that a set was written for, if not for all (--rank), and a note.
-
-    For those who look at what there is, and do not want all of it.
-    """
-    asked, told = _asked_ranks(catalog, strategy)
-    if asked is None:
-        return catalog, []
-    others = format_ranks(sorted(_expected(catalog, strategy) - asked))
-    text = f"{others}: not looked for, since {told}"
-    return replace(catalog, asked=asked), [Note("part", text)]
-
-
-def note_asked(catalog: Catalog, strategy: Strategy | None) -> Catalog:
-    """The same with a note of the ranks that a set was written for, if not for all (--rank).
-
-    For those who want all of it, and name what is missing.
-    """
-    asked, told = _asked_ranks(catalog, strategy)
-    if asked is None:
-        return catalog
-    return replace(catalog, notes=(*catalog.notes, Note("part", told)))
-
-
-def _expected(catalog: Catalog, strategy: Strategy | None) -> set[int]:
-    """Ranks that should have a file."""
-    has_layouts = strategy is not None and strategy.layouts
-    return {*(strategy.ranks if strategy is not None and has_layouts else ()), *catalog.absent}
-
-
-def _asked_ranks(catalog: Catalog, strategy: Strategy | None) -> tuple[frozenset[int] | None, str]:
-    """The ranks that a set was written for, and how that is known; None if for all.
-
-    Its manifest, which comes when the set is complete, lists these alone.  Of one that cannot be
-    used `check_manifest` says so.
-    """
-    path = Path(catalog.root) / MANIFEST
-    there = catalog.files.keys() | catalog.damaged.keys()
-    expected = _expected(catalog, strategy)
-    if catalog.is_undivided or expected <= there or not path.is_file():
-        return None, ""
-    try:
-        outputs = Listing.read(path).manifest().outputs
-    except FormatError:
-        return None, ""
-    asked = frozenset({*there, *(output.rank for output in outputs)})
-    if expected <= asked or any(Path(o.path).parent != Path(f"rank_{o.rank}") for o in outputs):
-        return None, ""
-    written = format_ranks([output.rank for output in outputs])
-    return asked, f"{path} says that this was written for {written} alone (--rank)"
-
-
-def strategy_notes(catalog: Catalog, strategy: Strategy) -> Iterator[Note]:
-    """That the strategy is another than that by which a set was written, as its manifest tells.
-
-    A manifest names the strategies of the target last.  Of one that cannot be used that is said.
-    """
-    path = Path(catalog.root) / MANIFEST
-    if not strategy.files or not path.is_file():
-        return
-    given = {read_strategy_file(name).sha256 for name in strategy.files}
-    try:
-        head = Listing.read(path).head
-        told = head.objects("strategies")[-len(strategy.files) :]
-        same = [told, head.objects("told")] if "told" in head.entries else [told]
-        if told and given not in [{one.text("sha256") for one in files} for files in same]:
-            text = f"{path} says that this was written by {told[-1].text('path')}, and "
-            text += f"{strategy.origin} is another file; if it does not say the same, what is read "
-            text += "is wrong"
-            yield Note("strategy", text, is_warning=True)
-    except FormatError as error:
-        text = f"{error}; so it does not tell whether {strategy.origin} is what this was written by"
-        yield Note("strategy", text, is_warning=True)
 
 
 def _folders(catalog: Catalog) -> Iterator[Path]:
@@ -211,12 +132,8 @@ def check_manifest(
             if problems or not deep:
                 continue
             index = files.get(name) or read_index(name)
-            for wanted in output.tensors:
-                tensor = index.tensors[wanted.name]
-                if fingerprint(tensor, wanted.sha256) in seen:
-                    continue
-                hashes = executor.submit(_hash, tensor)
-                rest.append(_Look(output.path, output.rank, wanted, tensor.meta.nbytes, hashes))
+            for look in _looks(output, index, executor, seen):
+                rest.append(look)
                 while len(rest) > MAX_IN_FLIGHT:
                     yield from _collect(path, rest.popleft(), on_progress)
         while rest:
@@ -239,6 +156,17 @@ def check_manifest(
         yield _finding(path, f"{_shown(name, path)}: {text}")
     for name in sorted(listed - subject) if path.name != MANIFEST else ():
         yield _finding(path, f"it speaks of {_shown(name, path)}, which is another file")
+
+
+def _looks(
+    output: Listed, index: FileIndex, executor: Executor, seen: AbstractSet[bytes]
+) -> Iterator[_Look]:
+    """Has the tensors of an output hashed, but for those that were read already."""
+    for wanted in output.tensors:
+        tensor = index.tensors[wanted.name]
+        if fingerprint(tensor, wanted.sha256) not in seen:
+            hashes = executor.submit(_hash, tensor)
+            yield _Look(output.path, output.rank, wanted, tensor.meta.nbytes, hashes)
 
 
 def find_intact(

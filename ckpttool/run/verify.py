@@ -27,11 +27,12 @@ from ckpttool.model.notes import Note
 from ckpttool.model.sources import Sources, find_sources
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.undivided import undivided_sources
+from ckpttool.run.asked import as_asked
 from ckpttool.run.contents import check_contents, differences
 from ckpttool.run.engines import InlineExecutor
 from ckpttool.run.gather import Trust, known_strategy, settle, told_by_a_look
 from ckpttool.run.integrity import check_files
-from ckpttool.run.listed import as_asked, check_manifest, find_manifests
+from ckpttool.run.listed import check_manifest, find_manifests
 from ckpttool.run.origin import unchanged
 from ckpttool.run.replicas import (
     REMEDY,

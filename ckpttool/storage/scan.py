@@ -126,9 +126,7 @@ def scan_all(
     files = {n: index for n, index in found_in.items() if isinstance(index, FileIndex)}
     closed = {rank: error for rank, error in without.items() if error is not None}
     absent = tuple(sorted({*_gaps({*chosen, *closed}), *(without.keys() - closed.keys())}))
-    if absent:
-        text = f"{format_ranks(absent)}: no checkpoint file found in {root}"
-        notes.append(Note("absent", text, absent))
+    notes += [_on_absent(root, absent)] if absent else []
     notes += _note_encryption(files, key)
     strategy_files = find_strategies(root, chosen, notes)
     problems = tuple(_problems(root, chosen.values()))
@@ -143,6 +141,10 @@ def scan_all(
         problems=problems,
         absent=absent,
     )
+
+
+def _on_absent(root: Path, ranks: tuple[int, ...]) -> Note:
+    return Note("absent", f"{format_ranks(ranks)}: no checkpoint file found in {root}", ranks)
 
 
 def _scan_undivided(root: Path, src: str, key: Secret | None) -> Catalog | None:

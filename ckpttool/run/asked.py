@@ -1,0 +1,90 @@
+"""For which ranks and by which strategy a folder was written, as its manifest tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from ckpttool.errors import FormatError
+from ckpttool.model.catalog import Catalog, format_ranks
+from ckpttool.model.manifest import MANIFEST
+from ckpttool.model.notes import Note
+from ckpttool.model.strategy import Strategy
+from ckpttool.run.manifest import Listing
+from ckpttool.run.origin import read_strategy_file
+
+
+def as_asked(catalog: Catalog, strategy: Strategy | None) -> tuple[Catalog, list[Note]]:
+    """The same, with the ranks that a set was written for, if not for all (--rank), and a note.
+
+    For those who look at what there is, and do not want all of it.
+    """
+    asked, told = _asked_ranks(catalog, strategy)
+    if asked is None:
+        return catalog, []
+    others = format_ranks(sorted(_expected(catalog, strategy) - asked))
+    text = f"{others}: not looked for, since {told}"
+    return replace(catalog, asked=asked), [Note("part", text)]
+
+
+def note_asked(catalog: Catalog, strategy: Strategy | None) -> Catalog:
+    """The same with a note of the ranks that a set was written for, if not for all (--rank).
+
+    For those who want all of it, and name what is missing.
+    """
+    asked, told = _asked_ranks(catalog, strategy)
+    if asked is None:
+        return catalog
+    return replace(catalog, notes=(*catalog.notes, Note("part", told)))
+
+
+def _expected(catalog: Catalog, strategy: Strategy | None) -> set[int]:
+    """Ranks that should have a file."""
+    has_layouts = strategy is not None and strategy.layouts
+    return {*(strategy.ranks if strategy is not None and has_layouts else ()), *catalog.absent}
+
+
+def _asked_ranks(catalog: Catalog, strategy: Strategy | None) -> tuple[frozenset[int] | None, str]:
+    """The ranks that a set was written for, and how that is known; None if for all.
+
+    Its manifest, which comes when the set is complete, lists these alone.  Of one that cannot be
+    used `check_manifest` says so.
+    """
+    path = Path(catalog.root) / MANIFEST
+    there = catalog.files.keys() | catalog.damaged.keys()
+    expected = _expected(catalog, strategy)
+    if catalog.is_undivided or expected <= there or not path.is_file():
+        return None, ""
+    try:
+        outputs = Listing.read(path).manifest().outputs
+    except FormatError:
+        return None, ""
+    asked = frozenset({*there, *(output.rank for output in outputs)})
+    if expected <= asked or any(Path(o.path).parent != Path(f"rank_{o.rank}") for o in outputs):
+        return None, ""
+    written = format_ranks([output.rank for output in outputs])
+    return asked, f"{path} says that this was written for {written} alone (--rank)"
+
+
+def strategy_notes(catalog: Catalog, strategy: Strategy) -> Iterator[Note]:
+    """That the strategy is another than that by which a set was written, as its manifest tells.
+
+    A manifest names the strategies of the target last.  Of one that cannot be used that is said.
+    """
+    path = Path(catalog.root) / MANIFEST
+    if not strategy.files or not path.is_file():
+        return
+    given = {read_strategy_file(name).sha256 for name in strategy.files}
+    try:
+        head = Listing.read(path).head
+        told = head.objects("strategies")[-len(strategy.files) :]
+        same = [told, head.objects("told")] if "told" in head.entries else [told]
+        if told and given not in [{one.text("sha256") for one in files} for files in same]:
+            text = f"{path} says that this was written by {told[-1].text('path')}, and "
+            text += f"{strategy.origin} is another file; if it does not say the same, what is read "
+            text += "is wrong"
+            yield Note("strategy", text, is_warning=True)
+    except FormatError as error:
+        text = f"{error}; so it does not tell whether {strategy.origin} is what this was written by"
+        yield Note("strategy", text, is_warning=True)
