@@ -14,6 +14,7 @@ from ckpttool.cli.main import COMMANDS, main
 
 ROOT = Path(ckpttool.__file__).parent
 FLOORS = ["errors", "model", "formats", "storage", "run", "cli"]  # lowest first
+OF_HDF5 = {f"ckpttool.formats.hdf5{part}" for part in ("", "_datasets", "_types")}
 DISK = {"os", "io", "pathlib", "h5py", "numpy", "tempfile", "shutil", "mmap", "fcntl", "glob"}
 WORLD = {"click", "rich", "concurrent", "threading", "multiprocessing", "subprocess", "sys"}
 EXTRAS = {"ckpttool.run.on_dask": {"dask", "distributed"}, "ckpttool.run.on_mpi": {"mpi4py"}}
@@ -55,6 +56,12 @@ def packages(path: Path) -> set[str]:
     return {module.partition(".")[0] for module in imports(path)}
 
 
+def all_lines(node) -> int:
+    """The lines of a function, without its docstring, which does not make it long."""
+    text = ast.get_docstring(node, clean=False) or ""
+    return (node.end_lineno or 0) - node.lineno + 1 - len(text.splitlines())
+
+
 def body_lines(node) -> int:
     """The lines of a function, without its signature and its docstring."""
     body = node.body[1:] if ast.get_docstring(node) is not None else node.body
@@ -89,7 +96,7 @@ def test_a_module_imports_only_what_its_floor_may_know(path):
         assert not known & (DISK | WORLD)
     if not name.startswith("ckpttool.cli"):
         assert not known & {"click", "rich"}
-    if name.split("_")[0] != "ckpttool.formats.hdf5":
+    if name not in OF_HDF5:
         assert "h5py" not in known
     if name != "ckpttool.formats.decryption":
         assert "cryptography" not in known
@@ -102,8 +109,10 @@ def test_a_module_imports_only_what_its_floor_may_know(path):
 def test_a_module_is_short_and_so_are_its_functions(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 350
     functions = [node for node in ast.walk(TREES[path]) if isinstance(node, DEFINITIONS[:2])]
-    nlines = {node.name: body_lines(node) for node in functions}
-    assert not {name: n for name, n in nlines.items() if n > 40}
+    nlines = {node.name: (all_lines(node), body_lines(node)) for node in functions}
+    assert not {
+        name: (n, of_body) for name, (n, of_body) in nlines.items() if n > 60 or of_body > 40
+    }
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
