@@ -12,6 +12,7 @@ from ckpttool.cli.convert import convert
 
 if TYPE_CHECKING:
     from ckpttool.model.ciphertext import Secret
+    from ckpttool.model.plan import NotInTarget
     from ckpttool.model.unlisted import Unlisted
 
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 @options.pattern
 @options.dec_key_file
 @options.unlisted
+@options.not_in_target
 @options.format
 @options.prefix
 @options.ranks
@@ -52,6 +54,7 @@ def split(
     pattern: str | None,
     key: Secret | None,
     unlisted: Unlisted | None,
+    not_in_target: NotInTarget,
     format: str,
     prefix: str,
     ranks: tuple[int, ...] | None,
@@ -81,6 +84,7 @@ def split(
             prefix=prefix,
             ranks=ranks,
             unlisted=unlisted,
+            not_in_target=not_in_target,
             crc=crc,
             overwrite=overwrite,
             resume=resume,
