@@ -62,6 +62,11 @@ class TensorMeta:
         return self if shape == self.shape else replace(self, shape=shape)
 
     @property
+    def is_single(self) -> bool:
+        """Whether it is a single value: one element, or a text."""
+        return self.text is not None or math.prod(self.shape) == 1
+
+    @property
     def itemsize(self) -> int:
         """Bytes per element; 1 for a string."""
         return 1 if self.text is not None else DTYPES[self.dtype].itemsize

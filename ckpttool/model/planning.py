@@ -169,7 +169,7 @@ class _Fitting:
         is_state = source.turn is None and follows_in_full(name, self.owners, self.metas)
         layouts = state_layouts(strategy, name, self.owners) if is_state else ()
         layouts = layouts if target.not_in_target == "follow" else ()
-        if source.is_single:
+        if source.meta.is_single:
             return layouts
         if target.not_in_target == "drop":
             self.not_listed.dropped[name] = source.meta

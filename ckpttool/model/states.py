@@ -92,6 +92,19 @@ def follows_in_full(name: str, owners: Owners, metas: Mapping[str, TensorMeta]) 
     return base in metas and metas[name].shape == _reduced(name, metas[base].shape)
 
 
+def full_metas(catalog: Catalog, strategy: Strategy) -> dict[str, TensorMeta]:
+    """Return name to full tensor, as far as layouts or the checkpoint tell; else to a slice."""
+    metas = catalog.metas
+    if catalog.description is not None:
+        return metas | {name: one.meta for name, one in catalog.description.tensors.items()}
+    owners = find_owners(strategy.layouts, metas)
+    for name, meta in metas.items():
+        layouts = strategy.layouts.get(name) or state_layouts(strategy, name, owners)
+        if layouts and len(layouts[0].tensor_map) == len(meta.shape):
+            metas[name] = meta.of_shape(layouts[0].implied_shape(meta.shape))
+    return metas
+
+
 def state_layouts(strategy: Strategy, name: str, owners: Owners) -> tuple[Layout, ...]:
     """The layouts that ``name`` has if it is state of a listed parameter; none if it is not.
 
