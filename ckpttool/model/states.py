@@ -26,9 +26,10 @@ def find_owners(listed: Collection[str], metas: Mapping[str, TensorMeta]) -> dic
 
     A name is that of a state if a prefix of one word stands before the name of another parameter,
     and the prefix is that of an optimizer.  It is that of a module if anything else has it: next to
-    ``decoder.norm`` the name ``decoder.embedding`` is not that of a state of ``embedding``.  An
-    optimizer may keep single values besides.  The prefixes of MindSpore's optimizers are modules
-    only if the strategy says so, since the parameters of their states may be gone.
+    ``decoder.norm`` the name ``decoder.embedding`` is not that of a state of ``embedding``, unless
+    there is a ``decoder.decoder.norm``.  An optimizer may keep single values besides.  The prefixes
+    of MindSpore's optimizers are modules only if the strategy says so, since the parameters of
+    their states may be gone.
 
     Parameters
     ----------
@@ -54,6 +55,8 @@ def find_owners(listed: Collection[str], metas: Mapping[str, TensorMeta]) -> dic
             found[name] = known
         elif base in names and base and prefix.isidentifier():
             found[name] = base
+        elif f"{prefix}.{name}" in names:
+            continue  # a parameter of a module that is called like the prefix of its state
         elif name in listed:
             listed_modules.add(prefix)
         elif math.prod(metas[name].shape) != 1:
