@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from ckpttool.model.catalog import Catalog, TensorMeta
+from ckpttool.model.findings import Finding
 from ckpttool.model.folding import fold_layout
 from ckpttool.model.layout import Layout
 from ckpttool.model.reduced import STATISTICS, reduced_from, without_axis
-from ckpttool.model.strategy import Strategy, parameter_of
+from ckpttool.model.strategy import Strategy, parameter_of, shorten
 
 
 def state_layouts(strategy: Strategy, name: str) -> tuple[Layout, ...]:
@@ -95,7 +97,7 @@ def true_layouts(catalog: Catalog, strategy: Strategy, name: str) -> tuple[Layou
     ``accu_grads`` have the parameter's optimizer shard, which cuts these only under
     ``gradient_accumulation_shard``; those of AdaFactor's statistics do not have it, and are cut.
 
-    What a person wrote is not corrected.
+    What a person wrote is not corrected, and no tensor map is: see `find_unlike_states`.
     """
     layouts = strategy.layouts[name]
     if name in strategy.by_hand:
@@ -109,7 +111,11 @@ def true_layouts(catalog: Catalog, strategy: Strategy, name: str) -> tuple[Layou
         if any(layout.rows for layout in tried) and _have_rows(catalog, name, tried):
             return tried
     truth = next((full for _, full in _shapes(catalog, strategy, name) if full is not None), None)
+    is_statistic = reduced_from(name) is not None
     by_stage = {twin.ranks: twin for twin in twins if not twin.rows}
+    for one in layouts:
+        if not is_statistic and one.ranks in by_stage and not _shard_alike(by_stage[one.ranks], one):
+            del by_stage[one.ranks]
     return tuple(
         next(
             (
@@ -165,6 +171,57 @@ def odd_shape(catalog: Catalog, strategy: Strategy, meta: TensorMeta) -> str | N
                 "it is with --unlisted first, or leave it out with --unlisted drop"
             )
     return None
+
+
+def find_unlike_states(catalog: Catalog, strategy: Strategy) -> Iterator[Finding]:
+    """Yield what is wrong where the strategy shards a parameter and its optimizer state differently.
+
+    One of the two layouts is wrong, since a state has the full shape of its parameter.  Optimizer
+    shards may differ, and a manual split stands with the parameter alone.  It is an error where the
+    slices have one shape, so that the two full shapes differ, and a warning elsewhere: which rank
+    holds which slice is then the question, and headers do not answer it.
+    """
+    impossible, unlike = [], []
+    for name, layouts in strategy.layouts.items():
+        base = parameter_of(name)
+        if base is None or base not in strategy.layouts or name not in catalog.holders:
+            continue
+        by_stage = {layout.ranks: layout for layout in strategy.layouts[base]}
+        for state in layouts:
+            own = by_stage.get(state.ranks)
+            if own is None or own.fields > 1 or _shard_alike(own, state):
+                continue
+            piece = _slice_shape(catalog, name, state)
+            shapes = [_bare_full_shape(layout, piece) for layout in (own, state)]
+            if piece == _slice_shape(catalog, base, own) and shapes[0] != shapes[1]:
+                impossible.append(f"{base} {shapes[0]} and {name} {shapes[1]}")
+            else:
+                unlike.append(f"{base} and {name}")
+            break
+    text = "the strategy shards a parameter and its optimizer state differently"
+    if impossible:
+        yield Finding(
+            "strategy",
+            f"{text}, so that their full shapes differ: {shorten(impossible, 3)}; is it the "
+            "strategy of this run? --trust-strategy believes it all the same",
+        )
+    if unlike:
+        pairs = shorten(unlike, 3)
+        yield Finding("strategy", f"{text}: {pairs}; is it the strategy of this run?", "warning")
+
+
+@lru_cache(maxsize=4096)  # a thousand parameters have few layouts
+def _shard_alike(a: Layout, b: Layout) -> bool:
+    """Whether two layouts of a stage are equal but for optimizer shard and manual split."""
+    bare = (replace(layout, optimizer_shard=1, rows=()) for layout in (a, b))
+    return next(bare).cuts_like(next(bare))
+
+
+def _bare_full_shape(layout: Layout, piece: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """The full shape that slices make, without optimizer shard and manual split."""
+    if piece is None or len(piece) != len(layout.tensor_map):
+        return None
+    return replace(layout, optimizer_shard=1, rows=()).implied_shape(piece)
 
 
 def odd_full_shape(meta: TensorMeta, shapes: Mapping[str, tuple[int, ...]]) -> str | None:

@@ -100,8 +100,9 @@ class Strategy:
         return range(self.stages * self.stage_ranks)
 
     def stages_of(self, name: str) -> tuple[int, ...]:
-        """The stages that list ``name``."""
-        return tuple(layout.first_rank // self.stage_ranks for layout in self.layouts[name])
+        """The stages that list ``name``; none if no stage does."""
+        layouts = self.layouts.get(name, ())
+        return tuple(layout.first_rank // self.stage_ranks for layout in layouts)
 
     def resolve(self, metas: Mapping[str, TensorMeta]) -> tuple[Strategy, tuple[str, ...]]:
         """The strategy with its rules turned into layouts, itself if it has none; and problems.

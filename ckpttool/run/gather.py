@@ -15,6 +15,7 @@ from ckpttool.model.catalog import Catalog, TensorMeta
 from ckpttool.model.findings import Finding
 from ckpttool.model.maps import map_of
 from ckpttool.model.notes import Note
+from ckpttool.model.remarks import find_contradictions
 from ckpttool.model.sources import (
     Agreement,
     Sources,
@@ -240,6 +241,13 @@ def settle(
             return Settled(strategy, sources, [Finding("strategy", contradiction)], [])
         text = "--trust-strategy: contents were not looked at; where replicas differ, the lowest "
         return Settled(strategy, sources, [], [Note("doubt", f"{text}rank's are taken")])
+    contradictions = [*find_contradictions(catalog, strategy)]
+    listed = [one for one in contradictions if one.severity == "error"]
+    warned = [
+        Note("doubt", one.text, is_warning=True)
+        for one in contradictions
+        if one.severity == "warning"
+    ]
     doubts, doubtful = find_doubts(catalog, strategy, sources.found, executor)
     shards = None
     is_suspect = any(doubt.kind == "replica" for doubt in doubts)
@@ -249,12 +257,13 @@ def settle(
             *(strategy, sources.found, executor, trust.optimizer_shard), trust.by_samples
         )
     if shards is None:
-        return Settled(strategy, sources, doubts, doubtful)
+        return Settled(strategy, sources, [*listed, *doubts], [*warned, *doubtful])
     problems = [Finding("strategy", problem) for problem in shards.problems]
     sources = find(shards.strategy)  # look again, with the strategy corrected
     others = [one for one in sources.found if one.meta.name not in shards.names]
     doubts, doubtful = find_doubts(catalog, shards.strategy, others, executor)
-    return Settled(shards.strategy, sources, [*problems, *doubts], [*shards.notes, *doubtful])
+    problems = [*listed, *problems, *doubts]
+    return Settled(shards.strategy, sources, problems, [*warned, *shards.notes, *doubtful])
 
 
 def told_by_a_look(settled: Settled) -> Settled:

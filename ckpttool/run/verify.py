@@ -24,6 +24,7 @@ from ckpttool.model.headers import (
 )
 from ckpttool.model.losses import notes_of_scan
 from ckpttool.model.notes import Note
+from ckpttool.model.remarks import find_contradictions
 from ckpttool.model.sources import Sources, find_sources
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.undivided import undivided_sources
@@ -189,6 +190,7 @@ class _Verification:
 
         sources = find(self.strategy)
         if not deep:
+            sources.problems += find_contradictions(self.catalog, self.strategy)
             return sources
         settled = told_by_a_look(
             settle(find, sources, self.catalog, self.strategy, self.executor, Trust())
