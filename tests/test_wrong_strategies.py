@@ -1,4 +1,4 @@
-"""A strategy that is wrong is refused or warned about; `scripts/sweep_strategies.py` has the rest."""
+"""A wrong strategy is refused or warned about; `scripts/sweep_strategies.py` tries all of them."""
 
 import pytest
 
@@ -82,7 +82,9 @@ def test_hidden_optimizer_shards_of_two_sizes_explain_nothing(tmp_path):
     grid = (8,)
     whole = Layout(grid, ((), ()))
     true = {"a": Layout(grid, ((), ()), 4), "b": Layout(grid, ((), ()), 8)}
-    with pytest.raises(ckpttool.PlanError, match="and they differ.*is it the strategy of this run"):
+    with pytest.raises(
+        ckpttool.PlanError, match=r"and they differ.*is it the strategy of this run"
+    ):
         plan(tmp_path, true, dict.fromkeys(true, whole))
 
 
@@ -90,7 +92,7 @@ def test_a_strategy_hides_all_optimizer_shards_or_none(tmp_path):
     grid = (8,)
     true = {"a": Layout(grid, ((), ()), 8), "b": Layout(grid, ((), ()), 8)}
     plan(tmp_path, true, dict.fromkeys(true, Layout(grid, ((), ()))))
-    with pytest.raises(ckpttool.PlanError, match="b: the strategy says .* and they differ"):
+    with pytest.raises(ckpttool.PlanError, match=r"b: the strategy says .* and they differ"):
         plan(tmp_path / "listed", true, {**true, "b": Layout(grid, ((), ()))})
 
 

@@ -162,7 +162,8 @@ def compare_contents(
     A note is added on those of which contents tell nothing: one rank's slice may look like all.
     """
     futures = {}
-    for name in names_to_compare(catalog, strategy):
+    compared = names_to_compare(catalog, strategy)
+    for name in compared:
         for rank, file in catalog.files.items():
             if name in file.header:
                 futures[name, rank] = executor.submit(digest, file.tensors[name], BUFFER_BYTES)
@@ -175,6 +176,10 @@ def compare_contents(
         for name, found in groups.items()
         if _is_mute(metas[name], found) and map_of(name) is None  # its statuses often are
     ]
+    for name in mute:
+        if compared[name] is not None:  # as states are when training begins: the shape decides
+            del groups[name]
+    mute = [name for name in mute if name in groups]
     if mute and strategy.layouts:
         text = "not in the strategy, and all elements of all ranks are the same; taken for whole, "
         text += f"if they are slices say so in a strategy by hand (-s MORE.yaml): {shorten(mute)}"

@@ -26,6 +26,7 @@ from ckpttool.model.losses import notes_of_scan
 from ckpttool.model.notes import Note
 from ckpttool.model.remarks import find_contradictions
 from ckpttool.model.sources import Sources, find_sources
+from ckpttool.model.states import find_owners
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.undivided import undivided_sources
 from ckpttool.run.asked import as_asked
@@ -294,10 +295,11 @@ class _Verification:
                 yield from check_types(self.catalog, self.catalog.held(name))
             yield from find_beginnings(self.catalog)
             return
+        owners = find_owners(self.strategy.layouts, self.catalog.metas)
         for source in sources.found:
             held = self.catalog.held(source.meta.name)
             if not source.is_listed and source.follows is None:
-                yield from check_unlisted(self.catalog, self.strategy, held)
+                yield from check_unlisted(self.catalog, self.strategy, held, owners)
         yield from find_lacking(self.catalog, sources.found, notes)
 
 
