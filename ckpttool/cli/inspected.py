@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def describe_undivided(catalog: Catalog) -> tuple[Json, tuple[Note, ...]]:
     """Document and notes of ``inspect`` of a file, or of several with an index."""
-    from ckpttool.model.undivided import possible_slices
+    from ckpttool.model.undivided import on_one_of_several, possible_slices
 
     if not (catalog.indexes or catalog.findings):
         (file,) = catalog.files.values()
@@ -31,13 +31,14 @@ def describe_undivided(catalog: Catalog) -> tuple[Json, tuple[Note, ...]]:
             f"{file.path}: nothing in it ({file.nbytes} bytes): cut short, or of a rank that was "
         )
         empty = [] if file.tensors else [Note("replica", text + "saved without redundancy")]
-        notes = (*catalog.notes, *empty)
+        notes = (*on_one_of_several(catalog), *catalog.notes, *empty)
         tensors = list(_describe_tensors(file))
         return {**_describe_file(file), "tensors": tensors, "notes": describe_notes(notes)}, notes
     files = catalog.files.values()
     slices = possible_slices(catalog).values()
     text = f"not in the index, so perhaps slices of rank 0: {', '.join(slices)}"
-    notes = (*catalog.notes, *([Note("doubt", text)] if slices else []))
+    notes = (*on_one_of_several(catalog), *catalog.notes)
+    notes += (Note("doubt", text),) if slices else ()
     document = {
         "path": catalog.root,
         "format": ", ".join(sorted({file.format for file in files})),

@@ -146,7 +146,7 @@ replicated = click.option(
     "--replicated",
     is_flag=True,
     help="Every rank holds everything (data parallel, integrated_save=True), which is held against "
-    "contents.  Instead of -s.",
+    "contents; so does SRC, if it is one rank's file.  Instead of -s.",
 )
 strict = click.option(
     "--strict",

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     Cut an undivided checkpoint for the ranks of a strategy: DIR/rank_R/PREFIXR.ckpt (.h5,
     .safetensors) for every rank R.  SRC is one file, a folder with an index
-    (param_name_map.json, model.safetensors.index.json), or a folder with rank_0/ alone in it.
+    (param_name_map.json, model.safetensors.index.json), or a folder with rank_0/ alone in it;
+    with --replicated also rank folders that each hold everything, and one rank's file of them.
     """,
 )
 @options.source
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 @options.step
 @options.pattern
 @options.dec_key_file
+@options.replicated
 @options.unlisted
 @options.format
 @options.prefix
@@ -51,6 +53,7 @@ def split(
     step: str | None,
     pattern: str | None,
     key: Secret | None,
+    replicated: bool,
     unlisted: Unlisted | None,
     format: str,
     prefix: str,
@@ -80,6 +83,7 @@ def split(
             format,
             prefix=prefix,
             ranks=ranks,
+            replicated=replicated,
             unlisted=unlisted,
             crc=crc,
             overwrite=overwrite,

@@ -231,6 +231,9 @@ class Catalog:
         to every rank as it is.  False for one that no index names: it may be one rank's slice.
     absent
         Ranks that seem to belong to it and have no file: gaps, and rank folders without one.
+    one_of_several
+        What shows that its only file is one rank's of several, so that tensors may be slices;
+        empty if nothing does.
     asked
         Ranks that it was written for, where its manifest says so and it is verified; None for all.
     headers
@@ -251,6 +254,7 @@ class Catalog:
     indexes: tuple[str, ...] = ()
     apart: Mapping[str, bool] = field(default_factory=dict)
     absent: tuple[int, ...] = ()
+    one_of_several: str = ""
     asked: frozenset[int] | None = None
     headers: Mapping[tuple[int, ...], Mapping[str, StoredTensor]] = field(
         init=False, repr=False, compare=False

@@ -17,6 +17,7 @@ from ckpttool.model.plan import Plan, Target
 from ckpttool.model.planning import make_plan, plan_from
 from ckpttool.model.sources import Sources, find_sources
 from ckpttool.model.strategy import Strategy
+from ckpttool.model.undivided import why_not_full
 from ckpttool.model.unlisted import Unlisted
 from ckpttool.run.asked import note_asked
 from ckpttool.run.batch import take_part
@@ -89,6 +90,8 @@ def make_checked_plan(
     damage, notes = check_files(catalog, executor, "crc_num" in target.attrs)
     errors: list[CkptToolError] = [*damage]
     problems: list[str] = []
+    if strategy is None or catalog.is_undivided:
+        problems += filter(None, [why_not_full(catalog)])
     ours: frozenset[str] = frozenset()
     try:
         strategy, target = _resolve(catalog, strategy, target)

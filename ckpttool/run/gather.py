@@ -94,14 +94,15 @@ def known_strategy(
 ) -> Strategy | None:
     """The layouts of a source as `source_layouts`; None for a file that holds all undivided.
 
-    ``replicated`` says that every rank holds everything: a strategy without layouts.
+    ``replicated`` says that every rank holds everything: a strategy without layouts, and one file
+    is a full checkpoint, whatever its name and place say (`ckpttool.model.undivided`).
     """
-    if replicated and catalog.description is None:
-        strategy = strategy or Strategy({}, 1, len(catalog.files) + len(catalog.damaged))
     if catalog.is_undivided and strategy is None:
         return None
+    if replicated and catalog.description is None:
+        strategy = strategy or Strategy({}, 1, len(catalog.files) + len(catalog.damaged))
     other = "or say --replicated if every rank holds everything (data parallel, or "
-    other += "integrated_save=True), or name one rank's file"
+    other += "integrated_save=True)"
     return source_layouts(catalog, strategy, other, replicated)
 
 

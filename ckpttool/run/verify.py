@@ -120,6 +120,8 @@ def verify(
         strategy = known_strategy(catalog, strategy, replicated)
     if catalog.is_undivided:
         strategy = None
+    if replicated:
+        catalog = replace(catalog, one_of_several="")
     if strategy is not None:
         strategy, reasons = strategy.resolve(catalog.metas)
         if reasons:
@@ -178,7 +180,7 @@ class _Verification:
             sum(file.nbytes for file in catalog.files.values()),
             tuple(sorted(findings, key=lambda finding: finding.severity)),
             tuple(notes),
-            self.strategy is not None or catalog.is_undivided,
+            self.strategy is not None or (catalog.is_undivided and not catalog.one_of_several),
         )
 
     def _sources(self, deep: bool) -> Sources:
