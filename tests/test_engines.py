@@ -92,18 +92,30 @@ def test_engines_are_named():
 
 @pytest.mark.parametrize(
     "name",
-    ["inline:2", "threads:0", "threads:x", "threads:", "magic:1", "dask", "dask:", "mpi:4", ""],
+    [
+        "inline:2",
+        "threads:0",
+        "threads:x",
+        "threads:",
+        "threads:1000000",
+        f"processes:{'9' * 5000}",
+        "magic:1",
+        "dask",
+        "dask:",
+        "mpi:4",
+        "",
+    ],
 )
 def test_a_word_that_names_no_engine_is_refused(tmp_path, name):
-    with pytest.raises(ValueError, match=r"no engine|from 1 on"), open_engine(name):
+    with pytest.raises(ValueError, match=r"no engine|from 1 to"), open_engine(name):
         pass
     if name:
         result = run(*reshard_words(tmp_path / "out", "ckpt"), "--engine", name)
         assert result.exit_code == 2
-        is_number = name.startswith("threads")
+        kind = name.partition(":")[0]
         text = (
-            "is not threads:N with a number N of threads from 1 on"
-            if is_number
+            f"is not {kind}:N with a number N of {kind} from 1 to 999999"
+            if kind in ("threads", "processes")
             else (f"no engine '{name}'; there are threads[:N], processes[:N]")
         )
         assert text in message(result)
