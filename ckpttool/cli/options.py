@@ -186,6 +186,7 @@ def _choose_engine(ctx: click.Context, param: click.Parameter, value: str | None
     jobs = ctx.meta[JOBS]
     try:
         read_word(value or "threads")
+        read_word(f"threads:{jobs or 1}")
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
     if jobs is None:
