@@ -23,8 +23,6 @@ from ckpttool.model.findings import Finding
 from ckpttool.model.notes import Note
 from ckpttool.storage.described import scan_described
 from ckpttool.storage.folders import (
-    Without,
-    list_by_pattern,
     list_rank_files,
     note_rank_folders,
     note_siblings,
@@ -42,6 +40,7 @@ from ckpttool.storage.leftovers import (
     unfinished_save,
 )
 from ckpttool.storage.names import is_wanted, label_of
+from ckpttool.storage.patterns import Without, list_by_pattern
 from ckpttool.storage.steps import choose_step
 from ckpttool.storage.trees import find_checkpoint, find_strategies
 
