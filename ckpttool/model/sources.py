@@ -7,7 +7,7 @@ else is one undivided tensor if all ranks hold the same bytes, and a question to
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ckpttool.errors import FormatError
@@ -100,6 +100,7 @@ def find_sources(
     strategy: Strategy,
     agreement: Agreement,
     unlisted: Unlisted | None,
+    running: Collection[str] = (),
 ) -> Sources:
     """Sources of all parameters of a checkpoint that is spread over ranks.
 
@@ -116,6 +117,8 @@ def find_sources(
         What to do with a parameter that is not listed and differs between ranks: target rank ``r``
         takes what source rank ``r`` modulo the number of source ranks holds (``"rank"``), the
         lowest rank's for all (``"first"``), none (``"drop"``).  None makes it a problem.
+    running
+        Parameters that are running statistics, so that they differ by design.
     """
     assert strategy.rules is None, "Strategy.resolve() comes first"
     presence = check_presence(catalog, strategy)
@@ -126,7 +129,9 @@ def find_sources(
     )
     is_complete = not sources.problems
     owners = _owners_in(catalog, strategy)
-    search = _Search(catalog, strategy, agreement, unlisted, sources, presence.lacking, owners)
+    search = _Search(
+        catalog, strategy, agreement, unlisted, running, sources, presence.lacking, owners
+    )
     for name, ranks in catalog.holders.items():
         search.take(name, ranks)
     search.settle(is_complete)
@@ -162,6 +167,7 @@ class _Search:
     strategy: Strategy
     agreement: Agreement
     unlisted: Unlisted | None
+    running: Collection[str]
     sources: Sources
     lacking: dict[tuple[int, ...], list[str]]
     owners: Owners
@@ -238,7 +244,7 @@ class _Search:
             is_cut, is_described = bool(self.strategy.layouts), self.catalog.description is not None
             told_by = self.where if is_cut or is_described else None
             number = len(self.catalog.holders)
-            asked = questions(told_by, rest, number, is_cut) if rest else []
+            asked = questions(told_by, rest, number, is_cut, self.running)
             self.sources.problems += [Finding("unlisted", question) for question in asked]
 
     def _settle(self, differing: Differing, unlisted: Unlisted) -> None:

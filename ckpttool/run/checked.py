@@ -22,7 +22,7 @@ from ckpttool.model.unlisted import Unlisted
 from ckpttool.run.asked import note_asked
 from ckpttool.run.batch import take_part
 from ckpttool.run.engines import InlineExecutor
-from ckpttool.run.gather import Trust, compare_contents, settle, why_no_shard
+from ckpttool.run.gather import Trust, compare_contents, find_running, settle, why_no_shard
 from ckpttool.run.integrity import check_files
 from ckpttool.run.listed import OpenProgress
 from ckpttool.run.numbered import Numbered
@@ -164,9 +164,11 @@ def _settled_plan(
         return plan, [] if why is None else [why], []
     notes: list[Note] = []
     agreement = compare_contents(catalog, strategy, executor, notes)
+    unequal = (name for name, groups in agreement.items() if len(groups) > 1)
+    running = find_running(catalog, strategy, unequal, executor)
 
     def find(strategy: Strategy) -> Sources:
-        return find_sources(catalog, strategy, agreement, unlisted)
+        return find_sources(catalog, strategy, agreement, unlisted, running)
 
     sources = find(strategy)
     if sources.problems or sources.damage:  # which contents could follow from

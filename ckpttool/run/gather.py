@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -16,6 +16,7 @@ from ckpttool.model.findings import Finding
 from ckpttool.model.maps import map_of
 from ckpttool.model.notes import Note
 from ckpttool.model.remarks import find_contradictions
+from ckpttool.model.running import find_statistics
 from ckpttool.model.sources import (
     Agreement,
     Sources,
@@ -28,7 +29,7 @@ from ckpttool.model.unlisted import Unlisted
 from ckpttool.run.asked import note_asked, strategy_notes
 from ckpttool.run.doubts import find_doubts
 from ckpttool.run.shards import find_shards, show_shard
-from ckpttool.storage.digest import Sample, digest
+from ckpttool.storage.digest import Sample, digest, find_least
 
 BUFFER_BYTES = 4 << 20  # held by each worker while contents are compared
 
@@ -144,9 +145,11 @@ def gather_sources(
     catalog = note_asked(set_aside(catalog, strategy), strategy)
     notes = [*strategy.notes]
     agreement = compare_contents(catalog, strategy, executor, notes)
+    differing = (name for name, groups in agreement.items() if len(groups) > 1)
+    running = find_running(catalog, strategy, differing, executor)
 
     def find(strategy: Strategy) -> Sources:
-        return find_sources(catalog, strategy, agreement, unlisted)
+        return find_sources(catalog, strategy, agreement, unlisted, running)
 
     settled = settle(find, find(strategy), catalog, strategy, executor, trust)
     sources = settled.sources
@@ -189,6 +192,30 @@ def compare_contents(
         name: tuple(tuple(ranks) for ranks in by_content.values())
         for name, by_content in groups.items()
     }
+
+
+def find_running(
+    catalog: Catalog, strategy: Strategy, names: Iterable[str], executor: Executor
+) -> frozenset[str]:
+    """Return those of ``names`` that are running statistics by name, shape and values.
+
+    On every rank all numbers are finite, and no variance is negative.
+    """
+    least = find_statistics(catalog.metas, strategy)
+    futures = {
+        name: [
+            executor.submit(find_least, file.tensors[name], BUFFER_BYTES)
+            for file in catalog.files.values()
+            if name in file.header
+        ]
+        for name in names
+        if name in least
+    }
+    return frozenset(
+        name
+        for name, of_ranks in futures.items()
+        if all(result_of(one) >= least[name] for one in of_ranks)
+    )
 
 
 def _is_mute(meta: TensorMeta, contents: Collection[Sample]) -> bool:

@@ -25,14 +25,14 @@ from ckpttool.model.headers import (
 from ckpttool.model.losses import notes_of_scan
 from ckpttool.model.notes import Note
 from ckpttool.model.remarks import find_contradictions
-from ckpttool.model.sources import Sources, find_sources
+from ckpttool.model.sources import Sources, find_sources, names_to_compare
 from ckpttool.model.states import find_owners
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.undivided import undivided_sources
 from ckpttool.run.asked import as_asked
 from ckpttool.run.contents import check_contents, differences
 from ckpttool.run.engines import InlineExecutor
-from ckpttool.run.gather import Trust, known_strategy, settle, told_by_a_look
+from ckpttool.run.gather import Trust, find_running, known_strategy, settle, told_by_a_look
 from ckpttool.run.integrity import check_files
 from ckpttool.run.listed import check_manifest, find_manifests
 from ckpttool.run.origin import unchanged
@@ -266,7 +266,13 @@ class _Verification:
     ) -> Iterator[Finding]:
         """What is wrong with the data; what else there is to say of them goes to ``notes``."""
         slices = self._slices(sources)
-        found, more = check_contents(slices, self.strategy, self.executor, on_progress, seen)
+        running: frozenset[str] = frozenset()
+        if self.strategy is not None:
+            names = names_to_compare(self.catalog, self.strategy)
+            running = find_running(self.catalog, self.strategy, names, self.executor)
+        found, more = check_contents(
+            slices, self.strategy, self.executor, on_progress, seen, running
+        )
         notes += more
         yield from found
         if self.strategy is not None:
