@@ -151,7 +151,8 @@ replicated = click.option(
 strict = click.option(
     "--strict",
     is_flag=True,
-    help="Refuse to read what a missing or damaged rank should hold from its replicas.",
+    help="Refuse on every warning: replicas that replace a missing or damaged rank, layouts that "
+    "are corrected, a strategy in doubt.",
 )
 check_replicas = click.option(
     "--check-replicas",

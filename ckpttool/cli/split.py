@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 @options.dec_key_file
 @options.replicated
 @options.unlisted
+@options.strict
 @options.format
 @options.prefix
 @options.ranks
@@ -55,6 +56,7 @@ def split(
     key: Secret | None,
     replicated: bool,
     unlisted: Unlisted | None,
+    strict: bool,
     format: str,
     prefix: str,
     ranks: tuple[int, ...] | None,
@@ -85,6 +87,7 @@ def split(
             ranks=ranks,
             replicated=replicated,
             unlisted=unlisted,
+            strict=strict,
             crc=crc,
             overwrite=overwrite,
             resume=resume,

@@ -71,7 +71,7 @@ def plan_merge(
         The optimizer shard of tensors whose contents do not tell it, where the strategy hides it;
         1 for none.  It is a problem if contents show another.
     strict
-        Refuse to read slices of a missing or damaged rank from its replicas.
+        Refuse on every warning, as where replicas replace a missing or damaged rank.
     check_replicas
         Compare all replicas byte for byte, too; any difference is a problem.
     max_part_bytes
@@ -119,6 +119,7 @@ def plan_split(
     ranks: Collection[int] | None = None,
     replicated: bool = False,
     unlisted: Unlisted | None = None,
+    strict: bool = False,
     crc: bool = False,
     overwrite: bool = False,
     executor: Executor | None = None,
@@ -144,7 +145,7 @@ def plan_split(
         As for `plan_merge`.
     unlisted
         What to do with tensors of which the source may hold one rank's slice only.
-    crc, executor, part, resume, open_progress
+    strict, crc, executor, part, resume, open_progress
         As for `plan_merge`.
     overwrite
         Whether existing outputs may be replaced; an input never is.
@@ -164,6 +165,7 @@ def plan_split(
             prefix=prefix,
             ranks=ranks,
             unlisted=unlisted,
+            strict=strict,
             crc=crc,
             overwrite=overwrite,
             executor=executor,
@@ -179,7 +181,7 @@ def plan_split(
         raise PlanError([f"{text}every rank holds everything"])
     catalog = replace(catalog, one_of_several="") if replicated else catalog
     target = rank_files(strategy, folder, format, prefix, ranks, crc)
-    care = Care(Trust(), strict=False, check_replicas=False)  # replicas are compared anyway
+    care = Care(Trust(), strict, check_replicas=False)  # replicas are compared anyway
     way = Way(overwrite, resume, part, open_progress)
     told = None if strategy_path is None else Told(strategy_path, part is not None)
     return make_checked_plan(catalog, src_strategy, target, unlisted, executor, care, way, told)
