@@ -109,6 +109,14 @@ def _print_written(plan: Plan, written: Sequence[Written], seconds: float) -> No
         f"{len(written)} file{'s' if len(written) != 1 else ''}, {report.format_bytes(nbytes)}"
         f"{of_kept} in {seconds:.2f} s{of_step}{of_part}"
     )
+    words = {"followed": "cut like their parameters", "full": "in full", "dropped": "left out"}
+    found = [
+        f"{tensors} {words[kind]} ({report.format_bytes(nbytes)})"
+        for kind, (tensors, nbytes) in plan.not_listed.sizes.items()
+        if tensors
+    ]
+    if found:
+        click.echo(f"not in the target strategy: {', '.join(found)}")
 
 
 def _remedy(kept: int, outputs: int) -> str:

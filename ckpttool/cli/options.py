@@ -122,6 +122,15 @@ unlisted = click.option(
     "r takes that of source rank r modulo source ranks, or all take the lowest rank's, or it is "
     "left out; so, too, with what may be one rank's slice in hyper_param.  [default: an error]",
 )
+not_in_target = click.option(
+    "--not-in-target",
+    type=click.Choice(["follow", "full", "drop"]),
+    default="follow",
+    show_default=True,
+    help="A parameter that is not in the target strategy: optimizer state is cut like its "
+    "parameter and the rest is written in full to every rank, or all is written in full, or all "
+    "but single values is left out.",
+)
 trust_strategy = click.option(
     "--trust-strategy",
     is_flag=True,

@@ -71,6 +71,7 @@ def describe_run(plan: Plan, written: Sequence[Written], seconds: float, manifes
         "dst_bytes": sum(output.nbytes for output in written),
         "seconds": round(seconds, 6),
         **({"largest_sharded": sharded} if (sharded := describe_largest(plan)) else {}),
+        **({"not_in_target": _describe_not_listed(plan)} if plan.target.strategy else {}),
         "notes": describe_notes(plan.notes),
         **({"indexes": paths} if (paths := plan.written("index")) else {}),
         **({"strategy": paths[0]} if (paths := plan.written("strategy")) else {}),
@@ -124,6 +125,17 @@ def describe_manifest(folder: str, manifest: Manifest) -> Json:
     outputs = [_describe_written(output) for output in manifest.outputs]
     more = {"step": manifest.step, "plan": manifest.plan, "notes": describe_notes(manifest.notes)}
     return {"path": folder, "outputs": outputs, **more}
+
+
+def _describe_not_listed(plan: Plan) -> Json:
+    """What the target strategy does not list, and what became of it."""
+    return {
+        "choice": plan.target.not_in_target,
+        **{
+            kind: {"tensors": tensors, "nbytes": nbytes}
+            for kind, (tensors, nbytes) in plan.not_listed.sizes.items()
+        },
+    }
 
 
 def _describe_written(output: Written) -> Json:

@@ -12,6 +12,7 @@ from ckpttool.cli.convert import convert
 
 if TYPE_CHECKING:
     from ckpttool.model.ciphertext import Secret
+    from ckpttool.model.plan import NotInTarget
     from ckpttool.model.unlisted import Unlisted
 
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 @options.replicated
 @options.unlisted
 @options.strict
+@options.not_in_target
 @options.format
 @options.prefix
 @options.ranks
@@ -57,6 +59,7 @@ def split(
     replicated: bool,
     unlisted: Unlisted | None,
     strict: bool,
+    not_in_target: NotInTarget,
     format: str,
     prefix: str,
     ranks: tuple[int, ...] | None,
@@ -88,6 +91,7 @@ def split(
             replicated=replicated,
             unlisted=unlisted,
             strict=strict,
+            not_in_target=not_in_target,
             crc=crc,
             overwrite=overwrite,
             resume=resume,

@@ -209,8 +209,11 @@ class _Search:
         """Whether contents show that a tensor is not shared by ranks as a state of it would be.
 
         ``shares`` are the ranks that would hold the same.  Ranks that all hold the same, where a
-        state would differ, hold a parameter that is whole.
+        state would differ, hold a parameter that is whole.  The prefixes of MindSpore's optimizers
+        need no such proof.
         """
+        if owner_of(name) is not None:
+            return False
         groups = self.agreement.get(name, ())
         place = {rank: number for number, group in enumerate(groups) for rank in group}
         found = [held for ranks in shares if (held := {place[r] for r in ranks if r in place})]
