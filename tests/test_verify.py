@@ -223,11 +223,12 @@ def test_slices_that_nobody_has_are_an_error_with_the_ranks(tmp_path):
 def test_a_file_that_lacks_what_its_replica_holds_was_cut_short(tmp_path):
     ranks = ranks_of(whole())
     del ranks[1]["bias"], ranks[1]["global_step"]
-    found = the_finding(check(tmp_path, ranks), "lacking", "warning")
-    assert found.ranks == (1,)
+    listed, unlisted = check(tmp_path, ranks).findings
+    assert {(one.kind, one.ranks) for one in (listed, unlisted)} == {("lacking", (1,))}
     assert "rank_1/net.ckpt lacks 1 parameter of which others hold replicas (bias; on rank" in (
-        found.text
+        listed.text
     )
+    assert unlisted.text.startswith("global_step: not in the strategy, and not on rank 1 (")
 
 
 def test_types_and_shapes_that_do_not_agree_are_errors(tmp_path):

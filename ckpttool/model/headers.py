@@ -10,6 +10,7 @@ from ckpttool.errors import AuthenticityError, UnreadableError, UnsupportedError
 from ckpttool.model.catalog import Catalog, FileIndex, TensorMeta, format_ranks
 from ckpttool.model.findings import Finding
 from ckpttool.model.notes import Note
+from ckpttool.model.presence import find_partly_held
 from ckpttool.model.slices import disagreement, group_ranks
 from ckpttool.model.source import Source
 from ckpttool.model.states import odd_shape
@@ -131,6 +132,14 @@ def find_lacking(catalog: Catalog, found: Iterable[Source], notes: list[Note]) -
             f"replicas ({shorten(names)}; on {format_ranks(sorted(others[rank]))}), so it {state}"
         )
         yield Finding("lacking", text, "warning", ranks=(rank,))
+
+
+def find_partial(catalog: Catalog, strategy: Strategy, is_deduplicated: bool) -> Iterator[Finding]:
+    """Parameters that no strategy lists, and that only some ranks of their stage have."""
+    for one in find_partly_held(catalog, strategy, is_deduplicated):
+        kind, ranks = ("unlisted", one.ranks) if one.is_alone else ("lacking", one.missing)
+        tensor = one.names[0] if len(one.names) == 1 else None
+        yield Finding(kind, one.text, "warning", tensor, ranks)
 
 
 def find_beginnings(catalog: Catalog) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.losses import Losses, find_losses
 from ckpttool.model.maps import map_of, part_names
 from ckpttool.model.notes import Note
-from ckpttool.model.presence import check_presence
+from ckpttool.model.presence import PartlyHeld, check_presence, find_partly_held
 from ckpttool.model.redundancy import note_redundancy
 from ckpttool.model.remarks import on_contradictions, on_layouts, on_strays
 from ckpttool.model.slices import disagreement, group_metas, group_ranks, join_slices
@@ -97,10 +97,18 @@ def find_sources(
         is_deduplicated=presence.is_deduplicated,
     )
     is_complete = not sources.problems
-    search = _Search(catalog, strategy, agreement, unlisted, sources, presence.lacking)
+    partly = find_partly_held(catalog, strategy, sources.is_deduplicated)
+    alone = {name: one for one in partly if one.is_alone for name in one.names}
+    search = _Search(catalog, strategy, agreement, unlisted, sources, presence.lacking, alone)
     for name, ranks in catalog.holders.items():
         search.take(name, ranks)
     search.settle(is_complete)
+    asked = {name for names in search.differing.values() for name in names}
+    sources.notes += (
+        Note("unlisted", f"{one.text}; taken from {format_ranks(one.ranks[:1])}", is_warning=True)
+        for one in partly
+        if not asked.issuperset(one.names)
+    )
     sources.problems += on_contradictions(strategy, sources.found)
     each = [name for of in search.differing.values() for name in of if unlisted == "rank"]
     lacking = presence.lacking
@@ -121,6 +129,8 @@ class _Search:
     ----------
     sources, lacking
         Where what is found goes, and what is lost, by the ranks that should have it.
+    alone
+        Names without a layout that one rank alone has, though its stage has others.
     corrected
         Names whose layouts are not as the strategy says.
     differing
@@ -133,6 +143,7 @@ class _Search:
     unlisted: Unlisted | None
     sources: Sources
     lacking: dict[tuple[int, ...], list[str]]
+    alone: Mapping[str, PartlyHeld]
     corrected: list[str] = field(default_factory=list)
     differing: dict[Groups, list[str]] = field(default_factory=dict)
 
@@ -167,7 +178,7 @@ class _Search:
         groups = _group_by_content(catalog, self.agreement, name, ranks)
         odd = _odd_shape(catalog, self.strategy, catalog.files[ranks[0]].header[name].meta)
         is_decided = odd is not None and self.unlisted is not None
-        if _may_be_parts(catalog, name, groups) or is_decided:
+        if _may_be_parts(catalog, name, groups) or name in self.alone or is_decided:
             self.differing.setdefault(groups, []).append(name)
         elif odd is not None:
             self.sources.problems.append(Finding("unlisted", odd, tensor=name, ranks=tuple(ranks)))
@@ -187,7 +198,7 @@ class _Search:
             is_cut, is_described = bool(self.strategy.layouts), self.catalog.description is not None
             told_by = self.where if is_cut or is_described else None
             number = len(self.catalog.holders)
-            asked = questions(told_by, rest, number, is_cut) if rest else []
+            asked = questions(told_by, rest, number, self.alone, is_cut) if rest else []
             self.sources.problems += [Finding("unlisted", question) for question in asked]
 
     def _settle(self, differing: Differing, unlisted: Unlisted) -> None:

@@ -19,6 +19,7 @@ from ckpttool.model.headers import (
     find_damage,
     find_gaps,
     find_lacking,
+    find_partial,
     find_shared_bytes,
     is_told,
 )
@@ -299,6 +300,7 @@ class _Verification:
             if not source.is_listed and source.follows is None:
                 yield from check_unlisted(self.catalog, self.strategy, held)
         yield from find_lacking(self.catalog, sources.found, notes)
+        yield from find_partial(self.catalog, self.strategy, sources.is_deduplicated)
 
 
 def _is_unlisted_number(one: Slice) -> bool:
