@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import pairwise
 
 from ckpttool.errors import AuthenticityError, UnreadableError, UnsupportedError
-from ckpttool.model.catalog import Catalog, FileIndex, TensorMeta, format_ranks
+from ckpttool.model.catalog import Catalog, TensorMeta, format_ranks
 from ckpttool.model.findings import Finding
 from ckpttool.model.notes import Note
 from ckpttool.model.presence import find_partly_held
@@ -44,20 +43,6 @@ def find_gaps(catalog: Catalog, notes: Iterable[Note]) -> Iterator[Finding]:
             yield Finding("step", note.text, "warning")
         elif note.ranks and not set(note.ranks) & set(catalog.damaged):
             yield Finding("missing", note.text, "warning", ranks=note.ranks)
-
-
-def find_shared_bytes(file: FileIndex) -> Iterator[Finding]:
-    """Tensors that lie upon each other."""
-    extents = sorted(
-        (tensor.path, extent.offset, extent.offset + extent.nbytes, name)
-        for name, tensor in file.tensors.items()
-        for extent in tensor.extents
-        if extent.nbytes
-    )
-    for (path, _, end, name), (of, start, _, other) in pairwise(extents):
-        if path == of and start < end:
-            text = f"{path}: byte {start}: {name} and {other} have bytes in common"
-            yield Finding("damaged", text, tensor=other)
 
 
 def check_types(catalog: Catalog, held: Mapping[int, TensorMeta]) -> Iterator[Finding]:

@@ -20,7 +20,6 @@ from ckpttool.model.headers import (
     find_gaps,
     find_lacking,
     find_partial,
-    find_shared_bytes,
     is_told,
 )
 from ckpttool.model.losses import notes_of_scan
@@ -162,8 +161,6 @@ class _Verification:
         findings = [Finding("unfinished", problem) for problem in catalog.problems]
         findings += catalog.findings
         findings += [*find_damage(catalog, notes), *find_gaps(catalog, notes), *sources.problems]
-        for file in catalog.files.values():
-            findings += find_shared_bytes(file)
         notes = [note for note in notes if not is_told(note)]
         with _counted(open_progress, self._bytes_to_read(sources, deep, crc)) as on_progress:
             findings += self._integrity(deep, crc, notes, on_progress)
