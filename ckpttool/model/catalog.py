@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import itemgetter
@@ -202,6 +202,39 @@ class FileIndex:
     def header(self) -> Mapping[str, StoredTensor]:
         """The same object for files that are known to be alike; true but for the paths in it."""
         return self.tensors.header if isinstance(self.tensors, Alike) else self.tensors
+
+
+def refuse_shared_bytes(path: str, places: Iterable[tuple[int, int, str]]) -> None:
+    """Raise `FormatError` if two things lie upon each other in a file.
+
+    Parameters
+    ----------
+    path
+        The file.
+    places
+        Where each begins, where it ends, and what it is, in any order.
+    """
+    end, last = 0, ""
+    for start, stop, what in sorted(places):
+        if start < end:
+            raise FormatError(path, start, f"{last} and {what} have bytes in common (damaged?)")
+        end, last = stop, what
+
+
+def refuse_shared_extents(index: FileIndex) -> None:
+    """The same of the tensors of a file, whatever its format.
+
+    The same bytes may have two names, where a format has links; its reader knows whether they are.
+    """
+    known: dict[tuple[str, bool], dict[tuple[int, int], str]] = {}
+    for name, tensor in index.tensors.items():
+        # What is encrypted is counted in what it decrypts to.
+        places = known.setdefault((tensor.path, tensor.cipher is not None), {})
+        for extent in tensor.extents:
+            if extent.nbytes:
+                places.setdefault((extent.offset, extent.offset + extent.nbytes), name)
+    for (path, _), places in known.items():
+        refuse_shared_bytes(path, ((*place, name) for place, name in places.items()))
 
 
 @dataclass(frozen=True, slots=True)

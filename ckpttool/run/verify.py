@@ -19,7 +19,7 @@ from ckpttool.model.headers import (
     find_damage,
     find_gaps,
     find_lacking,
-    find_shared_bytes,
+    find_partial,
     is_told,
 )
 from ckpttool.model.losses import notes_of_scan
@@ -163,8 +163,6 @@ class _Verification:
         findings = [Finding("unfinished", problem) for problem in catalog.problems]
         findings += catalog.findings
         findings += [*find_damage(catalog, notes), *find_gaps(catalog, notes), *sources.problems]
-        for file in catalog.files.values():
-            findings += find_shared_bytes(file)
         notes = [note for note in notes if not is_told(note)]
         with _counted(open_progress, self._bytes_to_read(sources, deep, crc)) as on_progress:
             findings += self._integrity(deep, crc, notes, on_progress)
@@ -309,6 +307,7 @@ class _Verification:
             if not source.is_listed and source.follows is None:
                 yield from check_unlisted(self.catalog, self.strategy, held, owners)
         yield from find_lacking(self.catalog, sources.found, notes)
+        yield from find_partial(self.catalog, self.strategy, sources.is_deduplicated)
 
 
 def _is_unlisted_number(one: Slice) -> bool:
