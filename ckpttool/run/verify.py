@@ -32,7 +32,7 @@ from ckpttool.model.undivided import undivided_sources
 from ckpttool.run.asked import as_asked
 from ckpttool.run.contents import check_contents, differences
 from ckpttool.run.engines import InlineExecutor
-from ckpttool.run.gather import Trust, find_running, known_strategy, settle, told_by_a_look
+from ckpttool.run.gather import Settled, Trust, find_running, known_strategy, settle, told_by_a_look
 from ckpttool.run.integrity import check_files
 from ckpttool.run.listed import check_manifest, find_manifests
 from ckpttool.run.origin import unchanged
@@ -191,7 +191,8 @@ class _Verification:
 
         sources = find(self.strategy)
         if not deep:
-            sources.problems += find_contradictions(self.catalog, self.strategy)
+            found = [*find_contradictions(self.catalog, self.strategy)]
+            sources.problems += told_by_a_look(Settled(self.strategy, sources, found, [])).problems
             return sources
         settled = told_by_a_look(
             settle(find, sources, self.catalog, self.strategy, self.executor, Trust())
