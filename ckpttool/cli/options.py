@@ -155,12 +155,13 @@ replicated = click.option(
     "--replicated",
     is_flag=True,
     help="Every rank holds everything (data parallel, integrated_save=True), which is held against "
-    "contents.  Instead of -s.",
+    "contents; so does SRC, if it is one rank's file.  Instead of -s.",
 )
 strict = click.option(
     "--strict",
     is_flag=True,
-    help="Refuse to read what a missing or damaged rank should hold from its replicas.",
+    help="Refuse on every warning: replicas that replace a missing or damaged rank, layouts that "
+    "are corrected, a strategy in doubt.",
 )
 check_replicas = click.option(
     "--check-replicas",
@@ -195,6 +196,7 @@ def _choose_engine(ctx: click.Context, param: click.Parameter, value: str | None
     jobs = ctx.meta[JOBS]
     try:
         read_word(value or "threads")
+        read_word(f"threads:{jobs or 1}")
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
     if jobs is None:

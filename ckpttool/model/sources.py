@@ -7,7 +7,7 @@ else is one undivided tensor if all ranks hold the same bytes, and a question to
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ckpttool.errors import FormatError
@@ -18,7 +18,7 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.losses import Losses, find_losses
 from ckpttool.model.maps import map_of, part_names
 from ckpttool.model.notes import Note
-from ckpttool.model.presence import check_presence
+from ckpttool.model.presence import PartlyHeld, check_presence, find_partly_held
 from ckpttool.model.reduced import reduced_from
 from ckpttool.model.redundancy import note_redundancy
 from ckpttool.model.remarks import on_contradictions, on_layouts, on_strays
@@ -100,6 +100,7 @@ def find_sources(
     strategy: Strategy,
     agreement: Agreement,
     unlisted: Unlisted | None,
+    running: Collection[str] = (),
 ) -> Sources:
     """Sources of all parameters of a checkpoint that is spread over ranks.
 
@@ -116,6 +117,8 @@ def find_sources(
         What to do with a parameter that is not listed and differs between ranks: target rank ``r``
         takes what source rank ``r`` modulo the number of source ranks holds (``"rank"``), the
         lowest rank's for all (``"first"``), none (``"drop"``).  None makes it a problem.
+    running
+        Parameters that are running statistics, so that they differ by design.
     """
     assert strategy.rules is None, "Strategy.resolve() comes first"
     presence = check_presence(catalog, strategy)
@@ -126,10 +129,20 @@ def find_sources(
     )
     is_complete = not sources.problems
     owners = _owners_in(catalog, strategy)
-    search = _Search(catalog, strategy, agreement, unlisted, sources, presence.lacking, owners)
+    partly = find_partly_held(catalog, strategy, sources.is_deduplicated)
+    alone = {name: one for one in partly if one.is_alone for name in one.names}
+    search = _Search(
+        catalog, strategy, agreement, unlisted, running, sources, presence.lacking, owners, alone
+    )
     for name, ranks in catalog.holders.items():
         search.take(name, ranks)
     search.settle(is_complete)
+    asked = {name for names in search.differing.values() for name in names}
+    sources.notes += (
+        Note("unlisted", f"{one.text}; taken from {format_ranks(one.ranks[:1])}", is_warning=True)
+        for one in partly
+        if not asked.issuperset(one.names)
+    )
     sources.problems += on_contradictions(strategy, sources.found)
     each = [name for of in search.differing.values() for name in of if unlisted == "rank"]
     lacking = presence.lacking
@@ -152,6 +165,8 @@ class _Search:
         Where what is found goes, and what is lost, by the ranks that should have it.
     owners
         See `find_owners`.
+    alone
+        Names without a layout that one rank alone has, though its stage has others.
     corrected
         Names whose layouts are not as the strategy says.
     differing
@@ -162,9 +177,11 @@ class _Search:
     strategy: Strategy
     agreement: Agreement
     unlisted: Unlisted | None
+    running: Collection[str]
     sources: Sources
     lacking: dict[tuple[int, ...], list[str]]
     owners: Owners
+    alone: Mapping[str, PartlyHeld]
     corrected: list[str] = field(default_factory=list)
     differing: dict[Groups, list[str]] = field(default_factory=dict)
 
@@ -221,7 +238,7 @@ class _Search:
         meta = catalog.files[ranks[0]].header[name].meta
         odd = _odd_shape(catalog, self.strategy, meta, self.owners)
         is_decided = odd is not None and self.unlisted is not None
-        if _may_be_parts(catalog, name, groups) or is_decided:
+        if _may_be_parts(catalog, name, groups) or name in self.alone or is_decided:
             self.differing.setdefault(groups, []).append(name)
         elif odd is not None:
             self.sources.problems.append(Finding("unlisted", odd, tensor=name, ranks=tuple(ranks)))
@@ -241,7 +258,7 @@ class _Search:
             is_cut, is_described = bool(self.strategy.layouts), self.catalog.description is not None
             told_by = self.where if is_cut or is_described else None
             number = len(self.catalog.holders)
-            asked = questions(told_by, rest, number, is_cut) if rest else []
+            asked = questions(told_by, rest, number, self.alone, is_cut, self.running)
             self.sources.problems += [Finding("unlisted", question) for question in asked]
 
     def _settle(self, differing: Differing, unlisted: Unlisted) -> None:

@@ -11,12 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from ckpttool.model.catalog import Catalog, TensorMeta
+from ckpttool.model.findings import Finding
 from ckpttool.model.folding import fold_layout
 from ckpttool.model.layout import Layout
 from ckpttool.model.reduced import STATISTICS, reduced_from, without_axis
-from ckpttool.model.strategy import Strategy, parameter_of
+from ckpttool.model.strategy import Strategy, parameter_of, shorten
 
 Owners = Mapping[str, str]  # the parameter of each state
 
@@ -186,7 +188,7 @@ def true_layouts(
     ``gradient_accumulation_shard``; those of AdaFactor's statistics do not have it, and are cut.
     Of a state that is none of MindSpore's only the split is corrected.
 
-    What a person wrote is not corrected.
+    What a person wrote is not corrected, and no tensor map is: see `find_unlike_states`.
     """
     layouts = strategy.layouts[name]
     if name in strategy.by_hand:
@@ -203,7 +205,14 @@ def true_layouts(
         return shaped
     shapes = _shapes(catalog, strategy, name, owners[name])
     truth = next((full for _, full in shapes if full is not None), None)
-    by_stage = {twin.ranks: twin for twin in twins if not twin.rows}
+    own = {one.ranks: one for one in layouts}
+    by_stage = {
+        twin.ranks: twin
+        for twin in twins
+        if not twin.rows
+        and twin.ranks in own
+        and (reduced_from(name) is not None or _shard_alike(twin, own[twin.ranks]))
+    }
     return tuple(
         next(
             (
@@ -264,6 +273,59 @@ def odd_shape(catalog: Catalog, strategy: Strategy, meta: TensorMeta, owners: Ow
                 "it is with --unlisted first, or leave it out with --unlisted drop"
             )
     return None
+
+
+def find_unlike_states(catalog: Catalog, strategy: Strategy) -> Iterator[Finding]:
+    """Yield the differences between the layouts of a parameter and of its optimizer state.
+
+    One of the two is wrong, since a state has the full shape of its parameter.  Optimizer shards
+    may differ, and a manual split stands with the parameter alone.  It is an error where the slices
+    have one shape, so that the two full shapes differ, and a warning elsewhere: which rank holds
+    which slice is then the question, and headers do not answer it.  It is a warning, too, if the
+    state is of none of MindSpore's optimizers, since names may deceive.
+    """
+    impossible, unlike = [], []
+    listed = dict.fromkeys(name for name in strategy.layouts if name in catalog.metas)
+    for name, base in owners_of_full(listed, catalog.metas).items():
+        if name not in listed or base not in listed or reduced_from(name) is not None:
+            continue
+        by_stage = {layout.ranks: layout for layout in strategy.layouts[base]}
+        for state in strategy.layouts[name]:
+            own = by_stage.get(state.ranks)
+            if own is None or own.fields > 1 or _shard_alike(own, state):
+                continue
+            piece = _slice_shape(catalog, name, state)
+            shapes = [_bare_full_shape(layout, piece) for layout in (own, state)]
+            is_one_shape = piece == _slice_shape(catalog, base, own)
+            if is_one_shape and shapes[0] != shapes[1] and owner_of(name) is not None:
+                impossible.append(f"{base} {shapes[0]} and {name} {shapes[1]}")
+            else:
+                unlike.append(f"{base} and {name}")
+            break
+    text = "the strategy shards a parameter and its optimizer state differently"
+    if impossible:
+        yield Finding(
+            "strategy",
+            f"{text}, so that their full shapes differ: {shorten(impossible, 3)}; is it the "
+            "strategy of this run? --trust-strategy believes it all the same",
+        )
+    if unlike:
+        pairs = shorten(unlike, 3)
+        yield Finding("strategy", f"{text}: {pairs}; is it the strategy of this run?", "warning")
+
+
+@lru_cache(maxsize=4096)  # a thousand parameters have few layouts
+def _shard_alike(a: Layout, b: Layout) -> bool:
+    """Whether two layouts of a stage are equal but for optimizer shard and manual split."""
+    bare = (replace(layout, optimizer_shard=1, rows=()) for layout in (a, b))
+    return next(bare).cuts_like(next(bare))
+
+
+def _bare_full_shape(layout: Layout, piece: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """The full shape that slices make, without optimizer shard and manual split."""
+    if piece is None or len(piece) != len(layout.tensor_map):
+        return None
+    return replace(layout, optimizer_shard=1, rows=()).implied_shape(piece)
 
 
 def odd_full_shape(meta: TensorMeta, shapes: Mapping[str, tuple[int, ...]]) -> str | None:

@@ -115,8 +115,9 @@ class Strategy:
         return range(self.stages * self.stage_ranks)
 
     def stages_of(self, name: str) -> tuple[int, ...]:
-        """The stages that list ``name``."""
-        return tuple(layout.first_rank // self.stage_ranks for layout in self.layouts[name])
+        """The stages that list ``name``; none if no stage does."""
+        layouts = self.layouts.get(name, ())
+        return tuple(layout.first_rank // self.stage_ranks for layout in layouts)
 
     def resolve(
         self, metas: Mapping[str, TensorMeta], is_rest_decided: bool = False
@@ -238,17 +239,11 @@ def _folded_like(listed: tuple[Layout, ...], said: Iterable[Layout]) -> tuple[La
     """The listed layouts, of expanded ones the way to fold them that ``said`` has, if it is one."""
     by_stage = {layout.first_rank: layout for layout in said}
     ndim = max((len(layout.tensor_map) for layout in by_stage.values()), default=0)
-    return tuple(
-        next(
-            (
-                way
-                for way in fold_layout(layout, ndim)
-                if layout.first_rank in by_stage and way.cuts_like(by_stage[layout.first_rank])
-            ),
-            layout,
-        )
-        for layout in listed
-    )
+
+    def fits(way: Layout) -> bool:
+        return way.first_rank in by_stage and way.cuts_like(by_stage[way.first_rank])
+
+    return tuple(next(iter(fold_layout(layout, ndim, fits)), layout) for layout in listed)
 
 
 def _common_ranks(stages: Mapping[int, Mapping[str, Layout]], origin: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
@@ -11,7 +11,7 @@ from ckpttool.model.findings import Finding
 from ckpttool.model.notes import Note
 from ckpttool.model.states import owners_of_full
 from ckpttool.model.strategy import Strategy, count, parameter_of, shorten
-from ckpttool.model.unlisted import OF_ONE_RANK
+from ckpttool.model.unlisted import OF_ONE_RANK, say_running
 from ckpttool.run.compare import LookOptions
 from ckpttool.run.facts import Facts, Index
 from ckpttool.run.listed import fingerprint
@@ -59,6 +59,7 @@ def check_contents(
     executor: Executor,
     on_progress: Progress,
     seen: set[bytes] | None = None,
+    running: Collection[str] = (),
 ) -> tuple[list[Finding], list[Note]]:
     """What reading every byte of these slices shows.
 
@@ -72,7 +73,10 @@ def check_contents(
         See `examine`.
     seen
         Gets a `fingerprint` of every stored tensor that is read, if hashes are wanted.
+    running
+        Parameters that are running statistics: ranks that differ in them are one warning.
     """
+    apart: list[Finding] = []
     findings: list[Finding] = []
     tallies: dict[tuple[str, int], _Tally] = {}
     metas: dict[str, TensorMeta] = {}
@@ -80,8 +84,9 @@ def check_contents(
     for one, facts in examine_slices(slices, executor, options, on_progress):
         if seen is not None:
             seen.update(map(fingerprint, one.tensors, facts.hashes))
-        findings += differences(one, facts, strategy)
         source = one.source
+        told = apart if source.meta.name in running else findings
+        told += differences(one, facts, strategy)
         key = source.meta.name, 0 if strategy is None else source.layout.first_rank
         tallies.setdefault(key, _Tally()).add(one, facts)
         metas[source.meta.name] = source.meta
@@ -94,6 +99,11 @@ def check_contents(
             findings.append(_zeros(name, tally))
         elif tally.zeros == tally.elements > 0:
             zeros.append(name)
+    if apart:
+        names = [finding.tensor for finding in apart if finding.tensor is not None]
+        ranks = tuple(sorted({rank for finding in apart for rank in finding.ranks}))
+        text = f"{say_running(names, ranks)}; merge --unlisted first takes the lowest rank's"
+        findings.append(Finding("unlisted", text, "warning", ranks=ranks))
     notes = []
     if zeros:
         text = f"all elements are zero, as they are when training begins: {shorten(zeros)}"

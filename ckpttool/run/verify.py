@@ -19,19 +19,28 @@ from ckpttool.model.headers import (
     find_damage,
     find_gaps,
     find_lacking,
-    find_shared_bytes,
+    find_partial,
     is_told,
 )
 from ckpttool.model.losses import notes_of_scan
 from ckpttool.model.notes import Note
-from ckpttool.model.sources import Sources, find_sources
+from ckpttool.model.remarks import find_contradictions
+from ckpttool.model.sources import Sources, find_sources, names_to_compare
 from ckpttool.model.states import find_owners
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.undivided import undivided_sources
 from ckpttool.run.asked import as_asked
 from ckpttool.run.contents import check_contents, differences
 from ckpttool.run.engines import InlineExecutor
-from ckpttool.run.gather import Trust, known_strategy, sample_states, settle, told_by_a_look
+from ckpttool.run.gather import (
+    Settled,
+    Trust,
+    find_running,
+    known_strategy,
+    sample_states,
+    settle,
+    told_by_a_look,
+)
 from ckpttool.run.integrity import check_files
 from ckpttool.run.listed import check_manifest, find_manifests
 from ckpttool.run.origin import unchanged
@@ -119,6 +128,8 @@ def verify(
         strategy = known_strategy(catalog, strategy, replicated)
     if catalog.is_undivided:
         strategy = None
+    if replicated:
+        catalog = replace(catalog, one_of_several="")
     if strategy is not None:
         strategy, reasons = strategy.resolve(catalog.metas)
         if reasons:
@@ -160,8 +171,6 @@ class _Verification:
         findings = [Finding("unfinished", problem) for problem in catalog.problems]
         findings += catalog.findings
         findings += [*find_damage(catalog, notes), *find_gaps(catalog, notes), *sources.problems]
-        for file in catalog.files.values():
-            findings += find_shared_bytes(file)
         notes = [note for note in notes if not is_told(note)]
         with _counted(open_progress, self._bytes_to_read(sources, deep, crc)) as on_progress:
             findings += self._integrity(deep, crc, notes, on_progress)
@@ -177,7 +186,7 @@ class _Verification:
             sum(file.nbytes for file in catalog.files.values()),
             tuple(sorted(findings, key=lambda finding: finding.severity)),
             tuple(notes),
-            self.strategy is not None or catalog.is_undivided,
+            self.strategy is not None or (catalog.is_undivided and not catalog.one_of_several),
         )
 
     def _sources(self, deep: bool) -> Sources:
@@ -192,6 +201,8 @@ class _Verification:
 
         sources = find(self.strategy)
         if not deep:
+            found = [*find_contradictions(self.catalog, self.strategy)]
+            sources.problems += told_by_a_look(Settled(self.strategy, sources, found, [])).problems
             return sources
         settled = told_by_a_look(
             settle(find, sources, self.catalog, self.strategy, self.executor, Trust())
@@ -264,7 +275,13 @@ class _Verification:
     ) -> Iterator[Finding]:
         """What is wrong with the data; what else there is to say of them goes to ``notes``."""
         slices = self._slices(sources)
-        found, more = check_contents(slices, self.strategy, self.executor, on_progress, seen)
+        running: frozenset[str] = frozenset()
+        if self.strategy is not None:
+            names = names_to_compare(self.catalog, self.strategy)
+            running = find_running(self.catalog, self.strategy, names, self.executor)
+        found, more = check_contents(
+            slices, self.strategy, self.executor, on_progress, seen, running
+        )
         notes += more
         yield from found
         if self.strategy is not None:
@@ -301,6 +318,7 @@ class _Verification:
             if not source.is_listed and source.follows is None:
                 yield from check_unlisted(self.catalog, self.strategy, held, owners)
         yield from find_lacking(self.catalog, sources.found, notes)
+        yield from find_partial(self.catalog, self.strategy, sources.is_deduplicated)
 
 
 def _is_unlisted_number(one: Slice) -> bool:
