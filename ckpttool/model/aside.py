@@ -13,7 +13,7 @@ from dataclasses import replace
 from ckpttool.errors import FormatError
 from ckpttool.model.catalog import Catalog, format_ranks
 from ckpttool.model.redundancy import is_deduplicated
-from ckpttool.model.states import followed_parameter
+from ckpttool.model.states import find_owners, followed_parameter
 from ckpttool.model.strategy import Strategy
 
 SHORTEST_NAME = 4  # shorter ones, as "w1" and "w2", are near to each other by right
@@ -137,8 +137,14 @@ def _is_of_one_kind(catalog: Catalog, strategy: Strategy, name: str, other: str)
     if len(held) < 2 and (
         len(name) < SHORTEST_NAME
         or not any(rank in layout.ranks for layout in strategy.layouts.get(other, ()))
-        or (not held and followed_parameter(catalog, strategy, name, (rank,)) is not None)
+        or (not held and _is_state(catalog, strategy, name, rank))
         or is_deduplicated(catalog, strategy)
     ):
         return False
     return all((one.dtype, len(one.shape)) == (meta.dtype, len(meta.shape)) for one in held)
+
+
+def _is_state(catalog: Catalog, strategy: Strategy, name: str, rank: int) -> bool:
+    """Whether ``name``, on one rank, is optimizer state by its name and shape."""
+    owners = find_owners(strategy.layouts, catalog.metas)
+    return followed_parameter(catalog, strategy, name, (rank,), owners) is not None

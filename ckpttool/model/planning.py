@@ -20,7 +20,7 @@ from ckpttool.model.sources import (
     Sources,
     find_sources,
 )
-from ckpttool.model.states import target_layouts
+from ckpttool.model.states import Owners, owners_of_full, target_layouts
 from ckpttool.model.strategy import Strategy, count, shorten
 from ckpttool.model.undivided import undivided_sources
 from ckpttool.model.unlisted import Unlisted
@@ -108,9 +108,10 @@ def _find_transfers(sources: Sources, target: Target, strategy: Strategy | None)
     undivided: list[str] = []
     recut: list[str] = []
     gradients = Gradients()
+    owners = _owners(sources, target.strategy)
     for source in sources.found:
         name, shape = source.meta.name, source.meta.shape
-        layouts = _listed_layouts(source, target.strategy, recut)
+        layouts = _listed_layouts(source, target.strategy, owners, recut)
         layouts = gradients.uncut(source, strategy, layouts)
         if not layouts:
             layouts = _everywhere(source, target.ranks)
@@ -143,8 +144,16 @@ def _find_transfers(sources: Sources, target: Target, strategy: Strategy | None)
     return transfers
 
 
+def _owners(sources: Sources, strategy: Strategy | None) -> Owners:
+    """The parameter of each state that goes to the target: names and full shapes tell."""
+    if strategy is None:
+        return {}
+    metas = {source.meta.name: source.meta for source in sources.found}
+    return owners_of_full(strategy.layouts, metas)
+
+
 def _listed_layouts(
-    source: Source, strategy: Strategy | None, recut: list[str]
+    source: Source, strategy: Strategy | None, owners: Owners, recut: list[str]
 ) -> tuple[Layout, ...]:
     """What the target's strategy tells of a source, if anything.
 
@@ -153,7 +162,7 @@ def _listed_layouts(
     if strategy is None or source.turn is not None or source.meta.text is not None:
         return ()
     name = source.meta.name
-    layouts = target_layouts(strategy, name, source.follows is not None)
+    layouts = target_layouts(strategy, name, source.follows is not None, owners)
     own = strategy.layouts.get(name, layouts)
     if [layout.parts for layout in own] != [layout.parts for layout in layouts]:
         recut.append(name)

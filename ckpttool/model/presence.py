@@ -15,7 +15,8 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.losses import hold_alike
 from ckpttool.model.notes import Note
 from ckpttool.model.redundancy import absent_ranks, is_deduplicated
-from ckpttool.model.strategy import Strategy, count, parameter_of, shorten
+from ckpttool.model.states import find_owners
+from ckpttool.model.strategy import Strategy, count, shorten
 
 
 @dataclass(slots=True)
@@ -97,16 +98,17 @@ def _check_absent(catalog: Catalog, strategy: Strategy, presence: Presence) -> N
     anything of was not saved: many keep the weights alone.
     """
     holders = catalog.holders
-    saved = {name.removesuffix(parameter_of(name) or "") for name in holders}
+    owners = find_owners(strategy.layouts, catalog.metas)
+    saved = {name.removesuffix(owners.get(name, "")) for name in holders}
     absent = [name for name in strategy.layouts if name not in holders]
     unsaved = []
     for name in absent:
-        base = parameter_of(name)
-        is_weight = base is None or base not in strategy.layouts
+        base = owners.get(name, "")
+        is_weight = base not in strategy.layouts
         ranks = tuple(rank for layout in strategy.layouts[name] for rank in layout.ranks)
         is_complete = all(_is_answered(catalog, layout) for layout in strategy.layouts[name])
         if (is_complete and not presence.is_deduplicated) or not (
-            is_weight or name.removesuffix(base or "") in saved
+            is_weight or name.removesuffix(base) in saved
         ):
             unsaved.append(name)
         else:

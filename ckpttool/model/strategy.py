@@ -20,24 +20,36 @@ from ckpttool.model.rules import Rules
 
 GRADIENTS = "accu_grads."  # summed up over micro batches by each rank, or each stage, for itself
 
-# Optimizer state is named by a prefix and the name of its parameter, and has its shape.
-# Source: the `clone_state` calls and `ParameterTuple` prefixes of mindspore/nn/optim, 2.10.
+# Prefixes of optimizer state in MindSpore 2.10 (nn, mint and experimental.optim) and MindFormers.
+# Names and shapes show what is state (`ckpttool.model.states.find_owners`).  The list is for what
+# they cannot show: that a tensor of another shape than its parameter's slices is odd, that a
+# statistic has an axis less, that gradients have rules of their own.
 STATE_PREFIXES = (
-    "moments.",  # Momentum, LARS
-    "moment1.",  # Adam
+    "moments.",  # Momentum, FTRL, THOR
+    "linear.",  # FTRL
+    "moment1.",  # Adam, LazyAdam, AdaMax
     "moment2.",
-    "vhat.",
+    "vhat.",  # Adam with use_amsgrad
     "adam_m.",  # AdamWeightDecay
     "adam_v.",
     "lamb_m.",  # Lamb
     "lamb_v.",
-    "accum.",  # SGD, Adagrad
-    "stat.",
+    "accum.",  # SGD, Adagrad, ProximalAdagrad, Adadelta
+    "stat.",  # SGD
+    "momentum_buf.",  # SGD of mint
+    "accum_update.",  # Adadelta
     "mean_square.",  # RMSProp
+    "mean_grad.",
     "moment.",
-    "mean_gradient.",
-    "exp_avg.",  # AdaFactor; for its statistics of rows and columns see `reduced`
-    "exp_avg_sq_",
+    "prev.",  # Rprop
+    "step_size.",
+    "ax_.",  # ASGD
+    "ax.",  # ASGD of experimental
+    "exp_avg.",  # Adam, AdamW of mint and experimental; AdaMax, NAdam, RAdam there; AdaFactor
+    "exp_avg_sq.",  # Adam, AdamW of mint and experimental; NAdam, RAdam there
+    "max_exp_avg_sq.",  # AdamW, Adam with amsgrad
+    "exp_inf.",  # AdaMax of experimental
+    "exp_avg_sq_",  # AdaFactor; for its statistics of rows and columns see `reduced`
     "muon_m.",  # Muon of MindFormers
     GRADIENTS,
 )
@@ -100,8 +112,9 @@ class Strategy:
         return range(self.stages * self.stage_ranks)
 
     def stages_of(self, name: str) -> tuple[int, ...]:
-        """The stages that list ``name``."""
-        return tuple(layout.first_rank // self.stage_ranks for layout in self.layouts[name])
+        """The stages that list ``name``; none if no stage does."""
+        layouts = self.layouts.get(name, ())
+        return tuple(layout.first_rank // self.stage_ranks for layout in layouts)
 
     def resolve(self, metas: Mapping[str, TensorMeta]) -> tuple[Strategy, tuple[str, ...]]:
         """The strategy with its rules turned into layouts, itself if it has none; and problems.

@@ -15,6 +15,7 @@ from ckpttool.model.catalog import Catalog, TensorMeta
 from ckpttool.model.findings import Finding
 from ckpttool.model.maps import map_of
 from ckpttool.model.notes import Note
+from ckpttool.model.remarks import find_contradictions
 from ckpttool.model.running import find_statistics
 from ckpttool.model.sources import (
     Agreement,
@@ -164,7 +165,8 @@ def compare_contents(
     A note is added on those of which contents tell nothing: one rank's slice may look like all.
     """
     futures = {}
-    for name in names_to_compare(catalog, strategy):
+    compared = names_to_compare(catalog, strategy)
+    for name in compared:
         for rank, file in catalog.files.items():
             if name in file.header:
                 futures[name, rank] = executor.submit(digest, file.tensors[name], BUFFER_BYTES)
@@ -177,6 +179,10 @@ def compare_contents(
         for name, found in groups.items()
         if _is_mute(metas[name], found) and map_of(name) is None  # its statuses often are
     ]
+    for name in mute:
+        if compared[name] is not None:  # as states are when training begins: the shape decides
+            del groups[name]
+    mute = [name for name in mute if name in groups]
     if mute and strategy.layouts:
         text = "not in the strategy, and all elements of all ranks are the same; taken for whole, "
         text += f"if they are slices say so in a strategy by hand (-s MORE.yaml): {shorten(mute)}"
@@ -267,6 +273,13 @@ def settle(
             return Settled(strategy, sources, [Finding("strategy", contradiction)], [])
         text = "--trust-strategy: contents were not looked at; where replicas differ, the lowest "
         return Settled(strategy, sources, [], [Note("doubt", f"{text}rank's are taken")])
+    contradictions = [*find_contradictions(catalog, strategy)]
+    listed = [one for one in contradictions if one.severity == "error"]
+    warned = [
+        Note("doubt", one.text, is_warning=True)
+        for one in contradictions
+        if one.severity == "warning"
+    ]
     doubts, doubtful = find_doubts(catalog, strategy, sources.found, executor)
     shards = None
     is_suspect = any(doubt.kind == "replica" for doubt in doubts)
@@ -276,12 +289,13 @@ def settle(
             *(strategy, sources.found, executor, trust.optimizer_shard), trust.by_samples
         )
     if shards is None:
-        return Settled(strategy, sources, doubts, doubtful)
+        return Settled(strategy, sources, [*listed, *doubts], [*warned, *doubtful])
     problems = [Finding("strategy", problem) for problem in shards.problems]
     sources = find(shards.strategy)  # look again, with the strategy corrected
     others = [one for one in sources.found if one.meta.name not in shards.names]
     doubts, doubtful = find_doubts(catalog, shards.strategy, others, executor)
-    return Settled(shards.strategy, sources, [*problems, *doubts], [*shards.notes, *doubtful])
+    problems = [*listed, *problems, *doubts]
+    return Settled(shards.strategy, sources, problems, [*warned, *shards.notes, *doubtful])
 
 
 def told_by_a_look(settled: Settled) -> Settled:

@@ -24,7 +24,9 @@ from ckpttool.model.headers import (
 )
 from ckpttool.model.losses import notes_of_scan
 from ckpttool.model.notes import Note
+from ckpttool.model.remarks import find_contradictions
 from ckpttool.model.sources import Sources, find_sources, names_to_compare
+from ckpttool.model.states import find_owners
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.undivided import undivided_sources
 from ckpttool.run.asked import as_asked
@@ -189,6 +191,7 @@ class _Verification:
 
         sources = find(self.strategy)
         if not deep:
+            sources.problems += find_contradictions(self.catalog, self.strategy)
             return sources
         settled = told_by_a_look(
             settle(find, sources, self.catalog, self.strategy, self.executor, Trust())
@@ -298,10 +301,11 @@ class _Verification:
                 yield from check_types(self.catalog, self.catalog.held(name))
             yield from find_beginnings(self.catalog)
             return
+        owners = find_owners(self.strategy.layouts, self.catalog.metas)
         for source in sources.found:
             held = self.catalog.held(source.meta.name)
             if not source.is_listed and source.follows is None:
-                yield from check_unlisted(self.catalog, self.strategy, held)
+                yield from check_unlisted(self.catalog, self.strategy, held, owners)
         yield from find_lacking(self.catalog, sources.found, notes)
 
 
