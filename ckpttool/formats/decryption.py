@@ -15,10 +15,10 @@ NIST SP 800-38A and 800-38D.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpttool.errors import FormatError, UnsupportedError
+from ckpttool.formats.reading import ReadFile
 from ckpttool.formats.stopping import go_on
 from ckpttool.model.ciphertext import Ciphertext
 
@@ -44,7 +44,7 @@ class DecryptedFile:
         self.size = cipher.nbytes
         self._path = path
         self._cipher = cipher
-        self._file = Path(path).open("rb", buffering=0)  # noqa: SIM115 - closed by close
+        self._file = ReadFile(path)
 
     def pread(self, nbytes: int, offset: int) -> bytes:
         """Up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
@@ -95,7 +95,7 @@ def find_forged(path: str, cipher: Ciphertext, first: int, stop: int) -> tuple[i
     from cryptography.exceptions import InvalidTag
 
     found = []
-    with Path(path).open("rb", buffering=0) as file:
+    with ReadFile(path) as file:
         for number in range(first, min(stop, len(cipher.blocks))):
             block = cipher.blocks[number]
             if not block.tag:

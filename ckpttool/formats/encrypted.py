@@ -43,11 +43,11 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from ckpttool.errors import AuthenticityError, FormatError, UnsupportedError, WrongKeyError
 from ckpttool.formats.decryption import UNIT, find_forged, read_plain
+from ckpttool.formats.reading import ReadFile
 from ckpttool.model.ciphertext import Block, Ciphertext, Secret
 from ckpttool.model.strategy import count
 
@@ -93,7 +93,7 @@ def read_ciphertext(path: str, start: int, end: int, key: Secret | None) -> Ciph
     UnsupportedError
         There is no key, or nothing to decrypt with.
     """
-    with Path(path).open("rb", buffering=0) as file:
+    with ReadFile(path) as file:
         fd = file.fileno()
         frames = _walk(fd, path, start, end)
         mode = MODES[frames[0].magic]
@@ -249,7 +249,7 @@ def unmarked_block(path: str) -> str | None:
 
     Where the lengths in a block are right by chance in one of 2**64.
     """
-    with Path(path).open("rb", buffering=0) as file:
+    with ReadFile(path) as file:
         head = os.pread(file.fileno(), _TAGGED.size, 0)
     if mode_of(head) is not None or not (_is_untagged(head) or _is_untagged(head[16:])):
         return None

@@ -43,6 +43,7 @@ from typing import BinaryIO
 
 from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats import ChecksumPart
+from ckpttool.formats.reading import open_file
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.catalog import MAX_AXES, Extent, FileIndex, StoredTensor, TensorMeta
 from ckpttool.model.dtypes import DTYPES, TEXT
@@ -82,7 +83,7 @@ class Safetensors:
 
     def read_index(self, path: str) -> FileIndex:
         """The header of the file; contents are not read."""
-        with Path(path).open("rb") as file:
+        with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             length = file.read(8)
             nbytes = int.from_bytes(length, "little")
@@ -130,7 +131,7 @@ class Safetensors:
 
     def checksum_parts(self, index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumPart]:
         """Names in sorted order, behind each the tensor's bytes, as MindSpore counts them."""
-        with Path(index.path).open("rb") as file:
+        with open_file(index.path) as file:
             for name, tensor in sorted(index.tensors.items()):
                 yield name.encode()
                 number = _number(file, tensor)

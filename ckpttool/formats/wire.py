@@ -18,11 +18,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from operator import eq
-from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
 from ckpttool.errors import FormatError
+from ckpttool.formats.reading import ReadFile
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
@@ -61,13 +61,12 @@ class PlainFile:
     """The bytes of a file as they are."""
 
     def __init__(self, path: str) -> None:
-        self._file = Path(path).open("rb", buffering=0)  # noqa: SIM115 - closed by close
-        self._fd = self._file.fileno()
-        self.size = os.fstat(self._fd).st_size
+        self._file = ReadFile(path)
+        self.size = os.fstat(self._file.fileno()).st_size
 
     def pread(self, nbytes: int, offset: int) -> bytes:
         """Up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
-        return os.pread(self._fd, nbytes, offset)
+        return self._file.pread(nbytes, offset)
 
     def close(self) -> None:
         """Close the file."""
