@@ -16,12 +16,24 @@ import pytest
 import ckpttool
 from ckpttool.cli.signals import Stopped
 from ckpttool.errors import VerifyError
+from ckpttool.formats import hdf5_datasets
+from ckpttool.formats.hdf5 import Hdf5
 from ckpttool.formats.reading import ReadFile, open_file
 from ckpttool.run.execute import CopyOptions, execute
 from ckpttool.run.manifest import Listing
 from ckpttool.storage import flatfile
 from tests.commands import files_below, message, run, run_well
-from tests.engines import CASE, FORMATS, contents, reshard_words, split_words, write_source
+from tests.engines import (
+    CASE,
+    COMMAND,
+    FORMATS,
+    contents,
+    finish,
+    reshard_words,
+    split_words,
+    start,
+    write_source,
+)
 from tests.test_execute import make_plan
 
 NAME = "ckpttool.json"
@@ -240,6 +252,39 @@ def test_a_file_of_which_a_read_would_have_to_wait_is_an_error(tmp_path):
         assert caught.value.filename == str(tmp_path / "pipe")
     finally:
         os.close(writer)
+
+
+def test_a_key_of_which_a_read_would_have_to_wait_is_told(tmp_path):
+    os.mkfifo(tmp_path / "key")
+    keeper = os.open(tmp_path / "key", os.O_RDWR | os.O_NONBLOCK)
+    try:
+        words = [*COMMAND, "inspect", CASE / "src", "--dec-key-file", "-"]
+        code, errors = finish(start(*words, stdin=keeper))
+    finally:
+        os.close(keeper)
+    assert code == 2
+    assert "it cannot be read (Resource temporarily unavailable)" in errors
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("Can't read data (file read failed: errno = 5, error message = 'x')", errno.EIO),
+        ("Unable to open object (file read failed: errno = 0, bytes read = 0)", None),
+        ("bad object header version number", None),
+    ],
+)
+def test_an_error_of_the_system_that_libhdf5_tells_is_one(tmp_path, monkeypatch, text, number):
+    run_well("merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", tmp_path / "m.h5")
+
+    def fail(*arguments):
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(hdf5_datasets, "_read_dataset", fail)
+    with pytest.raises(OSError if number else ckpttool.FormatError) as caught:
+        Hdf5().read_index(str(tmp_path / "m.h5"))
+    if number:
+        assert (caught.value.errno, caught.value.filename) == (number, str(tmp_path / "m.h5"))
 
 
 @pytest.mark.parametrize("engine", ["inline", "threads:2", "processes:2"])
