@@ -6,6 +6,9 @@ shell histories and logs.
 
 from __future__ import annotations
 
+import errno
+import os
+
 import click
 
 from ckpttool.model.ciphertext import Secret, forbid_core_dumps
@@ -50,6 +53,8 @@ def read_key(ctx: click.Context, param: click.Parameter, value: str | None) -> S
     try:
         with click.open_file(value, "rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
+            if data is None:  # it would have to wait
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
     except OSError as error:
         reason = f"it cannot be read ({error.strerror}); it names a file that holds the key"
         raise click.BadParameter(reason, ctx, param) from None

@@ -10,9 +10,9 @@ set, so two files never agree in all of it.
 from __future__ import annotations
 
 import os
-from io import FileIO
 
 from ckpttool.errors import PlanError
+from ckpttool.formats.reading import ReadFile
 from ckpttool.model.catalog import SourceStamp
 
 
@@ -26,7 +26,7 @@ def as_stamp(found: os.stat_result) -> SourceStamp:
     return SourceStamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
 
 
-def open_source(path: str, stamp: SourceStamp | None) -> FileIO:
+def open_source(path: str, stamp: SourceStamp | None) -> ReadFile:
     """A file, open for reading without a buffer.
 
     Parameters
@@ -41,7 +41,7 @@ def open_source(path: str, stamp: SourceStamp | None) -> FileIO:
     OSError
         It cannot be opened.
     """
-    file = FileIO(path)
+    file = ReadFile(path)
     try:
         demand_same(path, stamp_of(file.fileno()), stamp)
     except BaseException:

@@ -15,7 +15,6 @@ The protocol buffers documentation, "Encoding".
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from operator import eq
 from types import TracebackType
@@ -78,7 +77,7 @@ class PlainFile:
 
     def pread(self, nbytes: int, offset: int) -> bytes:
         """Up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
-        return os.pread(self._fd, nbytes, offset)
+        return self._file.pread(nbytes, offset)
 
     def close(self) -> None:
         """Close the file."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ckpttool.errors import PlanError
 from ckpttool.formats import format_of_suffix, get_format, suffix_of
+from ckpttool.formats.reading import is_there
 from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import NotInTarget, Plan, Target
@@ -91,7 +92,7 @@ def content_problems(plan: Plan, notes: list[Note], kept: Collection[str] = ()) 
         while not folder.exists():
             folder = folder.parent
         if str(Path(path)) not in kept:
-            replaced += os.path.lexists(path)
+            replaced += is_there(path)
             need[folder if folder.is_dir() else folder.parent] += sizes[rank] - _left_over(path)
     yield from refused
     if plan.target.format == "safetensors" and dtypes & NOT_LOADED_FROM_SAFETENSORS:
