@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import click
 
+from ckpttool.formats.opened import why_not_a_path
 from ckpttool.model.ciphertext import Secret
 
 SIZES = (16, 24, 32)  # of every key that MindSpore takes
@@ -46,6 +47,8 @@ def read_key(ctx: click.Context, param: click.Parameter, value: str | None) -> S
     """The callback of the option; what it says never repeats the argument, which may be the key."""
     if value is None:
         return None
+    if why_not_a_path(value) is not None:
+        raise click.BadParameter("a URL, not a path: copy the file to this host", ctx, param)
     try:
         with click.open_file(value, "rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
