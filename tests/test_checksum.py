@@ -128,7 +128,7 @@ def test_a_file_that_has_become_shorter_is_an_error(tmp_path):
         compute_checksum(replace(index, stamps={}))
 
 
-@pytest.mark.parametrize("stored", ["", "x", "-1", " 5", "٣", "5", str(2**40)])
+@pytest.mark.parametrize("stored", ["", "x", "-1", " 5", "٣", "5", str(2**40), "1" * 5000])
 def test_whatever_is_stored_but_the_number_is_wrong(stored, tmp_path):
     path = tmp_path / "net.safetensors"
     path.write_bytes(safetensors({"__metadata__": {"crc_num": stored}}))

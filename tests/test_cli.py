@@ -371,7 +371,7 @@ def test_a_ckpt_that_went_through_hdf5_is_the_same_file(tmp_path):
 
 def test_results_go_to_stdout_and_notes_to_stderr(tmp_path):
     case = GOLDEN / "dst_without_optimizer"
-    words = [*src(case), "-d", case / "dst_strategy.ckpt"]
+    words = [*src(case), "-d", case / "dst_strategy.ckpt", "--not-in-target", "full"]
     result = run_well("reshard", *words, "-o", tmp_path / "a")
     assert "undivided" in result.stderr
     assert "undivided" not in result.stdout
@@ -496,6 +496,9 @@ def test_step_is_named_in_the_output(tmp_path):
         ("src/rank_0/new.ckpt", True),
         ("src/../link/new.h5", True),
         ("src/rank_9/new.safetensors", True),  # which would be a rank more
+        ("src/rank_0/rank_0/new.ckpt", True),  # of rank 0, if the file above it is gone
+        ("src/rank_9/ckpt_9/new.ckpt", True),
+        ("src/rank_0/rank_1/new.ckpt", False),
         ("src/rank_0/new/new.ckpt", False),
         ("src/rank_0_of_mine.ckpt", False),  # beside rank folders no file counts
         ("src/new.ckpt", False),

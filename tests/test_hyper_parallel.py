@@ -8,7 +8,9 @@ import os
 import pickle
 import pickletools
 import random
+import shutil
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,10 +22,11 @@ from ckpttool.formats.plain_pickle import Instance, Name, Pairs, read_pickle
 from ckpttool.run.execute import CopyOptions, execute
 from tests.by_hand import layout, strategy
 from tests.checkpoints import cut, noise
-from tests.commands import mentions, message, run, run_well
+from tests.commands import SUFFIXES, mentions, message, run, run_well
+from tests.corpus import GOLDEN
 from tests.hyper_folder import HyperSave, classes
 from tests.mindformers_folder import entry_of, write_safetensors
-from tests.readers import SAFETENSORS_TYPES, Entry, read, read_ranks
+from tests.readers import NUMPY_TYPES, SAFETENSORS_TYPES, Entry, read, read_ranks
 from tests.strategies import examples, moves
 
 SMALL = CopyOptions(band_bytes=24, task_bytes=100, max_in_flight=3)
@@ -60,6 +63,120 @@ def refused(source, code, *patterns):
     assert result.exit_code == code, text
     assert not mentions(text, *patterns), text
     return text
+
+
+# ------------------------------------------------------- what hyper-parallel itself has written
+
+REAL = sorted(path.parent for path in (GOLDEN / "hyper_parallel").glob("*/expected.npz"))
+
+
+MINDSPORE_TYPES = {name.lower(): name for name in NUMPY_TYPES}  # of NumPy's names
+
+
+def expected(case):
+    """The full tensors of a golden folder."""
+    with np.load(case / "expected.npz") as full:
+        return dict(_entry(name, full[name]) for name in full)
+
+
+def _entry(name, array):
+    bare, _, kind = name.partition("|")
+    if kind != "bf16":
+        return bare, Entry(MINDSPORE_TYPES[array.dtype.name], array.shape, array.tobytes())
+    bits = (array.view("<u4") >> 16).astype("<u2")
+    return bare, Entry("BFloat16", array.shape, bits.tobytes())
+
+
+@pytest.mark.parametrize("case", REAL, ids=lambda path: path.name)
+class TestGolden:
+    def test_merge_gives_the_full_tensors(self, case, tmp_path):
+        for suffix in SUFFIXES.values():
+            out = tmp_path / f"merged{suffix}"
+            run_well("merge", case / "ckpt", "-o", out)
+            assert read(out) == expected(case)
+
+    def test_inspect_shows_the_full_shapes(self, case):
+        document = json.loads(run_well("inspect", case / "ckpt", "--json").stdout)
+        shown = {one["name"]: (one["dtype"], tuple(one["shape"])) for one in document["tensors"]}
+        assert shown == {name: (one.dtype, one.shape) for name, one in expected(case).items()}
+        assert len(document["ranks"]) == 4
+
+    def test_verify_finds_nothing(self, case):
+        for words in ((), ("--deep",)):
+            document = json.loads(run_well("verify", case / "ckpt", *words, "--json").stdout)
+            assert document["clean"]
+            assert document["tensors"] == len(expected(case))
+
+    def test_verify_finds_what_was_damaged(self, case, tmp_path):
+        folder = shutil.copytree(case / "ckpt", tmp_path / "ckpt")
+        (folder / "_rank1_.safetensors").write_bytes(b"gone")
+        result = run("verify", folder, "--deep")
+        assert result.exit_code == 1
+        assert not mentions(message(result), "_rank1_.safetensors")
+
+    def test_reshard_and_split_give_the_slices(self, case, tmp_path):
+        full = expected(case)
+        halved = {name for name, one in full.items() if one.shape and one.shape[-1] % 2 == 0}
+        cuts = {
+            name: {"axis": len(one.shape) - 1} if name in halved else "replicated"
+            for name, one in full.items()
+        }
+        target = tmp_path / "two.json"
+        target.write_text(json.dumps({"ckpttool_strategy": 1, "ranks": 2, "parameters": cuts}))
+        merged = tmp_path / "merged.ckpt"
+        run_well("merge", case / "ckpt", "-o", merged)
+        run_well("split", merged, "-d", target, "-o", tmp_path / "split", "--format", "ckpt")
+        run_well("reshard", case / "ckpt", "-d", target, "-o", tmp_path / "new", "--format", "ckpt")
+        want = {}
+        for rank in range(2):
+            want[rank] = dict(full)
+            for name in halved:
+                part = np.split(full[name].array(), 2, axis=-1)[rank]
+                want[rank][name] = Entry(full[name].dtype, part.shape, part.tobytes())
+        assert read_ranks(tmp_path / "new") == want
+        assert read_ranks(tmp_path / "split") == want
+
+    def test_diff_finds_no_difference_and_a_single_bit(self, case, tmp_path):
+        merged = tmp_path / "merged.safetensors"
+        run_well("merge", case / "ckpt", "-o", merged)
+        for a, b in ((case / "ckpt", merged), (merged, case / "ckpt"), [case / "ckpt"] * 2):
+            assert json.loads(run_well("diff", a, b, "--json").stdout)["equal"]
+        data = bytearray(merged.read_bytes())
+        data[-1] ^= 1
+        merged.with_name("ckpttool.json").unlink(missing_ok=True)
+        changed = tmp_path / "changed.safetensors"
+        changed.write_bytes(data)
+        result = run("diff", case / "ckpt", changed, "--json")
+        assert result.exit_code == 1
+        assert [one["kind"] for one in json.loads(result.stdout)["differences"]] == ["values"]
+
+    def test_a_stored_tensor_has_the_name_that_it_has_in_the_checkpoint(self, case):
+        catalog = ckpttool.scan(str(case / "ckpt"))
+        for file in catalog.files.values():
+            assert all(tensor.meta.name == name for name, tensor in file.tensors.items())
+        for name, described in catalog.description.tensors.items():
+            boxes = [box for boxes in described.slices for box in boxes]
+            assert {box.tensor.meta.name for box in boxes} == {name}
+
+
+def test_keys_that_are_not_the_names_are_told_apart_from_names_that_look_like_keys(tmp_path):
+    """Boxes of one rank have keys of their own; a parameter may be called as another's key is."""
+    entries = {
+        "w": noise("w", "Float32", (4, 6)),
+        "w.__dcp_chunk_0": noise("other", "Float32", (3,)),
+    }
+    boxes = {
+        "w": {((row, 0), (1, 6)): (row % 2,) for row in range(4)},
+        "w.__dcp_chunk_0": {((0,), (3,)): (2,)},
+    }
+    folder = HyperSave(entries, boxes).write(tmp_path / "checkpoint")
+    assert merged(folder)[0] == entries
+    run_well("verify", folder, "--deep")
+    (folder / "_rank1_.safetensors").unlink()
+    for words in ((), ("--deep",)):
+        result = run("verify", folder, *words)
+        assert result.exit_code == 1
+        assert not mentions(message(result), "_rank1_.safetensors is not there", "parameter: w$|w ")
 
 
 # ------------------------------------------------------------------------------ whatever is saved

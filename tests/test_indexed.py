@@ -67,6 +67,15 @@ def test_files_are_numbered_in_order_and_what_goes_to_every_rank_is_last(tmp_pat
     assert not catalog.notes
 
 
+def test_numbers_in_an_index_may_have_any_number_of_digits(model):
+    names = [f"part{'1' * 5000}.safetensors", f"a/{'0' * 4999}2.h5", f"b/{'3' * 100}/x.h5"]
+    rewrite(model, lambda document: document["weight_map"].update(zip("xyz", names, strict=True)))
+    result = run("inspect", model)
+    assert result.exit_code != 0
+    assert "internal error" not in message(result)
+    assert "File name too long" in message(result)
+
+
 @pytest.mark.parametrize("format", ["ckpt", "safetensors", "hdf5"])
 def test_merge_makes_one_file_of_it(model, tmp_path, format):
     out = tmp_path / f"full.{'h5' if format == 'hdf5' else format}"

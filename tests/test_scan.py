@@ -1,5 +1,7 @@
 """Finding the rank files of one step in folders of every shape."""
 
+import shlex
+
 import pytest
 
 from ckpttool.errors import FormatError, PlanError
@@ -70,6 +72,57 @@ def test_ranks_are_ascending_numbers(make):
     assert list(scan(make(*names)).files) == [0, 1, 2, 9, 10]
 
 
+@pytest.mark.parametrize(
+    "folder", ["device{0}/ckpt_{0}", "rank_{0}/rank_{0}", "device{0}/rank_{0}/ckpt_{0:02}"]
+)
+def test_the_files_of_a_rank_may_lie_in_one_folder_of_that_rank_in_its_folder(make, folder):
+    names = {rank: f"{folder.format(rank)}/net-2_10.ckpt" for rank in (0, 1, 2, 10)}
+    src = make(*names.values(), f"{folder.format(1)}/net-1_5.ckpt")
+    make(f"{folder.format(0).partition('/')[0]}/train.log")
+    assert found(src) == names
+    assert found(src, step="2_10") == names
+
+
+def test_nested_folders_of_another_rank_are_not_taken(make):
+    src = make("device0/ckpt_8/a.ckpt", "device1/ckpt_9/a.ckpt")
+    (problem,) = fails(src, "ranks 0, 1: no checkpoint file in", "device0/ckpt_8/a.ckpt")
+    pattern = problem.partition("--pattern '")[2].partition("'")[0]
+    assert found(src, pattern=pattern)
+
+
+def test_a_file_in_the_rank_folder_goes_before_those_in_a_folder_in_it(make):
+    src = make("rank_0/a.ckpt", "rank_0/ckpt_0/a.ckpt", "rank_1/ckpt_1/a.ckpt")
+    assert found(src) == {0: "rank_0/a.ckpt", 1: "rank_1/ckpt_1/a.ckpt"}
+
+
+def test_two_folders_of_the_same_rank_in_a_rank_folder_are_a_question(make):
+    names = [f"device{r}/{kind}_{r}/a.ckpt" for r in range(2) for kind in ("ckpt", "rank")]
+    src = make(*names)
+    (problem,) = fails(
+        src, "ranks 0, 1: no checkpoint file in", "'device{rank}/ckpt_{rank}/*.ckpt'"
+    )
+    assert problem.count("--pattern") == 1
+    assert found(src, pattern="device{rank}/ckpt_{rank}/*.ckpt") == dict(enumerate(names[::2]))
+
+
+def test_a_strategy_beside_the_folder_with_the_files_is_passed_over(make, tmp_path):
+    src = make("device0/ckpt_0/a.ckpt", "device1/ckpt_1/a.ckpt")
+    strategy = (GOLDEN / "reshard_8_to_4" / "src_strategy.ckpt").read_bytes()
+    for rank in range(2):
+        (tmp_path / "run" / f"device{rank}" / "strategy.ckpt").write_bytes(strategy)
+    assert found(src) == {rank: f"device{rank}/ckpt_{rank}/a.ckpt" for rank in range(2)}
+    (note,) = notes(src)
+    assert note.endswith(
+        "device0/strategy.ckpt, device1/strategy.ckpt: strategy files; -s takes them"
+    )
+
+
+def test_what_lies_with_nested_files_is_told_as_elsewhere(make):
+    src = make("device0/ckpt_0/a.ckpt", "device1/ckpt_1/a.ckpt.tmp")
+    assert scan(src).absent == (1,)
+    assert any("device1/ckpt_1" not in text and "rank 1" in text for text in notes(src))
+
+
 def test_folders_that_only_look_like_a_ranks_are_passed_over_with_a_note(make):
     src = make("rank_0/a.ckpt", "rank_0x/a.ckpt", "xrank_1/a.ckpt", "rank_/a.ckpt", "log/a.txt")
     assert found(src) == {0: "rank_0/a.ckpt"}
@@ -101,8 +154,7 @@ def test_rank_folders_that_are_all_without_a_file_are_named(make, tmp_path):
     src = make("rank_0/a.ckpt.tmp")
     (tmp_path / "run" / "rank_1").mkdir()
     assert fails(src) == (
-        f"rank 0: no checkpoint file in {src}/rank_0",
-        f"rank 1: no checkpoint file in {src}/rank_1",
+        f"ranks 0, 1: no checkpoint file in {src}/rank_0, {src}/rank_1",
         f"{src}: left over from a save that did not finish: rank_0/a.ckpt.tmp",
     )
 
@@ -279,6 +331,12 @@ def test_a_step_that_is_not_there_names_those_that_are(make):
     fails(steps(make, "9_5", "10_2"), "no file of step 3_3; there are 10_2, 9_5", step="3_3")
 
 
+@pytest.mark.parametrize("step", ["9" * 5000, f"1_{'9' * 5000}"])
+def test_a_step_of_more_digits_than_python_reads_is_not_there(make, step):
+    src = steps(make, "9_5", "10_2")
+    fails(src, f"no file of step {step}; there are 10_2, 9_5", step=step)
+
+
 def test_no_step_that_every_rank_has_names_the_ranks(make):
     src = make("rank_0/CKP-1_1.ckpt", "rank_1/CKP-2_1.ckpt", "rank_2/CKP-2_1.ckpt")
     fails(
@@ -368,6 +426,47 @@ def test_a_pattern_that_matches_nothing_or_has_no_rank_is_an_error(make):
 def test_two_files_of_one_rank_by_a_pattern_are_an_error(make):
     src = make("x/rank_0/a.ckpt", "y/rank_0/a.ckpt", "y/rank_1/a.ckpt")
     fails(src, "rank 0: two files", pattern="*/rank_{rank}/a.ckpt")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "host{0}/x.ckpt",
+        "exp2024/card{0}/ckpt/net-1_10.ckpt",
+        "rank_{0}/checkpoints/net-1_10.ckpt",
+        "node0/device{0}/ckpt/x.ckpt",
+        "net_{0}-1_10.ckpt",
+        "net-v2_{0}.ckpt",
+        "slice {0}/x.ckpt",
+        "a'b{0}/x.ckpt",
+        "w{0}/d{0}/x_{0}.ckpt",
+    ],
+)
+def test_a_pattern_that_is_suggested_works_when_pasted(make, name):
+    names = [name.format(rank) for rank in range(12)]
+    src = make(*names)
+    (problem,) = fails(src, "--pattern ", names[0])
+    assert problem.count("--pattern ") <= 2  # once for what it is, once with the pattern
+    pattern = shlex.split(problem.rpartition("--pattern ")[2].rpartition(", if that")[0])[0]
+    assert found(src, pattern=pattern) == dict(enumerate(names))
+
+
+def test_a_pattern_takes_the_number_that_tells_ranks_apart(make):
+    """Ranks of two hosts: the numbers of devices begin anew, those of ranks do not."""
+    names = [f"host{r // 4}/dev{r % 4}/r{r}/net-{e}_10.ckpt" for r in range(8) for e in (1, 2)]
+    (problem,) = fails(make(*names), "'host*/dev*/r{rank}/*.ckpt'")
+    assert "host0/dev0/r0/net-1_10.ckpt" in problem
+
+
+def test_no_pattern_is_suggested_where_none_tells_files_of_a_rank_apart(make):
+    (problem,) = fails(make("x/a.ckpt", "y/a.ckpt"), "say where they are with --pattern")
+    assert "--pattern '" not in problem
+
+
+def test_rank_folders_of_several_kinds_come_with_a_pattern_for_each(make):
+    src = make("rank_0/a.ckpt", "rank_1/a.ckpt", "node0/c/a.ckpt")
+    fails(src, "--pattern: 'rank_{rank}/*.ckpt' or 'node{rank}/c/*.ckpt'")
+    assert found(src, pattern="node{rank}/c/*.ckpt") == {0: "node0/c/a.ckpt"}
 
 
 def test_a_pattern_is_suggested_for_folders_of_other_names(make):

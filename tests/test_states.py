@@ -1,25 +1,33 @@
 """Optimizer state that the strategy forgot, or says something false about."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
+from ckpttool import write_strategy
+from ckpttool.model.catalog import TensorMeta
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Target
 from ckpttool.model.planning import make_plan
-from ckpttool.model.states import borrow_rows, followed_parameter
+from ckpttool.model.states import borrow_rows, find_owners, followed_parameter
 from tests.checkpoints import (
     ONE_STAGE,
     ROWS,
     SHARDED,
     WHOLE,
     catalog_of,
+    cut,
     find,
+    noise,
     slice_catalog,
     strategy_of,
     the_one,
     with_names,
+    write_ranks,
 )
+from tests.commands import run_well
+from tests.readers import Entry, read
 
 TARGET = strategy_of({"w": Layout((2,), ((0,), ()))})
 
@@ -107,7 +115,9 @@ def test_state_in_another_stage_than_its_parameter_does_not_follow():
     strategy = strategy_of({"w": ROWS}, {"b": ROWS})
     ranks = {rank: {"w": (4, 3)} for rank in range(4)}
     ranks |= {rank: {"b": (4, 3), "adam_m.w": (4, 3)} for rank in range(4, 8)}
-    assert followed_parameter(catalog_of(ranks), strategy, "adam_m.w", range(4, 8)) is None
+    catalog = catalog_of(ranks)
+    owners = find_owners(strategy.layouts, catalog.metas)
+    assert followed_parameter(catalog, strategy, "adam_m.w", range(4, 8), owners) is None
 
 
 def test_a_name_that_is_only_a_prefix_follows_nothing():
@@ -121,11 +131,11 @@ def test_a_name_that_is_only_a_prefix_follows_nothing():
     assert found["adam_m."][0].follows is None
 
 
-def test_state_that_the_source_lists_and_the_target_does_not_is_undivided_with_a_note():
+def test_state_that_the_source_lists_and_the_target_does_not_follows_with_a_note():
     strategy = strategy_of({"w": ROWS, "adam_m.w": ROWS})
     made = plan(slice_catalog(strategy, {"w": (8, 3), "adam_m.w": (8, 3)}), strategy, TARGET)
-    assert output_shapes(made)["adam_m.w"] == [(8, 3)] * 2
-    assert [(note.kind, "adam_m.w" in note.text) for note in made.notes] == [("undivided", True)]
+    assert output_shapes(made)["adam_m.w"] == [(4, 3)] * 2
+    assert [(note.kind, "adam_m.w" in note.text) for note in made.notes] == [("follows", True)]
 
 
 def test_state_that_follows_in_the_source_and_has_nothing_to_follow_in_the_target_is_told():
@@ -136,6 +146,128 @@ def test_state_that_follows_in_the_source_and_has_nothing_to_follow_in_the_targe
     (note,) = [note for note in made.notes if note.kind == "undivided"]
     assert "2 parameters" in note.text
     assert "adam_m.w" in note.text
+
+
+# ----------------------------------------------------------------- which names are of states
+
+FRESH = ("mine", "linear", "mean_grad", "exp_inf", "ax_")  # one that no list can have, and four
+SHARED = ((0, 1), (2, 3))  # as ``ROWS`` cuts
+
+
+def owners_in(listed, held):
+    """What names tell, of tensors of the shapes ``held``."""
+    return find_owners(
+        listed, {name: TensorMeta(name, "Float32", shape) for name, shape in held.items()}
+    )
+
+
+@pytest.mark.parametrize("prefix", FRESH)
+def test_state_of_any_optimizer_follows_in_source_and_target(prefix):
+    state = f"{prefix}.w"
+    catalog = with_names({"w": (4, 3), state: (4, 3)})
+    found, problems, notes = find(catalog, agreement={state: SHARED})
+    assert not problems
+    assert (found[state][0].follows, found[state][0].layout) == ("w", ROWS)
+    assert list(notes) == ["follows"]
+    assert output_shapes(plan(catalog, ONE_STAGE, TARGET))[state] == [(4, 3)] * 2
+
+
+@pytest.mark.parametrize("prefix", FRESH)
+def test_state_of_any_optimizer_has_the_manual_split_of_its_parameter(prefix):
+    state = f"{prefix}.t"
+    for listed in ({"t": BY_HAND}, {"t": BY_HAND, state: EVEN}):
+        found, problems, _ = find(table_catalog({state: SLICES}), strategy_of(listed))
+        assert not problems
+        assert (found[state][0].layout, found[state][0].meta.shape) == (BY_HAND, (10, 3))
+    target = strategy_of({"t": BY_HAND, state: EVEN})
+    full = catalog_of({0: {"t": (10, 3), state: (10, 3)}})
+    shapes = output_shapes(plan(full, None, target))
+    assert shapes[state] == shapes["t"] == [(6, 3), (6, 3), (4, 3), (4, 3)]
+
+
+def test_every_name_of_a_prefix_is_of_a_parameter_or_the_prefix_is_that_of_a_module():
+    shapes = {"w": (4, 3), "b": (4,)}
+    mine = {"mine.w": (4, 3), "mine.b": (4,), "mine.step": (), "mine.count": (1,)}
+    assert owners_in(shapes, shapes | mine) == {"mine.w": "w", "mine.b": "b"}
+    module = {"decoder.w": (4, 3), "decoder.norm": (7,)}
+    assert owners_in(shapes, shapes | module) == {}
+    assert owners_in([*shapes, "decoder.norm"], shapes | {"decoder.w": (4, 3)}) == {}
+    assert owners_in(shapes, shapes | {"0.w": (4, 3)}) == {}
+    assert owners_in(shapes, shapes | {"a.mine.w": (4, 3)}) == {}
+
+
+def test_a_prefix_of_mindspore_is_that_of_a_module_only_if_the_strategy_says_so():
+    """Of a state whose parameter is gone: the others are states all the same."""
+    shapes = {"w": (4, 3), "linear.w": (4, 3), "linear.old": (4, 3)}
+    assert owners_in(["w"], shapes) == {"linear.w": "w"}
+    assert owners_in(["w", "linear.old"], shapes) == {}
+
+
+def test_a_module_may_be_called_like_the_prefix_of_its_states():
+    """A net with a module ``linear``, trained with FTRL."""
+    names = ["linear.weight", "linear.bias", "w"]
+    states = [f"linear.{name}" for name in names]
+    assert owners_in([*names, *states], {}) == dict(zip(states, names, strict=True))
+    assert owners_in(names, dict.fromkeys([*names, *states], (4, 3))) == dict(
+        zip(states, names, strict=True)
+    )
+
+
+def test_a_state_of_a_state_belongs_to_the_nearest_that_is_listed():
+    names = {"w": (4, 3), "ema.w": (4, 3), "adam_m.ema.w": (4, 3)}
+    assert owners_in(["w"], names) == {"ema.w": "w", "adam_m.ema.w": "w"}
+    assert owners_in(["w", "ema.w"], names) == {"ema.w": "w", "adam_m.ema.w": "ema.w"}
+    found, problems, _ = find(with_names(names), agreement={"ema.w": SHARED})
+    assert not problems
+    assert [found[name][0].layout for name in names] == [ROWS] * 3
+
+
+def test_a_name_with_a_listed_tail_and_other_slices_is_no_state():
+    catalog = with_names({"w": (4, 3), "mine.w": (3, 4)})
+    found, problems, _ = find(catalog, agreement={"mine.w": ((0, 1, 2, 3),)})
+    assert not problems
+    assert (found["mine.w"][0].follows, found["mine.w"][0].meta.shape) == (None, (3, 4))
+    _, problems, _ = find(catalog, agreement={"mine.w": SHARED})
+    the_one(problems, "mine.w: not in the strategy, and different between ranks")
+
+
+def test_what_is_the_same_on_all_ranks_is_no_state_of_a_parameter_that_is_cut():
+    catalog = with_names({"w": (4, 3), "decoder.w": (4, 3)})
+    found, problems, _ = find(catalog, agreement={"decoder.w": ((0, 1, 2, 3),)})
+    assert not problems
+    assert (found["decoder.w"][0].follows, found["decoder.w"][0].meta.shape) == (None, (4, 3))
+
+
+@pytest.mark.parametrize("groups", [((0, 2), (1, 3)), ((0,), (1, 2, 3)), ((0, 1), (2,), (3,))])
+def test_what_differs_where_a_state_would_not_is_no_state(groups):
+    catalog = with_names({"w": (4, 3), "decoder.w": (4, 3)})
+    _, problems, _ = find(catalog, agreement={"decoder.w": groups})
+    the_one(problems, "decoder.w: not in the strategy, and different between ranks")
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_contents_tell_a_parameter_from_a_state(tmp_path, constant):
+    """Slices of zeros, as training begins with, tell nothing, so the shape decides."""
+    full = {"w": noise("w", "Float32", (8, 3)), "mine.w": noise("s", "Float32", (8, 3))}
+    if constant:
+        full["mine.w"] = Entry("Float32", (8, 3), bytes(96))
+    ranks = cut(full, strategy_of({"w": ROWS, "mine.w": ROWS}))
+    whole = noise("d", "Float32", (4, 3))
+    for rank, held in ranks.items():
+        ranks[rank] = held | {"twin.w": whole}
+    folder = write_ranks(tmp_path / "run", ranks, "ckpt")
+    write_strategy(ONE_STAGE, str(tmp_path / "src.ckpt"))
+    out = tmp_path / "out.ckpt"
+    run_well("merge", folder, "-s", tmp_path / "src.ckpt", "-o", out)
+    merged = read(out)
+    assert merged["mine.w"].data == full["mine.w"].data
+    assert merged["mine.w"].shape == (8, 3)
+    assert (merged["twin.w"].shape, merged["twin.w"].data) == ((4, 3), whole.data)
+    words = [folder, "-s", tmp_path / "src.ckpt", "--json"]
+    shown = json.loads(run_well("inspect", *words).stdout)["tensors"]
+    shapes = {one["name"]: tuple(one["shape"]) for one in shown}
+    assert shapes == {name: entry.shape for name, entry in merged.items()}
+    assert json.loads(run_well("verify", *words, "--deep", "--ignore", "zero").stdout)["clean"]
 
 
 # ------------------------------------------------------------------------------- accu_grads

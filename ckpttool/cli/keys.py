@@ -9,7 +9,7 @@ from __future__ import annotations
 import click
 
 from ckpttool.formats.opened import why_not_a_path
-from ckpttool.model.ciphertext import Secret
+from ckpttool.model.ciphertext import Secret, forbid_core_dumps
 
 SIZES = (16, 24, 32)  # of every key that MindSpore takes
 HEX = b"hex:"  # no key of that many digits behind it has one of these sizes
@@ -49,6 +49,7 @@ def read_key(ctx: click.Context, param: click.Parameter, value: str | None) -> S
         return None
     if why_not_a_path(value) is not None:
         raise click.BadParameter("a URL, not a path: copy the file to this host", ctx, param)
+    forbid_core_dumps()
     try:
         with click.open_file(value, "rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)

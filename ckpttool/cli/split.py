@@ -12,6 +12,7 @@ from ckpttool.cli.convert import convert
 
 if TYPE_CHECKING:
     from ckpttool.model.ciphertext import Secret
+    from ckpttool.model.plan import NotInTarget
     from ckpttool.model.unlisted import Unlisted
 
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 @options.dec_key_file
 @options.replicated
 @options.unlisted
+@options.strict
+@options.not_in_target
 @options.format
 @options.prefix
 @options.ranks
@@ -55,6 +58,8 @@ def split(
     key: Secret | None,
     replicated: bool,
     unlisted: Unlisted | None,
+    strict: bool,
+    not_in_target: NotInTarget,
     format: str,
     prefix: str,
     ranks: tuple[int, ...] | None,
@@ -85,6 +90,8 @@ def split(
             ranks=ranks,
             replicated=replicated,
             unlisted=unlisted,
+            strict=strict,
+            not_in_target=not_in_target,
             crc=crc,
             overwrite=overwrite,
             resume=resume,

@@ -26,8 +26,9 @@ Limits: of `plain_pickle`; 5,000,000 chunks; 32 axes.
 
 Source
 ------
-hyper-parallel ``core/checkpoint/metadata.py``, ``storage.py`` and ``core/distributed_checkpoint/``
-``metadata.py``, ``storage.py``, ``filesystem_storage.py`` of 2026 (read, not run).
+hyper-parallel ``core/checkpoint/metadata.py``, ``storage.py``, revision fdd0a80 of 2026-03 (run);
+``core/distributed_checkpoint/`` ``metadata.py``, ``storage.py``, ``filesystem_storage.py`` of later
+in 2026 (read, not run).
 """
 
 from __future__ import annotations

@@ -18,6 +18,9 @@ from ckpttool.model.notes import Note
 if TYPE_CHECKING:
     from ckpttool.model.described import Description
 
+# Of a tensor.  Arrays here have one axis more, the bytes of an element, and NumPy 2 has 64 at most.
+MAX_AXES = 63
+
 
 @dataclass(frozen=True, slots=True)
 class TensorMeta:
@@ -36,6 +39,11 @@ class TensorMeta:
         read with the index, compared as values and written by `Format.create`.
     nbytes
         Bytes of all elements; of a string, bytes in UTF-8.
+
+    Raises
+    ------
+    ValueError
+        There is no such tensor; it has too many axes, for one.
     """
 
     name: str
@@ -45,6 +53,8 @@ class TensorMeta:
     nbytes: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if len(self.shape) > MAX_AXES:
+            raise ValueError(f"{self.name}: {len(self.shape)} axes; {MAX_AXES} are the most")
         if (self.dtype == TEXT) != (self.text is not None) or (
             self.text is not None and self.shape
         ):
@@ -60,6 +70,11 @@ class TensorMeta:
     def of_shape(self, shape: tuple[int, ...]) -> TensorMeta:
         """The same of another shape; it is itself, which takes no memory, if that is its own."""
         return self if shape == self.shape else replace(self, shape=shape)
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it is a single value: one element, or a text."""
+        return self.text is not None or math.prod(self.shape) == 1
 
     @property
     def itemsize(self) -> int:

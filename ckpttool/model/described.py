@@ -163,7 +163,7 @@ def describe(meta: TensorMeta, boxes: Sequence[Box]) -> Described | list[str]:
 def misfits(meta: TensorMeta, boxes: Sequence[Box]) -> list[str]:
     """Boxes that cannot be right, a message each; it does not matter if some are missing."""
     problems = [problem for box in boxes if (problem := _misfit(meta, box)) is not None]
-    return [*problems, *_shared(meta.name, boxes)]
+    return [*problems, *_shared(meta, boxes)]
 
 
 def follow(base: Described, name: str, tensors: Mapping[int, StoredTensor]) -> Described | None:
@@ -213,13 +213,14 @@ def _misfit(meta: TensorMeta, box: Box) -> str | None:
     return None
 
 
-def _shared(name: str, boxes: Sequence[Box]) -> Iterator[str]:
-    """Different slices that are said to be one stored tensor."""
+def _shared(meta: TensorMeta, boxes: Sequence[Box]) -> Iterator[str]:
+    """Different slices that are said to be one stored tensor; without bytes nothing is shared."""
     regions: dict[StoredTensor, Region] = {}
-    for box in boxes:
+    for box in boxes if meta.nbytes else ():
         other = regions.setdefault(box.tensor, box.region)
         if other != box.region:
-            yield f"{name}: slices {other} and {box.region} are one tensor of {box.tensor.path}"
+            slices = f"slices {other} and {box.region}"
+            yield f"{meta.name}: {slices} are one tensor of {box.tensor.path}"
 
 
 def _boundaries(axis: int, size: int, regions: Sequence[Region]) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from ckpttool.model.notes import Note
 from ckpttool.model.presence import find_partly_held
 from ckpttool.model.slices import disagreement, group_ranks
 from ckpttool.model.source import Source
-from ckpttool.model.states import odd_shape
+from ckpttool.model.states import Owners, odd_shape
 from ckpttool.model.strategy import Strategy, count, shorten
 
 
@@ -60,7 +60,7 @@ def check_types(catalog: Catalog, held: Mapping[int, TensorMeta]) -> Iterator[Fi
 
 
 def check_unlisted(
-    catalog: Catalog, strategy: Strategy, held: Mapping[int, TensorMeta]
+    catalog: Catalog, strategy: Strategy, held: Mapping[int, TensorMeta], owners: Owners
 ) -> Iterator[Finding]:
     """What is wrong with the headers of a parameter that the strategy does not list."""
     ranks = tuple(held)
@@ -74,7 +74,7 @@ def check_unlisted(
             found = [Finding("unlisted", text, "warning", meta.name, ranks)]
         else:
             found = [Finding("shape", text, tensor=meta.name, ranks=ranks)]
-    odd = None if catalog.description is not None else odd_shape(catalog, strategy, meta)
+    odd = None if catalog.description is not None else odd_shape(catalog, strategy, meta, owners)
     if not found and odd is not None:
         found = [Finding("unlisted", odd, "warning", meta.name, ranks)]
     yield from found

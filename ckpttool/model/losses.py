@@ -17,7 +17,7 @@ from ckpttool.model.findings import Finding
 from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
 from ckpttool.model.redundancy import MARK
-from ckpttool.model.states import followed_parameter
+from ckpttool.model.states import find_owners, followed_parameter
 from ckpttool.model.strategy import Strategy, count, shorten
 
 # A file that is whole, and one that somebody may have put there: neither is to be passed over.
@@ -177,8 +177,9 @@ _Owned = Sequence[tuple[Collection[int], Sequence[Layout]]]
 def _owned(catalog: Catalog, strategy: Strategy) -> _Owned:
     """For every parameter that has layouts, the ranks that have a slice of it, and the layouts."""
     found = []
+    owners = find_owners(strategy.layouts, catalog.metas)
     for name, ranks in catalog.holders.items():
-        base = followed_parameter(catalog, strategy, name, ranks) or name
+        base = followed_parameter(catalog, strategy, name, ranks, owners) or name
         found.append((frozenset(ranks), strategy.layouts.get(base, ())))
     return found
 

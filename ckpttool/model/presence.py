@@ -17,8 +17,8 @@ from ckpttool.model.losses import hold_alike
 from ckpttool.model.maps import map_of
 from ckpttool.model.notes import Note
 from ckpttool.model.redundancy import absent_ranks, is_deduplicated
-from ckpttool.model.states import followed_parameter, owner_of
-from ckpttool.model.strategy import Strategy, count, parameter_of, shorten
+from ckpttool.model.states import Owners, find_owners, followed_parameter
+from ckpttool.model.strategy import Strategy, count, shorten
 
 
 @dataclass(slots=True)
@@ -105,6 +105,9 @@ def find_partly_held(
         of_stages = {rank // strategy.stage_ranks for rank in ranks}
         there = {rank for stage in of_stages for rank in stages[stage]}
         missing[ranks] = tuple(sorted(there.difference(ranks)))
+    if not any(missing.values()):
+        return ()
+    owners = find_owners(strategy.layouts, catalog.metas)
     found = []
     for ranks, lacking in missing.items():
         unlisted = tuple(
@@ -112,7 +115,7 @@ def find_partly_held(
             for name in (names[ranks] if lacking else ())
             if name not in strategy.layouts
             and map_of(name) is None
-            and followed_parameter(catalog, strategy, name, ranks) is None
+            and followed_parameter(catalog, strategy, name, ranks, owners) is None
         )
         if unlisted:
             text = _on_others(catalog, unlisted, lacking)
@@ -188,16 +191,17 @@ def _check_absent(catalog: Catalog, strategy: Strategy, presence: Presence) -> N
     anything of was not saved: many keep the weights alone.
     """
     holders = catalog.holders
-    saved = {name.removesuffix(parameter_of(name) or "") for name in holders}
+    owners = find_owners(strategy.layouts, catalog.metas)
+    saved = {name.removesuffix(owners.get(name, "")) for name in holders}
     absent = [name for name in strategy.layouts if name not in holders]
     unsaved = []
     for name in absent:
-        base = parameter_of(name)
-        is_weight = base is None or base not in strategy.layouts
+        base = owners.get(name, "")
+        is_weight = base not in strategy.layouts
         ranks = tuple(rank for layout in strategy.layouts[name] for rank in layout.ranks)
         is_complete = all(_is_answered(catalog, layout) for layout in strategy.layouts[name])
         if (is_complete and not presence.is_deduplicated) or not (
-            is_weight or name.removesuffix(base or "") in saved
+            is_weight or name.removesuffix(base) in saved
         ):
             unsaved.append(name)
         else:
@@ -205,21 +209,21 @@ def _check_absent(catalog: Catalog, strategy: Strategy, presence: Presence) -> N
     if unsaved:
         text = f"in the strategy but on no rank: {count(len(unsaved), 'parameter')}"
         text += f": {shorten(unsaved)}"
-        weights = {name for name in unsaved if parameter_of(name) not in strategy.layouts}
-        others = _unlisted_weights(catalog, strategy) if weights else []
+        weights = {name for name in unsaved if owners.get(name) not in strategy.layouts}
+        others = _unlisted_weights(catalog, strategy, owners) if weights else []
         if others:
             text += f"; on ranks but not in the strategy: {shorten(others)}; was one renamed?"
         presence.notes.append(Note("absent", text, is_warning=bool(others)))
 
 
-def _unlisted_weights(catalog: Catalog, strategy: Strategy) -> list[str]:
+def _unlisted_weights(catalog: Catalog, strategy: Strategy, owners: Owners) -> list[str]:
     """Names that the strategy does not list and that are no single values and no states."""
     return [
         name
         for name, meta in catalog.metas.items()
         if name not in strategy.layouts
         and meta.nbytes > meta.itemsize
-        and owner_of(name) not in catalog.metas
+        and owners.get(name) not in catalog.metas
     ]
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from ckpttool.model.catalog import Catalog, format_ranks
 from ckpttool.model.findings import Finding
 from ckpttool.model.notes import Note
 from ckpttool.model.source import Source
-from ckpttool.model.states import odd_full_shape, owner_of
+from ckpttool.model.states import find_unlike_states, odd_full_shape, owner_of
 from ckpttool.model.strategy import Strategy, count, shorten
 
 
@@ -45,6 +46,44 @@ def on_contradictions(strategy: Strategy, found: Sequence[Source]) -> Iterator[F
                 f"makes {base} {shapes[base]}, of which it is state; correct one of them"
             )
             yield Finding("shape", text, tensor=meta.name)
+
+
+def find_contradictions(catalog: Catalog, strategy: Strategy) -> Iterator[Finding]:
+    """Yield what headers show to be wrong with the layouts that a strategy lists."""
+    yield from find_unlike_states(catalog, strategy)
+    yield from _find_other_stages(catalog, strategy)
+
+
+def _find_other_stages(catalog: Catalog, strategy: Strategy) -> Iterator[Finding]:
+    """Yield the stages whose ranks hold more slices of other stages than of their own.
+
+    Stages share a few parameters at most.  A strategy of two stages for ranks that all hold every
+    layer would leave half of the files unread.
+    """
+    for stage in range(strategy.stages if strategy.stages > 1 else 0):
+        first = stage * strategy.stage_ranks
+        ranks = range(first, first + strategy.stage_ranks)
+        header = next((catalog.files[rank].header for rank in ranks if rank in catalog.files), {})
+        own = sum(stage in strategy.stages_of(name) for name in header)
+        others = [
+            name
+            for name, tensor in header.items()
+            if stage not in (stages := strategy.stages_of(name))
+            and any(
+                catalog.files[rank].header[name].meta.shape == tensor.meta.shape
+                for rank in catalog.holders[name]
+                if rank // strategy.stage_ranks in stages
+            )
+        ]
+        if len(others) > own:
+            yield Finding(
+                "strategy",
+                f"{format_ranks(ranks)} hold {count(len(others), 'parameter')} that the strategy "
+                f"lists for other stages only, and {own} that it lists for theirs: "
+                f"{shorten(others, 3)}; is it the strategy of this run? --trust-strategy believes "
+                "it all the same",
+                ranks=tuple(ranks),
+            )
 
 
 def on_strays(strategy: Strategy, holders: Mapping[str, Sequence[int]]) -> Iterator[Note]:

@@ -7,7 +7,7 @@ else is one undivided tensor if all ranks hold the same bytes, and a question to
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ckpttool.errors import FormatError
@@ -19,12 +19,21 @@ from ckpttool.model.losses import Losses, find_losses
 from ckpttool.model.maps import map_of, part_names
 from ckpttool.model.notes import Note
 from ckpttool.model.presence import PartlyHeld, check_presence, find_partly_held
+from ckpttool.model.reduced import reduced_from
 from ckpttool.model.redundancy import note_redundancy
 from ckpttool.model.remarks import on_contradictions, on_layouts, on_strays
 from ckpttool.model.slices import disagreement, group_metas, group_ranks, join_slices
 from ckpttool.model.source import Source
-from ckpttool.model.states import followed_parameter, odd_shape, state_layouts, true_layouts
-from ckpttool.model.strategy import Strategy, parameter_of
+from ckpttool.model.states import (
+    Owners,
+    find_owners,
+    followed_parameter,
+    odd_shape,
+    owner_of,
+    state_layouts,
+    true_layouts,
+)
+from ckpttool.model.strategy import Strategy
 from ckpttool.model.unlisted import Differing, Groups, Unlisted, decision, questions, set_apart
 
 Agreement = Mapping[str, Groups]  # of the content of a parameter
@@ -51,20 +60,39 @@ class Sources:
         self.damage += losses.damage
 
 
-def names_to_compare(catalog: Catalog, strategy: Strategy) -> tuple[str, ...]:
-    """Parameters of which the contents decide: not listed, on several ranks, alike by header."""
-    names = []
+def names_to_compare(catalog: Catalog, strategy: Strategy) -> dict[str, str | None]:
+    """Parameters of which the contents decide: not listed, on several ranks, alike by header.
+
+    Returns
+    -------
+    dict
+        Of each that may be state, as names and shapes show, the parameter; contents may contradict.
+        A state of one of MindSpore's optimizers needs no contents.
+    """
+    found = {}
+    owners = _owners_in(catalog, strategy)
     for name, ranks in catalog.holders.items():
-        if (
-            name in strategy.layouts
-            or followed_parameter(catalog, strategy, name, ranks) is not None
-            or _described_source(catalog, name, ranks) is not None
-        ):
+        if name in strategy.layouts:
+            continue
+        follows = followed_parameter(catalog, strategy, name, ranks, owners)
+        described = _described_source(catalog, name, ranks, owners)
+        if described is not None:
+            if described.follows is None:
+                continue
+            follows = described.follows
+        if follows is not None and owner_of(name) is not None:
             continue
         metas = {header[name].meta for header in catalog.headers.values() if name in header}
         if len(ranks) > 1 and len(metas) == 1 and next(iter(metas)).text is None:
-            names.append(name)
-    return tuple(names)
+            found[name] = follows
+    return found
+
+
+def _owners_in(catalog: Catalog, strategy: Strategy) -> dict[str, str]:
+    """The parameter of every optimizer state, as far as names tell."""
+    if catalog.description is not None:
+        return find_owners(catalog.description.tensors, catalog.metas)
+    return find_owners(strategy.layouts, catalog.metas)
 
 
 def find_sources(
@@ -72,6 +100,7 @@ def find_sources(
     strategy: Strategy,
     agreement: Agreement,
     unlisted: Unlisted | None,
+    running: Collection[str] = (),
 ) -> Sources:
     """Sources of all parameters of a checkpoint that is spread over ranks.
 
@@ -88,6 +117,8 @@ def find_sources(
         What to do with a parameter that is not listed and differs between ranks: target rank ``r``
         takes what source rank ``r`` modulo the number of source ranks holds (``"rank"``), the
         lowest rank's for all (``"first"``), none (``"drop"``).  None makes it a problem.
+    running
+        Parameters that are running statistics, so that they differ by design.
     """
     assert strategy.rules is None, "Strategy.resolve() comes first"
     presence = check_presence(catalog, strategy)
@@ -97,9 +128,12 @@ def find_sources(
         is_deduplicated=presence.is_deduplicated,
     )
     is_complete = not sources.problems
+    owners = _owners_in(catalog, strategy)
     partly = find_partly_held(catalog, strategy, sources.is_deduplicated)
     alone = {name: one for one in partly if one.is_alone for name in one.names}
-    search = _Search(catalog, strategy, agreement, unlisted, sources, presence.lacking, alone)
+    search = _Search(
+        catalog, strategy, agreement, unlisted, running, sources, presence.lacking, owners, alone
+    )
     for name, ranks in catalog.holders.items():
         search.take(name, ranks)
     search.settle(is_complete)
@@ -129,6 +163,8 @@ class _Search:
     ----------
     sources, lacking
         Where what is found goes, and what is lost, by the ranks that should have it.
+    owners
+        See `find_owners`.
     alone
         Names without a layout that one rank alone has, though its stage has others.
     corrected
@@ -141,8 +177,10 @@ class _Search:
     strategy: Strategy
     agreement: Agreement
     unlisted: Unlisted | None
+    running: Collection[str]
     sources: Sources
     lacking: dict[tuple[int, ...], list[str]]
+    owners: Owners
     alone: Mapping[str, PartlyHeld]
     corrected: list[str] = field(default_factory=list)
     differing: dict[Groups, list[str]] = field(default_factory=dict)
@@ -155,28 +193,50 @@ class _Search:
     def take(self, name: str, ranks: Sequence[int]) -> None:
         """Find the source of one parameter, which ``ranks`` hold."""
         catalog, strategy = self.catalog, self.strategy
-        described = _described_source(catalog, name, ranks)
+        described = _described_source(catalog, name, ranks, self.owners)
+        if described is not None and described.follows is not None:
+            slices = [list(held) for held in described.replicas()]
+            described = None if self._is_contradicted(name, slices) else described
         if described is not None:
             self.sources.found.append(described)
         if described is not None or _is_broken(catalog, name):
             return
-        followed = followed_parameter(catalog, strategy, name, ranks)
+        followed = followed_parameter(catalog, strategy, name, ranks, self.owners)
+        layouts = state_layouts(strategy, name, self.owners)
+        if followed is not None and self._is_contradicted(name, _shares(layouts)):
+            followed = None
         if name not in strategy.layouts and followed is None:
             self._take_unlisted(name, ranks)
             return
-        layouts = state_layouts(strategy, name)
         if followed is None:
-            layouts = true_layouts(catalog, strategy, name)
+            layouts = true_layouts(catalog, strategy, name, self.owners)
             self.corrected += [name] if layouts != strategy.layouts[name] else []
         source = _cut_source(catalog, layouts, name, ranks, self.lacking, self.sources)
         if source is not None:
             is_listed = followed is None
             self.sources.found.append(replace(source, is_listed=is_listed, follows=followed))
 
+    def _is_contradicted(self, name: str, shares: Iterable[Sequence[int]]) -> bool:
+        """Whether contents show that a tensor is not shared by ranks as a state of it would be.
+
+        ``shares`` are the ranks that would hold the same.  Ranks that all hold the same, where a
+        state would differ, hold a parameter that is whole.  The prefixes of MindSpore's optimizers
+        need no such proof.
+        """
+        if owner_of(name) is not None:
+            return False
+        groups = self.agreement.get(name, ())
+        place = {rank: number for number, group in enumerate(groups) for rank in group}
+        found = [held for ranks in shares if (held := {place[r] for r in ranks if r in place})]
+        if any(len(held) > 1 for held in found):
+            return True
+        return len(groups) == 1 and len(found) > 1
+
     def _take_unlisted(self, name: str, ranks: Sequence[int]) -> None:
         catalog = self.catalog
         groups = _group_by_content(catalog, self.agreement, name, ranks)
-        odd = _odd_shape(catalog, self.strategy, catalog.files[ranks[0]].header[name].meta)
+        meta = catalog.files[ranks[0]].header[name].meta
+        odd = _odd_shape(catalog, self.strategy, meta, self.owners)
         is_decided = odd is not None and self.unlisted is not None
         if _may_be_parts(catalog, name, groups) or name in self.alone or is_decided:
             self.differing.setdefault(groups, []).append(name)
@@ -198,7 +258,7 @@ class _Search:
             is_cut, is_described = bool(self.strategy.layouts), self.catalog.description is not None
             told_by = self.where if is_cut or is_described else None
             number = len(self.catalog.holders)
-            asked = questions(told_by, rest, number, self.alone, is_cut) if rest else []
+            asked = questions(told_by, rest, number, self.alone, is_cut, self.running)
             self.sources.problems += [Finding("unlisted", question) for question in asked]
 
     def _settle(self, differing: Differing, unlisted: Unlisted) -> None:
@@ -217,13 +277,21 @@ class _Search:
             sources.notes.append(decision(names, groups, unlisted, cycle, self.where))
 
 
-def _described_source(catalog: Catalog, name: str, ranks: Sequence[int]) -> Source | None:
+def _shares(layouts: Iterable[Layout]) -> Iterator[Sequence[int]]:
+    """The ranks that hold equal slices, slice by slice."""
+    for layout in layouts:
+        yield from map(layout.owners, layout.slice_indices())
+
+
+def _described_source(
+    catalog: Catalog, name: str, ranks: Sequence[int], owners: Owners
+) -> Source | None:
     """The source of a tensor that the checkpoint describes, or of state of it; None if of none."""
     if catalog.description is None:
         return None
     follows, tensors = None, catalog.description.tensors
     described = tensors.get(name)
-    base = tensors.get(parameter_of(name) or "")
+    base = tensors.get(_shaped_owner(name, owners))
     if described is None and base is not None:
         stored = {rank: catalog.files[rank].tensors[name] for rank in ranks}
         described, follows = follow(base, name, stored), base.meta.name
@@ -238,11 +306,20 @@ def _is_broken(catalog: Catalog, name: str) -> bool:
     return catalog.description is not None and name in catalog.description.broken
 
 
-def _odd_shape(catalog: Catalog, strategy: Strategy, meta: TensorMeta) -> str | None:
+def _shaped_owner(name: str, owners: Owners) -> str:
+    """The parameter of a state that has its shape; none of a statistic, which has not."""
+    return owners.get(name, "") if reduced_from(name) is None else ""
+
+
+def _odd_shape(
+    catalog: Catalog, strategy: Strategy, meta: TensorMeta, owners: Owners
+) -> str | None:
     """Why optimizer state without a layout is not taken as it is, or None if nothing speaks so."""
     if catalog.description is None:
-        return odd_shape(catalog, strategy, meta)
-    base = catalog.description.tensors.get(parameter_of(meta.name) or "")
+        return odd_shape(catalog, strategy, meta, owners)
+    if owner_of(meta.name) is None:
+        return None
+    base = catalog.description.tensors.get(_shaped_owner(meta.name, owners))
     return None if base is None else odd_state(base, meta)
 
 

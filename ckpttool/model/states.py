@@ -1,28 +1,121 @@
 """Optimizer state: whose layout it has, where the strategy is silent about it or wrong.
 
-A state has the full shape of its parameter, and slices never lie: where they have the shape of
-the parameter's slices they are cut like them, whatever the strategy says.
+A state is called ``<prefix>.<parameter>`` and has the full shape of its parameter.  Names and
+shapes show it, whatever the prefix is: an unlisted state is one if its slices have the shape of the
+parameter's slices on every rank.  Slices never lie: where they have that shape they are cut like
+the parameter's, whatever the strategy says.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from ckpttool.model.catalog import Catalog, TensorMeta
+from ckpttool.model.findings import Finding
 from ckpttool.model.folding import fold_layout
 from ckpttool.model.layout import Layout
 from ckpttool.model.reduced import STATISTICS, reduced_from, without_axis
-from ckpttool.model.strategy import Strategy, parameter_of
+from ckpttool.model.strategy import Strategy, parameter_of, shorten
+
+Owners = Mapping[str, str]  # the parameter of each state
 
 
-def state_layouts(strategy: Strategy, name: str) -> tuple[Layout, ...]:
+def find_owners(listed: Collection[str], metas: Mapping[str, TensorMeta]) -> dict[str, str]:
+    """Return the parameter of every optimizer state, as far as names tell.
+
+    A name is that of a state if a prefix of one word stands before the name of another parameter,
+    and the prefix is that of an optimizer.  It is that of a module if anything else has it: next to
+    ``decoder.norm`` the name ``decoder.embedding`` is not that of a state of ``embedding``, unless
+    there is a ``decoder.decoder.norm``.  An optimizer may keep single values besides.  The prefixes
+    of MindSpore's optimizers are modules only if the strategy says so, since the parameters of
+    their states may be gone.
+
+    Parameters
+    ----------
+    listed
+        Names that the strategy lists.
+    metas
+        What the checkpoint holds, by name.
+
+    Examples
+    --------
+    >>> w = TensorMeta("w", "Float32", (4, 3))
+    >>> find_owners(["w", "b"], {"w": w, "b": w, "mine.w": w, "mine.b": w})
+    {'mine.w': 'w', 'mine.b': 'b'}
+    """
+    names = dict.fromkeys((*listed, *metas))
+    found: dict[str, str] = {}
+    modules: set[str] = set()  # and those that are so for certain:
+    listed_modules: set[str] = set()
+    for name in names:
+        prefix, _, base = name.partition(".")
+        known = owner_of(name)
+        if known in names:
+            found[name] = known
+        elif base in names and base and prefix.isidentifier():
+            found[name] = base
+        elif f"{prefix}.{name}" in names:
+            continue  # a parameter of a module that is called like the prefix of its state
+        elif name in listed:
+            listed_modules.add(prefix)
+        elif math.prod(metas[name].shape) != 1:
+            modules.add(prefix)
+    modules |= listed_modules
+    owners = {}
+    for name, base in found.items():
+        prefix = name.removesuffix(base).removesuffix(".")
+        if prefix not in (modules if owner_of(name) is None else listed_modules):
+            owners[name] = base
+    for name, base in owners.items():
+        while base not in listed and base in owners:  # state of a state that is not listed
+            base = owners[base]
+        owners[name] = base
+    return owners
+
+
+def owners_of_full(listed: Collection[str], metas: Mapping[str, TensorMeta]) -> dict[str, str]:
+    """Return the parameter of every state, by names as `find_owners` and by full shapes.
+
+    A state of none of MindSpore's optimizers has the shape of its parameter, if both are known.
+    """
+    return {
+        name: base
+        for name, base in find_owners(listed, metas).items()
+        if owner_of(name) is not None
+        or name not in metas
+        or base not in metas
+        or metas[name].shape == metas[base].shape
+    }
+
+
+def follows_in_full(name: str, owners: Owners, metas: Mapping[str, TensorMeta]) -> bool:
+    """Whether a state has the full shape that its parameter tells."""
+    base = owners.get(name, "")
+    return base in metas and metas[name].shape == _reduced(name, metas[base].shape)
+
+
+def full_metas(catalog: Catalog, strategy: Strategy) -> dict[str, TensorMeta]:
+    """Return name to full tensor, as far as layouts or the checkpoint tell; else to a slice."""
+    metas = catalog.metas
+    if catalog.description is not None:
+        return metas | {name: one.meta for name, one in catalog.description.tensors.items()}
+    owners = find_owners(strategy.layouts, metas)
+    for name, meta in metas.items():
+        layouts = strategy.layouts.get(name) or state_layouts(strategy, name, owners)
+        if layouts and len(layouts[0].tensor_map) == len(meta.shape):
+            metas[name] = meta.of_shape(layouts[0].implied_shape(meta.shape))
+    return metas
+
+
+def state_layouts(strategy: Strategy, name: str, owners: Owners) -> tuple[Layout, ...]:
     """The layouts that ``name`` has if it is state of a listed parameter; none if it is not.
 
     They are the parameter's, with an axis less for statistics of rows and columns.
     """
-    base, reduced = owner_of(name), reduced_from(name)
+    base, reduced = owners.get(name), reduced_from(name)
     layouts = () if base is None else strategy.layouts.get(base, ())
     if reduced is None:
         return layouts
@@ -31,7 +124,7 @@ def state_layouts(strategy: Strategy, name: str) -> tuple[Layout, ...]:
 
 
 def followed_parameter(
-    catalog: Catalog, strategy: Strategy, name: str, ranks: Sequence[int]
+    catalog: Catalog, strategy: Strategy, name: str, ranks: Sequence[int], owners: Owners
 ) -> str | None:
     """The parameter whose layouts an unlisted ``name`` has, since it is state of it.
 
@@ -39,8 +132,8 @@ def followed_parameter(
     same stage.  Which rank holds the parameter does not matter: without redundancy it may be
     another.
     """
-    base = owner_of(name)
-    if base is None or name in strategy.layouts or not state_layouts(strategy, name):
+    base = owners.get(name)
+    if base is None or name in strategy.layouts or not state_layouts(strategy, name, owners):
         return None
     shapes: dict[int, tuple[int, ...]] = {}
     for layout in strategy.layouts[base]:
@@ -67,24 +160,23 @@ def borrow_rows(layouts: tuple[Layout, ...], twins: tuple[Layout, ...]) -> tuple
     )
 
 
-def target_layouts(strategy: Strategy, name: str, is_following: bool) -> tuple[Layout, ...]:
-    """The layouts that a parameter has in a target; none if its strategy does not tell.
+def target_layouts(strategy: Strategy, name: str, owners: Owners) -> tuple[Layout, ...]:
+    """The layouts that a listed parameter has in a target.
 
-    ``is_following`` says that the source does not list it, and that it was cut like its parameter;
-    then it is in the target as well.
+    Those of states are corrected by their parameters, see `true_layouts`.
     """
-    own, of_state = strategy.layouts.get(name, ()), state_layouts(strategy, name)
-    if not own:
-        return of_state if is_following else ()
+    own, of_state = strategy.layouts[name], state_layouts(strategy, name, owners)
     is_statistic = name.startswith(STATISTICS) and name not in strategy.by_hand
-    base = owner_of(name) or name
+    base = owners.get(name, name)
     is_cut = any(layout.optimizer_shard > 1 for layout in strategy.layouts.get(base, ()))
     if of_state and is_statistic and is_cut:
         return of_state  # whose shard their own entries lack
     return borrow_rows(own, of_state)
 
 
-def true_layouts(catalog: Catalog, strategy: Strategy, name: str) -> tuple[Layout, ...]:
+def true_layouts(
+    catalog: Catalog, strategy: Strategy, name: str, owners: Owners
+) -> tuple[Layout, ...]:
     """The layouts of a listed parameter, corrected by what its slices and its parameter tell.
 
     If the strategy gives the full shape and the slices are too small for it by a number of
@@ -94,22 +186,33 @@ def true_layouts(catalog: Catalog, strategy: Strategy, name: str) -> tuple[Layou
     of states are wrong in three ways: those of a manually split embedding lack the split; those of
     ``accu_grads`` have the parameter's optimizer shard, which cuts these only under
     ``gradient_accumulation_shard``; those of AdaFactor's statistics do not have it, and are cut.
+    Of a state that is none of MindSpore's only the split is corrected.
 
-    What a person wrote is not corrected.
+    What a person wrote is not corrected, and no tensor map is: see `find_unlike_states`.
     """
     layouts = strategy.layouts[name]
     if name in strategy.by_hand:
         return layouts
     shaped = tuple(_shard_by_full_shape(catalog, name, layout) for layout in layouts)
-    twins = state_layouts(strategy, name)
+    twins = state_layouts(strategy, name, owners)
     if shaped != layouts or not twins:
         return shaped
     split = borrow_rows(layouts, twins)
     for tried in (split, _without_shard(split), twins):
         if any(layout.rows for layout in tried) and _have_rows(catalog, name, tried):
             return tried
-    truth = next((full for _, full in _shapes(catalog, strategy, name) if full is not None), None)
-    by_stage = {twin.ranks: twin for twin in twins if not twin.rows}
+    if owner_of(name) is None:
+        return shaped
+    shapes = _shapes(catalog, strategy, name, owners[name])
+    truth = next((full for _, full in shapes if full is not None), None)
+    own = {one.ranks: one for one in layouts}
+    by_stage = {
+        twin.ranks: twin
+        for twin in twins
+        if not twin.rows
+        and twin.ranks in own
+        and (reduced_from(name) is not None or _shard_alike(twin, own[twin.ranks]))
+    }
     return tuple(
         next(
             (
@@ -153,22 +256,83 @@ def _shard_of_expanded(layout: Layout, piece: tuple[int, ...]) -> Layout:
     return fitting[0] if len(fitting) == 1 else layout
 
 
-def odd_shape(catalog: Catalog, strategy: Strategy, meta: TensorMeta) -> str | None:
-    """Why an unlisted state is not taken as it is: it is no slice of its parameter, nor whole."""
-    if math.prod(meta.shape) == 1 or not state_layouts(strategy, meta.name):
+def odd_shape(catalog: Catalog, strategy: Strategy, meta: TensorMeta, owners: Owners) -> str | None:
+    """Why an unlisted state is not taken as it is: it is no slice of its parameter, nor whole.
+
+    Only a prefix of MindSpore's shows that it is state all the same.
+    """
+    if math.prod(meta.shape) == 1 or owner_of(meta.name) is None:
         return None
-    for piece, full in _shapes(catalog, strategy, meta.name):
+    if not state_layouts(strategy, meta.name, owners):
+        return None
+    for piece, full in _shapes(catalog, strategy, meta.name, owners[meta.name]):
         if full is not None and len(full) == len(meta.shape) and full != meta.shape:
             return (
                 f"{meta.name}: not in the strategy, and its shape {meta.shape} is neither that of "
-                f"a slice of {owner_of(meta.name)} {piece} nor of all of it {full}; take it as "
+                f"a slice of {owners[meta.name]} {piece} nor of all of it {full}; take it as "
                 "it is with --unlisted first, or leave it out with --unlisted drop"
             )
     return None
 
 
+def find_unlike_states(catalog: Catalog, strategy: Strategy) -> Iterator[Finding]:
+    """Yield the differences between the layouts of a parameter and of its optimizer state.
+
+    One of the two is wrong, since a state has the full shape of its parameter.  Optimizer shards
+    may differ, and a manual split stands with the parameter alone.  It is an error where the slices
+    have one shape, so that the two full shapes differ, and a warning elsewhere: which rank holds
+    which slice is then the question, and headers do not answer it.  It is a warning, too, if the
+    state is of none of MindSpore's optimizers, since names may deceive.
+    """
+    impossible, unlike = [], []
+    listed = dict.fromkeys(name for name in strategy.layouts if name in catalog.metas)
+    for name, base in owners_of_full(listed, catalog.metas).items():
+        if name not in listed or base not in listed or reduced_from(name) is not None:
+            continue
+        by_stage = {layout.ranks: layout for layout in strategy.layouts[base]}
+        for state in strategy.layouts[name]:
+            own = by_stage.get(state.ranks)
+            if own is None or own.fields > 1 or _shard_alike(own, state):
+                continue
+            piece = _slice_shape(catalog, name, state)
+            shapes = [_bare_full_shape(layout, piece) for layout in (own, state)]
+            is_one_shape = piece == _slice_shape(catalog, base, own)
+            if is_one_shape and shapes[0] != shapes[1] and owner_of(name) is not None:
+                impossible.append(f"{base} {shapes[0]} and {name} {shapes[1]}")
+            else:
+                unlike.append(f"{base} and {name}")
+            break
+    text = "the strategy shards a parameter and its optimizer state differently"
+    if impossible:
+        yield Finding(
+            "strategy",
+            f"{text}, so that their full shapes differ: {shorten(impossible, 3)}; is it the "
+            "strategy of this run? --trust-strategy believes it all the same",
+        )
+    if unlike:
+        pairs = shorten(unlike, 3)
+        yield Finding("strategy", f"{text}: {pairs}; is it the strategy of this run?", "warning")
+
+
+@lru_cache(maxsize=4096)  # a thousand parameters have few layouts
+def _shard_alike(a: Layout, b: Layout) -> bool:
+    """Whether two layouts of a stage are equal but for optimizer shard and manual split."""
+    bare = (replace(layout, optimizer_shard=1, rows=()) for layout in (a, b))
+    return next(bare).cuts_like(next(bare))
+
+
+def _bare_full_shape(layout: Layout, piece: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """The full shape that slices make, without optimizer shard and manual split."""
+    if piece is None or len(piece) != len(layout.tensor_map):
+        return None
+    return replace(layout, optimizer_shard=1, rows=()).implied_shape(piece)
+
+
 def odd_full_shape(meta: TensorMeta, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
-    """What is odd about the full shape of a state, given those of all parameters, if anything."""
+    """What is odd about the full shape of a state, given those of all parameters, if anything.
+
+    Only a prefix of MindSpore's shows that it is state all the same.
+    """
     base = owner_of(meta.name)
     if base is None or base not in shapes or math.prod(meta.shape) == 1:
         return None
@@ -177,7 +341,10 @@ def odd_full_shape(meta: TensorMeta, shapes: Mapping[str, tuple[int, ...]]) -> s
 
 
 def owner_of(name: str) -> str | None:
-    """The parameter that ``name`` would be state of, be it of its shape or a statistic."""
+    """The parameter that ``name`` would be state of, by the prefixes of MindSpore's optimizers.
+
+    It may be of the parameter's shape or a statistic.  Other states see `find_owners`.
+    """
     reduced = reduced_from(name)
     return parameter_of(name) if reduced is None else reduced[0]
 
@@ -192,10 +359,9 @@ def _reduced(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _shapes(
-    catalog: Catalog, strategy: Strategy, name: str
+    catalog: Catalog, strategy: Strategy, name: str, base: str
 ) -> Iterator[tuple[tuple[int, ...] | None, tuple[int, ...] | None]]:
     """Slice shape and full shape that a state must have, as its parameter tells, for each stage."""
-    base = owner_of(name) or name
     for layout in strategy.layouts[base]:
         piece, full = _slice_shape(catalog, base, layout), _full_shape(catalog, base, layout)
         if piece is None or full is None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from ckpttool.model.catalog import Catalog
+from ckpttool.model.catalog import Catalog, TensorMeta
 from ckpttool.model.findings import Finding
 from ckpttool.model.notes import Note
 from ckpttool.model.sources import Sources, whole_source
+from ckpttool.model.states import Owners, find_owners
 from ckpttool.model.strategy import parameter_of, shorten
 from ckpttool.model.unlisted import Unlisted
 
@@ -68,9 +69,10 @@ def possible_slices(catalog: Catalog) -> Mapping[str, str]:
         Name to what is known of it, for a message.
     """
     metas = catalog.metas
+    owners = find_owners((), metas)
     found = {}
     for name, is_named in catalog.apart.items():
-        meta, base = metas[name], metas.get(parameter_of(name) or name)
+        meta, base = metas[name], metas.get(_owner(metas, owners, name))
         if is_named or not meta.shape:
             continue
         if base is not None and base.name not in catalog.apart:
@@ -79,6 +81,13 @@ def possible_slices(catalog: Catalog) -> Mapping[str, str]:
         elif math.prod(meta.shape) != 1:
             found[name] = f"{name} {meta.shape}"
     return found
+
+
+def _owner(metas: Mapping[str, TensorMeta], owners: Owners, name: str) -> str:
+    """The parameter whose state ``name`` is, by its prefix or by its shape; itself if of none."""
+    base = owners.get(name, name)
+    is_alike = metas[base].shape == metas[name].shape
+    return base if is_alike else parameter_of(name) or name
 
 
 def _settle_slices(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Literal
 
 from ckpttool.model.catalog import format_ranks
@@ -25,13 +25,15 @@ CHOICES = (
 )
 
 
-def set_apart(differing: Differing) -> tuple[Differing, Differing]:
+def set_apart(
+    differing: Differing, own_names: Collection[str] = OF_ONE_RANK
+) -> tuple[Differing, Differing]:
     """What differs between ranks by its meaning, and all else."""
     own: dict[Groups, list[str]] = {}
     rest: dict[Groups, list[str]] = {}
     for groups, names in differing.items():
         for name in names:
-            (own if name in OF_ONE_RANK else rest).setdefault(groups, []).append(name)
+            (own if name in own_names else rest).setdefault(groups, []).append(name)
     return own, rest
 
 
@@ -41,6 +43,7 @@ def questions(
     total: int,
     alone: Mapping[str, PartlyHeld],
     may_add: bool = False,
+    running: Collection[str] = (),
 ) -> list[str]:
     """What has to be asked: a problem for each way in which parameters differ.
 
@@ -57,15 +60,22 @@ def questions(
         Names that one rank alone has, and what is said of them.
     may_add
         Whether a strategy by hand may be given as well.
+    running
+        Those that are running statistics; all of these make one problem.
     """
+    apart, differing = set_apart(differing, running)
+    found = [_on_running(apart)] if apart else []
+    if not differing:
+        return found
     ask = "Say how slices are cut in a strategy by hand, given as well (-s MORE.yaml), or decide"
     ask = ask if may_add else "Decide"
     if where is not None:
-        return [
+        found += [
             f"{what} {ask} with {CHOICES}"
             for groups, names in differing.items()
             for what in _differences(where, groups, names, alone)
         ]
+        return found
     number = sum(len(names) for names in differing.values())
     ways = shorten((f"{names[0]}: {_show(groups)}" for groups, names in differing.items()), 3)
     question = (
@@ -74,7 +84,26 @@ def questions(
         "strategy (-s STRATEGY); if a file is damaged, move it away; if each rank has its own, as "
         f"a random state is, decide with {CHOICES}"
     )
-    return [question]
+    return [*found, question]
+
+
+def _on_running(apart: Differing) -> str:
+    """Return the question that running statistics raise if they differ between ranks."""
+    ranks = sorted({rank for groups in apart for group in groups for rank in group})
+    names = [name for found in apart.values() for name in found]
+    return (
+        f"{say_running(names, ranks)}; --unlisted first takes rank {ranks[0]}'s for all, "
+        "--unlisted rank gives each target rank its own, --unlisted drop leaves them out"
+    )
+
+
+def say_running(names: Sequence[str], ranks: Sequence[int]) -> str:
+    """Return what running statistics are, and that ranks differ in them."""
+    verb = "differs" if len(names) == 1 else "differ"
+    return (
+        f"{format_ranks(ranks)}: {count(len(names), 'running statistic')} {verb} "
+        f"({shorten(names, 3)}), as each device keeps its own in data parallel (BatchNorm)"
+    )
 
 
 def _differences(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
-from ckpttool.model.catalog import format_ranks
+from ckpttool.model.catalog import TensorMeta, format_ranks
 from ckpttool.model.findings import Finding
 from ckpttool.model.notes import Note
+from ckpttool.model.states import owners_of_full
 from ckpttool.model.strategy import Strategy, count, parameter_of, shorten
-from ckpttool.model.unlisted import OF_ONE_RANK
+from ckpttool.model.unlisted import OF_ONE_RANK, say_running
 from ckpttool.run.compare import LookOptions
 from ckpttool.run.facts import Facts, Index
 from ckpttool.run.listed import fingerprint
@@ -58,6 +59,7 @@ def check_contents(
     executor: Executor,
     on_progress: Progress,
     seen: set[bytes] | None = None,
+    running: Collection[str] = (),
 ) -> tuple[list[Finding], list[Note]]:
     """What reading every byte of these slices shows.
 
@@ -71,27 +73,37 @@ def check_contents(
         See `examine`.
     seen
         Gets a `fingerprint` of every stored tensor that is read, if hashes are wanted.
+    running
+        Parameters that are running statistics: ranks that differ in them are one warning.
     """
+    apart: list[Finding] = []
     findings: list[Finding] = []
     tallies: dict[tuple[str, int], _Tally] = {}
-    weights: set[tuple[str, int]] = set()
+    metas: dict[str, TensorMeta] = {}
     options = LookOptions(wants_census=True, wants_hashes=seen is not None)
     for one, facts in examine_slices(slices, executor, options, on_progress):
         if seen is not None:
             seen.update(map(fingerprint, one.tensors, facts.hashes))
-        findings += differences(one, facts, strategy)
         source = one.source
+        told = apart if source.meta.name in running else findings
+        told += differences(one, facts, strategy)
         key = source.meta.name, 0 if strategy is None else source.layout.first_rank
         tallies.setdefault(key, _Tally()).add(one, facts)
-        if len(source.meta.shape) > 1 and not (source.follows or parameter_of(source.meta.name)):
-            weights.add(key)
+        metas[source.meta.name] = source.meta
+    states = owners_of_full((), metas)
     zeros: list[str] = []
-    for (name, stage), tally in tallies.items():
+    for (name, _), tally in tallies.items():
         findings += _no_numbers(name, tally)
-        if tally.zeros and (name, stage) in weights:
+        is_weight = len(metas[name].shape) > 1 and parameter_of(name) is None and name not in states
+        if tally.zeros and is_weight:
             findings.append(_zeros(name, tally))
         elif tally.zeros == tally.elements > 0:
             zeros.append(name)
+    if apart:
+        names = [finding.tensor for finding in apart if finding.tensor is not None]
+        ranks = tuple(sorted({rank for finding in apart for rank in finding.ranks}))
+        text = f"{say_running(names, ranks)}; merge --unlisted first takes the lowest rank's"
+        findings.append(Finding("unlisted", text, "warning", ranks=ranks))
     notes = []
     if zeros:
         text = f"all elements are zero, as they are when training begins: {shorten(zeros)}"

@@ -25,7 +25,7 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
 from ckpttool.model.redundancy import is_deduplicated
 from ckpttool.model.source import Source
-from ckpttool.model.strategy import GRADIENTS, Strategy, shorten
+from ckpttool.model.strategy import GRADIENTS, Strategy, count, shorten
 from ckpttool.run.looks import Looked, look
 from ckpttool.run.replicas import other_stages
 from ckpttool.storage.digest import Sample, sample_box
@@ -41,7 +41,7 @@ def find_doubts(
     Replicas that differ are a problem: one of them would be taken, and nobody knows which.  So are
     parameters on which stages do not agree, and slices of an optimizer shard that are replicas: the
     full tensor would be too large.  Slices that should differ and are the same are a warning, as
-    that may be by chance, and a problem if all ranks hold the same in all that is looked at.
+    that may be by chance, and a problem if most of the sharded tensors that are sampled are so.
 
     All tensors whose layouts a person wrote are looked at closely.
     """
@@ -73,6 +73,8 @@ def find_doubts(
     names = alike.get((), [])
     if names and _are_all_alike(looked, by_hand):
         return [*found, _on_all_alike(names, shown[names[0]])], []
+    if contradicted := _contradicted(looked, alike, by_hand):
+        return [*found, contradicted], []
     notes = [_note(groups, names, by_hand) for groups, names in alike.items()]
     lost = [rank for rank in strategy.ranks if rank not in catalog.files]
     if lost and notes and not is_deduplicated(catalog, strategy):
@@ -133,6 +135,38 @@ def _are_all_alike(looked: Iterable[Looked], by_hand: Mapping[str, str]) -> bool
             return False
         nbytes += one.source.meta.nbytes // len(one.held)
     return nbytes >= LEAST_BYTES
+
+
+def _contradicted(
+    looked: Iterable[Looked],
+    alike: Mapping[tuple[tuple[int, ...], ...], Sequence[str]],
+    by_hand: Mapping[str, str],
+) -> Finding | None:
+    """The problem of a strategy that most of the sampled tensors contradict, if they do.
+
+    A tensor contradicts it if two slices that should differ are equal.  Constant tensors tell
+    nothing, and a hand-written strategy is corrected by its author.
+    """
+    telling = {
+        one.source.meta.name: one.source.meta.nbytes
+        for one in looked
+        if not one.is_probe
+        and len(one.held) > 1
+        and one.source.meta.name not in by_hand
+        and not all(sample.is_constant for of in one.samples for sample in of.values())
+    }
+    groups = {name: groups for groups, names in alike.items() for name in names if name in telling}
+    nbytes = sum(telling[name] for name in groups)
+    if 2 * len(groups) <= len(telling) or nbytes < LEAST_BYTES:
+        return None
+    equal = next(iter(groups.values()))
+    ranks = "; ".join(map(format_ranks, equal[:3])) or "all ranks"
+    return Finding(
+        "strategy",
+        f"the strategy shards {count(len(telling), 'sampled tensor')} whose slices should differ, "
+        f"and {len(groups)} have equal slices ({ranks}): {shorten(groups)}; is it the strategy of "
+        "this run? --trust-strategy believes it all the same",
+    )
 
 
 def _on_differing(catalog: Catalog, place: str | None, those: Sequence[Looked]) -> Finding:

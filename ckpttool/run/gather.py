@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
-from ckpttool.errors import CombinedError, PlanError
+from ckpttool.errors import CkptToolError, CombinedError, PlanError
 from ckpttool.formats.stopping import result_of
+from ckpttool.formats.unified import MAP_NAME
 from ckpttool.model.aside import set_aside
-from ckpttool.model.catalog import Catalog, TensorMeta
+from ckpttool.model.catalog import Catalog, StoredTensor, TensorMeta
 from ckpttool.model.findings import Finding
 from ckpttool.model.maps import map_of
 from ckpttool.model.notes import Note
+from ckpttool.model.remarks import find_contradictions
+from ckpttool.model.running import find_statistics
 from ckpttool.model.sources import (
     Agreement,
     Sources,
@@ -27,7 +32,8 @@ from ckpttool.model.unlisted import Unlisted
 from ckpttool.run.asked import note_asked, strategy_notes
 from ckpttool.run.doubts import find_doubts
 from ckpttool.run.shards import find_shards, show_shard
-from ckpttool.storage.digest import Sample, digest
+from ckpttool.storage.digest import Sample, digest, find_least, sample
+from ckpttool.storage.indexed import scan_indexed
 
 BUFFER_BYTES = 4 << 20  # held by each worker while contents are compared
 
@@ -143,9 +149,11 @@ def gather_sources(
     catalog = note_asked(set_aside(catalog, strategy), strategy)
     notes = [*strategy.notes]
     agreement = compare_contents(catalog, strategy, executor, notes)
+    differing = (name for name, groups in agreement.items() if len(groups) > 1)
+    running = find_running(catalog, strategy, differing, executor)
 
     def find(strategy: Strategy) -> Sources:
-        return find_sources(catalog, strategy, agreement, unlisted)
+        return find_sources(catalog, strategy, agreement, unlisted, running)
 
     settled = settle(find, find(strategy), catalog, strategy, executor, trust)
     sources = settled.sources
@@ -161,20 +169,19 @@ def compare_contents(
 
     A note is added on those of which contents tell nothing: one rank's slice may look like all.
     """
-    futures = {}
-    for name in names_to_compare(catalog, strategy):
-        for rank, file in catalog.files.items():
-            if name in file.header:
-                futures[name, rank] = executor.submit(digest, file.tensors[name], BUFFER_BYTES)
-    groups: dict[str, dict[Sample, list[int]]] = defaultdict(dict)
-    for (name, rank), future in futures.items():
-        groups[name].setdefault(result_of(future), []).append(rank)
+    compared = names_to_compare(catalog, strategy)
+    read = partial(digest, buffer_bytes=BUFFER_BYTES)
+    groups = _group_ranks(catalog, compared, read, executor)
     metas = catalog.metas
     mute = [
         name
         for name, found in groups.items()
         if _is_mute(metas[name], found) and map_of(name) is None  # its statuses often are
     ]
+    for name in mute:
+        if compared[name] is not None:  # as states are when training begins: the shape decides
+            del groups[name]
+    mute = [name for name in mute if name in groups]
     if mute and strategy.layouts:
         text = "not in the strategy, and all elements of all ranks are the same; taken for whole, "
         text += f"if they are slices say so in a strategy by hand (-s MORE.yaml): {shorten(mute)}"
@@ -183,6 +190,65 @@ def compare_contents(
         name: tuple(tuple(ranks) for ranks in by_content.values())
         for name, by_content in groups.items()
     }
+
+
+def sample_states(catalog: Catalog, strategy: Strategy, executor: Executor) -> Agreement:
+    """Ranks grouped by equal samples, for what names and shapes show to be state.
+
+    It is what a command that only looks needs to know of contents, to tell state from parameters
+    that are whole; see `find_sources`.
+    """
+    compared = names_to_compare(catalog, strategy)
+    names = [name for name, follows in compared.items() if follows is not None]
+    metas = catalog.metas
+    return {
+        name: tuple(map(tuple, found.values()))
+        for name, found in _group_ranks(catalog, names, sample, executor).items()
+        if not _is_mute(metas[name], found)
+    }
+
+
+def _group_ranks(
+    catalog: Catalog,
+    names: Iterable[str],
+    read: Callable[[StoredTensor], Sample],
+    executor: Executor,
+) -> dict[str, dict[Sample, list[int]]]:
+    """For each name the ranks of which the same is read."""
+    futures = {
+        (name, rank): executor.submit(read, file.tensors[name])
+        for name in names
+        for rank, file in catalog.files.items()
+        if name in file.header
+    }
+    groups: dict[str, dict[Sample, list[int]]] = defaultdict(dict)
+    for (name, rank), future in futures.items():
+        groups[name].setdefault(result_of(future), []).append(rank)
+    return groups
+
+
+def find_running(
+    catalog: Catalog, strategy: Strategy, names: Iterable[str], executor: Executor
+) -> frozenset[str]:
+    """Return those of ``names`` that are running statistics by name, shape and values.
+
+    On every rank all numbers are finite, and no variance is negative.
+    """
+    least = find_statistics(catalog.metas, strategy)
+    futures = {
+        name: [
+            executor.submit(find_least, file.tensors[name], BUFFER_BYTES)
+            for file in catalog.files.values()
+            if name in file.header
+        ]
+        for name in names
+        if name in least
+    }
+    return frozenset(
+        name
+        for name, of_ranks in futures.items()
+        if all(result_of(one) >= least[name] for one in of_ranks)
+    )
 
 
 def _is_mute(meta: TensorMeta, contents: Collection[Sample]) -> bool:
@@ -241,6 +307,16 @@ def settle(
             return Settled(strategy, sources, [Finding("strategy", contradiction)], [])
         text = "--trust-strategy: contents were not looked at; where replicas differ, the lowest "
         return Settled(strategy, sources, [], [Note("doubt", f"{text}rank's are taken")])
+    contradictions = [
+        *find_contradictions(catalog, strategy),
+        *_compare_index_beside(catalog, sources),
+    ]
+    listed = [one for one in contradictions if one.severity == "error"]
+    warned = [
+        Note("doubt", one.text, is_warning=True)
+        for one in contradictions
+        if one.severity == "warning"
+    ]
     doubts, doubtful = find_doubts(catalog, strategy, sources.found, executor)
     shards = None
     is_suspect = any(doubt.kind == "replica" for doubt in doubts)
@@ -250,12 +326,42 @@ def settle(
             *(strategy, sources.found, executor, trust.optimizer_shard), trust.by_samples
         )
     if shards is None:
-        return Settled(strategy, sources, doubts, doubtful)
+        return Settled(strategy, sources, [*listed, *doubts], [*warned, *doubtful])
     problems = [Finding("strategy", problem) for problem in shards.problems]
     sources = find(shards.strategy)  # look again, with the strategy corrected
     others = [one for one in sources.found if one.meta.name not in shards.names]
     doubts, doubtful = find_doubts(catalog, shards.strategy, others, executor)
-    return Settled(shards.strategy, sources, [*problems, *doubts], [*shards.notes, *doubtful])
+    problems = [*listed, *problems, *doubts]
+    return Settled(shards.strategy, sources, problems, [*warned, *shards.notes, *doubtful])
+
+
+def _compare_index_beside(catalog: Catalog, sources: Sources) -> Iterator[Finding]:
+    """Yield what contradicts the full tensors of an index in the source's folder or its parent.
+
+    MindSpore's ``unified_safetensors`` leaves such an index with the full tensors it names.
+    """
+    root = Path(catalog.root).absolute()
+    for path in (folder / MAP_NAME for folder in (root, root.parent)):
+        if not path.is_file():
+            continue
+        try:
+            known = scan_indexed(str(path))
+        except (CkptToolError, OSError) as error:
+            text = f"{path}: full shapes were not compared with it: {error}"
+            yield Finding("strategy", text, "warning")
+            continue
+        full = {} if known is None else known.metas
+        odd = [
+            f"{meta.name} {meta.shape}, there {full[meta.name].shape}"
+            for meta in (source.meta for source in sources.found)
+            if meta.name in full and meta.shape != full[meta.name].shape
+        ]
+        if odd:
+            yield Finding(
+                "strategy",
+                f"the strategy makes other full shapes than {path} lists: {shorten(odd, 3)}; is it "
+                "the strategy of this run? --trust-strategy believes it all the same",
+            )
 
 
 def told_by_a_look(settled: Settled) -> Settled:

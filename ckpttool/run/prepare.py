@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ckpttool.errors import PlanError
 from ckpttool.model.catalog import Catalog, format_ranks
-from ckpttool.model.plan import Plan, Target
+from ckpttool.model.plan import NotInTarget, Plan, Target
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.unlisted import Unlisted
 from ckpttool.run.checked import Care, Way, make_checked_plan
@@ -71,7 +71,7 @@ def plan_merge(
         The optimizer shard of tensors whose contents do not tell it, where the strategy hides it;
         1 for none.  It is a problem if contents show another.
     strict
-        Refuse to read slices of a missing or damaged rank from its replicas.
+        Refuse on every warning, as where replicas replace a missing or damaged rank.
     check_replicas
         Compare all replicas byte for byte, too; any difference is a problem.
     max_part_bytes
@@ -119,6 +119,8 @@ def plan_split(
     ranks: Collection[int] | None = None,
     replicated: bool = False,
     unlisted: Unlisted | None = None,
+    strict: bool = False,
+    not_in_target: NotInTarget = "follow",
     crc: bool = False,
     overwrite: bool = False,
     executor: Executor | None = None,
@@ -144,7 +146,10 @@ def plan_split(
         As for `plan_merge`.
     unlisted
         What to do with tensors of which the source may hold one rank's slice only.
-    crc, executor, part, resume, open_progress
+    not_in_target
+        What to do with parameters that ``strategy`` does not list: see
+        `ckpttool.model.plan.Target`.
+    strict, crc, executor, part, resume, open_progress
         As for `plan_merge`.
     overwrite
         Whether existing outputs may be replaced; an input never is.
@@ -164,6 +169,8 @@ def plan_split(
             prefix=prefix,
             ranks=ranks,
             unlisted=unlisted,
+            strict=strict,
+            not_in_target=not_in_target,
             crc=crc,
             overwrite=overwrite,
             executor=executor,
@@ -178,8 +185,8 @@ def plan_split(
         text += "reshard with the strategy of these ranks (-s STRATEGY), or say --replicated if "
         raise PlanError([f"{text}every rank holds everything"])
     catalog = replace(catalog, one_of_several="") if replicated else catalog
-    target = rank_files(strategy, folder, format, prefix, ranks, crc)
-    care = Care(Trust(), strict=False, check_replicas=False)  # replicas are compared anyway
+    target = rank_files(strategy, folder, format, prefix, ranks, crc, not_in_target)
+    care = Care(Trust(), strict, check_replicas=False)  # replicas are compared anyway
     way = Way(overwrite, resume, part, open_progress)
     told = None if strategy_path is None else Told(strategy_path, part is not None)
     return make_checked_plan(catalog, src_strategy, target, unlisted, executor, care, way, told)
@@ -195,6 +202,7 @@ def plan_reshard(
     prefix: str = "checkpoint_",
     ranks: Collection[int] | None = None,
     unlisted: Unlisted | None = None,
+    not_in_target: NotInTarget = "follow",
     trust_strategy: bool = False,
     optimizer_shard: int | None = None,
     strict: bool = False,
@@ -215,7 +223,7 @@ def plan_reshard(
         The source, from `scan`, and its layouts; None for a checkpoint that describes itself.
     dst_strategy
         Layouts of the target.
-    folder, format, prefix, ranks, overwrite, strategy_path
+    folder, format, prefix, ranks, not_in_target, overwrite, strategy_path
         As for `plan_split`.
     unlisted, trust_strategy, optimizer_shard, strict, check_replicas
         As for `plan_merge`.
@@ -229,7 +237,7 @@ def plan_reshard(
     """
     other = "or use split if it holds everything undivided" if catalog.is_undivided else ""
     src_strategy = source_layouts(catalog, src_strategy, other)
-    target = rank_files(dst_strategy, folder, format, prefix, ranks, crc)
+    target = rank_files(dst_strategy, folder, format, prefix, ranks, crc, not_in_target)
     care = Care(Trust(trust_strategy, optimizer_shard), strict, check_replicas)
     way = Way(overwrite, resume, part, open_progress)
     told = None if strategy_path is None else Told(strategy_path, part is not None)

@@ -22,7 +22,7 @@ from ckpttool.model.catalog import format_ranks
 from ckpttool.model.notes import Note
 from ckpttool.model.reduced import reduced_from
 from ckpttool.model.source import Source
-from ckpttool.model.strategy import Strategy, count, shorten
+from ckpttool.model.strategy import GRADIENTS, Strategy, count, shorten
 from ckpttool.run.drift import why_unproven
 from ckpttool.run.verdicts import (
     Contents,
@@ -153,6 +153,8 @@ def _judge(
         return None
     if wanted is not None and (shards := _contradicting(strategy, listed, found, wanted)):
         return shards
+    if wanted is None and not _is_one_shard(strategy, listed, found):
+        return None
     shards_of = {
         source.meta.name: shard
         for source, shard in zip(listed, found, strict=True)
@@ -176,6 +178,33 @@ def _judge(
         *_on_decided(shards_of, decided, wanted),
     )
     return Shards(_corrected(strategy, cut), notes, questions(unclear, ways), names)
+
+
+def _is_one_shard(
+    strategy: Strategy, listed: Sequence[Source], found: Sequence[int | None]
+) -> bool:
+    """Whether one optimizer shard of the run explains those of all tensors.
+
+    The run has one shard, which fewer replicas limit (`shard_of`), and a strategy hides it from all
+    tensors or from none.
+    """
+    cut = {
+        (source.layout, shard)
+        for source, shard in zip(listed, found, strict=True)
+        if shard is not None and shard > 1 and not source.meta.name.startswith(GRADIENTS)
+    }
+    is_listed = any(
+        layout.optimizer_shard > 1
+        for name, layouts in strategy.layouts.items()
+        if not name.startswith(GRADIENTS)
+        for layout in layouts
+    )
+    if cut and is_listed:
+        return False
+    return any(
+        all(shard == shard_of(layout, wanted) for layout, shard in cut)
+        for wanted in divisors(max((layout.replicas for layout, _ in cut), default=1))
+    )
 
 
 def _corrected(strategy: Strategy, cut: Mapping[str, int]) -> Strategy:

@@ -24,13 +24,23 @@ from ckpttool.model.headers import (
 )
 from ckpttool.model.losses import notes_of_scan
 from ckpttool.model.notes import Note
-from ckpttool.model.sources import Sources, find_sources
+from ckpttool.model.remarks import find_contradictions
+from ckpttool.model.sources import Sources, find_sources, names_to_compare
+from ckpttool.model.states import find_owners
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.undivided import undivided_sources
 from ckpttool.run.asked import as_asked
 from ckpttool.run.contents import check_contents, differences
 from ckpttool.run.engines import InlineExecutor
-from ckpttool.run.gather import Trust, known_strategy, settle, told_by_a_look
+from ckpttool.run.gather import (
+    Settled,
+    Trust,
+    find_running,
+    known_strategy,
+    sample_states,
+    settle,
+    told_by_a_look,
+)
 from ckpttool.run.integrity import check_files
 from ckpttool.run.listed import check_manifest, find_manifests
 from ckpttool.run.origin import unchanged
@@ -184,11 +194,15 @@ class _Verification:
         if self.strategy is None:
             return undivided_sources(self.catalog, "first")
 
+        agreement = sample_states(self.catalog, self.strategy, self.executor)
+
         def find(strategy: Strategy) -> Sources:
-            return find_sources(self.catalog, strategy, {}, "first")
+            return find_sources(self.catalog, strategy, agreement, "first")
 
         sources = find(self.strategy)
         if not deep:
+            found = [*find_contradictions(self.catalog, self.strategy)]
+            sources.problems += told_by_a_look(Settled(self.strategy, sources, found, [])).problems
             return sources
         settled = told_by_a_look(
             settle(find, sources, self.catalog, self.strategy, self.executor, Trust())
@@ -261,7 +275,13 @@ class _Verification:
     ) -> Iterator[Finding]:
         """What is wrong with the data; what else there is to say of them goes to ``notes``."""
         slices = self._slices(sources)
-        found, more = check_contents(slices, self.strategy, self.executor, on_progress, seen)
+        running: frozenset[str] = frozenset()
+        if self.strategy is not None:
+            names = names_to_compare(self.catalog, self.strategy)
+            running = find_running(self.catalog, self.strategy, names, self.executor)
+        found, more = check_contents(
+            slices, self.strategy, self.executor, on_progress, seen, running
+        )
         notes += more
         yield from found
         if self.strategy is not None:
@@ -292,10 +312,11 @@ class _Verification:
                 yield from check_types(self.catalog, self.catalog.held(name))
             yield from find_beginnings(self.catalog)
             return
+        owners = find_owners(self.strategy.layouts, self.catalog.metas)
         for source in sources.found:
             held = self.catalog.held(source.meta.name)
             if not source.is_listed and source.follows is None:
-                yield from check_unlisted(self.catalog, self.strategy, held)
+                yield from check_unlisted(self.catalog, self.strategy, held, owners)
         yield from find_lacking(self.catalog, sources.found, notes)
         yield from find_partial(self.catalog, self.strategy, sources.is_deduplicated)
 

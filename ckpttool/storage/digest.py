@@ -63,6 +63,25 @@ def unit_digests(tensor: StoredTensor, buffer_bytes: int) -> list[str]:
     return digests
 
 
+def find_least(tensor: StoredTensor, buffer_bytes: int) -> float:
+    """Return the least number of a tensor; NaN if one is NaN or infinite, or there are none.
+
+    ``buffer_bytes`` are in memory at a time.
+    """
+    least = math.inf
+    nbytes, itemsize = tensor.meta.nbytes, tensor.meta.itemsize
+    buffer = np.empty(max(itemsize, min(buffer_bytes // itemsize * itemsize, nbytes)), np.uint8)
+    with FlatFiles(buffer_bytes) as files:
+        for offset in range(0, nbytes, len(buffer)):
+            part = buffer[: min(len(buffer), nbytes - offset)]
+            files.read_bytes(tensor, offset, part)
+            numbers = decode(part, tensor.meta.dtype)
+            if numbers is None or not np.isfinite(numbers).all():
+                return math.nan
+            least = min(least, float(numbers.min()))
+    return least if nbytes else math.nan
+
+
 def take_samples(tensors: Sequence[StoredTensor]) -> list[Sample]:
     """Samples of tensors in one file, each of its first, middle and last elements."""
     samples = []

@@ -80,7 +80,7 @@ class FlatFiles:
         self._scratch_bytes = scratch_bytes
         self._scratch: Bytes | None = None
         self._used = 0
-        self._held: dict[tuple[str, str], _Held] = {}  # by path and tensor
+        self._held: dict[tuple[str, int], _Held] = {}  # by path and offset of the first extent
         self._keeps_cache_free = _keeps_cache_free()
 
     def __enter__(self) -> FlatFiles:
@@ -127,7 +127,7 @@ class FlatFiles:
 
     def write_bytes(self, tensor: StoredTensor, offset: int, data: Bytes) -> None:
         """Write ``data`` over the tensor's bytes from ``offset`` on, across its extents."""
-        self._held.pop((tensor.path, tensor.meta.name), None)
+        self._held.pop(_place(tensor), None)
         fd = self._descriptor(tensor.path, os.O_RDWR)
         for start, part in _split(tensor, offset, data.data):
             if self._sums is not None:
@@ -198,7 +198,7 @@ class FlatFiles:
 
     def _read_through(self, tensor: StoredTensor, region: Region, runs: Runs, out: Bytes) -> None:
         """Read runs with what is between them, unless the scratch buffer has them already."""
-        key = tensor.path, tensor.meta.name
+        key = _place(tensor)
         held = self._held.get(key)
         if held is None or runs.first < held.first or held.last < runs.last:
             first, last = runs.rows  # in which the next region may find what it wants
@@ -219,6 +219,11 @@ class FlatFiles:
             self._used = 0
         at, self._used = self._used, self._used + nbytes
         return self._scratch, at
+
+
+def _place(tensor: StoredTensor) -> tuple[str, int]:
+    """Return where a tensor's bytes begin; several slices of one name may lie in one file."""
+    return tensor.path, tensor.extents[0].offset if tensor.extents else 0
 
 
 @dataclass(frozen=True, slots=True)

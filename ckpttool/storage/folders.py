@@ -1,7 +1,8 @@
 """Lists the files of all ranks in a folder, of every step.
 
 A rank folder is called ``rank_3``, ``rank_03``, ``rank3``, ``node3``, ``ckpt_3``, ``rank_3_ckpt``
-or ``device3``.  Without rank folders, files whose own names say ``rank_3`` count, as MindFormers
+or ``device3``; its files may lie in one folder of the same rank in it, as in ``device3/ckpt_3``.
+Without rank folders, files whose own names say ``rank_3`` count, as MindFormers
 writes them.  A pattern overrides both.
 
 Source
@@ -12,21 +13,15 @@ MindSpore 2.10 ``parallel/checkpoint_transform.py``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from ckpttool.errors import (
-    FormatError,
-    PlanError,
-    UnfinishedError,
-    UnreadableError,
-    UnsupportedError,
-    raise_all,
-    reason_of,
-)
+from ckpttool.errors import PlanError, UnfinishedError, UnsupportedError, raise_all
 from ckpttool.formats import format_of_suffix
 from ckpttool.formats.others import OTHERS, recognise
 from ckpttool.formats.unified import is_index_name
+from ckpttool.model.catalog import format_ranks
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import shorten
 from ckpttool.storage.leftovers import (
@@ -39,6 +34,7 @@ from ckpttool.storage.leftovers import (
     unfinished_save,
 )
 from ckpttool.storage.names import RANK_IN_NAME, Found
+from ckpttool.storage.patterns import Without, hint_at_pattern, suggest_patterns, unreadable
 
 PYTORCH_NAME = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
 PYTORCH_SUFFIXES = (".bin", ".pt", ".pth")
@@ -65,65 +61,11 @@ def note_rank_folders(root: Path, notes: list[Note]) -> None:
         notes.append(Note("passed over", f"{text} (--pattern '{pattern}' takes them)"))
 
 
-# Ranks whose folder has no file that could be taken, and why, if it cannot be read.
-Without = dict[int, FormatError | None]
-
-
-def list_by_pattern(root: Path, pattern: str, without: Without) -> list[Found]:
-    """Files below ``root`` that match a pattern such as ``node{rank}/*``.
-
-    Ranks whose folder cannot be read are added to ``without``.
-    """
-    if "{rank}" not in pattern:
-        raise PlanError([f"the pattern {pattern} does not say where {{rank}} is in the path"])
-    found = list(_match(root, Path(pattern).parts, None, without))
-    if not found:
-        raise_all(filter(None, without.values()))
-        text = f"{root}: no file matches the pattern {pattern}"
-        raise PlanError([text + _suggest_pattern(root)])
-    return found
-
-
-def _match(
-    folder: Path, parts: tuple[str, ...], rank: int | None, without: Without
-) -> Iterator[Found]:
-    """Files below ``folder`` that match the rest of a pattern; one rank has one number in it."""
-    if not parts:
-        return
-    spelled = re.escape(parts[0]).replace(r"\{rank\}", r"(\d+)").replace(r"\*", ".*")
-    for path in sorted(folder.iterdir()):
-        match = re.fullmatch(spelled, path.name)
-        ranks = {int(text) for text in match.groups()} if match else set()
-        ranks |= set() if rank is None else {rank}
-        if match is None or len(ranks) > 1:
-            continue
-        here = next(iter(ranks), None)
-        is_meant = "*" not in parts[0] or format_of_suffix(path.name) is not None
-        if len(parts) > 1 and path.is_dir():
-            try:
-                yield from tuple(_match(path, parts[1:], here, without))
-            except OSError as error:
-                if here is None:
-                    raise
-                without[here] = _unreadable(path, error)
-        elif len(parts) == 1 and path.is_file() and here is not None and is_meant:
-            name = path.name
-            for i in range(match.re.groups, 0, -1):
-                name = name[: match.start(i)] + "{rank}" + name[match.end(i) :]
-            yield Found(here, path, name)
-
-
 def holds_ranks(folder: Path) -> bool:
     """Whether rank folders, or files with their rank in the name, lie in a folder."""
     return any(RANK_FOLDER.fullmatch(p.name) and p.is_dir() for p in folder.iterdir()) or any(
         RANK_IN_NAME.search(p.name) for p in checkpoint_files(folder)
     )
-
-
-def _unreadable(folder: Path, error: OSError) -> FormatError:
-    unreadable = UnreadableError(str(folder), None, reason_of(error))
-    unreadable.__cause__ = error
-    return unreadable
 
 
 def list_rank_files(root: Path, notes: list[Note], without: Without) -> list[Found]:
@@ -137,17 +79,20 @@ def list_rank_files(root: Path, notes: list[Note], without: Without) -> list[Fou
         return _list_flat_files(root, notes)
     found = []
     in_parts = []
+    aside: list[str] = []
     for rank, folder in sorted(folders.items()):
         try:
-            inside = [Found(rank, path, path.name) for path in checkpoint_files(folder)]
-            if len(inside) > 1 and any(is_index_name(path.name) for path in folder.iterdir()):
-                in_parts.append(folder)
+            folders[rank], inside = _find_files(folder, rank)
+            if len(inside) > 1 and any(is_index_name(p.name) for p in folders[rank].iterdir()):
+                in_parts.append(folders[rank])
         except OSError as error:
-            without[rank] = _unreadable(folder, error)
+            without[rank] = unreadable(folder, error)
             continue
+        if folders[rank] != folder:
+            aside += [str(path.relative_to(root)) for path in checkpoint_files(folder)]
         if not inside:
             without[rank] = None
-        found += inside
+        found += [Found(rank, path, path.name) for path in inside]
     closed = {rank: error for rank, error in without.items() if error is not None}
     readable = (folder for rank, folder in folders.items() if rank not in closed)
     note_leftovers(root, readable, notes)
@@ -160,10 +105,15 @@ def list_rank_files(root: Path, notes: list[Note], without: Without) -> list[Fou
     if not found:
         _refuse_unfinished(root)
         raise_all(closed.values())
-        problems += [f"rank {rank}: no checkpoint file in {folders[rank]}" for rank in without]
+        where = shorten((str(folders[rank]) for rank in without), 3)
+        text = f"{format_ranks(list(without))}: no checkpoint file in {where}"
+        problems.append(text + hint_at_pattern(root))
     if problems:
         raise PlanError([*problems, *unfinished(notes)])
     note_others(root, others, notes)
+    if aside:
+        text = f"{root}: passed over {shorten(aside, 3)}: strategy files; -s takes them"
+        notes.append(Note("passed over", text))
     return found
 
 
@@ -184,13 +134,46 @@ def _find_folders(root: Path) -> tuple[dict[int, Path], list[str], list[str]]:
             problems.append(f"rank {rank}: two folders, {folders[rank]} and {path}")
         folders[rank] = path
     if len(words) > 1:
-        problems = [
-            (
-                f"{root}: rank folders of several kinds ({', '.join(words.values())}); "
-                "say which with --pattern"
-            )
-        ]
+        kinds = f"{root}: rank folders of several kinds ({', '.join(words.values())})"
+        patterns = [shlex.quote(pattern) for pattern, _ in suggest_patterns(root)]
+        which = f": {' or '.join(patterns)}" if patterns else ""
+        problems = [f"{kinds}; say which with --pattern{which}"]
     return folders, others, problems
+
+
+def _find_files(folder: Path, rank: int) -> tuple[Path, list[Path]]:
+    """Return the checkpoint files of a rank, and the folder that they lie in.
+
+    That is its rank folder; or the one folder of the same rank in it that has any, if beside it
+    are no others: a script that changes into ``device0`` to train leaves ``device0/ckpt_0``, and
+    perhaps its strategy file in ``device0``.
+    """
+    names = sorted(folder.iterdir())
+    files = list(_among(names))
+    below = [
+        _find_files(path, rank)
+        for path in names
+        if (match := RANK_FOLDER.fullmatch(path.name))
+        if int(match[2]) == rank and path.is_dir()
+    ]
+    below = [found for found in below if found[1]]
+    if len(below) == 1 and all(map(_is_strategy, files)):
+        return below[0]
+    return folder, files
+
+
+def is_of_a_rank(root: str, folder: str) -> bool:
+    """Return whether files in a folder are taken for those of a rank of the checkpoint ``root``."""
+    inside = Path(folder)
+    if not inside.is_relative_to(root) or inside == Path(root):
+        return False
+    matches = [RANK_FOLDER.fullmatch(part) for part in inside.relative_to(root).parts]
+    return None not in matches and len({int(match[2]) for match in matches if match}) == 1
+
+
+def _is_strategy(path: Path) -> bool:
+    other = recognise(str(path))
+    return other is not None and other.kind == "strategy"
 
 
 def unfinished(notes: Sequence[Note]) -> Iterator[str]:
@@ -214,7 +197,7 @@ def _list_flat_files(root: Path, notes: list[Note]) -> list[Found]:
         if RANK_FOLDER.fullmatch(root.absolute().name) is not None:
             one = f", or its file: {files[0]}" if files else ""
             hint = f"; this is the folder of one rank, name the one above: {root.parent}{one}"
-        hint = hint or _suggest_pattern(root)
+        hint = hint or hint_at_pattern(root)
         below = checkpoints_in(root)
         if below:
             hint = f"; a checkpoint lies in {shorten(map(str, below), 3)}: name one as SRC"
@@ -252,17 +235,6 @@ def _is_pytorchs(path: Path) -> bool:
     return other is not None and other.kind == "pytorch"
 
 
-def _suggest_pattern(root: Path) -> str:
-    """A hint if folders with numbers in their names hold checkpoint files, as of unknown ranks."""
-    for path in sorted(root.glob("*[0-9]*/*")):
-        folder = path.parent.name
-        if format_of_suffix(path.name) and path.is_file() and not EMERGENCY.fullmatch(folder):
-            spelled = re.sub(r"\d+(?=\D*$)", "{rank}", folder)
-            pattern = f"--pattern '{spelled}/*{path.suffix}'"
-            return f"; found {folder}/{path.name}: {pattern}, if that is its rank"
-    return ""
-
-
 def checkpoints_in(root: Path) -> list[Path]:
     """The folders in a folder that are checkpoints themselves, without emergency saves."""
     found = {path.parent for path in root.glob("*/*") if _is_telling(path)}
@@ -273,12 +245,16 @@ def _is_telling(path: Path) -> bool:
     """Whether this shows that the folder it lies in is a checkpoint; logs have rank folders too."""
     if is_index_name(path.name):
         return True
-    is_rank = RANK_FOLDER.fullmatch(path.name) is not None and path.is_dir()
-    return is_rank and any(checkpoint_files(path))
+    match = RANK_FOLDER.fullmatch(path.name)
+    return match is not None and path.is_dir() and bool(_find_files(path, int(match[2]))[1])
 
 
 def checkpoint_files(folder: Path) -> Iterator[Path]:
     """Files with a checkpoint's ending; ``.tmp``, ``-graph.meta`` and the like have others."""
-    for path in sorted(folder.iterdir()):
+    yield from _among(sorted(folder.iterdir()))
+
+
+def _among(paths: Iterable[Path]) -> Iterator[Path]:
+    for path in paths:
         if format_of_suffix(path.name) is not None and path.is_file():
             yield path

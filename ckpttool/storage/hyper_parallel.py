@@ -7,8 +7,8 @@ metadata file of its own, ``.rank3_metadata`` or, later, ``3.metadata``.  What i
 
 Source
 ------
-hyper-parallel ``hyper_parallel/core/checkpoint/`` and ``core/distributed_checkpoint/`` of 2026
-(read, not run).
+hyper-parallel ``hyper_parallel/core/checkpoint/``, revision fdd0a80 of 2026-03 (run with MindSpore
+2.10 and torch 2.13), and ``core/distributed_checkpoint/`` of later in 2026 (read, not run).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from ckpttool.errors import CkptToolError, FormatError, PlanError, raise_all
 from ckpttool.formats.hyper_metadata import HyperTensor, StoredBox, read_hyper_metadata
-from ckpttool.model.catalog import Catalog, FileIndex
+from ckpttool.model.catalog import Catalog, FileIndex, StoredTensor
 from ckpttool.model.described import Box, Described, Description, describe, misfits
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import count, shorten
@@ -146,8 +146,8 @@ class _Folder(NamedTuple):
     path: Path
     files: Files
 
-    def find(self, box: StoredBox) -> Box | str:
-        """A stored box, or why it is not to be had; "" if that has been said."""
+    def find(self, name: str, box: StoredBox) -> Box | str:
+        """Return a stored box of tensor ``name``, or why it is missing; "" if already reported."""
         file = self.files.get(box.file)
         if box.file not in self.files:
             return f"{self.path / box.file} is not there"
@@ -155,22 +155,31 @@ class _Folder(NamedTuple):
             return ""
         if box.key not in file.tensors:
             return f"{file.path} does not hold what .metadata says"
-        return Box(box.region, _rank_of(box.file), file.tensors[box.key])
+        return Box(box.region, _rank_of(box.file), _named(name, file.tensors[box.key]))
 
     def by_rank(self, tensors: Mapping[str, HyperTensor]) -> dict[int, FileIndex]:
-        """The headers by rank, tensors under their own names, not those in the file."""
+        """Return the headers by rank, with the tensors' names in place of the keys in the file.
+
+        Of several boxes of one tensor the header has the first; `Description` has all of them.
+        """
         own: dict[str, dict[str, str]] = defaultdict(dict)
         for name, tensor in tensors.items():
             for box in tensor.stored:
                 own[box.file][box.key] = name
-        return {
-            _rank_of(file): replace(
-                index,
-                tensors={own[file].get(key, key): held for key, held in index.tensors.items()},
-            )
-            for file, index in sorted(self.files.items(), key=lambda item: _rank_of(item[0]))
-            if index is not None
-        }
+        found = {}
+        for file, index in sorted(self.files.items(), key=lambda item: _rank_of(item[0])):
+            if index is not None:
+                renamed: dict[str, StoredTensor] = {}
+                for key, held in index.tensors.items():
+                    name = own[file].get(key, key)
+                    renamed.setdefault(name, _named(name, held))
+                found[_rank_of(file)] = replace(index, tensors=renamed)
+        return found
+
+
+def _named(name: str, held: StoredTensor) -> StoredTensor:
+    """Return a stored tensor under the name that it has in the checkpoint, whatever its key is."""
+    return replace(held, meta=replace(held.meta, name=name))
 
 
 def _rank_of(file: str) -> int:
@@ -187,7 +196,7 @@ def _place(tensors: Mapping[str, HyperTensor], folder: _Folder, notes: list[Note
     problems: list[str] = []
     faults = Faults()
     for name, tensor in tensors.items():
-        found = [folder.find(box) for box in tensor.stored]
+        found = [folder.find(name, box) for box in tensor.stored]
         boxes = [box for box in found if isinstance(box, Box)]
         said = [fault for fault in found if isinstance(fault, str)]
         wrong = misfits(tensor.meta, boxes)

@@ -25,8 +25,6 @@ from ckpttool.model.notes import Note
 from ckpttool.model.strategy import shorten
 from ckpttool.storage.described import scan_described
 from ckpttool.storage.folders import (
-    Without,
-    list_by_pattern,
     list_rank_files,
     note_rank_folders,
     siblings,
@@ -44,6 +42,7 @@ from ckpttool.storage.leftovers import (
     unfinished_save,
 )
 from ckpttool.storage.names import RANK_IN_NAME, is_wanted, label_of
+from ckpttool.storage.patterns import Without, list_by_pattern
 from ckpttool.storage.placement import FILE
 from ckpttool.storage.steps import choose_step
 from ckpttool.storage.trees import find_checkpoint, find_strategies
