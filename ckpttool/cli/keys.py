@@ -11,6 +11,7 @@ import os
 
 import click
 
+from ckpttool.formats.reading import why_not_a_path
 from ckpttool.model.ciphertext import Secret, forbid_core_dumps
 
 SIZES = (16, 24, 32)  # of every key that MindSpore takes
@@ -49,6 +50,8 @@ def read_key(ctx: click.Context, param: click.Parameter, value: str | None) -> S
     """The callback of the option; what it says never repeats the argument, which may be the key."""
     if value is None:
         return None
+    if why_not_a_path(value) is not None:
+        raise click.BadParameter("a URL, not a path: copy the file to this host", ctx, param)
     forbid_core_dumps()
     try:
         with click.open_file(value, "rb") as file:

@@ -38,10 +38,21 @@ class PathName(click.Path):
         if value == "":
             self.fail("it is empty; is a variable not set that should be here?", param, ctx)
         name = str(value)
+        self.refuse_url(name, param, ctx)
         if isinstance(param, click.Option) and name.startswith("-") and name != "-":
             text = f"{name!r} looks like an option; is a variable not set that should be here? "
             self.fail(f"{text}A file of that name is './{name}'", param, ctx)
         return super().convert(value, param, ctx)
+
+    def refuse_url(
+        self, name: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> None:
+        """Refuse what names no file of this system."""
+        from ckpttool.formats.reading import why_not_a_path
+
+        reason = why_not_a_path(name)
+        if reason is not None:
+            self.fail(f"{name!r} is {reason}", param, ctx)
 
 
 class OutputFolder(PathName):
@@ -75,6 +86,7 @@ class Existing(PathName):
         """The path; of one that this user may not read the command says so, as of its files."""
         from ckpttool.formats.reading import ABSENT
 
+        self.refuse_url(str(value), param, ctx)
         path = super().convert(value, param, ctx)
         try:
             os.stat(value)  # noqa: PTH116

@@ -47,8 +47,7 @@ from typing import NamedTuple
 
 from ckpttool.errors import AuthenticityError, FormatError, UnsupportedError, WrongKeyError
 from ckpttool.formats.decryption import UNIT, find_forged, read_plain
-from ckpttool.formats.opened import open_source, stamp_of
-from ckpttool.formats.reading import ReadFile
+from ckpttool.formats.reading import ReadFile, open_source, stamp_of
 from ckpttool.model.catalog import SourceStamp
 from ckpttool.model.ciphertext import Block, Ciphertext, Secret
 from ckpttool.model.strategy import count

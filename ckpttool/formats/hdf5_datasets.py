@@ -18,7 +18,7 @@ from h5py import h5, h5d, h5g, h5l, h5o, h5p, h5s, h5t
 
 from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats.hdf5_types import find_dtype, why_not
-from ckpttool.formats.opened import stamp_of
+from ckpttool.formats.reading import stamp_of
 from ckpttool.model.catalog import (
     Extent,
     SourceStamp,

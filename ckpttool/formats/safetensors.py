@@ -42,8 +42,7 @@ from sys import intern
 
 from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats import ChecksumPart
-from ckpttool.formats.opened import open_source, stamp_of
-from ckpttool.formats.reading import open_file
+from ckpttool.formats.reading import open_file, open_source, stamp_of
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.catalog import MAX_AXES, Extent, FileIndex, StoredTensor, TensorMeta
 from ckpttool.model.dtypes import DTYPES, TEXT

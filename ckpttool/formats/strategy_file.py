@@ -32,7 +32,7 @@ from sys import intern
 from ckpttool.errors import CkptToolError, FormatError, StrategyError, raise_all
 from ckpttool.formats import format_of_content
 from ckpttool.formats.others import recognise
-from ckpttool.formats.reading import open_file
+from ckpttool.formats.reading import open_file, why_not_a_path
 from ckpttool.formats.strategy_by_hand import KEY, is_by_hand, read_by_hand
 from ckpttool.formats.strategy_forms import Entry, read_json, read_protobuf
 from ckpttool.model.layout import Layout
@@ -161,6 +161,9 @@ def is_merged_name(name: str) -> bool:
 
 def _list_files(paths: Sequence[str]) -> Iterator[str]:
     for path in paths:
+        url = why_not_a_path(path)
+        if url is not None:
+            raise StrategyError(path, url)
         if not Path(path).is_dir():
             yield path
             continue

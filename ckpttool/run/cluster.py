@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from ckpttool import __version__
 from ckpttool.errors import EngineError, PlanError, reason_of
-from ckpttool.formats.opened import stamp_of
+from ckpttool.formats.reading import stamp_of
 from ckpttool.formats.stopping import Threads
 from ckpttool.model.catalog import SourceStamp
 from ckpttool.model.plan import Plan

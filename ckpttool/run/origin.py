@@ -10,8 +10,7 @@ from pathlib import Path
 
 from ckpttool import __version__
 from ckpttool.errors import CkptToolError, PlanError
-from ckpttool.formats.opened import as_stamp
-from ckpttool.formats.reading import read_file
+from ckpttool.formats.reading import as_stamp, read_file
 from ckpttool.model.catalog import Catalog, SourceStamp, format_ranks
 from ckpttool.model.manifest import InputFile, Origin, StrategyFile
 from ckpttool.model.plan import Plan
