@@ -496,6 +496,9 @@ def test_step_is_named_in_the_output(tmp_path):
         ("src/rank_0/new.ckpt", True),
         ("src/../link/new.h5", True),
         ("src/rank_9/new.safetensors", True),  # which would be a rank more
+        ("src/rank_0/rank_0/new.ckpt", True),  # of rank 0, if the file above it is gone
+        ("src/rank_9/ckpt_9/new.ckpt", True),
+        ("src/rank_0/rank_1/new.ckpt", False),
         ("src/rank_0/new/new.ckpt", False),
         ("src/rank_0_of_mine.ckpt", False),  # beside rank folders no file counts
         ("src/new.ckpt", False),

@@ -14,7 +14,7 @@ from ckpttool.model.manifest import JOURNAL, MANIFEST
 from ckpttool.model.plan import Target
 from ckpttool.model.strategy import shorten
 from ckpttool.run.rights import closed_folder, kept_file
-from ckpttool.storage.folders import RANK_FOLDER
+from ckpttool.storage.folders import is_of_a_rank
 from ckpttool.storage.leftovers import PARTIAL
 from ckpttool.storage.names import RANK_IN_NAME
 from ckpttool.storage.trees import CHECKPOINTS, is_tree
@@ -123,9 +123,8 @@ def _mixtures(source: Catalog, target: Target) -> Iterator[str]:
     outputs = map(Path, target.paths.values())
     for path in (path for path in outputs if format_of_suffix(path.name) is not None):
         folder = os.path.realpath(path.parent)
-        has_rank = RANK_FOLDER.fullmatch(os.path.basename(folder)) is not None  # noqa: PTH119
         is_home = folder in homes and (folder != root or RANK_IN_NAME.search(path.name))
-        if is_home or (has_rank and os.path.dirname(folder) == root):  # noqa: PTH120
+        if is_home or is_of_a_rank(root, folder):
             mixed.setdefault(str(path.parent), []).append(str(path))
     for name, found in mixed.items():
         text = f"{shorten(found, 3)}: would be taken for a file of the source, which is read from"

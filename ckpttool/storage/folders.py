@@ -167,6 +167,15 @@ def _find_files(folder: Path, rank: int) -> tuple[Path, list[Path]]:
     return folder, files
 
 
+def is_of_a_rank(root: str, folder: str) -> bool:
+    """Return whether files in a folder are taken for those of a rank of the checkpoint ``root``."""
+    inside = Path(folder)
+    if not inside.is_relative_to(root) or inside == Path(root):
+        return False
+    matches = [RANK_FOLDER.fullmatch(part) for part in inside.relative_to(root).parts]
+    return None not in matches and len({int(match[2]) for match in matches if match}) == 1
+
+
 def _is_strategy(path: Path) -> bool:
     other = recognise(str(path))
     return other is not None and other.kind == "strategy"
