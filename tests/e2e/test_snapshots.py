@@ -13,6 +13,7 @@ HDF5 library).  Outputs are ``.ckpt`` and ``.safetensors`` as a rule, whose size
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,10 +21,11 @@ import pytest
 
 from tests import corpus
 from tests.corpus import BROKEN, GOLDEN, SAMPLES
-from tests.e2e.mistakes import MISTAKES
+from tests.e2e.mistakes import MISTAKES, prepare
 from tests.readers import write_ckpt
 from tests.support.snapshots import SNAPSHOTS, Transcript, check_snapshot
 from tests.test_golden import WORDS
+from tests.test_rights import ROOT_ONLY, give_away, run_without_rights
 
 MAX_BYTES = 2 * 2**20  # of all snapshots
 COMMANDS = ("inspect", "merge", "split", "reshard", "verify", "diff", "commit")
@@ -287,15 +289,47 @@ def test_what_is_printed_is_what_was_agreed(name, shell):
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_answered_as_was_agreed(name, shell, monkeypatch):
-    for mistake in MISTAKES[name]:
-        with monkeypatch.context() as patch:
-            mistake(shell, patch)
+    with monkeypatch.context() as patch:
+        MISTAKES[name](shell, patch)
     check_snapshot(f"mistakes_{name}", shell.text())
+
+
+@ROOT_ONLY
+def test_what_may_not_be_read_or_written_is_answered_as_was_agreed(shell):
+    """A process of its own, to which the rights of files matter; row 33 of the mistakes."""
+    prepare(shell)
+    for closed, mode, line in (
+        ("C/rank_3", 0o700, "merge C -s S.ckpt -o x.ckpt"),
+        ("C/rank_3", 0o700, "verify C -s S.ckpt"),
+        ("S.ckpt", 0o600, "merge C -s S.ckpt -o x.ckpt"),
+        ("out", 0o755, "merge C -s S.ckpt -o out/x.ckpt"),
+        ("out", 0o755, "reshard C -s S.ckpt -d D.ckpt -o out --format ckpt"),
+    ):
+        path = shell.folder / closed
+        if closed == "out":
+            path.mkdir(exist_ok=True)
+        give_away(path, mode)
+        done = run_without_rights(line, shell.folder)
+        shell.remark(f"{closed} belongs to another, mode {mode:o}")
+        shell.add(line, done.stdout, done.stderr, done.returncode)
+        shell.clear("x.ckpt")
+        os.chown(path, 0, 0)
+    check_snapshot("mistakes_rights", shell.text())
+
+
+def test_a_difference_fails_with_a_diff(tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.support.snapshots.SNAPSHOTS", tmp_path)
+    monkeypatch.setenv("SNAPSHOT_UPDATE", "1")
+    check_snapshot("a", "one\ntwo\n")
+    monkeypatch.delenv("SNAPSHOT_UPDATE")
+    check_snapshot("a", "one\ntwo\n")
+    for name, text in (("a", "one\n2\n"), ("b", "one\n")):
+        with pytest.raises(pytest.fail.Exception, match=r"(?s)\+(2|one)\n.*SNAPSHOT_UPDATE=1"):
+            check_snapshot(name, text)
 
 
 def test_every_snapshot_belongs_to_a_test_and_together_they_stay_small():
     files = sorted(SNAPSHOTS.iterdir())
-    assert [path.stem for path in files] == sorted(
-        [*GROUPS, *(f"mistakes_{one}" for one in MISTAKES)]
-    )
+    names = [*GROUPS, *(f"mistakes_{name}" for name in MISTAKES), "mistakes_rights"]
+    assert [path.stem for path in files] == sorted(names)
     assert sum(path.stat().st_size for path in files) < MAX_BYTES
