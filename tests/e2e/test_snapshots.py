@@ -256,7 +256,6 @@ def show_help(shell: Transcript, option: str) -> None:
     for command in COMMANDS:
         shell.run(f"{command} --help")
     shell.run("--version")
-    shell.run("")
 
 
 GOLDEN_GROUPS: dict[str, Callable[[Transcript, str], None]] = {
