@@ -130,11 +130,11 @@ def test_a_name_that_is_only_a_prefix_follows_nothing():
     assert found["adam_m."][0].follows is None
 
 
-def test_state_that_the_source_lists_and_the_target_does_not_is_undivided_with_a_note():
+def test_state_that_the_source_lists_and_the_target_does_not_follows_with_a_note():
     strategy = strategy_of({"w": ROWS, "adam_m.w": ROWS})
     made = plan(slice_catalog(strategy, {"w": (8, 3), "adam_m.w": (8, 3)}), strategy, TARGET)
-    assert output_shapes(made)["adam_m.w"] == [(8, 3)] * 2
-    assert [(note.kind, "adam_m.w" in note.text) for note in made.notes] == [("undivided", True)]
+    assert output_shapes(made)["adam_m.w"] == [(4, 3)] * 2
+    assert [(note.kind, "adam_m.w" in note.text) for note in made.notes] == [("follows", True)]
 
 
 def test_state_that_follows_in_the_source_and_has_nothing_to_follow_in_the_target_is_told():

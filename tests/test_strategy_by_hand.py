@@ -107,6 +107,7 @@ def resolved(paths, shapes):
         ({"device_matrix": [2, 2], "tensor_map": [0, -1]}, Layout((2, 2), ((0,), ()))),
         ({"device_matrix": [2, 2], "tensor_map": [[0, 1], []]}, Layout((2, 2), ((0, 1), ()))),
         ({"device_matrix": [2, 2], "tensor_map": [[-1], 1]}, Layout((2, 2), ((), (1,)))),
+        ({"device_matrix": [2, 2], "tensor_map": [[-1, 0, -1], [1]]}, Layout((2, 2), ((0,), (1,)))),
     ],
 )
 def test_every_form_of_a_cut_is_read(write, name, written, expected):

@@ -137,7 +137,7 @@ def test_what_the_target_does_not_list_is_undivided_in_each_stage(tmp_path):
     told = read_strategy(str(tmp_path / "s.ckpt"))
     assert told.layouts == {
         "w": (cut_in_stage_1,),
-        "moments.w": whole,
+        "moments.w": (cut_in_stage_1,),
         "frozen": whole,
     }
     run_well("merge", tmp_path / "out", "-s", tmp_path / "s.ckpt", "-o", tmp_path / "n.ckpt")

@@ -21,7 +21,14 @@ from ckpttool.formats.contained import ContainedReader
 from ckpttool.formats.encrypted import mode_of, unmarked_block
 from ckpttool.formats.others import recognise
 from ckpttool.formats.stopping import result_of
-from ckpttool.model.catalog import Extent, FileIndex, Stamp, TensorMeta
+from ckpttool.model.catalog import (
+    Alike,
+    Extent,
+    FileIndex,
+    Stamp,
+    TensorMeta,
+    refuse_shared_extents,
+)
 from ckpttool.model.ciphertext import Secret
 
 if TYPE_CHECKING:
@@ -250,11 +257,15 @@ def _read_known(
 
     found = os.stat(path)  # noqa: PTH116 - a path is a string here
     name = _find_format(path)
-    if name == "ckpt":
-        index = Ckpt(twins).read_index(path, key)
-    else:
-        read = (contained if name == "hdf5" else get_format(name)).read_index
-        index = twins.read_index(path, name, read)
+
+    def read(path: str) -> FileIndex:
+        format = contained if name == "hdf5" else get_format(name)
+        index = Ckpt(twins).read_index(path, key) if name == "ckpt" else format.read_index(path)
+        if not isinstance(index.tensors, Alike):  # to those of a file that was looked at
+            refuse_shared_extents(index)
+        return index
+
+    index = read(path) if name == "ckpt" else twins.read_index(path, name, read)
     stamp = Stamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns)
     return replace(index, stamps={path: stamp})
 

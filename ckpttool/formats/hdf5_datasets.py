@@ -16,9 +16,10 @@ from h5py import h5, h5d, h5g, h5l, h5o, h5p, h5s, h5t
 
 from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats.hdf5_types import find_dtype, why_not
-from ckpttool.model.catalog import Extent, StoredTensor, TensorMeta
+from ckpttool.model.catalog import Extent, StoredTensor, TensorMeta, refuse_shared_bytes
 from ckpttool.model.dtypes import TEXT
 
+SIGNATURE_BYTES = 8
 MAX_TEXT_BYTES = 64 << 20  # a string is read into memory; larger ones are refused by name
 NEVER_WRITTEN = "never written (no storage is allocated); write its values or leave it out"
 CHUNKED = "chunked, compressed, compact or virtual; rewrite the file with `h5repack -l CONTI`"
@@ -37,15 +38,30 @@ def read_datasets(path: str, size: int, on_object: Callable[[], None]) -> dict[s
     Raises
     ------
     FormatError
-        It is damaged, or shorter than its header says.
+        It is damaged, or shorter than its header says, or a dataset lies upon another, or upon the
+        header of one.
     UnsupportedError
         A dataset is none that can be read as one extent of the file.
     """
     with _as_format_error(path), h5py.File(path, "r", locking=False) as file:
         tensors = {}
+        base = file.userblock_size
+        contents = []
+        places = {base: (base, base + SIGNATURE_BYTES, "the head of the file")}
         for name, dataset in _datasets(path, h5g.open(file.id, b"/")):
             on_object()
-            tensors[name] = _read_dataset(path, size, name, dataset)
+            tensors[name] = tensor = _read_dataset(path, size, name, dataset)
+            header = base + h5o.get_info(dataset).addr
+            if header in places:  # another link to it
+                continue
+            places[header] = (header, header + 1, f"the header of {name}")
+            nbytes = tensor.meta.nbytes
+            if tensor.meta.text is not None:
+                nbytes = dataset.get_type().get_size()
+            offset = dataset.get_offset()
+            if offset is not None and nbytes:
+                contents.append((offset, offset + nbytes, name))
+    refuse_shared_bytes(path, [*places.values(), *contents])
     return tensors
 
 

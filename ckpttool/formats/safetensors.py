@@ -44,7 +44,7 @@ from typing import BinaryIO
 from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats import ChecksumPart
 from ckpttool.formats.strict_json import parse_json
-from ckpttool.model.catalog import Extent, FileIndex, StoredTensor, TensorMeta
+from ckpttool.model.catalog import MAX_AXES, Extent, FileIndex, StoredTensor, TensorMeta
 from ckpttool.model.dtypes import DTYPES, TEXT
 
 MAX_HEADER_BYTES = 100_000_000  # as safetensors; stops hostile headers
@@ -231,6 +231,8 @@ def _entry(
     shape, span = _sizes(entry.get("shape")), _sizes(entry.get("data_offsets"))
     if shape is None or any(size >> 63 for size in shape):
         raise bad(f"shape {entry.get('shape')!r} is no list of sizes")
+    if len(shape) > MAX_AXES:
+        raise bad(f"{len(shape)} axes; {MAX_AXES} are the most")
     if span is None or len(span) != 2 or span[0] > span[1]:
         raise bad(f"data_offsets {entry.get('data_offsets')!r} are no begin and end")
     need = math.prod(shape) * dtype.itemsize

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import itemgetter
@@ -17,6 +17,9 @@ from ckpttool.model.notes import Note
 
 if TYPE_CHECKING:
     from ckpttool.model.described import Description
+
+# Of a tensor.  Arrays here have one axis more, the bytes of an element, and NumPy 2 has 64 at most.
+MAX_AXES = 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,11 @@ class TensorMeta:
         read with the index, compared as values and written by `Format.create`.
     nbytes
         Bytes of all elements; of a string, bytes in UTF-8.
+
+    Raises
+    ------
+    ValueError
+        There is no such tensor; it has too many axes, for one.
     """
 
     name: str
@@ -45,6 +53,8 @@ class TensorMeta:
     nbytes: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if len(self.shape) > MAX_AXES:
+            raise ValueError(f"{self.name}: {len(self.shape)} axes; {MAX_AXES} are the most")
         if (self.dtype == TEXT) != (self.text is not None) or (
             self.text is not None and self.shape
         ):
@@ -194,6 +204,39 @@ class FileIndex:
         return self.tensors.header if isinstance(self.tensors, Alike) else self.tensors
 
 
+def refuse_shared_bytes(path: str, places: Iterable[tuple[int, int, str]]) -> None:
+    """Raise `FormatError` if two things lie upon each other in a file.
+
+    Parameters
+    ----------
+    path
+        The file.
+    places
+        Where each begins, where it ends, and what it is, in any order.
+    """
+    end, last = 0, ""
+    for start, stop, what in sorted(places):
+        if start < end:
+            raise FormatError(path, start, f"{last} and {what} have bytes in common (damaged?)")
+        end, last = stop, what
+
+
+def refuse_shared_extents(index: FileIndex) -> None:
+    """The same of the tensors of a file, whatever its format.
+
+    The same bytes may have two names, where a format has links; its reader knows whether they are.
+    """
+    known: dict[tuple[str, bool], dict[tuple[int, int], str]] = {}
+    for name, tensor in index.tensors.items():
+        # What is encrypted is counted in what it decrypts to.
+        places = known.setdefault((tensor.path, tensor.cipher is not None), {})
+        for extent in tensor.extents:
+            if extent.nbytes:
+                places.setdefault((extent.offset, extent.offset + extent.nbytes), name)
+    for (path, _), places in known.items():
+        refuse_shared_bytes(path, ((*place, name) for place, name in places.items()))
+
+
 @dataclass(frozen=True, slots=True)
 class Catalog:
     """What is on disk: for each rank the header of its file.
@@ -231,6 +274,9 @@ class Catalog:
         to every rank as it is.  False for one that no index names: it may be one rank's slice.
     absent
         Ranks that seem to belong to it and have no file: gaps, and rank folders without one.
+    one_of_several
+        What shows that its only file is one rank's of several, so that tensors may be slices;
+        empty if nothing does.
     asked
         Ranks that it was written for, where its manifest says so and it is verified; None for all.
     headers
@@ -251,6 +297,7 @@ class Catalog:
     indexes: tuple[str, ...] = ()
     apart: Mapping[str, bool] = field(default_factory=dict)
     absent: tuple[int, ...] = ()
+    one_of_several: str = ""
     asked: frozenset[int] | None = None
     headers: Mapping[tuple[int, ...], Mapping[str, StoredTensor]] = field(
         init=False, repr=False, compare=False

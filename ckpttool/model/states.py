@@ -88,6 +88,12 @@ def owners_of_full(listed: Collection[str], metas: Mapping[str, TensorMeta]) -> 
     }
 
 
+def follows_in_full(name: str, owners: Owners, metas: Mapping[str, TensorMeta]) -> bool:
+    """Whether a state has the full shape that its parameter tells."""
+    base = owners.get(name, "")
+    return base in metas and metas[name].shape == _reduced(name, metas[base].shape)
+
+
 def state_layouts(strategy: Strategy, name: str, owners: Owners) -> tuple[Layout, ...]:
     """The layouts that ``name`` has if it is state of a listed parameter; none if it is not.
 
@@ -138,17 +144,12 @@ def borrow_rows(layouts: tuple[Layout, ...], twins: tuple[Layout, ...]) -> tuple
     )
 
 
-def target_layouts(
-    strategy: Strategy, name: str, is_following: bool, owners: Owners
-) -> tuple[Layout, ...]:
-    """The layouts that a parameter has in a target; none if its strategy does not tell.
+def target_layouts(strategy: Strategy, name: str, owners: Owners) -> tuple[Layout, ...]:
+    """The layouts that a listed parameter has in a target.
 
-    ``is_following`` says that the source does not list it, and that it was cut like its parameter;
-    then it is in the target as well.
+    Those of states are corrected by their parameters, see `true_layouts`.
     """
-    own, of_state = strategy.layouts.get(name, ()), state_layouts(strategy, name, owners)
-    if not own:
-        return of_state if is_following else ()
+    own, of_state = strategy.layouts[name], state_layouts(strategy, name, owners)
     is_statistic = name.startswith(STATISTICS) and name not in strategy.by_hand
     base = owners.get(name, name)
     is_cut = any(layout.optimizer_shard > 1 for layout in strategy.layouts.get(base, ()))
@@ -268,7 +269,7 @@ def find_unlike_states(catalog: Catalog, strategy: Strategy) -> Iterator[Finding
     state is of none of MindSpore's optimizers, since names may deceive.
     """
     impossible, unlike = [], []
-    listed = {name: None for name in strategy.layouts if name in catalog.metas}
+    listed = dict.fromkeys(name for name in strategy.layouts if name in catalog.metas)
     for name, base in owners_of_full(listed, catalog.metas).items():
         if name not in listed or base not in listed or reduced_from(name) is not None:
             continue

@@ -91,6 +91,8 @@ class Strategy:
         What was written by hand, until `resolve` turns it into layouts.
     by_hand
         Names whose layouts were written by hand, and where.
+    replicates_rest
+        Whether a person wrote that ranks hold the same of all other names.
     """
 
     layouts: Mapping[str, tuple[Layout, ...]]
@@ -100,6 +102,7 @@ class Strategy:
     notes: tuple[Note, ...] = ()
     rules: Rules | None = None
     by_hand: Mapping[str, str] = field(default_factory=dict)
+    replicates_rest: bool = False
 
     @property
     def origin(self) -> str:
@@ -160,7 +163,14 @@ class Strategy:
             elif meta.text is None:  # a string is never cut
                 layouts[name], by_hand[name] = listed or said, rule.place
         notes = (*self.notes, *idle)
-        resolved = replace(self, layouts=layouts, rules=None, by_hand=by_hand, notes=notes)
+        resolved = replace(
+            self,
+            layouts=layouts,
+            rules=None,
+            by_hand=by_hand,
+            notes=notes,
+            replicates_rest=rules.replicates_rest,
+        )
         return resolved, tuple(problems)
 
 
@@ -217,17 +227,11 @@ def _folded_like(listed: tuple[Layout, ...], said: Iterable[Layout]) -> tuple[La
     """The listed layouts, of expanded ones the way to fold them that ``said`` has, if it is one."""
     by_stage = {layout.first_rank: layout for layout in said}
     ndim = max((len(layout.tensor_map) for layout in by_stage.values()), default=0)
-    return tuple(
-        next(
-            (
-                way
-                for way in fold_layout(layout, ndim)
-                if layout.first_rank in by_stage and way.cuts_like(by_stage[layout.first_rank])
-            ),
-            layout,
-        )
-        for layout in listed
-    )
+
+    def fits(way: Layout) -> bool:
+        return way.first_rank in by_stage and way.cuts_like(by_stage[way.first_rank])
+
+    return tuple(next(iter(fold_layout(layout, ndim, fits)), layout) for layout in listed)
 
 
 def _common_ranks(stages: Mapping[int, Mapping[str, Layout]], origin: str) -> int:

@@ -78,6 +78,10 @@ def options_of(plan: Plan) -> tuple[tuple[str, str], ...]:
     options = dict(options_told(target.format, outputs))
     options["crc"] = "--crc" if "crc_num" in target.attrs else "no --crc"
     options["told"] = f"--write-strategy {told[0]}" if told else "no --write-strategy"
+    if target.strategy is not None:
+        choice = target.not_in_target
+        is_asked = choice != "follow"
+        options["not listed"] = f"--not-in-target {choice}" if is_asked else "no --not-in-target"
     return tuple(options.items())
 
 

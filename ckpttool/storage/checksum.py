@@ -162,7 +162,7 @@ def _multiply(a: int, b: int) -> int:
 def verify_checksum(index: FileIndex) -> FormatError | None:
     """What is wrong with the contents of a file that has a checksum, None if nothing is."""
     stored = index.attrs["crc_num"]
-    number = int(stored) if stored.isascii() and stored.isdecimal() else None
+    number = int(stored) if re.fullmatch(r"[0-9]{1,18}", stored) else None
     found = compute_checksum(index)
     has_maps = any(map_of(name) is not None for name in index.tensors)
     if number == found or (has_maps and number == compute_checksum(index, as_saved=True)):
