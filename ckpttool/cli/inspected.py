@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog, FileIndex
     from ckpttool.model.described import Described
     from ckpttool.model.source import Source
-    from ckpttool.model.sources import Sources
+    from ckpttool.model.sources import Agreement, Sources
     from ckpttool.model.strategy import Strategy
 
 
@@ -149,22 +149,25 @@ def _look(
     """
     from ckpttool.model.sources import find_sources
     from ckpttool.run.engines import default_jobs, open_engine
-    from ckpttool.run.gather import Trust, settle, told_by_a_look
+    from ckpttool.run.gather import Trust, sample_states, settle, told_by_a_look
+
+    agreement: Agreement = {}
 
     def find(strategy: Strategy) -> Sources:
-        return find_sources(catalog, strategy, {}, "first")
+        return find_sources(catalog, strategy, agreement, "first")
 
-    sources = find(strategy)
-    if sources.problems:
-        return strategy, sources
     try:
         with open_engine(f"threads:{default_jobs()}") as executor:
+            agreement = sample_states(catalog, strategy, executor)
+            sources = find(strategy)
+            if sources.problems:
+                return strategy, sources
             trust = Trust(by_samples=True)
             settled = settle(find, sources, catalog, strategy, executor, trust)
             settled = told_by_a_look(settled)
     except CkptToolError as error:
         errors.append(error)
-        return strategy, sources
+        return strategy, find(strategy)
     doubts = [Note("doubt", problem.text, is_warning=True) for problem in settled.problems]
     settled.sources.notes += [*settled.notes, *doubts]
     return settled.strategy, settled.sources

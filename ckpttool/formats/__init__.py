@@ -6,7 +6,6 @@ A format is a codec of headers only.  Where a tensor's bytes lie it says as exte
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,7 +24,6 @@ from ckpttool.model.catalog import (
     Alike,
     Extent,
     FileIndex,
-    Stamp,
     TensorMeta,
     refuse_shared_extents,
 )
@@ -255,7 +253,6 @@ def _read_known(
     """The header of a file of a format that is known; raises what is wrong with it."""
     from ckpttool.formats.ckpt import Ckpt
 
-    found = os.stat(path)  # noqa: PTH116 - a path is a string here
     name = _find_format(path)
 
     def read(path: str) -> FileIndex:
@@ -266,8 +263,7 @@ def _read_known(
         return index
 
     index = read(path) if name == "ckpt" else twins.read_index(path, name, read)
-    stamp = Stamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-    return replace(index, stamps={path: stamp})
+    return replace(index, tensors=Alike(index.header, path, index.stamps[path]))
 
 
 def _as_recognised(error: FormatError) -> FormatError:

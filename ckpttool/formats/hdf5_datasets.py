@@ -16,7 +16,14 @@ from h5py import h5, h5d, h5g, h5l, h5o, h5p, h5s, h5t
 
 from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats.hdf5_types import find_dtype, why_not
-from ckpttool.model.catalog import Extent, StoredTensor, TensorMeta, refuse_shared_bytes
+from ckpttool.formats.opened import stamp_of
+from ckpttool.model.catalog import (
+    Extent,
+    SourceStamp,
+    StoredTensor,
+    TensorMeta,
+    refuse_shared_bytes,
+)
 from ckpttool.model.dtypes import TEXT
 
 SIGNATURE_BYTES = 8
@@ -25,13 +32,15 @@ NEVER_WRITTEN = "never written (no storage is allocated); write its values or le
 CHUNKED = "chunked, compressed, compact or virtual; rewrite the file with `h5repack -l CONTI`"
 
 
-def read_datasets(path: str, size: int, on_object: Callable[[], None]) -> dict[str, StoredTensor]:
-    """The datasets of a file, by name.
+def read_datasets(
+    path: str, on_object: Callable[[], None]
+) -> tuple[dict[str, StoredTensor], SourceStamp]:
+    """The datasets of a file, by name, and by what the file is known again.
 
     Parameters
     ----------
-    path, size
-        The file, and how many bytes it has.
+    path
+        The file.
     on_object
         Called before each dataset is read, to tell that it goes on.
 
@@ -44,13 +53,14 @@ def read_datasets(path: str, size: int, on_object: Callable[[], None]) -> dict[s
         A dataset is none that can be read as one extent of the file.
     """
     with _as_format_error(path), h5py.File(path, "r", locking=False) as file:
+        stamp = stamp_of(file.id.get_vfd_handle())
         tensors = {}
         base = file.userblock_size
         contents = []
         places = {base: (base, base + SIGNATURE_BYTES, "the head of the file")}
         for name, dataset in _datasets(path, h5g.open(file.id, b"/")):
             on_object()
-            tensors[name] = tensor = _read_dataset(path, size, name, dataset)
+            tensors[name] = tensor = _read_dataset(path, stamp.nbytes, name, dataset)
             header = base + h5o.get_info(dataset).addr
             if header in places:  # another link to it
                 continue
@@ -62,7 +72,7 @@ def read_datasets(path: str, size: int, on_object: Callable[[], None]) -> dict[s
             if offset is not None and nbytes:
                 contents.append((offset, offset + nbytes, name))
     refuse_shared_bytes(path, [*places.values(), *contents])
-    return tensors
+    return tensors, stamp
 
 
 @contextmanager

@@ -72,6 +72,11 @@ class TensorMeta:
         return self if shape == self.shape else replace(self, shape=shape)
 
     @property
+    def is_single(self) -> bool:
+        """Whether it is a single value: one element, or a text."""
+        return self.text is not None or math.prod(self.shape) == 1
+
+    @property
     def itemsize(self) -> int:
         """Bytes per element; 1 for a string."""
         return 1 if self.text is not None else DTYPES[self.dtype].itemsize
@@ -83,6 +88,29 @@ class Extent:
 
     offset: int
     nbytes: int
+
+
+class Stamp(NamedTuple):
+    """By what a file is known again: one that was written to or saved anew has another.
+
+    The time of change (ctime) tells even if the time of modification was set back.
+    """
+
+    nbytes: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+class SourceStamp(NamedTuple):
+    """The same of a source file, and which file of its file system it is.
+
+    No device: network file systems have another number for it on each host.
+    """
+
+    nbytes: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +129,16 @@ class StoredTensor:
         Where in the file, or in the plaintext of an encrypted one.
     cipher
         How the file is encrypted, the same object for all its tensors; None if it is not.
+    stamp
+        The file as it was when its header was read, the same object for all its tensors: whoever
+        opens it for the contents holds it against that.  None of what is being written.
     """
 
     meta: TensorMeta
     path: str
     extents: tuple[Extent, ...]
     cipher: Ciphertext | None = None
+    stamp: SourceStamp | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         held = 0
@@ -118,10 +150,10 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Alike(Mapping[str, StoredTensor]):
-    """The tensors of a file whose header is equal to that of another.
+    """The tensors of a file whose header is known, perhaps as that of another that is equal to it.
 
-    Of a thousand ranks nearly all are such, with a thousand tensors each: these are made when one
-    asks for them.
+    Of a thousand ranks nearly all are equal to another, with a thousand tensors each: these are
+    made when one asks for them.
 
     Attributes
     ----------
@@ -129,14 +161,17 @@ class Alike(Mapping[str, StoredTensor]):
         Those of the other file.
     path
         The file that holds these.
+    stamp
+        See `StoredTensor`.
     """
 
     header: Mapping[str, StoredTensor]
     path: str
+    stamp: SourceStamp | None = None
 
     def __getitem__(self, name: str) -> StoredTensor:
         tensor = self.header[name]
-        return StoredTensor(tensor.meta, self.path, tensor.extents, tensor.cipher)
+        return StoredTensor(tensor.meta, self.path, tensor.extents, tensor.cipher, self.stamp)
 
     def __contains__(self, name: object) -> bool:
         return name in self.header
@@ -146,17 +181,6 @@ class Alike(Mapping[str, StoredTensor]):
 
     def __len__(self) -> int:
         return len(self.header)
-
-
-class Stamp(NamedTuple):
-    """By what a file is known again: one that was written to or saved anew has another.
-
-    The time of change (ctime) tells even if the time of modification was set back.
-    """
-
-    nbytes: int
-    mtime_ns: int
-    ctime_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +205,7 @@ class FileIndex:
     beside
         Further files of the same rank, whose tensors are among ``tensors``.
     stamps
-        Of each file as it was just before its header was read; none of one that was just written.
+        Of each file as it was when it was opened for its header; none of one that was just written.
     """
 
     path: str
@@ -191,7 +215,7 @@ class FileIndex:
     attrs: Mapping[str, str] = field(default_factory=dict)
     cipher: Ciphertext | None = None
     beside: tuple[str, ...] = ()
-    stamps: Mapping[str, Stamp] = field(default_factory=dict, compare=False)
+    stamps: Mapping[str, SourceStamp] = field(default_factory=dict, compare=False)
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -126,14 +126,14 @@ class Target:
 
 @dataclass(slots=True)
 class NotListed:
-    """Full tensors that the target strategy does not list, by name; no single values.
+    """Full tensors that the target strategy does not list, by name.
 
     Attributes
     ----------
     followed
         Optimizer states that are cut like their parameters.
     full, dropped
-        What is written in full to every rank, and what is not written.
+        What is written in full to every rank, and what is not written; no single values.
     """
 
     followed: dict[str, TensorMeta] = field(default_factory=dict)

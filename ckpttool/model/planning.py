@@ -168,14 +168,16 @@ class _Fitting:
             return ()
         is_state = source.turn is None and follows_in_full(name, self.owners, self.metas)
         layouts = state_layouts(strategy, name, self.owners) if is_state else ()
-        layouts = layouts if target.not_in_target == "follow" else ()
-        if source.is_single:
+        if layouts and target.not_in_target == "follow":
+            self.not_listed.followed[name] = source.meta
             return layouts
+        if source.meta.is_single:
+            return ()
         if target.not_in_target == "drop":
             self.not_listed.dropped[name] = source.meta
             return None
-        (self.not_listed.followed if layouts else self.not_listed.full)[name] = source.meta
-        return layouts
+        self.not_listed.full[name] = source.meta
+        return ()
 
     def _listed(self, source: Source, strategy: Strategy) -> tuple[Layout, ...]:
         """The layouts of a source that the strategy lists, corrected."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -43,11 +42,6 @@ class Source:
     follows: str | None = None
     turn: tuple[int, int] | None = None
     described: Described | None = None
-
-    @property
-    def is_single(self) -> bool:
-        """Whether it is a single value: one element, or a text."""
-        return self.meta.text is not None or math.prod(self.meta.shape) == 1
 
     @property
     def sharing(self) -> Hashable:

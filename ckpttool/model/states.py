@@ -28,9 +28,10 @@ def find_owners(listed: Collection[str], metas: Mapping[str, TensorMeta]) -> dic
 
     A name is that of a state if a prefix of one word stands before the name of another parameter,
     and the prefix is that of an optimizer.  It is that of a module if anything else has it: next to
-    ``decoder.norm`` the name ``decoder.embedding`` is not that of a state of ``embedding``.  An
-    optimizer may keep single values besides.  The prefixes of MindSpore's optimizers are modules
-    only if the strategy says so, since the parameters of their states may be gone.
+    ``decoder.norm`` the name ``decoder.embedding`` is not that of a state of ``embedding``, unless
+    there is a ``decoder.decoder.norm``.  An optimizer may keep single values besides.  The prefixes
+    of MindSpore's optimizers are modules only if the strategy says so, since the parameters of
+    their states may be gone.
 
     Parameters
     ----------
@@ -56,6 +57,8 @@ def find_owners(listed: Collection[str], metas: Mapping[str, TensorMeta]) -> dic
             found[name] = known
         elif base in names and base and prefix.isidentifier():
             found[name] = base
+        elif f"{prefix}.{name}" in names:
+            continue  # a parameter of a module that is called like the prefix of its state
         elif name in listed:
             listed_modules.add(prefix)
         elif math.prod(metas[name].shape) != 1:
@@ -92,6 +95,19 @@ def follows_in_full(name: str, owners: Owners, metas: Mapping[str, TensorMeta]) 
     """Whether a state has the full shape that its parameter tells."""
     base = owners.get(name, "")
     return base in metas and metas[name].shape == _reduced(name, metas[base].shape)
+
+
+def full_metas(catalog: Catalog, strategy: Strategy) -> dict[str, TensorMeta]:
+    """Return name to full tensor, as far as layouts or the checkpoint tell; else to a slice."""
+    metas = catalog.metas
+    if catalog.description is not None:
+        return metas | {name: one.meta for name, one in catalog.description.tensors.items()}
+    owners = find_owners(strategy.layouts, metas)
+    for name, meta in metas.items():
+        layouts = strategy.layouts.get(name) or state_layouts(strategy, name, owners)
+        if layouts and len(layouts[0].tensor_map) == len(meta.shape):
+            metas[name] = meta.of_shape(layouts[0].implied_shape(meta.shape))
+    return metas
 
 
 def state_layouts(strategy: Strategy, name: str, owners: Owners) -> tuple[Layout, ...]:

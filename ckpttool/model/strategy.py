@@ -119,16 +119,21 @@ class Strategy:
         layouts = self.layouts.get(name, ())
         return tuple(layout.first_rank // self.stage_ranks for layout in layouts)
 
-    def resolve(self, metas: Mapping[str, TensorMeta]) -> tuple[Strategy, tuple[str, ...]]:
+    def resolve(
+        self, metas: Mapping[str, TensorMeta], is_rest_decided: bool = False
+    ) -> tuple[Strategy, tuple[str, ...]]:
         """The strategy with its rules turned into layouts, itself if it has none; and problems.
 
         Problems are names that no rule matches and that nothing else is said of, and rules that
-        contradict the listed layouts, which stay as they are.
+        contradict the listed layouts, which stay as they are.  A single value needs no rule: it is
+        copied if all ranks hold the same.
 
         Parameters
         ----------
         metas
             Name to tensor, a slice or all of it: all names of the checkpoint.
+        is_rest_decided
+            Whether an option says what becomes of names that no rule matches.
         """
         rules = self.rules
         if rules is None:
@@ -136,8 +141,10 @@ class Strategy:
         found = {name: rule for name in metas if (rule := rules.find(name)) is not None}
         problems = []
         idle = rules.notes(found)
-        silent = [name for name in metas if name not in found]
-        if silent and not rules.replicates_rest and not self.layouts:
+        is_decided = is_rest_decided or rules.replicates_rest or self.layouts
+        unmatched = [name for name in metas if name not in found]
+        silent = [name for name in unmatched if not metas[name].is_single]
+        if silent and not is_decided:
             problems.append(
                 f"{rules.path}: nothing is said of {count(len(silent), 'parameter')}: "
                 f"{shorten(silent, 20)}; add a pattern for each, or `otherwise: replicated` if all "
@@ -162,6 +169,11 @@ class Strategy:
                 )
             elif meta.text is None:  # a string is never cut
                 layouts[name], by_hand[name] = listed or said, rule.place
+        single = [name for name in unmatched if metas[name].is_single]
+        if single and not is_decided:
+            text = f"{rules.path}: no pattern for {count(len(single), 'single value')}, which "
+            text += f"must be the same on all ranks: {shorten(single)}"
+            idle = (*idle, Note("unlisted", text))
         notes = (*self.notes, *idle)
         resolved = replace(
             self,

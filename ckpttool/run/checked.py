@@ -16,6 +16,7 @@ from ckpttool.model.notes import Note
 from ckpttool.model.plan import Plan, Target
 from ckpttool.model.planning import make_plan, plan_from
 from ckpttool.model.sources import Sources, find_sources
+from ckpttool.model.states import full_metas
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.undivided import why_not_full
 from ckpttool.model.unlisted import Unlisted
@@ -203,12 +204,17 @@ def _resolve(
 ) -> tuple[Strategy | None, Target]:
     """Source strategy and target, with the names that the checkpoint has."""
     metas = catalog.metas
-    resolved: list[Strategy | None] = []
     problems: list[str] = []
-    for known in (strategy, target.strategy):
-        one, reasons = (None, ()) if known is None else known.resolve(metas)
-        resolved.append(one)
+    if strategy is not None:
+        strategy, reasons = strategy.resolve(metas)
+        problems += reasons
+    found = target.strategy
+    if found is not None:
+        full = metas
+        if found.rules is not None and strategy is not None:
+            full = full_metas(catalog, strategy)
+        found, reasons = found.resolve(full, target.not_in_target != "follow")
         problems += reasons
     if problems:
         raise_all([*catalog.damaged.values(), PlanError(problems)])
-    return resolved[0], replace(target, strategy=resolved[1])
+    return strategy, replace(target, strategy=found)

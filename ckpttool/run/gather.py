@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from ckpttool.errors import CkptToolError, CombinedError, PlanError
 from ckpttool.formats.stopping import result_of
 from ckpttool.formats.unified import MAP_NAME
 from ckpttool.model.aside import set_aside
-from ckpttool.model.catalog import Catalog, TensorMeta
+from ckpttool.model.catalog import Catalog, StoredTensor, TensorMeta
 from ckpttool.model.findings import Finding
 from ckpttool.model.maps import map_of
 from ckpttool.model.notes import Note
@@ -31,7 +32,7 @@ from ckpttool.model.unlisted import Unlisted
 from ckpttool.run.asked import note_asked, strategy_notes
 from ckpttool.run.doubts import find_doubts
 from ckpttool.run.shards import find_shards, show_shard
-from ckpttool.storage.digest import Sample, digest, find_least
+from ckpttool.storage.digest import Sample, digest, find_least, sample
 from ckpttool.storage.indexed import scan_indexed
 
 BUFFER_BYTES = 4 << 20  # held by each worker while contents are compared
@@ -168,15 +169,9 @@ def compare_contents(
 
     A note is added on those of which contents tell nothing: one rank's slice may look like all.
     """
-    futures = {}
     compared = names_to_compare(catalog, strategy)
-    for name in compared:
-        for rank, file in catalog.files.items():
-            if name in file.header:
-                futures[name, rank] = executor.submit(digest, file.tensors[name], BUFFER_BYTES)
-    groups: dict[str, dict[Sample, list[int]]] = defaultdict(dict)
-    for (name, rank), future in futures.items():
-        groups[name].setdefault(result_of(future), []).append(rank)
+    read = partial(digest, buffer_bytes=BUFFER_BYTES)
+    groups = _group_ranks(catalog, compared, read, executor)
     metas = catalog.metas
     mute = [
         name
@@ -195,6 +190,41 @@ def compare_contents(
         name: tuple(tuple(ranks) for ranks in by_content.values())
         for name, by_content in groups.items()
     }
+
+
+def sample_states(catalog: Catalog, strategy: Strategy, executor: Executor) -> Agreement:
+    """Ranks grouped by equal samples, for what names and shapes show to be state.
+
+    It is what a command that only looks needs to know of contents, to tell state from parameters
+    that are whole; see `find_sources`.
+    """
+    compared = names_to_compare(catalog, strategy)
+    names = [name for name, follows in compared.items() if follows is not None]
+    metas = catalog.metas
+    return {
+        name: tuple(map(tuple, found.values()))
+        for name, found in _group_ranks(catalog, names, sample, executor).items()
+        if not _is_mute(metas[name], found)
+    }
+
+
+def _group_ranks(
+    catalog: Catalog,
+    names: Iterable[str],
+    read: Callable[[StoredTensor], Sample],
+    executor: Executor,
+) -> dict[str, dict[Sample, list[int]]]:
+    """For each name the ranks of which the same is read."""
+    futures = {
+        (name, rank): executor.submit(read, file.tensors[name])
+        for name in names
+        for rank, file in catalog.files.items()
+        if name in file.header
+    }
+    groups: dict[str, dict[Sample, list[int]]] = defaultdict(dict)
+    for (name, rank), future in futures.items():
+        groups[name].setdefault(result_of(future), []).append(rank)
+    return groups
 
 
 def find_running(

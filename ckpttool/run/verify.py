@@ -32,7 +32,15 @@ from ckpttool.model.undivided import undivided_sources
 from ckpttool.run.asked import as_asked
 from ckpttool.run.contents import check_contents, differences
 from ckpttool.run.engines import InlineExecutor
-from ckpttool.run.gather import Settled, Trust, find_running, known_strategy, settle, told_by_a_look
+from ckpttool.run.gather import (
+    Settled,
+    Trust,
+    find_running,
+    known_strategy,
+    sample_states,
+    settle,
+    told_by_a_look,
+)
 from ckpttool.run.integrity import check_files
 from ckpttool.run.listed import check_manifest, find_manifests
 from ckpttool.run.origin import unchanged
@@ -186,8 +194,10 @@ class _Verification:
         if self.strategy is None:
             return undivided_sources(self.catalog, "first")
 
+        agreement = sample_states(self.catalog, self.strategy, self.executor)
+
         def find(strategy: Strategy) -> Sources:
-            return find_sources(self.catalog, strategy, {}, "first")
+            return find_sources(self.catalog, strategy, agreement, "first")
 
         sources = find(self.strategy)
         if not deep:

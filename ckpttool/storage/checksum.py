@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from ckpttool.errors import FormatError
 from ckpttool.formats import checksum_parts
+from ckpttool.formats.opened import open_source
 from ckpttool.formats.stopping import go_on
 from ckpttool.model.catalog import Extent, FileIndex
 from ckpttool.model.maps import map_of
@@ -67,7 +68,7 @@ def compute_checksum(index: FileIndex, as_saved: bool = False, known: Iterable[S
     crc = 0
     in_order = sorted(known, key=_start)
     buffer = memoryview(bytearray(BUFFER_BYTES))
-    with Path(index.path).open("rb", buffering=0) as file:
+    with open_source(index.path, index.stamps.get(index.path)) as file:
         for whole in checksum_parts(index, as_saved):
             for part in _tile(whole, in_order) if isinstance(whole, Extent) else [whole]:
                 if isinstance(part, bytes):
