@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -89,6 +91,17 @@ def wait_until(is_so: Callable[[], object], what: str) -> None:
     while not is_so():
         assert time.monotonic() < until, f"in vain: {what}"
         time.sleep(0.002)
+
+
+def dump_state(*given: object) -> tuple[tuple[int, int], int]:
+    """Whether a core dump of this process can be: the limit of its size, and PR_GET_DUMPABLE.
+
+    It is called in other processes, whatever is ``given`` to them.
+    """
+    return resource.getrlimit(resource.RLIMIT_CORE), ctypes.CDLL(None).prctl(3, 0, 0, 0, 0)
+
+
+NO_DUMP = ((0, 0), 0)
 
 
 class DaskCluster:

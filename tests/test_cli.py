@@ -357,21 +357,21 @@ def test_split_refuses_several_ranks(tmp_path):
 
 def test_one_file_is_converted_without_a_strategy(tmp_path):
     path = SMALL / "src" / "rank_0" / "checkpoint-2_10.ckpt"
-    run_well("merge", path, "-o", tmp_path / "m.h5")
+    run_well("merge", path, "--replicated", "-o", tmp_path / "m.h5")
     run_well("merge", tmp_path / "m.h5", "-o", tmp_path / "m.ckpt")
     assert read(tmp_path / "m.ckpt") == read(path)
 
 
 def test_a_ckpt_that_went_through_hdf5_is_the_same_file(tmp_path):
     path = GOLDEN / "append_dict_string" / "src" / "rank_0" / "checkpoint-2_10.ckpt"
-    run_well("merge", path, "-o", tmp_path / "m.h5")
+    run_well("merge", path, "--replicated", "-o", tmp_path / "m.h5")
     run_well("merge", tmp_path / "m.h5", "-o", tmp_path / "m.ckpt")
     assert (tmp_path / "m.ckpt").read_bytes() == path.read_bytes()
 
 
 def test_results_go_to_stdout_and_notes_to_stderr(tmp_path):
     case = GOLDEN / "dst_without_optimizer"
-    words = [*src(case), "-d", case / "dst_strategy.ckpt"]
+    words = [*src(case), "-d", case / "dst_strategy.ckpt", "--not-in-target", "full"]
     result = run_well("reshard", *words, "-o", tmp_path / "a")
     assert "undivided" in result.stderr
     assert "undivided" not in result.stdout
@@ -573,12 +573,6 @@ def test_one_file_with_the_strategy_of_many_ranks_is_explained(tmp_path):
         assert "problems" not in result.stderr
 
 
-def test_a_file_of_one_rank_that_is_taken_for_the_whole_is_pointed_out(tmp_path):
-    path = SMALL / "src" / "rank_1" / "checkpoint-2_10.ckpt"
-    result = run_well("merge", path, "-o", tmp_path / "m.h5")
-    assert "beside rank_1 lie rank_0, rank_2, rank_3" in message(result)
-
-
 def test_a_gap_in_the_ranks_is_pointed_out(tmp_path):
     for rank in (0, 1, 3):
         shutil.copytree(SMALL / "src" / f"rank_{rank}", tmp_path / f"rank_{rank}")
@@ -679,14 +673,13 @@ def test_inspect_shows_the_rows_of_a_manual_split():
     assert re.search(r"mul_weight +Float32 +\(8, 8, 8\) +\(8, 4, 8\)", table)
 
 
-def test_split_of_one_ranks_folder_or_of_all_names_the_file(tmp_path):
+def test_split_of_one_ranks_folder_or_of_all_says_what_to_do(tmp_path):
     words = ["-d", CASE / "dst_strategy.ckpt", "-o", tmp_path / "new"]
     path = CASE / "src" / "rank_0" / "checkpoint-2_10.ckpt"
     told = message(run("split", path.parent, *words))
     assert f"name the one above: {CASE / 'src'}, or its file: {path}" in told
-    assert f"(one rank's, if all hold everything: {path})" in message(
-        run("split", CASE / "src", *words)
-    )
+    told = message(run("split", CASE / "src", *words))
+    assert "reshard with the strategy of these ranks (-s STRATEGY), or say --replicated" in told
 
 
 @pytest.mark.parametrize(

@@ -125,23 +125,24 @@ def test_a_worker_says_which_file_it_does_not_see(tmp_path, change):
             path.unlink()
         elif change == "grow":
             path.write_bytes(b"12345")
-            os.utime(path, ns=(0, view.files[1].mtime_ns))
+            os.utime(path, ns=(0, view.files[1].stamp.mtime_ns))
         else:
             os.utime(path, ns=(0, 1))
     (problem,) = compare_view(view)
-    reason = "No such file" if change == "remove" else "another size or time of change"
+    reason = "No such file" if change == "remove" else "another size, time of change or inode"
     assert f"does not see {paths[1]} as this host does ({reason}" in problem
     assert "nor 1 more of 3 files" in problem
 
 
 def test_a_file_that_shows_late_is_seen(tmp_path, monkeypatch):
-    path = tmp_path / "late"
-    path.write_bytes(b"1")
-    view = view_of(tmp_path, path)
-    path.rename(tmp_path / "elsewhere")
+    folder = tmp_path / "late"
+    folder.mkdir()
+    (folder / "file").write_bytes(b"1")
+    view = view_of(tmp_path, folder / "file")
+    folder.rename(tmp_path / "elsewhere")
     monkeypatch.setattr(cluster, "PAUSES", (0.0, 0.1))
     monkeypatch.setattr(
-        cluster.time, "sleep", lambda s: s and (tmp_path / "elsewhere").rename(path)
+        cluster.time, "sleep", lambda s: s and (tmp_path / "elsewhere").rename(folder)
     )
     assert compare_view(view) == ()
 

@@ -13,7 +13,7 @@ from ckpttool.errors import CkptToolError, FormatError
 from ckpttool.formats import get_format, read_index
 from ckpttool.formats.contained import ContainedReader
 from ckpttool.formats.strategy_file import read_strategy
-from ckpttool.model.catalog import TensorMeta
+from ckpttool.model.catalog import TensorMeta, refuse_shared_extents
 from tests.by_hand import layout, operator, record, strategy
 from tests.corpus import GOLDEN, SAMPLES
 
@@ -24,8 +24,9 @@ EVERY_BIT = (*(1 << bit for bit in range(8)), 0xFF)
 
 
 def assert_sound(index, size):
-    """Every tensor has as many bytes as it needs, all inside the file."""
+    """Every tensor has as many bytes as it needs, all inside the file, and of its own."""
     assert index.nbytes == size
+    refuse_shared_extents(index)
     for name, tensor in index.tensors.items():
         assert tensor.meta.name == name
         held = sum(extent.nbytes for extent in tensor.extents)

@@ -17,12 +17,15 @@ import pytest
 import ckpttool
 from ckpttool.formats import get_format
 from ckpttool.model.catalog import TensorMeta
+from ckpttool.model.ciphertext import Secret
 from tests.commands import files_below, message, run, run_well
 from tests.engines import (
     COMMAND,
+    NO_DUMP,
     ROOT,
     contents,
     dask_cluster,
+    dump_state,
     environment,
     finish,
     merge_words,
@@ -134,6 +137,13 @@ def test_the_python_interface_takes_a_cluster_too(tmp_path, two_workers):
     command = [sys.executable, "-c", code, *words, f"dask:{two_workers.address}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment())
     assert done.stdout == "3\n"
+
+
+def test_what_has_the_key_on_dask_writes_no_core_dump(two_workers):
+    with ckpttool.open_engine(f"dask:{two_workers.address}") as executor:
+        answers = executor.ask(dump_state, Secret(bytes(16)))
+    assert len(answers) == 2
+    assert {*answers.values()} == {NO_DUMP}
 
 
 def test_a_worker_that_is_killed_while_it_works_is_replaced(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from concurrent.futures import BrokenExecutor, CancelledError
 from pathlib import Path
@@ -92,18 +93,30 @@ def test_engines_are_named():
 
 @pytest.mark.parametrize(
     "name",
-    ["inline:2", "threads:0", "threads:x", "threads:", "magic:1", "dask", "dask:", "mpi:4", ""],
+    [
+        "inline:2",
+        "threads:0",
+        "threads:x",
+        "threads:",
+        "threads:1000000",
+        f"processes:{'9' * 5000}",
+        "magic:1",
+        "dask",
+        "dask:",
+        "mpi:4",
+        "",
+    ],
 )
 def test_a_word_that_names_no_engine_is_refused(tmp_path, name):
-    with pytest.raises(ValueError, match=r"no engine|from 1 on"), open_engine(name):
+    with pytest.raises(ValueError, match=r"no engine|from 1 to"), open_engine(name):
         pass
     if name:
         result = run(*reshard_words(tmp_path / "out", "ckpt"), "--engine", name)
         assert result.exit_code == 2
-        is_number = name.startswith("threads")
+        kind = name.partition(":")[0]
         text = (
-            "is not threads:N with a number N of threads from 1 on"
-            if is_number
+            f"is not {kind}:N with a number N of {kind} from 1 to 999999"
+            if kind in ("threads", "processes")
             else (f"no engine '{name}'; there are threads[:N], processes[:N]")
         )
         assert text in message(result)
@@ -303,3 +316,21 @@ def test_decryption_ends_when_nobody_waits_for_it(tmp_path):
             executor.submit(read_plain, fd, str(path), cipher, 0, out).exception(), CancelledError
         )
     os.close(fd)
+
+
+@pytest.mark.parametrize("kind", ["RuntimeError", "ImportError"])
+def test_mpi_without_its_library_is_told_what_to_install(tmp_path, monkeypatch, kind):
+    """mpi4py 4.1 looks for the library itself; an older one is bound to it."""
+    package = tmp_path / "mpi4py"
+    (package / "futures").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    text = r"cannot load MPI library\nlibmpi.so: cannot open shared object file"
+    (package / "futures" / "__init__.py").write_text(f'raise {kind}("{text}")\n')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mpi4py"]:
+        monkeypatch.delitem(sys.modules, name)
+    result = run(*reshard_words(tmp_path / "out", "ckpt"), "--engine", "mpi")
+    assert result.exit_code == 1
+    told = "engine mpi: it needs an MPI library: install Open MPI or MPICH (Debian: openmpi-bin)"
+    assert told in message(result)
+    assert "libmpi.so: cannot open shared object file" in message(result)

@@ -292,7 +292,7 @@ def test_a_rank_with_an_unfinished_file_only_is_refused(job):
 
 def test_a_rank_with_an_unfinished_file_only_is_replaced_by_its_replica(job):
     job.file(2).rename(job.file(2, ".tmp"))
-    fact = "--strict: rank 2: no checkpoint file found in .*run.*leave --strict away to read the"
+    fact = "--strict: rank 2: no checkpoint file found in .*run.*mend it, or leave --strict away"
     job.refuses(job.merge("--strict"), 5, fact)
     result = job.merge()
     assert result.exit_code == 0

@@ -17,6 +17,7 @@ import pytest
 
 import ckpttool
 from ckpttool.formats import get_format, suffix_of
+from ckpttool.formats.opened import demand_same
 from ckpttool.model.catalog import TensorMeta
 from ckpttool.run import execute as execute_module
 from ckpttool.run.engines import open_engine
@@ -134,7 +135,7 @@ def test_a_source_that_shrinks_after_planning_is_noticed(tmp_path):
     assert files_below(tmp_path) == ["m.ckpt"]
 
 
-def test_a_source_that_shrinks_while_it_is_read_is_noticed(tmp_path, monkeypatch):
+def test_a_source_that_shrinks_before_a_worker_opens_it_is_noticed(tmp_path, monkeypatch):
     source = tmp_path / "m.ckpt"
     sparse_checkpoint(source, 1 << 20)
     plan = ckpttool.plan_merge(ckpttool.scan(str(source)), None, str(tmp_path / "out" / "m.h5"))
@@ -144,6 +145,21 @@ def test_a_source_that_shrinks_while_it_is_read_is_noticed(tmp_path, monkeypatch
         return fill(task)
 
     monkeypatch.setattr("ckpttool.run.execute.fill", shrink)
+    with pytest.raises(ckpttool.ExecutionError, match=r"m\.ckpt: was written to, or the path"):
+        execute(plan)
+    assert files_below(tmp_path) == ["m.ckpt"]
+
+
+def test_a_source_that_shrinks_while_it_is_read_is_noticed(tmp_path, monkeypatch):
+    source = tmp_path / "m.ckpt"
+    sparse_checkpoint(source, 1 << 20)
+    plan = ckpttool.plan_merge(ckpttool.scan(str(source)), None, str(tmp_path / "out" / "m.h5"))
+
+    def shrink(path, found, stamp):
+        demand_same(path, found, stamp)
+        os.truncate(source, 1 << 19)
+
+    monkeypatch.setattr("ckpttool.storage.flatfile.demand_same", shrink)
     with pytest.raises(ckpttool.ExecutionError, match=r"m\.ckpt.*the file ends here"):
         execute(plan)
     assert files_below(tmp_path) == ["m.ckpt"]

@@ -179,6 +179,38 @@ def test_an_undivided_axis_or_a_wrong_size_leaves_one_of_two_ways():
     assert len(fold_layout(replace(layout, full_shape=(8, 2, 16)), 2)) == 1
 
 
+@pytest.mark.parametrize(
+    ("tensor_map", "expanded", "piece", "way"),
+    [
+        (((0,), (), (1,)), (4, 4, 8), (4, 4), ((0,), (1,))),  # ("c", "None"), "b"
+        (((), (0,), (1,)), (1, 16, 8), (4, 4), ((0,), (1,))),  # ("None", "c"), "b"
+        (((2,), (), (1,), (0,)), (2, 1, 8, 8), (4, 2), ((2, 1), (0,))),
+        (((0,), (1,), ()), (4, 2, 16), (1, 16), ((0, 1), ())),  # and not "c", ("b", "None")
+    ],
+)
+def test_none_beside_device_axes_counts_where_there_is_no_other_way(
+    tensor_map, expanded, piece, way
+):
+    layout = Layout((2, 2, 4), tensor_map, full_shape=expanded)
+    found, problems, _ = find(with_names({"w": piece}, range(16)), strategy_of({"w": layout}))
+    assert not problems
+    assert found["w"][0].layout.tensor_map == way
+
+
+def test_a_person_may_say_that_none_stands_beside_a_device_axis(tmp_path):
+    stated = {"dev_matrix": [2, 2, 4], "tensor_map": [0, 1, -1], "tensor_shape": [4, 2, 16]}
+    paths = [tmp_path / "s.json", tmp_path / "hand.yaml"]
+    paths[0].write_text(json.dumps({"parallel_layout_item": {"w": stated}}))
+    cut = {"device_matrix": [2, 2, 4], "tensor_map": [[0], [1, -1]]}
+    paths[1].write_text(json.dumps({"ckpttool_strategy": 1, "parameters": {"w": cut}}))
+    catalog = with_names({"w": (1, 16)}, range(16))
+    strategy, wrong = read_strategy(list(map(str, paths))).resolve(catalog.metas)
+    found, problems, _ = find(catalog, strategy)
+    assert not wrong
+    assert not problems
+    assert spelled(found["w"][0].layout) == (((0,), (1,)), (4, 32))
+
+
 def test_an_optimizer_shard_is_told_by_the_slices_of_an_expanded_layout():
     layout = Layout((2, 2, 4), ((2,), (1,), ()), 4, full_shape=(2, 8, 3))
     found, problems, _ = find(with_names({"w": (1, 3)}, range(16)), strategy_of({"w": layout}))

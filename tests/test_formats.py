@@ -19,11 +19,13 @@ from ckpttool.formats import (
     suffix_of,
 )
 from ckpttool.formats.strict_json import parse_json
-from ckpttool.model.catalog import TensorMeta
+from ckpttool.model.catalog import MAX_AXES, TensorMeta
 from ckpttool.model.dtypes import DTYPES
 from ckpttool.storage.flatfile import FlatFiles
 from tests.by_hand import (
     content,
+    entry,
+    map_record,
     metas,
     read_contents,
     record,
@@ -260,3 +262,30 @@ def test_many_names_in_json_are_compared_in_no_time():
 
 def test_the_ckpt_format_has_the_slice_size_of_mindspore():
     assert ckpt.SLICE_BYTES == 536_870_912
+
+
+@pytest.mark.parametrize("size", [1, 1 << 62])
+@pytest.mark.parametrize("axes", [MAX_AXES + 1, 1000])
+def test_a_tensor_of_more_axes_than_arrays_have_is_an_error_of_its_file(tmp_path, axes, size):
+    """Of a size that fits, and of one whose bytes have more digits than Python prints."""
+    dims = (size,) * axes
+    tensor = ("int32", dims, bytes(4))
+    files = {
+        "record.ckpt": record("w", "Float32", dims, bytes(4)),
+        "map.ckpt": map_record("w", tensor, tensor, tensor),
+        "plain.safetensors": safetensors({"w": entry("F32", list(dims), 0, 4)}, bytes(4)),
+    }
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(FormatError, match=f"w.*: {axes} axes; {MAX_AXES} are the most"):
+            read_index(str(tmp_path / name))
+
+
+def test_as_many_axes_as_arrays_have_are_read(tmp_path):
+    for name, data in {
+        "a.ckpt": record("w", "Float32", (1,) * MAX_AXES, bytes(4)),
+        "a.safetensors": safetensors({"w": entry("F32", [1] * MAX_AXES, 0, 4)}, bytes(4)),
+    }.items():
+        (tmp_path / name).write_bytes(data)
+        index = read_index(str(tmp_path / name))
+        assert index.tensors["w"].meta.shape == (1,) * MAX_AXES

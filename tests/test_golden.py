@@ -66,6 +66,8 @@ def arguments(conversion, output_format, out, source):
         words += ["-s", conversion.folder / conversion.src_strategy]
     if conversion.dst_strategy:
         words += ["-d", conversion.folder / conversion.dst_strategy]
+    if conversion.undefined and conversion.kind != "merge":
+        words += ["--not-in-target", "full"]  # as nothing says what else; see `prescribed`
     if conversion.source == "src":
         words += WORDS.get(conversion.case, [])
     return words

@@ -67,6 +67,15 @@ def test_files_are_numbered_in_order_and_what_goes_to_every_rank_is_last(tmp_pat
     assert not catalog.notes
 
 
+def test_numbers_in_an_index_may_have_any_number_of_digits(model):
+    names = [f"part{'1' * 5000}.safetensors", f"a/{'0' * 4999}2.h5", f"b/{'3' * 100}/x.h5"]
+    rewrite(model, lambda document: document["weight_map"].update(zip("xyz", names, strict=True)))
+    result = run("inspect", model)
+    assert result.exit_code != 0
+    assert "internal error" not in message(result)
+    assert "File name too long" in message(result)
+
+
 @pytest.mark.parametrize("format", ["ckpt", "safetensors", "hdf5"])
 def test_merge_makes_one_file_of_it(model, tmp_path, format):
     out = tmp_path / f"full.{'h5' if format == 'hdf5' else format}"
@@ -381,10 +390,10 @@ def test_a_source_strategy_has_nothing_to_say_of_it(model, words, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_replicated_ranks_it_has_none(model, tmp_path):
-    result = run("merge", model, "--replicated", "-o", tmp_path / "out.h5")
-    assert result.exit_code == 5
-    assert "holds everything undivided" in message(result)
+def test_replicated_says_of_it_what_its_index_says(model, tmp_path):
+    run_well("merge", model, "-o", tmp_path / "a.ckpt")
+    run_well("merge", model, "--replicated", "-o", tmp_path / "b.ckpt")
+    assert (tmp_path / "a.ckpt").read_bytes() == (tmp_path / "b.ckpt").read_bytes()
 
 
 def test_reshard_without_a_source_strategy_says_that_it_is_split(model, tmp_path):
@@ -440,7 +449,7 @@ def test_ranks_in_several_files_each_are_refused_with_the_way_round(tmp_path):
     text = message(run("inspect", tmp_path / "src"))
     assert "what one rank holds lies in several files, as an index says" in text
     for rank in whole:
-        words = ["merge", tmp_path / "src" / f"rank_{rank}"]
+        words = ["merge", tmp_path / "src" / f"rank_{rank}", "--replicated"]
         assert rank or " ".join(map(str, words)) in text
         run_well(*words, "-o", tmp_path / "ONE" / f"rank_{rank}" / "net.safetensors")
     assert read_ranks(tmp_path / "ONE") == whole

@@ -492,8 +492,8 @@ def test_what_is_told_of_options_does_not_make_another_run(tmp_path):
     assert read_journal(journal_of(tmp_path)).origin.options == asked.options
     (found,) = differences(replace(asked, plan="other"), asked)
     assert found == (
-        "other options were given: what decides the contents, such as --unlisted or "
-        "--optimizer-shard"
+        "other options were given: what decides the contents, such as --unlisted, "
+        "--not-in-target or --optimizer-shard"
     )
     (found,) = differences(replace(asked, plan="other", options=(("crc", "no --crc"),)), asked)
     assert found == "other options were given: no --crc in place of --crc"

@@ -265,7 +265,8 @@ def test_step_chooses_an_iteration_by_number_or_name(folder):
     assert result.exit_code == 5
     assert not mentions(message(result), "iteration 3", "there is 2, 5")
     assert merged(iteration_of(folder, 2), "--step", "2")[0] == other.entries
-    result = run("merge", iteration_of(folder, 2), "-o", folder / "m.h5", "--step", "5")
+    for step in ("5", "5" * 5000):
+        result = run("merge", iteration_of(folder, 2), "-o", folder / "m.h5", "--step", step)
     assert result.exit_code == 5
     assert "not iteration 5" in message(result)
 
@@ -609,6 +610,15 @@ BAD = {
     "an unknown element type": (
         lambda m: m["state_dict_metadata"]["w"]["properties"].update(dtype="float7"),
         "w: dtype 'float7' is none of MindSpore's",
+    ),
+    "many axes": (
+        lambda m: m["state_dict_metadata"]["w"].update(
+            layout=None,
+            global_shape=[8, 6, *[1] * 62],
+            axis_fragmentations=[2, *[1] * 63],
+            chunk=[{"global_offset": [n], "local_shape": [4, 6, *[1] * 62]} for n in range(2)],
+        ),
+        "w: 64 axes; 63 are the most",
     ),
     "no shape": (lambda m: m["state_dict_metadata"]["w"].pop("global_shape"), "w: no global_shape"),
     "a negative size": (

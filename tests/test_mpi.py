@@ -87,6 +87,21 @@ def test_a_worker_that_does_not_see_what_the_run_sees_is_named(tmp_path, mpiexec
     assert not (tmp_path / "out").exists()
 
 
+def test_what_has_the_key_in_an_mpi_job_writes_no_core_dump(tmp_path, mpiexec):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from ckpttool import open_engine\n"
+        "from ckpttool.model.ciphertext import Secret\n"
+        "from tests.engines import NO_DUMP, dump_state\n"
+        "if __name__ == '__main__':\n"
+        "    with open_engine('mpi') as executor:\n"
+        "        answers = executor.ask(dump_state, Secret(bytes(16))).values()\n"
+        "    assert [*answers, dump_state()] == [NO_DUMP] * 3, answers\n"
+    )
+    code, errors = finish(start_mpi(*mpiexec[: mpiexec.index("ckpttool") - 1], script))
+    assert code == 0, errors
+
+
 @pytest.fixture
 def busy_run(tmp_path, mpiexec):
     """A run that has written something and is not done, and the ids of its processes."""

@@ -302,7 +302,7 @@ def test_indexes_come_last(tmp_path):
 def test_strings_are_refused_by_safetensors_and_taken_by_others(tmp_path):
     source = GOLDEN / "append_dict_string" / "src" / "rank_0"
     (path,) = source.iterdir()
-    words = ["merge", path, "--max-shard-size", "5GB", "-o"]
+    words = ["merge", path, "--replicated", "--max-shard-size", "5GB", "-o"]
     assert run(*words, tmp_path / "a").exit_code == 5
     run_well(*words, tmp_path / "b", "--format", "hdf5")
     assert read_indexed_text(tmp_path / "b", "model.h5.index.json") == read(path)

@@ -57,7 +57,8 @@ def run_script(text: str, **more: str) -> None:
 def hybrid_parallel():
     """What the four devices of MindSpore's tutorial on hybrid parallel save: full and by rank."""
     full = {name: noise(name, "Float32", (8, 8)) for name in ("weight", "moments.weight")}
-    same = {name: noise(name, "Float32", (1,)) for name in ("learning_rate", "momentum")}
+    same = {name: noise(name, "Float32", ()) for name in ("learning_rate", "momentum")}
+    same["global_step"] = noise("global_step", "Int32", (1,))
     ranks = {}
     for rank in range(4):
         rows = {name: entry.array()[2 * rank : 2 * rank + 2] for name, entry in full.items()}

@@ -331,6 +331,12 @@ def test_a_step_that_is_not_there_names_those_that_are(make):
     fails(steps(make, "9_5", "10_2"), "no file of step 3_3; there are 10_2, 9_5", step="3_3")
 
 
+@pytest.mark.parametrize("step", ["9" * 5000, f"1_{'9' * 5000}"])
+def test_a_step_of_more_digits_than_python_reads_is_not_there(make, step):
+    src = steps(make, "9_5", "10_2")
+    fails(src, f"no file of step {step}; there are 10_2, 9_5", step=step)
+
+
 def test_no_step_that_every_rank_has_names_the_ranks(make):
     src = make("rank_0/CKP-1_1.ckpt", "rank_1/CKP-2_1.ckpt", "rank_2/CKP-2_1.ckpt")
     fails(

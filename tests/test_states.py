@@ -1,5 +1,6 @@
 """Optimizer state that the strategy forgot, or says something false about."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -130,11 +131,11 @@ def test_a_name_that_is_only_a_prefix_follows_nothing():
     assert found["adam_m."][0].follows is None
 
 
-def test_state_that_the_source_lists_and_the_target_does_not_is_undivided_with_a_note():
+def test_state_that_the_source_lists_and_the_target_does_not_follows_with_a_note():
     strategy = strategy_of({"w": ROWS, "adam_m.w": ROWS})
     made = plan(slice_catalog(strategy, {"w": (8, 3), "adam_m.w": (8, 3)}), strategy, TARGET)
-    assert output_shapes(made)["adam_m.w"] == [(8, 3)] * 2
-    assert [(note.kind, "adam_m.w" in note.text) for note in made.notes] == [("undivided", True)]
+    assert output_shapes(made)["adam_m.w"] == [(4, 3)] * 2
+    assert [(note.kind, "adam_m.w" in note.text) for note in made.notes] == [("follows", True)]
 
 
 def test_state_that_follows_in_the_source_and_has_nothing_to_follow_in_the_target_is_told():
@@ -202,6 +203,16 @@ def test_a_prefix_of_mindspore_is_that_of_a_module_only_if_the_strategy_says_so(
     assert owners_in(["w", "linear.old"], shapes) == {}
 
 
+def test_a_module_may_be_called_like_the_prefix_of_its_states():
+    """A net with a module ``linear``, trained with FTRL."""
+    names = ["linear.weight", "linear.bias", "w"]
+    states = [f"linear.{name}" for name in names]
+    assert owners_in([*names, *states], {}) == dict(zip(states, names, strict=True))
+    assert owners_in(names, dict.fromkeys([*names, *states], (4, 3))) == dict(
+        zip(states, names, strict=True)
+    )
+
+
 def test_a_state_of_a_state_belongs_to_the_nearest_that_is_listed():
     names = {"w": (4, 3), "ema.w": (4, 3), "adam_m.ema.w": (4, 3)}
     assert owners_in(["w"], names) == {"ema.w": "w", "adam_m.ema.w": "w"}
@@ -252,6 +263,11 @@ def test_contents_tell_a_parameter_from_a_state(tmp_path, constant):
     assert merged["mine.w"].data == full["mine.w"].data
     assert merged["mine.w"].shape == (8, 3)
     assert (merged["twin.w"].shape, merged["twin.w"].data) == ((4, 3), whole.data)
+    words = [folder, "-s", tmp_path / "src.ckpt", "--json"]
+    shown = json.loads(run_well("inspect", *words).stdout)["tensors"]
+    shapes = {one["name"]: tuple(one["shape"]) for one in shown}
+    assert shapes == {name: entry.shape for name, entry in merged.items()}
+    assert json.loads(run_well("verify", *words, "--deep", "--ignore", "zero").stdout)["clean"]
 
 
 # ------------------------------------------------------------------------------- accu_grads

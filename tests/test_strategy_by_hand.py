@@ -14,7 +14,7 @@ from ckpttool.model.catalog import TensorMeta
 from ckpttool.model.layout import Layout
 from tests import corpus
 from tests.by_hand import layout, operator, strategy
-from tests.checkpoints import cut, noise, the_one, write_ranks
+from tests.checkpoints import cut, noise, strategy_of, the_one, write_ranks
 from tests.commands import files_below, mentions, message, run, run_well
 from tests.corpus import GOLDEN
 from tests.in_memory import carry_out, catalog_of_entries, make
@@ -107,6 +107,7 @@ def resolved(paths, shapes):
         ({"device_matrix": [2, 2], "tensor_map": [0, -1]}, Layout((2, 2), ((0,), ()))),
         ({"device_matrix": [2, 2], "tensor_map": [[0, 1], []]}, Layout((2, 2), ((0, 1), ()))),
         ({"device_matrix": [2, 2], "tensor_map": [[-1], 1]}, Layout((2, 2), ((), (1,)))),
+        ({"device_matrix": [2, 2], "tensor_map": [[-1, 0, -1], [1]]}, Layout((2, 2), ((0,), (1,)))),
     ],
 )
 def test_every_form_of_a_cut_is_read(write, name, written, expected):
@@ -166,11 +167,66 @@ parameters:
 
 def test_a_name_without_a_pattern_is_an_error_that_lists_it(write):
     said = read_strategy(write(document({"w": "replicated"})))
-    found, problems = said.resolve(metas(a=(1,), w=(4,), b=(2,)))
+    found, problems = said.resolve(metas(a=(3,), w=(4,), b=(2,)))
     the_one(problems, "hand.yaml: nothing is said of 2 parameters: a, b; add", "otherwise")
     assert set(found.layouts) == {"w"}
+    assert said.resolve(metas(a=(3,), w=(4,)), is_rest_decided=True)[1] == ()
     said = write(document({"w": "replicated"}, otherwise="replicated"))
     assert set(resolved(said, metas(a=(1,), w=(4,))).layouts) == {"w"}
+
+
+def test_a_single_value_needs_no_pattern_but_a_word(write):
+    said = read_strategy(write(document({"w": "replicated"})))
+    found, problems = said.resolve(metas(w=(4,), step=(1,), rate=(), name="text"))
+    assert not problems
+    assert set(found.layouts) == {"w"}
+    the_one(
+        [note.text for note in found.notes], "hand.yaml: no pattern for 3 single values", "step"
+    )
+
+
+@pytest.mark.parametrize("unlike", [False, True])
+def test_a_single_value_without_a_pattern_is_the_same_on_all_ranks(write, unlike, tmp_path):
+    """What a training with Momentum saves besides; one rank may be of another step."""
+    full = {"w": noise("w", "Float32", (8, 4)), "moments.w": noise("m", "Float32", (8, 4))}
+    ranks = cut(full, strategy_of({name: Layout((4,), ((0,), ())) for name in full}))
+    for rank, held in ranks.items():
+        step = 7 if unlike and rank == 2 else 6
+        held["global_step"] = Entry("Int32", (1,), step.to_bytes(4, "little"))
+        held["momentum"] = Entry("Float32", (), bytes(4))
+    folder = write_ranks(tmp_path / "run", ranks, "ckpt")
+    hand = write(document({"*w": {"axis": 0}}))
+    result = run("merge", folder, "-s", hand, "-o", tmp_path / "m.ckpt")
+    if unlike:
+        assert result.exit_code == 5
+        assert not mentions(message(result), r"global_step: .*different between ranks \(.*rank 2")
+        return
+    assert result.exit_code == 0, message(result)
+    same = {name: ranks[0][name] for name in ("global_step", "momentum")}
+    assert read(tmp_path / "m.ckpt") == full | same
+    two = write(document({"*w": {"axis": 0}}, 2), "two.yaml")
+    run_well("split", tmp_path / "m.ckpt", "-d", two, "-o", tmp_path / "a")
+    run_well("reshard", folder, "-s", hand, "-d", two, "-o", tmp_path / "b")
+    held = read_ranks(tmp_path / "a")
+    assert held == read_ranks(tmp_path / "b")
+    assert held[1].items() >= same.items()
+
+
+def test_slices_of_one_element_are_no_single_value_to_a_target(write, tmp_path):
+    full = {"w": noise("w", "Float32", (4, 2)), "bias": noise("b", "Float32", (4,))}
+    rows = Layout((4,), ((0,),))
+    source = strategy_of({"w": Layout((4,), ((0,), ())), "bias": rows})
+    folder = write_ranks(tmp_path / "run", cut(full, source), "ckpt")
+    hand = write(document({"w": {"axis": 0}, "bias": {"axis": 0}}))
+    two = write(document({"w": {"axis": 0}}, 2), "two.yaml")
+    run_well("merge", folder, "-s", hand, "-o", tmp_path / "m.ckpt")
+    words = ["-d", two, "-o", tmp_path / "out", "--format", "ckpt"]
+    for command in (["split", tmp_path / "m.ckpt"], ["reshard", folder, "-s", hand]):
+        result = run(*command, *words)
+        assert result.exit_code == 5
+        assert "two.yaml: nothing is said of 1 parameter: bias" in message(result)
+        run_well(*command, *words, "--not-in-target", "drop", "--overwrite")
+        assert set(read_ranks(tmp_path / "out")[0]) == {"w"}
 
 
 def test_a_string_is_never_cut(write):
@@ -472,13 +528,13 @@ def test_inspect_shows_what_is_said_although_something_is_not(hybrid, write):
     assert result.exit_code == 5
     found = json.loads(result.stdout)
     assert {one["name"]: one["shape"] for one in found["tensors"]}["weight"] == [8, 8]
-    the_one(found["problems"], "nothing is said of 3 parameters: rate, bias, columns")
+    the_one(found["problems"], "nothing is said of 2 parameters: bias, columns")
 
 
 @pytest.mark.parametrize(
     ("parameters", "top", "facts"),
     [
-        ({"weight": {"axis": 0}}, {}, ["nothing is said of 4 parameters: rate, bias"]),
+        ({"weight": {"axis": 0}}, {}, ["nothing is said of 3 parameters: bias, moments.weight"]),
         (
             RIGHT | {"columns": "replicated"},
             {},

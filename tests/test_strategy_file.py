@@ -13,6 +13,7 @@ from ckpttool.formats import strategy_file, strategy_forms
 from ckpttool.formats.strategy_file import read_strategy
 from ckpttool.model.layout import Layout
 from tests.by_hand import layout, message, number, operator, packed, strategy
+from tests.checkpoints import find, with_names
 from tests.corpus import GOLDEN, SAMPLES, case_names, expected
 
 
@@ -118,6 +119,37 @@ def test_the_files_of_some_stages_are_not_enough():
         read_strategy([str(folder / "strategy_4.ckpt")])
 
 
+# Slices that MindSpore's compiler makes where "None" stands beside device axes; full tensors have
+# 16 rows and 8 columns, or 16 elements.
+BESIDE = {
+    "after": (8, 4),
+    "after_and_none": (8, 8),
+    "before": (8, 4),
+    "between": (4, 4),
+    "both": (8, 4),
+    "columns": (8, 4),
+    "many": (4, 8),
+    "only": (16, 4),
+    "two_behind": (4, 8),
+    "vector_after": (8,),
+    "vector_before": (8,),
+    "vector_whole": (16,),
+    "whole": (16, 8),
+}
+
+
+@pytest.mark.parametrize("suffixes", [(".ckpt",), (".json",), (".ckpt", ".json")])
+def test_none_beside_device_axes_makes_the_slices_that_mindspore_makes(suffixes):
+    folder = SAMPLES / "none_beside_axes"
+    strategy = read_strategy([str(folder / f"strategy_0{suffix}") for suffix in suffixes])
+    found, problems, _ = find(with_names(BESIDE, range(8)), strategy)
+    assert not problems
+    assert found.keys() == BESIDE.keys()
+    for name, (source,) in found.items():
+        assert source.meta.shape == (16, 8)[: len(BESIDE[name])]
+        assert source.layout.slice_shape(0, source.meta.shape) == BESIDE[name]
+
+
 def test_a_strategy_without_the_optimizer_fields_is_read():
     """As MindSpore 1.0 wrote them."""
     path = GOLDEN / "broken_inputs" / "strategy_without_opt_fields" / "src_strategy.ckpt"
@@ -136,6 +168,9 @@ def test_a_strategy_without_the_optimizer_fields_is_read():
         ([(1, 0), (-1,)], ((1, 0), ())),
         ([(1,), (2, 0)], ((1,), (2, 0))),
         ([(2, 0), ()], ((2, 0),)),  # one tensor axis; the empty message tells it from two
+        ([(2, -1), (1,)], ((2,), (1,))),  # "None" beside device axes shards nothing
+        ([(-1, 2), (-1, -1)], ((2,), ())),
+        ([(-1, 2, -1, 0), ()], ((2, 0),)),
         ([()], ()),
         ([(), ()], ()),
         ([], ()),
@@ -175,7 +210,7 @@ def test_unknown_fields_are_skipped(read):
         (layout("w", (2, 2), (-2, -1)), "names device axis -2"),
         (layout("w", (2, 2), (0, 0)), "uses device axis 0 twice"),
         (layout("w", (2, 2), (1, 0), (1,)), "uses device axis 1 twice"),
-        (layout("w", (2, 2), (-1, 0), (1,)), "names device axis -1"),
+        (layout("w", (2, 2), (-2, 0), (1,)), "names device axis -2"),
         (layout("w", (2, 0), (0,)), "has an axis below 1"),
         (layout("w", (-2, 2), (0,)), "has an axis below 1"),
         (layout("w", (2, 2), (0, -1), size=3), "optimizer shard of 3 does not divide the rep"),

@@ -91,6 +91,18 @@ def test_protobuf_counts_where_json_cannot_say_it(read, tmp_path):
     assert (found.tensor_map, found.full_shape) == (((1, 0), ()), None)
 
 
+@pytest.mark.parametrize("axes", [((0, 1), (-1,)), ((0,), (-1,)), ((1,), (0,))])
+def test_protobuf_of_several_device_axes_is_compared_with_json_too(read, tmp_path, axes):
+    other = tmp_path / "0.ckpt"
+    other.write_bytes(strategy(operator(0), layout("w", (2, 2), *axes)))
+    expanded = {"dev_matrix": [2, 2], "tensor_map": [1, 0, -1], "tensor_shape": [2, 8, 8]}
+    if axes == ((1,), (0,)):  # the same if "None" stands beside the second
+        assert read(document(w=expanded), str(other)).layouts["w"][0].tensor_map == axes
+        return
+    with pytest.raises(StrategyError, match="another layout for w"):
+        read(document(w=expanded), str(other))
+
+
 OPERATORS = {"parallel_strategy_item": {"a": {"alias_name": "a"}}, "parallel_out_strategy_item": {}}
 
 

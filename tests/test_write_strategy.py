@@ -137,11 +137,29 @@ def test_what_the_target_does_not_list_is_undivided_in_each_stage(tmp_path):
     told = read_strategy(str(tmp_path / "s.ckpt"))
     assert told.layouts == {
         "w": (cut_in_stage_1,),
-        "moments.w": whole,
+        "moments.w": (cut_in_stage_1,),
         "frozen": whole,
     }
     run_well("merge", tmp_path / "out", "-s", tmp_path / "s.ckpt", "-o", tmp_path / "n.ckpt")
     assert read(tmp_path / "n.ckpt") == entries
+
+
+def test_single_values_are_listed_as_in_files_that_mindspore_compiles(tmp_path):
+    """Those of the network and states of them are; those of the optimizer are not."""
+    entries = {"w": noise("w", "Float32", (8, 4)), "gain": noise("g", "Float32", (1,))}
+    entries |= {f"moments.{name}": entry for name, entry in entries.items()}
+    values = ("global_step", "learning_rate", "momentum", "scale_sense", "moments.gone")
+    entries |= {name: noise(name, "Float32", (1,)) for name in values}
+    write_file(tmp_path / "m.ckpt", entries, "ckpt")
+    compiled = {"w": Layout((4,), ((0,), ())), "gain": Layout((4,), ((),))}
+    compiled |= {f"moments.{name}": layout for name, layout in compiled.items()}
+    words = ["-o", tmp_path / "out", "--format", "ckpt", "--write-strategy", tmp_path / "s.ckpt"]
+    for names in (["w", "gain"], [*compiled]):
+        strategy = strategy_of({name: compiled[name] for name in names})
+        ckpttool.write_strategy(strategy, str(tmp_path / "d.ckpt"), overwrite=True)
+        run_well("split", tmp_path / "m.ckpt", "-d", tmp_path / "d.ckpt", *words, "--overwrite")
+        told = read_strategy(str(tmp_path / "s.ckpt")).layouts
+        assert told == {name: (layout,) for name, layout in compiled.items()}
 
 
 def test_a_map_that_json_expands_is_folded(tmp_path):

@@ -1,5 +1,9 @@
 """A wrong strategy is refused or warned about; `scripts/sweep_strategies.py` tries all of them."""
 
+import json
+import shutil
+from dataclasses import replace
+
 import pytest
 
 import ckpttool
@@ -7,7 +11,7 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import join_stages
 from scripts.sweep_strategies import sweep
 from tests.checkpoints import ROWS, SHARDED, WHOLE, cut, noise, write_ranks
-from tests.commands import message, run
+from tests.commands import mentions, message, run, run_well
 from tests.corpus import GOLDEN
 
 COLUMNS = Layout((2, 2), ((), (1,)))
@@ -106,6 +110,66 @@ def test_ranks_that_hold_other_stages_layers_are_refused(tmp_path):
     said = "ranks 2, 3 hold 2 parameters that the strategy lists for other stages only, and 1 that "
     with pytest.raises(ckpttool.PlanError, match=said):
         ckpttool.plan_merge(catalog, stages, str(tmp_path / "m.ckpt"))
+
+
+def test_strict_refuses_on_every_warning(tmp_path):
+    true = {"a": COLUMNS, "b": ROWS, "c": ROWS}
+    with pytest.raises(ckpttool.PlanError, match=r"--strict: ranks 0, 1; ranks 2, 3 hold the same"):
+        plan(tmp_path, true, {**true, "a": BOTH}, strict=True)
+    plan(tmp_path, true, true, strict=True)
+
+
+def test_merge_and_reshard_show_the_largest_sharded_tensors(tmp_path):
+    case = GOLDEN / "moe_ep4_mp2"
+    words = ["-s", case / "dst_strategy.ckpt", "-o", tmp_path / "o", "--overwrite"]
+    for command in (["merge"], ["reshard", "-d", case / "dst_strategy.ckpt"]):
+        document = json.loads(run_well(*command, case / "src", *words, "--json").stdout)
+        shown = {one["name"]: one for one in document["largest_sharded"]}
+        assert shown["ffn.mapping.weight"] == {
+            "name": "ffn.mapping.weight",
+            "dtype": "Float32",
+            "shape": [4, 16, 64],  # (8, 16, 32) was meant: this is what a person sees
+            "slice_shape": [2, 16, 16],
+            "device_matrix": [2, 4],
+            "tensor_map": [[1], [], [0]],
+            "optimizer_shard": 1,
+        }
+        assert "ffn.mapping.weight   " in run_well(*command, case / "src", *words).stdout
+        shutil.rmtree(tmp_path / "o") if command[0] == "reshard" else (tmp_path / "o").unlink()
+        for manifest in tmp_path.glob("o.*"):
+            manifest.unlink()
+
+
+@pytest.mark.parametrize("place", ["src", "."])
+def test_full_shapes_of_an_index_beside_the_source_are_compared(tmp_path, place):
+    case = GOLDEN / "moe_ep4_mp2"
+    shutil.copytree(case / "src", tmp_path / "src")
+    right = ["-s", case / "src_strategy.ckpt"]
+    run_well("merge", case / "src", *right, "-o", tmp_path / "parts", "--max-shard-size", "1GB")
+    for path in (tmp_path / "parts").iterdir():
+        if path.name != "ckpttool.json":
+            shutil.copy(path, tmp_path / place)
+    words = ["merge", tmp_path / "src", "--pattern", "rank_{rank}/*.ckpt", "-o", tmp_path / "m.h5"]
+    run_well(*words, *right)
+    result = run(*words, "-s", case / "dst_strategy.ckpt", "--overwrite")
+    assert result.exit_code == 5
+    said = r"the strategy makes other full shapes than \S*param_name_map.json lists: "
+    said += r"ffn.mapping.weight \(4, 16, 64\), there \(8, 16, 32\)"
+    assert not mentions(message(result), said)
+
+
+def test_full_shapes_of_the_target_strategy_are_compared(tmp_path):
+    true = {"w": ROWS}
+    entries = {"w": noise("w", "Float32", (32, 32))}
+    catalog = ckpttool.scan(
+        str(write_ranks(tmp_path, cut(entries, join_stages({0: true})), "ckpt"))
+    )
+    target = join_stages({0: {"w": replace(WHOLE, full_shape=(32, 32))}})
+    folder = str(tmp_path / "out")
+    ckpttool.plan_reshard(catalog, join_stages({0: true}), target, folder)
+    said = r"w: target .*the strategy says full shape \(32, 32\), the slices give \(16, 64\)"
+    with pytest.raises(ckpttool.PlanError, match=said):
+        ckpttool.plan_reshard(catalog, join_stages({0: {"w": COLUMNS}}), target, folder)
 
 
 SAMPLE = [

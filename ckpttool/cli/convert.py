@@ -12,6 +12,7 @@ import click
 
 import ckpttool
 from ckpttool.cli import report
+from ckpttool.cli.inspected_tables import print_largest
 from ckpttool.cli.options import DEBUG, STOPPER
 from ckpttool.cli.progress import show_progress
 from ckpttool.cli.signals import Stopped
@@ -99,6 +100,7 @@ def _print_written(plan: Plan, written: Sequence[Written], seconds: float) -> No
     if rows:  # a part may have none, as a note says
         title = "outputs" if kept else "wrote"
         print_table(title, ("path", "format", "tensors>", "size>"), rows)
+    print_largest(report.describe_largest(plan))
     nbytes = sum(out.nbytes for out in written)
     of_step = f", step {plan.catalog.step}" if plan.catalog.step else ""
     of_part = f", part {plan.part.number}/{plan.part.count}" if plan.part else ""
@@ -107,6 +109,14 @@ def _print_written(plan: Plan, written: Sequence[Written], seconds: float) -> No
         f"{len(written)} file{'s' if len(written) != 1 else ''}, {report.format_bytes(nbytes)}"
         f"{of_kept} in {seconds:.2f} s{of_step}{of_part}"
     )
+    words = {"followed": "cut like their parameters", "full": "in full", "dropped": "left out"}
+    found = [
+        f"{tensors} {words[kind]} ({report.format_bytes(nbytes)})"
+        for kind, (tensors, nbytes) in plan.not_listed.sizes.items()
+        if tensors
+    ]
+    if found:
+        click.echo(f"not in the target strategy: {', '.join(found)}")
 
 
 def _remedy(kept: int, outputs: int) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from ckpttool.cli.report import Json, describe_notes
+from ckpttool.cli.report import Json, describe_layout, describe_notes, describe_shapes
 from ckpttool.errors import CkptToolError
 from ckpttool.model.aside import set_aside
 from ckpttool.model.maps import map_of
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog, FileIndex
     from ckpttool.model.described import Described
     from ckpttool.model.source import Source
-    from ckpttool.model.sources import Sources
+    from ckpttool.model.sources import Agreement, Sources
     from ckpttool.model.strategy import Strategy
 
 
 def describe_undivided(catalog: Catalog) -> tuple[Json, tuple[Note, ...]]:
     """Document and notes of ``inspect`` of a file, or of several with an index."""
-    from ckpttool.model.undivided import possible_slices
+    from ckpttool.model.undivided import on_one_of_several, possible_slices
 
     if not (catalog.indexes or catalog.findings):
         (file,) = catalog.files.values()
@@ -31,13 +31,14 @@ def describe_undivided(catalog: Catalog) -> tuple[Json, tuple[Note, ...]]:
             f"{file.path}: nothing in it ({file.nbytes} bytes): cut short, or of a rank that was "
         )
         empty = [] if file.tensors else [Note("replica", text + "saved without redundancy")]
-        notes = (*catalog.notes, *empty)
+        notes = (*on_one_of_several(catalog), *catalog.notes, *empty)
         tensors = list(_describe_tensors(file))
         return {**_describe_file(file), "tensors": tensors, "notes": describe_notes(notes)}, notes
     files = catalog.files.values()
     slices = possible_slices(catalog).values()
     text = f"not in the index, so perhaps slices of rank 0: {', '.join(slices)}"
-    notes = (*catalog.notes, *([Note("doubt", text)] if slices else []))
+    notes = (*on_one_of_several(catalog), *catalog.notes)
+    notes += (Note("doubt", text),) if slices else ()
     document = {
         "path": catalog.root,
         "format": ", ".join(sorted({file.format for file in files})),
@@ -148,22 +149,25 @@ def _look(
     """
     from ckpttool.model.sources import find_sources
     from ckpttool.run.engines import default_jobs, open_engine
-    from ckpttool.run.gather import Trust, settle, told_by_a_look
+    from ckpttool.run.gather import Trust, sample_states, settle, told_by_a_look
+
+    agreement: Agreement = {}
 
     def find(strategy: Strategy) -> Sources:
-        return find_sources(catalog, strategy, {}, "first")
+        return find_sources(catalog, strategy, agreement, "first")
 
-    sources = find(strategy)
-    if sources.problems:
-        return strategy, sources
     try:
         with open_engine(f"threads:{default_jobs()}") as executor:
+            agreement = sample_states(catalog, strategy, executor)
+            sources = find(strategy)
+            if sources.problems:
+                return strategy, sources
             trust = Trust(by_samples=True)
             settled = settle(find, sources, catalog, strategy, executor, trust)
             settled = told_by_a_look(settled)
     except CkptToolError as error:
         errors.append(error)
-        return strategy, sources
+        return strategy, find(strategy)
     doubts = [Note("doubt", problem.text, is_warning=True) for problem in settled.problems]
     settled.sources.notes += [*settled.notes, *doubts]
     return settled.strategy, settled.sources
@@ -180,30 +184,15 @@ def _describe_place(rank: int, devices: Mapping[int, Device]) -> Json:
 def _describe_source(source: Source, strategy: Strategy) -> Json:
     if source.described is not None:
         return _describe_described(source, source.described)
-    name, shape, layout = source.meta.name, source.meta.shape, source.layout
+    name = source.meta.name
     base = name if source.is_listed else source.follows
-    ranks = layout.ranks if layout.rows else layout.ranks[:1]  # of all others slices are alike
     return {
-        "name": name,
-        "dtype": source.meta.dtype,
-        "shape": list(shape),
-        **_describe_shapes(layout.slice_shape(rank, shape) for rank in ranks),
-        "device_matrix": list(layout.device_matrix) if base else None,
-        "tensor_map": [list(axes) for axes in layout.tensor_map] if base else None,
-        "optimizer_shard": layout.optimizer_shard if base else None,
-        **({"rows": list(layout.rows)} if layout.rows else {}),
-        **({"fields": layout.fields} if layout.fields > 1 else {}),
+        **describe_layout(source),
+        **({} if base else dict.fromkeys(("device_matrix", "tensor_map", "optimizer_shard"))),
         **({"by_hand": strategy.by_hand[name]} if name in strategy.by_hand else {}),
         "stages": list(strategy.stages_of(base)) if base else [],
         "ranks": [rank for rank, file in source.catalog.files.items() if name in file.header],
     }
-
-
-def _describe_shapes(shapes: Iterable[tuple[int, ...]]) -> Json:
-    """The shape of the first slice; of slices that are not alike all shapes, too."""
-    different = list(map(list, dict.fromkeys(shapes)))
-    more = {"slice_shapes": different} if len(different) > 1 else {}
-    return {"slice_shape": different[0], **more}
 
 
 def _describe_described(source: Source, described: Described) -> Json:
@@ -213,7 +202,7 @@ def _describe_described(source: Source, described: Described) -> Json:
         "name": source.meta.name,
         "dtype": source.meta.dtype,
         "shape": list(source.meta.shape),
-        **_describe_shapes(region.shape for region, _ in slices),
+        **describe_shapes(region.shape for region, _ in slices),
         **dict.fromkeys(("device_matrix", "tensor_map", "optimizer_shard")),
         "stages": [],
         "ranks": sorted({rank for _, ranks in slices for rank in ranks}),

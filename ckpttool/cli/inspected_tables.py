@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
 
 MOST_SLICES = 8  # of a tensor, in a table
+LAYOUT = ("slice", "device matrix", "tensor map", "shard>")  # columns
 
 
 def print_undivided(catalog: Catalog, document: Json) -> None:
@@ -75,7 +76,17 @@ def print_checkpoint(catalog: Catalog, document: Json) -> None:
         rest = f" of {total} tensors; slices of the others are missing, or do not fit: see below"
         print_table(
             f"{len(tensors)}{' tensors' if len(tensors) == total else rest}",
-            ("name", "dtype", "shape", "slice", "device matrix", "tensor map", "shard>", "stages"),
+            ("name", "dtype", "shape", *LAYOUT, "stages"),
+            ((*_row(tensor), ", ".join(map(str, tensor["stages"]))) for tensor in tensors),
+        )
+
+
+def print_largest(tensors: Sequence[Json]) -> None:
+    """The table of the largest sharded tensors of a source; none if nothing is sharded."""
+    if tensors:
+        print_table(
+            "largest sharded tensors, as they were read",
+            ("name", "dtype", "shape", *LAYOUT),
             (_row(tensor) for tensor in tensors),
         )
 
@@ -92,7 +103,6 @@ def _row(tensor: Mapping[str, Any]) -> Sequence[str]:
         if listed
         else "",
         str(tensor["optimizer_shard"]) if listed and tensor["optimizer_shard"] > 1 else "",
-        ", ".join(map(str, tensor["stages"])),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import click
 
-from ckpttool.model.ciphertext import Secret
+from ckpttool.model.ciphertext import Secret, forbid_core_dumps
 
 SIZES = (16, 24, 32)  # of every key that MindSpore takes
 HEX = b"hex:"  # no key of that many digits behind it has one of these sizes
@@ -46,6 +46,7 @@ def read_key(ctx: click.Context, param: click.Parameter, value: str | None) -> S
     """The callback of the option; what it says never repeats the argument, which may be the key."""
     if value is None:
         return None
+    forbid_core_dumps()
     try:
         with click.open_file(value, "rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)

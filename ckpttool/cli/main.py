@@ -100,6 +100,9 @@ class Border(click.Group):
         except BrokenPipeError:
             raise
         except Exception as error:
+            if stopper.number:  # of which somebody has made an error of his own
+                click.echo(f"ckpttool: {Stopped(stopper.number)}", err=True)
+                ctx.exit(128 + stopper.number)
             if ctx.meta.get(DEBUG):
                 import traceback
 

@@ -122,6 +122,15 @@ unlisted = click.option(
     "r takes that of source rank r modulo source ranks, or all take the lowest rank's, or it is "
     "left out; so, too, with what may be one rank's slice in hyper_param.  [default: an error]",
 )
+not_in_target = click.option(
+    "--not-in-target",
+    type=click.Choice(["follow", "full", "drop"]),
+    default="follow",
+    show_default=True,
+    help="A parameter that is not in the target strategy: optimizer state is cut like its "
+    "parameter and the rest is written in full to every rank, or all is written in full, or all "
+    "but single values is left out.",
+)
 trust_strategy = click.option(
     "--trust-strategy",
     is_flag=True,
@@ -146,12 +155,13 @@ replicated = click.option(
     "--replicated",
     is_flag=True,
     help="Every rank holds everything (data parallel, integrated_save=True), which is held against "
-    "contents.  Instead of -s.",
+    "contents; so does SRC, if it is one rank's file.  Instead of -s.",
 )
 strict = click.option(
     "--strict",
     is_flag=True,
-    help="Refuse to read what a missing or damaged rank should hold from its replicas.",
+    help="Refuse on every warning: replicas that replace a missing or damaged rank, layouts that "
+    "are corrected, a strategy in doubt.",
 )
 check_replicas = click.option(
     "--check-replicas",
@@ -186,6 +196,7 @@ def _choose_engine(ctx: click.Context, param: click.Parameter, value: str | None
     jobs = ctx.meta[JOBS]
     try:
         read_word(value or "threads")
+        read_word(f"threads:{jobs or 1}")
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
     if jobs is None:

@@ -5,6 +5,7 @@ Every document has ``"schema": 1``; a change that breaks a reader of it counts t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,12 +13,15 @@ import click
 
 from ckpttool.cli.text import printable
 from ckpttool.model.notes import Note
+from ckpttool.model.strategy import parameter_of
 
 if TYPE_CHECKING:
     from ckpttool.model.plan import Plan
+    from ckpttool.model.source import Source
     from ckpttool.run.manifest import Manifest, Written
 
 SCHEMA = 1
+LARGEST = 3  # sharded tensors that a result shows
 Json = Mapping[str, object]
 
 
@@ -66,6 +70,8 @@ def describe_run(plan: Plan, written: Sequence[Written], seconds: float, manifes
         "src_bytes": sum(file.nbytes for file in plan.catalog.files.values()),
         "dst_bytes": sum(output.nbytes for output in written),
         "seconds": round(seconds, 6),
+        **({"largest_sharded": sharded} if (sharded := describe_largest(plan)) else {}),
+        **({"not_in_target": _describe_not_listed(plan)} if plan.target.strategy else {}),
         "notes": describe_notes(plan.notes),
         **({"indexes": paths} if (paths := plan.written("index")) else {}),
         **({"strategy": paths[0]} if (paths := plan.written("strategy")) else {}),
@@ -73,11 +79,63 @@ def describe_run(plan: Plan, written: Sequence[Written], seconds: float, manifes
     }
 
 
+def describe_largest(plan: Plan) -> Sequence[Json]:
+    """Describe the largest sharded tensors and the layouts that they were read by.
+
+    A strategy file holds no shapes, and one of another run may fit: these are for a person to see.
+    Parameters come before their states, and of equal shapes and layouts one is shown.
+    """
+    sharded = {
+        (source.meta.shape, source.layout): source
+        for source in sorted(
+            (transfer.source for transfer in plan.transfers),
+            key=lambda one: (parameter_of(one.meta.name) is None, one.meta.nbytes),
+        )
+        if source.described is None and math.prod(source.layout.parts) > 1
+    }
+    return [describe_layout(source) for source in [*reversed(sharded.values())][:LARGEST]]
+
+
+def describe_layout(source: Source) -> Json:
+    """Describe the full tensor, its slices and its layout."""
+    shape, layout = source.meta.shape, source.layout
+    ranks = layout.ranks if layout.rows else layout.ranks[:1]  # of all others slices are alike
+    return {
+        "name": source.meta.name,
+        "dtype": source.meta.dtype,
+        "shape": list(shape),
+        **describe_shapes(layout.slice_shape(rank, shape) for rank in ranks),
+        "device_matrix": list(layout.device_matrix),
+        "tensor_map": [list(axes) for axes in layout.tensor_map],
+        "optimizer_shard": layout.optimizer_shard,
+        **({"rows": list(layout.rows)} if layout.rows else {}),
+        **({"fields": layout.fields} if layout.fields > 1 else {}),
+    }
+
+
+def describe_shapes(shapes: Iterable[tuple[int, ...]]) -> Json:
+    """Describe the shape of the first slice, and all shapes where slices are not alike."""
+    different = list(map(list, dict.fromkeys(shapes)))
+    more = {"slice_shapes": different} if len(different) > 1 else {}
+    return {"slice_shape": different[0], **more}
+
+
 def describe_manifest(folder: str, manifest: Manifest) -> Json:
     """The document of commit."""
     outputs = [_describe_written(output) for output in manifest.outputs]
     more = {"step": manifest.step, "plan": manifest.plan, "notes": describe_notes(manifest.notes)}
     return {"path": folder, "outputs": outputs, **more}
+
+
+def _describe_not_listed(plan: Plan) -> Json:
+    """What the target strategy does not list, and what became of it."""
+    return {
+        "choice": plan.target.not_in_target,
+        **{
+            kind: {"tensors": tensors, "nbytes": nbytes}
+            for kind, (tensors, nbytes) in plan.not_listed.sizes.items()
+        },
+    }
 
 
 def _describe_written(output: Written) -> Json:

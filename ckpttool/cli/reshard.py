@@ -12,6 +12,7 @@ from ckpttool.cli.convert import convert
 
 if TYPE_CHECKING:
     from ckpttool.model.ciphertext import Secret
+    from ckpttool.model.plan import NotInTarget
     from ckpttool.model.unlisted import Unlisted
 
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 @options.pattern
 @options.dec_key_file
 @options.unlisted
+@options.not_in_target
 @options.trust_strategy
 @options.optimizer_shard
 @options.strict
@@ -59,6 +61,7 @@ def reshard(
     pattern: str | None,
     key: Secret | None,
     unlisted: Unlisted | None,
+    not_in_target: NotInTarget,
     trust_strategy: bool,
     optimizer_shard: int | None,
     strict: bool,
@@ -93,6 +96,7 @@ def reshard(
             prefix=prefix,
             ranks=ranks,
             unlisted=unlisted,
+            not_in_target=not_in_target,
             trust_strategy=trust_strategy,
             optimizer_shard=optimizer_shard,
             strict=strict,

@@ -7,10 +7,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
 
 from ckpttool.errors import remarks_on
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+WAIT_SECONDS = 0.01  # until it is seen whether an import is done
+IMPORTLIB = "<frozen importlib._bootstrap>"
 
 
 class Stopped(BaseException):
@@ -31,10 +34,18 @@ class Stopper:
     """Raises `Stopped` when a signal comes; while it defers, only when asked, or at the second.
 
     An exception that comes between the making of a file and the note that it was made would leave
-    the file behind.
+    the file behind.  One that comes during an import may be lost, or made another one (Python 3.11
+    does so in ``__set_name__``), so a signal waits until the import is done.
+
+    Attributes
+    ----------
+    number
+        The signal for which `Stopped` was, or is to be, raised; 0 for none.  What else comes out of
+        the command then is what somebody has made of that.
     """
 
     def __init__(self) -> None:
+        self.number = 0
         self._is_deferring = False
         self._number = 0
 
@@ -46,9 +57,14 @@ class Stopper:
             for number in ENDING:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     previous[number] = signal.signal(number, self._handle)
+            previous[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._handle_again)
         try:
             yield
+            if self.number:
+                raise Stopped(self.number)
         finally:
+            if previous:
+                signal.setitimer(signal.ITIMER_REAL, 0)
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
@@ -65,9 +81,27 @@ class Stopper:
     def check(self) -> None:
         """Raise `Stopped` if a signal has come."""
         if self._number:
-            raise Stopped(self._number)
+            self._raise(self._number)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if not self._is_deferring or self._number:
-            raise Stopped(number)
-        self._number = number
+        if self._is_deferring and not self._number:
+            self._number = number
+        elif _is_importing(frame):
+            self.number = number
+            signal.setitimer(signal.ITIMER_REAL, WAIT_SECONDS)
+        else:
+            self._raise(number)
+
+    def _handle_again(self, number: int, frame: FrameType | None) -> None:
+        self._handle(self.number, frame)
+
+    def _raise(self, number: int) -> NoReturn:
+        self.number = number
+        raise Stopped(number)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Whether a module is being loaded."""
+    while frame is not None and frame.f_code.co_filename != IMPORTLIB:
+        frame = frame.f_back
+    return frame is not None

@@ -12,6 +12,7 @@ from ckpttool.cli.convert import convert
 
 if TYPE_CHECKING:
     from ckpttool.model.ciphertext import Secret
+    from ckpttool.model.plan import NotInTarget
     from ckpttool.model.unlisted import Unlisted
 
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
     Cut an undivided checkpoint for the ranks of a strategy: DIR/rank_R/PREFIXR.ckpt (.h5,
     .safetensors) for every rank R.  SRC is one file, a folder with an index
-    (param_name_map.json, model.safetensors.index.json), or a folder with rank_0/ alone in it.
+    (param_name_map.json, model.safetensors.index.json), or a folder with rank_0/ alone in it;
+    with --replicated also rank folders that each hold everything, and one rank's file of them.
     """,
 )
 @options.source
@@ -30,7 +32,10 @@ if TYPE_CHECKING:
 @options.step
 @options.pattern
 @options.dec_key_file
+@options.replicated
 @options.unlisted
+@options.strict
+@options.not_in_target
 @options.format
 @options.prefix
 @options.ranks
@@ -51,7 +56,10 @@ def split(
     step: str | None,
     pattern: str | None,
     key: Secret | None,
+    replicated: bool,
     unlisted: Unlisted | None,
+    strict: bool,
+    not_in_target: NotInTarget,
     format: str,
     prefix: str,
     ranks: tuple[int, ...] | None,
@@ -80,7 +88,10 @@ def split(
             format,
             prefix=prefix,
             ranks=ranks,
+            replicated=replicated,
             unlisted=unlisted,
+            strict=strict,
+            not_in_target=not_in_target,
             crc=crc,
             overwrite=overwrite,
             resume=resume,

@@ -6,7 +6,6 @@ A format is a codec of headers only.  Where a tensor's bytes lie it says as exte
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +20,13 @@ from ckpttool.formats.contained import ContainedReader
 from ckpttool.formats.encrypted import mode_of, unmarked_block
 from ckpttool.formats.others import recognise
 from ckpttool.formats.stopping import result_of
-from ckpttool.model.catalog import Extent, FileIndex, Stamp, TensorMeta
+from ckpttool.model.catalog import (
+    Alike,
+    Extent,
+    FileIndex,
+    TensorMeta,
+    refuse_shared_extents,
+)
 from ckpttool.model.ciphertext import Secret
 
 if TYPE_CHECKING:
@@ -248,15 +253,17 @@ def _read_known(
     """The header of a file of a format that is known; raises what is wrong with it."""
     from ckpttool.formats.ckpt import Ckpt
 
-    found = os.stat(path)  # noqa: PTH116 - a path is a string here
     name = _find_format(path)
-    if name == "ckpt":
-        index = Ckpt(twins).read_index(path, key)
-    else:
-        read = (contained if name == "hdf5" else get_format(name)).read_index
-        index = twins.read_index(path, name, read)
-    stamp = Stamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-    return replace(index, stamps={path: stamp})
+
+    def read(path: str) -> FileIndex:
+        format = contained if name == "hdf5" else get_format(name)
+        index = Ckpt(twins).read_index(path, key) if name == "ckpt" else format.read_index(path)
+        if not isinstance(index.tensors, Alike):  # to those of a file that was looked at
+            refuse_shared_extents(index)
+        return index
+
+    index = read(path) if name == "ckpt" else twins.read_index(path, name, read)
+    return replace(index, tensors=Alike(index.header, path, index.stamps[path]))
 
 
 def _as_recognised(error: FormatError) -> FormatError:

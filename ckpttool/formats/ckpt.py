@@ -65,7 +65,7 @@ from ckpttool.formats.wire import (
     encode_number,
     encode_varint,
 )
-from ckpttool.model.catalog import Extent, FileIndex, StoredTensor, TensorMeta
+from ckpttool.model.catalog import Extent, FileIndex, SourceStamp, StoredTensor, TensorMeta
 from ckpttool.model.ciphertext import Ciphertext, Secret
 from ckpttool.model.dtypes import TEXT, find_dtype
 from ckpttool.model.maps import find_maps, map_of, map_problems
@@ -103,15 +103,16 @@ class Ckpt:
             end, attrs = _find_trailer(reader)
             is_encrypted = mode_of(reader.read(0, min(4, end))) is not None
             tensors, stop = ({}, 0) if is_encrypted else self._read_tensors(reader, end)
-            nbytes = reader.size
+            stamp = reader.stamp
         cipher = None
         if stop < end:
-            cipher = read_ciphertext(path, stop, end, key)
-            hidden = _read_encrypted(path, cipher)
+            cipher = read_ciphertext(path, stop, end, key, stamp)
+            hidden = _read_encrypted(path, cipher, stamp)
             for name in hidden.keys() & tensors.keys():
                 raise FormatError(path, stop, f"{name}: stored twice, in clear and encrypted")
             tensors = {**tensors, **hidden}
-        return FileIndex(path, self.name, nbytes, tensors, attrs, cipher)
+        stamps = {path: stamp}
+        return FileIndex(path, self.name, stamp.nbytes, tensors, attrs, cipher, stamps=stamps)
 
     def _read_tensors(self, reader: WireReader, end: int) -> tuple[Mapping[str, StoredTensor], int]:
         known = None if self._twins is None else self._twins.find(self.name, reader, end)
@@ -158,7 +159,7 @@ class Ckpt:
         """
         end = index.nbytes - TRAILER_BYTES
         start = at = 0
-        with WireReader(index.path) as reader:
+        with WireReader(index.path, stamp=index.stamps.get(index.path)) as reader:
             for record in reader.fields(0, end if as_saved and index.cipher is None else 0):
                 if _is_map(reader, record):
                     yield Extent(start, at - start)
@@ -232,12 +233,12 @@ def _read_tensors(reader: WireReader, end: int) -> tuple[dict[str, StoredTensor]
     return tensors, stop
 
 
-def _read_encrypted(path: str, cipher: Ciphertext) -> dict[str, StoredTensor]:
-    with WireReader(path, DecryptedFile(path, cipher)) as reader:
+def _read_encrypted(path: str, cipher: Ciphertext, stamp: SourceStamp) -> dict[str, StoredTensor]:
+    with WireReader(path, DecryptedFile(path, cipher, stamp)) as reader:
         try:
             tensors, _ = _read_tensors(reader, reader.size)
         except FormatError as error:
-            raise explain(error, cipher) from error
+            raise explain(error, cipher, stamp) from error
     return {name: replace(tensor, cipher=cipher) for name, tensor in tensors.items()}
 
 

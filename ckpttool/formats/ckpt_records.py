@@ -15,7 +15,7 @@ from sys import intern
 from ckpttool.errors import FormatError
 from ckpttool.formats.ckpt_maps import find_map_dtype, map_tensors
 from ckpttool.formats.wire import LENGTH, Field, WireReader
-from ckpttool.model.catalog import Extent, TensorMeta
+from ckpttool.model.catalog import MAX_AXES, Extent, TensorMeta
 from ckpttool.model.dtypes import find_dtype
 from ckpttool.model.maps import part_names
 
@@ -113,6 +113,8 @@ def _understand(header: bytes) -> TensorMeta | None:
     if dtype is None or dtype.name != match[7].decode() or (record, tag, body, kind) != lengths:
         return None
     shape = _shape(match[5])
+    if len(shape) > MAX_AXES:
+        return None
     meta = TensorMeta(name, dtype.name, shape)
     return meta if meta.nbytes == content else None
 
@@ -171,6 +173,9 @@ def _read_tensor(reader: WireReader, body: Field, start: int, name: str) -> Reco
             content = part
     if dtype is None:
         raise FormatError(reader.path, start, f"{name}: a record without a tensor_type")
+    if len(dims) > MAX_AXES:
+        reason = f"{name}: {len(dims)} axes; {MAX_AXES} are the most"
+        raise FormatError(reader.path, start, reason)
     if any(size < 0 for size in dims):
         raise FormatError(reader.path, start, f"{name}: dims {dims} with a negative size")
     tensor = RecordTensor(name, start, dtype, dims)

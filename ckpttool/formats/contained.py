@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import cast
 
 from ckpttool.errors import FormatError, UnsupportedError
-from ckpttool.model.catalog import Extent, FileIndex, StoredTensor, TensorMeta
+from ckpttool.model.catalog import Extent, FileIndex, SourceStamp, StoredTensor, TensorMeta
 
 CPU_SECONDS = 10.0  # for one object; a thousand times what the slowest ordinary one takes
 MEMORY_BYTES = 4 << 30  # of the process; an index of a million datasets takes a quarter of it
@@ -147,7 +147,8 @@ def _parse_answer(path: str, answer: Mapping[str, object]) -> FileIndex:
         )
         for name, dtype, shape, text, extents in rows
     }
-    return FileIndex(path, "hdf5", cast("int", answer["nbytes"]), tensors)
+    stamp = SourceStamp(*cast("list[int]", answer["stamp"]))
+    return FileIndex(path, "hdf5", stamp.nbytes, tensors, stamps={path: stamp})
 
 
 def serve() -> None:
@@ -189,4 +190,4 @@ def _answer(read_index: Callable[[str], FileIndex], path: str) -> Mapping[str, o
         )
         for tensor in index.tensors.values()
     ]
-    return {"nbytes": index.nbytes, "tensors": rows}
+    return {"stamp": index.stamps[path], "tensors": rows}

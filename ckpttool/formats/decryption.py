@@ -15,11 +15,12 @@ NIST SP 800-38A and 800-38D.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpttool.errors import FormatError, UnsupportedError
+from ckpttool.formats.opened import open_source
 from ckpttool.formats.stopping import go_on
+from ckpttool.model.catalog import SourceStamp
 from ckpttool.model.ciphertext import Ciphertext
 
 if TYPE_CHECKING:
@@ -38,13 +39,16 @@ class DecryptedFile:
     ----------
     size
         Bytes of the plaintext.
+    stamp
+        By what the file is known again.
     """
 
-    def __init__(self, path: str, cipher: Ciphertext) -> None:
+    def __init__(self, path: str, cipher: Ciphertext, stamp: SourceStamp) -> None:
         self.size = cipher.nbytes
+        self.stamp = stamp
         self._path = path
         self._cipher = cipher
-        self._file = Path(path).open("rb", buffering=0)  # noqa: SIM115 - closed by close
+        self._file = open_source(path, stamp)
 
     def pread(self, nbytes: int, offset: int) -> bytes:
         """Up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
@@ -87,15 +91,18 @@ def read_plain(fd: int, path: str, cipher: Ciphertext, start: int, out: memoryvi
             at, part = at + len(plain), part[len(plain) :]
 
 
-def find_forged(path: str, cipher: Ciphertext, first: int, stop: int) -> tuple[int, ...]:
+def find_forged(
+    path: str, cipher: Ciphertext, first: int, stop: int, stamp: SourceStamp | None = None
+) -> tuple[int, ...]:
     """Which of the blocks from number ``first`` to ``stop`` do not match their tags.
 
-    They are read whole, a piece at a time.  A block without a tag is not among them.
+    They are read whole, a piece at a time.  A block without a tag is not among them.  For ``stamp``
+    see `open_source`.
     """
     from cryptography.exceptions import InvalidTag
 
     found = []
-    with Path(path).open("rb", buffering=0) as file:
+    with open_source(path, stamp) as file:
         for number in range(first, min(stop, len(cipher.blocks))):
             block = cipher.blocks[number]
             if not block.tag:

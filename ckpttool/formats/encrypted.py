@@ -48,6 +48,8 @@ from typing import NamedTuple
 
 from ckpttool.errors import AuthenticityError, FormatError, UnsupportedError, WrongKeyError
 from ckpttool.formats.decryption import UNIT, find_forged, read_plain
+from ckpttool.formats.opened import open_source, stamp_of
+from ckpttool.model.catalog import SourceStamp
 from ckpttool.model.ciphertext import Block, Ciphertext, Secret
 from ckpttool.model.strategy import count
 
@@ -69,7 +71,9 @@ def mode_of(head: bytes) -> str | None:
     return MODES.get(head[:4])
 
 
-def read_ciphertext(path: str, start: int, end: int, key: Secret | None) -> Ciphertext:
+def read_ciphertext(
+    path: str, start: int, end: int, key: Secret | None, stamp: SourceStamp
+) -> Ciphertext:
     """Where the blocks of an encrypted file are, and that the key fits.
 
     The headers of the blocks are read, a few bytes of the first, and with CBC the last of each.
@@ -83,6 +87,8 @@ def read_ciphertext(path: str, start: int, end: int, key: Secret | None) -> Ciph
         Where its blocks are, between records in clear and a checksum.
     key
         As MindSpore took it; None if there is none.
+    stamp
+        The file that was opened before; see `open_source`.
 
     Raises
     ------
@@ -93,7 +99,7 @@ def read_ciphertext(path: str, start: int, end: int, key: Secret | None) -> Ciph
     UnsupportedError
         There is no key, or nothing to decrypt with.
     """
-    with Path(path).open("rb", buffering=0) as file:
+    with open_source(path, stamp) as file:
         fd = file.fileno()
         frames = _walk(fd, path, start, end)
         mode = MODES[frames[0].magic]
@@ -197,9 +203,9 @@ def _fit(fd: int, path: str, frames: Sequence[_Frame], mode: str, key: Secret) -
     head = bytearray(min(UNIT, cipher.nbytes))
     read_plain(fd, path, cipher, 0, memoryview(head))
     if not _begins_a_record(head, cipher.nbytes):
-        if cipher.has_tags and not find_forged(path, cipher, 0, 1):
+        if cipher.has_tags and not find_forged(path, cipher, 0, 1, stamp_of(fd)):
             return cipher
-        _refuse_damage(path, frames, cipher, paddings)
+        _refuse_damage(path, frames, cipher, paddings, stamp_of(fd))
         return None
     if None in paddings:
         number = paddings.index(None)
@@ -209,7 +215,11 @@ def _fit(fd: int, path: str, frames: Sequence[_Frame], mode: str, key: Secret) -
 
 
 def _refuse_damage(
-    path: str, frames: Sequence[_Frame], cipher: Ciphertext, paddings: Sequence[int | None]
+    path: str,
+    frames: Sequence[_Frame],
+    cipher: Ciphertext,
+    paddings: Sequence[int | None],
+    stamp: SourceStamp,
 ) -> None:
     """Raise what is wrong with the first block, which begins no record, if the key is right.
 
@@ -218,7 +228,7 @@ def _refuse_damage(
     """
     last = len(frames) - 1
     if cipher.has_tags:
-        if last and not find_forged(path, cipher, last, last + 1):
+        if last and not find_forged(path, cipher, last, last + 1, stamp):
             error = forgery(path, cipher, (0,))
             reason = f"{error.reason}; the key is right, as it is that of block {last + 1}"
             raise AuthenticityError(path, error.offset, reason)
@@ -288,9 +298,9 @@ def fitting_others(error: WrongKeyError, others: int) -> AuthenticityError:
     return AuthenticityError(error.path, error.offset, reason)
 
 
-def explain(error: FormatError, cipher: Ciphertext) -> FormatError:
+def explain(error: FormatError, cipher: Ciphertext, stamp: SourceStamp) -> FormatError:
     """An error in the records of an encrypted file, with what lies behind it."""
-    forged = find_forged(error.path, cipher, 0, len(cipher.blocks))
+    forged = find_forged(error.path, cipher, 0, len(cipher.blocks), stamp)
     if forged:
         return forgery(error.path, cipher, forged)
     doubt = "" if cipher.has_tags else "; damaged, or by chance the wrong key looks right"

@@ -93,8 +93,8 @@ class Hdf5:
 
     def read_index(self, path: str) -> FileIndex:
         """The datasets of the file; contents are not read, but for strings."""
-        size = os.stat(path).st_size  # noqa: PTH116 - the path stays a string from end to end
-        return FileIndex(path, self.name, size, read_datasets(path, size, self._on_object))
+        tensors, stamp = read_datasets(path, self._on_object)
+        return FileIndex(path, self.name, stamp.nbytes, tensors, stamps={path: stamp})
 
     def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> int:
         """Somewhat less than the size of the file that `create` makes of these tensors."""
@@ -113,7 +113,7 @@ class Hdf5:
                 has_bytes = meta.text is None and meta.nbytes > 0
                 extents = [Extent(dataset.get_offset(), meta.nbytes)] if has_bytes else []
                 stored[meta.name] = StoredTensor(meta, path, tuple(extents))
-        return FileIndex(path, self.name, os.stat(path).st_size, stored)  # noqa: PTH116 - as above
+        return FileIndex(path, self.name, os.stat(path).st_size, stored)  # noqa: PTH116 - a string from end to end
 
     def seal(self, path: str, crc: int | None = None) -> None:
         """Nothing: the file is complete when its contents are."""

@@ -16,37 +16,63 @@ from h5py import h5, h5d, h5g, h5l, h5o, h5p, h5s, h5t
 
 from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats.hdf5_types import find_dtype, why_not
-from ckpttool.model.catalog import Extent, StoredTensor, TensorMeta
+from ckpttool.formats.opened import stamp_of
+from ckpttool.model.catalog import (
+    Extent,
+    SourceStamp,
+    StoredTensor,
+    TensorMeta,
+    refuse_shared_bytes,
+)
 from ckpttool.model.dtypes import TEXT
 
+SIGNATURE_BYTES = 8
 MAX_TEXT_BYTES = 64 << 20  # a string is read into memory; larger ones are refused by name
 NEVER_WRITTEN = "never written (no storage is allocated); write its values or leave it out"
 CHUNKED = "chunked, compressed, compact or virtual; rewrite the file with `h5repack -l CONTI`"
 
 
-def read_datasets(path: str, size: int, on_object: Callable[[], None]) -> dict[str, StoredTensor]:
-    """The datasets of a file, by name.
+def read_datasets(
+    path: str, on_object: Callable[[], None]
+) -> tuple[dict[str, StoredTensor], SourceStamp]:
+    """The datasets of a file, by name, and by what the file is known again.
 
     Parameters
     ----------
-    path, size
-        The file, and how many bytes it has.
+    path
+        The file.
     on_object
         Called before each dataset is read, to tell that it goes on.
 
     Raises
     ------
     FormatError
-        It is damaged, or shorter than its header says.
+        It is damaged, or shorter than its header says, or a dataset lies upon another, or upon the
+        header of one.
     UnsupportedError
         A dataset is none that can be read as one extent of the file.
     """
     with _as_format_error(path), h5py.File(path, "r", locking=False) as file:
+        stamp = stamp_of(file.id.get_vfd_handle())
         tensors = {}
+        base = file.userblock_size
+        contents = []
+        places = {base: (base, base + SIGNATURE_BYTES, "the head of the file")}
         for name, dataset in _datasets(path, h5g.open(file.id, b"/")):
             on_object()
-            tensors[name] = _read_dataset(path, size, name, dataset)
-    return tensors
+            tensors[name] = tensor = _read_dataset(path, stamp.nbytes, name, dataset)
+            header = base + h5o.get_info(dataset).addr
+            if header in places:  # another link to it
+                continue
+            places[header] = (header, header + 1, f"the header of {name}")
+            nbytes = tensor.meta.nbytes
+            if tensor.meta.text is not None:
+                nbytes = dataset.get_type().get_size()
+            offset = dataset.get_offset()
+            if offset is not None and nbytes:
+                contents.append((offset, offset + nbytes, name))
+    refuse_shared_bytes(path, [*places.values(), *contents])
+    return tensors, stamp
 
 
 @contextmanager

@@ -35,16 +35,16 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from io import FileIO
 from pathlib import Path
 from sys import intern
-from typing import BinaryIO
 
 from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats import ChecksumPart
+from ckpttool.formats.opened import open_source, stamp_of
 from ckpttool.formats.strict_json import parse_json
-from ckpttool.model.catalog import Extent, FileIndex, StoredTensor, TensorMeta
+from ckpttool.model.catalog import MAX_AXES, Extent, FileIndex, StoredTensor, TensorMeta
 from ckpttool.model.dtypes import DTYPES, TEXT
 
 MAX_HEADER_BYTES = 100_000_000  # as safetensors; stops hostile headers
@@ -83,7 +83,8 @@ class Safetensors:
     def read_index(self, path: str) -> FileIndex:
         """The header of the file; contents are not read."""
         with Path(path).open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
+            stamp = stamp_of(file.fileno())
+            size = stamp.nbytes
             length = file.read(8)
             nbytes = int.from_bytes(length, "little")
             if len(length) < 8 or nbytes > min(size - 8, MAX_HEADER_BYTES):
@@ -101,7 +102,7 @@ class Safetensors:
         }
         _check_coverage(path, tensors, 8 + nbytes, size)
         kept = {key: value for key, value in attrs.items() if key not in tensors}
-        return FileIndex(path, self.name, size, tensors, kept)
+        return FileIndex(path, self.name, size, tensors, kept, stamps={path: stamp})
 
     def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> int:
         """Size of the file that `create` makes of these tensors, without attributes but a sum."""
@@ -130,7 +131,7 @@ class Safetensors:
 
     def checksum_parts(self, index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumPart]:
         """Names in sorted order, behind each the tensor's bytes, as MindSpore counts them."""
-        with Path(index.path).open("rb") as file:
+        with open_source(index.path, index.stamps.get(index.path)) as file:
             for name, tensor in sorted(index.tensors.items()):
                 yield name.encode()
                 number = _number(file, tensor)
@@ -180,7 +181,7 @@ def _spell(header: Mapping[str, object]) -> bytes:
     return json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _number(file: BinaryIO, tensor: StoredTensor) -> int | None:
+def _number(file: FileIO, tensor: StoredTensor) -> int | None:
     """The value of an integer without axes, if it is not negative; None for every other tensor."""
     if tensor.meta.shape or not tensor.meta.dtype.startswith(("Int", "UInt")):
         return None
@@ -231,6 +232,8 @@ def _entry(
     shape, span = _sizes(entry.get("shape")), _sizes(entry.get("data_offsets"))
     if shape is None or any(size >> 63 for size in shape):
         raise bad(f"shape {entry.get('shape')!r} is no list of sizes")
+    if len(shape) > MAX_AXES:
+        raise bad(f"{len(shape)} axes; {MAX_AXES} are the most")
     if span is None or len(span) != 2 or span[0] > span[1]:
         raise bad(f"data_offsets {entry.get('data_offsets')!r} are no begin and end")
     need = math.prod(shape) * dtype.itemsize

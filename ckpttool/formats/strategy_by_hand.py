@@ -32,7 +32,8 @@ A cut is one of
   a stage has ranks, each its own.
 - ``{parts: [4, 1]}``: as ``[4, 1]``, for what may stand beside it.
 - ``{device_matrix: [2, 4], tensor_map: [1, -1]}``: as in a strategy file.  The device axes that cut
-  a tensor axis are counted from the right, -1 is none; ``[[1, 0], []]`` has several.
+  a tensor axis are counted from the right, ``[[1, 0], []]`` has several; -1 is none, wherever it
+  stands.
 
 All but ``replicated`` may have beside them
 
@@ -292,8 +293,7 @@ def _tensor_map(node: Node, what: str) -> tuple[tuple[int, ...], ...]:
         raise _wrong(node, what, "a list of device axes, or of such lists")
     lists = [item.value if isinstance(item.value, tuple) else (item,) for item in node.value]
     return tuple(
-        () if [axis.value for axis in axes] == [-1] else _numbers(Node(axes), what)
-        for axes in lists
+        _numbers(Node(tuple(axis for axis in axes if axis.value != -1)), what) for axes in lists
     )
 
 

@@ -302,7 +302,8 @@ def _to_layout(entry: Entry) -> Layout:
 
 
 def _device_axes(axes: list[int]) -> tuple[int, ...]:
-    return () if axes == [-1] else tuple(axes)
+    """Return the device axes that shard a tensor axis; -1 ("None") may stand beside them."""
+    return tuple(axis for axis in axes if axis != -1)
 
 
 def _check_agreement(
@@ -335,9 +336,20 @@ def _check_layouts(
         twin = known[name]
         if layout == twin:
             known[name] = layout if twin.full_shape is None else twin
-        elif first.from_json == other.from_json or all(len(axes) < 2 for axes in twin.tensor_map):
+        elif not (_is_expanded(layout, twin) or _is_expanded(twin, layout)):
             raise StrategyError(
                 other.path,
                 f"stage {stage} has another layout for {name} in {first.path}; are both of one "
                 "run?",
             )
+
+
+def _is_expanded(layout: Layout, twin: Layout) -> bool:
+    """Whether ``layout``, as JSON files have it, may be ``twin`` with more tensor axes.
+
+    JSON files write one tensor axis for each device axis, so the same device axes stand there in
+    the same order.
+    """
+    joined = [tuple(axis for axes in one.tensor_map for axis in axes) for one in (layout, twin)]
+    same = replace(layout, tensor_map=twin.tensor_map) == twin
+    return len(layout.tensor_map) > len(twin.tensor_map) and joined[0] == joined[1] and same

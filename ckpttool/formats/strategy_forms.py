@@ -22,7 +22,9 @@ A file whose name ends in ``.json`` is JSON, any other is the protobuf message
 
 One ``tensor_map`` message holds an entry for each tensor axis.  Several are one for each tensor
 axis, with the device axes that cut it, outermost first; a tensor of one axis is told from one of
-two by an extra empty message at the end.  Absent fields are 0 (MindSpore 1.0 wrote no 6 and 7).
+two by an extra empty message at the end.  -1 may stand beside device axes, in any place:
+``Layout(...)(("a", "None"), "b")`` writes it, and it shards nothing.  (MindSpore's own transform
+fails if it stands first.)  Absent fields are 0 (MindSpore 1.0 wrote no 6 and 7).
 
 The JSON form has the keys ``parallel_strategy_item`` and ``parallel_layout_item`` with the same
 names inside, and ``tensor_shape``, the full shape.  MindSpore writes a multi-axis tensor map there

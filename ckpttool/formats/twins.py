@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+from ckpttool.formats.opened import demand_same
 from ckpttool.formats.wire import WireReader
 from ckpttool.model.catalog import Alike, FileIndex, StoredTensor
 
@@ -66,8 +67,10 @@ class Twins:
             known = self._find(format, reader, reader.size)
             if known is not None:
                 tensors = Alike(known.tensors, path)
-                return FileIndex(path, format, reader.size, tensors, known.attrs)
+                stamps = {path: reader.stamp}
+                return FileIndex(path, format, reader.size, tensors, known.attrs, stamps=stamps)
             index = read(path)
+            demand_same(path, index.stamps[path], reader.stamp)
             self.remember(format, reader, reader.size, index.tensors, index.attrs)
         return index
 

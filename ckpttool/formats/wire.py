@@ -18,11 +18,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from operator import eq
-from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
 from ckpttool.errors import FormatError
+from ckpttool.formats.opened import open_source, stamp_of
+from ckpttool.model.catalog import SourceStamp
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
@@ -44,9 +45,18 @@ class Field(NamedTuple):
 
 
 class ByteSource(Protocol):
-    """Bytes that are addressed by offset: those of a file, or what they decrypt to."""
+    """Bytes that are addressed by offset: those of a file, or what they decrypt to.
+
+    Attributes
+    ----------
+    size
+        How many there are.
+    stamp
+        By what the open file is known again.
+    """
 
     size: int
+    stamp: SourceStamp
 
     def pread(self, nbytes: int, offset: int) -> bytes:
         """Up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
@@ -58,12 +68,13 @@ class ByteSource(Protocol):
 
 
 class PlainFile:
-    """The bytes of a file as they are."""
+    """The bytes of a file as they are; see `open_source`."""
 
-    def __init__(self, path: str) -> None:
-        self._file = Path(path).open("rb", buffering=0)  # noqa: SIM115 - closed by close
+    def __init__(self, path: str, stamp: SourceStamp | None = None) -> None:
+        self._file = open_source(path, stamp)
         self._fd = self._file.fileno()
-        self.size = os.fstat(self._fd).st_size
+        self.stamp = stamp_of(self._fd)
+        self.size = self.stamp.nbytes
 
     def pread(self, nbytes: int, offset: int) -> bytes:
         """Up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
@@ -85,6 +96,8 @@ class WireReader:
         The file, as errors name it.
     source
         Its bytes, if they are not those on disk; closed by the reader.
+    stamp
+        What the file was when its header was read, if that is long ago; see `open_source`.
 
     Raises
     ------
@@ -92,10 +105,13 @@ class WireReader:
         From every method, when the bytes are not what the wire format says.
     """
 
-    def __init__(self, path: str, source: ByteSource | None = None) -> None:
+    def __init__(
+        self, path: str, source: ByteSource | None = None, stamp: SourceStamp | None = None
+    ) -> None:
         self.path = path
-        self._source = source or PlainFile(path)
+        self._source = source or PlainFile(path, stamp)
         self.size = self._source.size
+        self.stamp = self._source.stamp
         self._window = b""
         self._window_start = 0
 

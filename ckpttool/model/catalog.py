@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import itemgetter
@@ -17,6 +17,9 @@ from ckpttool.model.notes import Note
 
 if TYPE_CHECKING:
     from ckpttool.model.described import Description
+
+# Of a tensor.  Arrays here have one axis more, the bytes of an element, and NumPy 2 has 64 at most.
+MAX_AXES = 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,11 @@ class TensorMeta:
         read with the index, compared as values and written by `Format.create`.
     nbytes
         Bytes of all elements; of a string, bytes in UTF-8.
+
+    Raises
+    ------
+    ValueError
+        There is no such tensor; it has too many axes, for one.
     """
 
     name: str
@@ -45,6 +53,8 @@ class TensorMeta:
     nbytes: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if len(self.shape) > MAX_AXES:
+            raise ValueError(f"{self.name}: {len(self.shape)} axes; {MAX_AXES} are the most")
         if (self.dtype == TEXT) != (self.text is not None) or (
             self.text is not None and self.shape
         ):
@@ -62,6 +72,11 @@ class TensorMeta:
         return self if shape == self.shape else replace(self, shape=shape)
 
     @property
+    def is_single(self) -> bool:
+        """Whether it is a single value: one element, or a text."""
+        return self.text is not None or math.prod(self.shape) == 1
+
+    @property
     def itemsize(self) -> int:
         """Bytes per element; 1 for a string."""
         return 1 if self.text is not None else DTYPES[self.dtype].itemsize
@@ -73,6 +88,29 @@ class Extent:
 
     offset: int
     nbytes: int
+
+
+class Stamp(NamedTuple):
+    """By what a file is known again: one that was written to or saved anew has another.
+
+    The time of change (ctime) tells even if the time of modification was set back.
+    """
+
+    nbytes: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+class SourceStamp(NamedTuple):
+    """The same of a source file, and which file of its file system it is.
+
+    No device: network file systems have another number for it on each host.
+    """
+
+    nbytes: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +129,16 @@ class StoredTensor:
         Where in the file, or in the plaintext of an encrypted one.
     cipher
         How the file is encrypted, the same object for all its tensors; None if it is not.
+    stamp
+        The file as it was when its header was read, the same object for all its tensors: whoever
+        opens it for the contents holds it against that.  None of what is being written.
     """
 
     meta: TensorMeta
     path: str
     extents: tuple[Extent, ...]
     cipher: Ciphertext | None = None
+    stamp: SourceStamp | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         held = 0
@@ -108,10 +150,10 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Alike(Mapping[str, StoredTensor]):
-    """The tensors of a file whose header is equal to that of another.
+    """The tensors of a file whose header is known, perhaps as that of another that is equal to it.
 
-    Of a thousand ranks nearly all are such, with a thousand tensors each: these are made when one
-    asks for them.
+    Of a thousand ranks nearly all are equal to another, with a thousand tensors each: these are
+    made when one asks for them.
 
     Attributes
     ----------
@@ -119,14 +161,17 @@ class Alike(Mapping[str, StoredTensor]):
         Those of the other file.
     path
         The file that holds these.
+    stamp
+        See `StoredTensor`.
     """
 
     header: Mapping[str, StoredTensor]
     path: str
+    stamp: SourceStamp | None = None
 
     def __getitem__(self, name: str) -> StoredTensor:
         tensor = self.header[name]
-        return StoredTensor(tensor.meta, self.path, tensor.extents, tensor.cipher)
+        return StoredTensor(tensor.meta, self.path, tensor.extents, tensor.cipher, self.stamp)
 
     def __contains__(self, name: object) -> bool:
         return name in self.header
@@ -136,17 +181,6 @@ class Alike(Mapping[str, StoredTensor]):
 
     def __len__(self) -> int:
         return len(self.header)
-
-
-class Stamp(NamedTuple):
-    """By what a file is known again: one that was written to or saved anew has another.
-
-    The time of change (ctime) tells even if the time of modification was set back.
-    """
-
-    nbytes: int
-    mtime_ns: int
-    ctime_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +205,7 @@ class FileIndex:
     beside
         Further files of the same rank, whose tensors are among ``tensors``.
     stamps
-        Of each file as it was just before its header was read; none of one that was just written.
+        Of each file as it was when it was opened for its header; none of one that was just written.
     """
 
     path: str
@@ -181,7 +215,7 @@ class FileIndex:
     attrs: Mapping[str, str] = field(default_factory=dict)
     cipher: Ciphertext | None = None
     beside: tuple[str, ...] = ()
-    stamps: Mapping[str, Stamp] = field(default_factory=dict, compare=False)
+    stamps: Mapping[str, SourceStamp] = field(default_factory=dict, compare=False)
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -192,6 +226,39 @@ class FileIndex:
     def header(self) -> Mapping[str, StoredTensor]:
         """The same object for files that are known to be alike; true but for the paths in it."""
         return self.tensors.header if isinstance(self.tensors, Alike) else self.tensors
+
+
+def refuse_shared_bytes(path: str, places: Iterable[tuple[int, int, str]]) -> None:
+    """Raise `FormatError` if two things lie upon each other in a file.
+
+    Parameters
+    ----------
+    path
+        The file.
+    places
+        Where each begins, where it ends, and what it is, in any order.
+    """
+    end, last = 0, ""
+    for start, stop, what in sorted(places):
+        if start < end:
+            raise FormatError(path, start, f"{last} and {what} have bytes in common (damaged?)")
+        end, last = stop, what
+
+
+def refuse_shared_extents(index: FileIndex) -> None:
+    """The same of the tensors of a file, whatever its format.
+
+    The same bytes may have two names, where a format has links; its reader knows whether they are.
+    """
+    known: dict[tuple[str, bool], dict[tuple[int, int], str]] = {}
+    for name, tensor in index.tensors.items():
+        # What is encrypted is counted in what it decrypts to.
+        places = known.setdefault((tensor.path, tensor.cipher is not None), {})
+        for extent in tensor.extents:
+            if extent.nbytes:
+                places.setdefault((extent.offset, extent.offset + extent.nbytes), name)
+    for (path, _), places in known.items():
+        refuse_shared_bytes(path, ((*place, name) for place, name in places.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +298,9 @@ class Catalog:
         to every rank as it is.  False for one that no index names: it may be one rank's slice.
     absent
         Ranks that seem to belong to it and have no file: gaps, and rank folders without one.
+    one_of_several
+        What shows that its only file is one rank's of several, so that tensors may be slices;
+        empty if nothing does.
     asked
         Ranks that it was written for, where its manifest says so and it is verified; None for all.
     headers
@@ -251,6 +321,7 @@ class Catalog:
     indexes: tuple[str, ...] = ()
     apart: Mapping[str, bool] = field(default_factory=dict)
     absent: tuple[int, ...] = ()
+    one_of_several: str = ""
     asked: frozenset[int] | None = None
     headers: Mapping[tuple[int, ...], Mapping[str, StoredTensor]] = field(
         init=False, repr=False, compare=False

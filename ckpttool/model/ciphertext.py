@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import resource
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
+
+PR_SET_DUMPABLE = 4  # of Linux, <sys/prctl.h>
+
+
+@cache  # once for a process; what is forked from it inherits both
+def forbid_core_dumps() -> None:
+    """Have this process write no core dump, whatever ends it.
+
+    A limit of 0 bytes counts for dumps into files, and on Linux a process that is not "dumpable"
+    is not handed to a program that collects dumps either.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(ImportError, OSError, AttributeError):  # a Python without ctypes; no Linux
+        from ctypes import CDLL
+
+        CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 class Secret:
     """Bytes that are shown nowhere: not by ``repr``, ``str``, a traceback or a dataclass.
 
     A pickle of it holds them, for a worker in another process needs them: such pickles go to
-    workers and nowhere else.
+    workers and nowhere else.  A process that makes one, or unpickles one, writes no core dump from
+    then on: the dump would hold the bytes.
 
     Examples
     --------
@@ -23,7 +43,11 @@ class Secret:
     __slots__ = ("_value",)
 
     def __init__(self, value: bytes) -> None:
+        forbid_core_dumps()
         self._value = value
+
+    def __reduce__(self) -> tuple[type[Secret], tuple[bytes]]:
+        return Secret, (self._value,)  # so that a worker's is made by __init__, too
 
     def reveal(self) -> bytes:
         """The bytes."""

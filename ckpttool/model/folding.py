@@ -7,6 +7,11 @@ joins neighbours of which all but the last have just the size of the device axis
 That can be possible in several ways; then the slices alone do not tell which is meant.  Ways that
 differ only in where a device axis of size 1 goes are the same: it cuts nothing.
 
+``Layout(...)(("a", "None"), "b")`` has "None" beside a device axis.  It stands for an axis of the
+expanded tensor that nothing shards, of size 1 unless it is the last of its tensor axis.  Nearly
+every tensor with an unsharded axis could be meant so, and next to none is.  So such ways count only
+where there is no other.
+
 Source
 ------
 MindSpore 2.10 ``ccsrc/frontend/parallel/strategy_checkpoint`` (the JSON writer), and files of it.
@@ -47,14 +52,15 @@ def fold_layout(
     shape = layout.full_shape
     if shape is None or len(shape) != len(layout.tensor_map) or not 0 < ndim < len(shape):
         return ()
-    seams, joins = _seams(layout, shape), len(shape) - ndim
-    if math.comb(len(seams), joins) > MAX_WAYS:
-        return ()
+    usual, joins = _seams(layout, shape), len(shape) - ndim
     ways: dict[object, Layout] = {}
-    for joined in combinations(seams, joins):
-        way = _join_axes(layout, shape, joined)
-        if fits(way):
-            ways.setdefault((way.full_shape, _cutting(way)), way)
+    for seams in (usual, sorted(usual + _seams_at_none(layout, shape))):
+        if ways or math.comb(len(seams), joins) > MAX_WAYS:
+            break
+        for joined in combinations(seams, joins):
+            way = _join_axes(layout, shape, joined)
+            if fits(way):
+                ways.setdefault((way.full_shape, _cutting(way)), way)
     return tuple(ways.values())
 
 
@@ -75,13 +81,28 @@ def ambiguity(layout: Layout, ways: tuple[Layout, ...]) -> str:
 def _seams(layout: Layout, shape: tuple[int, ...]) -> list[int]:
     """Every axis that may be part of the same folded axis as the one before it."""
     sizes = tuple(reversed(layout.device_matrix))
-    is_table = layout.rows or layout.fields > 1  # whose parts of axis 0 are not to be cut again
     return [
         i
-        for i in range(2 if is_table else 1, len(shape))
+        for i in range(_first_seam(layout), len(shape))
         if len(layout.tensor_map[i - 1]) == len(layout.tensor_map[i]) == 1
         and shape[i - 1] == sizes[layout.tensor_map[i - 1][0]]
     ]
+
+
+def _seams_at_none(layout: Layout, shape: tuple[int, ...]) -> list[int]:
+    """The same where "None" stands beside device axes."""
+    sizes = tuple(reversed(layout.device_matrix))
+    return [
+        i
+        for i in range(_first_seam(layout), len(shape))
+        if sum(map(len, layout.tensor_map[i - 1 : i + 1])) < 2
+        and shape[i - 1] == math.prod(sizes[axis] for axis in layout.tensor_map[i - 1])
+    ]
+
+
+def _first_seam(layout: Layout) -> int:
+    """The parts of axis 0 of a table are not to be cut again."""
+    return 2 if layout.rows or layout.fields > 1 else 1
 
 
 def _join_axes(layout: Layout, shape: tuple[int, ...], joined: tuple[int, ...]) -> Layout:

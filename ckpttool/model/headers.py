@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import pairwise
 
 from ckpttool.errors import AuthenticityError, UnreadableError, UnsupportedError
-from ckpttool.model.catalog import Catalog, FileIndex, TensorMeta, format_ranks
+from ckpttool.model.catalog import Catalog, TensorMeta, format_ranks
 from ckpttool.model.findings import Finding
 from ckpttool.model.notes import Note
+from ckpttool.model.presence import find_partly_held
 from ckpttool.model.slices import disagreement, group_ranks
 from ckpttool.model.source import Source
 from ckpttool.model.states import Owners, odd_shape
@@ -43,20 +43,6 @@ def find_gaps(catalog: Catalog, notes: Iterable[Note]) -> Iterator[Finding]:
             yield Finding("step", note.text, "warning")
         elif note.ranks and not set(note.ranks) & set(catalog.damaged):
             yield Finding("missing", note.text, "warning", ranks=note.ranks)
-
-
-def find_shared_bytes(file: FileIndex) -> Iterator[Finding]:
-    """Tensors that lie upon each other."""
-    extents = sorted(
-        (tensor.path, extent.offset, extent.offset + extent.nbytes, name)
-        for name, tensor in file.tensors.items()
-        for extent in tensor.extents
-        if extent.nbytes
-    )
-    for (path, _, end, name), (of, start, _, other) in pairwise(extents):
-        if path == of and start < end:
-            text = f"{path}: byte {start}: {name} and {other} have bytes in common"
-            yield Finding("damaged", text, tensor=other)
 
 
 def check_types(catalog: Catalog, held: Mapping[int, TensorMeta]) -> Iterator[Finding]:
@@ -131,6 +117,14 @@ def find_lacking(catalog: Catalog, found: Iterable[Source], notes: list[Note]) -
             f"replicas ({shorten(names)}; on {format_ranks(sorted(others[rank]))}), so it {state}"
         )
         yield Finding("lacking", text, "warning", ranks=(rank,))
+
+
+def find_partial(catalog: Catalog, strategy: Strategy, is_deduplicated: bool) -> Iterator[Finding]:
+    """Parameters that no strategy lists, and that only some ranks of their stage have."""
+    for one in find_partly_held(catalog, strategy, is_deduplicated):
+        kind, ranks = ("unlisted", one.ranks) if one.is_alone else ("lacking", one.missing)
+        tensor = one.names[0] if len(one.names) == 1 else None
+        yield Finding(kind, one.text, "warning", tensor, ranks)
 
 
 def find_beginnings(catalog: Catalog) -> Iterator[Finding]:

@@ -191,7 +191,7 @@ def differences(mine: Origin, other: Origin) -> Iterator[str]:
     if mine.plan != other.plan and (mine.inputs, ours) == (other.inputs, known):
         now, was = dict(mine.options), dict(other.options)
         names = [name for name in now if was.get(name, now[name]) != now[name]]
-        rest = "what decides the contents, such as --unlisted or --optimizer-shard"
+        rest = "what decides the contents, such as --unlisted, --not-in-target or --optimizer-shard"
         rest = rest if was else "format, ranks, names or what decides the contents"
         changes = ", ".join(f"{now[name]} in place of {was[name]}" for name in names)
         yield f"other options were given: {changes or rest}"

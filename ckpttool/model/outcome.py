@@ -19,14 +19,15 @@ def outcome(plan: Plan, target: Strategy) -> Strategy:
     since ``target`` does not list it, is listed as undivided in each stage: of a parameter that one
     strategy does not list and another cuts MindSpore's transform takes one rank's slice for all.
 
-    Not listed are strings, what each rank has of its own, single elements that ``target`` does not
-    list, as in MindSpore's own files, and what is undivided and has a ``-`` in its name: MindSpore
-    cannot read such names there, so it has no other layout for them either.
+    Not listed are strings, what each rank has of its own, single values beside the network, and
+    what is undivided and has a ``-`` in its name: MindSpore cannot read such names there, so it has
+    no other layout for them either.  Files that MindSpore compiles list single parameters of the
+    network and states of them; ``global_step``, ``learning_rate`` and the like they leave out.
     """
     layouts: dict[str, tuple[Layout, ...]] = {}
     for transfer in plan.transfers:
         name = transfer.source.meta.name
-        if _is_told(transfer, name in target.layouts):
+        if _is_told(transfer, name in target.layouts or name in plan.not_listed.followed):
             placed = (*layouts.get(name, ()), *_by_stage(transfer, target))
             layouts[name] = tuple(sorted(placed, key=lambda layout: layout.first_rank))
     return replace(target, layouts=layouts, rules=None)

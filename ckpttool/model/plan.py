@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ckpttool.model.catalog import Catalog, Stamp, StoredTensor, TensorMeta
 from ckpttool.model.described import Described
@@ -18,6 +18,8 @@ from ckpttool.model.notes import Note
 from ckpttool.model.region import Region
 from ckpttool.model.source import Excerpt, Source
 from ckpttool.model.strategy import Strategy
+
+NotInTarget = Literal["follow", "full", "drop"]
 
 
 class Piece(NamedTuple):
@@ -107,6 +109,10 @@ class Target:
         What else the headers say, as formats take it; ``"crc_num"`` for a checksum.
     is_numbered
         Whether it is a folder of numbered files, and not a single one.
+    not_in_target
+        What becomes of parameters that ``strategy`` does not list: optimizer state is cut like its
+        parameter and the rest is written in full to every rank (``"follow"``), all is written in
+        full (``"full"``), or nothing is written (``"drop"``).  Single values go to every rank.
     """
 
     format: str
@@ -115,6 +121,33 @@ class Target:
     strategy: Strategy | None = None
     attrs: Mapping[str, str] = field(default_factory=dict)
     is_numbered: bool = False
+    not_in_target: NotInTarget = "follow"
+
+
+@dataclass(slots=True)
+class NotListed:
+    """Full tensors that the target strategy does not list, by name.
+
+    Attributes
+    ----------
+    followed
+        Optimizer states that are cut like their parameters.
+    full, dropped
+        What is written in full to every rank, and what is not written; no single values.
+    """
+
+    followed: dict[str, TensorMeta] = field(default_factory=dict)
+    full: dict[str, TensorMeta] = field(default_factory=dict)
+    dropped: dict[str, TensorMeta] = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """How many tensors there are of each kind, and their bytes."""
+        kinds = {"followed": self.followed, "full": self.full, "dropped": self.dropped}
+        return {
+            kind: (len(found), sum(meta.nbytes for meta in found.values()))
+            for kind, found in kinds.items()
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +212,8 @@ class Plan:
 
     Attributes
     ----------
+    not_listed
+        What the target strategy does not list.
     strategies
         The files that they were read from.
     is_resumed
@@ -194,6 +229,7 @@ class Plan:
     target: Target
     transfers: tuple[Transfer, ...]
     notes: tuple[Note, ...] = field(default=())
+    not_listed: NotListed = field(default_factory=NotListed)
     documents: tuple[Document, ...] = field(default=())
     part: PlanPart | None = None
     strategies: tuple[str, ...] = ()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 from ckpttool.errors import CkptToolError, raise_all
 from ckpttool.model.catalog import Catalog, format_ranks
@@ -13,14 +12,14 @@ from ckpttool.model.gradients import Gradients
 from ckpttool.model.layout import Layout
 from ckpttool.model.losses import notes_of_scan
 from ckpttool.model.notes import Note
-from ckpttool.model.plan import Plan, Target, Transfer
+from ckpttool.model.plan import NotListed, Plan, Target, Transfer
 from ckpttool.model.source import Source
 from ckpttool.model.sources import (
     Agreement,
     Sources,
     find_sources,
 )
-from ckpttool.model.states import Owners, owners_of_full, target_layouts
+from ckpttool.model.states import follows_in_full, owners_of_full, state_layouts, target_layouts
 from ckpttool.model.strategy import Strategy, count, shorten
 from ckpttool.model.undivided import undivided_sources
 from ckpttool.model.unlisted import Unlisted
@@ -82,7 +81,7 @@ def plan_from(
         Ranks or slices are missing, shapes or element types disagree, a parameter does not fit the
         target's layout: all that was found, in one error.
     """
-    transfers = _find_transfers(sources, target, strategy)
+    transfers, not_listed = _find_transfers(sources, target, strategy)
     outside = [rank for rank in target.paths if not 0 <= rank < target.ranks]
     if outside:
         text = f"{format_ranks(outside)}: not in the target, which has "
@@ -99,28 +98,22 @@ def plan_from(
         note for one in (strategy, target.strategy) if one is not None for note in one.notes
     ]
     notes = (*notes_of_scan(catalog, strategy), *of_strategies, *sources.notes)
-    return Plan(catalog, target, tuple(transfers), notes)
+    return Plan(catalog, target, tuple(transfers), notes, not_listed)
 
 
-def _find_transfers(sources: Sources, target: Target, strategy: Strategy | None) -> list[Transfer]:
-    """A transfer for every source; what does not fit is added to the problems of ``sources``."""
+def _find_transfers(
+    sources: Sources, target: Target, strategy: Strategy | None
+) -> tuple[list[Transfer], NotListed]:
+    """A transfer for every source that is written, and what the target does not list.
+
+    What does not fit is added to the problems of ``sources``.
+    """
     transfers: list[Transfer] = []
-    undivided: list[str] = []
-    recut: list[str] = []
-    gradients = Gradients()
-    owners = _owners(sources, target.strategy)
+    fitting = _Fitting(sources, target, strategy)
     for source in sources.found:
         name, shape = source.meta.name, source.meta.shape
-        layouts = _listed_layouts(source, target.strategy, owners, recut)
-        layouts = gradients.uncut(source, strategy, layouts)
-        if not layouts:
-            layouts = _everywhere(source, target.ranks)
-            was_cut = source.is_listed or source.follows is not None
-            if target.strategy is not None and (
-                was_cut or (strategy is None and math.prod(shape) > 1)
-            ):
-                undivided.append(name)
-        else:
+        layouts = fitting.layouts(source)
+        if layouts:
             layouts = tuple(_folded(layout, shape) for layout in layouts)
             reasons = {_why_not_target(layout, shape) for layout in layouts} - {None}
             where = target.strategy.origin if target.strategy else ""
@@ -130,43 +123,88 @@ def _find_transfers(sources: Sources, target: Target, strategy: Strategy | None)
             ]
             if reasons:
                 continue
+        elif layouts is not None:
+            layouts = _everywhere(source, target.ranks)
         if layouts:
             transfers.append(Transfer(source, layouts))
     if target.strategy is not None:
-        _compare_names(sources, target.strategy, undivided, recut)
-        sources.notes += gradients.notes()
+        _compare_names(sources, target.strategy)
+        sources.notes += [*fitting.notes(), *fitting.gradients.notes()]
     turned = {source.meta.name for source in sources.found if source.turn is not None}
+    turned -= fitting.not_listed.dropped.keys()
     nowhere = sorted(turned - {transfer.source.meta.name for transfer in transfers})
     if nowhere:
         text = "dropped, being only on source ranks whose turn does not come"
         names = f"{count(len(nowhere), 'parameter')}: {shorten(nowhere)}"
         sources.notes.append(Note("dropped", f"{text}: {names}"))
-    return transfers
+    return transfers, fitting.not_listed
 
 
-def _owners(sources: Sources, strategy: Strategy | None) -> Owners:
-    """The parameter of each state that goes to the target: names and full shapes tell."""
-    if strategy is None:
-        return {}
-    metas = {source.meta.name: source.meta for source in sources.found}
-    return owners_of_full(strategy.layouts, metas)
+class _Fitting:
+    """What a target makes of sources.
 
-
-def _listed_layouts(
-    source: Source, strategy: Strategy | None, owners: Owners, recut: list[str]
-) -> tuple[Layout, ...]:
-    """What the target's strategy tells of a source, if anything.
-
-    The name is added to ``recut`` if that is not what its own entry says.
+    What its strategy does not list is decided by names and full shapes alone, so that it does not
+    matter whether the source is merged or spread over ranks.
     """
-    if strategy is None or source.turn is not None or source.meta.text is not None:
+
+    def __init__(self, sources: Sources, target: Target, src_strategy: Strategy | None) -> None:
+        self.target = target
+        self.src_strategy = src_strategy
+        self.metas = {source.meta.name: source.meta for source in sources.found}
+        listed = {} if target.strategy is None else target.strategy.layouts
+        self.owners = owners_of_full(listed, self.metas)
+        self.recut: list[str] = []
+        self.gradients = Gradients()
+        self.not_listed = NotListed()
+
+    def layouts(self, source: Source) -> tuple[Layout, ...] | None:
+        """The layouts of a source in the target, none if it is whole; None if it is left out."""
+        target, strategy, name = self.target, self.target.strategy, source.meta.name
+        if strategy is None or source.meta.text is not None:
+            return ()
+        if name in strategy.layouts:
+            return () if source.turn is not None else self._listed(source, strategy)
+        if strategy.replicates_rest:
+            return ()
+        is_state = source.turn is None and follows_in_full(name, self.owners, self.metas)
+        layouts = state_layouts(strategy, name, self.owners) if is_state else ()
+        if layouts and target.not_in_target == "follow":
+            self.not_listed.followed[name] = source.meta
+            return layouts
+        if source.meta.is_single:
+            return ()
+        if target.not_in_target == "drop":
+            self.not_listed.dropped[name] = source.meta
+            return None
+        self.not_listed.full[name] = source.meta
         return ()
-    name = source.meta.name
-    layouts = target_layouts(strategy, name, source.follows is not None, owners)
-    own = strategy.layouts.get(name, layouts)
-    if [layout.parts for layout in own] != [layout.parts for layout in layouts]:
-        recut.append(name)
-    return layouts
+
+    def _listed(self, source: Source, strategy: Strategy) -> tuple[Layout, ...]:
+        """The layouts of a source that the strategy lists, corrected."""
+        name = source.meta.name
+        layouts = target_layouts(strategy, name, self.owners)
+        if [layout.parts for layout in strategy.layouts[name]] != [one.parts for one in layouts]:
+            self.recut.append(name)
+        return self.gradients.uncut(source, self.src_strategy, layouts)
+
+    def notes(self) -> Iterator[Note]:
+        """What is to be told of it."""
+        if self.recut:
+            text = "cut for the target like their parameters, whose optimizer shard their own "
+            text += f"entries lack: {count(len(self.recut), 'optimizer state')}"
+            yield Note("corrected", f"{text}: {shorten(self.recut)}")
+        names = [f"{name} (as {self.owners[name]})" for name in self.not_listed.followed]
+        if names:
+            text = "not in the target strategy, cut like the parameter: "
+            text += f"{count(len(names), 'optimizer state')}: {shorten(names)}"
+            yield Note("follows", text)
+        for kind, text, found in (
+            ("undivided", "written undivided to every rank", self.not_listed.full),
+            ("dropped", "left out", self.not_listed.dropped),
+        ):
+            if found:
+                text = f"not in the target strategy, {text}: {count(len(found), 'parameter')}"
+                yield Note(kind, f"{text}: {shorten(found)}")
 
 
 def _folded(layout: Layout, shape: tuple[int, ...]) -> Layout:
@@ -191,9 +229,8 @@ def _everywhere(source: Source, ranks: int) -> tuple[Layout, ...]:
     return tuple(Layout.undivided(ndim, 1, rank) for rank in range(first, ranks, step))
 
 
-def _compare_names(
-    sources: Sources, strategy: Strategy, undivided: Sequence[str], recut: Sequence[str]
-) -> None:
+def _compare_names(sources: Sources, strategy: Strategy) -> None:
+    """Tell what the target alone lists; that nothing is in common is a problem."""
     names = {source.meta.name for source in sources.found}
     has_other = bool(strategy.layouts) and not names & set(strategy.layouts)
     if names and has_other and not sources.problems:
@@ -203,18 +240,6 @@ def _compare_names(
             "is it the strategy of this model?"
         )
         sources.problems.append(Finding("target", text))
-    if recut:
-        text = "cut for the target like their parameters, whose optimizer shard their own entries "
-        text += f"lack: {count(len(recut), 'optimizer state')}: {shorten(recut)}"
-        sources.notes.append(Note("corrected", text))
-    if undivided:
-        sources.notes.append(
-            Note(
-                "undivided",
-                "not in the target strategy, written undivided to every rank: "
-                f"{count(len(undivided), 'parameter')}: {shorten(undivided)}",
-            )
-        )
     absent = [name for name in strategy.layouts if name not in names]
     if absent:
         text = f"in the target strategy only: {count(len(absent), 'parameter')}"

@@ -6,16 +6,18 @@ Whether what is there fits together is `ckpttool.model.sources`'s question.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from ckpttool.model.catalog import Catalog, format_ranks
 from ckpttool.model.findings import Finding
 from ckpttool.model.layout import Layout
 from ckpttool.model.losses import hold_alike
+from ckpttool.model.maps import map_of
 from ckpttool.model.notes import Note
 from ckpttool.model.redundancy import absent_ranks, is_deduplicated
-from ckpttool.model.states import find_owners
+from ckpttool.model.states import Owners, find_owners, followed_parameter
 from ckpttool.model.strategy import Strategy, count, shorten
 
 
@@ -51,6 +53,97 @@ def check_presence(catalog: Catalog, strategy: Strategy) -> Presence:
     else:
         presence.problems += _incomplete_replicas(catalog)
     return presence
+
+
+@dataclass(frozen=True, slots=True)
+class PartlyHeld:
+    """Parameters without a layout that only some ranks of a stage have, all the same ranks.
+
+    Attributes
+    ----------
+    names
+        The parameters.
+    ranks
+        All ranks that have them, of whichever stage.
+    missing
+        The ranks with a file that lack them, in stages of which others have them.
+    text
+        What is said of them.
+    """
+
+    names: tuple[str, ...]
+    ranks: tuple[int, ...]
+    missing: tuple[int, ...]
+    text: str
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether one rank alone has them."""
+        return len(self.ranks) == 1
+
+
+def find_partly_held(
+    catalog: Catalog, strategy: Strategy, is_deduplicated: bool
+) -> tuple[PartlyHeld, ...]:
+    """Parameters that no strategy lists, and that only some ranks of their stage have.
+
+    The ranks of a stage run the same program and save the same names: one that is not everywhere
+    was renamed, or lost, by damage.  Without redundancy each may be handed out to one rank; so it
+    is if all that are not on every rank are on one.  Ranks that
+    hold nothing, and map parameters, are judged elsewhere.
+    """
+    if catalog.description is not None or not strategy.layouts:
+        return ()
+    names: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    for name, ranks in catalog.holders.items():
+        names[ranks].append(name)
+    stages: dict[int, set[int]] = defaultdict(set)
+    for rank in (rank for rank, file in catalog.files.items() if file.tensors):
+        stages[rank // strategy.stage_ranks].add(rank)
+    missing: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for ranks in names:
+        of_stages = {rank // strategy.stage_ranks for rank in ranks}
+        there = {rank for stage in of_stages for rank in stages[stage]}
+        missing[ranks] = tuple(sorted(there.difference(ranks)))
+    if not any(missing.values()):
+        return ()
+    owners = find_owners(strategy.layouts, catalog.metas)
+    found = []
+    for ranks, lacking in missing.items():
+        unlisted = tuple(
+            name
+            for name in (names[ranks] if lacking else ())
+            if name not in strategy.layouts
+            and map_of(name) is None
+            and followed_parameter(catalog, strategy, name, ranks, owners) is None
+        )
+        if unlisted:
+            text = _on_others(catalog, unlisted, lacking)
+            if len(ranks) == 1:
+                instead = chain(*(names[of] for of, gone in missing.items() if gone == ranks))
+                text = _on_one(catalog, unlisted, ranks[0], list(instead))
+            found.append(PartlyHeld(unlisted, ranks, lacking, text))
+    if is_deduplicated and all(
+        len(one.ranks) == len({rank // strategy.stage_ranks for rank in one.ranks}) for one in found
+    ):
+        return ()
+    return tuple(found)
+
+
+def _on_one(catalog: Catalog, names: Sequence[str], rank: int, instead: Sequence[str]) -> str:
+    """What is said of names that one rank alone has, ``instead`` of those that all others have."""
+    text = f"{shorten(names)}: not in the strategy, and on rank {rank} alone "
+    text += f"({catalog.files[rank].path})"
+    if instead:
+        text += f", which lacks {shorten(instead)} that all others of its stage have"
+    return text
+
+
+def _on_others(catalog: Catalog, names: Sequence[str], missing: Sequence[int]) -> str:
+    """What is said of names that some ranks lack, and others of their stage have."""
+    text = f"{shorten(names)}: not in the strategy, and not on {format_ranks(missing)} "
+    paths = shorten((catalog.files[rank].path for rank in missing), 1)
+    return f"{text}({paths}), though others of the same stage have it; cut short, or renamed?"
 
 
 def _check_strategy(catalog: Catalog, strategy: Strategy, presence: Presence) -> None:
@@ -116,7 +209,22 @@ def _check_absent(catalog: Catalog, strategy: Strategy, presence: Presence) -> N
     if unsaved:
         text = f"in the strategy but on no rank: {count(len(unsaved), 'parameter')}"
         text += f": {shorten(unsaved)}"
-        presence.notes.append(Note("absent", text))
+        weights = {name for name in unsaved if owners.get(name) not in strategy.layouts}
+        others = _unlisted_weights(catalog, strategy, owners) if weights else []
+        if others:
+            text += f"; on ranks but not in the strategy: {shorten(others)}; was one renamed?"
+        presence.notes.append(Note("absent", text, is_warning=bool(others)))
+
+
+def _unlisted_weights(catalog: Catalog, strategy: Strategy, owners: Owners) -> list[str]:
+    """Names that the strategy does not list and that are no single values and no states."""
+    return [
+        name
+        for name, meta in catalog.metas.items()
+        if name not in strategy.layouts
+        and meta.nbytes > meta.itemsize
+        and owners.get(name) not in catalog.metas
+    ]
 
 
 def _is_answered(catalog: Catalog, layout: Layout) -> bool:

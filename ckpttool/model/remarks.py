@@ -64,23 +64,22 @@ def _find_other_stages(catalog: Catalog, strategy: Strategy) -> Iterator[Finding
         first = stage * strategy.stage_ranks
         ranks = range(first, first + strategy.stage_ranks)
         header = next((catalog.files[rank].header for rank in ranks if rank in catalog.files), {})
-        own = [name for name in header if stage in strategy.stages_of(name)]
+        own = sum(stage in strategy.stages_of(name) for name in header)
         others = [
             name
             for name, tensor in header.items()
-            if strategy.stages_of(name) and name not in own
-            if tensor.meta.shape
-            in {
-                catalog.files[rank].header[name].meta.shape
+            if stage not in (stages := strategy.stages_of(name))
+            and any(
+                catalog.files[rank].header[name].meta.shape == tensor.meta.shape
                 for rank in catalog.holders[name]
-                if rank // strategy.stage_ranks in strategy.stages_of(name)
-            }
+                if rank // strategy.stage_ranks in stages
+            )
         ]
-        if len(others) > len(own):
+        if len(others) > own:
             yield Finding(
                 "strategy",
                 f"{format_ranks(ranks)} hold {count(len(others), 'parameter')} that the strategy "
-                f"lists for other stages only, and {len(own)} that it lists for theirs: "
+                f"lists for other stages only, and {own} that it lists for theirs: "
                 f"{shorten(others, 3)}; is it the strategy of this run? --trust-strategy believes "
                 "it all the same",
                 ranks=tuple(ranks),

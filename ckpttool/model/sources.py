@@ -18,7 +18,7 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.losses import Losses, find_losses
 from ckpttool.model.maps import map_of, part_names
 from ckpttool.model.notes import Note
-from ckpttool.model.presence import check_presence
+from ckpttool.model.presence import PartlyHeld, check_presence, find_partly_held
 from ckpttool.model.reduced import reduced_from
 from ckpttool.model.redundancy import note_redundancy
 from ckpttool.model.remarks import on_contradictions, on_layouts, on_strays
@@ -129,12 +129,20 @@ def find_sources(
     )
     is_complete = not sources.problems
     owners = _owners_in(catalog, strategy)
+    partly = find_partly_held(catalog, strategy, sources.is_deduplicated)
+    alone = {name: one for one in partly if one.is_alone for name in one.names}
     search = _Search(
-        *(catalog, strategy, agreement, unlisted, running, sources, presence.lacking, owners)
+        catalog, strategy, agreement, unlisted, running, sources, presence.lacking, owners, alone
     )
     for name, ranks in catalog.holders.items():
         search.take(name, ranks)
     search.settle(is_complete)
+    asked = {name for names in search.differing.values() for name in names}
+    sources.notes += (
+        Note("unlisted", f"{one.text}; taken from {format_ranks(one.ranks[:1])}", is_warning=True)
+        for one in partly
+        if not asked.issuperset(one.names)
+    )
     sources.problems += on_contradictions(strategy, sources.found)
     each = [name for of in search.differing.values() for name in of if unlisted == "rank"]
     lacking = presence.lacking
@@ -157,6 +165,8 @@ class _Search:
         Where what is found goes, and what is lost, by the ranks that should have it.
     owners
         See `find_owners`.
+    alone
+        Names without a layout that one rank alone has, though its stage has others.
     corrected
         Names whose layouts are not as the strategy says.
     differing
@@ -171,6 +181,7 @@ class _Search:
     sources: Sources
     lacking: dict[tuple[int, ...], list[str]]
     owners: Owners
+    alone: Mapping[str, PartlyHeld]
     corrected: list[str] = field(default_factory=list)
     differing: dict[Groups, list[str]] = field(default_factory=dict)
 
@@ -209,8 +220,11 @@ class _Search:
         """Whether contents show that a tensor is not shared by ranks as a state of it would be.
 
         ``shares`` are the ranks that would hold the same.  Ranks that all hold the same, where a
-        state would differ, hold a parameter that is whole.
+        state would differ, hold a parameter that is whole.  The prefixes of MindSpore's optimizers
+        need no such proof.
         """
+        if owner_of(name) is not None:
+            return False
         groups = self.agreement.get(name, ())
         place = {rank: number for number, group in enumerate(groups) for rank in group}
         found = [held for ranks in shares if (held := {place[r] for r in ranks if r in place})]
@@ -224,7 +238,7 @@ class _Search:
         meta = catalog.files[ranks[0]].header[name].meta
         odd = _odd_shape(catalog, self.strategy, meta, self.owners)
         is_decided = odd is not None and self.unlisted is not None
-        if _may_be_parts(catalog, name, groups) or is_decided:
+        if _may_be_parts(catalog, name, groups) or name in self.alone or is_decided:
             self.differing.setdefault(groups, []).append(name)
         elif odd is not None:
             self.sources.problems.append(Finding("unlisted", odd, tensor=name, ranks=tuple(ranks)))
@@ -244,7 +258,7 @@ class _Search:
             is_cut, is_described = bool(self.strategy.layouts), self.catalog.description is not None
             told_by = self.where if is_cut or is_described else None
             number = len(self.catalog.holders)
-            asked = questions(told_by, rest, number, is_cut, self.running)
+            asked = questions(told_by, rest, number, self.alone, is_cut, self.running)
             self.sources.problems += [Finding("unlisted", question) for question in asked]
 
     def _settle(self, differing: Differing, unlisted: Unlisted) -> None:

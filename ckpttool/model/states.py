@@ -28,9 +28,10 @@ def find_owners(listed: Collection[str], metas: Mapping[str, TensorMeta]) -> dic
 
     A name is that of a state if a prefix of one word stands before the name of another parameter,
     and the prefix is that of an optimizer.  It is that of a module if anything else has it: next to
-    ``decoder.norm`` the name ``decoder.embedding`` is not that of a state of ``embedding``.  An
-    optimizer may keep single values besides.  The prefixes of MindSpore's optimizers are modules
-    only if the strategy says so, since the parameters of their states may be gone.
+    ``decoder.norm`` the name ``decoder.embedding`` is not that of a state of ``embedding``, unless
+    there is a ``decoder.decoder.norm``.  An optimizer may keep single values besides.  The prefixes
+    of MindSpore's optimizers are modules only if the strategy says so, since the parameters of
+    their states may be gone.
 
     Parameters
     ----------
@@ -56,6 +57,8 @@ def find_owners(listed: Collection[str], metas: Mapping[str, TensorMeta]) -> dic
             found[name] = known
         elif base in names and base and prefix.isidentifier():
             found[name] = base
+        elif f"{prefix}.{name}" in names:
+            continue  # a parameter of a module that is called like the prefix of its state
         elif name in listed:
             listed_modules.add(prefix)
         elif math.prod(metas[name].shape) != 1:
@@ -86,6 +89,25 @@ def owners_of_full(listed: Collection[str], metas: Mapping[str, TensorMeta]) -> 
         or base not in metas
         or metas[name].shape == metas[base].shape
     }
+
+
+def follows_in_full(name: str, owners: Owners, metas: Mapping[str, TensorMeta]) -> bool:
+    """Whether a state has the full shape that its parameter tells."""
+    base = owners.get(name, "")
+    return base in metas and metas[name].shape == _reduced(name, metas[base].shape)
+
+
+def full_metas(catalog: Catalog, strategy: Strategy) -> dict[str, TensorMeta]:
+    """Return name to full tensor, as far as layouts or the checkpoint tell; else to a slice."""
+    metas = catalog.metas
+    if catalog.description is not None:
+        return metas | {name: one.meta for name, one in catalog.description.tensors.items()}
+    owners = find_owners(strategy.layouts, metas)
+    for name, meta in metas.items():
+        layouts = strategy.layouts.get(name) or state_layouts(strategy, name, owners)
+        if layouts and len(layouts[0].tensor_map) == len(meta.shape):
+            metas[name] = meta.of_shape(layouts[0].implied_shape(meta.shape))
+    return metas
 
 
 def state_layouts(strategy: Strategy, name: str, owners: Owners) -> tuple[Layout, ...]:
@@ -138,17 +160,12 @@ def borrow_rows(layouts: tuple[Layout, ...], twins: tuple[Layout, ...]) -> tuple
     )
 
 
-def target_layouts(
-    strategy: Strategy, name: str, is_following: bool, owners: Owners
-) -> tuple[Layout, ...]:
-    """The layouts that a parameter has in a target; none if its strategy does not tell.
+def target_layouts(strategy: Strategy, name: str, owners: Owners) -> tuple[Layout, ...]:
+    """The layouts that a listed parameter has in a target.
 
-    ``is_following`` says that the source does not list it, and that it was cut like its parameter;
-    then it is in the target as well.
+    Those of states are corrected by their parameters, see `true_layouts`.
     """
-    own, of_state = strategy.layouts.get(name, ()), state_layouts(strategy, name, owners)
-    if not own:
-        return of_state if is_following else ()
+    own, of_state = strategy.layouts[name], state_layouts(strategy, name, owners)
     is_statistic = name.startswith(STATISTICS) and name not in strategy.by_hand
     base = owners.get(name, name)
     is_cut = any(layout.optimizer_shard > 1 for layout in strategy.layouts.get(base, ()))
@@ -268,7 +285,7 @@ def find_unlike_states(catalog: Catalog, strategy: Strategy) -> Iterator[Finding
     state is of none of MindSpore's optimizers, since names may deceive.
     """
     impossible, unlike = [], []
-    listed = {name: None for name in strategy.layouts if name in catalog.metas}
+    listed = dict.fromkeys(name for name in strategy.layouts if name in catalog.metas)
     for name, base in owners_of_full(listed, catalog.metas).items():
         if name not in listed or base not in listed or reduced_from(name) is not None:
             continue

@@ -91,6 +91,8 @@ class Strategy:
         What was written by hand, until `resolve` turns it into layouts.
     by_hand
         Names whose layouts were written by hand, and where.
+    replicates_rest
+        Whether a person wrote that ranks hold the same of all other names.
     """
 
     layouts: Mapping[str, tuple[Layout, ...]]
@@ -100,6 +102,7 @@ class Strategy:
     notes: tuple[Note, ...] = ()
     rules: Rules | None = None
     by_hand: Mapping[str, str] = field(default_factory=dict)
+    replicates_rest: bool = False
 
     @property
     def origin(self) -> str:
@@ -116,16 +119,21 @@ class Strategy:
         layouts = self.layouts.get(name, ())
         return tuple(layout.first_rank // self.stage_ranks for layout in layouts)
 
-    def resolve(self, metas: Mapping[str, TensorMeta]) -> tuple[Strategy, tuple[str, ...]]:
+    def resolve(
+        self, metas: Mapping[str, TensorMeta], is_rest_decided: bool = False
+    ) -> tuple[Strategy, tuple[str, ...]]:
         """The strategy with its rules turned into layouts, itself if it has none; and problems.
 
         Problems are names that no rule matches and that nothing else is said of, and rules that
-        contradict the listed layouts, which stay as they are.
+        contradict the listed layouts, which stay as they are.  A single value needs no rule: it is
+        copied if all ranks hold the same.
 
         Parameters
         ----------
         metas
             Name to tensor, a slice or all of it: all names of the checkpoint.
+        is_rest_decided
+            Whether an option says what becomes of names that no rule matches.
         """
         rules = self.rules
         if rules is None:
@@ -133,8 +141,10 @@ class Strategy:
         found = {name: rule for name in metas if (rule := rules.find(name)) is not None}
         problems = []
         idle = rules.notes(found)
-        silent = [name for name in metas if name not in found]
-        if silent and not rules.replicates_rest and not self.layouts:
+        is_decided = is_rest_decided or rules.replicates_rest or self.layouts
+        unmatched = [name for name in metas if name not in found]
+        silent = [name for name in unmatched if not metas[name].is_single]
+        if silent and not is_decided:
             problems.append(
                 f"{rules.path}: nothing is said of {count(len(silent), 'parameter')}: "
                 f"{shorten(silent, 20)}; add a pattern for each, or `otherwise: replicated` if all "
@@ -159,8 +169,20 @@ class Strategy:
                 )
             elif meta.text is None:  # a string is never cut
                 layouts[name], by_hand[name] = listed or said, rule.place
+        single = [name for name in unmatched if metas[name].is_single]
+        if single and not is_decided:
+            text = f"{rules.path}: no pattern for {count(len(single), 'single value')}, which "
+            text += f"must be the same on all ranks: {shorten(single)}"
+            idle = (*idle, Note("unlisted", text))
         notes = (*self.notes, *idle)
-        resolved = replace(self, layouts=layouts, rules=None, by_hand=by_hand, notes=notes)
+        resolved = replace(
+            self,
+            layouts=layouts,
+            rules=None,
+            by_hand=by_hand,
+            notes=notes,
+            replicates_rest=rules.replicates_rest,
+        )
         return resolved, tuple(problems)
 
 
@@ -217,17 +239,11 @@ def _folded_like(listed: tuple[Layout, ...], said: Iterable[Layout]) -> tuple[La
     """The listed layouts, of expanded ones the way to fold them that ``said`` has, if it is one."""
     by_stage = {layout.first_rank: layout for layout in said}
     ndim = max((len(layout.tensor_map) for layout in by_stage.values()), default=0)
-    return tuple(
-        next(
-            (
-                way
-                for way in fold_layout(layout, ndim)
-                if layout.first_rank in by_stage and way.cuts_like(by_stage[layout.first_rank])
-            ),
-            layout,
-        )
-        for layout in listed
-    )
+
+    def fits(way: Layout) -> bool:
+        return way.first_rank in by_stage and way.cuts_like(by_stage[way.first_rank])
+
+    return tuple(next(iter(fold_layout(layout, ndim, fits)), layout) for layout in listed)
 
 
 def _common_ranks(stages: Mapping[int, Mapping[str, Layout]], origin: str) -> int:

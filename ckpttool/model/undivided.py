@@ -6,7 +6,7 @@ Of several, one file may be kept apart: it goes to every rank as it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from ckpttool.model.catalog import Catalog, TensorMeta
 from ckpttool.model.findings import Finding
@@ -24,6 +24,7 @@ def undivided_sources(catalog: Catalog, unlisted: Unlisted | None = None) -> Sou
     one rank's slice.
     """
     sources = Sources(damage=list(catalog.damaged.values()))
+    sources.notes += on_one_of_several(catalog)
     slices = possible_slices(catalog)
     if slices:
         question, note = _settle_slices(catalog, slices, unlisted)
@@ -33,6 +34,25 @@ def undivided_sources(catalog: Catalog, unlisted: Unlisted | None = None) -> Sou
         kept = (name for name in file.tensors if unlisted != "drop" or name not in slices)
         sources.found += [whole_source(catalog, name, rank) for name in kept]
     return sources
+
+
+def on_one_of_several(catalog: Catalog) -> Iterator[Note]:
+    """A warning if a source is one rank's file of several."""
+    if catalog.is_undivided and catalog.one_of_several:
+        text = f"{catalog.root}: one rank of several ({catalog.one_of_several}); its tensors may "
+        yield Note("doubt", text + "be slices", is_warning=True)
+
+
+def why_not_full(catalog: Catalog) -> str | None:
+    """Why a source is not taken for a full checkpoint, and what to do; None if it is taken."""
+    if not catalog.one_of_several:
+        return None
+    return (
+        f"{catalog.root}: one rank of several ({catalog.one_of_several}), so its tensors may be "
+        "slices, and it is not taken for a full checkpoint; name the folder of all ranks, and "
+        "their strategy (merge or reshard with -s STRATEGY), or say --replicated if this file "
+        "alone holds everything in full"
+    )
 
 
 def possible_slices(catalog: Catalog) -> Mapping[str, str]:

@@ -8,6 +8,7 @@ from typing import Literal
 from ckpttool.model.catalog import format_ranks
 from ckpttool.model.maps import map_of
 from ckpttool.model.notes import Note
+from ckpttool.model.presence import PartlyHeld
 from ckpttool.model.strategy import count, shorten
 
 Unlisted = Literal["rank", "first", "drop"]
@@ -40,6 +41,7 @@ def questions(
     where: str | None,
     differing: Differing,
     total: int,
+    alone: Mapping[str, PartlyHeld],
     may_add: bool = False,
     running: Collection[str] = (),
 ) -> list[str]:
@@ -54,6 +56,8 @@ def questions(
         Names by the way they differ.
     total
         Number of parameters in all.
+    alone
+        Names that one rank alone has, and what is said of them.
     may_add
         Whether a strategy by hand may be given as well.
     running
@@ -69,7 +73,7 @@ def questions(
         found += [
             f"{what} {ask} with {CHOICES}"
             for groups, names in differing.items()
-            for what in _differences(where, groups, names)
+            for what in _differences(where, groups, names, alone)
         ]
         return found
     number = sum(len(names) for names in differing.values())
@@ -102,8 +106,14 @@ def say_running(names: Sequence[str], ranks: Sequence[int]) -> str:
     )
 
 
-def _differences(where: str, groups: Groups, names: Sequence[str]) -> Iterator[str]:
-    tensors = [name for name in names if map_of(name) is None]
+def _differences(
+    where: str, groups: Groups, names: Sequence[str], alone: Mapping[str, PartlyHeld]
+) -> Iterator[str]:
+    yield from (
+        f"{one.text}: is the name damaged, or the file? Then move the file away."
+        for one in dict.fromkeys(alone[name] for name in names if name in alone)
+    )
+    tensors = [name for name in names if map_of(name) is None and name not in alone]
     maps = dict.fromkeys(tag for name in names if (tag := map_of(name)) is not None)
     if tensors:
         yield (
@@ -134,8 +144,9 @@ def decision(
         "rank": f"target rank r takes that of source rank r modulo {cycle}, and what no target "
         "rank takes is left out",
     }
-    text = f"{shorten(names)}: not in {where}, different between ranks ({_show(groups)})"
-    text += f": {done[unlisted]}"
+    how = f"different between ranks ({_show(groups)})"
+    how = f"on {_show(groups)} alone" if len(groups) == 1 else how
+    text = f"{shorten(names)}: not in {where}, {how}: {done[unlisted]}"
     return Note("dropped", text) if unlisted == "drop" else Note("unlisted", text)
 
 

@@ -16,7 +16,9 @@ from ckpttool.model.notes import Note
 from ckpttool.model.plan import Plan, Target
 from ckpttool.model.planning import make_plan, plan_from
 from ckpttool.model.sources import Sources, find_sources
+from ckpttool.model.states import full_metas
 from ckpttool.model.strategy import Strategy
+from ckpttool.model.undivided import why_not_full
 from ckpttool.model.unlisted import Unlisted
 from ckpttool.run.asked import note_asked
 from ckpttool.run.batch import take_part
@@ -89,6 +91,8 @@ def make_checked_plan(
     damage, notes = check_files(catalog, executor, "crc_num" in target.attrs)
     errors: list[CkptToolError] = [*damage]
     problems: list[str] = []
+    if strategy is None or catalog.is_undivided:
+        problems += filter(None, [why_not_full(catalog)])
     ours: frozenset[str] = frozenset()
     try:
         strategy, target = _resolve(catalog, strategy, target)
@@ -106,6 +110,8 @@ def make_checked_plan(
         if not any(blocked_places(target, inputs, [one.path for one in plan.documents])):
             plan, ours = _with_remains(plan, executor, way, problems, notes)
         plan = replace(plan, notes=(*plan.notes, *notes))
+        warnings = [note.text for note in plan.notes if note.is_warning and care.strict]
+        problems += [f"--strict: {text}; mend it, or leave --strict away" for text in warnings]
     except CkptToolError as error:
         errors.append(error)
         if way.part is not None:  # nobody knows which outputs are its own
@@ -190,10 +196,6 @@ def _settled_plan(
             Note("replica", f"{one.text}; these are read", one.ranks, is_warning=True)
             for one in find_lacking(catalog, settled.sources.found, [])
         )
-    if care.strict:
-        told = (one for one in (*plan.notes, *notes) if one.is_warning and one.kind == "replica")
-        remedy = "put back what is lost, or leave --strict away to read the replicas"
-        problems += [f"--strict: {note.text}; {remedy}" for note in told]
     return plan, problems + differing, [*notes, *settled.notes]
 
 
@@ -202,12 +204,17 @@ def _resolve(
 ) -> tuple[Strategy | None, Target]:
     """Source strategy and target, with the names that the checkpoint has."""
     metas = catalog.metas
-    resolved: list[Strategy | None] = []
     problems: list[str] = []
-    for known in (strategy, target.strategy):
-        one, reasons = (None, ()) if known is None else known.resolve(metas)
-        resolved.append(one)
+    if strategy is not None:
+        strategy, reasons = strategy.resolve(metas)
+        problems += reasons
+    found = target.strategy
+    if found is not None:
+        full = metas
+        if found.rules is not None and strategy is not None:
+            full = full_metas(catalog, strategy)
+        found, reasons = found.resolve(full, target.not_in_target != "follow")
         problems += reasons
     if problems:
         raise_all([*catalog.damaged.values(), PlanError(problems)])
-    return resolved[0], replace(target, strategy=resolved[1])
+    return strategy, replace(target, strategy=found)

@@ -20,6 +20,8 @@ from typing import TypeVar
 
 from ckpttool import __version__
 from ckpttool.errors import EngineError, PlanError, reason_of
+from ckpttool.formats.opened import stamp_of
+from ckpttool.model.catalog import SourceStamp
 from ckpttool.model.plan import Plan
 from ckpttool.run.places import output_folder
 
@@ -84,21 +86,19 @@ class Cluster(Executor):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A file as it is seen from here: size in bytes, time of change in nanoseconds."""
+    """A file as it is seen from here."""
 
     path: str
-    nbytes: int
-    mtime_ns: int
+    stamp: SourceStamp
 
     @classmethod
     def at(cls, path: str) -> Seen:
         """The file at ``path``; opened, since that makes a network file system look again."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            found = os.fstat(fd)
+            return cls(path, stamp_of(fd))
         finally:
             os.close(fd)
-        return cls(path, found.st_size, found.st_mtime_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def _unseen(files: Sequence[Seen]) -> tuple[list[Seen], list[str]]:
     for file in files:
         try:
             found = Seen.at(file.path)
-            reason = "another size or time of change" if found != file else ""
+            reason = "another size, time of change or inode" if found != file else ""
         except OSError as error:
             reason = reason_of(error)
         if reason:

@@ -74,11 +74,12 @@ def read_word(word: str) -> tuple[str, str]:
     (('threads', '4'), ('dask', 'tcp://node7:8786'))
     """
     kind, _, rest = word.partition(":")
-    forms = {"inline": "", "threads": r"(:0*[1-9]\d*)?", "dask": ":.+", "mpi": ""}
+    forms = {"inline": "", "threads": r"(:(?=\d*[1-9])\d{1,6})?", "dask": ":.+", "mpi": ""}
     forms["processes"] = forms["threads"]
     if kind not in forms or not re.fullmatch(kind + forms[kind], word):
         if kind in ("threads", "processes"):
-            raise ValueError(f"{word!r} is not {kind}:N with a number N of {kind} from 1 on")
+            reason = f"{kind}:N with a number N of {kind} from 1 to 999999"
+            raise ValueError(f"{word!r} is not {reason}")
         raise ValueError(f"no engine {word!r}; there are {WORDS}")
     return kind, rest
 

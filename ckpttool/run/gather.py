@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
-from ckpttool.errors import CombinedError, PlanError
+from ckpttool.errors import CkptToolError, CombinedError, PlanError
 from ckpttool.formats.stopping import result_of
+from ckpttool.formats.unified import MAP_NAME
 from ckpttool.model.aside import set_aside
-from ckpttool.model.catalog import Catalog, TensorMeta
+from ckpttool.model.catalog import Catalog, StoredTensor, TensorMeta
 from ckpttool.model.findings import Finding
 from ckpttool.model.maps import map_of
 from ckpttool.model.notes import Note
@@ -29,7 +32,8 @@ from ckpttool.model.unlisted import Unlisted
 from ckpttool.run.asked import note_asked, strategy_notes
 from ckpttool.run.doubts import find_doubts
 from ckpttool.run.shards import find_shards, show_shard
-from ckpttool.storage.digest import Sample, digest, find_least
+from ckpttool.storage.digest import Sample, digest, find_least, sample
+from ckpttool.storage.indexed import scan_indexed
 
 BUFFER_BYTES = 4 << 20  # held by each worker while contents are compared
 
@@ -95,14 +99,15 @@ def known_strategy(
 ) -> Strategy | None:
     """The layouts of a source as `source_layouts`; None for a file that holds all undivided.
 
-    ``replicated`` says that every rank holds everything: a strategy without layouts.
+    ``replicated`` says that every rank holds everything: a strategy without layouts, and one file
+    is a full checkpoint, whatever its name and place say (`ckpttool.model.undivided`).
     """
-    if replicated and catalog.description is None:
-        strategy = strategy or Strategy({}, 1, len(catalog.files) + len(catalog.damaged))
     if catalog.is_undivided and strategy is None:
         return None
+    if replicated and catalog.description is None:
+        strategy = strategy or Strategy({}, 1, len(catalog.files) + len(catalog.damaged))
     other = "or say --replicated if every rank holds everything (data parallel, or "
-    other += "integrated_save=True), or name one rank's file"
+    other += "integrated_save=True)"
     return source_layouts(catalog, strategy, other, replicated)
 
 
@@ -164,15 +169,9 @@ def compare_contents(
 
     A note is added on those of which contents tell nothing: one rank's slice may look like all.
     """
-    futures = {}
     compared = names_to_compare(catalog, strategy)
-    for name in compared:
-        for rank, file in catalog.files.items():
-            if name in file.header:
-                futures[name, rank] = executor.submit(digest, file.tensors[name], BUFFER_BYTES)
-    groups: dict[str, dict[Sample, list[int]]] = defaultdict(dict)
-    for (name, rank), future in futures.items():
-        groups[name].setdefault(result_of(future), []).append(rank)
+    read = partial(digest, buffer_bytes=BUFFER_BYTES)
+    groups = _group_ranks(catalog, compared, read, executor)
     metas = catalog.metas
     mute = [
         name
@@ -191,6 +190,41 @@ def compare_contents(
         name: tuple(tuple(ranks) for ranks in by_content.values())
         for name, by_content in groups.items()
     }
+
+
+def sample_states(catalog: Catalog, strategy: Strategy, executor: Executor) -> Agreement:
+    """Ranks grouped by equal samples, for what names and shapes show to be state.
+
+    It is what a command that only looks needs to know of contents, to tell state from parameters
+    that are whole; see `find_sources`.
+    """
+    compared = names_to_compare(catalog, strategy)
+    names = [name for name, follows in compared.items() if follows is not None]
+    metas = catalog.metas
+    return {
+        name: tuple(map(tuple, found.values()))
+        for name, found in _group_ranks(catalog, names, sample, executor).items()
+        if not _is_mute(metas[name], found)
+    }
+
+
+def _group_ranks(
+    catalog: Catalog,
+    names: Iterable[str],
+    read: Callable[[StoredTensor], Sample],
+    executor: Executor,
+) -> dict[str, dict[Sample, list[int]]]:
+    """For each name the ranks of which the same is read."""
+    futures = {
+        (name, rank): executor.submit(read, file.tensors[name])
+        for name in names
+        for rank, file in catalog.files.items()
+        if name in file.header
+    }
+    groups: dict[str, dict[Sample, list[int]]] = defaultdict(dict)
+    for (name, rank), future in futures.items():
+        groups[name].setdefault(result_of(future), []).append(rank)
+    return groups
 
 
 def find_running(
@@ -273,7 +307,10 @@ def settle(
             return Settled(strategy, sources, [Finding("strategy", contradiction)], [])
         text = "--trust-strategy: contents were not looked at; where replicas differ, the lowest "
         return Settled(strategy, sources, [], [Note("doubt", f"{text}rank's are taken")])
-    contradictions = [*find_contradictions(catalog, strategy)]
+    contradictions = [
+        *find_contradictions(catalog, strategy),
+        *_compare_index_beside(catalog, sources),
+    ]
     listed = [one for one in contradictions if one.severity == "error"]
     warned = [
         Note("doubt", one.text, is_warning=True)
@@ -296,6 +333,35 @@ def settle(
     doubts, doubtful = find_doubts(catalog, shards.strategy, others, executor)
     problems = [*listed, *problems, *doubts]
     return Settled(shards.strategy, sources, problems, [*warned, *shards.notes, *doubtful])
+
+
+def _compare_index_beside(catalog: Catalog, sources: Sources) -> Iterator[Finding]:
+    """Yield what contradicts the full tensors of an index in the source's folder or its parent.
+
+    MindSpore's ``unified_safetensors`` leaves such an index with the full tensors it names.
+    """
+    root = Path(catalog.root).absolute()
+    for path in (folder / MAP_NAME for folder in (root, root.parent)):
+        if not path.is_file():
+            continue
+        try:
+            known = scan_indexed(str(path))
+        except (CkptToolError, OSError) as error:
+            text = f"{path}: full shapes were not compared with it: {error}"
+            yield Finding("strategy", text, "warning")
+            continue
+        full = {} if known is None else known.metas
+        odd = [
+            f"{meta.name} {meta.shape}, there {full[meta.name].shape}"
+            for meta in (source.meta for source in sources.found)
+            if meta.name in full and meta.shape != full[meta.name].shape
+        ]
+        if odd:
+            yield Finding(
+                "strategy",
+                f"the strategy makes other full shapes than {path} lists: {shorten(odd, 3)}; is it "
+                "the strategy of this run? --trust-strategy believes it all the same",
+            )
 
 
 def told_by_a_look(settled: Settled) -> Settled:

@@ -61,9 +61,7 @@ def check_files(
         if file.cipher is not None and file.cipher.has_tags
     }
     sums = {rank: executor.submit(verify_checksum, files[rank]) for rank in with_sum if crc}
-    tags = {
-        rank: _check_tags(files[rank].path, cipher, executor) for rank, cipher in with_tags.items()
-    }
+    tags = {rank: _check_tags(files[rank], cipher, executor) for rank, cipher in with_tags.items()}
     forged = {
         rank: forgery(files[rank].path, with_tags[rank], numbers)
         for rank, futures in tags.items()
@@ -92,9 +90,12 @@ def _has_checksum(file: FileIndex, indexes: Collection[str]) -> bool:
     return "crc_num" in file.attrs and not is_void and not file.beside
 
 
-def _check_tags(path: str, cipher: Ciphertext, executor: Executor) -> list[Future[tuple[int, ...]]]:
+def _check_tags(
+    file: FileIndex, cipher: Ciphertext, executor: Executor
+) -> list[Future[tuple[int, ...]]]:
     """The numbers of forged blocks, on their way."""
+    stamp = file.stamps[file.path]
     return [
-        executor.submit(find_forged, path, cipher, first, first + BLOCKS_PER_TASK)
+        executor.submit(find_forged, file.path, cipher, first, first + BLOCKS_PER_TASK, stamp)
         for first in range(0, len(cipher.blocks), BLOCKS_PER_TASK)
     ]

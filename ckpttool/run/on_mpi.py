@@ -38,8 +38,13 @@ def open_mpi(name: str) -> Iterator[Executor]:
     """
     try:
         from mpi4py.futures import MPIPoolExecutor
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         reason = f"it needs an MPI library and mpi4py: pip install 'ckpttool[mpi]' ({error})"
+        raise EngineError(name, reason) from error
+    except (ImportError, RuntimeError) as error:  # mpi4py is there and finds no libmpi
+        said = "; ".join(str(error).splitlines())
+        reason = "it needs an MPI library: install Open MPI or MPICH (Debian: openmpi-bin)"
+        reason = f"{reason} ({said})"
         raise EngineError(name, reason) from error
     if "mpi4py.futures" not in sys.orig_argv:
         raise EngineError(name, f"start it with {START}")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from ckpttool import __version__
 from ckpttool.errors import CkptToolError, PlanError
-from ckpttool.model.catalog import Catalog, Stamp, format_ranks
+from ckpttool.formats.opened import as_stamp
+from ckpttool.model.catalog import Catalog, SourceStamp, format_ranks
 from ckpttool.model.manifest import InputFile, Origin, StrategyFile
 from ckpttool.model.plan import Plan
 from ckpttool.model.strategy import count
@@ -31,7 +32,7 @@ def origin_of(plan: Plan) -> Origin:
         plan_digest(plan) if plan.part is None else plan.part.digest,
         plan.catalog.step,
         tuple(
-            InputFile(os.path.relpath(path, base), *(stamp or _look_at(path)))
+            InputFile(os.path.relpath(path, base), *(stamp or _look_at(path))[:3])
             for path, stamp in _inputs(plan.catalog).items()
         ),
         tuple(read_strategy_file(path) for path in dict.fromkeys(plan.strategies)),
@@ -78,6 +79,10 @@ def options_of(plan: Plan) -> tuple[tuple[str, str], ...]:
     options = dict(options_told(target.format, outputs))
     options["crc"] = "--crc" if "crc_num" in target.attrs else "no --crc"
     options["told"] = f"--write-strategy {told[0]}" if told else "no --write-strategy"
+    if target.strategy is not None:
+        choice = target.not_in_target
+        is_asked = choice != "follow"
+        options["not listed"] = f"--not-in-target {choice}" if is_asked else "no --not-in-target"
     return tuple(options.items())
 
 
@@ -102,7 +107,7 @@ def changed_inputs(plan: Plan) -> Iterator[str]:
     yield from _changes(_inputs(plan.catalog))
 
 
-def _changes(files: Mapping[str, Stamp | None]) -> Iterator[str]:
+def _changes(files: Mapping[str, SourceStamp | None]) -> Iterator[str]:
     for path, stamp in files.items():
         try:
             now = _look_at(path)
@@ -110,7 +115,10 @@ def _changes(files: Mapping[str, Stamp | None]) -> Iterator[str]:
             yield f"{path}: is gone"
             continue
         if stamp is not None and now != stamp:
-            yield f"{path}: was written to after its header was read"
+            what = "was written to after its header was read"
+            if now.inode != stamp.inode:
+                what = "is another file than when its header was read"
+            yield f"{path}: {what}"
 
 
 @contextmanager
@@ -145,7 +153,7 @@ def raise_changed(*catalogs: Catalog, cause: Exception | None = None) -> None:
         raise PlanError(changed) from cause
 
 
-def _inputs(catalog: Catalog) -> dict[str, Stamp | None]:
+def _inputs(catalog: Catalog) -> dict[str, SourceStamp | None]:
     """All files of a catalog, as they were when their headers were read."""
     files = catalog.files.values()
     known = {path: stamp for file in files for path, stamp in file.stamps.items()}
@@ -153,9 +161,8 @@ def _inputs(catalog: Catalog) -> dict[str, Stamp | None]:
     return {path: known.get(path) for path in paths}
 
 
-def _look_at(path: str) -> Stamp:
-    found = Path(path).stat()
-    return Stamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+def _look_at(path: str) -> SourceStamp:
+    return as_stamp(Path(path).stat())
 
 
 def read_strategy_file(path: str) -> StrategyFile:

@@ -12,7 +12,7 @@ from ckpttool.errors import PlanError
 from ckpttool.formats import format_of_suffix, get_format, suffix_of
 from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
 from ckpttool.model.notes import Note
-from ckpttool.model.plan import Plan, Target
+from ckpttool.model.plan import NotInTarget, Plan, Target
 from ckpttool.model.strategy import Strategy
 from ckpttool.storage.leftovers import PARTIAL
 
@@ -54,13 +54,17 @@ def rank_files(
     prefix: str,
     ranks: Collection[int] | None,
     crc: bool,
+    not_in_target: NotInTarget = "follow",
 ) -> Target:
     """The target that writes a file for each rank, or each of ``ranks``, of a strategy."""
     paths = {
         rank: str(Path(folder, f"rank_{rank}", f"{prefix}{rank}{suffix_of(format)}"))
         for rank in (strategy.ranks if ranks is None else sorted(ranks))
     }
-    return Target(format, paths, len(strategy.ranks), strategy, header_attrs(crc))
+    return Target(
+        *(format, paths, len(strategy.ranks), strategy, header_attrs(crc)),
+        not_in_target=not_in_target,
+    )
 
 
 def header_attrs(crc: bool) -> dict[str, str]:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from concurrent.futures import Executor
+from dataclasses import replace
 
 from ckpttool.errors import PlanError
 from ckpttool.model.catalog import Catalog, format_ranks
-from ckpttool.model.plan import Plan, Target
+from ckpttool.model.plan import NotInTarget, Plan, Target
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.unlisted import Unlisted
 from ckpttool.run.checked import Care, Way, make_checked_plan
@@ -57,7 +58,8 @@ def plan_merge(
     path, format
         The file to be written and its format, by default that of its ending, else HDF5.
     replicated
-        Every rank holds everything: take that, after comparing all replicas.
+        Every rank holds everything: take that, after comparing all replicas.  A file that looks
+        like one rank's of several is a full checkpoint.
     unlisted
         What to do with parameters that are not in the strategy and differ between ranks: see
         `ckpttool.model.sources.find_sources`.
@@ -69,7 +71,7 @@ def plan_merge(
         The optimizer shard of tensors whose contents do not tell it, where the strategy hides it;
         1 for none.  It is a problem if contents show another.
     strict
-        Refuse to read slices of a missing or damaged rank from its replicas.
+        Refuse on every warning, as where replicas replace a missing or damaged rank.
     check_replicas
         Compare all replicas byte for byte, too; any difference is a problem.
     max_part_bytes
@@ -96,6 +98,7 @@ def plan_merge(
     """
     format = choose_format(path, format, is_folder=max_part_bytes is not None)
     strategy = known_strategy(catalog, strategy, replicated)
+    catalog = replace(catalog, one_of_several="") if replicated else catalog
     care = Care(Trust(trust_strategy, optimizer_shard), strict, check_replicas)
     way = Way(overwrite, resume, part, open_progress)
     if max_part_bytes is None:
@@ -114,7 +117,10 @@ def plan_split(
     *,
     prefix: str = "checkpoint_",
     ranks: Collection[int] | None = None,
+    replicated: bool = False,
     unlisted: Unlisted | None = None,
+    strict: bool = False,
+    not_in_target: NotInTarget = "follow",
     crc: bool = False,
     overwrite: bool = False,
     executor: Executor | None = None,
@@ -129,16 +135,21 @@ def plan_split(
     ----------
     catalog
         The source, from `scan`: one file, several with an index, a folder with the file of one
-        rank, or a checkpoint that describes itself.
+        rank, with ``replicated`` of several, or a checkpoint that describes itself.
     strategy
         Layouts of the target.
     folder, format, prefix
         Files ``folder/rank_R/{prefix}R`` with the ending of the format are written.
     ranks
         Only these target ranks.
+    replicated
+        As for `plan_merge`.
     unlisted
         What to do with tensors of which the source may hold one rank's slice only.
-    crc, executor, part, resume, open_progress
+    not_in_target
+        What to do with parameters that ``strategy`` does not list: see
+        `ckpttool.model.plan.Target`.
+    strict, crc, executor, part, resume, open_progress
         As for `plan_merge`.
     overwrite
         Whether existing outputs may be replaced; an input never is.
@@ -151,12 +162,15 @@ def plan_split(
     FormatError, StrategyError, PlanError
         Everything that is in the way, in one error.
     """
+    src_strategy = known_strategy(catalog, None, replicated) if replicated else None
     if catalog.description is not None:
         return plan_reshard(
             *(catalog, None, strategy, folder, format),
             prefix=prefix,
             ranks=ranks,
             unlisted=unlisted,
+            strict=strict,
+            not_in_target=not_in_target,
             crc=crc,
             overwrite=overwrite,
             executor=executor,
@@ -165,23 +179,17 @@ def plan_split(
             open_progress=open_progress,
             strategy_path=strategy_path,
         )
-    if not catalog.is_undivided and len(catalog.files) + len(catalog.damaged) > 1:
-        paths = [file.path for file in catalog.files.values()]
-        of_rank = f" (one rank's, if all hold everything: {paths[0]})" if paths else ""
-        raise PlanError(
-            [
-                (
-                    f"{catalog.root}: {format_ranks(sorted({*catalog.files, *catalog.damaged}))} "
-                    f"found; split takes one undivided checkpoint: name its file{of_rank}, or use "
-                    "reshard with the strategy of these ranks (-s STRATEGY)"
-                )
-            ]
-        )
-    target = rank_files(strategy, folder, format, prefix, ranks, crc)
-    care = Care(Trust(), strict=False, check_replicas=False)  # one file has no replicas
+    found = sorted({*catalog.files, *catalog.damaged})
+    if not catalog.is_undivided and not replicated and len(found) > 1:
+        text = f"{catalog.root}: {format_ranks(found)} found; split takes one full checkpoint: use "
+        text += "reshard with the strategy of these ranks (-s STRATEGY), or say --replicated if "
+        raise PlanError([f"{text}every rank holds everything"])
+    catalog = replace(catalog, one_of_several="") if replicated else catalog
+    target = rank_files(strategy, folder, format, prefix, ranks, crc, not_in_target)
+    care = Care(Trust(), strict, check_replicas=False)  # replicas are compared anyway
     way = Way(overwrite, resume, part, open_progress)
     told = None if strategy_path is None else Told(strategy_path, part is not None)
-    return make_checked_plan(catalog, None, target, unlisted, executor, care, way, told)
+    return make_checked_plan(catalog, src_strategy, target, unlisted, executor, care, way, told)
 
 
 def plan_reshard(
@@ -194,6 +202,7 @@ def plan_reshard(
     prefix: str = "checkpoint_",
     ranks: Collection[int] | None = None,
     unlisted: Unlisted | None = None,
+    not_in_target: NotInTarget = "follow",
     trust_strategy: bool = False,
     optimizer_shard: int | None = None,
     strict: bool = False,
@@ -214,7 +223,7 @@ def plan_reshard(
         The source, from `scan`, and its layouts; None for a checkpoint that describes itself.
     dst_strategy
         Layouts of the target.
-    folder, format, prefix, ranks, overwrite, strategy_path
+    folder, format, prefix, ranks, not_in_target, overwrite, strategy_path
         As for `plan_split`.
     unlisted, trust_strategy, optimizer_shard, strict, check_replicas
         As for `plan_merge`.
@@ -228,7 +237,7 @@ def plan_reshard(
     """
     other = "or use split if it holds everything undivided" if catalog.is_undivided else ""
     src_strategy = source_layouts(catalog, src_strategy, other)
-    target = rank_files(dst_strategy, folder, format, prefix, ranks, crc)
+    target = rank_files(dst_strategy, folder, format, prefix, ranks, crc, not_in_target)
     care = Care(Trust(trust_strategy, optimizer_shard), strict, check_replicas)
     way = Way(overwrite, resume, part, open_progress)
     told = None if strategy_path is None else Told(strategy_path, part is not None)

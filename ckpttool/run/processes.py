@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import signal
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import (
     connection,
     forkserver,
@@ -17,12 +18,17 @@ from multiprocessing import (
     resource_tracker,
 )
 from threading import Thread
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 CONTEXT = get_context("forkserver")
 
 # What a terminal, or `timeout`, sends to all processes of a group.  The run that started the
 # workers decides what becomes of them.
 LEFT_TO_THE_RUN = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
+BLOCKED = (*LEFT_TO_THE_RUN, signal.SIGALRM)  # by which the run comes back to one of these
 
 
 class ProcessPool(ProcessPoolExecutor):
@@ -31,6 +37,17 @@ class ProcessPool(ProcessPoolExecutor):
     def __init__(self, jobs: int) -> None:
         _start_server()
         super().__init__(jobs, CONTEXT, initializer=_enter_worker)
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Hand a call to a worker, which may be started for it.
+
+        A signal waits until the worker is known, so that `stop` finds all of them.
+        """
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
+        try:
+            return super().submit(fn, *args, **kwargs)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def stop(self) -> None:
         """End the workers at once, in the middle of what they do; all open calls fail."""
@@ -41,12 +58,13 @@ class ProcessPool(ProcessPoolExecutor):
 def _start_server() -> None:
     """Start the process that workers are forked from, with signals blocked.
 
-    Workers inherit that, so there is no moment at which Ctrl-C could find one unprepared.  The
-    process that tracks resources is started before, for to start it unblocks signals.
+    Workers inherit that, so there is no moment at which Ctrl-C could find one unprepared.  So does
+    the process that tracks resources, which itself ignores only SIGINT and SIGTERM.
     """
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_THE_RUN)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
     try:
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)  # that has unblocked two of them
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -191,7 +191,7 @@ def _is_one_shard(
     cut = {
         (source.layout, shard)
         for source, shard in zip(listed, found, strict=True)
-        if shard is not None and shard > 1
+        if shard is not None and shard > 1 and not source.meta.name.startswith(GRADIENTS)
     }
     is_listed = any(
         layout.optimizer_shard > 1

@@ -19,7 +19,7 @@ from ckpttool.model.headers import (
     find_damage,
     find_gaps,
     find_lacking,
-    find_shared_bytes,
+    find_partial,
     is_told,
 )
 from ckpttool.model.losses import notes_of_scan
@@ -32,7 +32,15 @@ from ckpttool.model.undivided import undivided_sources
 from ckpttool.run.asked import as_asked
 from ckpttool.run.contents import check_contents, differences
 from ckpttool.run.engines import InlineExecutor
-from ckpttool.run.gather import Trust, find_running, known_strategy, settle, told_by_a_look
+from ckpttool.run.gather import (
+    Settled,
+    Trust,
+    find_running,
+    known_strategy,
+    sample_states,
+    settle,
+    told_by_a_look,
+)
 from ckpttool.run.integrity import check_files
 from ckpttool.run.listed import check_manifest, find_manifests
 from ckpttool.run.origin import unchanged
@@ -120,6 +128,8 @@ def verify(
         strategy = known_strategy(catalog, strategy, replicated)
     if catalog.is_undivided:
         strategy = None
+    if replicated:
+        catalog = replace(catalog, one_of_several="")
     if strategy is not None:
         strategy, reasons = strategy.resolve(catalog.metas)
         if reasons:
@@ -161,8 +171,6 @@ class _Verification:
         findings = [Finding("unfinished", problem) for problem in catalog.problems]
         findings += catalog.findings
         findings += [*find_damage(catalog, notes), *find_gaps(catalog, notes), *sources.problems]
-        for file in catalog.files.values():
-            findings += find_shared_bytes(file)
         notes = [note for note in notes if not is_told(note)]
         with _counted(open_progress, self._bytes_to_read(sources, deep, crc)) as on_progress:
             findings += self._integrity(deep, crc, notes, on_progress)
@@ -178,7 +186,7 @@ class _Verification:
             sum(file.nbytes for file in catalog.files.values()),
             tuple(sorted(findings, key=lambda finding: finding.severity)),
             tuple(notes),
-            self.strategy is not None or catalog.is_undivided,
+            self.strategy is not None or (catalog.is_undivided and not catalog.one_of_several),
         )
 
     def _sources(self, deep: bool) -> Sources:
@@ -186,12 +194,15 @@ class _Verification:
         if self.strategy is None:
             return undivided_sources(self.catalog, "first")
 
+        agreement = sample_states(self.catalog, self.strategy, self.executor)
+
         def find(strategy: Strategy) -> Sources:
-            return find_sources(self.catalog, strategy, {}, "first")
+            return find_sources(self.catalog, strategy, agreement, "first")
 
         sources = find(self.strategy)
         if not deep:
-            sources.problems += find_contradictions(self.catalog, self.strategy)
+            found = [*find_contradictions(self.catalog, self.strategy)]
+            sources.problems += told_by_a_look(Settled(self.strategy, sources, found, [])).problems
             return sources
         settled = told_by_a_look(
             settle(find, sources, self.catalog, self.strategy, self.executor, Trust())
@@ -307,6 +318,7 @@ class _Verification:
             if not source.is_listed and source.follows is None:
                 yield from check_unlisted(self.catalog, self.strategy, held, owners)
         yield from find_lacking(self.catalog, sources.found, notes)
+        yield from find_partial(self.catalog, self.strategy, sources.is_deduplicated)
 
 
 def _is_unlisted_number(one: Slice) -> bool:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from ckpttool.errors import FormatError
 from ckpttool.formats import checksum_parts
+from ckpttool.formats.opened import open_source
 from ckpttool.formats.stopping import go_on
 from ckpttool.model.catalog import Extent, FileIndex
 from ckpttool.model.maps import map_of
@@ -67,7 +68,7 @@ def compute_checksum(index: FileIndex, as_saved: bool = False, known: Iterable[S
     crc = 0
     in_order = sorted(known, key=_start)
     buffer = memoryview(bytearray(BUFFER_BYTES))
-    with Path(index.path).open("rb", buffering=0) as file:
+    with open_source(index.path, index.stamps.get(index.path)) as file:
         for whole in checksum_parts(index, as_saved):
             for part in _tile(whole, in_order) if isinstance(whole, Extent) else [whole]:
                 if isinstance(part, bytes):
@@ -162,7 +163,7 @@ def _multiply(a: int, b: int) -> int:
 def verify_checksum(index: FileIndex) -> FormatError | None:
     """What is wrong with the contents of a file that has a checksum, None if nothing is."""
     stored = index.attrs["crc_num"]
-    number = int(stored) if stored.isascii() and stored.isdecimal() else None
+    number = int(stored) if re.fullmatch(r"[0-9]{1,18}", stored) else None
     found = compute_checksum(index)
     has_maps = any(map_of(name) is not None for name in index.tensors)
     if number == found or (has_maps and number == compute_checksum(index, as_saved=True)):

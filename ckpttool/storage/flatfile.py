@@ -28,8 +28,9 @@ import numpy.typing as npt
 
 from ckpttool.errors import FormatError
 from ckpttool.formats.decryption import read_plain
+from ckpttool.formats.opened import demand_same, stamp_of
 from ckpttool.formats.stopping import go_on
-from ckpttool.model.catalog import StoredTensor
+from ckpttool.model.catalog import SourceStamp, StoredTensor
 from ckpttool.model.region import Region
 from ckpttool.storage.checksum import Sums
 
@@ -94,19 +95,21 @@ class FlatFiles:
         while self._open:
             os.close(self._open.popitem()[1])
 
-    def _descriptor(self, path: str, flags: int) -> int:
+    def _descriptor(self, path: str, flags: int, stamp: SourceStamp | None = None) -> int:
         fd = self._open.get((path, flags))
         if fd is None:
             if len(self._open) >= MAX_OPEN_FILES:
                 os.close(self._open.popitem(last=False)[1])
             fd = self._open[path, flags] = os.open(path, flags | os.O_CLOEXEC)
+            if stamp is not None:
+                demand_same(path, stamp_of(fd), stamp)
         self._open.move_to_end((path, flags))
         return fd
 
     def read_bytes(self, tensor: StoredTensor, offset: int, out: Bytes) -> None:
         """Fill ``out`` with the tensor's bytes from ``offset`` on, across extents, decrypted."""
         go_on()
-        fd = self._descriptor(tensor.path, os.O_RDONLY)
+        fd = self._descriptor(tensor.path, os.O_RDONLY, tensor.stamp)
         try:
             for at, part in _split(tensor, offset, out.data):
                 if tensor.cipher is not None:

@@ -41,20 +41,15 @@ PYTORCH_SUFFIXES = (".bin", ".pt", ".pth")
 RANK_FOLDER = re.compile(r"(rank|node|ckpt|device)[_-]?(\d+)(?:_ckpt)?")
 
 
-def note_siblings(path: Path, notes: list[Note]) -> None:
-    """Say so if a single file looks like one rank's part of a checkpoint."""
-    folder = path.absolute().parent
+def siblings(folder: Path) -> list[str]:
+    """Names of the other rank folders beside a rank folder; none if it is no rank folder."""
     if RANK_FOLDER.fullmatch(folder.name) is None:
-        return
+        return []
     try:
-        names = sorted(p.name for p in folder.parent.iterdir())
+        beside = sorted(path.name for path in folder.parent.iterdir() if path.is_dir())
     except OSError:
-        return  # the note is a courtesy; a folder further up need not be readable
-    beside = [name for name in names if RANK_FOLDER.fullmatch(name)]
-    if len(beside) > 1:
-        text = f"{path}: one file, taken for the whole, though beside {folder.name} lie"
-        others = shorten((name for name in beside if name != folder.name), 3)
-        notes.append(Note("passed over", f"{text} {others}"))
+        return []  # a folder further up need not be readable
+    return [name for name in beside if RANK_FOLDER.fullmatch(name) and name != folder.name]
 
 
 def note_rank_folders(root: Path, notes: list[Note]) -> None:
@@ -104,8 +99,8 @@ def list_rank_files(root: Path, notes: list[Note], without: Without) -> list[Fou
     if in_parts:
         problems.append(
             f"{shorten(map(str, in_parts), 3)}: what one rank holds lies in several files, as an "
-            f"index says; make them one first: ckpttool merge {in_parts[0]} -o "
-            f"ONE/{in_parts[0].name}/net.safetensors, and so on"
+            f"index says; make them one first: ckpttool merge {in_parts[0]} "
+            f"--replicated -o ONE/{in_parts[0].name}/net.safetensors, and so on"
         )
     if not found:
         _refuse_unfinished(root)

@@ -133,10 +133,12 @@ def _headers(
     return files, {n: error for n, error in found.items() if isinstance(error, FormatError)}
 
 
-def _natural(file: str) -> tuple[bool, list[str | int]]:
-    """Sorts numbers as numbers, and what goes to every rank last."""
+def _natural(file: str) -> tuple[bool, list[tuple[int, str]]]:
+    """Sorts numbers as numbers, however many digits they have, and what goes to every rank last."""
     words = re.split(r"(\d+)", file)
-    return Path(file).stem == REST, [int(w) if w.isdecimal() else w for w in words]
+    for i in range(1, len(words), 2):
+        words[i] = words[i].lstrip("0")
+    return Path(file).stem == REST, [(len(w) * (i % 2), w) for i, w in enumerate(words)]
 
 
 def _disagreements(

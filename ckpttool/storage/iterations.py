@@ -18,6 +18,7 @@ from pathlib import Path
 from ckpttool.errors import FormatError, PlanError
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import count, shorten
+from ckpttool.storage.names import NUMBER
 from ckpttool.storage.placement import FILE
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -92,7 +93,7 @@ def _offer(folders: Mapping[Path, int], last: int) -> str:
 
 def is_wanted(folder: Path, wanted: str) -> bool:
     """Whether ``--step`` means this folder."""
-    is_number = wanted.isdecimal() and int(wanted) == number_of(folder)
+    is_number = NUMBER.fullmatch(wanted) is not None and int(wanted) == number_of(folder)
     return is_number or wanted == folder.absolute().name
 
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 RANK_IN_NAME = re.compile(r"(?<![A-Za-z])rank_?(\d+)(?!\d)")
-STEP_IN_NAME = re.compile(r"-(\d+)_(\d+)(_breakpoint)?$")
+STEP_IN_NAME = re.compile(r"-(\d{1,255})_(\d{1,255})(_breakpoint)?$")  # no file name is longer
+NUMBER = re.compile(r"\d{1,255}")
 
 
 class Step(NamedTuple):
@@ -89,6 +90,6 @@ def is_wanted(key: str, files: Mapping[int, Path], wanted: str) -> bool:
     asked = step_of("-" + wanted)
     if asked is not None and STEP_IN_NAME.fullmatch("-" + wanted):
         return step == asked
-    if wanted.isdecimal() and step is not None:
+    if NUMBER.fullmatch(wanted) and step is not None:
         return int(wanted) in (step.epoch, step.step)
     return any(wanted in (path.name, path.stem) for path in files.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,11 +21,12 @@ from ckpttool.model.catalog import Catalog, FileIndex, format_ranks
 from ckpttool.model.ciphertext import Secret
 from ckpttool.model.findings import Finding
 from ckpttool.model.notes import Note
+from ckpttool.model.strategy import shorten
 from ckpttool.storage.described import scan_described
 from ckpttool.storage.folders import (
     list_rank_files,
     note_rank_folders,
-    note_siblings,
+    siblings,
     unfinished,
 )
 from ckpttool.storage.indexed import note_index, scan_indexed
@@ -39,8 +40,9 @@ from ckpttool.storage.leftovers import (
     set_backups_aside,
     unfinished_save,
 )
-from ckpttool.storage.names import is_wanted, label_of
+from ckpttool.storage.names import RANK_IN_NAME, is_wanted, label_of
 from ckpttool.storage.patterns import Without, list_by_pattern
+from ckpttool.storage.placement import FILE
 from ckpttool.storage.steps import choose_step
 from ckpttool.storage.trees import find_checkpoint, find_strategies
 
@@ -139,7 +141,18 @@ def scan_all(
         notes=tuple(note for note in notes if note.text not in problems),  # told once
         problems=problems,
         absent=absent,
+        one_of_several=_why_lone(chosen, absent),
     )
+
+
+def _why_lone(chosen: Mapping[int, Path], absent: Sequence[int]) -> str:
+    """What shows that the only file of a folder is one rank's of several; empty if nothing does."""
+    if len(chosen) != 1:
+        return ""
+    ((rank, path),) = chosen.items()
+    if absent:
+        return f"it is of rank {rank}, and {format_ranks(absent)} should be there, too"
+    return why_one_of_several(path)
 
 
 def _on_absent(root: Path, ranks: tuple[int, ...]) -> Note:
@@ -149,8 +162,12 @@ def _on_absent(root: Path, ranks: tuple[int, ...]) -> Note:
 def _scan_undivided(root: Path, src: str, key: Secret | None) -> Catalog | None:
     """A folder or an index of an undivided checkpoint in several files; None if it is neither."""
     found = scan_indexed(src, key)
-    return found and replace(
+    if found is None:
+        return None
+    of_one = [why_one_of_several(Path(file.path)) for file in found.files.values()]
+    return replace(
         found,
+        one_of_several=next(filter(None, of_one), ""),
         notes=(*found.notes, *_note_encryption(found.files, key)),
         problems=(*found.problems, *_problems(root if root.is_dir() else root.parent)),
     )
@@ -209,13 +226,37 @@ def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
         raise PlanError([f"{path}: a file of step {label}, as its name says, and not of {step}"])
     raise_all(_refusals(path))
     notes: list[Note] = []
-    note_siblings(path, notes)
     notes += note_index(path)
     note_occasion(path.name, notes)
     files = {0: read_index(str(path), key)}
     notes += _note_encryption(files, key)
     problems = tuple(_problems(path))
-    return Catalog(str(path), files, notes=tuple(notes), is_undivided=True, problems=problems)
+    return Catalog(
+        str(path),
+        files,
+        notes=tuple(notes),
+        is_undivided=True,
+        problems=problems,
+        one_of_several=why_one_of_several(path),
+    )
+
+
+def why_one_of_several(path: Path) -> str:
+    """What shows that a file holds one rank's tensors, of several ranks; empty if nothing does.
+
+    A link is judged by where it lies and by where it leads to.
+    """
+    for one in dict.fromkeys((path.absolute(), path.resolve())):
+        beside = siblings(one.parent)
+        if beside:
+            return f"beside {one.parent.name} lie {shorten(beside, 3)}"
+        match = RANK_IN_NAME.search(one.name) or RANK_IN_NAME.fullmatch(one.parent.name)
+        if match is not None and (match.string == one.name or int(match[1])):
+            return f"{match.string} says that it is rank {int(match[1])}"
+        numbered = FILE.fullmatch(one.name)
+        if numbered is not None and int(numbered["total"]) > 1:
+            return f"{one.name} says that it is one of {int(numbered['total'])} files"
+    return ""
 
 
 def _refusals(path: Path) -> Iterator[FormatError]:

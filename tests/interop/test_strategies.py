@@ -9,7 +9,9 @@ from dataclasses import replace
 import pytest
 
 import ckpttool
+from ckpttool.model.catalog import TensorMeta
 from ckpttool.model.layout import Layout
+from ckpttool.model.states import follows_in_full, owner_of, owners_of_full
 from tests.checkpoints import noise, strategy_of, write_file
 from tests.commands import run_well
 from tests.corpus import differences, digests
@@ -93,6 +95,19 @@ def test_load_distributed_checkpoint_cuts_by_our_strategy_as_we_do(cut, mindspor
     )
     want, found = read_ranks(tmp_path / "split"), read_ranks(tmp_path / "loaded")
     assert not differences(digests(want), digests(found))[:3]
+
+
+def test_states_of_every_optimizer_are_known_by_their_prefixes(mindspore):
+    """Names and shapes show them, and the list has them all."""
+    found = mindspore.ask("optimizer_states")
+    assert len(found) > 25
+    for optimizer, shapes in found.items():
+        metas = {name: TensorMeta(name, "Float32", tuple(shape)) for name, shape in shapes.items()}
+        states = {name for name in metas if name not in "wb" and not metas[name].is_single}
+        owners = owners_of_full(["w", "b"], metas)
+        assert states <= owners.keys(), optimizer
+        assert all(owner_of(name) == owners[name] for name in states), optimizer
+        assert all(follows_in_full(name, owners, metas) for name in states), optimizer
 
 
 # ------------------------------------------------------------------------- of our own making

@@ -191,6 +191,32 @@ def parameters_list(parameters):
     return [{"name": one.name, "data": one} for one in parameters]
 
 
+def optimizer_states():
+    """The parameters of every optimizer for a matrix `w` and a vector `b`: names and shapes."""
+    found = {}
+    options = [{}, {"use_amsgrad": True}, {"amsgrad": True}, {"centered": True}]
+    options += [{"learning_rate": 0.1, "momentum": 0.9}, {"lr": 0.1, "momentum": 0.9}, {"lr": 0.1}]
+    for module in (ms.nn.optim, ms.mint.optim, ms.experimental.optim):
+        for name in module.__all__:
+            kind = getattr(module, name)
+            is_optimizer = isinstance(kind, type) and issubclass(
+                kind, (ms.nn.Optimizer, ms.experimental.optim.Optimizer)
+            )
+            if not is_optimizer or name in ("LARS", "FusedAdamW"):  # no state; wants a real device
+                continue
+            for words in options:
+                given = [
+                    networks.parameter(*one, "float32") for one in (("w", (4, 3)), ("b", (3,)))
+                ]
+                try:
+                    made = kind(given, **words)
+                except (KeyError, TypeError, ValueError):  # it has not these options
+                    continue
+                known = found.setdefault(f"{module.__name__}.{name}", {})
+                known |= {one.name: list(one.shape) for one in made.get_parameters()}
+    return found
+
+
 def load_into_network(recipe, rank, path):
     """Loads a file into the network of one rank, compiled as in training; what it then holds.
 

@@ -1,0 +1,126 @@
+"""Signals: one line and the exit code that shells give to one, whenever it comes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ckpttool.cli.signals import Stopped, Stopper
+from ckpttool.run.engines import open_engine
+from tests.engines import COMMAND, environment, finish, reshard_words, start
+
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+# Python 3.11 makes a RuntimeError of what is raised in __set_name__, and exit code 1 of that.
+TRAP = """
+import os, signal, sys
+class Trap:
+    def __set_name__(self, owner, name):
+        os.kill(os.getpid(), {number})
+        for _ in range(1000):
+            pass
+class Owner:
+    trap = Trap()
+"""
+
+
+def ended_by(number, code, errors):
+    """Whether a command ended as it should."""
+    line = f"ckpttool: ended by {signal.Signals(number).name}"
+    assert (code, errors.count("\n")) == (128 + number, 1), errors
+    assert errors.startswith(line)
+
+
+@pytest.fixture
+def trap(tmp_path):
+    """A function that makes a module whose import is hit by a signal, and its folder."""
+
+    def made(name, number):
+        (tmp_path / "trap").mkdir()
+        (tmp_path / "trap" / f"{name}.py").write_text(TRAP.format(number=int(number)))
+        return tmp_path / "trap"
+
+    return made
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("module", ["click", "yaml"])
+def test_a_signal_in_the_middle_of_an_import_is_no_error(tmp_path, trap, module, number):
+    """Before a command begins, and in it."""
+    (tmp_path / "s.yaml").write_text("ckpttool_strategy: 1")
+    path = [str(trap(module, number)), environment()["PYTHONPATH"]]
+    words = reshard_words(tmp_path / "out", "ckpt")
+    words[words.index("-s") + 1] = str(tmp_path / "s.yaml")
+    env = environment(PYTHONPATH=os.pathsep.join(path))
+    ended_by(number, *finish(start(*COMMAND, *words, env=env)))
+
+
+def test_a_signal_waits_until_an_import_is_done(trap, monkeypatch):
+    def run(seconds):
+        with Stopper().installed():
+            __import__("trapped")
+            time.sleep(seconds)
+
+    monkeypatch.syspath_prepend(trap("trapped", signal.SIGTERM))
+    for seconds in (60, 0):
+        with pytest.raises(Stopped):
+            run(seconds)
+        monkeypatch.delitem(sys.modules, "trapped")
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_what_somebody_makes_of_a_signal_is_the_signal(tmp_path, number):
+    code = (
+        "import os, sys\n"
+        "from ckpttool.storage import scan\n"
+        "def interrupted(*args, **more):\n"
+        f"    try: os.kill(os.getpid(), {int(number)})\n"
+        "    except BaseException: raise RuntimeError('my own')\n"
+        "scan._scan = scan._list_files = scan.scan_indexed = interrupted\n"
+        "from ckpttool.__main__ import run\n"
+        "run()"
+    )
+    words = reshard_words(tmp_path / "out", "ckpt")
+    ended_by(number, *finish(start(sys.executable, "-c", code, *words)))
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_while_a_worker_starts_is_told_in_one_line(tmp_path, number):
+    code = (
+        "import os\n"
+        "from multiprocessing import popen_forkserver as popen\n"
+        "real = popen.forkserver.connect_to_new_process\n"
+        "def connect(fds):\n"
+        "    made = real(fds)\n"
+        f"    os.killpg(0, {int(number)})\n"
+        "    return made\n"
+        "popen.forkserver.connect_to_new_process = connect\n"
+        "from ckpttool.__main__ import run\n"
+        "run()"
+    )
+    words = [*reshard_words(tmp_path / "out", "ckpt"), "--engine", "processes:2"]
+    process = start(sys.executable, "-c", code, *words, start_new_session=True)
+    ended_by(number, *finish(process))
+
+
+def test_the_processes_beside_a_run_do_not_hear_its_signals():
+    with open_engine("processes:1") as executor:
+        assert executor.submit(max, 1, 2).result() == 2
+        from multiprocessing import forkserver, resource_tracker
+
+        for pid in (
+            forkserver._forkserver._forkserver_pid,
+            resource_tracker._resource_tracker._pid,
+        ):
+            status = Path(f"/proc/{pid}/status").read_text()
+            held = [
+                line.split()[1] for line in status.splitlines() if line[:6] in ("SigBlk", "SigIgn")
+            ]
+            deaf = int(held[0], 16) | int(held[1], 16)
+            assert all(deaf >> number - 1 & 1 for number in SIGNALS), status
