@@ -414,6 +414,7 @@ def fill_the_disk(shell: Transcript, patch: pytest.MonkeyPatch) -> None:
 
 def choose_an_engine(shell: Transcript, patch: pytest.MonkeyPatch) -> None:
     prepare(shell)
+    pytest.importorskip("distributed")
     shell.remark("36 --engine dask without a scheduler, without dask; mpi without mpi4py, libmpi")
     words = "merge C -s S.ckpt -o x.ckpt --engine"
     for engine in ("dask", "dask:none.json", "processes:0", "threads:x"):

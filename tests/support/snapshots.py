@@ -29,10 +29,8 @@ MAX_DIFF_LINES = 200  # of a failure
 SUBSTITUTIONS = (
     (re.escape(f"version {ckpttool.__version__}"), "version VERSION"),
     (r"\b\d+\.\d\d s\b", "0.00 s"),  # seconds
-    (
-        r"(?m)^(Try 'ckpttool.*) (?:-h|--help)' for help\.$",
-        r"\1 --help' for help.",
-    ),  # click's words
+    # words of click, which differ between its versions
+    (r"(?m)^(Try 'ckpttool.*) (?:-h|--help)' for help\.$", r"\1 --help' for help."),
     (r"No such option:? '?(-[\w-]+)'?[.:]?.*", r"No such option '\1'."),
     (r"not readable as HDF5: .*", "not readable as HDF5: REASON"),  # words of the HDF5 library
     (r'"ckpttool": "[^"]*"', '"ckpttool": "VERSION"'),  # in manifests, and
