@@ -17,6 +17,7 @@ from ckpttool.errors import (
 )
 from ckpttool.formats import read_index, read_indexes
 from ckpttool.formats.encrypted import fitting_others
+from ckpttool.formats.reading import why_not_a_path
 from ckpttool.model.catalog import Catalog, FileIndex, format_ranks
 from ckpttool.model.ciphertext import Secret
 from ckpttool.model.findings import Finding
@@ -102,6 +103,9 @@ def scan_all(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Catalog:
     """The same of what does not fit together, too: see ``Catalog.findings``."""
+    url = why_not_a_path(src)
+    if url is not None:
+        raise PlanError([f"{src}: {url}"])
     root = Path(src)
     key = Secret(key) if isinstance(key, bytes) else key
     undivided = _scan_undivided(root, src, key) if pattern is None else None
