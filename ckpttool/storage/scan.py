@@ -251,9 +251,9 @@ def why_one_of_several(path: Path) -> str:
     A link is judged by where it lies and by where it leads to.
     """
     for one in dict.fromkeys((path.absolute(), path.resolve())):
-        beside = siblings(one.parent)
+        folder, beside = siblings(one)
         if beside:
-            return f"beside {one.parent.name} lie {shorten(beside, 3)}"
+            return f"beside {folder} lie {shorten(beside, 3)}"
         match = RANK_IN_NAME.search(one.name) or RANK_IN_NAME.fullmatch(one.parent.name)
         if match is not None and (match.string == one.name or int(match[1])):
             return f"{match.string} says that it is rank {int(match[1])}"
