@@ -285,8 +285,9 @@ def find_unlike_states(catalog: Catalog, strategy: Strategy) -> Iterator[Finding
     state is of none of MindSpore's optimizers, since names may deceive.
     """
     impossible, unlike = [], []
-    listed = dict.fromkeys(name for name in strategy.layouts if name in catalog.metas)
-    for name, base in owners_of_full(listed, catalog.metas).items():
+    metas = catalog.metas
+    listed = dict.fromkeys(name for name in strategy.layouts if name in metas)
+    for name, base in owners_of_full(listed, metas).items():
         if name not in listed or base not in listed or reduced_from(name) is not None:
             continue
         by_stage = {layout.ranks: layout for layout in strategy.layouts[base]}
