@@ -45,10 +45,12 @@ RANK_FOLDER = re.compile(r"(rank|node|ckpt|device)[_-]?(\d+)(?:_ckpt)?")
 def siblings(file: Path) -> tuple[str, list[str]]:
     """The rank folder that a file lies in, or below, and the names of those beside it.
 
-    Of a folder further up only those count that hold a file at the same place, but for numbers.
+    Those are of the same kind: ``node1`` is no sibling of ``ckpt_1``.  Of a folder further up only
+    those count that hold a file at the same place, but for numbers.
     """
     for depth, folder in enumerate(file.parents[:3]):
-        if RANK_FOLDER.fullmatch(folder.name) is None:
+        kind = RANK_FOLDER.fullmatch(folder.name)
+        if kind is None:
             continue
         try:
             beside = sorted(path for path in folder.parent.iterdir() if path.is_dir())
@@ -58,8 +60,8 @@ def siblings(file: Path) -> tuple[str, list[str]]:
         others = [
             path.name
             for path in beside
-            if RANK_FOLDER.fullmatch(path.name) and path != folder
-            if not depth or any(path.glob(place))
+            if (match := RANK_FOLDER.fullmatch(path.name)) and match[1] == kind[1]
+            if path != folder and (not depth or any(path.glob(place)))
         ]
         if others:
             return folder.name, others
