@@ -18,7 +18,7 @@ from ckpttool.model.findings import Finding
 from ckpttool.model.folding import fold_layout
 from ckpttool.model.layout import Layout
 from ckpttool.model.reduced import STATISTICS, reduced_from, without_axis
-from ckpttool.model.strategy import Strategy, parameter_of, shorten
+from ckpttool.model.strategy import GRADIENTS, Strategy, parameter_of, shorten
 
 Owners = Mapping[str, str]  # the parameter of each state
 
@@ -278,25 +278,33 @@ def odd_shape(catalog: Catalog, strategy: Strategy, meta: TensorMeta, owners: Ow
 def find_unlike_states(catalog: Catalog, strategy: Strategy) -> Iterator[Finding]:
     """Yield the differences between the layouts of a parameter and of its optimizer state.
 
-    One of the two is wrong, since a state has the full shape of its parameter.  Optimizer shards
-    may differ, and a manual split stands with the parameter alone.  It is an error where the slices
-    have one shape, so that the two full shapes differ, and a warning elsewhere: which rank holds
-    which slice is then the question, and headers do not answer it.  It is a warning, too, if the
-    state is of none of MindSpore's optimizers, since names may deceive.
+    One of the two is wrong, since a state has the full shape of its parameter.  A manual split
+    stands with the parameter alone, and the entries of gradients and of AdaFactor's statistics are
+    known to have other optimizer shards (`true_layouts`).  It is an error where the slices have one
+    shape, so that the two full shapes differ, and a warning elsewhere: which rank holds which slice
+    is then the question, and headers do not answer it.  It is a warning, too, if the state is of
+    none of MindSpore's optimizers, since names may deceive.
     """
     impossible, unlike = [], []
-    listed = dict.fromkeys(name for name in strategy.layouts if name in catalog.metas)
-    for name, base in owners_of_full(listed, catalog.metas).items():
+    metas = catalog.metas
+    listed = dict.fromkeys(name for name in strategy.layouts if name in metas)
+    for name, base in owners_of_full(listed, metas).items():
         if name not in listed or base not in listed or reduced_from(name) is not None:
             continue
         by_stage = {layout.ranks: layout for layout in strategy.layouts[base]}
         for state in strategy.layouts[name]:
             own = by_stage.get(state.ranks)
-            if own is None or own.fields > 1 or _shard_alike(own, state):
+            if own is None or own.fields > 1:
+                continue
+            are_alike = _shard_alike(own, state)
+            is_known = name.startswith((GRADIENTS, *STATISTICS))
+            if are_alike and (own.optimizer_shard == state.optimizer_shard or is_known):
                 continue
             piece = _slice_shape(catalog, name, state)
-            shapes = [_bare_full_shape(layout, piece) for layout in (own, state)]
             is_one_shape = piece == _slice_shape(catalog, base, own)
+            if are_alike and not is_one_shape:
+                continue  # another optimizer shard, and slices of another shape
+            shapes = [_full_of_even(layout, piece, are_alike) for layout in (own, state)]
             if is_one_shape and shapes[0] != shapes[1] and owner_of(name) is not None:
                 impossible.append(f"{base} {shapes[0]} and {name} {shapes[1]}")
             else:
@@ -321,11 +329,14 @@ def _shard_alike(a: Layout, b: Layout) -> bool:
     return next(bare).cuts_like(next(bare))
 
 
-def _bare_full_shape(layout: Layout, piece: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """The full shape that slices make, without optimizer shard and manual split."""
+def _full_of_even(
+    layout: Layout, piece: tuple[int, ...] | None, has_shard: bool
+) -> tuple[int, ...] | None:
+    """The full shape that slices make, without manual split, and without optimizer shard or not."""
     if piece is None or len(piece) != len(layout.tensor_map):
         return None
-    return replace(layout, optimizer_shard=1, rows=()).implied_shape(piece)
+    shard = layout.optimizer_shard if has_shard else 1
+    return replace(layout, optimizer_shard=shard, rows=()).implied_shape(piece)
 
 
 def odd_full_shape(meta: TensorMeta, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
