@@ -149,6 +149,8 @@ def borrow_rows(layouts: tuple[Layout, ...], twins: tuple[Layout, ...]) -> tuple
 
     MindSpore writes the split with the parameter's entry alone.
     """
+    if not any(twin.rows for twin in twins):
+        return layouts
     rows = {(twin.ranks, twin.device_matrix, twin.tensor_map): twin.rows for twin in twins}
     return tuple(
         layout
@@ -198,9 +200,10 @@ def true_layouts(
     if shaped != layouts or not twins:
         return shaped
     split = borrow_rows(layouts, twins)
-    for tried in (split, _without_shard(split), twins):
-        if any(layout.rows for layout in tried) and _have_rows(catalog, name, tried):
-            return tried
+    if any(layout.rows for layout in (*split, *twins)):
+        for tried in (split, _without_shard(split), twins):
+            if any(layout.rows for layout in tried) and _have_rows(catalog, name, tried):
+                return tried
     if owner_of(name) is None:
         return shaped
     shapes = _shapes(catalog, strategy, name, owners[name])
