@@ -218,3 +218,21 @@ def test_no_wrong_strategy_makes_other_tensors_without_a_warning(case, capsys):
     with_states = case != "tp_strategy_16_to_8"
     assert with_states or counts["edit open"]
     assert not with_states or not counts["edit open"]
+
+
+def test_an_expanded_layout_is_compared_as_it_is_folded(tmp_path):
+    """The strategy by hand says of one parameter what JSON says of its states in another way."""
+    case = GOLDEN / "json_multi_axis"
+    document = json.loads((case / "src_strategy.json").read_bytes())
+    del document["parallel_layout_item"]["w1"]
+    (tmp_path / "s.json").write_text(json.dumps(document), encoding="utf-8")
+    results = []
+    for cut in ("[-1, [1, 0]]", "[-1, [0, 1]]", "[[1, 0], -1]"):
+        text = "ckpttool_strategy: 1\nparameters:\n  w1: {device_matrix: [2, 2, 2], tensor_map: "
+        (tmp_path / "more.yaml").write_text(f"{text}{cut}}}\n", encoding="utf-8")
+        words = ["-s", tmp_path / "s.json", "-s", tmp_path / "more.yaml", "--overwrite"]
+        results.append(run("merge", case / "src", *words, "-o", tmp_path / "m.h5"))
+    said = "shards a parameter and its optimizer state differently"
+    assert [result.exit_code for result in results] == [0, 0, 5]
+    assert [said in message(result) for result in results] == [False, True, True]
+    assert "w1 (128, 16) and adam_m.w1 (32, 64)" in message(results[2])

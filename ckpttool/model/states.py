@@ -296,20 +296,12 @@ def find_unlike_states(catalog: Catalog, strategy: Strategy) -> Iterator[Finding
             continue
         by_stage = {layout.ranks: layout for layout in strategy.layouts[base]}
         for state in strategy.layouts[name]:
-            own = by_stage.get(state.ranks)
-            if own is None or own.fields > 1:
+            own = by_stage.get(state.ranks, state)
+            full = None if own == state else _unlike_shapes(catalog, base, own, name, state)
+            if full is None:
                 continue
-            are_alike = _shard_alike(own, state)
-            is_known = name.startswith((GRADIENTS, *STATISTICS))
-            if are_alike and (own.optimizer_shard == state.optimizer_shard or is_known):
-                continue
-            piece = _slice_shape(catalog, name, state)
-            is_one_shape = piece == _slice_shape(catalog, base, own)
-            if are_alike and not is_one_shape:
-                continue  # another optimizer shard, and slices of another shape
-            shapes = [_full_of_even(layout, piece, are_alike) for layout in (own, state)]
-            if is_one_shape and shapes[0] != shapes[1] and owner_of(name) is not None:
-                impossible.append(f"{base} {shapes[0]} and {name} {shapes[1]}")
+            if full[0] != full[1] and owner_of(name) is not None:
+                impossible.append(f"{base} {full[0]} and {name} {full[1]}")
             else:
                 unlike.append(f"{base} and {name}")
             break
@@ -325,6 +317,30 @@ def find_unlike_states(catalog: Catalog, strategy: Strategy) -> Iterator[Finding
         yield Finding("strategy", f"{text}: {pairs}; is it the strategy of this run?", "warning")
 
 
+def _unlike_shapes(
+    catalog: Catalog, base: str, own: Layout, name: str, state: Layout
+) -> tuple[tuple[int, ...], ...] | None:
+    """The full shapes that a parameter's layout and its state's make; None if these are alike.
+
+    They are the same if the slices do not have one shape, since nothing follows from them then.
+    """
+    piece, other = _slice_shape(catalog, base, own), _slice_shape(catalog, name, state)
+    stored, stored_state = _as_stored(own, piece), _as_stored(state, other)
+    if piece is None or stored is None or stored_state is None or own.fields > 1:
+        return None  # where they are joined it is told what is wrong
+    are_alike = _shard_alike(stored, stored_state)
+    is_known = name.startswith((GRADIENTS, *STATISTICS))
+    if are_alike and (piece != other or own.optimizer_shard == state.optimizer_shard or is_known):
+        return None
+    if piece != other:
+        return piece, piece
+    shards = (own.optimizer_shard, state.optimizer_shard) if are_alike else (1, 1)
+    return tuple(
+        replace(layout, optimizer_shard=shard, rows=()).implied_shape(piece)
+        for layout, shard in zip((stored, stored_state), shards, strict=True)
+    )
+
+
 @lru_cache(maxsize=4096)  # a thousand parameters have few layouts
 def _shard_alike(a: Layout, b: Layout) -> bool:
     """Whether two layouts of a stage are equal but for optimizer shard and manual split."""
@@ -332,14 +348,14 @@ def _shard_alike(a: Layout, b: Layout) -> bool:
     return next(bare).cuts_like(next(bare))
 
 
-def _full_of_even(
-    layout: Layout, piece: tuple[int, ...] | None, has_shard: bool
-) -> tuple[int, ...] | None:
-    """The full shape that slices make, without manual split, and without optimizer shard or not."""
-    if piece is None or len(piece) != len(layout.tensor_map):
+def _as_stored(layout: Layout, piece: tuple[int, ...] | None) -> Layout | None:
+    """The layout for slices of this shape, folded if it was expanded; None if it is for others."""
+    if piece is None:
         return None
-    shard = layout.optimizer_shard if has_shard else 1
-    return replace(layout, optimizer_shard=shard, rows=()).implied_shape(piece)
+    if len(piece) < len(layout.tensor_map):
+        ways = fold_layout(layout, len(piece), lambda way: way.fills(piece))
+        return ways[0] if len(ways) == 1 else None
+    return layout if len(piece) == len(layout.tensor_map) else None
 
 
 def odd_full_shape(meta: TensorMeta, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
