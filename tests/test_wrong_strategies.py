@@ -227,9 +227,9 @@ def test_an_expanded_layout_is_compared_as_it_is_folded(tmp_path):
     del document["parallel_layout_item"]["w1"]
     (tmp_path / "s.json").write_text(json.dumps(document), encoding="utf-8")
     results = []
-    for cut in ("[-1, [1, 0]]", "[-1, [0, 1]]", "[[1, 0], -1]"):
+    for axes in ("[-1, [1, 0]]", "[-1, [0, 1]]", "[[1, 0], -1]"):
         text = "ckpttool_strategy: 1\nparameters:\n  w1: {device_matrix: [2, 2, 2], tensor_map: "
-        (tmp_path / "more.yaml").write_text(f"{text}{cut}}}\n", encoding="utf-8")
+        (tmp_path / "more.yaml").write_text(f"{text}{axes}}}\n", encoding="utf-8")
         words = ["-s", tmp_path / "s.json", "-s", tmp_path / "more.yaml", "--overwrite"]
         results.append(run("merge", case / "src", *words, "-o", tmp_path / "m.h5"))
     said = "shards a parameter and its optimizer state differently"
