@@ -23,7 +23,8 @@ def run(*arguments: str | Path) -> Result:
 
     # Before click 8.2 the streams had to be asked for; since then they are always apart.
     apart = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
-    result = CliRunner(**apart).invoke(main, [str(argument) for argument in arguments])
+    words = [str(argument) for argument in arguments]
+    result = CliRunner(**apart).invoke(main, words, prog_name="ckpttool")
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert "Traceback" not in everything(result)

@@ -34,7 +34,7 @@ def src(case):
 def test_help_of_every_command_begins_with_an_example(command, flag):
     text = run_well(command, flag).stdout
     usage, example = text.split("\n\n")[:2]
-    assert usage.startswith(f"Usage: main {command} ")
+    assert usage.startswith(f"Usage: ckpttool {command} ")
     assert example.strip().startswith(f"ckpttool {command} ")
 
 

@@ -17,7 +17,7 @@ import pytest
 
 import ckpttool
 from ckpttool.formats import get_format, suffix_of
-from ckpttool.formats.opened import demand_same
+from ckpttool.formats.reading import demand_same
 from ckpttool.model.catalog import TensorMeta
 from ckpttool.run import execute as execute_module
 from ckpttool.run.engines import open_engine

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,24 @@ import pytest
 import ckpttool
 from ckpttool.cli.signals import Stopped
 from ckpttool.errors import VerifyError
+from ckpttool.formats import hdf5_datasets
+from ckpttool.formats.hdf5 import Hdf5
+from ckpttool.formats.reading import ReadFile, open_file
 from ckpttool.run.execute import CopyOptions, execute
 from ckpttool.run.manifest import Listing
 from ckpttool.storage import flatfile
 from tests.commands import files_below, message, run, run_well
-from tests.engines import CASE, FORMATS, contents, reshard_words, split_words, write_source
+from tests.engines import (
+    CASE,
+    COMMAND,
+    FORMATS,
+    contents,
+    finish,
+    reshard_words,
+    split_words,
+    start,
+    write_source,
+)
 from tests.test_execute import make_plan
 
 NAME = "ckpttool.json"
@@ -28,6 +42,7 @@ SAID = {
     errno.EDQUOT: "Disk quota exceeded (what this user may store there is used up)",
     errno.EIO: "Input/output error (the disk, or the way to it, has failed)",
     errno.EROFS: "Read-only file system (nothing can be written there)",
+    errno.EAGAIN: "Resource temporarily unavailable",  # which is not what a lock says
 }
 
 
@@ -156,13 +171,143 @@ ENDINGS = {"ckpt": ".ckpt", "safetensors": ".safetensors", "hdf5": ".h5"}
 
 
 @pytest.mark.parametrize("call", ["fsync", "posix_fallocate"])
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EAGAIN])
 def test_a_disk_that_refuses_when_asked_to_keep_it_is_named(
     tmp_path, monkeypatch, break_call, call, number
 ):
     break_call(call, number, "checkpoint_1")
     expected = f"rank_1/checkpoint_1.ckpt: not written: {SAID[number]}"
     fails_and_is_resumed(tmp_path, monkeypatch, "ckpt", expected, 1)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EAGAIN, errno.EEXIST])
+def test_a_name_that_cannot_be_given_is_an_error_of_its_output(tmp_path, monkeypatch, number):
+    real = Path.replace
+
+    def refuse(self, target):
+        if "checkpoint_1" in self.name:
+            raise OSError(number, os.strerror(number), str(self), None, str(target))
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    expected = f"rank_1/checkpoint_1.ckpt: not written: {os.strerror(number)}"
+    fails_and_is_resumed(tmp_path, monkeypatch, "ckpt", expected, 1)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
+@pytest.mark.parametrize("command", ["inspect", "verify", "merge"])
+@pytest.mark.parametrize("name", ["src", "src_strategy.ckpt"])
+def test_an_input_that_cannot_be_looked_at_does_exist(tmp_path, monkeypatch, command, number, name):
+    real = os.stat
+
+    def refuse(path, **more):
+        if str(path) == str(CASE / name):
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path, **more)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    words = [command, CASE / "src", "-s", CASE / "src_strategy.ckpt"]
+    result = run(*words, *(["-o", tmp_path / "m.h5"] if command == "merge" else []))
+    assert result.exit_code in (1, 3)
+    assert f"ckpttool: {CASE / name}: {os.strerror(number)}" in message(result)
+    assert "does not exist" not in message(result)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_an_output_that_cannot_be_looked_at_is_not_taken_for_absent(tmp_path, monkeypatch, number):
+    run_well(*words_of(tmp_path / "out"))
+    before = contents(tmp_path / "out")
+    real = os.lstat
+
+    def refuse(path, **more):
+        if str(path).endswith("checkpoint_2.ckpt"):
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path, **more)
+
+    monkeypatch.setattr(os, "lstat", refuse)
+    result = run(*words_of(tmp_path / "out"))
+    monkeypatch.undo()
+    assert result.exit_code == 1
+    assert f"rank_2/checkpoint_2.ckpt: {os.strerror(number)}" in message(result)
+    assert contents(tmp_path / "out") == before
+
+
+def test_a_file_that_cannot_be_read_is_named_whatever_reads_it():
+    for read in (lambda file: file.read(1), lambda file: file.readinto(bytearray(1))):
+        with ReadFile("/proc/self/mem") as file, pytest.raises(OSError, match=r"/self/mem") as said:
+            read(file)  # page 0 of a process cannot be read
+        assert said.value.errno == errno.EIO
+    with ReadFile("/proc/self/mem") as file, pytest.raises(OSError, match=r"/proc/self/mem"):
+        file.pread(1, 0)
+
+
+def test_a_file_of_which_a_read_would_have_to_wait_is_an_error(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    writer = os.open(tmp_path / "pipe", os.O_RDWR)
+    try:
+        with open_file(tmp_path / "pipe") as file:
+            os.set_blocking(file.fileno(), False)
+            with pytest.raises(BlockingIOError) as caught:
+                file.read(8)
+        assert caught.value.filename == str(tmp_path / "pipe")
+    finally:
+        os.close(writer)
+
+
+def test_a_key_of_which_a_read_would_have_to_wait_is_told(tmp_path):
+    os.mkfifo(tmp_path / "key")
+    keeper = os.open(tmp_path / "key", os.O_RDWR | os.O_NONBLOCK)
+    try:
+        words = [*COMMAND, "inspect", CASE / "src", "--dec-key-file", "-"]
+        code, errors = finish(start(*words, stdin=keeper))
+    finally:
+        os.close(keeper)
+    assert code == 2
+    assert "it cannot be read (Resource temporarily unavailable)" in errors
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("Can't read data (file read failed: errno = 5, error message = 'x')", errno.EIO),
+        ("Unable to open object (file read failed: errno = 0, bytes read = 0)", None),
+        ("bad object header version number", None),
+    ],
+)
+def test_an_error_of_the_system_that_libhdf5_tells_is_one(tmp_path, monkeypatch, text, number):
+    run_well("merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", tmp_path / "m.h5")
+
+    def fail(*arguments):
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(hdf5_datasets, "_read_dataset", fail)
+    with pytest.raises(OSError if number else ckpttool.FormatError) as caught:
+        Hdf5().read_index(str(tmp_path / "m.h5"))
+    if number:
+        assert (caught.value.errno, caught.value.filename) == (number, str(tmp_path / "m.h5"))
+
+
+@pytest.mark.parametrize("engine", ["inline", "threads:2", "processes:2"])
+@pytest.mark.parametrize("number", range(4))
+def test_a_thread_that_cannot_be_started_is_told(tmp_path, monkeypatch, engine, number):
+    real, started = threading.Thread.start, []
+
+    def refuse(self):
+        started.append(self)
+        if len(started) == number + 1:
+            raise RuntimeError("can't start new thread")
+        real(self)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    result = run(*reshard_words(tmp_path / "out", "ckpt"), "--engine", engine)
+    monkeypatch.undo()
+    if len(started) <= number:
+        assert result.exit_code == 0
+        return
+    assert result.exit_code in (1, 6)
+    assert "can't start new thread" in message(result)
+    assert "the system has no room for more (ulimit -u, or the limit of" in message(result)
+    assert not [name for name in files_below(tmp_path) if name.endswith(".partial")]
 
 
 def test_a_journal_that_cannot_be_written_ends_the_run(tmp_path, monkeypatch, break_call):
@@ -280,7 +425,7 @@ def test_a_source_that_grows_while_it_is_read_is_named(tmp_path, monkeypatch):
     result = run(*words)
     assert result.exit_code == 6
     what = f"{grown[0]}: was written to after its header was read; what was made of it may be"
-    assert f"{NAME}: not written: {what}" in message(result)
+    assert what in message(result)
     assert not (tmp_path / "out" / NAME).exists()
 
 

@@ -11,7 +11,7 @@ import ckpttool
 from ckpttool.errors import CombinedError, FormatError, PlanError
 from ckpttool.storage.scan import scan
 from tests.checkpoints import noise, write_file, write_indexed
-from tests.commands import files_below, message, run, run_well
+from tests.commands import files_below, mentions, message, run, run_well
 from tests.corpus import GOLDEN
 from tests.readers import read, read_indexed, read_ranks
 
@@ -73,7 +73,7 @@ def test_numbers_in_an_index_may_have_any_number_of_digits(model):
     result = run("inspect", model)
     assert result.exit_code != 0
     assert "internal error" not in message(result)
-    assert "File name too long" in message(result)
+    assert not mentions(message(result), "File name too long|: not there, and")
 
 
 @pytest.mark.parametrize("format", ["ckpt", "safetensors", "hdf5"])

@@ -74,7 +74,7 @@ def test_a_worker_that_does_not_see_what_the_run_sees_is_named(tmp_path, mpiexec
         "real = cluster.Seen.at\n"
         "if MPI.COMM_WORLD.rank == 2:\n"
         "    cluster.PAUSES = (0.0,)\n"
-        "    cluster.Seen.at = lambda p: dataclasses.replace(real(p), mtime_ns=1)\n"
+        "    cluster.Seen.at = lambda p: dataclasses.replace(real(p), stamp=None)\n"
         "if __name__ == '__main__':\n"
         "    from ckpttool.cli.main import main\n"
         "    main()\n"

@@ -24,6 +24,7 @@ from tests.readers import Entry, read_ranks
 from tests.strategies import Move, examples, layouts, moves
 
 CHOICES = ("follow", "full", "drop")
+MAP_PARTS = ("keys", "values", "statuses")
 TWO_ROWS = Layout((2,), ((0,), ()))
 CASE = GOLDEN / "dst_without_optimizer"
 WORDS = ["-s", CASE / "src_strategy.ckpt", "-d", CASE / "dst_strategy.ckpt", "--format", "ckpt"]
@@ -97,6 +98,15 @@ def test_unlisted_gradients_follow_with_the_optimizer_shard():
     made = plan_of(catalog_of({0: full}), None, strategy_of({"w": sharded}), "follow")
     assert held_by(made)[0] == {"w": (4, 3), "accu_grads.w": (4, 3)}
     assert [note.kind for note in made.notes] == ["follows"]
+
+
+def test_a_map_of_one_entry_is_left_out_as_a_whole():
+    tags = {f"emb.__map_{part}__": (1, 4) if part == "values" else (1,) for part in MAP_PARTS}
+    full = catalog_of({0: {"w": (8, 3), "step": (1,)} | tags})
+    for choice in CHOICES:
+        made = plan_of(full, None, strategy_of({"w": TWO_ROWS}), choice)
+        held = {name: shape for name, shape in held_by(made)[1].items() if name in tags}
+        assert held == ({} if choice == "drop" else tags)
 
 
 # ----------------------------------------------------------------------- on the command line

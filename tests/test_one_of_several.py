@@ -48,6 +48,13 @@ def numbered(tmp_path: Path) -> Path:
     return Path(shutil.copy(next((SECOND / "src" / "rank_3").iterdir()), path))
 
 
+def in_nested_folders(tmp_path: Path) -> Path:
+    for rank in (0, 1):
+        folder = tmp_path / "run [1]" / f"device{rank}" / f"ckpt_{rank}"
+        shutil.copytree(CASE / "src" / f"rank_{rank}", folder)
+    return tmp_path / "run [1]" / "device0" / "ckpt_0" / FILE
+
+
 def folder_of_one_rank(tmp_path: Path) -> Path:
     shutil.copytree(CASE / "src" / "rank_3", tmp_path / "one" / "rank_3")
     return tmp_path / "one"
@@ -65,6 +72,7 @@ SINGLE = {
     named_by_rank: "net_rank_3-2_10.ckpt says that it is rank 3",
     linked: "beside rank_0 lie rank_1",
     of_a_rank_that_is_not_the_first: "rank_3 says that it is rank 3",
+    in_nested_folders: "beside device0 lie device1",
     numbered: "model-0000003-0000008.safetensors says that it is one of 8 files",
 }
 FOLDERS = {
@@ -141,6 +149,10 @@ def test_files_that_nothing_shows_to_be_a_ranks_are_taken(tmp_path):
     run_well("split", tmp_path / "run", *words, tmp_path / "a")
     run_well("split", tmp_path / "run" / "rank_0" / FILE, *words, tmp_path / "b")
     shutil.copy(tmp_path / "run" / "rank_0" / FILE, tmp_path / "model.ckpt")
+    (tmp_path / "node0" / "me").mkdir(parents=True)
+    (tmp_path / "node1" / "you").mkdir(parents=True)
+    shutil.copy(tmp_path / "model.ckpt", tmp_path / "node0" / "me")
+    run_well("split", tmp_path / "node0" / "me" / "model.ckpt", *words, tmp_path / "d")
     run_well("split", tmp_path / "model.ckpt", *words, tmp_path / "c")
 
 

@@ -199,6 +199,10 @@ def test_the_dask_script_of_the_readme_runs(retrained):
     text = text.replace(" --no-nanny &", " --no-nanny 2>>log &").replace(
         "json &", "json 2>/dev/null &", 1
     )
+    # A worker that stays would have the script wait for ever.
+    until = "for i in $(seq 60); do jobs -r > left; test -s left || break; sleep 0.5; done"
+    text = text.replace("\nwait\n", f"\n{until}; ! test -s left\n")
+    assert "! test -s left" in text
     run_script(f"trap 'kill -9 $(jobs -p) || true' EXIT\ntouch log\n{text}")
     assert contents(Path("on_dask")) == retrained
 

@@ -694,8 +694,9 @@ def test_a_file_of_a_run_that_did_not_end_well_is_no_checkpoint(tmp_path, monkey
     words = ["merge", source, "-s", CASE / "src_strategy.ckpt", "-o", tmp_path / "m[1].ckpt"]
 
     def touch(task):
+        done = fill(task)
         os.utime(next((source / "rank_0").iterdir()), ns=(1, 1))
-        return fill(task)
+        return done
 
     with monkeypatch.context() as patch:
         patch.setattr(execute_module, "fill", touch)

@@ -52,7 +52,8 @@ def test_every_golden_file_is_written_again_byte_for_byte(tmp_path):
         index = read(path)
         again = create(tmp_path, [tensor.meta for tensor in index.tensors.values()])
         write_contents(again, read_contents(index))
-        if OTHERWISE & index.attrs.keys():
+        is_of_others = "hyper_parallel" in path.parts  # its own writer orders tensors otherwise
+        if OTHERWISE & index.attrs.keys() or is_of_others:
             assert header_of(again.path).keys() - {"__metadata__"} == index.tensors.keys()
             otherwise += 1
         else:
@@ -263,6 +264,6 @@ def test_contents_are_not_read(tmp_path, monkeypatch):
             nbytes += len(data)
             return data
 
-    monkeypatch.setattr(Path, "open", lambda path, mode: io.BufferedReader(Counted(path)))
+    monkeypatch.setattr(module, "open_file", lambda path: io.BufferedReader(Counted(path)))
     assert dict(read(index.path).tensors) == dict(index.tensors)
     assert 0 < nbytes <= 2 * io.DEFAULT_BUFFER_SIZE

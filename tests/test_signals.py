@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -60,18 +59,39 @@ def test_a_signal_in_the_middle_of_an_import_is_no_error(tmp_path, trap, module,
     ended_by(number, *finish(start(*COMMAND, *words, env=env)))
 
 
-def test_a_signal_waits_until_an_import_is_done(trap, monkeypatch):
-    def run(seconds):
-        with Stopper().installed():
-            __import__("trapped")
-            time.sleep(seconds)
+@pytest.fixture
+def handled():
+    """The signals that came to the handler that was there before."""
+    seen = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    yield seen
+    signal.signal(signal.SIGTERM, before)
 
+
+def test_a_signal_during_an_import_goes_to_the_handler_before(trap, monkeypatch, handled):
     monkeypatch.syspath_prepend(trap("trapped", signal.SIGTERM))
-    for seconds in (60, 0):
-        with pytest.raises(Stopped):
-            run(seconds)
-        monkeypatch.delitem(sys.modules, "trapped")
-    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    with Stopper().installed():
+        __import__("trapped")
+    monkeypatch.delitem(sys.modules, "trapped")
+    assert handled == [signal.SIGTERM]
+    with pytest.raises(Stopped), Stopper().installed():
+        signal.raise_signal(signal.SIGTERM)
+    assert len(handled) == 1
+
+
+def test_a_signal_during_an_import_waits_while_files_are_written(trap, monkeypatch, handled):
+    monkeypatch.syspath_prepend(trap("trapped", signal.SIGTERM))
+    stopper = Stopper()
+
+    def run():
+        with stopper.installed(), stopper.deferring():
+            signal.raise_signal(signal.SIGTERM)
+            __import__("trapped")  # where the second comes
+
+    with pytest.raises(Stopped):
+        run()
+    assert sys.modules.pop("trapped").Owner
+    assert not handled
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -10,6 +10,7 @@ from ckpttool.model.catalog import TensorMeta
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Target
 from ckpttool.model.planning import make_plan
+from ckpttool.model.sources import find_sources
 from ckpttool.model.states import borrow_rows, find_owners, followed_parameter
 from tests.checkpoints import (
     ONE_STAGE,
@@ -198,9 +199,9 @@ def test_every_name_of_a_prefix_is_of_a_parameter_or_the_prefix_is_that_of_a_mod
 
 def test_a_prefix_of_mindspore_is_that_of_a_module_only_if_the_strategy_says_so():
     """Of a state whose parameter is gone: the others are states all the same."""
-    shapes = {"w": (4, 3), "linear.w": (4, 3), "linear.old": (4, 3)}
-    assert owners_in(["w"], shapes) == {"linear.w": "w"}
-    assert owners_in(["w", "linear.old"], shapes) == {}
+    shapes = {"w": (4, 3), "moments.w": (4, 3), "moments.old": (4, 3)}
+    assert owners_in(["w"], shapes) == {"moments.w": "w"}
+    assert owners_in(["w", "moments.old"], shapes) == {}
 
 
 def test_a_module_may_be_called_like_the_prefix_of_its_states():
@@ -243,6 +244,23 @@ def test_what_differs_where_a_state_would_not_is_no_state(groups):
     catalog = with_names({"w": (4, 3), "decoder.w": (4, 3)})
     _, problems, _ = find(catalog, agreement={"decoder.w": groups})
     the_one(problems, "decoder.w: not in the strategy, and different between ranks")
+
+
+@pytest.mark.parametrize("prefix", ["mine", "adam_m"])
+@pytest.mark.parametrize("states", [1, 2])
+def test_states_of_few_parameters_under_an_unknown_prefix_are_warned_about(prefix, states):
+    """A frozen module that happens to have the names of listed parameters, say."""
+    names = ["w", "x", "y"]
+    strategy = strategy_of(dict.fromkeys(names, ROWS))
+    held = [*names, *(f"{prefix}.{name}" for name in names[:states])]
+    agreement = {f"{prefix}.{name}": SHARED for name in names[:states]}
+    sources = find_sources(with_names(dict.fromkeys(held, (4, 3))), strategy, agreement, None)
+    assert not sources.problems
+    warned = [note.text for note in sources.notes if note.is_warning]
+    if prefix == "adam_m" or states == 2:
+        assert not warned
+    else:
+        the_one(warned, "taken for optimizer state by name and shape: 1 tensor: mine.w (as w)")
 
 
 @pytest.mark.parametrize("constant", [False, True])

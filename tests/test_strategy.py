@@ -16,7 +16,8 @@ def test_optimizer_state_is_known_by_its_prefix(prefix):
 
 
 @pytest.mark.parametrize(
-    "name", ["", "w", "layer.adam_m.w", "adam_mw", "Moments.w", "exp_avg", "moment3.w"]
+    "name",
+    ["", "w", "layer.adam_m.w", "adam_mw", "Moments.w", "exp_avg", "moment3.w", "linear.weight"],
 )
 def test_a_name_without_a_known_prefix_is_no_state(name):
     assert parameter_of(name) is None

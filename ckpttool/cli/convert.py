@@ -100,7 +100,7 @@ def _print_written(plan: Plan, written: Sequence[Written], seconds: float) -> No
     if rows:  # a part may have none, as a note says
         title = "outputs" if kept else "wrote"
         print_table(title, ("path", "format", "tensors>", "size>"), rows)
-    print_largest(report.describe_largest(plan))
+        print_largest(report.describe_largest(plan))
     nbytes = sum(out.nbytes for out in written)
     of_step = f", step {plan.catalog.step}" if plan.catalog.step else ""
     of_part = f", part {plan.part.number}/{plan.part.count}" if plan.part else ""

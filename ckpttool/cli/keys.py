@@ -6,8 +6,12 @@ shell histories and logs.
 
 from __future__ import annotations
 
+import errno
+import os
+
 import click
 
+from ckpttool.formats.reading import why_not_a_path
 from ckpttool.model.ciphertext import Secret, forbid_core_dumps
 
 SIZES = (16, 24, 32)  # of every key that MindSpore takes
@@ -46,10 +50,14 @@ def read_key(ctx: click.Context, param: click.Parameter, value: str | None) -> S
     """The callback of the option; what it says never repeats the argument, which may be the key."""
     if value is None:
         return None
+    if why_not_a_path(value) is not None:
+        raise click.BadParameter("a URL, not a path: copy the file to this host", ctx, param)
     forbid_core_dumps()
     try:
         with click.open_file(value, "rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
+            if data is None:  # it would have to wait
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
     except OSError as error:
         reason = f"it cannot be read ({error.strerror}); it names a file that holds the key"
         raise click.BadParameter(reason, ctx, param) from None

@@ -13,6 +13,7 @@ import click
 import ckpttool
 from ckpttool.cli.progress import show_count
 from ckpttool.errors import CkptToolError, raise_all
+from ckpttool.formats.reading import why_not_a_path
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
@@ -70,6 +71,8 @@ def load(
     given, what is wrong with a strategy is added to it, and the strategy is None.  ``scan`` may
     look for the files in another way than `ckpttool.scan`.
     """
+    if pattern is not None and (reason := why_not_a_path(pattern)) is not None:
+        raise click.UsageError(f"--pattern {pattern!r} is {reason}.")
     if pattern is not None and "{rank}" not in pattern:
         raise click.UsageError(
             "--pattern does not say where {rank} is in the path, such as 'node{rank}/*.ckpt'."

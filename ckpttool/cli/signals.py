@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ckpttool.errors import remarks_on
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-WAIT_SECONDS = 0.01  # until it is seen whether an import is done
+Handler = Callable[[int, FrameType | None], Any] | int | None
 IMPORTLIB = "<frozen importlib._bootstrap>"
 
 
@@ -35,7 +35,8 @@ class Stopper:
 
     An exception that comes between the making of a file and the note that it was made would leave
     the file behind.  One that comes during an import may be lost, or made another one (Python 3.11
-    does so in ``__set_name__``), so a signal waits until the import is done.
+    does so in ``__set_name__``), so such a signal goes to the handler that was there before, which
+    ends the program; while files are written it waits for `check`.
 
     Attributes
     ----------
@@ -48,25 +49,23 @@ class Stopper:
         self.number = 0
         self._is_deferring = False
         self._number = 0
+        self._previous: dict[int, Handler] = {}
 
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Take over the signals; one that is ignored stays so (nohup ignores SIGHUP)."""
-        previous = {}
+        previous = self._previous
         if threading.current_thread() is threading.main_thread():
             for number in ENDING:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     previous[number] = signal.signal(number, self._handle)
-            previous[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._handle_again)
         try:
             yield
             if self.number:
                 raise Stopped(self.number)
         finally:
-            if previous:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+            for ended, handler in previous.items():
+                signal.signal(ended, handler)
 
     @contextmanager
     def deferring(self) -> Iterator[None]:
@@ -84,16 +83,12 @@ class Stopper:
             self._raise(self._number)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._is_deferring and not self._number:
+        if self._is_deferring and (not self._number or _is_importing(frame)):
             self._number = number
-        elif _is_importing(frame):
-            self.number = number
-            signal.setitimer(signal.ITIMER_REAL, WAIT_SECONDS)
+        elif _is_importing(frame) and callable(before := self._previous.get(number)):
+            before(number, frame)
         else:
             self._raise(number)
-
-    def _handle_again(self, number: int, frame: FrameType | None) -> None:
-        self._handle(self.number, frame)
 
     def _raise(self, number: int) -> NoReturn:
         self.number = number

@@ -38,10 +38,21 @@ class PathName(click.Path):
         if value == "":
             self.fail("it is empty; is a variable not set that should be here?", param, ctx)
         name = str(value)
+        self.refuse_url(name, param, ctx)
         if isinstance(param, click.Option) and name.startswith("-") and name != "-":
             text = f"{name!r} looks like an option; is a variable not set that should be here? "
             self.fail(f"{text}A file of that name is './{name}'", param, ctx)
         return super().convert(value, param, ctx)
+
+    def refuse_url(
+        self, name: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> None:
+        """Refuse what names no file of this system."""
+        from ckpttool.formats.reading import why_not_a_path
+
+        reason = why_not_a_path(name)
+        if reason is not None:
+            self.fail(f"{name!r} is {reason}", param, ctx)
 
 
 class OutputFolder(PathName):
@@ -64,7 +75,7 @@ class Existing(PathName):
     """A path to something that is there; of an output that was not finished it is told why not."""
 
     def __init__(self) -> None:
-        super().__init__(exists=True, readable=False)
+        super().__init__(readable=False)
 
     def convert(
         self,
@@ -73,22 +84,25 @@ class Existing(PathName):
         ctx: click.Context | None,
     ) -> str | bytes | os.PathLike[str]:
         """The path; of one that this user may not read the command says so, as of its files."""
+        from ckpttool.formats.reading import ABSENT
+
+        self.refuse_url(str(value), param, ctx)
+        path = super().convert(value, param, ctx)
         try:
             os.stat(value)  # noqa: PTH116
-        except PermissionError:
-            return value
-        except OSError:
-            pass  # what is wrong with it is said below
+        except OSError as error:
+            if error.errno not in ABSENT:
+                raise  # whatever is there, it cannot be opened
+        else:
+            return path
         if os.path.islink(value) and not os.path.exists(value):  # noqa: PTH110, PTH114
             to = os.readlink(value)  # noqa: PTH115
             self.fail(f"Path {value!r} is a link to {to!r}, which leads nowhere.", param, ctx)
-        if value != "" and not os.path.lexists(value):
-            from ckpttool.run.sets import why_absent
+        from ckpttool.run.sets import why_absent
 
-            reason = why_absent(Path(value)) or _near(Path(value))
-            if reason is not None:
-                self.fail(f"Path {value!r} does not exist: {reason}", param, ctx)
-        return super().convert(value, param, ctx)
+        reason = why_absent(Path(value)) or _near(Path(value))
+        ending = f": {reason}" if reason else "."
+        raise click.BadParameter(f"Path {value!r} does not exist{ending}", ctx, param)
 
 
 def _near(path: Path) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from importlib import import_module
 from itertools import zip_longest
@@ -19,7 +19,8 @@ from ckpttool.errors import FormatError, UnreadableError, UnsupportedError, reas
 from ckpttool.formats.contained import ContainedReader
 from ckpttool.formats.encrypted import mode_of, unmarked_block
 from ckpttool.formats.others import recognise
-from ckpttool.formats.stopping import result_of
+from ckpttool.formats.reading import open_file
+from ckpttool.formats.stopping import Threads, result_of
 from ckpttool.model.catalog import (
     Alike,
     Extent,
@@ -148,7 +149,7 @@ def format_of_suffix(path: str) -> str | None:
 
 def format_of_content(path: str) -> str | None:
     """The format that a file's first bytes tell, or None; of a .ckpt only if it is encrypted."""
-    with Path(path).open("rb") as file:
+    with open_file(path) as file:
         head = file.read(16)
         size = file.seek(0, 2)
         at = 0  # HDF5 allows a user block: its signature is at byte 0, 512, 1024, 2048, ...
@@ -214,7 +215,7 @@ def read_indexes(
             index = read(path)
             on_progress(1, len(waiting))
             yield index
-        executor = ThreadPoolExecutor(READERS, thread_name_prefix="ckpttool-headers")
+        executor = Threads(READERS, thread_name_prefix="ckpttool-headers")
         try:
             futures = deque[Future[FileIndex | FormatError]]()
             for path, ahead in zip_longest(waiting[1:], waiting[1 + AHEAD :]):
@@ -280,7 +281,7 @@ def _as_recognised(error: FormatError) -> FormatError:
 def _find_format(path: str) -> str:
     name = format_of_content(path) or format_of_suffix(path)
     if name is None:
-        with Path(path).open("rb") as file:
+        with open_file(path) as file:
             if file.read(1) != b"\n":
                 reason = "no .ckpt, .safetensors or HDF5 file, by content or by name"
                 raise FormatError(path, 0, reason)

@@ -18,7 +18,7 @@ import os
 from typing import TYPE_CHECKING
 
 from ckpttool.errors import FormatError, UnsupportedError
-from ckpttool.formats.opened import open_source
+from ckpttool.formats.reading import open_source
 from ckpttool.formats.stopping import go_on
 from ckpttool.model.catalog import SourceStamp
 from ckpttool.model.ciphertext import Ciphertext

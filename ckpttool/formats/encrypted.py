@@ -43,12 +43,11 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from ckpttool.errors import AuthenticityError, FormatError, UnsupportedError, WrongKeyError
 from ckpttool.formats.decryption import UNIT, find_forged, read_plain
-from ckpttool.formats.opened import open_source, stamp_of
+from ckpttool.formats.reading import ReadFile, open_source, stamp_of
 from ckpttool.model.catalog import SourceStamp
 from ckpttool.model.ciphertext import Block, Ciphertext, Secret
 from ckpttool.model.strategy import count
@@ -259,7 +258,7 @@ def unmarked_block(path: str) -> str | None:
 
     Where the lengths in a block are right by chance in one of 2**64.
     """
-    with Path(path).open("rb", buffering=0) as file:
+    with ReadFile(path) as file:
         head = os.pread(file.fileno(), _TAGGED.size, 0)
     if mode_of(head) is not None or not (_is_untagged(head) or _is_untagged(head[16:])):
         return None

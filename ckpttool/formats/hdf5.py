@@ -26,7 +26,6 @@ The HDF5 reference manual (H5P, H5T, H5D); h5py's "Special types" for bool, comp
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -34,7 +33,7 @@ import h5py
 import numpy as np
 from h5py import h5d, h5f, h5g, h5p, h5s, h5t
 
-from ckpttool.formats.hdf5_datasets import read_datasets
+from ckpttool.formats.hdf5_datasets import find_errno, read_datasets
 from ckpttool.formats.hdf5_types import TYPES, fixed_string, name_dtype
 from ckpttool.model.catalog import Extent, FileIndex, StoredTensor, TensorMeta
 from ckpttool.model.dtypes import DTYPES
@@ -182,8 +181,7 @@ def _as_os_error(path: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        found = re.search(r"errno = (\d+)", str(error))
-        if found is None:
+        number = find_errno(error)
+        if number is None:
             raise
-        number = int(found[1])
         raise OSError(number, os.strerror(number), path) from error

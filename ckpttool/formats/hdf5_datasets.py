@@ -7,6 +7,8 @@ See `ckpttool.formats.hdf5`.  libhdf5 reads the headers; of contents only string
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from sys import intern
@@ -16,7 +18,7 @@ from h5py import h5, h5d, h5g, h5l, h5o, h5p, h5s, h5t
 
 from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats.hdf5_types import find_dtype, why_not
-from ckpttool.formats.opened import stamp_of
+from ckpttool.formats.reading import stamp_of
 from ckpttool.model.catalog import (
     Extent,
     SourceStamp,
@@ -79,17 +81,24 @@ def read_datasets(
 def _as_format_error(path: str) -> Iterator[None]:
     """What libhdf5 says about a broken file, as a `FormatError`.
 
-    h5py reports damage as OSError without an errno, RuntimeError, KeyError or ValueError.  An
-    OSError with an errno is the system's, and stays one.
+    h5py reports damage as OSError without an errno, RuntimeError, KeyError or ValueError.  What has
+    an errno is the system's, and becomes an OSError in its words.
     """
     try:
         yield
-    except OSError as error:
-        if error.errno is not None:
-            raise
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError) as error:
+        number = find_errno(error)
+        if number is not None:
+            raise OSError(number, os.strerror(number), path) from error
         raise FormatError(path, None, f"not readable as HDF5: {error}") from error
-    except (RuntimeError, KeyError, ValueError, TypeError, MemoryError) as error:
-        raise FormatError(path, None, f"not readable as HDF5: {error}") from error
+
+
+def find_errno(error: Exception) -> int | None:
+    """The errno of an error of h5py, which may have it in its text only; None if it has none."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    found = re.search(r"errno = ([1-9]\d{0,3})\b", str(error))
+    return int(found[1]) if found else None
 
 
 def _links(group: h5g.GroupID) -> list[tuple[bytes, int]]:

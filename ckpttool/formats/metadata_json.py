@@ -46,6 +46,7 @@ from pathlib import Path
 from reprlib import repr as short
 
 from ckpttool.errors import FormatError, raise_all
+from ckpttool.formats.reading import read_file
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.catalog import TensorMeta
 from ckpttool.model.dtypes import find_word
@@ -169,7 +170,7 @@ def _read_object(path: str) -> dict[str, object]:
     if size > MAX_BYTES:
         raise FormatError(path, None, f"{size} bytes, expected at most {MAX_BYTES}")
     try:
-        document = parse_json(Path(path).read_bytes())
+        document = parse_json(read_file(path))
     except ValueError as error:
         raise FormatError(path, None, str(error)) from error
     if not isinstance(document, dict):

@@ -21,10 +21,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 
 from ckpttool.errors import FormatError
 from ckpttool.formats.group_info import read_group_info
+from ckpttool.formats.reading import open_file
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.formats.wire import LENGTH, VARINT, WireReader
 
@@ -106,7 +106,7 @@ def recognise(path: str) -> Other | None:
 
     Meant for a file that could not be read as a checkpoint; of one that can be it tells nothing.
     """
-    with Path(path).open("rb") as file:
+    with open_file(path) as file:
         head = file.read(64)
         if head.lstrip()[:1] == b"{":
             return OTHERS.get(_json_kind(head + file.read(JSON_BYTES)))

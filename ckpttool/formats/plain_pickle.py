@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckpttool.errors import FormatError, UnsupportedError
+from ckpttool.formats.reading import read_file
 
 MAX_BYTES = 200_000_000  # a hundred bytes and more for every slice of every rank
 CONTAINERS = frozenset(b"]}(t\x85\x86\x87\x81")  # instructions that make one
@@ -91,7 +92,7 @@ def read_pickle(path: str, classes: Collection[Name], tuples: Collection[Name] =
     size = Path(path).stat().st_size
     if size > MAX_BYTES:
         raise UnsupportedError(path, None, f"{size} bytes, expected at most {MAX_BYTES}")
-    machine = _Machine(path, Path(path).read_bytes(), classes, tuples)
+    machine = _Machine(path, read_file(path), classes, tuples)
     return machine.run()
 
 

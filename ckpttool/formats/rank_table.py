@@ -38,9 +38,9 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from ckpttool.errors import FormatError, UnsupportedError, raise_all
+from ckpttool.formats.reading import open_file
 from ckpttool.formats.strict_json import parse_json
 
 MAX_BYTES = 16 << 20  # a hundred bytes a device: more than any cluster
@@ -140,7 +140,7 @@ def read_rank_table(path: str) -> RankTable:
     OSError
         It cannot be opened or read.
     """
-    with Path(path).open("rb") as file:
+    with open_file(path) as file:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise FormatError(path, None, f"more than {MAX_BYTES} bytes, no rank table")

@@ -42,7 +42,7 @@ from sys import intern
 
 from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats import ChecksumPart
-from ckpttool.formats.opened import open_source, stamp_of
+from ckpttool.formats.reading import open_file, open_source, stamp_of
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.catalog import MAX_AXES, Extent, FileIndex, StoredTensor, TensorMeta
 from ckpttool.model.dtypes import DTYPES, TEXT
@@ -82,7 +82,7 @@ class Safetensors:
 
     def read_index(self, path: str) -> FileIndex:
         """The header of the file; contents are not read."""
-        with Path(path).open("rb") as file:
+        with open_file(path) as file:
             stamp = stamp_of(file.fileno())
             size = stamp.nbytes
             length = file.read(8)

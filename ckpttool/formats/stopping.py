@@ -10,14 +10,19 @@ in the moment before the main thread begins to wait, it is not heard as long as 
 
 from __future__ import annotations
 
-from concurrent.futures import CancelledError, Future, wait
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, CancelledError, Future, ThreadPoolExecutor, wait
 from contextvars import ContextVar
 from threading import Event
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
+from ckpttool.errors import EngineError
+
+P = ParamSpec("P")
 T = TypeVar("T")
 
 WAKE_SECONDS = 0.2
+NO_ROOM = "the system has no room for more (ulimit -u, or the limit of the container)"
 _ENDED: ContextVar[Event | None] = ContextVar("ended", default=None)
 
 
@@ -38,3 +43,22 @@ def result_of(future: Future[T]) -> T:
     while not wait([future], WAKE_SECONDS).done:
         pass
     return future.result()
+
+
+class Threads(ThreadPoolExecutor):
+    """Threads, of which the system may have no more."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Hand a call to a thread, which may be started for it.
+
+        Raises
+        ------
+        EngineError
+            No thread can be started.
+        """
+        try:
+            return super().submit(fn, *args, **kwargs)
+        except RuntimeError as error:
+            if self._shutdown or isinstance(error, BrokenExecutor):
+                raise
+            raise EngineError("threads", f"{error}; {NO_ROOM}") from error

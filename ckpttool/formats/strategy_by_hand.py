@@ -53,6 +53,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ckpttool.errors import StrategyError, raise_all
+from ckpttool.formats.reading import read_file
 from ckpttool.formats.strict_yaml import MAX_BYTES, Node, nodes_of_json, parse_yaml
 from ckpttool.model.layout import Layout
 from ckpttool.model.rules import Rule, Rules
@@ -73,7 +74,7 @@ def is_by_hand(path: str) -> bool:
     """Whether a strategy file is one of this kind, by its name, or by its key if it is JSON."""
     if path.endswith(YAML_SUFFIXES):
         return True
-    return path.endswith(".json") and f'"{KEY}"'.encode() in Path(path).read_bytes()
+    return path.endswith(".json") and f'"{KEY}"'.encode() in read_file(path)
 
 
 def read_by_hand(path: str, listed: Strategy | None) -> Strategy:
@@ -126,7 +127,7 @@ def _top(path: str) -> Mapping[str, Node]:
     size = Path(path).stat().st_size
     if size > MAX_BYTES:
         raise ValueError(f"{size} bytes; a strategy by hand has {MAX_BYTES} at most")
-    data = Path(path).read_bytes()
+    data = read_file(path)
     root = nodes_of_json(data) if path.endswith(".json") else parse_yaml(data)
     if not isinstance(root.value, dict) or KEY not in root.value:
         raise ValueError(f"no strategy by hand: it has no key {KEY}; one begins {KEY}: 1")

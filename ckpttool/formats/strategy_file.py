@@ -32,6 +32,7 @@ from sys import intern
 from ckpttool.errors import CkptToolError, FormatError, StrategyError, raise_all
 from ckpttool.formats import format_of_content
 from ckpttool.formats.others import recognise
+from ckpttool.formats.reading import open_file, why_not_a_path
 from ckpttool.formats.strategy_by_hand import KEY, is_by_hand, read_by_hand
 from ckpttool.formats.strategy_forms import Entry, read_json, read_protobuf
 from ckpttool.model.layout import Layout
@@ -160,6 +161,9 @@ def is_merged_name(name: str) -> bool:
 
 def _list_files(paths: Sequence[str]) -> Iterator[str]:
     for path in paths:
+        url = why_not_a_path(path)
+        if url is not None:
+            raise StrategyError(path, url)
         if not Path(path).is_dir():
             yield path
             continue
@@ -171,7 +175,7 @@ def _list_files(paths: Sequence[str]) -> Iterator[str]:
 
 def _read_file(path: str, known: dict[tuple[bool, bytes], _File]) -> _File:
     """What a file says; the ranks of a stage have equal files, of which one is understood."""
-    with Path(path).open("rb") as file:
+    with open_file(path) as file:
         digest = hashlib.sha256()
         while data := file.read(1 << 20):
             digest.update(data)
@@ -258,7 +262,7 @@ def _what_instead(path: str, error: FormatError) -> str:
     format = format_of_content(path)
     if format is not None:
         return f" but a checkpoint ({format}); {_OF_THE_RUN}"
-    with Path(path).open("rb") as file:
+    with open_file(path) as file:
         head = file.read(4096)
     if KEY.encode() in head:
         return ", unless by hand: then its name ends in .yaml, .yml or .json"

@@ -40,9 +40,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ckpttool.errors import FormatError, StrategyError
+from ckpttool.formats.reading import read_file
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.formats.wire import LENGTH, VARINT, Field, WireReader
 
@@ -152,7 +152,7 @@ def read_json(path: str) -> tuple[dict[str, Entry], set[int]]:
         The file is no JSON document of this kind.
     """
     try:
-        document = parse_json(Path(path).read_bytes())
+        document = parse_json(read_file(path))
     except ValueError as error:
         raise StrategyError(path, f"no strategy file: {error}") from error
     if not isinstance(document, dict):

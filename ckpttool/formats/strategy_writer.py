@@ -55,6 +55,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
 from ckpttool.errors import StrategyError, raise_all
+from ckpttool.formats.reading import why_not_a_path
 from ckpttool.formats.wire import encode_bytes, encode_number
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy, count, shorten
@@ -74,6 +75,9 @@ def name_problem(path: str) -> str | None:
     >>> print(name_problem("new.json"))
     a file of this name is taken for JSON, and this is protobuf; call it new.ckpt
     """
+    url = why_not_a_path(path)
+    if url is not None:
+        return f"{path} is {url}"
     for suffix, reason in OTHER_FORMS.items():
         if path.endswith(suffix):
             return f"{reason}, and this is protobuf; call it {path.removesuffix(suffix)}.ckpt"

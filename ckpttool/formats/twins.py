@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ckpttool.formats.opened import demand_same
+from ckpttool.formats.reading import demand_same
 from ckpttool.formats.wire import WireReader
 from ckpttool.model.catalog import Alike, FileIndex, StoredTensor
 

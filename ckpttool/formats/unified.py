@@ -47,6 +47,7 @@ from pathlib import Path, PurePosixPath
 
 from ckpttool.errors import FormatError
 from ckpttool.formats import format_of_suffix, suffix_of
+from ckpttool.formats.reading import open_file
 from ckpttool.formats.strict_json import parse_json
 
 MAP_NAME = "param_name_map.json"
@@ -98,7 +99,7 @@ def read_index_file(path: str) -> WeightIndex:
     OSError
         It cannot be read.
     """
-    with Path(path).open("rb") as file:
+    with open_file(path) as file:
         data = file.read(MAX_INDEX_BYTES + 1)
     if len(data) > MAX_INDEX_BYTES:
         raise FormatError(path, None, f"an index of more than {MAX_INDEX_BYTES} bytes")

@@ -15,14 +15,13 @@ The protocol buffers documentation, "Encoding".
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from operator import eq
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
 from ckpttool.errors import FormatError
-from ckpttool.formats.opened import open_source, stamp_of
+from ckpttool.formats.reading import open_source, stamp_of
 from ckpttool.model.catalog import SourceStamp
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
@@ -78,7 +77,7 @@ class PlainFile:
 
     def pread(self, nbytes: int, offset: int) -> bytes:
         """Up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
-        return os.pread(self._fd, nbytes, offset)
+        return self._file.pread(nbytes, offset)
 
     def close(self) -> None:
         """Close the file."""

@@ -11,6 +11,7 @@ from ckpttool.model.folding import fold_layout
 from ckpttool.model.gradients import Gradients
 from ckpttool.model.layout import Layout
 from ckpttool.model.losses import notes_of_scan
+from ckpttool.model.maps import map_of
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import NotListed, Plan, Target, Transfer
 from ckpttool.model.source import Source
@@ -178,7 +179,7 @@ class _Fitting:
         if layouts and target.not_in_target == "follow":
             self.not_listed.followed[name] = source.meta
             return layouts
-        if source.meta.is_single:
+        if source.meta.is_single and map_of(name) is None:
             return ()
         if target.not_in_target == "drop":
             self.not_listed.dropped[name] = source.meta

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ckpttool.model.catalog import Catalog, format_ranks
 from ckpttool.model.findings import Finding
 from ckpttool.model.notes import Note
 from ckpttool.model.source import Source
-from ckpttool.model.states import find_unlike_states, odd_full_shape, owner_of
+from ckpttool.model.states import Owners, find_unlike_states, odd_full_shape, owner_of
 from ckpttool.model.strategy import Strategy, count, shorten
 
 
@@ -32,6 +33,30 @@ def on_layouts(found: Sequence[Source], corrected: Sequence[str], where: str) ->
     if odd:
         text = "states of other shapes than their parameters have; are they slices?"
         yield Note("doubt", f"{text}: {shorten(odd)}")
+
+
+def on_guesses(found: Sequence[Source], listed: Collection[str], owners: Owners) -> Iterator[Note]:
+    """A warning of states that may be parameters: names and shapes alone speak for them.
+
+    An optimizer keeps states of most parameters.  A prefix that is none of MindSpore's, and that
+    less than half of the listed parameters have, may be that of a module.
+    """
+    most = Counter(name.removesuffix(base) for name, base in owners.items())
+    parameters = sum(name not in owners for name in listed)
+    names = [
+        f"{source.meta.name} (as {source.follows})"
+        for source in found
+        if source.follows is not None
+        and owner_of(source.meta.name) is None
+        and 2 * most[source.meta.name.removesuffix(owners[source.meta.name])] < parameters
+    ]
+    if names:
+        text = f"taken for optimizer state by name and shape: {count(len(names), 'tensor')}"
+        text += (
+            f": {shorten(names)}; if it is none, say how it is cut in a strategy by hand, given "
+        )
+        text += "as well (-s MORE.yaml)"
+        yield Note("follows", text, is_warning=True)
 
 
 def on_contradictions(strategy: Strategy, found: Sequence[Source]) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ from ckpttool.model.notes import Note
 from ckpttool.model.presence import PartlyHeld, check_presence, find_partly_held
 from ckpttool.model.reduced import reduced_from
 from ckpttool.model.redundancy import note_redundancy
-from ckpttool.model.remarks import on_contradictions, on_layouts, on_strays
+from ckpttool.model.remarks import on_contradictions, on_guesses, on_layouts, on_strays
 from ckpttool.model.slices import disagreement, group_metas, group_ranks, join_slices
 from ckpttool.model.source import Source
 from ckpttool.model.states import (
@@ -148,6 +148,9 @@ def find_sources(
     lacking = presence.lacking
     sources.add(find_losses(catalog, strategy, lacking, each, sources.is_deduplicated))
     sources.notes += on_layouts(sources.found, search.corrected, search.where)
+    description = catalog.description
+    listed = strategy.layouts if description is None else description.tensors
+    sources.notes += on_guesses(sources.found, listed, owners)
     sources.notes += on_strays(strategy, catalog.holders)
     if catalog.description is None:
         note = note_redundancy(catalog, sources.is_deduplicated)

@@ -23,10 +23,10 @@ GRADIENTS = "accu_grads."  # summed up over micro batches by each rank, or each 
 # Prefixes of optimizer state in MindSpore 2.10 (nn, mint and experimental.optim) and MindFormers.
 # Names and shapes show what is state (`ckpttool.model.states.find_owners`).  The list is for what
 # they cannot show: that a tensor of another shape than its parameter's slices is odd, that a
-# statistic has an axis less, that gradients have rules of their own.
+# statistic has an axis less, that gradients have rules of their own.  Prefixes that modules have as
+# well are not in it (``linear.`` of FTRL, ``prev.`` of Rprop).
 STATE_PREFIXES = (
     "moments.",  # Momentum, FTRL, THOR
-    "linear.",  # FTRL
     "moment1.",  # Adam, LazyAdam, AdaMax
     "moment2.",
     "vhat.",  # Adam with use_amsgrad
@@ -41,8 +41,7 @@ STATE_PREFIXES = (
     "mean_square.",  # RMSProp
     "mean_grad.",
     "moment.",
-    "prev.",  # Rprop
-    "step_size.",
+    "step_size.",  # Rprop
     "ax_.",  # ASGD
     "ax.",  # ASGD of experimental
     "exp_avg.",  # Adam, AdamW of mint and experimental; AdaMax, NAdam, RAdam there; AdaFactor

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from ckpttool.errors import CkptToolError, reason_of
 from ckpttool.formats import get_format
+from ckpttool.formats.reading import is_there
 from ckpttool.model.plan import OutputFile
 from ckpttool.model.region import Region
 from ckpttool.run.fill import TASK_PIECES, Filled, UnitHash, cut_into_tasks, fill
@@ -38,7 +39,7 @@ from ckpttool.run.partial import (
 )
 from ckpttool.storage.checksum import Summed, compute_checksum
 from ckpttool.storage.leftovers import PARTIAL
-from ckpttool.storage.locks import is_open_as
+from ckpttool.storage.locks import TakenError, is_open_as
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ class RemoteFile:
         assert crc is None, "and has put the checksum in"
         try:
             if not is_open_as(self._path, self._fd):
-                raise FileExistsError(errno.EEXIST, "another run has taken it", str(self._path))
+                raise TakenError(errno.EEXIST, "another run has taken it", str(self._path))
             nbytes = publish(Path(self.attempt.path), self._output, before)
         except BaseException as error:
             clean_up(error, self.discard)
@@ -190,5 +191,5 @@ def _write(task: FileTask, path: str) -> Attempt:
 
 
 def _demand(claim: str) -> None:
-    if not os.path.lexists(claim):
+    if not is_there(claim):
         raise CkptToolError(f"{claim}: is not there (the run has ended, or does not share files)")

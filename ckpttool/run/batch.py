@@ -17,6 +17,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from ckpttool.errors import CkptToolError, FormatError, PlanError, VerifyError, raise_all
+from ckpttool.formats.reading import is_there
 from ckpttool.model.catalog import format_ranks
 from ckpttool.model.manifest import JOURNAL, MANIFEST, Origin, differences
 from ckpttool.model.notes import Note
@@ -242,7 +243,7 @@ def _read_records(folder: str, manifest: Path) -> list[Record]:
 
 def _on_outputs(folder: Path, record: Record) -> Iterator[str]:
     """What is wrong with a part's outputs, and how its run is to be done again: not as before."""
-    changed = [out for out in record.outputs if os.path.lexists(folder / out.path)]
+    changed = [out for out in record.outputs if is_there(folder / out.path)]
     is_changed = any(output_problems(folder, changed))
     remedy = f"run part {record.part}/{record.parts} again, with "
     remedy += "--overwrite" if is_changed else "--resume"  # which keeps to what was not changed
@@ -280,11 +281,9 @@ def _look_again(folder: str, path: Path) -> Manifest:
 def _on_set(path: Path, outputs: Sequence[Written]) -> Iterator[str]:
     """What is wrong with the outputs of a set that was complete, and what to do."""
     for output in outputs:
-        is_there = os.path.lexists(path.parent / output.path)
+        has_one = is_there(path.parent / output.path)
         remedy = "the command that wrote the set, without --part, writes it again with --resume"
-        remedy = (
-            "put a copy of it back, or write the set anew (--overwrite)" if is_there else remedy
-        )
+        remedy = "put a copy of it back, or write the set anew (--overwrite)" if has_one else remedy
         yield from (f"{problem}; {remedy}" for problem in output_problems(path.parent, [output]))
 
 

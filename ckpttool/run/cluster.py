@@ -12,7 +12,7 @@ import platform
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Executor, Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,8 @@ from typing import TypeVar
 
 from ckpttool import __version__
 from ckpttool.errors import EngineError, PlanError, reason_of
-from ckpttool.formats.opened import stamp_of
+from ckpttool.formats.reading import stamp_of
+from ckpttool.formats.stopping import Threads
 from ckpttool.model.catalog import SourceStamp
 from ckpttool.model.plan import Plan
 from ckpttool.run.places import output_folder
@@ -199,7 +200,7 @@ def check_workers(cluster: Cluster, plan: Plan, check: Callable[[], None]) -> No
 def _ask(
     cluster: Cluster, view: View, check: Callable[[], None]
 ) -> Mapping[str, tuple[str, ...] | BaseException]:
-    beside = ThreadPoolExecutor(1)  # so that a worker that hangs does not make this process hang
+    beside = Threads(1)  # so that a worker that hangs does not make this process hang
     answers = beside.submit(cluster.ask, compare_view, view)
     beside.shutdown(wait=False)
     until = time.monotonic() + ANSWER_SECONDS

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 
 from ckpttool.errors import CkptToolError, FormatError
+from ckpttool.formats.reading import is_there, read_file
 from ckpttool.model.catalog import Stamp
 from ckpttool.model.manifest import Listed
 from ckpttool.model.notes import Note
@@ -70,7 +70,7 @@ def find_listed(
     there += [str(folder / path) for path in proven]
     wrong = [str(folder / path) for path in unclear if path not in proven]
     for path in (document.path for document in plan.documents if not is_written(document)):
-        (wrong if os.path.lexists(path) else gone).append(path)
+        (wrong if is_there(path) else gone).append(path)
     if gone and listing.path != place.listing:
         text = f"{listing.path}: {_are_gone(gone)}; the same command without --part writes what is "
         problems.append(f"{text}gone of a set that is committed")
@@ -123,7 +123,7 @@ def paths_of(plan: Plan) -> set[str]:
 def is_written(document: Document) -> bool:
     """Whether it is there, as it is to be."""
     try:
-        return Path(document.path).read_bytes() == document.data
+        return read_file(document.path) == document.data
     except OSError:
         return False
 
@@ -134,4 +134,4 @@ def describes_nothing(manifest: Path) -> bool:
         outputs = Listing.read(manifest).manifest().outputs
     except (FileNotFoundError, CkptToolError):
         return False
-    return not any(os.path.lexists(manifest.parent / output.path) for output in outputs)
+    return not any(is_there(manifest.parent / output.path) for output in outputs)

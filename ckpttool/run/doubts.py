@@ -188,7 +188,7 @@ def _on_whole(names: Sequence[str], shown: Looked) -> Finding:
 def _on_all_alike(names: Sequence[str], shown: Looked) -> Finding:
     text = f"{shorten(names)}: all ranks hold the same where the strategy cuts ({_shapes(shown)}), "
     text += "and nothing differs anywhere: they hold everything (integrated_save=True), so leave "
-    text += "the strategy away: merge --replicated, or split one rank's file; --trust-strategy "
+    text += "the strategy away: merge --replicated, or split --replicated; --trust-strategy "
     return Finding("strategy", f"{text}believes it all the same")
 
 

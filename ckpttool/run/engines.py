@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future
 from contextlib import AbstractContextManager, contextmanager
 from threading import Event
 from typing import ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from ckpttool.errors import EngineError
-from ckpttool.formats.stopping import heed
+from ckpttool.formats.stopping import Threads, heed
 from ckpttool.run.failures import WORKER_DIED
 
 P = ParamSpec("P")
@@ -41,7 +41,7 @@ class InlineExecutor(Executor):
         return future
 
 
-class ThreadPool(ThreadPoolExecutor):
+class ThreadPool(Threads):
     """Threads that stop reading when what they do is not wanted any more."""
 
     def __init__(self, jobs: int) -> None:

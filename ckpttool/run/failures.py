@@ -8,13 +8,14 @@ from concurrent.futures import BrokenExecutor
 
 from ckpttool.errors import CkptToolError, reason_of
 from ckpttool.storage.leftovers import PARTIAL
+from ckpttool.storage.locks import TakenError
 
 WORKER_DIED = "a worker died (was it killed, or out of memory? --max-memory or fewer workers help)"
 
 
 def cause_of(error: CkptToolError | OSError | BrokenExecutor) -> str:
     """What happened, in the system's words if it was the system; libhdf5 buries them."""
-    if isinstance(error, BlockingIOError | FileExistsError):
+    if isinstance(error, TakenError):
         return f"another run is writing this output ({error.filename} is in use): wait for its end"
     if isinstance(error, OSError) and error.errno:
         what = reason_of(OSError(error.errno, os.strerror(error.errno)))

@@ -7,7 +7,6 @@ same bytes to the same places.
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ckpttool.formats.reading import is_there
 from ckpttool.model.catalog import FileIndex, StoredTensor
 from ckpttool.model.manifest import units
 from ckpttool.model.plan import OutputFile, OutputTensor, Piece
@@ -217,7 +217,7 @@ def _fill_side_by_side(
         path, itemsize = part.tensor.path, part.tensor.meta.itemsize
         data = buffer[: band.size * itemsize]
         read_pieces(files, part.output.pieces(band), band, data.reshape(*band.shape, itemsize))
-        if not os.path.lexists(path):  # taken away: the run has ended
+        if not is_there(path):  # taken away: the run has ended
             raise FileNotFoundError(errno.ENOENT, "it is gone", path)
         files.write_bytes(part.tensor, _offset(band, part.tensor.meta.shape) * itemsize, data)
         states.setdefault(step.number, sha256()).update(data.data)

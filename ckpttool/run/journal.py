@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ckpttool.errors import FormatError, PlanError, VerifyError
+from ckpttool.formats.reading import is_there, open_file
 from ckpttool.model.catalog import Stamp
 from ckpttool.model.manifest import JOURNAL, Listed, Origin, differences
 from ckpttool.run.manifest import Listing, listing_text, output_text
@@ -47,7 +48,7 @@ from ckpttool.run.sets import (
 )
 from ckpttool.run.unfinished import Unfinished, origin_in, read_journal, sealed, unsealed
 from ckpttool.storage.leftovers import PARTIAL
-from ckpttool.storage.locks import holder_of, is_open_as, lock
+from ckpttool.storage.locks import TakenError, holder_of, is_open_as, lock
 
 COMPLETE, END = '{"complete": [', "]}"  # around an output in its line
 UNKNOWN = Stamp(0, 0, 0)  # of an output that is not as a run left it; no file has this
@@ -161,7 +162,7 @@ class Journal:
     def leave(self) -> None:
         """End before all is done; the journal stays if there is something to go on from."""
         needs_none = self._is_listed and not self._has_replaced  # the listing is still there
-        is_stuck = any(os.path.lexists(path + PARTIAL) for path in self._begun)  # on a failed disk
+        is_stuck = any(is_there(path + PARTIAL) for path in self._begun)  # on a failed disk
         is_of_use = self._lines or self._has_left
         self._close(remove=not is_stuck and (needs_none or not is_of_use))
 
@@ -269,7 +270,7 @@ class Journal:
         return {**left, **there, **before.untouched(self.folder, self._proven)}
 
     def _has(self, name: str) -> bool:
-        return os.path.lexists(self.folder / name)
+        return is_there(self.folder / name)
 
     def _remove_outdated(self) -> None:
         """Before the first output is replaced: what says that the set is complete."""
@@ -279,7 +280,7 @@ class Journal:
             remove_document(path)
 
     def _output_at(self, start: int, stop: int) -> str:
-        with self._path.open("rb") as file:
+        with open_file(self._path) as file:
             file.seek(start)
             text = unsealed(file.read(stop - start)).decode("ascii")
         return text.removeprefix(COMPLETE).removesuffix(END)
@@ -309,7 +310,7 @@ class Journal:
                     os.close(lock(path, os.dup(fd)))
                 if remove and is_open_as(path, fd):
                     path.unlink()
-            except BlockingIOError:
+            except TakenError:
                 pass  # somebody else holds it
             finally:
                 os.close(fd)

@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeVar
 
 from ckpttool.errors import FormatError, UnreadableError, reason_of
+from ckpttool.formats.reading import open_file
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.catalog import Stamp
 from ckpttool.model.manifest import SCHEMA, Hashed, InputFile, Listed, Origin, StrategyFile
@@ -323,7 +324,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
     try:
         if not (path.is_file() or path.is_dir()) and path.exists():
             raise UnreadableError(str(path), None, "is a pipe or a device, and no file")
-        with path.open("rb") as file:
+        with open_file(path) as file:
             yield file
     except FileNotFoundError:
         raise

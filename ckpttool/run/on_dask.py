@@ -10,12 +10,13 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Executor, Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from ckpttool.errors import EngineError
+from ckpttool.formats.stopping import Threads
 from ckpttool.run.cluster import Cluster
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class DaskCluster(Cluster):
         if not self._nthreads:
             reason = "the scheduler has no workers; start some with: dask worker ADDRESS"
             raise EngineError(name, reason)
-        self._beside = ThreadPoolExecutor(1)  # a scheduler that hangs does not make the run hang
+        self._beside = Threads(1)  # a scheduler that hangs does not make the run hang
         self._poll: Future[Mapping[str, int]] | None = None
         self._polled = self._heard = time.monotonic()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ckpttool import __version__
 from ckpttool.errors import CkptToolError, PlanError
-from ckpttool.formats.opened import as_stamp
+from ckpttool.formats.reading import as_stamp, read_file
 from ckpttool.model.catalog import Catalog, SourceStamp, format_ranks
 from ckpttool.model.manifest import InputFile, Origin, StrategyFile
 from ckpttool.model.plan import Plan
@@ -173,7 +173,7 @@ def read_strategy_file(path: str) -> StrategyFile:
     OSError
         It is gone.
     """
-    return _describe_strategy(Path(path).name, Path(path).read_bytes())
+    return _describe_strategy(Path(path).name, read_file(path))
 
 
 def _describe_strategy(path: str, data: bytes) -> StrategyFile:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ckpttool.errors import PlanError
 from ckpttool.formats import format_of_suffix, get_format, suffix_of
+from ckpttool.formats.reading import is_there, why_not_a_path
 from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import NotInTarget, Plan, Target
@@ -32,6 +33,7 @@ def choose_format(path: str, format: str | None, is_folder: bool = False) -> str
     PlanError
         The ending promises another format, or one that nobody knows.
     """
+    _refuse_url(path)
     by_name = format_of_suffix(path)
     if is_folder:
         if by_name is not None:
@@ -56,7 +58,14 @@ def rank_files(
     crc: bool,
     not_in_target: NotInTarget = "follow",
 ) -> Target:
-    """The target that writes a file for each rank, or each of ``ranks``, of a strategy."""
+    """The target that writes a file for each rank, or each of ``ranks``, of a strategy.
+
+    Raises
+    ------
+    PlanError
+        The folder is no path.
+    """
+    _refuse_url(folder)
     paths = {
         rank: str(Path(folder, f"rank_{rank}", f"{prefix}{rank}{suffix_of(format)}"))
         for rank in (strategy.ranks if ranks is None else sorted(ranks))
@@ -65,6 +74,12 @@ def rank_files(
         *(format, paths, len(strategy.ranks), strategy, header_attrs(crc)),
         not_in_target=not_in_target,
     )
+
+
+def _refuse_url(path: str) -> None:
+    url = why_not_a_path(path)
+    if url is not None:
+        raise PlanError([f"{path}: {url}"])
 
 
 def header_attrs(crc: bool) -> dict[str, str]:
@@ -91,7 +106,7 @@ def content_problems(plan: Plan, notes: list[Note], kept: Collection[str] = ()) 
         while not folder.exists():
             folder = folder.parent
         if str(Path(path)) not in kept:
-            replaced += os.path.lexists(path)
+            replaced += is_there(path)
             need[folder if folder.is_dir() else folder.parent] += sizes[rank] - _left_over(path)
     yield from refused
     if plan.target.format == "safetensors" and dtypes & NOT_LOADED_FROM_SAFETENSORS:

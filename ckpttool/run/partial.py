@@ -21,7 +21,7 @@ from ckpttool.formats import get_format
 from ckpttool.model.catalog import FileIndex, Stamp, TensorMeta
 from ckpttool.model.plan import OutputFile
 from ckpttool.storage.leftovers import PARTIAL, was_copied
-from ckpttool.storage.locks import UNSUPPORTED, is_open_as, lock
+from ckpttool.storage.locks import UNSUPPORTED, TakenError, is_open_as, lock
 
 DATE_TRIES, DATE_SECONDS = 550, 0.002  # clocks of files go on in ms, on some network ones in s
 STUCK = "what is half-written could not be removed: the next run does that"
@@ -37,7 +37,7 @@ class PartialFile:
 
     Raises
     ------
-    BlockingIOError
+    TakenError
         Another run is writing the same output.
     OSError
         The file cannot be made, for one because the disk cannot take all of it.
@@ -79,7 +79,7 @@ class PartialFile:
             self._format.seal(str(self._path), crc)
             os.fsync(self._fd)
             if not is_open_as(self._path, self._fd):
-                raise FileExistsError(errno.EEXIST, "another file has its name", str(self._path))
+                raise TakenError(errno.EEXIST, "another file has its name", str(self._path))
             return publish(self._path, self._output, before)
         except BaseException as error:
             clean_up(error, self.discard)
@@ -131,7 +131,7 @@ def write_document(path: str, data: bytes | Iterable[str], *, is_dated: bool = F
 
     Raises
     ------
-    BlockingIOError
+    TakenError
         Another run is writing it.
     OSError
         It cannot be written.
@@ -210,7 +210,7 @@ def remove_stale(folder: Path, name: str) -> None:
         return
     try:
         fd = lock(path, os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
-    except (FileNotFoundError, BlockingIOError):
+    except (FileNotFoundError, TakenError):
         return
     try:
         path.unlink()
@@ -231,13 +231,16 @@ def claim(path: Path) -> int:
         try:
             stale = lock(path, os.open(path, flags))
         except FileNotFoundError as error:
-            raise BlockingIOError(errno.EWOULDBLOCK, "another run wrote it", str(path)) from error
+            raise TakenError(errno.EWOULDBLOCK, "another run wrote it", str(path)) from error
     try:
         path.unlink()
         remove_attempts(path)
     finally:
         os.close(stale)
-    return lock(path, os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666))
+    try:
+        return lock(path, os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666))
+    except FileExistsError as error:
+        raise TakenError(errno.EEXIST, "another run was faster", str(path)) from error
 
 
 def name_attempt(path: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Container, Iterator
 from pathlib import Path
 
 from ckpttool.formats import FORMAT_NAMES, format_of_suffix, suffix_of
+from ckpttool.formats.reading import is_there
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.manifest import JOURNAL, MANIFEST
 from ckpttool.model.plan import Target
@@ -66,10 +67,10 @@ def place_problems(
     yield from dict.fromkeys(blocked.values())
     paths = [*target.paths.values(), *documents]
     manifest = [manifest_path(target)] if target.paths else []
-    files = [path for path in paths if os.path.lexists(path) and path not in blocked]
+    files = [path for path in paths if is_there(path) and path not in blocked]
     existing = [path for path in files if str(Path(path)) not in ours]
     if not existing and not blocked:
-        existing = [path for path in manifest if os.path.lexists(path) and path not in ours]
+        existing = [path for path in manifest if is_there(path) and path not in ours]
     if existing and not overwrite:
         have = f"{existing[0]} exists already"
         if len(existing) > 1:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from multiprocessing import (
     connection,
     forkserver,
@@ -19,6 +20,9 @@ from multiprocessing import (
 )
 from threading import Thread
 from typing import ParamSpec, TypeVar
+
+from ckpttool.errors import EngineError
+from ckpttool.formats.stopping import NO_ROOM
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -35,8 +39,9 @@ class ProcessPool(ProcessPoolExecutor):
     """Processes of this host that leave signals to the run, and end with it."""
 
     def __init__(self, jobs: int) -> None:
-        _start_server()
-        super().__init__(jobs, CONTEXT, initializer=_enter_worker)
+        with _starting():
+            _start_server()
+            super().__init__(jobs, CONTEXT, initializer=_enter_worker)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Hand a call to a worker, which may be started for it.
@@ -45,7 +50,13 @@ class ProcessPool(ProcessPoolExecutor):
         """
         before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
         try:
-            return super().submit(fn, *args, **kwargs)
+            with _starting():
+                return super().submit(fn, *args, **kwargs)
+        except EngineError:
+            thread: object = self._executor_manager_thread
+            if isinstance(thread, Thread) and thread.ident is None:  # which nobody can wait for
+                self._executor_manager_thread = None  # type: ignore[assignment]
+            raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -53,6 +64,17 @@ class ProcessPool(ProcessPoolExecutor):
         """End the workers at once, in the middle of what they do; all open calls fail."""
         for process in list((self._processes or {}).values()):  # kill_workers() in Python 3.14
             process.kill()
+
+
+@contextmanager
+def _starting() -> Iterator[None]:
+    """Say what is wrong if the system has no room for a process, or for a thread beside it."""
+    try:
+        yield
+    except BrokenExecutor:
+        raise
+    except (OSError, EOFError, RuntimeError) as error:  # EOFError if the server ends at that
+        raise EngineError("processes", f"no worker starts ({error}); {NO_ROOM}") from error
 
 
 def _start_server() -> None:

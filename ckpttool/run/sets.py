@@ -20,7 +20,7 @@ from ckpttool.run.manifest import Listing, opened
 from ckpttool.run.partial import remove_stale
 from ckpttool.storage.journals import journal_of_begun
 from ckpttool.storage.leftovers import PARTIAL, interruption
-from ckpttool.storage.locks import holder_of, lock, name_of_holder
+from ckpttool.storage.locks import TakenError, holder_of, lock, name_of_holder
 
 TRIES, PAUSE_SECONDS = 6, 0.05  # for a lock that somebody has for a moment, to look or to leave
 
@@ -160,7 +160,7 @@ def take_lock(path: Path, is_shared: bool = False) -> int:
     for left in reversed(range(TRIES)):
         try:
             return lock(path, os.open(path, flags, 0o666), is_shared)
-        except BlockingIOError as error:
+        except TakenError as error:
             if not left:
                 raise PlanError([busy_problem(path, name_of_holder(path))]) from error
             time.sleep(PAUSE_SECONDS)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpttool.errors import PlanError, StrategyError
+from ckpttool.formats.reading import is_there
 from ckpttool.formats.strategy_writer import encode_strategy, name_problem
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.outcome import outcome
@@ -44,7 +45,7 @@ def write_strategy(strategy: Strategy, path: str, *, overwrite: bool = False) ->
     if reason is not None:
         raise StrategyError(path, reason)
     data = encode_strategy(strategy)
-    if os.path.lexists(path) and not overwrite:
+    if is_there(path) and not overwrite:
         raise PlanError([f"{path} exists already; overwrite=True replaces it"])
     write_document(path, data)
 

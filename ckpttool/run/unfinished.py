@@ -9,6 +9,7 @@ from pathlib import Path
 from zlib import crc32
 
 from ckpttool.errors import FormatError
+from ckpttool.formats.reading import open_file
 from ckpttool.model.catalog import Stamp
 from ckpttool.model.manifest import JOURNAL, MANIFEST, Listed, Origin
 from ckpttool.run.manifest import Entries, lines_of, opened
@@ -150,7 +151,7 @@ def journal_that_tells_of(partial: Path) -> Path | None:
 
 def listed_in(journal: Path, lines: Iterable[tuple[int, int]]) -> Iterator[Listed]:
     """The outputs that these lines of a journal (first byte, and the byte behind) tell of."""
-    with journal.open("rb") as file:
+    with open_file(journal) as file:
         for start, stop in lines:
             file.seek(start)
             text = unsealed(file.read(stop - start))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ckpttool.errors import FormatError
 from ckpttool.formats import checksum_parts
-from ckpttool.formats.opened import open_source
+from ckpttool.formats.reading import open_source
 from ckpttool.formats.stopping import go_on
 from ckpttool.model.catalog import Extent, FileIndex
 from ckpttool.model.maps import map_of

@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from ckpttool.errors import FormatError
 from ckpttool.formats.decryption import read_plain
-from ckpttool.formats.opened import demand_same, stamp_of
+from ckpttool.formats.reading import demand_same, stamp_of
 from ckpttool.formats.stopping import go_on
 from ckpttool.model.catalog import SourceStamp, StoredTensor
 from ckpttool.model.region import Region

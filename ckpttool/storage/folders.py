@@ -12,6 +12,7 @@ MindSpore 2.10 ``parallel/checkpoint_transform.py``.
 
 from __future__ import annotations
 
+import glob
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,15 +42,28 @@ PYTORCH_SUFFIXES = (".bin", ".pt", ".pth")
 RANK_FOLDER = re.compile(r"(rank|node|ckpt|device)[_-]?(\d+)(?:_ckpt)?")
 
 
-def siblings(folder: Path) -> list[str]:
-    """Names of the other rank folders beside a rank folder; none if it is no rank folder."""
-    if RANK_FOLDER.fullmatch(folder.name) is None:
-        return []
-    try:
-        beside = sorted(path.name for path in folder.parent.iterdir() if path.is_dir())
-    except OSError:
-        return []  # a folder further up need not be readable
-    return [name for name in beside if RANK_FOLDER.fullmatch(name) and name != folder.name]
+def siblings(file: Path) -> tuple[str, list[str]]:
+    """The rank folder that a file lies in, or below, and the names of those beside it.
+
+    Of a folder further up only those count that hold a file at the same place, but for numbers.
+    """
+    for depth, folder in enumerate(file.parents[:3]):
+        if RANK_FOLDER.fullmatch(folder.name) is None:
+            continue
+        try:
+            beside = sorted(path for path in folder.parent.iterdir() if path.is_dir())
+        except OSError:
+            continue  # a folder further up need not be readable
+        place = re.sub(r"\d+", "*", glob.escape(str(file.relative_to(folder))))
+        others = [
+            path.name
+            for path in beside
+            if RANK_FOLDER.fullmatch(path.name) and path != folder
+            if not depth or any(path.glob(place))
+        ]
+        if others:
+            return folder.name, others
+    return "", []
 
 
 def note_rank_folders(root: Path, notes: list[Note]) -> None:

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from ckpttool.errors import CkptToolError, FormatError, PlanError, raise_all
 from ckpttool.formats.hyper_metadata import HyperTensor, StoredBox, read_hyper_metadata
+from ckpttool.formats.reading import open_file
 from ckpttool.model.catalog import Catalog, FileIndex, StoredTensor
 from ckpttool.model.described import Box, Described, Description, describe, misfits
 from ckpttool.model.notes import Note
@@ -95,7 +96,7 @@ def _metadata_files(folder: Path, notes: list[Note]) -> list[Path]:
 def _is_pickle(path: Path) -> bool:
     if not path.is_file():
         return False
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return file.read(1) == PICKLE
 
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ckpttool.errors import FormatError, PlanError
+from ckpttool.formats.reading import open_file
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import count, shorten
 from ckpttool.storage.names import NUMBER
@@ -106,7 +107,7 @@ def _last_complete(root: Path) -> int | None:
     path = root / TRACKER
     if not path.is_file():
         return None
-    with path.open("rb") as file:
+    with open_file(path) as file:
         text = file.read(100).strip()
     if not text.isdigit():
         raise FormatError(str(path), 0, f"{text!r} is no number of an iteration")

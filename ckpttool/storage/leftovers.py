@@ -29,6 +29,7 @@ from pathlib import Path
 
 from ckpttool.formats import format_of_suffix
 from ckpttool.formats.others import recognise
+from ckpttool.formats.reading import open_file
 from ckpttool.model.catalog import format_ranks
 from ckpttool.model.manifest import JOURNAL, MANIFEST
 from ckpttool.model.notes import Note
@@ -222,7 +223,7 @@ def _strategies_told(manifest: Path) -> frozenset[str]:
     """The strategy files that were written with a set; none if its manifest cannot be read."""
     with suppress(OSError, ValueError):  # which are told where the manifest is needed
         if manifest.is_file():
-            with manifest.open("rb") as file:
+            with open_file(manifest) as file:
                 _, _, told = file.readline(HEAD_BYTES).partition(b'"told": [')
             return frozenset(json.loads(name) for name in PATH_ENTRY.findall(told))
     return frozenset()
@@ -241,7 +242,7 @@ def _describe(path: Path) -> str:
 
 def _read_reason(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             text = file.read(REASON_BYTES).decode(errors="replace")
     except OSError as error:
         return str(error)  # the note is a courtesy; the file is not needed

@@ -16,22 +16,25 @@ from pathlib import Path
 UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL})
 
 
+class TakenError(OSError):
+    """Another run has a file, or has put its own in the place of ours."""
+
+
 def lock(path: Path, fd: int, is_shared: bool = False) -> int:
     """Lock an open file; where the file system knows no locks its name alone has to do.
 
-    It is closed if that fails: a `BlockingIOError` if another run has it.
+    It is closed if that fails: a `TakenError` if another run has it.
     """
     try:
         try:
             fcntl.flock(fd, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise TakenError(error.errno, "another run is writing it", str(path)) from error
         except OSError as error:
             if error.errno not in UNSUPPORTED:
                 raise
         if not is_open_as(path, fd):
-            raise BlockingIOError(errno.EWOULDBLOCK, "another run has taken it", str(path))
-    except BlockingIOError as error:
-        os.close(fd)
-        raise BlockingIOError(error.errno, "another run is writing it", str(path)) from error
+            raise TakenError(errno.EWOULDBLOCK, "another run has taken it", str(path))
     except BaseException:
         os.close(fd)
         raise
@@ -46,7 +49,7 @@ def holder_of(path: Path) -> str | None:
         return None
     try:
         os.close(lock(path, fd, is_shared=True))
-    except BlockingIOError:
+    except TakenError:
         return name_of_holder(path)
     return None
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckpttool.errors import FormatError
+from ckpttool.formats.reading import open_file
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.catalog import format_ranks
 from ckpttool.model.notes import Note
@@ -55,7 +56,7 @@ def read_records(found: Iterable[Found], notes: list[Note]) -> Mapping[int, Reco
 
 
 def _read(path: Path) -> Record:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise FormatError(str(path), None, f"more than {MAX_BYTES} bytes, no record of a save")

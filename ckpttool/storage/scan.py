@@ -17,6 +17,7 @@ from ckpttool.errors import (
 )
 from ckpttool.formats import read_index, read_indexes
 from ckpttool.formats.encrypted import fitting_others
+from ckpttool.formats.reading import why_not_a_path
 from ckpttool.model.catalog import Catalog, FileIndex, format_ranks
 from ckpttool.model.ciphertext import Secret
 from ckpttool.model.findings import Finding
@@ -102,6 +103,9 @@ def scan_all(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Catalog:
     """The same of what does not fit together, too: see ``Catalog.findings``."""
+    url = why_not_a_path(src)
+    if url is not None:
+        raise PlanError([f"{src}: {url}"])
     root = Path(src)
     key = Secret(key) if isinstance(key, bytes) else key
     undivided = _scan_undivided(root, src, key) if pattern is None else None
@@ -247,9 +251,9 @@ def why_one_of_several(path: Path) -> str:
     A link is judged by where it lies and by where it leads to.
     """
     for one in dict.fromkeys((path.absolute(), path.resolve())):
-        beside = siblings(one.parent)
+        folder, beside = siblings(one)
         if beside:
-            return f"beside {one.parent.name} lie {shorten(beside, 3)}"
+            return f"beside {folder} lie {shorten(beside, 3)}"
         match = RANK_IN_NAME.search(one.name) or RANK_IN_NAME.fullmatch(one.parent.name)
         if match is not None and (match.string == one.name or int(match[1])):
             return f"{match.string} says that it is rank {int(match[1])}"

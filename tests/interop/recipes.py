@@ -87,7 +87,7 @@ def grid(seed: int, types: tuple[str, ...], optimizer: str | None) -> dict[str, 
             cuts.append(cut)
         return recipe(ranks, cuts, None)
 
-    def by_axes(matrix: list[int], shard: int = 0) -> dict:
+    def by_axes(matrix: list[int], shard: int = 0, beside: tuple[str, ...] = ()) -> dict:
         names = ["a", "b", "c"][: len(matrix)]
         cuts = []
         for item in items:
@@ -95,6 +95,8 @@ def grid(seed: int, types: tuple[str, ...], optimizer: str | None) -> dict[str, 
             lists: list[list[str]] = [[] for _ in item["shape"]]
             for axis in axes:
                 lists[rng.randrange(len(lists))].append(axis)
+            # MindSpore's own transform fails where "None" stands first.
+            lists = [[*one, *beside] if one else one for one in lists]
             cuts.append([one if len(one) > 1 else (one or ["None"])[0] for one in lists])
         ranks = 1
         for size in matrix:
@@ -106,6 +108,7 @@ def grid(seed: int, types: tuple[str, ...], optimizer: str | None) -> dict[str, 
         "numbers_4": by_numbers(4),
         "axes_2x2x2": by_axes([2, 2, 2]),
         "axes_2x4": by_axes([2, 4]),
+        "axes_4x2_none_beside": by_axes([4, 2], beside=("None",)),
         **(
             {"axes_2x2x2_shard_all": by_axes([2, 2, 2], -1), "axes_4x2_shard_2": by_axes([4, 2], 2)}
             if optimizer

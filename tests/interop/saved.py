@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import ckpttool
+from tests.checkpoints import oracle
 from tests.corpus import Ranks as Digests
 from tests.corpus import differences, digests
+from tests.oracle import take
 from tests.readers import Entry, read_ckpt, read_ranks
 
 Ranks = dict[int, dict[str, Entry]]
@@ -67,15 +70,28 @@ class Saved:
 def resharded(src: Saved, dst: Saved) -> Ranks:
     """What every rank of ``dst`` must hold, if the values come from ``src``.
 
-    Slices are those that MindSpore itself cut for ``dst``.  What only ``src`` has (the optimizer's
-    state, say) is undivided on every rank; what only ``dst`` has is not there.
+    Slices are those that MindSpore itself cut for ``dst``.  What only ``src`` has is cut like its
+    parameter if it is optimizer state of a listed one, else undivided on every rank; what only
+    ``dst`` has is not there.
     """
     in_dst = {name for tensors in dst.ranks.values() for name in tensors}
-    more = {name: entry for name, entry in src.full.items() if name not in in_dst}
-    return {
-        rank: {name: entry for name, entry in tensors.items() if name in src.full} | more
+    found = {
+        rank: {name: entry for name, entry in tensors.items() if name in src.full}
         for rank, tensors in dst.ranks.items()
     }
+    listed = ckpttool.read_strategy([str(dst.strategy)]).layouts
+    for name, entry in src.full.items():
+        if name in in_dst:
+            continue
+        base = name.partition(".")[2]
+        is_state = base in listed and entry.shape == src.full[base].shape
+        for layout in map(oracle, listed[base]) if is_state else ():
+            for rank in layout.ranks:
+                part = take(entry.array(), layout, rank)
+                found[rank][name] = Entry(entry.dtype, part.shape, part.tobytes())
+        for tensors in found.values() if not is_state else ():
+            tensors[name] = entry
+    return found
 
 
 def wrong(src: Saved, dst: Saved, got: Digests, is_told: bool = False) -> list[str]:

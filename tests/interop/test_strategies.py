@@ -98,7 +98,7 @@ def test_load_distributed_checkpoint_cuts_by_our_strategy_as_we_do(cut, mindspor
 
 
 def test_states_of_every_optimizer_are_known_by_their_prefixes(mindspore):
-    """Names and shapes show them, and the list has them all."""
+    """Names and shapes show them, and the list has those that no module is called by."""
     found = mindspore.ask("optimizer_states")
     assert len(found) > 25
     for optimizer, shapes in found.items():
@@ -106,7 +106,8 @@ def test_states_of_every_optimizer_are_known_by_their_prefixes(mindspore):
         states = {name for name in metas if name not in "wb" and not metas[name].is_single}
         owners = owners_of_full(["w", "b"], metas)
         assert states <= owners.keys(), optimizer
-        assert all(owner_of(name) == owners[name] for name in states), optimizer
+        unnamed = {name.partition(".")[0] for name in states if owner_of(name) is None}
+        assert unnamed <= {"linear", "prev"}, optimizer
         assert all(follows_in_full(name, owners, metas) for name in states), optimizer
 
 

@@ -1,0 +1,181 @@
+"""Files that are opened for reading: their errors name them, and they are those of the plan.
+
+The system names a file when it is opened, and not when it is read.  Python's readers return None
+where a read would have to wait (EAGAIN); here that is an error like any other.
+
+A path may lead elsewhere in the middle of a run: a link is changed, a folder renamed, a file saved
+anew.  So a file that is opened again is compared with the stamp that it had when its header was
+read.  The stamp has no number of the device: network file systems give every host another.  They
+give all hosts the same inode number, and nobody can set the time of change (ctime), so two files
+never agree in all of it.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from ckpttool.errors import PlanError
+from ckpttool.model.catalog import SourceStamp
+
+# What stat says where there is nothing of a name.
+ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
+
+T = TypeVar("T")
+
+
+@contextmanager
+def named(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Add the file's name to an error of the system that has none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = os.fspath(path)
+        raise
+
+
+class ReadFile(io.FileIO):
+    """A file open for reading, without a buffer; its errors name it."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(path, "rb")
+        self._path = path
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        """Read into a buffer, as much as the system gives."""
+        with named(self._path):
+            got: int | None = super().readinto(buffer)
+            return _given(got, self._path)
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Return the next bytes, at most ``size``; all of them without it."""
+        with named(self._path):
+            data: bytes | None = super().read(size)
+            return _given(data, self._path)
+
+    def readall(self) -> bytes:
+        """Return the rest of the file."""
+        with named(self._path):
+            return _given(super().readall(), self._path)
+
+    def pread(self, nbytes: int, offset: int) -> bytes:
+        """Return up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
+        try:
+            return os.pread(self.fileno(), nbytes, offset)
+        except OSError as error:
+            error.filename = os.fspath(self._path)
+            raise
+
+
+def _given(found: T | None, path: str | os.PathLike[str]) -> T:
+    """What was read; None is a read that would have to wait."""
+    if found is None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), os.fspath(path))
+    return found
+
+
+def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
+    """Open a file for reading, with a buffer."""
+    return io.BufferedReader(ReadFile(path))
+
+
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """Return all bytes of a file."""
+    with ReadFile(path) as file:
+        return file.readall()
+
+
+def is_there(path: str | os.PathLike[str]) -> bool:
+    """Whether there is something of this name, if only a link that leads nowhere.
+
+    What this user may not look at counts as absent; it cannot be written to either.
+
+    Raises
+    ------
+    OSError
+        The system cannot tell, as with a disk that has failed.
+    """
+    try:
+        os.lstat(path)
+    except OSError as error:
+        if error.errno in ABSENT or isinstance(error, PermissionError):
+            return False
+        raise
+    return True
+
+
+# What copies from and to the stores that checkpoints lie in.
+COPIERS = {
+    "s3": "aws s3 cp --recursive",
+    "obs": "obsutil cp -r -f",
+    "gs": "gsutil cp -r",
+    "hdfs": "hdfs dfs -get or -put",
+    "oss": "ossutil cp -r",
+}
+
+
+def why_not_a_path(text: str) -> str | None:
+    """Why a URL in the place of a path is refused, and what to do; None for all else.
+
+    Examples
+    --------
+    >>> why_not_a_path("file:///data/net.ckpt")
+    'a URL (file://), not a path: name the file itself, /data/net.ckpt'
+    >>> why_not_a_path("runs/net.ckpt")
+    """
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", text)
+    if match is None:
+        return None
+    scheme = match[1].lower()
+    what = f"a URL ({match[0]}), not a path"
+    if scheme == "file":
+        return f"{what}: name the file itself, {text[match.end() :]}"
+    tool = f" ({COPIERS[scheme]})" if scheme in COPIERS else ""
+    return f"{what}: only mounted file systems are read and written; copy it{tool}, or mount it"
+
+
+def stamp_of(fd: int) -> SourceStamp:
+    """By what an open file is known again."""
+    return as_stamp(os.fstat(fd))
+
+
+def as_stamp(found: os.stat_result) -> SourceStamp:
+    """The same of what the system says of a file."""
+    return SourceStamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+
+
+def open_source(path: str, stamp: SourceStamp | None) -> ReadFile:
+    """A file, open for reading without a buffer.
+
+    Parameters
+    ----------
+    path, stamp
+        The file, and what it was when its header was read; None for one that has none.
+
+    Raises
+    ------
+    PlanError
+        It is another now.
+    OSError
+        It cannot be opened.
+    """
+    file = ReadFile(path)
+    try:
+        demand_same(path, stamp_of(file.fileno()), stamp)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def demand_same(path: str, found: SourceStamp, stamp: SourceStamp | None) -> None:
+    """Raise `PlanError` if a file that was opened is not the one that is meant."""
+    if stamp not in (None, found):
+        reason = "was written to, or the path leads to another file than when its header was read"
+        raise PlanError([f"{path}: {reason}; run again"])

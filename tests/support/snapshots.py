@@ -1,0 +1,142 @@
+"""Transcripts of the command line, and the files that they are compared with.
+
+A snapshot is a text that a reviewer can read: for each command the line as a user types it, stdout
+as it is, stderr behind ``2>``, and the exit code if it is not 0.  A JSON document is laid out with
+one element of its lists on a line, so that a change shows as a short diff.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+import ckpttool
+from tests.commands import run
+from tests.corpus import GOLDEN
+
+SNAPSHOTS = Path(__file__).parents[1] / "e2e" / "snapshots"
+UPDATE = "SNAPSHOT_UPDATE"  # this variable makes the tests write the files anew
+MAX_DIFF_LINES = 200  # of a failure
+
+# What is replaced, in this order; nothing else of an output is changed.
+SUBSTITUTIONS = (
+    (re.escape(f"version {ckpttool.__version__}"), "version VERSION"),
+    (r"\b\d+\.\d\d s\b", "0.00 s"),  # seconds
+    # words of click, which differ between its versions
+    (r"(?m)^(Try 'ckpttool.*) (?:-h|--help)' for help\.$", r"\1 --help' for help."),
+    (r"No such option:? '?(-[\w-]+)'?[.:]?.*", r"No such option '\1'."),
+    (r"not readable as HDF5: .*", "not readable as HDF5: REASON"),  # words of the HDF5 library
+    (r'"ckpttool": "[^"]*"', '"ckpttool": "VERSION"'),  # in manifests, and
+    (r'(?m)^"sha256": "\w+"\}$', '"sha256": "OF THE LINES ABOVE"}'),
+)
+SIZE = re.compile(r" *\b[\d,.]+ (?:[KMG]i)?B\b")  # of HDF5 files it differs between versions
+
+
+class Transcript:
+    """Commands that run in one folder, and what they print."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.lines: list[str] = []
+
+    def remark(self, text: str) -> None:
+        """Add a line that says what the next command is about."""
+        self.lines += ["", f"# {text}"]
+
+    def run(self, line: str) -> None:
+        """Run a command line in this process, and add what it prints."""
+        result = run(*shlex.split(line))
+        stdout = result.stdout
+        is_of_hdf5 = ".h5" in line or "hdf5" in stdout
+        if "--json" in line and stdout.startswith("{"):
+            stdout = lay_out(stdout, is_of_hdf5)
+        elif is_of_hdf5:
+            stdout = SIZE.sub(" SIZE", stdout)
+        self.add(line, stdout, result.stderr, result.exit_code)
+
+    def add(self, line: str, stdout: str, stderr: str, exit_code: int) -> None:
+        """Add what a command has printed."""
+        self.lines += ["", f"$ ckpttool {line}"]
+        self.lines += self.normalise(stdout).rstrip("\n").split("\n") if stdout else []
+        told = self.normalise(stderr).rstrip("\n").split("\n") if stderr else []
+        self.lines += [f"2> {text}".rstrip() for text in told]
+        self.lines += [f"=> exit {exit_code}"] if exit_code else []
+
+    def show(self, path: str) -> None:
+        """Add the contents of a file."""
+        text = (self.folder / path).read_text(encoding="utf-8")
+        self.lines += ["", f"$ cat {path}", *self.normalise(text).rstrip("\n").split("\n")]
+
+    def quietly(self, line: str) -> None:
+        """Run a command that has to succeed and is not part of the snapshot."""
+        result = run(*shlex.split(line))
+        assert result.exit_code == 0, result.stderr
+
+    def clear(self, *names: str) -> None:
+        """Remove what commands have written."""
+        for name in names:
+            path = self.folder / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            for one in path.parent.glob(f"{path.name}*"):
+                one.unlink()
+
+    def normalise(self, text: str) -> str:
+        """Return a text without what is another in each run or installation."""
+        text = text.replace(str(self.folder), "HERE").replace(str(GOLDEN), "golden")
+        for pattern, replacement in SUBSTITUTIONS:
+            text = re.sub(pattern, replacement, text)
+        return text
+
+    def text(self) -> str:
+        """Return the transcript."""
+        return "\n".join(line.rstrip() for line in self.lines[1:]) + "\n"
+
+
+def lay_out(document: str, is_of_hdf5: bool) -> str:
+    """Return a JSON document with one line for each element of its lists, without its seconds.
+
+    The bytes of HDF5 files, which differ between versions of the library, are 0.
+    """
+    parsed = json.loads(document)
+    for key in ("seconds", *(("nbytes", "src_bytes", "dst_bytes") if is_of_hdf5 else ())):
+        parsed |= {key: 0} if key in parsed else {}
+    for one in parsed.get("outputs", ()):
+        one |= {"nbytes": 0} if one["format"] == "hdf5" else {}
+    lines = []
+    for key, value in parsed.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            elements = ",\n  ".join(json.dumps(one, ensure_ascii=False) for one in value)
+            lines.append(f'"{key}": [\n  {elements}\n ]')
+        else:
+            lines.append(f'"{key}": {json.dumps(value, ensure_ascii=False)}')
+    return "{" + ",\n ".join(lines) + "}\n"
+
+
+def check_snapshot(name: str, text: str) -> None:
+    """Compare a transcript with its file, or write the file if that is asked for."""
+    path = SNAPSHOTS / f"{name}.txt"
+    if os.environ.get(UPDATE):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return
+    expected = path.read_text(encoding="utf-8") if path.exists() else ""
+    if text == expected:
+        return
+    diff = difflib.unified_diff(
+        expected.splitlines(), text.splitlines(), f"snapshots/{name}.txt", "now", lineterm=""
+    )
+    lines = list(diff)
+    shown = "\n".join(lines[:MAX_DIFF_LINES])
+    more = len(lines) - MAX_DIFF_LINES
+    shown += f"\n... {more} more lines" if more > 0 else ""
+    pytest.fail(
+        f"{shown}\n\nif it is meant: {UPDATE}=1 pytest tests/e2e, and git diff", pytrace=False
+    )
