@@ -85,6 +85,7 @@ def _find_other_stages(catalog: Catalog, strategy: Strategy) -> Iterator[Finding
     Stages share a few parameters at most.  A strategy of two stages for ranks that all hold every
     layer would leave half of the files unread.
     """
+    holders = catalog.holders if strategy.stages > 1 else {}
     for stage in range(strategy.stages if strategy.stages > 1 else 0):
         first = stage * strategy.stage_ranks
         ranks = range(first, first + strategy.stage_ranks)
@@ -96,7 +97,7 @@ def _find_other_stages(catalog: Catalog, strategy: Strategy) -> Iterator[Finding
             if stage not in (stages := strategy.stages_of(name))
             and any(
                 catalog.files[rank].header[name].meta.shape == tensor.meta.shape
-                for rank in catalog.holders[name]
+                for rank in holders[name]
                 if rank // strategy.stage_ranks in stages
             )
         ]
