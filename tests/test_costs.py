@@ -10,9 +10,9 @@ import pytest
 
 import ckpttool
 from ckpttool.formats import get_format
-from ckpttool.model.catalog import TensorMeta
+from ckpttool.model.catalog import Catalog, TensorMeta
 from ckpttool.model.layout import Layout
-from tests.checkpoints import strategy_of
+from tests.checkpoints import noise, strategy_of, write_ranks
 
 MIB = 1 << 20
 RANKS = 4
@@ -81,3 +81,40 @@ def test_so_does_a_reshard(source, tmp_path, calls, target):
     calls.clear()
     ckpttool.execute(plan)
     assert_frugal(calls, files=RANKS)
+
+
+def tables(tmp_path, monkeypatch, tensors):
+    """How often a plan has a catalog make its tables, which hold all names of all ranks.
+
+    The strategy lists other stages and other names than the ranks have, so that all of it is said.
+    """
+    rows = Layout((2,), ((0,), ()))
+    listed = [f"w{i}" for i in range(tensors)]
+    stages = [dict.fromkeys(["gone", "w", *listed], rows), {"v": replace(rows, first_rank=2)}]
+    held = {name: (4, 2) for name in ("w", "v", *listed, *(f"adam_m.{name}" for name in listed))}
+    held |= {f"unlisted{i}": (4, 2) for i in range(tensors)}
+    ranks = {
+        rank: {name: noise(f"{rank}{name}", "Float32", shape) for name, shape in held.items()}
+        for rank in range(4)
+    }
+    catalog = ckpttool.scan(str(write_ranks(tmp_path / str(tensors), ranks, "safetensors")))
+    counts = Counter()
+    for name in ("metas", "holders"):
+        make = getattr(Catalog, name).fget
+
+        def counted(catalog, name=name, make=make):
+            counts[name] += 1
+            return make(catalog)
+
+        monkeypatch.setattr(Catalog, name, property(counted))
+    strategy = replace(strategy_of(*stages), files=())
+    with pytest.raises(ckpttool.PlanError, match="lists for other stages only"):
+        ckpttool.plan_merge(catalog, strategy, f"{tmp_path}/m.h5", unlisted="first")
+    monkeypatch.undo()
+    return counts
+
+
+def test_a_plan_makes_tables_of_all_names_as_often_for_many_tensors(tmp_path, monkeypatch):
+    few, many = (tables(tmp_path, monkeypatch, tensors) for tensors in (2, 20))
+    assert few == many
+    assert few["metas"] > 1 and few["holders"] > 1

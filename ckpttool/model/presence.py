@@ -218,12 +218,13 @@ def _check_absent(catalog: Catalog, strategy: Strategy, presence: Presence) -> N
 
 def _unlisted_weights(catalog: Catalog, strategy: Strategy, owners: Owners) -> list[str]:
     """Names that the strategy does not list and that are no single values and no states."""
+    metas = catalog.metas
     return [
         name
-        for name, meta in catalog.metas.items()
+        for name, meta in metas.items()
         if name not in strategy.layouts
         and meta.nbytes > meta.itemsize
-        and owners.get(name) not in catalog.metas
+        and owners.get(name) not in metas
     ]
 
 
