@@ -94,6 +94,7 @@ def list_rank_files(root: Path, notes: list[Note], without: Without) -> list[Fou
     found = []
     in_parts = []
     aside: list[str] = []
+    of_others: list[str] = []
     for rank, folder in sorted(folders.items()):
         try:
             folders[rank], inside = _find_files(folder, rank)
@@ -106,6 +107,7 @@ def list_rank_files(root: Path, notes: list[Note], without: Without) -> list[Fou
             aside += [str(path.relative_to(root)) for path in checkpoint_files(folder)]
         if not inside:
             without[rank] = None
+            of_others += _files_of_other_ranks(folder, rank)
         found += [Found(rank, path, path.name) for path in inside]
     closed = {rank: error for rank, error in without.items() if error is not None}
     readable = (folder for rank, folder in folders.items() if rank not in closed)
@@ -121,6 +123,9 @@ def list_rank_files(root: Path, notes: list[Note], without: Without) -> list[Fou
         raise_all(closed.values())
         where = shorten((str(folders[rank]) for rank in without), 3)
         text = f"{format_ranks(list(without))}: no checkpoint file in {where}"
+        problems.append(text + hint_at_pattern(root))
+    elif of_others:
+        text = f"{shorten(of_others, 3)}: the path names two ranks, and nothing says which counts"
         problems.append(text + hint_at_pattern(root))
     if problems:
         raise PlanError([*problems, *unfinished(notes)])
@@ -174,6 +179,20 @@ def _find_files(folder: Path, rank: int) -> tuple[Path, list[Path]]:
     if len(below) == 1 and all(map(_is_strategy, files)):
         return below[0]
     return folder, files
+
+
+def _files_of_other_ranks(folder: Path, rank: int) -> list[str]:
+    """Return checkpoint files that lie in a folder of another rank inside a rank folder.
+
+    A script that changes into ``device1`` and does not know its rank leaves ``device1/ckpt_0``.
+    """
+    return [
+        str(file)
+        for path in sorted(folder.iterdir())
+        if (match := RANK_FOLDER.fullmatch(path.name)) is not None
+        if int(match[2]) != rank and path.is_dir()
+        for file in checkpoint_files(path)
+    ]
 
 
 def is_of_a_rank(root: str, folder: str) -> bool:
