@@ -25,6 +25,7 @@ from ckpttool.formats.unified import is_index_name
 from ckpttool.model.catalog import format_ranks
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import shorten
+from ckpttool.storage.hyper_parallel import OF_A_RANK
 from ckpttool.storage.leftovers import (
     EMERGENCY,
     emergency_saves,
@@ -230,7 +231,7 @@ def _list_flat_files(root: Path, notes: list[Note]) -> list[Found]:
         if RANK_FOLDER.fullmatch(root.absolute().name) is not None:
             one = f", or its file: {files[0]}" if files else ""
             hint = f"; this is the folder of one rank, name the one above: {root.parent}{one}"
-        hint = hint or hint_at_pattern(root)
+        hint = hint or f"; say where they are with --pattern{hint_at_pattern(root)}"
         below = checkpoints_in(root)
         if below:
             hint = f"; a checkpoint lies in {shorten(map(str, below), 3)}: name one as SRC"
@@ -239,7 +240,7 @@ def _list_flat_files(root: Path, notes: list[Note]) -> list[Found]:
             hint = f"; an emergency save may do, name it as SRC: {shorten(finished, 3)}"
         text = (
             f"{root}: no rank folders (rank_0, rank_1, ...) and no checkpoint files with "
-            f"rank_N in their names; say where they are with --pattern{hint}"
+            f"rank_N in their names{hint}"
         )
         raise PlanError([text, *unfinished(notes)])
     return found
@@ -276,7 +277,7 @@ def checkpoints_in(root: Path) -> list[Path]:
 
 def _is_telling(path: Path) -> bool:
     """Whether this shows that the folder it lies in is a checkpoint; logs have rank folders too."""
-    if is_index_name(path.name):
+    if is_index_name(path.name) or path.name == ".metadata" or OF_A_RANK.fullmatch(path.name):
         return True
     match = RANK_FOLDER.fullmatch(path.name)
     return match is not None and path.is_dir() and bool(_find_files(path, int(match[2]))[1])
