@@ -16,7 +16,8 @@ crashed   an internal error
 
 An outcome is open if a second checkpoint, legal under the wrong strategy, has the same files.  The
 proof is that checkpoint: what the merge wrote.  Every rank's slice of it by the wrong strategy is
-compared with the rank's file, byte for byte, and optimizer state has the shape of its parameter.
+compared with the rank's file, byte for byte, and optimizer state has the shape of its parameter,
+and its layout if the strategy does not list it.
 
     python scripts/sweep_strategies.py                           # every golden case
     python scripts/sweep_strategies.py --cases tp_conv_4d -v     # one of them, with all messages
@@ -39,6 +40,7 @@ import numpy as np
 
 import ckpttool
 from ckpttool.model.layout import Layout
+from ckpttool.model.states import owners_of_full, state_layouts
 from ckpttool.model.strategy import Strategy, parameter_of
 from ckpttool.storage.flatfile import FlatFiles
 
@@ -97,13 +99,20 @@ def is_legal(catalog: Catalog, strategy: Strategy, path: Path) -> bool:
     """Return whether the ranks' files are those of the merged checkpoint under ``strategy``."""
     full = ckpttool.read_index(str(path)).tensors
     content = {name: _read(tensor) for name, tensor in full.items()}
+    owners = owners_of_full(strategy.layouts, {name: one.meta for name, one in full.items()})
     for rank, file in catalog.files.items():
         for name, tensor in file.tensors.items():
-            layouts = strategy.layouts.get(name, ())
-            held = [layout for layout in layouts if rank in layout.ranks]
-            if name not in content or len(held) != min(len(layouts), 1):
+            if name not in content:
                 return False
             expected = content[name]
+            layouts = strategy.layouts.get(name, ())
+            if not layouts and tensor.meta.shape != expected.shape[:-1]:  # an unlisted state
+                layouts = state_layouts(strategy, name, owners)
+            held = [layout for layout in layouts if rank in layout.ranks]
+            if len(held) != min(len(layouts), 1):
+                return False
+            if held and held[0].why_not(expected.shape[:-1]) is not None:
+                return False  # it was corrected
             if held:
                 box = held[0].region(rank, expected.shape[:-1])
                 expected = expected[tuple(map(slice, box.start, box.stop))]

@@ -55,7 +55,7 @@ def test_ranks_that_all_hold_the_same_wherever_the_strategy_cuts_are_refused(tmp
     catalog, strategy = all_the_same(tmp_path, z=lambda rank: zeros)
     place = str(tmp_path / "m.ckpt")
     said = r"^w: all ranks hold the same .*\(w: slices of \(32, 32\) would make \(32, 128\)\).*"
-    said += "integrated_save=True.* merge --replicated, or split one rank's file; --trust-strategy"
+    said += "integrated_save=True.* merge --replicated, or split --replicated; --trust-strategy"
     with pytest.raises(ckpttool.PlanError, match=said):
         ckpttool.plan_merge(catalog, strategy, place, "ckpt")
     ckpttool.plan_merge(catalog, strategy, place, "ckpt", trust_strategy=True)

@@ -126,11 +126,12 @@ def test_a_target_that_does_not_fit_hides_no_doubt_of_the_source(tmp_path):
     assert not mentions(message(result), "is to be cut into 3", "fits two ways")
 
 
-def test_a_state_of_zeros_has_the_shard_of_its_parameter(tmp_path):
+@pytest.mark.parametrize("prefix", ["moments", "linear"])  # FTRL's is not only an optimizer's
+def test_a_state_of_zeros_has_the_shard_of_its_parameter(tmp_path, prefix):
     w = noise("w", "Float32", (8, 3))
-    tensors = {"w": (w, 4), "moments.w": (zeros((8, 3)), 4)}
+    tensors = {"w": (w, 4), f"{prefix}.w": (zeros((8, 3)), 4)}
     merged, _ = merge(tmp_path, checkpoint(tmp_path, 4, tensors), tensors)
-    assert merged["moments.w"].shape == (8, 3)
+    assert merged[f"{prefix}.w"].shape == (8, 3)
 
 
 def test_what_nothing_tells_is_a_question_that_lists_the_ways(tmp_path):

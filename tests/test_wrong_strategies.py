@@ -1,6 +1,7 @@
 """A wrong strategy is refused or warned about; `scripts/sweep_strategies.py` tries all of them."""
 
 import json
+import math
 import shutil
 from dataclasses import replace
 
@@ -13,15 +14,21 @@ from scripts.sweep_strategies import sweep
 from tests.checkpoints import ROWS, SHARDED, WHOLE, cut, noise, write_ranks
 from tests.commands import mentions, message, run, run_well
 from tests.corpus import GOLDEN
+from tests.readers import Entry
 
 COLUMNS = Layout((2, 2), ((), (1,)))
 BOTH = Layout((2, 2), ((1,), (0,)))
 EXCHANGED = Layout((2, 2), ((0,), (1,)))
 
 
-def plan(folder, true, claimed, shape=(32, 32), **options):
+def floats(name, shape):
+    """A tensor of which contents tell."""
+    return noise(name, "Float32", shape)
+
+
+def plan(folder, true, claimed, shape=(32, 32), make=floats, **options):
     """Merge what ``true`` layouts cut, by those that are claimed."""
-    entries = {name: noise(name, "Float32", shape) for name in true}
+    entries = {name: make(name, shape) for name in true}
     ranks = cut(entries, join_stages({0: true}))
     catalog = ckpttool.scan(str(write_ranks(folder / "src", ranks, "ckpt")))
     strategy = join_stages({0: claimed})
@@ -47,9 +54,30 @@ def test_a_parameter_and_its_state_of_one_full_shape_are_warned_about(tmp_path):
     )
 
 
-def test_a_parameter_and_its_state_may_differ_in_their_optimizer_shard(tmp_path):
-    layouts = {"w": SHARDED, "accu_grads.w": ROWS}
+def constant(name, shape):
+    """A tensor of which contents tell nothing, as norms, biases and moments are at step 1."""
+    return Entry("Float32", shape, bytes(4 * math.prod(shape)))
+
+
+@pytest.mark.parametrize(("true", "claimed"), [(SHARDED, ROWS), (ROWS, SHARDED)])
+@pytest.mark.parametrize("edited", ["w", "adam_m.w"])
+def test_optimizer_shards_that_give_other_full_shapes_are_refused(tmp_path, true, claimed, edited):
+    layouts = {"w": true, "adam_m.w": true}
+    said = r"its optimizer state differently, so that their full shapes differ: w \(.*\) and adam_m"
+    with pytest.raises(ckpttool.PlanError, match=said):
+        plan(tmp_path, layouts, {**layouts, edited: claimed}, make=constant)
+    plan(tmp_path, layouts, {**layouts, edited: claimed}, make=constant, trust_strategy=True)
+
+
+@pytest.mark.parametrize("states", [{"accu_grads.w": ROWS}, {"adam_m.w": ROWS}])
+def test_a_parameter_and_its_state_may_differ_in_their_optimizer_shard(tmp_path, states):
+    layouts = {"w": SHARDED, **states}
     made = plan(tmp_path, layouts, layouts)
+    assert not [note for note in made.notes if note.is_warning]
+
+
+def test_gradients_may_claim_another_optimizer_shard(tmp_path):
+    made = plan(tmp_path, {"w": ROWS, "accu_grads.w": ROWS}, {"w": ROWS, "accu_grads.w": SHARDED})
     assert not [note for note in made.notes if note.is_warning]
 
 
@@ -190,3 +218,21 @@ def test_no_wrong_strategy_makes_other_tensors_without_a_warning(case, capsys):
     with_states = case != "tp_strategy_16_to_8"
     assert with_states or counts["edit open"]
     assert not with_states or not counts["edit open"]
+
+
+def test_an_expanded_layout_is_compared_as_it_is_folded(tmp_path):
+    """The strategy by hand says of one parameter what JSON says of its states in another way."""
+    case = GOLDEN / "json_multi_axis"
+    document = json.loads((case / "src_strategy.json").read_bytes())
+    del document["parallel_layout_item"]["w1"]
+    (tmp_path / "s.json").write_text(json.dumps(document), encoding="utf-8")
+    results = []
+    for axes in ("[-1, [1, 0]]", "[-1, [0, 1]]", "[[1, 0], -1]"):
+        text = "ckpttool_strategy: 1\nparameters:\n  w1: {device_matrix: [2, 2, 2], tensor_map: "
+        (tmp_path / "more.yaml").write_text(f"{text}{axes}}}\n", encoding="utf-8")
+        words = ["-s", tmp_path / "s.json", "-s", tmp_path / "more.yaml", "--overwrite"]
+        results.append(run("merge", case / "src", *words, "-o", tmp_path / "m.h5"))
+    said = "shards a parameter and its optimizer state differently"
+    assert [result.exit_code for result in results] == [0, 0, 5]
+    assert [said in message(result) for result in results] == [False, True, True]
+    assert "w1 (128, 16) and adam_m.w1 (32, 64)" in message(results[2])

@@ -20,7 +20,13 @@ from ckpttool.model.sources import (
     Sources,
     find_sources,
 )
-from ckpttool.model.states import follows_in_full, owners_of_full, state_layouts, target_layouts
+from ckpttool.model.states import (
+    Owners,
+    follows_in_full,
+    owners_of_full,
+    state_layouts,
+    target_layouts,
+)
 from ckpttool.model.strategy import Strategy, count, shorten
 from ckpttool.model.undivided import undivided_sources
 from ckpttool.model.unlisted import Unlisted
@@ -152,8 +158,9 @@ class _Fitting:
         self.target = target
         self.src_strategy = src_strategy
         self.metas = {source.meta.name: source.meta for source in sources.found}
-        listed = {} if target.strategy is None else target.strategy.layouts
-        self.owners = owners_of_full(listed, self.metas)
+        self.owners: Owners = {}
+        if target.strategy is not None:
+            self.owners = owners_of_full(target.strategy.layouts, self.metas)
         self.recut: list[str] = []
         self.gradients = Gradients()
         self.not_listed = NotListed()

@@ -36,6 +36,8 @@ def reduced_from(name: str) -> tuple[str, int] | None:
     >>> reduced_from("exp_avg_sq_col_dense.weight")
     ('dense.weight', -2)
     """
+    if not name.startswith(STATISTICS):
+        return None  # quickly, as of nearly all names
     for prefix, axis in LOST_AXIS.items():
         if name.startswith(prefix) and name != prefix:
             return name[len(prefix) :], axis

@@ -18,7 +18,7 @@ from ckpttool.model.findings import Finding
 from ckpttool.model.folding import fold_layout
 from ckpttool.model.layout import Layout
 from ckpttool.model.reduced import STATISTICS, reduced_from, without_axis
-from ckpttool.model.strategy import Strategy, parameter_of, shorten
+from ckpttool.model.strategy import GRADIENTS, Strategy, parameter_of, shorten
 
 Owners = Mapping[str, str]  # the parameter of each state
 
@@ -149,6 +149,8 @@ def borrow_rows(layouts: tuple[Layout, ...], twins: tuple[Layout, ...]) -> tuple
 
     MindSpore writes the split with the parameter's entry alone.
     """
+    if not any(twin.rows for twin in twins):
+        return layouts
     rows = {(twin.ranks, twin.device_matrix, twin.tensor_map): twin.rows for twin in twins}
     return tuple(
         layout
@@ -198,9 +200,10 @@ def true_layouts(
     if shaped != layouts or not twins:
         return shaped
     split = borrow_rows(layouts, twins)
-    for tried in (split, _without_shard(split), twins):
-        if any(layout.rows for layout in tried) and _have_rows(catalog, name, tried):
-            return tried
+    if any(layout.rows for layout in (*split, *twins)):
+        for tried in (split, _without_shard(split), twins):
+            if any(layout.rows for layout in tried) and _have_rows(catalog, name, tried):
+                return tried
     if owner_of(name) is None:
         return shaped
     shapes = _shapes(catalog, strategy, name, owners[name])
@@ -278,11 +281,12 @@ def odd_shape(catalog: Catalog, strategy: Strategy, meta: TensorMeta, owners: Ow
 def find_unlike_states(catalog: Catalog, strategy: Strategy) -> Iterator[Finding]:
     """Yield the differences between the layouts of a parameter and of its optimizer state.
 
-    One of the two is wrong, since a state has the full shape of its parameter.  Optimizer shards
-    may differ, and a manual split stands with the parameter alone.  It is an error where the slices
-    have one shape, so that the two full shapes differ, and a warning elsewhere: which rank holds
-    which slice is then the question, and headers do not answer it.  It is a warning, too, if the
-    state is of none of MindSpore's optimizers, since names may deceive.
+    One of the two is wrong, since a state has the full shape of its parameter.  A manual split
+    stands with the parameter alone, and the entries of gradients and of AdaFactor's statistics are
+    known to have other optimizer shards (`true_layouts`).  It is an error where the slices have one
+    shape, so that the two full shapes differ, and a warning elsewhere: which rank holds which slice
+    is then the question, and headers do not answer it.  It is a warning, too, if the state is of
+    none of MindSpore's optimizers, since names may deceive.
     """
     impossible, unlike = [], []
     metas = catalog.metas
@@ -292,14 +296,12 @@ def find_unlike_states(catalog: Catalog, strategy: Strategy) -> Iterator[Finding
             continue
         by_stage = {layout.ranks: layout for layout in strategy.layouts[base]}
         for state in strategy.layouts[name]:
-            own = by_stage.get(state.ranks)
-            if own is None or own.fields > 1 or _shard_alike(own, state):
+            own = by_stage.get(state.ranks, state)
+            full = None if own == state else _unlike_shapes(catalog, base, own, name, state)
+            if full is None:
                 continue
-            piece = _slice_shape(catalog, name, state)
-            shapes = [_bare_full_shape(layout, piece) for layout in (own, state)]
-            is_one_shape = piece == _slice_shape(catalog, base, own)
-            if is_one_shape and shapes[0] != shapes[1] and owner_of(name) is not None:
-                impossible.append(f"{base} {shapes[0]} and {name} {shapes[1]}")
+            if full[0] != full[1] and owner_of(name) is not None:
+                impossible.append(f"{base} {full[0]} and {name} {full[1]}")
             else:
                 unlike.append(f"{base} and {name}")
             break
@@ -308,11 +310,35 @@ def find_unlike_states(catalog: Catalog, strategy: Strategy) -> Iterator[Finding
         yield Finding(
             "strategy",
             f"{text}, so that their full shapes differ: {shorten(impossible, 3)}; is it the "
-            "strategy of this run? --trust-strategy believes it all the same",
+            "strategy of this run? --trust-strategy skips this check",
         )
     if unlike:
         pairs = shorten(unlike, 3)
         yield Finding("strategy", f"{text}: {pairs}; is it the strategy of this run?", "warning")
+
+
+def _unlike_shapes(
+    catalog: Catalog, base: str, own: Layout, name: str, state: Layout
+) -> tuple[tuple[int, ...], ...] | None:
+    """The full shapes that a parameter's layout and its state's make; None if these are alike.
+
+    They are the same if the slices do not have one shape, since nothing follows from them then.
+    """
+    piece, other = _slice_shape(catalog, base, own), _slice_shape(catalog, name, state)
+    stored, stored_state = _as_stored(own, piece), _as_stored(state, other)
+    if piece is None or stored is None or stored_state is None or own.fields > 1:
+        return None  # where they are joined it is told what is wrong
+    are_alike = _shard_alike(stored, stored_state)
+    is_known = name.startswith((GRADIENTS, *STATISTICS))
+    if are_alike and (piece != other or own.optimizer_shard == state.optimizer_shard or is_known):
+        return None
+    if piece != other:
+        return piece, piece
+    shards = (own.optimizer_shard, state.optimizer_shard) if are_alike else (1, 1)
+    return tuple(
+        replace(layout, optimizer_shard=shard, rows=()).implied_shape(piece)
+        for layout, shard in zip((stored, stored_state), shards, strict=True)
+    )
 
 
 @lru_cache(maxsize=4096)  # a thousand parameters have few layouts
@@ -322,11 +348,14 @@ def _shard_alike(a: Layout, b: Layout) -> bool:
     return next(bare).cuts_like(next(bare))
 
 
-def _bare_full_shape(layout: Layout, piece: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """The full shape that slices make, without optimizer shard and manual split."""
-    if piece is None or len(piece) != len(layout.tensor_map):
+def _as_stored(layout: Layout, piece: tuple[int, ...] | None) -> Layout | None:
+    """The layout for slices of this shape, folded if it was expanded; None if it is for others."""
+    if piece is None:
         return None
-    return replace(layout, optimizer_shard=1, rows=()).implied_shape(piece)
+    if len(piece) < len(layout.tensor_map):
+        ways = fold_layout(layout, len(piece), lambda way: way.fills(piece))
+        return ways[0] if len(ways) == 1 else None
+    return layout if len(piece) == len(layout.tensor_map) else None
 
 
 def odd_full_shape(meta: TensorMeta, shapes: Mapping[str, tuple[int, ...]]) -> str | None:

@@ -52,6 +52,8 @@ STATE_PREFIXES = (
     "muon_m.",  # Muon of MindFormers
     GRADIENTS,
 )
+_WORDS = frozenset(prefix for prefix in STATE_PREFIXES if prefix.endswith("."))
+_OTHERS = tuple(prefix for prefix in STATE_PREFIXES if not prefix.endswith("."))
 
 
 def parameter_of(name: str) -> str | None:
@@ -64,10 +66,11 @@ def parameter_of(name: str) -> str | None:
     """
     if reduced_from(name) is not None:
         return None  # it has not the parameter's shape
-    for prefix in STATE_PREFIXES:
-        if name.startswith(prefix):
-            return name[len(prefix) :] or None
-    return None
+    end = name.find(".") + 1
+    if name[:end] in _WORDS:
+        return name[end:] or None
+    prefix = next((prefix for prefix in _OTHERS if name.startswith(prefix)), name)
+    return name[len(prefix) :] or None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from ckpttool.model.catalog import format_ranks
 from ckpttool.model.layout import Layout
 from ckpttool.model.source import Source
+from ckpttool.model.states import owners_of_full
 from ckpttool.model.strategy import GRADIENTS, parameter_of, shorten
 from ckpttool.storage.digest import Sample
 
@@ -68,10 +69,13 @@ def shards_by_gradients(listed: Sequence[Source]) -> dict[str, int]:
     no shard cuts these, or the same one.
     """
     shapes = {source.meta.name: source.meta.shape for source in listed}
+    if not any(name.startswith(GRADIENTS) for name in shapes):
+        return {}
+    parameters = _parameters(listed)
     found: dict[str, int] = {}
     for source in listed:
         name, (own, *rest) = source.meta.name, source.meta.shape
-        whole, *others = shapes.get(GRADIENTS + (parameter_of(name) or name), (own, *rest))
+        whole, *others = shapes.get(GRADIENTS + parameters[name], (own, *rest))
         if others == rest and whole > own and whole % own == 0:
             shard = whole // own
             found |= {name: shard} if source.layout.replicas % shard == 0 else {}
@@ -100,14 +104,15 @@ def settle_constants(
     names
         Those of which no parameter and no other state tells either, so that ``wanted`` decides.
     """
-    rows = _rows(listed, shards)
+    rows, parameters = _rows(listed, shards), _parameters(listed)
+    of_relatives = {parameters[name]: n for name, n in rows.items()} | rows
     unclear: list[Source] = []
     decided: list[str] = []
     for source in listed:
         name = source.meta.name
         if name in shards:
             continue
-        known = _rows_of_relatives(name, rows)
+        known = of_relatives.get(parameters[name])
         shard = wanted and shard_of(source.layout, wanted)
         if known is not None:
             shard = known // source.meta.shape[0]
@@ -121,10 +126,8 @@ def settle_constants(
 
 def contradictions(listed: Sequence[Source], shards: Mapping[str, int]) -> list[str]:
     """States that would have other rows than their parameter."""
-    rows = _rows(listed, shards)
-    return [
-        name for name, n in rows.items() if rows.get(parameter_of(name) or name) not in (n, None)
-    ]
+    rows, parameters = _rows(listed, shards), _parameters(listed)
+    return [name for name, n in rows.items() if rows.get(parameters[name]) not in (n, None)]
 
 
 def _rows(listed: Sequence[Source], shards: Mapping[str, int]) -> dict[str, int]:
@@ -135,12 +138,11 @@ def _rows(listed: Sequence[Source], shards: Mapping[str, int]) -> dict[str, int]
     }
 
 
-def _rows_of_relatives(name: str, rows: Mapping[str, int]) -> int | None:
-    """Rows of the parameter that ``name`` is state of, or of other states of the same parameter."""
-    base = parameter_of(name) or name
-    if base in rows:
-        return rows[base]
-    return next((rows[other] for other in rows if parameter_of(other) == base), None)
+def _parameters(listed: Sequence[Source]) -> dict[str, str]:
+    """The parameter that each name is state of, itself if it is no state."""
+    metas = {source.meta.name: source.meta for source in listed}
+    owners = owners_of_full(metas, metas)
+    return {name: owners.get(name) or parameter_of(name) or name for name in metas}
 
 
 def questions(unclear: Sequence[Source], ways: Mapping[str, Sequence[int]]) -> tuple[str, ...]:
