@@ -81,6 +81,15 @@ FOLDERS = {
 }
 
 
+def test_a_folder_of_another_kind_is_no_sibling(tmp_path):
+    shutil.copytree(CASE / "src" / "rank_0", tmp_path / "ckpt_1")
+    (tmp_path / "node2").mkdir()
+    run_well("merge", tmp_path / "ckpt_1" / FILE, "-o", tmp_path / "full.h5")
+    (tmp_path / "ckpt_2").mkdir()
+    words = ["merge", tmp_path / "ckpt_1" / FILE, "-o", tmp_path / "again.h5"]
+    assert "beside ckpt_1 lie ckpt_2)" in message(run(*words))
+
+
 @pytest.mark.parametrize(("make", "why"), SINGLE.items())
 def test_merge_of_it_is_refused(make, why, tmp_path):
     path = make(tmp_path)

@@ -113,6 +113,18 @@ def test_two_folders_of_the_same_rank_in_a_rank_folder_are_a_question(make):
     assert found(src, pattern="device{rank}/ckpt_{rank}/*.ckpt") == dict(enumerate(names[::2]))
 
 
+def test_folders_of_devices_in_those_of_hosts_are_not_taken_for_ranks(make):
+    src = make(*(f"node{n}/device{d}/a.ckpt" for n in range(2) for d in range(4)))
+    (problem,) = fails(src, "ranks 0, 1: no checkpoint file in", "node0/device0/a.ckpt")
+    assert "ln -s" in problem
+    assert "--pattern" not in problem
+
+
+def test_another_rank_folder_without_files_changes_nothing(make):
+    src = make("device0/ckpt_0/a.ckpt", "device0/rank_7/train.log", "device1/ckpt_1/a.ckpt")
+    assert found(src) == {rank: f"device{rank}/ckpt_{rank}/a.ckpt" for rank in range(2)}
+
+
 def test_a_strategy_beside_the_folder_with_the_files_is_passed_over(make, tmp_path):
     src = make("device0/ckpt_0/a.ckpt", "device1/ckpt_1/a.ckpt")
     strategy = (GOLDEN / "reshard_8_to_4" / "src_strategy.ckpt").read_bytes()

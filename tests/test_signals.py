@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from ckpttool.cli.signals import Stopped, Stopper
+from ckpttool.cli.signals import WORKERS, Stopped, Stopper
 from tests.engines import COMMAND, environment, finish, reshard_words, start
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
@@ -68,14 +68,42 @@ def handled():
 
 
 def test_a_signal_during_an_import_goes_to_the_handler_before(trap, monkeypatch, handled):
+    monkeypatch.delitem(sys.modules, WORKERS, raising=False)
     monkeypatch.syspath_prepend(trap("trapped", signal.SIGTERM))
     with Stopper().installed():
         __import__("trapped")
-    monkeypatch.delitem(sys.modules, "trapped")
+    del sys.modules["trapped"]
     assert handled == [signal.SIGTERM]
     with pytest.raises(Stopped), Stopper().installed():
         signal.raise_signal(signal.SIGTERM)
     assert len(handled) == 1
+
+
+def test_if_there_are_workers_it_waits_for_the_end_of_the_import(trap, monkeypatch, handled):
+    monkeypatch.setitem(sys.modules, WORKERS, sys)
+    monkeypatch.syspath_prepend(trap("trapped", signal.SIGTERM))
+
+    def run():
+        with Stopper().installed():
+            __import__("trapped")
+            signal.sigtimedwait([], 10)  # which the alarm ends
+
+    with pytest.raises(Stopped):
+        run()
+    assert sys.modules.pop("trapped").Owner
+    assert not handled
+
+
+def test_a_second_signal_does_not_wait_for_the_import(trap, monkeypatch, handled):
+    monkeypatch.setitem(sys.modules, WORKERS, sys)
+    folder = trap("trapped", signal.SIGTERM)
+    twice = "".join(f"class Owner{n}:\n    trap = Trap()\n" for n in range(2))
+    (folder / "trapped.py").write_text(TRAP.format(number=int(signal.SIGTERM)) + twice)
+    monkeypatch.syspath_prepend(folder)
+    with pytest.raises(Stopped), Stopper().installed():
+        __import__("trapped")
+    assert handled == [signal.SIGTERM] * 2
+    del sys.modules["trapped"]
 
 
 def test_a_signal_during_an_import_waits_while_files_are_written(trap, monkeypatch, handled):

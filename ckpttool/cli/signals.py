@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from ckpttool.errors import remarks_on
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Handler = Callable[[int, FrameType | None], Any] | int | None
 IMPORTLIB = "<frozen importlib._bootstrap>"
+WORKERS = "ckpttool.run.processes"  # the module of those that a run must end itself
+WAIT_SECONDS = 0.01  # until it is seen again whether an import is done
 
 
 class Stopped(BaseException):
@@ -36,7 +39,9 @@ class Stopper:
     An exception that comes between the making of a file and the note that it was made would leave
     the file behind.  One that comes during an import may be lost, or made another one (Python 3.11
     does so in ``__set_name__``), so such a signal goes to the handler that was there before, which
-    ends the program; while files are written it waits for `check`.
+    ends the program; while files are written it waits for `check`.  If there may be workers it
+    waits until the import is done, or for another signal: where a program ends without ending them,
+    the process that tracks their semaphores has more to say than the one line.
 
     Attributes
     ----------
@@ -59,11 +64,14 @@ class Stopper:
             for number in ENDING:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     previous[number] = signal.signal(number, self._handle)
+            previous[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._look_again)
         try:
             yield
             if self.number:
                 raise Stopped(self.number)
         finally:
+            if previous:
+                signal.setitimer(signal.ITIMER_REAL, 0)
             for ended, handler in previous.items():
                 signal.signal(ended, handler)
 
@@ -85,10 +93,23 @@ class Stopper:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._is_deferring and (not self._number or _is_importing(frame)):
             self._number = number
-        elif _is_importing(frame) and callable(before := self._previous.get(number)):
+        elif not _is_importing(frame):
+            self._raise(number)
+        elif WORKERS in sys.modules and not self.number:
+            self.number = number
+            signal.setitimer(signal.ITIMER_REAL, WAIT_SECONDS)
+        elif callable(before := self._previous.get(number)):
             before(number, frame)
         else:
             self._raise(number)
+
+    def _look_again(self, alarm: int, frame: FrameType | None) -> None:
+        if self._is_deferring:
+            self._number = self.number
+        elif _is_importing(frame):
+            signal.setitimer(signal.ITIMER_REAL, WAIT_SECONDS)
+        else:
+            self._raise(self.number)
 
     def _raise(self, number: int) -> NoReturn:
         self.number = number

@@ -46,10 +46,12 @@ RANK_FOLDER = re.compile(r"(rank|node|ckpt|device)[_-]?(\d+)(?:_ckpt)?")
 def siblings(file: Path) -> tuple[str, list[str]]:
     """The rank folder that a file lies in, or below, and the names of those beside it.
 
-    Of a folder further up only those count that hold a file at the same place, but for numbers.
+    Those are of the same kind: ``node1`` is no sibling of ``ckpt_1``.  Of a folder further up only
+    those count that hold a file at the same place, but for numbers.
     """
     for depth, folder in enumerate(file.parents[:3]):
-        if RANK_FOLDER.fullmatch(folder.name) is None:
+        kind = RANK_FOLDER.fullmatch(folder.name)
+        if kind is None:
             continue
         try:
             beside = sorted(path for path in folder.parent.iterdir() if path.is_dir())
@@ -59,8 +61,8 @@ def siblings(file: Path) -> tuple[str, list[str]]:
         others = [
             path.name
             for path in beside
-            if RANK_FOLDER.fullmatch(path.name) and path != folder
-            if not depth or any(path.glob(place))
+            if (match := RANK_FOLDER.fullmatch(path.name)) and match[1] == kind[1]
+            if path != folder and (not depth or any(path.glob(place)))
         ]
         if others:
             return folder.name, others
@@ -124,10 +126,10 @@ def list_rank_files(root: Path, notes: list[Note], without: Without) -> list[Fou
         raise_all(closed.values())
         where = shorten((str(folders[rank]) for rank in without), 3)
         text = f"{format_ranks(list(without))}: no checkpoint file in {where}"
-        problems.append(text + hint_at_pattern(root))
+        problems.append(text + (hint_at_pattern(root) or _hint_at_links(root, folders.values())))
     elif of_others:
         text = f"{shorten(of_others, 3)}: the path names two ranks, and nothing says which counts"
-        problems.append(text + hint_at_pattern(root))
+        problems.append(text + (hint_at_pattern(root) or _hint_at_links(root, folders.values())))
     if problems:
         raise PlanError([*problems, *unfinished(notes)])
     note_others(root, others, notes)
@@ -164,21 +166,21 @@ def _find_folders(root: Path) -> tuple[dict[int, Path], list[str], list[str]]:
 def _find_files(folder: Path, rank: int) -> tuple[Path, list[Path]]:
     """Return the checkpoint files of a rank, and the folder that they lie in.
 
-    That is its rank folder; or the one folder of the same rank in it that has any, if beside it
-    are no others: a script that changes into ``device0`` to train leaves ``device0/ckpt_0``, and
-    perhaps its strategy file in ``device0``.
+    That is its rank folder; or the one rank folder in it that has any, if it is of the same rank
+    and beside it are no others: a script that changes into ``device0`` to train leaves
+    ``device0/ckpt_0``, and perhaps its strategy file in ``device0``.  In ``node0/device0`` beside
+    ``node0/device1`` the ranks are others than the folders say.
     """
     names = sorted(folder.iterdir())
     files = list(_among(names))
     below = [
-        _find_files(path, rank)
+        (int(match[2]), _find_files(path, int(match[2])))
         for path in names
-        if (match := RANK_FOLDER.fullmatch(path.name))
-        if int(match[2]) == rank and path.is_dir()
+        if (match := RANK_FOLDER.fullmatch(path.name)) and path.is_dir()
     ]
-    below = [found for found in below if found[1]]
-    if len(below) == 1 and all(map(_is_strategy, files)):
-        return below[0]
+    below = [(number, found) for number, found in below if found[1]]
+    if [number for number, _ in below] == [rank] and all(map(_is_strategy, files)):
+        return below[0][1]
     return folder, files
 
 
@@ -194,6 +196,20 @@ def _files_of_other_ranks(folder: Path, rank: int) -> list[str]:
         if int(match[2]) != rank and path.is_dir()
         for file in checkpoint_files(path)
     ]
+
+
+def _hint_at_links(root: Path, folders: Iterable[Path]) -> str:
+    """Return the end of a message on files in rank folders in rank folders, as of several hosts."""
+    below = (path for folder in folders for path in sorted(folder.glob("*/*")))
+    found = [
+        str(path.relative_to(root))
+        for path in below
+        if RANK_FOLDER.fullmatch(path.parent.name) and format_of_suffix(path.name) is not None
+    ]
+    if not found:
+        return ""
+    text = f"; found {shorten(found, 3)}, and no pattern tells their ranks: link each folder as "
+    return text + "rank_N into one folder (ln -s), with the rank that its device has in the job"
 
 
 def is_of_a_rank(root: str, folder: str) -> bool:
