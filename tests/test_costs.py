@@ -10,9 +10,11 @@ import pytest
 
 import ckpttool
 from ckpttool.formats import get_format
-from ckpttool.model.catalog import TensorMeta
+from ckpttool.model.catalog import Catalog, TensorMeta
 from ckpttool.model.layout import Layout
-from tests.checkpoints import strategy_of
+from ckpttool.model.remarks import find_contradictions
+from ckpttool.model.sources import find_sources
+from tests.checkpoints import catalog_of, strategy_of
 
 MIB = 1 << 20
 RANKS = 4
@@ -81,3 +83,34 @@ def test_so_does_a_reshard(source, tmp_path, calls, target):
     calls.clear()
     ckpttool.execute(plan)
     assert_frugal(calls, files=RANKS)
+
+
+@pytest.mark.parametrize("names", [20, 60])
+def test_names_of_all_ranks_are_gone_through_a_few_times_whatever_is_found(monkeypatch, names):
+    """Each time costs as much as there are ranks and names; once for each name would be too much.
+
+    One weight was renamed, the second stage holds what is listed for the first, and no state is
+    listed.
+    """
+    counts = Counter()
+
+    def counted(name):
+        find = getattr(Catalog, name).fget
+
+        def count(self):
+            counts[name] += 1
+            return find(self)
+
+        monkeypatch.setattr(Catalog, name, property(count))
+
+    counted("metas")
+    counted("holders")
+    rows = Layout((2,), ((0,), ()))
+    listed = {f"w{i}": rows for i in range(names)}
+    held = {f"{prefix}w{i}": (4, 4) for prefix in ("", "adam_m.") for i in range(1, names)}
+    strategy = strategy_of(listed, {"last": rows})
+    catalog = catalog_of({rank: {**held, "renamed": (4, 4)} for rank in range(4)})
+    found = [*find_contradictions(catalog, strategy)]
+    assert "lists for other stages only" in found[0].text
+    find_sources(catalog, strategy, {}, "first")
+    assert max(counts.values()) < 20
