@@ -22,7 +22,7 @@ import click
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # measured is the code beside this script, installed or not
 
-from benchmark.cases import Case, prepare_copies, prepare_index, start_cases  # noqa: E402
+from benchmark.cases import Case, prepare_copies, prepare_index, prepare_many, start_cases  # noqa: E402
 from benchmark.model import Mesh, make_model  # noqa: E402
 from benchmark.plot import label, plot  # noqa: E402
 from benchmark.report import (  # noqa: E402
@@ -38,7 +38,7 @@ from benchmark.stopwatch import Run, can_drop_caches, measure  # noqa: E402
 GIB = 1 << 30
 DTYPES = {"float32": "Float32", "bfloat16": "BFloat16"}
 START_ROUNDS = 15  # the start of a program is short, and so its time is uncertain
-GROUPS = ("copy", "start", "index")
+GROUPS = ("copy", "start", "index", "many")
 
 
 class Bench:
@@ -103,6 +103,12 @@ def _words(ctx: click.Context, param: click.Parameter, value: str) -> list[str]:
     help="Ranks whose headers are read: 64, 128, ... 1024.",
 )
 @click.option("--index-tensors", default=600, show_default=True, help="Tensors of each.")
+@click.option(
+    "--many-tensors", default=100_000, show_default=True, help="Tensors of the merge of small ones."
+)
+@click.option(
+    "--many-outputs", default=1024, show_default=True, help="Ranks of the reshard to many files."
+)
 @click.option("--warm", is_flag=True, help="Do not empty the page cache before each run.")
 @click.option("--mindspore", metavar="PYTHON", help="A Python with MindSpore, to compare with.")
 @click.option(
@@ -125,6 +131,8 @@ def main(
     groups: list[str],
     index_ranks: int,
     index_tensors: int,
+    many_tensors: int,
+    many_outputs: int,
     warm: bool,
     mindspore: str | None,
     work: str | None,
@@ -157,6 +165,8 @@ def main(
         if "index" in groups:
             _check_space(folder, 4096 * index_ranks * index_tensors)  # a block for each header
             bench.run(prepare_index(folder, index_ranks, index_tensors), "", rounds)
+        if "many" in groups:
+            bench.run(prepare_many(folder, many_tensors, many_outputs), "", rounds)
     finally:
         if not keep:
             shutil.rmtree(folder)

@@ -23,3 +23,12 @@ def test_every_case_runs_in_every_round(tmp_path):
     assert len(document["runs"]) == 2 * len(cases)
     assert all(run["seconds"] > 0 and run["peak_bytes"] > 0 for run in document["runs"])
     assert (tmp_path / "bench.svg").read_text().startswith("<svg")
+
+
+def test_the_cases_of_many_small_things_run(tmp_path):
+    words = ["--groups", "many", "--rounds", "1", "--many-tensors", "20", "--many-outputs", "16"]
+    words += ["--warm", "--work", str(tmp_path), "--json", str(tmp_path / "bench.json")]
+    done = subprocess.run([sys.executable, str(BENCH), *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    cases = [one["case"] for one in json.loads((tmp_path / "bench.json").read_text())["summaries"]]
+    assert cases == ["merge, 8 ranks x 20 tensors", "reshard, 8 -> 16 ranks"]

@@ -632,7 +632,7 @@ def test_full_tensors_in_every_file_are_noticed_although_the_strategy_cuts(tmp_p
     result = run(*words, case / "src_strategy.ckpt")
     assert result.exit_code == 5
     assert not mentions(
-        message(result), "integrated_save=True", "merge --replicated, or split --repl"
+        message(result), "integrated_save=True", "merge --replicated, or split --rep"
     )
     assert not (tmp_path / "m.h5").exists()
     run_well("merge", tmp_path / "src", "-o", tmp_path / "r.ckpt", "--replicated")

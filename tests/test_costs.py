@@ -12,9 +12,7 @@ import ckpttool
 from ckpttool.formats import get_format
 from ckpttool.model.catalog import Catalog, TensorMeta
 from ckpttool.model.layout import Layout
-from ckpttool.model.remarks import find_contradictions
-from ckpttool.model.sources import find_sources
-from tests.checkpoints import catalog_of, strategy_of
+from tests.checkpoints import noise, strategy_of, write_ranks
 
 MIB = 1 << 20
 RANKS = 4
@@ -85,32 +83,39 @@ def test_so_does_a_reshard(source, tmp_path, calls, target):
     assert_frugal(calls, files=RANKS)
 
 
-@pytest.mark.parametrize("names", [20, 60])
-def test_names_of_all_ranks_are_gone_through_a_few_times_whatever_is_found(monkeypatch, names):
-    """Each time costs as much as there are ranks and names; once for each name would be too much.
+def tables(tmp_path, monkeypatch, tensors):
+    """How often a plan has a catalog make its tables, which hold all names of all ranks.
 
-    One weight was renamed, the second stage holds what is listed for the first, and no state is
-    listed.
+    The strategy lists other stages and other names than the ranks have, so that all of it is said.
     """
-    counts = Counter()
-
-    def counted(name):
-        find = getattr(Catalog, name).fget
-
-        def count(self):
-            counts[name] += 1
-            return find(self)
-
-        monkeypatch.setattr(Catalog, name, property(count))
-
-    counted("metas")
-    counted("holders")
     rows = Layout((2,), ((0,), ()))
-    listed = {f"w{i}": rows for i in range(names)}
-    held = {f"{prefix}w{i}": (4, 4) for prefix in ("", "adam_m.") for i in range(1, names)}
-    strategy = strategy_of(listed, {"last": rows})
-    catalog = catalog_of({rank: {**held, "renamed": (4, 4)} for rank in range(4)})
-    found = [*find_contradictions(catalog, strategy)]
-    assert "lists for other stages only" in found[0].text
-    find_sources(catalog, strategy, {}, "first")
-    assert max(counts.values()) < 20
+    listed = [f"w{i}" for i in range(tensors)]
+    stages = [dict.fromkeys(["gone", "w", *listed], rows), {"v": replace(rows, first_rank=2)}]
+    held = dict.fromkeys(("w", "v", *listed, *(f"adam_m.{name}" for name in listed)), (4, 2))
+    held |= {f"unlisted{i}": (4, 2) for i in range(tensors)}
+    ranks = {
+        rank: {name: noise(f"{rank}{name}", "Float32", shape) for name, shape in held.items()}
+        for rank in range(4)
+    }
+    catalog = ckpttool.scan(str(write_ranks(tmp_path / str(tensors), ranks, "safetensors")))
+    counts = Counter()
+    for name in ("metas", "holders"):
+        make = getattr(Catalog, name).fget
+
+        def counted(catalog, name=name, make=make):
+            counts[name] += 1
+            return make(catalog)
+
+        monkeypatch.setattr(Catalog, name, property(counted))
+    strategy = replace(strategy_of(*stages), files=())
+    with pytest.raises(ckpttool.PlanError, match="lists for other stages only"):
+        ckpttool.plan_merge(catalog, strategy, f"{tmp_path}/m.h5", unlisted="first")
+    monkeypatch.undo()
+    return counts
+
+
+def test_a_plan_makes_tables_of_all_names_as_often_for_many_tensors(tmp_path, monkeypatch):
+    few, many = (tables(tmp_path, monkeypatch, tensors) for tensors in (2, 20))
+    assert few == many
+    assert few["metas"] > 1
+    assert few["holders"] > 1

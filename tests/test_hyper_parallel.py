@@ -290,6 +290,16 @@ def test_a_folder_is_merged_resharded_and_inspected_without_a_strategy(folder, t
     assert "step Int64 () () () 0-3" in lines
 
 
+@pytest.mark.parametrize("name", [".metadata", ".rank0_metadata", "0.metadata"])
+def test_the_folder_above_is_refused_and_the_checkpoint_in_it_named(folder, name):
+    """A pattern was suggested, which reads the slices and loses what describes them."""
+    inside = folder.rename(folder.with_name("ckpt"))
+    (inside / ".metadata").rename(inside / name)
+    text = message(run("merge", inside.parent, "-o", inside.parent / "x.h5"))
+    assert f"a checkpoint lies in {inside}" in text
+    assert "--pattern" not in text
+
+
 def test_boxes_that_are_no_grid_are_counted(tmp_path):
     """A ragged shard: rows 0, 1 and half of row 2 on one rank, the rest on the other."""
     boxes = {

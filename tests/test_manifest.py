@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import ckpttool
+from ckpttool.formats.reading import ReadFile
 from ckpttool.model import manifest as manifest_module
 from ckpttool.run.engines import open_engine
 from ckpttool.run.execute import CopyOptions, execute
@@ -311,15 +312,15 @@ def test_another_strategy_than_that_of_the_target_is_pointed_out(tmp_path, comma
 @pytest.fixture
 def unreadable(monkeypatch):
     """Makes a file one of somebody else; who runs the tests may be allowed everything."""
-    real = Path.open
+    real = ReadFile.__init__
 
     def forbid(name):
-        def fake(path, *more, **options):
+        def fake(file, path):
             if str(path) == str(name):
                 raise PermissionError(13, os.strerror(13), str(path))
-            return real(path, *more, **options)
+            real(file, path)
 
-        monkeypatch.setattr(Path, "open", fake)
+        monkeypatch.setattr(ReadFile, "__init__", fake)
 
     return forbid
 

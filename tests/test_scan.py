@@ -90,6 +90,14 @@ def test_nested_folders_of_another_rank_are_not_taken(make):
     assert found(src, pattern=pattern)
 
 
+def test_folders_that_are_all_of_rank_0_are_not_taken_for_lost_ranks(make):
+    """Rank 0 was found, and the others passed for lost: --replicated wrote slices as a whole."""
+    names = [f"device{rank}/ckpt_0/a.ckpt" for rank in range(3)]
+    (problem,) = fails(make(*names), "device1/ckpt_0/a.ckpt, ", "the path names two ranks")
+    pattern = problem.partition("--pattern '")[2].partition("'")[0]
+    assert found(make(*names), pattern=pattern) == dict(enumerate(names))
+
+
 def test_a_file_in_the_rank_folder_goes_before_those_in_a_folder_in_it(make):
     src = make("rank_0/a.ckpt", "rank_0/ckpt_0/a.ckpt", "rank_1/ckpt_1/a.ckpt")
     assert found(src) == {0: "rank_0/a.ckpt", 1: "rank_1/ckpt_1/a.ckpt"}

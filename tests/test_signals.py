@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 
 from ckpttool.cli.signals import Stopped, Stopper
-from ckpttool.run.engines import open_engine
 from tests.engines import COMMAND, environment, finish, reshard_words, start
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
@@ -130,17 +129,21 @@ def test_a_signal_while_a_worker_starts_is_told_in_one_line(tmp_path, number):
 
 
 def test_the_processes_beside_a_run_do_not_hear_its_signals():
-    with open_engine("processes:1") as executor:
-        assert executor.submit(max, 1, 2).result() == 2
-        from multiprocessing import forkserver, resource_tracker
-
-        for pid in (
-            forkserver._forkserver._forkserver_pid,
-            resource_tracker._resource_tracker._pid,
-        ):
-            status = Path(f"/proc/{pid}/status").read_text()
-            held = [
-                line.split()[1] for line in status.splitlines() if line[:6] in ("SigBlk", "SigIgn")
-            ]
-            deaf = int(held[0], 16) | int(held[1], 16)
-            assert all(deaf >> number - 1 & 1 for number in SIGNALS), status
+    """In a run of its own: tests before this one may have started such processes otherwise."""
+    code = (
+        "from pathlib import Path\n"
+        "from multiprocessing import forkserver, resource_tracker\n"
+        "from ckpttool.run.engines import open_engine\n"
+        "if __name__ == '__main__':\n"
+        "    with open_engine('processes:1') as executor:\n"
+        "        assert executor.submit(max, 1, 2).result() == 2\n"
+        "        beside = (forkserver._forkserver._forkserver_pid,\n"
+        "                  resource_tracker._resource_tracker._pid)\n"
+        "        print(*(Path(f'/proc/{pid}/status').read_text() for pid in beside))\n"
+    )
+    status, errors = start(sys.executable, "-c", code).communicate(timeout=60)
+    held = re.findall(r"^\s*Sig(?:Blk|Ign):\s*(\w+)", status, re.MULTILINE)
+    assert len(held) == 4, errors
+    for blocked, ignored in zip(held[::2], held[1::2], strict=True):
+        deaf = int(blocked, 16) | int(ignored, 16)
+        assert all(deaf >> number - 1 & 1 for number in SIGNALS), status

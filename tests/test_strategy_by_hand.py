@@ -315,13 +315,13 @@ def test_all_mistakes_of_a_file_are_named_with_their_lines(write, name):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("ranks: 4\n", "no strategy by hand: it has no key ckpttool_strategy"),
-        ("- a\n", "no strategy by hand: it has no key"),
+        ("ranks: 4\n", "the key ckpttool_strategy is missing"),
+        ("- a\n", "the key ckpttool_strategy is missing; a hand-written"),
         ("", "the strategy file is empty"),
-        ("# nothing\n", "no strategy by hand"),
+        ("# nothing\n", "the key ckpttool_strategy is missing"),
         ("ckpttool_strategy: 2\nranks: 4\n", "line 1, .*ckpttool_strategy: 2, expected 1, the ver"),
         ("ckpttool_strategy: '1'\nranks: 4\n", "ckpttool_strategy: '1', expected 1"),
-        ("ckpttool_strategy: 1\n", "ranks: nothing, expected a whole number"),
+        ("ckpttool_strategy: 1\n", "the number of ranks is missing"),
         ("ckpttool_strategy: 1\nranks: 0\n", "0 ranks in 1 stage, expected equally many in each"),
         ("ckpttool_strategy: 1\nranks: 6\nstages: 4\n", "6 ranks in 4 stages, expected equally"),
         ("ckpttool_strategy: 1\nranks: 6\nstages: 0\n", "6 ranks in 0 stages, expected"),

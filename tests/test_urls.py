@@ -50,7 +50,7 @@ def test_every_path_on_the_command_line_is_one(url, tmp_path, monkeypatch):
         assert result.exit_code == 2, words
         assert url in message(result)
         assert "a URL" in message(result)
-        assert "copy it" in message(result)
+        assert "copy the files" in message(result)
         assert not list(tmp_path.iterdir()), words
 
 

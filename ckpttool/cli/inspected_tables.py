@@ -10,6 +10,7 @@ from ckpttool.cli.report import Json, format_bytes
 from ckpttool.cli.tables import print_table
 from ckpttool.cli.text import format_shape, format_shapes
 from ckpttool.model.catalog import format_ranks
+from ckpttool.model.strategy import count
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
@@ -44,7 +45,7 @@ def print_checkpoint(catalog: Catalog, document: Json) -> None:
     ranks: Any = document["ranks"]
     places = [key for entry in ranks[:1] for key in ("server", "device") if key in entry]
     print_table(
-        f"{catalog.root}: {len(catalog.files)} ranks{of_step}, {format_bytes(total)}",
+        f"{catalog.root}: {count(len(catalog.files), 'rank')}{of_step}, {format_bytes(total)}",
         ("rank>", *places, "path", "format", "tensors>", "size>"),
         (
             (
@@ -85,7 +86,7 @@ def print_largest(tensors: Sequence[Json]) -> None:
     """The table of the largest sharded tensors of a source; none if nothing is sharded."""
     if tensors:
         print_table(
-            "largest sharded tensors, as they were read",
+            "largest sharded tensors: check that these are the shapes of the model",
             ("name", "dtype", "shape", *LAYOUT),
             (_row(tensor) for tensor in tensors),
         )

@@ -43,8 +43,8 @@ def _strategy(letter: str, side: str, of: str, required: bool) -> Decorator:
         multiple=True,
         required=required,
         metavar="FILE",
-        help=f"Strategy file of the {of}, or one by hand (.yaml); again, or a folder, for several "
-        "pipeline stages.",
+        help=f"Strategy file of the {of}, or a hand-written one (.yaml).  For several pipeline "
+        "stages, repeat the option, or name a folder.",
     )
 
 
@@ -118,18 +118,19 @@ ranks = click.option(
 unlisted = click.option(
     "--unlisted",
     type=click.Choice(["rank", "first", "drop"]),
-    help="A parameter that is not in the source strategy and differs between ranks: target rank "
-    "r takes that of source rank r modulo source ranks, or all take the lowest rank's, or it is "
-    "left out; so, too, with what may be one rank's slice in hyper_param.  [default: an error]",
+    help="What to do with a parameter that is not in the source strategy and differs between "
+    "ranks.  rank: target rank r takes that of source rank r modulo source ranks; first: all take "
+    "the lowest rank's; drop: leave it out.  It decides also on a tensor in hyper_param that may "
+    "be one rank's slice.  [default: an error]",
 )
 not_in_target = click.option(
     "--not-in-target",
     type=click.Choice(["follow", "full", "drop"]),
     default="follow",
     show_default=True,
-    help="A parameter that is not in the target strategy: optimizer state is cut like its "
-    "parameter and the rest is written in full to every rank, or all is written in full, or all "
-    "but single values is left out.",
+    help="What to do with a parameter that is not in the target strategy.  follow: cut optimizer "
+    "state like its parameter, write the rest in full to every rank; full: write all in full; "
+    "drop: leave out all but single values.",
 )
 trust_strategy = click.option(
     "--trust-strategy",
@@ -154,8 +155,8 @@ max_shard_size = click.option(
 replicated = click.option(
     "--replicated",
     is_flag=True,
-    help="Every rank holds everything (data parallel, integrated_save=True), which is held against "
-    "contents; so does SRC, if it is one rank's file.  Instead of -s.",
+    help="Every rank holds all tensors in full (data parallel, integrated_save=True); contents are "
+    "compared.  If SRC is one rank's file, that file holds them.  Not with -s.",
 )
 strict = click.option(
     "--strict",

@@ -137,7 +137,7 @@ def why_not_a_path(text: str) -> str | None:
     if scheme == "file":
         return f"{what}: name the file itself, {text[match.end() :]}"
     tool = f" ({COPIERS[scheme]})" if scheme in COPIERS else ""
-    return f"{what}: only mounted file systems are read and written; copy it{tool}, or mount it"
+    return f"{what}: name a path here and copy the files{tool}, or mount the store"
 
 
 def stamp_of(fd: int) -> SourceStamp:

@@ -130,7 +130,9 @@ def _top(path: str) -> Mapping[str, Node]:
     data = read_file(path)
     root = nodes_of_json(data) if path.endswith(".json") else parse_yaml(data)
     if not isinstance(root.value, dict) or KEY not in root.value:
-        raise ValueError(f"no strategy by hand: it has no key {KEY}; one begins {KEY}: 1")
+        raise ValueError(
+            f"the key {KEY} is missing; a hand-written strategy begins with {KEY}: {VERSION}"
+        )
     if root.value[KEY].value != VERSION:
         raise _wrong(root.value[KEY], KEY, f"{VERSION}, the version that this program reads")
     return root.value
@@ -140,6 +142,8 @@ def _sizes(top: Mapping[str, Node], listed: Strategy | None) -> tuple[int, int]:
     """Stages, and ranks of each."""
     default = Node(listed.stages if listed else 1), Node(len(listed.ranks) if listed else None)
     stages = _number(top.get("stages", default[0]), "stages")
+    if listed is None and "ranks" not in top:
+        raise ValueError("the number of ranks is missing; add a line such as ranks: 4")
     ranks = _number(top.get("ranks", default[1]), "ranks")
     place = next((top[key].place for key in ("ranks", "stages") if key in top), "")
     if listed is not None and (stages, ranks) != (listed.stages, len(listed.ranks)):

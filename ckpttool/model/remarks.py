@@ -106,8 +106,8 @@ def _find_other_stages(catalog: Catalog, strategy: Strategy) -> Iterator[Finding
                 "strategy",
                 f"{format_ranks(ranks)} hold {count(len(others), 'parameter')} that the strategy "
                 f"lists for other stages only, and {own} that it lists for theirs: "
-                f"{shorten(others, 3)}; is it the strategy of this run? --trust-strategy believes "
-                "it all the same",
+                f"{shorten(others, 3)}; is it the strategy of this run? --trust-strategy skips "
+                "this check",
                 ranks=tuple(ranks),
             )
 

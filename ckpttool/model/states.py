@@ -310,7 +310,7 @@ def find_unlike_states(catalog: Catalog, strategy: Strategy) -> Iterator[Finding
         yield Finding(
             "strategy",
             f"{text}, so that their full shapes differ: {shorten(impossible, 3)}; is it the "
-            "strategy of this run? --trust-strategy believes it all the same",
+            "strategy of this run? --trust-strategy skips this check",
         )
     if unlike:
         pairs = shorten(unlike, 3)

@@ -79,7 +79,7 @@ def find_doubts(
     lost = [rank for rank in strategy.ranks if rank not in catalog.files]
     if lost and notes and not is_deduplicated(catalog, strategy):
         # Each may be by chance.  Together they say that these files are of another strategy.
-        gone, anyway = format_ranks(lost), "--trust-strategy believes it all the same"
+        gone, anyway = format_ranks(lost), "--trust-strategy skips this check"
         texts = [f"{gone} not there, and {note.text}; {anyway}" for note in notes]
         found += [Finding("strategy", text) for text in texts]
         notes = []
@@ -165,7 +165,7 @@ def _contradicted(
         "strategy",
         f"the strategy shards {count(len(telling), 'sampled tensor')} whose slices should differ, "
         f"and {len(groups)} have equal slices ({ranks}): {shorten(groups)}; is it the strategy of "
-        "this run? --trust-strategy believes it all the same",
+        "this run? --trust-strategy skips this check",
     )
 
 
@@ -181,7 +181,7 @@ def _on_differing(catalog: Catalog, place: str | None, those: Sequence[Looked]) 
 def _on_whole(names: Sequence[str], shown: Looked) -> Finding:
     text = f"{shorten(names)}: the strategy says that an optimizer shard cuts them, and the "
     text += f"ranks that should hold different slices hold the same ({_shapes(shown)}): is it "
-    text += "the strategy of this run? --trust-strategy believes it all the same"
+    text += "the strategy of this run? --trust-strategy skips this check"
     return Finding("strategy", text)
 
 
@@ -189,7 +189,7 @@ def _on_all_alike(names: Sequence[str], shown: Looked) -> Finding:
     text = f"{shorten(names)}: all ranks hold the same where the strategy cuts ({_shapes(shown)}), "
     text += "and nothing differs anywhere: they hold everything (integrated_save=True), so leave "
     text += "the strategy away: merge --replicated, or split --replicated; --trust-strategy "
-    return Finding("strategy", f"{text}believes it all the same")
+    return Finding("strategy", f"{text}skips this check")
 
 
 def _shapes(one: Looked) -> str:

@@ -360,7 +360,7 @@ def _compare_index_beside(catalog: Catalog, sources: Sources) -> Iterator[Findin
             yield Finding(
                 "strategy",
                 f"the strategy makes other full shapes than {path} lists: {shorten(odd, 3)}; is it "
-                "the strategy of this run? --trust-strategy believes it all the same",
+                "the strategy of this run? --trust-strategy skips this check",
             )
 
 

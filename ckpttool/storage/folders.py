@@ -25,6 +25,7 @@ from ckpttool.formats.unified import is_index_name
 from ckpttool.model.catalog import format_ranks
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import shorten
+from ckpttool.storage.hyper_parallel import OF_A_RANK
 from ckpttool.storage.leftovers import (
     EMERGENCY,
     emergency_saves,
@@ -94,6 +95,7 @@ def list_rank_files(root: Path, notes: list[Note], without: Without) -> list[Fou
     found = []
     in_parts = []
     aside: list[str] = []
+    of_others: list[str] = []
     for rank, folder in sorted(folders.items()):
         try:
             folders[rank], inside = _find_files(folder, rank)
@@ -106,6 +108,7 @@ def list_rank_files(root: Path, notes: list[Note], without: Without) -> list[Fou
             aside += [str(path.relative_to(root)) for path in checkpoint_files(folder)]
         if not inside:
             without[rank] = None
+            of_others += _files_of_other_ranks(folder, rank)
         found += [Found(rank, path, path.name) for path in inside]
     closed = {rank: error for rank, error in without.items() if error is not None}
     readable = (folder for rank, folder in folders.items() if rank not in closed)
@@ -121,6 +124,9 @@ def list_rank_files(root: Path, notes: list[Note], without: Without) -> list[Fou
         raise_all(closed.values())
         where = shorten((str(folders[rank]) for rank in without), 3)
         text = f"{format_ranks(list(without))}: no checkpoint file in {where}"
+        problems.append(text + hint_at_pattern(root))
+    elif of_others:
+        text = f"{shorten(of_others, 3)}: the path names two ranks, and nothing says which counts"
         problems.append(text + hint_at_pattern(root))
     if problems:
         raise PlanError([*problems, *unfinished(notes)])
@@ -176,6 +182,20 @@ def _find_files(folder: Path, rank: int) -> tuple[Path, list[Path]]:
     return folder, files
 
 
+def _files_of_other_ranks(folder: Path, rank: int) -> list[str]:
+    """Return checkpoint files that lie in a folder of another rank inside a rank folder.
+
+    A script that changes into ``device1`` and does not know its rank leaves ``device1/ckpt_0``.
+    """
+    return [
+        str(file)
+        for path in sorted(folder.iterdir())
+        if (match := RANK_FOLDER.fullmatch(path.name)) is not None
+        if int(match[2]) != rank and path.is_dir()
+        for file in checkpoint_files(path)
+    ]
+
+
 def is_of_a_rank(root: str, folder: str) -> bool:
     """Return whether files in a folder are taken for those of a rank of the checkpoint ``root``."""
     inside = Path(folder)
@@ -211,7 +231,7 @@ def _list_flat_files(root: Path, notes: list[Note]) -> list[Found]:
         if RANK_FOLDER.fullmatch(root.absolute().name) is not None:
             one = f", or its file: {files[0]}" if files else ""
             hint = f"; this is the folder of one rank, name the one above: {root.parent}{one}"
-        hint = hint or hint_at_pattern(root)
+        hint = hint or f"; say where they are with --pattern{hint_at_pattern(root)}"
         below = checkpoints_in(root)
         if below:
             hint = f"; a checkpoint lies in {shorten(map(str, below), 3)}: name one as SRC"
@@ -220,7 +240,7 @@ def _list_flat_files(root: Path, notes: list[Note]) -> list[Found]:
             hint = f"; an emergency save may do, name it as SRC: {shorten(finished, 3)}"
         text = (
             f"{root}: no rank folders (rank_0, rank_1, ...) and no checkpoint files with "
-            f"rank_N in their names; say where they are with --pattern{hint}"
+            f"rank_N in their names{hint}"
         )
         raise PlanError([text, *unfinished(notes)])
     return found
@@ -257,7 +277,7 @@ def checkpoints_in(root: Path) -> list[Path]:
 
 def _is_telling(path: Path) -> bool:
     """Whether this shows that the folder it lies in is a checkpoint; logs have rank folders too."""
-    if is_index_name(path.name):
+    if is_index_name(path.name) or path.name == ".metadata" or OF_A_RANK.fullmatch(path.name):
         return True
     match = RANK_FOLDER.fullmatch(path.name)
     return match is not None and path.is_dir() and bool(_find_files(path, int(match[2]))[1])

@@ -169,3 +169,23 @@ def prepare_index(work: Path, ranks: int, tensors: int) -> list[Case]:
             (sys.executable, "-c", PLAN, *plan),
         ),
     ]
+
+
+def prepare_many(work: Path, tensors: int, outputs: int) -> list[Case]:
+    """Write a checkpoint of many small tensors and one that is cut for many ranks, and the cases.
+
+    Their bytes are few: what is measured is what a tensor costs, and what an output file costs.
+    """
+    small, wide = work / "small", work / "wide"
+    write_checkpoint(small, many_tensors(tensors, (64, 4)), Mesh(8))
+    model = many_tensors(64, (outputs, 16))
+    write_checkpoint(wide, model, Mesh(8))
+    target = work / "outputs.strategy.ckpt"
+    write_strategy(target, model, Mesh(outputs))
+    merged, out = work / "merged.ckpt", work / "outputs"
+    merge = (*CKPTTOOL, "merge", str(small), "-s", str(strategy_path(small)), "-o", str(merged))
+    ways = ("-s", str(strategy_path(wide)), "-d", str(target), "-o", str(out), "--format", "ckpt")
+    return [
+        Case(f"merge, 8 ranks x {tensors} tensors", (*merge, "-q"), merged),
+        Case(f"reshard, 8 -> {outputs} ranks", (*CKPTTOOL, "reshard", str(wide), *ways, "-q"), out),
+    ]
