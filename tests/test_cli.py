@@ -813,7 +813,7 @@ def test_a_strategy_by_hand_is_called_one(tmp_path):
         (tmp_path / name).write_text(text)
         result = run("inspect", tmp_path / name)
         assert result.exit_code == 3
-        assert f"{name}: a strategy file, no checkpoint; name the checkpoint" in message(result)
+        assert f"{name}: a strategy file, not a checkpoint; name the checkpoint" in message(result)
 
 
 def test_a_cut_of_an_axis_that_is_not_there_is_named_with_its_line(tmp_path):

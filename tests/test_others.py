@@ -177,7 +177,7 @@ def test_inspect_says_what_a_graph_is_and_merge_that_it_is_none(data, kind, tmp_
     assert noun in said(run_well("inspect", path))
     result = run("merge", path, "-o", tmp_path / "out.h5")
     assert result.exit_code == 3
-    assert not mentions(said(result), noun, "no checkpoint; name the checkpoint")
+    assert not mentions(said(result), noun, "not a checkpoint; name the checkpoint")
 
 
 def test_layouts_of_hyper_parallel_are_no_strategy_and_the_way_round_is_told(tmp_path):
@@ -198,7 +198,7 @@ def test_a_strategy_in_the_place_of_a_checkpoint_is_told_where_it_belongs(comman
         out = ["-o", tmp_path / "out.h5"] if command == "merge" else []
         result = run(command, tmp_path / name, *out)
         assert result.exit_code == 3
-        assert "a strategy file, no checkpoint; name the checkpoint, and give this" in said(result)
+        assert "a strategy file, not a checkpoint; name the checkpoint, and" in said(result)
 
 
 # ------------------------------------------------------------------------------- rank tables
@@ -410,7 +410,7 @@ def test_inspect_shows_servers_devices_and_ranks(make, table):
     assert not mentions(text, "9 ranks on 2 servers", r"8 +10\.0\.0\.1 +0 +192\.0\.0\.8")
     result = run("merge", path, "-o", "out.h5")
     assert result.exit_code == 3
-    assert "a rank table, no checkpoint" in said(result)
+    assert "a rank table, not a checkpoint" in said(result)
 
 
 def test_inspect_of_a_wrong_rank_table_names_the_entry(table):
@@ -521,5 +521,5 @@ def test_a_folder_of_pytorch_is_called_so_and_the_way_round_is_told(names, comma
     assert not mentions(said(result), told, r"safetensors\.torch\.save_file")
     result = run(command, tmp_path / names[0], *out)
     assert result.exit_code == 3
-    assert "a checkpoint of PyTorch, no checkpoint" not in said(result)
+    assert "a checkpoint of PyTorch, not a checkpoint" not in said(result)
     assert "a checkpoint of PyTorch" in said(result)

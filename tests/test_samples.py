@@ -104,8 +104,8 @@ UNREADABLE = {
     "truncated.ckpt": ("truncated.ckpt", "cut short|ends|past the end|truncated"),
 }
 OTHERS = {
-    "net-graph.meta": ("graph", "net-graph.meta: a graph .*no checkpoint; name the checkpoint"),
-    "group_info.pb": ("group_info", "group_info.pb: group information, no checkpoint; .*inspect"),
+    "net-graph.meta": ("graph", "net-graph.meta: a graph .*not a checkpoint; name the checkpoint"),
+    "group_info.pb": ("group_info", "group_info.pb: .*information, not a checkpoint; .*inspect"),
 }
 
 

@@ -389,7 +389,7 @@ def test_every_bad_file_of_a_folder_is_named(write, tmp_path):
     write(b"\xff", "s/b.ckpt")
     write(stage(0, "w"), "s/c.ckpt")
     with pytest.raises(
-        CombinedError, match=r"a\.ckpt: .*empty \(0 bytes\)\n.*b\.ckpt: no strategy f"
+        CombinedError, match=r"a\.ckpt: .*empty \(0 bytes\)\n.*b\.ckpt: not a strategy f"
     ):
         read_strategy([str(tmp_path / "s")])
 
@@ -410,10 +410,10 @@ def test_a_missing_file_is_an_error_of_the_system(tmp_path):
         (
             "samples/files/net-graph.meta",
             "s.ckpt",
-            "no strategy file but a graph that MindSpore du",
+            "not a strategy file but a graph that MindSpore du",
         ),
-        ("samples/files/group_info.pb", "s.ckpt", "no strategy file but group information"),
-        ("broken_inputs/strategy_garbage/src_strategy.ckpt", "s.ckpt", "no strategy file"),
+        ("samples/files/group_info.pb", "s.ckpt", "not a strategy file but group information"),
+        ("broken_inputs/strategy_garbage/src_strategy.ckpt", "s.ckpt", "not a strategy file"),
     ],
 )
 def test_files_of_other_kinds_are_told_to_be_so(source, name, reason, tmp_path):
@@ -425,7 +425,7 @@ def test_files_of_other_kinds_are_told_to_be_so(source, name, reason, tmp_path):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('{"version": "1.0", "server_list": []}', "no strategy file but a rank table"),
+        ('{"version": "1.0", "server_list": []}', "not a strategy file but a rank table"),
         ('{"parallel_strategy_item": {"x": {"stage": 0}}}', "in it, only operators; give the file"),
         ("{}", "no parameter layouts in it$"),
     ],
@@ -438,7 +438,7 @@ def test_json_without_layouts_is_told_what_it_is(write, text, reason):
 def test_an_hdf5_checkpoint_is_told_to_be_one(tmp_path):
     with h5py.File(tmp_path / "s.ckpt", "w") as file:
         file["w"] = [1.0]
-    with pytest.raises(StrategyError, match=r"no strategy file but a checkpoint \(hdf5\)"):
+    with pytest.raises(StrategyError, match=r"not a strategy file but a checkpoint \(hdf5\)"):
         read_strategy([str(tmp_path / "s.ckpt")])
 
 
@@ -486,8 +486,8 @@ def test_a_layout_in_several_messages_adds_up(read):
 @pytest.mark.parametrize(
     ("head", "reason"),
     [
-        (b"", r"no strategy file but 1099511627776 bytes; 100000000 are the most"),
-        (b"\x08" + bytes(7) + b"{}", r"no strategy file but a checkpoint \(safetensors\)"),
+        (b"", r"not a strategy file but 1099511627776 bytes; 100000000 are the most"),
+        (b"\x08" + bytes(7) + b"{}", r"not a strategy file but a checkpoint \(safetensors\)"),
     ],
 )
 def test_a_file_too_large_for_a_strategy_is_not_read(tmp_path, suffix, head, reason):

@@ -110,8 +110,8 @@ OPERATORS = {"parallel_strategy_item": {"a": {"alias_name": "a"}}, "parallel_out
     ("content", "reason"),
     [
         (b"", r"empty \(0 bytes\)"),
-        (b"{", "no strategy file: no JSON"),
-        (b"\xff{}", "no strategy file: no JSON"),
+        (b"{", "not a strategy file: no JSON"),
+        (b"\xff{}", "not a strategy file: no JSON"),
         (b"[]", "no JSON object"),
         (b"{}", "no parameter layouts in it"),
         (b"[" * 100_000, "nested too deep"),

@@ -521,4 +521,4 @@ def test_checkpoints_further_down_are_pointed_out(output):
 def test_strategies_given_as_a_checkpoint_are_called_that(output, tmp_path):
     result = run("merge", output / "strategy", "-o", tmp_path / "full.h5")
     assert result.exit_code == 3
-    assert "ckpt_strategy_rank_0.ckpt: a strategy file, no checkpoint" in message(result)
+    assert "ckpt_strategy_rank_0.ckpt: a strategy file, not a checkpoint" in message(result)

@@ -56,7 +56,7 @@ class Other:
     @property
     def refusal(self) -> str:
         """Why it is not read, and what to do."""
-        of_mindspore = "" if self.kind == "pytorch" else "no checkpoint; "
+        of_mindspore = "" if self.kind == "pytorch" else "not a checkpoint; "
         return f"{self.noun}, {of_mindspore}{self.remedy}"
 
 

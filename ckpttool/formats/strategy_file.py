@@ -111,7 +111,7 @@ def _check_size(path: str) -> None:
     if size > MAX_BYTES:
         format = format_of_content(path)
         what = f"a checkpoint ({format})" if format else f"{size} bytes; {MAX_BYTES} are the most"
-        raise StrategyError(path, f"no strategy file but {what}; {_OF_THE_RUN}")
+        raise StrategyError(path, f"not a strategy file but {what}; {_OF_THE_RUN}")
 
 
 def _join_files(files: Sequence[_File]) -> Strategy:
@@ -190,7 +190,7 @@ def _parse_file(path: str) -> _File:
     try:
         entries, operator_stages = (read_json if from_json else read_protobuf)(path)
     except FormatError as error:
-        raise StrategyError(path, f"no strategy file{_what_instead(path, error)}") from error
+        raise StrategyError(path, f"not a strategy file{_what_instead(path, error)}") from error
     if not entries:
         raise StrategyError(path, _what_without_layouts(path))
     impossible = sorted(stage for stage in operator_stages if not 0 <= stage < MAX_STAGES)
@@ -249,7 +249,7 @@ def _what_without_layouts(path: str) -> str:
     if other is None:
         return "no parameter layouts in it"
     if other.kind != "strategy":
-        return f"no strategy file but {other.noun}; {_OF_THE_RUN}"
+        return f"not a strategy file but {other.noun}; {_OF_THE_RUN}"
     text = "no parameter layouts in it, only operators"
     return f"{text}; give the file of strategy_ckpt_config of the run instead"
 

@@ -154,9 +154,9 @@ def read_json(path: str) -> tuple[dict[str, Entry], set[int]]:
     try:
         document = parse_json(read_file(path))
     except ValueError as error:
-        raise StrategyError(path, f"no strategy file: {error}") from error
+        raise StrategyError(path, f"not a strategy file: {error}") from error
     if not isinstance(document, dict):
-        raise StrategyError(path, "no strategy file: no JSON object")
+        raise StrategyError(path, "not a strategy file: no JSON object")
     if "parallel_layout_item" not in document and any("out_strategy" in key for key in document):
         raise StrategyError(
             path,

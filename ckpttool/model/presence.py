@@ -6,7 +6,7 @@ Whether what is there fits together is `ckpttool.model.sources`'s question.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -165,8 +165,8 @@ def _check_strategy(catalog: Catalog, strategy: Strategy, presence: Presence) ->
             "is it the strategy of this checkpoint?"
         )
         presence.problems.append(Finding("strategy", text))
-    elif holders:
-        _check_absent(catalog, strategy, presence)
+    elif holders and (absent := [name for name in strategy.layouts if name not in holders]):
+        _check_absent(catalog, strategy, absent, holders, presence)
 
 
 def _incomplete_replicas(catalog: Catalog) -> Iterator[Finding]:
@@ -183,17 +183,21 @@ def _incomplete_replicas(catalog: Catalog) -> Iterator[Finding]:
             yield Finding("missing", text, ranks=(rank,))
 
 
-def _check_absent(catalog: Catalog, strategy: Strategy, presence: Presence) -> None:
+def _check_absent(
+    catalog: Catalog,
+    strategy: Strategy,
+    absent: Sequence[str],
+    holders: Mapping[str, Sequence[int]],
+    presence: Presence,
+) -> None:
     """Listed parameters that no rank holds: never saved, or lost with the files of some ranks.
 
     With files missing, or without redundancy, a parameter counts as lost, unless other ranks that
     should hold its slices are there and do not.  And optimizer state of a kind that no rank holds
     anything of was not saved: many keep the weights alone.
     """
-    holders = catalog.holders
     owners = find_owners(strategy.layouts, catalog.metas)
     saved = {name.removesuffix(owners.get(name, "")) for name in holders}
-    absent = [name for name in strategy.layouts if name not in holders]
     unsaved = []
     for name in absent:
         base = owners.get(name, "")

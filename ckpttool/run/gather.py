@@ -347,7 +347,7 @@ def _compare_index_beside(catalog: Catalog, sources: Sources) -> Iterator[Findin
         try:
             known = scan_indexed(str(path))
         except (CkptToolError, OSError) as error:
-            text = f"{path}: full shapes were not compared with it: {error}"
+            text = f"full shapes were not compared with the index beside the source: {error}"
             yield Finding("strategy", text, "warning")
             continue
         full = {} if known is None else known.metas

@@ -32,6 +32,7 @@ CONTEXT = get_context("forkserver")
 # What a terminal, or `timeout`, sends to all processes of a group.  The run that started the
 # workers decides what becomes of them.
 LEFT_TO_THE_RUN = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
+BLOCKED = (*LEFT_TO_THE_RUN, signal.SIGALRM)  # by which the run comes back to one of these
 
 
 class ProcessPool(ProcessPoolExecutor):
@@ -47,7 +48,7 @@ class ProcessPool(ProcessPoolExecutor):
 
         A signal waits until the worker is known, so that `stop` finds all of them.
         """
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_THE_RUN)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
         try:
             with _starting():
                 return super().submit(fn, *args, **kwargs)
@@ -82,10 +83,10 @@ def _start_server() -> None:
     Workers inherit that, so there is no moment at which Ctrl-C could find one unprepared.  So does
     the process that tracks resources, which itself ignores only SIGINT and SIGTERM.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_THE_RUN)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
     try:
         resource_tracker.ensure_running()
-        signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_THE_RUN)  # that has unblocked two of them
+        signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)  # that has unblocked two of them
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

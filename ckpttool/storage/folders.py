@@ -41,11 +41,6 @@ from ckpttool.storage.patterns import Without, hint_at_pattern, suggest_patterns
 PYTORCH_NAME = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
 PYTORCH_SUFFIXES = (".bin", ".pt", ".pth")
 RANK_FOLDER = re.compile(r"(rank|node|ckpt|device)[_-]?(\d+)(?:_ckpt)?")
-# What to do with folders of devices in those of hosts.
-LINK_THEM = (
-    "; no pattern tells their ranks: link each folder as rank_N into one folder (ln -s), with the "
-    "rank that its device has in the job"
-)
 
 
 def siblings(file: Path) -> tuple[str, list[str]]:
@@ -126,18 +121,15 @@ def list_rank_files(root: Path, notes: list[Note], without: Without) -> list[Fou
             f"index says; make them one first: ckpttool merge {in_parts[0]} "
             f"--replicated -o ONE/{in_parts[0].name}/net.safetensors, and so on"
         )
-    hint = "" if found and not of_others else hint_at_pattern(root)
-    links = LINK_THEM if of_others else ""
     if not found:
         _refuse_unfinished(root)
         raise_all(closed.values())
         where = shorten((str(folders[rank]) for rank in without), 3)
         text = f"{format_ranks(list(without))}: no checkpoint file in {where}"
-        text += f"; found {shorten(of_others, 3)}" if of_others and not hint else ""
-        problems.append(text + (hint or links))
+        problems.append(text + (hint_at_pattern(root) or _hint_at_links(root, folders.values())))
     elif of_others:
         text = f"{shorten(of_others, 3)}: the path names two ranks, and nothing says which counts"
-        problems.append(text + (hint or links))
+        problems.append(text + (hint_at_pattern(root) or _hint_at_links(root, folders.values())))
     if problems:
         raise PlanError([*problems, *unfinished(notes)])
     note_others(root, others, notes)
@@ -204,6 +196,20 @@ def _files_of_other_ranks(folder: Path, rank: int) -> list[str]:
         if int(match[2]) != rank and path.is_dir()
         for file in checkpoint_files(path)
     ]
+
+
+def _hint_at_links(root: Path, folders: Iterable[Path]) -> str:
+    """Return the end of a message on files in rank folders in rank folders, as of several hosts."""
+    below = (path for folder in folders for path in sorted(folder.glob("*/*")))
+    found = [
+        str(path.relative_to(root))
+        for path in below
+        if RANK_FOLDER.fullmatch(path.parent.name) and format_of_suffix(path.name) is not None
+    ]
+    if not found:
+        return ""
+    text = f"; found {shorten(found, 3)}, and no pattern tells their ranks: link each folder as "
+    return text + "rank_N into one folder (ln -s), with the rank that its device has in the job"
 
 
 def is_of_a_rank(root: str, folder: str) -> bool:
