@@ -64,14 +64,6 @@ class ReadFile(io.FileIO):
         with named(self._path):
             return _given(super().readall(), self._path)
 
-    def pread(self, nbytes: int, offset: int) -> bytes:
-        """Return up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
-        try:
-            return os.pread(self.fileno(), nbytes, offset)
-        except OSError as error:
-            error.filename = os.fspath(self._path)
-            raise
-
 
 def _given(found: T | None, path: str | os.PathLike[str]) -> T:
     """What was read; None is a read that would have to wait."""

@@ -15,6 +15,7 @@ The protocol buffers documentation, "Encoding".
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from operator import eq
 from types import TracebackType
@@ -71,13 +72,17 @@ class PlainFile:
 
     def __init__(self, path: str, stamp: SourceStamp | None = None) -> None:
         self._file = open_source(path, stamp)
-        self._fd = self._file.fileno()
+        self._path, self._fd = path, self._file.fileno()
         self.stamp = stamp_of(self._fd)
         self.size = self.stamp.nbytes
 
     def pread(self, nbytes: int, offset: int) -> bytes:
         """Up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
-        return self._file.pread(nbytes, offset)
+        try:  # not `named`, which takes longer than the call; headers take many
+            return os.pread(self._fd, nbytes, offset)
+        except OSError as error:
+            error.filename = self._path
+            raise
 
     def close(self) -> None:
         """Close the file."""
