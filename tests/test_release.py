@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,12 @@ from ckpttool.run.release import released_by_another
 def holders(path: Path) -> set[int]:
     """The processes that have a removed file open."""
     found = set()
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        try:
-            if str(link.readlink()) == f"{path} (deleted)":
-                found.add(int(link.parts[2]))
-        except OSError:  # the process has ended meanwhile
-            continue
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile
+            for link in sorted((process / "fd").iterdir()):
+                with suppress(FileNotFoundError):  # it has closed that meanwhile
+                    if str(link.readlink()) == f"{path} (deleted)":
+                        found.add(int(process.name))
     return found
 
 
