@@ -189,6 +189,9 @@ def test_a_block_without_its_mark_is_called_so_and_replaced(mode, at, tmp_path, 
 def test_a_plain_rank_among_encrypted_ones_is_pointed_out(tmp_path, key_file):
     source = encrypt_ranks(tmp_path / "src", ranks=[0, 1, 2, 4, 5, 6, 7])
     words = ["merge", source, *STRATEGIES[:2], "--dec-key-file", key_file, "-o", tmp_path / "o.h5"]
+    refused = run(*words, "--strict")
+    assert refused.exit_code == 5
+    assert "--strict: rank 3: not encrypted, though others are" in message(refused)
     result = run_well(*words, "-q")
     assert "warning: rank 3: not encrypted, though others are" in message(result)
 

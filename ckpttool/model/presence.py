@@ -89,8 +89,8 @@ def find_partly_held(
 
     The ranks of a stage run the same program and save the same names: one that is not everywhere
     was renamed, or lost, by damage.  Without redundancy each may be handed out to one rank; so it
-    is if all that are not on every rank are on one.  Ranks that
-    hold nothing, and map parameters, are judged elsewhere.
+    is if all that are not on every rank are on one.  Ranks that hold nothing, and map parameters,
+    are judged elsewhere.
     """
     if catalog.description is not None or not strategy.layouts:
         return ()
