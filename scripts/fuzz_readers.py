@@ -40,8 +40,8 @@ with atheris.instrument_imports(include=["ckpttool"]):
     from ckpttool.model.catalog import FileIndex, TensorMeta
     from ckpttool.run.manifest import Listing
     from ckpttool.run.unfinished import listed_in, read_journal, sealed
-    from tests.hyper_folder import HyperSave
-    from tests.readers import Entry
+    from tests.support.hyper_parallel import HyperSave
+    from tests.support.readers import Entry
 
 SMALL = [
     TensorMeta("a/w", "Float32", (2, 3)),
