@@ -476,18 +476,15 @@ def test_a_table_beside_the_output_folder_of_a_run_is_found(tmp_path, ranks, tab
     assert document["ranks"][1]["server"] == "10.0.0.0"
 
 
-@pytest.mark.parametrize("step", ["unmarked_block", "recognise"])
-def test_a_damaged_file_that_is_deleted_before_it_is_recognised_is_named(
-    tmp_path, monkeypatch, step
-):
+def test_a_damaged_file_that_is_deleted_before_it_is_recognised_is_named(tmp_path, monkeypatch):
     whole, damaged = tmp_path / "rank_0" / "a.ckpt", tmp_path / "rank_1" / "a.ckpt"
-    real = getattr(formats, step)
+    recognise = formats.recognise
 
     def delete_first(path):
         Path(path).unlink()
-        return real(path)
+        return recognise(path)
 
-    monkeypatch.setattr(formats, step, delete_first)
+    monkeypatch.setattr(formats, "recognise", delete_first)
     for path, data in ((whole, record()), (damaged, record()[:-1])):
         path.parent.mkdir()
         path.write_bytes(data)

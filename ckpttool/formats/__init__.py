@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from ckpttool.errors import FormatError, UnreadableError, UnsupportedError, reason_of
 from ckpttool.formats.contained import ContainedReader
-from ckpttool.formats.encrypted import mode_of, unmarked_block
+from ckpttool.formats.encrypted import mode_of
 from ckpttool.formats.others import recognise
 from ckpttool.formats.reading import open_file
 from ckpttool.formats.stopping import Threads, result_of
@@ -269,9 +269,6 @@ def _read_known(
 
 def _as_recognised(error: FormatError) -> FormatError:
     """An error about a file of another kind that is known says which it is."""
-    unmarked = unmarked_block(error.path)
-    if unmarked is not None:
-        return FormatError(error.path, 0, unmarked)
     other = None if isinstance(error, UnsupportedError) else recognise(error.path)
     if other is None:
         return error
