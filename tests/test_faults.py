@@ -499,7 +499,7 @@ def test_a_read_only_file_system_is_named_before_the_first_byte(tmp_path, small_
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     result = run(*words_of(small_disk / "out"))
     assert result.exit_code == 5
-    assert f"{small_disk}: is on a file system that is read-only" in message(result)
+    assert f"{small_disk}: Read-only file system (nothing can be written there)" in message(result)
 
 
 def test_a_file_system_that_becomes_read_only_is_named(tmp_path, small_disk):
