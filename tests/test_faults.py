@@ -289,7 +289,7 @@ def test_an_error_of_the_system_that_libhdf5_tells_is_one(tmp_path, monkeypatch,
         assert (caught.value.errno, caught.value.filename) == (number, str(tmp_path / "m.h5"))
 
 
-@pytest.mark.parametrize("engine", ["inline", "threads:2", "processes:2"])
+@pytest.mark.parametrize("engine", ["inline", "threads:2"])
 @pytest.mark.parametrize("number", range(4))
 def test_a_thread_that_cannot_be_started_is_told(tmp_path, monkeypatch, engine, number):
     real, started = threading.Thread.start, []
