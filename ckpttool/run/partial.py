@@ -87,10 +87,6 @@ class PartialFile:
         finally:
             self._close()
 
-    def fileno(self) -> int:
-        """Its descriptor, until it is committed or discarded."""
-        return self._fd
-
     def withdraw(self) -> None:
         """Remove what is still there under the temporary name: no task goes on with it."""
         if self._fd >= 0 and is_open_as(self._path, self._fd):

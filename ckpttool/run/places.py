@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
 from collections.abc import Collection, Container, Iterator
 from pathlib import Path
 
+from ckpttool.errors import reason_of
 from ckpttool.formats import FORMAT_NAMES, format_of_suffix, suffix_of
 from ckpttool.formats.reading import is_there
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.manifest import JOURNAL, MANIFEST
 from ckpttool.model.plan import Target
 from ckpttool.model.strategy import shorten
-from ckpttool.run.rights import closed_folder, kept_file
 from ckpttool.storage.folders import is_of_a_rank
 from ckpttool.storage.leftovers import PARTIAL
 from ckpttool.storage.names import RANK_IN_NAME
@@ -139,7 +140,7 @@ def _problems_of(name: str, taken: Collection[FileId]) -> Iterator[str]:
     if not folder.is_dir():
         what = "a file" if os.path.exists(folder) else "a link that leads nowhere"  # noqa: PTH110
         yield f"{folder}: is {what}; name a folder to write to"
-    elif closed := closed_folder(folder) or _long_name(path, folder):
+    elif closed := access_problem(folder, os.W_OK | os.X_OK) or _long_name(path, folder):
         yield closed
     elif name.endswith("/") or path.is_dir():
         what = "is" if path.is_dir() else "ends like that of"
@@ -148,10 +149,20 @@ def _problems_of(name: str, taken: Collection[FileId]) -> Iterator[str]:
         yield f"{path}: is a device or a pipe; name a file to be written"
     elif path.exists() and _file_id(path) in taken:
         yield IS_INPUT  # as all files of a folder may be, which are told together
-    elif kept := kept_file(path):
-        yield kept
     else:
         yield from _problems_of_partial(partial, taken)
+
+
+def access_problem(path: Path, mode: int) -> str | None:
+    """Return the message that this user may not use a path as ``mode`` says.
+
+    None if the user may, or if nothing is there.
+    """
+    if os.access(path, mode) or not os.access(path, os.F_OK):
+        return None
+    is_read_only = os.statvfs(path).f_flag & os.ST_RDONLY
+    number = errno.EROFS if is_read_only else errno.EACCES
+    return f"{path}: {reason_of(OSError(number, os.strerror(number)))}; write to another place"
 
 
 def _long_name(path: Path, folder: Path) -> str | None:
@@ -175,8 +186,8 @@ def _problems_of_partial(partial: Path, taken: Collection[FileId]) -> Iterator[s
         yield f"{partial}: is in the way of the temporary file; move it away"
     elif (found.st_dev, found.st_ino) in taken:
         yield f"{partial}: an input of this run has the name of the temporary file; rename it"
-    elif kept := kept_file(partial, is_locked=True):
-        yield kept
+    elif closed := access_problem(partial, os.R_OK | os.W_OK):
+        yield closed
 
 
 def _file_id(path: Path) -> FileId:

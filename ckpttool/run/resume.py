@@ -29,7 +29,7 @@ from ckpttool.run.listed import OpenProgress, find_intact, no_progress
 from ckpttool.run.manifest import Listing
 from ckpttool.run.origin import changed_inputs, manifest_of, options_told
 from ckpttool.run.partial import stamp_of
-from ckpttool.run.rights import kept_file
+from ckpttool.run.places import access_problem
 from ckpttool.run.sets import (
     Place,
     busy_problem,
@@ -118,8 +118,8 @@ def _journals(place: Place, problems: list[str]) -> Iterator[tuple[Path, Unfinis
     own = journal_of(place.listing)
     held = {own, journal_of(place.manifest)}
     for path in sorted(held.union(find_records(place.manifest, JOURNAL))):
-        if kept := kept_file(path, is_locked=True):
-            problems += [kept] if path in held or not place.is_part else []
+        if closed := access_problem(path, os.R_OK | os.W_OK):
+            problems += [closed] if path in held or not place.is_part else []
             continue
         try:
             before = read_journal(path)
