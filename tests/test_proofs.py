@@ -10,7 +10,7 @@ import pytest
 
 import ckpttool
 from ckpttool.errors import CkptToolError, FormatError, PlanError
-from ckpttool.run.manifest import Listing
+from ckpttool.transaction.manifest import Listing
 from tests.checkpoints import noise, write_file
 from tests.commands import message, run, run_well
 from tests.engines import CASE, reshard_words

@@ -20,8 +20,19 @@ from ckpttool.errors import VerifyError, add_remark, remarks_on
 from ckpttool.formats import get_format
 from ckpttool.model.catalog import FileIndex, Stamp, TensorMeta
 from ckpttool.model.plan import OutputFile
-from ckpttool.storage.leftovers import PARTIAL, was_copied
 from ckpttool.storage.locks import UNSUPPORTED, TakenError, is_open_as, lock
+
+PARTIAL = ".partial"  # how temporary files of ckpttool end
+
+
+def was_copied(found: os.stat_result) -> bool:
+    """Whether a dated document has been written to since, or was copied without its times.
+
+    Both times are then those of that moment, which says nothing of how old its contents are.  A
+    copy that was renamed afterwards is not told.
+    """
+    return found.st_ctime_ns == found.st_mtime_ns
+
 
 DATE_TRIES, DATE_SECONDS = 550, 0.002  # clocks of files go on in ms, on some network ones in s
 STUCK = "what is half-written could not be removed: the next run does that"
@@ -127,7 +138,7 @@ def write_document(path: str, data: bytes | Iterable[str], *, is_dated: bool = F
     """Write a small file, or a text that is given in pieces, whole or not at all.
 
     The folder is made if it is not there.  If ``is_dated``, the file is changed later than it is
-    written, by which it is told from a copy; see `ckpttool.storage.leftovers.was_copied`.
+    written, by which it is told from a copy; see `ckpttool.run.partial.was_copied`.
 
     Raises
     ------
