@@ -38,8 +38,8 @@ with atheris.instrument_imports(include=["ckpttool"]):
     from ckpttool.formats.strategy_file import read_strategy
     from ckpttool.formats.unified import read_index_file
     from ckpttool.model.catalog import FileIndex, TensorMeta
-    from ckpttool.run.manifest import Listing
-    from ckpttool.run.unfinished import listed_in, read_journal, sealed
+    from ckpttool.transaction.journal import listed_in, read_journal, sealed
+    from ckpttool.transaction.manifest import Listing
     from tests.support.hyper_parallel import HyperSave
     from tests.support.readers import Entry
 

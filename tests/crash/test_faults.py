@@ -22,8 +22,8 @@ from ckpttool.formats.hdf5 import Hdf5
 from ckpttool.formats.reading import ReadFile, open_file
 from ckpttool.formats.wire import PlainFile
 from ckpttool.run.execute import CopyOptions, execute
-from ckpttool.run.manifest import Listing
 from ckpttool.storage import flatfile
+from ckpttool.transaction.manifest import Listing
 from tests.execution.test_execute import make_plan
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.executors import (
