@@ -149,7 +149,7 @@ def test_a_manifest_that_was_copied_back_proves_no_output_by_its_time(
 def test_what_a_manifest_proves_by_its_time_is_not_read(tmp_path, monkeypatch):
     run_well(*words_of(tmp_path))
     read = []
-    look = "ckpttool.run.listed.read_index"
+    look = "ckpttool.transaction.resume.read_index"
     monkeypatch.setattr(look, lambda name: (read.append(name), read_index(name))[1])
     run_well(*words_of(tmp_path), "--resume")
     assert read == []
