@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckpttool.errors import CkptToolError, FormatError, PlanError
-from ckpttool.model.manifest import JOURNAL, MANIFEST, Origin
+from ckpttool.model.manifest import JOURNAL, Origin
 from ckpttool.run.manifest import Listing, opened
 from ckpttool.run.partial import remove_stale
-from ckpttool.storage.journals import journal_of_begun
-from ckpttool.storage.leftovers import PARTIAL, interruption
-from ckpttool.storage.locks import TakenError, holder_of, lock, name_of_holder
+from ckpttool.storage.leftovers import PARTIAL
+from ckpttool.storage.locks import TakenError, lock, name_of_holder
 
 TRIES, PAUSE_SECONDS = 6, 0.05  # for a lock that somebody has for a moment, to look or to leave
 
@@ -132,20 +131,6 @@ def find_other_set(folder: Path) -> Path | None:
 def journal_of(listing: Path) -> Path:
     """The journal that becomes a listing."""
     return listing.with_name(listing.name + JOURNAL)
-
-
-def why_absent(path: Path) -> str | None:
-    """Why an output that is not there is not; None if no run tells."""
-    try:
-        own = journal_of(path.with_name(f"{path.name}.{MANIFEST}"))
-        journal = journal_of_begun(path) or own
-        by = holder_of(journal)
-        is_left = by is None and (journal != own or interruption(path) is not None)
-    except OSError:
-        return None  # it could not be written there either
-    if by is not None:
-        return f"a run is still writing it ({by})"
-    return "a run that was to write it did not end; run that command again" if is_left else None
 
 
 def take_lock(path: Path, is_shared: bool = False) -> int:

@@ -77,15 +77,6 @@ def on_half_written(path: Path) -> Iterator[str]:
                     yield f"{name}: {journal} says that a run of ckpttool {end}"
 
 
-def journal_of_begun(path: Path) -> Path | None:
-    """The journal that tells that a file was begun, and not that it is complete; None if none."""
-    for manifest in _sets_of(path):
-        for journal in journals_of(manifest):
-            if path.absolute() in (journal.parent / name for name in _read(journal).begun):
-                return journal
-    return None
-
-
 def _sets_of(path: Path) -> list[Path]:
     """The manifests of sets that a file may be one of, there or not."""
     above = [folder / MANIFEST for folder in path.absolute().parents[:2]]
