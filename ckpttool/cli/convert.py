@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from ckpttool.cli.signals import Stopper
+    from ckpttool.formats.stopping import OpenProgress
     from ckpttool.model.plan import Plan
-    from ckpttool.run.listed import OpenProgress
-    from ckpttool.run.manifest import Written
+    from ckpttool.transaction.manifest import Written
 
 
 def convert(
@@ -50,8 +50,8 @@ def convert(
     """
     from ckpttool.run.engines import is_cluster
     from ckpttool.run.memory import fit_memory
-    from ckpttool.run.origin import manifest_of
-    from ckpttool.run.resume import count_kept
+    from ckpttool.transaction.manifest import manifest_of
+    from ckpttool.transaction.resume import count_kept
 
     def open_progress(nbytes: int) -> AbstractContextManager[Callable[[int], None]]:
         return show_progress("reading what is kept", nbytes, quiet or as_json)

@@ -18,7 +18,8 @@ from ckpttool.model.strategy import parameter_of
 if TYPE_CHECKING:
     from ckpttool.model.plan import Plan
     from ckpttool.model.source import Source
-    from ckpttool.run.manifest import Manifest, Written
+    from ckpttool.transaction.manifest import Manifest, Written
+
 
 SCHEMA = 1
 LARGEST = 3  # sharded tensors that a result shows
