@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import click
@@ -57,7 +57,9 @@ def convert(
         return show_progress("reading what is kept", nbytes, quiet or as_json)
 
     started = time.perf_counter()
-    with _quiet_logs(), ckpttool.open_engine(engine) as executor:
+    if not click.get_current_context().meta.get(DEBUG):
+        logging.disable()  # libraries that reach a cluster repeat what our errors say
+    with ckpttool.open_engine(engine) as executor:
         if is_cluster(engine):
             with ckpttool.open_engine("threads") as here:
                 plan = make_plan(here, open_progress)
@@ -121,15 +123,3 @@ def _remedy(kept: int, outputs: int) -> str:
         return "; nothing is complete yet: run it again"
     done = f"{kept} of {outputs} outputs {'is' if kept == 1 else 'are'} complete"
     return f"; {done}: the same command with --resume goes on from there"
-
-
-@contextmanager
-def _quiet_logs() -> Iterator[None]:
-    """No messages of the libraries that reach a cluster, which tell the same, at length."""
-    before = logging.root.manager.disable
-    if not click.get_current_context().meta.get(DEBUG):
-        logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)
