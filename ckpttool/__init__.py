@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from ckpttool._version import __version__
+
 TYPE_CHECKING = False  # typing itself would be loaded before `ckpttool.__main__` minds signals
 if TYPE_CHECKING:
     from ckpttool.errors import (
@@ -39,8 +41,6 @@ if TYPE_CHECKING:
     from ckpttool.run.strategies import write_strategy
     from ckpttool.run.verify import verify
     from ckpttool.storage.scan import scan
-
-__version__ = "0.1.0"
 
 # Where each public name lives.  They are looked up when they are first used, so that a command
 # that needs no arrays (--help, --version, completion) does not wait for numpy and h5py.

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ckpttool import __version__
+from ckpttool._version import __version__
 from ckpttool.errors import CkptToolError, PlanError
 from ckpttool.formats.reading import as_stamp, read_file
 from ckpttool.model.catalog import Catalog, SourceStamp, format_ranks
