@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, cast
 
 from ckpttool.errors import FormatError, UnreadableError, UnsupportedError, reason_of
 from ckpttool.formats.base import ChecksumPart, Format, FormatWithChecksum
-from ckpttool.formats.contained import ContainedReader
 from ckpttool.formats.encrypted import mode_of
 from ckpttool.formats.others import recognise
 from ckpttool.formats.reading import open_file
+from ckpttool.formats.sandbox import Sandbox
 from ckpttool.formats.stopping import Threads, result_of
 from ckpttool.model.catalog import Alike, FileIndex, refuse_shared_extents
 from ckpttool.model.ciphertext import Secret
@@ -133,10 +133,10 @@ def read_indexes(
     secret = Secret(key) if isinstance(key, bytes) else key
     waiting = list(paths)
     twins = Twins()
-    with ContainedReader() as contained:
+    with Sandbox() as sandbox:
 
         def read(path: str) -> FileIndex | FormatError:
-            return _read_index(path, twins, secret, contained)
+            return _read_index(path, twins, secret, sandbox)
 
         for path in waiting[:1]:
             index = read(path)
@@ -154,18 +154,18 @@ def read_indexes(
                 on_progress(len(waiting) - len(futures), len(waiting))
                 yield index
         except BaseException:
-            contained.stop()
+            sandbox.stop()
             raise
         finally:
             executor.shutdown(cancel_futures=True)
 
 
 def _read_index(
-    path: str, twins: Twins, key: Secret | None, contained: ContainedReader
+    path: str, twins: Twins, key: Secret | None, sandbox: Sandbox
 ) -> FileIndex | FormatError:
     try:
         try:
-            return _read_known(path, twins, key, contained)
+            return _read_known(path, twins, key, sandbox)
         except FormatError as error:
             return _as_recognised(error)
     except OSError as error:
@@ -175,16 +175,14 @@ def _read_index(
         return unreadable
 
 
-def _read_known(
-    path: str, twins: Twins, key: Secret | None, contained: ContainedReader
-) -> FileIndex:
+def _read_known(path: str, twins: Twins, key: Secret | None, sandbox: Sandbox) -> FileIndex:
     """The header of a file of a format that is known; raises what is wrong with it."""
     from ckpttool.formats.ckpt import Ckpt
 
     name = _find_format(path)
 
     def read(path: str) -> FileIndex:
-        format = contained if name == "hdf5" else get_format(name)
+        format = sandbox if name == "hdf5" else get_format(name)
         index = Ckpt(twins).read_index(path, key) if name == "ckpt" else format.read_index(path)
         if not isinstance(index.tensors, Alike):  # to those of a file that was looked at
             refuse_shared_extents(index)

@@ -21,18 +21,11 @@ from ckpttool.model.ciphertext import Secret
 from ckpttool.model.findings import Finding
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import shorten
+from ckpttool.run.partial import PARTIAL
 from ckpttool.storage.described import scan_described
-from ckpttool.storage.folders import (
-    list_rank_files,
-    note_rank_folders,
-    siblings,
-    unfinished,
-)
+from ckpttool.storage.folders import list_rank_files, note_rank_folders, siblings, unfinished
 from ckpttool.storage.indexed import note_index, scan_indexed
-from ckpttool.storage.journals import notes_of_runs, on_half_written
 from ckpttool.storage.leftovers import (
-    PARTIAL,
-    interruption,
     is_unfinished_file,
     note_occasion,
     on_unfinished_save,
@@ -44,6 +37,7 @@ from ckpttool.storage.patterns import Without, list_by_pattern
 from ckpttool.storage.placement import FILE
 from ckpttool.storage.steps import choose_step
 from ckpttool.storage.trees import find_checkpoint, find_strategies
+from ckpttool.transaction.journal import interruption, notes_of_runs, on_half_written
 
 
 def scan(

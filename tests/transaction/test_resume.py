@@ -19,8 +19,8 @@ import ckpttool
 from ckpttool.formats import read_index
 from ckpttool.run import execute as execute_module
 from ckpttool.run.fill import fill
-from ckpttool.run.unfinished import sealed
 from ckpttool.storage.scan import scan
+from ckpttool.transaction.journal import sealed
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.executors import (
     CASE,
@@ -169,14 +169,14 @@ def test_a_signal_is_heard_while_what_is_kept_is_read(tmp_path):
         "import signal, sys, threading\n"
         "from ckpttool.cli.main import main\n"
         "from ckpttool.formats.stopping import go_on\n"
-        "from ckpttool.run import listed\n"
+        "from ckpttool.transaction import resume\n"
         "turn = threading.Lock()\n"
         "def read_for_ever(tensor, buffer_bytes):\n"
         "    if turn.acquire(blocking=False):\n"
         "        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)\n"
         "    while True:\n"
         "        go_on()\n"
-        "listed.unit_digests = read_for_ever\n"
+        "resume.unit_digests = read_for_ever\n"
         "main(sys.argv[1:])"
     )
     words = [*words_of(tmp_path), "--resume"]
@@ -961,7 +961,9 @@ def test_a_whole_run_that_did_not_end_is_done_in_parts_instead(tmp_path, failing
 def test_a_run_that_was_killed_when_all_was_listed_is_complete(tmp_path, failing, part):
     words = [*words_of(tmp_path), *part]
     code = (
-        "import os; from ckpttool.cli.main import main; from ckpttool.run.journal import Journal\n"
+        "import os\n"
+        "from ckpttool.cli.main import main\n"
+        "from ckpttool.transaction.journal import Journal\n"
     )
     code += "Journal._close = lambda journal, remove: os._exit(9)\nmain()"  # as by SIGKILL
     assert finish(start(sys.executable, "-c", code, *words))[0] == 9
