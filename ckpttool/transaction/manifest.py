@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeVar
 
-from ckpttool import __version__
+from ckpttool._version import __version__
 from ckpttool.errors import CkptToolError, FormatError, PlanError, UnreadableError, reason_of
 from ckpttool.formats.reading import as_stamp, open_file, read_file
 from ckpttool.formats.strict_json import parse_json
