@@ -18,6 +18,7 @@ from ckpttool.cli.progress import show_progress
 from ckpttool.cli.signals import Stopped
 from ckpttool.cli.tables import print_table
 from ckpttool.cli.text import echo
+from ckpttool.model.strategy import count
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -86,7 +87,7 @@ def convert(
 
 
 def _print_written(plan: Plan, written: Sequence[Written], seconds: float) -> None:
-    """What there is now, and how many of it were there before."""
+    """Print the outputs, and how many of them an earlier run had written."""
     rows = [
         (out.path, out.format, str(out.tensors), report.format_bytes(out.nbytes)) for out in written
     ]
@@ -104,7 +105,7 @@ def _print_written(plan: Plan, written: Sequence[Written], seconds: float) -> No
     of_part = f", part {plan.part.number}/{plan.part.count}" if plan.part else ""
     of_kept = f" ({kept} kept, {len(written) - kept} written)" if kept else ""
     echo(
-        f"{len(written)} file{'s' if len(written) != 1 else ''}, {report.format_bytes(nbytes)}"
+        f"{count(len(written), 'file')}, {report.format_bytes(nbytes)}"
         f"{of_kept} in {seconds:.2f} s{of_step}{of_part}"
     )
     words = {"followed": "cut like their parameters", "full": "in full", "dropped": "left out"}
@@ -118,7 +119,7 @@ def _print_written(plan: Plan, written: Sequence[Written], seconds: float) -> No
 
 
 def _remedy(kept: int, outputs: int) -> str:
-    """How to go on from a run that was ended, after ``kept`` of its outputs were complete."""
+    """Return the advice for a stopped run of whose outputs ``kept`` are complete."""
     if not kept:
         return "; nothing is complete yet: run it again"
     done = f"{kept} of {outputs} outputs {'is' if kept == 1 else 'are'} complete"
