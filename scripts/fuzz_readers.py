@@ -29,7 +29,6 @@ with atheris.instrument_imports(include=["ckpttool"]):
     from ckpttool.formats.ckpt import Ckpt
     from ckpttool.formats.group_info import read_group_info
     from ckpttool.formats.hdf5 import Hdf5
-    from ckpttool.formats.metadata_json import read_metadata
     from ckpttool.formats.rank_table import read_rank_table
     from ckpttool.formats.safetensors import Safetensors
     from ckpttool.formats.sandbox import Sandbox
@@ -39,6 +38,7 @@ with atheris.instrument_imports(include=["ckpttool"]):
     from ckpttool.model.catalog import FileIndex, TensorMeta
     from ckpttool.run.manifest import Listing
     from ckpttool.run.unfinished import listed_in, read_journal, sealed
+    from ckpttool.storage.checkpoint2 import read_metadata
     from ckpttool.storage.hyper_parallel import read_metadata as read_hyper_metadata
     from tests.hyper_folder import HyperSave
     from tests.readers import Entry

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckpttool
-from ckpttool.formats.metadata_json import parse_key
 from ckpttool.run.execute import CopyOptions, execute
+from ckpttool.storage.checkpoint2 import parse_key
 from tests.by_hand import layout, strategy
 from tests.checkpoints import cut, noise, oracle, write_file
 from tests.commands import mentions, message, run, run_well

@@ -60,7 +60,8 @@ from ckpttool.model.dtypes import find_word
 from ckpttool.model.notes import Note
 from ckpttool.model.region import Region
 from ckpttool.model.strategy import count, shorten
-from ckpttool.storage.named import Faults, Files, read_named
+from ckpttool.storage.checkpoint2 import Faults, Files, read_named
+from ckpttool.storage.names import HYPER_METADATA
 
 MAX_BYTES = 200_000_000  # a hundred bytes and more for every slice of every rank
 BYTES_PER_SECOND = 2_000_000  # that the slowest machine reads of a metadata file
@@ -69,7 +70,6 @@ MAX_AXES = 32
 VERSIONS = ("1.0", "2.0")
 
 TENSORS = re.compile(r"_rank(\d{1,9})_\.safetensors")
-OF_A_RANK = re.compile(r"\.rank(\d{1,9})_metadata|(\d{1,9})\.metadata")
 FILE_NAME = re.compile(r"(?!\.\.?$)[^/\0]+")  # in the same folder
 PICKLE = b"\x80"  # first byte of every pickle of protocol 2 and later
 
@@ -119,7 +119,7 @@ def scan_hyper_parallel(src: str, step: str | None) -> Catalog | None:
 def _metadata_files(folder: Path, notes: list[Note]) -> list[Path]:
     """Return the metadata file, or those of the ranks, lowest first."""
     whole = folder / ".metadata"
-    matches = {path: OF_A_RANK.fullmatch(path.name) for path in folder.iterdir()}
+    matches = {path: HYPER_METADATA.fullmatch(path.name) for path in folder.iterdir()}
     of_ranks = {
         path: int(match[1] or match[2])
         for path, match in matches.items()
@@ -250,10 +250,10 @@ def _place(tensors: Mapping[str, HyperTensor], folder: _Folder, notes: list[Note
         described = wrong or describe(meta, boxes)
         if isinstance(described, Described):
             placed[name] = described
-            faults.excuse(reasons)
+            faults.add_harmless(reasons)
         else:
             problems += wrong or ([] if reasons else described)
-            faults.blame(reasons, name)
+            faults.add_missing(reasons, name)
     problems += faults.problems()
     notes += faults.notes()
     return Description((), placed, frozenset(tensors) - placed.keys(), tuple(problems))

@@ -19,6 +19,7 @@ from typing import NamedTuple
 RANK_IN_NAME = re.compile(r"(?<![A-Za-z])rank_?(\d+)(?!\d)")
 STEP_IN_NAME = re.compile(r"-(\d{1,255})_(\d{1,255})(_breakpoint)?$")  # no file name is longer
 NUMBER = re.compile(r"\d{1,255}")
+HYPER_METADATA = re.compile(r"\.rank(\d{1,9})_metadata|(\d{1,9})\.metadata")  # of one rank
 
 
 class Step(NamedTuple):

@@ -23,6 +23,7 @@ from ckpttool.model.ciphertext import Secret
 from ckpttool.model.findings import Finding
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import shorten
+from ckpttool.storage.checkpoint2 import FILE
 from ckpttool.storage.described import scan_described
 from ckpttool.storage.folders import (
     list_rank_files,
@@ -43,7 +44,6 @@ from ckpttool.storage.leftovers import (
 )
 from ckpttool.storage.names import RANK_IN_NAME, is_wanted, label_of
 from ckpttool.storage.patterns import Without, list_by_pattern
-from ckpttool.storage.placement import FILE
 from ckpttool.storage.steps import choose_step
 from ckpttool.storage.trees import find_checkpoint, find_strategies
 
