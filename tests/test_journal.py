@@ -26,7 +26,7 @@ from ckpttool.model.manifest import (
 from ckpttool.run.partial import stamp_of
 from ckpttool.transaction.journal import (
     Journal,
-    Place,
+    OutputSet,
     interruption,
     read_journal,
     record_of,
@@ -44,8 +44,8 @@ def place_of(folder, part=None):
     """Where a run writes its manifest, or the record of a part."""
     manifest = folder / "ckpttool.json"
     if part is None:
-        return Place(manifest, manifest, ORIGIN, ORIGIN.head())
-    return Place(manifest, record_of(manifest, part, 2), ORIGIN, ORIGIN.head_with_times())
+        return OutputSet(manifest, manifest, ORIGIN, ORIGIN.head())
+    return OutputSet(manifest, record_of(manifest, part, 2), ORIGIN, ORIGIN.head_with_times())
 
 
 def open_journal(folder, is_resumed=False, part=None):

@@ -58,10 +58,10 @@ def test_hashes_are_those_of_the_contents(tmp_path, output_format):
 
 @pytest.mark.parametrize("engine", ["inline", "threads:5", "processes:2"])
 def test_every_engine_and_any_cut_writes_the_same_manifest(tmp_path, engine, monkeypatch):
-    execute(make_plan(tmp_path / "first"))
+    execute(*make_plan(tmp_path / "first"))
     options = CopyOptions(band_bytes=64, task_bytes=100, max_in_flight=3)
     with open_engine(engine) as executor:
-        execute(make_plan(tmp_path / "second"), executor, options=options)
+        execute(*make_plan(tmp_path / "second"), executor, options=options)
     first, second = ((tmp_path / name / NAME).read_bytes() for name in ("first", "second"))
     assert first == second
     assert str(tmp_path).encode() not in first

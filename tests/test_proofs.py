@@ -33,7 +33,7 @@ class Small:
         for part in parts or (None,):
             words = {"format": "ckpt", "resume": resume, "part": part}
             ckpttool.execute(
-                ckpttool.plan_split(self.catalog, self.strategy, str(self.out), **words)
+                *ckpttool.plan_split(self.catalog, self.strategy, str(self.out), **words)
             )
 
     def resume(self):

@@ -149,7 +149,7 @@ def test_a_manifest_that_was_copied_back_proves_no_output_by_its_time(
 def test_what_a_manifest_proves_by_its_time_is_not_read(tmp_path, monkeypatch):
     run_well(*words_of(tmp_path))
     read = []
-    look = "ckpttool.run.listed.read_index"
+    look = "ckpttool.transaction.resume.read_index"
     monkeypatch.setattr(look, lambda name: (read.append(name), read_index(name))[1])
     run_well(*words_of(tmp_path), "--resume")
     assert read == []
@@ -1086,10 +1086,10 @@ def test_from_python_a_plan_is_resumed(tmp_path, failing):
 
     failing("rank_3")
     with pytest.raises(ckpttool.ExecutionError):
-        ckpttool.execute(make_plan())
+        ckpttool.execute(*make_plan())
     filled, progress = failing(None), []
-    plan = make_plan(resume=True)
-    written = ckpttool.execute(plan, on_progress=progress.append)
+    plan, destination = make_plan(resume=True)
+    written = ckpttool.execute(plan, destination, on_progress=progress.append)
     assert [out.rank for out in written] == [0, 1, 2, 3]
     assert [out.nbytes for out in written] == [Path(out.path).stat().st_size for out in written]
     assert set(filled) == {"checkpoint_3.ckpt"}

@@ -28,6 +28,7 @@ import os
 import re
 import socket
 import time
+from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -40,6 +41,7 @@ from ckpttool.formats.reading import is_there, open_file
 from ckpttool.model.catalog import Stamp
 from ckpttool.model.manifest import JOURNAL, MANIFEST, Listed, Origin, differences
 from ckpttool.model.notes import Note
+from ckpttool.model.plan import Document, Plan
 from ckpttool.model.strategy import count, shorten
 from ckpttool.run.partial import (
     PARTIAL,
@@ -58,6 +60,7 @@ from ckpttool.transaction.manifest import (
     lines_of,
     listing_text,
     opened,
+    origin_of,
     output_text,
 )
 
@@ -283,36 +286,85 @@ TRIES, PAUSE_SECONDS = 6, 0.05  # for a lock that somebody has for a moment, to 
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """What a run writes in the end, and what it must not leave beside it.
+class Part:
+    """One of ``count`` runs that write one set, from 1 on: ``--part number/count``."""
+
+    number: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSet:
+    """The set of outputs that a run writes, or writes a part of.
 
     Attributes
     ----------
     manifest
-        That of the set.
+        Path of the set's manifest.
     listing
-        The manifest, or the record of a part.
+        What the run writes when all its outputs are complete: the manifest, or the record of a
+        part.
     origin
         The run.
     head
-        What the listing says beside its outputs.
-    outdated
-        Documents of the set, which speak of it as complete.
+        What the listing says besides its outputs.
+    documents
+        Those of the set; removed before the first output is replaced.
     outputs
-        Paths of what it writes, counted from the manifest's folder.
+        Paths of the outputs that this run writes, relative to the manifest's folder.
     """
 
     manifest: Path
     listing: Path
     origin: Origin
     head: Mapping[str, object]
-    outdated: tuple[str, ...] = ()
-    outputs: frozenset[str] = frozenset()
+    documents: tuple[Document, ...] = ()
+    outputs: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, plan: Plan, ranks: Iterable[int], part: Part | None) -> OutputSet:
+        """Return the set of a plan, for a run that writes the outputs of some ranks.
+
+        Raises
+        ------
+        OSError
+            A source or strategy file is gone.
+        """
+        manifest, origin = Path(plan.target.manifest_path), origin_of(plan)
+        outputs = tuple(os.path.relpath(plan.target.paths[r], manifest.parent) for r in ranks)
+        if part is None:
+            return cls(manifest, manifest, origin, origin.head(), plan.documents, outputs)
+        documents = [
+            {
+                "path": os.path.relpath(document.path, manifest.parent),
+                "data": b64encode(document.data).decode(),
+            }
+            for document in plan.documents
+        ]
+        head = {
+            **origin.head_with_times(),
+            "part": part.number,
+            "parts": part.count,
+            "files": len(plan.target.paths),
+            "documents": documents,
+        }
+        record = record_of(manifest, part.number, part.count)
+        return cls(manifest, record, origin, head, plan.documents, outputs)
 
     @property
     def is_part(self) -> bool:
         """Whether other runs write to the same set."""
         return self.manifest != self.listing
+
+    @property
+    def folder(self) -> Path:
+        """The folder that paths of outputs are relative to."""
+        return self.manifest.parent
+
+    @property
+    def own_documents(self) -> tuple[Document, ...]:
+        """The documents that this run writes; those of a set in parts are left to `finalize`."""
+        return () if self.is_part else self.documents
 
     def records_of_parts(self) -> list[Path]:
         """Those that this makes outdated: all, or if it is a part those that cannot be beside it.
@@ -333,7 +385,8 @@ class Place:
             with opened(record) as file:
                 if file.read(len(mine)) == mine:
                     return False  # without reading all of it: there may be thousands
-            return any(one.path in self.outputs for one in Listing.read(record).outputs())
+            mine_too = set(self.outputs)
+            return any(one.path in mine_too for one in Listing.read(record).outputs())
         except FileNotFoundError:
             return False
         except FormatError:
@@ -478,7 +531,7 @@ class Journal:
     """
 
     def __init__(
-        self, place: Place, is_resumed: bool, proven: Mapping[str, Stamp] | None = None
+        self, place: OutputSet, is_resumed: bool, proven: Mapping[str, Stamp] | None = None
     ) -> None:
         self._place = place
         self._path = journal_of(place.listing)
@@ -669,7 +722,8 @@ class Journal:
     def _remove_outdated(self) -> None:
         """Before the first output is replaced: what says that the set is complete."""
         place = self._place
-        said = (place.manifest, place.listing, *place.outdated, *place.records_of_parts())
+        documents = (document.path for document in place.documents)
+        said = (place.manifest, place.listing, *documents, *place.records_of_parts())
         for path in dict.fromkeys(map(str, said)):
             remove_document(path)
 

@@ -353,17 +353,17 @@ def _proven_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
 
 
 def origin_of(plan: Plan) -> Origin:
-    """The origin of all that is written by a plan, and of a part by the whole of it.
+    """Return what a run of a plan reads and does; parts of one plan have the same.
 
     Raises
     ------
     OSError
         A source or strategy file is gone.
     """
-    base, folder = Path(plan.catalog.root).absolute().parent, manifest_of(plan).parent
+    base, folder = Path(plan.catalog.root).absolute().parent, plan.target.output_folder
     return Origin(
         __version__,
-        plan_digest(plan) if plan.part is None else plan.part.digest,
+        plan_digest(plan),
         plan.catalog.step,
         tuple(
             InputFile(os.path.relpath(path, base), *(stamp or _look_at(path))[:3])
@@ -372,10 +372,10 @@ def origin_of(plan: Plan) -> Origin:
         tuple(read_strategy_file(path) for path in dict.fromkeys(plan.strategies)),
         tuple(
             _describe_strategy(os.path.relpath(one.path, folder), one.data)
-            for one in (plan.documents if plan.part is None else plan.part.documents)
+            for one in plan.documents
             if one.kind == "strategy"
         ),
-        options_of(plan) if plan.part is None else plan.part.options,
+        options_of(plan),
     )
 
 
@@ -429,11 +429,6 @@ def options_told(format: str, outputs: Sequence[tuple[int, str]]) -> Iterator[tu
         yield "prefix", f"--prefix {Path(path).stem.removesuffix(str(rank))}"
     else:
         yield "files", count(len(outputs), "file")
-
-
-def manifest_of(plan: Plan) -> Path:
-    """Where the manifest of a plan is, or of the plan that it is a part of."""
-    return Path(plan.target.manifest_path if plan.part is None else plan.part.manifest)
 
 
 def changed_inputs(plan: Plan) -> Iterator[str]:

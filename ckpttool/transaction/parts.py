@@ -9,9 +9,7 @@ always in the same way.  When all of its part is there it leaves a record in the
 from __future__ import annotations
 
 import heapq
-import os
 import re
-from base64 import b64encode
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -24,11 +22,11 @@ from ckpttool.model.catalog import format_ranks
 from ckpttool.model.manifest import JOURNAL, MANIFEST, Origin, differences
 from ckpttool.model.notes import Note
 from ckpttool.model.parts import balance
-from ckpttool.model.plan import Document, Plan, PlanPart
-from ckpttool.model.strategy import count, shorten
+from ckpttool.model.plan import Document, Plan
+from ckpttool.model.strategy import shorten
 from ckpttool.run.partial import is_within, remove_document, write_document
 from ckpttool.transaction.journal import (
-    Place,
+    Part,
     find_other_set,
     find_records,
     has_text,
@@ -44,12 +42,8 @@ from ckpttool.transaction.manifest import (
     Manifest,
     Written,
     listing_text,
-    manifest_of,
-    options_of,
-    origin_of,
     output_problems,
     output_text,
-    plan_digest,
     remedy_for,
 )
 
@@ -117,66 +111,14 @@ class Record:
         )
 
 
-def take_part(plan: Plan, number: int, parts: int) -> Plan:
-    """A plan of the outputs that fall to run ``number``, from 1 on, of ``parts`` runs.
+def ranks_of_part(plan: Plan, part: Part) -> tuple[int, ...]:
+    """Return the ranks whose outputs fall to one of several runs; there may be none.
 
-    It has as many bytes as the others, as far as whole files allow; it may have none.
+    Each run gets about as many bytes, as far as whole files allow, and always the same files.
     """
-    paths = plan.target.paths
-    sizes = plan.sizes
-    dealt = balance([sizes[rank] for rank in paths], parts)
-    mine = {
-        rank: path
-        for (rank, path), part in zip(paths.items(), dealt, strict=True)
-        if part == number - 1
-    }
-    notes = plan.notes
-    if not mine:
-        text = f"part {number}/{parts} has nothing to write: {count(len(paths), 'output file')}"
-        notes = (*notes, Note("part", f"{text} among {parts} parts"))
-    part = PlanPart(
-        number,
-        parts,
-        len(paths),
-        plan_digest(plan),
-        plan.target.manifest_path,
-        plan.documents,
-        options_of(plan),
-    )
-    target = replace(plan.target, paths=mine)
-    return replace(plan, target=target, notes=notes, documents=(), part=part)
-
-
-def place_of(plan: Plan) -> Place:
-    """Where a plan's journal is, and what it becomes: the manifest, or the record of a part.
-
-    Raises
-    ------
-    OSError
-        A source or strategy file is gone.
-    """
-    manifest, origin, part = manifest_of(plan), origin_of(plan), plan.part
-    if part is None:
-        paths = tuple(document.path for document in plan.documents)
-        return Place(manifest, manifest, origin, origin.head(), paths)
-    documents = [
-        {
-            "path": os.path.relpath(document.path, manifest.parent),
-            "data": b64encode(document.data).decode(),
-        }
-        for document in part.documents
-    ]
-    head = {
-        **origin.head_with_times(),
-        "part": part.number,
-        "parts": part.count,
-        "files": part.files,
-        "documents": documents,
-    }
-    paths = tuple(document.path for document in part.documents)
-    outputs = (os.path.relpath(path, manifest.parent) for path in plan.target.paths.values())
-    record = record_of(manifest, part.number, part.count)
-    return Place(manifest, record, origin, head, paths, frozenset(outputs))
+    ranks, sizes = list(plan.target.paths), plan.sizes
+    dealt = balance([sizes[rank] for rank in ranks], part.count)
+    return tuple(r for r, number in zip(ranks, dealt, strict=True) if number == part.number - 1)
 
 
 def commit(folder: str) -> Manifest:
