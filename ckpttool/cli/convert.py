@@ -17,7 +17,7 @@ from ckpttool.cli.options import DEBUG, STOPPER
 from ckpttool.cli.progress import show_progress
 from ckpttool.cli.signals import Stopped
 from ckpttool.cli.tables import print_table
-from ckpttool.errors import add_remark
+from ckpttool.cli.text import echo
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -83,14 +83,10 @@ def convert(
                 raise
     seconds = time.perf_counter() - started
     document = report.describe_run(plan, destination, written, seconds)
-    try:
-        if as_json:
-            report.print_json(document)
-        else:
-            _print_written(plan, destination, written, seconds)
-    except OSError as error:
-        add_remark(error, "what it would tell of is written, and complete")
-        raise
+    if as_json:
+        report.print_json(document)
+    else:
+        _print_written(plan, destination, written, seconds)
 
 
 def _print_written(
@@ -114,7 +110,7 @@ def _print_written(
     part = destination.part
     of_part = f", part {part.number}/{part.count}" if part else ""
     of_kept = f" ({kept} kept, {len(written) - kept} written)" if kept else ""
-    click.echo(
+    echo(
         f"{len(written)} file{'s' if len(written) != 1 else ''}, {report.format_bytes(nbytes)}"
         f"{of_kept} in {seconds:.2f} s{of_step}{of_part}"
     )
@@ -125,7 +121,7 @@ def _print_written(
         if tensors
     ]
     if found:
-        click.echo(f"not in the target strategy: {', '.join(found)}")
+        echo(f"not in the target strategy: {', '.join(found)}")
 
 
 def _remedy(kept: int, outputs: int) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckpttool.cli.text import printable
+from ckpttool.cli.text import echo, printable
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import parameter_of
 
@@ -32,7 +32,7 @@ def print_json(document: Json) -> None:
     """One JSON document on stdout."""
     import json
 
-    click.echo(json.dumps({"schema": SCHEMA, **document}))  # ASCII: right in every locale
+    echo(json.dumps({"schema": SCHEMA, **document}))  # ASCII: right in every locale
 
 
 def print_notes(notes: Iterable[Note], quiet: bool) -> None:

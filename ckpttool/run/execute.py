@@ -21,7 +21,6 @@ from ckpttool.run.failures import cause_of, next_step
 from ckpttool.run.fill import TASK_PIECES, cut_into_tasks, fill
 from ckpttool.run.jobs import Done, Job
 from ckpttool.run.partial import PartialFile, clean_up
-from ckpttool.run.release import released_by_another
 from ckpttool.run.together import group_outputs
 from ckpttool.storage.checksum import compute_checksum
 from ckpttool.transaction.manifest import Written
@@ -260,19 +259,11 @@ class _Run:
         self._transaction().commit(job.output, job.hashes, rename)
 
     def abandon(self, error: BaseException) -> None:
-        """Stop what has not begun, wait for the rest, and remove the outputs that are not done.
+        """Stop what has not begun, wait for the rest, and remove the unfinished outputs.
 
-        Workers of a cluster are not waited for: they may be lost, and what they write has a name
-        of their own.  Who is in a hurry, as with Ctrl-C, does not wait until the disk is free.
+        Workers of a cluster are not waited for: they may be lost, and they write to files with
+        names of their own.
         """
-        if isinstance(error, Exception):
-            self._remove_all(error)
-            return
-        files = [job.file for job in self.jobs if isinstance(job.file, PartialFile)]
-        with released_by_another([file.fileno() for file in files]):
-            self._remove_all(error)
-
-    def _remove_all(self, error: BaseException) -> None:
         clean_up(error, *(job.file.withdraw for job in self.jobs))
         if isinstance(self.executor, Stoppable):
             self.executor.stop()  # a call that is cancelled meanwhile would never be done

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ckpttool.errors import VerifyError, add_remark, remarks_on
+from ckpttool.errors import VerifyError, add_remark, reason_of, remarks_on
 from ckpttool.formats import get_format
 from ckpttool.model.catalog import FileIndex, Stamp, TensorMeta
 from ckpttool.model.plan import OutputFile
@@ -97,10 +97,6 @@ class PartialFile:
             raise
         finally:
             self._close()
-
-    def fileno(self) -> int:
-        """Its descriptor, until it is committed or discarded."""
-        return self._fd
 
     def withdraw(self) -> None:
         """Remove what is still there under the temporary name: no task goes on with it."""
@@ -300,6 +296,18 @@ def _compare(output: OutputFile, found: list[TensorMeta]) -> None:
 
 def _describe(meta: TensorMeta | None) -> str:
     return "nothing" if meta is None else f"{meta.dtype} {meta.shape}"
+
+
+def access_problem(path: Path, mode: int) -> str | None:
+    """Return the message that this user may not use a path as ``mode`` says.
+
+    None if the user may, or if nothing is there.
+    """
+    if os.access(path, mode) or not os.access(path, os.F_OK):
+        return None
+    is_read_only = os.statvfs(path).f_flag & os.ST_RDONLY
+    number = errno.EROFS if is_read_only else errno.EACCES
+    return f"{path}: {reason_of(OSError(number, os.strerror(number)))}; write to another place"
 
 
 def sync_folder(folder: Path) -> None:

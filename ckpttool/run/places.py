@@ -13,8 +13,7 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.manifest import JOURNAL, MANIFEST
 from ckpttool.model.plan import Target
 from ckpttool.model.strategy import shorten
-from ckpttool.run.partial import PARTIAL
-from ckpttool.run.rights import closed_folder, kept_file
+from ckpttool.run.partial import PARTIAL, access_problem
 from ckpttool.storage.folders import is_of_a_rank
 from ckpttool.storage.names import RANK_IN_NAME
 from ckpttool.storage.trees import CHECKPOINTS, is_tree
@@ -126,7 +125,7 @@ def _problems_of(name: str, taken: Collection[FileId]) -> Iterator[str]:
     if not folder.is_dir():
         what = "a file" if os.path.exists(folder) else "a link that leads nowhere"  # noqa: PTH110
         yield f"{folder}: is {what}; name a folder to write to"
-    elif closed := closed_folder(folder) or _long_name(path, folder):
+    elif closed := access_problem(folder, os.W_OK | os.X_OK) or _long_name(path, folder):
         yield closed
     elif name.endswith("/") or path.is_dir():
         what = "is" if path.is_dir() else "ends like that of"
@@ -135,8 +134,6 @@ def _problems_of(name: str, taken: Collection[FileId]) -> Iterator[str]:
         yield f"{path}: is a device or a pipe; name a file to be written"
     elif path.exists() and _file_id(path) in taken:
         yield IS_INPUT  # as all files of a folder may be, which are told together
-    elif kept := kept_file(path):
-        yield kept
     else:
         yield from _problems_of_partial(partial, taken)
 
@@ -162,8 +159,8 @@ def _problems_of_partial(partial: Path, taken: Collection[FileId]) -> Iterator[s
         yield f"{partial}: is in the way of the temporary file; move it away"
     elif (found.st_dev, found.st_ino) in taken:
         yield f"{partial}: an input of this run has the name of the temporary file; rename it"
-    elif kept := kept_file(partial, is_locked=True):
-        yield kept
+    elif closed := access_problem(partial, os.R_OK | os.W_OK):
+        yield closed
 
 
 def _file_id(path: Path) -> FileId:

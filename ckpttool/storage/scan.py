@@ -12,11 +12,9 @@ from ckpttool.errors import (
     PlanError,
     UnfinishedError,
     UnsupportedError,
-    WrongKeyError,
     raise_all,
 )
 from ckpttool.formats import read_index, read_indexes
-from ckpttool.formats.encrypted import fitting_others
 from ckpttool.formats.reading import why_not_a_path
 from ckpttool.model.catalog import Catalog, FileIndex, format_ranks
 from ckpttool.model.ciphertext import Secret
@@ -123,6 +121,7 @@ def scan_all(
     indexes = read_indexes((str(chosen[rank]) for rank in sorted(chosen)), key, on_progress)
     found_in = dict(zip(sorted(chosen), indexes, strict=True))
     files = {n: index for n, index in found_in.items() if isinstance(index, FileIndex)}
+    damaged = {n: error for n, error in found_in.items() if isinstance(error, FormatError)}
     closed = {rank: error for rank, error in without.items() if error is not None}
     absent = tuple(sorted({*_gaps({*chosen, *closed}), *(without.keys() - closed.keys())}))
     notes += [_on_absent(root, absent)] if absent else []
@@ -134,7 +133,7 @@ def scan_all(
         str(root),
         files,
         label,
-        dict(sorted({**_damaged(found_in), **closed}.items())),
+        dict(sorted({**damaged, **closed}.items())),
         strategy_files=strategy_files,
         notes=tuple(note for note in notes if note.text not in problems),  # told once
         problems=problems,
@@ -198,16 +197,6 @@ def _choose_files(
         return choose_step(str(root), found, step, notes)
     except PlanError as error:
         raise type(error)([*error.problems, *unfinished(notes)]) from error
-
-
-def _damaged(found: Mapping[int, FileIndex | FormatError]) -> dict[int, FormatError]:
-    """What is wrong with files; of one that a key does not fit, whether it fits others."""
-    fitting = sum(isinstance(one, FileIndex) and one.cipher is not None for one in found.values())
-    return {
-        rank: fitting_others(one, fitting) if fitting and isinstance(one, WrongKeyError) else one
-        for rank, one in found.items()
-        if isinstance(one, FormatError)
-    }
 
 
 def _gaps(ranks: Collection[int]) -> Iterator[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -20,8 +21,7 @@ from ckpttool.model.manifest import JOURNAL, MANIFEST, Hashed, Listed, Origin, d
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import Document, Plan
 from ckpttool.model.strategy import count, shorten
-from ckpttool.run.partial import PARTIAL, stamp_of
-from ckpttool.run.rights import kept_file
+from ckpttool.run.partial import PARTIAL, access_problem, stamp_of
 from ckpttool.storage.checksum import verify_checksum
 from ckpttool.storage.digest import unit_digests
 from ckpttool.storage.locks import holder_of
@@ -316,8 +316,8 @@ def _journals(place: OutputSet, problems: list[str]) -> Iterator[tuple[Path, Unf
     own = journal_of(place.listing)
     held = {own, journal_of(place.manifest)}
     for path in sorted(held.union(find_records(place.manifest, JOURNAL))):
-        if kept := kept_file(path, is_locked=True):
-            problems += [kept] if path in held or not place.is_part else []
+        if closed := access_problem(path, os.R_OK | os.W_OK):
+            problems += [closed] if path in held or not place.is_part else []
             continue
         try:
             before = read_journal(path)
