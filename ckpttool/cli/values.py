@@ -98,9 +98,9 @@ class Existing(PathName):
         if os.path.islink(value) and not os.path.exists(value):  # noqa: PTH110, PTH114
             to = os.readlink(value)  # noqa: PTH115
             self.fail(f"Path {value!r} is a link to {to!r}, which leads nowhere.", param, ctx)
-        from ckpttool.transaction.journal import why_absent
+        from ckpttool.transaction.journal import absence_reason
 
-        reason = why_absent(Path(value)) or _near(Path(value))
+        reason = absence_reason(Path(value)) or _near(Path(value))
         ending = f": {reason}" if reason else "."
         raise click.BadParameter(f"Path {value!r} does not exist{ending}", ctx, param)
 

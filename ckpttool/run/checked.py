@@ -31,7 +31,7 @@ from ckpttool.run.places import blocked_places, place_problems, stale_files
 from ckpttool.run.replicas import replica_problems
 from ckpttool.run.strategies import Told
 from ckpttool.transaction.journal import Part
-from ckpttool.transaction.manifest import changed_files
+from ckpttool.transaction.manifest import changed_sources
 from ckpttool.transaction.parts import ranks_of_part
 from ckpttool.transaction.resume import Destination, DestinationPolicy, inspect_previous_run
 
@@ -111,7 +111,7 @@ def make_checked_plan(
         errors.append(PlanError(problems))
     if catalog.problems:  # first, since what else is wrong may follow from them
         errors.insert(0, PlanError(catalog.problems))
-    if errors and (changed := changed_files(catalog)):
+    if errors and (changed := changed_sources(catalog)):
         errors = [PlanError([*changed, *places])]  # which what else is wrong may come of
     raise_all(errors)
     assert plan is not None, "else there is an error"

@@ -21,7 +21,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 
 from ckpttool.errors import ExecutionError, PlanError
-from ckpttool.model.manifest import Listed, hashed
+from ckpttool.model.manifest import OutputEntry, hashed
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.strategy import shorten
 from ckpttool.run.partial import write_document
@@ -115,7 +115,7 @@ class Transaction:
         def record(nbytes: int) -> None:
             path = os.path.relpath(output.path, self._set.folder)
             tensors = tuple(hashed(meta, hashes.get(meta.name, {})) for meta in output.metas)
-            journal.add(Listed(output.rank, path, output.format, nbytes, tensors))
+            journal.add(OutputEntry(output.rank, path, output.format, nbytes, tensors))
 
         rename(record)
         journal.place(output.path)
@@ -135,7 +135,7 @@ class Transaction:
         self.writing = str(self._set.manifest)
         changed = list(changed_inputs(self._plan))
         if changed:
-            raise ExecutionError(str(self._set.listing), f"{shorten(changed, 3)}; {MIXTURE}")
+            raise ExecutionError(str(self._set.record), f"{shorten(changed, 3)}; {MIXTURE}")
         for document in self._set.own_documents:
             self.writing = document.path
             write_document(document.path, document.data)

@@ -17,30 +17,38 @@ from ckpttool.formats import read_index
 from ckpttool.formats.reading import is_there, read_file
 from ckpttool.formats.stopping import OnProgress, OpenProgress, no_progress, result_of
 from ckpttool.model.catalog import FileIndex, Stamp, StoredTensor
-from ckpttool.model.manifest import JOURNAL, MANIFEST, Hashed, Listed, Origin, differences, hashed
+from ckpttool.model.manifest import (
+    JOURNAL,
+    MANIFEST,
+    OutputEntry,
+    Provenance,
+    TensorEntry,
+    differences,
+    hashed,
+)
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import Document, Plan
 from ckpttool.model.strategy import count, shorten
 from ckpttool.run.partial import PARTIAL, access_problem, stamp_of
 from ckpttool.storage.checksum import verify_checksum
 from ckpttool.storage.digest import unit_digests
-from ckpttool.storage.locks import holder_of
+from ckpttool.storage.locks import lock_holder
 from ckpttool.transaction.journal import (
+    JournalState,
     OutputSet,
     Part,
-    Unfinished,
     busy_problem,
-    find_records,
-    journal_of,
-    journal_that_tells_of,
-    listed_in,
+    find_part_records,
+    journal_path,
+    journal_that_began,
+    read_entries,
     read_journal,
     resume_problems,
 )
 from ckpttool.transaction.manifest import (
-    Listing,
+    ManifestFile,
     changed_inputs,
-    options_told,
+    options_of_outputs,
     output_problems,
 )
 
@@ -121,12 +129,12 @@ class DestinationPolicy(NamedTuple):
 
 def look(output_set: OutputSet) -> State:
     """Look what lies at a destination, without a lock and without a write."""
-    journal = journal_of(output_set.listing)
-    if holder_of(journal) is not None:
+    journal = journal_path(output_set.record)
+    if lock_holder(journal) is not None:
         return State.RUNNING
     if journal.exists():
         return State.STOPPED
-    has_listing = output_set.listing.exists() or output_set.manifest.exists()
+    has_listing = output_set.record.exists() or output_set.manifest.exists()
     return State.COMPLETE if has_listing else State.NONE
 
 
@@ -152,70 +160,75 @@ def inspect_previous_run(
     problems
         Gets a message for everything that stands in the way.
     """
-    place, may_replace = OutputSet.of(plan, ranks, policy.part), policy.overwrite
-    seen = None if may_replace else snapshot_destination(place)
+    output_set, may_replace = OutputSet.of(plan, ranks, policy.part), policy.overwrite
+    seen = None if may_replace else snapshot_destination(output_set)
     found = Destination(tuple(ranks), policy.part, policy.resume, seen=seen)
-    folder = place.folder
+    folder = output_set.folder
     if not folder.is_dir():
         return found
     notes: list[Note] = []
-    own = journal_of(place.listing)
-    names = set(place.outputs)
+    own = journal_path(output_set.record)
+    names = set(output_set.outputs)
     ours: set[str] = set()
     begun: set[str] = set()
     kept: dict[str, Stamp] = {}
-    for path, before in _journals(place, problems):
+    for path, before in _journals(output_set, problems):
         begun |= before.begun | before.complete.keys()
-        if (policy.resume or not may_replace) and holder_of(path) is None:
+        if (policy.resume or not may_replace) and lock_holder(path) is None:
             unclear = names & before.complete.keys() - before.untouched(folder, {}).keys()
             attrs = plan.target.attrs
             kept |= _prove(folder, path, before, sorted(unclear), attrs, executor, policy)
         ours |= {str(folder / name) for name in before.untouched(folder, kept)}
         if path == own:
             mine = before.kept(folder, kept)
-            ours |= {str(Path(one.path)) for one in place.own_documents if is_written(one)}
-            _tell(place, before, len(mine), policy.resume, problems, notes)
+            ours |= {str(Path(one.path)) for one in output_set.own_documents if is_written(one)}
+            report_resume_state(output_set, before, len(mine), policy.resume, problems, notes)
             kept |= mine
-    partials = [Path(str(folder / name) + PARTIAL) for name in place.outputs if name not in begun]
+    partials = [
+        Path(str(folder / name) + PARTIAL) for name in output_set.outputs if name not in begun
+    ]
     problems += _others(sorted(partials), may_replace)
     if not may_replace:
-        told = list(_about_set(place, policy, kept))
+        told = list(existing_set_problems(output_set, policy, kept))
         problems += told
-        ours |= _files_of(place) if told else set()
+        ours |= _files_of(output_set) if told else set()
     if policy.resume:
-        listed, intact = find_listed(place, plan.target.attrs, executor, policy, problems, notes)
+        listed, intact = inspect_finished_set(
+            output_set, plan.target.attrs, executor, policy, problems, notes
+        )
         kept |= intact
         ours |= listed
-    if describes_nothing(place.manifest):
-        ours.add(str(place.manifest))
-    state = found.state if problems else look(place)
+    if describes_nothing(output_set.manifest):
+        ours.add(str(output_set.manifest))
+    state = found.state if problems else look(output_set)
     return replace(found, state=state, kept=kept, replaceable=frozenset(ours), notes=tuple(notes))
 
 
-def _files_of(place: OutputSet) -> set[str]:
+def _files_of(output_set: OutputSet) -> set[str]:
     """All files that a run writes."""
-    documents = (str(Path(document.path)) for document in place.own_documents)
-    outputs = (str(place.folder / name) for name in place.outputs)
-    return {str(place.manifest), *outputs, *documents}
+    documents = (str(Path(document.path)) for document in output_set.own_documents)
+    outputs = (str(output_set.folder / name) for name in output_set.outputs)
+    return {str(output_set.manifest), *outputs, *documents}
 
 
-def is_complete(place: OutputSet, kept: Mapping[str, Stamp]) -> bool:
+def is_complete(output_set: OutputSet, kept: Mapping[str, Stamp]) -> bool:
     """Return whether all that a run is to write is there, as its manifest or record says."""
-    return look(place) is State.COMPLETE and complete_listing(place, kept) is not None
+    return look(output_set) is State.COMPLETE and complete_manifest(output_set, kept) is not None
 
 
-def complete_listing(place: OutputSet, kept: Mapping[str, Stamp]) -> Listing | None:
+def complete_manifest(output_set: OutputSet, kept: Mapping[str, Stamp]) -> ManifestFile | None:
     """Return the manifest or record by which all that a run is to write is there."""
-    listing = _listing_of(place) if all(map(is_written, place.own_documents)) else None
-    is_so = listing is not None and all(
-        stamp is not None and (listing.knows(output, stamp) or kept.get(output.path) == stamp)
-        for output, stamp in _outputs(place, listing)
+    finished = _finished_set(output_set) if all(map(is_written, output_set.own_documents)) else None
+    is_so = finished is not None and all(
+        stamp is not None
+        and (finished.is_unmodified(output, stamp) or kept.get(output.path) == stamp)
+        for output, stamp in _outputs(output_set, finished)
     )
-    return listing if is_so else None
+    return finished if is_so else None
 
 
-def find_listed(
-    place: OutputSet,
+def inspect_finished_set(
+    output_set: OutputSet,
     attrs: Collection[str],
     executor: Executor,
     policy: DestinationPolicy,
@@ -227,38 +240,40 @@ def find_listed(
     Outputs that are gone are written again, as a note says.  Outputs that were changed are a
     problem, unless they may be replaced.  Without such a set nothing is found.
     """
-    listing, folder = _listing_of(place), place.folder
-    if listing is None:
+    finished, folder = _finished_set(output_set), output_set.folder
+    if finished is None:
         return set(), {}
     gone, there, unclear = [], [], {}
-    for output, stamp in _outputs(place, listing):
+    for output, stamp in _outputs(output_set, finished):
         if stamp is None:
             gone.append(str(folder / output.path))
-        elif listing.knows(output, stamp):
+        elif finished.is_unmodified(output, stamp):
             there.append(str(folder / output.path))
         else:  # written to, or moved here, after it was listed
             unclear[output.path] = stamp.nbytes
     proven: dict[str, Stamp] = {}
     if unclear:
-        outputs = (output for output, _ in _outputs(place, listing) if output.path in unclear)
+        outputs = (output for output, _ in _outputs(output_set, finished) if output.path in unclear)
         with policy.open_progress(sum(unclear.values())) as on_progress:
             proven = find_intact(folder, outputs, attrs, executor, on_progress)
     there += [str(folder / path) for path in proven]
     wrong = [str(folder / path) for path in unclear if path not in proven]
-    for path in (one.path for one in place.own_documents if not is_written(one)):
+    for path in (one.path for one in output_set.own_documents if not is_written(one)):
         (wrong if is_there(path) else gone).append(path)
-    if gone and listing.path != place.listing:
-        text = f"{listing.path}: {_are_gone(gone)}; the same command without --part writes what is "
+    if gone and finished.path != output_set.record:
+        text = (
+            f"{finished.path}: {_are_gone(gone)}; the same command without --part writes what is "
+        )
         problems.append(f"{text}gone of a set that is committed")
     elif wrong and not policy.overwrite:
-        text = f"not what {listing.path} says was written; has it been changed?"
+        text = f"not what {finished.path} says was written; has it been changed?"
         problems.append(f"{shorten(wrong, 3)}: {text}")
     else:
         if gone and there:
-            text = f"{listing.path}: {_are_gone(gone)}, written again; the others are kept"
+            text = f"{finished.path}: {_are_gone(gone)}, written again; the others are kept"
             notes.append(Note("unfinished", text))
-        documents = [document.path for document in place.own_documents]
-        return {str(Path(path)) for path in (*there, *documents, str(place.manifest))}, proven
+        documents = [document.path for document in output_set.own_documents]
+        return {str(Path(path)) for path in (*there, *documents, str(output_set.manifest))}, proven
     return set(), {}
 
 
@@ -267,28 +282,30 @@ def _are_gone(paths: Sequence[str]) -> str:
     return f"{count(len(paths), 'output')} {'is' if is_one else 'are'} gone ({shorten(paths, 3)})"
 
 
-def _listing_of(place: OutputSet) -> Listing | None:
+def _finished_set(output_set: OutputSet) -> ManifestFile | None:
     """Return the manifest or record that lists all outputs of a run, there or not."""
-    wanted = set(place.outputs)
-    for path in dict.fromkeys((place.listing, place.manifest)):
-        listing = place.find_listing(path)
-        if listing is None:
+    wanted = set(output_set.outputs)
+    for path in dict.fromkeys((output_set.record, output_set.manifest)):
+        finished = output_set.find_finished(path)
+        if finished is None:
             continue
         try:
-            outputs = listing.manifest().outputs
+            outputs = finished.manifest().outputs
         except (FileNotFoundError, FormatError):
             continue  # cut short
         if wanted <= {output.path for output in outputs}:
-            return listing
+            return finished
     return None
 
 
-def _outputs(place: OutputSet, listing: Listing) -> Iterator[tuple[Listed, Stamp | None]]:
-    """Yield what a listing says of each output of a run, and its stamp; None if it is gone."""
-    wanted = set(place.outputs)
-    for output in listing.outputs():
+def _outputs(
+    output_set: OutputSet, finished: ManifestFile
+) -> Iterator[tuple[OutputEntry, Stamp | None]]:
+    """Yield what a finished says of each output of a run, and its stamp; None if it is gone."""
+    wanted = set(output_set.outputs)
+    for output in finished.outputs():
         if output.path in wanted:
-            yield output, stamp_of(place.folder / output.path)
+            yield output, stamp_of(output_set.folder / output.path)
 
 
 def is_written(document: Document) -> bool:
@@ -302,7 +319,7 @@ def is_written(document: Document) -> bool:
 def describes_nothing(manifest: Path) -> bool:
     """Whether this is a manifest of outputs that somebody has removed, all of them."""
     try:
-        outputs = Listing.read(manifest).manifest().outputs
+        outputs = ManifestFile.read(manifest).manifest().outputs
     except (FileNotFoundError, CkptToolError):
         return False
     return not any(is_there(manifest.parent / output.path) for output in outputs)
@@ -311,13 +328,13 @@ def describes_nothing(manifest: Path) -> bool:
 MIXTURE = "what was made of it may be a mixture, so write all of it anew"
 
 
-def _journals(place: OutputSet, problems: list[str]) -> Iterator[tuple[Path, Unfinished]]:
+def _journals(output_set: OutputSet, problems: list[str]) -> Iterator[tuple[Path, JournalState]]:
     """What runs left that did not end; what cannot be read of a set's own is a problem."""
-    own = journal_of(place.listing)
-    held = {own, journal_of(place.manifest)}
-    for path in sorted(held.union(find_records(place.manifest, JOURNAL))):
+    own = journal_path(output_set.record)
+    held = {own, journal_path(output_set.manifest)}
+    for path in sorted(held.union(find_part_records(output_set.manifest, JOURNAL))):
         if closed := access_problem(path, os.R_OK | os.W_OK):
-            problems += [closed] if path in held or not place.is_part else []
+            problems += [closed] if path in held or not output_set.is_part else []
             continue
         try:
             before = read_journal(path)
@@ -331,7 +348,7 @@ def _journals(place: OutputSet, problems: list[str]) -> Iterator[tuple[Path, Unf
 def _prove(
     folder: Path,
     journal: Path,
-    before: Unfinished,
+    before: JournalState,
     names: Sequence[str],
     attrs: Collection[str],
     executor: Executor,
@@ -341,22 +358,24 @@ def _prove(
     lines = (before.lines[before.complete[name]] for name in names)
     nbytes = sum(stamp.nbytes for name in names if (stamp := stamp_of(folder / name)))
     with policy.open_progress(nbytes) if nbytes else no_progress(0) as on_progress:
-        return find_intact(folder, listed_in(journal, lines), attrs, executor, on_progress)
+        return find_intact(folder, read_entries(journal, lines), attrs, executor, on_progress)
 
 
-def snapshot_destination(place: OutputSet) -> dict[str, Stamp]:
+def snapshot_destination(output_set: OutputSet) -> dict[str, Stamp]:
     """Return the stamps of all files that a run would replace."""
-    documents = (document.path for document in place.own_documents)
-    outputs = (str(place.folder / name) for name in place.outputs)
-    paths = (*outputs, *documents, str(place.manifest))
+    documents = (document.path for document in output_set.own_documents)
+    outputs = (str(output_set.folder / name) for name in output_set.outputs)
+    paths = (*outputs, *documents, str(output_set.manifest))
     return {path: stamp for path in paths if (stamp := stamp_of(Path(path))) is not None}
 
 
-def destination_changes(place: OutputSet, seen: Mapping[str, Stamp] | None) -> Iterator[str]:
+def destination_changes(output_set: OutputSet, seen: Mapping[str, Stamp] | None) -> Iterator[str]:
     """Yield the problem that another run has written here since `snapshot_destination`."""
     if seen is None:
         return
-    new = [path for path, stamp in snapshot_destination(place).items() if seen.get(path) != stamp]
+    new = [
+        path for path, stamp in snapshot_destination(output_set).items() if seen.get(path) != stamp
+    ]
     if new:
         text = "written by another run since this one began; --overwrite replaces what is there"
         yield f"{shorten(new, 3)}: {text}"
@@ -366,8 +385,8 @@ def _others(partials: Iterable[Path], may_replace: bool) -> Iterator[str]:
     """Messages for temporary files that no journal of this set knows of."""
     left: dict[Path | None, list[str]] = {}
     for path in filter(_is_file, partials):
-        journal = journal_that_tells_of(path)
-        if holder_of(path) is not None:
+        journal = journal_that_began(path)
+        if lock_holder(path) is not None:
             yield busy_problem(
                 path, "a run of another set" if journal is None else f"see {journal}"
             )
@@ -382,48 +401,56 @@ def _others(partials: Iterable[Path], may_replace: bool) -> Iterator[str]:
         yield f"{shorten(paths, 3)}: {text}; {remedy}"
 
 
-def _about_set(
-    place: OutputSet, policy: DestinationPolicy, kept: Mapping[str, Stamp]
+def existing_set_problems(
+    output_set: OutputSet, policy: DestinationPolicy, kept: Mapping[str, Stamp]
 ) -> Iterator[str]:
     """Yield the problems of a set that is there, besides that its files are."""
     if policy.part is not None:
         ending = f"-of-{policy.part.count}.json"
-        others = [str(one) for one in find_records(place.manifest) if not one.name.endswith(ending)]
+        others = [
+            str(one)
+            for one in find_part_records(output_set.manifest)
+            if not one.name.endswith(ending)
+        ]
         if others:
             text = f"another number of parts than --part {policy.part.number}/{policy.part.count}"
             text += " says; take that for all of them, or remove the records that are not wanted"
             yield f"{shorten(others, 3)}: {text}"
             return
-    if describes_nothing(place.listing):
+    if describes_nothing(output_set.record):
         return  # all of it was removed, so nothing stands in the way
     if not policy.resume:
-        listing = complete_listing(place, kept) if place.outputs else None
-        if listing is not None:
-            text = f"{listing.path} says that this very command has written all of it "
-            text += f"({count(len(place.outputs), 'output')})"
+        finished = complete_manifest(output_set, kept) if output_set.outputs else None
+        if finished is not None:
+            text = f"{finished.path} says that this very command has written all of it "
+            text += f"({count(len(output_set.outputs), 'output')})"
             yield f"{text}; --resume keeps it, --overwrite writes it anew"
         return
-    for path in dict.fromkeys((place.listing, place.manifest)):
+    for path in dict.fromkeys((output_set.record, output_set.manifest)):
         with suppress(FileNotFoundError):
             try:
-                listing = Listing.read(path)
-                origin = _origin_in(listing)
+                finished = ManifestFile.read(path)
+                provenance = _provenance_in(finished)
             except FormatError as error:
                 yield f"{error}; --resume cannot do without it, --overwrite writes all anew"
                 continue
-            mine = place.origin if place.is_part else place.origin.as_told_at(listing.mtime_ns)
-            for change in differences(mine, origin) if path == place.listing else ():
+            mine = (
+                output_set.provenance
+                if output_set.is_part
+                else output_set.provenance.as_told_at(finished.mtime_ns)
+            )
+            for change in differences(mine, provenance) if path == output_set.record else ():
                 text = f"{path}: --resume: what is there is of another run: {change}"
-                yield f"{text}; write to another place, or --overwrite writes all anew"
+                yield f"{text}; write to another output_set, or --overwrite writes all anew"
 
 
-def _origin_in(listing: Listing) -> Origin:
-    """The run that a listing is of; what a manifest does not tell of it, its outputs do."""
-    origin, outputs = listing.head.origin(), listing.manifest().outputs
-    if origin.options or not outputs:
-        return origin
+def _provenance_in(finished: ManifestFile) -> Provenance:
+    """The run that a finished is of; what a manifest does not tell of it, its outputs do."""
+    provenance, outputs = finished.head.provenance(), finished.manifest().outputs
+    if provenance.options or not outputs:
+        return provenance
     paths = [(output.rank, output.path) for output in outputs]
-    return replace(origin, options=tuple(options_told(outputs[0].format, paths)))
+    return replace(provenance, options=tuple(options_of_outputs(outputs[0].format, paths)))
 
 
 def _is_file(path: Path) -> bool:
@@ -433,38 +460,38 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _tell(
-    place: OutputSet,
-    before: Unfinished,
+def report_resume_state(
+    output_set: OutputSet,
+    before: JournalState,
     kept: int,
     is_resumed: bool,
     problems: list[str],
     notes: list[Note],
 ) -> None:
     """Say what stands in the way of resuming from a journal, or how much is kept of it."""
-    path = journal_of(place.listing)
-    by = holder_of(path)
+    path = journal_path(output_set.record)
+    by = lock_holder(path)
     if by is not None:
         problems.append(busy_problem(path, by))
         return
     if is_resumed:
-        changes = list(differences(place.origin, before.origin))
+        changes = list(differences(output_set.provenance, before.provenance))
         problems += resume_problems(path, changes) if changes else []
         if not changes and not kept:
-            text = f"{place.listing}: a run did not end, and nothing of it could be kept; "
+            text = f"{output_set.record}: a run did not end, and nothing of it could be kept; "
             notes.append(Note("unfinished", f"{text}this one begins anew"))
     if kept:
-        what = f"{kept} of {count(len(place.outputs), 'output')}"
+        what = f"{kept} of {count(len(output_set.outputs), 'output')}"
         then = "are kept" if is_resumed else "are written anew (--resume keeps them)"
-        text = f"{place.listing}: a run did not end, {what} that it left complete {then}"
+        text = f"{output_set.record}: a run did not end, {what} that it left complete {then}"
         notes.append(Note("unfinished", text))
 
 
 def count_kept(plan: Plan, destination: Destination) -> int:
     """Return how many outputs of a run that was stopped ``--resume`` keeps."""
-    place = OutputSet.of(plan, destination.ranks, destination.part)
-    before = read_journal(journal_of(place.listing))
-    return 0 if before is None else len(before.kept(place.folder, {}))
+    output_set = OutputSet.of(plan, destination.ranks, destination.part)
+    before = read_journal(journal_path(output_set.record))
+    return 0 if before is None else len(before.kept(output_set.folder, {}))
 
 
 def changed_inputs_message(plan: Plan) -> str:
@@ -478,14 +505,14 @@ def changed_inputs_message(plan: Plan) -> str:
 
 def find_intact(
     folder: Path,
-    outputs: Iterable[Listed],
+    outputs: Iterable[OutputEntry],
     attrs: Collection[str],
     executor: Executor,
     on_progress: OnProgress,
 ) -> dict[str, Stamp]:
     """Outputs that hold what is listed and these attributes, every byte read; as they were then.
 
-    Of a checksum no listing tells, so it is verified.
+    Of a checksum no finished tells, so it is verified.
     """
     found = {}
     for output in outputs:
@@ -508,7 +535,7 @@ def find_intact(
 
 
 def content_problems_of(
-    path: Path, output: Listed, index: FileIndex | None, name: str
+    path: Path, output: OutputEntry, index: FileIndex | None, name: str
 ) -> Iterator[str]:
     """What is wrong with an output, by its size and its header."""
     yield from (wrong := list(output_problems(path.parent, [output])))
@@ -528,7 +555,7 @@ def content_problems_of(
             yield f"{output.path}: {tensor}: {expected}"
 
 
-def _describe_tensor(one: Hashed | None) -> str:
+def _describe_tensor(one: TensorEntry | None) -> str:
     return "nothing" if one is None else f"{one.dtype} {one.shape}"
 
 

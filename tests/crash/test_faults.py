@@ -23,7 +23,7 @@ from ckpttool.formats.reading import ReadFile, open_file
 from ckpttool.formats.wire import PlainFile
 from ckpttool.run.execute import CopyOptions, execute
 from ckpttool.storage import flatfile
-from ckpttool.transaction.manifest import Listing
+from ckpttool.transaction.manifest import ManifestFile
 from tests.execution.test_execute import make_plan
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.executors import (
@@ -531,13 +531,13 @@ def test_no_verdict_is_given_on_files_that_are_not_the_same_at_the_end(tmp_path,
 def test_a_manifest_that_goes_while_it_is_held_against_files_is_no_finding(tmp_path, monkeypatch):
     out = tmp_path / "out"
     run_well(*words_of(out))
-    real = Listing.outputs
+    real = ManifestFile.outputs
 
     def outputs(self):
         self.path.unlink(missing_ok=True)
         return real(self)
 
-    monkeypatch.setattr(Listing, "outputs", outputs)
+    monkeypatch.setattr(ManifestFile, "outputs", outputs)
     result = run("verify", out, "-s", CASE / "dst_strategy.ckpt", "--deep")
     assert result.exit_code == 5
     assert message(result) == f"ckpttool: {out / NAME}: is gone since this began; run again"

@@ -18,7 +18,7 @@ from ckpttool.model import manifest as manifest_module
 from ckpttool.run.engines import open_engine
 from ckpttool.run.execute import CopyOptions, execute
 from ckpttool.storage.flatfile import FlatFiles
-from ckpttool.transaction.manifest import Listing
+from ckpttool.transaction.manifest import ManifestFile
 from tests.execution.test_execute import make_plan
 from tests.support.checkpoints import noise, write_file
 from tests.support.commands import SUFFIXES, files_below, message, run, run_well
@@ -72,7 +72,7 @@ def test_a_large_tensor_has_a_hash_for_each_unit(tmp_path, monkeypatch):
     entry = noise("w", "Int32", (5, 3, 7))
     write_file(tmp_path / "m.ckpt", {"w": entry}, "ckpt")
     run_well("merge", tmp_path / "m.ckpt", "-o", tmp_path / "o.safetensors")
-    (output,) = Listing.read(tmp_path / f"o.safetensors.{NAME}").outputs()
+    (output,) = ManifestFile.read(tmp_path / f"o.safetensors.{NAME}").outputs()
     (tensor,) = output.tensors
     rows = [entry.data[at : at + 84] for at in range(0, 420, 84)]
     pieces = [row[at : at + 56] for row in rows for at in (0, 56)]
