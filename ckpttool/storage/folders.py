@@ -35,7 +35,7 @@ from ckpttool.storage.leftovers import (
 )
 from ckpttool.storage.names import HYPER_METADATA, RANK_IN_NAME, Found
 from ckpttool.storage.patterns import Without, hint_at_pattern, suggest_patterns, unreadable
-from ckpttool.transaction.journal import interruption
+from ckpttool.transaction.journal import incomplete_reason
 
 PYTORCH_NAME = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
 PYTORCH_SUFFIXES = (".bin", ".pt", ".pth")
@@ -263,7 +263,7 @@ def _list_flat_files(root: Path, notes: list[Note]) -> list[Found]:
 
 def _refuse_unfinished(root: Path) -> None:
     """Raise what tells of a run of ckpttool that there are no files of, and what to do."""
-    said = interruption(root)
+    said = incomplete_reason(root)
     if said is not None:
         raise UnfinishedError([said])
 

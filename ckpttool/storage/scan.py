@@ -37,7 +37,11 @@ from ckpttool.storage.names import RANK_IN_NAME, is_wanted, label_of
 from ckpttool.storage.patterns import Without, list_by_pattern
 from ckpttool.storage.steps import choose_step
 from ckpttool.storage.trees import find_checkpoint, find_strategies
-from ckpttool.transaction.journal import interruption, notes_of_runs, on_half_written
+from ckpttool.transaction.journal import (
+    describe_unfinished_runs,
+    incomplete_reason,
+    on_half_written,
+)
 
 
 def scan(
@@ -115,7 +119,7 @@ def scan_all(
         chosen, label = _choose_files(root, pattern, step, notes, without)
     except UnfinishedError as error:
         findings = tuple(Finding("unfinished", text) for text in error.problems)
-        notes += notes_of_runs(root)
+        notes += describe_unfinished_runs(root)
         return Catalog(str(root), {}, notes=tuple(notes), findings=findings)
     indexes = read_indexes((str(chosen[rank]) for rank in sorted(chosen)), key, on_progress)
     found_in = dict(zip(sorted(chosen), indexes, strict=True))
@@ -127,7 +131,7 @@ def scan_all(
     notes += _note_encryption(files, key)
     strategy_files = find_strategies(root, chosen, notes)
     problems = tuple(_problems(root, chosen.values()))
-    notes += notes_of_runs(root)
+    notes += describe_unfinished_runs(root)
     return Catalog(
         str(root),
         files,
@@ -260,7 +264,7 @@ def _problems(whole: Path, files: Iterable[Path] = ()) -> Iterator[str]:
     saves = [unfinished_save(path) for path in (whole, *files)]
     for save in dict.fromkeys(filter(None, saves)):
         yield on_unfinished_save(save)
-    reason = interruption(whole)
+    reason = incomplete_reason(whole)
     yield from on_half_written(whole) if reason is None else [reason]
 
 

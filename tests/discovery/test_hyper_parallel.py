@@ -248,15 +248,15 @@ def test_whatever_boxes_are_saved_are_merged_and_resharded(new_folder, move, dat
         return
     folder = new_folder()
     data.draw(saves(entries)).write(folder / "src")
-    plan = ckpttool.plan_merge(
+    plan, destination = ckpttool.plan_merge(
         ckpttool.scan(str(folder / "src")), None, str(folder / "m.ckpt"), "ckpt"
     )
-    execute(plan, options=SMALL)
+    execute(plan, destination, options=SMALL)
     assert read(folder / "m.ckpt") == entries
-    plan = ckpttool.plan_reshard(
+    plan, destination = ckpttool.plan_reshard(
         ckpttool.scan(str(folder / "src")), None, move.dst, str(folder / "dst"), "ckpt"
     )
-    execute(plan, options=SMALL)
+    execute(plan, destination, options=SMALL)
     assert read_ranks(folder / "dst") == cut(entries, move.dst)
 
 
