@@ -81,7 +81,7 @@ def describe_checkpoint(
     """Return document and notes of rank folders; add problems to ``errors``."""
     from ckpttool.model.losses import notes_of_scan
     from ckpttool.run.asked import as_asked
-    from ckpttool.storage.devices import find_devices
+    from ckpttool.storage.trees import find_devices
 
     catalog, of_part = as_asked(catalog, strategy)
     notes = [*notes_of_scan(catalog, strategy), *of_part]

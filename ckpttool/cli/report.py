@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -16,9 +17,10 @@ from ckpttool.model.notes import Note
 from ckpttool.model.strategy import parameter_of
 
 if TYPE_CHECKING:
-    from ckpttool.model.plan import Plan
+    from ckpttool.model.plan import Document, Plan
     from ckpttool.model.source import Source
     from ckpttool.transaction.manifest import Manifest, Written
+    from ckpttool.transaction.resume import Destination
 
 
 SCHEMA = 1
@@ -63,8 +65,14 @@ def format_bytes(nbytes: int) -> str:
     return f"{size:.1f} TiB"
 
 
-def describe_run(plan: Plan, written: Sequence[Written], seconds: float, manifest: str) -> Json:
+def describe_run(
+    plan: Plan, destination: Destination, written: Sequence[Written], seconds: float
+) -> Json:
     """Return the JSON document of merge, split and reshard."""
+    documents = documents_of(plan, destination)
+    indexes = [document.path for document in documents if document.kind == "index"]
+    strategies = [document.path for document in documents if document.kind == "strategy"]
+    manifest, part = str(Path(plan.target.manifest_path)), destination.part
     return {
         "outputs": [{**_describe_written(one), "kept": one.is_kept} for one in written],
         "step": plan.catalog.step,
@@ -73,11 +81,16 @@ def describe_run(plan: Plan, written: Sequence[Written], seconds: float, manifes
         "seconds": round(seconds, 6),
         **({"largest_sharded": sharded} if (sharded := describe_largest(plan)) else {}),
         **({"not_in_target": _describe_not_listed(plan)} if plan.target.strategy else {}),
-        "notes": describe_notes(plan.notes),
-        **({"indexes": paths} if (paths := plan.written("index")) else {}),
-        **({"strategy": paths[0]} if (paths := plan.written("strategy")) else {}),
-        **({"part": f"{p.number}/{p.count}"} if (p := plan.part) else {"manifest": manifest}),
+        "notes": describe_notes((*plan.notes, *destination.notes)),
+        **({"indexes": indexes} if indexes else {}),
+        **({"strategy": strategies[0]} if strategies else {}),
+        **({"part": f"{part.number}/{part.count}"} if part else {"manifest": manifest}),
     }
+
+
+def documents_of(plan: Plan, destination: Destination) -> tuple[Document, ...]:
+    """Return the documents that a run has written; those of a set in parts come at the end."""
+    return plan.documents if destination.part is None else ()
 
 
 def describe_largest(plan: Plan) -> Sequence[Json]:

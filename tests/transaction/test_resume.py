@@ -20,7 +20,7 @@ from ckpttool.formats import read_index
 from ckpttool.run import execute as execute_module
 from ckpttool.run.fill import fill
 from ckpttool.storage.scan import scan
-from ckpttool.transaction.journal import sealed
+from ckpttool.transaction.journal import seal_line
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.executors import (
     CASE,
@@ -379,7 +379,7 @@ def test_a_journal_that_tells_no_options_is_gone_on_from(tmp_path, failing):
         first, rest = journal.read_bytes().split(b"\n", 1)
         head = json.loads(first.rpartition(b" ")[0])
         del head["run"][0]["options"]
-        journal.write_bytes(sealed(json.dumps(head)).encode() + rest)
+        journal.write_bytes(seal_line(json.dumps(head)).encode() + rest)
         filled = failing(None)
         result = run(*words_of(tmp_path), *more, "--resume")
         if more:
@@ -1055,10 +1055,10 @@ def test_from_python_a_plan_is_resumed(tmp_path, failing):
 
     failing("rank_3")
     with pytest.raises(ckpttool.ExecutionError):
-        ckpttool.execute(make_plan())
+        ckpttool.execute(*make_plan())
     filled, progress = failing(None), []
-    plan = make_plan(resume=True)
-    written = ckpttool.execute(plan, on_progress=progress.append)
+    plan, destination = make_plan(resume=True)
+    written = ckpttool.execute(plan, destination, on_progress=progress.append)
     assert [out.rank for out in written] == [0, 1, 2, 3]
     assert [out.nbytes for out in written] == [Path(out.path).stat().st_size for out in written]
     assert set(filled) == {"checkpoint_3.ckpt"}
