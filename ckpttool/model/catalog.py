@@ -261,6 +261,26 @@ def refuse_shared_extents(index: FileIndex) -> None:
         refuse_shared_bytes(path, ((*place, name) for place, name in places.items()))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _TensorsOfRanks(Mapping[int, StoredTensor]):
+    """Rank to stored tensor of one name; a tensor is made when it is looked up."""
+
+    name: str
+    files: Mapping[int, FileIndex]
+
+    def __getitem__(self, rank: int) -> StoredTensor:
+        return self.files[rank].tensors[self.name]
+
+    def __contains__(self, rank: object) -> bool:
+        return isinstance(rank, int) and rank in self.files and self.name in self.files[rank].header
+
+    def __iter__(self) -> Iterator[int]:
+        return (rank for rank, file in self.files.items() if self.name in file.header)
+
+    def __len__(self) -> int:
+        return sum(self.name in file.header for file in self.files.values())
+
+
 @dataclass(frozen=True, slots=True)
 class Catalog:
     """What is on disk: for each rank the header of its file.
@@ -356,6 +376,10 @@ class Catalog:
                 found.setdefault(name, []).append(ranks)
         joined = {groups: tuple(sorted(chain(*groups))) for groups in map(tuple, found.values())}
         return {name: joined[tuple(groups)] for name, groups in found.items()}
+
+    def tensors_of(self, name: str) -> Mapping[int, StoredTensor]:
+        """Return rank to stored tensor of a name; ranks ascending."""
+        return _TensorsOfRanks(name, self.files)
 
     def held(self, name: str) -> dict[int, TensorMeta]:
         """What each rank holds under a name, if anything; ranks ascending."""

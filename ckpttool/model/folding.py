@@ -102,7 +102,7 @@ def _seams_at_none(layout: Layout, shape: tuple[int, ...]) -> list[int]:
 
 def _first_seam(layout: Layout) -> int:
     """The parts of axis 0 of a table are not to be cut again."""
-    return 2 if layout.rows or layout.fields > 1 else 1
+    return 1 if layout.is_even else 2
 
 
 def _join_axes(layout: Layout, shape: tuple[int, ...], joined: tuple[int, ...]) -> Layout:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 
 from ckpttool.errors import AuthenticityError, UnreadableError, UnsupportedError
 from ckpttool.model.catalog import Catalog, TensorMeta, format_ranks
@@ -81,27 +82,25 @@ def check_unlisted(
 
 
 def find_lacking(catalog: Catalog, found: Iterable[Source], notes: list[Note]) -> Iterator[Finding]:
-    """Files that lack what their replicas hold; not if nothing at all is held twice."""
+    """Yield files that lack what their replicas hold; none if no slice is held twice."""
     lacks: dict[int, list[str]] = defaultdict(list)
     others: dict[int, set[int]] = defaultdict(set)
     is_held_twice = False
-    cut = [
-        source
-        for source in found
-        if (source.is_listed or source.follows is not None)
-        and source.described is None
-        and source.meta.text is None
-    ]
+    cut = [source for source in found if source.has_layout and source.meta.text is None]
     holders = catalog.holders
+    different = {source.slicing.distribution_key: source.slicing for source in cut}
+    expected = {
+        key: catalog.files.keys() & {*chain(*slicing.owners())}
+        for key, slicing in different.items()
+    }
     if all(
-        {*source.layout.ranks} & catalog.files.keys() <= {*holders[source.meta.name]}
-        for source in cut
+        expected[source.slicing.distribution_key] <= {*holders[source.meta.name]} for source in cut
     ):
-        return  # as it is nearly always, and to look at all slices takes its time
+        return  # as nearly always; going through all slices takes time
     for source in cut:
-        for held, index in zip(source.replicas(), source.layout.slice_indices(), strict=True):
+        for held, owners in zip(source.slicing.replicas(), source.slicing.owners(), strict=True):
             is_held_twice = is_held_twice or len(held) > 1
-            for rank in source.layout.owners(index):
+            for rank in owners:
                 if rank in catalog.files and rank not in held:
                     lacks[rank].append(source.meta.name)
                     others[rank].update(sorted(held)[:1])

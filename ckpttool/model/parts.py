@@ -83,7 +83,7 @@ def _kept_apart(plan: Plan) -> Sequence[bool]:
     """
     sources = [transfer.source for transfer in plan.transfers]
     if any(source.is_listed for source in sources):
-        return [not (source.is_listed or source.follows) for source in sources]
+        return [not source.has_layout for source in sources]
     return [
         source.meta.name in plan.catalog.apart
         or math.prod(source.meta.shape) == 1

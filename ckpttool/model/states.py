@@ -154,7 +154,7 @@ def borrow_rows(layouts: tuple[Layout, ...], twins: tuple[Layout, ...]) -> tuple
     rows = {(twin.ranks, twin.device_matrix, twin.tensor_map): twin.rows for twin in twins}
     return tuple(
         layout
-        if layout.rows or layout.fields > 1
+        if not layout.is_even
         else replace(
             layout, rows=rows.get((layout.ranks, layout.device_matrix, layout.tensor_map), ())
         )
@@ -248,7 +248,7 @@ def _shard_by_full_shape(catalog: Catalog, name: str, layout: Layout) -> Layout:
 
 def _shard_of_expanded(layout: Layout, piece: tuple[int, ...]) -> Layout:
     """The same of an expanded layout, to be folded later; as it is unless just one shard fits."""
-    if layout.optimizer_shard > 1 or layout.rows or layout.fields > 1:
+    if layout.optimizer_shard > 1 or not layout.is_even:
         return layout
     cuts = [
         replace(layout, optimizer_shard=shard)
@@ -326,7 +326,7 @@ def _unlike_shapes(
     """
     piece, other = _slice_shape(catalog, base, own), _slice_shape(catalog, name, state)
     stored, stored_state = _as_stored(own, piece), _as_stored(state, other)
-    if piece is None or stored is None or stored_state is None or own.fields > 1:
+    if piece is None or stored is None or stored_state is None or not own.has_boxes:
         return None  # where they are joined it is told what is wrong
     are_alike = _shard_alike(stored, stored_state)
     is_known = name.startswith((GRADIENTS, *STATISTICS))
@@ -421,7 +421,7 @@ def _slice_shapes(catalog: Catalog, name: str, layout: Layout) -> dict[int, tupl
     shape = _slice_shape(catalog, name, layout)
     if shape is None:
         return {}
-    if not layout.rows:
+    if layout.has_equal_slices:
         return dict.fromkeys(layout.ranks, shape)
     full = _full_shape(catalog, name, layout)
     if full is None or layout.why_not(full) is not None:

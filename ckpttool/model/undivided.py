@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from ckpttool.model.catalog import Catalog, TensorMeta
 from ckpttool.model.findings import Finding
 from ckpttool.model.notes import Note
-from ckpttool.model.sources import Sources, whole_source
+from ckpttool.model.sources import Sources, full_source
 from ckpttool.model.states import Owners, find_owners
 from ckpttool.model.strategy import parameter_of, shorten
 from ckpttool.model.unlisted import Unlisted
@@ -32,7 +32,7 @@ def undivided_sources(catalog: Catalog, unlisted: Unlisted | None = None) -> Sou
         sources.notes += [note] if note else []
     for rank, file in catalog.files.items():
         kept = (name for name in file.tensors if unlisted != "drop" or name not in slices)
-        sources.found += [whole_source(catalog, name, rank) for name in kept]
+        sources.found += [full_source(catalog, name, rank) for name in kept]
     return sources
 
 

@@ -252,7 +252,7 @@ def _by_name(sources: Sources) -> dict[str, dict[int | None, Source]]:
     """Name to source, or to the source of each rank that has its own."""
     found: dict[str, dict[int | None, Source]] = {}
     for source in sources.found:
-        rank = None if source.turn is None else source.turn[0]
+        rank = None if source.rank_cycle is None else source.rank_cycle[0]
         found.setdefault(source.meta.name, {})[rank] = source
     return found
 

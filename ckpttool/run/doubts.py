@@ -21,10 +21,9 @@ from dataclasses import replace
 from ckpttool.formats.stopping import result_of
 from ckpttool.model.catalog import Catalog, format_ranks
 from ckpttool.model.findings import Finding
-from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
 from ckpttool.model.redundancy import is_deduplicated
-from ckpttool.model.source import Source
+from ckpttool.model.source import LayoutSlicing, Slicing, Source
 from ckpttool.model.strategy import GRADIENTS, Strategy, count, shorten
 from ckpttool.run.looks import Looked, look
 from ckpttool.run.replicas import other_stages
@@ -55,11 +54,11 @@ def find_doubts(
         name = one.source.meta.name
         by_rank = {rank: sample for of in one.samples for rank, sample in of.items()}
         if one.differing:
-            place = by_hand.get(name) or by_hand.get(one.source.follows or "")
+            place = by_hand.get(name) or by_hand.get(one.source.parameter or "")
             differing[place, one.differing].append(one)
         elif one.is_probe:
             continue
-        elif _is_whole(one.source.layout, by_rank):
+        elif _is_whole(one.source.slicing, by_rank):
             whole.append(name)
         elif groups := _alike(one, name in by_hand):
             are_all = groups == (tuple(sorted(by_rank)),)
@@ -86,11 +85,14 @@ def find_doubts(
     return found, notes
 
 
-def _is_whole(layout: Layout, held: Mapping[int, Sample]) -> bool:
-    """Whether an optimizer shard is claimed, and all that it should tell apart is the same.
+def _is_whole(slicing: Slicing, held: Mapping[int, Sample]) -> bool:
+    """Return whether a layout has an optimizer shard and all slices that it makes are equal.
 
     Tensors whose elements are all equal tell nothing, nor do slices of which others are missing.
     """
+    if not isinstance(slicing, LayoutSlicing):
+        return False  # boxes have no optimizer shard
+    layout = slicing.layout
     if layout.optimizer_shard == 1 or len(held) < len(layout.ranks):
         return False
     bare = replace(layout, optimizer_shard=1)

@@ -61,7 +61,13 @@ def plan_digest(plan: Plan) -> str:
             for r, f in catalog.files.items()
         ),
         *(
-            (source.meta, source.sharing, source.follows, source.turn, transfer.layouts)
+            (
+                source.meta,
+                source.slicing.distribution_key,
+                source.parameter,
+                source.rank_cycle,
+                transfer.layouts,
+            )
             for transfer in plan.transfers
             for source in [transfer.source]
         ),

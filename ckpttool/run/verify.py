@@ -262,7 +262,7 @@ class _Verification:
         elif self.strategy is not None:
             numbers = (one for one in self._slices(sources) if _is_unlisted_number(one))
             for one, facts in examine_slices(numbers, self.executor):
-                yield from differences(one, facts, self.strategy)
+                yield from differences(one, facts, self.catalog, self.strategy)
         for path in manifests:
             yield from check_manifest(self.catalog, path, self.executor, deep, on_progress, seen)
 
@@ -280,7 +280,7 @@ class _Verification:
             names = names_to_compare(self.catalog, self.strategy)
             running = find_running(self.catalog, self.strategy, names, self.executor)
         found, more = check_contents(
-            slices, self.strategy, self.executor, on_progress, seen, running
+            slices, self.catalog, self.strategy, self.executor, on_progress, seen, running
         )
         notes += more
         yield from found
@@ -315,7 +315,7 @@ class _Verification:
         owners = find_owners(self.strategy.layouts, self.catalog.metas)
         for source in sources.found:
             held = self.catalog.held(source.meta.name)
-            if not source.is_listed and source.follows is None:
+            if not source.has_layout:
                 yield from check_unlisted(self.catalog, self.strategy, held, owners)
         yield from find_lacking(self.catalog, sources.found, notes)
         yield from find_partial(self.catalog, self.strategy, sources.is_deduplicated)
@@ -325,8 +325,5 @@ def _is_unlisted_number(one: Slice) -> bool:
     """Whether a slice is a single number of each rank's, such as a step, that should agree."""
     source = one.source
     return (
-        len(one.ranks) > 1
-        and not source.is_listed
-        and source.follows is None
-        and source.meta.nbytes == source.meta.itemsize
+        len(one.ranks) > 1 and not source.has_layout and source.meta.nbytes == source.meta.itemsize
     )

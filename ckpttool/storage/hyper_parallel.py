@@ -24,8 +24,9 @@ from ckpttool.errors import CkptToolError, FormatError, PlanError, raise_all
 from ckpttool.formats.hyper_metadata import HyperTensor, StoredBox, read_hyper_metadata
 from ckpttool.formats.reading import open_file
 from ckpttool.model.catalog import Catalog, FileIndex, StoredTensor
-from ckpttool.model.described import Box, Described, Description, describe, misfits
+from ckpttool.model.described import Box, BoxSlicing, Description, fill_with_boxes, misfits
 from ckpttool.model.notes import Note
+from ckpttool.model.source import Listed, Source
 from ckpttool.model.strategy import count, shorten
 from ckpttool.storage.named import Faults, Files, read_named
 
@@ -193,7 +194,7 @@ def _rank_of(file: str) -> int:
 
 def _place(tensors: Mapping[str, HyperTensor], folder: _Folder, notes: list[Note]) -> Description:
     """The boxes of all tensors, where ``.metadata`` says they are."""
-    placed: dict[str, Described] = {}
+    placed: dict[str, Source] = {}
     problems: list[str] = []
     faults = Faults()
     for name, tensor in tensors.items():
@@ -201,12 +202,12 @@ def _place(tensors: Mapping[str, HyperTensor], folder: _Folder, notes: list[Note
         boxes = [box for box in found if isinstance(box, Box)]
         said = [fault for fault in found if isinstance(fault, str)]
         wrong = misfits(tensor.meta, boxes)
-        described = wrong or describe(tensor.meta, boxes)
-        if isinstance(described, Described):
-            placed[name] = described
+        filled = wrong or fill_with_boxes(tensor.meta, boxes)
+        if isinstance(filled, BoxSlicing):
+            placed[name] = Source(tensor.meta, filled, Listed())
             faults.excuse(said)
         else:
-            problems += wrong or ([] if said else described)
+            problems += wrong or ([] if said else filled)
             faults.blame(said, name)
     problems += faults.problems()
     notes += faults.notes()

@@ -21,9 +21,10 @@ from pathlib import Path
 from ckpttool.errors import FormatError, PlanError
 from ckpttool.formats.metadata_json import is_metadata, read_common, read_metadata
 from ckpttool.model.catalog import Catalog, FileIndex, format_ranks
-from ckpttool.model.described import Box, Described, Description, describe
+from ckpttool.model.described import Box, BoxSlicing, Description, fill_with_boxes
 from ckpttool.model.notes import Note
 from ckpttool.model.region import Region
+from ckpttool.model.source import Listed, Source
 from ckpttool.model.strategy import count, shorten
 from ckpttool.storage.folders import checkpoint_files
 from ckpttool.storage.iterations import find_iteration, has_iterations, is_wanted, number_of
@@ -142,19 +143,19 @@ def _read_whole(
     _note_strays(folder, (), notes)
     files = read_named(folder, matches, errors)
     problems = list(_incomplete_sets(folder, matches.values()))
-    tensors: dict[str, Described] = {}
+    tensors: dict[str, Source] = {}
     twice: dict[str, list[str]] = {}
     for file, match in matches.items():
         index = files.get(file)
         for name, tensor in {} if index is None else index.tensors.items():
             if name in tensors:
-                first = Path(tensors[name].slices[0][0].tensor.path).name
+                first = Path(next(iter(next(tensors[name].slicing.replicas()).values())).path).name
                 twice.setdefault(name, [first]).append(file)
                 continue
             box = Box(Region.whole(tensor.meta.shape), int(match["number"]), tensor)
-            whole = describe(tensor.meta, [box])
-            assert isinstance(whole, Described), "one box is all of it"
-            tensors[name] = whole
+            whole = fill_with_boxes(tensor.meta, [box])
+            assert isinstance(whole, BoxSlicing), "one box is all of it"
+            tensors[name] = Source(tensor.meta, whole, Listed())
     problems += [_on_slices(folder, twice, matches)] if twice else []
     if len(files) > 1 and max(int(match["total"]) for match in matches.values()) > 1:
         text = f"{folder}: no {METADATA}, so every file is taken to hold whole tensors"

@@ -25,8 +25,9 @@ from typing import NamedTuple
 
 from ckpttool.formats.metadata_json import Parameter, Place
 from ckpttool.model.catalog import FileIndex, StoredTensor
-from ckpttool.model.described import Box, Described, describe, misfits
+from ckpttool.model.described import Box, BoxSlicing, fill_with_boxes, misfits
 from ckpttool.model.region import Region
+from ckpttool.model.source import Listed, Source
 from ckpttool.storage.named import Faults, Files
 
 FILE = re.compile(
@@ -52,7 +53,7 @@ class Placement:
         What is missing or wrong.
     """
 
-    tensors: dict[str, Described] = field(default_factory=dict)
+    tensors: dict[str, Source] = field(default_factory=dict)
     absent: list[str] = field(default_factory=list)
     faults: Faults = field(default_factory=Faults)
     elsewhere: list[str] = field(default_factory=list)
@@ -102,11 +103,11 @@ def _add(placement: Placement, parameter: Parameter, boxes: list[Box]) -> None:
     if any(box.tensor.path.rpartition("/")[2] not in named for box in boxes):
         placement.elsewhere.append(parameter.meta.name)
     wrong = list(_contradictions(parameter, boxes))
-    described = wrong or describe(parameter.meta, boxes)
-    if isinstance(described, Described):
-        placement.tensors[parameter.meta.name] = described
+    filled = wrong or fill_with_boxes(parameter.meta, boxes)
+    if isinstance(filled, BoxSlicing):
+        placement.tensors[parameter.meta.name] = Source(parameter.meta, filled, Listed())
     else:
-        placement.problems += described
+        placement.problems += filled
 
 
 def writers(parameters: Mapping[str, Parameter]) -> dict[str, set[int]]:
