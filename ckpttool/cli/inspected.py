@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ckpttool.cli.report import Json, describe_layout, describe_notes, describe_shapes
 from ckpttool.errors import CkptToolError
 from ckpttool.model.aside import set_aside
+from ckpttool.model.catalog import MergedCatalog, SelfDescribedCatalog
 from ckpttool.model.described import BoxSlicing
 from ckpttool.model.maps import map_of
 from ckpttool.model.notes import Note
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ckpttool.model.strategy import Strategy
 
 
-def describe_undivided(catalog: Catalog) -> tuple[Json, tuple[Note, ...]]:
+def describe_undivided(catalog: MergedCatalog) -> tuple[Json, tuple[Note, ...]]:
     """Document and notes of ``inspect`` of a file, or of several with an index."""
     from ckpttool.model.undivided import on_one_of_several, possible_slices
 
@@ -86,7 +87,7 @@ def describe_checkpoint(
 
     catalog, of_part = as_asked(catalog, strategy)
     notes = [*notes_of_scan(catalog, strategy), *of_part]
-    devices = {} if catalog.is_undivided else find_devices(catalog.root, notes)
+    devices = {} if isinstance(catalog, MergedCatalog) else find_devices(catalog.root, notes)
     document: dict[str, object] = {
         "path": catalog.root,
         "step": catalog.step,
@@ -95,13 +96,13 @@ def describe_checkpoint(
             for rank, file in catalog.files.items()
         ],
     }
-    if catalog.description is not None:
+    if isinstance(catalog, SelfDescribedCatalog):
         document["values"] = dict(catalog.description.values)
     elif strategy is None:
         whole = set_aside(catalog, None)
         errors += [whole.damaged[rank] for rank in catalog.files if rank not in whole.files]
         notes += filter(None, [note_redundancy(whole, is_deduplicated=None)])
-    if strategy is not None or catalog.description is not None:
+    if strategy is not None or isinstance(catalog, SelfDescribedCatalog):
         document["tensors"], told = _describe_tensors_of(catalog, strategy, errors)
         notes += told
     document["notes"] = describe_notes(notes)
@@ -116,7 +117,7 @@ def _describe_rank(rank: int, file: FileIndex) -> Json:
         "format": file.format,
         "nbytes": file.nbytes,
         "tensors": len(file.tensors),
-        **({"beside": list(file.beside)} if file.beside else {}),
+        **({"beside": list(file.other_paths)} if file.other_paths else {}),
     }
 
 

@@ -7,7 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 
 from ckpttool.errors import AuthenticityError, UnreadableError, UnsupportedError
-from ckpttool.model.catalog import Catalog, TensorMeta, format_ranks
+from ckpttool.model.catalog import (
+    Catalog,
+    RankCatalog,
+    SelfDescribedCatalog,
+    TensorMeta,
+    format_ranks,
+)
 from ckpttool.model.findings import Finding
 from ckpttool.model.notes import Note
 from ckpttool.model.presence import find_partly_held
@@ -31,7 +37,7 @@ def find_damage(catalog: Catalog, notes: Iterable[Note]) -> Iterator[Finding]:
             kind = "unreadable" if isinstance(error, UnreadableError) else "unsupported"
         elif isinstance(error, AuthenticityError):
             kind = "checksum"
-        if catalog.is_undivided or catalog.description is not None:  # then these are no ranks
+        if not isinstance(catalog, RankCatalog):  # then these are no ranks
             yield Finding(kind, str(error))
         else:
             yield Finding(kind, replaced.get(rank, f"rank {rank}: {error}"), ranks=(rank,))
@@ -66,16 +72,17 @@ def check_unlisted(
     """What is wrong with the headers of a parameter that the strategy does not list."""
     ranks = tuple(held)
     meta = held[ranks[0]]
+    is_described = isinstance(catalog, SelfDescribedCatalog)
     found = [*check_types(catalog, held)]
     shapes = group_ranks(ranks, lambda rank: held[rank].text or held[rank].shape)
     if not found and len(shapes) > 1:
         text = disagreement(catalog, meta.name, "text" if meta.text else "shape", shapes)
-        if strategy.layouts or catalog.description is not None:
+        if strategy.layouts or is_described:
             text += "; nothing says how it is cut"
             found = [Finding("unlisted", text, "warning", meta.name, ranks)]
         else:
             found = [Finding("shape", text, tensor=meta.name, ranks=ranks)]
-    odd = None if catalog.description is not None else odd_shape(catalog, strategy, meta, owners)
+    odd = None if is_described else odd_shape(catalog, strategy, meta, owners)
     if not found and odd is not None:
         found = [Finding("unlisted", odd, "warning", meta.name, ranks)]
     yield from found

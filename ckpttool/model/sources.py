@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ckpttool.errors import FormatError
-from ckpttool.model.catalog import Catalog, TensorMeta, format_ranks
+from ckpttool.model.catalog import Catalog, SelfDescribedCatalog, TensorMeta, format_ranks
 from ckpttool.model.described import follow, odd_state
 from ckpttool.model.findings import Finding
 from ckpttool.model.layout import Layout
@@ -95,11 +95,16 @@ def names_to_compare(catalog: Catalog, strategy: Strategy) -> dict[str, str | No
     return found
 
 
+def _listed_names(catalog: Catalog, strategy: Strategy) -> Collection[str]:
+    """Return the names of which the strategy, or the checkpoint itself, gives the slices."""
+    if isinstance(catalog, SelfDescribedCatalog):
+        return catalog.description.tensors.keys()
+    return strategy.layouts.keys()
+
+
 def _owners_in(catalog: Catalog, strategy: Strategy) -> dict[str, str]:
-    """The parameter of every optimizer state, as far as names tell."""
-    if catalog.description is not None:
-        return find_owners(catalog.description.tensors, catalog.metas)
-    return find_owners(strategy.layouts, catalog.metas)
+    """Return the parameter of every optimizer state, as far as names tell."""
+    return find_owners(_listed_names(catalog, strategy), catalog.metas)
 
 
 def find_sources(
@@ -155,11 +160,10 @@ def find_sources(
     lacking = presence.lacking
     sources.add(find_losses(catalog, strategy, lacking, each, sources.is_deduplicated))
     sources.notes += on_layouts(sources.found, search.corrected, search.where)
-    description = catalog.description
-    listed = strategy.layouts if description is None else description.tensors
+    listed = _listed_names(catalog, strategy)
     sources.notes += on_guesses(sources.found, listed, owners)
     sources.notes += on_strays(strategy, catalog.holders)
-    if catalog.description is None:
+    if not isinstance(catalog, SelfDescribedCatalog):
         note = note_redundancy(catalog, sources.is_deduplicated)
         sources.notes += [] if note is None else [note]
     return sources
@@ -198,7 +202,8 @@ class _Search:
     @property
     def where(self) -> str:
         """What says how tensors are cut."""
-        return "the strategy" if self.catalog.description is None else "the description"
+        is_described = isinstance(self.catalog, SelfDescribedCatalog)
+        return "the description" if is_described else "the strategy"
 
     def take(self, name: str, ranks: Sequence[int]) -> None:
         """Find the source of one parameter, which ``ranks`` hold."""
@@ -265,7 +270,8 @@ class _Search:
         elif is_complete:
             own, rest = set_apart(self.differing)
             self._settle(own, "drop")
-            is_cut, is_described = bool(self.strategy.layouts), self.catalog.description is not None
+            is_cut = bool(self.strategy.layouts)
+            is_described = isinstance(self.catalog, SelfDescribedCatalog)
             told_by = self.where if is_cut or is_described else None
             number = len(self.catalog.holders)
             asked = questions(told_by, rest, number, self.alone, is_cut, self.running)
@@ -297,7 +303,7 @@ def _described_source(
     catalog: Catalog, name: str, ranks: Sequence[int], owners: Owners
 ) -> Source | None:
     """Return the source of a described tensor, or of its state; None if nothing describes it."""
-    if catalog.description is None:
+    if not isinstance(catalog, SelfDescribedCatalog):
         return None
     tensors = catalog.description.tensors
     base = tensors.get(_shaped_owner(name, owners))
@@ -307,7 +313,7 @@ def _described_source(
 
 
 def _is_broken(catalog: Catalog, name: str) -> bool:
-    return catalog.description is not None and name in catalog.description.broken
+    return isinstance(catalog, SelfDescribedCatalog) and name in catalog.description.broken
 
 
 def _shaped_owner(name: str, owners: Owners) -> str:
@@ -319,7 +325,7 @@ def _odd_shape(
     catalog: Catalog, strategy: Strategy, meta: TensorMeta, owners: Owners
 ) -> str | None:
     """Why optimizer state without a layout is not taken as it is, or None if nothing speaks so."""
-    if catalog.description is None:
+    if not isinstance(catalog, SelfDescribedCatalog):
         return odd_shape(catalog, strategy, meta, owners)
     if owner_of(meta.name) is None:
         return None
@@ -373,7 +379,7 @@ def _sharded_source(
     A parameter shared by stages is taken from the lowest stage that holds all of it.
     """
     files = catalog.files
-    metas, tensors = catalog.held(name), catalog.tensors_of(name)
+    metas, tensors = catalog.metas_of(name), catalog.tensors_of(name)
     dtypes = group_metas(metas, lambda meta: meta.dtype)
     if len(dtypes) > 1:
         text = disagreement(catalog, name, "element type", dtypes)

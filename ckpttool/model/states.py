@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from ckpttool.model.catalog import Catalog, TensorMeta
+from ckpttool.model.catalog import Catalog, SelfDescribedCatalog, TensorMeta
 from ckpttool.model.findings import Finding
 from ckpttool.model.folding import fold_layout
 from ckpttool.model.layout import Layout
@@ -99,8 +99,8 @@ def follows_in_full(name: str, owners: Owners, metas: Mapping[str, TensorMeta]) 
 
 def full_metas(catalog: Catalog, strategy: Strategy) -> dict[str, TensorMeta]:
     """Return name to full tensor, as far as layouts or the checkpoint tell; else to a slice."""
-    metas = catalog.metas
-    if catalog.description is not None:
+    metas = dict(catalog.metas)
+    if isinstance(catalog, SelfDescribedCatalog):
         return metas | {name: one.meta for name, one in catalog.description.tensors.items()}
     owners = find_owners(strategy.layouts, metas)
     for name, meta in metas.items():

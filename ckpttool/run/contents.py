@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
-from ckpttool.model.catalog import Catalog, TensorMeta, format_ranks
+from ckpttool.model.catalog import Catalog, SelfDescribedCatalog, TensorMeta, format_ranks
 from ckpttool.model.findings import Finding
 from ckpttool.model.notes import Note
 from ckpttool.model.states import owners_of_full
@@ -121,7 +121,7 @@ def differences(
     source, name = one.source, one.source.meta.name
     is_replica = source.has_layout
     is_replicated = strategy is not None and not strategy.layouts
-    is_replicated = is_replicated and catalog.description is None
+    is_replicated = is_replicated and not isinstance(catalog, SelfDescribedCatalog)
     if name in OF_ONE_RANK:
         return
     if is_replica or strategy is None or is_replicated:

@@ -19,7 +19,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 
 from ckpttool.formats.stopping import result_of
-from ckpttool.model.catalog import Catalog, format_ranks
+from ckpttool.model.catalog import Catalog, SelfDescribedCatalog, format_ranks
 from ckpttool.model.findings import Finding
 from ckpttool.model.notes import Note
 from ckpttool.model.redundancy import is_deduplicated
@@ -64,7 +64,7 @@ def find_doubts(
             are_all = groups == (tuple(sorted(by_rank)),)
             alike[() if are_all else groups].append(name)
     found = [_on_differing(catalog, place, those) for (place, _), those in differing.items()]
-    if catalog.description is not None:
+    if isinstance(catalog, SelfDescribedCatalog):
         return found, []
     shown = {one.source.meta.name: one for one in looked}
     found += [_on_whole(whole, shown[whole[0]])] if whole else []
@@ -221,8 +221,9 @@ def _note(
 
 
 def _told_by(catalog: Catalog) -> str:
-    description = catalog.description
-    return "the strategy" if description is None else shorten(description.files, 2)
+    if isinstance(catalog, SelfDescribedCatalog):
+        return shorten(catalog.description.files, 2)
+    return "the strategy"
 
 
 def _remedy(catalog: Catalog, place: str | None, groups: Sequence[Sequence[int]]) -> str:
@@ -231,7 +232,7 @@ def _remedy(catalog: Catalog, place: str | None, groups: Sequence[Sequence[int]]
     damage = "is one damaged (`ckpttool verify --deep` shows which elements differ; move that "
     damage += "rank's file away and its replicas are read), "
     damage = damage if len(groups) == 2 else ""
-    if catalog.description is not None:
+    if isinstance(catalog, SelfDescribedCatalog):
         text = f"{damage}or are they not of one step?" if damage else "are they of one step?"
         return f"{text} merge and reshard take the lowest rank's with --trust-strategy"
     return (

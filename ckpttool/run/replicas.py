@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
-from ckpttool.model.catalog import Catalog, FileIndex, StoredTensor, format_ranks
+from ckpttool.model.catalog import Catalog, FileIndex, RankCatalog, StoredTensor, format_ranks
 from ckpttool.model.findings import Finding
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
@@ -177,7 +177,7 @@ def other_stages(
             files = {
                 rank: _only(file, layouts) for rank, file in catalog.files.items() if rank in ranks
             }
-            stage = replace(catalog, files=files, damaged={}, absent=())
+            stage = RankCatalog(catalog.root, files)
             of_stage = find_sources(stage, replace(strategy, layouts=layouts), {}, "first")
             for source in of_stage.found:
                 yield sources[source.meta.name], source

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ckpttool.model.catalog import Catalog
+from ckpttool.model.catalog import SelfDescribedCatalog
 from ckpttool.storage.hyper_parallel import scan_hyper_parallel
 from ckpttool.storage.mindformers import scan_mindformers
 
 
-def scan_described(src: str, step: str | None) -> Catalog | None:
+def scan_described(src: str, step: str | None) -> SelfDescribedCatalog | None:
     """The catalog of a folder that says itself what is in it; None of any other.
 
     See `scan_mindformers` and `scan_hyper_parallel`.

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from ckpttool.errors import CkptToolError, FormatError, PlanError, raise_all
 from ckpttool.formats.hyper_metadata import HyperTensor, StoredBox, read_hyper_metadata
 from ckpttool.formats.reading import open_file
-from ckpttool.model.catalog import Catalog, FileIndex, StoredTensor
+from ckpttool.model.catalog import FileIndex, SelfDescribedCatalog, StoredTensor
 from ckpttool.model.described import Box, BoxSlicing, Description, fill_with_boxes, misfits
 from ckpttool.model.notes import Note
 from ckpttool.model.source import Listed, Source
@@ -35,7 +35,7 @@ OF_A_RANK = re.compile(r"\.rank(\d{1,9})_metadata|(\d{1,9})\.metadata")
 PICKLE = b"\x80"  # first byte of every pickle of protocol 2 and later
 
 
-def scan_hyper_parallel(src: str, step: str | None) -> Catalog | None:
+def scan_hyper_parallel(src: str, step: str | None) -> SelfDescribedCatalog | None:
     """The catalog of a hyper-parallel checkpoint; None if ``src`` is none.
 
     Parameters
@@ -67,12 +67,11 @@ def scan_hyper_parallel(src: str, step: str | None) -> Catalog | None:
     errors: list[FormatError] = []
     folder = _Folder(Path(src), read_named(Path(src), sorted(named), errors))
     description = replace(_place(tensors, folder, notes), files=tuple(map(str, paths)))
-    return Catalog(
+    return SelfDescribedCatalog(
         src,
         folder.by_rank(tensors),
-        None,
-        dict(enumerate(errors)),
-        tuple(notes),
+        damaged=dict(enumerate(errors)),
+        notes=tuple(notes),
         description=description,
     )
 

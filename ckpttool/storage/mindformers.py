@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ckpttool.errors import FormatError, PlanError
 from ckpttool.formats.metadata_json import is_metadata, read_common, read_metadata
-from ckpttool.model.catalog import Catalog, FileIndex, format_ranks
+from ckpttool.model.catalog import FileIndex, SelfDescribedCatalog, format_ranks
 from ckpttool.model.described import Box, BoxSlicing, Description, fill_with_boxes
 from ckpttool.model.notes import Note
 from ckpttool.model.region import Region
@@ -41,7 +41,7 @@ from ckpttool.storage.placement import (
 METADATA, COMMON = "metadata.json", "common.json"
 
 
-def scan_mindformers(src: str, step: str | None) -> Catalog | None:
+def scan_mindformers(src: str, step: str | None) -> SelfDescribedCatalog | None:
     """The catalog of a checkpoint in MindFormers' folders; None if ``src`` is no such folder.
 
     Parameters
@@ -73,12 +73,12 @@ def scan_mindformers(src: str, step: str | None) -> Catalog | None:
     read = _read_described if (folder / METADATA).is_file() else _read_whole
     files, description = read(folder, errors, notes)
     number = number_of(folder)
-    return Catalog(
+    return SelfDescribedCatalog(
         src,
         files,
-        None if number is None else str(number),
-        dict(enumerate(errors)),  # one rank may have two damaged files, so these are no ranks
-        tuple(notes),
+        step=None if number is None else str(number),
+        damaged=dict(enumerate(errors)),  # one rank may have two damaged files; not rank numbers
+        notes=tuple(notes),
         description=replace(description, values=values),
     )
 
@@ -240,9 +240,11 @@ def _by_rank(
                 problems.append(f"{first.path} and {file.path}: both have {shorten(again)}")
             tensors = {**file.tensors, **tensors}
         nbytes = sum(file.nbytes for file in (first, *more))
-        beside = tuple(file.path for file in more)
+        other_paths = tuple(file.path for file in more)
         stamps = {path: stamp for file in (first, *more) for path, stamp in file.stamps.items()}
-        joined[rank] = replace(first, nbytes=nbytes, tensors=tensors, beside=beside, stamps=stamps)
+        joined[rank] = replace(
+            first, nbytes=nbytes, tensors=tensors, other_paths=other_paths, stamps=stamps
+        )
     return joined, problems
 
 

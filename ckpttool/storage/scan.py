@@ -18,7 +18,7 @@ from ckpttool.errors import (
 from ckpttool.formats import read_index, read_indexes
 from ckpttool.formats.encrypted import fitting_others
 from ckpttool.formats.reading import why_not_a_path
-from ckpttool.model.catalog import Catalog, FileIndex, format_ranks
+from ckpttool.model.catalog import Catalog, FileIndex, MergedCatalog, RankCatalog, format_ranks
 from ckpttool.model.ciphertext import Secret
 from ckpttool.model.findings import Finding
 from ckpttool.model.notes import Note
@@ -125,41 +125,41 @@ def scan_all(
     except UnfinishedError as error:
         findings = tuple(Finding("unfinished", text) for text in error.problems)
         notes += notes_of_runs(root)
-        return Catalog(str(root), {}, notes=tuple(notes), findings=findings)
+        return RankCatalog(str(root), {}, notes=tuple(notes), findings=findings)
     indexes = read_indexes((str(chosen[rank]) for rank in sorted(chosen)), key, on_progress)
     found_in = dict(zip(sorted(chosen), indexes, strict=True))
     files = {n: index for n, index in found_in.items() if isinstance(index, FileIndex)}
     closed = {rank: error for rank, error in without.items() if error is not None}
-    absent = tuple(sorted({*_gaps({*chosen, *closed}), *(without.keys() - closed.keys())}))
-    notes += [_on_absent(root, absent)] if absent else []
+    missing = tuple(sorted({*_gaps({*chosen, *closed}), *(without.keys() - closed.keys())}))
+    notes += [_missing_note(root, missing)] if missing else []
     notes += _note_encryption(files, key)
     strategy_files = find_strategies(root, chosen, notes)
     problems = tuple(_problems(root, chosen.values()))
     notes += notes_of_runs(root)
-    return Catalog(
+    return RankCatalog(
         str(root),
         files,
-        label,
-        dict(sorted({**_damaged(found_in), **closed}.items())),
+        step=label,
+        damaged=dict(sorted({**_damaged(found_in), **closed}.items())),
         strategy_files=strategy_files,
         notes=tuple(note for note in notes if note.text not in problems),  # told once
         problems=problems,
-        absent=absent,
-        one_of_several=_why_lone(chosen, absent),
+        missing_ranks=missing,
+        one_of_several=_why_lone(chosen, missing),
     )
 
 
-def _why_lone(chosen: Mapping[int, Path], absent: Sequence[int]) -> str:
+def _why_lone(chosen: Mapping[int, Path], missing: Sequence[int]) -> str:
     """What shows that the only file of a folder is one rank's of several; empty if nothing does."""
     if len(chosen) != 1:
         return ""
     ((rank, path),) = chosen.items()
-    if absent:
-        return f"it is of rank {rank}, and {format_ranks(absent)} should be there, too"
+    if missing:
+        return f"it is of rank {rank}, and {format_ranks(missing)} should be there, too"
     return why_one_of_several(path)
 
 
-def _on_absent(root: Path, ranks: tuple[int, ...]) -> Note:
+def _missing_note(root: Path, ranks: tuple[int, ...]) -> Note:
     return Note("absent", f"{format_ranks(ranks)}: no checkpoint file found in {root}", ranks)
 
 
@@ -235,11 +235,10 @@ def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
     files = {0: read_index(str(path), key)}
     notes += _note_encryption(files, key)
     problems = tuple(_problems(path))
-    return Catalog(
+    return MergedCatalog(
         str(path),
         files,
         notes=tuple(notes),
-        is_undivided=True,
         problems=problems,
         one_of_several=why_one_of_several(path),
     )
