@@ -27,9 +27,9 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests import corpus  # noqa: E402
 from tests.oracle import OracleLayout, take  # noqa: E402
-from tests.readers import Entry, read_ranks, write_ckpt  # noqa: E402
+from tests.support import corpus  # noqa: E402
+from tests.support.readers import Entry, read_ranks, write_ckpt  # noqa: E402
 
 FILE_NAME = "checkpoint-2_10.ckpt"
 COMMANDS = {

@@ -29,11 +29,11 @@ from hypothesis import strategies as st
 from ckpttool.model.layout import Layout
 from ckpttool.model.region import Region
 from ckpttool.model.strategy import Strategy, join_stages
-from tests.checkpoints import noise
-from tests.readers import Entry
+from tests.support.checkpoints import noise
+from tests.support.readers import Entry
 
 # The same examples in every run, so that a failure is a failure for everybody.  To look for new
-# ones: HYPOTHESIS_PROFILE=search pytest tests/test_properties.py
+# ones: HYPOTHESIS_PROFILE=search pytest tests/e2e/test_properties.py
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 # Fewer of them, where another Python runs what one has run in full: HYPOTHESIS_PROFILE=brief.
 settings.register_profile("brief", settings.get_profile("repeatable"), max_examples=20)

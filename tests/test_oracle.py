@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from tests import corpus
 from tests.oracle import OracleLayout, full_shape, join, take
-from tests.readers import Entry, read_ckpt, read_hdf5, write_ckpt
+from tests.support import corpus
+from tests.support.readers import Entry, read_ckpt, read_hdf5, write_ckpt
 
 MERGES = corpus.conversions("merge")
 RESHARDS = corpus.conversions("reshard", "split")

@@ -7,11 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-import click
-
 from ckpttool.cli import report
 from ckpttool.cli.tables import print_table
-from ckpttool.cli.text import format_shape, printable
+from ckpttool.cli.text import echo, format_shape, printable
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import TensorMeta
@@ -43,7 +41,7 @@ def print_report(
         _count(number[severity], severity) for severity in ("error", "warning") if number[severity]
     )
     clean = "nothing is wrong" if found.is_whole else "nothing is wrong with each rank by itself"
-    click.echo(printable(f"{found.path}: {verdict or clean} ({read})"))
+    echo(printable(f"{found.path}: {verdict or clean} ({read})"))
     _print_findings(found.findings, limit)
     report.print_notes(found.notes, quiet)
 
@@ -118,7 +116,7 @@ def print_comparison(
     if found.findings:
         inside = "replicas differ (the lowest rank's are compared)"
         verdict = f"{verdict}; {inside}" if found.differences else f"{inside}, nothing else does"
-    click.echo(printable(f"A {a} and B {b}: {verdict} ({size})"))
+    echo(printable(f"A {a} and B {b}: {verdict} ({size})"))
     if found.differences:
         columns = ("tensor", "what", "A", "B", "differ>", "max abs>", "max rel>", "first")
         _print_rows("differences", columns, [_row(one) for one in found.differences], limit)
@@ -204,7 +202,7 @@ def _print_rows(
     if most:
         print_table(title, columns, _cut(rows, most))
     if len(rows) > most:
-        click.echo(f"and {len(rows) - most} more (--limit N shows N, --json all)")
+        echo(f"and {len(rows) - most} more (--limit N shows N, --json all)")
 
 
 def _cut(rows: Sequence[Sequence[str]], most: int) -> Iterable[Sequence[str]]:

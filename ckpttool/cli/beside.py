@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from ckpttool.cli.report import format_bytes, print_json
 from ckpttool.cli.tables import print_table
-from ckpttool.cli.text import printable
+from ckpttool.cli.text import echo, printable
 
 if TYPE_CHECKING:
     from ckpttool.formats.group_info import GroupInfo
@@ -43,7 +41,7 @@ def show_other(path: str, as_json: bool) -> bool:
         document |= _describe_table(table) if table is not None else {}
         print_json(document)
         return True
-    click.echo(printable(f"{path}: {other.noun}, {format_bytes(nbytes)}"))
+    echo(printable(f"{path}: {other.noun}, {format_bytes(nbytes)}"))
     if info is not None:
         _print_groups(info)
     if table is not None:
@@ -62,7 +60,7 @@ def _print_groups(info: GroupInfo) -> None:
     rows = [(name, ", ".join(map(str, ranks))) for name, ranks in info.groups]
     print_table(f"{len(rows)} groups", ("group", "ranks"), rows)
     ranks = ", ".join(map(str, info.restore_ranks))
-    click.echo(f"checkpoints that can stand in for this rank's: of ranks {ranks}")
+    echo(f"checkpoints that can stand in for this rank's: of ranks {ranks}")
 
 
 def _describe_table(table: RankTable) -> dict[str, object]:

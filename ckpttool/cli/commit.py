@@ -6,7 +6,7 @@ import click
 
 import ckpttool
 from ckpttool.cli import options, report
-from ckpttool.cli.text import printable
+from ckpttool.cli.text import echo, printable
 
 
 @click.command(
@@ -32,4 +32,4 @@ def commit(folder: str, as_json: bool, quiet: bool) -> None:
     step = f", step {manifest.step}" if manifest.step else ""
     number = len(manifest.outputs)
     text = f"{folder}: complete: {number} file{'s' if number != 1 else ''}, {size}{step}"
-    click.echo(printable(text))
+    echo(printable(text))

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckpttool.cli.text import printable
+from ckpttool.cli.text import echo, printable
 from ckpttool.model.notes import Note
 from ckpttool.model.source import LayoutSlicing, Source
 from ckpttool.model.strategy import parameter_of
 
 if TYPE_CHECKING:
     from ckpttool.model.plan import Plan
-    from ckpttool.run.manifest import Manifest, Written
+    from ckpttool.transaction.manifest import Manifest, Written
+
 
 SCHEMA = 1
 LARGEST = 3  # sharded tensors that a result shows
@@ -29,7 +30,7 @@ def print_json(document: Json) -> None:
     """One JSON document on stdout."""
     import json
 
-    click.echo(json.dumps({"schema": SCHEMA, **document}))  # ASCII: right in every locale
+    echo(json.dumps({"schema": SCHEMA, **document}))  # ASCII: right in every locale
 
 
 def print_notes(notes: Iterable[Note], quiet: bool) -> None:

@@ -13,9 +13,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import zip_longest
 
-import click
-
-from ckpttool.cli.text import printable
+from ckpttool.cli.text import echo, printable
 
 MARGIN, SPACE = 2, 3  # columns before a row, and between two cells
 INDENT = 2  # further columns before what stands below or above the rest of its row
@@ -43,7 +41,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     lines.append(f" {'─' * rule}")
     for row in body:
         lines += _lines(row, widths, is_right, alone, room)
-    click.echo("\n".join((*lines, "")))
+    echo("\n".join((*lines, "")))
 
 
 def _narrow(widths: list[int], least: Sequence[int], room: int) -> list[int]:

@@ -5,7 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+import click
+
 LONGEST_WORD = 1024
+
+
+def echo(text: str) -> None:
+    """Print a line; an error names standard output, as other errors name their file."""
+    try:
+        click.echo(text)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "standard output") from error
 
 
 def printable(text: str) -> str:

@@ -42,12 +42,10 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from reprlib import repr as short
 
 from ckpttool.errors import FormatError, raise_all
-from ckpttool.formats.reading import read_file
-from ckpttool.formats.strict_json import parse_json
+from ckpttool.formats.strict_json import read_json_object
 from ckpttool.model.catalog import TensorMeta
 from ckpttool.model.dtypes import find_word
 from ckpttool.model.layout import Layout
@@ -102,7 +100,7 @@ def read_metadata(path: str) -> dict[str, Parameter]:
     OSError
         It cannot be opened or read.
     """
-    document = _read_object(path)
+    document = read_json_object(path, MAX_BYTES)
     tensors, storage = (document.get(key) for key in ("state_dict_metadata", "storage_data"))
     if not isinstance(tensors, dict) or not isinstance(storage, dict):
         raise FormatError(path, None, "no objects state_dict_metadata and storage_data in it")
@@ -128,12 +126,12 @@ def read_metadata(path: str) -> dict[str, Parameter]:
 
 def read_common(path: str) -> dict[str, str]:
     """The values of a ``common.json``, as text; see `read_metadata` for the errors."""
-    return {key: str(value) for key, value in _read_object(path).items()}
+    return {key: str(value) for key, value in read_json_object(path, MAX_BYTES).items()}
 
 
 def is_metadata(path: str) -> bool:
     """Whether a JSON file of this name is MindFormers' and not another's."""
-    document = _read_object(path)
+    document = read_json_object(path, MAX_BYTES)
     return "state_dict_metadata" in document and "storage_data" in document
 
 
@@ -163,19 +161,6 @@ def _unescape(match: re.Match[str]) -> str:
     if digits is None and match[4] not in ESCAPED:
         raise ValueError(f"has an unknown escape {match[0]}")
     return ESCAPED[match[4]] if digits is None else chr(int(digits, 16))
-
-
-def _read_object(path: str) -> dict[str, object]:
-    size = Path(path).stat().st_size
-    if size > MAX_BYTES:
-        raise FormatError(path, None, f"{size} bytes, expected at most {MAX_BYTES}")
-    try:
-        document = parse_json(read_file(path))
-    except ValueError as error:
-        raise FormatError(path, None, str(error)) from error
-    if not isinstance(document, dict):
-        raise FormatError(path, None, "no JSON object")
-    return document
 
 
 def _parameter(name: str, entry: object, stored: Mapping[int, tuple[Place, ...]]) -> Parameter:

@@ -29,7 +29,6 @@ from ckpttool.storage.hyper_parallel import OF_A_RANK
 from ckpttool.storage.leftovers import (
     EMERGENCY,
     emergency_saves,
-    interruption,
     note_emergencies,
     note_leftovers,
     note_others,
@@ -37,6 +36,7 @@ from ckpttool.storage.leftovers import (
 )
 from ckpttool.storage.names import RANK_IN_NAME, Found
 from ckpttool.storage.patterns import Without, hint_at_pattern, suggest_patterns, unreadable
+from ckpttool.transaction.journal import interruption
 
 PYTORCH_NAME = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
 PYTORCH_SUFFIXES = (".bin", ".pt", ".pth")

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckpttool.errors import FormatError
-from ckpttool.formats.reading import open_file
-from ckpttool.formats.strict_json import parse_json
+from ckpttool.formats.strict_json import read_json_object
 from ckpttool.model.catalog import format_ranks
 from ckpttool.model.notes import Note
 from ckpttool.storage.names import Found, Step, run_of, step_of
@@ -56,15 +55,7 @@ def read_records(found: Iterable[Found], notes: list[Note]) -> Mapping[int, Reco
 
 
 def _read(path: Path) -> Record:
-    with open_file(path) as file:
-        data = file.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise FormatError(str(path), None, f"more than {MAX_BYTES} bytes, no record of a save")
-    try:
-        document = parse_json(data)
-    except ValueError as error:
-        raise FormatError(str(path), None, str(error)) from error
-    entries = document if isinstance(document, dict) else {}
+    entries = read_json_object(str(path), MAX_BYTES)
     epoch, step = (entries.get(key) for key in ("last_epoch", "last_step"))
     name = entries.get("last_ckpt_file")
     if not isinstance(name, str) or type(epoch) is not int or type(step) is not int:

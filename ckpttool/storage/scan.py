@@ -12,29 +12,20 @@ from ckpttool.errors import (
     PlanError,
     UnfinishedError,
     UnsupportedError,
-    WrongKeyError,
     raise_all,
 )
 from ckpttool.formats import read_index, read_indexes
-from ckpttool.formats.encrypted import fitting_others
 from ckpttool.formats.reading import why_not_a_path
 from ckpttool.model.catalog import Catalog, FileIndex, MergedCatalog, RankCatalog, format_ranks
 from ckpttool.model.ciphertext import Secret
 from ckpttool.model.findings import Finding
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import shorten
+from ckpttool.run.partial import PARTIAL
 from ckpttool.storage.described import scan_described
-from ckpttool.storage.folders import (
-    list_rank_files,
-    note_rank_folders,
-    siblings,
-    unfinished,
-)
+from ckpttool.storage.folders import list_rank_files, note_rank_folders, siblings, unfinished
 from ckpttool.storage.indexed import note_index, scan_indexed
-from ckpttool.storage.journals import notes_of_runs, on_half_written
 from ckpttool.storage.leftovers import (
-    PARTIAL,
-    interruption,
     is_unfinished_file,
     note_occasion,
     on_unfinished_save,
@@ -46,6 +37,7 @@ from ckpttool.storage.patterns import Without, list_by_pattern
 from ckpttool.storage.placement import FILE
 from ckpttool.storage.steps import choose_step
 from ckpttool.storage.trees import find_checkpoint, find_strategies
+from ckpttool.transaction.journal import interruption, notes_of_runs, on_half_written
 
 
 def scan(
@@ -129,6 +121,7 @@ def scan_all(
     indexes = read_indexes((str(chosen[rank]) for rank in sorted(chosen)), key, on_progress)
     found_in = dict(zip(sorted(chosen), indexes, strict=True))
     files = {n: index for n, index in found_in.items() if isinstance(index, FileIndex)}
+    damaged = {n: error for n, error in found_in.items() if isinstance(error, FormatError)}
     closed = {rank: error for rank, error in without.items() if error is not None}
     missing = tuple(sorted({*_gaps({*chosen, *closed}), *(without.keys() - closed.keys())}))
     notes += [_missing_note(root, missing)] if missing else []
@@ -140,7 +133,7 @@ def scan_all(
         str(root),
         files,
         step=label,
-        damaged=dict(sorted({**_damaged(found_in), **closed}.items())),
+        damaged=dict(sorted({**damaged, **closed}.items())),
         strategy_files=strategy_files,
         notes=tuple(note for note in notes if note.text not in problems),  # told once
         problems=problems,
@@ -204,16 +197,6 @@ def _choose_files(
         return choose_step(str(root), found, step, notes)
     except PlanError as error:
         raise type(error)([*error.problems, *unfinished(notes)]) from error
-
-
-def _damaged(found: Mapping[int, FileIndex | FormatError]) -> dict[int, FormatError]:
-    """What is wrong with files; of one that a key does not fit, whether it fits others."""
-    fitting = sum(isinstance(one, FileIndex) and one.cipher is not None for one in found.values())
-    return {
-        rank: fitting_others(one, fitting) if fitting and isinstance(one, WrongKeyError) else one
-        for rank, one in found.items()
-        if isinstance(one, FormatError)
-    }
 
 
 def _gaps(ranks: Collection[int]) -> Iterator[int]:

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from ckpttool.run import outputs
-from tests.corpus import GOLDEN
+from tests.support.corpus import GOLDEN
 from tests.support.snapshots import Transcript
 
 Mistake = Callable[[Transcript, pytest.MonkeyPatch], None]

@@ -19,13 +19,13 @@ from pathlib import Path
 
 import pytest
 
-from tests import corpus
-from tests.corpus import BROKEN, GOLDEN, SAMPLES
 from tests.e2e.mistakes import MISTAKES, prepare
-from tests.readers import write_ckpt
+from tests.e2e.test_golden import WORDS
+from tests.storage.test_permissions import ROOT_ONLY, give_away, run_without_rights
+from tests.support import corpus
+from tests.support.corpus import BROKEN, GOLDEN, SAMPLES
+from tests.support.readers import write_ckpt
 from tests.support.snapshots import SNAPSHOTS, Transcript, check_snapshot
-from tests.test_golden import WORDS
-from tests.test_rights import ROOT_ONLY, give_away, run_without_rights
 
 MAX_BYTES = 2 * 2**20  # of all snapshots
 COMMANDS = ("inspect", "merge", "split", "reshard", "verify", "diff", "commit")

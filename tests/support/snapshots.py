@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 import ckpttool
-from tests.commands import run
-from tests.corpus import GOLDEN
+from tests.support.commands import run
+from tests.support.corpus import GOLDEN
 
 SNAPSHOTS = Path(__file__).parents[1] / "e2e" / "snapshots"
 UPDATE = "SNAPSHOT_UPDATE"  # this variable makes the tests write the files anew

@@ -1,0 +1,519 @@
+"""Manifests and records of parts on disk, and the provenance that they name.
+
+`ckpttool.model.manifest` describes the document.  It is written in pieces and read line by line.
+The last line holds the SHA-256 of all other lines.  A file that does not match it is damaged, and
+nothing of it is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from base64 import b64decode
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, TypeVar
+
+from ckpttool._version import __version__
+from ckpttool.errors import CkptToolError, FormatError, PlanError, UnreadableError, reason_of
+from ckpttool.formats.reading import as_stamp, open_file, read_file
+from ckpttool.formats.strict_json import parse_json
+from ckpttool.model.catalog import Catalog, SourceStamp, Stamp, format_ranks
+from ckpttool.model.manifest import SCHEMA, Hashed, InputFile, Listed, Origin, StrategyFile
+from ckpttool.model.notes import Note
+from ckpttool.model.plan import Plan
+from ckpttool.model.strategy import count
+from ckpttool.run.partial import was_copied
+
+T = TypeVar("T", int, str)
+
+MAX_LINE_BYTES = 100_000_000  # ten TiB in one output; stops files that are something else
+OPEN, CLOSE = ', "outputs": [', '], "sha256": "'
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """An output that is complete under its final name.
+
+    Attributes
+    ----------
+    rank, path, format, nbytes
+        Whose it is, where it is, what it is, and its size.
+    tensors
+        How many are in it.
+    is_kept
+        Whether this run found it complete, and did not write it.
+    """
+
+    rank: int
+    path: str
+    format: str
+    nbytes: int
+    tensors: int
+    is_kept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A complete set of outputs; their paths are counted from the folder.  Notes are on that."""
+
+    plan: str
+    step: str | None
+    outputs: tuple[Written, ...]
+    notes: tuple[Note, ...] = ()
+
+
+def listing_text(head: Mapping[str, object], outputs: Iterable[str]) -> Iterator[str]:
+    """The pieces of a listing; ``outputs`` are lines of `output_text`."""
+    state = hashlib.sha256()
+    for piece in _before_seal(head, outputs):
+        state.update(piece.encode("ascii"))
+        yield piece
+    yield _seal(state.hexdigest())
+
+
+def _before_seal(head: Mapping[str, object], outputs: Iterable[str]) -> Iterator[str]:
+    yield json.dumps(head).removesuffix("}") + OPEN
+    comma = ""
+    for line in outputs:
+        yield f"{comma}\n{line}"
+        comma = ","
+    yield "\n"
+
+
+def _seal(digest: str) -> str:
+    """The last line of a listing, if the others have this SHA-256."""
+    return f'{CLOSE}{digest}"}}\n'
+
+
+def output_text(output: Listed) -> str:
+    """An output's line, without its end."""
+    tensors = [  # by hand: asdict() takes ten times as long, of which there are millions
+        {"name": one.name, "dtype": one.dtype, "shape": one.shape, "sha256": one.sha256}
+        for one in output.tensors
+    ]
+    head = {"rank": output.rank, "path": output.path, "format": output.format}
+    return json.dumps({**head, "nbytes": output.nbytes, "tensors": tensors})
+
+
+def output_problems(folder: Path, outputs: Iterable[Written | Listed]) -> Iterator[str]:
+    """A message for each output that is not in a folder as it was written."""
+    for output in outputs:
+        try:
+            nbytes = os.stat(folder / output.path).st_size  # noqa: PTH116 - one look, one answer
+        except FileNotFoundError:
+            yield f"{output.path}: is not there"
+            continue
+        if nbytes != output.nbytes:
+            yield f"{output.path}: expected {output.nbytes} bytes, found {nbytes}"
+
+
+def lines_of(path: Path, file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a file; raises `FormatError` at one that is longer than any of ours."""
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        if len(line) > MAX_LINE_BYTES:
+            raise _too_large(path)
+        yield line
+
+
+def _too_large(path: Path) -> FormatError:
+    return FormatError(str(path), None, f"a line of more than {MAX_LINE_BYTES} bytes; not ours")
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """The entries of a JSON object in a file, each taken as what it has to be."""
+
+    path: Path
+    entries: Mapping[str, object]
+
+    @classmethod
+    def parse(cls, path: Path, text: bytes) -> Entries:
+        """The object that a text of a file holds."""
+        try:
+            document = parse_json(text, halves="surrogateescape")  # paths
+        except ValueError as error:
+            raise FormatError(str(path), None, str(error)) from error
+        return cls(path, document if isinstance(document, dict) else {})
+
+    def wrong(self, name: str, expected: str) -> FormatError:
+        """The error that says so of an entry."""
+        found = json.dumps(self.entries.get(name))
+        found = found if len(found) < 80 else f"{found[:80]} ..."
+        return FormatError(str(self.path), None, f"{name}: expected {expected}, found {found}")
+
+    def text(self, name: str) -> str:
+        """An entry that is a string."""
+        value = self.entries.get(name)
+        if not isinstance(value, str):
+            raise self.wrong(name, "a string")
+        return value
+
+    def number(self, name: str) -> int:
+        """An entry that is a count."""
+        value = self.entries.get(name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise self.wrong(name, "a count")
+        return value
+
+    def data(self, name: str) -> bytes:
+        """An entry that is bytes, in base64."""
+        try:
+            return b64decode(self.text(name), validate=True)
+        except ValueError as error:
+            raise self.wrong(name, "bytes in base64") from error
+
+    def file(self, name: str) -> str:
+        """An entry that is the path of a file in the folder or below."""
+        value = self.text(name)
+        parts = PurePosixPath(value).parts
+        if not parts or parts[0] == "/" or ".." in parts or "\0" in value:
+            raise self.wrong(name, "a path below the folder")
+        return value
+
+    def stamp(self) -> Stamp:
+        """The entries by which a file is known again."""
+        return Stamp(self.number("nbytes"), self.number("mtime_ns"), self.number("ctime_ns"))
+
+    def _known(self) -> Stamp:
+        return self.stamp() if "mtime_ns" in self.entries else Stamp(self.number("nbytes"), 0, 0)
+
+    def objects(self, name: str) -> tuple[Entries, ...]:
+        """An entry that is a list of objects."""
+        value = self.entries.get(name)
+        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+            raise self.wrong(name, "a list of objects")
+        return tuple(Entries(self.path, item) for item in value)
+
+    def step(self) -> str | None:
+        """The step of the source, if it has one."""
+        return None if self.entries.get("step") is None else self.text("step")
+
+    def origin(self) -> Origin:
+        """An origin; that of a manifest has no times, here 0."""
+        return Origin(
+            self.text("ckpttool"),
+            self.text("plan"),
+            self.step(),
+            tuple(InputFile(one.text("path"), *one._known()) for one in self.objects("inputs")),
+            self._strategies("strategies"),
+            self._strategies("told") if "told" in self.entries else (),
+            tuple(self._options("options")) if "options" in self.entries else (),
+        )
+
+    def _options(self, name: str) -> Iterator[tuple[str, str]]:
+        value = self.entries[name]
+        if not isinstance(value, dict) or not all(isinstance(one, str) for one in value.values()):
+            raise self.wrong(name, "texts by their names")
+        yield from value.items()
+
+    def _strategies(self, name: str) -> tuple[StrategyFile, ...]:
+        return tuple(
+            StrategyFile(item.text("path"), item.number("nbytes"), item.text("sha256"))
+            for item in self.objects(name)
+        )
+
+    def output(self) -> Listed:
+        """An output, this being its line."""
+        return Listed(
+            self.number("rank"),
+            self.file("path"),
+            self.text("format"),
+            self.number("nbytes"),
+            tuple(
+                Hashed(
+                    item.text("name"),
+                    item.text("dtype"),
+                    tuple(item._list("shape", int)),
+                    tuple(item._list("sha256", str)),
+                )
+                for item in self.objects("tensors")
+            ),
+        )
+
+    def _list(self, name: str, kind: type[T]) -> list[T]:
+        value = self.entries.get(name)
+        if not isinstance(value, list) or not all(type(item) is kind for item in value):
+            raise self.wrong(name, f"a list of {kind.__name__}")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A listing in a file.
+
+    Attributes
+    ----------
+    path
+        The file.
+    head
+        What it says beside the outputs.
+    mtime_ns
+        When the file was written.
+    is_copy
+        Whether that is not when the outputs were complete, since the file was copied.
+    """
+
+    path: Path
+    head: Entries
+    mtime_ns: int
+    is_copy: bool
+
+    @classmethod
+    def read(cls, path: Path) -> Listing:
+        """The listing in a file, all of it proven, of which the outputs are not read yet.
+
+        Raises
+        ------
+        FormatError
+            It is none, or not as it was written, or of another schema than is known here, or cannot
+            be read.
+        FileNotFoundError
+            It is not there.
+        """
+        with opened(path) as file:
+            found = os.fstat(file.fileno())
+            lines = _proven_lines(path, file)
+            first = next(lines, b"")
+            deque(lines, maxlen=0)
+        if not first.endswith(f"{OPEN}\n".encode()):
+            raise FormatError(str(path), None, "its first line is not that of a manifest")
+        head = Entries.parse(path, first[: -len(OPEN) - 1] + b"}")
+        if head.entries.get("schema") != SCHEMA:
+            raise head.wrong("schema", f"{SCHEMA} (is it of a newer ckpttool?)")
+        return cls(path, head, found.st_mtime_ns, was_copied(found))
+
+    def knows(self, output: Listed, stamp: Stamp) -> bool:
+        """Whether an output that is there is as it was when it was listed, by size and times."""
+        is_older = stamp.ctime_ns <= self.mtime_ns and not self.is_copy
+        return stamp.nbytes == output.nbytes and is_older
+
+    def outputs(self) -> Iterator[Listed]:
+        """The outputs, one at a time.
+
+        Raises
+        ------
+        FormatError
+            One of them is none, or the file was changed since it was proven.
+        """
+        with opened(self.path) as file:
+            for line in islice(_proven_lines(self.path, file), 1, None):
+                yield Entries.parse(self.path, line.rstrip(b",\n")).output()
+
+    def manifest(self) -> Manifest:
+        """All of it but the tensors."""
+        outputs = tuple(
+            Written(out.rank, out.path, out.format, out.nbytes, len(out.tensors))
+            for out in self.outputs()
+        )
+        return Manifest(self.head.text("plan"), self.head.step(), outputs)
+
+
+def remedy_for(error: FormatError) -> str:
+    """What to do about a listing that cannot be used; of one that cannot be read, it says so."""
+    if isinstance(error, UnreadableError):
+        return "see to it that it can be read"
+    return "put a copy of it back, or write the set anew (--overwrite)"
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """A small file of ours, open; raises `UnreadableError`, and does not wait for a pipe."""
+    try:
+        if not (path.is_file() or path.is_dir()) and path.exists():
+            raise UnreadableError(str(path), None, "is a pipe or a device, and no file")
+        with open_file(path) as file:
+            yield file
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise UnreadableError(str(path), None, reason_of(error)) from error
+
+
+def _proven_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a listing but the last, which proves them; raises `FormatError` at the end."""
+    state = hashlib.sha256()
+    line = b""
+    for following in lines_of(path, file):
+        if line:
+            state.update(line)
+            yield line
+        line = following
+    if line == _seal(state.hexdigest()).encode():
+        return
+    reason = "not as it was written: its checksum is not that of its bytes"
+    if not line.startswith(CLOSE.encode()):
+        reason = "no checksum at its end: cut short, changed, or not written by this ckpttool"
+    raise FormatError(str(path), None, reason)
+
+
+def origin_of(plan: Plan) -> Origin:
+    """The origin of all that is written by a plan, and of a part by the whole of it.
+
+    Raises
+    ------
+    OSError
+        A source or strategy file is gone.
+    """
+    base, folder = Path(plan.catalog.root).absolute().parent, manifest_of(plan).parent
+    return Origin(
+        __version__,
+        plan_digest(plan) if plan.part is None else plan.part.digest,
+        plan.catalog.step,
+        tuple(
+            InputFile(os.path.relpath(path, base), *(stamp or _look_at(path))[:3])
+            for path, stamp in _inputs(plan.catalog).items()
+        ),
+        tuple(read_strategy_file(path) for path in dict.fromkeys(plan.strategies)),
+        tuple(
+            _describe_strategy(os.path.relpath(one.path, folder), one.data)
+            for one in (plan.documents if plan.part is None else plan.part.documents)
+            if one.kind == "strategy"
+        ),
+        options_of(plan) if plan.part is None else plan.part.options,
+    )
+
+
+def plan_digest(plan: Plan) -> str:
+    """Equal for plans that do the same with files of the same names.
+
+    Where source and output folder are is left out: hosts may have mounted them elsewhere.
+    """
+    catalog, target = plan.catalog, plan.target
+    folder = target.output_folder
+    state = hashlib.sha256()
+    for line in (
+        (target.format, target.ranks, sorted(target.attrs.items())),
+        *((rank, os.path.relpath(path, folder)) for rank, path in target.paths.items()),
+        *(
+            (r, [os.path.relpath(p, catalog.root) for p in f.paths])
+            for r, f in catalog.files.items()
+        ),
+        *(
+            (
+                source.meta,
+                source.slicing.distribution_key,
+                source.parameter,
+                source.rank_cycle,
+                transfer.layouts,
+            )
+            for transfer in plan.transfers
+            for source in [transfer.source]
+        ),
+        *((one.kind, os.path.relpath(one.path, folder)) for one in plan.documents),
+    ):
+        state.update(f"{line!r}\n".encode())
+    return f"sha256:{state.hexdigest()}"
+
+
+def options_of(plan: Plan) -> tuple[tuple[str, str], ...]:
+    """What was asked for, of what the digest tells only that it is another; see `Origin`."""
+    target, folder = plan.target, plan.target.output_folder
+    outputs = [(rank, os.path.relpath(path, folder)) for rank, path in target.paths.items()]
+    told = [os.path.relpath(one.path, folder) for one in plan.documents if one.kind == "strategy"]
+    options = dict(options_told(target.format, outputs))
+    options["crc"] = "--crc" if "crc_num" in target.attrs else "no --crc"
+    options["told"] = f"--write-strategy {told[0]}" if told else "no --write-strategy"
+    if target.strategy is not None:
+        choice = target.not_in_target
+        is_asked = choice != "follow"
+        options["not listed"] = f"--not-in-target {choice}" if is_asked else "no --not-in-target"
+    return tuple(options.items())
+
+
+def options_told(format: str, outputs: Sequence[tuple[int, str]]) -> Iterator[tuple[str, str]]:
+    """The same, as far as the paths of outputs tell, counted from their folder."""
+    yield "format", f"--format {format}"
+    rank, path = outputs[0]
+    if Path(path).parent.name == f"rank_{rank}":
+        yield "ranks", format_ranks([rank for rank, _ in outputs])
+        yield "prefix", f"--prefix {Path(path).stem.removesuffix(str(rank))}"
+    else:
+        yield "files", count(len(outputs), "file")
+
+
+def manifest_of(plan: Plan) -> Path:
+    """Where the manifest of a plan is, or of the plan that it is a part of."""
+    return Path(plan.target.manifest_path if plan.part is None else plan.part.manifest)
+
+
+def changed_inputs(plan: Plan) -> Iterator[str]:
+    """What has become of each source file that is not as it was when its header was read."""
+    yield from _changes(_inputs(plan.catalog))
+
+
+def _changes(files: Mapping[str, SourceStamp | None]) -> Iterator[str]:
+    for path, stamp in files.items():
+        try:
+            now = _look_at(path)
+        except FileNotFoundError:
+            yield f"{path}: is gone"
+            continue
+        if stamp is not None and now != stamp:
+            what = "was written to after its header was read"
+            if now.inode != stamp.inode:
+                what = "is another file than when its header was read"
+            yield f"{path}: {what}"
+
+
+@contextmanager
+def unchanged(*catalogs: Catalog) -> Iterator[None]:
+    """Refuse what is found in files that are not the same at the end.
+
+    Raises
+    ------
+    PlanError
+        Files were written to or are gone; what failed meanwhile may come of that.
+    """
+    try:
+        yield
+    except (CkptToolError, OSError) as error:
+        raise_changed(*catalogs, cause=error)
+        if isinstance(error, FileNotFoundError):
+            raise PlanError([f"{error.filename}: is gone since this began; run again"]) from error
+        raise
+    raise_changed(*catalogs)
+
+
+def changed_files(*catalogs: Catalog) -> list[str]:
+    """Messages for files that are not as they were when their headers were read."""
+    known = {path: stamp for one in catalogs for path, stamp in _inputs(one).items() if stamp}
+    return [f"{text}; run again" for text in _changes(known)]
+
+
+def raise_changed(*catalogs: Catalog, cause: Exception | None = None) -> None:
+    """Raise `PlanError` if files are not as they were when their headers were read."""
+    changed = changed_files(*catalogs)
+    if changed:
+        raise PlanError(changed) from cause
+
+
+def _inputs(catalog: Catalog) -> dict[str, SourceStamp | None]:
+    """All files of a catalog, as they were when their headers were read."""
+    files = catalog.files.values()
+    known = {path: stamp for file in files for path, stamp in file.stamps.items()}
+    return {path: known.get(path) for path in catalog.paths}
+
+
+def _look_at(path: str) -> SourceStamp:
+    return as_stamp(Path(path).stat())
+
+
+def read_strategy_file(path: str) -> StrategyFile:
+    """A strategy file as a manifest names it.
+
+    Raises
+    ------
+    OSError
+        It is gone.
+    """
+    return _describe_strategy(Path(path).name, read_file(path))
+
+
+def _describe_strategy(path: str, data: bytes) -> StrategyFile:
+    return StrategyFile(path, len(data), hashlib.sha256(data).hexdigest())

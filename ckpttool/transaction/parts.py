@@ -1,0 +1,361 @@
+"""One plan carried out by several runs, each on its own: a batch system's array job.
+
+Every run makes the whole plan and takes its part of the output files, which are dealt by size and
+always in the same way.  When all of its part is there it leaves a record in the output folder,
+``.ckpttool-part-K-of-N.json``, which tells the files that it wrote and of which plan they are.
+`commit` looks whether everything is there and says so in ``ckpttool.json``; the records go.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import re
+from base64 import b64encode
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from pathlib import Path
+
+from ckpttool.errors import CkptToolError, FormatError, PlanError, VerifyError, raise_all
+from ckpttool.formats import FORMAT_NAMES, suffix_of
+from ckpttool.formats.reading import is_there
+from ckpttool.model.catalog import format_ranks
+from ckpttool.model.manifest import JOURNAL, MANIFEST, Origin, differences
+from ckpttool.model.notes import Note
+from ckpttool.model.parts import balance
+from ckpttool.model.plan import Document, Plan, PlanPart
+from ckpttool.model.strategy import count, shorten
+from ckpttool.run.partial import is_within, remove_document, write_document
+from ckpttool.transaction.journal import (
+    Place,
+    find_other_set,
+    find_records,
+    has_text,
+    interruption,
+    journal_of,
+    record_of,
+    remove_stale_records,
+    set_locked,
+    writer_of,
+)
+from ckpttool.transaction.manifest import (
+    Listing,
+    Manifest,
+    Written,
+    listing_text,
+    manifest_of,
+    options_of,
+    origin_of,
+    output_problems,
+    output_text,
+    plan_digest,
+    remedy_for,
+)
+
+
+def files_of_others(rank: int, sample: str, ranks: Container[int]) -> list[str]:
+    """Files with the names of outputs, such as that of one rank, that are no outputs of the ranks.
+
+    Those are files of other ranks, and of any rank in another format.
+    """
+    folder, suffix = Path(sample).parent.parent, Path(sample).suffix
+    prefix = Path(sample).name.removesuffix(f"{rank}{suffix}")
+    others = (re.fullmatch(r"rank_(\d+)", other.name) for other in sorted(folder.glob("rank_*")))
+    paths = (
+        folder / match[0] / f"{prefix}{match[1]}{ending}"
+        for match in others
+        for ending in map(suffix_of, FORMAT_NAMES)
+        if match is not None and (int(match[1]) not in ranks or ending != suffix)
+    )
+    return sorted(str(path) for path in paths if path.exists())
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What one run has left.
+
+    Attributes
+    ----------
+    part, parts, files
+        Which part of how many, and outputs of all of them.
+    listing
+        The outputs of this one.
+    origin
+        What was done.
+    outputs
+        The same without their tensors.
+    documents
+        Of the set, counted from the folder.
+    """
+
+    part: int
+    parts: int
+    files: int
+    listing: Listing
+    origin: Origin
+    outputs: tuple[Written, ...]
+    documents: tuple[Document, ...]
+
+    @classmethod
+    def read(cls, path: Path, manifest: Path) -> Record:
+        """The record in a file; raises `FormatError` if it is none."""
+        listing = Listing.read(path)
+        head = listing.head
+        part, parts, files = (head.number(name) for name in ("part", "parts", "files"))
+        if path != record_of(manifest, part, parts):
+            raise FormatError(str(path), None, f"is the record of part {part}/{parts}; renamed?")
+        documents = head.objects("documents")
+        return cls(
+            part,
+            parts,
+            files,
+            listing,
+            head.origin(),
+            listing.manifest().outputs,
+            tuple(Document(item.file("path"), item.data("data")) for item in documents),
+        )
+
+
+def take_part(plan: Plan, number: int, parts: int) -> Plan:
+    """A plan of the outputs that fall to run ``number``, from 1 on, of ``parts`` runs.
+
+    It has as many bytes as the others, as far as whole files allow; it may have none.
+    """
+    paths = plan.target.paths
+    sizes = plan.sizes
+    dealt = balance([sizes[rank] for rank in paths], parts)
+    mine = {
+        rank: path
+        for (rank, path), part in zip(paths.items(), dealt, strict=True)
+        if part == number - 1
+    }
+    notes = plan.notes
+    if not mine:
+        text = f"part {number}/{parts} has nothing to write: {count(len(paths), 'output file')}"
+        notes = (*notes, Note("part", f"{text} among {parts} parts"))
+    part = PlanPart(
+        number,
+        parts,
+        len(paths),
+        plan_digest(plan),
+        plan.target.manifest_path,
+        plan.documents,
+        options_of(plan),
+    )
+    target = replace(plan.target, paths=mine)
+    return replace(plan, target=target, notes=notes, documents=(), part=part)
+
+
+def place_of(plan: Plan) -> Place:
+    """Where a plan's journal is, and what it becomes: the manifest, or the record of a part.
+
+    Raises
+    ------
+    OSError
+        A source or strategy file is gone.
+    """
+    manifest, origin, part = manifest_of(plan), origin_of(plan), plan.part
+    if part is None:
+        paths = tuple(document.path for document in plan.documents)
+        return Place(manifest, manifest, origin, origin.head(), paths)
+    documents = [
+        {
+            "path": os.path.relpath(document.path, manifest.parent),
+            "data": b64encode(document.data).decode(),
+        }
+        for document in part.documents
+    ]
+    head = {
+        **origin.head_with_times(),
+        "part": part.number,
+        "parts": part.count,
+        "files": part.files,
+        "documents": documents,
+    }
+    paths = tuple(document.path for document in part.documents)
+    outputs = (os.path.relpath(path, manifest.parent) for path in plan.target.paths.values())
+    record = record_of(manifest, part.number, part.count)
+    return Place(manifest, record, origin, head, paths, frozenset(outputs))
+
+
+def commit(folder: str) -> Manifest:
+    """Mark an output folder, or a single file, complete, if the parts of all runs are there.
+
+    What that is marked already is looked at again.
+
+    Raises
+    ------
+    FormatError
+        A record, or the manifest, is none, or not as it was written.
+    PlanError
+        Parts are missing, or not of one plan.
+    VerifyError
+        Outputs are missing, or have another size than when they were written.
+    """
+    manifest = Path(f"{folder}.{MANIFEST}") if Path(folder).is_file() else Path(folder, MANIFEST)
+    if by := writer_of(manifest):
+        raise PlanError([f"{folder}: a run is still writing to it ({by}); wait until it ends"])
+    journal = journal_of(manifest)
+    was_killed = manifest.exists() and journal.exists() and not has_text(journal)
+    if not find_records(manifest) and not was_killed:
+        said = interruption(Path(folder))
+        if said is not None:
+            raise PlanError([said])
+        return _look_again(folder, manifest)
+    with set_locked(manifest):
+        if find_records(manifest) and not _is_marked(manifest):
+            _mark(folder, manifest)
+        for path in (*find_records(manifest), *find_records(manifest, JOURNAL)):
+            remove_document(str(path))
+        remove_stale_records(manifest)
+    return _look_again(folder, manifest)
+
+
+def _is_marked(manifest: Path) -> bool:
+    """Whether a commit that did not end has written the manifest of what the records tell of.
+
+    Every run removes the manifest before it replaces an output, so that it is there says that all
+    of it is complete; some of the records may be gone already.
+    """
+    try:
+        said = Listing.read(manifest).head.entries
+        heads = [Record.read(path, manifest).origin.head() for path in find_records(manifest)]
+    except (FileNotFoundError, CkptToolError):
+        return False
+    return all(said == head for head in heads)
+
+
+def _mark(folder: str, manifest: Path) -> None:
+    """Write the documents of a set and its manifest, from the records of all its parts."""
+    records = _read_records(folder, manifest)
+    outputs = heapq.merge(*(r.listing.outputs() for r in records), key=attrgetter("rank"))
+    for document in records[0].documents:
+        write_document(str(manifest.parent / document.path), document.data)
+    lines = (output_text(output) for output in outputs)
+    text = listing_text(records[0].origin.head(), lines)
+    write_document(str(manifest), text, is_dated=True)
+
+
+def _read_records(folder: str, manifest: Path) -> list[Record]:
+    """The records of all parts, which have nothing against them."""
+    errors: list[CkptToolError] = []
+    records = []
+    for path in find_records(manifest):
+        try:
+            records.append(Record.read(path, manifest))
+        except FormatError as error:
+            errors.append(_with_remedy(error, "run that part again, with --overwrite"))
+    raise_all(errors)
+    records.sort(key=lambda record: (record.parts, record.part))
+    problems = list(_disagreements(folder, manifest, records))
+    problems += [
+        f"{record.listing.path}: {document.path!r} is not below its folder: a link leads out of it"
+        for record in records
+        for document in record.documents
+        if not is_within(manifest.parent, document.path)
+    ]
+    if problems:
+        errors.append(PlanError(problems))
+    wrong = [problem for record in records for problem in _on_outputs(manifest.parent, record)]
+    if wrong:
+        errors.append(VerifyError(folder, wrong))
+    raise_all(errors)
+    return records
+
+
+def _on_outputs(folder: Path, record: Record) -> Iterator[str]:
+    """What is wrong with a part's outputs, and how its run is to be done again: not as before."""
+    changed = [out for out in record.outputs if is_there(folder / out.path)]
+    is_changed = any(output_problems(folder, changed))
+    remedy = f"run part {record.part}/{record.parts} again, with "
+    remedy += "--overwrite" if is_changed else "--resume"  # which keeps to what was not changed
+    yield from (f"{problem}; {remedy}" for problem in output_problems(folder, record.outputs))
+
+
+def _with_remedy(error: FormatError, remedy: str) -> FormatError:
+    return type(error)(error.path, error.offset, f"{error.reason}; {remedy}")
+
+
+def _look_again(folder: str, path: Path) -> Manifest:
+    """The manifest of a set that is complete already; its outputs are there."""
+    if not path.exists():
+        reason = "no records of parts in it; a run with --part K/N leaves one when it is done"
+        other = find_other_set(path.parent)
+        if other is not None:
+            reason = f"only records of parts of single files: name one of them, such as {other}"
+        raise PlanError([f"{folder}: {reason}"])
+    try:
+        manifest = Listing.read(path).manifest()
+    except FormatError as error:
+        raise _with_remedy(error, remedy_for(error)) from error
+    wrong = list(_on_set(path, manifest.outputs))
+    if path.name != MANIFEST and path.name not in {
+        f"{o.path}.{MANIFEST}" for o in manifest.outputs
+    }:
+        names = shorten((output.path for output in manifest.outputs), 3)
+        text = f"{path.name} speaks of {names} and not of it; if it was renamed, give it and"
+        wrong = [f"{text} {path.name} their old names again"]
+    if wrong:
+        raise VerifyError(folder, wrong)
+    return replace(manifest, notes=tuple(_on_others(path.parent, manifest.outputs)))
+
+
+def _on_set(path: Path, outputs: Sequence[Written]) -> Iterator[str]:
+    """What is wrong with the outputs of a set that was complete, and what to do."""
+    for output in outputs:
+        has_one = is_there(path.parent / output.path)
+        remedy = "the command that wrote the set, without --part, writes it again with --resume"
+        remedy = "put a copy of it back, or write the set anew (--overwrite)" if has_one else remedy
+        yield from (f"{problem}; {remedy}" for problem in output_problems(path.parent, [output]))
+
+
+def _on_others(folder: Path, outputs: Sequence[Written]) -> Iterator[Note]:
+    """A warning of files that whoever reads a set takes for a part of it, and that are none."""
+    one = outputs[0] if outputs else None
+    if one is None or Path(one.path).parent != Path(f"rank_{one.rank}"):
+        return
+    ranks = {output.rank for output in outputs}
+    others = files_of_others(one.rank, str(folder / one.path), ranks)
+    if others:
+        text = f"{shorten(others, 3)}: not of this set, so left from another run; it stays, and is "
+        yield Note("passed over", f"{text}taken for a part of it: move it away", is_warning=True)
+
+
+def _disagreements(folder: str, manifest: Path, records: Sequence[Record]) -> Iterator[str]:
+    """What keeps records from being those of one plan, all of it."""
+    counts = sorted({record.parts for record in records})
+    if len(counts) > 1:
+        paths = {record.parts: record.listing.path for record in reversed(records)}
+        ways = " and ".join(f"of {parts} parts (such as {paths[parts]})" for parts in counts)
+        yield f"{folder}: records {ways}; remove those that are not wanted"
+        return
+    numbers = {record.part for record in records}
+    missing = [number for number in range(1, counts[0] + 1) if number not in numbers]
+    if missing:
+        named = f"{format_ranks(missing, 'part')} of {counts[0]}"
+        named += f" {'is' if len(missing) == 1 else 'are'}"
+        runs = shorten((f"--part {number}/{counts[0]}" for number in missing), 3)
+        text = f"{folder}: {named} not there; run what is missing ({runs})"
+        killed = [n for n in missing if has_text(journal_of(record_of(manifest, n, counts[0])))]
+        if killed:
+            text += (
+                f"; {format_ranks(killed, 'part')} had begun, and --resume keeps what is complete"
+            )
+        yield text
+    plans: dict[Origin, list[int]] = {}
+    for record in records:
+        plans.setdefault(record.origin, []).append(record.part)
+    if len(plans) > 1:
+        groups = "; of another ".join(format_ranks(parts, "part") for parts in plans.values())
+        text = f"{folder}: parts of different plans: of one {groups}"
+        yield (
+            f"{text}; source, step and options have to be the same for all: run those again, with "
+            "--overwrite, that are not of the plan that is wanted"
+        )
+        (first, mine), *others = plans.items()
+        for other, parts in others:
+            for change in differences(other, first):
+                yield f"{folder}: part {parts[0]} against part {mine[0]}: {change}"
+    elif not missing and sum(len(record.outputs) for record in records) != records[0].files:
+        yield f"{folder}: the records do not tell of all {records[0].files} outputs; run all again"

@@ -1,0 +1,1 @@
+"""Tests of ``ckpttool.cli``: what people see."""

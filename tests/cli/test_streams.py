@@ -1,0 +1,39 @@
+"""What is said when a standard stream cannot be written to, which is no disk of the outputs."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.corpus import GOLDEN
+
+CASE = GOLDEN / "tutorial_8_to_8_retrain"
+TOLD = "ckpttool: standard output: No space left on device (the disk is full)"
+
+pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is full")
+
+
+def run_to(where, *words, source=CASE / "src"):
+    """A process whose output goes ``where`` a shell says; ``SRC`` are the words for a source."""
+    of_source = {"SRC": (source, "-s", CASE / "src_strategy.ckpt")}
+    line = [str(word) for group in words for word in of_source.get(group, (group,))]
+    command = f"exec {shlex.join([sys.executable, '-m', 'ckpttool', *line])} {where}"
+    return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "exit_code"),
+    [
+        (["inspect", "SRC", "--json"], 1),
+        (["verify", "SRC"], 3),
+        (["--help"], 1),
+    ],
+    ids=["inspect", "verify", "help"],
+)
+def test_standard_output_that_is_full_is_named_and_told_once(words, exit_code):
+    done = run_to(">/dev/full", *words)
+    assert (done.returncode, done.stderr) == (exit_code, f"{TOLD}\n")

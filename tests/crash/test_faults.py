@@ -1,0 +1,558 @@
+"""What the disk does to a run: every failure has a name, and nothing half-written stays."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import ckpttool
+from ckpttool.cli.signals import Stopped
+from ckpttool.errors import VerifyError
+from ckpttool.formats import hdf5_datasets
+from ckpttool.formats.hdf5 import Hdf5
+from ckpttool.formats.reading import ReadFile, open_file
+from ckpttool.formats.wire import PlainFile
+from ckpttool.run.execute import CopyOptions, execute
+from ckpttool.storage import flatfile
+from ckpttool.transaction.manifest import Listing
+from tests.execution.test_execute import make_plan
+from tests.support.commands import files_below, message, run, run_well
+from tests.support.executors import (
+    CASE,
+    COMMAND,
+    FORMATS,
+    contents,
+    finish,
+    reshard_words,
+    split_words,
+    start,
+    write_source,
+)
+
+NAME = "ckpttool.json"
+SAID = {
+    errno.ENOSPC: "No space left on device (the disk is full)",
+    errno.EDQUOT: "Disk quota exceeded (what this user may store there is used up)",
+    errno.EIO: "Input/output error (the disk, or the way to it, has failed)",
+    errno.EROFS: "Read-only file system (nothing can be written there)",
+    errno.EAGAIN: "Resource temporarily unavailable",  # which is not what a lock says
+}
+
+
+@pytest.fixture
+def break_call(monkeypatch):
+    """Makes a call of the system fail from the n-th time on, for files with a name."""
+
+    def breaking(call, number, name="", after=0):
+        real = getattr(os, call)
+        calls = []
+
+        def fake(fd, *arguments):
+            path = str(Path(f"/proc/self/fd/{fd}").readlink()) if isinstance(fd, int) else str(fd)
+            if name in path:
+                calls.append(path)
+                if len(calls) > after:
+                    raise OSError(number, os.strerror(number))
+            return real(fd, *arguments)
+
+        monkeypatch.setattr(os, call, fake)
+        return calls
+
+    yield breaking
+    monkeypatch.undo()
+
+
+def words_of(folder, output_format="ckpt"):
+    return [*reshard_words(folder, output_format), "-j", "1"]
+
+
+def fails_and_is_resumed(tmp_path, monkeypatch, output_format, expected, most):
+    """A run that fails says so, leaves what was complete and nothing else, and goes on later."""
+    out = tmp_path / "out"
+    result = run(*words_of(out, output_format))
+    assert result.exit_code == 6
+    assert expected in message(result)
+    left = files_below(out)
+    assert [name for name in left if name.endswith(".partial")] == []
+    complete = len([name for name in left if name.startswith("rank_")])
+    assert complete <= most
+    assert message(result).count(f"{out}/rank_") == min(complete, 3) + (NAME not in expected)
+    assert not (out / NAME).exists()
+    assert ("--resume goes on from there" in message(result)) == (complete > 0)
+    monkeypatch.undo()
+    run_well(*words_of(out, output_format), "--resume")
+    run_well(*words_of(tmp_path / "whole", output_format))
+    assert contents(out) == contents(tmp_path / "whole")
+    assert (out / NAME).read_bytes() == (tmp_path / "whole" / NAME).read_bytes()
+
+
+@pytest.mark.parametrize("output_format", FORMATS)
+@pytest.mark.parametrize("number", SAID)
+def test_a_write_that_fails_is_named(tmp_path, monkeypatch, break_call, output_format, number):
+    break_call("pwritev", number, "checkpoint_2")
+    expected = f"rank_2/checkpoint_2{ENDINGS[output_format]}: not written: {SAID[number]}"
+    fails_and_is_resumed(tmp_path, monkeypatch, output_format, expected, 2)
+
+
+@pytest.mark.parametrize("call", ["pwritev", "fsync"])
+def test_a_disk_that_lets_nothing_be_removed_either_is_told_by_its_first_failure(
+    tmp_path, monkeypatch, break_call, call
+):
+    """As ext4 that makes itself read-only when the disk fails."""
+
+    real = Path.unlink
+
+    def refuse(self, **more):
+        if self.name.endswith(".partial"):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
+        real(self, **more)
+
+    break_call(call, errno.EIO, "checkpoint_2")
+    monkeypatch.setattr(Path, "unlink", refuse)
+    out = tmp_path / "out"
+    result = run(*words_of(out))
+    assert result.exit_code == 6
+    expected = f"rank_2/checkpoint_2.ckpt: not written: {SAID[errno.EIO]}"
+    expected = expected if call == "pwritev" else "rank_2/checkpoint_2.ckpt: not written: "
+    assert expected in message(result)
+    assert "half-written could not be removed: the next run does that" in message(result)
+    assert "checkpoint_2.ckpt.partial" in "".join(files_below(out))
+    monkeypatch.undo()
+    run_well(*words_of(out), "--resume")
+    run_well(*words_of(tmp_path / "whole"))
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("kind", ["verify", "signal", "document"])
+def test_that_nothing_can_be_removed_is_told_whatever_failed_before(
+    tmp_path, monkeypatch, break_call, kind
+):
+    real = Path.unlink
+
+    def fail(*given):
+        if kind == "verify":
+            raise VerifyError("m.ckpt", ["w: lost"])
+        raise Stopped(signal.SIGINT)
+
+    def refuse(self, **more):
+        if self.name.endswith(".partial"):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
+        real(self, **more)
+
+    if kind == "document":
+        break_call("fsync", errno.EIO, f"{NAME}.partial")
+    else:
+        monkeypatch.setattr("ckpttool.run.partial._compare", fail)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    result = run(*words_of(tmp_path))
+    code, first = {
+        "verify": (7, "w: lost"),
+        "signal": (130, "ended by SIGINT"),
+        "document": (6, f"{NAME}: not written: {SAID[errno.EIO]}"),
+    }[kind]
+    assert result.exit_code == code
+    text = message(result)
+    assert first in text
+    assert f"{first}; what is half-written could not be removed: the next run does that" in text
+    assert "nothing was left half-written" not in text
+    monkeypatch.undo()
+    run_well(*words_of(tmp_path), "--resume")
+    assert len(files_below(tmp_path)) == 4
+
+
+ENDINGS = {"ckpt": ".ckpt", "safetensors": ".safetensors", "hdf5": ".h5"}
+
+
+@pytest.mark.parametrize("call", ["fsync", "posix_fallocate"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EAGAIN])
+def test_a_disk_that_refuses_when_asked_to_keep_it_is_named(
+    tmp_path, monkeypatch, break_call, call, number
+):
+    break_call(call, number, "checkpoint_1")
+    expected = f"rank_1/checkpoint_1.ckpt: not written: {SAID[number]}"
+    fails_and_is_resumed(tmp_path, monkeypatch, "ckpt", expected, 1)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EAGAIN, errno.EEXIST])
+def test_a_name_that_cannot_be_given_is_an_error_of_its_output(tmp_path, monkeypatch, number):
+    real = Path.replace
+
+    def refuse(self, target):
+        if "checkpoint_1" in self.name:
+            raise OSError(number, os.strerror(number), str(self), None, str(target))
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    expected = f"rank_1/checkpoint_1.ckpt: not written: {os.strerror(number)}"
+    fails_and_is_resumed(tmp_path, monkeypatch, "ckpt", expected, 1)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
+@pytest.mark.parametrize("command", ["inspect", "verify", "merge"])
+@pytest.mark.parametrize("name", ["src", "src_strategy.ckpt"])
+def test_an_input_that_cannot_be_looked_at_does_exist(tmp_path, monkeypatch, command, number, name):
+    real = os.stat
+
+    def refuse(path, **more):
+        if str(path) == str(CASE / name):
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path, **more)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    words = [command, CASE / "src", "-s", CASE / "src_strategy.ckpt"]
+    result = run(*words, *(["-o", tmp_path / "m.h5"] if command == "merge" else []))
+    assert result.exit_code in (1, 3)
+    assert f"ckpttool: {CASE / name}: {os.strerror(number)}" in message(result)
+    assert "does not exist" not in message(result)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_an_output_that_cannot_be_looked_at_is_not_taken_for_absent(tmp_path, monkeypatch, number):
+    run_well(*words_of(tmp_path / "out"))
+    before = contents(tmp_path / "out")
+    real = os.lstat
+
+    def refuse(path, **more):
+        if str(path).endswith("checkpoint_2.ckpt"):
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path, **more)
+
+    monkeypatch.setattr(os, "lstat", refuse)
+    result = run(*words_of(tmp_path / "out"))
+    monkeypatch.undo()
+    assert result.exit_code == 1
+    assert f"rank_2/checkpoint_2.ckpt: {os.strerror(number)}" in message(result)
+    assert contents(tmp_path / "out") == before
+
+
+def test_a_file_that_cannot_be_read_is_named_whatever_reads_it():
+    for read in (lambda file: file.read(1), lambda file: file.readinto(bytearray(1))):
+        with ReadFile("/proc/self/mem") as file, pytest.raises(OSError, match=r"/self/mem") as said:
+            read(file)  # page 0 of a process cannot be read
+        assert said.value.errno == errno.EIO
+    with closing(PlainFile("/proc/self/mem")) as plain, pytest.raises(OSError, match=r"/self/mem"):
+        plain.pread(1, 0)
+
+
+def test_a_file_of_which_a_read_would_have_to_wait_is_an_error(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    writer = os.open(tmp_path / "pipe", os.O_RDWR)
+    try:
+        with open_file(tmp_path / "pipe") as file:
+            os.set_blocking(file.fileno(), False)
+            with pytest.raises(BlockingIOError) as caught:
+                file.read(8)
+        assert caught.value.filename == str(tmp_path / "pipe")
+    finally:
+        os.close(writer)
+
+
+def test_a_key_of_which_a_read_would_have_to_wait_is_told(tmp_path):
+    os.mkfifo(tmp_path / "key")
+    keeper = os.open(tmp_path / "key", os.O_RDWR | os.O_NONBLOCK)
+    try:
+        words = [*COMMAND, "inspect", CASE / "src", "--dec-key-file", "-"]
+        code, errors = finish(start(*words, stdin=keeper))
+    finally:
+        os.close(keeper)
+    assert code == 2
+    assert "it cannot be read (Resource temporarily unavailable)" in errors
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("Can't read data (file read failed: errno = 5, error message = 'x')", errno.EIO),
+        ("Unable to open object (file read failed: errno = 0, bytes read = 0)", None),
+        ("bad object header version number", None),
+    ],
+)
+def test_an_error_of_the_system_that_libhdf5_tells_is_one(tmp_path, monkeypatch, text, number):
+    run_well("merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", tmp_path / "m.h5")
+
+    def fail(*arguments):
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(hdf5_datasets, "_read_dataset", fail)
+    with pytest.raises(OSError if number else ckpttool.FormatError) as caught:
+        Hdf5().read_index(str(tmp_path / "m.h5"))
+    if number:
+        assert (caught.value.errno, caught.value.filename) == (number, str(tmp_path / "m.h5"))
+
+
+@pytest.mark.parametrize("engine", ["inline", "threads:2"])
+@pytest.mark.parametrize("number", range(4))
+def test_a_thread_that_cannot_be_started_is_told(tmp_path, monkeypatch, engine, number):
+    real, started = threading.Thread.start, []
+
+    def refuse(self):
+        started.append(self)
+        if len(started) == number + 1:
+            raise RuntimeError("can't start new thread")
+        real(self)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    result = run(*reshard_words(tmp_path / "out", "ckpt"), "--engine", engine)
+    monkeypatch.undo()
+    if len(started) <= number:
+        assert result.exit_code == 0
+        return
+    assert result.exit_code in (1, 6)
+    assert "can't start new thread" in message(result)
+    assert "the system has no room for more (ulimit -u, or the limit of" in message(result)
+    assert not [name for name in files_below(tmp_path) if name.endswith(".partial")]
+
+
+def test_a_journal_that_cannot_be_written_ends_the_run(tmp_path, monkeypatch, break_call):
+    break_call("write", errno.ENOSPC, ".journal", after=6)  # head, 4 begun, one complete
+    expected = ".ckpt: not written: No space left on device (the disk is full)"
+    fails_and_is_resumed(tmp_path, monkeypatch, "ckpt", expected, 2)
+
+
+@pytest.mark.parametrize("after", range(4))
+def test_a_journal_that_is_cut_short_is_gone_on_from(tmp_path, monkeypatch, after):
+    """The disk takes half of a line, and no more."""
+    real, lines = os.write, []
+
+    def fake(fd, data):
+        if Path(f"/proc/self/fd/{fd}").readlink().suffix != ".journal":
+            return real(fd, data)
+        lines.append(data)
+        if len(lines) > after + 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(fd, data[: len(data) // 2] if len(lines) == after + 2 else data)
+
+    monkeypatch.setattr(os, "write", fake)
+    out = tmp_path / "out"
+    assert run(*words_of(out)).exit_code == 6
+    monkeypatch.undo()
+    run_well(*words_of(out), "--resume")
+    assert len(files_below(out, manifests=True)) == 5
+
+
+def test_a_manifest_that_cannot_be_written_leaves_all_outputs_and_no_manifest(
+    tmp_path, monkeypatch, break_call
+):
+    break_call("fsync", errno.ENOSPC, f"{NAME}.partial")
+    expected = f"{NAME}: not written: No space left on device"
+    fails_and_is_resumed(tmp_path, monkeypatch, "ckpt", expected, 4)
+
+
+def test_a_source_that_cannot_be_read_is_named_with_its_file(tmp_path, monkeypatch, break_call):
+    plan = make_plan(tmp_path / "out")
+    source = str(CASE / "src" / "rank_0")
+    break_call("preadv", errno.EIO, source)
+    with pytest.raises(ckpttool.ExecutionError) as caught:
+        execute(plan)
+    assert f"not written: {source}" in str(caught.value)
+    assert f": {SAID[errno.EIO]}" in str(caught.value)
+
+
+def test_a_source_that_is_cut_short_while_it_is_read_is_named(tmp_path, monkeypatch):
+    """Between two reads of one run, not before it."""
+    source = write_source(tmp_path / "source", 4, 1 << 20)
+    real, cut = os.preadv, []
+
+    def fake(fd, buffers, at):
+        if Path(f"/proc/self/fd/{fd}").readlink() == source / "m.ckpt" and not cut:
+            cut.append(at)
+            os.truncate(source / "m.ckpt", at + (1 << 19))
+        return real(fd, buffers, at)
+
+    strategy = ckpttool.read_strategy([str(source / "s.json")])
+    catalog = ckpttool.scan(str(source / "m.ckpt"))
+    plan = ckpttool.plan_split(catalog, strategy, str(tmp_path / "out"), "ckpt")
+    monkeypatch.setattr(os, "preadv", fake)
+    with pytest.raises(ckpttool.ExecutionError) as caught:
+        execute(plan, options=CopyOptions(band_bytes=1 << 18))
+    assert f"{source / 'm.ckpt'}: byte {cut[0] + (1 << 19)}: w: the file ends here" in str(
+        caught.value
+    )
+    assert files_below(tmp_path / "out") == []
+
+
+def test_no_resume_is_offered_of_a_source_that_was_cut_short_between_two_outputs(
+    tmp_path, monkeypatch
+):
+    source = write_source(tmp_path / "source", 4, 1 << 20)
+    size, out = (source / "m.ckpt").stat().st_size, tmp_path / "out"
+    strategy = ckpttool.read_strategy([str(source / "s.json")])
+    catalog = ckpttool.scan(str(source / "m.ckpt"))
+    plan = ckpttool.plan_split(catalog, strategy, str(out), "ckpt")
+    real = os.preadv
+
+    def fake(fd, buffers, at):
+        if any(out.glob("*/*.ckpt")):
+            os.truncate(source / "m.ckpt", size // 2)
+        return real(fd, buffers, at)
+
+    monkeypatch.setattr(os, "preadv", fake)
+    with pytest.raises(ckpttool.ExecutionError, match="so write all of it anew") as caught:
+        execute(plan, options=CopyOptions(task_bytes=1 << 20, max_in_flight=1))
+    assert files_below(out) != []
+    assert "the file ends here" in str(caught.value)
+    assert "--resume" not in str(caught.value)
+
+
+def test_a_source_that_grows_while_it_is_read_is_named(tmp_path, monkeypatch):
+    shutil.copytree(CASE / "src", tmp_path / "src")
+    words = [*words_of(tmp_path / "out")]
+    words[1] = str(tmp_path / "src")
+    real, grown = flatfile.FlatFiles.read_bytes, []
+
+    def fake(self, tensor, offset, out):
+        if not grown:
+            grown.append(tensor.path)
+            with Path(tensor.path).open("ab") as file:
+                file.write(b"more")
+        return real(self, tensor, offset, out)
+
+    def begin(*arguments):
+        monkeypatch.setattr(flatfile.FlatFiles, "read_bytes", fake)
+        return real_start(*arguments)
+
+    from ckpttool.run.execute import _Run
+
+    real_start = _Run.start
+    monkeypatch.setattr(_Run, "start", begin)
+    result = run(*words)
+    assert result.exit_code == 6
+    what = f"{grown[0]}: was written to after its header was read; what was made of it may be"
+    assert what in message(result)
+    assert not (tmp_path / "out" / NAME).exists()
+
+
+# ------------------------------------------------------------------------ real file systems
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of its own, of 8 MiB; needs the rights to mount one."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)]
+    done = subprocess.run(command, capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip("no rights to mount a file system")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_disk_that_fills_up_meanwhile_is_named_and_gone_on_from(
+    tmp_path, small_disk, monkeypatch
+):
+    """Planned when there was room; then somebody else fills the disk."""
+    source = write_source(tmp_path / "source", 4, 1 << 20)
+    words = [*split_words(source, small_disk / "out"), "-j", "1"]
+    other = small_disk / "other"
+
+    def fill_disk(self, outputs):
+        if outputs[0].rank == 2:
+            while self.pending:
+                self.collect()
+            with other.open("wb") as file:
+                free = os.statvfs(small_disk)
+                file.write(bytes(free.f_bavail * free.f_frsize - (1 << 19)))
+        return real_start(self, outputs)
+
+    from ckpttool.run.execute import _Run
+
+    real_start = _Run.start
+    monkeypatch.setattr(_Run, "start", fill_disk)
+    result = run(*words)
+    assert result.exit_code == 6
+    assert "checkpoint_2.ckpt: not written: No space left on device (the disk is full)" in message(
+        result
+    )
+    done = ", ".join(str(small_disk / "out" / f"rank_{n}/checkpoint_{n}.ckpt") for n in (0, 1))
+    assert f"complete before that: {done}; the same command with --resume" in message(result)
+    assert len(files_below(small_disk / "out")) == 3  # with the journal
+    result = run(*words, "--resume")
+    assert result.exit_code == 5
+    assert re.search("2,097,2.. bytes are to be written, 524,288 are free", message(result))
+    monkeypatch.undo()
+    other.unlink()
+    run_well(*words, "--resume")
+    run_well(*split_words(source, tmp_path / "whole"))
+    assert contents(small_disk / "out") == contents(tmp_path / "whole")
+
+
+def test_a_disk_that_is_too_small_is_named_before_the_first_byte(tmp_path, small_disk):
+    source = write_source(tmp_path / "source", 4, 3 << 20)
+    result = run(*split_words(source, small_disk / "out"))
+    assert result.exit_code == 5
+    said = "12,58.,... bytes are to be written, 8,388,608 are free on this disk"  # with headers
+    assert re.search(said, message(result))
+    assert list(small_disk.iterdir()) == []
+
+
+def test_a_read_only_file_system_is_named_before_the_first_byte(tmp_path, small_disk):
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    result = run(*words_of(small_disk / "out"))
+    assert result.exit_code == 5
+    assert f"{small_disk}: Read-only file system (nothing can be written there)" in message(result)
+
+
+def test_a_file_system_that_becomes_read_only_is_named(tmp_path, small_disk):
+    plan = make_plan(small_disk / "out")
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(ckpttool.ExecutionError, match="Read-only file system"):
+        execute(plan)
+
+
+# ---------------------------------------------------------- files that change while they are judged
+
+
+@pytest.mark.parametrize("change", ["touched", "gone"])
+def test_no_verdict_is_given_on_files_that_are_not_the_same_at_the_end(tmp_path, change):
+    shutil.copytree(CASE / "src", tmp_path / "src")
+    catalog = ckpttool.scan(str(tmp_path / "src"))
+    strategy = ckpttool.read_strategy([str(CASE / "src_strategy.ckpt")])
+    path = Path(catalog.files[1].path)
+    os.utime(path) if change == "touched" else path.unlink()
+    said = "is gone" if change == "gone" else "was written to after its header was read"
+    for judge in (
+        lambda: ckpttool.verify(catalog, deep=True),
+        lambda: ckpttool.diff(catalog, catalog, strategy, strategy),
+    ):
+        with pytest.raises(ckpttool.PlanError, match=rf"rank_1/[^/]*: {said}; run again"):
+            judge()
+
+
+def test_a_manifest_that_goes_while_it_is_held_against_files_is_no_finding(tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    run_well(*words_of(out))
+    real = Listing.outputs
+
+    def outputs(self):
+        self.path.unlink(missing_ok=True)
+        return real(self)
+
+    monkeypatch.setattr(Listing, "outputs", outputs)
+    result = run("verify", out, "-s", CASE / "dst_strategy.ckpt", "--deep")
+    assert result.exit_code == 5
+    assert message(result) == f"ckpttool: {out / NAME}: is gone since this began; run again"
+
+
+def test_what_fails_because_a_file_was_changed_is_told_so_before_the_first_byte(
+    tmp_path, monkeypatch
+):
+    shutil.copytree(CASE / "src", tmp_path / "src")
+    catalog = ckpttool.scan(str(tmp_path / "src"))
+    strategy = ckpttool.read_strategy([str(CASE / "src_strategy.ckpt")])
+    (tmp_path / "there.ckpt").touch()
+    os.utime(catalog.files[1].path)
+    with pytest.raises(ckpttool.PlanError) as caught:
+        ckpttool.plan_merge(catalog, strategy, str(tmp_path / "there.ckpt"))
+    said = f"{catalog.files[1].path}: was written to after its header was read; run again"
+    there = f"{tmp_path / 'there.ckpt'} exists already; --overwrite replaces what is there"
+    assert caught.value.problems == (said, there)

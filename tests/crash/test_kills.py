@@ -1,0 +1,116 @@
+"""A run that is killed at any moment is continued to the bytes of one that nobody disturbed.
+
+``CKPTTOOL_KILLS=50 pytest -s tests/crash/test_kills.py`` does so 50 times for each format and
+engine, with up to two more kills of the runs that continue it, and shows how far each had come.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.support.commands import files_below
+from tests.support.executors import (
+    COMMAND,
+    FORMATS,
+    contents,
+    environment,
+    finish,
+    start,
+    wait_until,
+    write_source,
+)
+
+pytestmark = pytest.mark.slow
+
+RANKS, RANK_BYTES = 8, 6 << 20
+NAME = "ckpttool.json"
+KILLS = int(os.environ.get("CKPTTOOL_KILLS", "0"))
+
+
+def split_words(source, folder, output_format, engine):
+    words = ["split", source / "m.ckpt", "-d", source / "s.json", "-o", folder]
+    return [*COMMAND, *map(str, words), "--format", output_format, "--engine", engine]
+
+
+def everything_in(folder):
+    return {**contents(folder), NAME: (folder / NAME).read_bytes()}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The source, and for a format and an engine what a run writes and how long it writes."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    source = write_source(folder / "source", RANKS, RANK_BYTES)
+    known = {}
+
+    def look(output_format, engine):
+        if (output_format, engine) not in known:
+            out = folder / output_format / engine
+            process = start(*split_words(source, out, output_format, engine))
+            wait_until((out / f"{NAME}.journal").exists, "the run")
+            began = time.monotonic()
+            assert finish(process)[0] == 0
+            known[output_format, engine] = everything_in(out), time.monotonic() - began
+        return source, *known[output_format, engine]
+
+    return look
+
+
+def run_and_kill(words, out, lines, seconds):
+    """Start a run, and kill it so many seconds after its journal has so many lines."""
+    env = environment()
+    process = subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    journal, manifest = out / f"{NAME}.journal", out / NAME
+
+    def is_time():
+        try:
+            return journal.read_bytes().count(b"\n") >= lines
+        except FileNotFoundError:
+            return manifest.exists() or process.poll() is not None
+
+    wait_until(is_time, "the run")
+    time.sleep(seconds)
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("output_format", FORMATS)
+@pytest.mark.parametrize(("engine", "few"), [("threads:2", 5), ("processes:2", 2)])
+def test_a_run_that_is_killed_is_continued_to_the_same_bytes(
+    tmp_path, undisturbed, output_format, engine, few
+):
+    source, expected, seconds = undisturbed(output_format, engine)
+    moments = random.Random(f"{output_format} {engine}")
+    states = []
+    for number in range(KILLS or few):
+        out = tmp_path / str(number)
+        words = split_words(source, out, output_format, engine)
+        for more in ([], *[["--resume"]] * moments.randrange(3)):  # and what continues it, too
+            lines, later = moments.randrange(2 * RANKS + 2), moments.uniform(0, seconds / RANKS)
+            run_and_kill([*words, *more], out, lines, later)
+            left = contents(out)
+            whole = {name for name in left if name in expected}
+            assert {name: left[name] for name in whole} == {name: expected[name] for name in whole}
+            assert (out / NAME).exists() <= (len(whole) == RANKS)
+            states.append(len(whole))
+        code, errors = finish(start(*words, "--resume"))
+        assert code == 0, errors
+        assert everything_in(out) == expected
+        for name in files_below(out):
+            (out / name).unlink()
+    sys.stdout.write(f"{output_format} {engine}: complete when killed: {sorted(states)}\n")
+
+
+def test_a_run_that_is_killed_and_begun_anew_leaves_nothing_behind(tmp_path, undisturbed):
+    source, expected, seconds = undisturbed("ckpt", "threads:2")
+    words = split_words(source, tmp_path, "ckpt", "threads:2")
+    run_and_kill(words, tmp_path, RANKS, seconds / RANKS)
+    code, errors = finish(start(*words, *(["--overwrite"] if (tmp_path / NAME).exists() else [])))
+    assert code == 0, errors
+    assert everything_in(tmp_path) == expected

@@ -1,0 +1,177 @@
+"""Signals: one line and the exit code that shells give to one, whenever it comes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+
+import pytest
+
+from ckpttool.cli.signals import WORKERS, Stopped, Stopper
+from tests.support.executors import COMMAND, environment, finish, reshard_words, start
+
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+# Python 3.11 makes a RuntimeError of what is raised in __set_name__, and exit code 1 of that.
+TRAP = """
+import os, signal, sys
+class Trap:
+    def __set_name__(self, owner, name):
+        os.kill(os.getpid(), {number})
+        for _ in range(1000):
+            pass
+class Owner:
+    trap = Trap()
+"""
+
+
+def ended_by(number, code, errors):
+    """Whether a command ended as it should."""
+    line = f"ckpttool: ended by {signal.Signals(number).name}"
+    assert (code, errors.count("\n")) == (128 + number, 1), errors
+    assert errors.startswith(line)
+
+
+@pytest.fixture
+def trap(tmp_path):
+    """A function that makes a module whose import is hit by a signal, and its folder."""
+
+    def made(name, number):
+        (tmp_path / "trap").mkdir()
+        (tmp_path / "trap" / f"{name}.py").write_text(TRAP.format(number=int(number)))
+        return tmp_path / "trap"
+
+    return made
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("module", ["click", "yaml"])
+def test_a_signal_in_the_middle_of_an_import_is_no_error(tmp_path, trap, module, number):
+    """Before a command begins, and in it."""
+    (tmp_path / "s.yaml").write_text("ckpttool_strategy: 1")
+    path = [str(trap(module, number)), environment()["PYTHONPATH"]]
+    words = reshard_words(tmp_path / "out", "ckpt")
+    words[words.index("-s") + 1] = str(tmp_path / "s.yaml")
+    env = environment(PYTHONPATH=os.pathsep.join(path))
+    ended_by(number, *finish(start(*COMMAND, *words, env=env)))
+
+
+@pytest.fixture
+def handled():
+    """The signals that came to the handler that was there before."""
+    seen = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    yield seen
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_a_signal_during_an_import_goes_to_the_handler_before(trap, monkeypatch, handled):
+    monkeypatch.delitem(sys.modules, WORKERS, raising=False)
+    monkeypatch.syspath_prepend(trap("trapped", signal.SIGTERM))
+    with Stopper().installed():
+        __import__("trapped")
+    del sys.modules["trapped"]
+    assert handled == [signal.SIGTERM]
+    with pytest.raises(Stopped), Stopper().installed():
+        signal.raise_signal(signal.SIGTERM)
+    assert len(handled) == 1
+
+
+def test_if_there_are_workers_it_waits_for_the_end_of_the_import(trap, monkeypatch, handled):
+    monkeypatch.setitem(sys.modules, WORKERS, sys)
+    monkeypatch.syspath_prepend(trap("trapped", signal.SIGTERM))
+
+    def run():
+        with Stopper().installed():
+            __import__("trapped")
+            signal.sigtimedwait([], 10)  # which the alarm ends
+
+    with pytest.raises(Stopped):
+        run()
+    assert sys.modules.pop("trapped").Owner
+    assert not handled
+
+
+def test_a_second_signal_does_not_wait_for_the_import(trap, monkeypatch, handled):
+    monkeypatch.setitem(sys.modules, WORKERS, sys)
+    folder = trap("trapped", signal.SIGTERM)
+    twice = "".join(f"class Owner{n}:\n    trap = Trap()\n" for n in range(2))
+    (folder / "trapped.py").write_text(TRAP.format(number=int(signal.SIGTERM)) + twice)
+    monkeypatch.syspath_prepend(folder)
+    with pytest.raises(Stopped), Stopper().installed():
+        __import__("trapped")
+    assert handled == [signal.SIGTERM] * 2
+    del sys.modules["trapped"]
+
+
+def test_a_signal_during_an_import_waits_while_files_are_written(trap, monkeypatch, handled):
+    monkeypatch.syspath_prepend(trap("trapped", signal.SIGTERM))
+    stopper = Stopper()
+
+    def run():
+        with stopper.installed(), stopper.deferring():
+            signal.raise_signal(signal.SIGTERM)
+            __import__("trapped")  # where the second comes
+
+    with pytest.raises(Stopped):
+        run()
+    assert sys.modules.pop("trapped").Owner
+    assert not handled
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_what_somebody_makes_of_a_signal_is_the_signal(tmp_path, number):
+    code = (
+        "import os, sys\n"
+        "from ckpttool.storage import scan\n"
+        "def interrupted(*args, **more):\n"
+        f"    try: os.kill(os.getpid(), {int(number)})\n"
+        "    except BaseException: raise RuntimeError('my own')\n"
+        "scan._scan = scan._list_files = scan.scan_indexed = interrupted\n"
+        "from ckpttool.__main__ import run\n"
+        "run()"
+    )
+    words = reshard_words(tmp_path / "out", "ckpt")
+    ended_by(number, *finish(start(sys.executable, "-c", code, *words)))
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_while_a_worker_starts_is_told_in_one_line(tmp_path, number):
+    code = (
+        "import os\n"
+        "from multiprocessing import popen_forkserver as popen\n"
+        "real = popen.forkserver.connect_to_new_process\n"
+        "def connect(fds):\n"
+        "    made = real(fds)\n"
+        f"    os.killpg(0, {int(number)})\n"
+        "    return made\n"
+        "popen.forkserver.connect_to_new_process = connect\n"
+        "from ckpttool.__main__ import run\n"
+        "run()"
+    )
+    words = [*reshard_words(tmp_path / "out", "ckpt"), "--engine", "processes:2"]
+    process = start(sys.executable, "-c", code, *words, start_new_session=True)
+    ended_by(number, *finish(process))
+
+
+def test_the_processes_beside_a_run_do_not_hear_its_signals():
+    """In a run of its own: tests before this one may have started such processes otherwise."""
+    code = (
+        "from pathlib import Path\n"
+        "from multiprocessing import forkserver, resource_tracker\n"
+        "from ckpttool.run.engines import open_engine\n"
+        "if __name__ == '__main__':\n"
+        "    with open_engine('processes:1') as executor:\n"
+        "        assert executor.submit(max, 1, 2).result() == 2\n"
+        "        beside = (forkserver._forkserver._forkserver_pid,\n"
+        "                  resource_tracker._resource_tracker._pid)\n"
+        "        print(*(Path(f'/proc/{pid}/status').read_text() for pid in beside))\n"
+    )
+    status, errors = start(sys.executable, "-c", code).communicate(timeout=60)
+    held = re.findall(r"^\s*Sig(?:Blk|Ign):\s*(\w+)", status, re.MULTILINE)
+    assert len(held) == 4, errors
+    for blocked, ignored in zip(held[::2], held[1::2], strict=True):
+        deaf = int(blocked, 16) | int(ignored, 16)
+        assert all(deaf >> number - 1 & 1 for number in SIGNALS), status

@@ -1,0 +1,1 @@
+"""Tests of ``ckpttool.discovery``: a path to a catalog."""

@@ -1,0 +1,641 @@
+"""hyper-parallel's checkpoints: boxes of tensors, and a pickle that says where they are."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import pickletools
+import random
+import shutil
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ckpttool
+from ckpttool.errors import CombinedError, FormatError, PlanError, UnsupportedError
+from ckpttool.formats.hyper_metadata import CLASSES, TUPLES, read_hyper_metadata
+from ckpttool.formats.plain_pickle import Instance, Name, Pairs, read_pickle
+from ckpttool.run.execute import CopyOptions, execute
+from tests.strategies import examples, moves
+from tests.support.checkpoint2 import entry_of, write_safetensors
+from tests.support.checkpoints import cut, noise
+from tests.support.commands import SUFFIXES, mentions, message, run, run_well
+from tests.support.corpus import GOLDEN
+from tests.support.file_bytes import layout, strategy
+from tests.support.hyper_parallel import HyperSave, classes
+from tests.support.readers import NUMPY_TYPES, SAFETENSORS_TYPES, Entry, read, read_ranks
+
+SMALL = CopyOptions(band_bytes=24, task_bytes=100, max_in_flight=3)
+ENTRIES = {
+    "layer.w": noise("layer.w", "Float32", (8, 6)),
+    "layer.b": noise("layer.b", "BFloat16", (6,)),
+    "step": noise("step", "Int64", ()),
+}
+BOXES = {
+    "layer.w": {((0, 0), (4, 6)): (0, 1), ((4, 0), (4, 6)): (2, 3)},
+    "layer.b": {((0,), (6,)): (0, 1, 2, 3)},
+    "step": {((), ()): (0, 1, 2, 3)},
+}
+SAVE = HyperSave(ENTRIES, BOXES)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A checkpoint of four ranks, of which every rank saved all that it has."""
+    return SAVE.write(tmp_path / "checkpoint")
+
+
+def merged(source, *words):
+    """The outcome of ``merge``, and what was said."""
+    out = source.parent / "merged.safetensors"
+    result = run_well("merge", source, "-o", out, "--overwrite", *words)
+    return read(out), message(result)
+
+
+def refused(source, code, *patterns):
+    """``merge`` ends with this code and says all of this."""
+    result = run("merge", source, "-o", source.parent / "never.h5")
+    text = message(result)
+    assert result.exit_code == code, text
+    assert not mentions(text, *patterns), text
+    return text
+
+
+# ------------------------------------------------------- what hyper-parallel itself has written
+
+REAL = sorted(path.parent for path in (GOLDEN / "hyper_parallel").glob("*/expected.npz"))
+
+
+MINDSPORE_TYPES = {name.lower(): name for name in NUMPY_TYPES}  # of NumPy's names
+
+
+def expected(case):
+    """The full tensors of a golden folder."""
+    with np.load(case / "expected.npz") as full:
+        return dict(_entry(name, full[name]) for name in full)
+
+
+def _entry(name, array):
+    bare, _, kind = name.partition("|")
+    if kind != "bf16":
+        return bare, Entry(MINDSPORE_TYPES[array.dtype.name], array.shape, array.tobytes())
+    bits = (array.view("<u4") >> 16).astype("<u2")
+    return bare, Entry("BFloat16", array.shape, bits.tobytes())
+
+
+@pytest.mark.parametrize("case", REAL, ids=lambda path: path.name)
+class TestGolden:
+    def test_merge_gives_the_full_tensors(self, case, tmp_path):
+        for suffix in SUFFIXES.values():
+            out = tmp_path / f"merged{suffix}"
+            run_well("merge", case / "ckpt", "-o", out)
+            assert read(out) == expected(case)
+
+    def test_inspect_shows_the_full_shapes(self, case):
+        document = json.loads(run_well("inspect", case / "ckpt", "--json").stdout)
+        shown = {one["name"]: (one["dtype"], tuple(one["shape"])) for one in document["tensors"]}
+        assert shown == {name: (one.dtype, one.shape) for name, one in expected(case).items()}
+        assert len(document["ranks"]) == 4
+
+    def test_verify_finds_nothing(self, case):
+        for words in ((), ("--deep",)):
+            document = json.loads(run_well("verify", case / "ckpt", *words, "--json").stdout)
+            assert document["clean"]
+            assert document["tensors"] == len(expected(case))
+
+    def test_verify_finds_what_was_damaged(self, case, tmp_path):
+        folder = shutil.copytree(case / "ckpt", tmp_path / "ckpt")
+        (folder / "_rank1_.safetensors").write_bytes(b"gone")
+        result = run("verify", folder, "--deep")
+        assert result.exit_code == 1
+        assert not mentions(message(result), "_rank1_.safetensors")
+
+    def test_reshard_and_split_give_the_slices(self, case, tmp_path):
+        full = expected(case)
+        halved = {name for name, one in full.items() if one.shape and one.shape[-1] % 2 == 0}
+        cuts = {
+            name: {"axis": len(one.shape) - 1} if name in halved else "replicated"
+            for name, one in full.items()
+        }
+        target = tmp_path / "two.json"
+        target.write_text(json.dumps({"ckpttool_strategy": 1, "ranks": 2, "parameters": cuts}))
+        merged = tmp_path / "merged.ckpt"
+        run_well("merge", case / "ckpt", "-o", merged)
+        run_well("split", merged, "-d", target, "-o", tmp_path / "split", "--format", "ckpt")
+        run_well("reshard", case / "ckpt", "-d", target, "-o", tmp_path / "new", "--format", "ckpt")
+        want = {}
+        for rank in range(2):
+            want[rank] = dict(full)
+            for name in halved:
+                part = np.split(full[name].array(), 2, axis=-1)[rank]
+                want[rank][name] = Entry(full[name].dtype, part.shape, part.tobytes())
+        assert read_ranks(tmp_path / "new") == want
+        assert read_ranks(tmp_path / "split") == want
+
+    def test_diff_finds_no_difference_and_a_single_bit(self, case, tmp_path):
+        merged = tmp_path / "merged.safetensors"
+        run_well("merge", case / "ckpt", "-o", merged)
+        for a, b in ((case / "ckpt", merged), (merged, case / "ckpt"), [case / "ckpt"] * 2):
+            assert json.loads(run_well("diff", a, b, "--json").stdout)["equal"]
+        data = bytearray(merged.read_bytes())
+        data[-1] ^= 1
+        merged.with_name("ckpttool.json").unlink(missing_ok=True)
+        changed = tmp_path / "changed.safetensors"
+        changed.write_bytes(data)
+        result = run("diff", case / "ckpt", changed, "--json")
+        assert result.exit_code == 1
+        assert [one["kind"] for one in json.loads(result.stdout)["differences"]] == ["values"]
+
+    def test_a_stored_tensor_has_the_name_that_it_has_in_the_checkpoint(self, case):
+        catalog = ckpttool.scan(str(case / "ckpt"))
+        for file in catalog.files.values():
+            assert all(tensor.meta.name == name for name, tensor in file.tensors.items())
+        for name, described in catalog.description.tensors.items():
+            boxes = [box for boxes in described.slicing.slices for box in boxes]
+            assert {box.tensor.meta.name for box in boxes} == {name}
+
+
+def test_keys_that_are_not_the_names_are_told_apart_from_names_that_look_like_keys(tmp_path):
+    """Boxes of one rank have keys of their own; a parameter may be called as another's key is."""
+    entries = {
+        "w": noise("w", "Float32", (4, 6)),
+        "w.__dcp_chunk_0": noise("other", "Float32", (3,)),
+    }
+    boxes = {
+        "w": {((row, 0), (1, 6)): (row % 2,) for row in range(4)},
+        "w.__dcp_chunk_0": {((0,), (3,)): (2,)},
+    }
+    folder = HyperSave(entries, boxes).write(tmp_path / "checkpoint")
+    assert merged(folder)[0] == entries
+    run_well("verify", folder, "--deep")
+    (folder / "_rank1_.safetensors").unlink()
+    for words in ((), ("--deep",)):
+        result = run("verify", folder, *words)
+        assert result.exit_code == 1
+        assert not mentions(message(result), "_rank1_.safetensors is not there", "parameter: w$|w ")
+
+
+# ------------------------------------------------------------------------------ whatever is saved
+
+
+@st.composite
+def box_lists(draw, shape):
+    """Boxes that fill a tensor: cut in two along any axis, again and again."""
+    boxes = [((0,) * len(shape), shape)]
+    for _ in range(draw(st.integers(0, 5))):
+        start, sizes = boxes.pop(draw(st.integers(0, len(boxes) - 1)))
+        axes = [axis for axis, size in enumerate(sizes) if size > 1]
+        if not axes:
+            boxes.append((start, sizes))
+            continue
+        axis = draw(st.sampled_from(axes))
+        n = draw(st.integers(1, sizes[axis] - 1))
+        moved = (*start[:axis], start[axis] + n, *start[axis + 1 :])
+        boxes.append((start, (*sizes[:axis], n, *sizes[axis + 1 :])))
+        boxes.append((moved, (*sizes[:axis], sizes[axis] - n, *sizes[axis + 1 :])))
+    return boxes
+
+
+@st.composite
+def saves(draw, entries):
+    """A checkpoint of these tensors, boxes on any ranks."""
+    owners = st.sets(st.integers(0, 4), min_size=1, max_size=3)
+    boxes = {
+        name: {box: draw(owners) for box in draw(box_lists(entry.shape))}
+        for name, entry in entries.items()
+    }
+    return HyperSave(
+        entries,
+        boxes,
+        package=draw(st.sampled_from(["checkpoint", "distributed_checkpoint"])),
+        remove_redundancy=draw(st.booleans()),
+        collectives=draw(st.booleans()),
+        protocol=draw(st.integers(2, 5)),
+        version=draw(st.sampled_from(["1.0", "2.0", None])),
+        objects=draw(st.sampled_from([(), ("scheduler",)])),
+        spell_dtype=draw(st.sampled_from([str, lambda name: f"torch.{name.lower()}"])),
+    )
+
+
+@pytest.fixture(scope="module")
+def new_folder(tmp_path_factory):
+    """Gives a new folder for every example; nothing is synced to disk, which only costs time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: None)
+        yield lambda: tmp_path_factory.mktemp("example")
+
+
+@examples(80)
+@given(moves(), st.data())
+def test_whatever_boxes_are_saved_are_merged_and_resharded(new_folder, move, data):
+    entries = {
+        name: entry
+        for name, entry in move.entries.items()
+        if entry.dtype in SAFETENSORS_TYPES.values()
+    }
+    if not entries.keys() & move.dst.layouts.keys():
+        return
+    folder = new_folder()
+    data.draw(saves(entries)).write(folder / "src")
+    plan = ckpttool.plan_merge(
+        ckpttool.scan(str(folder / "src")), None, str(folder / "m.ckpt"), "ckpt"
+    )
+    execute(plan, options=SMALL)
+    assert read(folder / "m.ckpt") == entries
+    plan = ckpttool.plan_reshard(
+        ckpttool.scan(str(folder / "src")), None, move.dst, str(folder / "dst"), "ckpt"
+    )
+    execute(plan, options=SMALL)
+    assert read_ranks(folder / "dst") == cut(entries, move.dst)
+
+
+@examples(60)
+@given(box_lists((4, 5, 3)), st.data())
+def test_boxes_that_do_not_fill_a_tensor_exactly_are_refused(new_folder, boxes, data):
+    entry, folder = noise("t", "Int16", (4, 5, 3)), new_folder()
+    held = {box: (i % 3,) for i, box in enumerate(boxes)}
+    box = data.draw(st.sampled_from(boxes))
+    del held[box]
+    start, sizes = box
+    how = data.draw(st.sampled_from(["gone", "moved", "larger"]))
+    axis = data.draw(st.integers(0, 2))
+    if how == "larger" and start[axis] + sizes[axis] < entry.shape[axis]:
+        held[start, (*sizes[:axis], sizes[axis] + 1, *sizes[axis + 1 :])] = (0,)
+    elif how == "moved" and start[axis] > 0:
+        held[(*start[:axis], start[axis] - 1, *start[axis + 1 :]), sizes] = (0,)
+    HyperSave({"t": entry}, {"t": held}).write(folder / "src")
+    if not held:
+        return  # nothing was written
+    ways = "t: slices .* overlap and are not the same|t: .* in no file|begin at the same element"
+    with pytest.raises((PlanError, FormatError), match=ways):
+        ckpttool.plan_merge(ckpttool.scan(str(folder / "src")), None, str(folder / "m.ckpt"))
+
+
+# ---------------------------------------------------------------------------------- how it is told
+
+
+def test_a_folder_is_merged_resharded_and_inspected_without_a_strategy(folder, tmp_path):
+    assert merged(folder)[0] == ENTRIES
+    path = tmp_path / "new.ckpt"
+    path.write_bytes(strategy(layout("layer.w", (3,), (-1,), (0,))))
+    run_well("reshard", folder, "-d", path, "-o", tmp_path / "new", "--format", "ckpt")
+    full = ENTRIES["layer.w"].array()
+    assert read_ranks(tmp_path / "new")[1]["layer.w"] == entry_of(full[:, 2:4])
+    lines = [" ".join(line.split()) for line in run_well("inspect", folder).stdout.splitlines()]
+    assert "layer.w Float32 (8, 6) (4, 6) (2, 1) 0, 1 | 2, 3" in lines
+    assert "step Int64 () () () 0-3" in lines
+
+
+@pytest.mark.parametrize("name", [".metadata", ".rank0_metadata", "0.metadata"])
+def test_the_folder_above_is_refused_and_the_checkpoint_in_it_named(folder, name):
+    """A pattern was suggested, which reads the slices and loses what describes them."""
+    inside = folder.rename(folder.with_name("ckpt"))
+    (inside / ".metadata").rename(inside / name)
+    text = message(run("merge", inside.parent, "-o", inside.parent / "x.h5"))
+    assert f"a checkpoint lies in {inside}" in text
+    assert "--pattern" not in text
+
+
+def test_boxes_that_are_no_grid_are_counted(tmp_path):
+    """A ragged shard: rows 0, 1 and half of row 2 on one rank, the rest on the other."""
+    boxes = {
+        ((0, 0), (2, 4)): (0,),
+        ((2, 0), (1, 2)): (0,),
+        ((2, 2), (1, 2)): (1,),
+        ((3, 0), (1, 4)): (1,),
+    }
+    entries = {"w": noise("w", "Float32", (4, 4))}
+    source = HyperSave(entries, {"w": boxes}).write(tmp_path / "src")
+    assert sorted(read(source / "_rank0_.safetensors")) == ["w.__dcp_chunk_0", "w.__dcp_chunk_1"]
+    assert merged(source)[0] == entries
+    result = run_well("inspect", source)
+    assert "4 boxes" in result.stdout
+    (tensor,) = json.loads(run_well("inspect", source, "--json").stdout)["tensors"]
+    assert tensor["parts"] is None
+    assert [held["start"] for held in tensor["slices"]] == [[0, 0], [2, 0], [2, 2], [3, 0]]
+
+
+def test_objects_and_files_that_are_not_named_are_passed_over_with_a_note(tmp_path):
+    source = HyperSave(ENTRIES, BOXES, objects=("lr_scheduler", "rng")).write(tmp_path / "src")
+    (source / "rng_rank0.bytes").write_bytes(b"cos\nsystem\n")
+    (source / "net.layout").write_text("{}")
+    write_safetensors(source / "_rank9_.safetensors", ENTRIES)
+    got, text = merged(source)
+    assert got == ENTRIES
+    assert not mentions(
+        text,
+        "being no tensors: 2 objects: lr_scheduler, rng",
+        "does not name them: _rank9_.safetensors, net.layout",
+    )
+
+
+def test_replicas_are_compared_and_the_lowest_rank_is_read(folder):
+    path = folder / "_rank3_.safetensors"
+    write_safetensors(path, read(path) | {"layer.w": Entry("Float32", (4, 6), bytes(96))})
+    refused(folder, 5, "layer.w: .*.metadata says that ranks 2, 3 hold the same, and they differ")
+    assert merged(folder, "--trust-strategy")[0] == ENTRIES
+
+
+def test_tensors_that_metadata_does_not_describe_are_treated_as_unlisted(tmp_path):
+    seeds = {rank: {"seed": entry_of(ENTRIES["step"].array() * 0 + rank)} for rank in range(4)}
+    source = HyperSave(ENTRIES, BOXES, extra=seeds).write(tmp_path / "src")
+    refused(source, 5, "seed: not in the description", "--unlisted")
+    assert merged(source, "--unlisted", "drop")[0] == ENTRIES
+
+
+@pytest.mark.parametrize("package", ["checkpoint", "distributed_checkpoint"])
+def test_metadata_of_the_ranks_is_put_together(package, tmp_path):
+    save = HyperSave(ENTRIES, BOXES, package, collectives=False)
+    source = save.write(tmp_path / "src")
+    assert not (source / ".metadata").exists()
+    assert merged(source)[0] == ENTRIES
+    for path in [*source.glob(".rank3_metadata"), *source.glob("3.metadata")]:
+        path.unlink()
+    assert merged(source)[0] == ENTRIES
+    for path in [*source.glob(".rank2_metadata"), *source.glob("2.metadata")]:
+        path.unlink()
+    refused(source, 5, "layer.w: 1 slice of \\(8, 6\\) in no file: \\[4:8, 0:6\\]")
+
+
+def test_metadata_of_the_ranks_has_to_agree(tmp_path):
+    source = HyperSave(ENTRIES, BOXES, collectives=False).write(tmp_path / "src")
+    other = {"step": noise("step", "Int32", ())}
+    HyperSave(other, {"step": {((), ()): (1,)}}, collectives=False).write(tmp_path / "other")
+    (tmp_path / "other" / "1.metadata").rename(source / "1.metadata")
+    refused(source, 5, "step: .*1.metadata has Int32 \\(\\), others have Int64 \\(\\)")
+
+
+def test_one_metadata_file_stands_before_those_of_ranks(folder):
+    (folder / ".rank0_metadata").write_bytes((folder / ".metadata").read_bytes())
+    got, text = merged(folder)
+    assert got == ENTRIES
+    assert "passed over beside .metadata: .rank0_metadata" in text
+
+
+# -------------------------------------------------------------------------------------- bad input
+
+
+def test_a_lost_file_does_no_harm_where_there_are_replicas(folder):
+    (folder / "_rank1_.safetensors").unlink()
+    got, text = merged(folder)
+    assert got == ENTRIES
+    assert "_rank1_.safetensors is not there; other files have all of these slices" in text
+    (folder / "_rank0_.safetensors").unlink()
+    refused(folder, 5, "_rank0_.safetensors is not there, and no other .* 1 parameter: layer.w")
+
+
+def test_files_that_are_not_what_metadata_says_are_named_all_at_once(folder):
+    path = folder / "_rank1_.safetensors"
+    write_safetensors(path, read(path) | {"layer.b": noise("b", "BFloat16", (5,))})
+    path = folder / "_rank2_.safetensors"
+    write_safetensors(path, {"step": ENTRIES["step"]})
+    (folder / "_rank3_.safetensors").unlink()
+    refused(
+        folder, 5, "layer.b: rank 1 .* has BFloat16 \\(5,\\), expected BFloat16 \\(6,\\)",
+        "_rank2_.safetensors does not hold what .metadata says, .* layer.w",
+        "_rank3_.safetensors is not there, .* layer.w",
+    )  # fmt: skip
+
+
+def test_a_damaged_file_is_damage_and_nothing_else(folder):
+    for rank in (0, 1):  # both that have the first half
+        path = folder / f"_rank{rank}_.safetensors"
+        path.write_bytes(path.read_bytes()[:-1])
+    text = refused(folder, 3, "_rank0_.safetensors", "_rank1_.safetensors")
+    assert "in no file" not in text
+
+
+def test_what_a_damaged_file_held_is_read_from_others_that_have_it(folder):
+    path = folder / "_rank0_.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    got, text = merged(folder)
+    assert got == ENTRIES
+    assert not mentions(
+        text, "warning: .*_rank0_.safetensors", "other files have all of its slices"
+    )
+
+
+def test_a_step_cannot_be_chosen(folder):
+    result = run("merge", folder, "-o", folder / "m.h5", "--step", "3")
+    assert (result.exit_code, "has one save" in message(result)) == (5, True)
+
+
+def dump(path, **changes):
+    """A ``.metadata`` of one tensor, with other values for some attributes."""
+    kind = classes("distributed_checkpoint")
+    value = {
+        "dtype": "Float32",
+        "size": (4,),
+        "start": (0,),
+        "sizes": (4,),
+        "at": (0,),
+        "file": "_rank0_.safetensors",
+        "span": (0, -1),
+        "key": None,
+        "version": "1.0",
+        "fqn": "w",
+    } | changes
+    chunks = value.get("chunks", [kind.ChunkStorageMetadata(value["start"], value["sizes"])])
+    properties = kind.TensorProperties(value["dtype"], False, None)
+    tensor = value.get("tensor", kind.TensorStorageMetadata(properties, value["size"], chunks))
+    index = kind.MetadataIndex(value["fqn"], value["at"], 0)
+    storage = {index: kind.StorageInfo(value["file"], *value["span"], value["key"])}
+    metadata = kind.Metadata({"w": tensor}, None, value.get("storage", storage), value["version"])
+    path.write_bytes(pickle.dumps(metadata))
+    return str(path)
+
+
+BAD = {
+    "another version": ({"version": "3.0"}, "\\.metadata: a version .* \\(1.0 and 2.0 are\\)"),
+    "no storage": ({"storage": None}, "storage_data is no dictionary"),
+    "a list for a tensor": ({"tensor": [1]}, "list where a TensorStorageMetadata is expected"),
+    "an element type": ({"dtype": "float7"}, "dtype 'float7' is not known"),
+    "no element type": ({"dtype": 7}, "dtype is no text"),
+    "a shape that is none": ({"size": (4.0,)}, "size has what is no size"),
+    "a negative size": ({"size": (-4,)}, "size has what is no size"),
+    "many axes": ({"size": (1,) * 33}, "size is no tuple of at most 32 numbers"),
+    "another number of axes": ({"sizes": (4, 1)}, "a chunk of 2 axes"),
+    "a file elsewhere": ({"file": "../x"}, "relative_path '../x' is no file's name"),
+    "bytes of a file": ({"span": (8, 16)}, "a tensor at byte 8 of _rank0_.safetensors"),
+    "a key that is none": ({"key": 5}, "tensor_key is no text"),
+    "a box that is not there": ({"at": (2,)}, "a chunk at \\(2,\\), where the tensor has none"),
+    "a tensor that is not there": ({"fqn": "x"}, "'x': in storage_data only"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_metadata_that_contradicts_itself_is_refused_by_name(what, tmp_path):
+    changes, pattern = BAD[what]
+    with pytest.raises(FormatError, match=pattern):
+        read_hyper_metadata(dump(tmp_path / ".metadata", **changes))
+
+
+def test_metadata_that_names_a_file_of_no_rank_is_refused(tmp_path):
+    (tmp_path / "src").mkdir()
+    dump(tmp_path / "src" / ".metadata", file="weights.safetensors")
+    write_safetensors(tmp_path / "src" / "weights.safetensors", {"w": noise("w", "Float32", (4,))})
+    refused(tmp_path / "src", 5, "weights.safetensors: .* which rank wrote it is not known")
+
+
+def test_chunks_of_one_place_have_to_be_the_same(tmp_path):
+    kind = classes("distributed_checkpoint")
+    chunks = [kind.ChunkStorageMetadata((0,), (n,)) for n in (4, 3)]
+    with pytest.raises(FormatError, match="begin at the same element"):
+        read_hyper_metadata(dump(tmp_path / ".metadata", chunks=chunks))
+
+
+def test_pytorchs_own_metadata_is_refused_by_the_name_of_its_class(tmp_path):
+    text = b"\x80\x02ctorch.distributed.checkpoint.metadata\nMetadata\n)\x81."
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / ".metadata").write_bytes(text)
+    refused(
+        tmp_path / "src",
+        3,
+        "names torch.distributed.checkpoint.metadata.Metadata, which is none of the classes",
+    )
+
+
+# ----------------------------------------------------------------------------- pickles that are not
+
+
+class Call:
+    """Pickled, it is a call of a function."""
+
+    def __init__(self, function, *arguments):
+        self.reduced = function, arguments
+
+    def __reduce__(self):
+        return self.reduced
+
+
+def test_nothing_that_a_pickle_names_is_imported_or_called(tmp_path):
+    path, proof = tmp_path / ".metadata", tmp_path / "proof"
+    for protocol in range(2, 6):
+        for value in (Call(os.system, f"touch {proof}"), Call(open, str(proof), "w"), os.system):
+            path.write_bytes(pickle.dumps(value, protocol))
+            with pytest.raises(UnsupportedError, match=r"names (posix|_?io|builtins|__builtin__)"):
+                read_pickle(str(path), CLASSES, TUPLES)
+    assert not proof.exists()
+
+
+def test_instructions_that_plain_data_does_not_need_are_refused(tmp_path):
+    path = tmp_path / ".metadata"
+    refused_ones = set()
+    for op in pickletools.opcodes:
+        path.write_bytes(b"\x80\x04" + op.code.encode("latin-1") + b"\x01" * 20 + b"\n\n.")
+        with pytest.raises(FormatError) as caught:
+            read_pickle(str(path), CLASSES, TUPLES)
+        if caught.value.offset == 2 and "which plain data does not need" in str(caught.value):
+            refused_ones.add(op.name)
+    calls = {"PERSID", "BINPERSID", "INST", "OBJ", "EXT1", "EXT2", "EXT4", "NEWOBJ_EX"}
+    assert calls | {"NEXT_BUFFER", "READONLY_BUFFER", "BYTEARRAY8", "DUP", "POP"} <= refused_ones
+    assert len(pickletools.opcodes) - len(refused_ones) == 37  # STOP is one
+
+
+PLAIN = {
+    "numbers": [0, 255, 256, 65536, -1, 2**40, -(2**63), 2**1000, 1.5, True, False, None],
+    "tuples": [(), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4)],
+    "texts": ["", "größe", "x" * 300],
+    "nested": {"a": {"b": [{"c": ()}]}},
+    "shared": [[1]] * 3,
+    "many": {f"name{i}": i for i in range(3000)},
+}
+
+
+def plain(value):
+    """Dictionaries for pairs, so that what was read compares equal."""
+    if isinstance(value, Pairs):
+        return {plain(key): plain(item) for key, item in value}
+    if isinstance(value, list | tuple):
+        return type(value)(plain(item) for item in value)
+    return value
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_plain_data_is_read_as_python_reads_it(protocol, tmp_path):
+    path = tmp_path / "p"
+    path.write_bytes(pickle.dumps(PLAIN, protocol))
+    assert plain(read_pickle(str(path), ())) == PLAIN
+    if protocol > 2:
+        path.write_bytes(pickle.dumps([b"", b"abc", b"x" * 300], protocol))
+        assert read_pickle(str(path), ()) == [b"", b"abc", b"x" * 300]
+
+
+def test_objects_keep_their_class_and_attributes_and_a_shape_is_a_tuple(tmp_path):
+    path = tmp_path / "p"
+    kind = classes("checkpoint")
+    path.write_bytes(pickle.dumps(kind.ChunkStorageMetadata((1, 2), (3, 4))))
+    value = read_pickle(str(path), CLASSES, TUPLES)
+    assert isinstance(value, Instance)
+    assert value.cls == Name("hyper_parallel.core.checkpoint.metadata", "ChunkStorageMetadata")
+    assert value.attributes == {"offsets": (1, 2), "sizes": (3, 4)}
+    path.write_bytes(b"\x80\x02ctorch\nSize\n(K\x02K\x03t\x85R.")
+    assert read_pickle(str(path), CLASSES, TUPLES) == (2, 3)
+    for code in (b"\x80\x02ctorch\nSize\nK\x02\x85R.", b"\x80\x02ctorch\nSize\n)\x81."):
+        path.write_bytes(code)
+        with pytest.raises(FormatError, match="cannot be carried out"):
+            read_pickle(str(path), CLASSES, TUPLES)
+
+
+def test_bombs_do_not_go_off(tmp_path):
+    """What is shared a billion times, nested a million deep, or contains itself."""
+    path = tmp_path / ".metadata"
+    doubled = b"\x80\x04)\x94" + b"".join(b"h%ch%c\x86\x94" % (i, i) for i in range(200)) + b"."
+    nested = (
+        b"\x80\x04]\x94" + b"K\x01K\x01\x8c\x01x000"[:0] + b"\x85K\x01K\x02\x87" * 100_000 + b"."
+    )
+    selfish = b"\x80\x04}\x94(h\x00h\x00K\x01h\x00u."
+    for code in (doubled, nested, selfish):
+        path.write_bytes(code)
+        with pytest.raises(FormatError):
+            read_hyper_metadata(str(path))
+    path.write_bytes(b"\x80\x04(" + b"]" * 10_000 + b"t.")
+    with pytest.raises(UnsupportedError, match="more lists and objects than real ones have"):
+        read_pickle(str(path), ())
+    path.write_bytes(b"\x80\x04\x8d" + b"\xff" * 8 + b".")
+    with pytest.raises(FormatError, match="cut short"):
+        read_pickle(str(path), ())
+    path.write_bytes(b"\x80\x04K\x01r\xff\xff\xff\xff.")
+    assert read_pickle(str(path), ()) == 1
+
+
+@examples(300)
+@given(st.integers(0, 2**32), st.integers(1, 8))
+def test_damaged_metadata_is_refused_or_read_and_nothing_else(new_folder, seed, changes):
+    rng, path = random.Random(seed), new_folder() / ".metadata"
+    dump(path)
+    code = bytearray(path.read_bytes())
+    for _ in range(changes):
+        at = rng.randrange(len(code))
+        how = rng.randrange(4)
+        if how == 0:
+            code[at] = rng.randrange(256)
+        elif how == 1:
+            code[at : at + rng.randrange(1, 20)] = b""
+        elif how == 2:
+            code[at:at] = code[: rng.randrange(1, 60)]
+        else:
+            code[at:at] = rng.choice(b"()}]ubRat\x81\x85\x86\x87\x93\x94hjNK.").to_bytes(1, "big")
+        code = code or bytearray(b".")
+    path.write_bytes(bytes(code))
+    try:
+        tensors, objects = read_hyper_metadata(str(path))
+    except (FormatError, CombinedError):
+        return
+    assert set(tensors) | set(objects)
+
+
+@examples(300)
+@given(st.lists(st.sampled_from([op.code for op in pickletools.opcodes]), max_size=30), st.data())
+def test_any_instructions_end_in_a_value_or_an_error_of_ours(new_folder, codes, data):
+    path = new_folder() / "p"
+    code = b"\x80\x04"
+    for one in codes:
+        code += one.encode("latin-1") + data.draw(st.binary(max_size=4))
+    path.write_bytes(code + b".")
+    with contextlib.suppress(FormatError):
+        read_pickle(str(path), CLASSES, TUPLES)

@@ -1,0 +1,173 @@
+"""One rank's file is never taken for a full checkpoint, unless a person says that it is one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support.checkpoints import noise, write_file
+from tests.support.commands import message, run, run_well
+from tests.support.corpus import GOLDEN
+from tests.support.readers import read, read_ranks
+
+CASE = GOLDEN / "tutorial_8_to_8_retrain"
+DST = CASE / "dst_strategy.ckpt"
+FILE = "checkpoint-2_10.ckpt"
+SECOND = GOLDEN / "safetensors_reshard"
+
+
+def in_rank_folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(CASE / "src", tmp_path / "run")) / "rank_0" / FILE
+
+
+def of_other_words(tmp_path: Path) -> Path:
+    for rank in (0, 1):
+        shutil.copytree(CASE / "src" / f"rank_{rank}", tmp_path / f"device{rank}")
+    return tmp_path / "device1" / FILE
+
+
+def named_by_rank(tmp_path: Path) -> Path:
+    return Path(shutil.copy(CASE / "src" / "rank_3" / FILE, tmp_path / "net_rank_3-2_10.ckpt"))
+
+
+def linked(tmp_path: Path) -> Path:
+    path = tmp_path / "model.ckpt"
+    path.symlink_to(in_rank_folder(tmp_path))
+    return path
+
+
+def of_a_rank_that_is_not_the_first(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(CASE / "src" / "rank_3", tmp_path / "rank_3")) / FILE
+
+
+def numbered(tmp_path: Path) -> Path:
+    path = tmp_path / "model-0000003-0000008.safetensors"
+    return Path(shutil.copy(next((SECOND / "src" / "rank_3").iterdir()), path))
+
+
+def in_nested_folders(tmp_path: Path) -> Path:
+    for rank in (0, 1):
+        folder = tmp_path / "run [1]" / f"device{rank}" / f"ckpt_{rank}"
+        shutil.copytree(CASE / "src" / f"rank_{rank}", folder)
+    return tmp_path / "run [1]" / "device0" / "ckpt_0" / FILE
+
+
+def folder_of_one_rank(tmp_path: Path) -> Path:
+    shutil.copytree(CASE / "src" / "rank_3", tmp_path / "one" / "rank_3")
+    return tmp_path / "one"
+
+
+def folder_of_one_named_file(tmp_path: Path) -> Path:
+    (tmp_path / "flat").mkdir()
+    shutil.copy(CASE / "src" / "rank_0" / FILE, tmp_path / "flat" / "net_rank_0-2_10.ckpt")
+    return tmp_path / "flat"
+
+
+SINGLE = {
+    in_rank_folder: "beside rank_0 lie rank_1, rank_2, rank_3 and 4 more",
+    of_other_words: "beside device1 lie device0",
+    named_by_rank: "net_rank_3-2_10.ckpt says that it is rank 3",
+    linked: "beside rank_0 lie rank_1",
+    of_a_rank_that_is_not_the_first: "rank_3 says that it is rank 3",
+    in_nested_folders: "beside device0 lie device1",
+    numbered: "model-0000003-0000008.safetensors says that it is one of 8 files",
+}
+FOLDERS = {
+    folder_of_one_rank: "it is of rank 3, and ranks 0-2 should be there, too",
+    folder_of_one_named_file: "net_rank_0-2_10.ckpt says that it is rank 0",
+}
+
+
+def test_a_folder_of_another_kind_is_no_sibling(tmp_path):
+    shutil.copytree(CASE / "src" / "rank_0", tmp_path / "ckpt_1")
+    (tmp_path / "node2").mkdir()
+    run_well("merge", tmp_path / "ckpt_1" / FILE, "-o", tmp_path / "full.h5")
+    (tmp_path / "ckpt_2").mkdir()
+    words = ["merge", tmp_path / "ckpt_1" / FILE, "-o", tmp_path / "again.h5"]
+    assert "beside ckpt_1 lie ckpt_2)" in message(run(*words))
+
+
+@pytest.mark.parametrize(("make", "why"), SINGLE.items())
+def test_merge_of_it_is_refused(make, why, tmp_path):
+    path = make(tmp_path)
+    result = run("merge", path, "-o", tmp_path / "full.h5")
+    assert result.exit_code == 5
+    assert f"one rank of several ({why}" in message(result)
+    assert not (tmp_path / "full.h5").exists()
+    run_well("merge", path, "--replicated", "-o", tmp_path / f"full{path.suffix}")
+    assert read(tmp_path / f"full{path.suffix}") == read(path)
+
+
+@pytest.mark.parametrize(("make", "why"), {**SINGLE, **FOLDERS}.items())
+def test_split_of_it_is_refused(make, why, tmp_path):
+    path = make(tmp_path)
+    dst = SECOND / "dst_strategy.ckpt" if make is numbered else DST
+    words = ["split", path, "-d", dst, "-o", tmp_path / "new", "--format", "ckpt"]
+    result = run(*words)
+    assert result.exit_code == 5
+    assert f"one rank of several ({why}" in message(result)
+    assert not (tmp_path / "new").exists()
+
+
+def test_reshard_of_it_with_a_strategy_of_one_rank_is_refused(tmp_path):
+    (tmp_path / "one.yaml").write_text(
+        "ckpttool_strategy: 1\nranks: 1\nparameters:\n  '*': replicated\n"
+    )
+    for path in (in_rank_folder(tmp_path), named_by_rank(tmp_path)):
+        words = ["-s", tmp_path / "one.yaml", "-d", DST, "-o", tmp_path / "new"]
+        result = run("reshard", path, *words)
+        assert (result.exit_code, "one rank of several" in message(result)) == (5, True)
+
+
+@pytest.mark.parametrize(("make", "why"), SINGLE.items())
+def test_verify_and_inspect_say_that_it_is_one_rank(make, why, tmp_path):
+    path = make(tmp_path)
+    for command in ("verify", "inspect"):
+        result = run_well(command, path, "-q")
+        assert f"warning: {path}: one rank of several ({why}" in result.stderr
+        notes = json.loads(run_well(command, path, "--json").stdout)["notes"]
+        assert [note for note in notes if "one rank of several" in note["text"]]
+    assert ": nothing is wrong (" not in run_well("verify", path).stdout
+    assert ": nothing is wrong (" in run_well("verify", path, "--replicated").stdout
+
+
+def test_everything_else_that_is_wrong_is_told_at_once(tmp_path):
+    (tmp_path / "full.h5").touch()
+    told = message(run("merge", in_rank_folder(tmp_path), "-o", tmp_path / "full.h5"))
+    assert "one rank of several" in told
+    assert "exists" in told
+
+
+def test_rank_folders_that_hold_everything_are_split_with_replicated(tmp_path):
+    case = GOLDEN / "replicated_only"
+    words = ["-d", case / "dst_strategy.ckpt", "--format", "ckpt", "--replicated", "-o"]
+    run_well("split", case / "src", *words, tmp_path / "all")
+    run_well("split", case / "src" / "rank_1" / FILE, *words, tmp_path / "one")
+    assert read_ranks(tmp_path / "all") == read_ranks(tmp_path / "one")
+    result = run("split", CASE / "src", "-d", DST, "--replicated", "-o", tmp_path / "slices")
+    assert result.exit_code == 5
+    assert "not every rank holds everything" in message(result)
+
+
+def test_files_that_nothing_shows_to_be_a_ranks_are_taken(tmp_path):
+    shutil.copytree(CASE / "src" / "rank_0", tmp_path / "run" / "rank_0")
+    words = ["-d", DST, "-o"]
+    run_well("split", tmp_path / "run", *words, tmp_path / "a")
+    run_well("split", tmp_path / "run" / "rank_0" / FILE, *words, tmp_path / "b")
+    shutil.copy(tmp_path / "run" / "rank_0" / FILE, tmp_path / "model.ckpt")
+    (tmp_path / "node0" / "me").mkdir(parents=True)
+    (tmp_path / "node1" / "you").mkdir(parents=True)
+    shutil.copy(tmp_path / "model.ckpt", tmp_path / "node0" / "me")
+    run_well("split", tmp_path / "node0" / "me" / "model.ckpt", *words, tmp_path / "d")
+    run_well("split", tmp_path / "model.ckpt", *words, tmp_path / "c")
+
+
+def test_a_rank_folder_that_looks_like_a_full_checkpoint_is_none(tmp_path):
+    entries = {"w": noise("w", "Float32", (4, 4))}
+    for rank in (0, 1):
+        write_file(tmp_path / f"rank_{rank}" / "model.safetensors", entries, "safetensors")
+    result = run("split", tmp_path / "rank_1", "-d", DST, "-o", tmp_path / "new")
+    assert (result.exit_code, "beside rank_1 lie rank_0" in message(result)) == (5, True)

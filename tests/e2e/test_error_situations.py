@@ -1,0 +1,504 @@
+"""Every situation in which a checkpoint or a strategy is not as it should be, and what is said.
+
+`SITUATIONS` names, for each that a tool for MindSpore's checkpoints must detect, the tests that
+hold it: of this module, or of others, where it was tested before.  "silent" are those that
+MindSpore 2.10 takes without a word, with a wrong or unchecked result; "accepted" those that it
+refuses and that are no trouble here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+
+import pytest
+
+from tests.support.checkpoints import noise, write_file, write_ranks
+from tests.support.commands import files_below, mentions, message, run, run_well
+from tests.support.corpus import SAMPLES
+from tests.support.encryption import MODES
+from tests.support.file_bytes import layout, operator, record, strategy
+from tests.support.readers import Entry, read
+
+BROKEN_INPUT = (
+    "e2e.test_broken_inputs::test_a_broken_input_is_refused_with_the_place_and_the_reason"
+)
+STRATEGY = "test_a_strategy_that_cannot_be_is_refused"
+PROTECTION = (
+    "e2e.test_encrypted_checkpoints"
+    "::test_a_wrong_key_a_missing_one_and_a_cut_file_have_messages_of_their_own"
+)
+GOLDEN_MERGE = "e2e.test_golden::test_merge_gives_what_mindspore_gives"
+GOLDEN_RESHARD = "e2e.test_golden::test_split_and_reshard_give_what_mindspore_gives"
+
+SITUATIONS = {
+    # ------------------------------------------------------------------------------- files
+    "a rank's folder is missing": [f"{BROKEN_INPUT}[missing_rank]"],
+    "a rank's file is missing": [
+        "test_a_rank_with_an_unfinished_file_only_is_refused",
+        "discovery.test_scan::test_rank_folders_that_are_all_without_a_file_are_named",
+    ],
+    "there are folders of more ranks (silent)": [f"{BROKEN_INPUT}[odd_folder]"],
+    "folders are called rank1 (accepted)": ["test_rank_folders_may_be_spelled_in_two_ways"],
+    "several files of a rank (silent)": [
+        f"{GOLDEN_MERGE}[several_files_per_rank-merge-ckpt]",
+        "discovery.test_scan::test_the_newest_step_that_every_rank_has_is_taken_and_newer_ones_are_noted",
+        "discovery.test_scan::test_several_files_of_a_rank_without_an_order_are_an_error",
+    ],
+    "files of different steps": [
+        "discovery.test_scan::test_no_step_that_every_rank_has_names_the_ranks"
+    ],
+    "the step that is asked for is not there": ["test_a_step_that_is_not_there_is_refused"],
+    "cut short within a record": [
+        f"{BROKEN_INPUT}[truncated]",
+        "test_a_damaged_file_is_refused[safetensors-cut-short]",
+    ],
+    "cut short between records (silent)": [f"{BROKEN_INPUT}[truncated_at_value]"],
+    "a file of no bytes": [
+        f"{BROKEN_INPUT}[empty_file]",
+        "test_a_damaged_file_is_refused[safetensors-empty]",
+    ],
+    "a file of no bytes whose slices others have (accepted)": [
+        "test_an_empty_file_does_no_harm_where_replicas_are_left"
+    ],
+    "a left-over .tmp": [
+        "test_a_rank_with_an_unfinished_file_only_is_refused",
+        "discovery.test_scan::test_files_that_are_no_finished_checkpoint_are_passed_over",
+    ],
+    "content and dims disagree (silent)": [f"{BROKEN_INPUT}[short_content]"],
+    "a negative dim": ["test_a_damaged_file_is_refused[negative-dim]"],
+    "an element type that does not exist": [f"{BROKEN_INPUT}[unknown_type]"],
+    "an element type that MindSpore does not load (accepted)": [
+        f"{GOLDEN_MERGE}[dtypes_saved_not_loaded-merge-ckpt]"
+    ],
+    "a string entry (accepted)": [f"{GOLDEN_MERGE}[append_dict_string-merge-ckpt]"],
+    ".ckpt and .safetensors in one folder": [f"{BROKEN_INPUT}[mixed_formats]"],
+    ".ckpt of some ranks and .safetensors of others": ["test_ranks_of_two_formats_are_refused"],
+    ".safetensors from .ckpt (accepted)": [
+        f"{GOLDEN_MERGE}[tutorial_8_to_4_infer-merge-safetensors]"
+    ],
+    "a header that speaks of more than there is": [
+        "formats.test_damage::test_a_ckpt_with_a_varint_made_endless_is_refused",
+        "formats.test_safetensors::test_header_lengths_beyond_the_file_lead_to_no_allocation",
+    ],
+    "a wrong checksum (silent)": [
+        "storage.test_checksums::test_the_corpus_file_with_a_wrong_checksum_is_noticed",
+        "storage.test_checksums::test_every_damaged_file_is_reported_and_nothing_is_written",
+        "storage.test_checksums::test_without_it_damage_goes_unnoticed_and_a_note_says_so",
+    ],
+    "a checksum is asked for and none is stored": [
+        "storage.test_checksums::test_files_with_and_without_a_checksum_are_told_apart"
+    ],
+    "encrypted, and no key": [f"{PROTECTION}[{mode}]" for mode in MODES],
+    "a wrong key": [f"{PROTECTION}[{mode}]" for mode in MODES],
+    "encrypted with the checksum 0 (accepted)": [
+        "e2e.test_encrypted_checkpoints::test_the_file_that_mindspore_cannot_read_is_read_with_a_note"
+    ],
+    # ------------------------------------------------------------------------------- slices
+    "a rank lacks a parameter": [f"{BROKEN_INPUT}[missing_param]"],
+    "a slice of another shape (silent)": [f"{BROKEN_INPUT}[shape_mismatch]"],
+    "a slice of another element type (silent)": [f"{BROKEN_INPUT}[dtype_mismatch]"],
+    "replicas that differ (silent)": [
+        "test_replicas_that_differ_are_refused",
+        "e2e.test_cli::test_replicas_that_differ_are_a_doubt_that_the_user_may_overrule",
+    ],
+    "scalars that differ between ranks": ["test_a_scalar_that_differs_is_a_question"],
+    "fewer files than ranks": [f"{BROKEN_INPUT}[strategy_rank_mismatch]"],
+    "one file for the ranks of a strategy": [
+        "e2e.test_cli::test_one_file_with_the_strategy_of_many_ranks_is_explained"
+    ],
+    "slices that the source strategy does not list (silent)": [
+        "planning.test_unlisted::test_slices_that_the_strategy_omits_are_a_question_that_names_the_way_out",
+        "planning.test_unlisted::test_slices_of_which_contents_tell_nothing_are_pointed_out",
+    ],
+    "slices that the target strategy does not list (silent)": [
+        "planning.test_unlisted::test_what_only_the_source_knows_to_cut_is_undivided_in_the_target"
+    ],
+    "rows that are not those of the manual split": [
+        "test_rows_that_are_not_those_of_the_manual_split_are_refused"
+    ],
+    "an optimizer shard that the slices do not have (silent)": [
+        "test_slices_without_the_optimizer_shard_of_the_strategy_are_refused",
+        "e2e.test_samples::test_merge_gives_the_full_tensors_of_a_run[pp2_opt-ckpt]",
+    ],
+    "an optimizer shard that the strategy hides (silent)": [
+        "e2e.test_samples::test_merge_finds_the_optimizer_shard_the_strategy_hides",
+        "planning.test_hidden_shards::test_what_nothing_tells_is_a_question_that_lists_the_ways",
+        "planning.test_hidden_shards::test_two_ranks_that_differ_are_no_proof",
+    ],
+    # ------------------------------------------------------------------------------- strategies
+    "no such strategy file": ["test_a_strategy_that_is_not_there_is_a_usage_error"],
+    "a strategy file of no bytes": [f"{BROKEN_INPUT}[strategy_empty]"],
+    "a strategy without layouts": [f"{STRATEGY}[no-layouts]"],
+    "a strategy file that is none": [
+        f"{BROKEN_INPUT}[strategy_garbage]",
+        "strategy_files.test_reader::test_files_of_other_kinds_are_told_to_be_so",
+    ],
+    "the strategy of another network": [f"{BROKEN_INPUT}[strategy_other_net]"],
+    "device matrices for different numbers of ranks (silent)": [
+        f"{STRATEGY}[two-numbers-of-ranks]"
+    ],
+    "a tensor map for other axes": [
+        "test_a_tensor_map_for_other_axes_is_refused[source]",
+        "test_a_tensor_map_for_other_axes_is_refused[target]",
+    ],
+    "a device axis that is not there": [f"{STRATEGY}[axis-outside-the-matrix]"],
+    "a device axis used twice": [f"{STRATEGY}[axis-used-twice]"],
+    "an optimizer shard that does not divide the replicas (silent)": [
+        f"{STRATEGY}[shard-that-does-not-divide]",
+        f"{STRATEGY}[shard-larger-than-the-group]",
+    ],
+    "an axis that does not divide": [
+        f"{BROKEN_INPUT}[not_divisible]",
+        "test_an_optimizer_shard_that_does_not_divide_the_slice_is_refused",
+    ],
+    "JSON without the keys that MindSpore insists on (accepted)": [
+        "strategy_files.test_json::test_what_mindspore_insists_on_may_be_absent"
+    ],
+    "JSON with lists in the tensor map (accepted)": [
+        "strategy_files.test_json::test_nested_tensor_maps_are_read_though_mindspore_writes_none"
+    ],
+    "JSON whose full shape is not that of the slices": [
+        "planning.test_sources::test_slices_that_do_not_give_the_shape_of_the_strategy_are_told"
+    ],
+    "JSON and protobuf in one folder (accepted)": [
+        "test_a_folder_may_hold_both_forms_of_a_strategy"
+    ],
+    "files of two runs in one strategy folder": [
+        "test_a_folder_with_strategies_of_two_runs_is_refused"
+    ],
+    "a merged strategy lacks a stage": [f"{BROKEN_INPUT}[missing_stage]"],
+    "a strategy folder lacks a stage": [
+        "test_a_strategy_folder_that_lacks_a_stage_is_refused[first]",
+        "test_a_strategy_folder_that_lacks_a_stage_is_refused[last]",
+    ],
+    "the strategy of one stage for all ranks (silent)": [
+        "test_a_strategy_folder_that_lacks_a_stage_is_refused[last]"
+    ],
+    "a merged strategy merged again (silent)": [
+        "strategy_files.test_reader::test_a_merged_file_that_mindspore_merged_again_is_what_it_was_before"
+    ],
+    "names with a dash in them (accepted)": [f"{GOLDEN_MERGE}[dash_in_name-merge-ckpt]"],
+    "a name like 1-w (accepted)": [
+        "strategy_files.test_reader::test_names_with_dashes_are_no_stages"
+    ],
+    "numbers of ranks that do not divide one another (accepted)": [
+        f"{GOLDEN_RESHARD}[reshard_64_to_56-reshard-ckpt]",
+        f"{GOLDEN_RESHARD}[reshard_8_to_6-reshard-ckpt]",
+    ],
+}
+
+
+def exists(name: str) -> bool:
+    """Whether there is a test of this name, and if it is for one parameter set, that as well."""
+    place, _, wanted = name.partition("[")
+    module, _, function = place.rpartition("::")
+    test = getattr(
+        importlib.import_module(f"tests.{module or 'e2e.test_error_situations'}"), function
+    )
+    marks = [mark for mark in getattr(test, "pytestmark", []) if mark.name == "parametrize"]
+    identifiers = [""]
+    for mark in marks:  # the one next to the function comes first
+        values, given = list(mark.args[1]), mark.kwargs.get("ids")
+        if given is not None:
+            own = list(map(given, values)) if callable(given) else list(given)
+        else:
+            own = [str(getattr(value, "id", None) or value) for value in values]
+        identifiers = [f"{a}-{b}" if a else b for b in own for a in identifiers]
+    return not wanted or wanted.removesuffix("]") in identifiers
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_every_situation_has_a_test(situation):
+    assert SITUATIONS[situation]
+    assert not [name for name in SITUATIONS[situation] if not exists(name)]
+
+
+def test_a_test_that_is_not_there_would_be_noticed():
+    assert not exists(f"{BROKEN_INPUT}[no_such_variant]")
+    with pytest.raises(AttributeError):
+        exists("e2e.test_broken_inputs::test_no_such_thing")
+
+
+# ------------------------------------------------------------------------ a job that would succeed
+
+FULL = {"w": noise("w", "Float32", (8, 4)), "v": noise("v", "Float32", (8, 4))}
+FULL["rate"] = noise("rate", "Float32", (1,))
+W, V = layout("w", (2, 2), (1, -1)), layout("v", (2, 2), (-1, -1))
+
+
+def part(entry: Entry, start: int, stop: int) -> Entry:
+    array = entry.array()[start:stop]
+    return Entry(entry.dtype, array.shape, array.tobytes())
+
+
+def held(rank: int) -> dict[str, Entry]:
+    """What one of the four ranks holds: half of the rows of w, and all of the others."""
+    return {**FULL, "w": part(FULL["w"], rank // 2 * 4, rank // 2 * 4 + 4)}
+
+
+class Job:
+    """Four ranks that make up `FULL`, and their strategy; to be spoiled by the tests."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.run = folder / "run"
+        self.strategy = folder / "s.ckpt"
+        self.write("ckpt")
+        self.say(W, V)
+
+    def write(self, format):
+        write_ranks(self.run, {rank: held(rank) for rank in range(4)}, format)
+
+    def say(self, *items, name="s.ckpt"):
+        path = self.folder / name
+        path.write_bytes(strategy(operator(0), *items))
+        return path
+
+    def file(self, rank, suffix=".ckpt"):
+        return self.run / f"rank_{rank}" / f"net{suffix}"
+
+    def merge(self, *words):
+        words = [*words] if "-s" in words else ["-s", self.strategy, *words]
+        return run("merge", self.run, *words, "-o", self.folder / "out" / "full.h5")
+
+    def refuses(self, result, exit_code, *facts):
+        assert result.exit_code == exit_code, message(result)
+        assert not mentions(message(result), *facts), message(result)
+        assert not files_below(self.folder / "out")
+
+
+@pytest.fixture
+def job(tmp_path):
+    return Job(tmp_path)
+
+
+def test_the_job_succeeds_while_nothing_is_spoiled(job):
+    assert job.merge().exit_code == 0
+    assert read(job.folder / "out" / "full.h5") == FULL
+
+
+# ------------------------------------------------------------------------ files
+
+
+def test_rank_folders_may_be_spelled_in_two_ways(job):
+    (job.run / "rank_1").rename(job.run / "rank1")
+    assert job.merge().exit_code == 0
+    assert read(job.folder / "out" / "full.h5") == FULL
+
+
+def test_a_step_that_is_not_there_is_refused(job):
+    job.refuses(job.merge("--step", "9_9"), 5, "no file of step 9_9; there is only net.ckpt")
+
+
+def test_a_rank_with_an_unfinished_file_only_is_refused(job):
+    for rank in (2, 3):  # both that have these rows
+        job.file(rank).rename(job.file(rank, ".tmp"))
+    left = r"left over from a save that did not finish: rank_2/net.tmp, rank_3/net.tmp"
+    absent = rf"ranks 2, 3: no checkpoint file found in .*run \({left}\); no other rank has them"
+    job.refuses(job.merge(), 5, absent)
+
+
+def test_a_rank_with_an_unfinished_file_only_is_replaced_by_its_replica(job):
+    job.file(2).rename(job.file(2, ".tmp"))
+    fact = "--strict: rank 2: no checkpoint file found in .*run.*mend it, or leave --strict away"
+    job.refuses(job.merge("--strict"), 5, fact)
+    result = job.merge()
+    assert result.exit_code == 0
+    assert read(job.folder / "out" / "full.h5") == FULL
+    assert not mentions(message(result), "warning: rank 2: .* are read from replicas: ranks 0, 3")
+
+
+DAMAGE = {
+    "safetensors-cut-short": (
+        "safetensors",
+        lambda data: data[:-5],
+        r"rank_1/net\.safetensors: byte \d+: the header speaks of \d+ bytes, the file has \d+",
+    ),
+    "safetensors-empty": (
+        "safetensors",
+        lambda data: b"",
+        r"rank_1/net\.safetensors: byte 0: no safetensors header: 0 bytes",
+    ),
+    "negative-dim": (
+        "ckpt",
+        lambda data: record(dims=(-2,)),
+        r"rank_1/net\.ckpt: byte 0: w: dims \[-2\] with a negative size",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", list(DAMAGE))
+def test_a_damaged_file_is_refused(job, damage):
+    format, spoil, fact = DAMAGE[damage]
+    shutil.rmtree(job.run)
+    job.write(format)
+    for rank in (0, 1):  # both that have these rows
+        path = job.file(rank, f".{format}")
+        path.write_bytes(spoil(path.read_bytes()))
+    job.refuses(job.merge(), 3, fact)
+
+
+def test_an_empty_file_does_no_harm_where_replicas_are_left(job):
+    job.file(1).write_bytes(b"")
+    job.file(2).write_bytes(b"")
+    assert job.merge().exit_code == 0
+    assert read(job.folder / "out" / "full.h5") == FULL
+
+
+def test_ranks_of_two_formats_are_refused(job):
+    for rank in (1, 3):
+        job.file(rank).unlink()
+        write_file(job.file(rank, ".safetensors"), held(rank), "safetensors")
+    said = r"net\.ckpt is not in ranks 1, 3, net\.safetensors is not in ranks 0, 2"
+    job.refuses(job.merge(), 5, said)
+
+
+# ------------------------------------------------------------------------ slices
+
+
+def test_replicas_that_differ_are_refused(job):
+    write_file(job.file(3), {**held(3), "v": FULL["w"]}, "ckpt")
+    job.refuses(
+        job.merge(), 5, "v: the strategy says that ranks 0-3 hold the same, and they differ"
+    )
+
+
+def test_a_scalar_that_differs_is_a_question(job):
+    write_file(job.file(3), {**held(3), "rate": noise("other", "Float32", (1,))}, "ckpt")
+    facts = [r"rate: not in the strategy, and different .*\(ranks 0-2 \| rank 3\)", "--unlisted"]
+    job.refuses(job.merge(), 5, *facts)
+
+
+def test_rows_that_are_not_those_of_the_manual_split_are_refused(job):
+    shutil.rmtree(job.run)
+    slices = [noise("t0", "Float32", (5, 2)), noise("t1", "Float32", (4, 2))]
+    write_ranks(job.run, {rank: {"t": one} for rank, one in enumerate(slices)}, "ckpt")
+    job.say(layout("t", (2,), (0, -1), split=(6, 4)))
+    job.refuses(job.merge(), 5, r"t: .*\[6, 4\] rows: rank 0 .* has \(5, 2\), expected \(6, 2\)")
+
+
+def test_slices_without_the_optimizer_shard_of_the_strategy_are_refused(job):
+    job.say(layout("w", (2, 2), (1, -1), size=2), V)
+    fact = "w: the strategy says that an optimizer shard cuts them, and the ranks .* the same"
+    job.refuses(job.merge(), 5, fact, "--trust-strategy")
+    assert job.merge("--trust-strategy").exit_code == 0
+    assert read(job.folder / "out" / "full.h5")["w"].shape == (16, 4)
+
+
+def test_equal_elements_are_no_reason_to_doubt_an_optimizer_shard(job):
+    zeros = Entry("Float32", (4, 4), bytes(64))
+    write_ranks(job.run, {rank: {**held(rank), "w": zeros} for rank in range(4)}, "ckpt")
+    job.say(layout("w", (2, 2), (1, -1), size=2), V)
+    assert job.merge().exit_code == 0
+    assert read(job.folder / "out" / "full.h5")["w"].shape == (16, 4)
+
+
+# ------------------------------------------------------------------------ strategies
+
+
+def test_a_strategy_that_is_not_there_is_a_usage_error(job):
+    job.refuses(job.merge("-s", job.folder / "none.ckpt"), 2, r"none\.ckpt' does not exist")
+    job.refuses(job.merge("-s", job.folder / "none" / "s.ckpt"), 2, "does not exist")
+
+
+IMPOSSIBLE = {
+    "no-layouts": ([], "no parameter layouts in it"),
+    "two-numbers-of-ranks": (
+        [W, layout("v", (2,), (-1, -1))],
+        "same number of ranks, but 2 ranks: v; 4 ranks: w",
+    ),
+    "axis-outside-the-matrix": (
+        [layout("w", (2, 2), (2, -1)), V],
+        r"w: tensor map .* names device axis 2; the device matrix \[2, 2\] has axes 0 to 1",
+    ),
+    "axis-used-twice": ([layout("w", (2, 2), (0, 0)), V], "w: tensor map .* device axis 0 twice"),
+    "shard-that-does-not-divide": (
+        [layout("w", (2, 2), (1, -1), size=3), V],
+        "w: optimizer shard of 3 does not divide the replica group of 2",
+    ),
+    "shard-larger-than-the-group": (
+        [layout("w", (2, 2), (1, -1), size=8), V],
+        "w: optimizer shard of 8 does not divide the replica group of 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", list(IMPOSSIBLE))
+def test_a_strategy_that_cannot_be_is_refused(job, what):
+    items, fact = IMPOSSIBLE[what]
+    job.say(*items)
+    job.refuses(job.merge(), 4, rf"s\.ckpt: .*{fact}")
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_tensor_map_for_other_axes_is_refused(job, side):
+    wrong = job.say(layout("w", (2, 2), (1,)), V, name="wrong.ckpt")
+    if side == "source":
+        result = job.merge("-s", wrong)
+        fact = r"w: ranks 0-3, slice shape \(4, 4\): the tensor map \[\[1\]\] is for 1 axis, .*"
+    else:
+        words = ["-s", job.strategy, "-d", wrong, "-o", job.folder / "out"]
+        result = run("reshard", job.run, *words)
+        fact = r"w: target .*wrong\.ckpt: the tensor map \[\[1\]\] is for 1 axis, .* \(8, 4\)"
+    job.refuses(result, 5, fact)
+
+
+def test_an_optimizer_shard_that_does_not_divide_the_slice_is_refused(job):
+    target = job.say(layout("w", (16,), (-1, -1), size=16), layout("v", (16,), (-1, -1)), name="d")
+    words = ["-s", job.strategy, "-d", target, "-o", job.folder / "out"]
+    fact = r"w: target .*: axis 0 of shape \(8, 4\) is to be cut into 16; 8 is divisible by 8"
+    job.refuses(run("reshard", job.run, *words), 5, fact)
+
+
+def strategy_folder(folder, *names):
+    """A folder with some of the strategy files of a run of two stages of four ranks."""
+    folder.mkdir()
+    for name in names:
+        shutil.copy(SAMPLES / "pp2" / "strategy" / name, folder)
+    return folder
+
+
+def test_a_folder_may_hold_both_forms_of_a_strategy(tmp_path):
+    """MindSpore refuses to merge one."""
+    folder = strategy_folder(tmp_path / "strategy", "strategy_0.ckpt", "strategy_4.json")
+    out = tmp_path / "full.ckpt"
+    run_well("merge", SAMPLES / "pp2" / "ckpt", "-s", folder, "-o", out)
+    words = ["-s", SAMPLES / "pp2" / "strategy" / "merged.ckpt", "-o", tmp_path / "other.ckpt"]
+    run_well("merge", SAMPLES / "pp2" / "ckpt", *words)
+    assert out.read_bytes() == (tmp_path / "other.ckpt").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("present", "exit_code", "fact"),
+    [
+        (
+            "strategy_4.ckpt",
+            4,
+            "layouts of stage 1 but none of stage 0; give the strategy files of",
+        ),
+        (
+            "strategy_0.ckpt",
+            5,
+            r"ranks 4-7 found, but .* is for 4 ranks \(0-3\); give .*of all pipeline stages",
+        ),
+    ],
+    ids=["first", "last"],
+)
+def test_a_strategy_folder_that_lacks_a_stage_is_refused(tmp_path, present, exit_code, fact):
+    folder = strategy_folder(tmp_path / "strategy", present)
+    out = tmp_path / "out" / "full.h5"
+    result = run("merge", SAMPLES / "pp2" / "ckpt", "-s", folder, "-o", out)
+    assert result.exit_code == exit_code
+    assert not mentions(message(result), fact), message(result)
+    assert not files_below(tmp_path / "out")
+
+
+def test_a_folder_with_strategies_of_two_runs_is_refused(tmp_path):
+    folder = strategy_folder(tmp_path / "strategy", "strategy_0.ckpt", "strategy_4.ckpt")
+    other = SAMPLES / "pp2_opt" / "strategy" / "merged.ckpt"
+    shutil.copy(other, folder / "merged_ckpt_strategy.ckpt")
+    result = run("merge", SAMPLES / "pp2" / "ckpt", "-s", folder, "-o", tmp_path / "full.h5")
+    assert result.exit_code == 4
+    fact = r"strategy_0\.ckpt: stage 0 has another layout for .* in .*merged_ckpt_strategy\.ckpt"
+    assert not mentions(message(result), fact, "are both of one run"), message(result)

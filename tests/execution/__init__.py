@@ -1,0 +1,1 @@
+"""Tests of ``ckpttool.execution``: a plan to files."""

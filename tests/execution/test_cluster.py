@@ -1,0 +1,366 @@
+"""Workers on other hosts: what they are asked, and that no two of them write the same file.
+
+The cluster here is threads of this process; `test_dask` and `test_mpi` have real ones.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import platform
+import socket
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import ckpttool
+from ckpttool.errors import CkptToolError, EngineError
+from ckpttool.formats import read_index
+from ckpttool.model.layout import Layout
+from ckpttool.run import attempts, cluster
+from ckpttool.run import execute as execute_module
+from ckpttool.run.attempts import write_file
+from ckpttool.run.cluster import Cluster, Seen, View, compare_view, software
+from ckpttool.run.execute import CopyOptions, execute
+from ckpttool.run.fill import Filled, fill
+from ckpttool.storage.checksum import verify_checksum
+from tests.execution.test_execute import make_plan
+from tests.support.checkpoints import slice_catalog, strategy_of
+from tests.support.commands import files_below
+from tests.support.executors import CASE, FORMATS, contents
+from tests.support.in_memory import make
+
+SMALL = CopyOptions(band_bytes=64, task_bytes=100)
+
+
+class Threads(Cluster):
+    """A cluster of threads: calls cross the same borders as they do on the way to a host."""
+
+    def __init__(self, pool: Executor) -> None:
+        self.name = "threads"
+        self.calls: list[object] = []
+        self.answers = lambda function, argument: {"worker on a": function(argument)}
+        self._pool = pool
+
+    @property
+    def width(self) -> int:
+        return 2
+
+    def submit(self, fn, /, *args, **kwargs) -> Future:
+        self.calls.append(fn)
+        again, words = pickle.loads(pickle.dumps((fn, args)))
+        return self._pass_on(self._pool.submit(again, *words, **kwargs))
+
+    def ask(self, function, argument):
+        return self.answers(*pickle.loads(pickle.dumps((function, argument))))
+
+    def watch(self) -> None:
+        pass
+
+    def end(self) -> None:
+        """Wait until what still works has noticed that nobody wants it."""
+        self._pool.shutdown(wait=True)
+
+    def _explain(self, error: BaseException) -> BaseException:
+        return error
+
+
+@pytest.fixture
+def threads():
+    with ThreadPoolExecutor(2) as pool:
+        yield Threads(pool)
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    monkeypatch.setattr(cluster, "PAUSES", (0.0,))
+
+
+@pytest.mark.parametrize("output_format", FORMATS)
+def test_a_cluster_writes_the_same_bytes_a_file_for_each_call(tmp_path, threads, output_format):
+    execute(make_plan(tmp_path / "here", output_format))
+    steps = []
+    plan = make_plan(tmp_path / "there", output_format)
+    written = execute(plan, threads, options=SMALL, on_progress=steps.append)
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+    assert [output.rank for output in written] == [0, 1, 2, 3]
+    assert len(threads.calls) == 4
+    assert sum(steps) == sum(meta.nbytes for output in plan for meta in output.metas)
+
+
+@pytest.mark.parametrize("output_format", ["ckpt", "safetensors"])
+def test_a_cluster_seals_with_the_same_checksum(tmp_path, threads, output_format):
+    execute(make_plan(tmp_path / "here", output_format, crc=True))
+    execute(make_plan(tmp_path / "there", output_format, crc=True), threads, options=SMALL)
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+    paths = [*(tmp_path / "there").rglob("*_*.*")]
+    assert [verify_checksum(read_index(str(path))) for path in paths if path.is_file()] == [
+        None
+    ] * 4
+
+
+# ------------------------------------------------------------------------------- what is asked
+
+
+def view_of(folder: Path, *paths: Path) -> View:
+    return View(*software(), tuple(Seen.at(str(path)) for path in paths), str(folder))
+
+
+def test_a_worker_that_sees_everything_has_no_problems(tmp_path):
+    (tmp_path / "a").write_bytes(b"1234")
+    assert compare_view(view_of(tmp_path, tmp_path / "a")) == ()
+    assert software()[1] == ".".join(platform.python_version().split(".")[:2])
+
+
+@pytest.mark.parametrize("change", ["remove", "grow", "touch"])
+def test_a_worker_says_which_file_it_does_not_see(tmp_path, change):
+    paths = [tmp_path / name for name in "abc"]
+    for path in paths:
+        path.write_bytes(b"1234")
+    view = view_of(tmp_path, *paths)
+    for path in paths[1:]:
+        if change == "remove":
+            path.unlink()
+        elif change == "grow":
+            path.write_bytes(b"12345")
+            os.utime(path, ns=(0, view.files[1].stamp.mtime_ns))
+        else:
+            os.utime(path, ns=(0, 1))
+    (problem,) = compare_view(view)
+    reason = "No such file" if change == "remove" else "another size, time of change or inode"
+    assert f"does not see {paths[1]} as this host does ({reason}" in problem
+    assert "nor 1 more of 3 files" in problem
+
+
+def test_a_file_that_shows_late_is_seen(tmp_path, monkeypatch):
+    folder = tmp_path / "late"
+    folder.mkdir()
+    (folder / "file").write_bytes(b"1")
+    view = view_of(tmp_path, folder / "file")
+    folder.rename(tmp_path / "elsewhere")
+    monkeypatch.setattr(cluster, "PAUSES", (0.0, 0.1))
+    monkeypatch.setattr(
+        cluster.time, "sleep", lambda s: s and (tmp_path / "elsewhere").rename(folder)
+    )
+    assert compare_view(view) == ()
+
+
+def test_another_version_of_the_package_or_of_python_is_a_problem(tmp_path):
+    mine = f"has ckpttool {ckpttool.__version__} on Python {software()[1]}, and"
+    for other in (("0.0.9", software()[1]), (ckpttool.__version__, "3.9")):
+        (problem,) = compare_view(View(*other, (), str(tmp_path)))
+        assert problem.startswith(mine)
+        assert f"this run is ckpttool {other[0]} on Python {other[1]}; install the same" in problem
+
+
+def test_a_folder_that_a_worker_may_not_write_to_is_a_problem(tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster.os, "access", lambda path, mode: False)
+    assert compare_view(view_of(tmp_path)) == (f"has no permission to write to {tmp_path}",)
+
+
+def test_every_worker_that_cannot_is_named_and_nothing_is_left(tmp_path, threads):
+    seen = []
+
+    def answers(function, argument):
+        seen.extend(files_below(tmp_path))
+        assert function(argument) == ()
+        lost = ImportError("No module named 'ckpttool'")
+        return {"worker on a": ("is blind",), "b": ("is blind",), "c": (), "worker on d": lost}
+
+    threads.answers = answers
+    with pytest.raises(ckpttool.PlanError) as caught:
+        execute(make_plan(tmp_path / "deep" / "out"), threads)
+    assert caught.value.problems == (
+        "worker on a, b: is blind",
+        f"worker on d: cannot run ckpttool {ckpttool.__version__}: No module named 'ckpttool'",
+    )
+    assert len(seen) == 1
+    assert seen[0].startswith("deep/out/.ckpttool-")
+    assert list(tmp_path.iterdir()) == []
+    assert threads.calls == []
+
+
+def test_all_inputs_and_the_output_folder_are_looked_at(tmp_path, threads):
+    views = []
+    threads.answers = lambda function, view: views.append(view) or {}
+    execute(make_plan(tmp_path / "out"), threads)
+    (view,) = views
+    inputs = {str(path) for path in (CASE / "src").rglob("*.ckpt")}
+    assert inputs == {file.path for file in view.files[:-1]}
+    assert Path(view.files[-1].path).parent == Path(view.folder) == tmp_path / "out"
+
+
+def test_relative_paths_are_refused_since_workers_are_elsewhere(tmp_path, threads, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ckpttool.PlanError, match="out: on a cluster every path has to be absolute"):
+        execute(make_plan("out"), threads)
+
+
+def test_workers_that_do_not_answer_are_not_waited_for_for_ever(tmp_path, threads, monkeypatch):
+    monkeypatch.setattr(cluster, "ANSWER_SECONDS", 0)
+    go_on = Future()
+    threads.answers = lambda function, view: go_on.result()
+    with pytest.raises(EngineError, match="not all workers answered within 0 s"):
+        execute(make_plan(tmp_path / "out"), threads)
+    go_on.set_result({})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_can_be_ended_while_workers_are_asked(tmp_path, threads):
+    class EndedError(Exception):
+        pass
+
+    def end():
+        raise EndedError
+
+    go_on = Future()
+    threads.answers = lambda function, view: go_on.result()
+    with pytest.raises(EndedError):
+        execute(make_plan(tmp_path / "out"), threads, check=end)
+    go_on.set_result({})
+    assert list(tmp_path.iterdir()) == []
+
+
+# --------------------------------------------------------------------------- attempts at a file
+
+
+def test_a_task_that_is_done_twice_is_written_to_two_files_and_one_gets_the_name(
+    tmp_path, threads, monkeypatch
+):
+    """As when a worker is taken for dead, goes on all the same, and ends before or after."""
+    paths = []
+
+    def twice(task):
+        first, second = write_file(task), write_file(task)
+        paths.append((first.path, second.path))
+        assert Path(first.path).read_bytes() == Path(second.path).read_bytes()
+        return second
+
+    monkeypatch.setattr(execute_module, "write_file", twice)
+    monkeypatch.setattr(threads, "submit", threads._pool.submit)
+    execute(make_plan(tmp_path / "out"), threads)
+    execute(make_plan(tmp_path / "here"))
+    assert len({path for pair in paths for path in pair}) == 8
+    assert contents(tmp_path / "out") == contents(tmp_path / "here")
+
+
+def test_a_worker_that_was_given_up_stops_at_its_next_stretch_and_leaves_nothing(
+    tmp_path, monkeypatch
+):
+    (job, *_), fills = [attempts.RemoteFile(output) for output in make_plan(tmp_path)], []
+
+    def fill_and_give_up(task):
+        fills.append(task)
+        if len(fills) == 2:
+            job.discard()
+        return Filled(task.nbytes, ())
+
+    monkeypatch.setattr(attempts, "fill", fill_and_give_up)
+    task = job.task(SMALL.band_bytes, SMALL.task_bytes)
+    assert sum(meta.nbytes for meta in task.output.metas) > 4 * SMALL.task_bytes
+    with pytest.raises(CkptToolError, match=r"is not there \(the run has ended"):
+        write_file(task)
+    assert len(fills) == 2
+    assert files_below(tmp_path / "rank_0") == []
+
+
+def test_what_a_worker_is_sent_does_not_grow_with_the_output(tmp_path):
+    sizes = []
+    for rows in (1 << 10, 1 << 20):
+        layouts = {"w": Layout((4,), ((0,), ()))}
+        catalog = slice_catalog(strategy_of(layouts), {"w": (rows, 4096)})
+        (output,) = make(catalog, strategy_of(layouts), None)
+        job = attempts.RemoteFile(replace(output, path=str(tmp_path / f"{rows}.ckpt")))
+        sizes.append(len(pickle.dumps(job.task(SMALL.band_bytes, SMALL.task_bytes))))
+        job.discard()
+    assert sizes[1] < sizes[0] + 100
+
+
+def test_a_worker_that_comes_too_late_makes_no_file(tmp_path):
+    (job, *_) = [attempts.RemoteFile(output) for output in make_plan(tmp_path)]
+    task = job.task(SMALL.band_bytes, SMALL.task_bytes)
+    job.discard()
+    with pytest.raises(CkptToolError, match=f"on {socket.gethostname()}: .*is not there"):
+        write_file(task)
+    assert files_below(tmp_path / "rank_0") == []
+
+
+def test_an_error_of_a_worker_names_its_host_and_leaves_what_was_complete(
+    tmp_path, threads, monkeypatch
+):
+    def fail_on_rank_2(task):
+        if "rank_2" in task.parts[0].tensor.path:
+            raise OSError(28, "No space left on device", task.parts[0].tensor.path)
+        return fill(task)
+
+    monkeypatch.setattr(attempts, "fill", fail_on_rank_2)
+    with pytest.raises(ckpttool.ExecutionError) as caught:
+        execute(make_plan(tmp_path), threads)
+    threads.end()
+    assert caught.value.output == str(tmp_path / "rank_2" / "checkpoint_2.ckpt")
+    assert f"on {socket.gethostname()}: {tmp_path}/rank_2/" in caught.value.cause
+    assert "No space left on device" in caught.value.cause
+    left = [name for name in files_below(tmp_path) if not name.endswith(".journal")]
+    assert [name for name in left if "partial" in name] == []
+    assert [str(tmp_path / name) for name in left] == list(caught.value.committed)
+
+
+def test_a_cluster_that_is_lost_ends_the_run_and_names_an_output_that_is_not_done(
+    tmp_path, threads, monkeypatch
+):
+    def lost():
+        raise EngineError("threads", "all gone")
+
+    monkeypatch.setattr(threads, "watch", lost)
+    monkeypatch.setattr(threads, "submit", lambda call: Future())
+    with pytest.raises(ckpttool.ExecutionError, match="engine threads: all gone") as caught:
+        execute(make_plan(tmp_path), threads)
+    assert caught.value.output == str(tmp_path / "rank_0" / "checkpoint_0.ckpt")
+    assert files_below(tmp_path) == []
+
+
+def test_what_a_killed_run_left_of_its_attempts_is_removed_by_the_next(tmp_path, threads):
+    folder = tmp_path / "rank_1"
+    folder.mkdir()
+    plan = make_plan(tmp_path)
+    for name in (".partial", ".partial.0123456789abcdef", ".partial.mine"):
+        (folder / f"checkpoint_1.ckpt{name}").write_bytes(b"left")
+    execute(plan, threads)
+    assert files_below(folder) == ["checkpoint_1.ckpt", "checkpoint_1.ckpt.partial.mine"]
+
+
+def test_an_output_that_another_run_claims_meanwhile_is_not_given_its_name(
+    tmp_path, threads, monkeypatch
+):
+    def write_and_lose(task):
+        attempt = write_file(task)
+        Path(task.claim).unlink()
+        Path(task.claim).touch()
+        return attempt
+
+    monkeypatch.setattr(execute_module, "write_file", write_and_lose)
+    monkeypatch.setattr(threads, "submit", threads._pool.submit)
+    with pytest.raises(ckpttool.ExecutionError, match="another run is writing this output"):
+        execute(make_plan(tmp_path), threads)
+    assert not [name for name in files_below(tmp_path) if name.endswith(".ckpt")]
+
+
+def test_errors_of_calls_are_explained_and_cancelled_calls_are_errors(threads, monkeypatch):
+    explained = []
+    monkeypatch.setattr(
+        threads, "_explain", lambda error: explained.append(error) or EngineError("x", "explained")
+    )
+    with pytest.raises(EngineError, match="explained"):
+        threads.submit(int, "no number").result()
+    assert isinstance(explained[0], ValueError)
+    remote: Future[int] = Future()
+    local = threads._pass_on(remote)
+    remote.cancel()
+    remote.set_running_or_notify_cancel()
+    with pytest.raises(EngineError, match="explained"):
+        local.result()
+    remote = Future()
+    assert threads._pass_on(remote).cancel()
+    assert remote.cancelled()

@@ -1,0 +1,118 @@
+"""What a run costs, in counts: system calls and bytes for each byte written; never in seconds."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+import ckpttool
+from ckpttool.formats import get_format
+from ckpttool.model.catalog import Catalog, TensorMeta
+from ckpttool.model.layout import Layout
+from tests.support.checkpoints import noise, strategy_of, write_ranks
+
+MIB = 1 << 20
+RANKS = 4
+SHAPE = (8192, 1024)  # of float32: 32 MiB, and rows of 1 KiB in slices of columns
+NBYTES = SHAPE[0] * SHAPE[1] * 4
+WAYS = {
+    name: replace(strategy_of({"w": Layout((RANKS,), tensor_map)}), files=())
+    for name, tensor_map in (("rows", ((0,), ())), ("columns", ((), (0,))))
+}
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often each of the calls that move data was made, and bytes by them."""
+    counts = Counter()
+
+    def count(name, size):
+        call = getattr(os, name)
+
+        def counted(*given):
+            counts[name] += 1
+            counts[f"{name} bytes"] += size(given[1])
+            return call(*given)
+
+        monkeypatch.setattr(os, name, counted)
+
+    count("preadv", lambda parts: sum(map(len, parts)))
+    count("pwritev", lambda parts: sum(map(len, parts)))
+    return counts
+
+
+@pytest.fixture(params=WAYS)
+def source(request, tmp_path):
+    """A catalog and its strategy: one tensor over four ranks, all holes."""
+    strategy = WAYS[request.param]
+    for rank in range(RANKS):
+        path = tmp_path / "src" / f"rank_{rank}" / "net.ckpt"
+        path.parent.mkdir(parents=True)
+        shape = strategy.layouts["w"][0].slice_shape(rank, SHAPE)
+        get_format("ckpt").create(str(path), [TensorMeta("w", "Float32", shape)], {})
+    return ckpttool.scan(str(tmp_path / "src")), strategy
+
+
+def assert_frugal(calls, files=1):
+    assert calls["preadv bytes"] == calls["pwritev bytes"] == NBYTES
+    # Calls for more than 1 MiB would be slower; at both ends of a band a page is written in part.
+    assert calls["pwritev"] <= NBYTES / MIB * 4 + files
+    assert calls["preadv"] <= NBYTES / MIB * 2 + files
+
+
+@pytest.mark.parametrize("format", ["ckpt", "hdf5", "safetensors"])
+def test_a_merge_reads_each_byte_once_and_takes_six_calls_for_a_mebibyte(
+    source, tmp_path, calls, format
+):
+    catalog, strategy = source
+    plan = ckpttool.plan_merge(catalog, strategy, f"{tmp_path}/m.x", format)
+    calls.clear()
+    ckpttool.execute(plan)
+    assert_frugal(calls)
+
+
+@pytest.mark.parametrize("target", WAYS)
+def test_so_does_a_reshard(source, tmp_path, calls, target):
+    catalog, strategy = source
+    plan = ckpttool.plan_reshard(catalog, strategy, WAYS[target], f"{tmp_path}/out", "ckpt")
+    calls.clear()
+    ckpttool.execute(plan)
+    assert_frugal(calls, files=RANKS)
+
+
+def tables(tmp_path, monkeypatch, tensors):
+    """How often a plan has catalogs make their tables, which hold all names of all ranks.
+
+    The strategy lists other stages and other names than the ranks have, so that all of it is said.
+    """
+    rows = Layout((2,), ((0,), ()))
+    listed = [f"w{i}" for i in range(tensors)]
+    stages = [dict.fromkeys(["gone", "w", *listed], rows), {"v": replace(rows, first_rank=2)}]
+    held = dict.fromkeys(("w", "v", *listed, *(f"adam_m.{name}" for name in listed)), (4, 2))
+    held |= {f"unlisted{i}": (4, 2) for i in range(tensors)}
+    ranks = {
+        rank: {name: noise(f"{rank}{name}", "Float32", shape) for name, shape in held.items()}
+        for rank in range(4)
+    }
+    catalog = ckpttool.scan(str(write_ranks(tmp_path / str(tensors), ranks, "safetensors")))
+    counts = Counter()
+    for name in ("metas", "holders"):
+        table = vars(Catalog)[name]
+
+        def counted(made, name=name, make=table.func):
+            counts[name] += made is catalog
+            return make(made)
+
+        monkeypatch.setattr(table, "func", counted)
+    strategy = replace(strategy_of(*stages), files=())
+    with pytest.raises(ckpttool.PlanError, match="lists for other stages only"):
+        ckpttool.plan_merge(catalog, strategy, f"{tmp_path}/m.h5", unlisted="first")
+    monkeypatch.undo()
+    return counts
+
+
+def test_a_plan_makes_tables_of_all_names_once(tmp_path, monkeypatch):
+    assert tables(tmp_path, monkeypatch, 20) == {"metas": 1, "holders": 1}

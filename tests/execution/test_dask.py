@@ -1,0 +1,372 @@
+"""A real Dask scheduler and its workers, each a process, some of which do not fare well."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ckpttool
+from ckpttool.formats import get_format
+from ckpttool.model.catalog import TensorMeta
+from ckpttool.model.ciphertext import Secret
+from tests.support.commands import files_below, message, run, run_well
+from tests.support.executors import (
+    COMMAND,
+    NO_DUMP,
+    ROOT,
+    contents,
+    dask_cluster,
+    dump_state,
+    environment,
+    finish,
+    merge_words,
+    reshard_words,
+    split_words,
+    start,
+    wait_until,
+    write_source,
+)
+
+pytest.importorskip("distributed", reason="the extra ckpttool[dask] is not installed")
+JOURNAL = "ckpttool.json.journal"  # stays for a run that goes on from there
+pytestmark = [pytest.mark.dask, pytest.mark.xdist_group("dask")]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with dask_cluster(tmp_path_factory.mktemp("dask")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def two_workers(cluster):
+    """Two workers, whatever a test before did to them."""
+    cluster.replace_workers()
+    return cluster
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return write_source(tmp_path_factory.mktemp("src"), ranks=16, rank_bytes=8 << 20)
+
+
+@pytest.fixture(scope="module")
+def expected(source, tmp_path_factory):
+    """What a run on this host makes of it."""
+    folder = tmp_path_factory.mktemp("expected")
+    run_well(*split_words(source, folder))
+    return contents(folder)
+
+
+def attempts(folder):
+    """Files that workers are writing."""
+    return {name for name in files_below(folder) if ".partial." in name}
+
+
+def complete(folder):
+    return [name for name in files_below(folder) if name.endswith(".ckpt")]
+
+
+def patched(*lines):
+    """A command line whose modules were changed by ``lines`` of Python."""
+    code = ["import sys", *lines, "from ckpttool.cli.main import main", "main(sys.argv[1:])"]
+    return [sys.executable, "-c", "\n".join(code)]
+
+
+def address_of(cluster, form):
+    """What names a cluster on the command line."""
+    return {
+        "address": cluster.address,
+        "host and port": cluster.address.removeprefix("tcp://"),
+        "file": str(cluster.file),
+    }[form]
+
+
+@pytest.mark.parametrize(
+    ("output_format", "form"),
+    [("ckpt", "address"), ("safetensors", "host and port"), ("hdf5", "file")],
+)
+def test_dask_writes_the_same_bytes(tmp_path, two_workers, output_format, form):
+    run_well(*reshard_words(tmp_path / "here", output_format))
+    words = [*COMMAND, *reshard_words(tmp_path / "there", output_format), "--engine"]
+    code, errors = finish(start(*words, f"dask:{address_of(two_workers, form)}"))
+    assert (code, errors) == (0, "")
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+
+
+def test_dask_writes_numbered_files_on_all_workers(tmp_path, two_workers):
+    run_well(*merge_words(tmp_path / "here", "safetensors"))
+    words = [*COMMAND, *merge_words(tmp_path / "there", "safetensors"), "--engine"]
+    code, errors = finish(start(*words, f"dask:{two_workers.address}"))
+    assert (code, errors.count("\n")) == (0, 1)
+    assert "note: larger than --max-shard-size by themselves" in errors
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+
+
+def test_relative_paths_are_those_of_the_run_not_of_the_workers(tmp_path, two_workers):
+    write_source(tmp_path / "src", ranks=2, rank_bytes=64)
+    words = [*COMMAND, *split_words(Path("src"), Path("out")), "--engine"]
+    code, errors = finish(start(*words, f"dask:{two_workers.address}", cwd=tmp_path))
+    assert code == 0, errors
+    merged = [*COMMAND, "merge", "out", "-s", "src/s.json", "-o", "m.ckpt", "--engine"]
+    code, errors = finish(start(*merged, f"dask:{two_workers.address}", cwd=tmp_path))
+    assert code == 0, errors
+    assert (tmp_path / "m.ckpt").read_bytes() == (tmp_path / "src" / "m.ckpt").read_bytes()
+
+
+def test_the_python_interface_takes_a_cluster_too(tmp_path, two_workers):
+    code = (
+        "import ckpttool, sys\n"
+        "src, strategy, out, engine = sys.argv[1:]\n"
+        "plan = ckpttool.plan_split(\n"
+        "    ckpttool.scan(src), ckpttool.read_strategy([strategy]), out, 'ckpt')\n"
+        "with ckpttool.open_engine(engine) as executor:\n"
+        "    print(len(ckpttool.execute(plan, executor)))\n"
+    )
+    source = write_source(tmp_path, ranks=3, rank_bytes=64)
+    words = [str(source / "m.ckpt"), str(source / "s.json"), str(tmp_path / "out")]
+    command = [sys.executable, "-c", code, *words, f"dask:{two_workers.address}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment())
+    assert done.stdout == "3\n"
+
+
+def test_what_has_the_key_on_dask_writes_no_core_dump(two_workers):
+    with ckpttool.open_engine(f"dask:{two_workers.address}") as executor:
+        answers = executor.ask(dump_state, Secret(bytes(16)))
+    assert len(answers) == 2
+    assert {*answers.values()} == {NO_DUMP}
+
+
+def test_a_worker_that_is_killed_while_it_works_is_replaced(
+    tmp_path, two_workers, source, expected
+):
+    out = tmp_path / "out"
+    words = [*COMMAND, *split_words(source, out), "--engine", f"dask:{two_workers.address}"]
+    process, victim = start(*words), two_workers.workers[-1]
+    for _ in range(100):  # stop it within a file, which it does not go on to write then
+        wait_until(lambda: attempts(out), "a file on its way")
+        victim.send_signal(signal.SIGSTOP)
+        before, done = attempts(out), len(complete(out))
+        wait_until(lambda: len(complete(out)) >= done + 2, "work of the other")  # noqa: B023
+        if before & attempts(out):
+            break
+        victim.send_signal(signal.SIGCONT)
+    assert process.poll() is None
+    assert before & attempts(out)
+    two_workers.remove_worker(victim)
+    code, errors = finish(process)
+    assert (code, errors) == (0, "")
+    assert contents(out) == expected
+
+
+@pytest.fixture(scope="module")
+def hasty_cluster(tmp_path_factory):
+    """Its scheduler takes a worker for dead that it has not heard of for 5 seconds."""
+    settings = {"DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "5s"}
+    with dask_cluster(tmp_path_factory.mktemp("hasty"), **settings) as cluster:
+        yield cluster
+
+
+def test_a_worker_that_was_taken_for_dead_and_lives_does_no_harm(
+    tmp_path, hasty_cluster, source, expected
+):
+    out = tmp_path / "out"
+    words = [*COMMAND, *split_words(source, out), "--engine", f"dask:{hasty_cluster.address}"]
+    process, victim = start(*words), hasty_cluster.workers[0]
+    wait_until(lambda: attempts(out), "a file on its way")
+    victim.send_signal(signal.SIGSTOP)
+    code, errors = finish(process)
+    assert (code, errors) == (0, "")
+    assert contents(out) == expected
+    victim.send_signal(signal.SIGCONT)  # it goes on to write where it was
+    victim.wait(timeout=60)  # until it learns that nobody knows it
+    assert contents(out) == expected
+
+
+def test_without_workers_left_the_run_ends_with_a_clear_error(tmp_path, two_workers, source):
+    out = tmp_path / "out"
+    command = patched("from ckpttool.run import on_dask", "on_dask.SILENT_SECONDS = 3.0")
+    words = [*split_words(source, out), "--engine", f"dask:{two_workers.address}"]
+    process = start(*command, *words)
+    wait_until(lambda: complete(out), "an output")
+    for worker in two_workers.workers:
+        two_workers.remove_worker(worker)
+    code, errors = finish(process)
+    assert code == 6
+    assert "not written: engine dask:tcp://" in errors
+    assert "no worker was heard of for 3 s; complete before that: " in errors
+    assert {*complete(out), JOURNAL} == {*files_below(out)}
+
+
+def test_a_scheduler_that_dies_ends_the_run_with_a_clear_error(tmp_path, hasty_cluster, source):
+    out = tmp_path / "out"
+    hasty_cluster.replace_workers()
+    words = [*split_words(source, out), "--engine", f"dask:{hasty_cluster.address}"]
+    process = start(*COMMAND, *words)
+    wait_until(lambda: complete(out), "an output")
+    hasty_cluster.scheduler.kill()
+    code, errors = finish(process)
+    assert code == 6
+    assert "the connection to the scheduler was lost; complete before that: " in errors
+    assert "Traceback" not in errors
+    left = {*complete(out), JOURNAL}
+    wait_until(lambda: left == {*files_below(out)}, "the workers to notice")
+
+
+def test_a_signal_ends_a_run_on_dask_and_leaves_whole_files_only(tmp_path, two_workers, source):
+    out = tmp_path / "out"
+    words = [*split_words(source, out), "--engine", f"dask:{two_workers.address}"]
+    process = start(*COMMAND, *words)
+    wait_until(lambda: complete(out), "an output")
+    process.send_signal(signal.SIGINT)
+    code, errors = finish(process)
+    assert code == 130
+    assert errors.startswith("ckpttool: ended by SIGINT; nothing was left half-written; ")
+    assert errors.endswith(" complete: the same command with --resume goes on from there\n")
+    left = {*complete(out), JOURNAL}
+    wait_until(lambda: left == {*files_below(out)}, "the workers to notice")
+
+
+def test_a_signal_cancels_all_tasks_in_one_message(tmp_path, two_workers):
+    """A message for each would make Ctrl-C wait for as many answers on a busy machine."""
+    source, out = write_source(tmp_path / "src", ranks=128, rank_bytes=1 << 20), tmp_path / "out"
+    command = patched(
+        "import atexit, distributed",
+        "calls, real = [], distributed.Client.cancel",
+        "distributed.Client.cancel = lambda *a, **k: calls.append(a) or real(*a, **k)",
+        "atexit.register(lambda: print(len(calls), len(calls[0][1]), file=sys.stderr))",
+    )
+    words = [*split_words(source, out), "--engine", f"dask:{two_workers.address}"]
+    process = start(*command, *words)
+    wait_until(lambda: complete(out), "an output")
+    process.send_signal(signal.SIGINT)
+    code, errors = finish(process)
+    assert code == 130
+    cancels, tasks = errors.splitlines()[-1].split()
+    assert int(cancels) == 1
+    assert int(tasks) > 4
+
+
+@pytest.mark.parametrize("threads", [1, 8])
+def test_a_worker_keeps_within_the_budget_whatever_its_threads(tmp_path, threads):
+    """A tensor of 128 MiB, cut along its columns; the worker begins with about 60 MiB."""
+    meta = TensorMeta("w", "Float32", (1 << 14, 2048))
+    get_format("ckpt").create(str(tmp_path / "m.ckpt"), [meta], {})
+    item = {"w": {"dev_matrix": [8], "tensor_map": [-1, 0]}}
+    (tmp_path / "s.json").write_text(json.dumps({"parallel_layout_item": item}))
+    with dask_cluster(tmp_path / "dask", 0) as cluster:
+        worker = cluster.add_worker(threads=threads)
+        words = [*COMMAND, *split_words(tmp_path, tmp_path / "out"), "--max-memory", "90MiB"]
+        code, errors = finish(start(*words, "--engine", f"dask:{cluster.address}"))
+        status = Path(f"/proc/{worker.pid}/status").read_text()
+    assert (code, errors) == (0, "")
+    assert int(re.search(r"VmHWM:\s+(\d+)", status)[1]) <= 90 << 10
+
+
+# ------------------------------------------------------------------- clusters that will not do
+
+
+def test_workers_that_cannot_do_their_part_are_named_by_host(tmp_path, two_workers, source):
+    out, cluster = tmp_path / "out", two_workers
+    words = [*COMMAND, *split_words(source, out), "--engine", f"dask:{cluster.address}"]
+    shutil.copytree(ROOT / "ckpttool", tmp_path / "old" / "ckpttool")
+    version = tmp_path / "old" / "ckpttool" / "_version.py"
+    version.write_text(version.read_text().replace(ckpttool.__version__, "0.0.1"))
+    broken = tmp_path / "broken" / "ckpttool"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('half installed')")
+    for folder, problem in (
+        ("old", f"has ckpttool 0.0.1 on Python .* this run is ckpttool {ckpttool.__version__} on"),
+        ("broken", f"cannot run ckpttool {ckpttool.__version__}: .*half installed"),
+    ):
+        worker = cluster.add_worker(PYTHONPATH=str(tmp_path / folder))
+        code, errors = finish(start(*words))
+        cluster.remove_worker(worker)
+        assert code == 5
+        assert f"worker on {socket.gethostname()} (tcp://127.0.0.1:" in errors
+        assert errors.count("worker on ") == 1
+        assert re.search(problem, errors), errors
+        assert not out.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+@pytest.mark.parametrize("hidden", ["src", "out"])
+def test_a_worker_that_does_not_see_the_files_is_named_by_host(tmp_path, two_workers, hidden):
+    source = write_source(tmp_path / "src", ranks=2, rank_bytes=64)
+    out = tmp_path / "out"
+    out.mkdir()
+    mount = f'mount -t tmpfs none {tmp_path / hidden} && exec "$@"'
+    try:
+        two_workers.add_worker(before=("unshare", "-m", "sh", "-c", mount, "sh"))
+    except AssertionError:
+        pytest.skip("this machine does not let one mount")
+    words = [*COMMAND, *split_words(source, out), "--engine", f"dask:{two_workers.address}"]
+    code, errors = finish(start(*words))
+    assert code == 5
+    assert f"worker on {socket.gethostname()} (tcp://127.0.0.1:" in errors
+    assert errors.count("worker on ") == 1
+    assert f"does not see {tmp_path / hidden}/" in errors
+    assert "on a file system that all hosts share" in errors
+    assert files_below(out) == []
+
+
+def test_a_scheduler_without_workers_or_without_the_package_is_told_of(tmp_path):
+    source = write_source(tmp_path / "src", ranks=2, rank_bytes=64)
+    broken = tmp_path / "broken" / "ckpttool"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('half installed')")
+    with dask_cluster(tmp_path / "dask", 0, PYTHONPATH=str(broken.parent)) as cluster:
+        words = [*COMMAND, *split_words(source, tmp_path / "out"), "--engine"]
+        code, errors = finish(start(*words, f"dask:{cluster.address}"))
+        assert code == 1
+        assert "the scheduler has no workers; start some with: dask worker ADDRESS" in errors
+        cluster.add_worker()
+        code, errors = finish(start(*words, f"dask:{cluster.address}"))
+    assert code == 5
+    assert errors.startswith(f"ckpttool: scheduler: cannot run ckpttool {ckpttool.__version__}: ")
+    assert "half installed" in errors
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", ["nobody", "somebody else", "no such scheme"])
+def test_a_scheduler_that_cannot_be_reached_is_told_of_soon(tmp_path, source, kind):
+    with socket.create_server(("127.0.0.1", 0)) as other:  # takes calls, and says nothing
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        if kind == "nobody":
+            other.close()
+        elif kind == "no such scheme":
+            address = f"carrier-pigeon://{address}"
+        command = patched("from ckpttool.run import on_dask", "on_dask.CONNECT_SECONDS = 2")
+        words = [*split_words(source, tmp_path / "out"), "--engine", f"dask:{address}"]
+        code, errors = finish(start(*command, *words))
+    assert code == 1
+    assert f"engine dask:{address}: no scheduler answers at {address}" in errors
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}", b"[]", b"\xff"])
+def test_a_scheduler_file_that_is_none_is_told_of(tmp_path, source, content):
+    path = tmp_path / "scheduler.json"
+    if content is not None:
+        path.write_bytes(content)
+    result = run(*split_words(source, tmp_path / "out"), "--engine", f"dask:{path}")
+    assert result.exit_code == 1
+    assert f"engine dask:{path}: no scheduler file, as dask scheduler" in message(result)
+
+
+def test_without_the_extra_the_command_that_installs_it_is_told(tmp_path, source, monkeypatch):
+    for name, module in (("dask:x:1", "distributed"), ("mpi", "mpi4py.futures")):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, module, None)
+            result = run(*split_words(source, tmp_path / "out"), "--engine", name)
+        assert result.exit_code == 1
+        assert f"pip install 'ckpttool[{name[:4].strip(':')}]'" in message(result)

@@ -1,0 +1,400 @@
+"""Create, fill, commit: nothing half-written under a final name, whatever happens on the way."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import ckpttool
+from ckpttool.formats import get_format, suffix_of
+from ckpttool.formats.reading import demand_same
+from ckpttool.model.catalog import TensorMeta
+from ckpttool.run import execute as execute_module
+from ckpttool.run.engines import open_engine
+from ckpttool.run.execute import CopyOptions, execute
+from ckpttool.run.fill import cut_into_tasks, fill
+from tests.support.checkpoints import write_file
+from tests.support.commands import files_below
+from tests.support.corpus import GOLDEN
+from tests.support.readers import Entry, read
+
+CASE = GOLDEN / "reshard_8_to_4"
+
+
+def make_plan(folder, output_format="ckpt", **options):
+    return ckpttool.plan_reshard(
+        ckpttool.scan(str(CASE / "src")),
+        ckpttool.read_strategy([str(CASE / "src_strategy.ckpt")]),
+        ckpttool.read_strategy([str(CASE / "dst_strategy.ckpt")]),
+        str(folder),
+        output_format,
+        **options,
+    )
+
+
+def sparse_checkpoint(path, nbytes, count=1):
+    """A .ckpt of ``count`` Float32 tensors that together have ``nbytes`` bytes, all holes."""
+    shape = (nbytes // count // 4 // 1024, 1024)
+    metas = [TensorMeta(f"w{i}", "Float32", shape) for i in range(count)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    get_format("ckpt").create(str(path), metas, {})
+
+
+@pytest.mark.parametrize("output_format", ["ckpt", "safetensors", "hdf5"])
+def test_every_engine_and_any_cut_writes_the_same_bytes(tmp_path, output_format):
+    contents = []
+    for engine, band, task in (("inline", 64, 100), ("threads:1", 1, 1), ("threads:5", 8 << 20, 1)):
+        folder = tmp_path / engine.replace(":", "")
+        plan = make_plan(folder, output_format)
+        options = CopyOptions(band_bytes=band, task_bytes=task, max_in_flight=3)
+        with open_engine(engine) as executor:
+            written = execute(plan, executor, options=options)
+        contents.append([(folder / path).read_bytes() for path in files_below(folder)])
+        assert [output.rank for output in written] == [0, 1, 2, 3]
+        assert [output.nbytes for output in written] == [len(data) for data in contents[-1]]
+    assert contents[0] == contents[1] == contents[2]
+
+
+def test_progress_adds_up_to_all_bytes(tmp_path):
+    plan = make_plan(tmp_path)
+    steps = []
+    execute(plan, on_progress=steps.append, options=CopyOptions(task_bytes=1000))
+    assert sum(steps) == sum(meta.nbytes for output in plan for meta in output.metas)
+    assert len(steps) > 8
+
+
+def test_a_task_survives_pickling_and_can_be_done_twice(tmp_path):
+    output = next(iter(make_plan(tmp_path)))
+    path = tmp_path / "file.ckpt"
+    index = get_format(output.format).create(str(path), output.metas, {})
+    for task in cut_into_tasks([(output, index)], band_bytes=100, task_bytes=300):
+        again = pickle.loads(pickle.dumps(task))
+        for one, part in zip(again.parts, task.parts, strict=True):
+            assert (one.tensor, one.region, one.unit) == (part.tensor, part.region, part.unit)
+            assert [*one.output.pieces(one.region)] == [*part.output.pieces(part.region)]
+            assert pickle.dumps(one) == pickle.dumps(part)  # another may be sent on
+        assert fill(task) == fill(again)
+        assert fill(task).nbytes == task.nbytes
+    assert {name: entry.shape for name, entry in read(path).items()} == {
+        meta.name: meta.shape for meta in output.metas
+    }
+
+
+def test_a_failed_copy_leaves_what_was_complete_and_nothing_else(tmp_path, monkeypatch):
+    def fail_on_rank_2(task):
+        if "rank_2" in task.parts[0].tensor.path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), task.parts[0].tensor.path)
+        return fill(task)
+
+    monkeypatch.setattr(execute_module, "fill", fail_on_rank_2)
+    with pytest.raises(ckpttool.ExecutionError) as caught:
+        execute(make_plan(tmp_path))
+    assert caught.value.output == str(tmp_path / "rank_2" / "checkpoint_2.ckpt")
+    assert "Input/output error" in str(caught.value)
+    assert caught.value.exit_code == 6
+    assert list(caught.value.committed) == [
+        str(tmp_path / f"rank_{rank}" / f"checkpoint_{rank}.ckpt") for rank in (0, 1)
+    ]
+    names = ["rank_0/checkpoint_0.ckpt", "rank_1/checkpoint_1.ckpt"]
+    assert files_below(tmp_path) == ["ckpttool.json.journal", *names]
+
+
+def test_a_failure_does_not_touch_the_file_that_was_to_be_replaced(tmp_path, monkeypatch):
+    old = tmp_path / "rank_0" / "checkpoint_0.ckpt"
+    old.parent.mkdir()
+    old.write_bytes(b"precious")
+    plan = make_plan(tmp_path, overwrite=True)
+
+    def fail(task):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), task.parts[0].tensor.path)
+
+    monkeypatch.setattr(execute_module, "fill", fail)
+    with pytest.raises(ckpttool.ExecutionError, match="No space left on device"):
+        execute(plan)
+    assert files_below(tmp_path) == ["rank_0/checkpoint_0.ckpt"]
+    assert old.read_bytes() == b"precious"
+
+
+def test_a_source_that_shrinks_after_planning_is_noticed(tmp_path):
+    source = tmp_path / "m.ckpt"
+    sparse_checkpoint(source, 1 << 20)
+    plan = ckpttool.plan_merge(ckpttool.scan(str(source)), None, str(tmp_path / "out" / "m.h5"))
+    os.truncate(source, 1 << 19)
+    with pytest.raises(ckpttool.PlanError, match=r"m\.ckpt: was written to after its header"):
+        execute(plan)
+    assert files_below(tmp_path) == ["m.ckpt"]
+
+
+def test_a_source_that_shrinks_before_a_worker_opens_it_is_noticed(tmp_path, monkeypatch):
+    source = tmp_path / "m.ckpt"
+    sparse_checkpoint(source, 1 << 20)
+    plan = ckpttool.plan_merge(ckpttool.scan(str(source)), None, str(tmp_path / "out" / "m.h5"))
+
+    def shrink(task):
+        os.truncate(source, 1 << 19)
+        return fill(task)
+
+    monkeypatch.setattr("ckpttool.run.execute.fill", shrink)
+    with pytest.raises(ckpttool.ExecutionError, match=r"m\.ckpt: was written to, or the path"):
+        execute(plan)
+    assert files_below(tmp_path) == ["m.ckpt"]
+
+
+def test_a_source_that_shrinks_while_it_is_read_is_noticed(tmp_path, monkeypatch):
+    source = tmp_path / "m.ckpt"
+    sparse_checkpoint(source, 1 << 20)
+    plan = ckpttool.plan_merge(ckpttool.scan(str(source)), None, str(tmp_path / "out" / "m.h5"))
+
+    def shrink(path, found, stamp):
+        demand_same(path, found, stamp)
+        os.truncate(source, 1 << 19)
+
+    monkeypatch.setattr("ckpttool.storage.flatfile.demand_same", shrink)
+    with pytest.raises(ckpttool.ExecutionError, match=r"m\.ckpt.*the file ends here"):
+        execute(plan)
+    assert files_below(tmp_path) == ["m.ckpt"]
+
+
+@pytest.mark.parametrize("output_format", ["ckpt", "hdf5", "safetensors"])
+def test_a_file_that_was_saved_anew_with_the_old_times_is_noticed(tmp_path, output_format):
+    source = tmp_path / f"m{suffix_of(output_format)}"
+    write_file(source, {"w": Entry("Float32", (2,), bytes(8))}, output_format)
+    plan = ckpttool.plan_merge(ckpttool.scan(str(source)), None, str(tmp_path / "out" / "m.h5"))
+    before = source.stat()
+    write_file(source, {"w": Entry("Float32", (2,), bytes(7) + b"x")}, output_format)
+    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert source.stat().st_size == before.st_size
+    with pytest.raises(ckpttool.PlanError, match=r"was written to after its header was read"):
+        execute(plan)
+    assert files_below(tmp_path) == [source.name]
+
+
+def test_an_output_whose_header_is_not_as_planned_gets_no_name(tmp_path, monkeypatch):
+    from ckpttool.formats.ckpt import Ckpt
+
+    def seal(self, path, crc=None):
+        index = self.read_index(path)
+        self.create(path, [tensor.meta for tensor in index.tensors.values()][1:], {})
+
+    monkeypatch.setattr(Ckpt, "seal", seal)
+    with pytest.raises(ckpttool.VerifyError, match=r"expected Float32 .*, found nothing"):
+        execute(make_plan(tmp_path))
+    assert files_below(tmp_path) == []
+
+
+def test_an_interrupt_leaves_no_partial_file(tmp_path):
+    def interrupt(nbytes):
+        raise KeyboardInterrupt
+
+    with open_engine("threads:2") as executor, pytest.raises(KeyboardInterrupt):
+        execute(make_plan(tmp_path), executor, on_progress=interrupt)
+    assert [name for name in files_below(tmp_path) if name.endswith(".partial")] == []
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_signal_ends_the_program_with_its_code_and_no_partial_file(tmp_path, number, code):
+    source, out = tmp_path / "m.ckpt", tmp_path / "out"
+    sparse_checkpoint(source, 2 << 30, count=4)
+    command = [sys.executable, "-m", "ckpttool", "merge", str(source), "-o", str(out / "m.ckpt")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    partial = out / "m.ckpt.partial"
+    while not partial.exists() and process.poll() is None:
+        time.sleep(0.005)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "nothing was left half-written" in errors
+    assert "Traceback" not in errors
+    assert files_below(out) == []
+
+
+def test_a_file_that_grows_too_large_fails_when_it_is_created(tmp_path):
+    """Space is reserved with the header: a limit on file size stands in for a full disk."""
+    source = tmp_path / "m.ckpt"
+    sparse_checkpoint(source, 64 << 20)
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)); "
+        "from ckpttool.cli.main import main; main(sys.argv[1:])"
+    )
+    command = [sys.executable, "-c", code, "merge", str(source), "-o", str(tmp_path / "o" / "m.h5")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 6
+    assert "File too large" in done.stderr
+    assert files_below(tmp_path) == ["m.ckpt"]
+
+
+@pytest.mark.parametrize("output_format", ["ckpt", "hdf5"])
+def test_memory_does_not_grow_with_the_tensor(tmp_path, output_format):
+    """A tensor of 768 MiB is merged from two halves of every row, within 160 MiB."""
+    names, shape = ("rank_0", "rank_1"), (3 << 14, 2048)
+    for name in names:
+        (tmp_path / "src" / name).mkdir(parents=True)
+        path = str(tmp_path / "src" / name / "net-1_1.ckpt")
+        get_format("ckpt").create(path, [TensorMeta("w", "Float32", shape)], {})
+    (tmp_path / "s.json").write_text(
+        '{"parallel_layout_item": {"w": {"dev_matrix": [2], "tensor_map": [-1, 0]}}}'
+    )
+    code = (  # not ru_maxrss: that of the process which starts this one counts in it
+        "import sys; from ckpttool.cli.main import main\n"
+        "try: main(sys.argv[1:])\n"
+        "finally: print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0],"
+        " file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", code, "merge", str(tmp_path / "src"), "-j", "4"]
+    command += ["-s", str(tmp_path / "s.json"), "-o", str(tmp_path / "m"), "--format"]
+    done = subprocess.run([*command, output_format], capture_output=True, text=True, check=True)
+    peak_kib = int(done.stderr)
+    assert (tmp_path / "m").stat().st_size > 768 << 20
+    assert peak_kib < 160 << 10
+    (tmp_path / "m").unlink()
+
+
+def test_many_files_stay_within_the_limit_of_open_files(tmp_path):
+    """300 source files and a limit of 200 descriptors."""
+    ranks = 300
+    for rank in range(ranks):
+        folder = tmp_path / "src" / f"rank_{rank}"
+        folder.mkdir(parents=True)
+        path = str(folder / "net-1_1.ckpt")
+        get_format("ckpt").create(path, [TensorMeta("w", "Int8", (1, 4))], {})
+    layout = '{"dev_matrix": [300], "tensor_map": [0, -1]}'
+    (tmp_path / "s.json").write_text('{"parallel_layout_item": {"w": ' + layout + "}}")
+    old = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, old[1]))
+    try:
+        catalog = ckpttool.scan(str(tmp_path / "src"))
+        strategy = ckpttool.read_strategy([str(tmp_path / "s.json")])
+        execute(ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"), "ckpt"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, old)
+    assert read(tmp_path / "m.ckpt")["w"].shape == (300, 4)
+
+
+def test_a_stale_partial_file_is_replaced_and_one_in_use_is_refused(tmp_path):
+    import fcntl
+
+    source = tmp_path / "m.ckpt"
+    sparse_checkpoint(source, 1 << 20)
+    plan = ckpttool.plan_merge(ckpttool.scan(str(source)), None, str(tmp_path / "out" / "m.h5"))
+    partial = tmp_path / "out" / "m.h5.partial"
+    partial.parent.mkdir()
+    partial.write_bytes(b"left by a killed run")
+    with partial.open("r+b") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(ckpttool.ExecutionError, match="another run is writing this output"):
+            execute(plan)
+    assert partial.read_bytes() == b"left by a killed run"
+    execute(plan)
+    assert files_below(tmp_path) == ["m.ckpt", "out/m.h5"]
+
+
+def test_an_input_with_the_temporary_name_is_never_overwritten(tmp_path):
+    source = tmp_path / "m.ckpt.partial"
+    sparse_checkpoint(source, 1 << 20)
+    with pytest.raises(ckpttool.UnsupportedError, match="the temporary file of a run"):
+        ckpttool.scan(str(source))
+    other = tmp_path / "other.ckpt"  # by another name it is an input all the same
+    other.symlink_to(source)
+    catalog = ckpttool.scan(str(other))
+    with pytest.raises(ckpttool.PlanError, match="has the name of the temporary file"):
+        ckpttool.plan_merge(catalog, None, str(tmp_path / "m.ckpt"), "ckpt")
+    link = tmp_path / "z.ckpt.partial"
+    link.symlink_to(source)
+    with pytest.raises(ckpttool.PlanError, match="is in the way of the temporary file"):
+        ckpttool.plan_merge(catalog, None, str(tmp_path / "z.ckpt"), "ckpt")
+
+
+def test_two_runs_at_once_do_not_write_into_each_others_file(tmp_path):
+    source = tmp_path / "m.ckpt"
+    sparse_checkpoint(source, 512 << 20, count=4)
+    command = [sys.executable, "-m", "ckpttool", "merge", str(source), "-o", str(tmp_path / "m.h5")]
+    runs = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    results = [(process.communicate()[1], process.returncode) for process in runs]
+    assert sorted(code for _, code in results)[0] == 0
+    assert all(code in (0, 5) for _, code in results)
+    words = ("is writing it (process ", "exists already")
+    assert all(any(word in text for word in words) for text, code in results if code)
+    assert files_below(tmp_path) == ["m.ckpt", "m.h5"]
+    (tmp_path / "m.h5").unlink()
+
+
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOLCK])
+def test_a_file_system_without_locks_and_reservations_will_do(tmp_path, monkeypatch, number):
+    import fcntl
+
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    assert len(execute(make_plan(tmp_path))) == 4
+
+
+@pytest.mark.parametrize("after", range(6))
+def test_a_run_that_is_ended_between_tasks_leaves_whole_files_only(tmp_path, after):
+    class EndedError(Exception):
+        pass
+
+    calls = []
+
+    def check():
+        calls.append(1)
+        if len(calls) > after:
+            raise EndedError
+
+    with open_engine("threads:2") as executor, pytest.raises(EndedError):
+        execute(make_plan(tmp_path), executor, check=check, options=CopyOptions(max_in_flight=1))
+    for name in files_below(tmp_path):
+        if name == "ckpttool.json.journal":
+            continue
+        assert name.endswith(".ckpt")
+        assert read(tmp_path / name)
+
+
+def test_a_name_with_a_wild_number_takes_no_memory(tmp_path):
+    for rank in (0, 1_700_000_000):
+        (tmp_path / f"rank_{rank}").mkdir()
+        get_format("ckpt").create(str(tmp_path / f"rank_{rank}" / "net.ckpt"), [], {})
+    assert len(ckpttool.scan(str(tmp_path)).files) == 2
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_a_set_that_another_run_completed_meanwhile_is_not_replaced(tmp_path, is_resumed):
+    """It was not there when the plan was made, so nobody was asked whether it may be replaced."""
+    late = make_plan(tmp_path, resume=is_resumed)
+    anyway = make_plan(tmp_path, overwrite=True)
+    execute(make_plan(tmp_path, prefix="net_"))
+    before = {name: (tmp_path / name).read_bytes() for name in files_below(tmp_path, True)}
+    with pytest.raises(
+        ckpttool.PlanError, match=r"ckpttool\.json: written by another run since this one"
+    ):
+        execute(late)
+    after = {name: (tmp_path / name).read_bytes() for name in files_below(tmp_path, True)}
+    assert after == before
+    execute(anyway)
+
+
+def test_a_file_that_somebody_put_there_meanwhile_is_not_replaced(tmp_path):
+    plan = make_plan(tmp_path)
+    (tmp_path / "rank_2").mkdir()
+    path = tmp_path / "rank_2" / "checkpoint_2.ckpt"
+    path.write_text("mine")
+    with pytest.raises(
+        ckpttool.PlanError, match=r"rank_2/checkpoint_2\.ckpt: written by another run"
+    ):
+        execute(plan)
+    assert files_below(tmp_path, True) == ["rank_2/checkpoint_2.ckpt"]
+    assert path.read_text() == "mine"

@@ -1,0 +1,166 @@
+"""A budget of memory is kept, as the kernel counts it, or refused with the least that works."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+import ckpttool
+from ckpttool.formats import get_format
+from ckpttool.model.catalog import TensorMeta
+from ckpttool.model.layout import Layout
+from ckpttool.run import memory
+from ckpttool.run.execute import CopyOptions
+from ckpttool.run.memory import MIB, fit_memory, peak_bytes
+from tests.support.checkpoints import strategy_of
+from tests.support.commands import files_below, mentions, message, run, run_well
+
+LAYOUT = '{"parallel_layout_item": {"w": {"dev_matrix": [%d], "tensor_map": [%s]}}}'
+SHAPE = (1 << 14, 2048)  # 128 MiB
+
+# Runs the command line and prints the peak, which the kernel resets when a program starts.
+MEASURE = """
+import sys
+from ckpttool.cli.main import main
+from ckpttool.run.memory import peak_bytes
+try:
+    main(sys.argv[1:])
+finally:
+    print("PEAK", peak_bytes())
+"""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A tensor of 128 MiB, cut along its columns over four ranks, all holes; and its strategy."""
+    folder = tmp_path_factory.mktemp("source")
+    for rank in range(4):
+        path = folder / "src" / f"rank_{rank}" / "net.ckpt"
+        path.parent.mkdir(parents=True)
+        meta = TensorMeta("w", "Float32", (SHAPE[0], SHAPE[1] // 4))
+        get_format("ckpt").create(str(path), [meta], {})
+    (folder / "columns.json").write_text(LAYOUT % (4, "-1, 0"))
+    return folder
+
+
+def peak_of(*words):
+    """The most memory that a command takes, in bytes."""
+    command = [sys.executable, "-c", MEASURE, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(re.search(r"PEAK (\d+)", done.stdout)[1])
+
+
+def least_for(*words):
+    """The least memory that a command says it works with, in MiB."""
+    result = run(*words, "--max-memory", "1MB")
+    assert result.exit_code == 5
+    return int(re.search(r"(\d+) MiB are the least", message(result))[1])
+
+
+def least_of_process(*words):
+    """The same, for a process that does nothing else."""
+    command = [sys.executable, "-c", MEASURE, *map(str, words), "--max-memory", "1MB"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 5
+    return int(re.search(r"(\d+) MiB are the least", " ".join(done.stderr.split()))[1])
+
+
+@pytest.mark.parametrize("engine", ["threads:1", "threads:6"])
+@pytest.mark.parametrize("suffix", ["ckpt", "h5"])
+def test_a_tensor_larger_than_the_budget_is_merged_within_it(source, tmp_path, engine, suffix):
+    words = ["merge", source / "src", "-s", source / "columns.json", "-q", "--engine", engine]
+    words += ["-o", tmp_path / f"m.{suffix}"]
+    budget = least_of_process(*words) + 2  # the peak before the plan varies a little
+    assert budget < 128  # the tensor has 128 MiB
+    assert peak_of(*words, "--max-memory", f"{budget}MiB") <= budget * MIB
+    assert (tmp_path / f"m.{suffix}").stat().st_size > 128 * MIB
+
+
+def test_outputs_that_are_written_together_keep_the_least_whatever_the_tensor(tmp_path):
+    """Rows become 64 columns, so a band of an output is a 64th of what is read for it."""
+    (tmp_path / "rows.json").write_text(LAYOUT % (2, "0, -1"))
+    (tmp_path / "columns.json").write_text(LAYOUT % (64, "-1, 0"))
+    strategies = ["-s", tmp_path / "rows.json", "-d", tmp_path / "columns.json"]
+    peaks = []
+    for rows in (512, 6144):  # 8 and 96 MiB
+        folder = tmp_path / str(rows)
+        for rank in range(2):
+            path = folder / f"rank_{rank}" / "net.ckpt"
+            path.parent.mkdir(parents=True)
+            meta = TensorMeta("w", "Float32", (rows // 2, 4096))
+            get_format("ckpt").create(str(path), [meta], {})
+        words = ["reshard", folder, *strategies, "-o", tmp_path / f"out{rows}", "-q", "-j", "2"]
+        budget = least_of_process(*words) + 1  # the peak before the plan varies a little
+        peaks.append(peak_of(*words, "--max-memory", f"{budget}MiB"))
+        assert peaks[-1] <= budget * MIB
+    assert abs(peaks[1] - peaks[0]) < 4 * MIB
+
+
+@pytest.mark.parametrize("format", ["safetensors", "hdf5"])
+def test_outputs_of_thousands_of_tensors_are_written_within_the_least(tmp_path, format):
+    """Rows become 16 columns, so 16 outputs of 4,000 tensors each are wanted side by side."""
+    metas = [TensorMeta(f"w{i}", "Float32", (16, 16)) for i in range(4000)]
+    get_format("safetensors").create(str(tmp_path / "all.safetensors"), metas, {})
+    layouts = {meta.name: Layout((16,), ((), (0,))) for meta in metas}
+    ckpttool.write_strategy(strategy_of(layouts), str(tmp_path / "columns.ckpt"))
+    words = [
+        "split",
+        tmp_path / "all.safetensors",
+        "-d",
+        tmp_path / "columns.ckpt",
+        "-q",
+        "-j",
+        "2",
+    ]
+    words += ["-o", tmp_path / "out", "--format", format, "--rank", "0-7"]
+    budget = least_of_process(*words)
+    assert peak_of(*words, "--max-memory", f"{budget}MiB") <= budget * MIB
+
+
+def test_the_budget_decides_how_much_is_taken(source, tmp_path):
+    words = ["merge", source / "src", "-s", source / "columns.json", "-q", "-j", "8"]
+    small, large = (
+        peak_of(*words, "-o", tmp_path / f"{size}.ckpt", "--max-memory", size)
+        for size in ("64MiB", "1GiB")
+    )
+    assert small <= 64 * MIB
+    assert large > small + 4 * MIB  # of two tasks, with buffers of 4 MiB
+
+
+def test_too_small_a_budget_is_refused_with_the_least_that_works(source, tmp_path):
+    words = ["merge", source / "src", "-s", source / "columns.json", "-o", tmp_path / "m.ckpt"]
+    result = run(*words, "--max-memory", "20MiB", "-j", "3")
+    assert result.exit_code == 5
+    assert not mentions(
+        message(result), "20 MiB of memory are too little", "threads:3", "fewer workers"
+    )
+    assert files_below(tmp_path) == []
+    assert "fewer" not in message(run(*words, "--max-memory", "20MiB", "-j", "1"))
+    least = least_for(*words, "-j", "1")
+    result = run_well(*words, "--max-memory", f"{least + 1}MiB", "-j", "1", "-q")
+    assert (tmp_path / "m.ckpt").exists()
+
+
+@pytest.mark.parametrize("words", ["0B", "5", "-1MB", "much"])
+def test_a_budget_is_a_size(tmp_path, words):
+    source = tmp_path / "m.ckpt"
+    get_format("ckpt").create(str(source), [TensorMeta("w", "Int8", (4,))], {})
+    result = run("merge", source, "-o", tmp_path / "n.ckpt", "--max-memory", words)
+    assert result.exit_code == 2
+
+
+def test_workers_share_the_budget_and_processes_have_memory_of_their_own():
+    usual = CopyOptions().band_bytes
+    spare = peak_bytes() + memory.RESERVE_BYTES
+    assert fit_memory(spare + 1024 * MIB, "threads:8").band_bytes == usual
+    assert fit_memory(spare + 16 * MIB, "threads:8").band_bytes <= MIB
+    assert fit_memory(spare + 16 * MIB, "inline").band_bytes == usual
+    assert fit_memory(spare + 16 * MIB, "threads:8").max_in_flight == 32
+    with pytest.raises(ckpttool.PlanError, match="processes:8"):
+        fit_memory(spare + 8 * memory.PROCESS_BYTES, "processes:8")
+    assert fit_memory(spare + 8 * (memory.PROCESS_BYTES + 4 * MIB), "processes:8")
+    assert fit_memory(memory.RESERVE_BYTES + memory.PROCESS_BYTES + 4 * MIB, "mpi").band_bytes
+    assert fit_memory(memory.RESERVE_BYTES + memory.DASK_BYTES + 4 * MIB, "dask:x").band_bytes

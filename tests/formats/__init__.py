@@ -1,0 +1,1 @@
+"""Tests of ``ckpttool.formats``: codecs of headers."""

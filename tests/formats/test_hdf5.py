@@ -1,0 +1,303 @@
+"""HDF5 as written: judged by h5py's high-level interface and by h5dump, byte by byte."""
+
+import errno
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from ckpttool.formats.hdf5 import MAX_PATH_COMPONENT_BYTES, Hdf5
+from ckpttool.model.catalog import TensorMeta
+from tests.support.file_bytes import metas, write_contents
+
+FORMAT = Hdf5()
+
+
+def create(tmp_path, tensors, name="net.h5"):
+    return FORMAT.create(str(tmp_path / name), tensors, {})
+
+
+def filled(tmp_path, contents):
+    """A file with these contents: name -> dtype, shape, bytes, or a string."""
+    tensors = [
+        TensorMeta(name, "str", (), what)
+        if isinstance(what, str)
+        else TensorMeta(name, what[0], what[1])
+        for name, what in contents.items()
+    ]
+    index = create(tmp_path, tensors)
+    write_contents(index, {n: what[2] for n, what in contents.items() if not isinstance(what, str)})
+    return index.path
+
+
+def one(tmp_path, dtype, shape, data):
+    """What h5py reads from a file with one tensor."""
+    with h5py.File(filled(tmp_path, {"w": (dtype, shape, data)})) as file:
+        return file["w"][()]
+
+
+# ------------------------------------------------------------------------ by h5py
+
+
+def test_bfloat16_is_read_as_float32_of_the_same_value(tmp_path):
+    values = np.array([0, -0.0, 1, -2.5, 3.140625, 1e38, 1e-38, np.inf, -np.inf], np.float32)
+    bits = (values.view("<u4") >> 16).astype("<u2")
+    expected = (bits.astype("<u4") << 16).view("<f4")
+    read = one(tmp_path, "BFloat16", (9,), bits.tobytes())
+    assert read.dtype == np.float32
+    assert read.tobytes() == expected.tobytes()
+    nan = one(tmp_path, "BFloat16", (1,), b"\xc0\x7f")
+    assert np.isnan(nan[0])
+
+
+def test_all_finite_bfloat16_values_are_right(tmp_path):
+    bits = np.arange(1 << 16, dtype="<u2")
+    bits = bits[(bits & 0x7F80) != 0x7F80]
+    read = one(tmp_path, "BFloat16", (len(bits),), bits.tobytes())
+    assert np.array_equal(read, (bits.astype("<u4") << 16).view("<f4"))
+
+
+@pytest.mark.parametrize(("dtype", "exponent", "mantissa"), [
+    ("Float8E4M3FN", 4, 3),
+    ("Float8E5M2", 5, 2),
+])  # fmt: skip
+def test_float8_values_are_right_up_to_the_largest_exponent(dtype, exponent, mantissa, tmp_path):
+    bits = np.arange(256, dtype=np.uint8)
+    bits = bits[(bits >> mantissa) % (1 << exponent) != (1 << exponent) - 1]
+    sign = np.where(bits >> 7, -1.0, 1.0)
+    power = ((bits >> mantissa) % (1 << exponent)).astype(int)
+    fraction = (bits % (1 << mantissa)) / (1 << mantissa)
+    bias = (1 << (exponent - 1)) - 1
+    expected = sign * np.where(
+        power == 0, fraction * 2.0 ** (1 - bias), (1 + fraction) * 2.0 ** (power - bias)
+    )
+    read = one(tmp_path, dtype, (len(bits),), bits.tobytes())
+    assert np.array_equal(read.astype(np.float64), expected)
+
+
+def test_bool_is_numpys_bool(tmp_path):
+    read = one(tmp_path, "Bool", (3,), b"\x01\x00\x01")
+    assert read.dtype == np.bool_
+    assert read.tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("word", [
+    "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "float16", "float32", "float64", "complex64", "complex128",
+])  # fmt: skip
+def test_types_of_numpy_are_read_as_such(word, tmp_path):
+    values = np.array([[1, 2], [3, 100]], word)
+    dtype = {"uint": "UInt", "int": "Int", "float": "Float", "complex": "Complex"}
+    letters, digits = re.fullmatch(r"(\D+)(\d+)", word).groups()
+    read = one(tmp_path, dtype[letters] + digits, (2, 2), values.tobytes())
+    assert read.dtype == np.dtype(word)
+    assert np.array_equal(read, values)
+
+
+def test_scalars_and_empty_tensors_have_their_shapes(tmp_path):
+    contents = {
+        "scalar": ("Float32", (), np.float32(2.5).tobytes()),
+        "empty": ("Float32", (0, 3), b""),
+    }
+    with h5py.File(filled(tmp_path, contents)) as file:
+        assert file["scalar"][()] == 2.5
+        assert file["scalar"].shape == ()
+        assert file["empty"][()].shape == (0, 3)
+
+
+@pytest.mark.parametrize("text", ["", "a", "Größe 𝄞", "line\nline", "x" * 70_000])
+def test_strings_are_read_as_text(text, tmp_path):
+    with h5py.File(filled(tmp_path, {"s": text})) as file:
+        assert file["s"].asstr()[()] == text
+        assert h5py.check_string_dtype(file["s"].dtype).encoding == "utf-8"
+
+
+@pytest.mark.parametrize("dtype", ["HiFloat8", "Int4", "random_op"])
+def test_types_unknown_to_hdf5_are_bytes_and_an_attribute(dtype, tmp_path):
+    with h5py.File(filled(tmp_path, {"w": (dtype, (3,), b"\x01\x80\xff")})) as file:
+        assert file["w"][()].tolist() == [1, 128, 255]
+        assert file["w"].dtype == np.uint8
+        assert file["w"].attrs["dtype"] in (dtype, dtype.encode())
+
+
+def test_no_other_tensor_has_an_attribute(tmp_path):
+    index = create(tmp_path, metas("hdf5"))
+    with h5py.File(index.path) as file:
+        named = {index.tensors[name].meta.dtype for name in index.tensors if file[name].attrs}
+    assert named == {"HiFloat8", "Int4", "random_op"}
+
+
+def test_names_with_slashes_are_paths(tmp_path):
+    with h5py.File(create(tmp_path, [TensorMeta("a/b.c/d", "Int8", (2,))]).path) as file:
+        assert file["a"]["b.c"]["d"].shape == (2,)
+
+
+def test_parameters_come_back_in_the_order_given(tmp_path):
+    names = ["z", "b/z", "b/a", "a", *(f"layer_{i}" for i in range(200))]
+    created = create(tmp_path, [TensorMeta(name, "Int8", (2,)) for name in names])
+    assert list(created.tensors) == names
+    assert list(FORMAT.read_index(created.path).tensors) == names
+
+
+def test_very_long_names_are_read_back_up_to_the_limit(tmp_path):
+    for name in ("é" * (MAX_PATH_COMPONENT_BYTES // 2), "/".join(["n" * 50_000] * 5)):
+        meta = TensorMeta(name, "Int8", (2,))
+        assert not list(FORMAT.refusals([meta]))
+        created = create(tmp_path, [meta, TensorMeta("other", "Int8", (3,))])
+        assert dict(FORMAT.read_index(created.path).tensors) == dict(created.tensors)
+
+
+# ------------------------------------------------------------------------ by h5dump
+
+
+@pytest.fixture(scope="module")
+def h5dump():
+    """A function that gives what h5dump prints."""
+    program = shutil.which("h5dump")
+    if program is None and not os.environ.get("CI"):
+        pytest.skip("needs h5dump (Debian: hdf5-tools)")
+
+    def dumped(*words):
+        return subprocess.run(
+            [program, *words], capture_output=True, check=True, encoding="utf-8"
+        ).stdout
+
+    return dumped
+
+
+def test_h5dump_reads_every_type_and_shape(h5dump, tmp_path):
+    tensors = metas("hdf5")
+    text = h5dump("-H", create(tmp_path, tensors).path)
+    assert text.count("DATASET ") == len(tensors)
+
+
+@pytest.mark.parametrize(("dtype", "data", "printed"), [
+    ("BFloat16", "803f20c0493f", "1, -2.5, 0.785156"),
+    ("Float8E4M3FN", "38b844", "1, -1, 3"),
+    ("Float8E5M2", "3cbc42", "1, -1, 3"),
+    ("Float16", "003c00c10000", "1, -2.5, 0"),
+    ("Float32", "0000803f000020c000000000", "1, -2.5, 0"),
+    ("Int64", "0100000000000000ffffffffffffffff0500000000000000", "1, -1, 5"),
+    ("UInt16", "0100ffff0500", "1, 65535, 5"),
+    ("Bool", "010001", "TRUE, FALSE, TRUE"),
+    ("HiFloat8", "0180ff", "1, 128, 255"),
+])  # fmt: skip
+def test_h5dump_prints_the_values(h5dump, dtype, data, printed, tmp_path):
+    path = filled(tmp_path, {"w": (dtype, (3,), bytes.fromhex(data))})
+    assert printed in h5dump("-d", "/w", "-y", path)
+
+
+def test_h5dump_prints_strings_and_the_attribute(h5dump, tmp_path):
+    path = filled(tmp_path, {"s": "epoch 5", "w": ("Int4", (1,), b"\x01")})
+    text = h5dump(path)
+    assert '"epoch 5"' in text
+    assert "H5T_CSET_UTF8" in text
+    assert '"Int4"' in text
+
+
+# ------------------------------------------------------------------------ same bytes, few reads
+
+
+def test_the_same_tensors_give_the_same_bytes_at_another_time(tmp_path):
+    tensors = [*metas("hdf5"), TensorMeta("group/sub/w", "Int8", (2,))]
+    first = Path(create(tmp_path, tensors, "a.h5").path).read_bytes()
+    now = time.time()
+    while int(time.time()) == int(now):  # HDF5 keeps times in whole seconds
+        time.sleep(0.05)
+    assert Path(create(tmp_path, tensors, "b.h5").path).read_bytes() == first
+
+
+def test_creating_writes_headers_only(tmp_path):
+    """A sparse file: what is on the disk is far less than its size."""
+    index = create(tmp_path, [TensorMeta("w", "Float32", (1 << 14, 1 << 14))])
+    assert index.nbytes > 1 << 30
+    assert Path(index.path).stat().st_blocks * 512 < 1 << 20
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="counts bytes as Linux does")
+def test_contents_are_not_read(tmp_path):
+    tensors = [TensorMeta(f"w{i}", "Float32", (1 << 14, 1 << 14)) for i in range(8)]
+    created = create(tmp_path, tensors)
+    assert created.nbytes > 8 << 30
+
+    def count():
+        return int(re.search(r"rchar: (\d+)", Path("/proc/self/io").read_text())[1])
+
+    before = count()
+    assert dict(FORMAT.read_index(created.path).tensors) == dict(created.tensors)
+    assert count() - before < 1 << 18
+
+
+# ------------------------------------------------------------------------ what cannot be written
+
+
+@pytest.mark.parametrize("name", ["", "/", "/a", "a/", "a//b", ".", "a/./b", "a\0b"])
+def test_names_that_are_no_path_are_refused(name):
+    (refusal,) = FORMAT.refusals([TensorMeta(name, "Int8", (1,))])
+    assert refusal == (
+        f"{name!r}: no exact path in HDF5; write --format ckpt or safetensors instead"
+    )
+
+
+def test_names_beyond_the_limit_are_refused():
+    name = "n" * (MAX_PATH_COMPONENT_BYTES + 1)
+    assert len(list(FORMAT.refusals([TensorMeta(name, "Int8", (1,))]))) == 1
+
+
+def test_a_name_inside_another_is_refused():
+    tensors = [TensorMeta(name, "Int8", (1,)) for name in ("a/b/c", "a/b", "a.b")]
+    (refusal,) = FORMAT.refusals(tensors)
+    assert refusal.startswith("a/b/c: HDF5 cannot hold it beside a/b")
+
+
+def test_strings_with_nul_and_tensors_of_many_axes_are_refused():
+    (refusal,) = FORMAT.refusals([TensorMeta("s", "str", (), "a\0b")])
+    assert "cannot hold NUL" in refusal
+    assert not list(FORMAT.refusals([TensorMeta("w", "Int8", (1,) * 32)]))
+    (refusal,) = FORMAT.refusals([TensorMeta("w", "Int8", (1,) * 33)])
+    assert "33 axes, HDF5 can have 32" in refusal
+
+
+def test_a_tensor_of_32_axes_is_read_back(tmp_path):
+    created = create(tmp_path, [TensorMeta("w", "Int8", (1,) * 31 + (2,))])
+    assert dict(FORMAT.read_index(created.path).tensors) == dict(created.tensors)
+
+
+CREATE_WITH_A_LIMIT = """
+import os, resource, sys
+from ckpttool.formats.hdf5 import Hdf5
+from ckpttool.model.catalog import TensorMeta
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+try:
+    Hdf5().create(sys.argv[1], [TensorMeta("w", "Int8", (2 << 20,))], {})
+except OSError as error:
+    print(error.errno, error.filename, flush=True)
+os._exit(0)
+"""
+
+
+def test_a_file_that_may_not_grow_is_an_error_of_the_system(tmp_path):
+    """A limit on file sizes stands in for a full disk.
+
+    In a process that ends at once: libhdf5 before 1.14 crashes later, when it closes the file.
+    """
+    path = str(tmp_path / "net.h5")
+    done = subprocess.run(
+        [sys.executable, "-c", CREATE_WITH_A_LIMIT, path],
+        capture_output=True,
+        check=True,
+        encoding="utf-8",
+    )
+    assert done.stdout == f"{errno.EFBIG} {path}\n"
+
+
+def test_a_folder_that_is_missing_is_an_error_of_the_system(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        create(tmp_path / "none", [TensorMeta("w", "Int8", (1,))])

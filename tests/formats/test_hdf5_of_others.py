@@ -1,0 +1,228 @@
+"""HDF5 files that others wrote with plain h5py: what is read, and what is refused with a remedy."""
+
+import h5py
+import numpy as np
+import pytest
+from h5py import h5d, h5p, h5s, h5t
+
+from ckpttool.errors import FormatError, UnsupportedError
+from ckpttool.formats.hdf5 import Hdf5
+from ckpttool.model.catalog import TensorMeta
+from tests.support.file_bytes import read_contents
+
+VALUES = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+
+@pytest.fixture
+def read(tmp_path):
+    """A function that lets a caller fill a file and reads its header."""
+
+    def reader(fill, **how):
+        path = tmp_path / "net.h5"
+        with h5py.File(path, "w", **how) as file:
+            fill(file)
+        return Hdf5().read_index(str(path))
+
+    return reader
+
+
+def put(**values):
+    """A function that puts datasets into a file."""
+
+    def fill(file):
+        for name, value in values.items():
+            file[name] = value
+
+    return fill
+
+
+# ------------------------------------------------------------------------ what is read
+
+
+@pytest.mark.parametrize("libver", ["earliest", "v108", "v110", "latest"])
+def test_plain_datasets_are_read_in_every_version_of_the_file_format(read, libver):
+    values = {"w": VALUES, "s": np.int64(5), "e": np.zeros((0, 3)), "b": np.array([True, False])}
+    index = read(put(**values, text="Größe", c=np.array([1 + 2j])), libver=libver)
+    assert {tensor.meta for tensor in index.tensors.values()} == {
+        TensorMeta("w", "Float32", (3, 4)),
+        TensorMeta("s", "Int64", ()),
+        TensorMeta("e", "Float64", (0, 3)),
+        TensorMeta("b", "Bool", (2,)),
+        TensorMeta("text", "str", (), "Größe"),
+        TensorMeta("c", "Complex128", (1,)),
+    }
+    contents = read_contents(index)
+    for name, value in values.items():
+        assert contents[name] == value.tobytes()
+
+
+def test_groups_are_paths_and_empty_groups_nothing(read):
+    def fill(file):
+        file["a/b/c"] = VALUES
+        file.create_group("empty/inside")
+
+    assert list(read(fill).tensors) == ["a/b/c"]
+
+
+def test_without_an_order_of_creation_names_come_in_order(read):
+    assert list(read(put(b=VALUES, a=VALUES, c=VALUES)).tensors) == ["a", "b", "c"]
+    assert list(read(put(b=VALUES, a=VALUES, c=VALUES), track_order=True).tensors) == [*"bac"]
+
+
+def test_deep_groups_are_walked_without_recursion(read):
+    name = "/".join("g" * 3000)
+    assert list(read(put(**{name: VALUES})).tensors) == [name]
+
+
+@pytest.mark.parametrize("block", [512, 4096])
+def test_contents_behind_a_user_block_are_found(read, block):
+    index = read(put(w=VALUES), userblock_size=block)
+    assert read_contents(index)["w"] == VALUES.tobytes()
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["text", np.bytes_(b"text"), np.array("text", h5py.string_dtype("ascii", 10))],
+    ids=["variable length", "fixed length", "fixed length, padded"],
+)
+def test_strings_of_every_kind_are_read(read, value):
+    assert read(put(s=value)).tensors["s"].meta == TensorMeta("s", "str", (), "text")
+
+
+def test_an_empty_string_is_read(read):
+    assert read(put(s="")).tensors["s"].meta.text == ""
+
+
+def test_a_dataset_under_two_names_is_two_tensors_of_the_same_bytes(read):
+    def fill(file):
+        file["a"] = VALUES
+        file["b"] = file["a"]
+
+    index = read(fill)
+    assert index.tensors["a"].extents == index.tensors["b"].extents
+
+
+def test_types_under_a_name_are_passed_over(read):
+    assert list(read(put(t=np.dtype("f4"), w=VALUES)).tensors) == ["w"]
+
+
+@pytest.mark.parametrize(
+    "value", ["Float32", 5, [1, 2], h5py.Empty("S3"), b"int4", np.bytes_(b"\xff")]
+)
+def test_an_attribute_that_names_no_type_is_no_harm(read, value):
+    def fill(file):
+        file["w"] = np.zeros(3, np.uint8)
+        file["w"].attrs["dtype"] = value
+
+    assert read(fill).tensors["w"].meta.dtype == "UInt8"
+
+
+def test_an_attribute_of_fixed_length_names_the_type(read):
+    def fill(file):
+        file["w"] = np.zeros(3, np.uint8)
+        file["w"].attrs["dtype"] = np.bytes_(b"Int4")
+
+    assert read(fill).tensors["w"].meta.dtype == "Int4"
+
+
+def test_an_attribute_counts_on_bytes_only(read):
+    def fill(file):
+        file["w"] = np.zeros(3, np.int8)
+        file["w"].attrs["dtype"] = "Int4"
+
+    assert read(fill).tensors["w"].meta.dtype == "Int8"
+
+
+def test_an_empty_dataset_may_be_chunked(read):
+    index = read(
+        lambda file: file.create_dataset("w", shape=(0, 3), dtype="f8", maxshape=(None, 3))
+    )
+    assert index.tensors["w"].meta.shape == (0, 3)
+
+
+# ------------------------------------------------------------------------ what is refused
+
+
+def compact(file):
+    options = h5p.create(h5p.DATASET_CREATE)
+    options.set_layout(h5d.COMPACT)
+    dataset = h5d.create(file.id, b"w", h5t.IEEE_F32LE, h5s.create_simple((3, 4)), options)
+    dataset.write(h5s.ALL, h5s.ALL, VALUES)
+
+
+def virtual(file):
+    layout = h5py.VirtualLayout((3, 4), "f4")
+    layout[:] = h5py.VirtualSource("other.h5", "w", (3, 4))
+    file.create_virtual_dataset("w", layout)
+
+
+def raw(kind):
+    return lambda file: h5d.create(file.id, b"w", kind, h5s.create_simple((3,)))
+
+
+REPACK = "h5repack -l CONTI"
+REFUSED = {
+    "chunked": (lambda f: f.create_dataset("w", data=VALUES, chunks=(1, 4)), REPACK),
+    "compressed": (lambda f: f.create_dataset("w", data=VALUES, compression="gzip"), REPACK),
+    "growing": (lambda f: f.create_dataset("w", data=VALUES, maxshape=(None, 4)), REPACK),
+    "compact": (compact, REPACK),
+    "virtual": (virtual, REPACK),
+    "external": (
+        lambda f: f.create_dataset("w", (4,), "f4", external=[("raw.bin", 0, 16)]),
+        f"external file; `{REPACK}`",
+    ),
+    "never written": (lambda f: f.create_dataset("w", (4,), "f4"), "never written .*; write"),
+    "string never written": (lambda f: f.create_dataset("w", (), "S4"), "never written"),
+    "big-endian": (put(w=VALUES.astype(">f4")), "big-endian; write .* in little-endian order"),
+    "big-endian bytes": (raw(h5t.STD_I8BE), "big-endian"),
+    "array of strings": (put(w=[b"a", b"b"]), "array of strings; write every string as a dataset"),
+    "one string in an array": (put(w=[b"a"]), "array of strings"),
+    "nothing": (put(w=h5py.Empty("f4")), "H5S_NULL.*; write a value or leave it out"),
+    "no string": (put(w=h5py.Empty(h5py.string_dtype())), "H5S_NULL"),
+    "soft link": (put(v=VALUES, w=h5py.SoftLink("/v")), "soft or external link; `h5repack --merge"),
+    "external link": (put(w=h5py.ExternalLink("other.h5", "/w")), "soft or external link"),
+    "long double": (put(w=np.zeros(3, np.longdouble)), "float of 16 bytes.* no element type"),
+    "compound": (put(w=np.zeros(3, [("a", "i4"), ("b", "f4")])), "compound of 8 bytes"),
+    "opaque": (put(w=np.zeros(3, "V5")), "of 5 bytes, which is no element type"),
+    "time": (raw(h5t.UNIX_D32LE), "of 4 bytes, which is no element type of MindSpore"),
+    "bit field": (raw(h5t.STD_B8LE), "of 1 bytes, which is no element type of MindSpore"),
+    "lists": (lambda f: f.create_dataset("w", (2,), h5py.vlen_dtype("i4")), "no element type"),
+    "references": (lambda f: f.create_dataset("w", (2,), h5py.ref_dtype), "no element type"),
+    "enumeration": (
+        lambda f: f.create_dataset("w", data=[1, 2], dtype=h5py.enum_dtype({"A": 1, "B": 2})),
+        "enumeration of 1 bytes.*; write the dataset again",
+    ),
+}
+
+
+@pytest.mark.parametrize(("fill", "reason"), REFUSED.values(), ids=REFUSED)
+def test_legal_datasets_that_are_not_read_are_refused_with_the_remedy(read, fill, reason):
+    with pytest.raises(UnsupportedError, match=rf"net\.h5: w: .*{reason}"):
+        read(fill)
+
+
+def test_a_group_under_two_names_is_refused(read):
+    def fill(file):
+        file.create_group("g")["again"] = file["/"]
+
+    with pytest.raises(UnsupportedError, match="g/again/: the same group under two names"):
+        read(fill)
+
+
+def test_names_and_strings_that_are_no_text_are_errors(read):
+    with pytest.raises(FormatError, match="not UTF-8"):
+        read(lambda file: file.create_dataset(b"\xff", data=VALUES))
+    with pytest.raises(FormatError, match="decode"):
+        read(put(s=np.bytes_(b"\xff")))
+
+
+def test_a_file_that_is_open_for_writing_elsewhere_is_read_or_refused(tmp_path):
+    path = tmp_path / "net.h5"
+    with h5py.File(path, "w") as file:
+        file["w"] = VALUES
+        file.flush()
+        try:
+            index = Hdf5().read_index(str(path))
+        except (FormatError, BlockingIOError):
+            return
+        assert list(index.tensors) == ["w"]

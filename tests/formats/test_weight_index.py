@@ -1,0 +1,129 @@
+"""The index files of checkpoints in several files: what they say, and what is no index."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ckpttool.errors import FormatError
+from ckpttool.formats.unified import (
+    index_names,
+    index_text,
+    is_index_name,
+    is_inside,
+    part_name,
+    read_index_file,
+)
+from tests.support.corpus import GOLDEN
+
+
+@pytest.fixture
+def write(tmp_path):
+    """A function that writes an index: text, or what is spelled in JSON; gives its path."""
+
+    def written(document, name="param_name_map.json"):
+        path = tmp_path / name
+        data = document if isinstance(document, bytes) else json.dumps(document).encode()
+        path.write_bytes(data)
+        return str(path)
+
+    return written
+
+
+def test_mindspores_own_map_is_read():
+    index = read_index_file(
+        str(GOLDEN / "safetensors_crc" / "golden" / "unified" / "param_name_map.json")
+    )
+    assert index.files == {
+        "moments.weight": "part0.safetensors",
+        "weight": "part0.safetensors",
+    }
+    assert index.total_size == 512
+
+
+def test_what_is_written_is_read_again(write):
+    files = {"b": "model-00002-of-00002.h5", "ä/\N{ROCKET}": "model-00001-of-00002.h5"}
+    index = read_index_file(write(index_text(files, 12).encode()))
+    assert (index.files, index.total_size) == (files, 12)
+
+
+def test_what_is_written_is_the_same_whatever_the_order():
+    assert index_text({"b": "x", "a": "y"}, 1) == index_text({"a": "y", "b": "x"}, 1)
+
+
+def test_a_map_without_weight_map_is_the_map_itself(write):
+    assert read_index_file(write({"w": "part0.safetensors"})).files == {"w": "part0.safetensors"}
+    with pytest.raises(FormatError, match="weight_map does not map names to files"):
+        read_index_file(write({"w": "part0.safetensors"}, "model.safetensors.index.json"))
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {},
+        {"metadata": {}},
+        {"metadata": {"total_size": "5"}},
+        {"metadata": {"total_size": float("inf")}},
+        {"metadata": {"total_size": float("nan")}},
+    ],
+)
+def test_a_total_size_may_be_left_out(write, metadata):
+    assert read_index_file(write(metadata | {"weight_map": {"w": "a.h5"}})).total_size is None
+
+
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        (b"", "no JSON"),
+        (b"\xff", "no JSON"),
+        (b"[]", "no JSON object"),
+        ({"weight_map": ["w"]}, "does not map names to files"),
+        ({"weight_map": {"w": 3}}, "does not map names to files"),
+        (b'{"weight_map": {"w": "a.h5", "w": "b.h5"}}', "w: stored twice"),
+    ],
+)
+def test_what_is_no_index_says_why(write, document, reason):
+    path = write(document)
+    with pytest.raises(FormatError, match=reason) as caught:
+        read_index_file(path)
+    assert str(caught.value).startswith(path)
+
+
+def test_an_endless_index_is_not_read(write, monkeypatch):
+    monkeypatch.setattr("ckpttool.formats.unified.MAX_INDEX_BYTES", 10)
+    with pytest.raises(FormatError, match="more than 10 bytes"):
+        read_index_file(write({"weight_map": {}}))
+
+
+@pytest.mark.parametrize("name", ["..", "../a", "a/../../b", "/a", "", ".", "a\0b"])
+def test_a_path_that_leads_outside_is_not_inside(name):
+    assert not is_inside(name)
+    assert is_inside("sub/..a.h5")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "param_name_map.json",
+        "model.safetensors.index.json",
+        "ms-model.safetensors.index.json",
+        "model.ckpt.index.json",
+    ],
+)
+def test_indexes_are_known_by_their_names(name):
+    assert is_index_name(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "pytorch_model.bin.index.json", "model.safetensors", "index.json"]
+)
+def test_other_files_are_no_indexes(name):
+    assert not is_index_name(name)
+
+
+@pytest.mark.parametrize("format", ["safetensors", "ckpt", "hdf5"])
+def test_names_of_what_is_written_are_known_again(format):
+    assert all(is_index_name(name) for name in index_names(format))
+    names = [part_name(number, 12, format) for number in range(12)]
+    assert sorted(names) == names

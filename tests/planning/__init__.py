@@ -1,0 +1,1 @@
+"""Tests of ``ckpttool.planning``: catalog and strategies to a plan."""

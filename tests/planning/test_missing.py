@@ -1,0 +1,351 @@
+"""Files that are missing or damaged: replaced by replicas where that is sure, and never else."""
+
+import json
+import os
+import shutil
+
+import pytest
+
+import ckpttool
+from ckpttool.errors import FormatError, UnreadableError, UnsupportedError
+from ckpttool.model.catalog import RankCatalog
+from ckpttool.model.layout import Layout
+from ckpttool.model.sources import find_sources
+from ckpttool.model.strategy import Strategy
+from tests.support.checkpoints import (
+    ONE_STAGE,
+    ROWS,
+    SHARDED,
+    catalog_of,
+    find,
+    strategy_of,
+    the_one,
+)
+from tests.support.commands import files_below, message, run, run_well
+from tests.support.corpus import GOLDEN
+from tests.support.readers import read
+
+CASE = GOLDEN / "tutorial_8_to_8_retrain"  # every slice is on two or four ranks
+
+
+def damaged(catalog, *ranks, kind=FormatError):
+    """The catalog with the files of some ranks damaged."""
+    files = {rank: file for rank, file in catalog.files.items() if rank not in ranks}
+    errors = {rank: kind(f"run/rank_{rank}/net.ckpt", 7, "cut short") for rank in ranks}
+    return RankCatalog("run", files, damaged=errors)
+
+
+def outcome(catalog, strategy=ONE_STAGE, unlisted=None, agreement=None):
+    """Damage that is left, problems, and notes of replicas."""
+    sources = find_sources(catalog, strategy, agreement or {}, unlisted)
+    notes = [note.text for note in sources.notes if note.is_warning]
+    return sources.damage, [problem.text for problem in sources.problems], notes
+
+
+FULL = catalog_of({rank: {"w": (4, 3), "step": ()} for rank in range(4)})
+SAME = {"step": ((0, 1, 2, 3),)}
+
+
+def test_a_damaged_file_is_replaced_by_a_replica_and_a_note_names_file_reason_and_replica():
+    damage, problems, notes = outcome(damaged(FULL, 2), agreement=SAME)
+    assert not damage
+    assert not problems
+    text = "rank 2: run/rank_2/net.ckpt: byte 7: cut short; all its slices are read from replicas: "
+    assert notes == [text + "rank 3"]
+
+
+def test_a_damaged_file_whose_replicas_are_damaged_too_is_an_error():
+    damage, problems, notes = outcome(damaged(FULL, 2, 3), agreement=SAME)
+    assert len(damage) == 2
+    the_one(problems, "ranks 2, 3: not read", "parameter w")
+    assert not notes
+
+
+def test_missing_and_damaged_ranks_are_replaced_together():
+    catalog = damaged(catalog_of({r: {"w": (4, 3)} for r in (0, 1, 2)}), 0)
+    damage, problems, notes = outcome(catalog)
+    assert not damage
+    assert not problems
+    assert [note.split(";")[1] for note in notes] == [
+        " all its slices are read from replicas: rank 1",
+        " all slices are read from replicas: rank 2",
+    ]
+
+
+def test_slices_of_an_optimizer_shard_have_no_replicas():
+    strategy = strategy_of({"w": SHARDED})
+    catalog = damaged(catalog_of({rank: {"w": (2, 3)} for rank in range(4)}), 1)
+    damage, problems, _ = outcome(catalog, strategy)
+    assert len(damage) == 1
+    the_one(problems, "rank 1: not read", "parameter w")
+
+
+def test_states_that_the_strategy_forgot_are_replaced_like_their_parameter():
+    catalog = catalog_of({rank: {"w": (4, 3), "adam_m.w": (4, 3)} for rank in range(4)})
+    damage, problems, notes = outcome(damaged(catalog, 0))
+    assert not damage
+    assert not problems
+    assert "replicas: rank 1" in notes[0]
+
+
+def test_what_a_file_held_besides_is_not_known_if_the_others_do_not_hold_the_same():
+    """As in a checkpoint that was saved without redundancy."""
+    ranks = {0: {"w": (4, 3)}, 1: {"w": (4, 3)}, 2: {}, 3: {"w": (4, 3), "step": ()}}
+    damage, problems, notes = outcome(damaged(catalog_of(ranks), 0))
+    assert len(damage) == 1
+    the_one(problems, "rank 0: what its file held besides is not known")
+    assert not notes
+
+
+def test_ranks_that_lose_the_same_are_named_together():
+    strategy = strategy_of({"w": SHARDED, "v": SHARDED, "u": ROWS})
+    ranks = {0: {"w": (2, 3), "v": (2, 3), "u": (4, 3)}}
+    _, problems, _ = outcome(catalog_of(ranks), strategy)
+    the_one(problems[:1], "ranks 1-3: no checkpoint file found", "2 parameters (w, v)")
+    the_one(problems[1:], "ranks 2, 3: no checkpoint file found", "parameter u")
+
+
+def test_stages_need_not_hold_the_same_as_each_other():
+    strategy = strategy_of({"a": ROWS}, {"b": ROWS})
+    ranks = {rank: {"a" if rank < 4 else "b": (4, 3)} for rank in range(8)}
+    damage, problems, notes = outcome(damaged(catalog_of(ranks), 1, 6), strategy)
+    assert not damage
+    assert not problems
+    assert [note[-6:] for note in notes] == ["rank 0", "rank 7"]
+
+
+def test_a_stage_that_is_all_damaged_is_an_error():
+    strategy = strategy_of({"a": ROWS}, {"b": ROWS})
+    ranks = {rank: {"a" if rank < 4 else "b": (4, 3)} for rank in range(8)}
+    damage, problems, _ = outcome(damaged(catalog_of(ranks), 4, 5, 6, 7), strategy)
+    assert len(damage) == 4
+    the_one(problems, "ranks 4-7: not read", "parameter b")
+
+
+def test_a_file_of_a_kind_that_is_not_read_is_not_replaced():
+    damage, _, notes = outcome(damaged(FULL, 2, kind=UnsupportedError), agreement=SAME)
+    assert len(damage) == 1
+    assert not notes
+
+
+def test_a_file_that_cannot_be_read_is_replaced():
+    damage, problems, notes = outcome(damaged(FULL, 2, kind=UnreadableError), agreement=SAME)
+    assert not damage
+    assert not problems
+    assert len(notes) == 1
+
+
+def test_a_damaged_file_of_a_rank_that_is_not_in_the_strategy_is_an_error():
+    catalog = damaged(catalog_of({rank: {"w": (4, 3)} for rank in (*range(4), 9)}), 9)
+    damage, problems, _ = outcome(catalog)
+    assert len(damage) == 1
+    the_one(problems, "rank 9 found, but src.ckpt is for 4 ranks")
+
+
+def test_each_ranks_own_is_lost_with_a_damaged_file():
+    catalog = damaged(catalog_of({r: {"w": (4, 3), "rng": (2,)} for r in range(4)}), 3)
+    differ = {"rng": ((0,), (1,), (2,))}
+    _, problems, _ = outcome(catalog, unlisted="rank", agreement=differ)
+    the_one(problems, "rng:", "that of rank 3 is lost", "--unlisted first or drop")
+    for choice in ("first", "drop"):
+        damage, problems, notes = outcome(catalog, unlisted=choice, agreement=differ)
+        assert not damage
+        assert not problems
+        assert len(notes) == 1
+
+
+def test_each_ranks_own_of_a_missing_rank_is_told_to_be_lost():
+    catalog = catalog_of({r: {"w": (4, 3), "rng": (2,)} for r in range(3)})
+    differ = {"rng": ((0,), (1,), (2,))}
+    _, problems, notes = outcome(catalog, unlisted="rank", agreement=differ)
+    assert not problems
+    assert "rng: not in the strategy, each rank has its own, and that of rank 3" in notes[1]
+
+
+def test_where_every_rank_holds_everything_any_other_replaces_a_damaged_one():
+    catalog = damaged(catalog_of({rank: {"w": (4, 3)} for rank in range(3)}), 0)
+    strategy = Strategy({}, 1, 3)
+    damage, problems, notes = outcome(catalog, strategy, agreement={"w": ((1, 2),)})
+    assert not damage
+    assert not problems
+    assert "replicas: rank 1" in notes[0]
+    damage, *_ = outcome(damaged(catalog_of({0: {"w": (4,)}}), 0), Strategy({}, 1, 1))
+    assert len(damage) == 1
+
+
+def test_a_listed_parameter_that_no_rank_saved_is_not_lost_with_one_of_several_replicas():
+    strategy = strategy_of({"w": ROWS, "frozen": ROWS})
+    catalog = catalog_of({rank: {"w": (4, 3)} for rank in range(4)})
+    _, problems, notes = find(damaged(catalog, 2), strategy)
+    assert not problems
+    the_one(notes["absent"], "on no rank: 1 parameter: frozen")
+    _, problems, _ = find(damaged(catalog, 2, 3), strategy)
+    assert len(problems) == 2
+
+
+def test_a_parameter_of_a_layout_without_replicas_is_lost_with_its_rank():
+    catalog = catalog_of({rank: {"w": (4,)} for rank in range(2)})
+    damage, problems, _ = outcome(damaged(catalog, 1), strategy_of({"w": Layout((2,), ((0,),))}))
+    assert len(damage) == 1
+    assert len(problems) == 1
+
+
+# ---------------------------------------------------------------------------- the whole program
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A checkpoint of which every slice is on several ranks."""
+    return shutil.copytree(CASE / "src", tmp_path / "src")
+
+
+def merge(source, out, *words):
+    return run("merge", source, "-s", CASE / "src_strategy.ckpt", "-o", out, *words)
+
+
+def file_of(source, rank):
+    (path,) = (source / f"rank_{rank}").iterdir()
+    return path
+
+
+def cut_short(source, rank):
+    path = file_of(source, rank)
+    path.write_bytes(path.read_bytes()[:-5])
+    return path
+
+
+def cut_between_records(source, rank):
+    """As a copy that was broken off; nothing in a .ckpt tells how many records there are."""
+    path = file_of(source, rank)
+    tensors = list(ckpttool.scan(str(path)).files[0].tensors.values())
+    end = tensors[9].extents[-1]
+    path.write_bytes(path.read_bytes()[: end.offset + end.nbytes])
+    return path, [tensor.meta.name for tensor in tensors[10:]]
+
+
+def test_a_file_cut_between_two_records_is_replaced_with_a_warning(source, tmp_path):
+    whole = tmp_path / "whole.ckpt"
+    assert merge(source, whole).exit_code == 0
+    path, names = cut_between_records(source, 5)
+    result = merge(source, tmp_path / "m.ckpt")
+    assert result.exit_code == 0
+    assert (tmp_path / "m.ckpt").read_bytes() == whole.read_bytes()
+    said = f"warning: rank 5: {path} lacks {len(names)} parameters of which others hold replicas ("
+    assert said in message(result)
+    assert "on rank 0), so it was perhaps cut short; these are read" in message(result)
+    for rank in (0, 1, 4):
+        file_of(source, rank).unlink()
+    result = merge(source, tmp_path / "n.ckpt")
+    assert result.exit_code == 5
+    assert f"lacking in {path} (perhaps cut short); no other rank has them" in message(result)
+
+
+@pytest.mark.parametrize("harm", ["damaged", "missing", "empty folder", "unreadable"])
+def test_a_merge_without_one_rank_gives_the_same_and_warns(source, tmp_path, harm, monkeypatch):
+    whole = tmp_path / "whole.ckpt"
+    assert merge(source, whole).exit_code == 0
+    path = cut_short(source, 2) if harm == "damaged" else file_of(source, 2)
+    if harm == "missing":
+        shutil.rmtree(path.parent)
+    elif harm == "empty folder":
+        path.unlink()
+    elif harm == "unreadable":
+        make_unreadable(monkeypatch, path)
+    result = merge(source, tmp_path / "m.ckpt", "-q")
+    assert result.exit_code == 0
+    assert (tmp_path / "m.ckpt").read_bytes() == whole.read_bytes()
+    (line,) = result.stderr.splitlines()  # -q silences notes, not warnings
+    assert line.startswith("warning: rank 2: ")
+    assert line.endswith(" slices are read from replicas: ranks 0, 3")
+    assert ("no checkpoint file found" in line) == (harm in ("missing", "empty folder"))
+    assert ("Input/output error" in line) == (harm == "unreadable")
+
+
+def make_unreadable(monkeypatch, broken):
+    """Reading one file's header fails as on a broken disk."""
+    import ckpttool.formats as module
+
+    find = module.format_of_content
+
+    def fail(path):
+        if path == str(broken):
+            raise OSError(5, os.strerror(5), path)
+        return find(path)
+
+    monkeypatch.setattr(module, "format_of_content", fail)
+
+
+@pytest.mark.parametrize("harm", ["damaged", "missing", "cut between records"])
+def test_strict_refuses_what_replicas_would_replace(source, tmp_path, harm):
+    if harm == "damaged":
+        cut_short(source, 2)
+    elif harm == "cut between records":
+        cut_between_records(source, 2)
+    else:
+        shutil.rmtree(source / "rank_2")
+    result = merge(source, tmp_path / "out" / "m.h5", "--strict")
+    assert result.exit_code == 5
+    assert "--strict" in message(result)
+    assert "rank 2: " in message(result)
+    target = ["-d", CASE / "dst_strategy.ckpt", "-o", tmp_path / "out"]
+    words = ["reshard", source, "-s", CASE / "src_strategy.ckpt", *target]
+    assert run(*words, "--strict").exit_code == 5
+    assert not files_below(tmp_path / "out")
+    run_well(*words)
+
+
+def test_strict_has_nothing_against_a_whole_checkpoint(source, tmp_path):
+    assert merge(source, tmp_path / "m.h5", "--strict").exit_code == 0
+
+
+def test_the_document_of_a_merge_names_the_rank_that_was_replaced(source, tmp_path):
+    path = cut_short(source, 5)
+    document = json.loads(merge(source, tmp_path / "m.h5", "--json").stdout)
+    (note,) = (note for note in document["notes"] if note["kind"] == "replica")
+    assert str(path) in note["text"]
+    assert note["text"].endswith("replicas: rank 0")
+
+
+def test_replicas_that_are_all_damaged_are_an_error_with_all_files(source, tmp_path):
+    paths = [cut_short(source, rank) for rank in (0, 1, 4, 5)]
+    result = merge(source, tmp_path / "m.h5")
+    assert result.exit_code == 3
+    assert all(str(path) in message(result) for path in paths)
+    assert "ranks 0, 1, 4, 5: not read; no other rank has them" in message(result)
+    assert not (tmp_path / "m.h5").exists()
+
+
+def test_a_damaged_file_is_an_input_and_never_overwritten(source, tmp_path):
+    path = cut_short(source, 2)
+    before = path.read_bytes()
+    result = merge(source, path, "--overwrite")
+    assert result.exit_code == 5
+    assert "is an input of this run" in message(result)
+    assert path.read_bytes() == before
+
+
+def test_a_damaged_replica_of_a_replicated_checkpoint_is_replaced(tmp_path):
+    source = shutil.copytree(GOLDEN / "replicated_only" / "src", tmp_path / "src")
+    cut_short(source, 0)
+    whole, out = tmp_path / "whole.ckpt", tmp_path / "m.ckpt"
+    run_well("merge", GOLDEN / "replicated_only" / "src", "--replicated", "-o", whole)
+    result = run_well("merge", source, "--replicated", "-o", out)
+    assert "all its slices are read from replicas: rank 1" in result.stderr
+    assert read(out) == read(whole)
+    assert run("merge", source, "--replicated", "--strict", "-o", out).exit_code == 5
+    shutil.rmtree(source / "rank_3")
+    result = run("merge", source, "--replicated", "--strict", "-o", out)
+    assert "rank 3: no checkpoint file found" in message(result)
+
+
+def test_an_unreadable_file_that_nobody_replaces_has_the_exit_code_of_the_system(
+    source, tmp_path, monkeypatch
+):
+    for rank in (0, 1, 4, 5):
+        cut_short(source, rank)
+    make_unreadable(monkeypatch, file_of(source, 0))
+    result = merge(source, tmp_path / "m.h5")
+    assert result.exit_code == 1
+    assert "rank_0/checkpoint-2_10.ckpt: Input/output error" in message(result)
+    with pytest.raises(UnreadableError):
+        raise ckpttool.scan(str(source)).damaged[0]

@@ -1,0 +1,305 @@
+"""What becomes of parameters that the target strategy does not list: one rule on every way."""
+
+import json
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import ckpttool
+from ckpttool.errors import PlanError
+from ckpttool.formats.strategy_file import read_strategy
+from ckpttool.model.layout import Layout
+from ckpttool.model.plan import Target
+from ckpttool.model.planning import make_plan
+from ckpttool.model.sources import names_to_compare
+from ckpttool.model.states import find_owners
+from tests.strategies import Move, examples, layouts, moves
+from tests.support.checkpoints import (
+    ROWS,
+    catalog_of,
+    cut,
+    noise,
+    strategy_of,
+    write_file,
+    write_ranks,
+)
+from tests.support.commands import message, run, run_well
+from tests.support.corpus import GOLDEN
+from tests.support.in_memory import carry_out, catalog_of_entries
+from tests.support.readers import Entry, read_ranks
+
+CHOICES = ("follow", "full", "drop")
+MAP_PARTS = ("keys", "values", "statuses")
+TWO_ROWS = Layout((2,), ((0,), ()))
+CASE = GOLDEN / "dst_without_optimizer"
+WORDS = ["-s", CASE / "src_strategy.ckpt", "-d", CASE / "dst_strategy.ckpt", "--format", "ckpt"]
+
+
+def plan_of(catalog, strategy, target, choice, agreement=None):
+    """The plan for all ranks of a target strategy, or for one file."""
+    ranks = 1 if target is None else len(target.ranks)
+    paths = {rank: f"out/rank_{rank}" for rank in range(ranks)}
+    made = Target("ckpt", paths, ranks, target, not_in_target=choice)
+    return make_plan(catalog, strategy, made, agreement or {})
+
+
+def held_by(plan):
+    """The shapes that each rank holds."""
+    return {output.rank: {meta.name: meta.shape for meta in output.metas} for output in plan}
+
+
+# --------------------------------------------------------------------------- the three choices
+
+FULL = {"w": (8, 3), "adam_m.w": (8, 3), "mine.w": (8, 3), "frozen": (8, 3), "step": (1,)}
+
+
+@pytest.mark.parametrize(
+    ("choice", "states", "frozen"),
+    [("follow", (4, 3), (8, 3)), ("full", (8, 3), (8, 3)), ("drop", None, None)],
+)
+def test_states_follow_or_all_is_written_in_full_or_left_out(choice, states, frozen):
+    made = plan_of(catalog_of({0: FULL}), None, strategy_of({"w": TWO_ROWS}), choice)
+    wanted = {"w": (4, 3), "adam_m.w": states, "mine.w": states, "frozen": frozen, "step": (1,)}
+    wanted = {name: shape for name, shape in wanted.items() if shape is not None}
+    assert held_by(made) == {0: wanted, 1: wanted}
+    counts = {kind: number for kind, (number, _) in made.not_listed.sizes.items() if number}
+    assert counts == {"follow": {"followed": 2, "full": 1}, "full": {"full": 3}}.get(
+        choice, {"dropped": 3}
+    )
+    assert sum(nbytes for _, nbytes in made.not_listed.sizes.values()) == 3 * 96
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_what_each_rank_has_of_its_own_is_left_out_with_the_rest(choice):
+    ranks = {rank: {"w": (4, 3), "rng": (5,)} for rank in range(4)}
+    target = Target(
+        *("ckpt", {rank: f"out/{rank}" for rank in range(2)}, 2, strategy_of({"w": TWO_ROWS})),
+        not_in_target=choice,
+    )
+    agreement = {"rng": ((0,), (1,), (2,), (3,))}
+    made = make_plan(catalog_of(ranks), strategy_of({"w": ROWS}), target, agreement, "rank")
+    assert ("rng" in held_by(made)[1]) == (choice != "drop")
+    assert made.not_listed.sizes["dropped" if choice == "drop" else "full"] == (1, 20)
+
+
+def test_a_state_of_another_shape_or_without_its_parameter_is_written_in_full():
+    full = {"w": (8, 3), "adam_m.w": (8,), "adam_m.b": (8, 3), "mine.b": (8, 3)}
+    target = strategy_of({"w": TWO_ROWS, "b": TWO_ROWS})
+    made = plan_of(catalog_of({0: full}), None, target, "follow")
+    assert held_by(made)[0] == {**full, "w": (4, 3)}
+
+
+def test_a_state_is_only_where_its_parameter_is():
+    target = strategy_of({"a": TWO_ROWS}, {"w": TWO_ROWS})
+    full = {"a": (8, 3), "w": (8, 3), "adam_m.w": (8, 3)}
+    made = plan_of(catalog_of({0: full}), None, target, "follow")
+    first, last = {"a": (4, 3)}, {"w": (4, 3), "adam_m.w": (4, 3)}
+    assert held_by(made) == {0: first, 1: first, 2: last, 3: last}
+
+
+def test_unlisted_gradients_follow_with_the_optimizer_shard():
+    sharded = Layout((2,), ((), ()), 2)
+    full = {"w": (8, 3), "accu_grads.w": (8, 3)}
+    made = plan_of(catalog_of({0: full}), None, strategy_of({"w": sharded}), "follow")
+    assert held_by(made)[0] == {"w": (4, 3), "accu_grads.w": (4, 3)}
+    assert [note.kind for note in made.notes] == ["follows"]
+
+
+def test_a_map_of_one_entry_is_left_out_as_a_whole():
+    tags = {f"emb.__map_{part}__": (1, 4) if part == "values" else (1,) for part in MAP_PARTS}
+    full = catalog_of({0: {"w": (8, 3), "step": (1,)} | tags})
+    for choice in CHOICES:
+        made = plan_of(full, None, strategy_of({"w": TWO_ROWS}), choice)
+        held = {name: shape for name, shape in held_by(made)[1].items() if name in tags}
+        assert held == ({} if choice == "drop" else tags)
+
+
+# ----------------------------------------------------------------------- on the command line
+
+
+@pytest.mark.parametrize("choice", [*CHOICES, None])
+def test_reshard_and_split_do_the_same_and_count_it(tmp_path, choice):
+    words = [*WORDS[2:], *([] if choice is None else ["--not-in-target", choice]), "--json"]
+    run_well("merge", CASE / "src", *WORDS[:2], "-o", tmp_path / "m.ckpt")
+    split = run_well("split", tmp_path / "m.ckpt", *words, "-o", tmp_path / "split")
+    words += WORDS[:2]
+    reshard = run_well("reshard", CASE / "src", *words, "-o", tmp_path / "reshard")
+    ranks = read_ranks(tmp_path / "split")
+    assert ranks == read_ranks(tmp_path / "reshard")
+    for result in (split, reshard):
+        found = json.loads(result.stdout)["not_in_target"]
+        assert found.pop("choice") == (choice or "follow")
+        kind = {"full": "full", "drop": "dropped"}.get(choice, "followed")
+        assert found.pop(kind) == {"tensors": 24, "nbytes": 29056}
+        assert all(other == {"tensors": 0, "nbytes": 0} for other in found.values())
+    for name, entry in ranks[0].items():
+        base = ranks[0][name.removeprefix("adam_m.").removeprefix("adam_v.")]
+        assert choice in ("full", "drop") or entry.shape == base.shape
+    assert (choice == "drop") == ("adam_m" not in {name.partition(".")[0] for name in ranks[0]})
+
+
+def test_people_are_told_how_many_and_how_large(tmp_path):
+    words = ["reshard", CASE / "src", *WORDS, "-o", tmp_path / "out"]
+    told = message(run_well(*words))
+    assert "not in the target strategy: 24 cut like their parameters (28.4 KiB)" in told
+    told = message(run_well(*words, "--overwrite", "--not-in-target", "drop"))
+    assert "not in the target strategy: 24 left out (28.4 KiB)" in told
+    assert "left out: 24 parameters: adam_m." in told
+
+
+def test_another_choice_is_named_when_a_run_is_resumed(tmp_path):
+    words = ["reshard", CASE / "src", *WORDS, "-o", tmp_path / "out"]
+    run_well(*words)
+    result = run(*words, "--resume", "--not-in-target", "full")
+    assert result.exit_code == 5
+    assert "--not-in-target" in message(result)
+
+
+def test_the_python_interface_has_the_choice_too(tmp_path):
+    catalog, target = ckpttool.scan(str(CASE / "src")), str(CASE / "dst_strategy.ckpt")
+    strategies = [ckpttool.read_strategy([str(WORDS[1])]), ckpttool.read_strategy([target])]
+    plan = ckpttool.plan_reshard(catalog, *strategies, str(tmp_path / "out"), not_in_target="drop")
+    assert plan.not_listed.sizes["dropped"] == (24, 29056)
+
+
+def test_what_a_person_says_of_all_others_is_said_of_states(tmp_path):
+    """``otherwise: replicated`` lists them."""
+    entries = {name: noise(name, "Float32", (8, 3)) for name in ("w", "adam_m.w")}
+    write_file(tmp_path / "m.ckpt", entries, "ckpt")
+    (tmp_path / "d.yaml").write_text(
+        "ckpttool_strategy: 1\nranks: 2\notherwise: replicated\nparameters:\n  w: {axis: 0}\n"
+    )
+    for choice in CHOICES:
+        words = ["-d", tmp_path / "d.yaml", "--not-in-target", choice, "--format", "ckpt", "--json"]
+        result = run_well("split", tmp_path / "m.ckpt", *words, "-o", tmp_path / choice)
+        held = read_ranks(tmp_path / choice)[1]
+        assert (held["w"].shape, held["adam_m.w"].shape) == ((4, 3), (8, 3))
+        kinds = json.loads(result.stdout)["not_in_target"]
+        assert all(kinds[kind]["tensors"] == 0 for kind in ("followed", "full", "dropped"))
+
+
+# --------------------------------------------------------------- split(merge(x)) = reshard(x)
+
+PREFIXES = ("adam_m.", "accu_grads.", "mine.", "adam_v.mine.")
+
+
+@st.composite
+def moves_with_states(draw) -> Move:
+    """A checkpoint with states of which either strategy lists some, not always cut like `w`."""
+    move = draw(moves())
+    entries, sides = dict(move.entries), [dict(move.src.layouts), dict(move.dst.layouts)]
+    for base in move.src.layouts:
+        shape = move.entries[base].shape
+        for prefix in draw(st.sets(st.sampled_from(PREFIXES))):
+            name = prefix + base
+            entries[name] = noise(name, "Float32", shape)
+            for side in sides:
+                if draw(st.booleans()):
+                    side[name] = tuple(
+                        draw(st.sampled_from([one, draw(fitting(one, shape))]))
+                        for one in side[base]
+                    )
+    src, dst = (
+        replace(strategy, layouts=side)
+        for strategy, side in zip((move.src, move.dst), sides, strict=True)
+    )
+    return Move(entries, src, dst)
+
+
+@st.composite
+def fitting(draw, like, shape):
+    """Another layout for a tensor of ``shape`` on the same ranks."""
+    found = draw(layouts(len(shape), len(like.ranks)))
+    found = replace(found, first_rank=like.first_rank)
+    return like if found.why_not(shape) else found
+
+
+def true_slices(move):
+    """What the source ranks hold: unlisted states are cut like their parameters."""
+    owners = find_owners(move.src.layouts, catalog_of_entries({0: move.entries}).metas)
+    more = {name: move.src.layouts[owners[name]] for name in owners if name not in move.src.layouts}
+    return cut(move.entries, replace(move.src, layouts={**move.src.layouts, **more}))
+
+
+def agreement_of(catalog, strategy, ranks):
+    """Ranks by equal content, as `compare_contents` finds them."""
+    found = {}
+    for name, follows in names_to_compare(catalog, strategy).items():
+        groups = {}
+        for rank, held in ranks.items():
+            if name in held:
+                groups.setdefault(held[name].data, []).append(rank)
+        if len(groups) > 1 or follows is None or len(set(next(iter(groups)))) > 1:
+            found[name] = tuple(map(tuple, groups.values()))
+    return found
+
+
+@examples(300)
+@given(moves_with_states(), st.sampled_from(CHOICES))
+def test_merge_and_split_give_what_reshard_gives(move, choice):
+    ranks = true_slices(move)
+    catalog = catalog_of_entries(ranks)
+    agreement = agreement_of(catalog, move.src, ranks)
+    try:
+        merge = plan_of(catalog, move.src, None, "follow", agreement)
+    except PlanError:  # noise of one byte that is the same on two ranks by chance
+        assume(False)
+    merged = carry_out(merge, ranks)
+    split = plan_of(catalog_of_entries(merged), None, move.dst, choice)
+    reshard = plan_of(catalog, move.src, move.dst, choice, agreement)
+    assert carry_out(split, merged) == carry_out(reshard, ranks)
+    assert split.not_listed == reshard.not_listed
+
+
+@pytest.mark.parametrize(
+    "case", ["seed001_fc_4_to_2", "pipeline_2x4_to_4x2", "optshard_size2_adam_8_to_4", "tp_conv_4d"]
+)
+def test_real_checkpoints_go_the_same_on_both_ways(tmp_path, case):
+    folder, random = GOLDEN / case, Random(case)
+    sides = [read_strategy(str(folder / f"{side}_strategy.ckpt")) for side in ("src", "dst")]
+    names = [name for name in sides[0].layouts if name in find_owners(sides[0].layouts, {})]
+    assert names
+    for number, share in enumerate((1.0, 0.5)):
+        paths = []
+        for side, strategy in zip(("src", "dst"), sides, strict=True):
+            kept = {
+                name: layouts
+                for name, layouts in strategy.layouts.items()
+                if name not in names or random.random() >= share
+            }
+            paths.append(tmp_path / f"{side}{number}.ckpt")
+            ckpttool.write_strategy(replace(strategy, layouts=kept), str(paths[-1]))
+        merged, words = tmp_path / f"m{number}.ckpt", ["-d", paths[1], "--format", "ckpt"]
+        run_well("merge", folder / "src", "-s", paths[0], "-o", merged)
+        for choice in CHOICES:
+            words = ["-d", paths[1], "--format", "ckpt", "--not-in-target", choice]
+            a, b = tmp_path / f"a{number}{choice}", tmp_path / f"b{number}{choice}"
+            run_well("split", merged, *words, "-o", a)
+            run_well("reshard", folder / "src", "-s", paths[0], *words, "-o", b)
+            assert read_ranks(a) == read_ranks(b)
+
+
+def test_a_merged_statistic_follows_like_one_that_is_spread_over_ranks(tmp_path):
+    strategy = strategy_of({"w": Layout((4, 2), ((1,), (0,)))})
+    full = {
+        "w": noise("w", "Float32", (8, 6)),
+        "exp_avg_sq_row_w": noise("r", "Float32", (8,)),
+        "exp_avg_sq_col_w": noise("c", "Float32", (6,)),
+    }
+    rows, columns = Layout((4, 2), ((1,),)), Layout((4, 2), ((0,),))
+    listed = {"exp_avg_sq_row_w": rows, "exp_avg_sq_col_w": columns}
+    everything = strategy_of({"w": strategy.layouts["w"][0], **listed})
+    write_ranks(tmp_path / "src", cut(full, everything), "ckpt")
+    ckpttool.write_strategy(strategy, str(tmp_path / "s.ckpt"))
+    ckpttool.write_strategy(strategy_of({"w": TWO_ROWS}), str(tmp_path / "d.ckpt"))
+    source, words = ["-s", tmp_path / "s.ckpt"], ["-d", tmp_path / "d.ckpt", "--format", "ckpt"]
+    run_well("merge", tmp_path / "src", *source, "-o", tmp_path / "m.ckpt")
+    run_well("split", tmp_path / "m.ckpt", *words, "-o", tmp_path / "a")
+    run_well("reshard", tmp_path / "src", *source, *words, "-o", tmp_path / "b")
+    held = read_ranks(tmp_path / "a")
+    assert held == read_ranks(tmp_path / "b")
+    assert held[1]["exp_avg_sq_row_w"] == Entry("Float32", (4,), full["exp_avg_sq_row_w"].data[16:])
+    assert held[1]["exp_avg_sq_col_w"].shape == (6,)

@@ -1,0 +1,314 @@
+"""merge --max-shard-size: numbered files and the indexes that two kinds of loaders follow."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+
+import pytest
+
+import ckpttool
+from ckpttool.run import execute as execute_module
+from ckpttool.run.fill import fill
+from tests.support.checkpoints import write_file
+from tests.support.commands import SUFFIXES, files_below, message, run, run_well
+from tests.support.corpus import GOLDEN
+from tests.support.readers import read, read_indexed, read_ranks
+
+CASE = GOLDEN / "safetensors_pipeline"
+SRC = [CASE / "src", "-s", CASE / "src_strategy.ckpt"]
+PARTS = [f"model-0000{i}-of-00004.safetensors" for i in (1, 2, 3, 4)]
+INDEXES = ["model.safetensors.index.json", "param_name_map.json"]
+FILES = sorted([*PARTS, *INDEXES, "hyper_param.safetensors"])
+
+
+def merge(out, *words, size="10KB"):
+    return run("merge", *SRC, "-o", out, "--max-shard-size", size, *words)
+
+
+def plan(out, limit=10_000, **how):
+    return ckpttool.plan_merge(
+        ckpttool.scan(str(CASE / "src")),
+        ckpttool.read_strategy([str(CASE / "src_strategy.ckpt")]),
+        str(out),
+        "safetensors",
+        max_part_bytes=limit,
+        **how,
+    )
+
+
+@pytest.fixture
+def full(tmp_path):
+    """The same in one file, read."""
+    run_well("merge", *SRC, "-o", tmp_path / "full.ckpt")
+    return read(tmp_path / "full.ckpt")
+
+
+@pytest.mark.parametrize("format", SUFFIXES)
+@pytest.mark.parametrize("size", ["1KB", "10KB", "1GB"])
+def test_either_index_leads_to_every_tensor(tmp_path, full, format, size):
+    out = tmp_path / "out"
+    assert merge(out, "--format", format, size=size).exit_code == 0
+    for index in ("param_name_map.json", f"model{SUFFIXES[format]}.index.json"):
+        assert read_indexed(out, index) == full
+    run_well("merge", out, "-o", tmp_path / "again.ckpt")
+    assert read(tmp_path / "again.ckpt") == full
+
+
+def test_names_are_those_that_loaders_look_for(tmp_path):
+    result = merge(tmp_path)
+    assert result.exit_code == 0
+    assert files_below(tmp_path) == FILES
+    assert all(name in result.stdout for name in FILES)
+
+
+def test_no_part_is_larger_than_was_asked_for(tmp_path):
+    assert merge(tmp_path, size="5KB").exit_code == 0
+    for path in tmp_path.glob("model-*.safetensors"):
+        assert sum(len(entry.data) for entry in read(path).values()) <= 5000
+
+
+@pytest.mark.parametrize(("size", "is_told"), [("1KB", True), ("1MB", False)])
+def test_a_tensor_that_is_larger_alone_is_told(tmp_path, size, is_told):
+    result = merge(tmp_path, size=size)
+    assert result.exit_code == 0
+    assert ("larger than --max-shard-size by themselves" in result.stderr) == is_told
+
+
+def test_parts_have_the_mark_that_hugging_face_wants(tmp_path):
+    assert merge(tmp_path).exit_code == 0
+    for path in tmp_path.glob("*.safetensors"):
+        assert ckpttool.read_index(str(path)).attrs == {"format": "pt"}
+
+
+def test_parts_have_checksums_if_they_are_asked_for(tmp_path):
+    assert merge(tmp_path, "--crc").exit_code == 0
+    told = run_well("inspect", tmp_path, "--crc").stderr
+    assert all(part in told for part in (*PARTS, "hyper_param.safetensors"))
+    assert "the checksum is right" in told
+    path = tmp_path / PARTS[1]
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    result = run("inspect", tmp_path, "--crc")
+    assert result.exit_code == 3
+    assert PARTS[1] in message(result)
+
+
+def test_the_scalars_go_where_mindspore_looks_for_them(tmp_path, full):
+    assert merge(tmp_path).exit_code == 0
+    golden = read(CASE / "golden" / "unified" / "hyper_param.safetensors")
+    assert read(tmp_path / "hyper_param.safetensors") == golden
+    assert not [name for part in PARTS for name in read(tmp_path / part) if name in golden]
+
+
+def test_the_same_input_gives_the_same_bytes(tmp_path):
+    for name in ("one", "two"):
+        assert merge(tmp_path / name, "-j", "3").exit_code == 0
+    for name in FILES:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_one_part_has_its_number_and_its_index_too(tmp_path):
+    assert merge(tmp_path, size="5GB").exit_code == 0
+    assert "model-00001-of-00001.safetensors" in files_below(tmp_path)
+
+
+def test_json_names_the_indexes(tmp_path):
+    document = json.loads(merge(tmp_path, "--json").stdout)
+    assert sorted(document["indexes"]) == [str(tmp_path / name) for name in INDEXES]
+    paths = [str(tmp_path / name) for name in (*PARTS, "hyper_param.safetensors")]
+    assert [output["path"] for output in document["outputs"]] == paths
+    assert [output["rank"] for output in document["outputs"]] == [0, 1, 2, 3, 4]
+
+
+def test_split_of_it_is_reshard_of_the_ranks(tmp_path):
+    assert merge(tmp_path / "parts").exit_code == 0
+    words = ["-d", CASE / "dst_strategy.ckpt", "--format", "safetensors", "-o"]
+    run_well("split", tmp_path / "parts", *words, tmp_path / "one")
+    run_well("reshard", *SRC, *words, tmp_path / "two")
+    assert read_ranks(tmp_path / "one") == read_ranks(tmp_path / "two")
+
+
+@pytest.mark.parametrize(
+    ("size", "nbytes"),
+    [
+        ("5GB", 5 * 10**9),
+        ("500MB", 500 * 10**6),
+        ("2GiB", 2 << 30),
+        ("1.5KB", 1500),
+        ("7B", 7),
+        (" 3 TiB", 3 << 40),
+    ],
+)
+def test_sizes_are_counted_as_hugging_face_does(size, nbytes):
+    from ckpttool.cli.values import Size
+
+    assert Size().convert(size, None, None) == nbytes
+
+
+@pytest.mark.parametrize("size", ["5", "5Gb", "5gb", "GB", "-5GB", "0GB", "5iB", "1e9B", "", "5PB"])
+def test_what_is_no_size_is_refused(tmp_path, size):
+    result = merge(tmp_path / "out", size=size)
+    assert result.exit_code == 2
+    assert "--max-shard-size" in message(result)
+
+
+def test_a_folder_that_is_called_like_a_file_is_refused(tmp_path):
+    result = merge(tmp_path / "out.safetensors")
+    assert result.exit_code == 2
+    assert "out.safetensors ends like a file; --max-shard-size writes a folder" in message(result)
+
+
+# --------------------------------------------------------------------------------- what is there
+
+
+def test_nothing_is_replaced_unasked(tmp_path):
+    assert merge(tmp_path).exit_code == 0
+    before = {name: (tmp_path / name).stat().st_ino for name in FILES}
+    result = merge(tmp_path)
+    assert result.exit_code == 5
+    assert "written all of it (5 outputs)" in message(result)
+    assert {name: (tmp_path / name).stat().st_ino for name in FILES} == before
+    assert merge(tmp_path, "--overwrite").exit_code == 0
+    assert files_below(tmp_path) == FILES
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model.safetensors", "part0.safetensors", "ms-model.safetensors.index.json"],
+)
+def test_what_a_loader_might_mix_in_is_refused(tmp_path, name):
+    write_file(tmp_path / name, {}, "ckpt")
+    result = merge(tmp_path, "--overwrite")
+    assert result.exit_code == 5
+    assert f"{tmp_path}: {name}: of another checkpoint" in message(result)
+    assert files_below(tmp_path) == [name]
+
+
+def test_parts_of_an_older_set_are_refused(tmp_path):
+    assert merge(tmp_path).exit_code == 0
+    result = merge(tmp_path, "--overwrite", size="20KB")
+    assert result.exit_code == 5
+    assert "model-00001-of-00004.safetensors" in message(result)
+    assert files_below(tmp_path) == FILES
+
+
+def test_a_stale_hyper_param_is_refused_where_there_is_none_to_replace_it(tmp_path):
+    run_well("merge", CASE / "golden/unified/part0.safetensors", "-o", tmp_path / "w.ckpt")
+    write_file(tmp_path / "out" / "hyper_param.safetensors", {}, "safetensors")
+    words = ["merge", tmp_path / "w.ckpt", "-o", tmp_path / "out", "--max-shard-size", "1GB"]
+    result = run(*words, "--overwrite")
+    assert result.exit_code == 5
+    assert "hyper_param.safetensors: of another checkpoint" in message(result)
+
+
+def test_other_things_in_the_folder_are_left_alone(tmp_path):
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    write_file(tmp_path / "other.ckpt", {}, "ckpt")
+    assert merge(tmp_path).exit_code == 0
+    assert files_below(tmp_path) == sorted([*FILES, "config.json", "other.ckpt"])
+
+
+def test_places_are_checked_before_the_number_of_parts_is_known(tmp_path):
+    for name in INDEXES:
+        (tmp_path / name).mkdir()
+    words = ["merge", CASE / "src", "-s", CASE / "dst_strategy.ckpt"]
+    result = run(*words, "-o", tmp_path, "--max-shard-size", "5GB")
+    assert result.exit_code == 5
+    assert "param_name_map.json: is a folder" in message(result)
+    assert "dst_strategy.ckpt" in message(result)
+
+
+def test_the_folder_may_not_be_a_file(tmp_path):
+    (tmp_path / "out").write_text("mine", encoding="utf-8")
+    result = merge(tmp_path / "out")
+    assert result.exit_code == 5
+    assert re.search(r"out: is a file; name a folder", message(result))
+
+
+def test_the_source_is_never_overwritten(tmp_path):
+    assert merge(tmp_path).exit_code == 0
+    words = ["merge", tmp_path, "-o", tmp_path, "--max-shard-size", "10KB", "--overwrite"]
+    result = run(*words)
+    assert result.exit_code == 5
+    assert "7 outputs are inputs of this run" in message(result)
+
+
+# --------------------------------------------------------------------------------- what goes wrong
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_run_that_fails_leaves_no_index(tmp_path, monkeypatch, overwrite):
+    if overwrite:
+        assert merge(tmp_path).exit_code == 0
+
+    def fail_on_the_third(task):
+        if "00003" in task.parts[0].tensor.path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), task.parts[0].tensor.path)
+        return fill(task)
+
+    work = plan(tmp_path, overwrite=overwrite)
+    monkeypatch.setattr(execute_module, "fill", fail_on_the_third)
+    with pytest.raises(ckpttool.ExecutionError) as caught:
+        ckpttool.execute(work)
+    assert caught.value.committed == tuple(str(tmp_path / name) for name in PARTS[:2])
+    assert not [name for name in files_below(tmp_path) if name.endswith((".json", ".partial"))]
+
+
+@pytest.mark.parametrize("name", INDEXES)
+def test_an_index_that_cannot_be_written_is_the_error(tmp_path, monkeypatch, name):
+    work = plan(tmp_path)
+    write = execute_module.write_document
+
+    def refuse(path, text):
+        if path.endswith(name):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        write(path, text)
+
+    monkeypatch.setattr(execute_module, "write_document", refuse)
+    with pytest.raises(ckpttool.ExecutionError, match="No space left") as caught:
+        ckpttool.execute(work)
+    assert caught.value.output == str(tmp_path / name)
+    assert set(PARTS) <= set(files_below(tmp_path))
+
+
+def test_an_index_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    def refuse(fd):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    from ckpttool.run.partial import write_document
+
+    path = tmp_path / "index.json"
+    path.write_text("old", encoding="utf-8")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", refuse)
+        with pytest.raises(OSError, match="Input/output error"):
+            write_document(str(path), "new")
+    assert files_below(tmp_path) == ["index.json"]
+    assert path.read_text(encoding="utf-8") == "old"
+    write_document(str(path), "new")
+    assert path.read_text(encoding="utf-8") == "new"
+
+
+def test_indexes_come_last(tmp_path):
+    seen = []
+    ckpttool.execute(plan(tmp_path), on_progress=lambda _: seen.append(files_below(tmp_path)))
+    assert not [name for names in seen for name in names if name.endswith(".json")]
+    assert files_below(tmp_path) == FILES
+
+
+def test_strings_are_refused_by_safetensors_and_taken_by_others(tmp_path):
+    source = GOLDEN / "append_dict_string" / "src" / "rank_0"
+    (path,) = source.iterdir()
+    words = ["merge", path, "--replicated", "--max-shard-size", "5GB", "-o"]
+    assert run(*words, tmp_path / "a").exit_code == 5
+    run_well(*words, tmp_path / "b", "--format", "hdf5")
+    assert read_indexed_text(tmp_path / "b", "model.h5.index.json") == read(path)
+
+
+def read_indexed_text(folder, index):
+    """As `read_indexed`, for strings, whose size is that in UTF-8."""
+    document = json.loads((folder / index).read_text(encoding="utf-8"))
+    return {name: read(folder / file)[name] for name, file in document["weight_map"].items()}

@@ -1,0 +1,333 @@
+"""Where every parameter comes from: what follows from headers, problems and notes."""
+
+import pytest
+
+from ckpttool.errors import FormatError
+from ckpttool.model.catalog import RankCatalog
+from ckpttool.model.layout import Layout
+from ckpttool.model.sources import find_sources, names_to_compare
+from ckpttool.model.strategy import Strategy
+from ckpttool.model.undivided import undivided_sources
+from tests.support.checkpoints import (
+    ONE_STAGE,
+    ROWS,
+    WHOLE,
+    catalog_of,
+    find,
+    slice_catalog,
+    strategy_of,
+    the_one,
+    with_names,
+)
+
+# ------------------------------------------------------------------------------ listed names
+
+
+def test_a_listed_parameter_has_its_layout_and_its_full_shape():
+    found, problems, notes = find(with_names({"w": (4, 3)}))
+    (source,) = found["w"]
+    assert not problems
+    assert not notes
+    assert (source.meta.shape, source.layout) == ((8, 3), ROWS)
+    assert source.is_listed
+    assert source.parameter is source.rank_cycle is None
+
+
+def test_a_slice_is_taken_from_the_lowest_owner_that_has_it():
+    catalog = catalog_of({0: {}, 1: {"w": (4, 3)}, 3: {"w": (4, 3)}})
+    (source,) = find(catalog)[0]["w"]
+    assert source.slicing.find_slice((0, 0)).path == "run/rank_1/net.ckpt"
+    assert source.slicing.find_slice((1, 0)).path == "run/rank_3/net.ckpt"
+
+
+def test_a_missing_file_does_no_harm_if_replicas_are_there_and_a_note_says_so():
+    catalog = catalog_of({0: {"w": (4, 3)}, 3: {"w": (4, 3)}})
+    found, problems, notes = find(catalog)
+    assert not problems
+    assert found["w"][0].slicing.find_slice((1, 0)).path == "run/rank_3/net.ckpt"
+    the_one(notes["replica"], "ranks 1, 2: no checkpoint file found in run")
+
+
+def test_a_missing_rank_is_named_if_no_other_has_its_slice():
+    catalog = catalog_of({0: {"w": (4, 3)}, 1: {"w": (4, 3)}})
+    _, problems, _ = find(catalog)
+    the_one(problems, "ranks 2, 3", "no checkpoint file found in run", "parameter w")
+
+
+def test_slices_that_are_nowhere_although_all_files_are_there_are_named_with_a_file():
+    catalog = catalog_of({0: {"w": (4, 3)}, 1: {"w": (4, 3)}, 2: {"b": ()}, 3: {"b": ()}})
+    _, problems, _ = find(catalog, agreement={"b": ((2, 3),)})
+    the_one(problems, "ranks 2, 3", "rank_2/net.ckpt was perhaps cut short", "parameter w")
+    catalog = catalog_of({0: {"w": (4, 3)}, 1: {"w": (4, 3)}, 2: {}, 3: {}})
+    the_one(find(catalog)[1], "rank_2/net.ckpt is empty (0 bytes)", "parameter w")
+
+
+def test_many_parameters_that_one_rank_lacks_are_one_problem():
+    strategy = strategy_of({f"w{i}": Layout((2,), ((0,),)) for i in range(9)})
+    full = slice_catalog(strategy, {f"w{i}": (4,) for i in range(9)})
+    _, problems, _ = find(RankCatalog("run", {0: full.files[0]}), strategy)
+    the_one(problems, "rank 1:", "9 parameters (w0, w1", "and 4 more")
+
+
+def test_a_damaged_file_that_nobody_replaces_is_an_error_and_what_is_lost_is_named():
+    catalog = catalog_of({0: {"w": (4, 3)}, 1: {"w": (4, 3)}, 3: {}})
+    damaged = {2: FormatError("run/rank_2/net.ckpt", 7, "cut short")}
+    sources = find_sources(RankCatalog("run", catalog.files, damaged=damaged), ONE_STAGE, {}, None)
+    assert sources.damage == [damaged[2]]
+    the_one([problem.text for problem in sources.problems], "rank 2: not read", "parameter w")
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        ((5, 3), ["slice shape", "rank 2 (run/rank_2/net.ckpt) has (5, 3)", "have (4, 3)"]),
+        (("Float16", (4, 3)), ["element type", "rank 2 (run/rank_2/net.ckpt) has Float16"]),
+        ((4, 3, 1), ["slice shape", "has (4, 3, 1)", "ranks 0, 1, 3 have (4, 3)"]),
+    ],
+)
+def test_a_rank_that_disagrees_is_named_with_its_file_and_both_values(odd, words):
+    ranks = {rank: {"w": (4, 3)} for rank in range(4)} | {2: {"w": odd}}
+    the_one(find(catalog_of(ranks))[1], "w: the ", "differs between ranks", *words)
+
+
+def test_the_few_that_disagree_are_named_before_the_many_and_of_equals_the_higher():
+    ranks = {rank: {"w": (5, 3) if rank == 0 else (4, 3)} for rank in range(4)}
+    the_one(find(catalog_of(ranks))[1], "rank 0 (run/rank_0/net.ckpt) has (5, 3), ranks 1-3 have")
+    ranks = {rank: {"w": (5, 3) if rank < 2 else (4, 3)} for rank in range(4)}
+    the_one(find(catalog_of(ranks))[1], "2, 3 (run/rank_2/net.ckpt) has (4, 3), ranks 0, 1 have")
+
+
+def test_slices_of_the_wrong_number_of_axes_are_told():
+    the_one(find(with_names({"w": (4,)}))[1], "w: ranks 0-3", "(4,)", "2 axes")
+
+
+def test_slices_that_do_not_give_the_shape_of_the_strategy_are_told():
+    strategy = strategy_of({"w": Layout((2, 2), ((1,), ()), full_shape=(4, 3))})
+    _, problems, _ = find(with_names({"w": (4, 3)}), strategy)
+    the_one(problems, "the strategy says full shape (4, 3), the slices give (8, 3)")
+
+
+# -------------------------------------------------------------------------- embedding tables
+
+BY_HAND = strategy_of({"w": Layout((2, 2), ((1,), ()), rows=(6, 4))})
+TABLE = {0: (6, 3), 1: (6, 3), 2: (4, 3), 3: (4, 3)}
+
+
+def test_slices_of_a_manual_split_may_have_different_rows():
+    found, problems, notes = find(catalog_of({r: {"w": s} for r, s in TABLE.items()}), BY_HAND)
+    assert not problems
+    assert not notes
+    assert found["w"][0].meta.shape == (10, 3)
+    assert found["w"][0].slicing.find_slice((1, 0)).path == "run/rank_2/net.ckpt"
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        ({2: (5, 3)}, ["rank 2 (run/rank_2/net.ckpt) has (5, 3), expected (4, 3)"]),
+        ({0: (5, 3)}, ["rank 0 (run/rank_0/net.ckpt) has (5, 3), expected (6, 3)"]),
+        ({3: (4, 5)}, ["rank 3 (run/rank_3/net.ckpt) has (4, 5), expected (4, 3)"]),
+        ({3: (4,)}, ["rank 3 (run/rank_3/net.ckpt) has (4,), expected (4, 3)"]),
+        ({0: (6,)}, ["rank 0 (run/rank_0/net.ckpt) has (6,), expected (6, 3)"]),
+        ({1: (4, 3), 2: (6, 3)}, ["rank 1 (run/", "has (4, 3), expected (6, 3), rank 2 (run/"]),
+    ],
+)
+def test_a_slice_that_does_not_have_the_rows_of_a_manual_split_is_named(odd, words):
+    catalog = catalog_of({rank: {"w": shape} for rank, shape in (TABLE | odd).items()})
+    found, problems, _ = find(catalog, BY_HAND)
+    the_one(problems, "w: slice shapes are not those of the manual split of [6, 4] rows: ", *words)
+    assert problems[0].count("expected") == len(odd)
+    assert not found
+
+
+def test_all_slices_of_a_manual_split_with_other_axes_are_told():
+    the_one(find(with_names({"w": (4,)}), BY_HAND)[1], "w: ranks 0-3", "(4,)", "2 axes")
+
+
+def test_a_manual_split_must_make_the_shape_of_the_strategy():
+    strategy = strategy_of({"w": Layout((2, 2), ((1,), ()), full_shape=(12, 3), rows=(6, 4))})
+    catalog = catalog_of({rank: {"w": shape} for rank, shape in TABLE.items()})
+    the_one(find(catalog, strategy)[1], "full shape (12, 3), the slices give (10, 3)")
+
+
+def test_a_missing_rank_of_a_manual_split_is_named():
+    catalog = catalog_of({rank: {"w": TABLE[rank]} for rank in (0, 1)})
+    the_one(find(catalog, BY_HAND)[1], "ranks 2, 3: no checkpoint file found", "parameter w")
+
+
+def test_slices_of_a_field_sliced_table_are_of_one_shape_and_have_rows_for_every_field():
+    strategy = strategy_of({"w": Layout((2, 2), ((1,), ()), fields=3)})
+    found, problems, _ = find(with_names({"w": (6, 3)}), strategy)
+    assert not problems
+    assert found["w"][0].meta.shape == (12, 3)
+    the_one(
+        find(with_names({"w": (4, 3)}), strategy)[1], "w: ranks 0-3, slice shape (4, 3)", "into 6"
+    )
+    catalog = catalog_of({rank: {"w": shape} for rank, shape in TABLE.items()})
+    the_one(find(catalog, strategy)[1], "w: the slice shape differs between ranks")
+
+
+# ------------------------------------------------------------------------- ranks and stages
+
+
+def test_ranks_beyond_the_strategy_are_a_problem():
+    _, problems, _ = find(with_names({"w": (4, 3)}, range(7)))
+    the_one(problems, "ranks 4-6 found", "is for 4 ranks (0-3)", "all pipeline stages")
+
+
+def test_a_strategy_of_another_model_is_a_problem():
+    _, problems, _ = find(with_names({"x": ()}), agreement={"x": ((0, 1, 2, 3),)})
+    the_one(problems, "src.ckpt: no parameter in common with run", "lists w", "hold x")
+
+
+def test_a_strategy_without_layouts_says_that_all_ranks_hold_everything():
+    empty = Strategy({}, 1, 2)
+    found, problems, _ = find(with_names({"w": (8, 3)}, [0, 4]), empty, {"w": ((0, 4),)})
+    assert not problems
+    assert found["w"][0].meta.shape == (8, 3)
+
+
+def test_parameters_of_the_strategy_that_nobody_saved_are_a_note():
+    strategy = strategy_of({"w": ROWS, "frozen": ROWS, "adam_m.w": ROWS})
+    _, problems, notes = find(with_names({"w": (4, 3)}), strategy)
+    assert not problems
+    assert notes["absent"] == ["in the strategy but on no rank: 2 parameters: frozen, adam_m.w"]
+
+
+TWO_STAGES = strategy_of(
+    {"a": ROWS, "adam_m.a": ROWS}, {"b": ROWS, "adam_m.b": ROWS, "c": ROWS, "adam_m.c": ROWS}
+)
+
+
+def test_a_whole_stage_without_files_is_a_problem():
+    catalog = with_names({"a": (4, 3), "adam_m.a": (4, 3)})
+    _, problems, notes = find(catalog, TWO_STAGES)
+    the_one(problems, "ranks 4-7: no checkpoint file found", "4 parameters (b, adam_m.b, c")
+    assert "absent" not in notes
+
+
+def test_a_whole_stage_without_files_is_a_problem_of_weights_if_no_state_was_saved():
+    _, problems, notes = find(with_names({"a": (4, 3)}), TWO_STAGES)
+    the_one(problems, "ranks 4-7: no checkpoint file found", "2 parameters (b, c)")
+    (text,) = notes["absent"]
+    assert text.endswith("on no rank: 3 parameters: adam_m.a, adam_m.b, adam_m.c")
+
+
+def test_what_only_the_missing_rank_of_a_group_kept_is_a_problem():
+    """Saved without redundancy, every slice is on one rank: that of ``b`` was on rank 3."""
+    strategy = strategy_of({"a": WHOLE, "b": WHOLE})
+    catalog = catalog_of({0: {"a": (8, 3)}, 1: {}, 2: {}})
+    the_one(find(catalog, strategy)[1], "rank 3: no checkpoint file found", "parameter b")
+
+
+def test_a_shared_parameter_is_taken_from_the_lowest_stage_that_is_complete():
+    strategy = strategy_of({"e": ROWS}, {"e": Layout((4,), ((0,), ()))})
+    ranks = {rank: {"e": (4, 3) if rank < 4 else (2, 3)} for rank in (0, 1, 4, 5, 6, 7)}
+    catalog = catalog_of(ranks)
+    found, problems, _ = find(catalog, strategy)
+    assert not problems
+    assert found["e"][0].layout.ranks == range(4, 8)
+    both = slice_catalog(strategy, {"e": (8, 3)})
+    assert find(both, strategy)[0]["e"][0].layout.ranks == range(4)
+
+
+def test_a_shared_parameter_of_another_shape_in_another_stage_is_a_problem():
+    strategy = strategy_of({"e": ROWS}, {"e": ROWS})
+    ranks = {rank: {"e": (4, 3) if rank < 4 else (4, 5)} for rank in range(8)}
+    told = ["(8, 3) in ranks 0-3", "(8, 5) in ranks 4-7 (run/rank_4/net.ckpt)", "of this run?"]
+    the_one(find(catalog_of(ranks), strategy)[1], *told)
+
+
+def test_a_shared_parameter_that_no_stage_has_whole_is_a_problem():
+    strategy = strategy_of({"e": ROWS}, {"e": ROWS})
+    catalog = catalog_of({0: {"e": (4, 3)}, 4: {"e": (4, 3)}})
+    the_one(find(catalog, strategy)[1], "ranks 2, 3", "parameter e")
+
+
+# ---------------------------------------------------------------------------- unlisted names
+
+
+def test_only_unlisted_names_that_are_alike_on_several_ranks_are_compared():
+    catalog = catalog_of(
+        {
+            0: {"w": (4, 3), "adam_m.w": (4, 3), "step": (), "odd": (1,), "text": "x", "one": ()},
+            1: {"w": (4, 3), "adam_m.w": (4, 3), "step": (), "odd": (2,), "text": "y"},
+        }
+    )
+    assert names_to_compare(catalog, ONE_STAGE) == {"step": None}
+
+
+def test_an_unlisted_name_that_is_equal_everywhere_is_one_undivided_tensor():
+    agreement = {"step": ((0, 1, 2, 3),)}
+    found, problems, notes = find(with_names({"w": (4, 3), "step": (2,)}), agreement=agreement)
+    (source,) = found["step"]
+    assert not problems
+    assert not notes
+    assert (source.meta.shape, source.rank_cycle, source.is_listed) == ((2,), None, False)
+    assert source.slicing.find_slice((0,)).path == "run/rank_0/net.ckpt"
+
+
+DIFFERENT = with_names({"w": (4, 3), "rng": (2,)})
+GROUPS = {"rng": ((0, 2), (1, 3))}
+
+
+def test_an_unlisted_name_that_differs_is_a_question_to_the_user():
+    found, problems, _ = find(DIFFERENT, agreement=GROUPS)
+    the_one(problems, "rng: not in the strategy", "(ranks 0, 2 | ranks 1, 3)", "--unlisted rank")
+    assert "rng" not in found
+
+
+def test_an_unlisted_name_that_differs_in_shape_needs_no_comparison():
+    catalog = catalog_of({0: {"w": (4, 3), "s": (1,)}, 2: {"w": (4, 3), "s": (2,)}})
+    the_one(find(catalog)[1], "s: not in the strategy", "(rank 0 | rank 2)")
+
+
+def test_strings_are_compared_as_values():
+    catalog = catalog_of({0: {"w": (4, 3), "s": "x"}, 2: {"w": (4, 3), "s": "x"}})
+    assert find(catalog)[0]["s"][0].meta.text == "x"
+    catalog = catalog_of({0: {"w": (4, 3), "s": "x"}, 2: {"w": (4, 3), "s": "y"}})
+    the_one(find(catalog)[1], "s: not in the strategy")
+
+
+def test_unlisted_first_takes_the_lowest_rank_for_all():
+    catalog = catalog_of({r: {"w": (4, 3)} | ({"rng": (2,)} if r else {}) for r in range(4)})
+    found, problems, notes = find(catalog, agreement={"rng": ((3,), (1, 2))}, unlisted="first")
+    assert not problems
+    assert [source.layout.first_rank for source in found["rng"]] == [1]
+    assert "taken from rank 1" in notes["unlisted"][0]
+
+
+def test_unlisted_drop_leaves_it_out():
+    found, problems, notes = find(DIFFERENT, agreement=GROUPS, unlisted="drop")
+    assert not problems
+    assert set(found) == {"w"}
+    assert "rng" in notes["dropped"][0]
+
+
+def test_unlisted_rank_gives_every_rank_its_own():
+    found, problems, notes = find(DIFFERENT, agreement=GROUPS, unlisted="rank")
+    assert not problems
+    assert [source.rank_cycle for source in found["rng"]] == [(0, 4), (1, 4), (2, 4), (3, 4)]
+    assert [source.layout.first_rank for source in found["rng"]] == [0, 1, 2, 3]
+    assert "modulo 4, and what no target rank takes is left out" in notes["unlisted"][0]
+
+
+def test_unlisted_rank_never_gives_two_ranks_the_same_turn():
+    empty = Strategy({}, 1, 2)
+    catalog = with_names({"rng": (2,)}, [0, 4])
+    found, _, _ = find(catalog, empty, {"rng": ((0,), (4,))}, "rank")
+    assert [source.rank_cycle for source in found["rng"]] == [(0, 5), (4, 5)]
+
+
+def test_many_groups_are_not_all_listed():
+    catalog = with_names({"w": (1, 3), "rng": ()}, range(64))
+    strategy = strategy_of({"w": Layout((64,), ((0,), ()))})
+    agreement = {"rng": tuple((rank,) for rank in range(64))}
+    the_one(find(catalog, strategy, agreement)[1], "rank 7 | and 56 more")
+
+
+def test_an_undivided_checkpoint_has_every_parameter_whole():
+    sources = undivided_sources(catalog_of({3: {"w": (4, 3), "s": "x"}}))
+    assert [source.meta.name for source in sources.found] == ["w", "s"]
+    assert sources.found[0].slicing.find_slice((0, 0)).path == "run/rank_3/net.ckpt"
+    assert not undivided_sources(RankCatalog("run", {})).found

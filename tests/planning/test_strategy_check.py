@@ -1,0 +1,148 @@
+"""Samples of contents, held against what a strategy says of them."""
+
+import pytest
+
+import ckpttool
+from ckpttool.model.layout import Layout
+from ckpttool.model.strategy import join_stages
+from tests.support.checkpoints import noise, write_ranks
+from tests.support.readers import Entry
+
+COLUMNS = Layout((4,), ((), (0,)))  # four slices, one on each rank
+
+
+def held_by(folder, text):
+    """A checkpoint of as many ranks as there are letters, each with what its letter says."""
+    held = {rank: {"w": noise(letter, "Int32", (4, 3))} for rank, letter in enumerate(text)}
+    return ckpttool.scan(str(write_ranks(folder / "src", held, "ckpt")))
+
+
+def warnings(folder, catalog, layout):
+    strategy = join_stages({0: {"w": layout}})
+    plan = ckpttool.plan_merge(catalog, strategy, str(folder / "m.ckpt"), "ckpt")
+    return [note.text for note in plan.notes if note.is_warning]
+
+
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [
+        ("abcd", None),
+        ("abab", "ranks 0, 2; ranks 1, 3 hold the same where the strategy cuts; is it the strat"),
+        ("abcb", "ranks 1, 3 hold the same where the strategy cuts"),
+        ("aaaa", "all ranks hold the same where the strategy cuts; if they hold everything"),
+    ],
+)
+def test_slices_that_are_the_same_in_any_pair_are_pointed_out(tmp_path, held, said):
+    found = warnings(tmp_path, held_by(tmp_path, held), COLUMNS)
+    assert len(found) == (said is not None)
+    assert not found or said in found[0]
+    assert not found or found[0].endswith(": w")
+
+
+def all_the_same(folder, **others):
+    """Four ranks that hold the same of w, more than a page of it, and others as they are made."""
+    held = {
+        rank: {"w": noise("w", "Int32", (32, 32))}
+        | {name: made(rank) for name, made in others.items()}
+        for rank in range(4)
+    }
+    catalog = ckpttool.scan(str(write_ranks(folder / "src", held, "ckpt")))
+    return catalog, join_stages({0: dict.fromkeys(held[0], COLUMNS)})
+
+
+def test_ranks_that_all_hold_the_same_wherever_the_strategy_cuts_are_refused(tmp_path):
+    zeros = Entry("Int32", (9, 9), bytes(324))  # tell nothing
+    catalog, strategy = all_the_same(tmp_path, z=lambda rank: zeros)
+    place = str(tmp_path / "m.ckpt")
+    said = r"^w: all ranks hold the same .*\(w: slices of \(32, 32\) would make \(32, 128\)\).*"
+    said += "integrated_save=True.* merge --replicated, or split --replicated; --trust-strategy"
+    with pytest.raises(ckpttool.PlanError, match=said):
+        ckpttool.plan_merge(catalog, strategy, place, "ckpt")
+    ckpttool.plan_merge(catalog, strategy, place, "ckpt", trust_strategy=True)
+
+
+def test_one_tensor_of_which_slices_differ_speaks_for_the_strategy(tmp_path):
+    catalog, strategy = all_the_same(tmp_path, u=lambda rank: noise(f"u{rank}", "Int32", (4, 3)))
+    plan = ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"), "ckpt")
+    (warning,) = [note.text for note in plan.notes if note.is_warning]
+    assert warning.endswith("use --replicated: w")
+
+
+def test_where_ranks_are_missing_as_well_it_is_an_error(tmp_path):
+    halves = Layout((2, 2), ((), (0,)))
+    catalog = held_by(tmp_path, "aa")
+    with pytest.raises(
+        ckpttool.PlanError, match="ranks 2, 3 not there, and all ranks hold the sam"
+    ):
+        warnings(tmp_path, catalog, halves)
+    strategy = join_stages({0: {"w": halves}})
+    plan = ckpttool.plan_merge(
+        catalog, strategy, str(tmp_path / "m.ckpt"), "ckpt", trust_strategy=True
+    )
+    assert any("contents were not looked at" in note.text for note in plan.notes)
+
+
+def test_one_such_tensor_among_others_is_enough(tmp_path):
+    held = {
+        rank: {
+            "w": noise(f"w{rank}", "Int32", (4, 3)),
+            "u": noise(f"u{rank}", "Int32", (4, 3)),
+            "v": noise("v", "Int32", (4, 3)),
+        }
+        for rank in range(4)
+    }
+    catalog = ckpttool.scan(str(write_ranks(tmp_path / "src", held, "ckpt")))
+    strategy = join_stages({0: dict.fromkeys(held[0], COLUMNS)})
+    plan = ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"), "ckpt")
+    (warning,) = [note.text for note in plan.notes if note.is_warning]
+    assert warning.endswith("use --replicated: v")
+
+
+def test_slices_that_are_the_same_are_a_finding_of_verify(tmp_path):
+    strategy = join_stages({0: {"w": COLUMNS}})
+    (found,) = ckpttool.verify(held_by(tmp_path, "abab"), strategy, deep=True).findings
+    assert (found.kind, found.severity) == ("strategy", "warning")
+    found = ckpttool.verify(*all_the_same(tmp_path / "all"), deep=True).findings[0]
+    assert (found.kind, found.severity) == ("strategy", "error")
+
+
+def test_slices_of_an_optimizer_shard_that_are_no_slices_are_a_finding_of_verify(tmp_path):
+    strategy = join_stages({0: {"w": Layout((4,), ((), ()), 4)}})
+    found = ckpttool.verify(held_by(tmp_path, "aaaa"), strategy, deep=True).findings
+    assert ["w: the strategy says that an optimizer shard" in one.text for one in found] == [True]
+
+
+@pytest.mark.parametrize("layout", [Layout((2,), ((0,), ())), Layout((2,), ((), (0,)))])
+def test_stages_that_cut_what_they_share_in_other_ways_are_compared(tmp_path, layout):
+    full = noise("e", "Int32", (40, 40))
+    rows, array = Layout((2,), ((0,), ())), full.array()
+
+    def take(one, rank, change=0):
+        part = array[one.region(rank, array.shape).start[0] :][: one.slice_shape(rank, (40, 40))[0]]
+        start, stop = (
+            one.region(rank, array.shape).start[1],
+            one.region(rank, array.shape).stop[1],
+        )
+        part = part[:, start:stop] + change
+        return type(full)("Int32", part.shape, part.tobytes())
+
+    def plan(change):
+        held = {rank: {"e": take(rows, rank)} for rank in (0, 1)}
+        held |= {rank + 2: {"e": take(layout, rank, change)} for rank in (0, 1)}
+        src = write_ranks(tmp_path / f"src{change}", held, "ckpt")
+        strategy = join_stages({0: {"e": rows}, 1: {"e": layout}})
+        out = str(tmp_path / "m.ckpt")
+        return ckpttool.plan_merge(ckpttool.scan(str(src)), strategy, out, "ckpt")
+
+    plan(0)
+    fact = "e: the strategy says that the stages of ranks 0, 1 and of ranks 2, 3 hold the same"
+    with pytest.raises(ckpttool.PlanError, match=fact):
+        plan(1)
+
+
+def test_gradients_of_stages_are_each_its_own(tmp_path):
+    held = {rank: {"accu_grads.e": noise(f"g{rank}", "Int32", (4,))} for rank in (0, 1)}
+    catalog = ckpttool.scan(str(write_ranks(tmp_path / "src", held, "ckpt")))
+    layouts = {"accu_grads.e": Layout((1,), ((),))}
+    strategy = join_stages({0: layouts, 1: layouts})
+    ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"), "ckpt")

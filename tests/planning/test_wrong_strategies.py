@@ -1,0 +1,238 @@
+"""A wrong strategy is refused or warned about; `scripts/sweep_strategies.py` tries all of them."""
+
+import json
+import math
+import shutil
+from dataclasses import replace
+
+import pytest
+
+import ckpttool
+from ckpttool.model.layout import Layout
+from ckpttool.model.strategy import join_stages
+from scripts.sweep_strategies import sweep
+from tests.support.checkpoints import ROWS, SHARDED, WHOLE, cut, noise, write_ranks
+from tests.support.commands import mentions, message, run, run_well
+from tests.support.corpus import GOLDEN
+from tests.support.readers import Entry
+
+COLUMNS = Layout((2, 2), ((), (1,)))
+BOTH = Layout((2, 2), ((1,), (0,)))
+EXCHANGED = Layout((2, 2), ((0,), (1,)))
+
+
+def floats(name, shape):
+    """A tensor of which contents tell."""
+    return noise(name, "Float32", shape)
+
+
+def plan(folder, true, claimed, shape=(32, 32), make=floats, **options):
+    """Merge what ``true`` layouts cut, by those that are claimed."""
+    entries = {name: make(name, shape) for name in true}
+    ranks = cut(entries, join_stages({0: true}))
+    catalog = ckpttool.scan(str(write_ranks(folder / "src", ranks, "ckpt")))
+    strategy = join_stages({0: claimed})
+    return ckpttool.plan_merge(catalog, strategy, str(folder / "m.ckpt"), **options)
+
+
+@pytest.mark.parametrize("claimed", [COLUMNS, WHOLE, BOTH])
+def test_a_parameter_and_its_state_of_other_full_shapes_are_refused(tmp_path, claimed):
+    layouts = {"w": ROWS, "adam_m.w": ROWS, "adam_v.w": ROWS}
+    said = r"the strategy shards a parameter and its optimizer state differently, so that their "
+    said += r"full shapes differ: w \(.*\) and adam_m.w \(32, 32\), w .* adam_v.w .*--trust-strate"
+    with pytest.raises(ckpttool.PlanError, match=said):
+        plan(tmp_path, layouts, {**layouts, "w": claimed})
+    plan(tmp_path, layouts, {**layouts, "w": claimed}, trust_strategy=True)
+
+
+def test_a_parameter_and_its_state_of_one_full_shape_are_warned_about(tmp_path):
+    layouts = {"w": BOTH, "adam_m.w": BOTH}
+    made = plan(tmp_path, layouts, {**layouts, "adam_m.w": EXCHANGED})
+    (warning,) = [note.text for note in made.notes if note.is_warning]
+    assert warning.startswith(
+        "the strategy shards a parameter and its optimizer state differently: w and adam_m.w;"
+    )
+
+
+def constant(name, shape):
+    """A tensor of which contents tell nothing, as norms, biases and moments are at step 1."""
+    return Entry("Float32", shape, bytes(4 * math.prod(shape)))
+
+
+@pytest.mark.parametrize(("true", "claimed"), [(SHARDED, ROWS), (ROWS, SHARDED)])
+@pytest.mark.parametrize("edited", ["w", "adam_m.w"])
+def test_optimizer_shards_that_give_other_full_shapes_are_refused(tmp_path, true, claimed, edited):
+    layouts = {"w": true, "adam_m.w": true}
+    said = r"its optimizer state differently, so that their full shapes differ: w \(.*\) and adam_m"
+    with pytest.raises(ckpttool.PlanError, match=said):
+        plan(tmp_path, layouts, {**layouts, edited: claimed}, make=constant)
+    plan(tmp_path, layouts, {**layouts, edited: claimed}, make=constant, trust_strategy=True)
+
+
+@pytest.mark.parametrize("states", [{"accu_grads.w": ROWS}, {"adam_m.w": ROWS}])
+def test_a_parameter_and_its_state_may_differ_in_their_optimizer_shard(tmp_path, states):
+    layouts = {"w": SHARDED, **states}
+    made = plan(tmp_path, layouts, layouts)
+    assert not [note for note in made.notes if note.is_warning]
+
+
+def test_gradients_may_claim_another_optimizer_shard(tmp_path):
+    made = plan(tmp_path, {"w": ROWS, "accu_grads.w": ROWS}, {"w": ROWS, "accu_grads.w": SHARDED})
+    assert not [note for note in made.notes if note.is_warning]
+
+
+def test_verify_finds_them_by_headers_alone(tmp_path):
+    case = GOLDEN / "moe_ep4_mp2"
+    strategy = ckpttool.read_strategy([str(case / "src_strategy.ckpt")])
+    name = next(name for name in strategy.layouts if f"adam_m.{name}" in strategy.layouts)
+    layouts = {n: of[0] for n, of in strategy.layouts.items()}
+    layouts[name] = Layout(layouts[name].device_matrix, ((),) * len(layouts[name].tensor_map))
+    ckpttool.write_strategy(join_stages({0: layouts}), str(tmp_path / "s.ckpt"))
+    result = run("verify", case / "src", "-s", tmp_path / "s.ckpt")
+    assert result.exit_code == 1
+    assert f"so that their full shapes differ: {name} " in message(result)
+
+
+def test_slices_that_are_equal_in_most_sharded_tensors_are_refused(tmp_path):
+    true = {"a": COLUMNS, "b": COLUMNS, "c": ROWS}
+    claimed = {"a": BOTH, "b": BOTH, "c": ROWS}
+    said = r"the strategy shards 3 sampled tensors whose slices should differ, and 2 have equal "
+    said += r"slices \(ranks 0, 1; ranks 2, 3\): a, b; is it the strategy of this run"
+    with pytest.raises(ckpttool.PlanError, match=said):
+        plan(tmp_path, true, claimed)
+    plan(tmp_path, true, claimed, trust_strategy=True)
+
+
+def test_slices_that_are_equal_in_few_tensors_are_warned_about(tmp_path):
+    true = {"a": COLUMNS, "b": ROWS, "c": ROWS}
+    made = plan(tmp_path, true, {**true, "a": BOTH})
+    (warning,) = [note.text for note in made.notes if note.is_warning]
+    assert warning.startswith("ranks 0, 1; ranks 2, 3 hold the same where the strategy cuts")
+
+
+def test_hidden_optimizer_shards_of_two_sizes_explain_nothing(tmp_path):
+    grid = (8,)
+    whole = Layout(grid, ((), ()))
+    true = {"a": Layout(grid, ((), ()), 4), "b": Layout(grid, ((), ()), 8)}
+    with pytest.raises(
+        ckpttool.PlanError, match=r"and they differ.*is it the strategy of this run"
+    ):
+        plan(tmp_path, true, dict.fromkeys(true, whole))
+
+
+def test_a_strategy_hides_all_optimizer_shards_or_none(tmp_path):
+    grid = (8,)
+    true = {"a": Layout(grid, ((), ()), 8), "b": Layout(grid, ((), ()), 8)}
+    plan(tmp_path, true, dict.fromkeys(true, Layout(grid, ((), ()))))
+    with pytest.raises(ckpttool.PlanError, match=r"b: the strategy says .* and they differ"):
+        plan(tmp_path / "listed", true, {**true, "b": Layout(grid, ((), ()))})
+
+
+def test_ranks_that_hold_other_stages_layers_are_refused(tmp_path):
+    true = dict.fromkeys("abc", Layout((4,), ((0,), ())))
+    entries = {name: noise(name, "Float32", (8, 4)) for name in true}
+    ranks = cut(entries, join_stages({0: true}))
+    catalog = ckpttool.scan(str(write_ranks(tmp_path / "src", ranks, "ckpt")))
+    half = Layout((2,), ((0,), ()))
+    stages = join_stages({0: {"a": half, "b": half}, 1: {"c": half}})
+    said = "ranks 2, 3 hold 2 parameters that the strategy lists for other stages only, and 1 that "
+    with pytest.raises(ckpttool.PlanError, match=said):
+        ckpttool.plan_merge(catalog, stages, str(tmp_path / "m.ckpt"))
+
+
+def test_strict_refuses_on_every_warning(tmp_path):
+    true = {"a": COLUMNS, "b": ROWS, "c": ROWS}
+    with pytest.raises(ckpttool.PlanError, match=r"--strict: ranks 0, 1; ranks 2, 3 hold the same"):
+        plan(tmp_path, true, {**true, "a": BOTH}, strict=True)
+    plan(tmp_path, true, true, strict=True)
+
+
+def test_merge_and_reshard_show_the_largest_sharded_tensors(tmp_path):
+    case = GOLDEN / "moe_ep4_mp2"
+    words = ["-s", case / "dst_strategy.ckpt", "-o", tmp_path / "o", "--overwrite"]
+    for command in (["merge"], ["reshard", "-d", case / "dst_strategy.ckpt"]):
+        document = json.loads(run_well(*command, case / "src", *words, "--json").stdout)
+        shown = {one["name"]: one for one in document["largest_sharded"]}
+        assert shown["ffn.mapping.weight"] == {
+            "name": "ffn.mapping.weight",
+            "dtype": "Float32",
+            "shape": [4, 16, 64],  # (8, 16, 32) was meant: this is what a person sees
+            "slice_shape": [2, 16, 16],
+            "device_matrix": [2, 4],
+            "tensor_map": [[1], [], [0]],
+            "optimizer_shard": 1,
+        }
+        assert "ffn.mapping.weight   " in run_well(*command, case / "src", *words).stdout
+        shutil.rmtree(tmp_path / "o") if command[0] == "reshard" else (tmp_path / "o").unlink()
+        for manifest in tmp_path.glob("o.*"):
+            manifest.unlink()
+
+
+@pytest.mark.parametrize("place", ["src", "."])
+def test_full_shapes_of_an_index_beside_the_source_are_compared(tmp_path, place):
+    case = GOLDEN / "moe_ep4_mp2"
+    shutil.copytree(case / "src", tmp_path / "src")
+    right = ["-s", case / "src_strategy.ckpt"]
+    run_well("merge", case / "src", *right, "-o", tmp_path / "parts", "--max-shard-size", "1GB")
+    for path in (tmp_path / "parts").iterdir():
+        if path.name != "ckpttool.json":
+            shutil.copy(path, tmp_path / place)
+    words = ["merge", tmp_path / "src", "--pattern", "rank_{rank}/*.ckpt", "-o", tmp_path / "m.h5"]
+    run_well(*words, *right)
+    result = run(*words, "-s", case / "dst_strategy.ckpt", "--overwrite")
+    assert result.exit_code == 5
+    said = r"the strategy makes other full shapes than \S*param_name_map.json lists: "
+    said += r"ffn.mapping.weight \(4, 16, 64\), there \(8, 16, 32\)"
+    assert not mentions(message(result), said)
+
+
+def test_full_shapes_of_the_target_strategy_are_compared(tmp_path):
+    true = {"w": ROWS}
+    entries = {"w": noise("w", "Float32", (32, 32))}
+    catalog = ckpttool.scan(
+        str(write_ranks(tmp_path, cut(entries, join_stages({0: true})), "ckpt"))
+    )
+    target = join_stages({0: {"w": replace(WHOLE, full_shape=(32, 32))}})
+    folder = str(tmp_path / "out")
+    ckpttool.plan_reshard(catalog, join_stages({0: true}), target, folder)
+    said = r"w: target .*the strategy says full shape \(32, 32\), the slices give \(16, 64\)"
+    with pytest.raises(ckpttool.PlanError, match=said):
+        ckpttool.plan_reshard(catalog, join_stages({0: {"w": COLUMNS}}), target, folder)
+
+
+SAMPLE = [
+    "moe_ep4_mp2",  # both axes sharded, experts
+    "moe_ep8_to_4_optshard",
+    "layout_multi_axis",
+    "tp_conv_4d",
+    "pipeline_shared_embedding",
+    "tp_strategy_16_to_8",  # no optimizer state: much is open
+]
+
+
+@pytest.mark.parametrize("case", SAMPLE)
+def test_no_wrong_strategy_makes_other_tensors_without_a_warning(case, capsys):
+    counts = sweep(GOLDEN, [case])
+    assert not capsys.readouterr().out  # which names what went wrong
+    assert counts["edit refused"]
+    with_states = case != "tp_strategy_16_to_8"
+    assert with_states or counts["edit open"]
+    assert not with_states or not counts["edit open"]
+
+
+def test_an_expanded_layout_is_compared_as_it_is_folded(tmp_path):
+    """The strategy by hand says of one parameter what JSON says of its states in another way."""
+    case = GOLDEN / "json_multi_axis"
+    document = json.loads((case / "src_strategy.json").read_bytes())
+    del document["parallel_layout_item"]["w1"]
+    (tmp_path / "s.json").write_text(json.dumps(document), encoding="utf-8")
+    results = []
+    for axes in ("[-1, [1, 0]]", "[-1, [0, 1]]", "[[1, 0], -1]"):
+        text = "ckpttool_strategy: 1\nparameters:\n  w1: {device_matrix: [2, 2, 2], tensor_map: "
+        (tmp_path / "more.yaml").write_text(f"{text}{axes}}}\n", encoding="utf-8")
+        words = ["-s", tmp_path / "s.json", "-s", tmp_path / "more.yaml", "--overwrite"]
+        results.append(run("merge", case / "src", *words, "-o", tmp_path / "m.h5"))
+    said = "shards a parameter and its optimizer state differently"
+    assert [result.exit_code for result in results] == [0, 0, 5]
+    assert [said in message(result) for result in results] == [False, True, True]
+    assert "w1 (128, 16) and adam_m.w1 (32, 64)" in message(results[2])

@@ -1,0 +1,1 @@
+"""Tests of ``ckpttool.storage``: bytes: regions, hashes, files."""

@@ -1,0 +1,193 @@
+"""A path that leads elsewhere in the middle of a run: what is opened is held against the plan."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from concurrent.futures import Executor
+from pathlib import Path
+
+import pytest
+
+import ckpttool
+from ckpttool import formats
+from ckpttool.errors import CkptToolError, PlanError
+from ckpttool.formats import read_index
+from ckpttool.formats.decryption import find_forged
+from ckpttool.model.catalog import SourceStamp
+from ckpttool.run.attempts import RemoteFile, write_file
+from ckpttool.run.compare import Stored, Subject, examine
+from ckpttool.run.engines import InlineExecutor, open_engine
+from ckpttool.run.execute import execute
+from ckpttool.storage.checksum import compute_checksum
+from ckpttool.storage.digest import digest, nearness, take_samples, unit_digests
+from tests.support.checkpoints import noise, write_ranks
+from tests.support.commands import message, run
+from tests.support.corpus import GOLDEN
+from tests.support.readers import read_ranks
+
+CASE = GOLDEN / "tutorial_8_to_8_retrain"
+OTHER = "the path leads to another file than when its header was read"
+
+
+class Link:
+    """A link to one of two folders that hold files of the same names, sizes and times."""
+
+    def __init__(self, folder: Path, format: str = "ckpt") -> None:
+        ranks = read_ranks(CASE / "src")
+        others = {
+            rank: {name: noise(f"{name}!", *entry[:2]) for name, entry in entries.items()}
+            for rank, entries in ranks.items()
+        }
+        self.path = folder / "link"
+        for name, entries in (("a", ranks), ("b", others)):
+            for path in write_ranks(folder / name, entries, format).rglob("net.*"):
+                os.utime(path, ns=(10**18, 10**18))
+        self.to("a")
+
+    def to(self, name: str) -> None:
+        """Have it lead to one of them."""
+        self.path.unlink(missing_ok=True)
+        self.path.symlink_to(name)
+
+    def catalog(self):
+        return ckpttool.scan(str(self.path))
+
+
+class Flipping(Executor):
+    """Has the link lead elsewhere while a call is carried out, and back behind it."""
+
+    def __init__(self, inner: Executor, link: Link) -> None:
+        self.inner, self.link = inner, link
+
+    def submit(self, function, /, *arguments, **words):
+        self.link.to("b")
+        future = self.inner.submit(function, *arguments, **words)
+        future.exception()
+        self.link.to("a")
+        return future
+
+
+@pytest.fixture
+def link(tmp_path):
+    return Link(tmp_path)
+
+
+def merge_plan(link, tmp_path):
+    strategy = ckpttool.read_strategy([str(CASE / "src_strategy.ckpt")])
+    return ckpttool.plan_merge(link.catalog(), strategy, str(tmp_path / "out.ckpt"))
+
+
+@pytest.mark.parametrize("engine", ["inline", "threads:2", "processes:2"])
+@pytest.mark.parametrize("format", ["ckpt", "safetensors", "hdf5"])
+def test_a_link_that_leads_elsewhere_and_back_ends_the_run(engine, format, tmp_path):
+    link = Link(tmp_path, format)
+    plan = merge_plan(link, tmp_path)
+    with open_engine(engine) as executor, pytest.raises(ckpttool.ExecutionError, match=OTHER):
+        execute(plan, Flipping(executor, link))
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("out.ckpt")]
+    with open_engine(engine) as executor:
+        execute(plan, executor)
+
+
+def test_a_worker_on_another_host_finds_it_too(link, tmp_path):
+    plan = merge_plan(link, tmp_path)
+    (output,) = plan
+    remote = RemoteFile(output)
+    task = pickle.loads(pickle.dumps(remote.task(1 << 20, 1 << 20)))
+    link.to("b")
+    with pytest.raises(CkptToolError, match=OTHER):
+        write_file(task)
+    link.to("a")
+    remote.attempt = write_file(task)
+    remote.commit(lambda nbytes: None)
+
+
+def test_a_folder_that_is_renamed_is_found(tmp_path):
+    link = Link(tmp_path)
+    plan = merge_plan(link, tmp_path)
+    (tmp_path / "a" / "rank_3").rename(tmp_path / "a" / "old")
+    shutil.copytree(tmp_path / "b" / "rank_3", tmp_path / "a" / "rank_3")
+    with pytest.raises(PlanError, match=r"link/rank_3/net.ckpt: is another file than when its"):
+        execute(plan)
+
+
+def tensor_of(link):
+    return link.catalog().files[3].tensors["layer1.weight"]
+
+
+READERS = {
+    "samples": lambda tensor: take_samples([tensor]),
+    "digest": lambda tensor: digest(tensor, 1 << 20),
+    "hashes": lambda tensor: unit_digests(tensor, 1 << 20),
+    "nearness": lambda tensor: nearness(tensor, tensor),
+    "comparison": lambda tensor: list(
+        examine([(0, Subject(tensor.meta, [Stored(tensor)]))], InlineExecutor(), None, None)
+    ),
+}
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+def test_every_reader_of_contents_finds_it(read, link):
+    tensor = tensor_of(link)
+    read(tensor)
+    link.to("b")
+    with pytest.raises(PlanError, match=OTHER):
+        read(tensor)
+
+
+@pytest.mark.parametrize("case", ["crc_check", "safetensors_crc"])
+def test_checksums_are_of_the_file_that_is_meant(case, tmp_path):
+    paths = [next((GOLDEN / case / "src" / f"rank_{rank}").iterdir()) for rank in (0, 1)]
+    path = tmp_path / paths[0].name
+    path.symlink_to(paths[0])
+    index = read_index(str(path))
+    assert str(compute_checksum(index)) == index.attrs["crc_num"]
+    path.unlink()
+    path.symlink_to(paths[1])
+    with pytest.raises(PlanError, match=OTHER):
+        compute_checksum(index)
+
+
+def test_tags_are_of_the_file_that_is_meant(tmp_path):
+    files = GOLDEN / "encrypted_gcm" / "src"
+    paths = [next((files / f"rank_{rank}").iterdir()) for rank in (0, 1)]
+    index = read_index(str(paths[0]), b"0123456789ABCDEF")
+    shutil.copy(paths[0], tmp_path / "net.ckpt")
+    with pytest.raises(PlanError, match=OTHER):
+        find_forged(str(tmp_path / "net.ckpt"), index.cipher, 0, 1, index.stamps[index.path])
+
+
+@pytest.mark.parametrize("format", ["ckpt", "safetensors", "hdf5"])
+def test_the_stamp_is_that_of_the_file_whose_header_was_read(format, tmp_path, monkeypatch):
+    link = Link(tmp_path, format)
+    path = next(link.path.glob("rank_3/*"))
+    known = formats._find_format
+
+    def find(name):
+        found = known(name)
+        link.to("b")
+        return found
+
+    monkeypatch.setattr(formats, "_find_format", find)
+    index = read_index(str(path))
+    there = next((tmp_path / "b").glob("rank_3/*")).stat()
+    stamp = SourceStamp(there.st_size, there.st_mtime_ns, there.st_ctime_ns, there.st_ino)
+    assert index.stamps == {str(path): stamp}
+    assert {tensor.stamp for tensor in index.tensors.values()} == {stamp}
+
+
+def test_verify_gives_no_verdict_on_it(link, monkeypatch):
+    from ckpttool.run import verify
+
+    check = verify.check_contents
+
+    def flip(*arguments):
+        link.to("b")
+        return check(*arguments)
+
+    monkeypatch.setattr(verify, "check_contents", flip)
+    result = run("verify", link.path, "-s", CASE / "src_strategy.ckpt", "--deep", "-j", "1")
+    assert result.exit_code == 5
+    assert "another file than when its header was read" in message(result)

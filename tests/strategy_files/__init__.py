@@ -1,0 +1,1 @@
+"""Tests of ``ckpttool.strategy_files``: strategy files, read and written."""

@@ -1,0 +1,613 @@
+"""Strategies that a person writes: what the file says, and what it makes of a checkpoint."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+
+from ckpttool.errors import CombinedError, StrategyError
+from ckpttool.formats.strategy_file import read_strategy
+from ckpttool.model.catalog import TensorMeta
+from ckpttool.model.layout import Layout
+from tests.strategies import examples, moves
+from tests.support import corpus
+from tests.support.checkpoints import cut, noise, strategy_of, the_one, write_ranks
+from tests.support.commands import files_below, mentions, message, run, run_well
+from tests.support.corpus import GOLDEN
+from tests.support.file_bytes import layout, operator, strategy
+from tests.support.in_memory import carry_out, catalog_of_entries, make
+from tests.support.readers import Entry, read, read_ranks
+
+WHOLE = Layout((4,), ((), ()))
+ROWS = Layout((4,), ((0,), ()))
+
+
+@pytest.fixture
+def write(tmp_path):
+    """A function that writes a document and returns its path."""
+
+    def written(text, name="hand.yaml"):
+        path = tmp_path / name
+        path.write_text(text if name.endswith(".json") else text.replace("\t", " "), "utf-8")
+        return str(path)
+
+    return written
+
+
+def document(parameters, ranks=4, **top):
+    """A document in JSON, which is YAML, too."""
+    return json.dumps({"ckpttool_strategy": 1, "ranks": ranks, "parameters": parameters, **top})
+
+
+def spelled(strategy):
+    """A strategy as a person would write it who knows everything."""
+    parameters = {}
+    for name, layouts in strategy.layouts.items():
+        one = layouts[0]
+        parameters[name] = {
+            "device_matrix": one.device_matrix,
+            "tensor_map": one.tensor_map,
+            "optimizer_shard": one.optimizer_shard,
+            "stages": strategy.stages_of(name),
+            **({"rows": one.rows} if one.rows else {}),
+        }
+    return document(parameters, len(strategy.ranks), stages=strategy.stages, otherwise="replicated")
+
+
+def uniform(strategy):
+    """The same, but all stages that have a parameter cut it like the first of them."""
+    return replace(
+        strategy,
+        layouts={
+            name: tuple(replace(layouts[0], first_rank=one.first_rank) for one in layouts)
+            for name, layouts in strategy.layouts.items()
+        },
+    )
+
+
+def metas(**shapes):
+    """Tensors by name; a string for a shape is a string entry."""
+    return {
+        name: TensorMeta(name, "str", (), shape)
+        if isinstance(shape, str)
+        else TensorMeta(name, "Float32", shape)
+        for name, shape in shapes.items()
+    }
+
+
+def resolved(paths, shapes):
+    """What strategy files say of these tensors, without problems."""
+    found, problems = read_strategy(paths).resolve(shapes)
+    assert not problems
+    return found
+
+
+# ------------------------------------------------------------------------ what is written
+
+
+@pytest.mark.parametrize("name", ["hand.yaml", "hand.yml", "hand.json"])
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("replicated", WHOLE),
+        ([4, 1], ROWS),
+        ([1, 4], Layout((4,), ((), (0,)))),
+        ([2, 1], Layout((2, 2), ((1,), ()))),  # neighbours are replicas, as with shard()
+        ([2, 2], Layout((2, 2), ((1,), (0,)))),
+        ([1, 1], WHOLE),
+        ({"parts": [2, 1], "optimizer_shard": 2}, Layout((2, 2), ((1,), ()), 2)),
+        ({"axis": 0}, ROWS),
+        ({"axis": 1, "parts": 2}, Layout((2, 2), ((), (1,)))),
+        ({"axis": 0, "parts": 1, "optimizer_shard": 4}, Layout((4,), ((), ()), 4)),
+        ({"axis": 0, "rows": [3, 1, 0, 2]}, Layout((4,), ((0,), ()), rows=(3, 1, 0, 2))),
+        ({"axis": 0, "rows": [3, 1]}, Layout((2, 2), ((1,), ()), rows=(3, 1))),
+        ({"device_matrix": [2, 2], "tensor_map": [0, -1]}, Layout((2, 2), ((0,), ()))),
+        ({"device_matrix": [2, 2], "tensor_map": [[0, 1], []]}, Layout((2, 2), ((0, 1), ()))),
+        ({"device_matrix": [2, 2], "tensor_map": [[-1], 1]}, Layout((2, 2), ((), (1,)))),
+        ({"device_matrix": [2, 2], "tensor_map": [[-1, 0, -1], [1]]}, Layout((2, 2), ((0,), (1,)))),
+    ],
+)
+def test_every_form_of_a_cut_is_read(write, name, written, expected):
+    path = write(document({"w": written}), name)
+    found = resolved([path], metas(w=(12, 12)))
+    assert found.layouts == {"w": (expected,)}
+    assert (found.stages, found.stage_ranks, found.files) == (1, 4, (path,))
+    assert found.by_hand["w"].startswith(path)
+    assert not found.notes
+
+
+def test_a_cut_by_axis_is_for_tensors_of_any_number_of_axes(write):
+    said = write(document({"*": {"axis": 0}}))
+    found = resolved(said, metas(a=(4,), b=(4, 2, 3))).layouts
+    assert {name: one[0].tensor_map for name, one in found.items()} == {
+        "a": ((0,),),
+        "b": ((0,), (), ()),
+    }
+
+
+def test_stages_have_the_ranks_of_their_own(write):
+    text = document({"a": {"axis": 0, "stages": [1]}, "b": [2]}, ranks=4, stages=2)
+    found = resolved(write(text), metas(a=(4,), b=(4,)))
+    assert found.stages_of("a") == (1,)
+    assert [one.first_rank for one in found.layouts["b"]] == [0, 2]
+    assert found.layouts["a"][0].ranks == range(2, 4)
+
+
+def test_the_first_pattern_that_matches_decides_and_idle_ones_are_told(write):
+    text = """
+ckpttool_strategy: 1
+ranks: 4
+parameters:
+  layer.[0-1].weight: [4, 1]
+  "*.weight": [1, 4]
+  "layer.?.bias": replicated
+  "*.1.weight": replicated
+  layers.*: replicated
+  "[*]": replicated
+"""
+    path = write(text)
+    names = ["layer.0.weight", "layer.1.weight", "layer.2.weight", "layer.2.bias", "[*]"]
+    shapes = {name: TensorMeta(name, "Float32", (4, 4)) for name in names}
+    found = resolved(path, shapes)
+    assert [found.layouts[name][0].parts for name in names] == [
+        (4, 1),
+        (4, 1),
+        (1, 4),
+        (1, 1),
+        (1, 1),  # a name that is the pattern, letter by letter
+    ]
+    (note,) = found.notes
+    assert note.kind == "absent"
+    assert f"*.1.weight ({path}, line 8), layers.* ({path}, line 9)" in note.text
+    assert "[*]" not in note.text
+
+
+def test_a_name_without_a_pattern_is_an_error_that_lists_it(write):
+    said = read_strategy(write(document({"w": "replicated"})))
+    found, problems = said.resolve(metas(a=(3,), w=(4,), b=(2,)))
+    the_one(problems, "hand.yaml: nothing is said of 2 parameters: a, b; add", "otherwise")
+    assert set(found.layouts) == {"w"}
+    assert said.resolve(metas(a=(3,), w=(4,)), is_rest_decided=True)[1] == ()
+    said = write(document({"w": "replicated"}, otherwise="replicated"))
+    assert set(resolved(said, metas(a=(1,), w=(4,))).layouts) == {"w"}
+
+
+def test_a_single_value_needs_no_pattern_but_a_word(write):
+    said = read_strategy(write(document({"w": "replicated"})))
+    found, problems = said.resolve(metas(w=(4,), step=(1,), rate=(), name="text"))
+    assert not problems
+    assert set(found.layouts) == {"w"}
+    the_one(
+        [note.text for note in found.notes], "hand.yaml: no pattern for 3 single values", "step"
+    )
+
+
+@pytest.mark.parametrize("unlike", [False, True])
+def test_a_single_value_without_a_pattern_is_the_same_on_all_ranks(write, unlike, tmp_path):
+    """What a training with Momentum saves besides; one rank may be of another step."""
+    full = {"w": noise("w", "Float32", (8, 4)), "moments.w": noise("m", "Float32", (8, 4))}
+    ranks = cut(full, strategy_of({name: Layout((4,), ((0,), ())) for name in full}))
+    for rank, held in ranks.items():
+        step = 7 if unlike and rank == 2 else 6
+        held["global_step"] = Entry("Int32", (1,), step.to_bytes(4, "little"))
+        held["momentum"] = Entry("Float32", (), bytes(4))
+    folder = write_ranks(tmp_path / "run", ranks, "ckpt")
+    hand = write(document({"*w": {"axis": 0}}))
+    result = run("merge", folder, "-s", hand, "-o", tmp_path / "m.ckpt")
+    if unlike:
+        assert result.exit_code == 5
+        assert not mentions(message(result), r"global_step: .*different between ranks \(.*rank 2")
+        return
+    assert result.exit_code == 0, message(result)
+    same = {name: ranks[0][name] for name in ("global_step", "momentum")}
+    assert read(tmp_path / "m.ckpt") == full | same
+    two = write(document({"*w": {"axis": 0}}, 2), "two.yaml")
+    run_well("split", tmp_path / "m.ckpt", "-d", two, "-o", tmp_path / "a")
+    run_well("reshard", folder, "-s", hand, "-d", two, "-o", tmp_path / "b")
+    held = read_ranks(tmp_path / "a")
+    assert held == read_ranks(tmp_path / "b")
+    assert held[1].items() >= same.items()
+
+
+def test_slices_of_one_element_are_no_single_value_to_a_target(write, tmp_path):
+    full = {"w": noise("w", "Float32", (4, 2)), "bias": noise("b", "Float32", (4,))}
+    rows = Layout((4,), ((0,),))
+    source = strategy_of({"w": Layout((4,), ((0,), ())), "bias": rows})
+    folder = write_ranks(tmp_path / "run", cut(full, source), "ckpt")
+    hand = write(document({"w": {"axis": 0}, "bias": {"axis": 0}}))
+    two = write(document({"w": {"axis": 0}}, 2), "two.yaml")
+    run_well("merge", folder, "-s", hand, "-o", tmp_path / "m.ckpt")
+    words = ["-d", two, "-o", tmp_path / "out", "--format", "ckpt"]
+    for command in (["split", tmp_path / "m.ckpt"], ["reshard", folder, "-s", hand]):
+        result = run(*command, *words)
+        assert result.exit_code == 5
+        assert "two.yaml: nothing is said of 1 parameter: bias" in message(result)
+        run_well(*command, *words, "--not-in-target", "drop", "--overwrite")
+        assert set(read_ranks(tmp_path / "out")[0]) == {"w"}
+
+
+def test_a_string_is_never_cut(write):
+    found = resolved(write(document({"*": {"axis": 0}})), metas(w=(4,), s="text"))
+    assert set(found.layouts) == {"w"}
+
+
+@pytest.mark.parametrize(
+    ("written", "reason"),
+    [
+        ("{axis: 0, part: 4}", "column 16: w: unknown key part; known are axis, parts, device"),
+        ("{axis: 0, axis: 1}", "column 16: axis: comes twice"),
+        ("{}", "w: no cut, expected axis"),
+        ("{stages: [0]}", "w: no cut, expected axis"),
+        ("{axis: 0, device_matrix: [4]}", "w: axis and device_matrix, expected axis"),
+        ("{device_matrix: [4]}", "w: device_matrix, expected axis"),
+        ("{axis: x}", "column 7: w: axis: 'x', expected a whole number, 0 or more"),
+        ("{axis: -1}", "w: axis: -1, expected a whole number"),
+        ("{axis: 64}", "w: axis: 64, expected less than 64"),
+        ("{axis: 0, parts: [4]}", r"w: parts: \[4\], expected a whole number"),
+        ("{axis: 0, parts: 3}", r"w: cut into \[3\], 3 slices, which 4 ranks of a stage cannot"),
+        ("{axis: 0, parts: 0}", r"w: cut into \[0\], 0 slices"),
+        ("{axis: 0, parts: 8}", "8 slices, which 4 ranks"),
+        ("[3, 1]", r"column 3: w: cut into \[3, 1\]"),
+        ("[x]", "w: parts: 'x', expected a whole number"),
+        ("4", "w: 4, expected replicated, a list of parts such as"),
+        ("copied", "w: 'copied', expected replicated"),
+        ("", "w: nothing, expected replicated"),
+        ("{device_matrix: [2, 4], tensor_map: [0]}", r"w: device_matrix: \[2, 4\], expected 4 ran"),
+        ("{device_matrix: [2, 2], tensor_map: [2]}", "w: tensor map .* names device axis 2; the"),
+        ("{device_matrix: [2, 2], tensor_map: [-2]}", "w: tensor_map: -2, expected a whole"),
+        ("{device_matrix: [2, 2], tensor_map: [0, 0]}", "w: tensor map .* uses device axis 0 tw"),
+        ("{device_matrix: [2, 2], tensor_map: 0}", "w: tensor_map: 0, expected a list of device"),
+        ("{device_matrix: {}, tensor_map: [0]}", "w: device_matrix: a mapping, expected a list"),
+        ("{parts: [2], optimizer_shard: 3}", "w: optimizer shard of 3 does not divide the repl"),
+        ("{parts: [2], optimizer_shard: 0}", "w: optimizer shard of 0"),
+        ("{parts: [4], rows: [3, 1]}", r"w: a manual split of \[3, 1\] rows, expected 4 numbers"),
+        ("{axis: 0, stages: [1]}", r"column 16: w: stages: \[1\], expected some of 0 to 0"),
+        ("{axis: 0, stages: []}", r"w: stages: \[\], expected some of 0 to 0"),
+    ],
+)
+def test_a_cut_that_makes_no_sense_is_an_error_with_its_place(write, written, reason):
+    path = write(f"ckpttool_strategy: 1\nranks: 4\nparameters:\n  w: {written}\n")
+    with pytest.raises(StrategyError, match=rf"hand\.yaml: line 4, .*{reason}") as caught:
+        read_strategy(path)
+    assert caught.value.exit_code == 4
+
+
+def test_all_bad_cuts_of_a_file_are_named(write):
+    with pytest.raises(CombinedError, match=r"(?s)line 4.* v: .*line 5.* w: "):
+        read_strategy(write("ckpttool_strategy: 1\nranks: 4\nparameters:\n  v: [3]\n  w: 7\n"))
+
+
+@pytest.mark.parametrize("name", ["hand.yaml", "hand.json"])
+def test_all_mistakes_of_a_file_are_named_with_their_lines(write, name):
+    top = {"ckpttool_strategy": 1, "ranks": 5, "stages": 2, "more": 3, "otherwise": "cut"}
+    cuts = {
+        "a": {"axis": -1, "part": 3, "foo": 2, "stages": [7]},
+        "b": {"device_matrix": [2, 2], "tensor_map": [5]},
+        "c": {"axis": 0, "rows": ["x"], "optimizer_shard": -1},
+        "d": "copied",
+    }
+    with pytest.raises(CombinedError) as caught:
+        read_strategy(write(json.dumps(top | {"parameters": cuts}, indent="\t"), name))
+    problems = [problem.partition(f"{name}: ")[2] for problem in caught.value.problems]
+    has_place = [bool(re.match(r"line \d+, column \d+: ", problem)) for problem in problems]
+    assert has_place == [name == "hand.yaml"] * 10
+    for problem, fact in zip(
+        problems,
+        [
+            "line 5, column 2: unknown key more",
+            "line 3, column 2: 5 ranks in 2 stages",
+            "line 6, column 2: otherwise: 'cut'",
+            "a: unknown key part",
+            "a: unknown key foo",
+            "a: axis: -1",
+            "line 16, column 3: b: tensor map",
+            "c: rows: 'x'",
+            "c: optimizer_shard: -1",
+            "d: 'copied'",
+        ],
+        strict=True,
+    ):
+        assert (fact if name == "hand.yaml" else re.sub("^line.*?: ", "", fact)) in problem
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("ranks: 4\n", "the key ckpttool_strategy is missing"),
+        ("- a\n", "the key ckpttool_strategy is missing; a hand-written"),
+        ("", "the strategy file is empty"),
+        ("# nothing\n", "the key ckpttool_strategy is missing"),
+        ("ckpttool_strategy: 2\nranks: 4\n", "line 1, .*ckpttool_strategy: 2, expected 1, the ver"),
+        ("ckpttool_strategy: '1'\nranks: 4\n", "ckpttool_strategy: '1', expected 1"),
+        ("ckpttool_strategy: 1\n", "the number of ranks is missing"),
+        ("ckpttool_strategy: 1\nranks: 0\n", "0 ranks in 1 stage, expected equally many in each"),
+        ("ckpttool_strategy: 1\nranks: 6\nstages: 4\n", "6 ranks in 4 stages, expected equally"),
+        ("ckpttool_strategy: 1\nranks: 6\nstages: 0\n", "6 ranks in 0 stages, expected"),
+        ("ckpttool_strategy: 1\nranks: 2000000\n", "2000000 ranks in 1 stage, .* most 1048576"),
+        ("ckpttool_strategy: 1\nranks: 4\nrank: 4\n", "line 3, column 1: unknown key rank; known"),
+        ("ckpttool_strategy: 1\nranks: 4\nparameters: x\n", "line 3, .*parameters: 'x', expected"),
+        ("ckpttool_strategy: 1\nranks: 4\nparameters:\n", "parameters: nothing, expected a map"),
+        ("ckpttool_strategy: 1\nranks: 4\notherwise: cut\n", "otherwise: 'cut', expected the word"),
+        ("ckpttool_strategy: 1\nranks: [4\n", "line 3, column 1: no YAML"),
+        ("a: \x01", "no YAML: unacceptable character"),
+        (
+            "ckpttool_strategy: 1\n# " + "x" * 2**20,
+            ".* bytes; .* 1048576 at most",
+        ),
+    ],
+)
+def test_a_document_of_another_kind_is_refused(write, text, reason):
+    with pytest.raises(StrategyError, match=rf"hand\.yaml: (.*: )?{reason}"):
+        read_strategy(write(text))
+
+
+def test_json_by_hand_is_known_by_its_key_and_yaml_by_its_name(write):
+    text = document({"w": {"axis": 0}})
+    with pytest.raises(StrategyError, match=r"unless by hand: then its name ends in \.yaml"):
+        read_strategy(write(text, "hand.ckpt"))
+    with pytest.raises(StrategyError, match=r"w: unknown key axes"):
+        read_strategy(write(document({"w": {"axes": 0}}), "hand.json"))
+    with pytest.raises(StrategyError, match="no JSON"):
+        read_strategy(write(text + "}", "hand.json"))
+
+
+# ------------------------------------------------------------------------ beside another file
+
+
+@pytest.fixture
+def listed(tmp_path):
+    """MindSpore's strategy of two stages of two ranks, which lists w in both, v in one."""
+    paths = []
+    for stage, names in enumerate([("w",), ("v", "w")]):
+        items = [layout(name, (2,), (0, -1)) for name in names]
+        path = tmp_path / f"stage{stage}.ckpt"
+        path.write_bytes(strategy(operator(stage), *items))
+        paths.append(str(path))
+    return paths
+
+
+def beside(parameters, **top):
+    return json.dumps({"ckpttool_strategy": 1, "parameters": parameters, **top})
+
+
+def test_a_strategy_by_hand_adds_to_another_one(write, listed):
+    hand = write(beside({"x*": [1, 2], "w": [2, 1]}))
+    found = resolved([hand, *listed], metas(w=(4, 4), v=(4, 4), x=(4, 4), y=(1,)))
+    assert found.stages_of("x") == (0, 1)
+    assert found.layouts["x"][1] == Layout((2,), ((), (0,)), first_rank=2)
+    assert found.layouts["w"] == read_strategy(listed).layouts["w"]
+    assert set(found.layouts) == {"v", "w", "x"}  # y is what it was without the file: not listed
+    assert set(found.by_hand) == {"w", "x"}  # what is said twice is not corrected by contents
+    assert found.files == (*listed, hand)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "reason"),
+    [
+        ({"w": [1, 2]}, r"w: .*hand\.yaml, line 1 cuts it otherwise than .*stage0\.ckpt.*; a str"),
+        ({"*": "replicated"}, "v: .*otherwise than"),
+        ({"w": {"axis": 0, "stages": [1]}}, "w: .*otherwise than"),
+    ],
+)
+def test_a_strategy_by_hand_corrects_nothing(write, listed, parameters, reason):
+    said = read_strategy([*listed, write(beside(parameters))])
+    found, problems = said.resolve(metas(w=(4, 4), v=(4, 4)))
+    assert [problem for problem in problems if re.search(reason, problem)], problems
+    assert found.layouts == read_strategy(listed).layouts
+
+
+def test_both_files_must_be_for_the_same_ranks(write, listed):
+    assert read_strategy([*listed, write(beside({}, ranks=4, stages=2))]).stages == 2
+    for top in ({"ranks": 8}, {"stages": 1}):
+        with pytest.raises(StrategyError, match=r"ranks in . stages?, but .* is for 4 in 2"):
+            read_strategy([*listed, write(beside({}, **top))])
+
+
+def test_there_is_only_one_strategy_by_hand(write):
+    one, two = (write(document({}), name) for name in ("a.yaml", "b.json"))
+    with pytest.raises(StrategyError, match=r"b\.json: by hand, as .*a\.yaml is; put them tog"):
+        read_strategy([one, two])
+    assert read_strategy([one, one]).files == (one,)
+
+
+# ------------------------------------------------------------------------ what comes of it
+
+
+@examples(100)
+@given(moves())
+def test_a_layout_by_hand_does_what_the_same_layout_of_mindspore_does(tmp_path_factory, move):
+    folder = tmp_path_factory.mktemp("hand")
+    strategies = []
+    path = folder / "hand.yaml"
+    src, dst = uniform(move.src), uniform(move.dst)
+    slices = cut(move.entries, src)
+    catalog = catalog_of_entries(slices)
+    for known in (src, dst):
+        path.write_text(spelled(known), encoding="utf-8")
+        strategies.append(resolved(str(path), catalog.metas))
+    assert carry_out(make(catalog, *strategies), slices) == cut(move.entries, dst)
+
+
+CASES = [
+    "tutorial_8_to_4_infer",
+    "layout_multi_axis_optshard",
+    "pipeline_2x4_to_4x2",
+    "uneven_manual_split_2_to_4",
+    "reshard_56_optshard_to_8",
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_golden_conversions_come_out_the_same_by_hand(case, tmp_path):
+    conversion = corpus.conversion(case, "reshard")
+    words = []
+    for flag, name in (("-s", conversion.src_strategy), ("-d", conversion.dst_strategy)):
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(spelled(read_strategy(str(GOLDEN / case / name))))
+        words += [flag, path]
+    source = GOLDEN / case / conversion.source
+    run_well("reshard", source, *words, "-o", tmp_path / "out", "--format", "ckpt")
+    got = corpus.digests(read_ranks(tmp_path / "out"))
+    assert not corpus.differences(conversion.ranks, got, conversion.undefined)
+
+
+@pytest.fixture
+def hybrid(tmp_path):
+    """Four ranks that each saved its rows of two tensors, a random state, and two tensors of all.
+
+    Of the matrix they also know who has which columns.
+    """
+    full = {name: noise(name, "Float32", (8, 8)) for name in ("weight", "moments.weight", "bias")}
+    rate, columns = noise("rate", "Float32", (1,)), noise("columns", "Float16", (2, 8))
+    ranks = {}
+    for rank in range(4):
+        ranks[rank] = {"rate": rate, "bias": full["bias"]}
+        for name in ("weight", "moments.weight"):
+            ranks[rank][name] = part(full[name], slice(2 * rank, 2 * rank + 2))
+        where = slice(4 * (rank // 2), 4 * (rank // 2) + 4)
+        ranks[rank]["columns"] = part(columns, (slice(None), where))
+    folder = write_ranks(tmp_path / "hybrid", ranks, "ckpt")
+    return folder, {**full, "rate": rate, "columns": columns}
+
+
+def part(entry, where):
+    array = entry.array()[where]
+    return Entry(entry.dtype, array.shape, array.tobytes())
+
+
+RIGHT = {"*weight": {"axis": 0}, "columns": [1, 2], "*": "replicated"}
+
+
+def test_slices_that_nobody_kept_a_record_of_are_merged_and_cut_anew(hybrid, write, tmp_path):
+    folder, full = hybrid
+    four = write(document(RIGHT), "four.yaml")
+    two = write(document(RIGHT | {"columns": [2, 1]}, 2), "two.json")
+    run_well("merge", folder, "-s", four, "-o", tmp_path / "full.h5")
+    assert read(tmp_path / "full.h5") == full
+    run_well("split", tmp_path / "full.h5", "-d", two, "-o", tmp_path / "two", "--format", "ckpt")
+    run_well("reshard", folder, "-s", four, "-d", two, "-o", tmp_path / "same", "--format", "ckpt")
+    got = read_ranks(tmp_path / "two")
+    assert got == read_ranks(tmp_path / "same")
+    for rank in (0, 1):
+        rows = slice(4 * rank, 4 * rank + 4)
+        assert got[rank] == {
+            "weight": part(full["weight"], rows),
+            "moments.weight": part(full["moments.weight"], rows),
+            "columns": part(full["columns"], slice(rank, rank + 1)),
+            "rate": full["rate"],
+            "bias": full["bias"],
+        }
+
+
+def test_a_target_by_hand_may_be_nothing_but_copies(hybrid, write, tmp_path):
+    folder, full = hybrid
+    run_well("merge", folder, "-s", write(document(RIGHT)), "-o", tmp_path / "full.h5")
+    copies = write(document({}, 3, otherwise="replicated"), "copies.yaml")
+    run_well("split", tmp_path / "full.h5", "-d", copies, "-o", tmp_path / "out")
+    assert read_ranks(tmp_path / "out") == {0: full, 1: full, 2: full}
+
+
+def test_inspect_shows_what_a_strategy_by_hand_makes_of_the_files(hybrid, write):
+    folder, _ = hybrid
+    path = write(document(RIGHT | {"other": "replicated"}))
+    result = json.loads(run_well("inspect", folder, "-s", path, "--json").stdout)
+    shown = {one["name"]: (one["shape"], one["tensor_map"]) for one in result["tensors"]}
+    assert shown["weight"] == ([8, 8], [[0], []])
+    assert shown["columns"] == ([2, 8], [[], [1]])
+    assert shown["rate"] == ([1], [[]])
+    assert [note["kind"] for note in result["notes"] if "other" in note["text"]] == ["absent"]
+    places = {one["name"]: one["by_hand"] for one in result["tensors"]}
+    assert places["bias"] == f"{path}, line 1"
+
+
+def test_inspect_shows_what_is_said_although_something_is_not(hybrid, write):
+    folder, _ = hybrid
+    result = run("inspect", folder, "-s", write(document({"*weight": [4, 1]})), "--json")
+    assert result.exit_code == 5
+    found = json.loads(result.stdout)
+    assert {one["name"]: one["shape"] for one in found["tensors"]}["weight"] == [8, 8]
+    the_one(found["problems"], "nothing is said of 2 parameters: bias, columns")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "top", "facts"),
+    [
+        ({"weight": {"axis": 0}}, {}, ["nothing is said of 3 parameters: bias, moments.weight"]),
+        (
+            RIGHT | {"columns": "replicated"},
+            {},
+            [r"columns: .*hand\.yaml, line 1 says that ranks 0-3 hold the same, and they differ"],
+        ),
+        (
+            # Four slices that differ would be an optimizer shard, were it MindSpore's strategy.
+            {"weight": "replicated", "columns": [1, 2], "*": "replicated"},
+            {},
+            ["weight: .*says that ranks 0-3 hold the same"],
+        ),
+        (
+            {"columns": {"axis": 1}, "*weight": {"axis": 0}},
+            {"otherwise": "replicated", "ranks": 2},
+            ["ranks 2, 3 found, but .*hand.yaml is for 2 ranks"],
+        ),
+        (
+            {"rate": "replicated"},
+            {"otherwise": "replicated"},
+            ["weight.*not in the strategy"],
+        ),
+        (
+            {"weight": {"axis": 1}, "moments.weight": {"axis": 0}},
+            {"otherwise": "replicated"},
+            [r"moments.weight: .*line 1 makes it \(8, 8\), and .*line 1 makes weight \(2, 32\)"],
+        ),
+        ({"rate": {"axis": 1}}, {"otherwise": "replicated"}, [r"rate: .*, line \d+ cuts axis 1 "]),
+        ({"columns": [2]}, {"otherwise": "replicated"}, [r"columns: .* has shape \(2, 4\)"]),
+    ],
+)
+def test_what_the_files_contradict_is_an_error(hybrid, write, tmp_path, parameters, top, facts):
+    folder, _ = hybrid
+    path = write(document(parameters, **top))
+    result = run("merge", folder, "-s", path, "-o", tmp_path / "out" / "full.h5")
+    assert result.exit_code == 5, result.output
+    assert not mentions(message(result), *facts), message(result)
+    assert not files_below(tmp_path / "out")
+
+
+def test_a_tensor_that_is_cut_by_mistake_is_pointed_out(hybrid, write, tmp_path):
+    folder, full = hybrid
+    path = write(document(RIGHT | {"*": {"axis": 0}}))
+    result = run_well("merge", folder, "-s", path, "-o", tmp_path / "full.h5")
+    assert "cut by hand, and all ranks hold the same; are they replicated?: rate" in message(result)
+    assert "weight (" not in message(result)
+    assert read(tmp_path / "full.h5")["rate"].data == full["rate"].data * 4
+
+
+def test_every_tensor_by_hand_is_looked_at_not_only_the_largest(write, tmp_path):
+    """Samples of the largest would do for a strategy of MindSpore's; a pattern matches anything."""
+    ranks = {
+        rank: {f"w{i}": noise(f"w{i}", "Float32", (64 - i,)) for i in range(8)}
+        | {"small": noise(f"small{rank}", "Float32", (2,))}
+        for rank in range(2)
+    }
+    folder = write_ranks(tmp_path / "run", ranks, "ckpt")
+    path = write(document({"*": "replicated"}, 2))
+    result = run("merge", folder, "-s", path, "-o", tmp_path / "full.h5")
+    assert result.exit_code == 5
+    assert not mentions(message(result), "^ckpttool: small: .*line 1 says that ranks 0, 1 hold the")
+
+
+def test_ranks_may_hold_different_parameters_and_uneven_rows(write, tmp_path):
+    table, head = noise("table", "Float32", (10, 3)), noise("head", "Float32", (6, 3))
+    ranks = {rank: {} for rank in range(4)}
+    ranks[0]["table"], ranks[1]["table"] = part(table, slice(6)), part(table, slice(6, 10))
+    ranks[2]["head"], ranks[3]["head"] = part(head, slice(3)), part(head, slice(3, 6))
+    folder = write_ranks(tmp_path / "run", ranks, "ckpt")
+    path = write(document({"table": {"axis": 0, "rows": [6, 4]}, "head": [2, 1]}, stages=2))
+    run_well("merge", folder, "-s", path, "-o", tmp_path / "full.h5")
+    assert read(tmp_path / "full.h5") == {"table": table, "head": head}
+    shutil.rmtree(folder / "rank_3")
+    result = run("merge", folder, "-s", path, "-o", tmp_path / "again.h5")
+    assert result.exit_code == 5
+    assert not mentions(message(result), r"rank 3: no checkpoint file .*: parameter head")

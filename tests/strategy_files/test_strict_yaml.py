@@ -1,0 +1,119 @@
+"""YAML of which every value has one meaning and a place, and nothing is larger than the file."""
+
+import contextlib
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttool.formats.strict_yaml import MAX_BYTES, Node, nodes_of_json, parse_yaml
+from tests.strategies import examples
+
+
+def bare(node):
+    """The values of a node and of all below it, without places."""
+    if isinstance(node.value, dict):
+        return {key: bare(item) for key, item in node.value.items()}
+    if isinstance(node.value, tuple):
+        return [bare(item) for item in node.value]
+    return node.value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a: [1, -2, 0]\nb:\n  c: x y\n", {"a": [1, -2, 0], "b": {"c": "x y"}}),
+        ("- a\n- [b, {c: d}]\n", ["a", ["b", {"c": "d"}]]),
+        ("a:\nb: ~\nc: null\nd: ''\n", {"a": None, "b": None, "c": None, "d": ""}),
+        (
+            "[010, 0x1f, 1_000, 1:30, 1.5, 1e3, +1]",
+            ["010", "0x1f", "1_000", "1:30", "1.5", "1e3", "+1"],
+        ),
+        ("[yes, no, on, true, 2024-01-01]", ["yes", "no", "on", "true", "2024-01-01"]),
+        ("['4', \"4\", 4]", ["4", "4", 4]),
+        ("no: 1\n1: 2\n1.5: 3\n'': 4\n", {"no": 1, "1": 2, "1.5": 3, "": 4}),
+        ("\ufeffa: größe 𝄞\n", {"a": "größe 𝄞"}),
+        ("# only a comment\n", None),
+        ("", None),
+        ('{"a": [1, "x\\n"]}', {"a": [1, "x\n"]}),
+        ("9999999999999999999", "9999999999999999999"),
+    ],
+)
+def test_what_json_has_is_read_and_nothing_is_turned_into_something_else(text, value):
+    assert bare(parse_yaml(text.encode())) == value
+
+
+def test_every_value_knows_where_it_stands():
+    root = parse_yaml(b"a:\n  b: [1,\n    x]\n").value
+    inner = root["a"].value["b"]
+    assert root["a"].place == "line 1, column 1: "
+    assert inner.place == "line 2, column 3: "  # of its key
+    assert [item.place for item in inner.value] == ["line 2, column 7: ", "line 3, column 5: "]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a: 1\nb: 2\na: 3\n", "line 3, column 1: a: comes twice"),
+        ("a: {b: 1, 'b': 2}\n", "line 1, column 11: b: comes twice"),
+        ("a: &x [1]\nb: *x\n", "line 2, column 4: no YAML: an alias, which is not read"),
+        ("a: *x\n", r'line 1, column 4: .* an alias, which is not read; .* quotes: "\*\.weight"'),
+        (
+            "*.weight: 1\n",
+            r"line 1, column 2: no YAML: .*; a name or a pattern .* stands in quotes",
+        ),
+        ("*weight: 1\n", "line 1, column 1: no YAML: an alias, which is not read"),
+        (
+            "a: !!python/object/apply:os.system [x]\n",
+            "line 1, column 4: no YAML: a tag, which is not read",
+        ),
+        ("!!binary a: 1\n", "line 1, column 1: no YAML: a tag"),
+        ("a: !x 1\n", "line 1, column 4: no YAML: a tag, which is not read"),
+        ("a: ! 1\n", "line 1, column 4: no YAML: a tag, which is not read"),
+        ("? [a]\n: 1\n", "line 1, column 3: a key that is no text"),
+        ("a: [1\n", "line 2, column 1: no YAML: expected ',' or ']'"),
+        ("a: 1\n\tb: 2\n", "line 2, column 1: no YAML: found character"),
+        ("a: 1\n---\nb: 2\n", "line 2, column 1: no YAML: but found another document"),
+        ("a: \x01\n", "no YAML: unacceptable character"),
+        ("[" * 100_000, "no YAML: nested too deep"),
+    ],
+)
+def test_what_has_no_one_meaning_is_refused_with_its_place(text, reason):
+    with pytest.raises(ValueError, match=reason):
+        parse_yaml(text.encode())
+
+
+def test_an_alias_bomb_is_refused_at_its_first_alias():
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
+    with pytest.raises(ValueError, match="line 2, column 10: no YAML: an alias"):
+        parse_yaml("\n".join(lines).encode())
+
+
+def test_what_is_too_large_or_no_text_is_refused():
+    with pytest.raises(ValueError, match=f"{MAX_BYTES + 1} bytes; {MAX_BYTES} are the most"):
+        parse_yaml(b"#" * (MAX_BYTES + 1))
+    with pytest.raises(ValueError, match="not UTF-8"):
+        parse_yaml(b"a: \xff")
+
+
+def test_json_becomes_the_same():
+    document = {"a": [1, {"b": None}], "c": "x", "d": 1.5, "e": True}
+    node = nodes_of_json(json.dumps(document).encode())
+    assert bare(node) == {"a": [1, {"b": None}], "c": "x", "d": "1.5", "e": "True"}
+    assert node.value["a"].place == ""
+    with pytest.raises(ValueError, match="no JSON: nested too deep"):
+        nodes_of_json(b"[" * 900 + b"]" * 900)
+    with pytest.raises(ValueError, match="a: stored twice"):
+        nodes_of_json(b'{"a": 1, "a": 2}')
+
+
+@examples(300)
+@given(
+    st.text(st.sampled_from("ab:-[]{}&*!?|>'\"#%@` \n\t0\\,~"), max_size=24)
+    | st.binary(max_size=16)
+)
+def test_any_bytes_give_nodes_or_a_reason(text):
+    with contextlib.suppress(ValueError):
+        assert isinstance(parse_yaml(text if isinstance(text, bytes) else text.encode()), Node)

@@ -1,0 +1,244 @@
+"""Writes folders as MindFormers' "Checkpoint 2.0" does, without the package.
+
+Written down from what MindFormers 1.7 to 2.1 do when they save: the slice number is counted
+through the flattened tensor map, replicas are counted in the order of ranks, redundancy is removed
+by giving each slice to the least loaded rank that has it (few candidates first, then large ones,
+then by the text of their key), and files are numbered over the ranks that hold something.  Slices
+are cut by the oracle.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from tests.oracle import OracleLayout, take
+from tests.support.file_bytes import safetensors
+from tests.support.readers import NUMPY_TYPES, SAFETENSORS_TYPES, Entry
+
+WORDS = {name: word for word, name in SAFETENSORS_TYPES.items()}
+COMMON = {
+    "epoch_num": 1,
+    "step_num": 7,
+    "global_step": 7,
+    "loss_scale": 1.5,
+    "global_batch_size": 8,
+}
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, Entry]) -> None:
+    """A file with these tensors, contents in the order of the names."""
+    header, data = {"__metadata__": {"format": "ms"}}, b""
+    for name, entry in sorted(tensors.items()):
+        span = [len(data), len(data) + len(entry.data)]
+        spelled = {"dtype": WORDS[entry.dtype], "shape": list(entry.shape), "data_offsets": span}
+        header[name] = spelled
+        data += entry.data
+    path.write_bytes(safetensors(header, data))
+
+
+def slice_number(layout: OracleLayout, rank: int) -> int:
+    """The number of the slice that a rank holds, counted through the flattened tensor map."""
+    matrix = layout.device_matrix
+    coords = np.unravel_index(rank - layout.first_rank, matrix) if matrix else ()
+    number = 0
+    for axes in layout.tensor_map:
+        for axis in axes:
+            number = number * matrix[-1 - axis] + int(coords[-1 - axis])
+    return number
+
+
+def spell(layout: OracleLayout) -> dict[str, object]:
+    """A layout as ``mindspore.parallel.Layout.to_dict`` gives it."""
+    spelled = {0: lambda axes: -1, 1: lambda axes: axes[0]}
+    return {
+        "device_matrix": list(layout.device_matrix),
+        "tensor_map": [spelled.get(len(axes), list)(axes) for axes in layout.tensor_map],
+        "interleaved_parallel": False,
+        "alias_name": [f"d{i}" for i in range(len(layout.device_matrix))],
+        "rank_list": list(layout.ranks),
+    }
+
+
+@dataclass
+class Save:
+    """What is to be saved, and how; `write` writes it.
+
+    ``layouts`` has for each parameter one layout for every stage that has it; what has none is on
+    every rank and no part of the metadata, as MindFormers has it for what has no strategy.
+    """
+
+    entries: Mapping[str, Entry]
+    layouts: Mapping[str, tuple[OracleLayout, ...]]
+    ranks: int
+    is_optimizer: Callable[[str], bool] = lambda name: name.startswith("adam_m.")
+    remove_redundancy: bool = False
+    prefix: str | None = None
+    spell_dtype: Callable[[str], str] = str
+    uncut: frozenset[str] = frozenset()  # what has no layout in the metadata, and is on every rank
+    like: Mapping[str, str] = field(default_factory=dict)  # unlisted, and cut like another
+    has_parameter_numbers: bool = False  # as the commit e2661fcd wrote them
+    has_rank_groups: bool = True  # since 1.9
+
+    def held(self, rank: int) -> dict[str, int]:
+        """The parameters of the metadata that a rank has, and the numbers of its slices."""
+        held = dict.fromkeys(self.uncut, 0)
+        for name, layouts in self.layouts.items():
+            for layout in layouts:
+                if rank in layout.ranks:
+                    held[name] = slice_number(layout, rank)
+        return {name: held[name] for name in self.entries if name in held}
+
+    def slice_of(self, name: str, rank: int) -> Entry | None:
+        """What a rank has of a tensor."""
+        entry = self.entries[name]
+        for layout in self.layouts.get(self.like.get(name, name), ()):
+            if rank in layout.ranks:
+                part = take(entry.array(), layout, rank)
+                return Entry(entry.dtype, part.shape, part.tobytes())
+        is_everywhere = name not in self.layouts and name not in self.like
+        return entry if is_everywhere else None
+
+    def write(self, folder: Path) -> dict[str, object]:
+        """Write the files, ``metadata.json`` and ``common.json``; the metadata is returned."""
+        folder.mkdir(parents=True, exist_ok=True)
+        places = self._balanced() if self.remove_redundancy else self._everywhere()
+        contents: dict[str, dict[str, Entry]] = {}
+        for name, _, rank, file in places:
+            contents.setdefault(file, {})[name] = self.slice_of(name, rank)
+        if not self.remove_redundancy:
+            for rank in range(self.ranks):
+                for name in self.entries:
+                    part = self.slice_of(name, rank)
+                    if part is not None:
+                        contents.setdefault(self._file(name, rank, self.ranks), {})[name] = part
+                contents.setdefault(self._file("", rank, self.ranks), {})
+        for file, tensors in contents.items():
+            write_safetensors(folder / file, tensors)
+        metadata = {
+            "state_dict_metadata": self._tensors(),
+            "storage_data": self._storage(places),
+        }
+        text = json.dumps(metadata, ensure_ascii=False, indent=4)
+        (folder / "metadata.json").write_text(text, encoding="utf-8")
+        (folder / "common.json").write_text(json.dumps(COMMON, indent=4))
+        return metadata
+
+    def write_root(self, root: Path, iteration: int = 1, word: str = "iteration") -> Path:
+        """The same, in a folder of its iteration, which is the last complete one then."""
+        folder = root / f"{word}_{iteration:08d}"
+        self.write(folder)
+        (root / "latest_checkpointed_iteration.txt").write_text(str(iteration))
+        return folder
+
+    def _file(self, name: str, number: int, total: int) -> str:
+        kind = "opt" if self.is_optimizer(name) else "model"
+        prefix = f"{self.prefix}-" if self.prefix else ""
+        return f"{prefix}{kind}-{number:07d}-{total:07d}.safetensors"
+
+    def _tensors(self) -> dict[str, object]:
+        tensors: dict[str, dict[str, object]] = {}
+        for rank in range(self.ranks):
+            for name, number in self.held(rank).items():
+                layout = next((one for one in self.layouts.get(name, ())), None)
+                entry = self.entries[name]
+                parts = parts_of(layout, len(entry.shape))
+                local = [size // n for size, n in zip(entry.shape, parts, strict=True)]
+                tensor = tensors.setdefault(name, self._tensor(entry, layout, parts))
+                chunk = {"global_offset": [number], "local_shape": local}
+                if chunk not in tensor["chunk"]:
+                    tensor["chunk"].append(chunk)
+        return tensors
+
+    def _tensor(
+        self, entry: Entry, layout: OracleLayout | None, parts: list[int]
+    ) -> dict[str, object]:
+        replicas: list[int] = []
+        seen: dict[int, int] = {}
+        for rank in () if layout is None else layout.ranks:
+            number = slice_number(layout, rank)
+            replicas.append(seen.get(number, 0))
+            seen[number] = replicas[-1] + 1
+        return {
+            "properties": {
+                "dtype": self.spell_dtype(entry.dtype),
+                "replica_id": replicas if layout is not None else 0,
+                "allow_shape_mismatch": False,
+                "allow_to_save": True,
+            },
+            "global_shape": list(entry.shape),
+            "axis_fragmentations": parts,
+            "layout": None if layout is None else spell(layout),
+            "chunk": [],
+        }
+
+    def _everywhere(self) -> list[tuple[str, int, int, str]]:
+        """Name, slice number, rank and file of everything, each rank saving all it has."""
+        return [
+            (name, number, rank, self._file(name, rank, self.ranks))
+            for rank in range(self.ranks)
+            for name, number in self.held(rank).items()
+        ]
+
+    def _balanced(self) -> list[tuple[str, int, int, str]]:
+        """The same, each slice saved by one rank."""
+        places = []
+        for is_optimizer in (False, True):
+            ranks_of: dict[str, list[int]] = {}
+            keys: dict[str, tuple[str, int, int]] = {}
+            for rank in range(self.ranks):
+                for name, number in self.held(rank).items():
+                    if self.is_optimizer(name) == is_optimizer:
+                        ranks_of.setdefault(str((name, (number,))), []).append(rank)
+                        nbytes = len(self.slice_of(name, rank).data)
+                        keys[str((name, (number,)))] = (name, number, nbytes)
+            loads = dict.fromkeys(range(self.ranks), 0)
+            chosen: dict[int, list[tuple[str, int]]] = {}
+            for key in sorted(ranks_of, key=lambda k: (len(ranks_of[k]), -keys[k][2], k)):
+                rank = min(ranks_of[key], key=lambda rank: loads[rank])
+                loads[rank] += keys[key][2]
+                chosen.setdefault(rank, []).append(keys[key][:2])
+            for file, rank in enumerate(sorted(chosen)):
+                places += [
+                    (name, number, rank, self._file(name, file, len(chosen)))
+                    for name, number in chosen[rank]
+                ]
+        return places
+
+    def _storage(self, places: Iterable[tuple[str, int, int, str]]) -> dict[str, object]:
+        storage: dict[str, list[dict[str, object]]] = {}
+        for name, number, rank, file in places:
+            if self.has_parameter_numbers:
+                rank = list(self.held(rank)).index(name)
+                file = self._file(name, rank, self.ranks)
+            entry = {"file_name": file, "storage_rank": rank}
+            if self.has_rank_groups:
+                ranks = [r for r in range(self.ranks) if self.held(r).get(name) == number]
+                entry["rank_group"] = ranks
+            storage.setdefault(str((name, (number,))), []).append(entry)
+        return storage
+
+
+def parts_of(layout: OracleLayout | None, ndim: int) -> list[int]:
+    """Slices along each axis."""
+    if layout is None:
+        return [1] * ndim
+    return [math.prod(layout.device_matrix[-1 - a] for a in axes) for axes in layout.tensor_map]
+
+
+def entry_of(array: np.ndarray, dtype: str = "Float32") -> Entry:
+    """An array as an entry."""
+    return Entry(dtype, array.shape, array.astype(NUMPY_TYPES[dtype]).tobytes())
+
+
+def change(folder: Path, edit: Callable[[dict], object]) -> None:
+    """Change a ``metadata.json``."""
+    path = folder / "metadata.json"
+    metadata = json.loads(path.read_text(encoding="utf-8"))
+    edit(metadata)
+    path.write_text(json.dumps(metadata), encoding="utf-8")

@@ -1,0 +1,169 @@
+"""Engines for tests: a checkpoint to convert on them, and Dask schedulers and workers to run."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import ckpttool
+from tests.support.checkpoints import noise, write_file
+from tests.support.commands import files_below
+from tests.support.corpus import GOLDEN
+
+ROOT = Path(ckpttool.__file__).parent.parent
+CASE = GOLDEN / "reshard_8_to_4"
+FORMATS = ("ckpt", "safetensors", "hdf5")
+COMMAND = [sys.executable, "-m", "ckpttool"]
+PATIENCE_SECONDS = 120  # for what takes a second on a machine that is not busy
+
+
+def environment(**more: str) -> dict[str, str]:
+    """What a process of ours needs to find the package that is tested, wherever it runs."""
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path, **more}
+
+
+def reshard_words(folder: Path, output_format: str) -> list[str]:
+    """A command line that reshards a golden checkpoint from 8 ranks to 4."""
+    words = ["reshard", CASE / "src", "-s", CASE / "src_strategy.ckpt"]
+    words += ["-d", CASE / "dst_strategy.ckpt", "-o", folder, "--format", output_format]
+    return [str(word) for word in words]
+
+
+def merge_words(folder: Path, output_format: str) -> list[str]:
+    """A command line that merges the same checkpoint into numbered files."""
+    words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", folder]
+    words += ["--format", output_format, "--max-shard-size", "1KB"]
+    return [str(word) for word in words]
+
+
+def split_words(source: Path, folder: Path) -> list[str]:
+    """A command line that splits what `write_source` wrote."""
+    words = ["split", source / "m.ckpt", "-d", source / "s.json", "-o", folder, "--format", "ckpt"]
+    return [str(word) for word in words]
+
+
+def write_source(folder: Path, ranks: int, rank_bytes: int) -> Path:
+    """A checkpoint of one tensor that is not the same anywhere, and a strategy to split it."""
+    entry = noise("w", "Float32", (ranks, rank_bytes // 4))
+    write_file(folder / "m.ckpt", {"w": entry}, "ckpt")
+    item = {"w": {"dev_matrix": [ranks], "tensor_map": [0, -1]}}
+    (folder / "s.json").write_text(json.dumps({"parallel_layout_item": item}))
+    return folder
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Hashes of all files in a folder and below."""
+    return {
+        path: hashlib.sha256((folder / path).read_bytes()).hexdigest()
+        for path in files_below(folder)
+    }
+
+
+def start(*words: str | Path, **more: object) -> subprocess.Popen[str]:
+    """A process whose messages can be read."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([str(w) for w in words], **{"env": environment(), **streams, **more})
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Exit code and messages of a process that comes to an end."""
+    try:
+        _, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    finally:
+        process.kill()
+    return process.returncode, errors
+
+
+def wait_until(is_so: Callable[[], object], what: str) -> None:
+    """Look again and again until something is so."""
+    until = time.monotonic() + PATIENCE_SECONDS
+    while not is_so():
+        assert time.monotonic() < until, f"in vain: {what}"
+        time.sleep(0.002)
+
+
+def dump_state(*given: object) -> tuple[tuple[int, int], int]:
+    """Whether a core dump of this process can be: the limit of its size, and PR_GET_DUMPABLE.
+
+    It is called in other processes, whatever is ``given`` to them.
+    """
+    return resource.getrlimit(resource.RLIMIT_CORE), ctypes.CDLL(None).prctl(3, 0, 0, 0, 0)
+
+
+NO_DUMP = ((0, 0), 0)
+
+
+class DaskCluster:
+    """A Dask scheduler, and workers with one thread each, as processes."""
+
+    def __init__(self, folder: Path, **more: str) -> None:
+        self._folder = folder
+        self.file = folder / "scheduler.json"
+        self.workers: list[subprocess.Popen[str]] = []
+        words = ["--port", "0", "--host", "127.0.0.1", "--scheduler-file", self.file]
+        self.scheduler = self._start("scheduler", *words, **more)
+        wait_until(lambda: self.file.exists() and self.file.read_text().endswith("}"), "scheduler")
+        self.address = str(json.loads(self.file.read_text())["address"])
+
+    def _start(
+        self, kind: str, *words: str | Path, before: tuple[str, ...] = (), **more: str
+    ) -> subprocess.Popen[str]:
+        ports = ["--dashboard-address", "127.0.0.1:0"]
+        command = [*before, sys.executable, "-m", "dask", kind, *ports, *map(str, words)]
+        env = {**environment(), **more}
+        with (self._folder / f"{kind}-{len(self.workers)}.log").open("w") as log:
+            streams = {"stderr": log, "stdout": log, "text": True}
+            return subprocess.Popen(command, env=env, cwd=self._folder, **streams)
+
+    def add_worker(
+        self, before: tuple[str, ...] = (), threads: int = 1, **more: str
+    ) -> subprocess.Popen[str]:
+        """One more worker, ready; ``more`` is its environment, ``before`` what starts it."""
+        log = self._folder / f"worker-{len(self.workers)}.log"
+        words = [self.address, "--nthreads", str(threads), "--no-nanny"]
+        worker = self._start("worker", *words, before=before, **more)
+        self.workers.append(worker)
+        wait_until(lambda: "Registered to" in log.read_text(), "a worker")
+        return worker
+
+    def replace_workers(self) -> None:
+        """Have two workers again."""
+        alive = sum(worker.poll() is None for worker in self.workers)
+        for _ in range(alive, 2):
+            self.add_worker()
+
+    def remove_worker(self, worker: subprocess.Popen[str]) -> None:
+        """End a worker at once, whatever it does."""
+        worker.kill()
+        worker.wait()
+
+    def end(self) -> None:
+        """End all of it."""
+        for process in (*self.workers, self.scheduler):
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def dask_cluster(folder: Path, workers: int = 2, **more: str) -> Iterator[DaskCluster]:
+    """A Dask cluster for a while; ``more`` is the environment of its scheduler."""
+    folder.mkdir(exist_ok=True)
+    cluster = DaskCluster(folder, **more)
+    try:
+        for _ in range(workers):
+            cluster.add_worker()
+        yield cluster
+    finally:
+        cluster.end()

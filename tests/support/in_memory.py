@@ -1,0 +1,60 @@
+"""Plans carried out on slices that exist in memory only, to see what their pieces make."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ckpttool.model.catalog import Catalog, FileIndex, RankCatalog, TensorMeta
+from ckpttool.model.plan import Target
+from ckpttool.model.planning import make_plan
+from ckpttool.model.region import Region
+from tests.support.checkpoints import stored
+from tests.support.readers import Entry
+
+
+def catalog_of_entries(ranks) -> Catalog:
+    """Headers of slices that exist in memory only."""
+    files = {}
+    for rank, entries in ranks.items():
+        metas = [TensorMeta(name, entry.dtype, entry.shape) for name, entry in entries.items()]
+        tensors = {meta.name: stored(meta, f"rank_{rank}") for meta in metas}
+        files[rank] = FileIndex(f"rank_{rank}", "ckpt", 1, tensors)
+    return RankCatalog("run", files)
+
+
+def make(catalog, src, dst):
+    """The plan for all target ranks; unlisted names are the same on all ranks."""
+    agreement = {
+        name: (tuple(rank for rank, file in catalog.files.items() if name in file.tensors),)
+        for name in {name for file in catalog.files.values() for name in file.tensors}
+        if name not in src.layouts
+    }
+    ranks = 1 if dst is None else len(dst.ranks)
+    paths = {rank: f"out_{rank}" for rank in range(ranks)}
+    return make_plan(catalog, src, Target("ckpt", paths, ranks, dst), agreement)
+
+
+def carry_out(plan, ranks):
+    """What the pieces of a plan make of slices in memory, each element written exactly once."""
+    outputs = {}
+    for output in plan:
+        outputs[output.rank] = {}
+        for tensor in output.tensors:
+            meta = tensor.meta
+            out = np.zeros(meta.shape, f"V{meta.itemsize}")
+            written = np.zeros(meta.shape, int)
+            for piece in tensor.pieces(Region.whole(meta.shape)):
+                assert piece.src.shape == piece.dst.shape
+                assert piece.dst.size > 0
+                held = ranks[int(piece.tensor.path.removeprefix("rank_"))][meta.name]
+                assert held.shape == piece.tensor.meta.shape
+                raw = held.array().view(out.dtype)
+                out[slices(piece.dst)] = raw[slices(piece.src)]
+                written[slices(piece.dst)] += 1
+            assert (written == 1).all(), meta
+            outputs[output.rank][meta.name] = Entry(meta.dtype, meta.shape, out.tobytes())
+    return outputs
+
+
+def slices(region):
+    return tuple(slice(a, b) for a, b in zip(region.start, region.stop, strict=True))

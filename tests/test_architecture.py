@@ -1,0 +1,200 @@
+"""The house keeps its order: who may import whom, and that every name is documented."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+import ckpttool
+from ckpttool.cli.main import COMMANDS, main
+
+ROOT = Path(ckpttool.__file__).parent
+FLOORS = ["errors", "model", "formats", "storage", "transaction", "discovery", "run", "cli"]
+OF_DISCOVERY = """
+scan described folders patterns names records steps leftovers trees devices indexed
+hyper_parallel named placement iterations mindformers
+"""
+TO_MOVE = {  # modules whose folder is not their floor yet
+    "run.partial": "storage",
+    "run.rights": "storage",
+    **{f"storage.{name}": "discovery" for name in OF_DISCOVERY.split()},
+}
+OF_HDF5 = {f"ckpttool.formats.hdf5{part}" for part in ("", "_datasets", "_types")}
+DISK = {"os", "io", "pathlib", "h5py", "numpy", "tempfile", "shutil", "mmap", "fcntl", "glob"}
+WORLD = {"click", "rich", "concurrent", "threading", "multiprocessing", "subprocess", "sys"}
+EXTRAS = {"ckpttool.run.on_dask": {"dask", "distributed"}, "ckpttool.run.on_mpi": {"mpi4py"}}
+MODULES = sorted(ROOT.rglob("*.py"))
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
+DEFINITIONS = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
+
+
+def name_of(path: Path) -> str:
+    """The module as it is imported."""
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def floor_of(module: str) -> int | None:
+    """The floor a module of the package is on; None for its two entrances and the version."""
+    parts = module.split(".")
+    if ".".join(parts[1:3]) in TO_MOVE:
+        return FLOORS.index(TO_MOVE[".".join(parts[1:3])])
+    return FLOORS.index(parts[1]) if len(parts) > 1 and parts[1] in FLOORS else None
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that is imported, at the top, inside a function or by its name in a string."""
+    found = set()
+    for node in ast.walk(TREES[path]):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Constant) and re.fullmatch(
+            r"ckpttool(\.(?!json)\w+)+", str(node.value)
+        ):
+            found.add(str(node.value))
+    return found
+
+
+def packages(path: Path) -> set[str]:
+    """The top-level packages among them."""
+    return {module.partition(".")[0] for module in imports(path)}
+
+
+def test_there_are_modules_on_every_floor_and_nothing_beside_them():
+    floors = {floor_of(name_of(path)) for path in MODULES}
+    assert floors == {*range(len(FLOORS)), None}
+    beside = {name_of(path) for path in MODULES if floor_of(name_of(path)) is None}
+    assert beside == {"ckpttool", "ckpttool.__main__", "ckpttool._version"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_imports_go_down_only(path):
+    here = floor_of(name_of(path))
+    if here is None:  # the package itself and __main__ stand outside and may use every floor
+        return
+    ours = {module for module in imports(path) if module.split(".")[0] == "ckpttool"}
+    above = {module for module in ours if (floor := floor_of(module)) is not None and floor > here}
+    assert not above, f"{name_of(path)} imports from a higher floor"
+    if FLOORS[here] != "cli":
+        public = {module for module in ours if module.count(".") < 2 and floor_of(module) is None}
+        message = "the public names, but for the version, belong to users and to the command line"
+        assert public <= {"ckpttool._version"}, message
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_module_imports_only_what_its_floor_may_know(path):
+    name, known = name_of(path), packages(path)
+    if floor_of(name) in (FLOORS.index("errors"), FLOORS.index("model")):
+        assert not known & (DISK | WORLD)
+    if not name.startswith("ckpttool.cli"):
+        assert not known & {"click", "rich"}
+    if name not in OF_HDF5:
+        assert "h5py" not in known
+    if name != "ckpttool.formats.decryption":
+        assert "cryptography" not in known
+    others = {"click", "rich", "numpy", "h5py", "cryptography", "yaml"}
+    others |= EXTRAS.get(name, set())
+    assert known <= {*sys.stdlib_module_names, "ckpttool", *others}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_every_module_and_every_public_name_is_documented(path):
+    tree = TREES[path]
+    public = [n for n in tree.body if isinstance(n, DEFINITIONS) and not n.name.startswith("_")]
+    for owner in [node for node in public if isinstance(node, ast.ClassDef)]:
+        methods = [node for node in owner.body if isinstance(node, DEFINITIONS)]
+        public += [node for node in methods if not node.name.startswith("_")]
+    assert ast.get_docstring(tree)
+    assert not [node.name for node in public if ast.get_docstring(node) is None]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_the_library_neither_prints_nor_exits(path):
+    calls = [node.func for node in ast.walk(TREES[path]) if isinstance(node, ast.Call)]
+    names = {call.id for call in calls if isinstance(call, ast.Name)}
+    assert not names & {"print", "exit", "quit", "eval", "exec", "breakpoint"}
+    dotted = {ast.unparse(call) for call in calls if isinstance(call, ast.Attribute)}
+    exits = {"sys.exit"} if name_of(path) == "ckpttool.__main__" else {"sys.exit", "os._exit"}
+    assert not dotted & {*exits, "sys.stdout.write", "pickle.loads", "pickle.load"}
+
+
+def test_every_kind_of_note_is_one_that_programs_were_told():
+    from ckpttool.model.notes import Note
+
+    told = set(re.findall(r'``"([a-z ]+)"``', Note.__doc__ or ""))
+    used = {
+        node.args[0].value
+        for tree in TREES.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "Note"
+        and isinstance(node.args[0], ast.Constant)
+    }
+    assert used == told
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--version",
+        "--help",
+        "merge --help",
+        "inspect --help",
+        "reshard --help",
+        "verify --help",
+        "diff --help",
+    ],
+)
+def test_a_command_that_needs_no_arrays_loads_none_of_the_heavy_packages(arguments):
+    code = (
+        "import sys\n"
+        "from ckpttool.cli.main import main\n"
+        f"main({arguments.split()}, standalone_mode=False)\n"
+        "heavy = {'numpy', 'h5py', 'rich', 'cryptography', 'yaml'}\n"
+        "sys.exit(' '.join(heavy & set(sys.modules)) or None)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "ckpttool" in done.stdout
+
+
+@pytest.mark.parametrize("argument", ["--version", "--help"])
+def test_the_start_loads_click_and_next_to_nothing_else(argument):
+    code = (
+        "import click, sys\n"
+        "before = set(sys.modules)\n"
+        "from ckpttool.cli.main import main\n"
+        f"main([{argument!r}], standalone_mode=False)\n"
+        "print(*set(sys.modules) - before, file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    loaded = done.stderr.split()
+    ours = {name for name in loaded if name.startswith("ckpttool")}
+    assert ours == {"ckpttool", "ckpttool._version", "ckpttool.cli", "ckpttool.cli.main"}
+    assert len(loaded) <= 20  # it was 80 when every command was loaded
+
+
+def test_every_command_is_in_a_module_of_its_name():
+    context = click.Context(main)
+    assert [main.get_command(context, name).name for name in COMMANDS] == list(COMMANDS)
+    assert main.get_command(context, "options") is None
+
+
+def test_the_public_names_are_all_there_and_no_others():
+    for name in ckpttool.__all__:
+        assert getattr(ckpttool, name) is not None
+    assert set(ckpttool.__all__) == {*ckpttool._HOMES, "__version__"}
+    with pytest.raises(AttributeError, match="nonsense"):
+        ckpttool.nonsense  # noqa: B018

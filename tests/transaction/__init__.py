@@ -1,0 +1,1 @@
+"""Tests of ``ckpttool.transaction``: what makes a set of outputs whole."""

@@ -1,0 +1,449 @@
+"""The manifest: it comes with every output, tells what it is, and ``verify`` holds it to that."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections import Counter
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+import ckpttool
+from ckpttool.formats.reading import ReadFile
+from ckpttool.model import manifest as manifest_module
+from ckpttool.run.engines import open_engine
+from ckpttool.run.execute import CopyOptions, execute
+from ckpttool.storage.flatfile import FlatFiles
+from ckpttool.transaction.manifest import Listing
+from tests.execution.test_execute import make_plan
+from tests.support.checkpoints import noise, write_file
+from tests.support.commands import SUFFIXES, files_below, message, run, run_well
+from tests.support.executors import CASE, FORMATS, reshard_words
+from tests.support.manifests import listing_of, proven
+from tests.support.readers import read
+
+NAME = "ckpttool.json"
+
+
+def merge_words(path, *more):
+    words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", path, *more]
+    return [str(word) for word in words]
+
+
+def hashes_of(path):
+    """What a manifest should say of a file's tensors, by a reader that is not ours."""
+    return {name: hashlib.sha256(entry.data).hexdigest() for name, entry in read(path).items()}
+
+
+def listed_hashes(folder, name):
+    """What it says, by the files' paths; every tensor is small and has one unit."""
+    document = json.loads((folder / name).read_text())
+    return {
+        out["path"]: {tensor["name"]: "".join(tensor["sha256"]) for tensor in out["tensors"]}
+        for out in document["outputs"]
+    }
+
+
+@pytest.mark.parametrize("output_format", FORMATS)
+def test_hashes_are_those_of_the_contents(tmp_path, output_format):
+    run_well(*reshard_words(tmp_path, output_format))
+    found = listed_hashes(tmp_path, NAME)
+    assert found == {name: hashes_of(tmp_path / name) for name in files_below(tmp_path)}
+    assert len(found) == 4
+
+
+@pytest.mark.parametrize("engine", ["inline", "threads:5", "processes:2"])
+def test_every_engine_and_any_cut_writes_the_same_manifest(tmp_path, engine, monkeypatch):
+    execute(make_plan(tmp_path / "first"))
+    options = CopyOptions(band_bytes=64, task_bytes=100, max_in_flight=3)
+    with open_engine(engine) as executor:
+        execute(make_plan(tmp_path / "second"), executor, options=options)
+    first, second = ((tmp_path / name / NAME).read_bytes() for name in ("first", "second"))
+    assert first == second
+    assert str(tmp_path).encode() not in first
+
+
+def test_a_large_tensor_has_a_hash_for_each_unit(tmp_path, monkeypatch):
+    monkeypatch.setattr(manifest_module, "UNIT_BYTES", 64)
+    entry = noise("w", "Int32", (5, 3, 7))
+    write_file(tmp_path / "m.ckpt", {"w": entry}, "ckpt")
+    run_well("merge", tmp_path / "m.ckpt", "-o", tmp_path / "o.safetensors")
+    (output,) = Listing.read(tmp_path / f"o.safetensors.{NAME}").outputs()
+    (tensor,) = output.tensors
+    rows = [entry.data[at : at + 84] for at in range(0, 420, 84)]
+    pieces = [row[at : at + 56] for row in rows for at in (0, 56)]
+    assert tensor.sha256 == tuple(hashlib.sha256(piece).hexdigest() for piece in pieces)
+    assert run("verify", tmp_path / "o.safetensors", "--deep").exit_code == 0
+    assert "stretch 2 of 10" in damaged_at(tmp_path / "o.safetensors", rows[0][56:])
+
+
+def damaged_at(path, content):
+    """What a deep look says of a file in which a byte of this content was changed."""
+    data = bytearray(path.read_bytes())
+    data[data.index(content)] ^= 1
+    path.write_bytes(data)
+    result = run("verify", path, "--deep")
+    assert result.exit_code == 1
+    return message(result)
+
+
+def test_the_document_names_what_was_read_and_nothing_of_this_host(tmp_path):
+    run_well(*reshard_words(tmp_path / "out", "ckpt"))
+    document = json.loads((tmp_path / "out" / NAME).read_text())
+    assert (document["schema"], document["ckpttool"]) == (1, ckpttool.__version__)
+    assert document["step"] == "2_10"
+    assert document["inputs"] == [
+        {"path": f"src/{path.relative_to(CASE / 'src')}", "nbytes": path.stat().st_size}
+        for path in sorted((CASE / "src").rglob("*.ckpt"))
+    ]
+    assert document["strategies"] == [
+        {
+            "path": path.name,
+            "nbytes": path.stat().st_size,
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        }
+        for path in (CASE / "src_strategy.ckpt", CASE / "dst_strategy.ckpt")
+    ]
+    assert str(tmp_path) not in (tmp_path / "out" / NAME).read_text()
+
+
+def test_a_copy_of_the_source_gives_the_same_manifest_and_other_options_another(tmp_path):
+    shutil.copytree(CASE / "src", tmp_path / "src")
+    run_well(*merge_words(tmp_path / "a.ckpt"))
+    words = ["-s", CASE / "src_strategy.ckpt", "-o", tmp_path / "deep" / "a.ckpt"]
+    run_well("merge", tmp_path / "src", *words)
+    first = (tmp_path / f"a.ckpt.{NAME}").read_bytes()
+    assert first == (tmp_path / "deep" / f"a.ckpt.{NAME}").read_bytes()
+    run_well(*merge_words(tmp_path / "deep" / "a.ckpt", "--crc", "--overwrite"))
+    plans = [json.loads(p.read_text())["plan"] for p in tmp_path.rglob(f"a.ckpt.{NAME}")]
+    assert plans[0] != plans[1]
+
+
+def test_it_is_beside_a_single_file_and_in_a_folder_of_numbered_ones(tmp_path):
+    run_well(*merge_words(tmp_path / "m.h5"))
+    assert files_below(tmp_path, manifests=True) == ["m.h5", f"m.h5.{NAME}"]
+    run_well(*merge_words(tmp_path / "model", "--max-shard-size", "10KB"))
+    found = listed_hashes(tmp_path / "model", NAME)
+    assert found == {p.name: hashes_of(p) for p in (tmp_path / "model").glob("*.safetensors")}
+    assert len(found) > 3
+
+
+@pytest.mark.parametrize("output_format", FORMATS)
+def test_a_set_as_it_was_written_is_clean(tmp_path, output_format):
+    run_well(*reshard_words(tmp_path / "out", output_format))
+    run_well(*merge_words(tmp_path / f"m.{output_format}", "--format", output_format))
+    run_well(*merge_words(tmp_path / "model", "--max-shard-size", "10KB"))
+    strategy = ["-s", CASE / "dst_strategy.ckpt"]
+    for words in (["out", *strategy], ["out"], [f"m.{output_format}"], ["model"]):
+        for more in ([], ["--deep"]):
+            result = run("verify", tmp_path / words[0], *words[1:], *more)
+            assert result.exit_code == 0, message(result)
+
+
+@pytest.mark.parametrize("output_format", FORMATS)
+def test_a_byte_that_was_changed_is_found_with_its_file_tensor_and_hashes(tmp_path, output_format):
+    path = tmp_path / f"m{SUFFIXES[output_format]}"
+    run_well(*merge_words(path))
+    (name, entry) = max(read(path).items(), key=lambda item: len(item[1].data))
+    assert run("verify", path).exit_code == 0
+    assert "its content is not what was written" in damaged_at(path, entry.data)
+    before = hashlib.sha256(entry.data).hexdigest()
+    after = hashlib.sha256(read(path)[name].data).hexdigest()
+    result = run("verify", path, "--deep", "--json")
+    (finding,) = json.loads(result.stdout)["findings"]
+    assert finding["kind"] == "manifest"
+    assert finding["tensor"] == name
+    expected = f"{path.name}: {name}: its content is not what was written: "
+    assert f"{expected}expected SHA-256 {before}, found {after}" in finding["text"]
+    assert run("verify", path).exit_code == 0  # only the data tells
+
+
+@pytest.mark.parametrize("output_format", FORMATS)
+def test_a_byte_that_was_changed_in_any_tensor_is_found(tmp_path, output_format):
+    path = tmp_path / f"m{SUFFIXES[output_format]}"
+    run_well(*merge_words(path))
+    whole = path.read_bytes()
+    entries = {name: one.data for name, one in read(path).items() if whole.count(one.data) == 1}
+    assert len(entries) > 3
+    for name, data in entries.items():
+        for at in (whole.index(data), whole.index(data) + len(data) - 1):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+            assert [
+                text for text in findings_of(path, "--deep") if f"{path.name}: {name}: " in text
+            ]
+
+
+def findings_of(*words):
+    result = run("verify", *words, "--json")
+    document = json.loads(result.stdout)
+    assert result.exit_code == (1 if document["findings"] else 0)
+    return [one["text"] for one in document["findings"] if one["kind"] == "manifest"]
+
+
+OTHER = "is not in it, so it is of another run; if it was renamed, give it its old name again"
+
+
+def test_a_file_that_is_gone_or_cut_or_of_another_run_is_found(tmp_path):
+    run_well(*reshard_words(tmp_path, "ckpt"))
+    manifest = tmp_path / NAME
+    ranks = [tmp_path / f"rank_{rank}" / f"checkpoint_{rank}.ckpt" for rank in range(4)]
+    ranks[1].rename(tmp_path / "elsewhere")
+    with ranks[2].open("ab") as file:
+        file.write(b"more")
+    (tmp_path / "rank_4").mkdir()
+    shutil.copy(ranks[0], tmp_path / "rank_4" / "checkpoint_4.ckpt")
+    found = findings_of(tmp_path)
+    assert f"{manifest}: rank_1/checkpoint_1.ckpt: is not there" in found
+    assert any("rank_2/checkpoint_2.ckpt: expected 13" in text for text in found)
+    other = f"rank_4/checkpoint_4.ckpt: {OTHER}"
+    assert f"{manifest}: {other}" in found
+
+
+def test_a_manifest_of_another_file_is_found(tmp_path):
+    run_well(*merge_words(tmp_path / "m.ckpt"))
+    shutil.copy(tmp_path / "m.ckpt", tmp_path / "b.ckpt")
+    shutil.copy(tmp_path / f"m.ckpt.{NAME}", tmp_path / f"b.ckpt.{NAME}")
+    manifest = tmp_path / f"b.ckpt.{NAME}"
+    assert findings_of(tmp_path / "b.ckpt") == [
+        f"{manifest}: b.ckpt: {OTHER}",
+        f"{manifest}: it speaks of m.ckpt, which is another file",
+    ]
+    assert findings_of(tmp_path / "m.ckpt", "--deep") == []
+
+
+def test_one_file_of_a_set_is_held_against_the_manifest_of_the_set(tmp_path):
+    run_well(*reshard_words(tmp_path / "out", "ckpt"))
+    run_well(*merge_words(tmp_path / "model", "--max-shard-size", "10KB"))
+    parts = sorted((tmp_path / "model").glob("model-*.safetensors"))
+    ranks = [tmp_path / "out" / f"rank_{rank}" / f"checkpoint_{rank}.ckpt" for rank in range(4)]
+    for path, other in ((parts[0], parts[1]), (ranks[1], ranks[2])):
+        name, entry = max(read(path).items(), key=lambda item: len(item[1].data))
+        other.unlink()  # which nobody asks about
+        assert findings_of(path, "--deep") == []
+        assert f"{name}: its content is not what was written" in damaged_at(path, entry.data)
+        shutil.copy(path, path.with_name("copy" + path.suffix))
+        assert findings_of(path.with_name("copy" + path.suffix), "--deep") == []
+
+
+def test_a_header_that_is_not_as_listed_is_found(tmp_path):
+    run_well(*merge_words(tmp_path / "m.ckpt"))
+    path = tmp_path / f"m.ckpt.{NAME}"
+    document = json.loads(path.read_text())
+    tensors = document["outputs"][0]["tensors"]
+    tensors[0]["dtype"] = "Int64"
+    tensors[1]["name"] = "other"
+    path.write_bytes(listing_of(document))
+    found = "\n".join(findings_of(tmp_path / "m.ckpt"))
+    assert f"{tensors[0]['name']}: expected Int64 " in found
+    assert "other: expected" in found
+    assert "found nothing" in found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "\n", "{}", "[]", "\0" * 99, '{"schema": 1, "outputs": [{"path": "../x"}]}'),
+        *(
+            proven(text).decode()
+            for text in ("", "\n", "{}\n", '{"schema": 1, "outputs": [\n{"path": "../x"}\n')
+        ),
+        proven('{"schema": 2, "outputs": [\n').decode(),
+    ],
+)
+def test_a_manifest_that_is_none_is_a_finding_and_no_error(tmp_path, text):
+    run_well(*merge_words(tmp_path / "m.ckpt"))
+    (tmp_path / f"m.ckpt.{NAME}").write_text(text)
+    (found,) = findings_of(tmp_path / "m.ckpt")
+    assert f"m.ckpt.{NAME}: cannot be held against it" in found
+
+
+def test_a_manifest_cut_anywhere_is_a_finding(tmp_path):
+    run_well(*reshard_words(tmp_path, "ckpt"))
+    data = (tmp_path / NAME).read_bytes()
+    ends = [i + step for i, byte in enumerate(data) if byte == 10 for step in (0, 1, 2)]
+    for stop in sorted(n for n in {*range(0, len(data), 4999), *ends} if n < len(data)):
+        (tmp_path / NAME).write_bytes(data[:stop])
+        assert findings_of(tmp_path), stop
+
+
+def test_what_is_complete_is_not_replaced_without_a_word(tmp_path):
+    run_well(*reshard_words(tmp_path, "ckpt"), "--rank", "0")
+    result = run(*reshard_words(tmp_path, "ckpt"), "--rank", "1")
+    assert result.exit_code == 5
+    assert f"{tmp_path / NAME} exists already; --overwrite" in message(result)
+
+
+def test_a_manifest_of_removed_outputs_is_replaced(tmp_path):
+    run_well(*merge_words(tmp_path / "m.ckpt"))
+    before = (tmp_path / f"m.ckpt.{NAME}").read_bytes()
+    (tmp_path / "m.ckpt").unlink()
+    run_well(*merge_words(tmp_path / "m.ckpt"))
+    assert (tmp_path / f"m.ckpt.{NAME}").read_bytes() == before
+    (tmp_path / "m.ckpt").unlink()
+    (tmp_path / f"m.ckpt.{NAME}").write_text("a note of somebody's\n")
+    result = run(*merge_words(tmp_path / "m.ckpt"))
+    assert f"m.ckpt.{NAME} exists already; --overwrite" in message(result)
+
+
+def test_a_set_with_a_manifest_is_read_without_a_word_about_it(tmp_path):
+    run_well(*reshard_words(tmp_path / "out", "ckpt"))
+    result = run_well("inspect", tmp_path / "out")
+    assert "ckpttool.json" not in message(result)
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "merge", "diff"])
+def test_another_strategy_than_that_of_the_target_is_pointed_out(tmp_path, command):
+    run_well(*reshard_words(tmp_path / "new", "ckpt"))
+    more = {"merge": ["-o", tmp_path / "m.h5"], "diff": [tmp_path / "new"]}.get(command, [])
+    other = tmp_path / "other.ckpt"
+    other.write_bytes((CASE / "dst_strategy.ckpt").read_bytes() + b"\x48\x00")  # a field more
+    for given, is_another in [(CASE / "dst_strategy.ckpt", False), (other, True)]:
+        result = run_well(command, tmp_path / "new", *more, "-s", given, "-q")
+        text = f"{tmp_path}/new/ckpttool.json says that this was written by dst_strategy.ckpt, and "
+        assert (f"{text}{given} is another file" in message(result)) == is_another
+        Path(tmp_path / "m.h5").unlink(missing_ok=True)
+        Path(tmp_path / "m.h5.ckpttool.json").unlink(missing_ok=True)
+
+
+@pytest.fixture
+def unreadable(monkeypatch):
+    """Makes a file one of somebody else; who runs the tests may be allowed everything."""
+    real = ReadFile.__init__
+
+    def forbid(name):
+        def fake(file, path):
+            if str(path) == str(name):
+                raise PermissionError(13, os.strerror(13), str(path))
+            real(file, path)
+
+        monkeypatch.setattr(ReadFile, "__init__", fake)
+
+    return forbid
+
+
+def test_a_manifest_that_may_not_be_read_is_an_error_only_where_it_is_needed(tmp_path, unreadable):
+    out, strategy = tmp_path / "new", CASE / "dst_strategy.ckpt"
+    run_well(*reshard_words(out, "ckpt"))
+    unreadable(out / NAME)
+    said = f"{out / NAME}: Permission denied (this user may not; its owner can allow it)"
+    merge = ["merge", out, "-o", tmp_path / "m.ckpt"]
+    for words in (merge, ["inspect", out], ["diff", out, out]):
+        result = run_well(*words, "-s", strategy, "-q")
+        text = f"warning: {said}; so it does not tell whether {strategy} is what this was written "
+        assert text in message(result)
+    assert f"{out / NAME}: cannot be held against it: {said}" in str(
+        findings_of(out, "-s", strategy)
+    )
+    result = run("commit", out)
+    assert (result.exit_code, said in message(result)) == (1, True)
+    before = (out / NAME).stat()
+    result = run(*reshard_words(out, "ckpt"), "--resume")
+    assert result.exit_code == 5
+    assert f"{said}; --resume cannot do without it, --overwrite writes all anew" in message(result)
+    assert (out / NAME).stat() == before
+    run_well(*reshard_words(out, "ckpt"), "--resume", "--overwrite")
+
+
+def test_ranks_of_an_earlier_set_are_pointed_out_where_they_stay(tmp_path):
+    earlier = tmp_path / "rank_9" / "checkpoint_9.ckpt"
+    earlier.parent.mkdir()
+    earlier.write_bytes(b"")
+    result = run_well(*reshard_words(tmp_path, "ckpt"), "--overwrite", "-q")
+    assert f"warning: {earlier}: not of the 4 ranks of the target" in message(result)
+    assert "is taken for a part of this set" in message(result)
+
+
+def test_the_key_of_an_encrypted_source_is_nowhere(tmp_path):
+    pytest.importorskip("cryptography")
+    from tests.support.encryption import KEY, PLAIN, encrypt
+
+    (tmp_path / "secret.bin").write_bytes(KEY)
+    (tmp_path / "m.ckpt").write_bytes(encrypt(PLAIN, "AES-GCM"))
+    words = ["merge", tmp_path / "m.ckpt", "-o", tmp_path / "out" / "m.h5"]
+    run_well(*words, "--dec-key-file", tmp_path / "secret.bin")
+    data = (tmp_path / "out" / f"m.h5.{NAME}").read_bytes()
+    assert not [word for word in (KEY, KEY.hex().encode(), b"secret") if word in data]
+
+
+@pytest.fixture
+def bytes_read(monkeypatch):
+    """How many bytes of each tensor are read in this process."""
+    counts = Counter()
+    read_bytes = FlatFiles.read_bytes
+
+    def count(self, tensor, offset, out):
+        counts[tensor.path, tensor.meta.name] += out.nbytes
+        read_bytes(self, tensor, offset, out)
+
+    monkeypatch.setattr(FlatFiles, "read_bytes", count)
+    return counts
+
+
+@pytest.mark.parametrize("more", [[], ["--crc"]])
+def test_every_byte_of_an_output_is_read_once_and_progress_ends_at_the_end(
+    tmp_path, monkeypatch, bytes_read, more
+):
+    monkeypatch.setattr(manifest_module, "UNIT_BYTES", 1 << 10)
+    run_well(*merge_words(tmp_path / "m.ckpt", *more))
+    catalog = ckpttool.scan(str(tmp_path / "m.ckpt"))
+    bytes_read.clear()
+    totals, steps = [], []
+
+    def open_progress(total):
+        totals.append(total)
+        return nullcontext(steps.append)
+
+    report = ckpttool.verify(catalog, deep=True, open_progress=open_progress)
+    assert report.findings == ()
+    tensors = [one for one in catalog.files[0].tensors.values() if one.meta.text is None]
+    assert bytes_read == {(one.path, one.meta.name): one.meta.nbytes for one in tensors}
+    assert [sum(steps)] == totals
+    assert all(step >= 0 for step in steps)
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_replicas_are_hashed_while_they_are_compared(tmp_path, monkeypatch, bytes_read, replicas):
+    monkeypatch.setattr(manifest_module, "UNIT_BYTES", 1 << 12)
+    source = tmp_path / "m.ckpt"
+    write_file(source, {"w": noise("w", "Float32", (6, 1 << 13))}, "ckpt")
+    layout = {"dev_matrix": [replicas, 2], "tensor_map": [0, -1]}
+    (tmp_path / "s.json").write_text(json.dumps({"parallel_layout_item": {"w": layout}}))
+    words = ["split", source, "-d", tmp_path / "s.json", "-o", tmp_path / "out"]
+    run_well(*words, "--format", "ckpt")
+    bytes_read.clear()
+    words = ["verify", tmp_path / "out", "-s", tmp_path / "s.json", "--deep", "--ignore", "nan"]
+    run_well(*words)
+    assert len(bytes_read) == 2 * replicas
+    samples = 3 * 4096
+    assert {count - samples for count in bytes_read.values()} <= {3 << 15, (3 << 15) - samples}
+    for rank in range(2 * replicas):
+        path = tmp_path / "out" / f"rank_{rank}" / f"checkpoint_{rank}.ckpt"
+        good = path.read_bytes()
+        path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+        found = json.loads(run(*words, "--json").stdout)["findings"]
+        (wrong,) = [one for one in found if one["kind"] == "manifest"]
+        assert wrong["ranks"] == [rank]
+        assert "(of stretch 24 of 24)" in wrong["text"]
+        path.write_bytes(good)
+
+
+def test_names_of_files_that_are_no_text_are_read_back(tmp_path):
+    """Paths are bytes to the system, and a manifest tells every byte of them."""
+    source, out = (tmp_path / os.fsdecode(name) for name in (b"from \xff", b"to \xfe\xff"))
+    try:
+        shutil.copytree(CASE / "src", source)
+    except OSError:
+        pytest.skip("this file system has no such names")
+    words = ["reshard", source, "-s", CASE / "src_strategy.ckpt"]
+    words += ["-d", CASE / "dst_strategy.ckpt", "-o", out, "--format", "ckpt"]
+    run_well(*words, "--prefix", os.fsdecode(b"\xfd"))
+    result = run_well("verify", out, "-s", CASE / "dst_strategy.ckpt", "--deep", "--ignore", "zero")
+    assert "manifest" not in message(result)
+    (out / "rank_1" / os.fsdecode(b"\xfd1.ckpt")).unlink()
+    assert "3 kept, 1 written" in message(
+        run_well(*words, "--prefix", os.fsdecode(b"\xfd"), "--resume")
+    )

@@ -1,0 +1,575 @@
+"""Parts of a plan that several runs carry out, each on its own, and the commit of all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ckpttool
+from ckpttool.model.layout import Layout
+from ckpttool.model.parts import balance
+from ckpttool.run import execute as execute_module
+from ckpttool.run.execute import execute
+from ckpttool.run.fill import fill
+from tests.execution.test_cluster import Threads, threads  # noqa: F401 - a fixture
+from tests.execution.test_execute import make_plan
+from tests.support.checkpoints import noise, strategy_of, write_file
+from tests.support.commands import files_below, message, run, run_well
+from tests.support.executors import CASE, FORMATS, contents, reshard_words
+from tests.support.manifests import listing_of, reseal
+from tests.transaction.test_resume import failing, run_with_signal  # noqa: F401 - a fixture
+
+RECORD = ".ckpttool-part-{}-of-{}.json"
+
+
+def run_parts(folder, numbers, count, output_format="ckpt", *more):
+    for number in numbers:
+        part = f"{number}/{count}"
+        run_well(*reshard_words(folder, output_format), "--part", part, *more)
+
+
+def outputs_of(folder):
+    return {name: digest for name, digest in contents(folder).items() if name[:5] == "rank_"}
+
+
+@pytest.mark.parametrize("output_format", FORMATS)
+@pytest.mark.parametrize("count", [1, 2, 3, 6])
+def test_all_parts_are_together_what_one_run_writes(tmp_path, output_format, count):
+    run_well(*reshard_words(tmp_path / "whole", output_format))
+    run_parts(tmp_path / "parts", range(count, 0, -1), count, output_format)
+    assert outputs_of(tmp_path / "parts") == contents(tmp_path / "whole")
+    result = run_well("commit", tmp_path / "parts")
+    assert result.stdout.startswith(f"{tmp_path / 'parts'}: complete: 4 files, ")
+    assert result.stdout.endswith("KiB, step 2_10\n")
+    there = files_below(tmp_path / "parts", manifests=True)
+    assert there == ["ckpttool.json", *files_below(tmp_path / "whole")]
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+    manifests = [(tmp_path / name / "ckpttool.json").read_bytes() for name in ("parts", "whole")]
+    assert manifests[0] == manifests[1]
+
+
+def test_the_document_of_a_part_says_so_and_that_of_commit_lists_all_files(tmp_path):
+    for number in (1, 2):
+        words = reshard_words(tmp_path, "ckpt")
+        done = json.loads(run_well(*words, "--part", f"{number}/2", "--json").stdout)
+        assert done["part"] == f"{number}/2"
+        assert len(done["outputs"]) == 2
+    document = json.loads(run_well("commit", tmp_path, "--json").stdout)
+    stored = json.loads((tmp_path / "ckpttool.json").read_text())
+    listed = [{**out, "tensors": len(out["tensors"])} for out in stored["outputs"]]
+    assert document["outputs"] == listed
+    assert document["step"] == stored["step"] == "2_10"
+    assert document["plan"] == stored["plan"]
+    assert (stored["schema"], stored["ckpttool"]) == (1, ckpttool.__version__)
+    assert [(out["rank"], out["path"]) for out in stored["outputs"]] == [
+        (rank, f"rank_{rank}/checkpoint_{rank}.ckpt") for rank in range(4)
+    ]
+    for out in stored["outputs"]:
+        assert (tmp_path / out["path"]).stat().st_size == out["nbytes"]
+
+
+def test_a_committed_folder_is_read_as_any_other(tmp_path):
+    run_parts(tmp_path, (1, 2), 2)
+    run_well("commit", tmp_path)
+    merged = tmp_path / "merged.ckpt"
+    run_well("merge", tmp_path, "-s", CASE / "dst_strategy.ckpt", "-o", merged)
+    run_well("merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", tmp_path / "m.ckpt")
+    assert merged.read_bytes() == (tmp_path / "m.ckpt").read_bytes()
+
+
+@pytest.mark.parametrize("value", ["5/4", "0/4", "a/b", "1", "1/0", "-1/2", "1/2/3", "½/1", "1 /2"])
+def test_a_part_that_is_none_is_a_usage_error(tmp_path, value):
+    result = run(*reshard_words(tmp_path, "ckpt"), "--part", value)
+    assert result.exit_code == 2
+    assert "is no part of so many, such as 1/8, 2/8 to 8/8" in message(result)
+    assert list(tmp_path.iterdir()) == []
+
+
+@given(st.lists(st.integers(0, 1000), max_size=30), st.integers(1, 8))
+def test_parts_are_balanced_and_always_the_same(sizes, count):
+    dealt = balance(sizes, count)
+    assert dealt == balance(sizes, count)
+    assert len(dealt) == len(sizes)
+    held = [sum(s for s, part in zip(sizes, dealt, strict=True) if part == n) for n in range(count)]
+    assert max(held) - min(held) <= max(sizes, default=0)
+
+
+def test_parts_have_about_as_many_bytes_even_if_the_files_have_not(tmp_path):
+    """Pipeline stages of different sizes: 3 ranks of 1 MB and 3 of 3 MB, in 3 parts."""
+    entries = {"a": noise("a", "Int8", (3, 1 << 20)), "b": noise("b", "Int8", (3, 3 << 20))}
+    write_file(tmp_path / "m.ckpt", entries, "ckpt")
+    rows = ((0,), ())
+    strategy = strategy_of({"a": Layout((3,), rows)}, {"b": Layout((3,), rows, first_rank=3)})
+    strategy = replace(strategy, files=())
+    catalog = ckpttool.scan(str(tmp_path / "m.ckpt"))
+    plans = [
+        ckpttool.plan_split(catalog, strategy, str(tmp_path / "out"), "ckpt", part=(number, 3))
+        for number in (1, 2, 3)
+    ]
+    sizes = [sum(meta.nbytes for output in plan for meta in output.metas) for plan in plans]
+    assert sizes == [4 << 20] * 3
+    ranks = [rank for plan in plans for rank in plan.target.paths]
+    assert sorted(ranks) == [0, 1, 2, 3, 4, 5]
+
+
+def test_parts_of_a_merge_into_numbered_files_leave_the_indexes_to_commit(tmp_path):
+    words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "--max-shard-size", "10KB"]
+    run_well(*words, "-o", tmp_path / "whole")
+    for number in (3, 1, 2):
+        run_well(*words, "-o", tmp_path / "parts", "--part", f"{number}/3")
+    names = files_below(tmp_path / "whole")
+    indexes = {name for name in names if name.endswith(".json")}
+    assert indexes
+    assert len(names) > 5
+    assert not indexes & set(files_below(tmp_path / "parts"))
+    run_well("commit", tmp_path / "parts")
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+    manifests = [(tmp_path / name / "ckpttool.json").read_bytes() for name in ("parts", "whole")]
+    assert manifests[0] == manifests[1]
+    result = run(*words, "-o", tmp_path / "parts", "--part", "1/3")
+    assert result.exit_code == 5
+    assert "exist" in message(result)
+    run_well(*words, "-o", tmp_path / "parts", "--part", "1/3", "--overwrite")
+    left = files_below(tmp_path / "parts", manifests=True)
+    assert not {*indexes, "ckpttool.json"} & set(left)
+
+
+def test_no_document_is_written_where_a_link_leads_to(tmp_path):
+    words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "--max-shard-size", "10KB"]
+    run_well(*words, "-o", tmp_path / "out", "--part", "1/1")
+    (record,) = (tmp_path / "out").glob(".ckpttool-part-*.json")
+    names = ("param_name_map.json", "model.safetensors.index.json")
+    reseal(record, *((f'"path": "{name}"', f'"path": "link/{name}"') for name in names))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "out" / "link").symlink_to("../other")
+    result = run("commit", tmp_path / "out")
+    assert result.exit_code == 5
+    said = "'link/param_name_map.json' is not below its folder: a link leads out of it"
+    assert f"{record}: {said}" in message(result)
+    assert files_below(tmp_path / "other") == []
+    assert not (tmp_path / "out" / "ckpttool.json").exists()
+
+
+def test_a_part_without_outputs_says_so_and_counts(tmp_path):
+    words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", tmp_path / "m.ckpt"]
+    run_well(*words, "--part", "1/2")
+    result = run_well(*words, "--part", "2/2")
+    note = "note: part 2/2 has nothing to write: 1 output file among 2 parts"
+    assert note in message(result)
+    assert result.stdout.startswith("0 files, 0 B in ")  # and no table
+    result = run("commit", tmp_path)
+    assert result.exit_code == 5
+    assert f"parts of single files: name one of them, such as {tmp_path / 'm.ckpt'}" in message(
+        result
+    )
+    run_well("commit", tmp_path / "m.ckpt")
+    assert files_below(tmp_path, manifests=True) == ["m.ckpt", "m.ckpt.ckpttool.json"]
+    parts = (tmp_path / "m.ckpt.ckpttool.json").read_bytes()
+    run_well(*words, "--overwrite")
+    assert (tmp_path / "m.ckpt.ckpttool.json").read_bytes() == parts
+
+
+def test_a_part_does_not_mind_outputs_of_others_and_minds_its_own(tmp_path):
+    run_parts(tmp_path, (2,), 2)
+    there = files_below(tmp_path)
+    run_parts(tmp_path, (1,), 2)
+    result = run(*reshard_words(tmp_path, "ckpt"), "--part", "2/2")
+    assert result.exit_code == 5
+    assert "written all of it (2 outputs)" in message(result)
+    before = contents(tmp_path)
+    run_parts(tmp_path, (2,), 2, "ckpt", "--overwrite")
+    assert contents(tmp_path) == before
+    assert set(there) < set(before)
+
+
+def test_a_plan_that_does_not_work_out_says_nothing_of_the_outputs_of_other_parts(tmp_path):
+    run_parts(tmp_path, (1,), 2)
+    result = run(*reshard_words(tmp_path, "ckpt"), "--rank", "0-3,9", "--part", "2/2")
+    assert result.exit_code == 5
+    assert "rank 9: not in the target" in message(result)
+    assert "exist" not in message(result)
+
+
+def test_a_set_that_is_complete_is_not_changed_without_a_word(tmp_path):
+    run_parts(tmp_path, (1, 2), 2)
+    run_well("commit", tmp_path)
+    for name in ("rank_0", "rank_2"):
+        shutil.rmtree(tmp_path / name)
+    before = contents(tmp_path)
+    result = run(*reshard_words(tmp_path, "ckpt"), "--part", "1/2")
+    assert result.exit_code == 5
+    assert f"{tmp_path}/ckpttool.json exists already; --overwrite" in message(result)
+    assert contents(tmp_path) == before
+
+
+def test_a_part_on_a_cluster_is_the_same(tmp_path, threads):  # noqa: F811
+    assert isinstance(threads, Threads)
+    for number in (1, 2, 3, 4, 5):
+        execute(make_plan(tmp_path / "there", part=(number, 5)), threads)
+    execute(make_plan(tmp_path / "here"))
+    assert ckpttool.commit(str(tmp_path / "there")).step == "2_10"
+    assert outputs_of(tmp_path / "there") == contents(tmp_path / "here")
+
+
+# ------------------------------------------------------------------------ what commit refuses
+
+
+def commit_fails(folder, code):
+    result = run("commit", folder)
+    assert result.exit_code == code, message(result)
+    assert not (folder / "ckpttool.json").exists()
+    return message(result)
+
+
+def test_missing_parts_are_named(tmp_path):
+    run_parts(tmp_path, (2, 4), 5)
+    text = commit_fails(tmp_path, 5)
+    runs = "--part 1/5, --part 3/5, --part 5/5"
+    assert f"parts 1, 3, 5 of 5 are not there; run what is missing ({runs})" in text
+
+
+def test_the_record_of_a_part_goes_before_its_first_output_is_replaced(tmp_path, monkeypatch):
+    run_parts(tmp_path, (1, 2), 2)
+    run_well("commit", tmp_path)
+
+    def fail_on(rank):
+        def fail(task):
+            if f"rank_{rank}/" in task.parts[0].tensor.path:
+                raise OSError(5, "Input/output error", "x")
+            return fill(task)
+
+        monkeypatch.setattr(execute_module, "fill", fail)
+        words = [*reshard_words(tmp_path, "ckpt"), "--part", "1/2", "--overwrite"]
+        assert run(*words, "-j", "1").exit_code == 6
+        return [name for name in files_below(tmp_path, manifests=True) if "ckpttool" in name]
+
+    assert fail_on(0) == ["ckpttool.json"]  # no output was replaced
+    assert fail_on(2) == [f"{RECORD.format(1, 2)}.journal"]
+    assert "a run of ckpttool has not ended here" in commit_fails(tmp_path, 5)
+
+
+def test_parts_of_different_plans_are_refused(tmp_path):
+    source = tmp_path / "src"
+    shutil.copytree(CASE / "src", source)
+    words = ["reshard", source, "-s", CASE / "src_strategy.ckpt", "-d", CASE / "dst_strategy.ckpt"]
+    words += ["-o", tmp_path / "out"]
+    run_well(*words, "--part", "1/2")
+    saved_anew = next(source.rglob("*.ckpt"))
+    os.utime(saved_anew, ns=(1, 1))
+    run_well(*words, "--part", "2/2")
+    text = commit_fails(tmp_path / "out", 5)
+    assert (
+        "parts of different plans: of one part 1; of another part 2; source, step and options"
+        in text
+    )
+
+
+@pytest.mark.parametrize("option", [["--rank", "0-2"], ["--prefix", "x"]])
+def test_other_options_are_another_plan(tmp_path, option):
+    run_parts(tmp_path, (1,), 2)
+    run_parts(tmp_path, (2,), 2, "ckpt", *option)
+    assert "parts of different plans" in commit_fails(tmp_path, 5)
+
+
+def test_a_source_and_a_folder_that_are_mounted_elsewhere_are_the_same_plan(tmp_path):
+    shutil.copytree(CASE / "src", tmp_path / "one" / "src", copy_function=shutil.copy2)
+    for number, place in ((1, "one"), (2, "other")):
+        base = tmp_path / place
+        strategies = ["-s", CASE / "src_strategy.ckpt", "-d", CASE / "dst_strategy.ckpt"]
+        run_well("reshard", base / "src", *strategies, "-o", base / "out", "--part", f"{number}/2")
+        (tmp_path / "one").rename(tmp_path / "other") if number == 1 else None
+    run_well("commit", tmp_path / "other" / "out")
+
+
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_records_of_another_count_go_before_an_output_is_replaced(tmp_path, failing, ends_well):  # noqa: F811
+    """Else a commit takes what a killed part of that count has replaced for what they tell of."""
+    run_parts(tmp_path, (1, 2), 2)
+    failing(None if ends_well else "rank_3")
+    words = [*reshard_words(tmp_path, "ckpt"), "--part", "1/3", "--overwrite", "-j", "1"]
+    assert run(*words).exit_code == (0 if ends_well else 6)
+    assert not list(tmp_path.glob(RECORD.format("*", 2)))
+    said = "parts 2, 3 of 3 are not there" if ends_well else "a run of ckpttool has not ended here"
+    assert said in commit_fails(tmp_path, 5)
+
+
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_records_of_another_plan_go_before_their_outputs_are_replaced(tmp_path, failing, ends_well):  # noqa: F811
+    """Else a part that is done again makes a set of what the other plan has put in their place."""
+    run_parts(tmp_path, (1, 2), 2)
+    failing(None if ends_well else "rank_3")
+    words = [*reshard_words(tmp_path, "ckpt"), "--rank", "0,1,3", "--prefix", "checkpoint_"]
+    result = run(*words, "--part", "1/2", "--overwrite", "-j", "1")
+    assert result.exit_code == (0 if ends_well else 6)
+    kept = (tmp_path / RECORD.format(2, 2)).exists()
+    failing(None)
+    run_parts(tmp_path, (1,), 2, "ckpt", "--overwrite")
+    assert not kept
+    assert "part 2 of 2 is not there" in commit_fails(tmp_path, 5)
+
+
+def test_records_of_another_plan_stay_if_their_outputs_do(tmp_path):
+    run_parts(tmp_path, (1, 2), 2)
+    for _ in range(2):
+        run_parts(tmp_path, (1,), 2, "ckpt", "--rank", "0,2", "--overwrite")
+        assert (tmp_path / RECORD.format(2, 2)).exists()
+    assert "parts of different plans" in commit_fails(tmp_path, 5)
+
+
+def test_records_of_several_counts_are_refused(tmp_path):
+    run_parts(tmp_path, (1, 2), 2)
+    kept = (tmp_path / RECORD.format(1, 2)).read_bytes()
+    run_parts(tmp_path, (1,), 3, "ckpt", "--overwrite")
+    (tmp_path / RECORD.format(1, 2)).write_bytes(kept)
+    text = commit_fails(tmp_path, 5)
+    paths = [tmp_path / f".ckpttool-part-1-of-{parts}.json" for parts in (2, 3)]
+    assert all(path.exists() for path in paths)
+    ways = f"of 2 parts (such as {paths[0]}) and of 3 parts (such as {paths[1]})"
+    assert f"records {ways}; remove those that are not wanted" in text
+
+
+@pytest.mark.parametrize("damage", ["remove", "remove all", "shorten", "both", "link"])
+def test_an_output_that_is_not_as_it_was_written_is_named_with_what_to_run(tmp_path, damage):
+    run_parts(tmp_path, (1, 2), 2)
+    before = outputs_of(tmp_path)
+    names = [f"rank_{rank}/checkpoint_{rank}.ckpt" for rank in (1, 3)]
+    sizes = [(tmp_path / name).stat().st_size for name in names]
+    gone = {"shorten": [], "remove all": names, "both": names[1:]}.get(damage, names[:1])
+    for name in gone:
+        (tmp_path / name).unlink()
+    if damage in ("shorten", "both"):
+        os.truncate(tmp_path / names[0], 100)
+    if damage == "link":
+        (tmp_path / names[0]).symlink_to("nowhere")
+    way = "--resume" if damage.startswith("remove") else "--overwrite"
+    remedy = f"; run part 2/2 again, with {way}"
+    expected = [f"{name}: is not there{remedy}" for name in gone]
+    if damage in ("shorten", "both"):
+        expected.append(f"{names[0]}: expected {sizes[0]} bytes, found 100{remedy}")
+    text = commit_fails(tmp_path, 7)
+    assert all(one in text for one in expected)
+    assert text.count("run part") == len(expected)
+    assert (tmp_path / RECORD.format(1, 2)).exists()
+    run_parts(tmp_path, (2,), 2, "ckpt", way)
+    run_well("commit", tmp_path)
+    assert outputs_of(tmp_path) == before
+
+
+def test_a_commit_can_be_repeated_and_looks_again(tmp_path):
+    run_parts(tmp_path, (1, 2), 2)
+    first = run_well("commit", tmp_path).stdout
+    before = contents(tmp_path)
+    assert run_well("commit", tmp_path).stdout == first
+    assert contents(tmp_path) == before
+    (tmp_path / "rank_3" / "checkpoint_3.ckpt").unlink()
+    result = run("commit", tmp_path)
+    assert result.exit_code == 7
+    assert "rank_3/checkpoint_3.ckpt: is not there" in message(result)
+
+
+def test_a_set_that_is_not_whole_any_more_is_told_with_what_to_do(tmp_path):
+    run_parts(tmp_path, (1, 2), 2)
+    run_well("commit", tmp_path)
+    names = [f"rank_{rank}/checkpoint_{rank}.ckpt" for rank in (1, 3)]
+    (tmp_path / names[0]).unlink()
+    os.truncate(tmp_path / names[1], 100)
+    result = run("commit", tmp_path)
+    assert result.exit_code == 7
+    again = "the command that wrote the set, without --part, writes it again with --resume"
+    assert f"{names[0]}: is not there; {again}" in message(result)
+    said = "found 100; put a copy of it back, or write the set anew (--overwrite)"
+    assert said in message(result)
+    (tmp_path / names[1]).unlink()
+    run_well(*reshard_words(tmp_path, "ckpt"), "--resume")
+    run_well("commit", tmp_path)
+
+
+@pytest.mark.parametrize("is_copy", [True, False])
+def test_a_file_that_was_renamed_is_told_so_and_not_taken_for_complete(tmp_path, is_copy):
+    words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", tmp_path / "m.ckpt"]
+    run_well(*words)
+    for end in ("", ".ckpttool.json"):
+        shutil.copy(tmp_path / f"m.ckpt{end}", tmp_path / f"b.ckpt{end}")
+        is_copy or (tmp_path / f"m.ckpt{end}").unlink()
+    result = run("commit", tmp_path / "b.ckpt")
+    assert result.exit_code == 7
+    said = f"{tmp_path}/b.ckpt: b.ckpt.ckpttool.json speaks of m.ckpt and not of it; if it was "
+    assert f"{said}renamed, give it and b.ckpt.ckpttool.json their old names again" in message(
+        result
+    )
+
+
+def test_of_missing_parts_those_that_were_killed_are_told(tmp_path):
+    run_parts(tmp_path, (1,), 3)
+    run_with_signal(signal.SIGKILL, *reshard_words(tmp_path, "ckpt"), "--part", "2/3")
+    text = commit_fails(tmp_path, 5)
+    runs = "run what is missing (--part 2/3, --part 3/3)"
+    assert f"{runs}; part 2 had begun, and --resume keeps what is complete" in text
+
+
+@pytest.mark.parametrize("left", [(1, 2), (2,)])
+def test_a_commit_that_was_killed_before_its_end_can_be_done_again(tmp_path, left):
+    run_parts(tmp_path, (1, 2), 2)
+    kept = {number: (tmp_path / RECORD.format(number, 2)).read_bytes() for number in left}
+    first = run_well("commit", tmp_path).stdout
+    for number, data in kept.items():
+        (tmp_path / RECORD.format(number, 2)).write_bytes(data)
+    assert run_well("commit", tmp_path).stdout == first
+    assert files_below(tmp_path, manifests=True)[0] == "ckpttool.json"
+
+
+def test_a_commit_points_out_files_that_are_not_of_its_set(tmp_path):
+    for rank in (9, 10):
+        (tmp_path / f"rank_{rank}").mkdir()
+        (tmp_path / f"rank_{rank}" / f"checkpoint_{rank}.ckpt").touch()
+        (tmp_path / f"rank_{rank}" / f"other_{rank}.ckpt").touch()
+    run_parts(tmp_path, (1, 2), 2, "ckpt", "--overwrite")
+    stale = ", ".join(f"{tmp_path}/rank_{rank}/checkpoint_{rank}.ckpt" for rank in (10, 9))
+    said = f"warning: {stale}: not of this set, so left from another run; it stays, and is taken "
+    for _ in range(2):
+        assert said in message(run_well("commit", tmp_path, "-q"))
+    (note,) = json.loads(run_well("commit", tmp_path, "--json").stdout)["notes"]
+    assert note["kind"] == "passed over"
+    for rank in (9, 10):
+        (tmp_path / f"rank_{rank}" / f"checkpoint_{rank}.ckpt").unlink()
+    assert json.loads(run_well("commit", tmp_path, "--json").stdout)["notes"] == []
+
+
+@pytest.mark.parametrize("again", ["commit", "--resume"])
+def test_an_empty_journal_of_a_commit_that_was_killed_says_nothing(tmp_path, failing, again):  # noqa: F811
+    run_parts(tmp_path, (1, 2), 2)
+    journal = tmp_path / "ckpttool.json.journal"
+    journal.touch()
+    result = run("merge", tmp_path, "-s", CASE / "dst_strategy.ckpt", "-o", tmp_path / "m.ckpt")
+    assert "not committed, so files may be missing; run ckpttool commit" in message(result)
+    run_well("commit", tmp_path)
+    before = contents(tmp_path)
+    journal.touch()
+    filled = failing(None)
+    run_well(
+        *["commit", tmp_path] if again == "commit" else [*reshard_words(tmp_path, "ckpt"), again]
+    )
+    assert contents(tmp_path) == before
+    assert not journal.exists()
+    assert not filled
+
+
+def test_a_manifest_of_another_plan_completes_no_parts(tmp_path):
+    run_parts(tmp_path, (1,), 2)
+    kept = (tmp_path / RECORD.format(1, 2)).read_bytes()
+    run_well(*reshard_words(tmp_path, "ckpt"), "--rank", "0-2", "--overwrite")
+    (tmp_path / RECORD.format(1, 2)).write_bytes(kept)
+    result = run("commit", tmp_path)
+    assert result.exit_code == 5
+    assert "part 2 of 2 is not there" in message(result)
+
+
+def test_a_part_of_another_number_of_parts_is_refused_before_it_is_written(tmp_path):
+    run_parts(tmp_path, (1,), 3)
+    for part in ("4/4", "2/4"):
+        result = run(*reshard_words(tmp_path, "ckpt"), "--part", part)
+        assert result.exit_code == 5
+        said = f"{tmp_path / RECORD.format(1, 3)}: another number of parts than --part {part} says"
+        assert message(result).startswith(f"ckpttool: {said}; take that for all of them, or remove")
+    assert len(list(tmp_path.glob("rank_*"))) < 4
+
+
+def test_a_commit_removes_records_that_killed_runs_have_half_written(tmp_path):
+    run_parts(tmp_path, (1, 2), 2)
+    (tmp_path / (RECORD.format(1, 3) + ".partial")).write_text('{"schema"')
+    run_well("commit", tmp_path)
+    assert [path.name for path in tmp_path.glob(".*")] == []
+
+
+def test_a_folder_of_anything_else_is_not_committed(tmp_path):
+    assert run("commit", tmp_path / "nowhere").exit_code == 2
+    assert "no records of parts in it" in commit_fails(tmp_path, 5)
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory):
+    """A part of one, and its record as JSON."""
+    folder = tmp_path_factory.mktemp("record")
+    run_parts(folder, (1,), 1)
+    return folder, json.loads((folder / RECORD.format(1, 1)).read_text())
+
+
+def changed(document, **more):
+    return {**document, **more}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda r: changed(r, schema=2), r"schema: expected 1 \(is it of a newer ckpttool\?\)"),
+        (lambda r: changed(r, part=2), r"is the record of part 2/1; renamed\?"),
+        (lambda r: changed(r, part="1"), 'part: expected a count, found "1"'),
+        (lambda r: changed(r, parts=True), "parts: expected a count, found true"),
+        (lambda r: changed(r, files=-1), "files: expected a count, found -1"),
+        (lambda r: changed(r, plan=None), "plan: expected a string, found null"),
+        (lambda r: changed(r, step=2), "step: expected a string, found 2"),
+        (lambda r: changed(r, outputs=[1]), "rank: expected a count, found null"),
+        (lambda r: changed(r, documents=None), "documents: expected a list of objects"),
+        (
+            lambda r: changed(r, documents=[{"path": "x", "data": "a b"}]),
+            'data: expected bytes in base64, found "a b"',
+        ),
+        *(
+            (
+                lambda r, path=path: changed(r, documents=[{"path": path, "data": ""}]),
+                "path: expected a path below the folder",
+            )
+            for path in ("../x", "/etc/x", "a/../../x", "", "a\0b")
+        ),
+    ],
+)
+def test_a_record_that_is_none_is_a_format_error(record, tmp_path, change, reason):
+    folder, document = record
+    shutil.copytree(folder, tmp_path / "out")
+    path = tmp_path / "out" / RECORD.format(1, 1)
+    path.write_bytes(listing_of(change(document)))
+    with pytest.raises(ckpttool.FormatError, match=reason) as caught:
+        ckpttool.commit(str(tmp_path / "out"))
+    assert caught.value.path == str(path)
+    assert commit_fails(tmp_path / "out", 3)
+
+
+def test_a_record_cut_anywhere_is_a_format_error_and_never_committed(record, tmp_path):
+    folder, _ = record
+    shutil.copytree(folder, tmp_path / "out")
+    path = tmp_path / "out" / RECORD.format(1, 1)
+    data = path.read_bytes()
+    ends = [i + step for i, byte in enumerate(data) if byte == 10 for step in (-1, 0, 1)]
+    for stop in sorted({*range(0, len(data), 199), *ends} - {len(data)}):
+        path.write_bytes(data[:stop])
+        with pytest.raises(ckpttool.FormatError):
+            ckpttool.commit(str(tmp_path / "out"))
+    path.write_bytes(data)
+    assert len(ckpttool.commit(str(tmp_path / "out")).outputs) == 4
+
+
+def test_records_that_do_not_tell_of_all_outputs_are_refused(record, tmp_path):
+    folder, document = record
+    shutil.copytree(folder, tmp_path / "out")
+    path = tmp_path / "out" / RECORD.format(1, 1)
+    path.write_bytes(listing_of(changed(document, outputs=document["outputs"][1:])))
+    assert "the records do not tell of all 4 outputs" in commit_fails(tmp_path / "out", 5)
+
+
+def test_every_problem_is_told_at_once(tmp_path):
+    run_parts(tmp_path, (1, 3), 3)
+    for name in files_below(tmp_path):
+        if name[:5] == "rank_":
+            Path(tmp_path, name).unlink()
+    result = run("commit", tmp_path)
+    assert result.exit_code == 5
+    assert "part 2 of 3 is not there" in message(result)
+    assert "is not there; run part 1/3 again, with --resume" in message(result)

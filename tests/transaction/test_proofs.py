@@ -1,0 +1,193 @@
+"""Manifests and records of parts prove themselves: none that was changed is used."""
+
+from __future__ import annotations
+
+import json
+import os
+from hashlib import sha256
+
+import pytest
+
+import ckpttool
+from ckpttool.errors import CkptToolError, FormatError, PlanError
+from ckpttool.transaction.manifest import Listing
+from tests.support.checkpoints import noise, write_file
+from tests.support.commands import message, run, run_well
+from tests.support.executors import CASE, reshard_words
+
+MANIFEST, RECORD = "ckpttool.json", ".ckpttool-part-1-of-2.json"
+
+
+class Small:
+    """A split of four bytes for two ranks, whole or in two parts, and what is done with it."""
+
+    def __init__(self, folder):
+        self.out = folder / "out"
+        layout = {"dev_matrix": [2], "tensor_map": [0]}
+        (folder / "s.json").write_text(json.dumps({"parallel_layout_item": {"w": layout}}))
+        write_file(folder / "m.ckpt", {"w": noise("w", "Int8", (4,))}, "ckpt")
+        self.strategy = ckpttool.read_strategy([str(folder / "s.json")])
+        self.catalog = ckpttool.scan(str(folder / "m.ckpt"))
+
+    def write(self, *parts, resume=False):
+        for part in parts or (None,):
+            words = {"format": "ckpt", "resume": resume, "part": part}
+            ckpttool.execute(
+                ckpttool.plan_split(self.catalog, self.strategy, str(self.out), **words)
+            )
+
+    def resume(self):
+        self.write(resume=True)
+
+    def resume_part(self):
+        self.write((1, 2), resume=True)
+
+    def commit(self):
+        ckpttool.commit(str(self.out))
+
+    def verify(self, deep=False):
+        report = ckpttool.verify(ckpttool.scan(str(self.out)), self.strategy, deep=deep)
+        if report.findings:
+            raise PlanError([finding.text for finding in report.findings])
+
+    def verify_deep(self):
+        self.verify(deep=True)
+
+
+@pytest.fixture
+def small(tmp_path):
+    return Small(tmp_path)
+
+
+def damaged(data, step=1):
+    """The data with a byte changed, left out, or the end cut off, for every so many bytes."""
+    for at in range(0, len(data), step):
+        flipped = data[at] ^ (1 << at % 8)
+        yield data[:at] + bytes([flipped]) + data[at + 1 :]
+        yield data[:at] + data[at + 1 :]
+        yield data[:at]
+    for more in (b" ", b"\n", b"\0", b"{}", b"]}\n", data):
+        yield data + more
+
+
+@pytest.mark.parametrize(("name", "parts"), [(MANIFEST, ()), (RECORD, ((1, 2), (2, 2)))])
+def test_a_byte_more_or_less_or_another_makes_a_listing_damaged(small, name, parts):
+    small.write(*parts)
+    path = small.out / name
+    data = path.read_bytes()
+    assert json.loads(data)["schema"] == 1
+    for one in damaged(data):
+        path.write_bytes(one)
+        with pytest.raises(FormatError, match=r"not as it was written|no checksum at its end"):
+            Listing.read(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "act"),
+    [
+        (MANIFEST, (), Small.verify),
+        (MANIFEST, (), Small.verify_deep),
+        (MANIFEST, (), Small.commit),
+        (MANIFEST, (), Small.resume),
+        (RECORD, ((1, 2), (2, 2)), Small.commit),
+        (RECORD, ((1, 2), (2, 2)), Small.resume_part),
+    ],
+)
+def test_nothing_goes_on_from_a_damaged_listing(small, name, parts, act):
+    small.write(*parts)
+    path = small.out / name
+    data = path.read_bytes()
+    before = [one.stat() for one in small.out.rglob("*")]
+    for one in damaged(data, step=31):
+        with path.open("r+b") as file:
+            file.write(one)
+            file.truncate()
+        with pytest.raises(CkptToolError) as caught:
+            act(small)
+        assert f"{path}: " in str(caught.value)
+        assert path.read_bytes() == one
+    assert [one.stat().st_ino for one in small.out.rglob("*")] == [one.st_ino for one in before]
+    path.write_bytes(data)
+    act(small)
+
+
+def test_a_part_is_not_gone_on_from_beside_a_damaged_manifest_of_the_set(small):
+    small.write((1, 2), (2, 2))
+    small.commit()
+    small.resume_part()
+    path = small.out / MANIFEST
+    path.write_bytes(path.read_bytes().replace(b"Int8", b"Int9"))
+    with pytest.raises(CkptToolError, match=r"ckpttool\.json: not as it was written.*--overwrite"):
+        small.resume_part()
+
+
+def test_a_commit_that_was_killed_does_not_end_with_a_damaged_manifest(small):
+    small.write((1, 2), (2, 2))
+    small.commit()
+    (small.out / f"{MANIFEST}.journal").touch()
+    path = small.out / MANIFEST
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(FormatError, match=r"ckpttool\.json: .*; put a copy of it back, or write"):
+        small.commit()
+
+
+def test_a_commit_needs_no_manifest_that_was_there_before(small):
+    small.write((1, 2), (2, 2))
+    kept = {path.name: path.read_bytes() for path in small.out.glob(".*.json")}
+    small.commit()
+    path = small.out / MANIFEST
+    good = path.read_bytes()
+    path.write_bytes(good[:-9])
+    for name, data in kept.items():
+        (small.out / name).write_bytes(data)
+    small.commit()
+    assert path.read_bytes() == good
+
+
+def test_where_a_manifest_is_only_advice_a_damaged_one_is_a_warning(tmp_path):
+    out, strategy = tmp_path / "new", CASE / "dst_strategy.ckpt"
+    run_well(*reshard_words(out, "ckpt"))
+    data = (out / MANIFEST).read_bytes()
+    (out / MANIFEST).write_bytes(data.replace(b'"step": "2_10"', b'"step": "2_11"'))
+    reshard = ["reshard", out, "-d", strategy, "-o", tmp_path / "again", "--format", "ckpt"]
+    merge = ["merge", out, "-o", tmp_path / "m.ckpt"]
+    for words in (merge, reshard, ["inspect", out], ["diff", out, out]):
+        result = run_well(*words, "-s", strategy, "-q")
+        said = f"warning: {out / MANIFEST}: not as it was written: its checksum is not that of its "
+        assert f"{said}bytes; so it does not tell whether {strategy} is what " in message(result)
+    for more in ([], ["--deep"]):
+        result = run("verify", out, "-s", strategy, *more)
+        assert result.exit_code == 1
+        assert f"{out / MANIFEST}: cannot be held against it" in message(result)
+        assert "put a copy of it back, or write the set anew (--overwrite)" in message(result)
+
+
+def test_the_checksum_is_that_of_the_lines_before_it(tmp_path):
+    """So a manifest is proven without ckpttool: head -n -1 ckpttool.json | sha256sum."""
+    run_well(*reshard_words(tmp_path, "ckpt"))
+    *lines, last = (tmp_path / MANIFEST).read_bytes().splitlines(keepends=True)
+    digest = sha256(b"".join(lines)).hexdigest()
+    assert last == f'], "sha256": "{digest}"}}\n'.encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "act", "said"),
+    [
+        (MANIFEST, (), Small.commit, "is a pipe or a device, and no file"),
+        (MANIFEST, (), Small.resume, "is a device or a pipe; name a file to be written"),
+        (f"{MANIFEST}.journal", (), Small.resume, "is a pipe or a device, and no file"),
+        (RECORD, ((1, 2), (2, 2)), Small.commit, "is a pipe or a device, and no file"),
+        (RECORD, ((1, 2), (2, 2)), Small.resume_part, "is a pipe or a device, and no file"),
+    ],
+)
+def test_a_pipe_in_the_place_of_a_listing_or_a_journal_is_not_waited_for(
+    small, name, parts, act, said
+):
+    small.write(*parts)
+    path = small.out / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    with pytest.raises(CkptToolError) as caught:
+        act(small)
+    assert f"{path}: " in str(caught.value)
+    assert said in str(caught.value)

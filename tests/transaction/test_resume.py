@@ -1,0 +1,1110 @@
+"""``--resume``: what an interrupted run has left complete is kept, and nothing else is believed."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+from concurrent.futures import BrokenExecutor
+from pathlib import Path
+
+import pytest
+
+import ckpttool
+from ckpttool.formats import read_index
+from ckpttool.run import execute as execute_module
+from ckpttool.run.fill import fill
+from ckpttool.storage.scan import scan
+from ckpttool.transaction.journal import sealed
+from tests.support.commands import files_below, message, run, run_well
+from tests.support.executors import (
+    CASE,
+    COMMAND,
+    FORMATS,
+    contents,
+    finish,
+    reshard_words,
+    split_words,
+    start,
+    wait_until,
+    write_source,
+)
+
+NAME = "ckpttool.json"
+JOURNAL = f"{NAME}.journal"
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Makes the filling of an output fail, and counts those that are filled."""
+
+    def fail_on(name, number=errno.EIO, after=None):
+        filled = []
+
+        def fake(task):
+            path = task.parts[0].tensor.path
+            if name is not None and name in path:
+                wait_until(lambda: after is None or after.exists(), f"{after}")
+                raise OSError(number, os.strerror(number))
+            filled.append(path.rpartition("/")[2].removesuffix(".partial"))
+            return fill(task)
+
+        monkeypatch.setattr(execute_module, "fill", fake)
+        return filled
+
+    return fail_on
+
+
+def words_of(folder, output_format="ckpt", source=CASE / "src"):
+    words = reshard_words(folder, output_format)
+    return [words[0], str(source), *words[2:], "-j", "1"]
+
+
+def everything_in(folder):
+    return {**contents(folder), NAME: (folder / NAME).read_bytes()}
+
+
+@pytest.mark.parametrize("output_format", FORMATS)
+def test_a_run_that_failed_is_continued_to_the_same_bytes(tmp_path, failing, output_format):
+    run_well(*words_of(tmp_path / "whole", output_format))
+    failing("rank_2")
+    result = run(*words_of(tmp_path / "out", output_format))
+    assert result.exit_code == 6
+    assert "the same command with --resume goes on from there" in message(result)
+    assert JOURNAL in files_below(tmp_path / "out")
+    filled = failing(None)
+    result = run_well(*words_of(tmp_path / "out", output_format), "--resume")
+    assert "2 of 4 outputs that it left complete are kept" in message(result)
+    assert re.search(r"outputs path .* 4 files, .* \(2 kept, 2 written\) in", message(result))
+    assert {name[:12] for name in filled} == {"checkpoint_2", "checkpoint_3"}
+    assert everything_in(tmp_path / "out") == everything_in(tmp_path / "whole")
+    result = run_well(*words_of(tmp_path / "out", output_format), "--resume", "--json")
+    assert [out["kept"] for out in json.loads(result.stdout)["outputs"]] == [True] * 4
+
+
+def test_what_is_complete_is_not_written_again_and_needs_no_journal(tmp_path, failing):
+    run_well(*words_of(tmp_path))
+    before = everything_in(tmp_path)
+    filled = failing(None)
+    result = run_well(*words_of(tmp_path), "--resume", "--json")
+    assert len(json.loads(result.stdout)["outputs"]) == 4
+    assert (filled, everything_in(tmp_path)) == ([], before)
+    assert run(*words_of(tmp_path)).exit_code == 5
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_of_a_set_that_was_complete_what_is_gone_is_written_again(tmp_path, failing, is_copied):
+    run_well(*words_of(tmp_path / "out"))
+    before = everything_in(tmp_path / "out")
+    if is_copied:  # then only contents tell that the others are what was written
+        shutil.copytree(tmp_path / "out", tmp_path / "copy", copy_function=shutil.copyfile)
+        for path in (tmp_path / "copy").rglob("*.ckpt"):
+            os.utime(path)
+    out = tmp_path / ("copy" if is_copied else "out")
+    gone = out / "rank_0" / "checkpoint_0.ckpt"
+    gone.unlink()
+    result = run(*words_of(out))
+    assert result.exit_code == 5
+    assert "3 outputs exist" in message(result)
+    filled = failing(None)
+    result = run_well(*words_of(out), "--resume")
+    said = f"{out / NAME}: 1 output is gone ({gone}), written again; the others are kept"
+    assert said in message(result)
+    assert filled == ["checkpoint_0.ckpt"]
+    assert everything_in(out) == before
+    assert sorted(files_below(out, manifests=True)) == sorted([*contents(out), NAME])
+
+
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_a_manifest_that_was_copied_back_proves_no_output_by_its_time(
+    tmp_path, failing, is_partial
+):
+    """The set was damaged after it was written, and the copy is younger than the damage."""
+    run_well(*words_of(tmp_path))
+    before, manifest = everything_in(tmp_path), tmp_path / NAME
+    file = tmp_path / "rank_2" / "checkpoint_2.ckpt"
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    copy = manifest.read_bytes()
+    manifest.unlink()
+    if is_partial:
+        (tmp_path / "rank_0" / "checkpoint_0.ckpt").unlink()
+    time.sleep(0.05)  # the clock of the file system goes on
+    manifest.write_bytes(copy)
+    result = run(*words_of(tmp_path), "--resume")
+    assert result.exit_code == 5
+    assert f"{file}: not what {manifest} says was written" in message(result)
+    file.write_bytes(data)
+    filled = failing(None)
+    run_well(*words_of(tmp_path), "--resume")
+    assert filled == ["checkpoint_0.ckpt"] * is_partial
+    assert everything_in(tmp_path) == before
+
+
+def test_what_a_manifest_proves_by_its_time_is_not_read(tmp_path, monkeypatch):
+    run_well(*words_of(tmp_path))
+    read = []
+    look = "ckpttool.transaction.resume.read_index"
+    monkeypatch.setattr(look, lambda name: (read.append(name), read_index(name))[1])
+    run_well(*words_of(tmp_path), "--resume")
+    assert read == []
+    shutil.copyfile(tmp_path / NAME, tmp_path / "copy")
+    shutil.copyfile(tmp_path / "copy", tmp_path / NAME)
+    run_well(*words_of(tmp_path), "--resume")
+    assert len(set(read)) == 4
+
+
+def test_a_signal_is_heard_while_what_is_kept_is_read(tmp_path):
+    """In a process of its own: a signal that came a moment late would end the tests."""
+    run_well(*words_of(tmp_path))
+    before = everything_in(tmp_path)
+    time.sleep(0.01)
+    os.utime(tmp_path / "rank_0" / "checkpoint_0.ckpt")
+    code = (  # one thread gets one signal, so the main thread does not wake by itself
+        "import signal, sys, threading\n"
+        "from ckpttool.cli.main import main\n"
+        "from ckpttool.formats.stopping import go_on\n"
+        "from ckpttool.transaction import resume\n"
+        "turn = threading.Lock()\n"
+        "def read_for_ever(tensor, buffer_bytes):\n"
+        "    if turn.acquire(blocking=False):\n"
+        "        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)\n"
+        "    while True:\n"
+        "        go_on()\n"
+        "resume.unit_digests = read_for_ever\n"
+        "main(sys.argv[1:])"
+    )
+    words = [*words_of(tmp_path), "--resume"]
+    code, errors = finish(start(sys.executable, "-c", code, *words))
+    assert (code, "ended by SIGTERM" in errors) == (143, True)
+    assert everything_in(tmp_path) == before
+
+
+def test_what_fails_when_it_is_written_again_leaves_the_set_as_it_was(tmp_path, failing):
+    run_well(*words_of(tmp_path))
+    before = everything_in(tmp_path)
+    gone = [tmp_path / f"rank_{n}" / f"checkpoint_{n}.ckpt" for n in (1, 2)]
+    for path in gone:
+        path.unlink()
+    left = everything_in(tmp_path)
+    failing("rank_1")
+    assert run(*words_of(tmp_path), "--resume").exit_code == 6
+    assert everything_in(tmp_path) == left
+    assert not (tmp_path / JOURNAL).exists()
+    failing("rank_2")
+    assert run(*words_of(tmp_path), "--resume").exit_code == 6
+    assert (tmp_path / JOURNAL).exists()
+    assert not (tmp_path / NAME).exists()
+    filled = failing(None)
+    result = run_well(*words_of(tmp_path), "--resume")
+    assert "3 of 4 outputs that it left complete are kept" in message(result)
+    assert filled == ["checkpoint_2.ckpt"]
+    assert everything_in(tmp_path) == before
+
+
+def test_a_source_that_was_saved_again_is_not_what_a_complete_set_was_made_of(tmp_path):
+    source, out = tmp_path / "src", tmp_path / "out"
+    shutil.copytree(CASE / "src", source)
+    words = words_of(out, source=source)
+    run_well(*words)
+    before = everything_in(out)
+    saved = source / "rank_1" / "checkpoint-2_10.ckpt"
+    saved.write_bytes(saved.read_bytes())  # the size tells nothing
+    result = run(*words, "--resume")
+    assert result.exit_code == 5
+    assert "src/rank_1/checkpoint-2_10.ckpt: was written to since" in message(result)
+    assert "4 outputs exist already" in message(run(*words))
+    assert everything_in(out) == before
+    run_well(*words, "--overwrite")
+    assert "4 kept" in message(run_well(*words, "--resume"))
+
+
+def test_what_a_changed_source_would_give_is_not_mixed_with_what_is_kept(tmp_path, failing):
+    """A source with other contents and with the times that it had."""
+    source, out = tmp_path / "src", tmp_path / "out"
+    shutil.copytree(CASE / "src", source)
+    words = words_of(out, source=source)
+    run_well(*words)
+    gone = out / "rank_0" / "checkpoint_0.ckpt"
+    gone.unlink()
+    before = everything_in(out)
+    for path in source.rglob("*.ckpt"):
+        data = bytearray(path.read_bytes())
+        for tensor in read_index(str(path)).tensors.values():
+            data[tensor.extents[0].offset] ^= 1
+        saved = path.stat()
+        path.write_bytes(data)
+        os.utime(path, ns=(saved.st_atime_ns, saved.st_mtime_ns))
+    for _ in range(2):
+        result = run(*words, "--resume")
+        assert result.exit_code == 7
+        said = f"{gone}: is not what the same run wrote there before; has a source file been chan"
+        assert said in message(result)
+        assert everything_in(out) == before
+    for path in out.rglob("*.ckpt"):
+        path.unlink()
+    result = run_well(*words, "--resume")  # with nothing to keep
+    assert "gone" not in message(result)
+    assert everything_in(out).keys() == {*before, str(gone.relative_to(out))}
+    assert all(everything_in(out)[name] != content for name, content in before.items())
+
+
+def test_what_is_gone_is_not_written_again_beside_what_was_changed(tmp_path):
+    run_well(*words_of(tmp_path))
+    before = everything_in(tmp_path)
+    gone, changed = (tmp_path / f"rank_{n}" / f"checkpoint_{n}.ckpt" for n in (0, 1))
+    gone.unlink()
+    changed.write_bytes(changed.read_bytes() + b"more")
+    result = run(*words_of(tmp_path), "--resume")
+    assert result.exit_code == 5
+    said = f"{changed}: not what {tmp_path / NAME} says was written; has it been changed?"
+    assert said in message(result)
+    assert not gone.exists()
+    run_well(*words_of(tmp_path), "--resume", "--overwrite")
+    assert everything_in(tmp_path) == before
+
+
+def test_a_part_does_not_take_a_committed_set_apart_to_mend_it(tmp_path):
+    for part in ("1/2", "2/2"):
+        run_well(*words_of(tmp_path), "--part", part)
+    (tmp_path / "rank_0" / "checkpoint_0.ckpt").unlink()
+    for part in ("1/2", "2/2"):  # of a part that is not committed
+        run_well(*words_of(tmp_path), "--part", part, "--resume")
+    run_well("commit", tmp_path)
+    before = everything_in(tmp_path)
+    (tmp_path / "rank_0" / "checkpoint_0.ckpt").unlink()
+    result = run(*words_of(tmp_path), "--part", "1/2", "--resume")
+    assert result.exit_code == 5
+    assert "the same command without --part writes what is gone" in message(result)
+    run_well(*words_of(tmp_path), "--resume")
+    assert everything_in(tmp_path) == before
+
+
+def test_without_a_journal_it_is_an_ordinary_run(tmp_path):
+    run_well(*words_of(tmp_path), "--resume")
+    assert len(files_below(tmp_path)) == 4
+
+
+def change_mtime(source, words):
+    os.utime(next(source.rglob("*rank_3*/*.ckpt")), ns=(1, 1))
+    return words
+
+
+def change_contents(source, words):
+    """Save one anew, of the same size, and put its time of modification back."""
+    path = next(source.rglob("*rank_3*/*.ckpt"))
+    before, data = path.stat(), path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    return words
+
+
+def change_strategy(source, words):
+    copy = source.parent / "dst_strategy.ckpt"
+    copy.write_bytes((CASE / "dst_strategy.ckpt").read_bytes() + b"")
+    at = words.index("-d") + 1
+    other = source.parent / "other.ckpt"
+    shutil.copy(copy, other)
+    return [*words[:at], str(other), *words[at + 1 :]]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (change_mtime, "was written to since"),
+        (change_contents, "was written to since"),
+        (change_strategy, "other.ckpt: the strategy was not given"),
+        (lambda source, words: [*words, "--format", "hdf5"], "other options were given"),
+        (lambda source, words: [*words, "--crc"], "other options were given"),
+        (lambda source, words: [*words, "--prefix", "x"], "other options were given"),
+        (lambda source, words: [*words, "--rank", "0-2"], "other options were given"),
+    ],
+)
+def test_what_has_changed_is_named_and_refused(tmp_path, failing, change, expected):
+    source, out = tmp_path / "src", tmp_path / "out"
+    shutil.copytree(CASE / "src", source)
+    failing("rank_2")
+    assert run(*words_of(out, source=source)).exit_code == 6
+    before = contents(out)
+    failing(None)
+    result = run(*change(source, words_of(out, source=source)), "--resume")
+    assert result.exit_code == 5
+    assert f"{out / JOURNAL}: --resume: what was left there is of another run" in message(result)
+    assert expected in message(result)
+    assert contents(out) == before
+
+
+ASKED = [
+    (["--format", "hdf5"], "--format hdf5 in place of --format ckpt"),
+    (["--prefix", "x"], "--prefix x in place of --prefix checkpoint_"),
+    (["--rank", "0-2"], "ranks 0-2 in place of ranks 0-3"),
+    (["--crc"], "--crc in place of no --crc"),
+    (["--write-strategy", "OUT/s.ckpt"], "--write-strategy s.ckpt in place of no --write-strategy"),
+]
+
+
+@pytest.mark.parametrize(("more", "said"), ASKED)
+@pytest.mark.parametrize("part", [(), ("--part", "1/1")])
+def test_which_option_is_another_is_said(tmp_path, failing, more, said, part):
+    words = [*words_of(tmp_path / "out"), *part, "-j", "1"]
+    failing("rank_2")
+    assert run(*words).exit_code == 6
+    failing(None)
+    more = [word.replace("OUT", str(tmp_path / "out")) for word in more]
+    result = run(*words, *more, "--resume")
+    assert result.exit_code == 5
+    assert f"other options were given: {said}; without --resume all" in message(result)
+    run_well(*words, "--resume")
+
+
+@pytest.mark.parametrize(("more", "said"), [ASKED[0], ASKED[1], ASKED[2]])
+def test_of_a_complete_set_its_outputs_tell_which_option_is_another(tmp_path, more, said):
+    run_well(*words_of(tmp_path))
+    result = run(*words_of(tmp_path), *more, "--resume")
+    assert result.exit_code == 5
+    assert f"other options were given: {said}; write to another place" in message(result)
+
+
+def test_a_journal_that_tells_no_options_is_gone_on_from(tmp_path, failing):
+    """As those of earlier versions do."""
+    failing("rank_2")
+    for more in ([], ["--rank", "0,1,2"]):
+        assert run(*words_of(tmp_path), "--overwrite", "-j", "1").exit_code == 6
+        journal = tmp_path / JOURNAL
+        first, rest = journal.read_bytes().split(b"\n", 1)
+        head = json.loads(first.rpartition(b" ")[0])
+        del head["run"][0]["options"]
+        journal.write_bytes(sealed(json.dumps(head)).encode() + rest)
+        filled = failing(None)
+        result = run(*words_of(tmp_path), *more, "--resume")
+        if more:
+            said = "other options were given: format, ranks, names or what decides the contents"
+            assert said in message(result)
+        else:
+            assert set(filled) == {"checkpoint_2.ckpt", "checkpoint_3.ckpt"}
+            failing("rank_2")
+
+
+def test_an_output_that_was_changed_since_is_not_believed(tmp_path, failing):
+    failing("rank_2")
+    assert run(*words_of(tmp_path)).exit_code == 6
+    changed = tmp_path / "rank_1" / "checkpoint_1.ckpt"
+    changed.write_bytes(b"by somebody else")
+    filled = failing(None)
+    for more in ([], ["--resume"]):
+        result = run(*words_of(tmp_path), *more)
+        assert result.exit_code == 5
+        assert f"{changed} exists already" in message(result)
+    assert changed.read_bytes() == b"by somebody else"
+    run_well(*words_of(tmp_path), "--resume", "--overwrite")
+    assert {name[:12] for name in filled} == {"checkpoint_1", "checkpoint_2", "checkpoint_3"}
+
+
+def flip_last_byte(path):
+    """Change a file and give it its time of modification back."""
+    before, data = path.stat(), path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_an_output_with_another_byte_is_not_believed_though_size_and_time_are_the_same(
+    tmp_path, failing
+):
+    failing("rank_2")
+    assert run(*words_of(tmp_path)).exit_code == 6
+    changed = tmp_path / "rank_1" / "checkpoint_1.ckpt"
+    flip_last_byte(changed)
+    filled = failing(None)
+    for more in ([], ["--resume"]):
+        result = run(*words_of(tmp_path), *more)
+        assert result.exit_code == 5
+        assert f"{changed} exists already" in message(result)
+    assert filled == []
+    run_well(*words_of(tmp_path), "--resume", "--overwrite")
+    assert {name[:12] for name in filled} == {"checkpoint_1", "checkpoint_2", "checkpoint_3"}
+
+
+@pytest.mark.parametrize("is_left", [True, False])
+def test_a_checksum_that_was_changed_is_not_believed(tmp_path, failing, is_left):
+    """The hashes of a manifest are those of tensors."""
+    words = [*words_of(tmp_path / "out", "safetensors"), "--crc", "-j", "2"]
+    file = tmp_path / "out" / "rank_0" / "checkpoint_0.safetensors"
+    failing("rank_3" if is_left else None, after=file)
+    assert run(*words).exit_code == (6 if is_left else 0)
+    failing(None)
+    whole = file.read_bytes()
+    start = whole.index(b'"crc_num":"') + len(b'"crc_num":"')
+    for damaged in (
+        whole[: start + 1] + bytes([whole[start + 1] ^ 1]) + whole[start + 2 :],
+        whole.replace(b"crc_num", b"crb_num"),
+    ):
+        file.write_bytes(damaged)
+        result = run(*words, "--resume")
+        assert result.exit_code == 5
+        assert str(file) in message(result)
+    assert file.read_bytes() == damaged
+    run_well(*words, "--overwrite")
+    assert file.read_bytes() == whole
+
+
+def test_what_was_moved_meanwhile_is_known_by_its_contents(tmp_path, failing):
+    run_well(*words_of(tmp_path / "whole"))
+    failing("rank_2")
+    assert run(*words_of(tmp_path / "out")).exit_code == 6
+    shutil.copytree(tmp_path / "out", tmp_path / "copy", copy_function=shutil.copyfile)
+    filled = failing(None)
+    result = run_well(*words_of(tmp_path / "copy"), "--resume")
+    assert "2 of 4 outputs that it left complete are kept" in message(result)
+    assert {name[:12] for name in filled} == {"checkpoint_2", "checkpoint_3"}
+    assert everything_in(tmp_path / "copy") == everything_in(tmp_path / "whole")
+
+
+def test_the_journal_of_another_folder_makes_no_file_replaceable(tmp_path, failing):
+    run_well(*words_of(tmp_path / "mine"))
+    (tmp_path / "mine" / NAME).unlink()
+    for path in (tmp_path / "mine").rglob("*.ckpt"):
+        flip_last_byte(path)
+    before = contents(tmp_path / "mine")
+    failing("rank_3")
+    assert run(*words_of(tmp_path / "other")).exit_code == 6
+    shutil.copy(tmp_path / "other" / JOURNAL, tmp_path / "mine")
+    failing(None)
+    for more in ([], ["--resume"]):
+        result = run(*words_of(tmp_path / "mine"), *more)
+        assert result.exit_code == 5
+        assert "4 outputs exist already" in message(result)
+    (tmp_path / "mine" / JOURNAL).unlink()
+    assert contents(tmp_path / "mine") == before
+
+
+def test_what_was_changed_after_it_was_complete_is_named(tmp_path, failing):
+    run_well(*words_of(tmp_path))
+    before = contents(tmp_path)
+    filled = failing(None)
+    changed = tmp_path / "rank_1" / "checkpoint_1.ckpt"
+    flip_last_byte(changed)
+    result = run(*words_of(tmp_path), "--resume")
+    assert result.exit_code == 5
+    said = f"{changed}: not what {tmp_path / NAME} says was written; has it been changed?"
+    assert said in message(result)
+    flip_last_byte(changed)
+    run_well(*words_of(tmp_path), "--resume")
+    assert (filled, contents(tmp_path)) == ([], before)
+
+
+def test_indexes_that_are_gone_are_written_again(tmp_path):
+    words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "--max-shard-size", "10KB"]
+    run_well(*words, "-o", tmp_path)
+    before = everything_in(tmp_path)
+    (tmp_path / "param_name_map.json").unlink()
+    result = run_well(*words, "-o", tmp_path, "--resume")
+    assert f"1 output is gone ({tmp_path / 'param_name_map.json'})" in message(result)
+    assert (tmp_path / "param_name_map.json").exists()
+    assert everything_in(tmp_path) == before
+    (tmp_path / "param_name_map.json").write_text("{}")
+    result = run(*words, "-o", tmp_path, "--resume")
+    assert result.exit_code == 5
+    assert f"{tmp_path / 'param_name_map.json'}: not what {tmp_path / NAME} says" in message(result)
+
+
+def test_without_resume_all_is_written_anew_and_what_is_stale_goes(tmp_path, failing):
+    failing("rank_2")
+    assert run(*words_of(tmp_path)).exit_code == 6
+    (tmp_path / "rank_2" / "checkpoint_2.ckpt.partial").write_bytes(b"of a killed run")
+    filled = failing(None)
+    result = run_well(*words_of(tmp_path))
+    said = "a run did not end, 2 of 4 outputs that it left complete are written anew (--resume"
+    assert said in message(result)
+    assert len(filled) == 4
+    assert len(files_below(tmp_path)) == 4
+
+
+def test_a_file_of_somebody_else_with_a_temporary_name_is_not_replaced_unasked(tmp_path, failing):
+    others = [tmp_path / f"rank_{rank}" / f"checkpoint_{rank}.ckpt.partial" for rank in (1, 2)]
+    for other in others:
+        other.parent.mkdir()
+        other.write_text("of somebody else")
+    for more in ((), ("--resume",), ("--part", "1/1")):
+        result = run(*words_of(tmp_path), *more)
+        assert result.exit_code == 5
+        said = f"{others[0]}, {others[1]}: the name of a temporary file, and no run of ckpttool "
+        assert said in message(result)
+        assert "move it away, or --overwrite replaces it" in message(result)
+        assert [other.read_text() for other in others] == ["of somebody else"] * 2
+        assert len(files_below(tmp_path)) == 2
+    failing("rank_3")
+    assert run(*words_of(tmp_path), "--overwrite").exit_code == 6
+    others[0].write_text("what a run has begun that did not end")
+    failing(None)
+    run_well(*words_of(tmp_path))
+    assert len(files_below(tmp_path)) == 4
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space"), BrokenExecutor("gone")])
+def test_a_failure_before_anything_is_complete_says_what_to_do(tmp_path, monkeypatch, error):
+    def fail(task):
+        raise error
+
+    monkeypatch.setattr(execute_module, "fill", fail)
+    result = run(*words_of(tmp_path))
+    assert result.exit_code == 6
+    assert message(result).endswith("; nothing is complete yet: run it again when that is mended")
+    assert files_below(tmp_path) == []
+
+
+def test_what_a_killed_run_of_another_set_left_half_written_is_called_so(tmp_path):
+    part = tmp_path / "rank_1" / "checkpoint_1.h5"
+    merge = ("merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", part)
+    assert run_with_signal(signal.SIGKILL, *merge)[0] == -signal.SIGKILL
+    result = run(*words_of(tmp_path, "hdf5"))
+    said = f"{part}.partial: left half-written by a run that did not end, of which "
+    said += f"{part}.{JOURNAL} tells; finish that with its own command and --resume, or --overwr"
+    assert said in message(result)
+    assert result.exit_code == 5
+    run_well(*merge, "--resume")
+    run_well(*words_of(tmp_path, "hdf5"), "--overwrite")
+    assert files_below(tmp_path) == [f"rank_{r}/checkpoint_{r}.h5" for r in range(4)]
+
+
+def test_what_a_run_of_another_set_is_writing_is_not_begun(tmp_path, monkeypatch):
+    part, seen = tmp_path / "rank_1" / "checkpoint_1.ckpt", []
+
+    def look(task):
+        seen.append(run(*words_of(tmp_path), "--overwrite"))
+        return fill(task)
+
+    monkeypatch.setattr(execute_module, "fill", look)
+    run_well("merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", part)
+    assert seen[0].exit_code == 5
+    said = f"{part}.partial: another run is writing it (see {part}.{JOURNAL}); wait until it ends"
+    assert said in message(seen[0])
+    assert files_below(tmp_path) == ["rank_1/checkpoint_1.ckpt"]
+
+
+def test_what_could_not_be_removed_is_known_to_the_next_run(tmp_path, failing, monkeypatch):
+    real = Path.unlink
+
+    def refuse(self, **more):
+        if self.name.endswith(".partial"):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
+        real(self, **more)
+
+    failing("rank_0")
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert "could not be removed: the next run does that" in message(run(*words_of(tmp_path)))
+    monkeypatch.setattr(Path, "unlink", real)
+    failing(None)
+    run_well(*words_of(tmp_path))
+    assert len(files_below(tmp_path)) == 4
+
+
+def test_what_is_left_stays_no_checkpoint_and_replaceable_if_the_next_run_fails_at_once(
+    tmp_path, failing
+):
+    failing("rank_2")
+    assert run(*words_of(tmp_path)).exit_code == 6
+    failing("rank_0")
+    assert run(*words_of(tmp_path)).exit_code == 6
+    assert JOURNAL in files_below(tmp_path)
+    assert run("verify", tmp_path, "-s", CASE / "dst_strategy.ckpt").exit_code == 1
+    failing(None)
+    run_well(*words_of(tmp_path), "--resume")
+    assert len(files_below(tmp_path)) == 4
+
+
+def test_a_set_that_is_not_complete_is_no_checkpoint(tmp_path, failing):
+    failing("rank_2")
+    assert run(*words_of(tmp_path / "out")).exit_code == 6
+    strategy = ["-s", CASE / "dst_strategy.ckpt"]
+    result = run("merge", tmp_path / "out", *strategy, "-o", tmp_path / "m.ckpt")
+    assert result.exit_code == 5
+    said = "has not ended here, so files may be missing or of another run"
+    assert said in message(result)
+    result = run("verify", tmp_path / "out", *strategy, "--json")
+    assert result.exit_code == 1
+    assert said in " ".join(one["text"] for one in json.loads(result.stdout)["findings"])
+    for more in ([], strategy):
+        document = json.loads(run("inspect", tmp_path / "out", *more, "--json").stdout)
+        assert said in document["notes"][0]["text"]
+        assert said in message(run("inspect", tmp_path / "out", *more))
+    failing(None)
+    run_well(*words_of(tmp_path / "out"), "--resume")
+    run_well("merge", tmp_path / "out", *strategy, "-o", tmp_path / "m.ckpt")
+
+
+def test_the_cause_comes_first_and_the_ranks_that_are_missing_together(tmp_path, failing):
+    failing("rank_1")
+    assert run(*words_of(tmp_path / "out")).exit_code == 6
+    strategy = ["-s", CASE / "dst_strategy.ckpt"]
+    result = run("merge", tmp_path / "out", *strategy, "-o", tmp_path / "m.ckpt")
+    lines = result.stderr.splitlines()
+    cause = next(i for i, line in enumerate(lines) if "finish it with the same command" in line)
+    absent = [i for i, line in enumerate(lines) if "no checkpoint file found" in line]
+    assert absent
+    assert cause < min(absent)
+    assert all("ranks 1-3: no checkpoint file found" in lines[i] for i in absent)
+    assert "put back" not in result.stderr
+
+
+@pytest.mark.parametrize("part", [(), ("--part", "1/2")])
+def test_of_a_set_that_is_being_written_all_commands_say_to_wait(tmp_path, monkeypatch, part):
+    out, seen = tmp_path / "out", []
+    strategy = ("-s", CASE / "dst_strategy.ckpt")
+    commands = {
+        "inspect": (),
+        "verify": strategy,
+        "merge": (*strategy, "-o", tmp_path / "m.h5"),
+        "reshard": (*strategy, "-d", CASE / "src_strategy.ckpt", "-o", tmp_path / "new"),
+        "diff": (CASE / "src", *strategy, "--b-strategy", CASE / "src_strategy.ckpt"),
+        "commit": (),
+    }
+
+    def look(task):
+        if not seen:
+            seen.extend(message(run(name, out, *more)) for name, more in commands.items())
+        return fill(task)
+
+    monkeypatch.setattr(execute_module, "fill", look)
+    run_well(*words_of(out), *part)
+    assert len(seen) == len(commands)
+    for text in seen:
+        assert "writing" in text
+        assert f"(process {os.getpid()} on " in text
+        assert "wait until it ends" in text
+        assert "--resume" not in text
+
+
+def test_of_a_set_of_a_killed_run_commit_says_to_resume_it(tmp_path, failing):
+    failing("rank_2")
+    assert run(*words_of(tmp_path / "out")).exit_code == 6
+    for name in ("commit", "inspect"):
+        said = message(run(name, tmp_path / "out"))
+        assert "has not ended here" in said
+        assert "finish it with the same command and --resume" in said
+        assert "wait" not in said
+
+
+def test_a_file_of_a_run_that_did_not_end_well_is_no_checkpoint(tmp_path, monkeypatch):
+    source = shutil.copytree(CASE / "src", tmp_path / "src")
+    words = ["merge", source, "-s", CASE / "src_strategy.ckpt", "-o", tmp_path / "m[1].ckpt"]
+
+    def touch(task):
+        done = fill(task)
+        os.utime(next((source / "rank_0").iterdir()), ns=(1, 1))
+        return done
+
+    with monkeypatch.context() as patch:
+        patch.setattr(execute_module, "fill", touch)
+        assert run(*words, "-j", "1").exit_code == 6
+    file = tmp_path / "m[1].ckpt"
+    said = f"{file}: a run of ckpttool has not ended here, so files may be missing or of another "
+    said += "run; finish it with the same command and --resume"
+    result = run_well("inspect", file)
+    assert f"warning: {said}" in message(result)
+    document = json.loads(run_well("inspect", file, "--json").stdout)
+    assert document["notes"] == [{"kind": "unfinished", "text": said}]
+    strategy = ["-d", CASE / "dst_strategy.ckpt"]
+    for more in (["-o", tmp_path / "m.h5"], [*strategy, "-o", tmp_path / "out"]):
+        result = run("merge" if len(more) == 2 else "split", file, *more)
+        assert result.exit_code == 5
+        assert said in message(result)
+    result = run("diff", file, file)
+    assert (result.exit_code, said in message(result)) == (5, True)
+    result = run("verify", file, "--json")
+    assert result.exit_code == 1
+    assert said in [one["text"] for one in json.loads(result.stdout)["findings"]]
+    run_well(*words)
+    run_well("merge", file, "-o", tmp_path / "m.h5")
+    assert run("verify", file).exit_code == 0
+
+
+RENAMED = "says that a run of ckpttool began it and has not ended, so it may hold zeros; move it"
+
+
+def partial_renamed(words, name):
+    """What a run that was killed while it wrote an output left of it, under its final name."""
+    run_with_signal(signal.SIGKILL, *words)
+    return Path(f"{name}.partial").rename(name)
+
+
+@pytest.mark.parametrize("part", [(), ("--part", "1/1")])
+def test_a_temporary_file_that_was_renamed_is_told_by_the_journal_of_its_set(
+    tmp_path, monkeypatch, part
+):
+    """It is of full size with a whole header, and zeros where the rest should be."""
+    out = tmp_path / "out"
+    file = partial_renamed([*words_of(out), *part, "-j", "1"], out / "rank_0" / "checkpoint_0.ckpt")
+    journal = next(out.glob("*.journal") if not part else out.glob(".*.journal"))
+    said = f"{file}: {journal} {RENAMED}"
+    findings = json.loads(run("verify", file, "--json").stdout)["findings"]
+    assert [said in one["text"] for one in findings if one["kind"] == "unfinished"] == [True]
+    assert said in message(run("merge", file, "-o", tmp_path / "m.h5"))
+    assert f"warning: {said}" in message(run_well("inspect", file))
+    monkeypatch.chdir(file.parent)
+    assert f"{file.name}: {journal} {RENAMED}" in message(run("verify", file.name))
+    file.unlink()
+    run_well(*words_of(out), *part, "--resume")
+    assert run("verify", file).exit_code == 0
+
+
+def test_a_file_that_the_next_run_had_not_replaced_yet_is_as_good_as_before(tmp_path):
+    """Of a set that was complete, one run with --overwrite is killed: two ways to mean its name."""
+    out = tmp_path / "out"
+    run_well(*words_of(out))
+    for manifest in (True, False):
+        run_with_signal(signal.SIGKILL, *words_of(out), "--overwrite", "-j", "1")
+        file = out / "rank_0" / "checkpoint_0.ckpt"
+        partial = Path(f"{file}.partial")
+        assert partial.exists()
+        if not manifest:
+            (out / NAME).unlink()
+        assert scan(str(file)).problems == ()
+        partial.rename(file)
+        for path in (file, out) if manifest else (file,):
+            (problem,) = scan(str(path)).problems
+            assert f"{file}: {out / JOURNAL} {RENAMED}" in problem
+        run_well(*words_of(out), "--overwrite")
+        assert scan(str(file)).problems == scan(str(out)).problems == ()
+
+
+@pytest.mark.parametrize("name", ["../x", 5, "\0", "a" * 5000, "\ud800"])
+def test_a_journal_that_tells_of_strange_names_does_no_harm(tmp_path, name):
+    run_well(*words_of(tmp_path))
+    text = json.dumps({"begun": name}) + " 01234567\n"
+    (tmp_path / JOURNAL).write_text(text + '{"begun": "rank_0/checkpoint_0.ckpt')
+    assert scan(str(tmp_path)).problems == ()
+    assert scan(str(tmp_path / "rank_0" / "checkpoint_0.ckpt")).problems == ()
+
+
+@pytest.mark.parametrize("more", [["--crc"], ["--rank", "0-2"]])
+def test_what_else_is_asked_for_is_named_if_a_complete_set_is_resumed(tmp_path, more):
+    run_well(*words_of(tmp_path))
+    result = run(*words_of(tmp_path), *more, "--resume")
+    assert result.exit_code == 5
+    said = f"ckpttool: {tmp_path / NAME}: --resume: what is there is of another run: other "
+    assert message(result).startswith(f"{said}options were given")
+    assert "exist already" not in message(result)
+
+
+def test_a_set_of_which_all_was_removed_keeps_no_other_from_its_place(tmp_path):
+    run_well(*words_of(tmp_path / "out"))
+    for file in (tmp_path / "out").glob("rank_*/*"):
+        file.unlink()
+    other = ["--rank", "0-2"]
+    run_well(*words_of(tmp_path / "out"), *other, "--resume")
+    run_well(*words_of(tmp_path / "whole"), *other)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_files_of_another_format_beside_the_outputs_are_pointed_out(tmp_path):
+    run_well(*words_of(tmp_path))
+    other = [*words_of(tmp_path), "--format", "hdf5"]
+    (tmp_path / NAME).unlink()
+    said = "checkpoint_3.ckpt: not of the 4 ranks of the target in its format"
+    assert "and 1 more: not of the 4 ranks" in message(run(*other))
+    (tmp_path / "rank_0" / "checkpoint_0.ckpt").unlink()
+    assert f"{said}, so left from another run; move it away" in message(run(*other))
+    assert f"{said}, so left from another run; it stays" in message(run_well(*other, "--overwrite"))
+
+
+@pytest.mark.parametrize("has_folders", [True, False])
+@pytest.mark.parametrize("command", ["inspect", "verify", "merge"])
+def test_of_a_run_that_has_completed_nothing_its_journal_tells(tmp_path, command, has_folders):
+    out = tmp_path / "out"
+    run_well(*words_of(out))
+    (out / NAME).rename(out / JOURNAL)
+    for file in out.glob("rank_*/*.ckpt"):
+        file.rename(f"{file}.partial")
+    if not has_folders:
+        for folder in out.glob("rank_*"):
+            shutil.rmtree(folder)
+    more = ["-s", CASE / "dst_strategy.ckpt", "-o", tmp_path / "m.h5"] * (command == "merge")
+    result = run(command, out, *more)
+    assert result.exit_code == (1 if command == "verify" else 5)
+    said = f"{out}: a run of ckpttool has not ended here"
+    assert message(result).count(said) == 1
+    assert "--resume" in message(result)
+    assert "no checkpoint file" not in message(result)
+    assert command == "verify" or f"ckpttool: {said}" in message(result)
+    if command == "merge":
+        return
+    document = json.loads(run(command, out, "--json").stdout)
+    assert document["ranks"] == []
+    found = document["problems"] if command == "inspect" else document["findings"]
+    assert [said in str(one) for one in found] == [True]
+    assert any("rank_0/checkpoint_0.ckpt.partial" in n["text"] for n in document["notes"]) == (
+        has_folders
+    )
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_what_is_known_of_a_run_that_has_not_ended_is_told(tmp_path, failing, rank):
+    out = tmp_path / "out"
+    if rank:
+        failing(f"rank_{rank}")
+        assert run(*words_of(out), "-j", "1").exit_code == 6
+        failing(None)
+    else:
+        run_with_signal(signal.SIGKILL, *words_of(out), "-j", "1")
+    names = [f"rank_{rank}/checkpoint_{rank}.ckpt" for rank in range(4)]
+    said = " (step 2_10, 8 input files; to be written: --format ckpt, ranks 0-3, --prefix "
+    said += f"checkpoint_); complete: {names[0] if rank else 'nothing'}"
+    for command in ("inspect", "verify"):
+        notes = json.loads(run(command, out, "--json").stdout)["notes"]
+        (text,) = [
+            note["text"] for note in notes if note["text"].startswith(f"{out / JOURNAL}: of")
+        ]
+        assert said in text
+        assert names[rank] in text.partition("; begun: ")[2]
+    run_well(*words_of(out), "--resume")
+    assert json.loads(run_well("inspect", out, "--json").stdout)["notes"] == []
+
+
+def test_of_thousands_of_killed_runs_a_few_are_told(tmp_path):
+    (tmp_path / "rank_0").mkdir()
+    for part in range(1, 8):
+        (tmp_path / f".ckpttool-part-{part}-of-7.json.journal").write_text("{}")
+    notes = json.loads(run("inspect", tmp_path, "--json").stdout)["notes"]
+    assert [note["text"][-29:] for note in notes][3:] == ["s of runs that have not ended"]
+    assert notes[-1]["text"].startswith(f"{tmp_path}: 4 more journals")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 60000,
+        '{"by": ["\x1b[2J"], "run": [{"step": 1, "inputs": 2}]} 01234567',
+        '{"run": [{"options": {"a": 5}, "step": null, "inputs": []}]} 01234567',
+        '{"by": "\\ud800\\u0007", "run": []} 0',
+    ],
+)
+def test_a_journal_of_strange_lines_does_no_harm(tmp_path, text):
+    (tmp_path / "rank_0").mkdir()
+    (tmp_path / JOURNAL).write_text(f"{text}\n")
+    for command in ("inspect", "verify"):
+        result = run(command, tmp_path)
+        assert "has not ended here" in message(result)
+        assert "\x1b" not in result.stdout + result.stderr
+        assert "\x07" not in result.stdout + result.stderr
+
+
+def test_a_file_written_in_parts_that_are_not_committed_is_no_checkpoint(tmp_path):
+    file = tmp_path / "m.ckpt"
+    words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", file]
+    run_well(*words, "--part", "1/2")
+    (tmp_path / f".other.ckpt.{NAME.removesuffix('.json')}-part-1-of-2.json").touch()
+    result = run("merge", file, "-o", tmp_path / "m.h5")
+    assert result.exit_code == 5
+    assert f"{file}: written in parts (--part) that are not committed" in message(result)
+    assert f"run ckpttool commit {file}" in message(result)
+    run_well(*words, "--part", "2/2")
+    run_well("commit", file)
+    run_well("merge", file, "-o", tmp_path / "m.h5")
+
+
+def test_numbered_files_of_a_run_that_did_not_end_are_no_checkpoint(tmp_path):
+    words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "--max-shard-size", "10KB"]
+    run_well(*words, "-o", tmp_path / "model")
+    (tmp_path / "model" / NAME).rename(tmp_path / "model" / JOURNAL)
+    for src in ("model", "model/model.safetensors.index.json"):
+        result = run("merge", tmp_path / src, "-o", tmp_path / "m.ckpt")
+        assert result.exit_code == 5
+        said = f"{tmp_path / 'model'}: a run of ckpttool has not ended here"
+        assert said in message(result)
+        assert f"warning: {said}" in message(run_well("inspect", tmp_path / src))
+
+
+def test_parts_that_are_not_committed_are_no_checkpoint(tmp_path):
+    run_well(*words_of(tmp_path / "out"), "--part", "1/1")
+    words = ["-s", CASE / "dst_strategy.ckpt", "-o", tmp_path / "m.ckpt"]
+    result = run("merge", tmp_path / "out", *words)
+    assert result.exit_code == 5
+    said = f"not committed, so files may be missing; run ckpttool commit {tmp_path}"
+    assert said in message(result)
+
+
+def test_a_part_is_resumed_by_itself(tmp_path, failing):
+    run_well(*words_of(tmp_path / "whole"))
+    words = words_of(tmp_path / "out")
+    run_well(*words, "--part", "2/2")
+    failing("rank_2")
+    assert run(*words, "--part", "1/2").exit_code == 6
+    filled = failing(None)
+    result = run_well(*words, "--part", "1/2", "--resume")
+    assert "1 of 2 outputs" in message(result)
+    run_well(*words, "--part", "2/2", "--resume")
+    assert filled == ["checkpoint_2.ckpt"]
+    run_well("commit", tmp_path / "out")
+    run_well(*words, "--part", "2/2", "--resume")
+    assert everything_in(tmp_path / "out") == everything_in(tmp_path / "whole")
+
+
+def test_a_whole_run_that_did_not_end_is_done_in_parts_instead(tmp_path, failing):
+    run_well(*words_of(tmp_path / "whole"))
+    failing("rank_3")
+    words = words_of(tmp_path / "out")
+    assert run(*words).exit_code == 6
+    failing(None)
+    run_well(*words, "--part", "1/2")
+    run_well(*words, "--part", "2/2")
+    assert run("commit", tmp_path / "out").exit_code == 0
+    assert everything_in(tmp_path / "out") == everything_in(tmp_path / "whole")
+    assert len(files_below(tmp_path / "out")) == 4
+
+
+@pytest.mark.parametrize("part", [(), ("--part", "1/2")])
+def test_a_run_that_was_killed_when_all_was_listed_is_complete(tmp_path, failing, part):
+    words = [*words_of(tmp_path), *part]
+    code = (
+        "import os\n"
+        "from ckpttool.cli.main import main\n"
+        "from ckpttool.transaction.journal import Journal\n"
+    )
+    code += "Journal._close = lambda journal, remove: os._exit(9)\nmain()"  # as by SIGKILL
+    assert finish(start(sys.executable, "-c", code, *words))[0] == 9
+    listing = tmp_path / (".ckpttool-part-1-of-2.json" if part else NAME)
+    assert Path(f"{listing}.journal").exists()
+    before = listing.read_bytes()
+    result = run(*words)
+    assert result.exit_code == 5
+    said = f"{listing} says that this very command has written all of it ({2 if part else 4} "
+    assert said in message(result)
+    assert "--resume keeps it, --overwrite writes it anew" in message(result)
+    assert "exist already" not in message(result)
+    filled = failing(None)
+    run_well(*words, "--resume")
+    assert not filled
+    assert listing.read_bytes() == before
+    assert not list(tmp_path.glob("*.journal"))
+    assert said in message(run(*words))  # with no journal it is the same
+    run_well(*words, "--overwrite")
+    assert len(filled) == (2 if part else 4)
+
+
+def test_numbered_files_are_resumed_with_their_indexes(tmp_path, failing):
+    words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "--max-shard-size", "10KB"]
+    run_well(*words, "-o", tmp_path / "whole")
+    failing("00004")
+    assert run(*words, "-o", tmp_path / "out", "-j", "1").exit_code == 6
+    assert not list((tmp_path / "out").glob("*.index.json"))
+    filled = failing(None)
+    run_well(*words, "-o", tmp_path / "out", "--resume")
+    assert "model-00001" not in " ".join(filled)
+    assert everything_in(tmp_path / "out") == everything_in(tmp_path / "whole")
+
+
+def test_a_single_file_is_begun_again(tmp_path, failing):
+    words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", tmp_path / "m.h5"]
+    failing("m.h5")
+    assert run(*words).exit_code == 6
+    assert files_below(tmp_path) == []
+    failing(None)
+    run_well(*words, "--resume")
+    assert files_below(tmp_path, manifests=True) == ["m.h5", f"m.h5.{NAME}"]
+
+
+MERGE = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-j", "1", "-o"]
+
+
+def run_with_signal(number, *words):
+    """A process that gets a signal when it begins to fill its first output."""
+    code = (
+        "import os, sys; from ckpttool.run import execute; from ckpttool.cli.main import main\n"
+        f"fill = execute.fill; end = lambda: os.kill(os.getpid(), {int(number)})\n"
+        "execute.fill = lambda task: (end(), fill(task))[1]\n"
+        "main(sys.argv[1:])"
+    )
+    return finish(start(sys.executable, "-c", code, *words))
+
+
+def test_what_a_killed_run_left_of_a_single_file_is_explained(tmp_path):
+    out = tmp_path / "m.h5"
+    assert run_with_signal(signal.SIGKILL, *MERGE, out)[0] == -signal.SIGKILL
+    assert files_below(tmp_path) == [f"m.h5.{JOURNAL}", "m.h5.partial"]
+    result = run_well(*MERGE, out, "--resume")
+    said = (
+        f"note: {out}.{NAME}: a run did not end, and nothing of it could be kept; this one begins"
+    )
+    assert f"{said} anew" in message(result)
+    assert "begins anew" not in message(run_well(*MERGE, out, "--resume"))
+
+
+def test_a_run_that_is_ended_says_what_is_complete(tmp_path):
+    code, errors = run_with_signal(signal.SIGINT, *MERGE, tmp_path / "m.h5")
+    assert code == 130
+    said = "ckpttool: ended by SIGINT; nothing was left half-written; nothing is complete yet: run "
+    assert errors == f"{said}it again\n"
+    assert files_below(tmp_path, manifests=True) == []
+
+
+def test_from_python_a_plan_is_resumed(tmp_path, failing):
+    def make_plan(**more):
+        return ckpttool.plan_reshard(
+            ckpttool.scan(str(CASE / "src")),
+            ckpttool.read_strategy([str(CASE / "src_strategy.ckpt")]),
+            ckpttool.read_strategy([str(CASE / "dst_strategy.ckpt")]),
+            str(tmp_path),
+            "ckpt",
+            **more,
+        )
+
+    failing("rank_3")
+    with pytest.raises(ckpttool.ExecutionError):
+        ckpttool.execute(make_plan())
+    filled, progress = failing(None), []
+    plan = make_plan(resume=True)
+    written = ckpttool.execute(plan, on_progress=progress.append)
+    assert [out.rank for out in written] == [0, 1, 2, 3]
+    assert [out.nbytes for out in written] == [Path(out.path).stat().st_size for out in written]
+    assert set(filled) == {"checkpoint_3.ckpt"}
+    assert sum(progress) == sum(meta.nbytes for output in plan for meta in output.metas)
+
+
+def test_a_source_that_is_written_to_meanwhile_is_noticed_before_the_set_is_complete(
+    tmp_path, monkeypatch
+):
+    source = tmp_path / "src"
+    shutil.copytree(CASE / "src", source)
+    victim = next(source.rglob("*rank_3*/*.ckpt"))
+
+    def fill_and_touch(task):
+        os.utime(victim, ns=(1, 1))
+        return fill(task)
+
+    monkeypatch.setattr(execute_module, "fill", fill_and_touch)
+    result = run(*words_of(tmp_path / "out", source=source))
+    assert result.exit_code == 6
+    name = victim.relative_to(tmp_path)
+    assert f"{name}: was written to after its header was read" in message(result)
+    assert not (tmp_path / "out" / NAME).exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("engine", ["threads:2", "processes:2"])
+def test_a_signal_ends_a_run_that_is_resumed_then(tmp_path, number, engine):
+    source = write_source(tmp_path, 8, 16 << 20)
+    words = [*split_words(source, tmp_path / "out"), "--engine", engine]
+    process = start(*COMMAND, *words)
+    journal = tmp_path / "out" / JOURNAL
+    wait_until(lambda: journal.exists() and b'"complete"' in journal.read_bytes(), "an output")
+    process.send_signal(number)
+    code, errors = finish(process)
+    assert code == 128 + number
+    said = (
+        r"nothing was left half-written; \d of 8 outputs (is|are) complete: the same command with"
+    )
+    assert re.search(f"{said} --resume goes on from there", errors)
+    left = files_below(tmp_path / "out")
+    assert JOURNAL in left
+    assert [name for name in left if name.endswith(".partial")] == []
+    result = run_well(*words, "--resume")
+    assert "of 8 outputs that it left complete are kept" in message(result)
+    run_well(*split_words(source, tmp_path / "whole"))
+    assert everything_in(tmp_path / "out") == everything_in(tmp_path / "whole")
+    for path in tmp_path.rglob("*.ckpt"):
+        path.unlink()

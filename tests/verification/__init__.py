@@ -1,0 +1,1 @@
+"""Tests of ``ckpttool.verification``: what is wrong, what differs."""

@@ -1,0 +1,627 @@
+"""``verify``: every kind of trouble is found, named and located, and what is ordinary is not."""
+
+import json
+import os
+import re
+import shutil
+import struct
+
+import numpy as np
+import pytest
+
+import ckpttool
+from ckpttool.errors import PlanError
+from ckpttool.model.findings import Finding, Report
+from ckpttool.model.layout import Layout
+from ckpttool.model.source import LayoutSlicing
+from ckpttool.run.verify import scan_to_verify
+from ckpttool.storage.elements import decode
+from tests.support.checkpoints import ROWS, cut, noise, strategy_of, write_file, write_ranks
+from tests.support.commands import message, run, run_well, stay_small
+from tests.support.corpus import GOLDEN, SAMPLES
+from tests.support.readers import Entry
+from tests.test_architecture import TREES
+
+CASE = GOLDEN / "tutorial_8_to_8_retrain"
+STATES = strategy_of({"w": ROWS, "adam_m.w": ROWS, "bias": Layout((2, 2), ((1,),))})
+ODD = ["dtypes_saved_not_loaded", "encrypted_cbc", "encrypted_gcm", "params_outside_strategy",
+       "special_float_bits"]  # fmt: skip
+
+
+def plain(name, *shape, dtype="Float32"):
+    """Ordinary numbers that are all different."""
+    count = int(np.prod(shape, dtype=int))
+    values = np.arange(1, count + 1, dtype=np.float32) + len(name)
+    data = values.astype("<f4").view("<u4") if dtype == "BFloat16" else values
+    if dtype == "BFloat16":
+        return Entry(dtype, shape, (data >> 16).astype("<u2").tobytes())
+    return Entry(dtype, shape, values.astype("<f4").tobytes())
+
+
+def numbers(shape, values, fill=1.0):
+    """A Float32 tensor of one number, but for some places."""
+    array = np.full(shape, fill, "<f4")
+    for place, value in values.items():
+        array[place] = value
+    return Entry("Float32", shape, array.tobytes())
+
+
+def whole():
+    """The full tensors of a small checkpoint."""
+    step = Entry("Int32", (), struct.pack("<i", 7))
+    return {"w": plain("w", 8, 3), "adam_m.w": plain("m", 8, 3), "bias": plain("b", 8),
+            "global_step": step}  # fmt: skip
+
+
+def ranks_of(entries, strategy=STATES):
+    return cut(entries, strategy)
+
+
+def verify(path, strategy=None, **options):
+    """The report on what is there."""
+    return ckpttool.verify(scan_to_verify(str(path)), strategy, **options)
+
+
+def check(folder, ranks, strategy=STATES, format="ckpt", **options):
+    """The report on a checkpoint that is written first."""
+    write_ranks(folder, ranks, format)
+    return verify(folder, strategy, **options)
+
+
+def kinds(report):
+    return [(finding.severity, finding.kind) for finding in report.findings]
+
+
+def the_finding(report, kind, severity="error"):
+    (finding,) = report.findings
+    assert (finding.severity, finding.kind) == (severity, kind), finding
+    return finding
+
+
+# ------------------------------------------------------------------------------- what is ordinary
+
+
+@pytest.mark.parametrize("format", ["ckpt", "safetensors", "hdf5"])
+@pytest.mark.parametrize("deep", [False, True])
+def test_nothing_is_wrong_with_a_whole_checkpoint(tmp_path, format, deep):
+    report = check(tmp_path, ranks_of(whole()), format=format, deep=deep)
+    assert not report.findings
+    assert not report.notes
+    assert (report.ranks, report.tensors) == ((0, 1, 2, 3), 4)
+
+
+CASES = [path.name for path in sorted(GOLDEN.iterdir()) if list(path.glob("src_strategy*"))]
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ODD])
+def test_nothing_is_wrong_with_what_mindspore_saved(name):
+    strategy = min(GOLDEN.joinpath(name).glob("src_strategy*"))
+    run_well("verify", GOLDEN / name / "src", "-s", strategy, "--deep")
+
+
+def test_slices_of_a_hidden_optimizer_shard_are_no_replicas_that_differ():
+    words = [SAMPLES / "opt_aggregated" / "ckpt", "-s", SAMPLES / "opt_aggregated" / "strategy"]
+    result = run_well("verify", *words, "--deep")
+    assert "note: not cut as the strategy says" in result.stderr
+
+
+def test_advice_that_is_for_other_commands_names_them(tmp_path):
+    words = ["-s", CASE / "src_strategy.ckpt"]
+    out = tmp_path / "new"
+    run_well("reshard", CASE / "src", *words, "-d", CASE / "dst_strategy.ckpt", "-o", out)
+    for command in (["inspect"], ["verify", "--deep"]):
+        told = message(run(*command, out, *words))
+        advice = "say --optimizer-shard 1"
+        assert told.count(advice) == told.count(f"{advice} (merge and reshard have --opt") == 1
+
+
+def test_replicas_that_differ_are_told_with_what_can_be_done(tmp_path):
+    ranks = ranks_of(whole())
+    data = bytearray(ranks[3]["w"].data)
+    data[-1] ^= 1
+    ranks[3]["w"] = ranks[3]["w"]._replace(data=bytes(data))
+    notes = check(tmp_path, ranks, deep=True).notes
+    said = "replicas differ: is one rank's file damaged? move it away, and its replicas are read"
+    assert [note.text for note in notes if note.kind == "replica"] == [
+        f"{said} by merge, reshard and diff"
+    ]
+
+
+def test_states_and_vectors_that_are_all_zero_are_told_in_a_note_only(tmp_path):
+    entries = whole()
+    for name in ("adam_m.w", "bias"):
+        entries[name] = numbers(entries[name].shape, {}, fill=-0.0)
+    report = check(tmp_path, ranks_of(entries), deep=True)
+    assert not report.findings
+    assert [note.kind for note in report.notes] == ["zero"]
+    assert "adam_m.w, bias" in report.notes[0].text
+
+
+def test_a_checkpoint_without_redundancy_is_told_to_be_one(tmp_path):
+    ranks = ranks_of(whole())
+    del ranks[0]["w"], ranks[1]["adam_m.w"], ranks[1]["bias"]
+    ranks[3] = {}
+    report = check(tmp_path, ranks, deep=True)
+    assert not report.findings
+    assert [note.kind for note in report.notes] == ["replica", "format"]
+    assert "saved without redundancy" in report.notes[0].text
+
+
+# --------------------------------------------------------------------------------- from headers
+
+
+def cut_short(folder, rank, nbytes=5):
+    (path,) = (folder / f"rank_{rank}").iterdir()
+    path.write_bytes(path.read_bytes()[:-nbytes])
+    return path
+
+
+def test_a_damaged_file_is_found_and_its_replicas_are_named(tmp_path):
+    write_ranks(tmp_path, ranks_of(whole()), "ckpt")
+    path = cut_short(tmp_path, 1)
+    found = the_finding(verify(tmp_path, STATES), "damaged")
+    assert str(path) in found.text
+    assert found.text.endswith("all its slices are read from replicas: rank 0")
+    assert found.ranks == (1,)
+
+
+def test_a_damaged_file_that_nobody_replaces_takes_slices_with_it(tmp_path):
+    write_ranks(tmp_path, ranks_of(whole()), "ckpt")
+    for rank in (0, 1):
+        cut_short(tmp_path, rank)
+    report = verify(tmp_path, STATES)
+    assert [kind for _, kind in kinds(report)] == ["damaged", "damaged", "missing"]
+    assert report.findings[2].ranks == (0, 1)
+
+
+def test_a_single_damaged_file_is_a_finding_and_no_error(tmp_path):
+    write_file(tmp_path / "m.ckpt", whole(), "ckpt")
+    (tmp_path / "m.ckpt").write_bytes((tmp_path / "m.ckpt").read_bytes()[:-1])
+    found = the_finding(verify(str(tmp_path / "m.ckpt")), "damaged")
+    assert found.text.startswith(f"{tmp_path}/m.ckpt: byte ")
+
+
+def test_files_that_cannot_be_read_are_found(tmp_path, monkeypatch):
+    import ckpttool.formats as module
+
+    def fail(path):
+        if "rank_2" in path:
+            raise PermissionError(13, os.strerror(13), path)
+        return find(path)
+
+    find = module.format_of_content
+    monkeypatch.setattr(module, "format_of_content", fail)
+    found = the_finding(check(tmp_path, ranks_of(whole())), "unreadable")
+    assert "rank_2/net.ckpt: Permission denied" in found.text
+
+
+def test_files_of_a_kind_that_is_not_read_are_found():
+    report = verify(str(GOLDEN / "encrypted_gcm" / "src"))
+    assert {kind for _, kind in kinds(report)} == {"unsupported"}
+    assert all("AES-GCM" in finding.text for finding in report.findings)
+
+
+@pytest.mark.parametrize("gone", [2, 3])
+def test_a_missing_rank_is_a_warning_if_others_have_its_slices(tmp_path, gone):
+    ranks = ranks_of(whole())
+    del ranks[gone]
+    found = the_finding(check(tmp_path, ranks), "missing", "warning")
+    assert f"rank {gone}: no checkpoint file found" in found.text
+    assert found.text.endswith(f"are read from replicas: rank {5 - gone}")
+    assert found.ranks == (gone,)
+
+
+def test_slices_that_nobody_has_are_an_error_with_the_ranks(tmp_path):
+    ranks = ranks_of(whole())
+    del ranks[2], ranks[3]
+    found = the_finding(check(tmp_path, ranks), "missing")
+    assert found.ranks == (2, 3)
+    assert "3 parameters" in found.text
+
+
+def test_a_file_that_lacks_what_its_replica_holds_was_cut_short(tmp_path):
+    ranks = ranks_of(whole())
+    del ranks[1]["bias"], ranks[1]["global_step"]
+    listed, unlisted = check(tmp_path, ranks).findings
+    assert {(one.kind, one.ranks) for one in (listed, unlisted)} == {("lacking", (1,))}
+    assert "rank_1/net.ckpt lacks 1 parameter of which others hold replicas (bias; on rank" in (
+        listed.text
+    )
+    assert unlisted.text.startswith("global_step: not in the strategy, and not on rank 1 (")
+
+
+def test_types_and_shapes_that_do_not_agree_are_errors(tmp_path):
+    ranks = ranks_of(whole())
+    ranks[1]["w"] = ranks[1]["w"]._replace(dtype="Int32")
+    ranks[2]["bias"] = plain("b", 2)
+    ranks[3]["global_step"] = Entry("Int64", (), bytes(8))
+    report = check(tmp_path, ranks)
+    assert sorted((f.kind, f.tensor) for f in report.findings) == [
+        ("dtype", "global_step"),
+        ("dtype", "w"),
+        ("shape", "bias"),
+    ]
+    assert {severity for severity, _ in kinds(report)} == {"error"}
+
+
+def test_a_strategy_of_another_run_is_found(tmp_path):
+    ranks = ranks_of(whole())
+    found = the_finding(check(tmp_path, {**ranks, 4: ranks[0]}), "strategy")
+    assert found.ranks == (4,)
+    report = verify(str(tmp_path), strategy_of({"other": ROWS}))
+    assert ("error", "strategy") in kinds(report)
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_ranks_of_different_steps_are_told_by_what_they_hold(tmp_path, deep):
+    ranks = ranks_of(whole())
+    ranks[2]["global_step"] = Entry("Int32", (), struct.pack("<i", 8))
+    found = the_finding(check(tmp_path, ranks, deep=deep), "step")
+    assert found.ranks == (2,)
+    assert "global_step" in found.text
+    assert "not of one step" in found.text
+
+
+def test_ranks_without_a_common_step_are_told_by_their_names(tmp_path):
+    for rank, step in ((0, 1), (1, 2)):
+        write_file(tmp_path / f"rank_{rank}" / f"net-{step}_1.ckpt", whole(), "ckpt")
+    found = the_finding(verify(tmp_path, STATES), "step")
+    assert "net-1_1.ckpt is not in rank 1" in found.text
+
+
+def test_a_newer_step_that_some_ranks_lack_is_a_warning(tmp_path):
+    for rank, entries in ranks_of(whole()).items():
+        for step in (9, 10) if rank else (9,):
+            write_file(tmp_path / f"rank_{rank}" / f"net-1_{step}.ckpt", entries, "ckpt")
+    report = verify(tmp_path, STATES)
+    assert report.step == "1_9"
+    found = the_finding(report, "step", "warning")
+    assert "step 1_10 is not in rank 0" in found.text
+
+
+def test_single_numbers_that_differ_are_found_without_reading_the_rest(tmp_path):
+    ranks = ranks_of({**whole(), "scale": Entry("Float32", (1,), bytes(4))})
+    ranks[3]["scale"] = Entry("Float32", (1,), struct.pack("<f", 2.0))
+    found = the_finding(check(tmp_path, ranks), "unlisted", "warning")
+    assert (found.tensor, found.ranks, found.count) == ("scale", (3,), 1)
+
+
+def test_shapes_and_texts_of_parameters_without_a_layout_should_agree(tmp_path):
+    ranks = ranks_of({**whole(), "rng": plain("r", 3)})
+    ranks[0]["rng"] = plain("r", 4)
+    found = the_finding(check(tmp_path, ranks), "unlisted", "warning")
+    assert (found.tensor, found.ranks) == ("rng", (0, 1, 2, 3))
+    assert "the shape differs between ranks: rank 0" in found.text
+
+
+def test_a_state_of_an_odd_shape_is_pointed_out(tmp_path):
+    strategy = strategy_of({"w": ROWS, "bias": Layout((2, 2), ((1,),))})
+    entries = {"w": plain("w", 8, 3), "bias": plain("b", 8), "moments.w": plain("m", 5, 3)}
+    found = the_finding(check(tmp_path, cut(entries, strategy), strategy), "unlisted", "warning")
+    assert "moments.w: not in the strategy, and its shape (5, 3) is neither" in found.text
+
+
+# ----------------------------------------------------------------------------------- from the data
+
+
+def test_replicas_that_differ_are_located(tmp_path):
+    ranks = ranks_of(whole())
+    data = bytearray(ranks[3]["w"].data)
+    data[4 * (2 * 3 + 1)] ^= 1
+    data[-1] ^= 1
+    ranks[3]["w"] = ranks[3]["w"]._replace(data=bytes(data))
+    assert not check(tmp_path, ranks).findings  # not from headers
+    found = the_finding(verify(tmp_path, STATES, deep=True), "replica")
+    assert found == Finding(
+        "replica",
+        "w: replicas differ (rank 2 | rank 3) in 2 of 12 elements of the slice, "
+        "first at (6, 1) of the full tensor (8, 3)",
+        "error",
+        "w",
+        (2, 3),
+        2,
+        (6, 1),
+    )
+
+
+def test_to_locate_nan_in_every_slice_takes_no_look_at_all_the_others(tmp_path, monkeypatch):
+    ranks = 32
+    strategy = strategy_of({"w": Layout((ranks,), ((0,),))})
+    entries = {"w": numbers((ranks,), {rank: float("nan") for rank in range(ranks)})}
+    write_ranks(tmp_path, cut(entries, strategy), "ckpt")
+    looks = []
+    find_slice = LayoutSlicing.find_slice
+    monkeypatch.setattr(
+        LayoutSlicing,
+        "find_slice",
+        lambda mine, index: looks.append(index) or find_slice(mine, index),
+    )
+    (finding,) = verify(tmp_path, strategy, deep=True).findings
+    assert (finding.kind, finding.count, finding.first) == ("nan", ranks, (0,))
+    assert len(looks) < 10 * ranks
+
+
+@pytest.mark.parametrize("engine", ["inline", "threads:3"])
+def test_nan_and_infinity_are_counted_once_and_located(tmp_path, engine):
+    entries = whole()
+    nan, inf = float("nan"), float("-inf")
+    entries["w"] = numbers((8, 3), {(1, 2): nan, (5, 0): nan, (7, 1): nan, (6, 2): inf})
+    write_ranks(tmp_path, ranks_of(entries), "hdf5")
+    with ckpttool.open_engine(engine) as executor:
+        report = verify(tmp_path, STATES, deep=True, executor=executor)
+    assert [(f.severity, f.kind, f.ranks, f.count, f.first) for f in report.findings] == [
+        ("warning", "nan", (0, 1, 2, 3), 3, (1, 2)),
+        ("warning", "infinite", (2, 3), 1, (6, 2)),
+    ]
+    assert report.findings[0].text == ("w: 3 of 24 elements are NaN (ranks 0-3), first at (1, 2)")
+    assert "1 of 24 elements is infinite (ranks 2, 3)" in report.findings[1].text
+
+
+@pytest.mark.parametrize(
+    ("dtype", "word", "kind"),
+    [
+        ("Float16", b"\x01\x7c", "nan"),
+        ("Float16", b"\x00\xfc", "infinite"),
+        ("BFloat16", b"\x81\xff", "nan"),
+        ("BFloat16", b"\x80\x7f", "infinite"),
+        ("Float32", b"\x01\x00\x80\x7f", "nan"),  # signals
+        ("Float64", b"\0\0\0\0\0\0\xf0\xff", "infinite"),
+        ("Float8E4M3FN", b"\xff", "nan"),
+        ("Float8E5M2", b"\x7d", "nan"),
+        ("Float8E5M2", b"\xfc", "infinite"),
+        ("HiFloat8", b"\x80", "nan"),
+        ("HiFloat8", b"\xef", "infinite"),
+        ("Complex64", struct.pack("<ff", 1, float("nan")), "nan"),
+        ("Complex128", struct.pack("<dd", float("inf"), 0), "infinite"),
+    ],
+)
+def test_every_type_has_its_own_nan_and_infinity(tmp_path, dtype, word, kind):
+    one = {1: b"\x38", 2: b"\x00\x3c", 4: b"\0\0\x80\x3f", 8: bytes(8), 16: bytes(16)}[len(word)]
+    data = one * 5 + word + one * 6
+    assert np.isfinite(decode(np.frombuffer(one, np.uint8), dtype)).all()
+    write_file(tmp_path / "m.ckpt", {"w": Entry(dtype, (3, 4), data)}, "ckpt")
+    found = the_finding(verify(str(tmp_path / "m.ckpt"), deep=True), kind, "warning")
+    assert (found.tensor, found.count, found.first) == ("w", 1, (1, 1))
+
+
+@pytest.mark.parametrize("dtype", ["Int64", "UInt8", "Bool", "Int4", "random_op"])
+def test_bits_of_integers_are_never_nan(tmp_path, dtype):
+    entry = Entry(dtype, (2, 4), b"\xff" * (64 if dtype == "Int64" else 8))
+    write_file(tmp_path / "m.ckpt", {"w": entry}, "ckpt")
+    assert not verify(str(tmp_path / "m.ckpt"), deep=True).findings
+
+
+def test_a_weight_that_is_all_zero_is_a_warning(tmp_path):
+    entries = {**whole(), "w": numbers((8, 3), {}, fill=0.0)}
+    found = the_finding(check(tmp_path, ranks_of(entries), deep=True), "zero", "warning")
+    assert (found.tensor, found.ranks, found.count) == ("w", (0, 1, 2, 3), 24)
+
+
+def test_a_slice_that_is_all_zero_beside_others_that_are_not_is_a_warning(tmp_path):
+    """As a file is that was made and never filled."""
+    entries = whole()
+    entries["w"] = numbers((8, 3), dict.fromkeys(range(4, 8), 0.0))
+    entries["adam_m.w"] = entries["w"]  # of a state it means nothing: an expert that was not asked
+    found = the_finding(check(tmp_path, ranks_of(entries), deep=True), "zero", "warning")
+    assert (found.tensor, found.ranks, found.count) == ("w", (2, 3), 12)
+    assert found.text == "w: all elements that ranks 2, 3 hold are zero, and others are not"
+
+
+@pytest.mark.parametrize("differ", [False, True])
+def test_a_parameter_of_several_stages_should_be_the_same_in_each(tmp_path, differ):
+    strategy = strategy_of({"e": ROWS}, {"e": Layout((4,), ((), (0,)))})
+    ranks = cut({"e": plain("e", 8, 4)}, strategy)
+    if differ:
+        data = bytearray(ranks[6]["e"].data)
+        data[4 * 5] ^= 1
+        ranks[6]["e"] = ranks[6]["e"]._replace(data=bytes(data))
+    report = check(tmp_path, ranks, strategy, deep=True)
+    if not differ:
+        assert not report.findings
+        return
+    found = the_finding(report, "replica")
+    assert found.text == (
+        "e: the stages of ranks 0-3 and ranks 4-7 differ in 1 of 32 elements, first at (5, 2)"
+    )
+
+
+def test_the_data_of_every_stage_is_read(tmp_path):
+    strategy = strategy_of({"e": ROWS}, {"e": ROWS})
+    ranks = cut({"e": plain("e", 8, 4)}, strategy)
+    for rank in (6, 7):
+        ranks[rank]["e"] = numbers((4, 4), {(0, 3): float("nan")})
+    report = check(tmp_path, ranks, strategy, deep=True)
+    assert sorted(kinds(report)) == [("error", "replica"), ("warning", "nan")]
+    assert report.findings[1].first == (4, 3)
+
+
+def test_unlisted_parameters_are_compared_over_all_ranks(tmp_path):
+    ranks = ranks_of({**whole(), "rng": noise("rng", "Int8", (5,))})
+    ranks[1]["rng"] = noise("other", "Int8", (5,))
+    assert not check(tmp_path, ranks).findings
+    report = verify(tmp_path, STATES, deep=True)
+    found = the_finding(report, "unlisted", "warning")
+    assert (found.tensor, found.ranks) == ("rng", (1,))
+
+
+def test_full_tensors_in_every_file_are_found_although_the_strategy_cuts(tmp_path):
+    full = {"w": plain("w", 8, 3), "adam_m.w": plain("m", 8, 3), "bias": plain("b", 8)}
+    everywhere = dict.fromkeys(range(4), full)
+    found = the_finding(check(tmp_path, everywhere, deep=True), "strategy", "warning")
+    assert "use --replicated" in found.text
+    assert not verify(tmp_path, STATES, deep=True).ignoring(["strategy"]).findings
+
+
+# ------------------------------------------------------------------------ without a strategy
+
+
+def test_without_a_strategy_only_files_by_themselves_are_verified(tmp_path):
+    ranks = ranks_of(whole())
+    ranks[2]["w"] = numbers((4, 3), {(3, 1): float("nan")})
+    report = check(tmp_path, ranks, None, deep=True)
+    found = the_finding(report, "nan", "warning")
+    assert (found.ranks, found.first) == ((2,), (3, 1))
+    assert "no strategy (-s)" in report.notes[0].text
+
+
+def test_without_a_strategy_types_gaps_and_files_cut_short_are_found(tmp_path):
+    ranks = ranks_of(whole())
+    ranks[0]["bias"] = Entry("Int32", (4,), bytes(16))
+    ranks[3]["w"] = plain("w", 12)
+    ranks[5] = {"w": ranks[1]["w"]}
+    report = check(tmp_path, ranks, None)
+    assert [(f.severity, f.kind, f.ranks) for f in report.findings] == [
+        ("error", "shape", (0, 1, 2, 3, 5)),
+        ("error", "dtype", (0, 1, 2, 3)),
+        ("warning", "missing", (4,)),
+        ("warning", "lacking", (5,)),
+    ]
+
+
+def test_where_every_rank_holds_everything_all_replicas_are_compared(tmp_path):
+    ranks = {rank: whole() for rank in range(3)}
+    assert not check(tmp_path / "a", ranks, None, replicated=True, deep=True).findings
+    ranks[1]["w"] = numbers((8, 3), {})
+    ranks[2]["bias"] = plain("b", 7)
+    report = check(tmp_path / "b", ranks, None, replicated=True, deep=True)
+    assert [(f.severity, f.kind, f.tensor) for f in report.findings] == [
+        ("error", "shape", "bias"),
+        ("error", "replica", "w"),
+    ]
+    assert report.findings[1].ranks == (1,)
+
+
+def test_a_strategy_for_several_ranks_is_not_that_of_one_file(tmp_path):
+    write_file(tmp_path / "m.ckpt", whole(), "ckpt")
+    with pytest.raises(PlanError, match="name the folder with the files of all ranks"):
+        verify(str(tmp_path / "m.ckpt"), STATES)
+
+
+def test_warnings_can_be_ignored_and_errors_cannot():
+    report = Report(
+        "x",
+        findings=(Finding("step", "a", "warning"), Finding("zero", "b", "warning"),
+                  Finding("step", "c")),
+    )  # fmt: skip
+    left = report.ignoring(["step"])
+    assert [finding.text for finding in left.findings] == ["b", "c"]
+    assert [(note.kind, note.text) for note in left.notes] == [("ignored", "a")]
+
+
+def test_every_kind_of_finding_is_one_that_programs_were_told():
+    told = set(re.findall(r'``"([a-z]+)"``', Finding.__doc__)) - {"error", "warning"}
+    used = {
+        value
+        for path in TREES
+        if path.parts[-2] in ("model", "run")
+        for value in re.findall(
+            r'(?:Finding\(\s*|kind=|kind = |^        \()"([a-z]+)"', path.read_text(), re.MULTILINE
+        )
+    }
+    assert used >= {"damaged", "nan", "infinite", "step", "target"}
+    assert used <= told | {"expected"}
+
+
+# ------------------------------------------------------------------------------ the command line
+
+
+@pytest.fixture
+def source(tmp_path):
+    return shutil.copytree(CASE / "src", tmp_path / "src")
+
+
+def words(source, *more):
+    return ["verify", source, "-s", CASE / "src_strategy.ckpt", *more]
+
+
+def test_a_clean_checkpoint_is_one_line_and_exit_code_0(source):
+    result = run(*words(source))
+    assert result.exit_code == 0
+    assert result.stdout == (
+        f"{source}: nothing is wrong (8 ranks, step 2_10, 21 tensors, 220.0 KiB; "
+        "headers read, not the data (--deep))\n"
+    )
+    assert result.stderr == ""
+    assert "all data read" in run(*words(source, "--deep")).stdout
+
+
+def test_findings_are_a_summary_and_a_table_and_exit_code_1(source):
+    path = cut_short(source, 2)
+    result = run(*words(source))
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith(f"{source}: 1 error (7 ranks, step 2_10, 21 tensors, ")
+    assert lines[1].strip() == "findings"
+    assert f"error      damaged   rank 2: {path}: byte 28091:" in result.stdout
+    assert result.stderr == ""
+
+
+def test_the_document_of_verify(source):
+    cut_short(source, 2)
+    shutil.rmtree(source / "rank_7")
+    result = run(*words(source, "--json", "--deep"))
+    assert result.exit_code == 1
+    document = json.loads(result.stdout)
+    assert document["schema"] == 1
+    assert (document["clean"], document["deep"]) == (False, True)
+    assert (document["errors"], document["warnings"]) == (1, 1)
+    assert document["ranks"] == [0, 1, 3, 4, 5, 6]
+    assert [set(finding) for finding in document["findings"]] == [
+        {"severity", "kind", "text", "tensor", "ranks", "count", "first"}
+    ] * 2
+    clean = json.loads(run(*words(CASE / "src", "--json")).stdout)
+    assert (clean["clean"], clean["findings"], clean["notes"]) == (True, [], [])
+
+
+def test_a_long_list_is_cut_and_says_so(tmp_path):
+    entries = {f"w{i:02}": numbers((2,), {0: float("inf")}) for i in range(60)}
+    write_file(tmp_path / "m.ckpt", entries, "ckpt")
+    text = run("verify", tmp_path / "m.ckpt", "--deep").stdout
+    assert text.count(" infinite ") == 50 * 2  # kind and sentence
+    assert "and 10 more (--limit N shows N, --json all)" in text
+    text = run("verify", tmp_path / "m.ckpt", "--deep", "--limit", "0").stdout
+    assert text.splitlines()[0].startswith(f"{tmp_path}/m.ckpt: 60 warnings (1 rank, 60 tensors")
+    assert text.splitlines()[1] == "and 60 more (--limit N shows N, --json all)"
+    assert len(json.loads(run("verify", tmp_path / "m.ckpt", "--deep", "--json").stdout)
+               ["findings"]) == 60  # fmt: skip
+
+
+def test_ignored_warnings_are_notes_and_exit_code_0(tmp_path):
+    write_file(tmp_path / "m.ckpt", {"w": numbers((2,), {0: float("inf")})}, "ckpt")
+    assert run("verify", tmp_path / "m.ckpt", "--deep").exit_code == 1
+    result = run("verify", tmp_path / "m.ckpt", "--deep", "--ignore", "infinite")
+    assert result.exit_code == 0
+    assert result.stderr == "note: w: 1 of 2 elements is infinite (rank 0), first at (0,)\n"
+    assert run("verify", tmp_path / "m.ckpt", "--ignore", "damaged").exit_code == 2
+
+
+def test_what_stops_verify_has_another_exit_code_than_1(source, tmp_path, monkeypatch):
+    assert run("verify", tmp_path / "nothing").exit_code == 2
+    assert run(*words(source, "--replicated")).exit_code == 2
+    assert run("verify", source, "-s", GOLDEN / "PROVENANCE.md").exit_code == 4
+    (tmp_path / "empty").mkdir()
+    assert run("verify", tmp_path / "empty").exit_code == 5
+
+    import ckpttool.run.verify as module
+
+    def fail(*_, **__):
+        raise PermissionError(13, os.strerror(13), "src")
+
+    monkeypatch.setattr(module, "scan_all", fail)
+    result = run("verify", source)
+    assert result.exit_code == 3
+    assert (
+        message(result)
+        == "ckpttool: src: Permission denied (this user may not; its owner can allow it)"
+    )
+
+
+def test_names_with_escape_sequences_are_not_printed_raw(tmp_path):
+    write_file(tmp_path / "m.ckpt", {"a\x1b[2J": numbers((2,), {0: float("nan")})}, "ckpt")
+    result = run("verify", tmp_path / "m.ckpt", "--deep")
+    assert "\x1b" not in result.output
+    assert r"a\x1b[2J: 1 of 2" in result.stdout
+
+
+def test_memory_of_a_deep_look_does_not_grow_with_the_tensor(tmp_path):
+    stay_small(tmp_path, "verify", str(tmp_path / "src"), "--deep")
