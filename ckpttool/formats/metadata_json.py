@@ -90,13 +90,13 @@ class Parameter:
 
 
 def read_metadata(path: str) -> dict[str, Parameter]:
-    """What a ``metadata.json`` says, by the name of the tensor.
+    """Return what a ``metadata.json`` says, by the name of the tensor.
 
     Raises
     ------
     FormatError, CombinedError
-        It is no ``metadata.json``, or it contradicts itself: all that was found, each with the
-        name of the tensor.
+        It is not a ``metadata.json``, or it contradicts itself: all problems, each with the name
+        of the tensor.
     OSError
         It cannot be opened or read.
     """
@@ -125,18 +125,18 @@ def read_metadata(path: str) -> dict[str, Parameter]:
 
 
 def read_common(path: str) -> dict[str, str]:
-    """The values of a ``common.json``, as text; see `read_metadata` for the errors."""
+    """Return the values of a ``common.json``, as text; see `read_metadata` for the errors."""
     return {key: str(value) for key, value in read_json_object(path, MAX_BYTES).items()}
 
 
 def is_metadata(path: str) -> bool:
-    """Whether a JSON file of this name is MindFormers' and not another's."""
+    """Return whether a JSON file is MindFormers' ``metadata.json``."""
     document = read_json_object(path, MAX_BYTES)
     return "state_dict_metadata" in document and "storage_data" in document
 
 
 def parse_key(key: str) -> tuple[str, int]:
-    r"""Name and slice number of a key of ``storage_data``.
+    r"""Return name and slice number of a key of ``storage_data``.
 
     Raises
     ------
@@ -164,7 +164,7 @@ def _unescape(match: re.Match[str]) -> str:
 
 
 def _parameter(name: str, entry: object, stored: Mapping[int, tuple[Place, ...]]) -> Parameter:
-    """One tensor; what is wrong with it is a ValueError."""
+    """Return one tensor; raise ValueError for what is wrong with it."""
     shape = _sizes(entry, "global_shape")
     parts = _sizes(entry, "axis_fragmentations", default=(1,) * len(shape))
     if len(parts) != len(shape) or any(
@@ -208,7 +208,7 @@ def _slice_numbers(entry: object, slice_shape: tuple[int, ...]) -> set[int]:
 
 
 def _numbers_by_rank(spelled: object, parts: tuple[int, ...]) -> dict[int, int]:
-    """The slice number of every rank of a layout; it has to make ``parts``."""
+    """Return the slice number of every rank of a layout, which must make ``parts``."""
     matrix, ranks = _sizes(spelled, "device_matrix"), _sizes(spelled, "rank_list")
     if math.prod(matrix) != len(ranks) or len(set(ranks)) != len(ranks):
         raise ValueError(
