@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import click
@@ -18,6 +18,7 @@ from ckpttool.cli.progress import show_progress
 from ckpttool.cli.signals import Stopped
 from ckpttool.cli.tables import print_table
 from ckpttool.cli.text import echo
+from ckpttool.model.strategy import count
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
     from ckpttool.formats.stopping import OpenProgress
     from ckpttool.model.plan import Plan
     from ckpttool.transaction.manifest import Written
+    from ckpttool.transaction.resume import Destination
 
 
 def convert(
-    make_plan: Callable[[Executor, OpenProgress], Plan],
+    make_plan: Callable[[Executor, OpenProgress], tuple[Plan, Destination]],
     engine: str,
     max_memory: int | None,
     as_json: bool,
@@ -50,47 +52,56 @@ def convert(
     """
     from ckpttool.run.engines import is_cluster
     from ckpttool.run.memory import fit_memory
-    from ckpttool.transaction.manifest import manifest_of
     from ckpttool.transaction.resume import count_kept
 
     def open_progress(nbytes: int) -> AbstractContextManager[Callable[[int], None]]:
         return show_progress("reading what is kept", nbytes, quiet or as_json)
 
     started = time.perf_counter()
-    with _quiet_logs(), ckpttool.open_engine(engine) as executor:
+    if not click.get_current_context().meta.get(DEBUG):
+        logging.disable()  # libraries that reach a cluster repeat what our errors say
+    with ckpttool.open_engine(engine) as executor:
         if is_cluster(engine):
             with ckpttool.open_engine("threads") as here:
-                plan = make_plan(here, open_progress)
+                plan, destination = make_plan(here, open_progress)
         else:
-            plan = make_plan(executor, open_progress)
-        sizes = None if max_memory is None else fit_memory(max_memory, engine, executor, plan)
-        report.print_notes(plan.notes, quiet)
-        total = sum(plan.sizes.values())
+            plan, destination = make_plan(executor, open_progress)
+        mine = plan.limited_to(destination.ranks)
+        sizes = None if max_memory is None else fit_memory(max_memory, engine, executor, mine)
+        report.print_notes((*plan.notes, *destination.notes), quiet)
+        total = sum(mine.sizes.values())
         stopper: Stopper = click.get_current_context().meta[STOPPER]
         with show_progress("writing", total, quiet or as_json) as on_progress, stopper.deferring():
             try:
                 written = ckpttool.execute(
-                    plan, executor, options=sizes, on_progress=on_progress, check=stopper.check
+                    plan,
+                    destination,
+                    executor,
+                    options=sizes,
+                    on_progress=on_progress,
+                    check=stopper.check,
                 )
             except Stopped as stopped:
-                stopped.remedy = _remedy(count_kept(plan), len(plan.target.paths))
+                stopped.remedy = _remedy(count_kept(plan, destination), len(destination.ranks))
                 raise
     seconds = time.perf_counter() - started
-    document = report.describe_run(plan, written, seconds, str(manifest_of(plan)))
+    document = report.describe_run(plan, destination, written, seconds)
     if as_json:
         report.print_json(document)
     else:
-        _print_written(plan, written, seconds)
+        _print_written(plan, destination, written, seconds)
 
 
-def _print_written(plan: Plan, written: Sequence[Written], seconds: float) -> None:
-    """What there is now, and how many of it were there before."""
+def _print_written(
+    plan: Plan, destination: Destination, written: Sequence[Written], seconds: float
+) -> None:
+    """Print the outputs, and how many of them an earlier run had written."""
     rows = [
         (out.path, out.format, str(out.tensors), report.format_bytes(out.nbytes)) for out in written
     ]
     rows += [
         (document.path, document.kind, "", report.format_bytes(len(document.data)))
-        for document in plan.documents
+        for document in report.documents_of(plan, destination)
     ]
     kept = sum(out.is_kept for out in written)
     if rows:  # a part may have none, as a note says
@@ -99,10 +110,11 @@ def _print_written(plan: Plan, written: Sequence[Written], seconds: float) -> No
         print_largest(report.describe_largest(plan))
     nbytes = sum(out.nbytes for out in written)
     of_step = f", step {plan.catalog.step}" if plan.catalog.step else ""
-    of_part = f", part {plan.part.number}/{plan.part.count}" if plan.part else ""
+    part = destination.part
+    of_part = f", part {part.number}/{part.count}" if part else ""
     of_kept = f" ({kept} kept, {len(written) - kept} written)" if kept else ""
     echo(
-        f"{len(written)} file{'s' if len(written) != 1 else ''}, {report.format_bytes(nbytes)}"
+        f"{count(len(written), 'file')}, {report.format_bytes(nbytes)}"
         f"{of_kept} in {seconds:.2f} s{of_step}{of_part}"
     )
     words = {"followed": "cut like their parameters", "full": "in full", "dropped": "left out"}
@@ -116,20 +128,8 @@ def _print_written(plan: Plan, written: Sequence[Written], seconds: float) -> No
 
 
 def _remedy(kept: int, outputs: int) -> str:
-    """How to go on from a run that was ended, after ``kept`` of its outputs were complete."""
+    """Return the advice for a stopped run of whose outputs ``kept`` are complete."""
     if not kept:
         return "; nothing is complete yet: run it again"
     done = f"{kept} of {outputs} outputs {'is' if kept == 1 else 'are'} complete"
     return f"; {done}: the same command with --resume goes on from there"
-
-
-@contextmanager
-def _quiet_logs() -> Iterator[None]:
-    """No messages of the libraries that reach a cluster, which tell the same, at length."""
-    before = logging.root.manager.disable
-    if not click.get_current_context().meta.get(DEBUG):
-        logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)

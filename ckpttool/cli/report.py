@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -16,9 +17,10 @@ from ckpttool.model.notes import Note
 from ckpttool.model.strategy import parameter_of
 
 if TYPE_CHECKING:
-    from ckpttool.model.plan import Plan
+    from ckpttool.model.plan import Document, Plan
     from ckpttool.model.source import Source
     from ckpttool.transaction.manifest import Manifest, Written
+    from ckpttool.transaction.resume import Destination
 
 
 SCHEMA = 1
@@ -27,14 +29,14 @@ Json = Mapping[str, object]
 
 
 def print_json(document: Json) -> None:
-    """One JSON document on stdout."""
+    """Print one JSON document."""
     import json
 
     echo(json.dumps({"schema": SCHEMA, **document}))  # ASCII: right in every locale
 
 
 def print_notes(notes: Iterable[Note], quiet: bool) -> None:
-    """Notes on stderr, a line each; ``quiet`` keeps warnings."""
+    """Print notes on stderr, a line each; ``quiet`` leaves only the warnings."""
     for note in notes:
         if note.is_warning:
             click.echo(f"warning: {printable(note.text)}", err=True)
@@ -43,12 +45,12 @@ def print_notes(notes: Iterable[Note], quiet: bool) -> None:
 
 
 def describe_notes(notes: Iterable[Note]) -> Sequence[Json]:
-    """The notes of a document."""
+    """Return the notes of a document."""
     return [{"kind": note.kind, "text": note.text} for note in notes]
 
 
 def format_bytes(nbytes: int) -> str:
-    """Bytes for people.
+    """Format a number of bytes for people.
 
     Examples
     --------
@@ -63,8 +65,14 @@ def format_bytes(nbytes: int) -> str:
     return f"{size:.1f} TiB"
 
 
-def describe_run(plan: Plan, written: Sequence[Written], seconds: float, manifest: str) -> Json:
-    """The document of merge, split and reshard."""
+def describe_run(
+    plan: Plan, destination: Destination, written: Sequence[Written], seconds: float
+) -> Json:
+    """Return the JSON document of merge, split and reshard."""
+    documents = documents_of(plan, destination)
+    indexes = [document.path for document in documents if document.kind == "index"]
+    strategies = [document.path for document in documents if document.kind == "strategy"]
+    manifest, part = str(Path(plan.target.manifest_path)), destination.part
     return {
         "outputs": [{**_describe_written(one), "kept": one.is_kept} for one in written],
         "step": plan.catalog.step,
@@ -73,18 +81,23 @@ def describe_run(plan: Plan, written: Sequence[Written], seconds: float, manifes
         "seconds": round(seconds, 6),
         **({"largest_sharded": sharded} if (sharded := describe_largest(plan)) else {}),
         **({"not_in_target": _describe_not_listed(plan)} if plan.target.strategy else {}),
-        "notes": describe_notes(plan.notes),
-        **({"indexes": paths} if (paths := plan.written("index")) else {}),
-        **({"strategy": paths[0]} if (paths := plan.written("strategy")) else {}),
-        **({"part": f"{p.number}/{p.count}"} if (p := plan.part) else {"manifest": manifest}),
+        "notes": describe_notes((*plan.notes, *destination.notes)),
+        **({"indexes": indexes} if indexes else {}),
+        **({"strategy": strategies[0]} if strategies else {}),
+        **({"part": f"{part.number}/{part.count}"} if part else {"manifest": manifest}),
     }
+
+
+def documents_of(plan: Plan, destination: Destination) -> tuple[Document, ...]:
+    """Return the documents that a run has written; those of a set in parts come at the end."""
+    return plan.documents if destination.part is None else ()
 
 
 def describe_largest(plan: Plan) -> Sequence[Json]:
     """Describe the largest sharded tensors and the layouts that they were read by.
 
-    A strategy file holds no shapes, and one of another run may fit: these are for a person to see.
-    Parameters come before their states, and of equal shapes and layouts one is shown.
+    A strategy file holds no shapes, and one of another run may fit, so a person should see these.
+    Parameters come before their states; of equal shapes and layouts one is shown.
     """
     sharded = {
         (source.meta.shape, source.layout): source
@@ -122,14 +135,14 @@ def describe_shapes(shapes: Iterable[tuple[int, ...]]) -> Json:
 
 
 def describe_manifest(folder: str, manifest: Manifest) -> Json:
-    """The document of commit."""
+    """Return the JSON document of commit."""
     outputs = [_describe_written(output) for output in manifest.outputs]
     more = {"step": manifest.step, "plan": manifest.plan, "notes": describe_notes(manifest.notes)}
     return {"path": folder, "outputs": outputs, **more}
 
 
 def _describe_not_listed(plan: Plan) -> Json:
-    """What the target strategy does not list, and what became of it."""
+    """Describe the parameters that the target strategy does not list."""
     return {
         "choice": plan.target.not_in_target,
         **{

@@ -60,7 +60,7 @@ class StrategyFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class Provenance:
     """What a run is: the same origin gives the same outputs.
 
     Attributes
@@ -100,7 +100,7 @@ class Origin:
             **({"told": [asdict(file) for file in self.told]} if self.told else {}),
         }
 
-    def as_told_at(self, time_ns: int) -> Origin:
+    def as_told_at(self, time_ns: int) -> Provenance:
         """As a manifest of that time has it, which tells no times; those of younger files stay."""
         inputs = (
             file if file.mtime_ns > time_ns else replace(file, mtime_ns=0, ctime_ns=0)
@@ -115,7 +115,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Hashed:
+class TensorEntry:
     """A tensor, and the SHA-256 of each of its units in hexadecimal digits."""
 
     name: str
@@ -125,7 +125,7 @@ class Hashed:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class OutputEntry:
     """An output that is complete, as a manifest lists it.
 
     Attributes
@@ -140,7 +140,7 @@ class Listed:
     path: str
     format: str
     nbytes: int
-    tensors: tuple[Hashed, ...]
+    tensors: tuple[TensorEntry, ...]
 
 
 def units(meta: TensorMeta) -> Iterator[Region]:
@@ -157,15 +157,15 @@ def units(meta: TensorMeta) -> Iterator[Region]:
         yield from Region.whole(meta.shape).bands(UNIT_BYTES // meta.itemsize)
 
 
-def hashed(meta: TensorMeta, of_units: Mapping[int, str]) -> Hashed:
+def hashed(meta: TensorMeta, of_units: Mapping[int, str]) -> TensorEntry:
     """A tensor with the hashes of its units by number; a string needs none."""
     if meta.text is not None:
         of_units = {0: hashlib.sha256(meta.text.encode()).hexdigest()}
     found = tuple(of_units[number] for number in range(len(of_units)))
-    return Hashed(meta.name, meta.dtype, meta.shape, found)
+    return TensorEntry(meta.name, meta.dtype, meta.shape, found)
 
 
-def differences(mine: Origin, other: Origin) -> Iterator[str]:
+def differences(mine: Provenance, other: Provenance) -> Iterator[str]:
     """What has changed from ``other`` to ``mine``, a message each; none if nothing has."""
     if mine.version != other.version:
         yield f"ckpttool {other.version} wrote that, this is {mine.version}"

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from ckpttool.model.catalog import Catalog, Stamp, StoredTensor, TensorMeta
+from ckpttool.model.catalog import Catalog, StoredTensor, TensorMeta
 from ckpttool.model.described import Described
 from ckpttool.model.layout import Layout
 from ckpttool.model.manifest import MANIFEST
@@ -125,6 +125,11 @@ class Target:
     is_numbered: bool = False
     not_in_target: NotInTarget = "follow"
 
+    def limited_to(self, ranks: Iterable[int]) -> Target:
+        """Return the target with the outputs of some ranks, in the order of this one."""
+        wanted = set(ranks)
+        return replace(self, paths={r: path for r, path in self.paths.items() if r in wanted})
+
     @property
     def output_folder(self) -> str:
         """The folder that holds all outputs: of rank files the one that holds the rank folders."""
@@ -136,7 +141,8 @@ class Target:
         """Path of the manifest: in the output folder, or beside a single file."""
         if self.strategy is None and not self.is_numbered:
             return f"{next(iter(self.paths.values()))}.{MANIFEST}"
-        return posixpath.normpath(posixpath.join(self.output_folder, MANIFEST))
+        folder = self.output_folder
+        return MANIFEST if folder == "." else posixpath.join(folder, MANIFEST)
 
 
 @dataclass(slots=True)
@@ -185,35 +191,6 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanPart:
-    """Which outputs of a plan one of several runs makes.
-
-    Attributes
-    ----------
-    number, count
-        Which run, from 1 on, of how many.
-    files
-        Outputs of all the runs.
-    digest
-        Equal for the parts of one plan.
-    manifest
-        Where that of the whole plan will be; the runs leave their records beside it.
-    documents
-        Of the whole plan; written when the outputs of all runs are there.
-    options
-        Of the whole plan; see `ckpttool.model.manifest.Origin`.
-    """
-
-    number: int
-    count: int
-    files: int
-    digest: str
-    manifest: str
-    documents: tuple[Document, ...]
-    options: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Transfer:
     """One parameter's way: its source, and its layouts in the target, one for each stage."""
 
@@ -223,21 +200,17 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that is to be done; iterate it for the output files, afresh each time.
+    """What to write, and from what; iterate it for the output files, afresh each time.
+
+    It says nothing of what lies at the destination, and not which outputs one run of several
+    writes: see `ckpttool.transaction.resume.Destination`.
 
     Attributes
     ----------
     not_listed
         What the target strategy does not list.
     strategies
-        The files that they were read from.
-    is_resumed
-        Whether outputs that a run of the same plan left complete are kept.
-    proven
-        Of outputs that are there those whose contents, which were read, are what they should be.
-    seen
-        What lay at the places of the outputs and their manifest when the plan was made, by path;
-        None if whatever lies there may be replaced.
+        The files that the strategies were read from.
     """
 
     catalog: Catalog
@@ -246,15 +219,11 @@ class Plan:
     notes: tuple[Note, ...] = field(default=())
     not_listed: NotListed = field(default_factory=NotListed)
     documents: tuple[Document, ...] = field(default=())
-    part: PlanPart | None = None
     strategies: tuple[str, ...] = ()
-    is_resumed: bool = False
-    proven: Mapping[str, Stamp] = field(default_factory=dict)
-    seen: Mapping[str, Stamp] | None = None
 
-    def written(self, kind: str) -> list[str]:
-        """The documents of a kind, by their paths."""
-        return [document.path for document in self.documents if document.kind == kind]
+    def limited_to(self, ranks: Iterable[int]) -> Plan:
+        """Return the plan of some of the outputs, in the order of this one."""
+        return replace(self, target=self.target.limited_to(ranks))
 
     @property
     def headers(self) -> dict[tuple[int, ...], tuple[TensorMeta, ...]]:

@@ -11,7 +11,7 @@ from ckpttool.model.catalog import Catalog, format_ranks
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import Strategy
-from ckpttool.transaction.manifest import Listing, read_strategy_file
+from ckpttool.transaction.manifest import ManifestFile, read_strategy_file
 
 
 def as_asked(catalog: Catalog, strategy: Strategy | None) -> tuple[Catalog, list[Note]]:
@@ -56,7 +56,7 @@ def _asked_ranks(catalog: Catalog, strategy: Strategy | None) -> tuple[frozenset
     if catalog.is_undivided or expected <= there or not path.is_file():
         return None, ""
     try:
-        outputs = Listing.read(path).manifest().outputs
+        outputs = ManifestFile.read(path).manifest().outputs
     except FormatError:
         return None, ""
     asked = frozenset({*there, *(output.rank for output in outputs)})
@@ -76,7 +76,7 @@ def strategy_notes(catalog: Catalog, strategy: Strategy) -> Iterator[Note]:
         return
     given = {read_strategy_file(name).sha256 for name in strategy.files}
     try:
-        head = Listing.read(path).head
+        head = ManifestFile.read(path).head
         told = head.objects("strategies")[-len(strategy.files) :]
         same = [told, head.objects("told")] if "told" in head.entries else [told]
         if told and given not in [{one.text("sha256") for one in files} for files in same]:

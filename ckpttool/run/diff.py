@@ -29,7 +29,7 @@ from ckpttool.run.engines import InlineExecutor
 from ckpttool.run.facts import Difference, Tolerance
 from ckpttool.run.gather import Trust, gather_sources, known_strategy
 from ckpttool.run.integrity import check_files
-from ckpttool.transaction.manifest import unchanged
+from ckpttool.transaction.manifest import require_unmodified_sources
 
 Kind = Literal["only in A", "only in B", "dtype", "shape", "text", "values"]
 
@@ -143,7 +143,7 @@ def diff(
     """
     executor = executor or InlineExecutor()
     trust = Trust(trust_strategy, optimizer_shard)
-    with unchanged(a, b):
+    with require_unmodified_sources(a, b):
         errors: list[CkptToolError] = []
         sides: list[Sources] = []
         notes: dict[Note, str] = {}  # and the sides that have it

@@ -16,9 +16,9 @@ from ckpttool.formats import read_index
 from ckpttool.formats.stopping import OnProgress, result_of
 from ckpttool.model.catalog import Catalog, FileIndex, StoredTensor
 from ckpttool.model.findings import Finding
-from ckpttool.model.manifest import MANIFEST, Hashed, Listed
+from ckpttool.model.manifest import MANIFEST, OutputEntry, TensorEntry
 from ckpttool.storage.folders import RANK_FOLDER
-from ckpttool.transaction.manifest import Listing, opened, remedy_for
+from ckpttool.transaction.manifest import ManifestFile, opened, remedy_for
 from ckpttool.transaction.resume import content_problems_of, hash_tensor
 
 MAX_IN_FLIGHT = 32
@@ -29,7 +29,7 @@ class _Look(NamedTuple):
 
     output: str
     rank: int
-    wanted: Hashed
+    wanted: TensorEntry
     nbytes: int
     hashes: Future[tuple[str, ...]]
 
@@ -109,7 +109,7 @@ def check_manifest(
     listed = set()
     rest: deque[_Look] = deque()
     try:
-        listing = Listing.read(path)
+        listing = ManifestFile.read(path)
         for output in listing.outputs():
             name = _absolute(path.parent / output.path)
             listed.add(name)
@@ -147,7 +147,7 @@ def check_manifest(
 
 
 def _looks(
-    output: Listed, index: FileIndex, executor: Executor, seen: AbstractSet[bytes]
+    output: OutputEntry, index: FileIndex, executor: Executor, seen: AbstractSet[bytes]
 ) -> Iterator[_Look]:
     """Has the tensors of an output hashed, but for those that were read already."""
     for wanted in output.tensors:
@@ -166,7 +166,7 @@ def _finding(path: Path, problem: str, rank: int | None = None) -> Finding:
     return Finding("manifest", f"{path}: {problem}", ranks=ranks)
 
 
-def _strategy_problems(listing: Listing) -> Iterator[str]:
+def _strategy_problems(listing: ManifestFile) -> Iterator[str]:
     """What is wrong with the strategy files that were written with a set, into its folder.
 
     One that was written elsewhere need not be moved with the set: of that nothing is said.

@@ -52,7 +52,7 @@ from ckpttool.run.replicas import (
     slices_of,
 )
 from ckpttool.storage.scan import scan_all
-from ckpttool.transaction.manifest import unchanged
+from ckpttool.transaction.manifest import require_unmodified_sources
 
 OpenProgress = Callable[[int], AbstractContextManager[Callable[[int], None]]]
 
@@ -135,7 +135,7 @@ def verify(
         if reasons:
             raise PlanError(reasons)
     catalog, notes = as_asked(set_aside(catalog, strategy), strategy)
-    with unchanged(catalog):
+    with require_unmodified_sources(catalog):
         report = _Verification(catalog, strategy, executor).run(deep, crc, open_progress)
     return replace(report, notes=(*report.notes, *notes))
 

@@ -68,18 +68,20 @@ def test_a_merge_reads_each_byte_once_and_takes_six_calls_for_a_mebibyte(
     source, tmp_path, calls, format
 ):
     catalog, strategy = source
-    plan = ckpttool.plan_merge(catalog, strategy, f"{tmp_path}/m.x", format)
+    plan, destination = ckpttool.plan_merge(catalog, strategy, f"{tmp_path}/m.x", format)
     calls.clear()
-    ckpttool.execute(plan)
+    ckpttool.execute(plan, destination)
     assert_frugal(calls)
 
 
 @pytest.mark.parametrize("target", WAYS)
 def test_so_does_a_reshard(source, tmp_path, calls, target):
     catalog, strategy = source
-    plan = ckpttool.plan_reshard(catalog, strategy, WAYS[target], f"{tmp_path}/out", "ckpt")
+    plan, destination = ckpttool.plan_reshard(
+        catalog, strategy, WAYS[target], f"{tmp_path}/out", "ckpt"
+    )
     calls.clear()
-    ckpttool.execute(plan)
+    ckpttool.execute(plan, destination)
     assert_frugal(calls, files=RANKS)
 
 

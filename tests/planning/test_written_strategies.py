@@ -379,10 +379,12 @@ def test_plans_of_the_library_write_it_too(tmp_path):
     catalog = ckpttool.scan(str(CASE / "src"))
     src, dst = (read_strategy(str(CASE / f"{side}_strategy.ckpt")) for side in ("src", "dst"))
     place = str(tmp_path / "s.ckpt")
-    plan = ckpttool.plan_reshard(catalog, src, dst, str(tmp_path / "out"), strategy_path=place)
-    assert plan.written("strategy") == [place]
+    plan, destination = ckpttool.plan_reshard(
+        catalog, src, dst, str(tmp_path / "out"), strategy_path=place
+    )
+    assert [document.path for document in plan.documents] == [place]
     assert not os.path.lexists(place)
-    ckpttool.execute(plan)
+    ckpttool.execute(plan, destination)
     assert read_strategy(place).layouts == dst.layouts
     with pytest.raises(ckpttool.PlanError, match=r"taken for JSON"):
         ckpttool.plan_reshard(catalog, src, dst, str(tmp_path / "new"), strategy_path="s.json")

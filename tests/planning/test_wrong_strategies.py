@@ -32,7 +32,7 @@ def plan(folder, true, claimed, shape=(32, 32), make=floats, **options):
     ranks = cut(entries, join_stages({0: true}))
     catalog = ckpttool.scan(str(write_ranks(folder / "src", ranks, "ckpt")))
     strategy = join_stages({0: claimed})
-    return ckpttool.plan_merge(catalog, strategy, str(folder / "m.ckpt"), **options)
+    return ckpttool.plan_merge(catalog, strategy, str(folder / "m.ckpt"), **options)[0]
 
 
 @pytest.mark.parametrize("claimed", [COLUMNS, WHOLE, BOTH])

@@ -330,7 +330,7 @@ def test_every_engine_seals_with_the_same_checksum(form, tmp_path):
     contents = []
     for engine in ("inline", "threads:1", "threads:4", "processes:2"):
         folder = tmp_path / engine.replace(":", "")
-        plan = ckpttool.plan_reshard(
+        plan, destination = ckpttool.plan_reshard(
             ckpttool.scan(str(case / "src")),
             ckpttool.read_strategy([str(case / "src_strategy.ckpt")]),
             ckpttool.read_strategy([str(case / "dst_strategy.ckpt")]),
@@ -341,7 +341,7 @@ def test_every_engine_seals_with_the_same_checksum(form, tmp_path):
         moved = []
         with ckpttool.open_engine(engine) as executor:
             options = ckpttool.CopyOptions(task_bytes=1, max_in_flight=2)
-            ckpttool.execute(plan, executor, options=options, on_progress=moved.append)
+            ckpttool.execute(plan, destination, executor, options=options, on_progress=moved.append)
         assert sum(moved) == sum(meta.nbytes for output in plan for meta in output.metas)
         contents.append([(folder / path).read_bytes() for path in files_below(folder)])
         for path in folder.rglob(f"*.{form}"):

@@ -20,7 +20,7 @@ from ckpttool.formats import read_index
 from ckpttool.run import execute as execute_module
 from ckpttool.run.fill import fill
 from ckpttool.storage.scan import scan
-from ckpttool.transaction.journal import sealed
+from ckpttool.transaction.journal import seal_line
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.executors import (
     CASE,
@@ -149,7 +149,7 @@ def test_a_manifest_that_was_copied_back_proves_no_output_by_its_time(
 def test_what_a_manifest_proves_by_its_time_is_not_read(tmp_path, monkeypatch):
     run_well(*words_of(tmp_path))
     read = []
-    look = "ckpttool.run.listed.read_index"
+    look = "ckpttool.transaction.resume.read_index"
     monkeypatch.setattr(look, lambda name: (read.append(name), read_index(name))[1])
     run_well(*words_of(tmp_path), "--resume")
     assert read == []
@@ -379,7 +379,7 @@ def test_a_journal_that_tells_no_options_is_gone_on_from(tmp_path, failing):
         first, rest = journal.read_bytes().split(b"\n", 1)
         head = json.loads(first.rpartition(b" ")[0])
         del head["run"][0]["options"]
-        journal.write_bytes(sealed(json.dumps(head)).encode() + rest)
+        journal.write_bytes(seal_line(json.dumps(head)).encode() + rest)
         filled = failing(None)
         result = run(*words_of(tmp_path), *more, "--resume")
         if more:
@@ -1022,47 +1022,16 @@ def run_with_signal(number, *words):
     return finish(start(sys.executable, "-c", code, *words))
 
 
-def test_an_output_that_is_being_written_is_called_so(tmp_path, monkeypatch):
-    out, seen = tmp_path / "m.h5", []
-
-    def look(task):
-        seen.append(run("inspect", out))
-        return fill(task)
-
-    monkeypatch.setattr(execute_module, "fill", look)
-    run_well(*MERGE, out)
-    assert seen[0].exit_code == 2
-    said = f"'{out}' does not exist: a run is still writing it (process {os.getpid()} on"
-    assert said in message(seen[0])
-
-
 def test_what_a_killed_run_left_of_a_single_file_is_explained(tmp_path):
     out = tmp_path / "m.h5"
     assert run_with_signal(signal.SIGKILL, *MERGE, out)[0] == -signal.SIGKILL
     assert files_below(tmp_path) == [f"m.h5.{JOURNAL}", "m.h5.partial"]
-    for command in ("inspect", "verify"):
-        result = run(command, out)
-        assert result.exit_code == 2
-        said = f"'{out}' does not exist: a run that was to write it did not end; run that command"
-        assert said in message(result)
     result = run_well(*MERGE, out, "--resume")
     said = (
         f"note: {out}.{NAME}: a run did not end, and nothing of it could be kept; this one begins"
     )
     assert f"{said} anew" in message(result)
     assert "begins anew" not in message(run_well(*MERGE, out, "--resume"))
-
-
-@pytest.mark.parametrize("part", [(), ("--part", "1/1")])
-def test_what_a_killed_run_left_of_one_file_of_a_set_is_explained(tmp_path, part):
-    run_with_signal(signal.SIGKILL, *words_of(tmp_path), *part, "-j", "1")
-    for rank, said in (
-        (0, "does not exist: a run that was to write it did not end"),
-        (9, "does not exist: of its folders there is only"),
-    ):
-        result = run("verify", tmp_path / f"rank_{rank}" / f"checkpoint_{rank}.ckpt")
-        assert result.exit_code == 2
-        assert said in message(result)
 
 
 def test_a_run_that_is_ended_says_what_is_complete(tmp_path):
@@ -1086,10 +1055,10 @@ def test_from_python_a_plan_is_resumed(tmp_path, failing):
 
     failing("rank_3")
     with pytest.raises(ckpttool.ExecutionError):
-        ckpttool.execute(make_plan())
+        ckpttool.execute(*make_plan())
     filled, progress = failing(None), []
-    plan = make_plan(resume=True)
-    written = ckpttool.execute(plan, on_progress=progress.append)
+    plan, destination = make_plan(resume=True)
+    written = ckpttool.execute(plan, destination, on_progress=progress.append)
     assert [out.rank for out in written] == [0, 1, 2, 3]
     assert [out.nbytes for out in written] == [Path(out.path).stat().st_size for out in written]
     assert set(filled) == {"checkpoint_3.ckpt"}
