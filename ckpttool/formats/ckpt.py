@@ -82,7 +82,7 @@ class Ckpt:
     Parameters
     ----------
     twins
-        Headers of other files, by which those that are equal are known.
+        Headers of files that were read before, to recognise equal ones.
     """
 
     name = "ckpt"
@@ -91,11 +91,11 @@ class Ckpt:
         self._twins = twins
 
     def refusals(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> Iterator[str]:
-        """Map parameters of which parts are missing; it can hold all else."""
+        """Yield a message for each map parameter that lacks a part; the format holds all else."""
         yield from map_problems(tensors)
 
     def read_index(self, path: str, key: Secret | None = None) -> FileIndex:
-        """The header of the file: records are walked with seeks, contents are not read.
+        """Return the header of the file: walk the records with seeks, read no contents.
 
         ``key`` is that of an encrypted file; another has no use for it.
         """
@@ -124,14 +124,14 @@ class Ckpt:
         return tensors, stop
 
     def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> int:
-        """Size of the file that `create` makes of these tensors."""
+        """Return the size of the file that `create` makes of these tensors."""
         records = sum(len(step.header) + step.nbytes for step in _steps(tensors))
         return records + (TRAILER_BYTES if "crc_num" in attrs else 0)
 
     def create(
         self, path: str, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
     ) -> FileIndex:
-        """A file with every record's header in place, its contents still to be filled in."""
+        """Write a file with every record's header in place, its contents still to be filled in."""
         extents: dict[str, list[Extent]] = {meta.name: [] for meta in tensors}
         offset = 0
         with Path(path).open("wb") as file:
@@ -153,9 +153,9 @@ class Ckpt:
         return FileIndex(path, self.name, offset, stored, kept)
 
     def checksum_parts(self, index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumPart]:
-        """All before the trailer; MindSpore's saver leaves out map parameters, its loader does not.
+        """Yield all before the trailer; MindSpore's saver leaves out map parameters.
 
-        So MindSpore refuses such a file of its own.
+        Its loader does not, so MindSpore refuses such a file of its own.
         """
         end = index.nbytes - TRAILER_BYTES
         start = at = 0
@@ -168,7 +168,7 @@ class Ckpt:
         yield Extent(start, end - start)
 
     def seal(self, path: str, crc: int | None = None) -> None:
-        """Put the checksum into the trailer that `create` has left for it."""
+        """Write the checksum into the trailer that `create` has left for it."""
         if crc is not None:
             with Path(path).open("r+b") as file:
                 file.seek(-TRAILER_BYTES, 2)
@@ -186,7 +186,7 @@ def _is_map(reader: WireReader, record: Field) -> bool:
 
 
 def _find_trailer(reader: WireReader) -> tuple[int, dict[str, str]]:
-    """Where the records end, and the checksum behind them, if there is one."""
+    """Return where the records end, and the checksum behind them, if there is one."""
     start = reader.size - TRAILER_BYTES
     if start < 0 or reader.read(start, start + len(TRAILER)) != TRAILER:
         return reader.size, {}
@@ -195,7 +195,7 @@ def _find_trailer(reader: WireReader) -> tuple[int, dict[str, str]]:
 
 
 def _read_tensors(reader: WireReader, end: int) -> tuple[dict[str, StoredTensor], int]:
-    """The tensors of the records up to ``end``, or to encrypted blocks; and where that is."""
+    """Return the tensors of the records up to ``end`` or encrypted blocks, and where they stop."""
     tensors: dict[str, StoredTensor] = {}
     starts: dict[str, int] = {}
     current: Record | None = None
@@ -252,7 +252,7 @@ def _finish_all(reader: WireReader, record: Record) -> dict[str, StoredTensor]:
 
 
 def _finish(reader: WireReader, tensor: RecordTensor) -> StoredTensor:
-    """The stored tensor, its shape understood and its bytes counted."""
+    """Return the stored tensor, its shape understood and its bytes counted."""
     if tensor.meta is not None:
         return StoredTensor(tensor.meta, reader.path, tensor.extents)
     held = sum(extent.nbytes for extent in tensor.extents)
@@ -308,7 +308,7 @@ def _read_text(reader: WireReader, tensor: RecordTensor, held: int) -> str:
 
 
 def _steps(tensors: Sequence[TensorMeta]) -> Iterator[Step]:
-    """The file from its first byte to its last, record by record."""
+    """Yield the file from its first byte to its last, record by record."""
     maps = find_maps(tensors)
     for meta in tensors:
         tag = map_of(meta.name)
@@ -340,7 +340,7 @@ def _contents(meta: TensorMeta) -> Iterator[_Content]:
 
 
 def _record_header(meta: TensorMeta, nbytes: int) -> bytes:
-    """Everything of a record before its content of ``nbytes`` bytes."""
+    """Return everything of a record before its content of ``nbytes`` bytes."""
     dims = (0,) if meta.text is not None else meta.shape
     tensor = b"".join(encode_number(1, size) for size in dims)
     tensor += encode_bytes(2, meta.dtype.encode())

@@ -37,14 +37,14 @@ CHUNKED = "chunked, compressed, compact or virtual; rewrite the file with `h5rep
 def read_datasets(
     path: str, on_object: Callable[[], None]
 ) -> tuple[dict[str, StoredTensor], SourceStamp]:
-    """The datasets of a file, by name, and by what the file is known again.
+    """Return the datasets of a file, by name, and the stamp of the file.
 
     Parameters
     ----------
     path
         The file.
     on_object
-        Called before each dataset is read, to tell that it goes on.
+        Called before each dataset is read, as a sign of progress.
 
     Raises
     ------
@@ -52,7 +52,7 @@ def read_datasets(
         It is damaged, or shorter than its header says, or a dataset lies upon another, or upon the
         header of one.
     UnsupportedError
-        A dataset is none that can be read as one extent of the file.
+        A dataset cannot be read as one extent of the file.
     """
     with _as_format_error(path), h5py.File(path, "r", locking=False) as file:
         stamp = stamp_of(file.id.get_vfd_handle())
@@ -79,10 +79,10 @@ def read_datasets(
 
 @contextmanager
 def _as_format_error(path: str) -> Iterator[None]:
-    """What libhdf5 says about a broken file, as a `FormatError`.
+    """Turn what libhdf5 reports of a broken file into a `FormatError`.
 
-    h5py reports damage as OSError without an errno, RuntimeError, KeyError or ValueError.  What has
-    an errno is the system's, and becomes an OSError in its words.
+    h5py reports damage as OSError without an errno, RuntimeError, KeyError or ValueError.  An error
+    with an errno is the system's, and becomes an OSError.
     """
     try:
         yield
@@ -94,7 +94,7 @@ def _as_format_error(path: str) -> Iterator[None]:
 
 
 def find_errno(error: Exception) -> int | None:
-    """The errno of an error of h5py, which may have it in its text only; None if it has none."""
+    """Return the errno of an error of h5py, perhaps only in its text; None without one."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     found = re.search(r"errno = ([1-9]\d{0,3})\b", str(error))
@@ -102,7 +102,7 @@ def find_errno(error: Exception) -> int | None:
 
 
 def _links(group: h5g.GroupID) -> list[tuple[bytes, int]]:
-    """Name and type of the links in a group: as they were made if it tells, else by name."""
+    """Return name and type of a group's links: in order of creation if recorded, else by name."""
     found: list[tuple[bytes, int]] = []
     tells = group.get_create_plist().get_link_creation_order() & h5p.CRT_ORDER_INDEXED
     group.links.iterate(
@@ -114,7 +114,7 @@ def _links(group: h5g.GroupID) -> list[tuple[bytes, int]]:
 
 
 def _datasets(path: str, root: h5g.GroupID) -> Iterator[tuple[str, h5d.DatasetID]]:
-    """Name and dataset of everything in the file, depth first, walked without recursion."""
+    """Yield name and dataset of everything in the file, depth first, without recursion."""
     seen: set[int] = set()
     walks = [_walk(path, "", root, seen)]
     while walks:
@@ -130,7 +130,7 @@ def _datasets(path: str, root: h5g.GroupID) -> Iterator[tuple[str, h5d.DatasetID
 def _walk(
     path: str, prefix: str, group: h5g.GroupID, seen: set[int]
 ) -> Iterator[tuple[str, h5d.DatasetID | h5g.GroupID]]:
-    """Name and object of each dataset and group in one group."""
+    """Yield name and object of each dataset and group in one group."""
     address = h5o.get_info(group).addr
     if address in seen:
         raise UnsupportedError(path, None, f"{prefix}: the same group under two names")
@@ -177,7 +177,7 @@ def _read_dataset(path: str, size: int, name: str, dataset: h5d.DatasetID) -> St
 
 
 def _why_unplaced(dataset: h5d.DatasetID) -> str | None:
-    """Why a dataset has no bytes in the file, if it is not just empty, a string, or unwritten."""
+    """Return why a dataset has no bytes in the file; None if it is empty, a string or unwritten."""
     if dataset.get_space().get_simple_extent_type() == h5s.NULL:
         return "a dataset without a dataspace (H5S_NULL); write a value or leave it out"
     if dataset.get_create_plist().get_external_count():

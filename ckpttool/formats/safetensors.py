@@ -68,7 +68,7 @@ class Safetensors:
     name = "safetensors"
 
     def refusals(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> Iterator[str]:
-        """Problems with what the format cannot hold, a message each."""
+        """Yield a message for each thing that the format cannot hold."""
         for meta in tensors:
             if meta.name in attrs and meta.name != "format":
                 yield f"{meta.name}: a safetensors file with a checksum uses this name itself"
@@ -81,7 +81,7 @@ class Safetensors:
                 yield f"{meta.name}: a safetensors header uses this name itself"
 
     def read_index(self, path: str) -> FileIndex:
-        """The header of the file; contents are not read."""
+        """Return the header of the file; contents are not read."""
         with open_file(path) as file:
             stamp = stamp_of(file.fileno())
             size = stamp.nbytes
@@ -105,14 +105,14 @@ class Safetensors:
         return FileIndex(path, self.name, size, tensors, kept, stamps={path: stamp})
 
     def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> int:
-        """Size of the file that `create` makes of these tensors, without attributes but a sum."""
+        """Return the size of the file that `create` makes, with no attribute but a checksum."""
         known = {"crc_num": ""} if "crc_num" in attrs else {}
         return 8 + len(_header(_ordered(tensors), known)) + sum(meta.nbytes for meta in tensors)
 
     def create(
         self, path: str, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
     ) -> FileIndex:
-        """A file with its header in place and its size set, its contents still to be filled in."""
+        """Write a file with its header and its full size, its contents still to be filled in."""
         ordered = _ordered(tensors)
         text = _header(ordered, attrs)
         if len(text) > MAX_HEADER_BYTES:
@@ -130,7 +130,7 @@ class Safetensors:
         return FileIndex(path, self.name, offset, stored, kept)
 
     def checksum_parts(self, index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumPart]:
-        """Names in sorted order, behind each the tensor's bytes, as MindSpore counts them."""
+        """Yield names in sorted order, behind each the tensor's bytes, as MindSpore counts them."""
         with open_source(index.path, index.stamps.get(index.path)) as file:
             for name, tensor in sorted(index.tensors.items()):
                 yield name.encode()
@@ -141,7 +141,7 @@ class Safetensors:
                     yield number
 
     def seal(self, path: str, crc: int | None = None) -> None:
-        """Put the checksum into the header, where `create` has left room for it."""
+        """Write the checksum into the header, where `create` has left room for it."""
         if crc is None:
             return
         with Path(path).open("r+b") as file:
@@ -153,12 +153,12 @@ class Safetensors:
 
 
 def _ordered(tensors: Sequence[TensorMeta]) -> list[TensorMeta]:
-    """Tensors in the order of their contents."""
+    """Return the tensors in the order of their contents."""
     return sorted(tensors, key=lambda meta: (-_ORDER.index(_word(meta)), meta.name))
 
 
 def _header(ordered: Sequence[TensorMeta], attrs: Mapping[str, str]) -> bytes:
-    """The JSON of a header; contents begin at a multiple of 8 behind it, as the library has it."""
+    """Return the JSON of a header, padded so that contents begin at a multiple of 8."""
     metadata = {"format": "ms", **attrs}
     if any(meta.name == "format" for meta in ordered):
         del metadata["format"]
@@ -182,7 +182,7 @@ def _spell(header: Mapping[str, object]) -> bytes:
 
 
 def _number(file: FileIO, tensor: StoredTensor) -> int | None:
-    """The value of an integer without axes, if it is not negative; None for every other tensor."""
+    """Return the value of an integer without axes that is not negative; None for other tensors."""
     if tensor.meta.shape or not tensor.meta.dtype.startswith(("Int", "UInt")):
         return None
     file.seek(tensor.extents[0].offset)
