@@ -14,11 +14,11 @@ import click
 
 from ckpttool.cli.text import echo, printable
 from ckpttool.model.notes import Note
+from ckpttool.model.source import LayoutSlicing, Source
 from ckpttool.model.strategy import parameter_of
 
 if TYPE_CHECKING:
     from ckpttool.model.plan import Document, Plan
-    from ckpttool.model.source import Source
     from ckpttool.transaction.manifest import Manifest, Written
     from ckpttool.transaction.resume import Destination
 
@@ -100,12 +100,12 @@ def describe_largest(plan: Plan) -> Sequence[Json]:
     Parameters come before their states; of equal shapes and layouts one is shown.
     """
     sharded = {
-        (source.meta.shape, source.layout): source
+        source.slicing.key: source
         for source in sorted(
             (transfer.source for transfer in plan.transfers),
             key=lambda one: (parameter_of(one.meta.name) is None, one.meta.nbytes),
         )
-        if source.described is None and math.prod(source.layout.parts) > 1
+        if isinstance(source.slicing, LayoutSlicing) and math.prod(source.layout.parts) > 1
     }
     return [describe_layout(source) for source in [*reversed(sharded.values())][:LARGEST]]
 
@@ -113,12 +113,11 @@ def describe_largest(plan: Plan) -> Sequence[Json]:
 def describe_layout(source: Source) -> Json:
     """Describe the full tensor, its slices and its layout."""
     shape, layout = source.meta.shape, source.layout
-    ranks = layout.ranks if layout.rows else layout.ranks[:1]  # of all others slices are alike
     return {
         "name": source.meta.name,
         "dtype": source.meta.dtype,
         "shape": list(shape),
-        **describe_shapes(layout.slice_shape(rank, shape) for rank in ranks),
+        **describe_shapes(layout.slice_shapes(shape)),
         "device_matrix": list(layout.device_matrix),
         "tensor_map": [list(axes) for axes in layout.tensor_map],
         "optimizer_shard": layout.optimizer_shard,

@@ -158,7 +158,7 @@ class TestGolden:
         for file in catalog.files.values():
             assert all(tensor.meta.name == name for name, tensor in file.tensors.items())
         for name, described in catalog.description.tensors.items():
-            boxes = [box for boxes in described.slices for box in boxes]
+            boxes = [box for boxes in described.slicing.slices for box in boxes]
             assert {box.tensor.meta.name for box in boxes} == {name}
 
 
