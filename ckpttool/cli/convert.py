@@ -1,4 +1,4 @@
-"""What merge, split and reshard have in common: carry out a plan and say what was written."""
+"""The common part of merge, split and reshard: execute a plan and report what was written."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def convert(
     Parameters
     ----------
     make_plan
-        Gets an executor on this host, to compare contents with, and what shows how much is read.
+        Receives an executor on this host, which compares contents, and a progress function.
     engine
-        Who does the work; see `ckpttool.open_engine`.
+        Name of the engine; see `ckpttool.open_engine`.
     max_memory
-        Bytes that it may take; None for any number.
+        Limit of memory in bytes; None for no limit.
     as_json, quiet
         How to report.
     """

@@ -134,7 +134,7 @@ def diff(
 
 
 class _Side(NamedTuple):
-    """What was given for one side of a comparison."""
+    """The options of one side of a comparison."""
 
     path: str
     strategy: tuple[str, ...]
@@ -145,10 +145,10 @@ class _Side(NamedTuple):
 def _load(
     a: _Side, b: _Side, key: Secret | None, replicated: bool
 ) -> tuple[Catalog, Catalog, Strategy | None, Strategy | None]:
-    """Catalogs and strategies of the two sides of a comparison, with all their problems.
+    """Read catalogs and strategies of both sides, and raise all their problems at once.
 
-    The strategy of A is that of B, too, if B was given none, unless ranks of a side without one
-    hold everything; single files and checkpoints that describe themselves need none.
+    B takes the strategy of A if it has no strategy of its own, unless its ranks hold full tensors.
+    Single files and checkpoints that describe themselves need no strategy.
     """
     errors: list[CkptToolError] = []
     catalogs: list[Catalog] = []

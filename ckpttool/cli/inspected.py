@@ -1,4 +1,4 @@
-"""The documents of ``inspect``: what is on disk, and with a strategy what it makes."""
+"""The JSON documents of ``inspect``: the files, and with a strategy the full tensors."""
 
 from __future__ import annotations
 
@@ -144,10 +144,9 @@ def _describe_tensors_of(
 def _look(
     catalog: Catalog, strategy: Strategy, errors: list[CkptToolError]
 ) -> tuple[Strategy, Sources]:
-    """The sources, with the strategy corrected where samples of contents show that it is wrong.
+    """Return the strategy, corrected by samples of the contents, and the sources.
 
-    What they contradict is a note here.  That a parameter that is not listed differs between ranks
-    is none: it is not read.
+    A contradiction is a note here.  Parameters that the strategy does not list are not compared.
     """
     from ckpttool.model.sources import find_sources
     from ckpttool.run.engines import default_jobs, open_engine

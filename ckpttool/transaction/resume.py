@@ -441,7 +441,7 @@ def existing_set_problems(
             )
             for change in differences(mine, provenance) if path == output_set.record else ():
                 text = f"{path}: --resume: what is there is of another run: {change}"
-                yield f"{text}; write to another output_set, or --overwrite writes all anew"
+                yield f"{text}; write to another place, or --overwrite writes all anew"
 
 
 def _provenance_in(finished: ManifestFile) -> Provenance:
