@@ -1,8 +1,8 @@
 """Reads a MindFormers "Checkpoint 2.0" folder: the iteration, its files, and which has which slice.
 
-The root has a folder ``iteration_00000012`` for every save (development versions wrote
-``iter_00000012``) and ``latest_checkpointed_iteration.txt`` with the number of the last complete
-one, which is written last.  Iterations with a higher number were not finished.
+The root has a folder ``iteration_00000012`` for every save; development versions wrote
+``iter_00000012``.  When a save is complete, ``latest_checkpointed_iteration.txt`` gets its number.
+Iterations with a higher number were not finished.
 
 An iteration's folder has ``{prefix-}model-0000003-0000008.safetensors``, number 3 of 8 files, with
 parameters, and ``{prefix-}opt-...`` with optimizer state.  ``metadata.json`` names the file of
@@ -28,15 +28,15 @@ One JSON object in UTF-8; further keys may be there and are not read::
 * A key of ``storage_data`` is what Python's ``repr`` makes of ``(name, (number,))``.  Its entries
   are replicas; there is one where redundancy was removed on saving.
 * ``layout`` is null or absent for a tensor that is not sharded.  Its ``tensor_map`` has a device
-  axis (0 is the innermost), a list of them (outermost split first) or -1 for every tensor axis, and
-  an optimizer shard is a further device axis in it.  ``rank_list`` has the global ranks of the
+  axis (0 is the innermost), a list of them (outermost split first) or -1 for every tensor axis.
+  An optimizer shard is a further device axis in it.  ``rank_list`` has the global ranks of the
   stage in the order of the device matrix.
 * ``replica_id`` and ``rank_group`` repeat the layout, and are not read.
 
-MindFormers of one commit put the number of the parameter where that of the rank belongs, in the
-names of files as well, so that all slices of a parameter seem to be in one file.  Such metadata is
-recognised.  If every rank's file exists and has every tensor of its layout, then ranks and files
-are taken from the layouts and the numbers in the files' names.
+One commit of MindFormers wrote the number of the parameter in place of the rank's, in the names of
+files as well.  So all slices of a parameter seem to be in one file.  Such metadata is recognised.
+If every rank's file exists and has every tensor of its layout, then ranks and files are taken from
+the layouts and the numbers in the files' names.
 
 Up to 2.0 metadata could name ``opt`` files for the parameters of other pipeline stages, which are
 in the ``model`` files of the same ranks.

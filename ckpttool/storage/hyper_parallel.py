@@ -206,7 +206,7 @@ class _Folder(NamedTuple):
     def by_rank(self, tensors: Mapping[str, HyperTensor]) -> dict[int, FileIndex]:
         """Return the headers by rank, with the tensors' names in place of the keys in the file.
 
-        Of several boxes of one tensor the header has the first; `Description` has all of them.
+        The header has the first of several boxes of one tensor; `Description` has all of them.
         """
         own: dict[str, dict[str, str]] = defaultdict(dict)
         for name, tensor in tensors.items():

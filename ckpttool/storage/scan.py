@@ -177,7 +177,9 @@ def _scan_described(
     root: Path, step: str | None, key: Secret | None, notes: list[Note]
 ) -> Catalog | None:
     """Return a checkpoint that describes itself; None if this one does not."""
-    described = scan_checkpoint2(str(root), step) or scan_hyper_parallel(str(root), step)
+    described = scan_checkpoint2(str(root), step)
+    if described is None:
+        described = scan_hyper_parallel(str(root), step)
     if described is None:
         return None
     notes += [*described.notes, *_note_encryption(described.files, key)]
