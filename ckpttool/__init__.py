@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from ckpttool._version import __version__
+
 TYPE_CHECKING = False  # typing itself would be loaded before `ckpttool.__main__` minds signals
 if TYPE_CHECKING:
     from ckpttool.errors import (
@@ -29,18 +31,17 @@ if TYPE_CHECKING:
     )
     from ckpttool.formats import read_index
     from ckpttool.formats.strategy_file import read_strategy
-    from ckpttool.run.batch import commit
     from ckpttool.run.diff import diff
     from ckpttool.run.engines import open_engine
     from ckpttool.run.execute import CopyOptions, execute
     from ckpttool.run.facts import Tolerance
-    from ckpttool.run.manifest import Manifest
     from ckpttool.run.prepare import plan_merge, plan_reshard, plan_split
     from ckpttool.run.strategies import write_strategy
     from ckpttool.run.verify import verify
     from ckpttool.storage.scan import scan
+    from ckpttool.transaction.manifest import Manifest
+    from ckpttool.transaction.parts import commit
 
-__version__ = "0.1.0"
 
 # Where each public name lives.  They are looked up when they are first used, so that a command
 # that needs no arrays (--help, --version, completion) does not wait for numpy and h5py.
@@ -57,8 +58,8 @@ _HOMES = {
     "UnsupportedError": "ckpttool.errors",
     "VerifyError": "ckpttool.errors",
     "diff": "ckpttool.run.diff",
-    "Manifest": "ckpttool.run.manifest",
-    "commit": "ckpttool.run.batch",
+    "Manifest": "ckpttool.transaction.manifest",
+    "commit": "ckpttool.transaction.parts",
     "execute": "ckpttool.run.execute",
     "open_engine": "ckpttool.run.engines",
     "plan_merge": "ckpttool.run.prepare",

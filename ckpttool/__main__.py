@@ -15,34 +15,29 @@ def run() -> None:
 
     What writes has handlers of its own: see `ckpttool.cli.signals`.
     """
-    _open_what_is_closed()
+    _open_closed_streams()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, _end)
     from ckpttool.cli.main import main
-    from ckpttool.cli.streams import name_streams
 
-    name_streams()
     try:
         main()
     finally:  # else Python would look for cycles to free in all that was loaded, for nobody
         gc.freeze()
 
 
-def _open_what_is_closed() -> None:
-    """Give standard streams that are closed (``>&-``) to nobody, for us and for our processes.
+def _open_closed_streams() -> None:
+    """Open /dev/null for the standard streams that are closed (``>&-``).
 
-    Else the next file that is opened gets the number of one, and what is printed goes into it.
+    Otherwise the next file gets descriptor 1, and receives what is printed.
     """
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(number)
-        except OSError:  # the lowest number that is free is what is opened next
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
-            stream = open(os.devnull, "r+" if number == 0 else "w")  # noqa: SIM115, PTH123
-            setattr(sys, name, stream)
-            setattr(sys, f"__{name}__", stream)
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115, PTH123
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -67,10 +67,6 @@ class AuthenticityError(FormatError):
     """An encrypted file that the key does not fit, or that somebody may have changed."""
 
 
-class WrongKeyError(AuthenticityError):
-    """An encrypted file that the key does not fit, if it is not damaged at its beginning."""
-
-
 class UnreadableError(FormatError):
     """The system cannot open or read one of several files, and says why; exit code 1."""
 

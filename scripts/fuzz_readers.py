@@ -27,19 +27,19 @@ sys.path.insert(0, str(ROOT))
 with atheris.instrument_imports(include=["ckpttool"]):
     from ckpttool.errors import CkptToolError, FormatError
     from ckpttool.formats.ckpt import Ckpt
-    from ckpttool.formats.contained import ContainedReader
     from ckpttool.formats.group_info import read_group_info
     from ckpttool.formats.hdf5 import Hdf5
-    from ckpttool.formats.hyper_metadata import read_hyper_metadata
-    from ckpttool.formats.metadata_json import read_metadata
     from ckpttool.formats.rank_table import read_rank_table
     from ckpttool.formats.safetensors import Safetensors
+    from ckpttool.formats.sandbox import Sandbox
     from ckpttool.formats.strategy_by_hand import read_by_hand
     from ckpttool.formats.strategy_file import read_strategy
     from ckpttool.formats.unified import read_index_file
     from ckpttool.model.catalog import FileIndex, TensorMeta
-    from ckpttool.run.manifest import Listing
-    from ckpttool.run.unfinished import listed_in, read_journal, sealed
+    from ckpttool.storage.checkpoint2 import read_metadata
+    from ckpttool.storage.hyper_parallel import read_metadata as read_hyper_metadata
+    from ckpttool.transaction.journal import listed_in, read_journal, sealed
+    from ckpttool.transaction.manifest import Listing
     from tests.support.hyper_parallel import HyperSave
     from tests.support.readers import Entry
 
@@ -139,7 +139,7 @@ SEEDS = {
 TARGETS: dict[str, tuple[Callable[[str, int], None], str]] = {
     "ckpt": (_index(Ckpt().read_index), "**/*.ckpt"),
     "safetensors": (_index(Safetensors().read_index), "**/*.safetensors"),
-    "hdf5": (_index(ContainedReader().read_index), "**/*.h5"),
+    "hdf5": (_index(Sandbox().read_index), "**/*.h5"),
     "strategy": (_strategy, "**/*strategy*.ckpt"),
     "json": (_strategy, "**/*.json"),
     "by_hand": (_document(lambda path: read_by_hand(path, None)), "**/*.json"),

@@ -20,7 +20,6 @@ from ckpttool.errors import (
     UnreadableError,
     UnsupportedError,
     VerifyError,
-    WrongKeyError,
     raise_all,
 )
 
@@ -45,12 +44,6 @@ EXAMPLES = [
     ),
     (
         AuthenticityError("a.ckpt", 0, "the wrong key"),
-        {"path": "a.ckpt", "offset": 0, "reason": "the wrong key"},
-        "a.ckpt: byte 0: the wrong key",
-        3,
-    ),
-    (
-        WrongKeyError("a.ckpt", 0, "the wrong key"),
         {"path": "a.ckpt", "offset": 0, "reason": "the wrong key"},
         "a.ckpt: byte 0: the wrong key",
         3,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
-
-import click
 
 from ckpttool.cli import report
 from ckpttool.cli.tables import print_table
-from ckpttool.cli.text import format_shape, printable
+from ckpttool.cli.text import echo, format_shape, printable
+from ckpttool.model.strategy import count
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import TensorMeta
@@ -25,7 +24,7 @@ MOST_ROWS = 50  # of a table; more is for programs, or asked for
 def print_report(
     found: Report, deep: bool, crc: bool, limit: int | None, as_json: bool, quiet: bool
 ) -> None:
-    """The answer of ``verify``."""
+    """Print the answer of ``verify``."""
     if as_json:
         document = describe_report(found, deep)
         findings = document["findings"]
@@ -35,21 +34,20 @@ def print_report(
     shallow = "headers and checksums looked at" if crc else "headers read"
     depth = "all data read" if deep else f"{shallow}, not the data (--deep)"
     of_step = f", step {found.step}" if found.step else ""
-    ranks = f"{len(found.ranks)} rank{'' if len(found.ranks) == 1 else 's'}"
-    read = f"{ranks}{of_step}, {_count(found.tensors, 'tensor')}, "
+    read = f"{count(len(found.ranks), 'rank')}{of_step}, {count(found.tensors, 'tensor')}, "
     read += f"{report.format_bytes(found.nbytes)}; {depth}"
     number = Counter(finding.severity for finding in found.findings)
     verdict = ", ".join(
-        _count(number[severity], severity) for severity in ("error", "warning") if number[severity]
+        count(number[severity], severity) for severity in ("error", "warning") if number[severity]
     )
     clean = "nothing is wrong" if found.is_whole else "nothing is wrong with each rank by itself"
-    click.echo(printable(f"{found.path}: {verdict or clean} ({read})"))
+    echo(printable(f"{found.path}: {verdict or clean} ({read})"))
     _print_findings(found.findings, limit)
     report.print_notes(found.notes, quiet)
 
 
 def describe_report(found: Report, deep: bool) -> dict[str, object]:
-    """The document of ``verify``."""
+    """Return the JSON document of ``verify``."""
     number = Counter(finding.severity for finding in found.findings)
     return {
         "path": found.path,
@@ -93,7 +91,7 @@ def print_comparison(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """The answer of ``diff``."""
+    """Print the answer of ``diff``."""
     if as_json:
         document = {
             "a": a,
@@ -110,7 +108,7 @@ def print_comparison(
         report.print_json(document)
         return
     how = "bytes" if tolerance is None else f"atol {tolerance.atol:g}, rtol {tolerance.rtol:g}"
-    size = f"{_count(found.tensors, 'tensor')}, {report.format_bytes(found.nbytes)} compared, {how}"
+    size = f"{count(found.tensors, 'tensor')}, {report.format_bytes(found.nbytes)} compared, {how}"
     verdict = "equal"
     if found.differences:
         parts = (f"{number} {_WORDS[kind]}" for kind, number in _kinds(found).items())
@@ -118,7 +116,7 @@ def print_comparison(
     if found.findings:
         inside = "replicas differ (the lowest rank's are compared)"
         verdict = f"{verdict}; {inside}" if found.differences else f"{inside}, nothing else does"
-    click.echo(printable(f"A {a} and B {b}: {verdict} ({size})"))
+    echo(printable(f"A {a} and B {b}: {verdict} ({size})"))
     if found.differences:
         columns = ("tensor", "what", "A", "B", "differ>", "max abs>", "max rel>", "first")
         _print_rows("differences", columns, [_row(one) for one in found.differences], limit)
@@ -164,7 +162,7 @@ def _describe(one: TensorDifference) -> dict[str, object]:
 
 
 def _as_json(number: float | None) -> float | str | None:
-    """A number as JSON has it, which has no Infinity but as a text."""
+    """Return a number as JSON can hold it: Infinity becomes a string."""
     return "Infinity" if number == math.inf else number
 
 
@@ -199,17 +197,9 @@ def _show(meta: TensorMeta) -> str:
 def _print_rows(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], limit: int | None
 ) -> None:
-    """A table of the first rows, and how many more there are."""
+    """Print a table of the first rows, and how many more there are."""
     most = MOST_ROWS if limit is None else limit
     if most:
-        print_table(title, columns, _cut(rows, most))
+        print_table(title, columns, rows[:most])
     if len(rows) > most:
-        click.echo(f"and {len(rows) - most} more (--limit N shows N, --json all)")
-
-
-def _cut(rows: Sequence[Sequence[str]], most: int) -> Iterable[Sequence[str]]:
-    return rows[:most]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+        echo(f"and {len(rows) - most} more (--limit N shows N, --json all)")

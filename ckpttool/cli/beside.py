@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from ckpttool.cli.report import format_bytes, print_json
 from ckpttool.cli.tables import print_table
-from ckpttool.cli.text import printable
+from ckpttool.cli.text import echo, printable
 
 if TYPE_CHECKING:
     from ckpttool.formats.group_info import GroupInfo
@@ -17,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def show_other(path: str, as_json: bool) -> bool:
-    """Show a file if it is a graph, an exported model, group information or a rank table.
+    """Print a file that is a graph, an exported model, group information or a rank table.
 
-    Returns False, and shows nothing, for every other file.
+    Return False, and print nothing, for every other file.
     """
     from ckpttool.formats import format_of_content
     from ckpttool.formats.group_info import read_group_info
@@ -31,7 +29,7 @@ def show_other(path: str, as_json: bool) -> bool:
             return False
         other = recognise(path)
     except OSError:
-        return False  # which the command says of its source
+        return False  # the command reports that of its source
     if other is None or other.kind not in ("graph", "mindir", "group_info", "rank_table"):
         return False
     info = read_group_info(path) if other.kind == "group_info" else None
@@ -43,7 +41,7 @@ def show_other(path: str, as_json: bool) -> bool:
         document |= _describe_table(table) if table is not None else {}
         print_json(document)
         return True
-    click.echo(printable(f"{path}: {other.noun}, {format_bytes(nbytes)}"))
+    echo(printable(f"{path}: {other.noun}, {format_bytes(nbytes)}"))
     if info is not None:
         _print_groups(info)
     if table is not None:
@@ -62,7 +60,7 @@ def _print_groups(info: GroupInfo) -> None:
     rows = [(name, ", ".join(map(str, ranks))) for name, ranks in info.groups]
     print_table(f"{len(rows)} groups", ("group", "ranks"), rows)
     ranks = ", ".join(map(str, info.restore_ranks))
-    click.echo(f"checkpoints that can stand in for this rank's: of ranks {ranks}")
+    echo(f"checkpoints that can stand in for this rank's: of ranks {ranks}")
 
 
 def _describe_table(table: RankTable) -> dict[str, object]:

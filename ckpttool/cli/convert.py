@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import click
@@ -17,15 +17,16 @@ from ckpttool.cli.options import DEBUG, STOPPER
 from ckpttool.cli.progress import show_progress
 from ckpttool.cli.signals import Stopped
 from ckpttool.cli.tables import print_table
-from ckpttool.errors import add_remark
+from ckpttool.cli.text import echo
+from ckpttool.model.strategy import count
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from ckpttool.cli.signals import Stopper
+    from ckpttool.formats.stopping import OpenProgress
     from ckpttool.model.plan import Plan
-    from ckpttool.run.listed import OpenProgress
-    from ckpttool.run.manifest import Written
+    from ckpttool.transaction.manifest import Written
 
 
 def convert(
@@ -50,14 +51,16 @@ def convert(
     """
     from ckpttool.run.engines import is_cluster
     from ckpttool.run.memory import fit_memory
-    from ckpttool.run.origin import manifest_of
-    from ckpttool.run.resume import count_kept
+    from ckpttool.transaction.manifest import manifest_of
+    from ckpttool.transaction.resume import count_kept
 
     def open_progress(nbytes: int) -> AbstractContextManager[Callable[[int], None]]:
         return show_progress("reading what is kept", nbytes, quiet or as_json)
 
     started = time.perf_counter()
-    with _quiet_logs(), ckpttool.open_engine(engine) as executor:
+    if not click.get_current_context().meta.get(DEBUG):
+        logging.disable()  # libraries that reach a cluster repeat what our errors say
+    with ckpttool.open_engine(engine) as executor:
         if is_cluster(engine):
             with ckpttool.open_engine("threads") as here:
                 plan = make_plan(here, open_progress)
@@ -77,18 +80,14 @@ def convert(
                 raise
     seconds = time.perf_counter() - started
     document = report.describe_run(plan, written, seconds, str(manifest_of(plan)))
-    try:
-        if as_json:
-            report.print_json(document)
-        else:
-            _print_written(plan, written, seconds)
-    except OSError as error:
-        add_remark(error, "what it would tell of is written, and complete")
-        raise
+    if as_json:
+        report.print_json(document)
+    else:
+        _print_written(plan, written, seconds)
 
 
 def _print_written(plan: Plan, written: Sequence[Written], seconds: float) -> None:
-    """What there is now, and how many of it were there before."""
+    """Print the outputs, and how many of them an earlier run had written."""
     rows = [
         (out.path, out.format, str(out.tensors), report.format_bytes(out.nbytes)) for out in written
     ]
@@ -105,8 +104,8 @@ def _print_written(plan: Plan, written: Sequence[Written], seconds: float) -> No
     of_step = f", step {plan.catalog.step}" if plan.catalog.step else ""
     of_part = f", part {plan.part.number}/{plan.part.count}" if plan.part else ""
     of_kept = f" ({kept} kept, {len(written) - kept} written)" if kept else ""
-    click.echo(
-        f"{len(written)} file{'s' if len(written) != 1 else ''}, {report.format_bytes(nbytes)}"
+    echo(
+        f"{count(len(written), 'file')}, {report.format_bytes(nbytes)}"
         f"{of_kept} in {seconds:.2f} s{of_step}{of_part}"
     )
     words = {"followed": "cut like their parameters", "full": "in full", "dropped": "left out"}
@@ -116,24 +115,12 @@ def _print_written(plan: Plan, written: Sequence[Written], seconds: float) -> No
         if tensors
     ]
     if found:
-        click.echo(f"not in the target strategy: {', '.join(found)}")
+        echo(f"not in the target strategy: {', '.join(found)}")
 
 
 def _remedy(kept: int, outputs: int) -> str:
-    """How to go on from a run that was ended, after ``kept`` of its outputs were complete."""
+    """Return the advice for a stopped run of whose outputs ``kept`` are complete."""
     if not kept:
         return "; nothing is complete yet: run it again"
     done = f"{kept} of {outputs} outputs {'is' if kept == 1 else 'are'} complete"
     return f"; {done}: the same command with --resume goes on from there"
-
-
-@contextmanager
-def _quiet_logs() -> Iterator[None]:
-    """No messages of the libraries that reach a cluster, which tell the same, at length."""
-    before = logging.root.manager.disable
-    if not click.get_current_context().meta.get(DEBUG):
-        logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)

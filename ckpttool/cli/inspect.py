@@ -80,7 +80,7 @@ def inspect(
 
 
 def _with_warnings(catalog: Catalog) -> Catalog:
-    """What keeps others from reading it, as warnings: what is there is shown all the same."""
+    """Turn the problems of a catalog into warnings: inspect shows what is there."""
     from dataclasses import replace
 
     from ckpttool.model.notes import Note
@@ -92,7 +92,7 @@ def _with_warnings(catalog: Catalog) -> Catalog:
 def _told_once(
     errors: list[CkptToolError], notes: tuple[Note, ...]
 ) -> tuple[list[CkptToolError], tuple[Note, ...]]:
-    """Errors and notes for people: who replaces a damaged file is said with the damage."""
+    """Join the note on who replaces a damaged file with the error of that file."""
     kept = list(notes)
     for i, error in enumerate(errors):
         for note in notes:
@@ -105,7 +105,7 @@ def _told_once(
 
 
 def _verify(catalog: Catalog, errors: list[CkptToolError]) -> Catalog:
-    """Read all files; what is wrong is added to ``errors``, what is right is noted."""
+    """Verify the checksums of all files; add errors to ``errors``, and a note otherwise."""
     from dataclasses import replace
 
     from ckpttool.run.engines import default_jobs

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def describe_undivided(catalog: Catalog) -> tuple[Json, tuple[Note, ...]]:
-    """Document and notes of ``inspect`` of a file, or of several with an index."""
+    """Return document and notes of a file, or of several with an index."""
     from ckpttool.model.undivided import on_one_of_several, possible_slices
 
     if not (catalog.indexes or catalog.findings):
@@ -78,10 +78,10 @@ def _describe_tensors(file: FileIndex) -> Iterator[Json]:
 def describe_checkpoint(
     catalog: Catalog, strategy: Strategy | None, errors: list[CkptToolError]
 ) -> tuple[Json, tuple[Note, ...]]:
-    """Document and notes of ``inspect FOLDER``; what does not fit is added to ``errors``."""
+    """Return document and notes of rank folders; add problems to ``errors``."""
     from ckpttool.model.losses import notes_of_scan
     from ckpttool.run.asked import as_asked
-    from ckpttool.storage.devices import find_devices
+    from ckpttool.storage.trees import find_devices
 
     catalog, of_part = as_asked(catalog, strategy)
     notes = [*notes_of_scan(catalog, strategy), *of_part]
@@ -122,7 +122,7 @@ def _describe_rank(rank: int, file: FileIndex) -> Json:
 def _describe_tensors_of(
     catalog: Catalog, strategy: Strategy | None, errors: list[CkptToolError]
 ) -> tuple[list[Json], list[Note]]:
-    """Full tensors, and the notes of layouts; problems are added to ``errors``."""
+    """Return the full tensors and the notes on layouts; add problems to ``errors``."""
     from ckpttool.model.findings import Finding, plan_error
     from ckpttool.run.gather import source_layouts
 
@@ -174,7 +174,7 @@ def _look(
 
 
 def _describe_place(rank: int, devices: Mapping[int, Device]) -> Json:
-    """Where a rank ran, if there is a rank table; it need not name every rank."""
+    """Describe where a rank ran, if a rank table names it."""
     if not devices:
         return {}
     device = devices.get(rank)
@@ -196,7 +196,7 @@ def _describe_source(source: Source, strategy: Strategy) -> Json:
 
 
 def _describe_described(source: Source, described: Described) -> Json:
-    """A tensor that the checkpoint describes itself, in the form of `_describe_source`."""
+    """Describe a tensor of a checkpoint that describes itself."""
     slices = [(boxes[0].region, [box.rank for box in boxes]) for boxes in described.slices]
     return {
         "name": source.meta.name,

@@ -20,7 +20,7 @@ LAYOUT = ("slice", "device matrix", "tensor map", "shard>")  # columns
 
 
 def print_undivided(catalog: Catalog, document: Json) -> None:
-    """The table of ``inspect`` of a file, or of several with an index."""
+    """Print the table of a file, or of several with an index."""
     stored = [tensor for file in catalog.files.values() for tensor in file.tensors.values()]
     several = bool(catalog.indexes or catalog.findings)
     of_files = f"{len(catalog.files)} files, " if several else ""
@@ -39,7 +39,7 @@ def print_undivided(catalog: Catalog, document: Json) -> None:
 
 
 def print_checkpoint(catalog: Catalog, document: Json) -> None:
-    """The tables of ``inspect FOLDER``."""
+    """Print the tables of rank folders."""
     total = sum(file.nbytes for file in catalog.files.values())
     of_step = f", step {catalog.step}" if catalog.step else ""
     ranks: Any = document["ranks"]
@@ -83,7 +83,7 @@ def print_checkpoint(catalog: Catalog, document: Json) -> None:
 
 
 def print_largest(tensors: Sequence[Json]) -> None:
-    """The table of the largest sharded tensors of a source; none if nothing is sharded."""
+    """Print the largest sharded tensors of a source, if any is sharded."""
     if tensors:
         print_table(
             "largest sharded tensors: check that these are the shapes of the model",

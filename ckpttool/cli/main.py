@@ -33,11 +33,11 @@ class Border(click.Group):
     """A group that turns every exception into a message on stderr and an exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names of all commands."""
+        """Return the names of all commands."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name, if there is one."""
+        """Return the command of that name, or None."""
         if cmd_name not in COMMANDS:
             return None
         command = getattr(import_module(f"ckpttool.cli.{cmd_name}"), cmd_name)
@@ -47,7 +47,7 @@ class Border(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that is meant; of none that there is the message names those that are."""
+        """Return the command that is meant; an unknown name fails with the known ones."""
         if args[0] not in COMMANDS and not args[0].startswith("-"):
             from difflib import get_close_matches
 
@@ -68,13 +68,13 @@ class Border(click.Group):
         parent: click.Context | None = None,
         **extra: object,
     ) -> click.Context:
-        """Read the command line; what --help prints may not be read to its end, or not written."""
-        with _unwritten_output():
+        """Read the command line, and print what --help shows."""
+        with _lost_output():
             return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> object:
         """Run a command; see `ckpttool.errors` for the exit codes."""
-        with _unwritten_output():
+        with _lost_output():
             return self._invoke(ctx)
 
     def _invoke(self, ctx: click.Context) -> object:
@@ -120,27 +120,30 @@ class Border(click.Group):
 
 
 @contextmanager
-def _unwritten_output() -> Iterator[None]:
-    """End as the signal does when whoever reads our output has seen enough of it.
+def _lost_output() -> Iterator[None]:
+    """End the program with one line when the help cannot be written.
 
-    That it cannot be written for another reason is told here if it is what --help prints.
+    When the reader of a standard stream has gone (``| head``) it ends as the signal does.
     """
     try:
         yield
     except BrokenPipeError as error:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        for stream in (sys.__stdout__, sys.__stderr__):
-            if stream is not None:
-                os.dup2(nowhere, stream.fileno())  # for what is not written yet
         raise SystemExit(PIPE_CLOSED) from error
     except OSError as error:
-        (reason,), code = _explain(error)
-        click.echo(f"ckpttool: {reason}", err=True)
-        raise SystemExit(code) from error
+        from ckpttool.errors import reason_of
+
+        click.echo(f"ckpttool: standard output: {reason_of(error)}", err=True)
+        raise SystemExit(1) from error
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:  # Python would try it again when it ends
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _explain(error: Exception) -> tuple[tuple[str, ...], int]:
-    """Messages and exit code of an exception."""
+    """Return the messages and the exit code of an exception."""
     from ckpttool.errors import reason_of
 
     if isinstance(error, ckpttool.CkptToolError):

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckpttool.cli.text import printable
+from ckpttool.cli.text import echo, printable
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import parameter_of
 
 if TYPE_CHECKING:
     from ckpttool.model.plan import Plan
     from ckpttool.model.source import Source
-    from ckpttool.run.manifest import Manifest, Written
+    from ckpttool.transaction.manifest import Manifest, Written
+
 
 SCHEMA = 1
 LARGEST = 3  # sharded tensors that a result shows
@@ -26,14 +27,14 @@ Json = Mapping[str, object]
 
 
 def print_json(document: Json) -> None:
-    """One JSON document on stdout."""
+    """Print one JSON document."""
     import json
 
-    click.echo(json.dumps({"schema": SCHEMA, **document}))  # ASCII: right in every locale
+    echo(json.dumps({"schema": SCHEMA, **document}))  # ASCII: right in every locale
 
 
 def print_notes(notes: Iterable[Note], quiet: bool) -> None:
-    """Notes on stderr, a line each; ``quiet`` keeps warnings."""
+    """Print notes on stderr, a line each; ``quiet`` leaves only the warnings."""
     for note in notes:
         if note.is_warning:
             click.echo(f"warning: {printable(note.text)}", err=True)
@@ -42,12 +43,12 @@ def print_notes(notes: Iterable[Note], quiet: bool) -> None:
 
 
 def describe_notes(notes: Iterable[Note]) -> Sequence[Json]:
-    """The notes of a document."""
+    """Return the notes of a document."""
     return [{"kind": note.kind, "text": note.text} for note in notes]
 
 
 def format_bytes(nbytes: int) -> str:
-    """Bytes for people.
+    """Format a number of bytes for people.
 
     Examples
     --------
@@ -63,7 +64,7 @@ def format_bytes(nbytes: int) -> str:
 
 
 def describe_run(plan: Plan, written: Sequence[Written], seconds: float, manifest: str) -> Json:
-    """The document of merge, split and reshard."""
+    """Return the JSON document of merge, split and reshard."""
     return {
         "outputs": [{**_describe_written(one), "kept": one.is_kept} for one in written],
         "step": plan.catalog.step,
@@ -82,8 +83,8 @@ def describe_run(plan: Plan, written: Sequence[Written], seconds: float, manifes
 def describe_largest(plan: Plan) -> Sequence[Json]:
     """Describe the largest sharded tensors and the layouts that they were read by.
 
-    A strategy file holds no shapes, and one of another run may fit: these are for a person to see.
-    Parameters come before their states, and of equal shapes and layouts one is shown.
+    A strategy file holds no shapes, and one of another run may fit, so a person should see these.
+    Parameters come before their states; of equal shapes and layouts one is shown.
     """
     sharded = {
         (source.meta.shape, source.layout): source
@@ -121,14 +122,14 @@ def describe_shapes(shapes: Iterable[tuple[int, ...]]) -> Json:
 
 
 def describe_manifest(folder: str, manifest: Manifest) -> Json:
-    """The document of commit."""
+    """Return the JSON document of commit."""
     outputs = [_describe_written(output) for output in manifest.outputs]
     more = {"step": manifest.step, "plan": manifest.plan, "notes": describe_notes(manifest.notes)}
     return {"path": folder, "outputs": outputs, **more}
 
 
 def _describe_not_listed(plan: Plan) -> Json:
-    """What the target strategy does not list, and what became of it."""
+    """Describe the parameters that the target strategy does not list."""
     return {
         "choice": plan.target.not_in_target,
         **{

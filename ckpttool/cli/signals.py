@@ -15,7 +15,7 @@ from ckpttool.errors import remarks_on
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Handler = Callable[[int, FrameType | None], Any] | int | None
 IMPORTLIB = "<frozen importlib._bootstrap>"
-WORKERS = "ckpttool.run.processes"  # the module of those that a run must end itself
+WORKERS = "concurrent.futures.process"  # loaded when a run has workers that it must end itself
 WAIT_SECONDS = 0.01  # until it is seen again whether an import is done
 
 

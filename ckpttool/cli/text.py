@@ -5,13 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+import click
+
 LONGEST_WORD = 1024
 
 
-def printable(text: str) -> str:
-    r"""Text for a terminal: what is not printable, such as an escape sequence, is spelled out.
+def echo(text: str) -> None:
+    """Print a line; an error names standard output, as other errors name their file."""
+    try:
+        click.echo(text)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "standard output") from error
 
-    Of a word that no screen has room for, as names in a file may be, both ends are shown.
+
+def printable(text: str) -> str:
+    r"""Spell out what is not printable in a text, such as an escape sequence.
+
+    Only both ends are shown of a word that no screen has room for, as names in a file may be.
 
     Examples
     --------
@@ -41,12 +51,12 @@ def _shorten_word(found: re.Match[str]) -> str:
 
 
 def format_shape(sizes: Sequence[int]) -> str:
-    """Sizes, or an index, for people."""
+    """Format sizes, or an index, for people."""
     return f"({', '.join(map(str, sizes))})"
 
 
 def format_shapes(shapes: Sequence[Sequence[int]]) -> str:
-    """Several shapes as one; where they differ the smallest and the largest size.
+    """Format several shapes as one, with the smallest and the largest size of an axis.
 
     Examples
     --------

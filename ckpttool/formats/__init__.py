@@ -7,99 +7,26 @@ A format is a codec of headers only.  Where a tensor's bytes lie it says as exte
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from importlib import import_module
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, cast
 
 from ckpttool.errors import FormatError, UnreadableError, UnsupportedError, reason_of
-from ckpttool.formats.contained import ContainedReader
-from ckpttool.formats.encrypted import mode_of, unmarked_block
+from ckpttool.formats.base import ChecksumPart, Format, FormatWithChecksum
+from ckpttool.formats.encrypted import mode_of
 from ckpttool.formats.others import recognise
 from ckpttool.formats.reading import open_file
+from ckpttool.formats.sandbox import Sandbox
 from ckpttool.formats.stopping import Threads, result_of
-from ckpttool.model.catalog import (
-    Alike,
-    Extent,
-    FileIndex,
-    TensorMeta,
-    refuse_shared_extents,
-)
+from ckpttool.model.catalog import Alike, FileIndex, refuse_shared_extents
 from ckpttool.model.ciphertext import Secret
 
 if TYPE_CHECKING:
     from ckpttool.formats.twins import Twins
-
-# Bytes themselves, bytes of the file, or a number of zero bytes.
-ChecksumPart: TypeAlias = bytes | Extent | int
-
-
-class Format(Protocol):
-    """A file format.
-
-    Attributes
-    ----------
-    name
-        As in ``--format``, in reports and in ``FileIndex.format``.
-    """
-
-    @property
-    def name(self) -> str:
-        """Name of the format."""
-        ...
-
-    def refusals(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> Iterator[str]:
-        """Why these tensors and attributes cannot be written: a message for each problem."""
-        ...
-
-    def read_index(self, path: str) -> FileIndex:
-        """The header of a file.  Contents of tensors are not read.
-
-        Raises
-        ------
-        FormatError
-            The file is not what the format says.
-        UnsupportedError
-            It is, but uses something that is not read.
-        OSError
-            It cannot be opened or read.
-        """
-        ...
-
-    def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> int:
-        """Size of the file that `create` makes, or somewhat less: what a disk must take."""
-        ...
-
-    def create(
-        self, path: str, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
-    ) -> FileIndex:
-        """A new file with a complete header (strings included) and no contents yet.
-
-        An existing file is overwritten in place.  ``refusals`` must have had nothing to say.  If
-        ``attrs`` has a ``"crc_num"``, whatever it is, so has the index, and the file has a place
-        for a checksum, which `seal` fills.  No other attribute is written.
-        """
-        ...
-
-    def seal(self, path: str, crc: int | None = None) -> None:
-        """Add what must come after the contents: the checksum, if there is a place for one."""
-        ...
-
-
-class FormatWithChecksum(Format, Protocol):
-    """A format that has a place for MindSpore's checksum: ``crc_num``."""
-
-    def checksum_parts(self, index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumPart]:
-        """What the checksum of a file is taken over, in order.
-
-        It is what MindSpore's loader counts, or ``as_saved`` what its saver counts, which are not
-        always the same.
-        """
-        ...
-
 
 # Modules are imported when they are needed: h5py takes longer to load than all the rest.
 # Of the suffixes the first is the one that is written.
@@ -206,10 +133,10 @@ def read_indexes(
     secret = Secret(key) if isinstance(key, bytes) else key
     waiting = list(paths)
     twins = Twins()
-    with ContainedReader() as contained:
+    with Sandbox() as sandbox:
 
         def read(path: str) -> FileIndex | FormatError:
-            return _read_index(path, twins, secret, contained)
+            return _read_index(path, twins, secret, sandbox)
 
         for path in waiting[:1]:
             index = read(path)
@@ -227,18 +154,18 @@ def read_indexes(
                 on_progress(len(waiting) - len(futures), len(waiting))
                 yield index
         except BaseException:
-            contained.stop()
+            sandbox.stop()
             raise
         finally:
             executor.shutdown(cancel_futures=True)
 
 
 def _read_index(
-    path: str, twins: Twins, key: Secret | None, contained: ContainedReader
+    path: str, twins: Twins, key: Secret | None, sandbox: Sandbox
 ) -> FileIndex | FormatError:
     try:
         try:
-            return _read_known(path, twins, key, contained)
+            return _read_known(path, twins, key, sandbox)
         except FormatError as error:
             return _as_recognised(error)
     except OSError as error:
@@ -248,16 +175,14 @@ def _read_index(
         return unreadable
 
 
-def _read_known(
-    path: str, twins: Twins, key: Secret | None, contained: ContainedReader
-) -> FileIndex:
+def _read_known(path: str, twins: Twins, key: Secret | None, sandbox: Sandbox) -> FileIndex:
     """The header of a file of a format that is known; raises what is wrong with it."""
     from ckpttool.formats.ckpt import Ckpt
 
     name = _find_format(path)
 
     def read(path: str) -> FileIndex:
-        format = contained if name == "hdf5" else get_format(name)
+        format = sandbox if name == "hdf5" else get_format(name)
         index = Ckpt(twins).read_index(path, key) if name == "ckpt" else format.read_index(path)
         if not isinstance(index.tensors, Alike):  # to those of a file that was looked at
             refuse_shared_extents(index)
@@ -269,9 +194,6 @@ def _read_known(
 
 def _as_recognised(error: FormatError) -> FormatError:
     """An error about a file of another kind that is known says which it is."""
-    unmarked = unmarked_block(error.path)
-    if unmarked is not None:
-        return FormatError(error.path, 0, unmarked)
     other = None if isinstance(error, UnsupportedError) else recognise(error.path)
     if other is None:
         return error

@@ -50,7 +50,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpttool.errors import FormatError, UnsupportedError
-from ckpttool.formats import ChecksumPart
+from ckpttool.formats.base import ChecksumPart
 from ckpttool.formats.ckpt_maps import Step, map_steps
 from ckpttool.formats.ckpt_records import Record, RecordTensor, read_record, read_usual
 from ckpttool.formats.decryption import DecryptedFile

@@ -46,7 +46,7 @@ class GroupInfo:
 
 
 def read_group_info(path: str) -> GroupInfo:
-    """The groups in a file.
+    """Return the groups in a file.
 
     Raises
     ------
@@ -60,8 +60,8 @@ def read_group_info(path: str) -> GroupInfo:
     with WireReader(path) as reader:
         for field in reader.fields(0, reader.size):
             if field.number == 1 and field.wire_type == LENGTH:
-                groups.append(_read_item(reader, field))
-            elif field.number == 2 and field.wire_type == LENGTH and restore is None:
+                groups.append(_read_group(reader, field))
+            elif field.number == 2 and field.wire_type == LENGTH:
                 restore = _read_ranks(reader, field)
             else:
                 raise FormatError(path, field.start, f"field {field.number}: no group information")
@@ -70,10 +70,10 @@ def read_group_info(path: str) -> GroupInfo:
     return GroupInfo(tuple(groups), restore)
 
 
-def _read_item(reader: WireReader, item: Field) -> tuple[str, tuple[int, ...]]:
+def _read_group(reader: WireReader, group: Field) -> tuple[str, tuple[int, ...]]:
     name: str | None = None
     ranks: tuple[int, ...] | None = None
-    for field in reader.fields(item.start, item.stop):
+    for field in reader.fields(group.start, group.stop):
         if field.number == 1:
             name = reader.text(field, MAX_NAME_BYTES)
         elif field.number == 2 and field.wire_type == LENGTH:
@@ -81,8 +81,7 @@ def _read_item(reader: WireReader, item: Field) -> tuple[str, tuple[int, ...]]:
         else:
             raise FormatError(reader.path, field.start, f"field {field.number} of a group")
     if name is None or ranks is None:
-        missing = "name" if name is None else "ranks"
-        raise FormatError(reader.path, item.start, f"a group without {missing}")
+        raise FormatError(reader.path, group.start, "a group without name or ranks")
     return name, ranks
 
 
@@ -92,7 +91,4 @@ def _read_ranks(reader: WireReader, message: Field) -> tuple[int, ...]:
         if field.number != 1:
             raise FormatError(reader.path, field.start, f"field {field.number} among ranks")
         ranks += reader.numbers(field)
-    wrong = [rank for rank in ranks if not 0 <= rank < 1 << 32]
-    if wrong:
-        raise FormatError(reader.path, message.start, f"{wrong[0]} is no rank")
     return tuple(ranks)

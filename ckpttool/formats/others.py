@@ -1,14 +1,15 @@
-"""Files that lie beside checkpoints and are none, recognised by what is in them.
+"""Files that lie beside checkpoints, or are taken for one, recognised by what is in them.
 
-JSON documents are told by their keys, pickles and ZIP archives by their first bytes; PyTorch's are
-archives whose first file is ``NAME/data.pkl``, before 1.6 pickles that begin with a number of its
-own.  The others
-are protobuf messages without a mark of their own, so the fields tell::
+JSON documents are told by their keys; archives, gzip and PyTorch's pickles before 1.6 by their
+first bytes.  A later file of PyTorch is an archive whose first file is ``NAME/data.pkl``.  The
+others are protobuf messages without a mark of their own, so the fields tell::
 
     graph       1 a number, then 4 a message     ``{prefix}-graph.meta``, anf_ir ``ModelProto``
     strategy    1 a number, then 2 and 3         ``ParallelStrategyMap``
     mindir      1 a version like "1.1", 2 text   mind_ir ``ModelProto``, an exported model
     group_info  1 groups and 2 ranks             see `ckpttool.formats.group_info`
+
+A file of any other kind is only said to be no checkpoint.
 
 Source
 ------
@@ -28,16 +29,16 @@ from ckpttool.formats.reading import open_file
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.formats.wire import LENGTH, VARINT, WireReader
 
+HEAD_BYTES = 64 << 10  # a hand-written strategy whose key stands behind more comments is not found
 JSON_BYTES = 16 << 20  # of a larger document not even the kind is told
 VERSION = re.compile(rb"\d+(\.\d+)+")
 VERSION_BYTES = 40
 BY_HAND = re.compile(rb"^[\"']?ckpttool_strategy[\"']?\s*:", re.MULTILINE)
-BY_HAND_BYTES = 64 << 10  # a mark that stands behind more comments than that is not found
 
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """A kind of file that is no checkpoint.
+    """A kind of file that is no checkpoint that is read.
 
     Attributes
     ----------
@@ -56,17 +57,15 @@ class Other:
     @property
     def refusal(self) -> str:
         """Why it is not read, and what to do."""
-        of_mindspore = "" if self.kind == "pytorch" else "not a checkpoint; "
-        return f"{self.noun}, {of_mindspore}{self.remedy}"
+        return f"{self.noun}, {self.remedy}"
 
 
-_CHECKPOINT = "name the checkpoint"
-_CONVERT = "of another program, save it there as safetensors"
+_CHECKPOINT = "not a checkpoint; name the checkpoint"
+_CONVERT = "not a checkpoint; of another program, save it there as safetensors"
 _PYTORCH = (
     "not read; load it with PyTorch and save it as safetensors (safetensors.torch.save_file, or "
     "save_pretrained of Transformers)"
 )
-_BY_HAND = "not read; write down by hand how tensors are cut (-s FILE.yaml, see the README)"
 OTHERS = {
     other.kind: other
     for other in (
@@ -75,50 +74,41 @@ OTHERS = {
         Other("strategy", "a strategy file", f"{_CHECKPOINT}, and give this with -s or -d"),
         Other("group_info", "group information", f"{_CHECKPOINT}; inspect shows this"),
         Other("rank_table", "a rank table", f"{_CHECKPOINT}; inspect shows this"),
-        Other("meta", "a record of the last save (meta.json)", "name the folder of rank folders"),
-        Other("index", "an index of checkpoint files", "name its folder"),
-        Other("metadata", "what MindFormers says of a checkpoint", "name its folder"),
-        Other("manifest", "a manifest of ckpttool", "name its folder, or the file that it names"),
-        Other("layouts", "layouts that hyper-parallel wrote", _BY_HAND),
+        Other("index", "an index of checkpoint files", "not a checkpoint; name its folder"),
         Other("pytorch", "a checkpoint of PyTorch", _PYTORCH),
         Other("archive", "a ZIP archive, as NumPy writes them", _CONVERT),
-        Other("pickle", "a pickle", f"name the folder of a hyper-parallel checkpoint; {_CONVERT}"),
+        Other("gzip", "compressed with gzip", "not a checkpoint; unpack it with gunzip"),
     )
 }
 
 KEYS: Mapping[str, frozenset[str]] = {  # of JSON documents, each of which has one of these
     "rank_table": frozenset(("server_list", "group_list", "server_group_list")),
     "strategy": frozenset(("parallel_layout_item", "parallel_strategy_item", "ckpttool_strategy")),
-    "meta": frozenset(("last_ckpt_file",)),
     "index": frozenset(("weight_map",)),
-    "metadata": frozenset(("state_dict_metadata",)),
-    "manifest": frozenset(("ckpttool",)),
 }
 ARCHIVE = b"PK\3\4"  # the header of its first file: length of the name at 26, the name at 30
-FIRST_BYTES = (
-    ("pytorch", bytes.fromhex("80 02 8a 0a 6c fc 9c 46 f9 20 6a a8 50 19 2e")),
-    *(("pickle", bytes((0x80, n))) for n in range(2, 6)),
-)
+GZIP = b"\x1f\x8b"
+OLD_PYTORCH = bytes.fromhex("80 02 8a 0a 6c fc 9c 46 f9 20 6a a8 50 19 2e")  # a pickled number
 
 
 def recognise(path: str) -> Other | None:
-    """What a file is that is no checkpoint of any format; None if that cannot be told.
+    """Return what a file is that is no checkpoint of any format; None if that cannot be told.
 
     Meant for a file that could not be read as a checkpoint; of one that can be it tells nothing.
     """
     with open_file(path) as file:
-        head = file.read(64)
+        head = file.read(HEAD_BYTES)
         if head.lstrip()[:1] == b"{":
             return OTHERS.get(_json_kind(head + file.read(JSON_BYTES)))
-        if head.startswith(ARCHIVE):
-            nbytes = int.from_bytes(head[26:28], "little")
-            name = (head + file.read(nbytes))[30 : 30 + nbytes]
-            return OTHERS["pytorch" if name.endswith(b"/data.pkl") else "archive"]
-        for kind, first in FIRST_BYTES:
-            if head.startswith(first):
-                return OTHERS[kind]
-        if BY_HAND.search(head + file.read(BY_HAND_BYTES)):
-            return OTHERS["strategy"]
+    if head.startswith(ARCHIVE):
+        name = head[30 : 30 + int.from_bytes(head[26:28], "little")]
+        return OTHERS["pytorch" if name.endswith(b"/data.pkl") else "archive"]
+    if head.startswith(GZIP):
+        return OTHERS["gzip"]
+    if head.startswith(OLD_PYTORCH):
+        return OTHERS["pytorch"]
+    if BY_HAND.search(head):
+        return OTHERS["strategy"]
     try:
         return OTHERS.get(_message_kind(path))
     except FormatError:
@@ -126,29 +116,17 @@ def recognise(path: str) -> Other | None:
 
 
 def _json_kind(data: bytes) -> str:
-    """The kind of a JSON document, from its keys; an empty string if none is known."""
+    """Return the kind of a JSON document, from its keys; an empty string if none is known."""
     try:
         document = parse_json(data)
     except ValueError:
         return ""
     keys = set(document) if isinstance(document, dict) else set()
-    for kind, marks in KEYS.items():
-        if keys & marks:
-            return kind
-    entries = document.values() if isinstance(document, dict) else ()
-    if keys and all(map(str.isdecimal, keys)) and all(map(_has_layouts, entries)):
-        return "layouts"
-    return ""
-
-
-def _has_layouts(entry: object) -> bool:
-    """Whether this is what a ``.layout`` of hyper-parallel says of a rank."""
-    tensors = list(entry.values()) if isinstance(entry, dict) else []
-    return bool(tensors) and all(isinstance(t, dict) and "tensor_map" in t for t in tensors)
+    return next((kind for kind, marks in KEYS.items() if keys & marks), "")
 
 
 def _message_kind(path: str) -> str:
-    """The kind of a protobuf message, from its first fields; an empty string if none is known."""
+    """Return the kind of a protobuf message, from its first fields; empty if none is known."""
     with WireReader(path) as reader:
         fields = list(islice(reader.fields(0, reader.size), 5))
         if fields and (fields[0].number, fields[0].wire_type) == (1, VARINT):

@@ -41,7 +41,7 @@ from pathlib import Path
 from sys import intern
 
 from ckpttool.errors import FormatError, UnsupportedError
-from ckpttool.formats import ChecksumPart
+from ckpttool.formats.base import ChecksumPart
 from ckpttool.formats.reading import open_file, open_source, stamp_of
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.catalog import MAX_AXES, Extent, FileIndex, StoredTensor, TensorMeta

@@ -12,11 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, CancelledError, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from threading import Event
 from typing import ParamSpec, TypeVar
 
 from ckpttool.errors import EngineError
+
+OnProgress = Callable[[int], None]
+OpenProgress = Callable[[int], AbstractContextManager[OnProgress]]  # is told the number of bytes
+
+
+def no_progress(nbytes: int) -> AbstractContextManager[OnProgress]:
+    """An `OpenProgress` that shows nothing."""
+    return nullcontext(lambda nbytes: None)
+
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -258,7 +258,7 @@ def _what_instead(path: str, error: FormatError) -> str:
     """What a file is that is no protobuf strategy, as the rest of the message."""
     other = recognise(path)
     if other is not None and other.kind != "strategy":
-        return f" but {other.noun}; {other.remedy if other.kind == 'layouts' else _OF_THE_RUN}"
+        return f" but {other.noun}; {_OF_THE_RUN}"
     format = format_of_content(path)
     if format is not None:
         return f" but a checkpoint ({format}); {_OF_THE_RUN}"

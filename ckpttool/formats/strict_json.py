@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 
+from ckpttool.errors import FormatError
+from ckpttool.formats.reading import open_file
+
 LONG = re.compile(rb"\d{4301}")  # digits of a number that Python does not read since 3.10.7
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half a character; two of them are one character
 
 
 def parse_json(data: bytes, halves: str = "strict") -> object:
-    """The value of a JSON document in UTF-8.
+    """Return the value of a JSON document in UTF-8.
 
     Parameters
     ----------
@@ -47,6 +50,29 @@ def parse_json(data: bytes, halves: str = "strict") -> object:
         if LONG.search(data):  # Python's message tells how to have it read all the same
             raise ValueError("a number of more than 4300 digits") from error
         raise
+    return document
+
+
+def read_json_object(path: str, max_bytes: int) -> dict[str, object]:
+    """Return the object in a JSON file of at most ``max_bytes`` bytes.
+
+    Raises
+    ------
+    FormatError
+        It is larger, or no JSON object; see `parse_json`.
+    OSError
+        It cannot be opened or read.
+    """
+    with open_file(path) as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise FormatError(path, None, f"more than {max_bytes} bytes, which is all that is read")
+    try:
+        document = parse_json(data)
+    except ValueError as error:
+        raise FormatError(path, None, str(error)) from error
+    if not isinstance(document, dict):
+        raise FormatError(path, None, "no JSON object")
     return document
 
 

@@ -47,8 +47,7 @@ from pathlib import Path, PurePosixPath
 
 from ckpttool.errors import FormatError
 from ckpttool.formats import format_of_suffix, suffix_of
-from ckpttool.formats.reading import open_file
-from ckpttool.formats.strict_json import parse_json
+from ckpttool.formats.strict_json import read_json_object
 
 MAP_NAME = "param_name_map.json"
 INDEX_SUFFIX = ".index.json"
@@ -99,16 +98,7 @@ def read_index_file(path: str) -> WeightIndex:
     OSError
         It cannot be read.
     """
-    with open_file(path) as file:
-        data = file.read(MAX_INDEX_BYTES + 1)
-    if len(data) > MAX_INDEX_BYTES:
-        raise FormatError(path, None, f"an index of more than {MAX_INDEX_BYTES} bytes")
-    try:
-        document = parse_json(data)
-    except ValueError as error:
-        raise FormatError(path, None, str(error)) from error
-    if not isinstance(document, dict):
-        raise FormatError(path, None, "no index: it is no JSON object")
+    document = read_json_object(path, MAX_INDEX_BYTES)
     files = document.get("weight_map", document if Path(path).name == MAP_NAME else None)
     if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
         raise FormatError(path, None, "no index: weight_map does not map names to files")

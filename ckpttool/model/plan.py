@@ -7,6 +7,7 @@ grow with their number.
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
@@ -14,6 +15,7 @@ from typing import Literal, NamedTuple
 from ckpttool.model.catalog import Catalog, Stamp, StoredTensor, TensorMeta
 from ckpttool.model.described import Described
 from ckpttool.model.layout import Layout
+from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.notes import Note
 from ckpttool.model.region import Region
 from ckpttool.model.source import Excerpt, Source
@@ -122,6 +124,19 @@ class Target:
     attrs: Mapping[str, str] = field(default_factory=dict)
     is_numbered: bool = False
     not_in_target: NotInTarget = "follow"
+
+    @property
+    def output_folder(self) -> str:
+        """The folder that holds all outputs: of rank files the one that holds the rank folders."""
+        folder = posixpath.dirname(next(iter(self.paths.values())))
+        return (folder if self.strategy is None else posixpath.dirname(folder)) or "."
+
+    @property
+    def manifest_path(self) -> str:
+        """Path of the manifest: in the output folder, or beside a single file."""
+        if self.strategy is None and not self.is_numbered:
+            return f"{next(iter(self.paths.values()))}.{MANIFEST}"
+        return posixpath.normpath(posixpath.join(self.output_folder, MANIFEST))
 
 
 @dataclass(slots=True)

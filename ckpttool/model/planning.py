@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from ckpttool.errors import CkptToolError, raise_all
 from ckpttool.model.catalog import Catalog, format_ranks
 from ckpttool.model.findings import Finding, plan_error
-from ckpttool.model.folding import fold_layout
 from ckpttool.model.gradients import Gradients
-from ckpttool.model.layout import Layout
+from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.losses import notes_of_scan
 from ckpttool.model.maps import map_of
 from ckpttool.model.notes import Note

@@ -6,8 +6,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeVar
 
 from ckpttool.model.catalog import Catalog, TensorMeta, format_ranks
-from ckpttool.model.folding import ambiguity, fold_layout
-from ckpttool.model.layout import Layout
+from ckpttool.model.layout import Layout, ambiguity, fold_layout
 from ckpttool.model.strategy import shorten
 
 _T = TypeVar("_T", bound=Hashable)

@@ -15,8 +15,7 @@ from functools import lru_cache
 
 from ckpttool.model.catalog import Catalog, TensorMeta
 from ckpttool.model.findings import Finding
-from ckpttool.model.folding import fold_layout
-from ckpttool.model.layout import Layout
+from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.reduced import STATISTICS, reduced_from, without_axis
 from ckpttool.model.strategy import GRADIENTS, Strategy, parameter_of, shorten
 

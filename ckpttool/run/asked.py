@@ -11,8 +11,7 @@ from ckpttool.model.catalog import Catalog, format_ranks
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import Strategy
-from ckpttool.run.manifest import Listing
-from ckpttool.run.origin import read_strategy_file
+from ckpttool.transaction.manifest import Listing, read_strategy_file
 
 
 def as_asked(catalog: Catalog, strategy: Strategy | None) -> tuple[Catalog, list[Note]]:

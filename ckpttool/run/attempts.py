@@ -29,6 +29,7 @@ from ckpttool.model.plan import OutputFile
 from ckpttool.model.region import Region
 from ckpttool.run.fill import TASK_PIECES, Filled, UnitHash, cut_into_tasks, fill
 from ckpttool.run.partial import (
+    PARTIAL,
     claim,
     clean_up,
     make_folder,
@@ -38,7 +39,6 @@ from ckpttool.run.partial import (
     reserve,
 )
 from ckpttool.storage.checksum import Summed, compute_checksum
-from ckpttool.storage.leftovers import PARTIAL
 from ckpttool.storage.locks import TakenError, is_open_as
 
 

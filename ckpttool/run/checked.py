@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ckpttool.errors import CkptToolError, CombinedError, PlanError, raise_all
+from ckpttool.formats.stopping import OpenProgress
 from ckpttool.model.aside import set_aside
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.findings import plan_error
@@ -21,18 +22,17 @@ from ckpttool.model.strategy import Strategy
 from ckpttool.model.undivided import why_not_full
 from ckpttool.model.unlisted import Unlisted
 from ckpttool.run.asked import note_asked
-from ckpttool.run.batch import take_part
 from ckpttool.run.engines import InlineExecutor
 from ckpttool.run.gather import Trust, compare_contents, find_running, settle, why_no_shard
 from ckpttool.run.integrity import check_files
-from ckpttool.run.listed import OpenProgress
 from ckpttool.run.numbered import Numbered
-from ckpttool.run.origin import changed_files
 from ckpttool.run.outputs import content_problems
 from ckpttool.run.places import blocked_places, place_problems, stale_files
 from ckpttool.run.replicas import replica_problems
-from ckpttool.run.resume import find_remains, look_at_places
 from ckpttool.run.strategies import Told
+from ckpttool.transaction.manifest import changed_files
+from ckpttool.transaction.parts import take_part
+from ckpttool.transaction.resume import find_remains, look_at_places
 
 
 class Care(NamedTuple):

@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from ckpttool import __version__
+from ckpttool._version import __version__
 from ckpttool.errors import EngineError, PlanError, reason_of
 from ckpttool.formats.reading import stamp_of
 from ckpttool.formats.stopping import Threads
 from ckpttool.model.catalog import SourceStamp
 from ckpttool.model.plan import Plan
-from ckpttool.run.places import output_folder
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -179,7 +178,7 @@ def check_workers(cluster: Cluster, plan: Plan, check: Callable[[], None]) -> No
         Workers do not answer.
     """
     inputs = [path for file in plan.catalog.files.values() for path in file.paths]
-    folder = output_folder(plan.target)
+    folder = plan.target.output_folder
     relative = [path for path in (*inputs, folder) if not Path(path).is_absolute()]
     if relative:
         reason = "on a cluster every path has to be absolute, workers being in other folders"

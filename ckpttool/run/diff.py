@@ -29,7 +29,7 @@ from ckpttool.run.engines import InlineExecutor
 from ckpttool.run.facts import Difference, Tolerance
 from ckpttool.run.gather import Trust, gather_sources, known_strategy
 from ckpttool.run.integrity import check_files
-from ckpttool.run.origin import unchanged
+from ckpttool.transaction.manifest import unchanged
 
 Kind = Literal["only in A", "only in B", "dtype", "shape", "text", "values"]
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future
 from contextlib import AbstractContextManager, contextmanager
-from threading import Event
+from threading import Event, Thread
 from typing import ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from ckpttool.errors import EngineError
-from ckpttool.formats.stopping import Threads, heed
+from ckpttool.formats.stopping import NO_ROOM, Threads, heed
 from ckpttool.run.failures import WORKER_DIED
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+# What a terminal or `timeout` sends to a whole process group, and the alarm of `cli.signals`.
+LEFT_TO_THE_RUN = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGALRM)
 
 WORDS = "threads[:N], processes[:N], dask:ADDRESS, dask:SCHEDULER_FILE, mpi"
 
@@ -53,6 +57,65 @@ class ThreadPool(Threads):
         if cancel_futures:
             self._ended.set()
         super().shutdown(wait, cancel_futures=cancel_futures)
+
+
+class ProcessPool(Executor):
+    """Processes of this host, which leave signals to the run and end with it.
+
+    They come from a `forkserver`: a process that has threads must not be forked.
+    """
+
+    def __init__(self, jobs: int) -> None:
+        from concurrent.futures import ProcessPoolExecutor
+        from multiprocessing import forkserver, get_context, resource_tracker
+
+        with _starting_workers():  # workers inherit the blocked signals from the server
+            resource_tracker.ensure_running()
+            signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_THE_RUN)  # that unblocked two of them
+            forkserver.ensure_running()
+            context = get_context("forkserver")
+            self._pool = ProcessPoolExecutor(jobs, context, initializer=_prepare_worker)
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Hand a call to a worker, which may be started for it."""
+        with _starting_workers():  # so that `stop` finds all of them
+            return self._pool.submit(fn, *args, **kwargs)
+
+    def stop(self) -> None:
+        """Kill the workers; all open calls fail."""
+        for process in list((self._pool._processes or {}).values()):  # kill_workers() in 3.14
+            process.kill()
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the workers."""
+        self._pool.shutdown(wait, cancel_futures=cancel_futures)
+
+
+@contextmanager
+def _starting_workers() -> Iterator[None]:
+    """Block signals while a worker starts; raise `EngineError` if the system has no room for it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_THE_RUN)
+    try:
+        yield
+    except (OSError, EOFError) as error:  # EOFError if the server ends at that
+        raise EngineError("processes", f"no worker starts ({error}); {NO_ROOM}") from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _prepare_worker() -> None:
+    """Block signals, and end with the run: a worker that waits for a task does not notice it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_THE_RUN)
+    Thread(target=_end_with_the_run, daemon=True).start()
+
+
+def _end_with_the_run() -> None:
+    from multiprocessing import connection, parent_process
+
+    run = parent_process()
+    assert run is not None, "workers are children"
+    connection.wait([run.sentinel])
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def default_jobs() -> int:
@@ -124,8 +187,6 @@ def _open_pool(name: str, kind: str, jobs: int) -> Iterator[Executor]:
     if kind == "threads":
         executor = ThreadPool(jobs)
     elif kind == "processes":
-        from ckpttool.run.processes import ProcessPool
-
         executor = ProcessPool(jobs)
     try:
         yield executor

@@ -16,21 +16,18 @@ from ckpttool.errors import CkptToolError, ExecutionError, PlanError, VerifyErro
 from ckpttool.model.catalog import FileIndex
 from ckpttool.model.plan import Document, OutputFile, Plan
 from ckpttool.run.attempts import RemoteFile, write_file
-from ckpttool.run.batch import place_of
 from ckpttool.run.cluster import CHECK_SECONDS, Cluster, check_workers
-from ckpttool.run.complete import is_complete
 from ckpttool.run.engines import InlineExecutor, Stoppable
 from ckpttool.run.failures import cause_of, next_step
 from ckpttool.run.fill import TASK_PIECES, cut_into_tasks, fill
 from ckpttool.run.jobs import Done, Job
-from ckpttool.run.journal import Journal
-from ckpttool.run.manifest import Written
-from ckpttool.run.origin import changed_inputs, manifest_of
 from ckpttool.run.partial import PartialFile, clean_up, write_document
-from ckpttool.run.release import released_by_another
-from ckpttool.run.resume import check_inputs, new_at_places, tell_changes
 from ckpttool.run.together import group_outputs
 from ckpttool.storage.checksum import compute_checksum
+from ckpttool.transaction.journal import Journal
+from ckpttool.transaction.manifest import Written, changed_inputs, manifest_of
+from ckpttool.transaction.parts import place_of
+from ckpttool.transaction.resume import check_inputs, is_complete, new_at_places, tell_changes
 
 FAILURES = (CkptToolError, OSError, BrokenExecutor)
 MAX_CLAIMS = 512  # outputs that a cluster works on at a time; each is a file descriptor here
@@ -302,19 +299,11 @@ class _Run:
             write_document(document.path, document.data)
 
     def abandon(self, error: BaseException) -> None:
-        """Stop what has not begun, wait for the rest, and remove the outputs that are not done.
+        """Stop what has not begun, wait for the rest, and remove the unfinished outputs.
 
-        Workers of a cluster are not waited for: they may be lost, and what they write has a name
-        of their own.  Who is in a hurry, as with Ctrl-C, does not wait until the disk is free.
+        Workers of a cluster are not waited for: they may be lost, and they write to files with
+        names of their own.
         """
-        if isinstance(error, Exception):
-            self._remove_all(error)
-            return
-        files = [job.file for job in self.jobs if isinstance(job.file, PartialFile)]
-        with released_by_another([file.fileno() for file in files]):
-            self._remove_all(error)
-
-    def _remove_all(self, error: BaseException) -> None:
         clean_up(error, *(job.file.withdraw for job in self.jobs))
         if isinstance(self.executor, Stoppable):
             self.executor.stop()  # a call that is cancelled meanwhile would never be done

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from concurrent.futures import BrokenExecutor
 
 from ckpttool.errors import CkptToolError, reason_of
-from ckpttool.storage.leftovers import PARTIAL
+from ckpttool.run.partial import PARTIAL
 from ckpttool.storage.locks import TakenError
 
 WORKER_DIED = "a worker died (was it killed, or out of memory? --max-memory or fewer workers help)"

@@ -4,36 +4,24 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor, Future
-from contextlib import AbstractContextManager, nullcontext
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
 from ckpttool.errors import FormatError
 from ckpttool.formats import read_index
-from ckpttool.formats.stopping import result_of
-from ckpttool.model.catalog import Catalog, FileIndex, Stamp, StoredTensor
+from ckpttool.formats.stopping import OnProgress, result_of
+from ckpttool.model.catalog import Catalog, FileIndex, StoredTensor
 from ckpttool.model.findings import Finding
-from ckpttool.model.manifest import MANIFEST, Hashed, Listed, hashed
-from ckpttool.run.manifest import Listing, opened, output_problems, remedy_for
-from ckpttool.run.partial import stamp_of
-from ckpttool.storage.checksum import verify_checksum
-from ckpttool.storage.digest import unit_digests
+from ckpttool.model.manifest import MANIFEST, Hashed, Listed
 from ckpttool.storage.folders import RANK_FOLDER
+from ckpttool.transaction.manifest import Listing, opened, remedy_for
+from ckpttool.transaction.resume import content_problems_of, hash_tensor
 
-BUFFER_BYTES = 8 << 20
 MAX_IN_FLIGHT = 32
-
-OnProgress = Callable[[int], None]
-OpenProgress = Callable[[int], AbstractContextManager[OnProgress]]  # is told the number of bytes
-
-
-def no_progress(nbytes: int) -> AbstractContextManager[OnProgress]:
-    """An `OpenProgress` that shows nothing."""
-    return nullcontext(lambda nbytes: None)
 
 
 class _Look(NamedTuple):
@@ -127,7 +115,7 @@ def check_manifest(
             listed.add(name)
             if subject is not None and name not in subject:
                 continue
-            problems = list(_output_problems(path, output, files.get(name), name))
+            problems = list(content_problems_of(path, output, files.get(name), name))
             yield from (_finding(path, problem, output.rank) for problem in problems)
             if problems or not deep:
                 continue
@@ -165,39 +153,8 @@ def _looks(
     for wanted in output.tensors:
         tensor = index.tensors[wanted.name]
         if fingerprint(tensor, wanted.sha256) not in seen:
-            hashes = executor.submit(_hash, tensor)
+            hashes = executor.submit(hash_tensor, tensor)
             yield _Look(output.path, output.rank, wanted, tensor.meta.nbytes, hashes)
-
-
-def find_intact(
-    folder: Path,
-    outputs: Iterable[Listed],
-    attrs: Collection[str],
-    executor: Executor,
-    on_progress: OnProgress,
-) -> dict[str, Stamp]:
-    """Outputs that hold what is listed and these attributes, every byte read; as they were then.
-
-    Of a checksum no listing tells, so it is verified.
-    """
-    found = {}
-    for output in outputs:
-        name, stamp = str(folder / output.path), stamp_of(folder / output.path)
-        if stamp is None or any(_output_problems(folder / MANIFEST, output, None, name)):
-            continue
-        index = read_index(name)
-        stored = index.tensors
-        looks = [(one, executor.submit(_hash, stored[one.name])) for one in output.tensors]
-        is_equal = True
-        for one, hashes in looks:
-            is_equal &= result_of(hashes) == one.sha256
-            on_progress(stored[one.name].meta.nbytes)
-        is_equal &= index.attrs.keys() >= set(attrs)
-        if is_equal and "crc_num" in index.attrs:
-            is_equal = result_of(executor.submit(verify_checksum, index)) is None
-        if is_equal and stamp_of(folder / output.path) == stamp:
-            found[output.path] = stamp
-    return found
 
 
 def _shown(name: str, path: Path) -> str:
@@ -207,26 +164,6 @@ def _shown(name: str, path: Path) -> str:
 def _finding(path: Path, problem: str, rank: int | None = None) -> Finding:
     ranks = () if rank is None else (rank,)
     return Finding("manifest", f"{path}: {problem}", ranks=ranks)
-
-
-def _output_problems(
-    path: Path, output: Listed, index: FileIndex | None, name: str
-) -> Iterator[str]:
-    """What is wrong with an output, by its size and its header."""
-    yield from (wrong := list(output_problems(path.parent, [output])))
-    if wrong:
-        return
-    try:
-        index = index or read_index(name)
-    except FormatError as error:
-        yield f"{output.path}: {error.reason}"
-        return
-    found = {one.meta.name: hashed(one.meta, {}) for one in index.tensors.values()}
-    wanted = {one.name: one for one in output.tensors}
-    for tensor in sorted({*found, *wanted}):
-        mine, said = found.get(tensor), wanted.get(tensor)
-        if _describe(mine) != _describe(said):
-            yield f"{output.path}: {tensor}: expected {_describe(said)}, found {_describe(mine)}"
 
 
 def _strategy_problems(listing: Listing) -> Iterator[str]:
@@ -254,15 +191,6 @@ def _strategy_problems(listing: Listing) -> Iterator[str]:
             yield f"{text} {nbytes} bytes, found {size}"
         elif found != wanted:
             yield f"{text} SHA-256 {wanted}, found {found}"
-
-
-def _describe(one: Hashed | None) -> str:
-    return "nothing" if one is None else f"{one.dtype} {one.shape}"
-
-
-def _hash(tensor: StoredTensor) -> tuple[str, ...]:
-    """The hashes of a stored tensor's units; runs on a worker."""
-    return hashed(tensor.meta, dict(enumerate(unit_digests(tensor, BUFFER_BYTES)))).sha256
 
 
 def _collect(path: Path, look: _Look, on_progress: OnProgress) -> Iterator[Finding]:

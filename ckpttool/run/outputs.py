@@ -15,7 +15,7 @@ from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import NotInTarget, Plan, Target
 from ckpttool.model.strategy import Strategy
-from ckpttool.storage.leftovers import PARTIAL
+from ckpttool.run.partial import PARTIAL
 
 
 def choose_format(path: str, format: str | None, is_folder: bool = False) -> str:

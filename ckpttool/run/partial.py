@@ -16,12 +16,23 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ckpttool.errors import VerifyError, add_remark, remarks_on
+from ckpttool.errors import VerifyError, add_remark, reason_of, remarks_on
 from ckpttool.formats import get_format
 from ckpttool.model.catalog import FileIndex, Stamp, TensorMeta
 from ckpttool.model.plan import OutputFile
-from ckpttool.storage.leftovers import PARTIAL, was_copied
 from ckpttool.storage.locks import UNSUPPORTED, TakenError, is_open_as, lock
+
+PARTIAL = ".partial"  # how temporary files of ckpttool end
+
+
+def was_copied(found: os.stat_result) -> bool:
+    """Whether a dated document has been written to since, or was copied without its times.
+
+    Both times are then those of that moment, which says nothing of how old its contents are.  A
+    copy that was renamed afterwards is not told.
+    """
+    return found.st_ctime_ns == found.st_mtime_ns
+
 
 DATE_TRIES, DATE_SECONDS = 550, 0.002  # clocks of files go on in ms, on some network ones in s
 STUCK = "what is half-written could not be removed: the next run does that"
@@ -87,10 +98,6 @@ class PartialFile:
         finally:
             self._close()
 
-    def fileno(self) -> int:
-        """Its descriptor, until it is committed or discarded."""
-        return self._fd
-
     def withdraw(self) -> None:
         """Remove what is still there under the temporary name: no task goes on with it."""
         if self._fd >= 0 and is_open_as(self._path, self._fd):
@@ -127,7 +134,7 @@ def write_document(path: str, data: bytes | Iterable[str], *, is_dated: bool = F
     """Write a small file, or a text that is given in pieces, whole or not at all.
 
     The folder is made if it is not there.  If ``is_dated``, the file is changed later than it is
-    written, by which it is told from a copy; see `ckpttool.storage.leftovers.was_copied`.
+    written, by which it is told from a copy; see `ckpttool.run.partial.was_copied`.
 
     Raises
     ------
@@ -289,6 +296,18 @@ def _compare(output: OutputFile, found: list[TensorMeta]) -> None:
 
 def _describe(meta: TensorMeta | None) -> str:
     return "nothing" if meta is None else f"{meta.dtype} {meta.shape}"
+
+
+def access_problem(path: Path, mode: int) -> str | None:
+    """Return the message that this user may not use a path as ``mode`` says.
+
+    None if the user may, or if nothing is there.
+    """
+    if os.access(path, mode) or not os.access(path, os.F_OK):
+        return None
+    is_read_only = os.statvfs(path).f_flag & os.ST_RDONLY
+    number = errno.EROFS if is_read_only else errno.EACCES
+    return f"{path}: {reason_of(OSError(number, os.strerror(number)))}; write to another place"
 
 
 def sync_folder(folder: Path) -> None:

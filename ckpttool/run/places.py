@@ -3,39 +3,25 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
-from collections.abc import Collection, Container, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from ckpttool.formats import FORMAT_NAMES, format_of_suffix, suffix_of
+from ckpttool.formats import format_of_suffix
 from ckpttool.formats.reading import is_there
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.manifest import JOURNAL, MANIFEST
 from ckpttool.model.plan import Target
 from ckpttool.model.strategy import shorten
-from ckpttool.run.rights import closed_folder, kept_file
+from ckpttool.run.partial import PARTIAL, access_problem
 from ckpttool.storage.folders import is_of_a_rank
-from ckpttool.storage.leftovers import PARTIAL
 from ckpttool.storage.names import RANK_IN_NAME
 from ckpttool.storage.trees import CHECKPOINTS, is_tree
+from ckpttool.transaction.parts import files_of_others
 
 IS_INPUT = "is an input of this run"
 
 FileId = tuple[int, int]  # device and inode
-
-
-def output_folder(target: Target) -> str:
-    """The folder that all outputs lie below: for rank files the one of the rank folders."""
-    first = Path(next(iter(target.paths.values())))
-    return str(first.parent if target.strategy is None else first.parent.parent)
-
-
-def manifest_path(target: Target) -> str:
-    """Where the manifest goes: into the folder of all outputs, or beside a single file."""
-    if target.strategy is None and not target.is_numbered:
-        return f"{next(iter(target.paths.values()))}.{MANIFEST}"
-    return str(Path(output_folder(target), MANIFEST))
 
 
 def place_problems(
@@ -61,12 +47,12 @@ def place_problems(
     documents
         Small files that are written with the outputs.
     ours
-        Outputs that may be replaced in any case; see `ckpttool.run.resume.find_remains`.
+        Outputs that may be replaced in any case; see `ckpttool.transaction.resume.find_remains`.
     """
     blocked = _blocked(target, inputs, documents)
     yield from dict.fromkeys(blocked.values())
     paths = [*target.paths.values(), *documents]
-    manifest = [manifest_path(target)] if target.paths else []
+    manifest = [target.manifest_path] if target.paths else []
     files = [path for path in paths if is_there(path) and path not in blocked]
     existing = [path for path in files if str(Path(path)) not in ours]
     if not existing and not blocked:
@@ -97,7 +83,7 @@ def blocked_places(
 def _blocked(target: Target, inputs: Collection[str], documents: Collection[str]) -> dict[str, str]:
     """Outputs that cannot be written, with the messages; what has the same trouble has the same."""
     taken = {_file_id(Path(path)) for path in inputs}
-    paths = [*target.paths.values(), *documents, *([manifest_path(target)] if target.paths else [])]
+    paths = [*target.paths.values(), *documents, *([target.manifest_path] if target.paths else [])]
     found = {path: text for path in paths for text in _problems_of(path, taken)}
     inputs = [path for path, text in found.items() if text == IS_INPUT]
     have = f"{len(inputs)} outputs are inputs of this run ({shorten(inputs, 3)})"
@@ -109,13 +95,13 @@ def _mixtures(source: Catalog, target: Target) -> Iterator[str]:
     """Messages for outputs that whoever reads the source the next time takes for files of it."""
     root, files = os.path.realpath(source.root), source.files.values()
     has_folder = target.paths and (target.strategy is not None or target.is_numbered)
-    if has_folder and os.path.realpath(output_folder(target)) == root:
+    if has_folder and os.path.realpath(target.output_folder) == root:
         yield f"{source.root}: is the source folder; write to another"
         return
-    is_above = has_folder and Path(os.path.realpath(output_folder(target))) == Path(root).parent
+    is_above = has_folder and Path(os.path.realpath(target.output_folder)) == Path(root).parent
     if is_above and Path(root).name in CHECKPOINTS and is_tree(Path(root).parent):
         text = "what is written there would be taken for the checkpoint of that run, in the place"
-        yield f"{output_folder(target)}: {text} of {source.root}; write to another folder"
+        yield f"{target.output_folder}: {text} of {source.root}; write to another folder"
     if source.is_undivided or source.description is not None:
         return  # its files are those that are named
     homes = {os.path.realpath(Path(path).parent) for file in files for path in file.paths}
@@ -139,7 +125,7 @@ def _problems_of(name: str, taken: Collection[FileId]) -> Iterator[str]:
     if not folder.is_dir():
         what = "a file" if os.path.exists(folder) else "a link that leads nowhere"  # noqa: PTH110
         yield f"{folder}: is {what}; name a folder to write to"
-    elif closed := closed_folder(folder) or _long_name(path, folder):
+    elif closed := access_problem(folder, os.W_OK | os.X_OK) or _long_name(path, folder):
         yield closed
     elif name.endswith("/") or path.is_dir():
         what = "is" if path.is_dir() else "ends like that of"
@@ -148,8 +134,6 @@ def _problems_of(name: str, taken: Collection[FileId]) -> Iterator[str]:
         yield f"{path}: is a device or a pipe; name a file to be written"
     elif path.exists() and _file_id(path) in taken:
         yield IS_INPUT  # as all files of a folder may be, which are told together
-    elif kept := kept_file(path):
-        yield kept
     else:
         yield from _problems_of_partial(partial, taken)
 
@@ -175,8 +159,8 @@ def _problems_of_partial(partial: Path, taken: Collection[FileId]) -> Iterator[s
         yield f"{partial}: is in the way of the temporary file; move it away"
     elif (found.st_dev, found.st_ino) in taken:
         yield f"{partial}: an input of this run has the name of the temporary file; rename it"
-    elif kept := kept_file(partial, is_locked=True):
-        yield kept
+    elif closed := access_problem(partial, os.R_OK | os.W_OK):
+        yield closed
 
 
 def _file_id(path: Path) -> FileId:
@@ -190,20 +174,3 @@ def stale_files(target: Target) -> str | None:
     stale = [path for one in samples for path in files_of_others(*one, range(target.ranks))]
     beyond = f"not of the {target.ranks} ranks of the target in its format, so left from another"
     return f"{shorten(stale, 3)}: {beyond} run" if stale else None
-
-
-def files_of_others(rank: int, sample: str, ranks: Container[int]) -> list[str]:
-    """Files with the names of outputs, such as that of one rank, that are no outputs of the ranks.
-
-    Those are files of other ranks, and of any rank in another format.
-    """
-    folder, suffix = Path(sample).parent.parent, Path(sample).suffix
-    prefix = Path(sample).name.removesuffix(f"{rank}{suffix}")
-    others = (re.fullmatch(r"rank_(\d+)", other.name) for other in sorted(folder.glob("rank_*")))
-    paths = (
-        folder / match[0] / f"{prefix}{match[1]}{ending}"
-        for match in others
-        for ending in map(suffix_of, FORMAT_NAMES)
-        if match is not None and (int(match[1]) not in ranks or ending != suffix)
-    )
-    return sorted(str(path) for path in paths if path.exists())

@@ -10,17 +10,13 @@ from concurrent.futures import Executor
 from dataclasses import replace
 
 from ckpttool.errors import PlanError
+from ckpttool.formats.stopping import OpenProgress, no_progress
 from ckpttool.model.catalog import Catalog, format_ranks
 from ckpttool.model.plan import NotInTarget, Plan, Target
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.unlisted import Unlisted
 from ckpttool.run.checked import Care, Way, make_checked_plan
-from ckpttool.run.gather import (
-    Trust,
-    known_strategy,
-    source_layouts,
-)
-from ckpttool.run.listed import OpenProgress, no_progress
+from ckpttool.run.gather import Trust, known_strategy, source_layouts
 from ckpttool.run.numbered import Numbered
 from ckpttool.run.outputs import choose_format, header_attrs, rank_files
 from ckpttool.run.strategies import Told

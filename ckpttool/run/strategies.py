@@ -15,7 +15,6 @@ from ckpttool.model.outcome import outcome
 from ckpttool.model.plan import Document, Plan
 from ckpttool.model.strategy import Strategy
 from ckpttool.run.partial import is_within, write_document
-from ckpttool.run.places import output_folder
 
 
 def write_strategy(strategy: Strategy, path: str, *, overwrite: bool = False) -> None:
@@ -90,7 +89,7 @@ class Told:
         reason = name_problem(self.path)
         if reason is not None:
             yield f"{self.path}: {reason}"
-        folder, name = Path(output_folder(plan.target)), Path(self.path).name
+        folder, name = Path(plan.target.output_folder), Path(self.path).name
         parent = Path(self.path).parent.resolve()
         ranks = [*plan.target.paths.values()]
         if not plan.catalog.is_undivided:

@@ -43,7 +43,6 @@ from ckpttool.run.gather import (
 )
 from ckpttool.run.integrity import check_files
 from ckpttool.run.listed import check_manifest, find_manifests
-from ckpttool.run.origin import unchanged
 from ckpttool.run.replicas import (
     REMEDY,
     Slice,
@@ -53,6 +52,7 @@ from ckpttool.run.replicas import (
     slices_of,
 )
 from ckpttool.storage.scan import scan_all
+from ckpttool.transaction.manifest import unchanged
 
 OpenProgress = Callable[[int], AbstractContextManager[Callable[[int], None]]]
 

@@ -19,11 +19,9 @@ MindSpore 2.10 ``train/serialization.py`` (``_exec_save``),
 
 from __future__ import annotations
 
-import glob
 import json
-import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,17 +32,15 @@ from ckpttool.model.catalog import format_ranks
 from ckpttool.model.manifest import JOURNAL, MANIFEST
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import shorten
-from ckpttool.storage.locks import holder_of
+from ckpttool.run.partial import PARTIAL
 from ckpttool.storage.names import Found, step_of
+from ckpttool.transaction.journal import HEAD_BYTES, PATH_ENTRY
 
-PARTIAL = ".partial"  # how temporary files of ckpttool end
 UNFINISHED = (".tmp", PARTIAL)
 EMERGENCY = re.compile(r"ttp_saved_checkpoints-step_\d+(_tmp)?")
 FAILED = re.compile(r"transform_failed_rank_\d+\.txt")
 MARKER = re.compile(r"(merge_succeed|transform_succeed_rank_\d+)\.txt")
 TOLD_BY_CONTENT = (".pb", ".json", ".meta", ".mindir")
-PATH_ENTRY = re.compile(rb'"path": ("[^"\\]*(?:\\.[^"\\]*)*")')
-HEAD_BYTES = 100_000_000  # of a line of a manifest or journal
 BACKUP = "backup.ckpt"
 REASON_BYTES = 200  # of a text that says why a conversion failed
 
@@ -65,66 +61,6 @@ def on_unfinished_save(save: Path) -> str:
         f"{save}: an emergency save that did not finish, so files may be missing or old; if you "
         "know that they are all there, rename the folder (without _tmp)"
     )
-
-
-def interruption(path: Path) -> str | None:
-    """Why a folder holds no complete set of what ckpttool writes; None if nothing says so.
-
-    The same of a single file.  The manifest goes before the first output is replaced, and comes
-    last.
-    """
-    manifest = path / MANIFEST if path.is_dir() else path.with_name(f"{path.name}.{MANIFEST}")
-    if manifest.exists():
-        return None
-    if by := writer_of(manifest):
-        text = f"a run of ckpttool is writing here ({by}), so files are missing, or of another run"
-        return f"{path}: {text}; wait until it ends"
-    if any(journals_of(manifest)):
-        text = "a run of ckpttool has not ended here, so files may be missing or of another run; "
-        return f"{path}: {text}finish it with the same command and --resume"
-    if any(_records_of(manifest)):
-        text = "written in parts (--part) that are not committed, so files may be missing; run"
-        return f"{path}: {text} ckpttool commit {path}"
-    return None
-
-
-def was_copied(found: os.stat_result) -> bool:
-    """Whether a dated document has been written to since, or was copied without its times.
-
-    Both times are then those of that moment, which says nothing of how old its contents are.  A
-    copy that was renamed afterwards is not told.
-    """
-    return found.st_ctime_ns == found.st_mtime_ns
-
-
-def writer_of(manifest: Path) -> str | None:
-    """Who is writing the set of a manifest at this moment, all of it or a part."""
-    for journal in journals_of(manifest):
-        with suppress(PermissionError):  # it is not ours to know
-            if by := holder_of(journal):
-                return by
-    return None
-
-
-def journals_of(manifest: Path) -> Iterator[Path]:
-    """The journals of a set that say anything: that of the set, and those of parts."""
-    journal = Path(f"{manifest}{JOURNAL}")
-    if has_text(journal):
-        yield journal
-    yield from _records_of(manifest, JOURNAL)
-
-
-def _records_of(manifest: Path, suffix: str = "") -> Iterator[Path]:
-    pattern = f".{glob.escape(manifest.name.removesuffix('.json'))}-part-*.json{suffix}"
-    yield from sorted(manifest.parent.glob(pattern))
-
-
-def has_text(journal: Path) -> bool:
-    """Whether a journal says anything; who only holds the place, as a commit does, writes none."""
-    try:
-        return journal.stat().st_size > 0
-    except FileNotFoundError:
-        return False
 
 
 def is_unfinished_file(path: Path) -> bool:

@@ -10,8 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -199,26 +197,6 @@ def test_an_interrupt_leaves_no_partial_file(tmp_path):
     with open_engine("threads:2") as executor, pytest.raises(KeyboardInterrupt):
         execute(make_plan(tmp_path), executor, on_progress=interrupt)
     assert [name for name in files_below(tmp_path) if name.endswith(".partial")] == []
-
-
-@pytest.mark.parametrize(("kind", "is_handed_over"), [(KeyboardInterrupt, True), (OSError, False)])
-def test_who_interrupts_does_not_wait_for_the_disk(tmp_path, monkeypatch, kind, is_handed_over):
-    handed_over = []
-
-    @contextmanager
-    def release(fds):
-        handed_over.extend(str(Path(f"/proc/self/fd/{fd}").readlink()) for fd in fds)
-        yield
-
-    def stop(nbytes):
-        raise kind
-
-    monkeypatch.setattr("ckpttool.run.execute.released_by_another", release)
-    expected = KeyboardInterrupt if is_handed_over else ckpttool.ExecutionError
-    with open_engine("threads:2") as executor, pytest.raises(expected):
-        execute(make_plan(tmp_path), executor, on_progress=stop)
-    assert bool(handed_over) == is_handed_over
-    assert all(path.endswith(".partial") for path in handed_over)
 
 
 @pytest.mark.crash

@@ -11,7 +11,7 @@ import pytest
 
 from ckpttool.errors import CkptToolError, FormatError
 from ckpttool.formats import get_format, read_index
-from ckpttool.formats.contained import ContainedReader
+from ckpttool.formats.sandbox import Sandbox
 from ckpttool.formats.strategy_file import read_strategy
 from ckpttool.model.catalog import TensorMeta, refuse_shared_extents
 from tests.support.corpus import GOLDEN, SAMPLES
@@ -104,7 +104,7 @@ def test_a_ckpt_cut_between_records_is_whole_and_elsewhere_damaged(tmp_path):
 
 def test_an_hdf5_file_cut_at_every_byte_is_refused(tmp_path):
     data = small_hdf5(tmp_path)
-    with ContainedReader() as reader:
+    with Sandbox() as reader:
         assert index_of(tmp_path / "net.h5", data, reader.read_index) is not None
         for size in range(len(data)):
             assert index_of(tmp_path / "net.h5", data[:size], reader.read_index) is None
@@ -128,7 +128,7 @@ def test_checkpoints_with_any_bit_flipped_are_refused_or_sound(source, tmp_path)
 def test_an_hdf5_file_with_any_byte_flipped_is_refused_or_sound(tmp_path):
     data = small_hdf5(tmp_path)
     path, refused = tmp_path / "net.h5", 0
-    with ContainedReader() as reader:
+    with Sandbox() as reader:
         for at in range(len(data)):
             for mask in (0xFF, 1 << at % 8):
                 refused += index_of(path, flipped(data, at, mask), reader.read_index) is None

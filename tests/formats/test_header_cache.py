@@ -21,7 +21,7 @@ from ckpttool.formats import (
     suffix_of,
 )
 from ckpttool.formats.ckpt import Ckpt
-from ckpttool.formats.contained import ContainedReader
+from ckpttool.formats.sandbox import Sandbox
 from ckpttool.formats.twins import Twins
 from ckpttool.formats.wire import WINDOW_BYTES
 from ckpttool.model.catalog import Alike, TensorMeta
@@ -138,8 +138,8 @@ METAS = [
 
 def headers_of(format, twins=None):
     """What reading a file of a format leads to, by comparison with others or not."""
-    with ContainedReader() as contained:
-        read = (contained if format == "hdf5" else get_format(format)).read_index
+    with Sandbox() as sandbox:
+        read = (sandbox if format == "hdf5" else get_format(format)).read_index
 
         def found(path):
             try:

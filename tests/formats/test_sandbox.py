@@ -1,6 +1,7 @@
 """HDF5 headers read in another process: the same headers, and crashes and hangs that do no harm."""
 
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -13,10 +14,11 @@ import numpy as np
 import pytest
 
 from ckpttool.errors import FormatError, UnsupportedError
-from ckpttool.formats import contained, get_format, read_index, read_indexes
-from ckpttool.formats.contained import ContainedReader
+from ckpttool.formats import get_format, read_index, read_indexes, sandbox
+from ckpttool.formats.sandbox import Sandbox
 from ckpttool.model.catalog import TensorMeta
 from tests.support.executors import finish, start, wait_until
+from tests.support.spin import spin
 
 METAS = [
     TensorMeta("a/w", "Float32", (2, 3)),
@@ -43,16 +45,16 @@ def test_a_name_that_is_no_text_is_passed_on(tmp_path, path):
 
 
 def test_one_process_reads_all_files_and_ends(path):
-    with ContainedReader() as reader:
+    with Sandbox() as reader:
         reader.read_index(path)
-        process = reader._process
+        process = reader._child.process
         reader.read_index(path)
-        assert reader._process is process
+        assert reader._child.process is process
     assert process.returncode == 0
 
 
 def test_no_process_is_started_for_other_formats(tmp_path, monkeypatch):
-    monkeypatch.setattr(contained, "_start", lambda: pytest.fail("started"))
+    monkeypatch.setattr(sandbox, "_start", lambda: pytest.fail("started"))
     made = get_format("ckpt").create(str(tmp_path / "net.ckpt"), METAS, {})
     assert list(read_indexes([made.path])) == [made]
 
@@ -62,7 +64,7 @@ def test_errors_come_across_as_what_they_are(tmp_path, path):
     with h5py.File(chunked, "w") as file:
         file.create_dataset("w", data=np.zeros((4, 4)), chunks=(2, 2))
     Path(cut).write_bytes(Path(path).read_bytes()[:600])
-    with ContainedReader() as reader:
+    with Sandbox() as reader:
         for bad, kind, words in [
             (chunked, UnsupportedError, "chunked"),
             (cut, FormatError, "HDF5"),
@@ -84,39 +86,46 @@ def test_errors_come_across_as_what_they_are(tmp_path, path):
     [(signal.SIGSEGV, "crashed on it (SIGSEGV"), (signal.SIGPROF, "does not come to an end")],
 )
 def test_a_crash_is_an_error_of_that_file_and_the_next_is_read(path, number, words):
-    with ContainedReader() as reader:
+    with Sandbox() as reader:
         reader.read_index(path)
-        os.kill(reader._process.pid, number)
-        reader._process.wait()
+        os.kill(reader._child.process.pid, number)
+        reader._child.process.wait()
         with pytest.raises(FormatError) as error:
             reader.read_index(path)
         assert words in str(error.value)
         assert len(reader.read_index(path).tensors) == len(METAS)
 
 
+def spin_briefly(path):
+    sandbox.set_cpu_limit(0.2)
+    spin(path)
+
+
 def test_a_hang_ends_by_itself(path, monkeypatch):
-    """The process spins as libhdf5 would; the limit is made short for it."""
-    spin = "import sys; sys.path[:] = {path!r}\n"
-    spin += "from ckpttool.formats import contained as c, hdf5_datasets; c.CPU_SECONDS = 0.2;"
-    spin += "hdf5_datasets._read_dataset = lambda *_: [None for _ in iter(int, 1)];"
-    monkeypatch.setattr(contained, "_START", spin + "c.serve()")
-    with pytest.raises(FormatError, match="does not come to an end"):
+    monkeypatch.setattr(sandbox, "read_hdf5", spin_briefly)
+    with pytest.raises(FormatError, match="HDF5: libhdf5 does not come to an end on it"):
         read_index(path)
 
 
-SPIN = """import sys; sys.path[:] = {path!r}
-from ckpttool.formats import contained as c, hdf5_datasets
-c.CPU_SECONDS = 600
-hdf5_datasets._read_dataset = lambda *_: [None for _ in iter(int, 1)]
-c.serve()"""
+def count_objects(path):
+    """Read a file with a clock that is noted down, not set."""
+    seconds = []
+    sandbox.set_cpu_limit = lambda: seconds.append(sandbox.CPU_SECONDS)
+    sandbox.read_hdf5(path)
+    return seconds
+
+
+def test_every_object_of_a_file_has_the_whole_time(path):
+    with Sandbox() as reader:
+        assert len(reader.run(count_objects, path, "", "")) >= len(METAS)
 
 
 def test_a_process_that_hangs_is_not_waited_for_by_who_is_interrupted(path, monkeypatch):
     def interrupt():
-        with ContainedReader() as reader:
+        with Sandbox() as reader:
             threads.append(Thread(target=read, args=[reader]))
             threads[0].start()
-            wait_until(lambda: reader._process, "the process")
+            wait_until(lambda: reader._child, "the process")
             raise KeyboardInterrupt
 
     def read(reader):
@@ -126,7 +135,7 @@ def test_a_process_that_hangs_is_not_waited_for_by_who_is_interrupted(path, monk
             errors.append(error.type)
 
     threads, errors = [], []
-    monkeypatch.setattr(contained, "_START", SPIN)
+    monkeypatch.setattr(sandbox, "read_hdf5", spin)
     with pytest.raises(KeyboardInterrupt):
         interrupt()
     threads[0].join()
@@ -136,8 +145,8 @@ def test_a_process_that_hangs_is_not_waited_for_by_who_is_interrupted(path, monk
 def test_ctrl_c_ends_a_command_whose_headers_hang(tmp_path, path, monkeypatch):
     for rank in range(3):
         shutil.copy(path, tmp_path / f"rank_{rank}.h5")
-    code = f"from ckpttool.formats import contained; contained._START = {SPIN!r}\n"
-    code += "from ckpttool.cli.main import main; main()"
+    code = "from ckpttool.formats import sandbox; from tests.support.spin import spin\n"
+    code += "sandbox.read_hdf5 = spin; from ckpttool.cli.main import main; main()"
     for src in (path, tmp_path):
         process = start(sys.executable, "-c", code, "inspect", src)
         wait_until(lambda pid=process.pid: children_of(pid), "the process")
@@ -150,20 +159,31 @@ def children_of(pid):
     return [path for path in Path(f"/proc/{pid}/task").glob("*/children") if path.read_text()]
 
 
+def fill_memory(path):
+    """Ask for as much as a damaged size may make libhdf5 ask for."""
+    return bytearray(1 << 40)
+
+
 def test_memory_without_bounds_is_refused(path, monkeypatch):
-    """The process asks for as much as a damaged size may make libhdf5 ask for."""
-    ask = "import sys; sys.path[:] = {path!r}\n"
-    ask += "from ckpttool.formats import contained as c, hdf5_datasets;"
-    ask += "hdf5_datasets._read_dataset = lambda *_: bytearray(1 << 40);"
-    monkeypatch.setattr(contained, "_START", ask + "c.serve()")
+    monkeypatch.setattr(sandbox, "read_hdf5", fill_memory)
     with pytest.raises(FormatError, match="not readable as HDF5"):
         read_index(path)
+
+
+def limits(path):
+    return resource.getrlimit(resource.RLIMIT_DATA), resource.getrlimit(resource.RLIMIT_CORE)
+
+
+def test_the_process_is_limited_and_its_parent_is_not(path):
+    with Sandbox() as reader:
+        assert reader.run(limits, path, "", "") == ((sandbox.MEMORY_BYTES,) * 2, (0, 0))
+    assert resource.getrlimit(resource.RLIMIT_DATA)[0] != sandbox.MEMORY_BYTES
 
 
 def test_nothing_is_imported_from_the_folder_that_one_is_in(tmp_path, path, monkeypatch):
     trap = tmp_path / "trap"
     trap.mkdir()
-    for name in ("h5py", "json", "ckpttool", "signal"):
+    for name in ("h5py", "multiprocessing", "pickle", "ckpttool", "signal"):
         (trap / f"{name}.py").write_text("raise SystemExit(3)")
     monkeypatch.chdir(trap)
     assert len(read_index(path).tensors) == len(METAS)

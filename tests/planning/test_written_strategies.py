@@ -309,7 +309,7 @@ def test_a_run_that_ended_between_it_and_the_manifest_is_continued(tmp_path, mon
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("ckpttool.run.journal.Journal.finish", refuse)
+        patch.setattr("ckpttool.transaction.journal.Journal.finish", refuse)
         assert run(*words_of(tmp_path / "out")).exit_code == 6
     assert "s.ckpt" in files_below(tmp_path / "out")
     run_well(*words_of(tmp_path / "out"), "--resume")

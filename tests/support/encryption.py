@@ -55,16 +55,6 @@ def encrypt(
     return out
 
 
-def encrypt_early(plain: bytes, mode: str, key: bytes = KEY, block_bytes: int = 64 << 20) -> bytes:
-    """The same as MindSpore 1.3 wrote it: the magic number of AES-GCM for both, and no tag."""
-    out = b""
-    for start in range(0, len(plain), block_bytes):
-        iv = hashlib.md5(b"%d" % start).digest()
-        data, _ = encrypt_block(mode, key, iv, plain[start : start + block_bytes])
-        out += frame("AES-GCM", iv, data, b"")
-    return out
-
-
 def spoil(data: bytes, at: int, mask: int = 1) -> bytes:
     """The same with a bit of one byte flipped."""
     return data[:at] + bytes([data[at] ^ mask]) + data[at + 1 :]

@@ -23,12 +23,17 @@ from ckpttool.model.manifest import (
     differences,
     units,
 )
-from ckpttool.run.journal import Journal
-from ckpttool.run.manifest import Listing
 from ckpttool.run.partial import stamp_of
-from ckpttool.run.sets import Place, record_of, take_lock
-from ckpttool.run.unfinished import read_journal, sealed
-from ckpttool.storage.leftovers import interruption
+from ckpttool.transaction.journal import (
+    Journal,
+    Place,
+    interruption,
+    read_journal,
+    record_of,
+    sealed,
+    take_lock,
+)
+from ckpttool.transaction.manifest import Listing
 from tests.support.commands import files_below
 
 INPUTS = (InputFile("src/a.ckpt", 10, 5, 5), InputFile("src/b.ckpt", 20, 6, 6))
@@ -134,7 +139,7 @@ def test_of_a_file_that_is_none_no_more_is_read_than_a_line_may_have(tmp_path, r
     for text in (b"{", b"{\n"):
         path.write_bytes(text)
         os.truncate(path, 1 << 40)  # a hole: to read all of it would take a TiB
-        monkeypatch.setattr("ckpttool.run.manifest.MAX_LINE_BYTES", 1000)
+        monkeypatch.setattr("ckpttool.transaction.manifest.MAX_LINE_BYTES", 1000)
         with pytest.raises(FormatError, match=r"ckpttool\.json: .*(1000 bytes|no JSON|as it was)"):
             reader(path)
 
@@ -325,7 +330,7 @@ def test_a_part_waits_for_one_that_has_not_said_yet_of_what_plan_it_is(tmp_path,
         os.close(starting)
         Journal(place, is_resumed=False)
 
-    monkeypatch.setattr("ckpttool.run.journal.time.sleep", pause)
+    monkeypatch.setattr("ckpttool.transaction.journal.time.sleep", pause)
     Journal(replace(place, listing=place_of(tmp_path, part=2).listing), is_resumed=False).leave()
     assert len(pauses) == 1
 

@@ -17,8 +17,8 @@ from ckpttool.formats.reading import ReadFile
 from ckpttool.model import manifest as manifest_module
 from ckpttool.run.engines import open_engine
 from ckpttool.run.execute import CopyOptions, execute
-from ckpttool.run.manifest import Listing
 from ckpttool.storage.flatfile import FlatFiles
+from ckpttool.transaction.manifest import Listing
 from tests.execution.test_execute import make_plan
 from tests.support.checkpoints import noise, write_file
 from tests.support.commands import SUFFIXES, files_below, message, run, run_well

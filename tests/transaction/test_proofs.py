@@ -10,7 +10,7 @@ import pytest
 
 import ckpttool
 from ckpttool.errors import CkptToolError, FormatError, PlanError
-from ckpttool.run.manifest import Listing
+from ckpttool.transaction.manifest import Listing
 from tests.support.checkpoints import noise, write_file
 from tests.support.commands import message, run, run_well
 from tests.support.executors import CASE, reshard_words

@@ -19,8 +19,8 @@ import ckpttool
 from ckpttool.formats import read_index
 from ckpttool.run import execute as execute_module
 from ckpttool.run.fill import fill
-from ckpttool.run.unfinished import sealed
 from ckpttool.storage.scan import scan
+from ckpttool.transaction.journal import sealed
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.executors import (
     CASE,
@@ -149,7 +149,7 @@ def test_a_manifest_that_was_copied_back_proves_no_output_by_its_time(
 def test_what_a_manifest_proves_by_its_time_is_not_read(tmp_path, monkeypatch):
     run_well(*words_of(tmp_path))
     read = []
-    look = "ckpttool.run.listed.read_index"
+    look = "ckpttool.transaction.resume.read_index"
     monkeypatch.setattr(look, lambda name: (read.append(name), read_index(name))[1])
     run_well(*words_of(tmp_path), "--resume")
     assert read == []
@@ -169,14 +169,14 @@ def test_a_signal_is_heard_while_what_is_kept_is_read(tmp_path):
         "import signal, sys, threading\n"
         "from ckpttool.cli.main import main\n"
         "from ckpttool.formats.stopping import go_on\n"
-        "from ckpttool.run import listed\n"
+        "from ckpttool.transaction import resume\n"
         "turn = threading.Lock()\n"
         "def read_for_ever(tensor, buffer_bytes):\n"
         "    if turn.acquire(blocking=False):\n"
         "        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)\n"
         "    while True:\n"
         "        go_on()\n"
-        "listed.unit_digests = read_for_ever\n"
+        "resume.unit_digests = read_for_ever\n"
         "main(sys.argv[1:])"
     )
     words = [*words_of(tmp_path), "--resume"]
@@ -963,7 +963,9 @@ def test_a_whole_run_that_did_not_end_is_done_in_parts_instead(tmp_path, failing
 def test_a_run_that_was_killed_when_all_was_listed_is_complete(tmp_path, failing, part):
     words = [*words_of(tmp_path), *part]
     code = (
-        "import os; from ckpttool.cli.main import main; from ckpttool.run.journal import Journal\n"
+        "import os\n"
+        "from ckpttool.cli.main import main\n"
+        "from ckpttool.transaction.journal import Journal\n"
     )
     code += "Journal._close = lambda journal, remove: os._exit(9)\nmain()"  # as by SIGKILL
     assert finish(start(sys.executable, "-c", code, *words))[0] == 9
@@ -1022,47 +1024,16 @@ def run_with_signal(number, *words):
     return finish(start(sys.executable, "-c", code, *words))
 
 
-def test_an_output_that_is_being_written_is_called_so(tmp_path, monkeypatch):
-    out, seen = tmp_path / "m.h5", []
-
-    def look(task):
-        seen.append(run("inspect", out))
-        return fill(task)
-
-    monkeypatch.setattr(execute_module, "fill", look)
-    run_well(*MERGE, out)
-    assert seen[0].exit_code == 2
-    said = f"'{out}' does not exist: a run is still writing it (process {os.getpid()} on"
-    assert said in message(seen[0])
-
-
 def test_what_a_killed_run_left_of_a_single_file_is_explained(tmp_path):
     out = tmp_path / "m.h5"
     assert run_with_signal(signal.SIGKILL, *MERGE, out)[0] == -signal.SIGKILL
     assert files_below(tmp_path) == [f"m.h5.{JOURNAL}", "m.h5.partial"]
-    for command in ("inspect", "verify"):
-        result = run(command, out)
-        assert result.exit_code == 2
-        said = f"'{out}' does not exist: a run that was to write it did not end; run that command"
-        assert said in message(result)
     result = run_well(*MERGE, out, "--resume")
     said = (
         f"note: {out}.{NAME}: a run did not end, and nothing of it could be kept; this one begins"
     )
     assert f"{said} anew" in message(result)
     assert "begins anew" not in message(run_well(*MERGE, out, "--resume"))
-
-
-@pytest.mark.parametrize("part", [(), ("--part", "1/1")])
-def test_what_a_killed_run_left_of_one_file_of_a_set_is_explained(tmp_path, part):
-    run_with_signal(signal.SIGKILL, *words_of(tmp_path), *part, "-j", "1")
-    for rank, said in (
-        (0, "does not exist: a run that was to write it did not end"),
-        (9, "does not exist: of its folders there is only"),
-    ):
-        result = run("verify", tmp_path / f"rank_{rank}" / f"checkpoint_{rank}.ckpt")
-        assert result.exit_code == 2
-        assert said in message(result)
 
 
 def test_a_run_that_is_ended_says_what_is_complete(tmp_path):

@@ -1,50 +1,229 @@
-"""What an earlier run has left where a plan is to write, and whether it can be gone on from."""
+"""What an earlier run left at a destination, and which of its outputs can be kept."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ckpttool.errors import ExecutionError, FormatError
-from ckpttool.model.catalog import Stamp
-from ckpttool.model.manifest import JOURNAL, Origin, differences
+from ckpttool.errors import CkptToolError, ExecutionError, FormatError
+from ckpttool.formats import read_index
+from ckpttool.formats.reading import is_there, read_file
+from ckpttool.formats.stopping import OnProgress, OpenProgress, no_progress, result_of
+from ckpttool.model.catalog import FileIndex, Stamp, StoredTensor
+from ckpttool.model.manifest import JOURNAL, MANIFEST, Hashed, Listed, Origin, differences, hashed
 from ckpttool.model.notes import Note
-from ckpttool.model.plan import Plan
+from ckpttool.model.plan import Document, Plan
 from ckpttool.model.strategy import count, shorten
-from ckpttool.run.batch import place_of
-from ckpttool.run.complete import (
-    complete_listing,
-    describes_nothing,
-    find_listed,
-    is_written,
-    paths_of,
-)
-from ckpttool.run.journal import resume_problems
-from ckpttool.run.listed import OpenProgress, find_intact, no_progress
-from ckpttool.run.manifest import Listing
-from ckpttool.run.origin import changed_inputs, manifest_of, options_told
-from ckpttool.run.partial import stamp_of
-from ckpttool.run.rights import kept_file
-from ckpttool.run.sets import (
+from ckpttool.run.partial import PARTIAL, access_problem, stamp_of
+from ckpttool.storage.checksum import verify_checksum
+from ckpttool.storage.digest import unit_digests
+from ckpttool.storage.locks import holder_of
+from ckpttool.transaction.journal import (
     Place,
+    Unfinished,
     busy_problem,
     find_records,
     journal_of,
-    record_of,
-)
-from ckpttool.run.unfinished import (
-    Unfinished,
     journal_that_tells_of,
     listed_in,
     read_journal,
+    record_of,
+    resume_problems,
 )
-from ckpttool.storage.leftovers import PARTIAL
-from ckpttool.storage.locks import holder_of
+from ckpttool.transaction.manifest import (
+    Listing,
+    changed_inputs,
+    manifest_of,
+    options_told,
+    output_problems,
+)
+from ckpttool.transaction.parts import place_of
+
+BUFFER_BYTES = 8 << 20
+
+
+def find_intact(
+    folder: Path,
+    outputs: Iterable[Listed],
+    attrs: Collection[str],
+    executor: Executor,
+    on_progress: OnProgress,
+) -> dict[str, Stamp]:
+    """Outputs that hold what is listed and these attributes, every byte read; as they were then.
+
+    Of a checksum no listing tells, so it is verified.
+    """
+    found = {}
+    for output in outputs:
+        name, stamp = str(folder / output.path), stamp_of(folder / output.path)
+        if stamp is None or any(content_problems_of(folder / MANIFEST, output, None, name)):
+            continue
+        index = read_index(name)
+        stored = index.tensors
+        looks = [(one, executor.submit(hash_tensor, stored[one.name])) for one in output.tensors]
+        is_equal = True
+        for one, hashes in looks:
+            is_equal &= result_of(hashes) == one.sha256
+            on_progress(stored[one.name].meta.nbytes)
+        is_equal &= index.attrs.keys() >= set(attrs)
+        if is_equal and "crc_num" in index.attrs:
+            is_equal = result_of(executor.submit(verify_checksum, index)) is None
+        if is_equal and stamp_of(folder / output.path) == stamp:
+            found[output.path] = stamp
+    return found
+
+
+def content_problems_of(
+    path: Path, output: Listed, index: FileIndex | None, name: str
+) -> Iterator[str]:
+    """What is wrong with an output, by its size and its header."""
+    yield from (wrong := list(output_problems(path.parent, [output])))
+    if wrong:
+        return
+    try:
+        index = index or read_index(name)
+    except FormatError as error:
+        yield f"{output.path}: {error.reason}"
+        return
+    found = {one.meta.name: hashed(one.meta, {}) for one in index.tensors.values()}
+    wanted = {one.name: one for one in output.tensors}
+    for tensor in sorted({*found, *wanted}):
+        mine, said = found.get(tensor), wanted.get(tensor)
+        if _describe_tensor(mine) != _describe_tensor(said):
+            expected = f"expected {_describe_tensor(said)}, found {_describe_tensor(mine)}"
+            yield f"{output.path}: {tensor}: {expected}"
+
+
+def _describe_tensor(one: Hashed | None) -> str:
+    return "nothing" if one is None else f"{one.dtype} {one.shape}"
+
+
+def hash_tensor(tensor: StoredTensor) -> tuple[str, ...]:
+    """The hashes of a stored tensor's units; runs on a worker."""
+    return hashed(tensor.meta, dict(enumerate(unit_digests(tensor, BUFFER_BYTES)))).sha256
+
+
+def is_complete(plan: Plan) -> bool:
+    """Whether all that a plan is to write is there, as its manifest or record says."""
+    place = place_of(plan)
+    has_left = journal_of(place.listing).exists()  # which is to be looked through, and to go
+    return not has_left and complete_listing(plan, place, plan.proven) is not None
+
+
+def complete_listing(plan: Plan, place: Place, proven: Mapping[str, Stamp]) -> Listing | None:
+    """The manifest or record that says that all of a plan is written, if all is there."""
+    listing = _listing_of(plan, place) if all(map(is_written, plan.documents)) else None
+    is_so = listing is not None and all(
+        stamp is not None and (listing.knows(output, stamp) or proven.get(path) == stamp)
+        for path, output, stamp in _outputs(plan, listing)
+    )
+    return listing if is_so else None
+
+
+def find_listed(
+    plan: Plan,
+    place: Place,
+    executor: Executor,
+    problems: list[str],
+    notes: list[Note],
+    may_replace: bool,
+    open_progress: OpenProgress,
+) -> tuple[set[str], dict[str, Stamp]]:
+    """The files of a set that was complete, and which of them its hashes prove; none if changed.
+
+    What is gone is to be written again, as a note says.  What was changed since is added to
+    ``problems``, unless it may be replaced.
+    """
+    listing, folder = _listing_of(plan, place), place.manifest.parent
+    if listing is None:
+        return set(), {}
+    gone, there, unclear = [], [], {}
+    for path, output, stamp in _outputs(plan, listing):
+        if stamp is None:
+            gone.append(str(folder / path))
+        elif listing.knows(output, stamp):
+            there.append(str(folder / path))
+        else:  # written to, or moved here, after it was listed
+            unclear[path] = stamp.nbytes
+    proven: dict[str, Stamp] = {}
+    if unclear:
+        outputs = (output for path, output, _ in _outputs(plan, listing) if path in unclear)
+        with open_progress(sum(unclear.values())) as on_progress:
+            proven = find_intact(folder, outputs, plan.target.attrs, executor, on_progress)
+    there += [str(folder / path) for path in proven]
+    wrong = [str(folder / path) for path in unclear if path not in proven]
+    for path in (document.path for document in plan.documents if not is_written(document)):
+        (wrong if is_there(path) else gone).append(path)
+    if gone and listing.path != place.listing:
+        text = f"{listing.path}: {_are_gone(gone)}; the same command without --part writes what is "
+        problems.append(f"{text}gone of a set that is committed")
+    elif wrong and not may_replace:
+        text = f"not what {listing.path} says was written; has it been changed?"
+        problems.append(f"{shorten(wrong, 3)}: {text}")
+    else:
+        if gone and there:
+            text = f"{listing.path}: {_are_gone(gone)}, written again; the others are kept"
+            notes.append(Note("unfinished", text))
+        documents = [document.path for document in plan.documents]
+        return {str(Path(path)) for path in (*there, *documents, str(place.manifest))}, proven
+    return set(), {}
+
+
+def _are_gone(paths: Sequence[str]) -> str:
+    is_one = len(paths) == 1
+    return f"{count(len(paths), 'output')} {'is' if is_one else 'are'} gone ({shorten(paths, 3)})"
+
+
+def _listing_of(plan: Plan, place: Place) -> Listing | None:
+    """The manifest or record of this plan, there or not what it lists."""
+    wanted = paths_of(plan)
+    for path in dict.fromkeys((place.listing, place.manifest)):
+        listing = place.find_listing(path)
+        if listing is None:
+            continue
+        try:
+            outputs = listing.manifest().outputs
+        except (FileNotFoundError, FormatError):
+            continue  # cut short
+        if wanted <= {str(path.parent / output.path) for output in outputs}:
+            return listing
+    return None
+
+
+def _outputs(plan: Plan, listing: Listing) -> Iterator[tuple[str, Listed, Stamp | None]]:
+    """The outputs of a plan: the path and what a listing says of each, and what is there now."""
+    folder, wanted = listing.path.parent, paths_of(plan)
+    for output in listing.outputs():
+        if str(folder / output.path) in wanted:
+            yield output.path, output, stamp_of(folder / output.path)
+
+
+def paths_of(plan: Plan) -> set[str]:
+    """The paths of its outputs."""
+    return {str(Path(path)) for path in plan.target.paths.values()}
+
+
+def is_written(document: Document) -> bool:
+    """Whether it is there, as it is to be."""
+    try:
+        return read_file(document.path) == document.data
+    except OSError:
+        return False
+
+
+def describes_nothing(manifest: Path) -> bool:
+    """Whether this is a manifest of outputs that somebody has removed, all of them."""
+    try:
+        outputs = Listing.read(manifest).manifest().outputs
+    except (FileNotFoundError, CkptToolError):
+        return False
+    return not any(is_there(manifest.parent / output.path) for output in outputs)
+
 
 MIXTURE = "what was made of it may be a mixture, so write all of it anew"
 
@@ -118,8 +297,8 @@ def _journals(place: Place, problems: list[str]) -> Iterator[tuple[Path, Unfinis
     own = journal_of(place.listing)
     held = {own, journal_of(place.manifest)}
     for path in sorted(held.union(find_records(place.manifest, JOURNAL))):
-        if kept := kept_file(path, is_locked=True):
-            problems += [kept] if path in held or not place.is_part else []
+        if closed := access_problem(path, os.R_OK | os.W_OK):
+            problems += [closed] if path in held or not place.is_part else []
             continue
         try:
             before = read_journal(path)

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import heapq
 import os
+import re
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 
 from ckpttool.errors import CkptToolError, FormatError, PlanError, VerifyError, raise_all
+from ckpttool.formats import FORMAT_NAMES, suffix_of
 from ckpttool.formats.reading import is_there
 from ckpttool.model.catalog import format_ranks
 from ckpttool.model.manifest import JOURNAL, MANIFEST, Origin, differences
@@ -24,28 +26,49 @@ from ckpttool.model.notes import Note
 from ckpttool.model.parts import balance
 from ckpttool.model.plan import Document, Plan, PlanPart
 from ckpttool.model.strategy import count, shorten
-from ckpttool.run.manifest import (
-    Listing,
-    Manifest,
-    Written,
-    listing_text,
-    output_problems,
-    output_text,
-    remedy_for,
-)
-from ckpttool.run.origin import manifest_of, options_of, origin_of, plan_digest
 from ckpttool.run.partial import is_within, remove_document, write_document
-from ckpttool.run.places import files_of_others, manifest_path
-from ckpttool.run.sets import (
+from ckpttool.transaction.journal import (
     Place,
     find_other_set,
     find_records,
+    has_text,
+    interruption,
     journal_of,
     record_of,
     remove_stale_records,
     set_locked,
+    writer_of,
 )
-from ckpttool.storage.leftovers import has_text, interruption, writer_of
+from ckpttool.transaction.manifest import (
+    Listing,
+    Manifest,
+    Written,
+    listing_text,
+    manifest_of,
+    options_of,
+    origin_of,
+    output_problems,
+    output_text,
+    plan_digest,
+    remedy_for,
+)
+
+
+def files_of_others(rank: int, sample: str, ranks: Container[int]) -> list[str]:
+    """Files with the names of outputs, such as that of one rank, that are no outputs of the ranks.
+
+    Those are files of other ranks, and of any rank in another format.
+    """
+    folder, suffix = Path(sample).parent.parent, Path(sample).suffix
+    prefix = Path(sample).name.removesuffix(f"{rank}{suffix}")
+    others = (re.fullmatch(r"rank_(\d+)", other.name) for other in sorted(folder.glob("rank_*")))
+    paths = (
+        folder / match[0] / f"{prefix}{match[1]}{ending}"
+        for match in others
+        for ending in map(suffix_of, FORMAT_NAMES)
+        if match is not None and (int(match[1]) not in ranks or ending != suffix)
+    )
+    return sorted(str(path) for path in paths if path.exists())
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +139,7 @@ def take_part(plan: Plan, number: int, parts: int) -> Plan:
         parts,
         len(paths),
         plan_digest(plan),
-        manifest_path(plan.target),
+        plan.target.manifest_path,
         plan.documents,
         options_of(plan),
     )

@@ -1,0 +1,225 @@
+"""Files from outside, read in a process that can do no more harm than end.
+
+libhdf5 parses the headers of HDF5 files. On damaged files some of its versions crash, some never
+return, and some ask for all the memory there is. So another process reads them, with limits on its
+memory and on its processor time. It starts with the first file and reads them one after another.
+
+Processor time tells a hang from a slow disk: the kernel ends the process if one object of a file
+takes more than `CPU_SECONDS` of it.
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from threading import Event, Lock
+from types import TracebackType
+from typing import NamedTuple, TypeVar
+
+from ckpttool.errors import CkptToolError, FormatError
+from ckpttool.model.catalog import Extent, FileIndex, SourceStamp, StoredTensor, TensorMeta
+
+T = TypeVar("T")
+_Row = tuple[str, str, tuple[int, ...], "str | None", list[tuple[int, int]]]
+
+CPU_SECONDS = 10.0  # for one object; a thousand times what the slowest ordinary one takes
+MEMORY_BYTES = 4 << 30  # of the process; an index of a million datasets takes a quarter of it
+
+# No class of `multiprocessing` starts the process: "fork" may deadlock in a program with threads,
+# "spawn" and "forkserver" run the program's main module again. The first statement sets the path,
+# so that nothing is imported from the current folder.
+_START = (
+    "import sys; sys.path[:] = {path!r}; from ckpttool.formats.sandbox import serve; serve({fd})"
+)
+
+
+class _Child(NamedTuple):
+    process: subprocess.Popen[bytes]
+    connection: Connection
+
+
+class Sandbox:
+    """A limited process that reads files; use as a context manager.
+
+    Threads may share it; it reads one file at a time.
+    """
+
+    def __init__(self) -> None:
+        self._child: _Child | None = None
+        self._lock = Lock()
+        self._stopped = Event()
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self.stop()
+        self._end()
+
+    def stop(self) -> None:
+        """End the process at once, whatever it reads; its answer is not wanted any more."""
+        self._stopped.set()
+        if self._child is not None:
+            self._child.process.kill()
+
+    def read_index(self, path: str) -> FileIndex:
+        """Return the header of an HDF5 file.
+
+        Raises
+        ------
+        FormatError
+            The file is damaged, or libhdf5 crashed or hung on it.
+        UnsupportedError
+            The file uses something that is not read.
+        OSError
+            The file cannot be opened or read.
+        """
+        stamp, rows = self.run(read_hdf5, path, "libhdf5", "HDF5")
+        tensors = {
+            name: StoredTensor(
+                TensorMeta(name, dtype, shape, text),
+                path,
+                tuple(Extent(offset, nbytes) for offset, nbytes in extents),
+            )
+            for name, dtype, shape, text, extents in rows
+        }
+        return FileIndex(path, "hdf5", stamp.nbytes, tensors, stamps={path: stamp})
+
+    def run(
+        self,
+        function: Callable[[str], T],
+        path: str,
+        library: str,
+        format: str,
+        cpu_seconds: float = CPU_SECONDS,
+    ) -> T:
+        """Return ``function(path)`` as computed by the process.
+
+        Parameters
+        ----------
+        function
+            A function of a module; its result has to be picklable.
+        path
+            The file.
+        library, format
+            Names, for the error that the process did not survive the file.
+        cpu_seconds
+            Processor time until the first `set_cpu_limit` of ``function``.
+
+        Raises
+        ------
+        FormatError
+            The process did not survive the file.
+        CkptToolError, OSError
+            As raised by ``function``.
+        """
+        with self._lock:
+            child = self._start()
+            try:
+                child.connection.send((function, path, cpu_seconds))
+                answer: T | CkptToolError | OSError = child.connection.recv()
+            except (EOFError, ConnectionError) as error:
+                reason = f"not readable as {format}: {self._end(library)}"
+                raise FormatError(path, None, reason) from error
+        if isinstance(answer, CkptToolError | OSError):
+            raise answer
+        return answer
+
+    def _start(self) -> _Child:
+        """Return the process, which is started if there is none."""
+        if self._stopped.is_set():
+            raise CancelledError
+        child = self._child = self._child or _start()
+        if self._stopped.is_set():  # by another thread, which has not seen this process
+            self.stop()
+            self._end()
+            raise CancelledError
+        return child
+
+    def _end(self, library: str = "") -> str:
+        """End the process, and return how it ended."""
+        child, self._child = self._child, None
+        if child is None:
+            return ""
+        child.connection.close()
+        code = child.process.wait()
+        if code == -signal.SIGPROF:
+            return f"{library} does not come to an end on it (damaged?)"
+        if code < 0:
+            return f"{library} crashed on it ({signal.Signals(-code).name}; damaged?)"
+        return f"the process that reads it ended ({code})"
+
+
+def _start() -> _Child:
+    ours, theirs = Pipe()
+    with theirs:
+        code = _START.format(path=sys.path, fd=theirs.fileno())
+        process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,  # the exit code says how the process ended
+        )
+    return _Child(process, ours)
+
+
+def serve(fd: int) -> None:
+    """Answer the calls that come through a pipe, in the limited process, until it is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends, and closes the pipe
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    gc.disable()  # three quarters of the time of a large pickle, and nothing read has cycles
+    with Connection(fd) as connection:
+        while True:
+            try:
+                function, path, cpu_seconds = connection.recv()
+            except EOFError:
+                return
+            set_cpu_limit(cpu_seconds)
+            try:
+                answer = function(path)
+            except (CkptToolError, OSError) as error:
+                answer = error
+            connection.send(answer)
+            set_cpu_limit(0)
+
+
+def set_cpu_limit(seconds: float = CPU_SECONDS) -> None:
+    """Have the kernel end this process after ``seconds`` of processor time; 0 for never."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def read_hdf5(path: str) -> tuple[SourceStamp, list[_Row]]:
+    """Return what an HDF5 header says; each object of the file has the time of `set_cpu_limit`.
+
+    Tuples, because pickling a `FileIndex` takes a quarter of the time that reading it takes.
+    """
+    from ckpttool.formats.hdf5 import Hdf5
+
+    index = Hdf5(on_object=set_cpu_limit).read_index(path)
+    rows: list[_Row] = [
+        (
+            tensor.meta.name,
+            tensor.meta.dtype,
+            tensor.meta.shape,
+            tensor.meta.text,
+            [(extent.offset, extent.nbytes) for extent in tensor.extents],
+        )
+        for tensor in index.tensors.values()
+    ]
+    return index.stamps[path], rows

@@ -1,0 +1,1 @@
+"""What makes a set of outputs whole: manifest, journal, resuming, array jobs."""

@@ -1,0 +1,809 @@
+"""The journal of a run: lock, log of outputs, and what it becomes: the manifest or a part's record.
+
+A journal lies beside the document that it becomes, under the same name and ``.journal``.  Each line
+ends with a checksum: a last line that a power loss cut short is dropped, any other damaged line is
+an error.
+
+======================  =======================================================================
+first line              the run: its provenance, process and host
+``{"begun": ...}``      an output is about to be written to ``NAME.partial``
+``{"complete": ...}``   the output is on disk, with its hashes, and is about to be renamed
+``{"placed": ...}``     the output has its name, with size and times by which it is recognised
+``{"left": ...}``       an output of an earlier run that did not end and was not resumed
+======================  =======================================================================
+
+A run that is killed leaves its journal.  The same command with ``--resume`` keeps the outputs whose
+size and times still match, and those whose contents match their hashes.  A finished set of which
+outputs are gone becomes a journal again.
+
+The journal of a set is also its lock: a whole run holds it exclusively, the runs of parts share it
+and each holds its own journal exclusively.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+import socket
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from zlib import crc32
+
+from ckpttool.errors import CkptToolError, FormatError, PlanError, VerifyError
+from ckpttool.formats.reading import is_there, open_file
+from ckpttool.model.catalog import Stamp
+from ckpttool.model.manifest import JOURNAL, MANIFEST, Listed, Origin, differences
+from ckpttool.model.notes import Note
+from ckpttool.model.strategy import count, shorten
+from ckpttool.run.partial import (
+    PARTIAL,
+    make_folder,
+    remove_document,
+    remove_stale,
+    stamp_of,
+    sync_folder,
+    was_copied,
+    write_document,
+)
+from ckpttool.storage.locks import TakenError, holder_of, is_open_as, lock, name_of_holder
+from ckpttool.transaction.manifest import (
+    Entries,
+    Listing,
+    lines_of,
+    listing_text,
+    opened,
+    output_text,
+)
+
+PATH_ENTRY = re.compile(rb'"path": ("[^"\\]*(?:\\.[^"\\]*)*")')
+HEAD_BYTES = 100_000_000  # of a line of a manifest or journal
+
+
+def interruption(path: Path) -> str | None:
+    """Why a folder holds no complete set of what ckpttool writes; None if nothing says so.
+
+    The same of a single file.  The manifest goes before the first output is replaced, and comes
+    last.
+    """
+    manifest = path / MANIFEST if path.is_dir() else path.with_name(f"{path.name}.{MANIFEST}")
+    if manifest.exists():
+        return None
+    if by := writer_of(manifest):
+        text = f"a run of ckpttool is writing here ({by}), so files are missing, or of another run"
+        return f"{path}: {text}; wait until it ends"
+    if any(journals_of(manifest)):
+        text = "a run of ckpttool has not ended here, so files may be missing or of another run; "
+        return f"{path}: {text}finish it with the same command and --resume"
+    if any(_records_of(manifest)):
+        text = "written in parts (--part) that are not committed, so files may be missing; run"
+        return f"{path}: {text} ckpttool commit {path}"
+    return None
+
+
+def writer_of(manifest: Path) -> str | None:
+    """Who is writing the set of a manifest at this moment, all of it or a part."""
+    for journal in journals_of(manifest):
+        with suppress(PermissionError):  # it is not ours to know
+            if by := holder_of(journal):
+                return by
+    return None
+
+
+def journals_of(manifest: Path) -> Iterator[Path]:
+    """The journals of a set that say anything: that of the set, and those of parts."""
+    journal = Path(f"{manifest}{JOURNAL}")
+    if has_text(journal):
+        yield journal
+    yield from _records_of(manifest, JOURNAL)
+
+
+def _records_of(manifest: Path, suffix: str = "") -> Iterator[Path]:
+    pattern = f".{glob.escape(manifest.name.removesuffix('.json'))}-part-*.json{suffix}"
+    yield from sorted(manifest.parent.glob(pattern))
+
+
+def has_text(journal: Path) -> bool:
+    """Whether a journal says anything; who only holds the place, as a commit does, writes none."""
+    try:
+        return journal.stat().st_size > 0
+    except FileNotFoundError:
+        return False
+
+
+SEAL = " 01234567\n"  # what is behind the text of a line: its CRC-32 in hexadecimal digits
+
+
+@dataclass(slots=True)
+class Unfinished:
+    """What the journal of a run that did not end well says.
+
+    Attributes
+    ----------
+    origin
+        The run.
+    complete
+        Path of each output that was complete, relative to the journal, and whose it is.
+    placed
+        By what those that got their final names are known again.
+    left
+        The same of outputs of runs before it, which did not end either and were not gone on from.
+    begun
+        Paths of the outputs that were begun.
+    lines
+        First byte of the line of each rank's output, and the byte behind.
+    head_end, end
+        Byte behind the first line, and behind the last whole one.
+    """
+
+    origin: Origin
+    complete: dict[str, int] = field(default_factory=dict)
+    placed: dict[str, Stamp] = field(default_factory=dict)
+    left: dict[str, Stamp] = field(default_factory=dict)
+    begun: set[str] = field(default_factory=set)
+    lines: dict[int, tuple[int, int]] = field(default_factory=dict)
+    head_end: int = 0
+    end: int = 0
+
+    def kept(self, folder: Path, proven: Mapping[str, Stamp]) -> dict[str, Stamp]:
+        """Outputs of this run that are as it left them, or as they were when they were proven."""
+        mine = {name: stamp for name, stamp in proven.items() if name in self.complete}
+        return _unchanged(folder, self.placed, mine)
+
+    def untouched(self, folder: Path, proven: Mapping[str, Stamp]) -> dict[str, Stamp]:
+        """These, and what earlier runs left, too."""
+        return {**_unchanged(folder, self.left), **self.kept(folder, proven)}
+
+
+def _unchanged(folder: Path, *known: Mapping[str, Stamp]) -> dict[str, Stamp]:
+    """The files that are as they are known from one or the other, as they are now."""
+    found = {name: stamp_of(folder / name) for of in known for name in of}
+    return {
+        name: stamp
+        for name, stamp in found.items()
+        if stamp is not None and any(of.get(name) == stamp for of in known)
+    }
+
+
+def sealed(text: str) -> str:
+    """A line of a journal: the text with its CRC-32, which every change of a byte shows in."""
+    return f"{text} {crc32(text.encode('ascii')):08x}\n"
+
+
+def unsealed(line: bytes) -> bytes:
+    """The text of a line; raises `ValueError` if it is not as it was written."""
+    text = line[: -len(SEAL)]
+    if sealed(text.decode("ascii")).encode() != line:
+        raise ValueError("a line is not as it was written")
+    return text
+
+
+def read_journal(path: Path) -> Unfinished | None:
+    """What a run left behind that did not end well; None if there is nothing.
+
+    Raises
+    ------
+    FormatError
+        The file is no journal of ckpttool.
+    OSError
+        It cannot be read.
+    """
+    found: Unfinished | None = None
+    try:
+        for stop, line in _whole_lines(path):
+            if found is None:
+                (head,) = line.objects("run")
+                found = Unfinished(head.origin(), head_end=stop)
+            elif "begun" in line.entries:
+                found.begun.add(line.file("begun"))
+            elif "left" in line.entries:
+                found.left[line.file("left")] = line.stamp()
+            elif "placed" in line.entries:
+                found.placed[line.file("placed")] = line.stamp()
+            else:
+                (output,) = line.objects("complete")
+                name, rank = output.file("path"), output.number("rank")
+                found.placed.pop(name, None)
+                found.complete[name] = rank
+                found.lines[rank] = found.end, stop
+            found.end = stop
+    except FileNotFoundError:
+        return None
+    except (FormatError, ValueError) as error:
+        reason = error.reason if isinstance(error, FormatError) else "its first line"
+        text = f"not a journal of ckpttool ({reason}); move it away"
+        raise FormatError(str(path), None, text) from error
+    return found
+
+
+def origin_in(journal: Path) -> Origin | None:
+    """The run whose journal this is, from its first line; None if it cannot be told."""
+    try:
+        for _, line in _whole_lines(journal):
+            (head,) = line.objects("run")
+            return head.origin()
+    except (FileNotFoundError, FormatError, ValueError):
+        pass  # gone, or just being begun
+    return None
+
+
+def journal_that_tells_of(partial: Path) -> Path | None:
+    """The journal of a set, one file or a folder, that tells of a temporary file; None if none."""
+    output = Path(str(partial).removesuffix(PARTIAL))
+    sets = [output.with_name(f"{output.name}.{MANIFEST}")]
+    sets += [folder / MANIFEST for folder in output.parents[:2]]
+    for manifest in sets:
+        for journal in (journal_of(manifest), *find_records(manifest, JOURNAL)):
+            try:
+                before = read_journal(journal)
+            except (FormatError, OSError):
+                continue  # nothing is known from it
+            if before is not None and os.path.relpath(output, journal.parent) in before.begun:
+                return journal
+    return None
+
+
+def listed_in(journal: Path, lines: Iterable[tuple[int, int]]) -> Iterator[Listed]:
+    """The outputs that these lines of a journal (first byte, and the byte behind) tell of."""
+    with open_file(journal) as file:
+        for start, stop in lines:
+            file.seek(start)
+            text = unsealed(file.read(stop - start))
+            (output,) = Entries.parse(journal, text).objects("complete")
+            yield output.output()
+
+
+def _whole_lines(path: Path) -> Iterator[tuple[int, Entries]]:
+    """The byte behind every line that is complete, and what it says.
+
+    The last does not count if it is not; of others a power loss leaves none behind that.
+    """
+    start = 0
+    with opened(path) as file:
+        for line in lines_of(path, file):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                text = unsealed(line)
+            except ValueError as error:
+                if start and not file.read(1):
+                    return
+                reason = f"byte {start}: the line is not as it was written"
+                raise FormatError(str(path), None, reason) from error
+            start += len(line)
+            yield start, Entries.parse(path, text)
+
+
+TRIES, PAUSE_SECONDS = 6, 0.05  # for a lock that somebody has for a moment, to look or to leave
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a run writes in the end, and what it must not leave beside it.
+
+    Attributes
+    ----------
+    manifest
+        That of the set.
+    listing
+        The manifest, or the record of a part.
+    origin
+        The run.
+    head
+        What the listing says beside its outputs.
+    outdated
+        Documents of the set, which speak of it as complete.
+    outputs
+        Paths of what it writes, counted from the manifest's folder.
+    """
+
+    manifest: Path
+    listing: Path
+    origin: Origin
+    head: Mapping[str, object]
+    outdated: tuple[str, ...] = ()
+    outputs: frozenset[str] = frozenset()
+
+    @property
+    def is_part(self) -> bool:
+        """Whether other runs write to the same set."""
+        return self.manifest != self.listing
+
+    def records_of_parts(self) -> list[Path]:
+        """Those that this makes outdated: all, or if it is a part those that cannot be beside it.
+
+        These are records of other numbers of parts, and those of another plan that tell of an
+        output which this one replaces.
+        """
+        records = find_records(self.manifest)
+        if not self.is_part:
+            return records
+        ending = self.listing.name[self.listing.name.rindex("-of-") :]
+        return [path for path in records if not path.name.endswith(ending) or self._replaces(path)]
+
+    def _replaces(self, record: Path) -> bool:
+        """Whether a record is of another plan, and of an output that is this one's, too."""
+        mine = json.dumps(self.origin.head_with_times()).removesuffix("}").encode("ascii")
+        try:
+            with opened(record) as file:
+                if file.read(len(mine)) == mine:
+                    return False  # without reading all of it: there may be thousands
+            return any(one.path in self.outputs for one in Listing.read(record).outputs())
+        except FileNotFoundError:
+            return False
+        except FormatError:
+            return True  # it proves nothing
+
+    def journals_of_parts(self) -> list[Path]:
+        """Those of parts, if this is none."""
+        return [] if self.is_part else find_records(self.manifest, JOURNAL)
+
+    def find_listing(self, path: Path) -> Listing | None:
+        """The listing at a path, this run's own or that of its set, if it is of this very run."""
+        try:
+            listing = Listing.read(path)
+        except (FileNotFoundError, CkptToolError):
+            return None  # it says nothing, and is replaced only if that is asked for
+        head = self.head if path == self.listing else self.origin.head()
+        said = {**listing.head.entries, "options": None}
+        is_old = any(file.mtime_ns > listing.mtime_ns for file in self.origin.inputs)
+        return listing if said == {**head, "options": None} and not is_old else None
+
+    def set_aside(self, journal: Path) -> None:
+        """Empty the journal of the set; what a whole run left in it goes where every part looks."""
+        aside = journal_of(record_of(self.manifest, 0, 0))
+        if journal.stat().st_size and not aside.exists():
+            aside.write_bytes(journal.read_bytes())
+        os.truncate(journal, 0)
+
+
+def record_of(manifest: Path, part: object, parts: object) -> Path:
+    """The record of a part of a set."""
+    return manifest.with_name(f".{manifest.name.removesuffix('.json')}-part-{part}-of-{parts}.json")
+
+
+def find_records(manifest: Path, suffix: str = "") -> list[Path]:
+    """The records of parts that lie beside a manifest, or what has their names and a suffix."""
+    pattern = glob.escape(record_of(manifest, "*", "*").name).replace("[*]", "*")
+    return sorted(manifest.parent.glob(pattern + suffix))
+
+
+def remove_stale_records(manifest: Path) -> None:
+    """Remove what runs of parts left that were killed while they wrote their records."""
+    for path in find_records(manifest, PARTIAL):
+        remove_stale(path.parent, path.name)
+
+
+def find_other_set(folder: Path) -> Path | None:
+    """A single file in a folder of which there are records of parts."""
+    for path in sorted(folder.glob(".*.ckpttool-part-*.json")):
+        return folder / path.name[1 : path.name.rindex(".ckpttool-part-")]
+    return None
+
+
+def journal_of(listing: Path) -> Path:
+    """The journal that becomes a listing."""
+    return listing.with_name(listing.name + JOURNAL)
+
+
+def take_lock(path: Path, is_shared: bool = False) -> int:
+    """A journal, made if it is not there, and locked.
+
+    Raises
+    ------
+    PlanError
+        Another run has it.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    for left in reversed(range(TRIES)):
+        try:
+            return lock(path, os.open(path, flags, 0o666), is_shared)
+        except TakenError as error:
+            if not left:
+                raise PlanError([busy_problem(path, name_of_holder(path))]) from error
+            time.sleep(PAUSE_SECONDS)
+    raise AssertionError("the last try returns or raises")
+
+
+@contextmanager
+def set_locked(manifest: Path) -> Iterator[None]:
+    """Hold a set alone for a while; raises `PlanError` if a run is writing it."""
+    path = journal_of(manifest)
+    fd = take_lock(path)
+    try:
+        yield
+    finally:
+        try:
+            path.unlink(missing_ok=True)
+        finally:
+            os.close(fd)
+
+
+def busy_problem(journal: Path, by: str) -> str:
+    """The message that another run writes what a journal belongs to."""
+    listing = str(journal).removesuffix(JOURNAL)
+    return f"{listing}: another run is writing it ({by}); wait until it ends, or write elsewhere"
+
+
+COMPLETE, END = '{"complete": [', "]}"  # around an output in its line
+UNKNOWN = Stamp(0, 0, 0)  # of an output that is not as a run left it; no file has this
+
+
+class Journal:
+    """The journal of a run that is under way; ends with `finish` or `leave`.
+
+    Parameters
+    ----------
+    place
+        Where it is.
+    is_resumed
+        True to go on with what is there, a journal or a listing; else it is begun anew, and
+        temporary files that a killed run left are removed.
+    proven
+        Outputs that hold what they should, relative to the journal, and by what they were known.
+
+    Attributes
+    ----------
+    kept
+        Outputs that need not be written, by their paths relative to the journal.
+
+    Raises
+    ------
+    PlanError
+        Another run is writing the same set, or a part of another plan to it, or what was left is
+        not of the same run.
+    FormatError
+        What lies there is no journal.
+    OSError
+        The file cannot be made.
+    """
+
+    def __init__(
+        self, place: Place, is_resumed: bool, proven: Mapping[str, Stamp] | None = None
+    ) -> None:
+        self._place = place
+        self._path = journal_of(place.listing)
+        self._fds: dict[Path, int] = {}
+        self._has_replaced = self._has_left = self._is_listed = False
+        self._begun: list[str] = []
+        self._lines: dict[int, tuple[int, int]] = {}  # in the journal, of each rank's output
+        self._proven = proven or {}
+        self.kept: Mapping[str, Stamp] = {}
+        make_folder(self._path.parent)
+        try:
+            of_set = journal_of(place.manifest)
+            self._fds[of_set] = take_lock(of_set, is_shared=place.is_part)
+            if place.is_part:
+                self._fds[self._path] = take_lock(self._path)
+            self._begin(is_resumed)
+            self._refuse_other_plans()
+            sync_folder(self._path.parent)
+        except BaseException:
+            self._close(remove=False)
+            raise
+
+    @property
+    def origin(self) -> Origin:
+        """The run, as it was when it began."""
+        return self._place.origin
+
+    @property
+    def listing(self) -> Path:
+        """What it becomes."""
+        return self._place.listing
+
+    @property
+    def folder(self) -> Path:
+        """What the paths of outputs are counted from."""
+        return self._path.parent
+
+    def begin(self, *paths: str) -> None:
+        """Say that outputs are begun, on disk before they are, so that what is left can be told."""
+        names = (os.path.relpath(path, self.folder) for path in paths)
+        self._append("".join(sealed(json.dumps({"begun": name})) for name in names))
+        self._begun += paths
+
+    def add(self, output: Listed) -> None:
+        """Say that an output is complete, and about to get its final name.
+
+        Raises
+        ------
+        VerifyError
+            It was complete before, and was not the same.
+        """
+        before = self._lines.get(output.rank)
+        if before is not None and self._output_at(*before) != output_text(output):
+            text = "is not what the same run wrote there before; has a source file been changed? "
+            text += "Without --resume (--overwrite) all is written anew"
+            raise VerifyError(str(self.folder / output.path), [text])
+        if not self._has_replaced:
+            self._remove_outdated()
+            self._has_replaced = True
+        self._append_output(output, is_durable=True)
+
+    def place(self, path: str) -> None:
+        """Say that an output has its final name; without this its contents would have to tell."""
+        name, stamp = os.path.relpath(path, self.folder), stamp_of(Path(path))
+        if stamp is not None:
+            self._append(_line_of("placed", name, stamp), is_durable=False)
+
+    def finish(self) -> None:
+        """Write the listing, which says that all of it is complete, and remove the journal."""
+        lines = (self._output_at(*self._lines[rank]) for rank in sorted(self._lines))
+        text = listing_text(self._place.head, lines)
+        write_document(str(self._place.listing), text, is_dated=True)
+        self._close(remove=True)
+
+    def leave(self) -> None:
+        """End before all is done; the journal stays if there is something to go on from."""
+        needs_none = self._is_listed and not self._has_replaced  # the listing is still there
+        is_stuck = any(is_there(path + PARTIAL) for path in self._begun)  # on a failed disk
+        is_of_use = self._lines or self._has_left
+        self._close(remove=not is_stuck and (needs_none or not is_of_use))
+
+    def _begin(self, is_resumed: bool) -> None:
+        """Take over what is to be kept, and remove the rest."""
+        before = read_journal(self._path)
+        if before is not None and is_resumed:
+            changes = list(differences(self._place.origin, before.origin))
+            if changes:
+                raise PlanError(resume_problems(self._path, changes))
+        # It goes before the first output is replaced: while it is there a journal knows no more.
+        listing = self._place.find_listing(self.listing) if is_resumed else None
+        goes_on = before if is_resumed and listing is None else None
+        if goes_on is not None:
+            self.kept = goes_on.kept(self.folder, self._proven)
+            self._lines = goes_on.lines
+        left = self._clean(self._path, {})
+        if self._place.is_part:  # others hold it, too, so it stays
+            of_set = journal_of(self._place.manifest)
+            self._clean(of_set, {})
+            self._place.set_aside(of_set)
+        else:
+            remove_stale_records(self._place.manifest)
+        of_parts = self._place.journals_of_parts()
+        for path in of_parts:
+            left = self._clean(path, left)
+        self._start(goes_on, before)
+        if listing is not None:
+            self._take_over(listing)
+        stays = sorted(left.keys() - self.kept.keys())
+        text = "".join(_line_of("left", name, left[name]) for name in stays)
+        text += "".join(_line_of("placed", name, self.kept[name]) for name in sorted(self.kept))
+        self._append(text)
+        self._has_left = bool(stays)
+        for path in of_parts:
+            path.unlink()
+
+    def _refuse_other_plans(self) -> None:
+        """Parts of two plans side by side would replace what each other's records tell of.
+
+        Each says first of what plan it is and looks then, so that of two one at least sees it.
+        """
+        others = find_records(self._place.manifest, JOURNAL) if self._place.is_part else []
+        for path in others:
+            for left in reversed(range(TRIES)):
+                by = None if path == self._path else holder_of(path)
+                other = None if by is None else origin_in(path)
+                changes = [] if other is None else list(differences(self.origin, other))
+                if not changes:
+                    break
+                if not left:
+                    self.leave()
+                    text = f"{path}: a part of another plan is being written there ({by})"
+                    remedy = "wait until it ends, or write elsewhere"
+                    raise PlanError([f"{text}: {change}; {remedy}" for change in changes])
+                time.sleep(PAUSE_SECONDS)  # that of an earlier run, it has just begun
+
+    def _start(self, goes_on: Unfinished | None, before: Unfinished | None) -> None:
+        """Say in the first line what the run is, unless what goes on says so already.
+
+        At no moment is the journal of a run that did not end empty: that would say that it had.
+        """
+        fd = self._fds[self._path]
+        if goes_on is not None and goes_on.end:
+            os.ftruncate(fd, goes_on.end)
+        else:
+            by = f"process {os.getpid()} on {socket.gethostname()}"
+            head = {"by": by, "run": [self._place.origin.head_with_times()]}
+            line = sealed(json.dumps(head)).encode("ascii")
+            if before is not None:
+                os.ftruncate(fd, before.head_end)
+            os.pwrite(fd, line, 0)
+            os.ftruncate(fd, len(line))
+        os.lseek(fd, 0, os.SEEK_END)
+
+    def _take_over(self, listing: Listing) -> None:
+        """Go on from a listing: what is as it says is kept.  If nothing is, begin anew."""
+        fd, start = self._fds[self._path], os.fstat(self._fds[self._path]).st_size
+        kept = {}
+        for output in listing.outputs():
+            self._append_output(output, is_durable=False)
+            stamp = stamp_of(self.folder / output.path)
+            is_proven = stamp is not None and self._proven.get(output.path) == stamp
+            if stamp is not None and (is_proven or listing.knows(output, stamp)):
+                kept[output.path] = stamp
+        self.kept, self._is_listed = kept, bool(kept)
+        if not kept:
+            self._lines = {}
+            os.ftruncate(fd, start)
+            os.lseek(fd, start, os.SEEK_SET)
+
+    def _clean(self, journal: Path, left: Mapping[str, Stamp]) -> dict[str, Stamp]:
+        """Remove what a killed run left half-written; what else is there is added to ``left``."""
+        try:
+            before = read_journal(journal)
+        except FormatError:
+            return dict(left)  # not ours to judge, and nothing of it is used
+        if before is None:
+            return dict(left)
+        for name in sorted({*before.begun, *before.complete}):
+            remove_stale(self.folder, name + PARTIAL)
+        # What was touched since is not ours to replace, but its set stays one that is not whole.
+        there = {name: stamp for name, stamp in before.left.items() if self._has(name)}
+        there |= {name: UNKNOWN for name in sorted(before.complete) if self._has(name)}
+        return {**left, **there, **before.untouched(self.folder, self._proven)}
+
+    def _has(self, name: str) -> bool:
+        return is_there(self.folder / name)
+
+    def _remove_outdated(self) -> None:
+        """Before the first output is replaced: what says that the set is complete."""
+        place = self._place
+        said = (place.manifest, place.listing, *place.outdated, *place.records_of_parts())
+        for path in dict.fromkeys(map(str, said)):
+            remove_document(path)
+
+    def _output_at(self, start: int, stop: int) -> str:
+        with open_file(self._path) as file:
+            file.seek(start)
+            text = unsealed(file.read(stop - start)).decode("ascii")
+        return text.removeprefix(COMPLETE).removesuffix(END)
+
+    def _append_output(self, output: Listed, *, is_durable: bool) -> None:
+        start = os.lseek(self._fds[self._path], 0, os.SEEK_CUR)
+        line = sealed(f"{COMPLETE}{output_text(output)}{END}")
+        self._append(line, is_durable=is_durable)
+        self._lines[output.rank] = start, start + len(line)
+
+    def _append(self, line: str, *, is_durable: bool = True) -> None:
+        data = line.encode("ascii")
+        fd = self._fds[self._path]
+        while data:
+            data = data[os.write(fd, data) :]
+        if is_durable:
+            os.fsync(fd)
+
+    def _close(self, remove: bool) -> None:
+        """Give up the locks; the journal of the set, held with others, goes with the last."""
+        while self._fds:
+            path, fd = self._fds.popitem()
+            is_shared = path != self._path
+            try:
+                if is_shared:
+                    remove = True
+                    os.close(lock(path, os.dup(fd)))
+                if remove and is_open_as(path, fd):
+                    path.unlink()
+            except TakenError:
+                pass  # somebody else holds it
+            finally:
+                os.close(fd)
+        sync_folder(self._path.parent)
+
+
+def _line_of(kind: str, name: str, stamp: Stamp) -> str:
+    return sealed(json.dumps({kind: name, **stamp._asdict()}))
+
+
+def resume_problems(journal: Path, changes: list[str]) -> list[str]:
+    """Messages that what a run left is not of this command."""
+    first = f"{journal}: --resume: what was left there is of another run"
+    return [f"{first}: {change}; without --resume all is written anew" for change in changes]
+
+
+BEGUN_LINE = re.compile(rb'\{"begun": ("[^"\\]*(?:\\.[^"\\]*)*")')  # of a journal
+MOST = 3  # journals that are told of; a batch system's array job may leave thousands
+
+
+@dataclass(slots=True)
+class _Told:
+    """What a journal tells: what the run is to write, which outputs are complete, which begun."""
+
+    aim: str = ""
+    complete: set[str] = field(default_factory=set)
+    begun: set[str] = field(default_factory=set)
+
+
+def notes_of_runs(folder: Path) -> Iterator[Note]:
+    """Notes on the runs that have not ended in a folder: whose, of what, and how far they came."""
+    manifest = folder / MANIFEST
+    journals = [] if manifest.exists() else list(journals_of(manifest))
+    for journal in islice(journals, MOST):
+        told = _read_leniently(journal)
+        text = f"{journal}: of {name_of_holder(journal)}{told.aim}; complete: "
+        text += shorten(sorted(told.complete), 3) or "nothing"
+        text += f"; begun: {shorten(sorted(told.begun), 3)}" if told.begun else ""
+        yield Note("unfinished", text)
+    if len(journals) > MOST:
+        text = (
+            f"{folder}: {count(len(journals) - MOST, 'more journal')} of runs that have not ended"
+        )
+        yield Note("unfinished", text)
+
+
+def on_half_written(path: Path) -> Iterator[str]:
+    """Why a file, or files in a folder, may be temporary files of a run that somebody renamed.
+
+    These are of full size, headers and all.  A file may be one of a set that lies in its folder or
+    in the one above.
+    """
+    for manifest in [path / MANIFEST] if path.is_dir() else _sets_of(path):
+        for journal in journals_of(manifest):
+            for output in _half_written(journal, manifest):
+                if path.is_dir() or path.samefile(output):
+                    by = writer_of(manifest)
+                    end = f"is writing it ({by}); wait until it ends"
+                    text = (
+                        "began it and has not ended, so it may hold zeros; move it away, and finish"
+                    )
+                    end = end if by else f"{text} that run with its own command and --resume"
+                    name = output if path.is_dir() else path
+                    yield f"{name}: {journal} says that a run of ckpttool {end}"
+
+
+def _sets_of(path: Path) -> list[Path]:
+    """The manifests of sets that a file may be one of, there or not."""
+    above = [folder / MANIFEST for folder in path.absolute().parents[:2]]
+    return [path.absolute().with_name(f"{path.name}.{MANIFEST}"), *above]
+
+
+def _half_written(journal: Path, manifest: Path) -> Iterator[Path]:
+    """Outputs that are begun and not complete, and have their names without their temporary files.
+
+    Those that lay there before are older than the manifest, if that is still there, and no copy.
+    """
+    found = manifest.stat() if manifest.exists() else None
+    written_ns = 0 if found is None or was_copied(found) else found.st_mtime_ns
+    for output in sorted(journal.parent / name for name in _read_leniently(journal).begun):
+        if _changed_ns(output) > written_ns and not _changed_ns(Path(f"{output}{PARTIAL}")):
+            yield output
+
+
+def _changed_ns(path: Path) -> int:
+    """When a file was changed, or given its name; 0 if there is none of that name."""
+    with suppress(OSError, ValueError):
+        return path.stat().st_ctime_ns
+    return 0
+
+
+def _read_leniently(journal: Path) -> _Told:
+    """What a journal tells, as far as it can be read."""
+    told = _Told()
+    with suppress(OSError, ValueError), journal.open("rb") as file:
+        told.aim = _aim(file.readline(HEAD_BYTES))
+        while line := file.readline(HEAD_BYTES):
+            if match := BEGUN_LINE.match(line):
+                told.begun.add(json.loads(match[1]))
+            elif line.startswith(b'{"complete": ') and (match := PATH_ENTRY.search(line)):
+                told.complete.add(json.loads(match[1]))
+                told.begun.discard(json.loads(match[1]))
+    return told
+
+
+def _aim(line: bytes) -> str:
+    """What a run is to write, as the first line of its journal says."""
+    with suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        head = json.loads(line.rpartition(b" ")[0])["run"][0]
+        words = [str(one) for one in head.get("options", {}).values() if not one.startswith("no ")]
+        step = f"step {head['step']}, " if head["step"] else ""
+        files = count(len(head["inputs"]), "input file")
+        return (
+            f" ({step}{files}; to be written: {', '.join(words)})" if words else f" ({step}{files})"
+        )
+    return ""
