@@ -16,7 +16,7 @@ ROOT = Path(ckpttool.__file__).parent
 FLOORS = ["errors", "model", "formats", "storage", "transaction", "discovery", "run", "cli"]
 OF_DISCOVERY = """
 scan described folders patterns names records steps leftovers trees devices indexed
-hyper_parallel named placement iterations mindformers
+hyper_parallel named placement iterations mindformers checkpoint2
 """
 TO_MOVE = {  # modules whose folder is not their floor yet
     "run.partial": "storage",
