@@ -73,6 +73,7 @@ def test_there_are_modules_on_every_floor_and_nothing_beside_them():
     assert beside == {"ckpttool", "ckpttool.__main__", "ckpttool._version"}
 
 
+@pytest.mark.source
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_imports_go_down_only(path):
     here = floor_of(name_of(path))
@@ -87,6 +88,7 @@ def test_imports_go_down_only(path):
         assert public <= {"ckpttool._version"}, message
 
 
+@pytest.mark.source
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_a_module_imports_only_what_its_floor_may_know(path):
     name, known = name_of(path), packages(path)
@@ -103,6 +105,7 @@ def test_a_module_imports_only_what_its_floor_may_know(path):
     assert known <= {*sys.stdlib_module_names, "ckpttool", *others}
 
 
+@pytest.mark.source
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_every_module_and_every_public_name_is_documented(path):
     tree = TREES[path]
@@ -114,6 +117,7 @@ def test_every_module_and_every_public_name_is_documented(path):
     assert not [node.name for node in public if ast.get_docstring(node) is None]
 
 
+@pytest.mark.source
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_the_library_neither_prints_nor_exits(path):
     calls = [node.func for node in ast.walk(TREES[path]) if isinstance(node, ast.Call)]
@@ -142,6 +146,7 @@ def test_every_kind_of_note_is_one_that_programs_were_told():
     assert used == told
 
 
+@pytest.mark.interpreter
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 BENCH = Path(__file__).parent.parent / "scripts" / "bench.py"
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.big
 
 
 def test_every_case_runs_in_every_round(tmp_path):

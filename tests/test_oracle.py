@@ -7,6 +7,7 @@ from tests.oracle import OracleLayout, full_shape, join, take
 from tests.support import corpus
 from tests.support.readers import Entry, read_ckpt, read_hdf5, write_ckpt
 
+pytestmark = pytest.mark.source
 MERGES = corpus.conversions("merge")
 RESHARDS = corpus.conversions("reshard", "split")
 

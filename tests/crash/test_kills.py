@@ -26,7 +26,7 @@ from tests.support.executors import (
     write_source,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.crash
 
 RANKS, RANK_BYTES = 8, 6 << 20
 NAME = "ckpttool.json"

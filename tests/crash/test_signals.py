@@ -46,6 +46,7 @@ def trap(tmp_path):
     return made
 
 
+@pytest.mark.crash
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("module", ["click", "yaml"])
 def test_a_signal_in_the_middle_of_an_import_is_no_error(tmp_path, trap, module, number):
@@ -121,6 +122,7 @@ def test_a_signal_during_an_import_waits_while_files_are_written(trap, monkeypat
     assert not handled
 
 
+@pytest.mark.crash
 @pytest.mark.parametrize("number", SIGNALS)
 def test_what_somebody_makes_of_a_signal_is_the_signal(tmp_path, number):
     code = (
@@ -137,6 +139,7 @@ def test_what_somebody_makes_of_a_signal_is_the_signal(tmp_path, number):
     ended_by(number, *finish(start(sys.executable, "-c", code, *words)))
 
 
+@pytest.mark.crash
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_while_a_worker_starts_is_told_in_one_line(tmp_path, number):
     code = (

@@ -146,6 +146,7 @@ def test_whatever_is_saved_is_merged_and_resharded_as_the_oracle_says(new_folder
     assert read_ranks(folder / "dst") == cut(save.entries, dst)
 
 
+@pytest.mark.slow
 @examples(40)
 @given(moves(has_state=True), st.data())
 def test_a_lost_replica_does_no_harm_and_the_last_one_is_named(new_folder, move, data):

@@ -57,6 +57,7 @@ def console_script():
     return ["-c", f"from {module} import {function}; {function}()"]
 
 
+@pytest.mark.crash
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
@@ -85,6 +86,7 @@ def test_a_signal_while_packages_are_loaded_is_no_traceback(
     assert "Aborted" not in errors
 
 
+@pytest.mark.interpreter
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize("start", ["module", "script"])
 def test_a_closed_stream_is_nowhere_and_no_file_gets_its_number(tmp_path, closed, start):

@@ -336,6 +336,7 @@ def leaks(text):
     return [spelling for spelling in spellings if spelling.lower() in text.lower()]
 
 
+@pytest.mark.slow
 def test_the_key_is_in_nothing_that_is_printed(tmp_path, key_file):
     good = encrypt_ranks(tmp_path / "good")
     bad = encrypt_ranks(tmp_path / "bad", change=lambda rank, data: spoil(data, len(data) - 1))

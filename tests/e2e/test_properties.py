@@ -31,8 +31,6 @@ from tests.support.checkpoints import cut, layouts_of, strategy_of, write_ranks
 from tests.support.in_memory import carry_out, catalog_of_entries, make, slices
 from tests.support.readers import Entry, read, read_ranks
 
-pytestmark = pytest.mark.slow
-
 SMALL = CopyOptions(band_bytes=24, task_bytes=100, max_in_flight=3)
 
 
@@ -298,6 +296,7 @@ def test_every_engine_and_every_size_of_bands_writes_the_same_bytes(new_folder, 
     assert all(outcome == outcomes[0] for outcome in outcomes[1:])
 
 
+@pytest.mark.slow
 def test_the_examples_are_as_wide_as_they_should_be():
     """Of shards, empty axes, stages, shared and unlisted parameters none was lost on the way."""
     seen = set()
@@ -314,6 +313,7 @@ def test_the_examples_are_as_wide_as_they_should_be():
     assert not wanted - seen
 
 
+@pytest.mark.slow
 def test_the_examples_of_tables_are_as_wide_as_they_should_be():
     seen = set()
 

@@ -280,7 +280,17 @@ GROUPS = {
 }
 
 
-@pytest.mark.parametrize("name", GROUPS)
+# The documents of these commands have the form of those of merge, and take the longest to make.
+LONGEST = {"split_json", "reshard_json"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.exhaustive if name in LONGEST else ())
+        for name in GROUPS
+    ],
+)
 def test_what_is_printed_is_what_was_agreed(name, shell):
     group, option = GROUPS[name]
     group(shell, option)
@@ -294,6 +304,7 @@ def test_a_mistake_is_answered_as_was_agreed(name, shell, monkeypatch):
     check_snapshot(f"mistakes_{name}", shell.text())
 
 
+@pytest.mark.interpreter
 @ROOT_ONLY
 def test_what_may_not_be_read_or_written_is_answered_as_was_agreed(shell):
     """A process of its own, to which the rights of files matter; row 33 of the mistakes."""

@@ -208,6 +208,7 @@ def test_an_interrupt_leaves_no_partial_file(tmp_path):
     assert [name for name in files_below(tmp_path) if name.endswith(".partial")] == []
 
 
+@pytest.mark.crash
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
@@ -242,6 +243,7 @@ def test_a_file_that_grows_too_large_fails_when_it_is_created(tmp_path):
     assert files_below(tmp_path) == ["m.ckpt"]
 
 
+@pytest.mark.big
 @pytest.mark.parametrize("output_format", ["ckpt", "hdf5"])
 def test_memory_does_not_grow_with_the_tensor(tmp_path, output_format):
     """A tensor of 768 MiB is merged from two halves of every row, within 160 MiB."""
@@ -268,6 +270,7 @@ def test_memory_does_not_grow_with_the_tensor(tmp_path, output_format):
     (tmp_path / "m").unlink()
 
 
+@pytest.mark.big
 def test_many_files_stay_within_the_limit_of_open_files(tmp_path):
     """300 source files and a limit of 200 descriptors."""
     ranks = 300
@@ -325,6 +328,7 @@ def test_an_input_with_the_temporary_name_is_never_overwritten(tmp_path):
         ckpttool.plan_merge(catalog, None, str(tmp_path / "z.ckpt"), "ckpt")
 
 
+@pytest.mark.big
 def test_two_runs_at_once_do_not_write_into_each_others_file(tmp_path):
     source = tmp_path / "m.ckpt"
     sparse_checkpoint(source, 512 << 20, count=4)

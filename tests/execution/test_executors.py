@@ -200,6 +200,7 @@ def busy_run(tmp_path):
     process.communicate()
 
 
+@pytest.mark.crash
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
@@ -217,6 +218,7 @@ def test_a_signal_ends_a_run_with_processes_and_leaves_whole_files_only(busy_run
     assert all(name.endswith((".ckpt", ".journal")) for name in files_below(out))
 
 
+@pytest.mark.crash
 def test_a_worker_process_that_is_killed_ends_the_run_with_a_clear_error(busy_run):
     process, out = busy_run
     os.kill(worker_pids(process.pid)[0], signal.SIGKILL)
@@ -228,6 +230,7 @@ def test_a_worker_process_that_is_killed_ends_the_run_with_a_clear_error(busy_ru
     assert all(name.endswith((".ckpt", ".journal")) for name in files_below(out))
 
 
+@pytest.mark.crash
 def test_workers_end_with_a_run_that_is_killed(busy_run):
     process, _ = busy_run
     workers = worker_pids(process.pid)
@@ -253,6 +256,7 @@ def test_workers_can_be_stopped_in_the_middle_of_a_call():
             assert isinstance(future.exception(timeout=60), BrokenExecutor)
 
 
+@pytest.mark.crash
 def test_what_ends_all_processes_of_a_group_at_any_moment_is_told_as_what_it_is(tmp_path):
     source = write_source(tmp_path / "src", ranks=16, rank_bytes=16 << 20)
     words = [*COMMAND, *split_words(source, tmp_path / "out"), "--engine", "processes:2"]

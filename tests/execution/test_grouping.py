@@ -240,6 +240,7 @@ def test_a_task_holds_a_unit_of_each_output_however_large_the_tensor_and_small_t
         assert {len(task.parts) for task in tasks} == {RANKS}
 
 
+@pytest.mark.big
 def test_the_memory_of_planning_does_not_grow_with_the_tensor():
     peaks = []
     for rows in (1 << 13, 1 << 14):  # more units than are remembered, of either
@@ -278,6 +279,7 @@ def test_pieces_are_counted_without_reckoning_them():
                 assert tensor.count_pieces(band) == len([*tensor.pieces(band)]) > 0
 
 
+@pytest.mark.big
 def test_a_task_holds_no_pieces_however_many_slices_fill_a_unit():
     sizes = []
     for ranks in (64, 1024):

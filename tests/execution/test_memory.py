@@ -68,6 +68,7 @@ def least_of_process(*words):
     return int(re.search(r"(\d+) MiB are the least", " ".join(done.stderr.split()))[1])
 
 
+@pytest.mark.big
 @pytest.mark.parametrize("engine", ["threads:1", "threads:6"])
 @pytest.mark.parametrize("suffix", ["ckpt", "h5"])
 def test_a_tensor_larger_than_the_budget_is_merged_within_it(source, tmp_path, engine, suffix):
@@ -79,6 +80,7 @@ def test_a_tensor_larger_than_the_budget_is_merged_within_it(source, tmp_path, e
     assert (tmp_path / f"m.{suffix}").stat().st_size > 128 * MIB
 
 
+@pytest.mark.big
 def test_outputs_that_are_written_together_keep_the_least_whatever_the_tensor(tmp_path):
     """Rows become 64 columns, so a band of an output is a 64th of what is read for it."""
     (tmp_path / "rows.json").write_text(LAYOUT % (2, "0, -1"))
@@ -99,6 +101,7 @@ def test_outputs_that_are_written_together_keep_the_least_whatever_the_tensor(tm
     assert abs(peaks[1] - peaks[0]) < 4 * MIB
 
 
+@pytest.mark.big
 @pytest.mark.parametrize("format", ["safetensors", "hdf5"])
 def test_outputs_of_thousands_of_tensors_are_written_within_the_least(tmp_path, format):
     """Rows become 16 columns, so 16 outputs of 4,000 tensors each are wanted side by side."""
@@ -120,6 +123,7 @@ def test_outputs_of_thousands_of_tensors_are_written_within_the_least(tmp_path, 
     assert peak_of(*words, "--max-memory", f"{budget}MiB") <= budget * MIB
 
 
+@pytest.mark.big
 def test_the_budget_decides_how_much_is_taken(source, tmp_path):
     words = ["merge", source / "src", "-s", source / "columns.json", "-q", "-j", "8"]
     small, large = (

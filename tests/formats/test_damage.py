@@ -17,8 +17,6 @@ from ckpttool.model.catalog import TensorMeta, refuse_shared_extents
 from tests.support.corpus import GOLDEN, SAMPLES
 from tests.support.file_bytes import layout, operator, record, strategy
 
-pytestmark = pytest.mark.slow
-
 FILES = SAMPLES / "files"
 EVERY_BIT = (*(1 << bit for bit in range(8)), 0xFF)
 
@@ -115,6 +113,7 @@ def test_an_hdf5_file_cut_at_every_byte_is_refused(tmp_path):
 # ------------------------------------------------------------------------ flipped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", CHECKPOINTS, ids=lambda path: path.name)
 def test_checkpoints_with_any_bit_flipped_are_refused_or_sound(source, tmp_path):
     data = source.read_bytes()
@@ -125,6 +124,7 @@ def test_checkpoints_with_any_bit_flipped_are_refused_or_sound(source, tmp_path)
     assert refused > len(data)
 
 
+@pytest.mark.slow
 def test_an_hdf5_file_with_any_byte_flipped_is_refused_or_sound(tmp_path):
     data = small_hdf5(tmp_path)
     path, refused = tmp_path / "net.h5", 0
@@ -177,6 +177,7 @@ def test_strategies_cut_at_every_byte_are_refused_or_hold_fewer_layouts(data, tm
         assert found is None or found.layouts.keys() < whole.layouts.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", STRATEGIES.values(), ids=STRATEGIES)
 def test_strategies_with_any_bit_flipped_are_refused_or_possible(data, tmp_path):
     refused = 0

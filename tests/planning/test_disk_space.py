@@ -28,6 +28,7 @@ def free(monkeypatch):
     return has
 
 
+@pytest.mark.big
 @pytest.mark.parametrize("engine", ["inline", "threads:2", "processes:2"])
 def test_a_real_disk_is_too_small_for_what_is_all_holes(tmp_path, engine):
     meta = TensorMeta("w", "Float32", (1 << 10, 1 << 30))  # 4 TiB, of which nothing is on disk

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import tracemalloc
 
+import pytest
+
 from ckpttool.model import layout
 from ckpttool.model.layout import Layout
 from ckpttool.model.region import Region
@@ -31,6 +33,7 @@ def walk(plan):
     return count, peak
 
 
+@pytest.mark.big
 def test_memory_does_not_grow_with_the_number_of_pieces():
     rows, columns = strategy(((0,), ())), strategy(((), (0,)))
     catalog = slice_catalog(rows, dict.fromkeys(rows.layouts, (RANKS, RANKS)))

@@ -25,8 +25,6 @@ from tests.strategies import as_stored, examples, moves, table_moves
 from tests.support.checkpoints import cut, oracle, write_ranks
 from tests.support.readers import NUMPY_TYPES, Entry
 
-pytestmark = pytest.mark.slow
-
 FORMATS = ["ckpt", "hdf5"]
 SINGLE = Strategy({}, 1, 1)
 KINDS = ["Bool", "Int8", "Int64", "UInt64", "BFloat16", "Float16", "Float32", "Float64",

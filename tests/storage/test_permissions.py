@@ -62,6 +62,7 @@ def give_away(path: Path, mode: int, text: str | None = None) -> None:
     path.chmod(mode)
 
 
+@pytest.mark.interpreter
 @ROOT_ONLY
 @pytest.mark.parametrize(
     ("closed", "mode", "command", "exit_code"),
@@ -88,6 +89,7 @@ def test_what_may_not_be_read_is_named(place, closed, mode, command, exit_code):
     assert not (place / "out").exists()
 
 
+@pytest.mark.interpreter
 @ROOT_ONLY
 @pytest.mark.parametrize("how", ["", "--pattern rank_{rank}/*"])
 @pytest.mark.parametrize(
@@ -106,6 +108,7 @@ def test_a_rank_that_may_not_be_read_is_replaced_by_its_replicas_with_a_warning(
     run_well("verify", place / "out" / "merged.ckpt", "--deep")
 
 
+@pytest.mark.interpreter
 @ROOT_ONLY
 def test_rank_folders_that_may_not_be_read_are_told_by_verify_and_all_at_once(place):
     give_away(place / "src/rank_3", 0o700)
@@ -119,6 +122,7 @@ def test_rank_folders_that_may_not_be_read_are_told_by_verify_and_all_at_once(pl
     assert not mentions(result.stderr, *(f"src/rank_{rank}: {DENIED}" for rank in range(8)))
 
 
+@pytest.mark.interpreter
 @ROOT_ONLY
 @pytest.mark.parametrize(
     ("theirs", "mode", "text", "command"),
@@ -153,6 +157,7 @@ def test_what_may_not_be_written_is_named_before_the_first_byte(place, theirs, m
     assert files_below(place, manifests=True) == before
 
 
+@pytest.mark.interpreter
 @ROOT_ONLY
 def test_what_only_its_owner_may_replace_in_a_sticky_folder_is_named(place):
     give_away(place / "out/merged.ckpt", 0o666, "theirs")
@@ -164,6 +169,7 @@ def test_what_only_its_owner_may_replace_in_a_sticky_folder_is_named(place):
     assert (place / "out/merged.ckpt").read_text() == "theirs"
 
 
+@pytest.mark.interpreter
 @ROOT_ONLY
 def test_records_of_parts_of_another_user_are_named_by_commit(place):
     for part in ("1/2", "2/2"):

@@ -226,6 +226,7 @@ def why_not(strategy):
     return "of which no part has a row" if no_rows else None
 
 
+@pytest.mark.slow
 def test_random_layouts_are_of_every_kind():
     """Otherwise the test above would prove little."""
     seen = set()

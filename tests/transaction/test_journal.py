@@ -450,6 +450,7 @@ def test_another_file_of_that_name_is_not_touched(tmp_path, text):
     assert journal_path(tmp_path).read_text() == text
 
 
+@pytest.mark.slow
 def test_no_byte_of_a_journal_is_changed_unnoticed(tmp_path):
     killed(tmp_path, "a", "b", begun=["c"])
     data = journal_path(tmp_path).read_bytes()

@@ -162,6 +162,7 @@ def test_a_byte_that_was_changed_is_found_with_its_file_tensor_and_hashes(tmp_pa
     assert run("verify", path).exit_code == 0  # only the data tells
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output_format", FORMATS)
 def test_a_byte_that_was_changed_in_any_tensor_is_found(tmp_path, output_format):
     path = tmp_path / f"m{SUFFIXES[output_format]}"

@@ -70,6 +70,7 @@ def damaged(data, step=1):
         yield data + more
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "parts"), [(MANIFEST, ()), (RECORD, ((1, 2), (2, 2)))])
 def test_a_byte_more_or_less_or_another_makes_a_listing_damaged(small, name, parts):
     small.write(*parts)

@@ -752,6 +752,7 @@ def test_a_temporary_file_that_was_renamed_is_told_by_the_journal_of_its_set(
     assert run("verify", file).exit_code == 0
 
 
+@pytest.mark.interpreter
 def test_a_file_that_the_next_run_had_not_replaced_yet_is_as_good_as_before(tmp_path):
     """Of a set that was complete, one run with --overwrite is killed: two ways to mean its name."""
     out = tmp_path / "out"
@@ -957,6 +958,7 @@ def test_a_whole_run_that_did_not_end_is_done_in_parts_instead(tmp_path, failing
     assert len(files_below(tmp_path / "out")) == 4
 
 
+@pytest.mark.interpreter
 @pytest.mark.parametrize("part", [(), ("--part", "1/2")])
 def test_a_run_that_was_killed_when_all_was_listed_is_complete(tmp_path, failing, part):
     words = [*words_of(tmp_path), *part]
@@ -1084,6 +1086,7 @@ def test_a_source_that_is_written_to_meanwhile_is_noticed_before_the_set_is_comp
     assert not (tmp_path / "out" / NAME).exists()
 
 
+@pytest.mark.crash
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("engine", ["threads:2", "processes:2"])
 def test_a_signal_ends_a_run_that_is_resumed_then(tmp_path, number, engine):

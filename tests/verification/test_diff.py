@@ -22,8 +22,6 @@ from tests.support.commands import mentions, message, run, run_well, stay_small
 from tests.support.corpus import GOLDEN, SAMPLES
 from tests.support.readers import Entry, read
 
-pytestmark = pytest.mark.slow
-
 CASE = GOLDEN / "tutorial_8_to_8_retrain"
 COLUMNS = strategy_of({"w": Layout((3,), ((), (0,))), "b": Layout((3,), ((0,), ()))})
 ROW_CUT = strategy_of({"w": ROWS, "b": ROWS})
@@ -545,5 +543,6 @@ def test_what_stops_diff_has_another_exit_code_than_1(merged, tmp_path, monkeypa
     )
 
 
+@pytest.mark.big
 def test_memory_of_a_comparison_does_not_grow_with_the_tensor(tmp_path):
     stay_small(tmp_path, "diff", str(tmp_path / "src"), str(tmp_path / "src"))

@@ -623,5 +623,6 @@ def test_names_with_escape_sequences_are_not_printed_raw(tmp_path):
     assert r"a\x1b[2J: 1 of 2" in result.stdout
 
 
+@pytest.mark.big
 def test_memory_of_a_deep_look_does_not_grow_with_the_tensor(tmp_path):
     stay_small(tmp_path, "verify", str(tmp_path / "src"), "--deep")
