@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from ckpttool._version import __version__
+
 TYPE_CHECKING = False  # typing itself would be loaded before `ckpttool.__main__` minds signals
 if TYPE_CHECKING:
     from ckpttool.errors import (
@@ -40,8 +42,6 @@ if TYPE_CHECKING:
     from ckpttool.transaction.manifest import Manifest
     from ckpttool.transaction.parts import commit
 
-
-__version__ = "0.1.0"
 
 # Where each public name lives.  They are looked up when they are first used, so that a command
 # that needs no arrays (--help, --version, completion) does not wait for numpy and h5py.

@@ -29,8 +29,6 @@ with atheris.instrument_imports(include=["ckpttool"]):
     from ckpttool.formats.ckpt import Ckpt
     from ckpttool.formats.group_info import read_group_info
     from ckpttool.formats.hdf5 import Hdf5
-    from ckpttool.formats.hyper_metadata import read_hyper_metadata
-    from ckpttool.formats.metadata_json import read_metadata
     from ckpttool.formats.rank_table import read_rank_table
     from ckpttool.formats.safetensors import Safetensors
     from ckpttool.formats.sandbox import Sandbox
@@ -38,6 +36,8 @@ with atheris.instrument_imports(include=["ckpttool"]):
     from ckpttool.formats.strategy_file import read_strategy
     from ckpttool.formats.unified import read_index_file
     from ckpttool.model.catalog import FileIndex, TensorMeta
+    from ckpttool.storage.checkpoint2 import read_metadata
+    from ckpttool.storage.hyper_parallel import read_metadata as read_hyper_metadata
     from ckpttool.transaction.journal import read_entries, read_journal, seal_line
     from ckpttool.transaction.manifest import ManifestFile
     from tests.support.hyper_parallel import HyperSave

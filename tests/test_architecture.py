@@ -39,7 +39,7 @@ def name_of(path: Path) -> str:
 
 
 def floor_of(module: str) -> int | None:
-    """The floor a module of the package is on; None for its two entrances."""
+    """The floor a module of the package is on; None for its two entrances and the version."""
     parts = module.split(".")
     if ".".join(parts[1:3]) in TO_MOVE:
         return FLOORS.index(TO_MOVE[".".join(parts[1:3])])
@@ -71,7 +71,7 @@ def test_there_are_modules_on_every_floor_and_nothing_beside_them():
     floors = {floor_of(name_of(path)) for path in MODULES}
     assert floors == {*range(len(FLOORS)), None}
     beside = {name_of(path) for path in MODULES if floor_of(name_of(path)) is None}
-    assert beside == {"ckpttool", "ckpttool.__main__"}
+    assert beside == {"ckpttool", "ckpttool.__main__", "ckpttool._version"}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
@@ -85,7 +85,7 @@ def test_imports_go_down_only(path):
     if FLOORS[here] != "cli":
         public = {module for module in ours if module.count(".") < 2 and floor_of(module) is None}
         message = "the public names, but for the version, belong to users and to the command line"
-        assert public in (set(), {"ckpttool", "ckpttool.__version__"}), message
+        assert public <= {"ckpttool._version"}, message
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
@@ -123,6 +123,8 @@ def test_the_library_neither_prints_nor_exits(path):
     dotted = {ast.unparse(call) for call in calls if isinstance(call, ast.Attribute)}
     exits = {"sys.exit"} if name_of(path) == "ckpttool.__main__" else {"sys.exit", "os._exit"}
     assert not dotted & {*exits, "sys.stdout.write", "pickle.loads", "pickle.load"}
+    unpickles = name_of(path) == "ckpttool.storage.hyper_parallel"  # what an allow-list admits
+    assert unpickles == ("pickle" in imports(path))
 
 
 def test_every_kind_of_note_is_one_that_programs_were_told():
@@ -182,7 +184,7 @@ def test_the_start_loads_click_and_next_to_nothing_else(argument):
     )
     loaded = done.stderr.split()
     ours = {name for name in loaded if name.startswith("ckpttool")}
-    assert ours == {"ckpttool", "ckpttool.cli", "ckpttool.cli.main"}
+    assert ours == {"ckpttool", "ckpttool._version", "ckpttool.cli", "ckpttool.cli.main"}
     assert len(loaded) <= 20  # it was 80 when every command was loaded
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckpttool.cli import report
 from ckpttool.cli.tables import print_table
 from ckpttool.cli.text import echo, format_shape, printable
+from ckpttool.model.strategy import count
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import TensorMeta
@@ -23,7 +24,7 @@ MOST_ROWS = 50  # of a table; more is for programs, or asked for
 def print_report(
     found: Report, deep: bool, crc: bool, limit: int | None, as_json: bool, quiet: bool
 ) -> None:
-    """The answer of ``verify``."""
+    """Print the answer of ``verify``."""
     if as_json:
         document = describe_report(found, deep)
         findings = document["findings"]
@@ -33,12 +34,11 @@ def print_report(
     shallow = "headers and checksums looked at" if crc else "headers read"
     depth = "all data read" if deep else f"{shallow}, not the data (--deep)"
     of_step = f", step {found.step}" if found.step else ""
-    ranks = f"{len(found.ranks)} rank{'' if len(found.ranks) == 1 else 's'}"
-    read = f"{ranks}{of_step}, {_count(found.tensors, 'tensor')}, "
+    read = f"{count(len(found.ranks), 'rank')}{of_step}, {count(found.tensors, 'tensor')}, "
     read += f"{report.format_bytes(found.nbytes)}; {depth}"
     number = Counter(finding.severity for finding in found.findings)
     verdict = ", ".join(
-        _count(number[severity], severity) for severity in ("error", "warning") if number[severity]
+        count(number[severity], severity) for severity in ("error", "warning") if number[severity]
     )
     clean = "nothing is wrong" if found.is_whole else "nothing is wrong with each rank by itself"
     echo(printable(f"{found.path}: {verdict or clean} ({read})"))
@@ -47,7 +47,7 @@ def print_report(
 
 
 def describe_report(found: Report, deep: bool) -> dict[str, object]:
-    """The document of ``verify``."""
+    """Return the JSON document of ``verify``."""
     number = Counter(finding.severity for finding in found.findings)
     return {
         "path": found.path,
@@ -91,7 +91,7 @@ def print_comparison(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """The answer of ``diff``."""
+    """Print the answer of ``diff``."""
     if as_json:
         document = {
             "a": a,
@@ -108,7 +108,7 @@ def print_comparison(
         report.print_json(document)
         return
     how = "bytes" if tolerance is None else f"atol {tolerance.atol:g}, rtol {tolerance.rtol:g}"
-    size = f"{_count(found.tensors, 'tensor')}, {report.format_bytes(found.nbytes)} compared, {how}"
+    size = f"{count(found.tensors, 'tensor')}, {report.format_bytes(found.nbytes)} compared, {how}"
     verdict = "equal"
     if found.differences:
         parts = (f"{number} {_WORDS[kind]}" for kind, number in _kinds(found).items())
@@ -162,7 +162,7 @@ def _describe(one: TensorDifference) -> dict[str, object]:
 
 
 def _as_json(number: float | None) -> float | str | None:
-    """A number as JSON has it, which has no Infinity but as a text."""
+    """Return a number as JSON can hold it: Infinity becomes a string."""
     return "Infinity" if number == math.inf else number
 
 
@@ -197,17 +197,9 @@ def _show(meta: TensorMeta) -> str:
 def _print_rows(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], limit: int | None
 ) -> None:
-    """A table of the first rows, and how many more there are."""
+    """Print a table of the first rows, and how many more there are."""
     most = MOST_ROWS if limit is None else limit
     if most:
-        print_table(title, columns, _cut(rows, most))
+        print_table(title, columns, rows[:most])
     if len(rows) > most:
         echo(f"and {len(rows) - most} more (--limit N shows N, --json all)")
-
-
-def _cut(rows: Sequence[Sequence[str]], most: int) -> Iterable[Sequence[str]]:
-    return rows[:most]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

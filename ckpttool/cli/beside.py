@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def show_other(path: str, as_json: bool) -> bool:
-    """Show a file if it is a graph, an exported model, group information or a rank table.
+    """Print a file that is a graph, an exported model, group information or a rank table.
 
-    Returns False, and shows nothing, for every other file.
+    Return False, and print nothing, for every other file.
     """
     from ckpttool.formats import format_of_content
     from ckpttool.formats.group_info import read_group_info
@@ -29,7 +29,7 @@ def show_other(path: str, as_json: bool) -> bool:
             return False
         other = recognise(path)
     except OSError:
-        return False  # which the command says of its source
+        return False  # the command reports that of its source
     if other is None or other.kind not in ("graph", "mindir", "group_info", "rank_table"):
         return False
     info = read_group_info(path) if other.kind == "group_info" else None

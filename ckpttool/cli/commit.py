@@ -7,6 +7,7 @@ import click
 import ckpttool
 from ckpttool.cli import options, report
 from ckpttool.cli.text import echo, printable
+from ckpttool.model.strategy import count
 
 
 @click.command(
@@ -30,6 +31,5 @@ def commit(folder: str, as_json: bool, quiet: bool) -> None:
         return
     size = report.format_bytes(sum(output.nbytes for output in manifest.outputs))
     step = f", step {manifest.step}" if manifest.step else ""
-    number = len(manifest.outputs)
-    text = f"{folder}: complete: {number} file{'s' if number != 1 else ''}, {size}{step}"
+    text = f"{folder}: complete: {count(len(manifest.outputs), 'file')}, {size}{step}"
     echo(printable(text))

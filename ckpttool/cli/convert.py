@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import click
@@ -18,6 +18,7 @@ from ckpttool.cli.progress import show_progress
 from ckpttool.cli.signals import Stopped
 from ckpttool.cli.tables import print_table
 from ckpttool.cli.text import echo
+from ckpttool.model.strategy import count
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -56,7 +57,9 @@ def convert(
         return show_progress("reading what is kept", nbytes, quiet or as_json)
 
     started = time.perf_counter()
-    with _quiet_logs(), ckpttool.open_engine(engine) as executor:
+    if not click.get_current_context().meta.get(DEBUG):
+        logging.disable()  # libraries that reach a cluster repeat what our errors say
+    with ckpttool.open_engine(engine) as executor:
         if is_cluster(engine):
             with ckpttool.open_engine("threads") as here:
                 plan, destination = make_plan(here, open_progress)
@@ -91,7 +94,7 @@ def convert(
 def _print_written(
     plan: Plan, destination: Destination, written: Sequence[Written], seconds: float
 ) -> None:
-    """What there is now, and how many of it were there before."""
+    """Print the outputs, and how many of them an earlier run had written."""
     rows = [
         (out.path, out.format, str(out.tensors), report.format_bytes(out.nbytes)) for out in written
     ]
@@ -110,7 +113,7 @@ def _print_written(
     of_part = f", part {part.number}/{part.count}" if part else ""
     of_kept = f" ({kept} kept, {len(written) - kept} written)" if kept else ""
     echo(
-        f"{len(written)} file{'s' if len(written) != 1 else ''}, {report.format_bytes(nbytes)}"
+        f"{count(len(written), 'file')}, {report.format_bytes(nbytes)}"
         f"{of_kept} in {seconds:.2f} s{of_step}{of_part}"
     )
     words = {"followed": "cut like their parameters", "full": "in full", "dropped": "left out"}
@@ -124,20 +127,8 @@ def _print_written(
 
 
 def _remedy(kept: int, outputs: int) -> str:
-    """How to go on from a run that was ended, after ``kept`` of its outputs were complete."""
+    """Return the advice for a stopped run of whose outputs ``kept`` are complete."""
     if not kept:
         return "; nothing is complete yet: run it again"
     done = f"{kept} of {outputs} outputs {'is' if kept == 1 else 'are'} complete"
     return f"; {done}: the same command with --resume goes on from there"
-
-
-@contextmanager
-def _quiet_logs() -> Iterator[None]:
-    """No messages of the libraries that reach a cluster, which tell the same, at length."""
-    before = logging.root.manager.disable
-    if not click.get_current_context().meta.get(DEBUG):
-        logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)

@@ -12,6 +12,7 @@ from ckpttool.cli import answers, loading, options
 from ckpttool.cli.progress import show_progress
 from ckpttool.cli.values import Number
 from ckpttool.errors import CkptToolError, of_side, raise_all
+from ckpttool.model.catalog import RankCatalog
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
@@ -162,7 +163,7 @@ def _load(
         errors += [of_side(error, side) for error in found]
         if loaded is not None:
             catalog, strategy, _ = loaded
-            needs_none = catalog.is_undivided or catalog.description is not None
+            needs_none = not isinstance(catalog, RankCatalog)
             strategies.append(None if given is a.strategy and needs_none else strategy)
             catalogs.append(catalog)
     raise_all(errors)

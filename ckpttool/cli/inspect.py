@@ -10,6 +10,7 @@ import ckpttool
 from ckpttool.cli import inspected, inspected_tables, loading, options, report
 from ckpttool.cli.beside import show_other
 from ckpttool.errors import CkptToolError, FormatError, PlanError, raise_all
+from ckpttool.model.catalog import MergedCatalog
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
@@ -62,14 +63,13 @@ def inspect(
     errors += (PlanError([finding.text]) for finding in catalog.findings)
     catalog = _with_warnings(catalog)
     catalog = _verify(catalog, errors) if crc else catalog
-    is_whole = catalog.is_undivided and strategy is None
-    if is_whole:
+    if isinstance(catalog, MergedCatalog) and strategy is None:
         document, notes = inspected.describe_undivided(catalog)
     else:
         document, notes = inspected.describe_checkpoint(catalog, strategy, errors)
     if as_json:
         report.print_json(document)
-    elif is_whole:
+    elif isinstance(catalog, MergedCatalog) and strategy is None:
         inspected_tables.print_undivided(catalog, document)
     elif catalog.files or not catalog.findings:
         inspected_tables.print_checkpoint(catalog, document)
@@ -80,7 +80,7 @@ def inspect(
 
 
 def _with_warnings(catalog: Catalog) -> Catalog:
-    """What keeps others from reading it, as warnings: what is there is shown all the same."""
+    """Turn the problems of a catalog into warnings: inspect shows what is there."""
     from dataclasses import replace
 
     from ckpttool.model.notes import Note
@@ -92,7 +92,7 @@ def _with_warnings(catalog: Catalog) -> Catalog:
 def _told_once(
     errors: list[CkptToolError], notes: tuple[Note, ...]
 ) -> tuple[list[CkptToolError], tuple[Note, ...]]:
-    """Errors and notes for people: who replaces a damaged file is said with the damage."""
+    """Join the note on who replaces a damaged file with the error of that file."""
     kept = list(notes)
     for i, error in enumerate(errors):
         for note in notes:
@@ -105,7 +105,7 @@ def _told_once(
 
 
 def _verify(catalog: Catalog, errors: list[CkptToolError]) -> Catalog:
-    """Read all files; what is wrong is added to ``errors``, what is right is noted."""
+    """Verify the checksums of all files; add errors to ``errors``, and a note otherwise."""
     from dataclasses import replace
 
     from ckpttool.run.engines import default_jobs

@@ -1,4 +1,4 @@
-"""What the options of a command name, read: catalog and strategies, all problems at once."""
+"""Read the catalog and the strategies that the options of a command name."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class Scan(Protocol):
         key: Secret | None,
         on_progress: Callable[[int, int], None],
     ) -> Catalog:
-        """The catalog of a checkpoint."""
+        """Return the catalog of a checkpoint."""
         ...
 
 
 def attempt(call: Callable[[], T], errors: list[CkptToolError]) -> T | None:
-    """The result of ``call``; an error of ours is added to ``errors`` instead, and gives None.
+    """Return the result of ``call``, or add its error to ``errors`` and return None.
 
-    So one run tells of a bad strategy and of a bad checkpoint at once; end with `raise_all`.
+    So one run reports a bad strategy and a bad checkpoint at once; end with `raise_all`.
     """
     try:
         return call()
@@ -64,12 +64,11 @@ def load(
     tolerated: list[CkptToolError] | None = None,
     scan: Scan | None = None,
 ) -> tuple[Catalog, Strategy | None, Strategy | None]:
-    """Catalog and strategies, read with all their problems in one report.
+    """Read the catalog and the strategies, and raise all their problems at once.
 
-    Without ``src_strategy`` it is the one that lies with the checkpoint in the output folder of a
-    MindFormers run, and a note says so; not if ``find_strategy`` is False.  If ``tolerated`` is
-    given, what is wrong with a strategy is added to it, and the strategy is None.  ``scan`` may
-    look for the files in another way than `ckpttool.scan`.
+    Without ``src_strategy`` the strategy in the output folder of a MindFormers run is taken, with a
+    note, unless ``find_strategy`` is False.  If ``tolerated`` is given, errors of a strategy are
+    added to it, and the strategy is None.  ``scan`` may replace `ckpttool.scan`.
     """
     if pattern is not None and (reason := why_not_a_path(pattern)) is not None:
         raise click.UsageError(f"--pattern {pattern!r} is {reason}.")
@@ -100,7 +99,7 @@ def load(
 
 
 def _on_strategy(files: tuple[str, ...]) -> Note:
-    """What is said of strategy files that nobody named."""
+    """Return the note on strategy files that were found and not named."""
     from ckpttool.model.notes import Note
     from ckpttool.model.strategy import count, shorten
 

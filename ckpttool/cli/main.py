@@ -33,11 +33,11 @@ class Border(click.Group):
     """A group that turns every exception into a message on stderr and an exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names of all commands."""
+        """Return the names of all commands."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name, if there is one."""
+        """Return the command of that name, or None."""
         if cmd_name not in COMMANDS:
             return None
         command = getattr(import_module(f"ckpttool.cli.{cmd_name}"), cmd_name)
@@ -47,7 +47,7 @@ class Border(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that is meant; of none that there is the message names those that are."""
+        """Return the command that is meant; an unknown name fails with the known ones."""
         if args[0] not in COMMANDS and not args[0].startswith("-"):
             from difflib import get_close_matches
 
@@ -143,7 +143,7 @@ def _lost_output() -> Iterator[None]:
 
 
 def _explain(error: Exception) -> tuple[tuple[str, ...], int]:
-    """Messages and exit code of an exception."""
+    """Return the messages and the exit code of an exception."""
     from ckpttool.errors import reason_of
 
     if isinstance(error, ckpttool.CkptToolError):

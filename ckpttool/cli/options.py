@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -12,10 +11,6 @@ from ckpttool.cli import values
 from ckpttool.cli.keys import read_key
 from ckpttool.cli.values import Existing, RankList, Size, WholeNumber
 from ckpttool.errors import PlanError
-
-if TYPE_CHECKING:
-    pass
-
 
 Decorator = Callable[[Callable[..., object]], Callable[..., object]]
 DEBUG = "ckpttool.debug"  # key in click's meta: whether a traceback is wanted
@@ -191,7 +186,7 @@ def _keep_jobs(ctx: click.Context, param: click.Parameter, value: int | None) ->
 
 
 def _choose_engine(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
-    """The engine that -j and --engine ask for."""
+    """Return the engine that -j or --engine names."""
     from ckpttool.run.engines import read_word
 
     jobs = ctx.meta[JOBS]
@@ -208,7 +203,7 @@ def _choose_engine(ctx: click.Context, param: click.Parameter, value: str | None
 
 
 def engine(command: Callable[..., object]) -> Callable[..., object]:
-    """Both options that say who does the work; the command gets one word, ``engine``."""
+    """Add the options -j and --engine; the command receives one word, ``engine``."""
     jobs = click.option(
         "-j",
         "--jobs",
@@ -266,18 +261,18 @@ debug = click.option(
 
 
 def check_source(src_strategy: tuple[str, ...], replicated: bool) -> None:
-    """Refuse options that contradict each other."""
+    """Refuse --replicated together with a strategy."""
     if replicated and src_strategy:
         raise click.UsageError("--replicated and -s exclude each other.")
 
 
 def answer_by_exit_code() -> None:
-    """Keep exit code 1 for an answer, as verify and diff do; errors that have it get 3."""
+    """Reserve exit code 1 for the answer of verify and diff; errors that have it get 3."""
     click.get_current_context().meta[ANSWERS] = True
 
 
 def as_shared(engine: str, *paths: str) -> list[str]:
-    """Paths as the workers of an engine have to be told: on a cluster in full."""
+    """Return paths as the workers of an engine need them: absolute ones on a cluster."""
     from ckpttool.run.engines import is_cluster
 
     here = f"{Path.cwd()}/" if is_cluster(engine) else ""
@@ -285,7 +280,7 @@ def as_shared(engine: str, *paths: str) -> list[str]:
 
 
 def output_format(path: str, format: str | None, is_folder: bool = False) -> str:
-    """The format of an output file, as of `ckpttool.run.outputs.choose_format`."""
+    """Resolve the output format from --format or the suffix of the file."""
     from ckpttool.run.outputs import choose_format
 
     if path == "-":
@@ -297,7 +292,7 @@ def output_format(path: str, format: str | None, is_folder: bool = False) -> str
 
 
 def check_crc(crc: bool, format: str) -> None:
-    """``--crc`` is for formats that have a place for a checksum."""
+    """Refuse --crc for HDF5, which has no place for a checksum."""
     if crc and format == "hdf5":
         raise click.UsageError(
             "HDF5 has no place for MindSpore's checksum: with --crc write --format ckpt or "

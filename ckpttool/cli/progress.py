@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def show_progress(what: str, total_bytes: int, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """A function to call with the number of bytes that were done since the last call.
+    """Yield a function that takes the number of bytes done since the last call.
 
     ``FORCE_COLOR`` and the like change nothing here: a bar in a log is noise.
     """
@@ -36,7 +36,7 @@ def show_progress(what: str, total_bytes: int, quiet: bool) -> Iterator[Callable
 
 @contextmanager
 def show_count(what: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """A function to call, each time one thing is done, with their number so far and in all."""
+    """Yield a function that takes the number of things done so far, and of all."""
     if quiet or not sys.stderr.isatty():
         yield lambda done, total: None
         return
@@ -50,7 +50,7 @@ def show_count(what: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
 def _bar(
     what: str, total: int | None, *columns: ProgressColumn
 ) -> Iterator[tuple[Progress, TaskID]]:
-    """A bar with these columns, and the time left; ``total`` may become known later."""
+    """Show a bar with these columns and the time left; ``total`` may be set later."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 

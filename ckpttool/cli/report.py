@@ -14,11 +14,11 @@ import click
 
 from ckpttool.cli.text import echo, printable
 from ckpttool.model.notes import Note
+from ckpttool.model.source import LayoutSlicing, Source
 from ckpttool.model.strategy import parameter_of
 
 if TYPE_CHECKING:
     from ckpttool.model.plan import Document, Plan
-    from ckpttool.model.source import Source
     from ckpttool.transaction.manifest import Manifest, Written
     from ckpttool.transaction.resume import Destination
 
@@ -29,14 +29,14 @@ Json = Mapping[str, object]
 
 
 def print_json(document: Json) -> None:
-    """One JSON document on stdout."""
+    """Print one JSON document."""
     import json
 
     echo(json.dumps({"schema": SCHEMA, **document}))  # ASCII: right in every locale
 
 
 def print_notes(notes: Iterable[Note], quiet: bool) -> None:
-    """Notes on stderr, a line each; ``quiet`` keeps warnings."""
+    """Print notes on stderr, a line each; ``quiet`` leaves only the warnings."""
     for note in notes:
         if note.is_warning:
             click.echo(f"warning: {printable(note.text)}", err=True)
@@ -45,12 +45,12 @@ def print_notes(notes: Iterable[Note], quiet: bool) -> None:
 
 
 def describe_notes(notes: Iterable[Note]) -> Sequence[Json]:
-    """The notes of a document."""
+    """Return the notes of a document."""
     return [{"kind": note.kind, "text": note.text} for note in notes]
 
 
 def format_bytes(nbytes: int) -> str:
-    """Bytes for people.
+    """Format a number of bytes for people.
 
     Examples
     --------
@@ -68,7 +68,7 @@ def format_bytes(nbytes: int) -> str:
 def describe_run(
     plan: Plan, destination: Destination, written: Sequence[Written], seconds: float
 ) -> Json:
-    """The document of merge, split and reshard."""
+    """Return the JSON document of merge, split and reshard."""
     documents = documents_of(plan, destination)
     indexes = [document.path for document in documents if document.kind == "index"]
     strategies = [document.path for document in documents if document.kind == "strategy"]
@@ -96,16 +96,16 @@ def documents_of(plan: Plan, destination: Destination) -> tuple[Document, ...]:
 def describe_largest(plan: Plan) -> Sequence[Json]:
     """Describe the largest sharded tensors and the layouts that they were read by.
 
-    A strategy file holds no shapes, and one of another run may fit: these are for a person to see.
-    Parameters come before their states, and of equal shapes and layouts one is shown.
+    A strategy file holds no shapes, and one of another run may fit, so a person should see these.
+    Parameters come before their states; of equal shapes and layouts one is shown.
     """
     sharded = {
-        (source.meta.shape, source.layout): source
+        source.slicing.key: source
         for source in sorted(
             (transfer.source for transfer in plan.transfers),
             key=lambda one: (parameter_of(one.meta.name) is None, one.meta.nbytes),
         )
-        if source.described is None and math.prod(source.layout.parts) > 1
+        if isinstance(source.slicing, LayoutSlicing) and math.prod(source.layout.parts) > 1
     }
     return [describe_layout(source) for source in [*reversed(sharded.values())][:LARGEST]]
 
@@ -113,12 +113,11 @@ def describe_largest(plan: Plan) -> Sequence[Json]:
 def describe_layout(source: Source) -> Json:
     """Describe the full tensor, its slices and its layout."""
     shape, layout = source.meta.shape, source.layout
-    ranks = layout.ranks if layout.rows else layout.ranks[:1]  # of all others slices are alike
     return {
         "name": source.meta.name,
         "dtype": source.meta.dtype,
         "shape": list(shape),
-        **describe_shapes(layout.slice_shape(rank, shape) for rank in ranks),
+        **describe_shapes(layout.slice_shapes(shape)),
         "device_matrix": list(layout.device_matrix),
         "tensor_map": [list(axes) for axes in layout.tensor_map],
         "optimizer_shard": layout.optimizer_shard,
@@ -135,14 +134,14 @@ def describe_shapes(shapes: Iterable[tuple[int, ...]]) -> Json:
 
 
 def describe_manifest(folder: str, manifest: Manifest) -> Json:
-    """The document of commit."""
+    """Return the JSON document of commit."""
     outputs = [_describe_written(output) for output in manifest.outputs]
     more = {"step": manifest.step, "plan": manifest.plan, "notes": describe_notes(manifest.notes)}
     return {"path": folder, "outputs": outputs, **more}
 
 
 def _describe_not_listed(plan: Plan) -> Json:
-    """What the target strategy does not list, and what became of it."""
+    """Describe the parameters that the target strategy does not list."""
     return {
         "choice": plan.target.not_in_target,
         **{

@@ -1,16 +1,16 @@
 """Tables on stdout: as wide as they need to be in a pipe, folded to fit on a terminal.
 
-No word is ever broken, so a name can be found and copied wherever it is shown.  Where columns do
-not fit beside each other, that with the longest words gets lines of its own.
+A word is never broken, so a name can be found and copied wherever it is shown.  Where columns do
+not fit beside each other, the one with the longest words gets lines of its own.
 
-The library that draws the progress bars has tables, too, and takes a second for a thousand rows.
+The tables of rich take a second for a thousand rows.
 """
 
 from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 
 from ckpttool.cli.text import echo, printable
@@ -20,74 +20,57 @@ INDENT = 2  # further columns before what stands below or above the rest of its 
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table on stdout; columns whose name ends in ``>`` are aligned right, and not folded."""
-    names = [column.rstrip(">") for column in columns]
+    """Print a table; align columns whose name ends in ``>`` right, and do not fold them."""
+    table = [[column.rstrip(">") for column in columns]]
+    table += [[printable(cell) for cell in row] for row in rows]
     is_right = [column.endswith(">") for column in columns]
-    body = [[printable(cell) for cell in row] for row in rows]
-    cells = list(zip(names, *body, strict=True))
-    widths = [max(map(_width, column)) for column in cells]
-    room, alone = sum(widths), list[int]()
-    columns_there = shutil.get_terminal_size().columns  # of no terminal COLUMNS, or 80
+    widths = [max(map(_width, cells)) for cells in zip(*table, strict=True)]
+    beside = list(range(len(columns)))
+    terminal = shutil.get_terminal_size().columns  # of no terminal COLUMNS, or 80
+    room = terminal - MARGIN - 1  # the rule sticks out
     if sys.stdout.isatty():
-        room = columns_there - MARGIN - 1  # the rule sticks out
-        least = [
-            width if right else max(_width(word) for cell in column for word in cell.split(" "))
-            for column, width, right in zip(cells, widths, is_right, strict=True)
-        ]
-        alone = _narrow(widths, least, room)
-    row_width = _total(widths, alone) + INDENT * (0 in alone)
-    lines = [printable(title), "", *_lines(names, widths, is_right, alone, room)]
-    rule = row_width + 2 if sys.stdout.isatty() else min(row_width + 2, columns_there - 2)
-    lines.append(f" {'─' * rule}")
-    for row in body:
-        lines += _lines(row, widths, is_right, alone, room)
-    echo("\n".join((*lines, "")))
+        beside = _fit(table, is_right, widths, room)
+    rule = _row_width(widths, beside) + 2
+    if not sys.stdout.isatty():
+        rule = min(rule, terminal - 2)
+    header, *body = ("\n".join(_lines(row, widths, is_right, beside, room)) for row in table)
+    echo("\n".join((printable(title), "", header, f" {'─' * rule}", *body, "")))
 
 
-def _narrow(widths: list[int], least: Sequence[int], room: int) -> list[int]:
-    """Narrow columns until a row fits; those that then have to stand alone.
-
-    Parameters
-    ----------
-    widths
-        Of each column; changed, from the widest on.
-    least
-        What each column takes if it is folded between all words.
-    room
-        Columns of the terminal that a row may take.
-    """
-    alone: list[int] = []
-    left = list(range(len(widths)))
-    while len(left) > 1 and _total(least, alone) + INDENT * (0 in alone) > room:
-        alone.append(max(left, key=lambda i: least[i]))
-        left.remove(alone[-1])
-    excess = _total(widths, alone) + INDENT * (0 in alone) - room
-    while excess > 0 and any(widths[i] > least[i] for i in left):
-        widths[max(left, key=lambda i: widths[i] if widths[i] > least[i] else 0)] -= 1
-        excess -= 1
-    return alone
+def _fit(
+    table: Sequence[Sequence[str]], is_right: Sequence[bool], widths: list[int], room: int
+) -> list[int]:
+    """Narrow columns, the widest first, until a row fits; return those that stay beside others."""
+    words = [
+        [word for cell in cells for word in cell.split(" ")] for cells in zip(*table, strict=True)
+    ]
+    least = [widths[i] if is_right[i] else max(map(_width, found)) for i, found in enumerate(words)]
+    beside = list(range(len(widths)))
+    while len(beside) > 1 and _row_width(least, beside) > room:
+        beside.remove(max(beside, key=lambda i: least[i]))
+    while _row_width(widths, beside) > room:
+        foldable = [i for i in beside if widths[i] > least[i]]
+        if not foldable:
+            break
+        widths[max(foldable, key=lambda i: widths[i])] -= 1
+    return beside
 
 
-def _total(widths: Sequence[int], alone: Collection[int]) -> int:
-    """Columns of a row, without those that stand alone."""
-    beside = [width for i, width in enumerate(widths) if i not in alone]
-    return sum(beside) + SPACE * (len(beside) - 1)
+def _row_width(widths: Sequence[int], beside: Sequence[int]) -> int:
+    indent = 0 if 0 in beside else INDENT
+    return indent + sum(widths[i] + SPACE for i in beside) - SPACE
 
 
 def _lines(
     cells: Sequence[str],
     widths: Sequence[int],
     is_right: Sequence[bool],
-    alone: Collection[int],
+    beside: Sequence[int],
     room: int,
 ) -> Iterator[str]:
-    """The lines of a row: one, or as many as its longest cell is folded into.
-
-    A first cell that stands alone comes before the others, any other below them.
-    """
-    beside = [i for i in range(len(cells)) if i not in alone]
+    """Yield the lines of a row; a first cell that stands alone comes first, any other last."""
     margin = " " * MARGIN
-    if 0 in alone:
+    if 0 not in beside:
         yield from (f"{margin}{part}".rstrip() for part in _fold(cells[0], room))
         margin += " " * INDENT
     for parts in zip_longest(*(_fold(cells[i], widths[i]) for i in beside), fillvalue=""):
@@ -97,12 +80,12 @@ def _lines(
             line += (padding + part if is_right[i] else part + padding) + " " * SPACE
         yield line.rstrip()
     margin = " " * (MARGIN + INDENT)
-    for i in sorted(set(alone) - {0}):
+    for i in sorted({*range(1, len(cells))}.difference(beside)):
         yield from (f"{margin}{part}" for part in _fold(cells[i], room - INDENT) if part)
 
 
 def _fold(cell: str, width: int) -> list[str]:
-    """A cell in parts of at most ``width`` columns, or of a word that is wider.
+    """Fold a cell between words into parts of ``width`` columns, or of a word that is wider.
 
     Examples
     --------
@@ -111,9 +94,10 @@ def _fold(cell: str, width: int) -> list[str]:
     """
     if _width(cell) <= width:
         return [cell]
-    parts: list[str] = []
-    for word in cell.split(" "):
-        if parts and _width(f"{parts[-1]} {word}") <= width:
+    first, *words = cell.split(" ")
+    parts = [first]
+    for word in words:
+        if _width(f"{parts[-1]} {word}") <= width:
             parts[-1] += f" {word}"
         else:
             parts.append(word)
@@ -121,12 +105,9 @@ def _fold(cell: str, width: int) -> list[str]:
 
 
 def _width(text: str) -> int:
-    """Columns that a text takes on a terminal: two for an ideograph, none for an accent."""
+    """Return the columns that a text takes on a terminal: two for an ideograph, 0 for an accent."""
     if text.isascii():
         return len(text)
-    import unicodedata
+    from rich.cells import cell_len
 
-    return sum(
-        0 if unicodedata.combining(letter) else 1 + (unicodedata.east_asian_width(letter) in "FW")
-        for letter in text
-    )
+    return cell_len(text)

@@ -19,9 +19,9 @@ def echo(text: str) -> None:
 
 
 def printable(text: str) -> str:
-    r"""Text for a terminal: what is not printable, such as an escape sequence, is spelled out.
+    r"""Spell out what is not printable in a text, such as an escape sequence.
 
-    Of a word that no screen has room for, as names in a file may be, both ends are shown.
+    Only both ends are shown of a word that no screen has room for, as names in a file may be.
 
     Examples
     --------
@@ -51,12 +51,12 @@ def _shorten_word(found: re.Match[str]) -> str:
 
 
 def format_shape(sizes: Sequence[int]) -> str:
-    """Sizes, or an index, for people."""
+    """Format sizes, or an index, for people."""
     return f"({', '.join(map(str, sizes))})"
 
 
 def format_shapes(shapes: Sequence[Sequence[int]]) -> str:
-    """Several shapes as one; where they differ the smallest and the largest size.
+    """Format several shapes as one, with the smallest and the largest size of an axis.
 
     Examples
     --------

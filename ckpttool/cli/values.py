@@ -6,7 +6,6 @@ import math
 import os
 import re
 from decimal import Decimal
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -72,7 +71,7 @@ class OutputFolder(PathName):
 
 
 class Existing(PathName):
-    """A path to something that is there; of an output that was not finished it is told why not."""
+    """A path to a file or folder that exists, on the command line."""
 
     def __init__(self) -> None:
         super().__init__(readable=False)
@@ -83,40 +82,17 @@ class Existing(PathName):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> str | bytes | os.PathLike[str]:
-        """The path; of one that this user may not read the command says so, as of its files."""
+        """Return the path; raise the system's error if this user may not look at it."""
         from ckpttool.formats.reading import ABSENT
 
-        self.refuse_url(str(value), param, ctx)
         path = super().convert(value, param, ctx)
         try:
             os.stat(value)  # noqa: PTH116
         except OSError as error:
             if error.errno not in ABSENT:
-                raise  # whatever is there, it cannot be opened
-        else:
-            return path
-        if os.path.islink(value) and not os.path.exists(value):  # noqa: PTH110, PTH114
-            to = os.readlink(value)  # noqa: PTH115
-            self.fail(f"Path {value!r} is a link to {to!r}, which leads nowhere.", param, ctx)
-        from ckpttool.transaction.journal import absence_reason
-
-        reason = absence_reason(Path(value)) or _near(Path(value))
-        ending = f": {reason}" if reason else "."
-        raise click.BadParameter(f"Path {value!r} does not exist{ending}", ctx, param)
-
-
-def _near(path: Path) -> str | None:
-    """A name nearly the same that is there, or that its folder is not; None if it is neither."""
-    from difflib import get_close_matches
-
-    try:
-        if not path.parent.is_dir():
-            there = next(folder for folder in path.absolute().parents if folder.is_dir())
-            return f"of its folders there is only '{there}'"
-        near = get_close_matches(path.name, os.listdir(path.parent), 1)  # noqa: PTH208
-    except OSError:
-        return None
-    return f"did you mean '{path.parent / near[0]}'?" if near else None
+                raise
+            raise click.BadParameter(f"Path {value!r} does not exist.", ctx, param) from error
+        return path
 
 
 class Number(NumberType):

@@ -15,24 +15,38 @@ Two kinds of embedding table are cut along axis 0 in other ways.  With a manual 
 given numbers of rows.  With ``F`` fields every part holds its share of each field: of the ``F * n``
 equal stretches of rows, part ``i`` holds the stretches ``i``, ``i + n``, ``i + 2n``, ...
 
+Where several device axes cut one tensor axis, MindSpore's JSON form of a strategy speaks of an
+expanded tensor: an axis of ``d`` elements that device axes of sizes ``n1, ..., nk`` cut becomes
+``k`` axes of ``n1, ..., n(k-1)`` and ``d / (n1 * ... * n(k-1))`` elements, each cut by one of them.
+`fold_layout` joins neighbours of which all but the last have just the size of the device axis that
+cuts them.  Several ways may be possible; then the slices alone do not tell which is meant.  Ways
+that differ only in where a device axis of size 1 goes are the same: it cuts nothing.
+
+``Layout(...)(("a", "None"), "b")`` has "None" beside a device axis.  It stands for an axis of the
+expanded tensor that nothing shards, of size 1 unless it is the last of its tensor axis.  Nearly
+every tensor with an unsharded axis could be meant so, and next to none is.  So such ways count only
+where there is no other.
+
 Source
 ------
 MindSpore 2.10 ``parallel/_tensor.py`` (``_get_tensor_slice_index``, ``_load_tensor``) and the
-slices that its compiler makes; checked against both in the tests.
+slices that its compiler makes, checked against both in the tests; for JSON its
+``ccsrc/frontend/parallel/strategy_checkpoint``, and files of it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import islice, product
+from itertools import combinations, islice, pairwise, product
 
 from ckpttool.model.grid import Grid, make_grid, nearest_divisors
 from ckpttool.model.region import Region, count_overlaps, grid_overlaps
 
 FEW = 16  # slices that a region overlaps; how is remembered
+MAX_WAYS = 10_000  # to fold; ten device axes can be joined in 252, a damaged file in 10**17
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +108,7 @@ class Layout:
             )
         if self.optimizer_shard > 1 and not self.tensor_map:
             raise ValueError(f"optimizer shard of {self.optimizer_shard} on a 0-d tensor")
-        if self.rows or self.fields > 1:
+        if not self.is_even:
             self._check_embedding()
 
     def _check_embedding(self) -> None:
@@ -112,6 +126,21 @@ class Layout:
     def undivided(ndim: int, ranks: int = 1, first_rank: int = 0) -> Layout:
         """The layout of a tensor that every one of ``ranks`` ranks holds whole."""
         return _undivided(ndim, ranks, first_rank)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether axis 0 is sharded into equal boxes, as every other axis is."""
+        return not self.rows and self.fields == 1
+
+    @property
+    def has_boxes(self) -> bool:
+        """Whether every slice is one box of elements; those of a field-sliced embedding are not."""
+        return self.fields == 1
+
+    @property
+    def has_equal_slices(self) -> bool:
+        """Whether all slices have one shape; those of a manual split may differ."""
+        return not self.rows
 
     @property
     def _grid(self) -> Grid:
@@ -148,6 +177,11 @@ class Layout:
     def owners(self, index: tuple[int, ...]) -> tuple[int, ...]:
         """The ranks that hold the slice at ``index``, ascending."""
         return self._grid.owners[index]
+
+    def slice_owners(self) -> Iterator[tuple[int, ...]]:
+        """Yield the ranks that hold each slice, slices in C order, ranks ascending."""
+        owners = self._grid.owners
+        return (owners[index] for index in self.slice_indices())
 
     def cuts_like(self, other: Layout) -> bool:
         """Whether every rank has the same slice, be the device matrices spelled as they may.
@@ -195,16 +229,21 @@ class Layout:
 
     def slice_shape(self, rank: int, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of the slice that ``rank`` holds of a full tensor of ``shape``."""
-        if self.fields > 1:
+        if not self.has_boxes:
             return tuple(size // n for size, n in zip(shape, self.parts, strict=True))
         return self.region(rank, shape).shape
+
+    def slice_shapes(self, shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        """Yield the shapes of slices by rank; one shape if all slices have it."""
+        ranks = self.ranks[:1] if self.has_equal_slices else self.ranks
+        return (self.slice_shape(rank, shape) for rank in ranks)
 
     def box(self, index: tuple[int, ...], shape: tuple[int, ...]) -> Region:
         """The elements of a full tensor of ``shape`` that the slice at ``index`` holds.
 
         Not of a field-sliced embedding, whose slices are no boxes.
         """
-        if self.fields > 1:
+        if not self.has_boxes:
             raise ValueError(f"a slice of {self.fields} fields is no box")
         cuts = _cuts(self, shape)
         return Region(
@@ -324,3 +363,98 @@ def _few_overlaps(
 
 def _listed(tensor_map: tuple[tuple[int, ...], ...]) -> list[list[int]]:
     return [list(axes) for axes in tensor_map]
+
+
+def fold_layout(
+    layout: Layout, ndim: int, fits: Callable[[Layout], bool] = lambda _: True
+) -> tuple[Layout, ...]:
+    """Return the layouts of ``ndim`` axes whose expanded form is ``layout``.
+
+    Parameters
+    ----------
+    layout
+        With its ``full_shape``, that of the expanded tensor.
+    ndim
+        Axes of the tensor as it is stored.
+    fits
+        Whether a folded layout, with its ``full_shape``, agrees with what else is known.
+
+    Examples
+    --------
+    >>> expanded = Layout((2, 2, 4), ((2,), (1,), (0,), ()), full_shape=(2, 2, 8, 8))
+    >>> [(way.tensor_map, way.full_shape) for way in fold_layout(expanded, 2)]
+    [(((2, 1, 0), ()), (32, 8))]
+    """
+    shape = layout.full_shape
+    if shape is None or len(shape) != len(layout.tensor_map) or not 0 < ndim < len(shape):
+        return ()
+    usual, joins = _seams(layout, shape), len(shape) - ndim
+    ways: dict[object, Layout] = {}
+    for seams in (usual, sorted(usual + _seams_at_none(layout, shape))):
+        if ways or math.comb(len(seams), joins) > MAX_WAYS:
+            break
+        for joined in combinations(seams, joins):
+            way = _join_axes(layout, shape, joined)
+            if fits(way):
+                ways.setdefault((way.full_shape, _cutting(way)), way)
+    return tuple(ways.values())
+
+
+def ambiguity(layout: Layout, ways: tuple[Layout, ...]) -> str:
+    """Return the message about an expanded layout that can be folded in several ways."""
+    shown = " or ".join(
+        f"shape {way.full_shape} with tensor map {[list(axes) for axes in way.tensor_map]}"
+        for way in ways[:4]
+    )
+    shown += f" or {len(ways) - 4} more" if len(ways) > 4 else ""
+    return (
+        f"the JSON strategy describes an expanded tensor of shape {layout.full_shape}, which may "
+        f"stand for {shown}; give the protobuf form of the strategy (as well), which tells, or say "
+        "by hand which it is (-s MORE.yaml)"
+    )
+
+
+def _seams(layout: Layout, shape: tuple[int, ...]) -> list[int]:
+    """Return the axes that may be part of the same folded axis as the one before them."""
+    sizes = tuple(reversed(layout.device_matrix))
+    return [
+        i
+        for i in range(_first_seam(layout), len(shape))
+        if len(layout.tensor_map[i - 1]) == len(layout.tensor_map[i]) == 1
+        and shape[i - 1] == sizes[layout.tensor_map[i - 1][0]]
+    ]
+
+
+def _seams_at_none(layout: Layout, shape: tuple[int, ...]) -> list[int]:
+    """Return the same where "None" stands beside device axes."""
+    sizes = tuple(reversed(layout.device_matrix))
+    return [
+        i
+        for i in range(_first_seam(layout), len(shape))
+        if sum(map(len, layout.tensor_map[i - 1 : i + 1])) < 2
+        and shape[i - 1] == math.prod(sizes[axis] for axis in layout.tensor_map[i - 1])
+    ]
+
+
+def _first_seam(layout: Layout) -> int:
+    """Return the first axis that may be joined; the parts of axis 0 of a table are not."""
+    return 1 if layout.is_even else 2
+
+
+def _join_axes(layout: Layout, shape: tuple[int, ...], joined: tuple[int, ...]) -> Layout:
+    """Return the layout with each of these axes joined to the one before it."""
+    cuts = [i for i in range(len(shape) + 1) if i not in joined]
+    return replace(
+        layout,
+        tensor_map=tuple(
+            tuple(axis for axes in layout.tensor_map[a:b] for axis in axes)
+            for a, b in pairwise(cuts)
+        ),
+        full_shape=tuple(math.prod(shape[a:b]) for a, b in pairwise(cuts)),
+    )
+
+
+def _cutting(layout: Layout) -> tuple[tuple[int, ...], ...]:
+    """Return the tensor map without the device axes of size 1."""
+    sizes = tuple(reversed(layout.device_matrix))
+    return tuple(tuple(axis for axis in axes if sizes[axis] > 1) for axes in layout.tensor_map)

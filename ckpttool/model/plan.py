@@ -13,12 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from ckpttool.model.catalog import Catalog, StoredTensor, TensorMeta
-from ckpttool.model.described import Described
 from ckpttool.model.layout import Layout
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.notes import Note
 from ckpttool.model.region import Region
-from ckpttool.model.source import Excerpt, Source
+from ckpttool.model.source import Source
 from ckpttool.model.strategy import Strategy
 
 NotInTarget = Literal["follow", "full", "drop"]
@@ -53,28 +52,29 @@ class OutputTensor:
     region
         The elements of the full tensor that it holds.
     source
-        Where they come from; of one that was sent to another process only what it wants.
+        Where they come from; an `excerpt`, sent to another process, has only the slices it needs.
     """
 
     meta: TensorMeta
     region: Region
-    source: Source | Excerpt | Described
+    source: Source
 
     def pieces(self, within: Region) -> Iterator[Piece]:
         """The pieces that fill ``within``, a region of the output slice, in C order of slices.
 
         They are disjoint and fill it exactly.
         """
-        for tensor, src, dst in self.source.overlaps(within, self.region.start):
+        for tensor, src, dst in self.source.slicing.overlaps(within, self.region.start):
             yield Piece(tensor, src, dst)
 
     def count_pieces(self, within: Region) -> int:
         """How many `pieces` there are."""
-        return self.source.count_overlaps(within.moved_by(self.region.start))
+        return self.source.slicing.count_overlaps(within.moved_by(self.region.start))
 
     def excerpt(self, within: Region) -> OutputTensor:
-        """The same without the slices that no piece of ``within`` needs, and without a catalog."""
-        return replace(self, source=self.source.excerpt(within.moved_by(self.region.start)))
+        """Return the same tensor with the slices that `pieces` of ``within`` need, and no more."""
+        slicing = self.source.slicing.excerpt(within.moved_by(self.region.start))
+        return replace(self, source=replace(self.source, slicing=slicing))
 
 
 @dataclass(frozen=True, slots=True)

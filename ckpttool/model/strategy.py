@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from ckpttool.errors import StrategyError
 from ckpttool.model.catalog import TensorMeta
-from ckpttool.model.folding import fold_layout
-from ckpttool.model.layout import Layout
+from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.notes import Note
 from ckpttool.model.reduced import reduced_from
 from ckpttool.model.rules import Rules

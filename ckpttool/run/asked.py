@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ckpttool.errors import FormatError
 from ckpttool.formats.reading import read_file
-from ckpttool.model.catalog import Catalog, format_ranks
+from ckpttool.model.catalog import Catalog, RankCatalog, format_ranks
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import Strategy
@@ -26,7 +26,8 @@ def as_asked(catalog: Catalog, strategy: Strategy | None) -> tuple[Catalog, list
         return catalog, []
     others = format_ranks(sorted(_expected(catalog, strategy) - asked))
     text = f"{others}: not looked for, since {told}"
-    return replace(catalog, asked=asked), [Note("part", text)]
+    assert isinstance(catalog, RankCatalog)
+    return replace(catalog, expected_ranks=asked), [Note("part", text)]
 
 
 def note_asked(catalog: Catalog, strategy: Strategy | None) -> Catalog:
@@ -43,7 +44,8 @@ def note_asked(catalog: Catalog, strategy: Strategy | None) -> Catalog:
 def _expected(catalog: Catalog, strategy: Strategy | None) -> set[int]:
     """Ranks that should have a file."""
     has_layouts = strategy is not None and strategy.layouts
-    return {*(strategy.ranks if strategy is not None and has_layouts else ()), *catalog.absent}
+    missing = catalog.missing_ranks if isinstance(catalog, RankCatalog) else ()
+    return {*(strategy.ranks if strategy is not None and has_layouts else ()), *missing}
 
 
 def _asked_ranks(catalog: Catalog, strategy: Strategy | None) -> tuple[frozenset[int] | None, str]:
@@ -55,7 +57,7 @@ def _asked_ranks(catalog: Catalog, strategy: Strategy | None) -> tuple[frozenset
     path = Path(catalog.root) / MANIFEST
     there = catalog.files.keys() | catalog.damaged.keys()
     expected = _expected(catalog, strategy)
-    if catalog.is_undivided or expected <= there or not path.is_file():
+    if not isinstance(catalog, RankCatalog) or expected <= there or not path.is_file():
         return None, ""
     try:
         outputs = ManifestFile.read(path).manifest().outputs

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ckpttool.errors import CkptToolError, CombinedError, PlanError, raise_all
 from ckpttool.model.aside import set_aside
-from ckpttool.model.catalog import Catalog
+from ckpttool.model.catalog import Catalog, MergedCatalog
 from ckpttool.model.findings import plan_error
 from ckpttool.model.headers import find_lacking
 from ckpttool.model.notes import Note
@@ -81,7 +81,7 @@ def make_checked_plan(
     damage, notes = check_files(catalog, executor, "crc_num" in target.attrs)
     errors: list[CkptToolError] = [*damage]
     problems: list[str] = []
-    if strategy is None or catalog.is_undivided:
+    if strategy is None or isinstance(catalog, MergedCatalog):
         problems += filter(None, [why_not_full(catalog)])
     plan = None
     try:
@@ -125,11 +125,7 @@ def _strict_problems(notes: Iterable[Note], care: Care) -> list[str]:
 def _files(catalog: Catalog) -> list[str]:
     """All files of a source that are there, whole or damaged."""
     damaged = (error.path for error in catalog.damaged.values())
-    return [
-        *catalog.indexes,
-        *(path for file in catalog.files.values() for path in file.paths),
-        *(path for path in damaged if os.access(path, os.F_OK)),
-    ]
+    return [*catalog.paths, *(path for path in damaged if os.access(path, os.F_OK))]
 
 
 def preflight(

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from ckpttool import __version__
+from ckpttool._version import __version__
 from ckpttool.errors import EngineError, PlanError, reason_of
 from ckpttool.formats.reading import stamp_of
 from ckpttool.formats.stopping import Threads

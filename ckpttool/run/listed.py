@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ckpttool.errors import FormatError
 from ckpttool.formats import read_index
 from ckpttool.formats.stopping import OnProgress, result_of
-from ckpttool.model.catalog import Catalog, FileIndex, StoredTensor
+from ckpttool.model.catalog import Catalog, FileIndex, MergedCatalog, StoredTensor
 from ckpttool.model.findings import Finding
 from ckpttool.model.manifest import MANIFEST, OutputEntry, TensorEntry
 from ckpttool.storage.digest import hash_units
@@ -54,7 +54,8 @@ def _folders(catalog: Catalog) -> Iterator[Path]:
 
 
 def _is_single(catalog: Catalog) -> bool:
-    return catalog.is_undivided and not catalog.indexes and not Path(catalog.root).is_dir()
+    is_file = not Path(catalog.root).is_dir()
+    return isinstance(catalog, MergedCatalog) and not catalog.indexes and is_file
 
 
 def _paths(catalog: Catalog) -> list[str]:

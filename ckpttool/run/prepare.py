@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ckpttool.errors import PlanError
 from ckpttool.formats.stopping import OpenProgress, no_progress
-from ckpttool.model.catalog import Catalog, format_ranks
+from ckpttool.model.catalog import Catalog, MergedCatalog, SelfDescribedCatalog, format_ranks
 from ckpttool.model.plan import NotInTarget, Plan, Target
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.unlisted import Unlisted
@@ -165,7 +165,7 @@ def plan_split(
         Everything that is in the way, in one error.
     """
     src_strategy = known_strategy(catalog, None, replicated) if replicated else None
-    if catalog.description is not None:
+    if isinstance(catalog, SelfDescribedCatalog):
         return plan_reshard(
             *(catalog, None, strategy, folder, format),
             prefix=prefix,
@@ -182,7 +182,7 @@ def plan_split(
             strategy_path=strategy_path,
         )
     found = sorted({*catalog.files, *catalog.damaged})
-    if not catalog.is_undivided and not replicated and len(found) > 1:
+    if not isinstance(catalog, MergedCatalog) and not replicated and len(found) > 1:
         text = f"{catalog.root}: {format_ranks(found)} found; split takes one full checkpoint: use "
         text += "reshard with the strategy of these ranks (-s STRATEGY), or say --replicated if "
         raise PlanError([f"{text}every rank holds everything"])
@@ -237,7 +237,11 @@ def plan_reshard(
     FormatError, StrategyError, PlanError
         Everything that is in the way, in one error.
     """
-    other = "or use split if it holds everything undivided" if catalog.is_undivided else ""
+    other = (
+        "or use split if it holds everything undivided"
+        if isinstance(catalog, MergedCatalog)
+        else ""
+    )
     src_strategy = source_layouts(catalog, src_strategy, other)
     target = rank_files(dst_strategy, folder, format, prefix, ranks, crc, not_in_target)
     care = Care(Trust(trust_strategy, optimizer_shard), strict, check_replicas)

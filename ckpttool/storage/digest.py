@@ -123,7 +123,7 @@ def sample_box(source: Source) -> bytes:
         for at in (0, 1, 2):
             start = tuple((n - k) * at // 2 for n, k in zip(meta.shape, sizes, strict=True))
             data = np.empty((*sizes, meta.itemsize), np.uint8)
-            for tensor, in_slice, inside in source.overlaps(box, start):
+            for tensor, in_slice, inside in source.slicing.overlaps(box, start):
                 cut = tuple(slice(a, b) for a, b in zip(inside.start, inside.stop, strict=True))
                 files.read_region(tensor, in_slice, data[cut])
             state.update(data.tobytes())

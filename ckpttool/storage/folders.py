@@ -25,7 +25,6 @@ from ckpttool.formats.unified import is_index_name
 from ckpttool.model.catalog import format_ranks
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import shorten
-from ckpttool.storage.hyper_parallel import OF_A_RANK
 from ckpttool.storage.leftovers import (
     EMERGENCY,
     emergency_saves,
@@ -34,7 +33,7 @@ from ckpttool.storage.leftovers import (
     note_others,
     unfinished_save,
 )
-from ckpttool.storage.names import RANK_IN_NAME, Found
+from ckpttool.storage.names import HYPER_METADATA, RANK_IN_NAME, Found
 from ckpttool.storage.patterns import Without, hint_at_pattern, suggest_patterns, unreadable
 from ckpttool.transaction.journal import incomplete_reason
 
@@ -293,7 +292,7 @@ def checkpoints_in(root: Path) -> list[Path]:
 
 def _is_telling(path: Path) -> bool:
     """Whether this shows that the folder it lies in is a checkpoint; logs have rank folders too."""
-    if is_index_name(path.name) or path.name == ".metadata" or OF_A_RANK.fullmatch(path.name):
+    if is_index_name(path.name) or path.name == ".metadata" or HYPER_METADATA.fullmatch(path.name):
         return True
     match = RANK_FOLDER.fullmatch(path.name)
     return match is not None and path.is_dir() and bool(_find_files(path, int(match[2]))[1])

@@ -1,6 +1,6 @@
-"""Finds the files of an undivided checkpoint in several files, and holds its index against them.
+"""Finds a merged checkpoint in several files, and compares its index with them.
 
-Such a folder has an index file (`ckpttool.formats.unified`), or just one ``model.safetensors``.
+Its folder has an index file (`ckpttool.formats.unified`), or just one ``model.safetensors``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from ckpttool.errors import FormatError, PlanError
 from ckpttool.formats import format_of_suffix, read_index, read_indexes
 from ckpttool.formats.unified import REST, WeightIndex, is_index_name, is_inside, read_index_file
-from ckpttool.model.catalog import Catalog, FileIndex
+from ckpttool.model.catalog import Catalog, FileIndex, MergedCatalog
 from ckpttool.model.ciphertext import Secret
 from ckpttool.model.findings import Finding
 from ckpttool.model.notes import Note
@@ -25,31 +25,31 @@ PART = re.compile(r"(part\d+|[\w.-]*model-\d{5}-of-\d{5}|hyper_param)\.\w+")
 
 
 def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
-    """The catalog of an undivided checkpoint in a folder, or None if ``src`` is none.
+    """Return the catalog of a merged checkpoint in a folder; None if ``src`` is something else.
 
-    Its files are numbered from 0, in the order of their names, numbers in them as numbers; the
-    file that goes to every rank is the last.  What does not fit together of an index and the files
-    is in ``Catalog.findings``.
+    Files are numbered from 0 in the order of their names, in which numbers count as numbers; the
+    file that goes to every rank is the last.  Contradictions between an index and the files are in
+    ``Catalog.findings``.
 
     Parameters
     ----------
     src
         The folder, or an index file in it.
     key
-        That of encrypted files.
+        The key of encrypted files.
 
     Raises
     ------
     FormatError
         An index is damaged.
     PlanError
-        There are several checkpoints in it.
+        The folder holds several checkpoints.
     OSError
         A folder or a file cannot be read.
     """
     root = Path(src)
     if root.is_file() and is_index_name(root.name):
-        return _read(src, root.parent, [read_index_file(src)], key)
+        return _read_catalog(src, root.parent, [read_index_file(src)], key)
     if not root.is_dir():
         return None
     inside = sorted(root.iterdir())
@@ -58,14 +58,14 @@ def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
     ranks = [path.name for path in inside if RANK_FOLDER.fullmatch(path.name) and path.is_dir()]
     if not indexes:
         if [path.name for path in files] == [SINGLE] and not ranks:
-            return Catalog(src, {0: read_index(str(files[0]), key)}, is_undivided=True)
+            return MergedCatalog(src, {0: read_index(str(files[0]), key)})
         if files and not ranks and all(PART.fullmatch(path.name) for path in files):
             names = shorten((path.name for path in files), 3)
             reason = f"{src}: {names}: parts of a checkpoint, and no index that says whether they "
             reason += "are all (param_name_map.json or model.safetensors.index.json); was the run "
             lost = Finding("missing", reason + "that wrote them cut short?")
-            held, damaged = _headers([str(path) for path in files], key)
-            return Catalog(src, held, damaged=damaged, is_undivided=True, findings=(lost,))
+            held, damaged = _read_headers([str(path) for path in files], key)
+            return MergedCatalog(src, held, damaged=damaged, findings=(lost,))
         return None
     named = shorten(Path(index.path).name for index in indexes)
     if ranks:
@@ -73,11 +73,11 @@ def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
         raise PlanError([reason + "checkpoints; name the index, or say with --pattern"])
     if any(index.files != indexes[0].files for index in indexes):
         raise PlanError([f"{src}: {named} do not say the same; name the one that is meant"])
-    return _read(src, root, indexes, key)
+    return _read_catalog(src, root, indexes, key)
 
 
 def note_index(path: Path) -> Iterator[Note]:
-    """A note if a single file lies beside an index, which says that there is more."""
+    """Yield a note if a single file is beside an index, which names further files."""
     try:
         beside = sorted(other.name for other in path.absolute().parent.iterdir())
     except OSError:
@@ -88,8 +88,8 @@ def note_index(path: Path) -> Iterator[Note]:
         yield Note("passed over", text)
 
 
-def _read(src: str, root: Path, indexes: list[WeightIndex], key: Secret | None) -> Catalog:
-    """The catalog of what indexes name, which all say the same."""
+def _read_catalog(src: str, root: Path, indexes: list[WeightIndex], key: Secret | None) -> Catalog:
+    """Return the catalog of the files that indexes name; all indexes name the same."""
     index = indexes[0]
     named: dict[str, list[str]] = defaultdict(list)
     for name, file in index.files.items():
@@ -102,49 +102,50 @@ def _read(src: str, root: Path, indexes: list[WeightIndex], key: Secret | None) 
     for suffix in sorted({Path(file).suffix for file in named}):
         if (root / (REST + suffix)).is_file():
             named.setdefault(REST + suffix, [])
-    inside = sorted(filter(is_inside, named), key=_natural)
+    inside = sorted(filter(is_inside, named), key=_sort_key)
     there = [file for file in inside if (root / file).is_file()]
     for file in (file for file in inside if file not in there):
         text = f"{root / file}: not there, and {index.path} says it has {_tensors(named[file])}"
         findings.append(Finding("missing", text))
-    files, damaged = _headers([str(root / file) for file in there], key)
+    files, damaged = _read_headers([str(root / file) for file in there], key)
     held = {Path(file.path).relative_to(root).as_posix(): file for file in files.values()}
-    findings += _disagreements(index, named, held)
+    findings += _contradictions(index, named, held)
     rest = next((file for at, file in held.items() if Path(at).stem == REST), None)
     is_partial = bool(damaged or findings)
-    return Catalog(
+    return MergedCatalog(
         src,
         files,
         damaged=damaged,
         notes=tuple(_notes(root, indexes, named, files.values(), is_partial)),
-        is_undivided=True,
         indexes=tuple(index.path for index in indexes),
-        apart={} if rest is None else {name: name in index.files for name in rest.tensors},
+        common_tensors=(
+            {} if rest is None else {name: name in index.files for name in rest.tensors}
+        ),
         findings=tuple(findings),
     )
 
 
-def _headers(
+def _read_headers(
     paths: list[str], key: Secret | None
 ) -> tuple[dict[int, FileIndex], dict[int, FormatError]]:
-    """The headers of files by their number, and what is wrong with the others."""
+    """Return the headers of files by their number, and the errors of the others."""
     found = dict(enumerate(read_indexes(paths, key)))
     files = {n: file for n, file in found.items() if isinstance(file, FileIndex)}
     return files, {n: error for n, error in found.items() if isinstance(error, FormatError)}
 
 
-def _natural(file: str) -> tuple[bool, list[tuple[int, str]]]:
-    """Sorts numbers as numbers, however many digits they have, and what goes to every rank last."""
+def _sort_key(file: str) -> tuple[bool, list[tuple[int, str]]]:
+    """Return a sort key: numbers as numbers, the file that goes to every rank last."""
     words = re.split(r"(\d+)", file)
     for i in range(1, len(words), 2):
         words[i] = words[i].lstrip("0")
     return Path(file).stem == REST, [(len(w) * (i % 2), w) for i, w in enumerate(words)]
 
 
-def _disagreements(
+def _contradictions(
     index: WeightIndex, named: Mapping[str, list[str]], held: Mapping[str, FileIndex]
 ) -> Iterator[Finding]:
-    """What the files hold otherwise than the index says."""
+    """Yield the contradictions between the index and the files."""
     for at, file in held.items():
         lost = [name for name in named[at] if name not in file.tensors]
         if lost:
@@ -172,7 +173,7 @@ def _notes(
     files: Iterable[FileIndex],
     is_partial: bool,
 ) -> Iterator[Note]:
-    """What was passed over, and a total size that is none."""
+    """Yield notes on skipped files, and on a total size that does not match."""
     others = [
         path.name
         for path in sorted(root.iterdir())

@@ -1,4 +1,4 @@
-"""What the names of checkpoint files say: the rank, the step, the training run.
+"""The names of checkpoint files: rank, step and training run in them.
 
 The end of a name says its step: ``{prefix}-{epoch}_{step}``, and ``_breakpoint`` behind it if
 training stopped there.  MindFormers puts the rank into the prefix, ``llama_rank_3-10_2.ckpt``.
@@ -19,10 +19,11 @@ from typing import NamedTuple
 RANK_IN_NAME = re.compile(r"(?<![A-Za-z])rank_?(\d+)(?!\d)")
 STEP_IN_NAME = re.compile(r"-(\d{1,255})_(\d{1,255})(_breakpoint)?$")  # no file name is longer
 NUMBER = re.compile(r"\d{1,255}")
+HYPER_METADATA = re.compile(r"\.rank(\d{1,9})_metadata|(\d{1,9})\.metadata")  # of one rank
 
 
 class Step(NamedTuple):
-    """When a file was saved; of two the later is greater."""
+    """When a file was saved; later steps compare greater."""
 
     epoch: int
     step: int
@@ -30,7 +31,7 @@ class Step(NamedTuple):
 
     @property
     def label(self) -> str:
-        """As it is spelled in names."""
+        """The step as spelled in names."""
         return f"{self.epoch}_{self.step}" + ("_breakpoint" if self.is_breakpoint else "")
 
 
@@ -41,9 +42,9 @@ class Found:
     Attributes
     ----------
     rank, path
-        Whose it is, and where.
+        The rank that wrote it, and its path.
     name
-        Its name, with ``{rank}`` in the place of the number if a pattern says where that is.
+        Its name, with ``{rank}`` in place of the number if a pattern has it there.
     """
 
     rank: int
@@ -52,7 +53,7 @@ class Found:
 
     @property
     def key(self) -> str:
-        """Its name, the same for the files of all ranks that were saved together."""
+        """The common name of the files of all ranks that were saved together."""
         if "{rank}" in self.name:
             return self.name
         name = RANK_IN_NAME.sub(
@@ -68,28 +69,28 @@ class Found:
 
 
 def step_of(name: str) -> Step | None:
-    """The step that a file's name ends in, or None."""
+    """Return the step at the end of a file's name, or None."""
     match = STEP_IN_NAME.search(Path(name).stem)
     return Step(int(match[1]), int(match[2]), bool(match[3])) if match else None
 
 
 def run_of(name: str) -> str:
-    """What comes before the step in a name; another one is that of another training run."""
+    """Return the part of a name before the step, which differs between training runs."""
     return STEP_IN_NAME.sub("", Path(name).stem)
 
 
 def label_of(name: str) -> str | None:
-    """The step in a name as people write it, or None."""
+    """Return the step in a name as people write it, or None."""
     step = step_of(name)
     return None if step is None else step.label
 
 
 def is_wanted(key: str, files: Mapping[int, Path], wanted: str) -> bool:
-    """Whether ``--step wanted`` means these files, whose names have ``key`` in common."""
+    """Return whether ``--step wanted`` means these files, whose common name is ``key``."""
     step = step_of(key)
-    asked = step_of("-" + wanted)
-    if asked is not None and STEP_IN_NAME.fullmatch("-" + wanted):
-        return step == asked
+    requested = step_of("-" + wanted)
+    if requested is not None and STEP_IN_NAME.fullmatch("-" + wanted):
+        return step == requested
     if NUMBER.fullmatch(wanted) and step is not None:
         return int(wanted) in (step.epoch, step.step)
     return any(wanted in (path.name, path.stem) for path in files.values())

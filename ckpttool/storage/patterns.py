@@ -1,4 +1,4 @@
-"""Patterns that say where the rank files are, such as ``node{rank}/CKP_1-4_32.ckpt``.
+"""Patterns of the paths of rank files, such as ``node{rank}/CKP_1-4_32.ckpt``.
 
 ``{rank}`` stands for the number of the rank, the same wherever it occurs; ``*`` for anything.
 """
@@ -18,16 +18,16 @@ from ckpttool.storage.leftovers import EMERGENCY, set_backups_aside
 from ckpttool.storage.names import STEP_IN_NAME, Found
 from ckpttool.storage.steps import choose_step
 
-# Ranks whose folder has no file that could be taken, and why, if it cannot be read.
+# Ranks whose folder has no file to read, and the error if the folder is unreadable.
 Without = dict[int, FormatError | None]
 
 NUMBER = re.compile(r"(\d+)")
 MAX_DEPTH = 5  # folders below the root that are searched for files, to suggest a pattern
-MAX_FILES = 10_000  # that are looked at for it
+MAX_FILES = 10_000  # that are considered for it
 
 
 def list_by_pattern(root: Path, pattern: str, without: Without) -> list[Found]:
-    """Files below ``root`` that match a pattern such as ``node{rank}/*``.
+    """Return the files below ``root`` that match a pattern such as ``node{rank}/*``.
 
     Ranks whose folder cannot be read are added to ``without``.
     """
@@ -44,7 +44,7 @@ def list_by_pattern(root: Path, pattern: str, without: Without) -> list[Found]:
 def _match(
     folder: Path, parts: tuple[str, ...], rank: int | None, without: Without
 ) -> Iterator[Found]:
-    """Files below ``folder`` that match the rest of a pattern; one rank has one number in it."""
+    """Yield the files below ``folder`` that match the rest of a pattern with one rank."""
     if not parts:
         return
     spelled = re.escape(parts[0]).replace(r"\{rank\}", r"(\d+)").replace(r"\*", ".*")
@@ -118,7 +118,7 @@ def _files_below(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _patterns(files: Sequence[Path]) -> Iterator[str]:
-    """Yield what may be the pattern of files whose folders differ in numbers alone."""
+    """Yield possible patterns of files whose folders differ in numbers alone."""
     suffix = files[0].suffix
     folders = [str(path.parent) for path in files]
     for folder in _spell(folders):
@@ -149,12 +149,12 @@ def _spell(names: Sequence[str]) -> Iterator[str]:
 
 
 def _works(root: Path, pattern: str) -> bool:
-    """Whether a pattern finds the files of ranks, and no two that might be meant for one."""
+    """Return whether a pattern finds the files of ranks, one for each rank and step."""
     try:
         found = list(_match(root, Path(pattern).parts, None, {}))
         choose_step(str(root), set_backups_aside(found, []), None, [])
     except StepError:
-        return True  # another matter: no step is on every rank
+        return True  # the pattern is right; no step is on every rank
     except (PlanError, OSError):
         return False
     return bool(found)

@@ -1,4 +1,4 @@
-"""Finds the files of a checkpoint, one for each rank, all of one step: their headers."""
+"""Finds the files of a checkpoint, one for each rank, all of one step, and reads their headers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from ckpttool.errors import (
 )
 from ckpttool.formats import read_index, read_indexes
 from ckpttool.formats.reading import why_not_a_path
-from ckpttool.model.catalog import Catalog, FileIndex, format_ranks
+from ckpttool.model.catalog import Catalog, FileIndex, MergedCatalog, RankCatalog, format_ranks
 from ckpttool.model.ciphertext import Secret
 from ckpttool.model.findings import Finding
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import shorten
 from ckpttool.run.partial import PARTIAL
-from ckpttool.storage.described import scan_described
+from ckpttool.storage.checkpoint2 import FILE, scan_checkpoint2
 from ckpttool.storage.folders import list_rank_files, note_rank_folders, siblings, unfinished
+from ckpttool.storage.hyper_parallel import scan_hyper_parallel
 from ckpttool.storage.indexed import note_index, scan_indexed
 from ckpttool.storage.leftovers import (
     is_unfinished_file,
@@ -34,7 +35,6 @@ from ckpttool.storage.leftovers import (
 )
 from ckpttool.storage.names import RANK_IN_NAME, is_wanted, label_of
 from ckpttool.storage.patterns import Without, list_by_pattern
-from ckpttool.storage.placement import FILE
 from ckpttool.storage.steps import choose_step
 from ckpttool.storage.trees import find_checkpoint, find_strategies
 from ckpttool.transaction.journal import (
@@ -52,34 +52,33 @@ def scan(
     key: bytes | Secret | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Catalog:
-    """What is on disk: the header of every rank's file.
+    """Return the catalog of a checkpoint: the header of every rank's file.
 
     Parameters
     ----------
     src
-        A folder of rank folders, or the output folder of a MindFormers run that they lie in, or
-        one file, which is rank 0; or an undivided checkpoint in several files: its folder or its
-        index.
+        A folder of rank folders, or the output folder of a MindFormers run that contains them, or
+        one file, which is rank 0; or a merged checkpoint in several files: its folder or its index.
     pattern
         Path of a rank's file below ``src``, with ``{rank}`` for its number and ``*`` for anything;
-        a file name with a ``*`` in it only means files with a checkpoint's ending.
+        a file name with a ``*`` matches only files with a checkpoint's suffix.
     step
-        The step to take, as in the names (``10_1``), or a whole file name without its ending.  By
+        The step to read, as in the names (``10_1``), or a whole file name without its suffix.  By
         default the newest that every rank has; steps are compared as numbers.
     key
-        That of encrypted files, as MindSpore took it (``enc_key``).
+        The key of encrypted files, as given to MindSpore (``enc_key``).
     on_progress
-        Called with the number of rank files whose headers were read, and of all.
+        Called with the number of rank files whose headers were read, and with their total.
 
     Raises
     ------
     PlanError
-        No files, two files for a rank, an index that does not fit them.
+        There are no files, two files for a rank, or an index that does not fit them.
     StepError
-        No step that every rank has.
+        There is no step that every rank has.
     FormatError
-        ``src`` is one file and is damaged.  Of several files those that are damaged, or cannot be
-        read, are in ``Catalog.damaged``.
+        ``src`` is one file and is damaged.  Files that are damaged or unreadable among several are
+        in ``Catalog.damaged``.
     OSError
         A folder cannot be read, or ``src`` if it is one file.
     """
@@ -98,7 +97,7 @@ def scan_all(
     key: bytes | Secret | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Catalog:
-    """The same of what does not fit together, too: see ``Catalog.findings``."""
+    """Return the catalog as `scan` does, with ``Catalog.findings`` in place of errors."""
     url = why_not_a_path(src)
     if url is not None:
         raise PlanError([f"{src}: {url}"])
@@ -121,47 +120,47 @@ def scan_all(
     except UnfinishedError as error:
         findings = tuple(Finding("unfinished", text) for text in error.problems)
         notes += describe_unfinished_runs(root)
-        return Catalog(str(root), {}, notes=tuple(notes), findings=findings)
+        return RankCatalog(str(root), {}, notes=tuple(notes), findings=findings)
     indexes = read_indexes((str(chosen[rank]) for rank in sorted(chosen)), key, on_progress)
     found_in = dict(zip(sorted(chosen), indexes, strict=True))
     files = {n: index for n, index in found_in.items() if isinstance(index, FileIndex)}
     damaged = {n: error for n, error in found_in.items() if isinstance(error, FormatError)}
-    closed = {rank: error for rank, error in without.items() if error is not None}
-    absent = tuple(sorted({*_gaps({*chosen, *closed}), *(without.keys() - closed.keys())}))
-    notes += [_on_absent(root, absent)] if absent else []
+    unreadable = {rank: error for rank, error in without.items() if error is not None}
+    missing = tuple(sorted({*_gaps({*chosen, *unreadable}), *(without.keys() - unreadable.keys())}))
+    notes += [_missing_note(root, missing)] if missing else []
     notes += _note_encryption(files, key)
     strategy_files = find_strategies(root, chosen, notes)
     problems = tuple(_problems(root, chosen.values()))
     notes += describe_unfinished_runs(root)
-    return Catalog(
+    return RankCatalog(
         str(root),
         files,
-        label,
-        dict(sorted({**damaged, **closed}.items())),
+        step=label,
+        damaged=dict(sorted({**damaged, **unreadable}.items())),
         strategy_files=strategy_files,
-        notes=tuple(note for note in notes if note.text not in problems),  # told once
+        notes=tuple(note for note in notes if note.text not in problems),  # reported once
         problems=problems,
-        absent=absent,
-        one_of_several=_why_lone(chosen, absent),
+        missing_ranks=missing,
+        one_of_several=_why_one_rank(chosen, missing),
     )
 
 
-def _why_lone(chosen: Mapping[int, Path], absent: Sequence[int]) -> str:
-    """What shows that the only file of a folder is one rank's of several; empty if nothing does."""
+def _why_one_rank(chosen: Mapping[int, Path], missing: Sequence[int]) -> str:
+    """Return what shows that a folder's only file is of one rank of several; "" if nothing does."""
     if len(chosen) != 1:
         return ""
     ((rank, path),) = chosen.items()
-    if absent:
-        return f"it is of rank {rank}, and {format_ranks(absent)} should be there, too"
+    if missing:
+        return f"it is of rank {rank}, and {format_ranks(missing)} should be there, too"
     return why_one_of_several(path)
 
 
-def _on_absent(root: Path, ranks: tuple[int, ...]) -> Note:
+def _missing_note(root: Path, ranks: tuple[int, ...]) -> Note:
     return Note("absent", f"{format_ranks(ranks)}: no checkpoint file found in {root}", ranks)
 
 
 def _scan_undivided(root: Path, src: str, key: Secret | None) -> Catalog | None:
-    """A folder or an index of an undivided checkpoint in several files; None if it is neither."""
+    """Return a merged checkpoint in several files; None if ``src`` is neither folder nor index."""
     found = scan_indexed(src, key)
     if found is None:
         return None
@@ -177,8 +176,8 @@ def _scan_undivided(root: Path, src: str, key: Secret | None) -> Catalog | None:
 def _scan_described(
     root: Path, step: str | None, key: Secret | None, notes: list[Note]
 ) -> Catalog | None:
-    """A checkpoint that describes itself; None if this one does not."""
-    described = scan_described(str(root), step)
+    """Return a checkpoint that describes itself; None if this one does not."""
+    described = scan_checkpoint2(str(root), step) or scan_hyper_parallel(str(root), step)
     if described is None:
         return None
     notes += [*described.notes, *_note_encryption(described.files, key)]
@@ -189,7 +188,7 @@ def _scan_described(
 def _choose_files(
     root: Path, pattern: str | None, step: str | None, notes: list[Note], without: Without
 ) -> tuple[Mapping[int, Path], str | None]:
-    """The file of each rank, and the step; the ranks that are found without go to ``without``."""
+    """Return the file of each rank, and the step; ranks without a file are added to ``without``."""
     if pattern is None:
         found = list_rank_files(root, notes, without)
     else:
@@ -204,7 +203,7 @@ def _choose_files(
 
 
 def _gaps(ranks: Collection[int]) -> Iterator[int]:
-    """Numbers that are left out; below a wild one, which some name may have, not all."""
+    """Yield the numbers that are left out, at most 1000 in a row: a name may have a wild one."""
     for low, high in pairwise((-1, *sorted(ranks))):
         yield from range(low + 1, min(high, low + 1000))
 
@@ -222,20 +221,19 @@ def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
     files = {0: read_index(str(path), key)}
     notes += _note_encryption(files, key)
     problems = tuple(_problems(path))
-    return Catalog(
+    return MergedCatalog(
         str(path),
         files,
         notes=tuple(notes),
-        is_undivided=True,
         problems=problems,
         one_of_several=why_one_of_several(path),
     )
 
 
 def why_one_of_several(path: Path) -> str:
-    """What shows that a file holds one rank's tensors, of several ranks; empty if nothing does.
+    """Return what shows that a file holds the tensors of one of several ranks; "" if nothing does.
 
-    A link is judged by where it lies and by where it leads to.
+    A link is judged by its own path and by that of its target.
     """
     for one in dict.fromkeys((path.absolute(), path.resolve())):
         folder, beside = siblings(one)
@@ -251,7 +249,7 @@ def why_one_of_several(path: Path) -> str:
 
 
 def _refusals(path: Path) -> Iterator[FormatError]:
-    """Why a file is not even looked at, if its name says that it is not all there."""
+    """Yield why a file is not read, if its name says that it is incomplete."""
     if is_unfinished_file(path):
         reason = "a save that did not finish; if you know that it is all there, rename it"
         if path.suffix == PARTIAL:
@@ -261,16 +259,16 @@ def _refusals(path: Path) -> Iterator[FormatError]:
 
 
 def _problems(whole: Path, files: Iterable[Path] = ()) -> Iterator[str]:
-    """What says that a folder or a single file, or one of the files taken, is not all there."""
+    """Yield the problems of a folder or file, or of the chosen files, that are not complete."""
     saves = [unfinished_save(path) for path in (whole, *files)]
     for save in dict.fromkeys(filter(None, saves)):
         yield on_unfinished_save(save)
-    said = incomplete_reason(whole)
-    yield from on_half_written(whole) if said is None else [said]
+    reason = incomplete_reason(whole)
+    yield from on_half_written(whole) if reason is None else [reason]
 
 
 def _note_encryption(files: Mapping[int, FileIndex], key: Secret | None) -> Iterator[Note]:
-    """What is odd about a key or the lack of one, and about checksums of encrypted files."""
+    """Yield notes on a key, on a lacking key, and on checksums of encrypted files."""
     encrypted = {rank: file for rank, file in files.items() if file.cipher is not None}
     if key is not None and files and not encrypted:
         yield Note("encryption", "no file is encrypted, so the key was not needed")

@@ -1,28 +1,40 @@
-"""Chooses one step of a checkpoint: a file for each rank, all saved together."""
+"""Chooses one step of a checkpoint: a file for each rank, all saved together.
+
+MindFormers records the last save of a rank in ``meta.json`` in the rank's folder: an object with
+``last_epoch`` and ``last_step`` (numbers) and ``last_ckpt_file`` (a name that ends in the same
+step).  It is replaced when a save is complete.  So a step is recorded if no rank's record is older.
+
+Source
+------
+MindFormers ``core/callback/callback.py`` (``record_last_ckpt_to_json``), ``tools/resume_ckpt.py``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from ckpttool.errors import PlanError, StepError
+from ckpttool.errors import FormatError, PlanError, StepError
+from ckpttool.formats.strict_json import read_json_object
 from ckpttool.model.catalog import format_ranks
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import shorten
 from ckpttool.storage.leftovers import note_occasion
 from ckpttool.storage.names import Found, Step, is_wanted, label_of, run_of, step_of
-from ckpttool.storage.records import Record, read_records
 
-Groups = Mapping[str, Mapping[int, Path]]  # what names have in common -> rank -> file
+MAX_BYTES = 1 << 16  # of meta.json: three short entries; what is larger is something else
+
+Groups = Mapping[str, Mapping[int, Path]]  # common part of the names -> rank -> file
 
 
 def choose_step(
     src: str, found: list[Found], wanted: str | None, notes: list[Note]
 ) -> tuple[Mapping[int, Path], str | None]:
-    """One file for each rank, all of one step, and the step's label.
+    """Return one file for each rank, all of one step, and the step's label.
 
-    The step is ``wanted``, or the newest that every rank has and, where MindFormers kept records,
-    that is recorded.
+    The step is ``wanted``, or else the newest that every rank has; where MindFormers kept records,
+    the newest recorded one.
     """
     ranks = sorted({item.rank for item in found})
     groups = _group_by_name(found, len(ranks))
@@ -37,30 +49,30 @@ def choose_step(
         raise PlanError([f"{src}: no file of step {wanted}; there {are}{remedy}"])
     complete = [key for key in keys if len(groups[key]) == len(ranks)]
     if not complete:
-        raise StepError([_nowhere_complete(src, groups, keys, ranks)])
+        raise StepError([_incomplete_problem(src, groups, keys, ranks)])
     chosen = {key: groups[key] for key in keys}
-    records = read_records(found, notes) if wanted is None else {}
+    records = _read_last_saves(found, notes) if wanted is None else {}
     recorded = [key for key in complete if _is_recorded(groups[key], records)]
-    best = max(recorded or complete, key=_order)
+    best = max(recorded or complete, key=_order_of)
     if recorded:
-        notes += _on_records(chosen, best, records)
+        notes += _record_notes(chosen, best, records)
     else:
         _check_rivals(src, chosen, best)
-        notes += _on_choice(chosen, best, ranks, records)
+        notes += _choice_notes(chosen, best, ranks, records)
     note_occasion(best, notes)
     return groups[best], label_of(best)
 
 
 def _spell(key: str, files: Mapping[int, Path]) -> str:
-    """The step in a name, or else the name itself, that of the lowest rank's file."""
+    """Return the step in a name, or else the name of the lowest rank's file."""
     return label_of(key) or files[min(files)].name
 
 
-def _order(key: str) -> Step:
+def _order_of(key: str) -> Step:
     return step_of(key) or Step(-1, -1, False)
 
 
-def _nowhere_complete(src: str, groups: Groups, keys: Sequence[str], ranks: Sequence[int]) -> str:
+def _incomplete_problem(src: str, groups: Groups, keys: Sequence[str], ranks: Sequence[int]) -> str:
     absent = [
         f"{key} is not in {format_ranks([rank for rank in ranks if rank not in groups[key]])}"
         for key in keys
@@ -73,19 +85,19 @@ def _nowhere_complete(src: str, groups: Groups, keys: Sequence[str], ranks: Sequ
     return f"{src}: {shorten(absent)}; {have}"
 
 
-def _is_recorded(files: Mapping[int, Path], records: Mapping[int, Record]) -> bool:
-    """Whether every rank that keeps records has recorded these files, or later ones of the run."""
+def _is_recorded(files: Mapping[int, Path], records: Mapping[int, LastSave]) -> bool:
+    """Return whether every rank with a record recorded these files, or later ones of the run."""
     return bool(records) and all(
-        record.is_of_run(files[rank]) and _order(files[rank].name) <= record.step
+        record.is_of_run(files[rank]) and _order_of(files[rank].name) <= record.step
         for rank, record in records.items()
     )
 
 
-def _on_records(chosen: Groups, best: str, records: Mapping[int, Record]) -> Iterator[Note]:
-    """What was taken because training recorded it, and what was passed over."""
+def _record_notes(chosen: Groups, best: str, records: Mapping[int, LastSave]) -> Iterator[Note]:
+    """Yield notes on the choice by records, and on skipped files."""
     last = min(record.step for record in records.values())
     text = f"step {label_of(best)}, the newest that meta.json records and every rank has"
-    if _order(best) != last:
+    if _order_of(best) != last:
         text = f"step {label_of(best)}, the newest that every rank has up to step {last.label}, "
         text += "which meta.json records"
     if len(chosen) > 1:
@@ -96,7 +108,7 @@ def _on_records(chosen: Groups, best: str, records: Mapping[int, Record]) -> Ite
     for key, files in chosen.items():
         if any((run_of(path.name), path.suffix) != series[rank] for rank, path in files.items()):
             others.append(files[min(files)].name)
-        elif _order(key) > last:
+        elif _order_of(key) > last:
             newer.append(str(label_of(key)))
     if newer:
         text = f"step {shorten(newer)}: newer than meta.json records, so unfinished or left from"
@@ -107,13 +119,13 @@ def _on_records(chosen: Groups, best: str, records: Mapping[int, Record]) -> Ite
 
 
 def _check_rivals(src: str, chosen: Groups, best: str) -> None:
-    """Complain if it is not the step alone that sets files apart."""
+    """Raise PlanError if the chosen files differ in more than their steps."""
     has_nameless = any(step_of(key) is None for key in chosen)
     rivals = [
         key
         for key in chosen
         if key != best
-        and (has_nameless or _order(key) == _order(best) or run_of(key) != run_of(best))
+        and (has_nameless or _order_of(key) == _order_of(best) or run_of(key) != run_of(best))
     ]
     if rivals:
         first = min(chosen[rivals[0]])  # the others of the rivals may not be of this rank
@@ -132,11 +144,11 @@ def _check_rivals(src: str, chosen: Groups, best: str) -> None:
         )
 
 
-def _on_choice(
-    chosen: Groups, best: str, ranks: Sequence[int], records: Mapping[int, Record]
+def _choice_notes(
+    chosen: Groups, best: str, ranks: Sequence[int], records: Mapping[int, LastSave]
 ) -> Iterator[Note]:
-    """What was taken of several steps, and that it is newer than all records."""
-    newest = max(chosen, key=_order)
+    """Yield notes on the choice among several steps, and on records that it does not match."""
+    newest = max(chosen, key=_order_of)
     if newest != best:
         without = format_ranks([rank for rank in ranks if rank not in chosen[newest]])
         text = f"step {label_of(best)}, the newest that every rank has "
@@ -150,7 +162,7 @@ def _on_choice(
 
 
 def _group_by_name(found: list[Found], count: int) -> Groups:
-    """Files of all ranks that were saved together, by their common name.
+    """Group the files of all ranks that were saved together, by their common name.
 
     A number at the end of a name, or before its step, may be the rank (``checkpoint_3.h5``) or
     just part of the name; if a name is the same on every rank, it is part of the name.
@@ -169,3 +181,46 @@ def _group_by_name(found: list[Found], count: int) -> Groups:
     if problems:
         raise PlanError(problems)
     return groups
+
+
+@dataclass(frozen=True, slots=True)
+class LastSave:
+    """The last save of one rank: its step and the name of its file."""
+
+    step: Step
+    name: str
+
+    def is_of_run(self, path: Path) -> bool:
+        """Return whether the same training run saved a file of this rank, in the same format."""
+        return (run_of(path.name), path.suffix) == (run_of(self.name), Path(self.name).suffix)
+
+
+def _read_last_saves(found: Iterable[Found], notes: list[Note]) -> Mapping[int, LastSave]:
+    """Return rank to record; broken records are left out, with a note."""
+    records = {}
+    broken: dict[int, FormatError] = {}
+    for rank, folder in sorted({(item.rank, item.path.parent) for item in found}):
+        path = folder / "meta.json"
+        if not path.is_file():
+            continue
+        try:
+            records[rank] = _read_last_save(path)
+        except FormatError as error:
+            broken[rank] = error
+    if broken:
+        text = f"{format_ranks(tuple(broken))}: no record of the step saved last"
+        notes.append(Note("doubt", f"{text}: {next(iter(broken.values()))}"))
+    return records
+
+
+def _read_last_save(path: Path) -> LastSave:
+    entries = read_json_object(str(path), MAX_BYTES)
+    epoch, step = (entries.get(key) for key in ("last_epoch", "last_step"))
+    name = entries.get("last_ckpt_file")
+    if not isinstance(name, str) or type(epoch) is not int or type(step) is not int:
+        reason = "expected the numbers last_epoch and last_step and the name last_ckpt_file"
+        raise FormatError(str(path), None, reason)
+    recorded = step_of(name)
+    if recorded is None or recorded[:2] != (epoch, step):
+        raise FormatError(str(path), None, f"says step {epoch}_{step} and names the file {name}")
+    return LastSave(recorded, name)

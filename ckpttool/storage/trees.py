@@ -1,9 +1,9 @@
-"""The output folder of a MindFormers run: where in it the rank folders and the strategies lie.
+"""The output folder of a MindFormers run: its rank folders, strategies and rank table.
 
 ::
 
     output/
-      checkpoint/rank_{r}/                    everything; meta.json tells the step saved last
+      checkpoint/rank_{r}/                    everything; meta.json has the step saved last
         {prefix}_rank_{r}-{epoch}_{step}.ckpt                  (or .safetensors)
       checkpoint_network/rank_{r}/            weights alone, in names ending -network-{e}_{s}
       checkpoint_trainable/rank_{r}/          what is trained alone, -trainable_params-{e}_{s}
@@ -12,10 +12,10 @@
         merged_ckpt_strategy.ckpt             of all stages; merged_ckpt_strategy_by_rank_{r}.ckpt
       merged_strategy/{src,dst}_strategy.ckpt what a conversion on loading was given
 
-The three folders of checkpoints hold different things and are never mixed: ``checkpoint`` is taken
-if it is there, another if it is the only one.  Of the strategies the single ranks' are taken if all
-ranks' are there; a merged file only stands in for some.  Strategies of other names, and those of a
-conversion, may be of any checkpoint and are never taken unasked.
+The three folders of checkpoints hold different things and are never mixed: ``checkpoint`` is read
+if it exists, another if it is the only one.  The strategies of single ranks are read if every rank
+has one; a merged file only stands in for missing ones.  Strategies of other names, and those of a
+conversion, may be of any checkpoint and are read only on request.
 
 Source
 ------
@@ -26,10 +26,12 @@ MindFormers ``core/callback/callback.py`` (``CheckpointMonitor``),
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from ckpttool.errors import PlanError
+from ckpttool.errors import CkptToolError, PlanError
+from ckpttool.formats.rank_table import Device, RankTable, read_rank_table
 from ckpttool.formats.strategy_file import FOLDER_SUFFIXES, STRATEGY_OF_RANK, is_merged_name
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import shorten
@@ -42,16 +44,18 @@ CHECKPOINTS: Mapping[str, str] = {
     "checkpoint_trainable": "what is trained alone",
 }
 CONVERSION = "merged_strategy"
+# rank_table_8pcs.json, hccl_8p_01234567_10.0.0.1.json, ranktable.json
+TABLE_NAME = re.compile(r"(?:.*[_-])?(?:rank_?table|hccl)(?:[_.-].*)?\.json", re.IGNORECASE)
 
 
 def find_checkpoint(root: Path, notes: list[Note]) -> Path:
-    """The folder in the output of a MindFormers run that is meant by it; else ``root`` itself.
+    """Return the folder of rank folders in the output of a MindFormers run; else ``root`` itself.
 
     Raises
     ------
     PlanError
-        There are several, and nothing says which is meant.  In the output of a run ``checkpoint``
-        is; in a folder of anything else its name says nothing.
+        There are several candidates.  In the output of a run ``checkpoint`` is preferred; in
+        another folder its name means nothing.
     """
     if holds_ranks(root):
         return root
@@ -81,21 +85,21 @@ def find_checkpoint(root: Path, notes: list[Note]) -> Path:
 
 
 def is_tree(root: Path) -> bool:
-    """Whether a folder was filled by a MindFormers run, as its strategies or its records show."""
+    """Return whether a folder has the strategies or the records of a MindFormers run."""
     return (root / "strategy").is_dir() or any(root.glob("checkpoint*/rank_*/meta.json"))
 
 
 def find_strategies(folder: Path, ranks: Collection[int], notes: list[Note]) -> tuple[str, ...]:
-    """The strategy files of a MindFormers run whose rank folders lie in ``folder``.
+    """Return the strategy files of a MindFormers run whose rank folders are in ``folder``.
 
     Parameters
     ----------
     folder
-        As `find_checkpoint` gives it.
+        The folder that `find_checkpoint` returns.
     ranks
         The ranks that were found there.
     notes
-        Gets one on strategies that may be meant and are not taken.
+        Gets a note on strategies that perhaps belong to the checkpoint and are not read.
 
     Returns
     -------
@@ -132,3 +136,39 @@ def _strategies(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return sorted(p for p in folder.iterdir() if p.suffix in FOLDER_SUFFIXES and p.is_file())
+
+
+def find_devices(root: str, notes: list[Note]) -> Mapping[int, Device]:
+    """Return rank to device from the rank table; empty if there is none, or if several differ.
+
+    Parameters
+    ----------
+    root
+        The folder of the rank folders; rank tables are searched in it and in the folder above, and
+        in the output of a MindFormers run in the one above that.
+    notes
+        Gets a note on tables that are broken or contradict each other.
+    """
+    tables: dict[Path, RankTable] = {}
+    folder = Path(root)
+    folders = [folder, folder.absolute().parent]
+    folders += [folders[-1].parent] if folder.absolute().name in CHECKPOINTS else []
+    for searched in folders:
+        for path in _table_files(searched):
+            try:
+                tables[path] = read_rank_table(str(path))
+            except (CkptToolError, OSError) as error:
+                notes.append(Note("doubt", f"no servers shown: {error}"))
+    if len({table.devices for table in tables.values()}) > 1:
+        text = f"no servers shown: rank tables that differ: {shorten(map(str, tables))}"
+        notes.append(Note("doubt", text))
+        return {}
+    devices = next((table.devices for table in tables.values()), ())
+    return {device.rank: device for device in devices}
+
+
+def _table_files(folder: Path) -> list[Path]:
+    try:
+        return sorted(p for p in folder.iterdir() if TABLE_NAME.fullmatch(p.name) and p.is_file())
+    except OSError:
+        return []  # the folder above need not be readable

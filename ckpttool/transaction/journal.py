@@ -444,20 +444,6 @@ def journal_path(finished: Path) -> Path:
     return finished.with_name(finished.name + JOURNAL)
 
 
-def absence_reason(path: Path) -> str | None:
-    """Why an output that is not there is not; None if no run tells."""
-    try:
-        own = journal_path(path.with_name(f"{path.name}.{MANIFEST}"))
-        journal = journal_of_begun(path) or own
-        by = lock_holder(journal)
-        is_left = by is None and (journal != own or incomplete_reason(path) is not None)
-    except OSError:
-        return None  # it could not be written there either
-    if by is not None:
-        return f"a run is still writing it ({by})"
-    return "a run that was to write it did not end; run that command again" if is_left else None
-
-
 def acquire_lock(path: Path, is_shared: bool = False) -> int:
     """A journal, made if it is not there, and locked.
 
@@ -823,17 +809,6 @@ def on_half_written(path: Path) -> Iterator[str]:
                     end = end if by else f"{text} that run with its own command and --resume"
                     name = output if path.is_dir() else path
                     yield f"{name}: {journal} says that a run of ckpttool {end}"
-
-
-def journal_of_begun(path: Path) -> Path | None:
-    """The journal that tells that a file was begun, and not that it is complete; None if none."""
-    for manifest in _sets_of(path):
-        for journal in find_journals(manifest):
-            if path.absolute() in (
-                journal.parent / name for name in _read_leniently(journal).begun
-            ):
-                return journal
-    return None
 
 
 def _sets_of(path: Path) -> list[Path]:

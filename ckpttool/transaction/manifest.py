@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeVar
 
-from ckpttool import __version__
+from ckpttool._version import __version__
 from ckpttool.errors import CkptToolError, FormatError, PlanError, UnreadableError, reason_of
 from ckpttool.formats import read_index
 from ckpttool.formats.reading import as_stamp, open_file, read_file
@@ -469,7 +469,13 @@ def plan_digest(plan: Plan) -> str:
             for r, f in catalog.files.items()
         ),
         *(
-            (source.meta, source.sharing, source.follows, source.turn, transfer.layouts)
+            (
+                source.meta,
+                source.slicing.distribution_key,
+                source.parameter,
+                source.rank_cycle,
+                transfer.layouts,
+            )
             for transfer in plan.transfers
             for source in [transfer.source]
         ),
@@ -566,8 +572,7 @@ def _inputs(catalog: Catalog) -> dict[str, SourceStamp | None]:
     """All files of a catalog, as they were when their headers were read."""
     files = catalog.files.values()
     known = {path: stamp for file in files for path, stamp in file.stamps.items()}
-    paths = [*catalog.indexes, *(path for file in files for path in file.paths)]
-    return {path: known.get(path) for path in paths}
+    return {path: known.get(path) for path in catalog.paths}
 
 
 def _look_at(path: str) -> SourceStamp:

@@ -8,6 +8,7 @@ import os
 import pickle
 import pickletools
 import random
+import resource
 import shutil
 
 import numpy as np
@@ -17,9 +18,10 @@ from hypothesis import strategies as st
 
 import ckpttool
 from ckpttool.errors import CombinedError, FormatError, PlanError, UnsupportedError
-from ckpttool.formats.hyper_metadata import CLASSES, TUPLES, read_hyper_metadata
-from ckpttool.formats.plain_pickle import Instance, Name, Pairs, read_pickle
+from ckpttool.formats.sandbox import Sandbox
 from ckpttool.run.execute import CopyOptions, execute
+from ckpttool.storage import hyper_parallel
+from ckpttool.storage.hyper_parallel import read_metadata
 from tests.strategies import examples, moves
 from tests.support.checkpoint2 import entry_of, write_safetensors
 from tests.support.checkpoints import cut, noise
@@ -28,6 +30,7 @@ from tests.support.corpus import GOLDEN
 from tests.support.file_bytes import layout, strategy
 from tests.support.hyper_parallel import HyperSave, classes
 from tests.support.readers import NUMPY_TYPES, SAFETENSORS_TYPES, Entry, read, read_ranks
+from tests.support.spin import spin
 
 SMALL = CopyOptions(band_bytes=24, task_bytes=100, max_in_flight=3)
 ENTRIES = {
@@ -155,7 +158,7 @@ class TestGolden:
         for file in catalog.files.values():
             assert all(tensor.meta.name == name for name, tensor in file.tensors.items())
         for name, described in catalog.description.tensors.items():
-            boxes = [box for boxes in described.slices for box in boxes]
+            boxes = [box for boxes in described.slicing.slices for box in boxes]
             assert {box.tensor.meta.name for box in boxes} == {name}
 
 
@@ -221,11 +224,15 @@ def saves(draw, entries):
     )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def new_folder(tmp_path_factory):
-    """Gives a new folder for every example; nothing is synced to disk, which only costs time."""
+    """Gives a new folder for every example.
+
+    Nothing is synced to disk and metadata is read in this process, as the others only cost time.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda fd: None)
+        patch.setattr(Sandbox, "run", lambda self, function, path, *_: function(path))
         yield lambda: tmp_path_factory.mktemp("example")
 
 
@@ -471,7 +478,7 @@ BAD = {
 def test_metadata_that_contradicts_itself_is_refused_by_name(what, tmp_path):
     changes, pattern = BAD[what]
     with pytest.raises(FormatError, match=pattern):
-        read_hyper_metadata(dump(tmp_path / ".metadata", **changes))
+        read_metadata(dump(tmp_path / ".metadata", **changes))
 
 
 def test_metadata_that_names_a_file_of_no_rank_is_refused(tmp_path):
@@ -485,7 +492,7 @@ def test_chunks_of_one_place_have_to_be_the_same(tmp_path):
     kind = classes("distributed_checkpoint")
     chunks = [kind.ChunkStorageMetadata((0,), (n,)) for n in (4, 3)]
     with pytest.raises(FormatError, match="begin at the same element"):
-        read_hyper_metadata(dump(tmp_path / ".metadata", chunks=chunks))
+        read_metadata(dump(tmp_path / ".metadata", chunks=chunks))
 
 
 def test_pytorchs_own_metadata_is_refused_by_the_name_of_its_class(tmp_path):
@@ -499,7 +506,7 @@ def test_pytorchs_own_metadata_is_refused_by_the_name_of_its_class(tmp_path):
     )
 
 
-# ----------------------------------------------------------------------------- pickles that are not
+# ------------------------------------------------------------------------------- hostile pickles
 
 
 class Call:
@@ -512,95 +519,142 @@ class Call:
         return self.reduced
 
 
-def test_nothing_that_a_pickle_names_is_imported_or_called(tmp_path):
-    path, proof = tmp_path / ".metadata", tmp_path / "proof"
-    for protocol in range(2, 6):
-        for value in (Call(os.system, f"touch {proof}"), Call(open, str(proof), "w"), os.system):
-            path.write_bytes(pickle.dumps(value, protocol))
-            with pytest.raises(UnsupportedError, match=r"names (posix|_?io|builtins|__builtin__)"):
-                read_pickle(str(path), CLASSES, TUPLES)
-    assert not proof.exists()
+def refusal(tmp_path, code):
+    """The error of a folder whose metadata are these bytes."""
+    source = tmp_path / "src"
+    source.mkdir(exist_ok=True)
+    (source / ".metadata").write_bytes(code)
+    with pytest.raises(FormatError) as caught:
+        ckpttool.scan(str(source))
+    return caught.value
 
 
-def test_instructions_that_plain_data_does_not_need_are_refused(tmp_path):
-    path = tmp_path / ".metadata"
-    refused_ones = set()
-    for op in pickletools.opcodes:
-        path.write_bytes(b"\x80\x04" + op.code.encode("latin-1") + b"\x01" * 20 + b"\n\n.")
-        with pytest.raises(FormatError) as caught:
-            read_pickle(str(path), CLASSES, TUPLES)
-        if caught.value.offset == 2 and "which plain data does not need" in str(caught.value):
-            refused_ones.add(op.name)
-    calls = {"PERSID", "BINPERSID", "INST", "OBJ", "EXT1", "EXT2", "EXT4", "NEWOBJ_EX"}
-    assert calls | {"NEXT_BUFFER", "READONLY_BUFFER", "BYTEARRAY8", "DUP", "POP"} <= refused_ones
-    assert len(pickletools.opcodes) - len(refused_ones) == 37  # STOP is one
+def test_metadata_is_read_in_the_limited_process(folder, monkeypatch):
+    read_here = []
+    monkeypatch.setattr(hyper_parallel, "_load", read_here.append)
+    assert len(ckpttool.scan(str(folder)).description.tensors) == len(ENTRIES)
+    assert not read_here
 
 
-PLAIN = {
-    "numbers": [0, 255, 256, 65536, -1, 2**40, -(2**63), 2**1000, 1.5, True, False, None],
-    "tuples": [(), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4)],
-    "texts": ["", "größe", "x" * 300],
-    "nested": {"a": {"b": [{"c": ()}]}},
-    "shared": [[1]] * 3,
-    "many": {f"name{i}": i for i in range(3000)},
-}
-
-
-def plain(value):
-    """Dictionaries for pairs, so that what was read compares equal."""
-    if isinstance(value, Pairs):
-        return {plain(key): plain(item) for key, item in value}
-    if isinstance(value, list | tuple):
-        return type(value)(plain(item) for item in value)
-    return value
+HOSTILE = [
+    lambda proof: Call(os.system, f"touch {proof}"),
+    lambda proof: Call(eval, f"open({str(proof)!r}, 'w')"),
+    lambda proof: Call(exec, f"open({str(proof)!r}, 'w')"),
+    lambda proof: Call(open, str(proof), "w"),
+    lambda proof: Call(getattr, Call(__import__, "os"), "system"),
+    lambda proof: {"w": [Call(map, Call(eval, "print"), (Call(open, str(proof), "w"),))]},
+    lambda proof: os.system,
+    lambda proof: hyper_parallel.Path,
+]
 
 
 @pytest.mark.parametrize("protocol", range(2, 6))
-def test_plain_data_is_read_as_python_reads_it(protocol, tmp_path):
-    path = tmp_path / "p"
-    path.write_bytes(pickle.dumps(PLAIN, protocol))
-    assert plain(read_pickle(str(path), ())) == PLAIN
-    if protocol > 2:
-        path.write_bytes(pickle.dumps([b"", b"abc", b"x" * 300], protocol))
-        assert read_pickle(str(path), ()) == [b"", b"abc", b"x" * 300]
+def test_nothing_that_a_pickle_names_is_imported_or_called(protocol, tmp_path):
+    path, proof = tmp_path / ".metadata", tmp_path / "proof"
+    for make in HOSTILE:
+        path.write_bytes(pickle.dumps(make(proof), protocol))
+        with pytest.raises(UnsupportedError, match=r"names .*, which is none of the classes"):
+            read_metadata(str(path))
+        assert type(refusal(tmp_path, path.read_bytes())) is UnsupportedError
+    assert not proof.exists()
 
 
-def test_objects_keep_their_class_and_attributes_and_a_shape_is_a_tuple(tmp_path):
+def named(module, name):
+    """Instructions that put a class on the stack."""
+    return b"".join(b"\x8c" + bytes([len(one)]) + one.encode() for one in (module, name)) + b"\x93"
+
+
+METADATA = named("hyper_parallel.core.checkpoint.metadata", "Metadata")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (named("hyper_parallel.core.checkpoint.metadata", "Metadata.__init__"), "none of the"),
+        (named("hyper_parallel.core.checkpoint.storage", "os"), "none of the classes"),
+        (named("ckpttool.storage.hyper_parallel", "CLASSES"), "none of the classes"),
+        (b"cos\nsystem\n", "names os.system"),
+        (b"(S'true'\nios\nsystem\n", "names os.system"),  # INST
+        (b"(cos\nsystem\nS'true'\no", "names os.system"),  # OBJ
+        (b"\x82\x01", "UnpicklingError|ValueError"),  # EXT1
+        (b"K\x01Q", "UnpicklingError"),  # BINPERSID
+        (METADATA + b"K\x01\x85R", "TypeError"),  # REDUCE
+        (METADATA + b"K\x01\x85\x81", "TypeError"),  # NEWOBJ
+        # BUILD of the class itself
+        (METADATA + b"N}\x8c\x08__init__" + METADATA + b"s\x86b", "changes the class Metadata"),
+        (named("torch", "Size") + b"N}\x8c\x01xNs\x86b", "TypeError|AttributeError"),
+        # attributes that Python calls, with what else there is to be called
+        (METADATA + b")\x81}\x8c\x0c__setstate__" + METADATA + b"sb}b", "TypeError"),
+        (METADATA + b")\x81}\x8c\x08__repr__" + METADATA + b"sb", "Metadata without"),
+    ],
+)
+def test_instructions_find_nothing_to_call(code, words, tmp_path):
+    (tmp_path / "p").write_bytes(b"\x80\x04" + code + b".")
+    with pytest.raises(FormatError, match=words):
+        read_metadata(str(tmp_path / "p"))
+    assert not {"__init__", "__setstate__"} & set(vars(hyper_parallel._Object))
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_objects_keep_their_attributes_and_a_shape_is_a_tuple(protocol, tmp_path):
     path = tmp_path / "p"
     kind = classes("checkpoint")
-    path.write_bytes(pickle.dumps(kind.ChunkStorageMetadata((1, 2), (3, 4))))
-    value = read_pickle(str(path), CLASSES, TUPLES)
-    assert isinstance(value, Instance)
-    assert value.cls == Name("hyper_parallel.core.checkpoint.metadata", "ChunkStorageMetadata")
-    assert value.attributes == {"offsets": (1, 2), "sizes": (3, 4)}
-    path.write_bytes(b"\x80\x02ctorch\nSize\n(K\x02K\x03t\x85R.")
-    assert read_pickle(str(path), CLASSES, TUPLES) == (2, 3)
-    for code in (b"\x80\x02ctorch\nSize\nK\x02\x85R.", b"\x80\x02ctorch\nSize\n)\x81."):
-        path.write_bytes(code)
-        with pytest.raises(FormatError, match="cannot be carried out"):
-            read_pickle(str(path), CLASSES, TUPLES)
-
-
-def test_bombs_do_not_go_off(tmp_path):
-    """What is shared a billion times, nested a million deep, or contains itself."""
-    path = tmp_path / ".metadata"
-    doubled = b"\x80\x04)\x94" + b"".join(b"h%ch%c\x86\x94" % (i, i) for i in range(200)) + b"."
-    nested = (
-        b"\x80\x04]\x94" + b"K\x01K\x01\x8c\x01x000"[:0] + b"\x85K\x01K\x02\x87" * 100_000 + b"."
+    path.write_bytes(pickle.dumps(kind.ChunkStorageMetadata((1, 2), (3, 4)), protocol))
+    value = hyper_parallel._load(str(path))
+    assert (type(value).__name__, vars(value)) == (
+        "ChunkStorageMetadata",
+        {"offsets": (1, 2), "sizes": (3, 4)},
     )
+    path.write_bytes(b"\x80\x02ctorch\nSize\n(K\x02K\x03t\x85R.")
+    assert hyper_parallel._load(str(path)) == (2, 3)
+
+
+def test_a_pickle_that_shares_and_nests_without_end_is_refused(tmp_path):
+    doubled = b"".join(b"h%ch%c\x86\x94" % (i, i) for i in range(200))
+    key = b"\x80\x04)\x94" + doubled + b"}h\xc8Ns."  # hashing it takes 2**200 steps
+    deep = b"\x80\x04})" + b"\x85" * 1_000_000 + b"Ns."  # hashing it recurses
+    (tmp_path / "p").write_bytes(key)
+    with Sandbox() as reader:
+        with pytest.raises(FormatError, match="the unpickler does not come to an end on it"):
+            reader.run(read_metadata, str(tmp_path / "p"), "the unpickler", "a pickle", 0.5)
+        (tmp_path / "p").write_bytes(deep)
+        with pytest.raises(FormatError, match=r"the unpickler crashed on it|RecursionError"):
+            reader.run(read_metadata, str(tmp_path / "p"), "the unpickler", "a pickle")
     selfish = b"\x80\x04}\x94(h\x00h\x00K\x01h\x00u."
-    for code in (doubled, nested, selfish):
-        path.write_bytes(code)
-        with pytest.raises(FormatError):
-            read_hyper_metadata(str(path))
-    path.write_bytes(b"\x80\x04(" + b"]" * 10_000 + b"t.")
-    with pytest.raises(UnsupportedError, match="more lists and objects than real ones have"):
-        read_pickle(str(path), ())
-    path.write_bytes(b"\x80\x04\x8d" + b"\xff" * 8 + b".")
-    with pytest.raises(FormatError, match="cut short"):
-        read_pickle(str(path), ())
-    path.write_bytes(b"\x80\x04K\x01r\xff\xff\xff\xff.")
-    assert read_pickle(str(path), ()) == 1
+    for code in (selfish, b"\x80\x04]\x94h\x00a.", b"\x80\x04)\x94" + doubled + b"."):
+        refusal(tmp_path, code)
+
+
+def read_with_little_memory(path):
+    resource.setrlimit(resource.RLIMIT_DATA, (300 << 20, 300 << 20))
+    return read_metadata(path)
+
+
+def test_memory_without_bounds_is_not_given_to_a_pickle(tmp_path):
+    memo = b"\x80\x04K\x01r\xff\xff\xff\xff."  # a memo of 2**32 places
+    text = b"\x80\x04\x8d" + (1 << 40).to_bytes(8, "little") + b"x."
+    size = named("torch", "Size")
+    for code in (memo, text):
+        assert "not a pickle that can be read: " in refusal(tmp_path, code).reason, code[:20]
+    grown = b"\x80\x04X" + (10**6).to_bytes(4, "little") + b"x" * 10**6 + b"\x94" + size + b"\x94("
+    grown += b"h\x01h\x00\x85R" * 1000 + b"l."  # eight megabytes for seven bytes, a thousand times
+    (tmp_path / "p").write_bytes(grown)
+    with Sandbox() as reader, pytest.raises(FormatError, match="can be read: MemoryError"):
+        reader.run(read_with_little_memory, str(tmp_path / "p"), "", "")
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path):
+    with (tmp_path / "p").open("wb") as file:
+        file.write(b"\x80\x04")
+        file.truncate(hyper_parallel.MAX_BYTES + 1)
+    with pytest.raises(UnsupportedError, match="expected at most 200000000"):
+        read_metadata(str(tmp_path / "p"))
+
+
+def test_unpickling_never_ends_and_the_command_says_so(folder, monkeypatch):
+    monkeypatch.setattr(hyper_parallel, "CPU_SECONDS", 0.3)
+    monkeypatch.setattr(hyper_parallel, "read_metadata", spin)
+    refused(folder, 3, "not readable as a pickle: the unpickler does not come to an end on it")
 
 
 @examples(300)
@@ -623,7 +677,7 @@ def test_damaged_metadata_is_refused_or_read_and_nothing_else(new_folder, seed, 
         code = code or bytearray(b".")
     path.write_bytes(bytes(code))
     try:
-        tensors, objects = read_hyper_metadata(str(path))
+        tensors, objects = read_metadata(str(path))
     except (FormatError, CombinedError):
         return
     assert set(tensors) | set(objects)
@@ -637,5 +691,5 @@ def test_any_instructions_end_in_a_value_or_an_error_of_ours(new_folder, codes, 
     for one in codes:
         code += one.encode("latin-1") + data.draw(st.binary(max_size=4))
     path.write_bytes(code + b".")
-    with contextlib.suppress(FormatError):
-        read_pickle(str(path), CLASSES, TUPLES)
+    with contextlib.suppress(FormatError, CombinedError):
+        read_metadata(str(path))

@@ -505,7 +505,7 @@ def test_links_are_followed_and_those_that_lead_nowhere_named(output, tmp_path):
     assert_merged(tmp_path / "full.h5", "pp2_opt")
     (output / "checkpoint" / "rank_3" / "llama_7b_rank_3-2_3.ckpt").unlink()
     catalog = scan(str(linked))
-    assert catalog.absent == (3,)
+    assert catalog.missing_ranks == (3,)
     (text,) = (note.text for note in catalog.notes if "nowhere" in note.text)
     assert text.endswith("links that lead nowhere: rank_3/llama_7b_rank_3-2_3.ckpt")
     shutil.rmtree(output)

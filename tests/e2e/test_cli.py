@@ -710,8 +710,8 @@ def test_a_value_that_is_none_is_told_with_those_that_are(words, text):
     [
         (["merg", "src"], 2, "No such command 'merg'; did you mean merge?"),
         (["convert", "src"], 2, "'convert'; there are inspect, merge, split, reshard, verify, "),
-        (["inspect", "scr"], 2, "Path 'scr' does not exist: did you mean 'src'?"),
-        (["inspect", "link"], 2, "Path 'link' is a link to 'gone', which leads nowhere."),
+        (["inspect", "scr"], 2, "Path 'scr' does not exist."),
+        (["inspect", "link"], 2, "Path 'link' does not exist."),
         (
             ["merge", "src", "-o", "m.h5", "-s", "s.yaml"],
             5,
@@ -724,7 +724,6 @@ def test_a_value_that_is_none_is_told_with_those_that_are(words, text):
             "ckpttool: /proc/self/mem: Input/output error",
             marks=pytest.mark.skipif(sys.platform != "linux", reason="no file that fails"),
         ),
-        (["inspect", "src/rank_9/x"], 2, "does not exist: of its folders there is only '"),
         (["merge", "src", "-o", "new/"], 5, "new/: ends like that of a folder; name the file"),
         (
             ["merge", "src", "-o", "m.ckpt", "--format", "hdf5"],

@@ -247,14 +247,6 @@ def test_every_option_is_explained_in_the_help_and_every_exit_code_in_the_readme
         assert f"\n| {code} | " in README
 
 
-def test_every_module_is_in_the_readmes_picture_of_the_house():
-    picture = README.split("## How it is built")[1]
-    for path in (ROOT / "ckpttool").rglob("*.py"):
-        if path.name.startswith("__") or path.parent.name == "cli":
-            continue
-        assert path.name in picture, path
-
-
 def test_every_kind_of_finding_is_in_the_table_of_what_verify_finds():
     table = README.split("### What `verify` finds")[1].split("\n\n")[1]
     told = {}

@@ -279,8 +279,8 @@ def test_workers_that_cannot_do_their_part_are_named_by_host(tmp_path, two_worke
     out, cluster = tmp_path / "out", two_workers
     words = [*COMMAND, *split_words(source, out), "--engine", f"dask:{cluster.address}"]
     shutil.copytree(ROOT / "ckpttool", tmp_path / "old" / "ckpttool")
-    init = tmp_path / "old" / "ckpttool" / "__init__.py"
-    init.write_text(init.read_text().replace(ckpttool.__version__, "0.0.1"))
+    version = tmp_path / "old" / "ckpttool" / "_version.py"
+    version.write_text(version.read_text().replace(ckpttool.__version__, "0.0.1"))
     broken = tmp_path / "broken" / "ckpttool"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("raise ImportError('half installed')")

@@ -4,9 +4,9 @@ import pytest
 
 from ckpttool.model.catalog import (
     Alike,
-    Catalog,
     Extent,
     FileIndex,
+    RankCatalog,
     StoredTensor,
     TensorMeta,
     format_ranks,
@@ -90,11 +90,11 @@ def test_tensors_of_a_file_that_is_like_another_are_its_own():
 def test_what_ranks_hold_is_told_by_their_headers():
     first, other = header("0", w=2, b=1), header("1", w=3, c=1)
     held = {0: first, 1: other, 2: Alike(first, "2"), 3: Alike(other, "3"), 4: header("4", w=2)}
-    catalog = Catalog("run", {r: FileIndex(f"{r}", "ckpt", 9, held[r]) for r in held})
+    catalog = RankCatalog("run", {r: FileIndex(f"{r}", "ckpt", 9, held[r]) for r in held})
     assert [*catalog.headers] == [(0, 2), (1, 3), (4,)]
     assert catalog.holders == {"w": (0, 1, 2, 3, 4), "b": (0, 2), "c": (1, 3)}
     assert [*catalog.holders] == ["w", "b", "c"]
-    shapes = {rank: meta.shape for rank, meta in catalog.held("w").items()}
+    shapes = {rank: meta.shape for rank, meta in catalog.metas_of("w").items()}
     assert [*shapes.items()] == [(0, (2, 4)), (1, (3, 4)), (2, (2, 4)), (3, (3, 4)), (4, (2, 4))]
-    assert catalog.held("d") == {}
+    assert catalog.metas_of("d") == {}
     assert catalog.metas == {"w": first["w"].meta, "b": first["b"].meta, "c": other["c"].meta}

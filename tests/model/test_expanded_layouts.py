@@ -10,8 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ckpttool.formats.strategy_file import read_strategy
-from ckpttool.model.folding import ambiguity, fold_layout
-from ckpttool.model.layout import Layout
+from ckpttool.model.layout import Layout, ambiguity, fold_layout
 from tests.oracle import take
 from tests.strategies import MATRICES, examples, layouts
 from tests.support.checkpoints import cut, find, noise, oracle, strategy_of, the_one, with_names

@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from ckpttool.errors import CombinedError, FormatError, PlanError
-from ckpttool.model.catalog import Catalog
+from ckpttool.model.catalog import RankCatalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Target
 from ckpttool.model.planning import make_plan
@@ -340,14 +340,14 @@ def test_damaged_files_are_reported_together_with_what_else_is_wrong():
     damage = {1: FormatError("run/rank_1/net.ckpt", 7, "cut short")}
     files = with_names({"w": (4, 3)}, [2, 3]).files
     with pytest.raises(CombinedError) as caught:
-        plan(Catalog("run", files, damaged=damage), ONE_STAGE)
+        plan(RankCatalog("run", files, damaged=damage), ONE_STAGE)
     assert caught.value.exit_code == 3
     assert [problem.split(":")[0] for problem in caught.value.problems] == [
         "run/rank_1/net.ckpt",
         "rank 0",
     ]
     with pytest.raises(CombinedError) as caught:
-        plan(Catalog("run", files, damaged=damage), ONE_STAGE, strategy_of({"w": THREE_ROWS}))
+        plan(RankCatalog("run", files, damaged=damage), ONE_STAGE, strategy_of({"w": THREE_ROWS}))
     assert caught.value.exit_code == 3
     assert len(caught.value.problems) == 2
 
@@ -355,7 +355,7 @@ def test_damaged_files_are_reported_together_with_what_else_is_wrong():
 def test_a_single_damaged_file_is_that_error_and_no_other():
     damage = {0: FormatError("run/rank_0/net.ckpt", 7, "cut short")}
     with pytest.raises(FormatError, match="cut short"):
-        plan(Catalog("run", {}, damaged=damage), None, strategy_of({"w": TWO_ROWS}))
+        plan(RankCatalog("run", {}, damaged=damage), None, strategy_of({"w": TWO_ROWS}))
 
 
 def test_differences_are_no_question_while_the_strategy_is_not_the_right_one():

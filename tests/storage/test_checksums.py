@@ -305,7 +305,7 @@ def test_split_verifies_and_stores_too(tmp_path):
 def test_a_checksum_is_not_that_of_several_files_together():
     source = BROKEN / "crc_damaged" / "src" / "rank_1" / "checkpoint-2_10.ckpt"
     catalog = ckpttool.scan(str(source))
-    joined = replace(catalog, files={0: replace(catalog.files[0], beside=("another",))})
+    joined = replace(catalog, files={0: replace(catalog.files[0], other_paths=("another",))})
     assert [check_files(one, InlineExecutor(), crc=True)[0] == [] for one in (catalog, joined)] == [
         False,
         True,

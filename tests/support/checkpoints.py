@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ckpttool.formats import format_of_suffix, get_format, suffix_of
-from ckpttool.model.catalog import Catalog, Extent, FileIndex, StoredTensor, TensorMeta
+from ckpttool.model.catalog import Catalog, Extent, FileIndex, RankCatalog, StoredTensor, TensorMeta
 from ckpttool.model.layout import Layout
 from ckpttool.model.sources import find_sources
 from ckpttool.model.strategy import Strategy, join_stages
@@ -46,7 +46,7 @@ def catalog_of(
         path = f"{root}/rank_{rank}/net.ckpt"
         index = {meta.name: stored(meta, path) for meta in metas}
         files[rank] = FileIndex(path, "ckpt", 1000 if metas else 0, index)
-    return Catalog(root, files)
+    return RankCatalog(root, files)
 
 
 def strategy_of(*stages: Mapping[str, Layout]) -> Strategy:

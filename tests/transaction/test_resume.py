@@ -1022,47 +1022,16 @@ def run_with_signal(number, *words):
     return finish(start(sys.executable, "-c", code, *words))
 
 
-def test_an_output_that_is_being_written_is_called_so(tmp_path, monkeypatch):
-    out, seen = tmp_path / "m.h5", []
-
-    def look(task):
-        seen.append(run("inspect", out))
-        return fill(task)
-
-    monkeypatch.setattr(execute_module, "fill", look)
-    run_well(*MERGE, out)
-    assert seen[0].exit_code == 2
-    said = f"'{out}' does not exist: a run is still writing it (process {os.getpid()} on"
-    assert said in message(seen[0])
-
-
 def test_what_a_killed_run_left_of_a_single_file_is_explained(tmp_path):
     out = tmp_path / "m.h5"
     assert run_with_signal(signal.SIGKILL, *MERGE, out)[0] == -signal.SIGKILL
     assert files_below(tmp_path) == [f"m.h5.{JOURNAL}", "m.h5.partial"]
-    for command in ("inspect", "verify"):
-        result = run(command, out)
-        assert result.exit_code == 2
-        said = f"'{out}' does not exist: a run that was to write it did not end; run that command"
-        assert said in message(result)
     result = run_well(*MERGE, out, "--resume")
     said = (
         f"note: {out}.{NAME}: a run did not end, and nothing of it could be kept; this one begins"
     )
     assert f"{said} anew" in message(result)
     assert "begins anew" not in message(run_well(*MERGE, out, "--resume"))
-
-
-@pytest.mark.parametrize("part", [(), ("--part", "1/1")])
-def test_what_a_killed_run_left_of_one_file_of_a_set_is_explained(tmp_path, part):
-    run_with_signal(signal.SIGKILL, *words_of(tmp_path), *part, "-j", "1")
-    for rank, said in (
-        (0, "does not exist: a run that was to write it did not end"),
-        (9, "does not exist: of its folders there is only"),
-    ):
-        result = run("verify", tmp_path / f"rank_{rank}" / f"checkpoint_{rank}.ckpt")
-        assert result.exit_code == 2
-        assert said in message(result)
 
 
 def test_a_run_that_is_ended_says_what_is_complete(tmp_path):
