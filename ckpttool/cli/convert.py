@@ -52,7 +52,6 @@ def convert(
     """
     from ckpttool.run.engines import is_cluster
     from ckpttool.run.memory import fit_memory
-    from ckpttool.transaction.resume import count_kept
 
     def open_progress(nbytes: int) -> AbstractContextManager[Callable[[int], None]]:
         return show_progress("reading what is kept", nbytes, quiet or as_json)
@@ -82,7 +81,7 @@ def convert(
                     check=stopper.check,
                 )
             except Stopped as stopped:
-                stopped.remedy = _remedy(count_kept(plan, destination), len(destination.ranks))
+                stopped.remedy = _remedy(destination.count_kept(plan), len(destination.ranks))
                 raise
     seconds = time.perf_counter() - started
     document = report.describe_run(plan, destination, written, seconds)

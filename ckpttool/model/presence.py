@@ -190,7 +190,7 @@ def _check_absent(
     holders: Mapping[str, Sequence[int]],
     presence: Presence,
 ) -> None:
-    """OutputEntry parameters that no rank holds: never saved, or lost with the files of some ranks.
+    """Listed parameters that no rank holds: never saved, or lost with the files of some ranks.
 
     With files missing, or without redundancy, a parameter counts as lost, unless other ranks that
     should hold its slices are there and do not.  And optimizer state of a kind that no rank holds

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 from ckpttool.errors import FormatError
+from ckpttool.formats.reading import read_file
 from ckpttool.model.catalog import Catalog, RankCatalog, format_ranks
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import Strategy
-from ckpttool.transaction.manifest import ManifestFile, read_strategy_file
+from ckpttool.transaction.manifest import ManifestFile
 
 
 def as_asked(catalog: Catalog, strategy: Strategy | None) -> tuple[Catalog, list[Note]]:
@@ -76,13 +78,13 @@ def strategy_notes(catalog: Catalog, strategy: Strategy) -> Iterator[Note]:
     path = Path(catalog.root) / MANIFEST
     if not strategy.files or not path.is_file():
         return
-    given = {read_strategy_file(name).sha256 for name in strategy.files}
+    given = {sha256(read_file(name)).hexdigest() for name in strategy.files}
     try:
-        head = ManifestFile.read(path).head
-        told = head.objects("strategies")[-len(strategy.files) :]
-        same = [told, head.objects("told")] if "told" in head.entries else [told]
-        if told and given not in [{one.text("sha256") for one in files} for files in same]:
-            text = f"{path} says that this was written by {told[-1].text('path')}, and "
+        provenance = ManifestFile.read(path).head.provenance()
+        recorded = provenance.strategies[-len(strategy.files) :]
+        same = [recorded, provenance.dst_strategies]
+        if recorded and given not in [{one.sha256 for one in files} for files in same]:
+            text = f"{path} says that this was written by {recorded[-1].path}, and "
             text += f"{strategy.origin} is another file; if it does not say the same, what is read "
             text += "is wrong"
             yield Note("strategy", text, is_warning=True)

@@ -18,7 +18,7 @@ from ckpttool.model.plan import Plan, Target
 from ckpttool.model.planning import make_plan, plan_from
 from ckpttool.model.sources import Sources, find_sources
 from ckpttool.model.states import full_metas
-from ckpttool.model.strategy import Strategy, count
+from ckpttool.model.strategy import Strategy
 from ckpttool.model.undivided import why_not_full
 from ckpttool.model.unlisted import Unlisted
 from ckpttool.run.asked import note_asked
@@ -30,9 +30,7 @@ from ckpttool.run.outputs import content_problems
 from ckpttool.run.places import blocked_places, place_problems, stale_files
 from ckpttool.run.replicas import replica_problems
 from ckpttool.run.strategies import Told
-from ckpttool.transaction.journal import Part
 from ckpttool.transaction.manifest import changed_sources
-from ckpttool.transaction.parts import ranks_of_part
 from ckpttool.transaction.resume import Destination, DestinationPolicy, inspect_previous_run
 
 
@@ -164,38 +162,28 @@ def preflight(
         What lies there; what is in the way; files that cannot be read.
     """
     problems: list[str] = []
-    notes: list[Note] = []
     errors: list[CkptToolError] = []
-    if policy.part is None:
-        ranks = tuple(target.paths)
-    else:  # without a plan nobody knows which outputs fall to this part
-        ranks = () if plan is None else ranks_of_part(plan, policy.part)
-    target = target.limited_to(ranks)
-    found = Destination(ranks, policy.part, policy.resume)
+    found = Destination(tuple(target.paths) if policy.part is None else ())
+    if plan is not None:  # else nobody knows which outputs fall to a part
+        found = Destination.of(plan, policy)
+    target = target.limited_to(found.ranks)
     own_documents = documents if policy.part is None else ()
     if plan is not None and not any(blocked_places(target, inputs, own_documents)):
-        if policy.part is not None and not ranks:
-            notes.append(_on_empty_part(plan, policy.part))
+        notes: list[Note] = []
         try:
-            found = inspect_previous_run(plan, ranks, policy, executor, problems)
-            notes += found.notes
+            found = inspect_previous_run(plan, found, policy, executor, problems)
             kept = found.replaceable if policy.resume else ()
-            problems += content_problems(plan.limited_to(ranks), notes, kept)
+            problems += content_problems(plan.limited_to(found.ranks), notes, kept)
         except CkptToolError as error:
             errors.append(error)
         if policy.overwrite and (stale := stale_files(target)) is not None:
             text = f"{stale}; it stays, and is taken for a part of this set: move it away"
             notes.append(Note("passed over", text, is_warning=True))
+        found = replace(found, notes=(*found.notes, *notes))
     problems += place_problems(
         source, target, inputs, policy.overwrite, documents, found.replaceable
     )
-    return replace(found, notes=tuple(notes)), problems, errors
-
-
-def _on_empty_part(plan: Plan, part: Part) -> Note:
-    text = f"part {part.number}/{part.count} has nothing to write: "
-    text += f"{count(len(plan.target.paths), 'output file')} among {part.count} parts"
-    return Note("part", text)
+    return found, problems, errors
 
 
 def _settled_plan(

@@ -25,7 +25,7 @@ from ckpttool.run.together import group_outputs
 from ckpttool.storage.checksum import compute_checksum
 from ckpttool.transaction.manifest import Written
 from ckpttool.transaction.record import Transaction
-from ckpttool.transaction.resume import Destination, changed_inputs_message
+from ckpttool.transaction.resume import Destination
 
 FAILURES = (CkptToolError, OSError, BrokenExecutor)
 MAX_CLAIMS = 512  # outputs that a cluster works on at a time; each is a file descriptor here
@@ -143,7 +143,7 @@ def execute(
         finally:
             clean_up(error, transaction.abandon)
         if isinstance(error, FAILURES) and not isinstance(error, VerifyError | ExecutionError):
-            changes = changed_inputs_message(plan)
+            changes = transaction.describe_source_changes()
             done = [] if changes else [written.path for written in run.in_order()]
             then = changes or next_step(run.written)
             cause = "; ".join((cause_of(error) + then, *remarks_on(error)))

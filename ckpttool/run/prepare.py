@@ -20,7 +20,6 @@ from ckpttool.run.gather import Trust, known_strategy, source_layouts
 from ckpttool.run.numbered import Numbered
 from ckpttool.run.outputs import choose_format, header_attrs, rank_files
 from ckpttool.run.strategies import Told
-from ckpttool.transaction.journal import Part
 from ckpttool.transaction.resume import Destination, DestinationPolicy
 
 
@@ -103,7 +102,7 @@ def plan_merge(
     strategy = known_strategy(catalog, strategy, replicated)
     catalog = replace(catalog, one_of_several="") if replicated else catalog
     care = Care(Trust(trust_strategy, optimizer_shard), strict, check_replicas)
-    policy = DestinationPolicy(overwrite, resume, part and Part(*part), open_progress)
+    policy = DestinationPolicy(overwrite, resume, part, open_progress)
     if max_part_bytes is None:
         target = Target(format, {0: path}, attrs=header_attrs(crc))
         return make_checked_plan(catalog, strategy, target, unlisted, executor, care, policy)
@@ -190,7 +189,7 @@ def plan_split(
     catalog = replace(catalog, one_of_several="") if replicated else catalog
     target = rank_files(strategy, folder, format, prefix, ranks, crc, not_in_target)
     care = Care(Trust(), strict, check_replicas=False)  # replicas are compared anyway
-    policy = DestinationPolicy(overwrite, resume, part and Part(*part), open_progress)
+    policy = DestinationPolicy(overwrite, resume, part, open_progress)
     told = None if strategy_path is None else Told(strategy_path, part is not None)
     return make_checked_plan(catalog, src_strategy, target, unlisted, executor, care, policy, told)
 
@@ -246,6 +245,6 @@ def plan_reshard(
     src_strategy = source_layouts(catalog, src_strategy, other)
     target = rank_files(dst_strategy, folder, format, prefix, ranks, crc, not_in_target)
     care = Care(Trust(trust_strategy, optimizer_shard), strict, check_replicas)
-    policy = DestinationPolicy(overwrite, resume, part and Part(*part), open_progress)
+    policy = DestinationPolicy(overwrite, resume, part, open_progress)
     told = None if strategy_path is None else Told(strategy_path, part is not None)
     return make_checked_plan(catalog, src_strategy, target, unlisted, executor, care, policy, told)

@@ -13,7 +13,7 @@ import os
 from base64 import b64decode
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -21,9 +21,10 @@ from typing import BinaryIO, TypeVar
 
 from ckpttool._version import __version__
 from ckpttool.errors import CkptToolError, FormatError, PlanError, UnreadableError, reason_of
+from ckpttool.formats import read_index
 from ckpttool.formats.reading import as_stamp, open_file, read_file
 from ckpttool.formats.strict_json import parse_json
-from ckpttool.model.catalog import Catalog, SourceStamp, Stamp, format_ranks
+from ckpttool.model.catalog import Catalog, FileIndex, SourceStamp, Stamp, format_ranks
 from ckpttool.model.manifest import (
     SCHEMA,
     InputFile,
@@ -31,6 +32,7 @@ from ckpttool.model.manifest import (
     Provenance,
     StrategyFile,
     TensorEntry,
+    hashed,
 )
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import Plan
@@ -108,8 +110,8 @@ def entry_text(output: OutputEntry) -> str:
     return json.dumps({**head, "nbytes": output.nbytes, "tensors": tensors})
 
 
-def output_problems(folder: Path, outputs: Iterable[Written | OutputEntry]) -> Iterator[str]:
-    """A message for each output that is not in a folder as it was written."""
+def size_problems(folder: Path, outputs: Iterable[Written | OutputEntry]) -> Iterator[str]:
+    """Yield a message for each output that is missing or has another size."""
     for output in outputs:
         try:
             nbytes = os.stat(folder / output.path).st_size  # noqa: PTH116 - one look, one answer
@@ -118,6 +120,45 @@ def output_problems(folder: Path, outputs: Iterable[Written | OutputEntry]) -> I
             continue
         if nbytes != output.nbytes:
             yield f"{output.path}: expected {output.nbytes} bytes, found {nbytes}"
+
+
+def output_problems(
+    folder: Path, output: OutputEntry, index: FileIndex | None = None
+) -> Iterator[str]:
+    """Yield what is wrong with an output, by its size and header; ``index`` is that, if read."""
+    yield from (wrong := list(size_problems(folder, [output])))
+    if wrong:
+        return
+    try:
+        index = index or read_index(str(folder / output.path))
+    except FormatError as error:
+        yield f"{output.path}: {error.reason}"
+        return
+    found = {one.meta.name: hashed(one.meta, {}) for one in index.tensors.values()}
+    wanted = {one.name: one for one in output.tensors}
+    for tensor in sorted({*found, *wanted}):
+        said, mine = _describe(wanted.get(tensor)), _describe(found.get(tensor))
+        if mine != said:
+            yield f"{output.path}: {tensor}: expected {said}, found {mine}"
+
+
+def _describe(tensor: TensorEntry | None) -> str:
+    return "nothing" if tensor is None else f"{tensor.dtype} {tensor.shape}"
+
+
+def written_strategies(manifest: Path) -> frozenset[str]:
+    """Return the strategy files that were written with a set; none if its manifest is not read."""
+    with suppress(FormatError, FileNotFoundError), opened(manifest) as file:
+        head = _parse_head(manifest, file.readline(MAX_LINE_BYTES))
+        return frozenset(one.path for one in head.provenance().dst_strategies)
+    return frozenset()
+
+
+def _parse_head(path: Path, line: bytes) -> JsonObject:
+    """Return what the first line of a manifest says besides its outputs."""
+    if not line.endswith(f"{OPEN}\n".encode()):
+        raise FormatError(str(path), None, "its first line is not that of a manifest")
+    return JsonObject.parse(path, line[: -len(OPEN) - 1] + b"}")
 
 
 def read_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
@@ -209,7 +250,7 @@ class JsonObject:
             self.step(),
             tuple(InputFile(one.text("path"), *one._known()) for one in self.objects("inputs")),
             self._strategies("strategies"),
-            self._strategies("told") if "told" in self.entries else (),
+            self._strategies("dst_strategies") if "dst_strategies" in self.entries else (),
             tuple(self._options("options")) if "options" in self.entries else (),
         )
 
@@ -288,9 +329,7 @@ class ManifestFile:
             lines = _proven_lines(path, file)
             first = next(lines, b"")
             deque(lines, maxlen=0)
-        if not first.endswith(f"{OPEN}\n".encode()):
-            raise FormatError(str(path), None, "its first line is not that of a manifest")
-        head = JsonObject.parse(path, first[: -len(OPEN) - 1] + b"}")
+        head = _parse_head(path, first)
         if head.entries.get("schema") != SCHEMA:
             raise head.wrong("schema", f"{SCHEMA} (is it of a newer ckpttool?)")
         return cls(path, head, found.st_mtime_ns, was_copied(found))
@@ -311,6 +350,34 @@ class ManifestFile:
         with opened(self.path) as file:
             for line in islice(_proven_lines(self.path, file), 1, None):
                 yield JsonObject.parse(self.path, line.rstrip(b",\n")).output()
+
+    def output_problems(self, output: OutputEntry, index: FileIndex | None) -> Iterator[str]:
+        """Yield what is wrong with an output, by its size and header; see `output_problems`."""
+        return output_problems(self.path.parent, output, index)
+
+    def strategy_problems(self) -> Iterator[str]:
+        """Yield what is wrong with strategy files that were written with the set, in its folder.
+
+        A strategy file elsewhere need not be moved with the set, so nothing is said of it.
+        """
+        for one in self.head.provenance().dst_strategies:
+            if ".." in Path(one.path).parts:
+                continue
+            try:
+                with opened(self.path.parent / one.path) as file:
+                    size = os.fstat(file.fileno()).st_size
+                    found = hashlib.sha256(file.read() if size == one.nbytes else b"").hexdigest()
+            except FileNotFoundError:
+                yield f"{one.path}: the strategy that was written with it is not there"
+                continue
+            except FormatError as error:
+                yield f"{one.path}: {error.reason}"
+                continue
+            text = f"{one.path}: is not the strategy that was written: expected"
+            if size != one.nbytes:
+                yield f"{text} {one.nbytes} bytes, found {size}"
+            elif found != one.sha256:
+                yield f"{text} SHA-256 {one.sha256}, found {found}"
 
     def manifest(self) -> Manifest:
         """All of it but the tensors."""
@@ -422,10 +489,14 @@ def options_of(plan: Plan) -> tuple[tuple[str, str], ...]:
     """What was asked for, of what the digest tells only that it is another; see `Provenance`."""
     target, folder = plan.target, plan.target.output_folder
     outputs = [(rank, os.path.relpath(path, folder)) for rank, path in target.paths.items()]
-    told = [os.path.relpath(one.path, folder) for one in plan.documents if one.kind == "strategy"]
+    strategies = [
+        os.path.relpath(one.path, folder) for one in plan.documents if one.kind == "strategy"
+    ]
     options = dict(options_of_outputs(target.format, outputs))
     options["crc"] = "--crc" if "crc_num" in target.attrs else "no --crc"
-    options["told"] = f"--write-strategy {told[0]}" if told else "no --write-strategy"
+    options["dst_strategies"] = (
+        f"--write-strategy {strategies[0]}" if strategies else "no --write-strategy"
+    )
     if target.strategy is not None:
         choice = target.not_in_target
         is_asked = choice != "follow"

@@ -43,8 +43,8 @@ from ckpttool.transaction.manifest import (
     Written,
     entry_text,
     manifest_text,
-    output_problems,
     remedy_for,
+    size_problems,
 )
 
 
@@ -212,10 +212,10 @@ def _read_records(folder: str, manifest: Path) -> list[PartRecord]:
 def _on_outputs(folder: Path, record: PartRecord) -> Iterator[str]:
     """What is wrong with a part's outputs, and how its run is to be done again: not as before."""
     changed = [out for out in record.outputs if is_there(folder / out.path)]
-    is_changed = any(output_problems(folder, changed))
+    is_changed = any(size_problems(folder, changed))
     remedy = f"run part {record.part}/{record.parts} again, with "
     remedy += "--overwrite" if is_changed else "--resume"  # which keeps to what was not changed
-    yield from (f"{problem}; {remedy}" for problem in output_problems(folder, record.outputs))
+    yield from (f"{problem}; {remedy}" for problem in size_problems(folder, record.outputs))
 
 
 def _with_remedy(error: FormatError, remedy: str) -> FormatError:
@@ -252,7 +252,7 @@ def _on_set(path: Path, outputs: Sequence[Written]) -> Iterator[str]:
         has_one = is_there(path.parent / output.path)
         remedy = "the command that wrote the set, without --part, writes it again with --resume"
         remedy = "put a copy of it back, or write the set anew (--overwrite)" if has_one else remedy
-        yield from (f"{problem}; {remedy}" for problem in output_problems(path.parent, [output]))
+        yield from (f"{problem}; {remedy}" for problem in size_problems(path.parent, [output]))
 
 
 def _on_others(folder: Path, outputs: Sequence[Written]) -> Iterator[Note]:

@@ -27,7 +27,9 @@ from ckpttool.model.strategy import shorten
 from ckpttool.run.partial import write_document
 from ckpttool.transaction.journal import Journal, OutputSet
 from ckpttool.transaction.manifest import changed_inputs
-from ckpttool.transaction.resume import MIXTURE, Destination, destination_changes, is_complete
+from ckpttool.transaction.resume import Destination, destination_changes, is_complete
+
+MIXTURE = "what was made of it may be a mixture, so write all of it anew"
 
 
 class Transaction:
@@ -141,6 +143,14 @@ class Transaction:
             write_document(document.path, document.data)
         self.writing = str(self._set.manifest)
         self._journal.finish()
+
+    def describe_source_changes(self) -> str:
+        """Return what to add to the message of a failed run if its sources were changed."""
+        try:
+            changed = list(changed_inputs(self._plan))
+        except OSError:  # which is the failure, or goes with it
+            return ""
+        return f"; {shorten(changed, 3)}; {MIXTURE}" if changed else ""
 
     def abandon(self) -> None:
         """End before all is done; the record stays if there is something to resume."""

@@ -16,22 +16,19 @@ from ckpttool.errors import CkptToolError, FormatError
 from ckpttool.formats import read_index
 from ckpttool.formats.reading import is_there, read_file
 from ckpttool.formats.stopping import OnProgress, OpenProgress, no_progress, result_of
-from ckpttool.model.catalog import FileIndex, Stamp, StoredTensor
+from ckpttool.model.catalog import Stamp
 from ckpttool.model.manifest import (
     JOURNAL,
-    MANIFEST,
     OutputEntry,
     Provenance,
-    TensorEntry,
     differences,
-    hashed,
 )
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import Document, Plan
 from ckpttool.model.strategy import count, shorten
 from ckpttool.run.partial import PARTIAL, access_problem, stamp_of
 from ckpttool.storage.checksum import verify_checksum
-from ckpttool.storage.digest import unit_digests
+from ckpttool.storage.digest import hash_units
 from ckpttool.storage.locks import lock_holder
 from ckpttool.transaction.journal import (
     JournalState,
@@ -47,13 +44,10 @@ from ckpttool.transaction.journal import (
 )
 from ckpttool.transaction.manifest import (
     ManifestFile,
-    changed_inputs,
     options_of_outputs,
     output_problems,
 )
-
-BUFFER_BYTES = 8 << 20
-MIXTURE = "what was made of it may be a mixture, so write all of it anew"
+from ckpttool.transaction.parts import ranks_of_part
 
 
 class State(Enum):
@@ -105,6 +99,24 @@ class Destination:
     replaceable: frozenset[str] = frozenset()
     notes: tuple[Note, ...] = ()
 
+    @classmethod
+    def of(cls, plan: Plan, policy: DestinationPolicy) -> Destination:
+        """Return which outputs a run writes, before anything is known of what lies there."""
+        if policy.part is None:
+            return cls(tuple(plan.target.paths), is_resumed=policy.resume)
+        part = Part(*policy.part)
+        ranks = ranks_of_part(plan, part)
+        text = f"part {part.number}/{part.count} has nothing to write: "
+        text += f"{count(len(plan.target.paths), 'output file')} among {part.count} parts"
+        notes = () if ranks else (Note("part", text),)
+        return cls(ranks, part, policy.resume, notes=notes)
+
+    def count_kept(self, plan: Plan) -> int:
+        """Return how many outputs ``--resume`` keeps, after a run was stopped."""
+        output_set = OutputSet.of(plan, self.ranks, self.part)
+        before = read_journal(journal_path(output_set.record))
+        return 0 if before is None else len(before.kept(output_set.folder, {}))
+
 
 class DestinationPolicy(NamedTuple):
     """What becomes of files at the destination, and which outputs a run writes.
@@ -116,14 +128,14 @@ class DestinationPolicy(NamedTuple):
     resume
         Whether outputs that an earlier run of the same plan completed are kept.
     part
-        Which of several runs this is.
+        ``(k, n)``: which of how many runs that write one set; None if one run writes it.
     open_progress
         Called with the bytes that are to be read, to prove what an earlier run left.
     """
 
     overwrite: bool = False
     resume: bool = False
-    part: Part | None = None
+    part: tuple[int, int] | None = None
     open_progress: OpenProgress = no_progress
 
 
@@ -140,7 +152,7 @@ def look(output_set: OutputSet) -> State:
 
 def inspect_previous_run(
     plan: Plan,
-    ranks: Sequence[int],
+    destination: Destination,
     policy: DestinationPolicy,
     executor: Executor,
     problems: list[str],
@@ -151,8 +163,8 @@ def inspect_previous_run(
     ----------
     plan
         What is to be written.
-    ranks
-        Ranks of the outputs that this run writes.
+    destination
+        Which outputs this run writes.
     policy
         What becomes of files that are there.
     executor
@@ -160,13 +172,14 @@ def inspect_previous_run(
     problems
         Gets a message for everything that stands in the way.
     """
-    output_set, may_replace = OutputSet.of(plan, ranks, policy.part), policy.overwrite
+    output_set = OutputSet.of(plan, destination.ranks, destination.part)
+    may_replace = policy.overwrite
     seen = None if may_replace else snapshot_destination(output_set)
-    found = Destination(tuple(ranks), policy.part, policy.resume, seen=seen)
+    found = replace(destination, seen=seen)
     folder = output_set.folder
     if not folder.is_dir():
         return found
-    notes: list[Note] = []
+    notes = list(destination.notes)
     own = journal_path(output_set.record)
     names = set(output_set.outputs)
     ours: set[str] = set()
@@ -189,7 +202,7 @@ def inspect_previous_run(
     ]
     problems += _others(sorted(partials), may_replace)
     if not may_replace:
-        told = list(existing_set_problems(output_set, policy, kept))
+        told = list(existing_set_problems(output_set, found.part, found.is_resumed, kept))
         problems += told
         ours |= _files_of(output_set) if told else set()
     if policy.resume:
@@ -325,9 +338,6 @@ def describes_nothing(manifest: Path) -> bool:
     return not any(is_there(manifest.parent / output.path) for output in outputs)
 
 
-MIXTURE = "what was made of it may be a mixture, so write all of it anew"
-
-
 def _journals(output_set: OutputSet, problems: list[str]) -> Iterator[tuple[Path, JournalState]]:
     """What runs left that did not end; what cannot be read of a set's own is a problem."""
     own = journal_path(output_set.record)
@@ -402,24 +412,21 @@ def _others(partials: Iterable[Path], may_replace: bool) -> Iterator[str]:
 
 
 def existing_set_problems(
-    output_set: OutputSet, policy: DestinationPolicy, kept: Mapping[str, Stamp]
+    output_set: OutputSet, part: Part | None, is_resumed: bool, kept: Mapping[str, Stamp]
 ) -> Iterator[str]:
     """Yield the problems of a set that is there, besides that its files are."""
-    if policy.part is not None:
-        ending = f"-of-{policy.part.count}.json"
-        others = [
-            str(one)
-            for one in find_part_records(output_set.manifest)
-            if not one.name.endswith(ending)
-        ]
+    if part is not None:
+        ending = f"-of-{part.count}.json"
+        records = find_part_records(output_set.manifest)
+        others = [str(one) for one in records if not one.name.endswith(ending)]
         if others:
-            text = f"another number of parts than --part {policy.part.number}/{policy.part.count}"
+            text = f"another number of parts than --part {part.number}/{part.count}"
             text += " says; take that for all of them, or remove the records that are not wanted"
             yield f"{shorten(others, 3)}: {text}"
             return
     if describes_nothing(output_set.record):
         return  # all of it was removed, so nothing stands in the way
-    if not policy.resume:
+    if not is_resumed:
         finished = complete_manifest(output_set, kept) if output_set.outputs else None
         if finished is not None:
             text = f"{finished.path} says that this very command has written all of it "
@@ -487,22 +494,6 @@ def report_resume_state(
         notes.append(Note("unfinished", text))
 
 
-def count_kept(plan: Plan, destination: Destination) -> int:
-    """Return how many outputs of a run that was stopped ``--resume`` keeps."""
-    output_set = OutputSet.of(plan, destination.ranks, destination.part)
-    before = read_journal(journal_path(output_set.record))
-    return 0 if before is None else len(before.kept(output_set.folder, {}))
-
-
-def changed_inputs_message(plan: Plan) -> str:
-    """Return what to add to the message of a failed run if its sources were changed meanwhile."""
-    try:
-        changed = list(changed_inputs(plan))
-    except OSError:  # which is the failure, or goes with it
-        return ""
-    return f"; {shorten(changed, 3)}; {MIXTURE}" if changed else ""
-
-
 def find_intact(
     folder: Path,
     outputs: Iterable[OutputEntry],
@@ -517,11 +508,11 @@ def find_intact(
     found = {}
     for output in outputs:
         name, stamp = str(folder / output.path), stamp_of(folder / output.path)
-        if stamp is None or any(content_problems_of(folder / MANIFEST, output, None, name)):
+        if stamp is None or any(output_problems(folder, output)):
             continue
         index = read_index(name)
         stored = index.tensors
-        looks = [(one, executor.submit(hash_tensor, stored[one.name])) for one in output.tensors]
+        looks = [(one, executor.submit(hash_units, stored[one.name])) for one in output.tensors]
         is_equal = True
         for one, hashes in looks:
             is_equal &= result_of(hashes) == one.sha256
@@ -532,33 +523,3 @@ def find_intact(
         if is_equal and stamp_of(folder / output.path) == stamp:
             found[output.path] = stamp
     return found
-
-
-def content_problems_of(
-    path: Path, output: OutputEntry, index: FileIndex | None, name: str
-) -> Iterator[str]:
-    """What is wrong with an output, by its size and its header."""
-    yield from (wrong := list(output_problems(path.parent, [output])))
-    if wrong:
-        return
-    try:
-        index = index or read_index(name)
-    except FormatError as error:
-        yield f"{output.path}: {error.reason}"
-        return
-    found = {one.meta.name: hashed(one.meta, {}) for one in index.tensors.values()}
-    wanted = {one.name: one for one in output.tensors}
-    for tensor in sorted({*found, *wanted}):
-        mine, said = found.get(tensor), wanted.get(tensor)
-        if _describe_tensor(mine) != _describe_tensor(said):
-            expected = f"expected {_describe_tensor(said)}, found {_describe_tensor(mine)}"
-            yield f"{output.path}: {tensor}: {expected}"
-
-
-def _describe_tensor(one: TensorEntry | None) -> str:
-    return "nothing" if one is None else f"{one.dtype} {one.shape}"
-
-
-def hash_tensor(tensor: StoredTensor) -> tuple[str, ...]:
-    """The hashes of a stored tensor's units; runs on a worker."""
-    return hashed(tensor.meta, dict(enumerate(unit_digests(tensor, BUFFER_BYTES)))).sha256

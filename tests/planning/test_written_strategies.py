@@ -217,7 +217,7 @@ def test_the_folder_is_read_with_it_in_it(tmp_path):
     assert read(tmp_path / "a.ckpt") == read(tmp_path / "b.ckpt")
     result = run_well("verify", tmp_path / "out", "-s", told, "--deep")
     assert "is another file" not in message(result)
-    listed = json.loads((tmp_path / "out" / NAME).read_text())["told"]
+    listed = json.loads((tmp_path / "out" / NAME).read_text())["dst_strategies"]
     data = told.read_bytes()
     want = {"path": "s.ckpt", "nbytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     assert listed == [want]
@@ -447,7 +447,7 @@ def test_verify_looks_for_the_strategy_where_it_was_written(tmp_path):
 def test_verify_says_nothing_of_a_strategy_that_was_written_elsewhere(tmp_path):
     words = reshard_words(tmp_path / "out", "ckpt")
     run_well(*words, "--write-strategy", tmp_path / "s.ckpt")
-    listed = json.loads((tmp_path / "out" / NAME).read_text())["told"]
+    listed = json.loads((tmp_path / "out" / NAME).read_text())["dst_strategies"]
     assert [one["path"] for one in listed] == ["../s.ckpt"]
     (tmp_path / "s.ckpt").unlink()
     (tmp_path / "out" / "s.ckpt").write_bytes(b"of somebody")

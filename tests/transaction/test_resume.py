@@ -149,7 +149,7 @@ def test_a_manifest_that_was_copied_back_proves_no_output_by_its_time(
 def test_what_a_manifest_proves_by_its_time_is_not_read(tmp_path, monkeypatch):
     run_well(*words_of(tmp_path))
     read = []
-    look = "ckpttool.transaction.resume.read_index"
+    look = "ckpttool.transaction.manifest.read_index"
     monkeypatch.setattr(look, lambda name: (read.append(name), read_index(name))[1])
     run_well(*words_of(tmp_path), "--resume")
     assert read == []
@@ -169,14 +169,14 @@ def test_a_signal_is_heard_while_what_is_kept_is_read(tmp_path):
         "import signal, sys, threading\n"
         "from ckpttool.cli.main import main\n"
         "from ckpttool.formats.stopping import go_on\n"
-        "from ckpttool.transaction import resume\n"
+        "from ckpttool.storage import digest\n"
         "turn = threading.Lock()\n"
         "def read_for_ever(tensor, buffer_bytes):\n"
         "    if turn.acquire(blocking=False):\n"
         "        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)\n"
         "    while True:\n"
         "        go_on()\n"
-        "resume.unit_digests = read_for_ever\n"
+        "digest.unit_digests = read_for_ever\n"
         "main(sys.argv[1:])"
     )
     words = [*words_of(tmp_path), "--resume"]
