@@ -149,7 +149,9 @@ def _read_whole(
         index = files.get(file)
         for name, tensor in {} if index is None else index.tensors.items():
             if name in tensors:
-                first = Path(next(iter(next(tensors[name].slicing.replicas()).values())).path).name
+                first = Path(
+                    next(iter(next(tensors[name].slicing.replicas()).values())).file.path
+                ).name
                 twice.setdefault(name, [first]).append(file)
                 continue
             box = Box(Region.whole(tensor.meta.shape), int(match["number"]), tensor)

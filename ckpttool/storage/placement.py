@@ -100,7 +100,7 @@ def place_slices(parameters: Mapping[str, Parameter], folder: str, files: Files)
 def _add(placement: Placement, parameter: Parameter, boxes: list[Box]) -> None:
     """Add a parameter that is stored completely, or what speaks against it."""
     named = {place.file for places in parameter.stored.values() for place in places}
-    if any(box.tensor.path.rpartition("/")[2] not in named for box in boxes):
+    if any(box.tensor.file.path.rpartition("/")[2] not in named for box in boxes):
         placement.elsewhere.append(parameter.meta.name)
     wrong = list(_contradictions(parameter, boxes))
     filled = wrong or fill_with_boxes(parameter.meta, boxes)
@@ -218,7 +218,7 @@ def _contradictions(parameter: Parameter, boxes: list[Box]) -> Iterator[str]:
         if own != box.region:
             yield (
                 f"{parameter.meta.name}: metadata.json says that rank {box.rank} "
-                f"({box.tensor.path}) holds elements {box.region}, and by its layout there it "
+                f"({box.tensor.file.path}) holds elements {box.region}, and by its layout there it "
                 f"holds {own}; which is right cannot be known"
             )
 
