@@ -32,7 +32,8 @@ def print_undivided(catalog: MergedCatalog, document: Json) -> None:
         (
             (meta.name, meta.dtype, format_shape(meta.shape), format_bytes(meta.nbytes), *where)
             for meta, where in (
-                (tensor.meta, [PurePath(tensor.path).name] if several else []) for tensor in stored
+                (tensor.meta, [PurePath(tensor.file.path).name] if several else [])
+                for tensor in stored
             )
         ),
     )

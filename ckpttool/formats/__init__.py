@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import replace
 from importlib import import_module
 from itertools import zip_longest
 from pathlib import Path
@@ -22,7 +21,7 @@ from ckpttool.formats.others import recognise
 from ckpttool.formats.reading import open_file
 from ckpttool.formats.sandbox import Sandbox
 from ckpttool.formats.stopping import Threads, result_of
-from ckpttool.model.catalog import Alike, FileIndex, refuse_shared_extents
+from ckpttool.model.catalog import FileIndex, SharedHeader, refuse_shared_extents
 from ckpttool.model.ciphertext import Secret
 
 if TYPE_CHECKING:
@@ -184,12 +183,11 @@ def _read_known(path: str, twins: Twins, key: Secret | None, sandbox: Sandbox) -
     def read(path: str) -> FileIndex:
         format = sandbox if name == "hdf5" else get_format(name)
         index = Ckpt(twins).read_index(path, key) if name == "ckpt" else format.read_index(path)
-        if not isinstance(index.tensors, Alike):  # to those of a file that was checked
+        if not isinstance(index.tensors, SharedHeader):  # to those of a file that was checked
             refuse_shared_extents(index)
         return index
 
-    index = read(path) if name == "ckpt" else twins.read_index(path, name, read)
-    return replace(index, tensors=Alike(index.header, path, index.stamps[path]))
+    return read(path) if name == "ckpt" else twins.read_index(path, name, read)
 
 
 def _as_recognised(error: FormatError) -> FormatError:

@@ -35,7 +35,7 @@ from h5py import h5d, h5f, h5g, h5p, h5s, h5t
 
 from ckpttool.formats.hdf5_datasets import find_errno, read_datasets
 from ckpttool.formats.hdf5_types import TYPES, fixed_string, name_dtype
-from ckpttool.model.catalog import Extent, FileIndex, StoredTensor, TensorMeta
+from ckpttool.model.catalog import Extent, FileIndex, StoredFile, StoredTensor, TensorMeta
 from ckpttool.model.dtypes import DTYPES
 
 LEAST_HEADER_BYTES = 256  # of a dataset, name included; 330 to 400 were seen
@@ -104,6 +104,7 @@ class Hdf5:
     ) -> FileIndex:
         """Write a file with every dataset allocated and none written, but for strings."""
         stored: dict[str, StoredTensor] = {}
+        whole = StoredFile(path)
         groups: set[str] = set()
         with _as_os_error(path), h5py.File(_new_file(path)) as file:
             for meta in tensors:
@@ -111,7 +112,7 @@ class Hdf5:
                 dataset = _create_dataset(file.id, meta)
                 has_bytes = meta.text is None and meta.nbytes > 0
                 extents = [Extent(dataset.get_offset(), meta.nbytes)] if has_bytes else []
-                stored[meta.name] = StoredTensor(meta, path, tuple(extents))
+                stored[meta.name] = StoredTensor(meta, whole, tuple(extents))
         return FileIndex(path, self.name, os.stat(path).st_size, stored)  # noqa: PTH116 - a string from end to end
 
     def seal(self, path: str, crc: int | None = None) -> None:

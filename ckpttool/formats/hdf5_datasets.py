@@ -22,6 +22,7 @@ from ckpttool.formats.reading import stamp_of
 from ckpttool.model.catalog import (
     Extent,
     SourceStamp,
+    StoredFile,
     StoredTensor,
     TensorMeta,
     refuse_shared_bytes,
@@ -56,13 +57,13 @@ def read_datasets(
     """
     with _as_format_error(path), h5py.File(path, "r", locking=False) as file:
         stamp = stamp_of(file.id.get_vfd_handle())
-        tensors = {}
+        tensors, stored = {}, StoredFile(path, stamp)
         base = file.userblock_size
         contents = []
         places = {base: (base, base + SIGNATURE_BYTES, "the head of the file")}
         for name, dataset in _datasets(path, h5g.open(file.id, b"/")):
             on_object()
-            tensors[name] = tensor = _read_dataset(path, stamp.nbytes, name, dataset)
+            tensors[name] = tensor = _read_dataset(stored, stamp.nbytes, name, dataset)
             header = base + h5o.get_info(dataset).addr
             if header in places:  # another link to it
                 continue
@@ -148,7 +149,8 @@ def _walk(
             yield name, item
 
 
-def _read_dataset(path: str, size: int, name: str, dataset: h5d.DatasetID) -> StoredTensor:
+def _read_dataset(file: StoredFile, size: int, name: str, dataset: h5d.DatasetID) -> StoredTensor:
+    path = file.path
     offset = dataset.get_offset()  # none but those of contiguous, allocated, internal ones
     if offset is None:
         reason = _why_unplaced(dataset)
@@ -156,14 +158,14 @@ def _read_dataset(path: str, size: int, name: str, dataset: h5d.DatasetID) -> St
             raise UnsupportedError(path, None, f"{name}: {reason}")
     kind = dataset.get_type()
     if isinstance(kind, h5t.TypeStringID):
-        return StoredTensor(TensorMeta(name, TEXT, (), _read_text(path, name, dataset)), path, ())
+        return StoredTensor(TensorMeta(name, TEXT, (), _read_text(path, name, dataset)), file, ())
     dtype = find_dtype(kind, dataset)
     if dtype is None:
         raise UnsupportedError(path, None, f"{name}: {why_not(kind)}")
     meta = TensorMeta(intern(name), dtype, tuple(int(n) for n in dataset.shape))
     nbytes = meta.nbytes
     if not nbytes:
-        return StoredTensor(meta, path, ())
+        return StoredTensor(meta, file, ())
     if offset is None:
         is_contiguous = dataset.get_create_plist().get_layout() == h5d.CONTIGUOUS
         raise UnsupportedError(path, None, f"{name}: {NEVER_WRITTEN if is_contiguous else CHUNKED}")
@@ -173,7 +175,7 @@ def _read_dataset(path: str, size: int, name: str, dataset: h5d.DatasetID) -> St
             offset,
             f"{name}: {nbytes} bytes from here on, the file has {size} (file cut short?)",
         )
-    return StoredTensor(meta, path, (Extent(offset, nbytes),))
+    return StoredTensor(meta, file, (Extent(offset, nbytes),))
 
 
 def _why_unplaced(dataset: h5d.DatasetID) -> str | None:

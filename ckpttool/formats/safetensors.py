@@ -44,7 +44,14 @@ from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats.base import ChecksumPart
 from ckpttool.formats.reading import open_file, open_source, stamp_of
 from ckpttool.formats.strict_json import parse_json
-from ckpttool.model.catalog import MAX_AXES, Extent, FileIndex, StoredTensor, TensorMeta
+from ckpttool.model.catalog import (
+    MAX_AXES,
+    Extent,
+    FileIndex,
+    StoredFile,
+    StoredTensor,
+    TensorMeta,
+)
 from ckpttool.model.dtypes import DTYPES, TEXT
 
 MAX_HEADER_BYTES = 100_000_000  # as safetensors; stops hostile headers
@@ -97,8 +104,9 @@ class Safetensors:
                 )
             header = _parse(path, file.read(nbytes))
         attrs = _metadata(path, header.pop(METADATA, {}))
+        stored = StoredFile(path, stamp)
         tensors = {
-            name: _entry(path, name, entry, 8 + nbytes, attrs) for name, entry in header.items()
+            name: _entry(stored, name, entry, 8 + nbytes, attrs) for name, entry in header.items()
         }
         _check_coverage(path, tensors, 8 + nbytes, size)
         kept = {key: value for key, value in attrs.items() if key not in tensors}
@@ -121,10 +129,10 @@ class Safetensors:
             file.write(len(text).to_bytes(8, "little") + text)
             file.truncate(8 + len(text) + sum(meta.nbytes for meta in tensors))
         offset = 8 + len(text)
-        stored = {}
+        stored, whole = {}, StoredFile(path)
         for meta in ordered:
             extents = (Extent(offset, meta.nbytes),) if meta.nbytes else ()
-            stored[meta.name] = StoredTensor(meta, path, extents)
+            stored[meta.name] = StoredTensor(meta, whole, extents)
             offset += meta.nbytes
         kept = {"crc_num": MAX_CRC} if "crc_num" in attrs else {}
         return FileIndex(path, self.name, offset, stored, kept)
@@ -216,10 +224,10 @@ def _metadata(path: str, metadata: object) -> dict[str, str]:
 
 
 def _entry(
-    path: str, name: str, entry: object, data_start: int, attrs: Mapping[str, str]
+    file: StoredFile, name: str, entry: object, data_start: int, attrs: Mapping[str, str]
 ) -> StoredTensor:
     def bad(reason: str) -> FormatError:
-        return FormatError(path, 8, f"{name}: {reason}")
+        return FormatError(file.path, 8, f"{name}: {reason}")
 
     if not isinstance(entry, dict):
         raise bad("its header entry is no JSON object")
@@ -240,7 +248,7 @@ def _entry(
     if span[1] - span[0] != need:
         raise bad(f"shape {shape} of {word} needs {need} bytes, data_offsets are {list(span)}")
     extents = (Extent(data_start + span[0], need),) if need else ()
-    return StoredTensor(TensorMeta(intern(name), dtype.name, shape), path, extents)
+    return StoredTensor(TensorMeta(intern(name), dtype.name, shape), file, extents)
 
 
 def _sizes(value: object) -> tuple[int, ...] | None:

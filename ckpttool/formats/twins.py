@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from ckpttool.formats.reading import demand_same
 from ckpttool.formats.wire import WireReader
-from ckpttool.model.catalog import Alike, FileIndex, StoredTensor
+from ckpttool.model.catalog import FileIndex, SharedHeader, StoredFile, StoredTensor
 
 MOST = 64  # headers that are remembered; a large model has as many as it has stages
 MOST_BYTES = 8 << 20  # of all of them; a usual one has 100 to 400 bytes for each tensor
@@ -66,7 +66,7 @@ class Twins:
         with WireReader(path) as reader:
             known = self._find(format, reader, reader.size)
             if known is not None:
-                tensors = Alike(known.tensors, path)
+                tensors = SharedHeader(known.tensors, StoredFile(path, reader.stamp))
                 stamps = {path: reader.stamp}
                 return FileIndex(path, format, reader.size, tensors, known.attrs, stamps=stamps)
             index = read(path)
@@ -74,10 +74,14 @@ class Twins:
             self.remember(format, reader, reader.size, index.tensors, index.attrs)
         return index
 
-    def find(self, format: str, reader: WireReader, end: int) -> Alike | None:
+    def find(self, format: str, reader: WireReader, end: int) -> SharedHeader | None:
         """Return the tensors of a file if it equals one before in all bytes but contents."""
         known = self._find(format, reader, end)
-        return None if known is None else Alike(known.tensors, reader.path)
+        return (
+            None
+            if known is None
+            else SharedHeader(known.tensors, StoredFile(reader.path, reader.stamp))
+        )
 
     def _find(self, format: str, reader: WireReader, end: int) -> _Known | None:
         known = self._known.get((format, end))

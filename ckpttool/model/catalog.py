@@ -115,6 +115,28 @@ class SourceStamp(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file that holds tensors; one object for all of its tensors.
+
+    A file of which only a part is encrypted is two of them, with and without ``cipher``.
+
+    Attributes
+    ----------
+    path
+        Carried as a value, never opened here.
+    stamp
+        The file as it was when its header was read.  Whoever opens it for the contents compares
+        what was opened with that.  None for a file that is being written.
+    cipher
+        How the tensors are encrypted; None if they are not.
+    """
+
+    path: str
+    stamp: SourceStamp | None = field(default=None, compare=False, repr=False)
+    cipher: Ciphertext | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StoredTensor:
     """A tensor and the bytes that hold it: C order, little endian, extents in order.
 
@@ -124,22 +146,15 @@ class StoredTensor:
     ----------
     meta
         What the tensor is.
-    path
-        The file that holds it; carried as a value, never opened here.
+    file
+        The file that holds it.
     extents
         Where in the file, or in the plaintext of an encrypted one.
-    cipher
-        How the file is encrypted, the same object for all its tensors; None if it is not.
-    stamp
-        The file as it was when its header was read, the same object for all its tensors: whoever
-        opens it for the contents holds it against that.  None of what is being written.
     """
 
     meta: TensorMeta
-    path: str
+    file: StoredFile
     extents: tuple[Extent, ...]
-    cipher: Ciphertext | None = None
-    stamp: SourceStamp | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         held = 0
@@ -150,29 +165,26 @@ class StoredTensor:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Alike(Mapping[str, StoredTensor]):
-    """The tensors of a file whose header is known, perhaps as that of another that is equal to it.
+class SharedHeader(Mapping[str, StoredTensor]):
+    """The tensors of a file whose header is equal to that of another file.
 
-    Of a thousand ranks nearly all are equal to another, with a thousand tensors each: these are
-    made when one asks for them.
+    Of a thousand ranks nearly all have the header of another, with a thousand tensors each.  A
+    tensor is made when it is looked up.
 
     Attributes
     ----------
     header
-        Those of the other file.
-    path
+        The tensors of the other file.
+    file
         The file that holds these.
-    stamp
-        See `StoredTensor`.
     """
 
     header: Mapping[str, StoredTensor]
-    path: str
-    stamp: SourceStamp | None = None
+    file: StoredFile
 
     def __getitem__(self, name: str) -> StoredTensor:
         tensor = self.header[name]
-        return StoredTensor(tensor.meta, self.path, tensor.extents, tensor.cipher, self.stamp)
+        return StoredTensor(tensor.meta, self.file, tensor.extents)
 
     def __contains__(self, name: object) -> bool:
         return name in self.header
@@ -225,8 +237,8 @@ class FileIndex:
 
     @property
     def header(self) -> Mapping[str, StoredTensor]:
-        """The same object for files that are known to be alike; true but for the paths in it."""
-        return self.tensors.header if isinstance(self.tensors, Alike) else self.tensors
+        """The tensors, one object for all files with an equal header; their files may differ."""
+        return self.tensors.header if isinstance(self.tensors, SharedHeader) else self.tensors
 
 
 def refuse_shared_bytes(path: str, places: Iterable[tuple[int, int, str]]) -> None:
@@ -254,7 +266,7 @@ def refuse_shared_extents(index: FileIndex) -> None:
     known: dict[tuple[str, bool], dict[tuple[int, int], str]] = {}
     for name, tensor in index.tensors.items():
         # What is encrypted is counted in what it decrypts to.
-        places = known.setdefault((tensor.path, tensor.cipher is not None), {})
+        places = known.setdefault((tensor.file.path, tensor.file.cipher is not None), {})
         for extent in tensor.extents:
             if extent.nbytes:
                 places.setdefault((extent.offset, extent.offset + extent.nbytes), name)

@@ -228,7 +228,7 @@ def odd_state(base: Source, meta: TensorMeta) -> str | None:
 def _misfit(meta: TensorMeta, box: Box) -> str | None:
     """What is wrong with a single box."""
     found, shape = box.tensor.meta, box.region.shape
-    where = f"{meta.name}: rank {box.rank} ({box.tensor.path})"
+    where = f"{meta.name}: rank {box.rank} ({box.tensor.file.path})"
     if len(shape) != len(meta.shape) or any(
         stop > size for stop, size in zip(box.region.stop, meta.shape, strict=True)
     ):
@@ -245,7 +245,7 @@ def _shared(meta: TensorMeta, boxes: Sequence[Box]) -> Iterator[str]:
         other = regions.setdefault(box.tensor, box.region)
         if other != box.region:
             slices = f"slices {other} and {box.region}"
-            yield f"{meta.name}: {slices} are one tensor of {box.tensor.path}"
+            yield f"{meta.name}: {slices} are one tensor of {box.tensor.file.path}"
 
 
 def _boundaries(axis: int, size: int, regions: Sequence[Region]) -> tuple[int, ...]:

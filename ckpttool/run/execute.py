@@ -71,7 +71,7 @@ def _calls(
         else:
             here[job.file.index.path] = job, job.file.index
     for task in cut_into_tasks([(job.output, index) for job, index in here.values()], *sizes):
-        served = tuple(here[path][0] for path in sorted({p.tensor.path for p in task.parts}))
+        served = tuple(here[path][0] for path in sorted({p.tensor.file.path for p in task.parts}))
         yield partial(fill, task), served
 
 

@@ -77,7 +77,7 @@ def _absolute(name: str | Path) -> str:
 
 def fingerprint(tensor: StoredTensor, hashes: Sequence[str]) -> bytes:
     """What tells that a stored tensor has been read, and has these hashes."""
-    return sha256(repr((tensor.path, tensor.meta.name, *hashes)).encode()).digest()[:16]
+    return sha256(repr((tensor.file.path, tensor.meta.name, *hashes)).encode()).digest()[:16]
 
 
 def check_manifest(

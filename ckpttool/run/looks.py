@@ -127,7 +127,7 @@ def _sample(tensors: Iterable[StoredTensor], executor: Executor) -> Mapping[Stor
     """A sample of each tensor; every file is opened once."""
     by_path: dict[str, list[StoredTensor]] = defaultdict(list)
     for tensor in dict.fromkeys(tensors):
-        by_path[tensor.path].append(tensor)
+        by_path[tensor.file.path].append(tensor)
     futures = [(wanted, executor.submit(take_samples, wanted)) for wanted in by_path.values()]
     taken: dict[StoredTensor, Sample] = {}
     for wanted, future in futures:

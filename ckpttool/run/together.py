@@ -52,5 +52,5 @@ def _shared_rows(output: OutputFile) -> tuple[str, str] | None:
         extra = read_amplification(piece) - 1
         in_vain = int(extra * first.meta.nbytes * (1 + len(others)))
         if extra >= 1 and in_vain >= most:
-            most, shared = in_vain, (first.meta.name, piece.tensor.path)
+            most, shared = in_vain, (first.meta.name, piece.tensor.file.path)
     return shared

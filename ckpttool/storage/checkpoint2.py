@@ -212,7 +212,8 @@ def _read_whole(
         index = files.get(file)
         for name, tensor in {} if index is None else index.tensors.items():
             if name in tensors:
-                first = Path(next(iter(next(tensors[name].slicing.replicas()).values())).path).name
+                owners = next(tensors[name].slicing.replicas())
+                first = Path(next(iter(owners.values())).file.path).name
                 twice.setdefault(name, [first]).append(file)
                 continue
             box = Box(Region.whole(tensor.meta.shape), int(match["number"]), tensor)
@@ -769,7 +770,7 @@ def _place_slices(parameters: Mapping[str, Parameter], folder: str, files: Files
 def _add(placement: _Placement, parameter: Parameter, boxes: list[Box]) -> None:
     """Add a parameter that is stored completely, or its problems."""
     named = {location.file for locations in parameter.stored.values() for location in locations}
-    if any(box.tensor.path.rpartition("/")[2] not in named for box in boxes):
+    if any(box.tensor.file.path.rpartition("/")[2] not in named for box in boxes):
         placement.elsewhere.append(parameter.meta.name)
     wrong = list(_layout_problems(parameter, boxes))
     filled = wrong or fill_with_boxes(parameter.meta, boxes)
@@ -788,7 +789,7 @@ def _layout_problems(parameter: Parameter, boxes: list[Box]) -> Iterator[str]:
         if own != box.region:
             yield (
                 f"{parameter.meta.name}: metadata.json says that rank {box.rank} "
-                f"({box.tensor.path}) holds elements {box.region}, and by its layout there it "
+                f"({box.tensor.file.path}) holds elements {box.region}, and by its layout there it "
                 f"holds {own}; which is right cannot be known"
             )
 

@@ -411,8 +411,8 @@ def test_a_source_that_grows_while_it_is_read_is_named(tmp_path, monkeypatch):
 
     def fake(self, tensor, offset, out):
         if not grown:
-            grown.append(tensor.path)
-            with Path(tensor.path).open("ab") as file:
+            grown.append(tensor.file.path)
+            with Path(tensor.file.path).open("ab") as file:
                 file.write(b"more")
         return real(self, tensor, offset, out)
 

@@ -291,8 +291,8 @@ def test_an_error_of_a_worker_names_its_host_and_leaves_what_was_complete(
     tmp_path, threads, monkeypatch
 ):
     def fail_on_rank_2(task):
-        if "rank_2" in task.parts[0].tensor.path:
-            raise OSError(28, "No space left on device", task.parts[0].tensor.path)
+        if "rank_2" in task.parts[0].tensor.file.path:
+            raise OSError(28, "No space left on device", task.parts[0].tensor.file.path)
         return fill(task)
 
     monkeypatch.setattr(attempts, "fill", fail_on_rank_2)

@@ -91,8 +91,8 @@ def test_a_task_survives_pickling_and_can_be_done_twice(tmp_path):
 
 def test_a_failed_copy_leaves_what_was_complete_and_nothing_else(tmp_path, monkeypatch):
     def fail_on_rank_2(task):
-        if "rank_2" in task.parts[0].tensor.path:
-            raise OSError(errno.EIO, os.strerror(errno.EIO), task.parts[0].tensor.path)
+        if "rank_2" in task.parts[0].tensor.file.path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), task.parts[0].tensor.file.path)
         return fill(task)
 
     monkeypatch.setattr(execute_module, "fill", fail_on_rank_2)
@@ -115,7 +115,7 @@ def test_a_failure_does_not_touch_the_file_that_was_to_be_replaced(tmp_path, mon
     plan, destination = make_plan(tmp_path, overwrite=True)
 
     def fail(task):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), task.parts[0].tensor.path)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), task.parts[0].tensor.file.path)
 
     monkeypatch.setattr(execute_module, "fill", fail)
     with pytest.raises(ckpttool.ExecutionError, match="No space left on device"):

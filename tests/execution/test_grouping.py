@@ -15,7 +15,7 @@ import pytest
 
 import ckpttool
 from ckpttool.model import manifest
-from ckpttool.model.catalog import Extent, FileIndex, StoredTensor
+from ckpttool.model.catalog import Extent, FileIndex, StoredFile, StoredTensor
 from ckpttool.model.layout import Layout
 from ckpttool.model.region import Region
 from ckpttool.run import execute as execute_module
@@ -217,7 +217,7 @@ def cut_up(outputs, **sizes):
     nowhere = []
     for output in outputs:
         stored = {
-            meta.name: StoredTensor(meta, output.path, (Extent(0, meta.nbytes),))
+            meta.name: StoredTensor(meta, StoredFile(output.path), (Extent(0, meta.nbytes),))
             for meta in output.metas
         }
         nowhere.append((output, FileIndex(output.path, output.format, 0, stored)))
@@ -262,7 +262,7 @@ def test_a_task_ends_also_where_the_units_of_its_outputs_never_do_together():
     assert nbytes == sum(meta.nbytes for output in both for meta in output.metas)
     most = OPTIONS.task_bytes + (len(both) + 1) * manifest.UNIT_BYTES
     assert nbytes > most >= max(task.nbytes for task in tasks)
-    units = {(part.tensor.path, part.unit) for task in tasks for part in task.parts}
+    units = {(part.tensor.file.path, part.unit) for task in tasks for part in task.parts}
     assert len(units) == sum(len(task.parts) for task in tasks)
 
 

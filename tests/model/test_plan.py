@@ -94,7 +94,10 @@ def test_a_source_of_several_files_is_read_from_each():
     parts = cut_into_parts(plan, 1000, lambda number, count: f"{number}")
     (output,) = parts
     pieces = [piece for tensor in output.tensors for piece in tensor.pieces(tensor.region)]
-    assert [piece.tensor.path for piece in pieces] == ["run/rank_0/net.ckpt", "run/rank_1/net.ckpt"]
+    assert [piece.tensor.file.path for piece in pieces] == [
+        "run/rank_0/net.ckpt",
+        "run/rank_1/net.ckpt",
+    ]
 
 
 def test_slices_are_joined_in_their_part():

@@ -28,7 +28,7 @@ def test_replicas_are_one_slice_and_the_lowest_rank_is_read():
     assert [[one.rank for one in held] for held in described.slices] == [[3, 7], [5]]
     assert (described.parts, described.is_grid) == ((2, 1), True)
     ((tensor, src, dst),) = described.overlaps(Region((0, 0), (2, 2)), (1, 0))
-    assert (tensor.path, src, dst) == (
+    assert (tensor.file.path, src, dst) == (
         "rank_3.ckpt",
         Region((1, 0), (3, 2)),
         Region((0, 0), (2, 2)),
@@ -40,7 +40,7 @@ def test_boxes_that_are_no_grid_are_found_where_they_lie():
     described = fill_with_boxes(full(2, 3), boxes)
     assert (described.parts, described.is_grid) == ((2, 2), False)
     pieces = [
-        (tensor.path, src, dst)
+        (tensor.file.path, src, dst)
         for tensor, src, dst in described.overlaps(Region((0, 1), (2, 3)), (0, 0))
     ]
     assert pieces == [

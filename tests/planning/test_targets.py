@@ -59,11 +59,11 @@ def pieces_of(plan, rank, within=None):
 def test_pieces_come_from_the_slices_that_overlap_and_no_others():
     source = strategy_of({"w": TWO_ROWS})
     made = plan(slice_catalog(source, {"w": (12, 5)}), source, strategy_of({"w": THREE_ROWS}))
-    assert [(p.tensor.path, p.src, p.dst) for p in pieces_of(made, 1)] == [
+    assert [(p.tensor.file.path, p.src, p.dst) for p in pieces_of(made, 1)] == [
         ("run/rank_0/net.ckpt", Region((4, 0), (6, 5)), Region((0, 0), (2, 5))),
         ("run/rank_1/net.ckpt", Region((0, 0), (2, 5)), Region((2, 0), (4, 5))),
     ]
-    assert [(p.tensor.path, p.src, p.dst) for p in pieces_of(made, 2)] == [
+    assert [(p.tensor.file.path, p.src, p.dst) for p in pieces_of(made, 2)] == [
         ("run/rank_1/net.ckpt", Region((2, 0), (6, 5)), Region((0, 0), (4, 5)))
     ]
 
@@ -139,7 +139,7 @@ EACH = {"rng": ((0,), (1,), (2,), (3,))}
 def rng_paths(made):
     """From which file each target rank takes ``rng``."""
     return {
-        output.rank: piece.tensor.path.split("/")[1]
+        output.rank: piece.tensor.file.path.split("/")[1]
         for output in made
         for tensor in output.tensors
         if tensor.meta.name == "rng"
@@ -254,7 +254,7 @@ def test_a_table_that_the_target_slices_by_fields_is_refused_but_can_be_merged()
     the_one(problems, "w: target src.ckpt: field-sliced (3 fields)", "merged but not be cut")
     source = slice_catalog(fields, {"w": (6, 2)})
     assert [
-        (p.tensor.path, p.src.start, p.dst.start) for p in pieces_of(plan(source, fields), 0)
+        (p.tensor.file.path, p.src.start, p.dst.start) for p in pieces_of(plan(source, fields), 0)
     ] == [
         (f"run/rank_{rank}/net.ckpt", (row, 0), (2 * row + rank, 0))
         for row in range(3)

@@ -35,7 +35,7 @@ def failing(monkeypatch):
 
     def fail_on(name):
         def fake(task):
-            if name is not None and name in task.parts[0].tensor.path:
+            if name is not None and name in task.parts[0].tensor.file.path:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
             return fill(task)
 

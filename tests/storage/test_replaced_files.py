@@ -175,7 +175,7 @@ def test_the_stamp_is_that_of_the_file_whose_header_was_read(format, tmp_path, m
     there = next((tmp_path / "b").glob("rank_3/*")).stat()
     stamp = SourceStamp(there.st_size, there.st_mtime_ns, there.st_ctime_ns, there.st_ino)
     assert index.stamps == {str(path): stamp}
-    assert {tensor.stamp for tensor in index.tensors.values()} == {stamp}
+    assert {tensor.file.stamp for tensor in index.tensors.values()} == {stamp}
 
 
 def test_verify_gives_no_verdict_on_it(link, monkeypatch):

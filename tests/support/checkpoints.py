@@ -9,7 +9,15 @@ from pathlib import Path
 import numpy as np
 
 from ckpttool.formats import format_of_suffix, get_format, suffix_of
-from ckpttool.model.catalog import Catalog, Extent, FileIndex, RankCatalog, StoredTensor, TensorMeta
+from ckpttool.model.catalog import (
+    Catalog,
+    Extent,
+    FileIndex,
+    RankCatalog,
+    StoredFile,
+    StoredTensor,
+    TensorMeta,
+)
 from ckpttool.model.layout import Layout
 from ckpttool.model.sources import find_sources
 from ckpttool.model.strategy import Strategy, join_stages
@@ -26,7 +34,7 @@ WHOLE = Layout((2, 2), ((), ()))
 def stored(meta: TensorMeta, path: str = "net.ckpt") -> StoredTensor:
     """A tensor whose bytes lie somewhere in its file."""
     extents = (Extent(64, meta.nbytes),) if meta.text is None and meta.nbytes else ()
-    return StoredTensor(meta, path, extents)
+    return StoredTensor(meta, StoredFile(path), extents)
 
 
 def catalog_of(

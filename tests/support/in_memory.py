@@ -46,7 +46,7 @@ def carry_out(plan, ranks):
             for piece in tensor.pieces(Region.whole(meta.shape)):
                 assert piece.src.shape == piece.dst.shape
                 assert piece.dst.size > 0
-                held = ranks[int(piece.tensor.path.removeprefix("rank_"))][meta.name]
+                held = ranks[int(piece.tensor.file.path.removeprefix("rank_"))][meta.name]
                 assert held.shape == piece.tensor.meta.shape
                 raw = held.array().view(out.dtype)
                 out[slices(piece.dst)] = raw[slices(piece.src)]

@@ -377,7 +377,7 @@ def bytes_read(monkeypatch):
     read_bytes = FlatFiles.read_bytes
 
     def count(self, tensor, offset, out):
-        counts[tensor.path, tensor.meta.name] += out.nbytes
+        counts[tensor.file.path, tensor.meta.name] += out.nbytes
         read_bytes(self, tensor, offset, out)
 
     monkeypatch.setattr(FlatFiles, "read_bytes", count)
@@ -401,7 +401,7 @@ def test_every_byte_of_an_output_is_read_once_and_progress_ends_at_the_end(
     report = ckpttool.verify(catalog, deep=True, open_progress=open_progress)
     assert report.findings == ()
     tensors = [one for one in catalog.files[0].tensors.values() if one.meta.text is None]
-    assert bytes_read == {(one.path, one.meta.name): one.meta.nbytes for one in tensors}
+    assert bytes_read == {(one.file.path, one.meta.name): one.meta.nbytes for one in tensors}
     assert [sum(steps)] == totals
     assert all(step >= 0 for step in steps)
 
