@@ -127,7 +127,7 @@ def test_a_signal_during_an_import_waits_while_files_are_written(trap, monkeypat
 def test_what_somebody_makes_of_a_signal_is_the_signal(tmp_path, number):
     code = (
         "import os, sys\n"
-        "from ckpttool.storage import scan\n"
+        "from ckpttool.discovery import scan\n"
         "def interrupted(*args, **more):\n"
         f"    try: os.kill(os.getpid(), {int(number)})\n"
         "    except BaseException: raise RuntimeError('my own')\n"

@@ -69,7 +69,7 @@ def test_a_worker_that_does_not_see_what_the_run_sees_is_named(tmp_path, mpiexec
     script = tmp_path / "script.py"
     script.write_text(
         "import dataclasses\n"
-        "from ckpttool.run import cluster\n"
+        "from ckpttool.execution import cluster\n"
         "from mpi4py import MPI\n"
         "real = cluster.Seen.at\n"
         "if MPI.COMM_WORLD.rank == 2:\n"

@@ -169,14 +169,14 @@ def test_a_signal_is_heard_while_what_is_kept_is_read(tmp_path):
         "import signal, sys, threading\n"
         "from ckpttool.cli.main import main\n"
         "from ckpttool.concurrency import go_on\n"
-        "from ckpttool.storage import digest\n"
+        "from ckpttool.storage import sampling\n"
         "turn = threading.Lock()\n"
         "def read_for_ever(tensor, buffer_bytes):\n"
         "    if turn.acquire(blocking=False):\n"
         "        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)\n"
         "    while True:\n"
         "        go_on()\n"
-        "digest.unit_digests = read_for_ever\n"
+        "sampling.unit_digests = read_for_ever\n"
         "main(sys.argv[1:])"
     )
     words = [*words_of(tmp_path), "--resume"]
@@ -1016,7 +1016,7 @@ MERGE = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-j", "1", "-o
 def run_with_signal(number, *words):
     """A process that gets a signal when it begins to fill its first output."""
     code = (
-        "import os, sys; from ckpttool.run import execute; from ckpttool.cli.main import main\n"
+        "import os, sys; from ckpttool.execution import execute; from ckpttool.cli.main import main\n"
         f"fill = execute.fill; end = lambda: os.kill(os.getpid(), {int(number)})\n"
         "execute.fill = lambda task: (end(), fill(task))[1]\n"
         "main(sys.argv[1:])"
