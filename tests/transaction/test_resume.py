@@ -1016,7 +1016,9 @@ MERGE = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-j", "1", "-o
 def run_with_signal(number, *words):
     """A process that gets a signal when it begins to fill its first output."""
     code = (
-        "import os, sys; from ckpttool.execution import execute; from ckpttool.cli.main import main\n"
+        "import os, sys\n"
+        "from ckpttool.cli.main import main\n"
+        "from ckpttool.execution import execute\n"
         f"fill = execute.fill; end = lambda: os.kill(os.getpid(), {int(number)})\n"
         "execute.fill = lambda task: (end(), fill(task))[1]\n"
         "main(sys.argv[1:])"
