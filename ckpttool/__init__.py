@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ckpttool.run.verify import verify
     from ckpttool.storage.scan import scan
     from ckpttool.transaction.manifest import Manifest
-    from ckpttool.transaction.parts import commit
+    from ckpttool.transaction.parts import finalize
 
 
 # Where each public name lives.  They are looked up when they are first used, so that a command
@@ -59,8 +59,8 @@ _HOMES = {
     "VerifyError": "ckpttool.errors",
     "diff": "ckpttool.run.diff",
     "Manifest": "ckpttool.transaction.manifest",
-    "commit": "ckpttool.transaction.parts",
     "execute": "ckpttool.run.execute",
+    "finalize": "ckpttool.transaction.parts",
     "open_engine": "ckpttool.run.engines",
     "plan_merge": "ckpttool.run.prepare",
     "plan_reshard": "ckpttool.run.prepare",
@@ -86,9 +86,9 @@ __all__ = [
     "UnsupportedError",
     "VerifyError",
     "__version__",
-    "commit",
     "diff",
     "execute",
+    "finalize",
     "open_engine",
     "plan_merge",
     "plan_reshard",

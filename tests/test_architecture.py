@@ -19,7 +19,6 @@ scan folders patterns names steps leftovers trees indexed hyper_parallel checkpo
 """
 TO_MOVE = {  # modules whose folder is not their floor yet
     "run.partial": "storage",
-    "run.rights": "storage",
     **{f"storage.{name}": "discovery" for name in OF_DISCOVERY.split()},
 }
 OF_HDF5 = {f"ckpttool.formats.hdf5{part}" for part in ("", "_datasets", "_types")}

@@ -84,8 +84,8 @@ def incomplete_reason(path: Path) -> str | None:
         text = "a run of ckpttool has not ended here, so files may be missing or of another run; "
         return f"{path}: {text}finish it with the same command and --resume"
     if any(_records_of(manifest)):
-        text = "written in parts (--part) that are not committed, so files may be missing; run"
-        return f"{path}: {text} ckpttool commit {path}"
+        text = "written in parts (--part) that are not finalized, so files may be missing; run"
+        return f"{path}: {text} ckpttool finalize {path}"
     return None
 
 

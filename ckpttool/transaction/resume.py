@@ -277,7 +277,7 @@ def inspect_finished_set(
         text = (
             f"{finished.path}: {_are_gone(gone)}; the same command without --part writes what is "
         )
-        problems.append(f"{text}gone of a set that is committed")
+        problems.append(f"{text}gone of a set that is finalized")
     elif wrong and not policy.overwrite:
         text = f"not what {finished.path} says was written; has it been changed?"
         problems.append(f"{shorten(wrong, 3)}: {text}")

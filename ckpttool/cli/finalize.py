@@ -1,4 +1,4 @@
-"""``ckpttool commit``."""
+"""``ckpttool finalize``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ckpttool.model.strategy import count
 
 @click.command(
     help="""\b
-    ckpttool commit new/
+    ckpttool finalize new/
 
     Look whether all parts that runs with --part K/N had to write to DIR are there, and mark the
     set complete: DIR/ckpttool.json lists the files.  Of a single file name it in the place of DIR.
@@ -22,9 +22,9 @@ from ckpttool.model.strategy import count
 @options.as_json
 @options.quiet
 @options.debug
-def commit(folder: str, as_json: bool, quiet: bool) -> None:
+def finalize(folder: str, as_json: bool, quiet: bool) -> None:
     """Mark the outputs of several runs with --part complete."""
-    manifest = ckpttool.commit(folder)
+    manifest = ckpttool.finalize(folder)
     report.print_notes(manifest.notes, quiet)
     if as_json:
         report.print_json(report.describe_manifest(folder, manifest))
