@@ -458,7 +458,7 @@ def test_an_empty_journal_of_a_commit_that_was_killed_says_nothing(tmp_path, fai
     journal = tmp_path / "ckpttool.json.journal"
     journal.touch()
     result = run("merge", tmp_path, "-s", CASE / "dst_strategy.ckpt", "-o", tmp_path / "m.ckpt")
-    assert "not committed, so files may be missing; run ckpttool finalize" in message(result)
+    assert "not finalized, so files may be missing; run ckpttool finalize" in message(result)
     run_well("finalize", tmp_path)
     before = contents(tmp_path)
     journal.touch()

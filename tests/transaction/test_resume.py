@@ -273,7 +273,7 @@ def test_a_part_does_not_take_a_committed_set_apart_to_mend_it(tmp_path):
     for part in ("1/2", "2/2"):
         run_well(*words_of(tmp_path), "--part", part)
     (tmp_path / "rank_0" / "checkpoint_0.ckpt").unlink()
-    for part in ("1/2", "2/2"):  # of a part that is not committed
+    for part in ("1/2", "2/2"):  # of a part that is not finalized
         run_well(*words_of(tmp_path), "--part", part, "--resume")
     run_well("finalize", tmp_path)
     before = everything_in(tmp_path)
@@ -925,7 +925,7 @@ def test_parts_that_are_not_committed_are_no_checkpoint(tmp_path):
     words = ["-s", CASE / "dst_strategy.ckpt", "-o", tmp_path / "m.ckpt"]
     result = run("merge", tmp_path / "out", *words)
     assert result.exit_code == 5
-    said = f"not committed, so files may be missing; run ckpttool finalize {tmp_path}"
+    said = f"not finalized, so files may be missing; run ckpttool finalize {tmp_path}"
     assert said in message(result)
 
 
