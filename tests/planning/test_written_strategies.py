@@ -12,10 +12,10 @@ from dataclasses import replace
 import pytest
 
 import ckpttool
-from ckpttool.formats.strategy_file import read_strategy
+from ckpttool.execution import execute as execute_module
+from ckpttool.execution.copy import fill
 from ckpttool.model.layout import Layout
-from ckpttool.run import execute as execute_module
-from ckpttool.run.fill import fill
+from ckpttool.strategy_files.reader import read_strategy
 from tests.support.checkpoints import cut, noise, strategy_of, write_file, write_ranks
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.corpus import GOLDEN, SAMPLES
