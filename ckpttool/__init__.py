@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ckpttool.storage.compare import Tolerance
     from ckpttool.strategy_files.reader import read_strategy
     from ckpttool.transaction.manifest import Manifest
-    from ckpttool.transaction.parts import commit
+    from ckpttool.transaction.parts import finalize
     from ckpttool.verification.diff import diff
     from ckpttool.verification.verify import verify
 
@@ -59,8 +59,8 @@ _HOMES = {
     "VerifyError": "ckpttool.errors",
     "diff": "ckpttool.verification.diff",
     "Manifest": "ckpttool.transaction.manifest",
-    "commit": "ckpttool.transaction.parts",
     "execute": "ckpttool.execution.execute",
+    "finalize": "ckpttool.transaction.parts",
     "open_engine": "ckpttool.execution.executors",
     "plan_merge": "ckpttool.planning.preflight",
     "plan_reshard": "ckpttool.planning.preflight",
@@ -86,9 +86,9 @@ __all__ = [
     "UnsupportedError",
     "VerifyError",
     "__version__",
-    "commit",
     "diff",
     "execute",
+    "finalize",
     "open_engine",
     "plan_merge",
     "plan_reshard",

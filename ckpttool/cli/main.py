@@ -142,8 +142,9 @@ COMMANDS = {
     "reshard": "Cut a checkpoint anew for another strategy.",
     "verify": "Find what is wrong with a checkpoint.",
     "diff": "Compare two checkpoints, tensor by tensor.",
-    "commit": "Mark the outputs of several runs with --part complete.",
+    "finalize": "Mark the outputs of several runs with --part complete.",
 }
+ALIASES = {"commit": "finalize"}
 
 
 class Border(click.Group):
@@ -155,6 +156,7 @@ class Border(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command of that name, or None."""
+        cmd_name = ALIASES.get(cmd_name, cmd_name)
         if cmd_name not in COMMANDS:
             return None
         command = getattr(import_module(f"ckpttool.cli.{cmd_name}"), cmd_name)
@@ -165,7 +167,8 @@ class Border(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that is meant; an unknown name fails with the known ones."""
-        if args[0] not in COMMANDS and not args[0].startswith("-"):
+        known = {*COMMANDS, *ALIASES}
+        if args[0] not in known and not args[0].startswith("-"):
             from difflib import get_close_matches
 
             near = get_close_matches(args[0], COMMANDS, 1)

@@ -292,7 +292,7 @@ part = click.option(
     type=params.PartOf(),
     metavar="K/N",
     help="Write only the K-th of N parts of the output files, about equal in size, as in a job "
-    "array; ckpttool commit looks whether all are there.",
+    "array; ckpttool finalize looks whether all are there.",
 )
 write_strategy = click.option(
     "--write-strategy",

@@ -607,7 +607,7 @@ def plan_merge(
         Reads contents where they decide; by default the caller's own thread.
     part
         ``(k, n)``: of the output files only those that fall to the ``k``-th, from 1 on, of ``n``
-        runs of the same plan; see `ckpttool.commit`.
+        runs of the same plan; see `ckpttool.finalize`.
     resume
         Keep what an interrupted run of the same plan has left complete.  What it left may be
         replaced in any case.

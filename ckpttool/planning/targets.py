@@ -351,7 +351,7 @@ class Told:
     path
         Where it goes.
     is_part
-        Whether the run is one of several, and `commit` the one that writes it.
+        Whether the run is one of several, and `finalize` the one that writes it.
     """
 
     path: str
@@ -397,8 +397,8 @@ class Told:
         inside = os.path.relpath(self.path, folder)  # as a record of a part has it
         if self.is_part and (inside.startswith("../") or not is_within(folder, inside)):
             yield (
-                f"{self.path}: with --part it is `ckpttool commit` that writes it, and that writes "
-                f"below {folder} only; name a file there"
+                f"{self.path}: with --part it is `ckpttool finalize` that writes it, and that "
+                f"writes below {folder} only; name a file there"
             )
 
 

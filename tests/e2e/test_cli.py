@@ -867,7 +867,7 @@ def test_files_of_another_format_stay_beside_the_new_ones_and_are_not_mixed_with
         ["inspect", ""],
         ["verify", ""],
         ["diff", SAMPLES, ""],
-        ["commit", ""],
+        ["finalize", ""],
         ["merge", SAMPLES, "-o", ""],
         ["merge", SAMPLES, "-o", "x.h5", "-s", ""],
         ["split", SAMPLES, "-d", SAMPLES, "-o", ""],

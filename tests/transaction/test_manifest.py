@@ -339,7 +339,7 @@ def test_a_manifest_that_may_not_be_read_is_an_error_only_where_it_is_needed(tmp
     assert f"{out / NAME}: cannot be held against it: {said}" in str(
         findings_of(out, "-s", strategy)
     )
-    result = run("commit", out)
+    result = run("finalize", out)
     assert (result.exit_code, said in message(result)) == (1, True)
     before = (out / NAME).stat()
     result = run(*reshard_words(out, "ckpt"), "--resume")

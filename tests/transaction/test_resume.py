@@ -273,9 +273,9 @@ def test_a_part_does_not_take_a_committed_set_apart_to_mend_it(tmp_path):
     for part in ("1/2", "2/2"):
         run_well(*words_of(tmp_path), "--part", part)
     (tmp_path / "rank_0" / "checkpoint_0.ckpt").unlink()
-    for part in ("1/2", "2/2"):  # of a part that is not committed
+    for part in ("1/2", "2/2"):  # of a part that is not finalized
         run_well(*words_of(tmp_path), "--part", part, "--resume")
-    run_well("commit", tmp_path)
+    run_well("finalize", tmp_path)
     before = everything_in(tmp_path)
     (tmp_path / "rank_0" / "checkpoint_0.ckpt").unlink()
     result = run(*words_of(tmp_path), "--part", "1/2", "--resume")
@@ -661,7 +661,7 @@ def test_of_a_set_that_is_being_written_all_commands_say_to_wait(tmp_path, monke
         "merge": (*strategy, "-o", tmp_path / "m.h5"),
         "reshard": (*strategy, "-d", CASE / "src_strategy.ckpt", "-o", tmp_path / "new"),
         "diff": (CASE / "src", *strategy, "--b-strategy", CASE / "src_strategy.ckpt"),
-        "commit": (),
+        "finalize": (),
     }
 
     def look(task):
@@ -682,7 +682,7 @@ def test_of_a_set_that_is_being_written_all_commands_say_to_wait(tmp_path, monke
 def test_of_a_set_of_a_killed_run_commit_says_to_resume_it(tmp_path, failing):
     failing("rank_2")
     assert run(*words_of(tmp_path / "out")).exit_code == 6
-    for name in ("commit", "inspect"):
+    for name in ("finalize", "inspect"):
         said = message(run(name, tmp_path / "out"))
         assert "has not ended here" in said
         assert "finish it with the same command and --resume" in said
@@ -901,10 +901,10 @@ def test_a_file_written_in_parts_that_are_not_committed_is_no_checkpoint(tmp_pat
     (tmp_path / f".other.ckpt.{NAME.removesuffix('.json')}-part-1-of-2.json").touch()
     result = run("merge", file, "-o", tmp_path / "m.h5")
     assert result.exit_code == 5
-    assert f"{file}: written in parts (--part) that are not committed" in message(result)
-    assert f"run ckpttool commit {file}" in message(result)
+    assert f"{file}: written in parts (--part) that are not finalized" in message(result)
+    assert f"run ckpttool finalize {file}" in message(result)
     run_well(*words, "--part", "2/2")
-    run_well("commit", file)
+    run_well("finalize", file)
     run_well("merge", file, "-o", tmp_path / "m.h5")
 
 
@@ -925,7 +925,7 @@ def test_parts_that_are_not_committed_are_no_checkpoint(tmp_path):
     words = ["-s", CASE / "dst_strategy.ckpt", "-o", tmp_path / "m.ckpt"]
     result = run("merge", tmp_path / "out", *words)
     assert result.exit_code == 5
-    said = f"not committed, so files may be missing; run ckpttool commit {tmp_path}"
+    said = f"not finalized, so files may be missing; run ckpttool finalize {tmp_path}"
     assert said in message(result)
 
 
@@ -940,7 +940,7 @@ def test_a_part_is_resumed_by_itself(tmp_path, failing):
     assert "1 of 2 outputs" in message(result)
     run_well(*words, "--part", "2/2", "--resume")
     assert filled == ["checkpoint_2.ckpt"]
-    run_well("commit", tmp_path / "out")
+    run_well("finalize", tmp_path / "out")
     run_well(*words, "--part", "2/2", "--resume")
     assert everything_in(tmp_path / "out") == everything_in(tmp_path / "whole")
 
@@ -953,7 +953,7 @@ def test_a_whole_run_that_did_not_end_is_done_in_parts_instead(tmp_path, failing
     failing(None)
     run_well(*words, "--part", "1/2")
     run_well(*words, "--part", "2/2")
-    assert run("commit", tmp_path / "out").exit_code == 0
+    assert run("finalize", tmp_path / "out").exit_code == 0
     assert everything_in(tmp_path / "out") == everything_in(tmp_path / "whole")
     assert len(files_below(tmp_path / "out")) == 4
 

@@ -1,4 +1,4 @@
-"""``ckpttool commit``."""
+"""``ckpttool finalize``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ckpttool.model.wording import count, printable
 
 @click.command(
     help="""\b
-    ckpttool commit new/
+    ckpttool finalize new/
 
     Look whether all parts that runs with --part K/N had to write to DIR are there, and mark the
     set complete: DIR/ckpttool.json lists the files.  Of a single file name it in the place of DIR.
@@ -23,9 +23,9 @@ from ckpttool.model.wording import count, printable
 @options.as_json
 @options.quiet
 @options.debug
-def commit(folder: str, as_json: bool, quiet: bool) -> None:
+def finalize(folder: str, as_json: bool, quiet: bool) -> None:
     """Mark the outputs of several runs with --part complete."""
-    manifest = ckpttool.commit(folder)
+    manifest = ckpttool.finalize(folder)
     documents.print_notes(manifest.notes, quiet)
     if as_json:
         documents.print_json(documents.describe_manifest(folder, manifest))
