@@ -27,6 +27,7 @@ from ckpttool.run.fill import fill
 from ckpttool.storage.checksum import verify_checksum
 from ckpttool.storage.digest import digest
 from tests.support.commands import files_below, message, run, run_well
+from tests.support.errors import EXAMPLES
 from tests.support.executors import (
     COMMAND,
     FORMATS,
@@ -40,7 +41,6 @@ from tests.support.executors import (
     wait_until,
     write_source,
 )
-from tests.test_errors import EXAMPLES
 
 
 @pytest.mark.parametrize("output_format", FORMATS)
