@@ -6,8 +6,8 @@ In five lines::
 
     catalog = ckpttool.scan("checkpoint/")
     strategy = ckpttool.read_strategy(["strategy.ckpt"])
-    plan = ckpttool.plan_merge(catalog, strategy, "merged.h5")
-    ckpttool.execute(plan)
+    plan, destination = ckpttool.plan_merge(catalog, strategy, "merged.h5")
+    ckpttool.execute(plan, destination)
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from types import FrameType
 
 
 def run() -> None:
-    """Run the command line; signals count from here on, before packages are loaded.
+    """Run the command line; handle signals from the start, before packages are imported.
 
-    What writes has handlers of its own: see `ckpttool.cli.signals`.
+    Commands install handlers of their own: see `ckpttool.cli.signals`.
     """
     _open_closed_streams()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -23,7 +23,7 @@ def run() -> None:
 
     try:
         main()
-    finally:  # else Python would look for cycles to free in all that was loaded, for nobody
+    finally:  # otherwise Python searches all modules for garbage before it ends
         gc.freeze()
 
 
@@ -43,8 +43,8 @@ def _open_closed_streams() -> None:
 def _end(number: int, frame: FrameType | None) -> None:
     """End at once, with one line and the exit code that shells give to a signal.
 
-    There is nothing to be cleaned up yet.  An exception could be lost: in the middle of an import
-    Python 3.11 may make another one of it.
+    There is nothing to clean up yet.  An exception could be lost: during an import Python 3.11 may
+    replace it.
     """
     with suppress(OSError):
         os.write(2, f"ckpttool: ended by {signal.Signals(number).name}\n".encode())

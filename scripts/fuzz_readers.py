@@ -38,8 +38,8 @@ with atheris.instrument_imports(include=["ckpttool"]):
     from ckpttool.model.catalog import FileIndex, TensorMeta
     from ckpttool.storage.checkpoint2 import read_metadata
     from ckpttool.storage.hyper_parallel import read_metadata as read_hyper_metadata
-    from ckpttool.transaction.journal import listed_in, read_journal, sealed
-    from ckpttool.transaction.manifest import Listing
+    from ckpttool.transaction.journal import read_entries, read_journal, seal_line
+    from ckpttool.transaction.manifest import ManifestFile
     from tests.support.hyper_parallel import HyperSave
     from tests.support.readers import Entry
 
@@ -96,11 +96,11 @@ def _document(read: Callable[[str], object]) -> Callable[[str, int], None]:
 def _manifest(path: str) -> None:
     """Read it as it is, and with the checksum that it should have: a fuzzer finds none."""
     with contextlib.suppress(CkptToolError):
-        Listing.read(Path(path))
+        ManifestFile.read(Path(path))
     lines = Path(path).read_bytes()
     digest = sha256(lines).hexdigest()
     Path(path).write_bytes(lines + b'], "sha256": "' + digest.encode() + b'"}\n')
-    for _ in Listing.read(Path(path)).outputs():
+    for _ in ManifestFile.read(Path(path)).outputs():
         pass
 
 
@@ -110,9 +110,9 @@ def _journal(path: str) -> None:
         read_journal(Path(path))
     with contextlib.suppress(UnicodeDecodeError):
         lines = Path(path).read_bytes().decode("ascii").split("\n")[:-1]
-        Path(path).write_text("".join(map(sealed, lines)))
+        Path(path).write_text("".join(map(seal_line, lines)))
     found = read_journal(Path(path))
-    for _ in listed_in(Path(path), found.lines.values() if found is not None else ()):
+    for _ in read_entries(Path(path), found.lines.values() if found is not None else ()):
         pass
 
 

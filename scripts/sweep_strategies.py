@@ -78,12 +78,14 @@ def merge(
     """Merge by ``strategy`` and hash what comes of it."""
     path = folder / MERGED
     try:
-        plan = ckpttool.plan_merge(catalog, strategy, str(path), unlisted=unlisted, overwrite=True)
+        plan, destination = ckpttool.plan_merge(
+            catalog, strategy, str(path), unlisted=unlisted, overwrite=True
+        )
     except ckpttool.CkptToolError as error:
         return Outcome(None, frozenset(), frozenset(), str(error))
     except Exception as error:  # a bug, which the sweep reports and goes on
         return Outcome(None, frozenset(), frozenset(), f"{INTERNAL}{error!r}")
-    ckpttool.execute(plan, executor)
+    ckpttool.execute(plan, destination, executor)
     manifest = json.loads(Path(f"{path}.ckpttool.json").read_bytes())
     tensors = manifest["outputs"][0]["tensors"]
     warnings = frozenset(note.text for note in plan.notes if note.is_warning)

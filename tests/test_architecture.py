@@ -15,8 +15,7 @@ from ckpttool.cli.main import COMMANDS, main
 ROOT = Path(ckpttool.__file__).parent
 FLOORS = ["errors", "model", "formats", "storage", "transaction", "discovery", "run", "cli"]
 OF_DISCOVERY = """
-scan described folders patterns names records steps leftovers trees devices indexed
-hyper_parallel named placement iterations mindformers checkpoint2
+scan folders patterns names steps leftovers trees indexed hyper_parallel checkpoint2
 """
 TO_MOVE = {  # modules whose folder is not their floor yet
     "run.partial": "storage",
@@ -127,7 +126,7 @@ def test_the_library_neither_prints_nor_exits(path):
     dotted = {ast.unparse(call) for call in calls if isinstance(call, ast.Attribute)}
     exits = {"sys.exit"} if name_of(path) == "ckpttool.__main__" else {"sys.exit", "os._exit"}
     assert not dotted & {*exits, "sys.stdout.write", "pickle.loads", "pickle.load"}
-    unpickles = name_of(path) == "ckpttool.storage.hyper_parallel"  # what an allow-list admits
+    unpickles = name_of(path).endswith(".hyper_parallel")  # what an allow-list admits
     assert unpickles == ("pickle" in imports(path))
 
 

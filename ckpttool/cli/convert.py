@@ -1,4 +1,4 @@
-"""What merge, split and reshard have in common: carry out a plan and say what was written."""
+"""The common part of merge, split and reshard: execute a plan and report what was written."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from ckpttool.formats.stopping import OpenProgress
     from ckpttool.model.plan import Plan
     from ckpttool.transaction.manifest import Written
+    from ckpttool.transaction.resume import Destination
 
 
 def convert(
-    make_plan: Callable[[Executor, OpenProgress], Plan],
+    make_plan: Callable[[Executor, OpenProgress], tuple[Plan, Destination]],
     engine: str,
     max_memory: int | None,
     as_json: bool,
@@ -41,18 +42,16 @@ def convert(
     Parameters
     ----------
     make_plan
-        Gets an executor on this host, to compare contents with, and what shows how much is read.
+        Receives an executor on this host, which compares contents, and a progress function.
     engine
-        Who does the work; see `ckpttool.open_engine`.
+        Name of the engine; see `ckpttool.open_engine`.
     max_memory
-        Bytes that it may take; None for any number.
+        Limit of memory in bytes; None for no limit.
     as_json, quiet
         How to report.
     """
     from ckpttool.run.engines import is_cluster
     from ckpttool.run.memory import fit_memory
-    from ckpttool.transaction.manifest import manifest_of
-    from ckpttool.transaction.resume import count_kept
 
     def open_progress(nbytes: int) -> AbstractContextManager[Callable[[int], None]]:
         return show_progress("reading what is kept", nbytes, quiet or as_json)
@@ -63,37 +62,45 @@ def convert(
     with ckpttool.open_engine(engine) as executor:
         if is_cluster(engine):
             with ckpttool.open_engine("threads") as here:
-                plan = make_plan(here, open_progress)
+                plan, destination = make_plan(here, open_progress)
         else:
-            plan = make_plan(executor, open_progress)
-        sizes = None if max_memory is None else fit_memory(max_memory, engine, executor, plan)
-        report.print_notes(plan.notes, quiet)
-        total = sum(plan.sizes.values())
+            plan, destination = make_plan(executor, open_progress)
+        mine = plan.limited_to(destination.ranks)
+        sizes = None if max_memory is None else fit_memory(max_memory, engine, executor, mine)
+        report.print_notes((*plan.notes, *destination.notes), quiet)
+        total = sum(mine.sizes.values())
         stopper: Stopper = click.get_current_context().meta[STOPPER]
         with show_progress("writing", total, quiet or as_json) as on_progress, stopper.deferring():
             try:
                 written = ckpttool.execute(
-                    plan, executor, options=sizes, on_progress=on_progress, check=stopper.check
+                    plan,
+                    destination,
+                    executor,
+                    options=sizes,
+                    on_progress=on_progress,
+                    check=stopper.check,
                 )
             except Stopped as stopped:
-                stopped.remedy = _remedy(count_kept(plan), len(plan.target.paths))
+                stopped.remedy = _remedy(destination.count_kept(plan), len(destination.ranks))
                 raise
     seconds = time.perf_counter() - started
-    document = report.describe_run(plan, written, seconds, str(manifest_of(plan)))
+    document = report.describe_run(plan, destination, written, seconds)
     if as_json:
         report.print_json(document)
     else:
-        _print_written(plan, written, seconds)
+        _print_written(plan, destination, written, seconds)
 
 
-def _print_written(plan: Plan, written: Sequence[Written], seconds: float) -> None:
+def _print_written(
+    plan: Plan, destination: Destination, written: Sequence[Written], seconds: float
+) -> None:
     """Print the outputs, and how many of them an earlier run had written."""
     rows = [
         (out.path, out.format, str(out.tensors), report.format_bytes(out.nbytes)) for out in written
     ]
     rows += [
         (document.path, document.kind, "", report.format_bytes(len(document.data)))
-        for document in plan.documents
+        for document in report.documents_of(plan, destination)
     ]
     kept = sum(out.is_kept for out in written)
     if rows:  # a part may have none, as a note says
@@ -102,7 +109,8 @@ def _print_written(plan: Plan, written: Sequence[Written], seconds: float) -> No
         print_largest(report.describe_largest(plan))
     nbytes = sum(out.nbytes for out in written)
     of_step = f", step {plan.catalog.step}" if plan.catalog.step else ""
-    of_part = f", part {plan.part.number}/{plan.part.count}" if plan.part else ""
+    part = destination.part
+    of_part = f", part {part.number}/{part.count}" if part else ""
     of_kept = f" ({kept} kept, {len(written) - kept} written)" if kept else ""
     echo(
         f"{count(len(written), 'file')}, {report.format_bytes(nbytes)}"

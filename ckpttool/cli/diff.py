@@ -12,6 +12,7 @@ from ckpttool.cli import answers, loading, options
 from ckpttool.cli.progress import show_progress
 from ckpttool.cli.values import Number
 from ckpttool.errors import CkptToolError, of_side, raise_all
+from ckpttool.model.catalog import RankCatalog
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
@@ -133,7 +134,7 @@ def diff(
 
 
 class _Side(NamedTuple):
-    """What was given for one side of a comparison."""
+    """The options of one side of a comparison."""
 
     path: str
     strategy: tuple[str, ...]
@@ -144,10 +145,10 @@ class _Side(NamedTuple):
 def _load(
     a: _Side, b: _Side, key: Secret | None, replicated: bool
 ) -> tuple[Catalog, Catalog, Strategy | None, Strategy | None]:
-    """Catalogs and strategies of the two sides of a comparison, with all their problems.
+    """Read catalogs and strategies of both sides, and raise all their problems at once.
 
-    The strategy of A is that of B, too, if B was given none, unless ranks of a side without one
-    hold everything; single files and checkpoints that describe themselves need none.
+    B takes the strategy of A if it has no strategy of its own, unless its ranks hold full tensors.
+    Single files and checkpoints that describe themselves need no strategy.
     """
     errors: list[CkptToolError] = []
     catalogs: list[Catalog] = []
@@ -162,7 +163,7 @@ def _load(
         errors += [of_side(error, side) for error in found]
         if loaded is not None:
             catalog, strategy, _ = loaded
-            needs_none = catalog.is_undivided or catalog.description is not None
+            needs_none = not isinstance(catalog, RankCatalog)
             strategies.append(None if given is a.strategy and needs_none else strategy)
             catalogs.append(catalog)
     raise_all(errors)

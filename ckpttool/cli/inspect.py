@@ -10,6 +10,7 @@ import ckpttool
 from ckpttool.cli import inspected, inspected_tables, loading, options, report
 from ckpttool.cli.beside import show_other
 from ckpttool.errors import CkptToolError, FormatError, PlanError, raise_all
+from ckpttool.model.catalog import MergedCatalog
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
@@ -62,14 +63,13 @@ def inspect(
     errors += (PlanError([finding.text]) for finding in catalog.findings)
     catalog = _with_warnings(catalog)
     catalog = _verify(catalog, errors) if crc else catalog
-    is_whole = catalog.is_undivided and strategy is None
-    if is_whole:
+    if isinstance(catalog, MergedCatalog) and strategy is None:
         document, notes = inspected.describe_undivided(catalog)
     else:
         document, notes = inspected.describe_checkpoint(catalog, strategy, errors)
     if as_json:
         report.print_json(document)
-    elif is_whole:
+    elif isinstance(catalog, MergedCatalog) and strategy is None:
         inspected_tables.print_undivided(catalog, document)
     elif catalog.files or not catalog.findings:
         inspected_tables.print_checkpoint(catalog, document)

@@ -1,4 +1,4 @@
-"""The documents of ``inspect``: what is on disk, and with a strategy what it makes."""
+"""The JSON documents of ``inspect``: the files, and with a strategy the full tensors."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from typing import TYPE_CHECKING
 from ckpttool.cli.report import Json, describe_layout, describe_notes, describe_shapes
 from ckpttool.errors import CkptToolError
 from ckpttool.model.aside import set_aside
+from ckpttool.model.catalog import MergedCatalog, SelfDescribedCatalog
+from ckpttool.model.described import BoxSlicing
 from ckpttool.model.maps import map_of
 from ckpttool.model.notes import Note
 from ckpttool.model.redundancy import note_redundancy
+from ckpttool.model.source import LayoutSlicing
 
 if TYPE_CHECKING:
     from ckpttool.formats.rank_table import Device
     from ckpttool.model.catalog import Catalog, FileIndex
-    from ckpttool.model.described import Described
     from ckpttool.model.source import Source
     from ckpttool.model.sources import Agreement, Sources
     from ckpttool.model.strategy import Strategy
 
 
-def describe_undivided(catalog: Catalog) -> tuple[Json, tuple[Note, ...]]:
+def describe_undivided(catalog: MergedCatalog) -> tuple[Json, tuple[Note, ...]]:
     """Return document and notes of a file, or of several with an index."""
     from ckpttool.model.undivided import on_one_of_several, possible_slices
 
@@ -85,7 +87,7 @@ def describe_checkpoint(
 
     catalog, of_part = as_asked(catalog, strategy)
     notes = [*notes_of_scan(catalog, strategy), *of_part]
-    devices = {} if catalog.is_undivided else find_devices(catalog.root, notes)
+    devices = {} if isinstance(catalog, MergedCatalog) else find_devices(catalog.root, notes)
     document: dict[str, object] = {
         "path": catalog.root,
         "step": catalog.step,
@@ -94,13 +96,13 @@ def describe_checkpoint(
             for rank, file in catalog.files.items()
         ],
     }
-    if catalog.description is not None:
+    if isinstance(catalog, SelfDescribedCatalog):
         document["values"] = dict(catalog.description.values)
     elif strategy is None:
         whole = set_aside(catalog, None)
         errors += [whole.damaged[rank] for rank in catalog.files if rank not in whole.files]
         notes += filter(None, [note_redundancy(whole, is_deduplicated=None)])
-    if strategy is not None or catalog.description is not None:
+    if strategy is not None or isinstance(catalog, SelfDescribedCatalog):
         document["tensors"], told = _describe_tensors_of(catalog, strategy, errors)
         notes += told
     document["notes"] = describe_notes(notes)
@@ -115,7 +117,7 @@ def _describe_rank(rank: int, file: FileIndex) -> Json:
         "format": file.format,
         "nbytes": file.nbytes,
         "tensors": len(file.tensors),
-        **({"beside": list(file.beside)} if file.beside else {}),
+        **({"beside": list(file.other_paths)} if file.other_paths else {}),
     }
 
 
@@ -142,10 +144,9 @@ def _describe_tensors_of(
 def _look(
     catalog: Catalog, strategy: Strategy, errors: list[CkptToolError]
 ) -> tuple[Strategy, Sources]:
-    """The sources, with the strategy corrected where samples of contents show that it is wrong.
+    """Return the strategy, corrected by samples of the contents, and the sources.
 
-    What they contradict is a note here.  That a parameter that is not listed differs between ranks
-    is none: it is not read.
+    A contradiction is a note here.  Parameters that the strategy does not list are not compared.
     """
     from ckpttool.model.sources import find_sources
     from ckpttool.run.engines import default_jobs, open_engine
@@ -182,22 +183,24 @@ def _describe_place(rank: int, devices: Mapping[int, Device]) -> Json:
 
 
 def _describe_source(source: Source, strategy: Strategy) -> Json:
-    if source.described is not None:
-        return _describe_described(source, source.described)
+    slicing = source.slicing
+    if isinstance(slicing, BoxSlicing):
+        return _describe_boxes(source, slicing)
+    assert isinstance(slicing, LayoutSlicing)
     name = source.meta.name
-    base = name if source.is_listed else source.follows
+    base = name if source.is_listed else source.parameter
     return {
         **describe_layout(source),
         **({} if base else dict.fromkeys(("device_matrix", "tensor_map", "optimizer_shard"))),
         **({"by_hand": strategy.by_hand[name]} if name in strategy.by_hand else {}),
         "stages": list(strategy.stages_of(base)) if base else [],
-        "ranks": [rank for rank, file in source.catalog.files.items() if name in file.header],
+        "ranks": list(slicing.tensors),
     }
 
 
-def _describe_described(source: Source, described: Described) -> Json:
-    """Describe a tensor of a checkpoint that describes itself."""
-    slices = [(boxes[0].region, [box.rank for box in boxes]) for boxes in described.slices]
+def _describe_boxes(source: Source, slicing: BoxSlicing) -> Json:
+    """Describe a tensor whose slices the checkpoint describes, as `_describe_source` does."""
+    slices = [(boxes[0].region, [box.rank for box in boxes]) for boxes in slicing.slices]
     return {
         "name": source.meta.name,
         "dtype": source.meta.dtype,
@@ -206,7 +209,7 @@ def _describe_described(source: Source, described: Described) -> Json:
         **dict.fromkeys(("device_matrix", "tensor_map", "optimizer_shard")),
         "stages": [],
         "ranks": sorted({rank for _, ranks in slices for rank in ranks}),
-        "parts": list(described.parts) if described.is_grid else None,
+        "parts": list(slicing.parts) if slicing.is_grid else None,
         "slices": [
             {"start": list(region.start), "shape": list(region.shape), "ranks": ranks}
             for region, ranks in slices

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ckpttool.cli.report import Json, format_bytes
 from ckpttool.cli.tables import print_table
 from ckpttool.cli.text import format_shape, format_shapes
-from ckpttool.model.catalog import format_ranks
+from ckpttool.model.catalog import MergedCatalog, SelfDescribedCatalog, format_ranks
 from ckpttool.model.strategy import count
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ MOST_SLICES = 8  # of a tensor, in a table
 LAYOUT = ("slice", "device matrix", "tensor map", "shard>")  # columns
 
 
-def print_undivided(catalog: Catalog, document: Json) -> None:
+def print_undivided(catalog: MergedCatalog, document: Json) -> None:
     """Print the table of a file, or of several with an index."""
     stored = [tensor for file in catalog.files.values() for tensor in file.tensors.values()]
     several = bool(catalog.indexes or catalog.findings)
@@ -32,7 +32,8 @@ def print_undivided(catalog: Catalog, document: Json) -> None:
         (
             (meta.name, meta.dtype, format_shape(meta.shape), format_bytes(meta.nbytes), *where)
             for meta, where in (
-                (tensor.meta, [PurePath(tensor.path).name] if several else []) for tensor in stored
+                (tensor.meta, [PurePath(tensor.file.path).name] if several else [])
+                for tensor in stored
             )
         ),
     )
@@ -62,11 +63,12 @@ def print_checkpoint(catalog: Catalog, document: Json) -> None:
             for entry in ranks
         ),
     )
-    if catalog.description is not None and catalog.description.values:
+    is_described = isinstance(catalog, SelfDescribedCatalog)
+    if isinstance(catalog, SelfDescribedCatalog) and catalog.description.values:
         values = catalog.description.values.items()
         print_table("the checkpoint says", ("name", "value"), values)
     tensors = document.get("tensors")
-    if isinstance(tensors, list) and catalog.description is not None:
+    if isinstance(tensors, list) and is_described:
         print_table(
             f"{len(tensors)} tensors",
             ("name", "dtype", "shape", "slice", "parts", "ranks of each slice"),

@@ -1,7 +1,7 @@
 """``--dec-key-file``: the key of encrypted files, which comes from a file or standard input only.
 
-An argument or a variable of the environment could be read by others on the machine, and ends up in
-shell histories and logs.
+Others on the machine can read arguments and environment variables, which also end up in shell
+histories and logs.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from ckpttool.model.ciphertext import Secret, forbid_core_dumps
 
 SIZES = (16, 24, 32)  # of every key that MindSpore takes
 HEX = b"hex:"  # no key of that many digits behind it has one of these sizes
-MAX_FILE_BYTES = 1024  # whatever is larger is no key
+MAX_FILE_BYTES = 1024  # a larger file does not hold a key
 
 
 def parse_key(data: bytes) -> Secret | None:
-    r"""The key that a file holds, None if it holds none.
+    r"""Return the key that a file holds, or None.
 
-    It is as MindSpore took it, or ``hex:`` and its digits.  One line end behind it does not count.
+    The file holds the bytes that MindSpore took, or ``hex:`` and their digits.  One line end after
+    it is ignored.
 
     Examples
     --------
@@ -47,7 +48,7 @@ def parse_key(data: bytes) -> Secret | None:
 
 
 def read_key(ctx: click.Context, param: click.Parameter, value: str | None) -> Secret | None:
-    """The callback of the option; what it says never repeats the argument, which may be the key."""
+    """Read the key; messages never repeat the argument, which may be the key itself."""
     if value is None:
         return None
     if why_not_a_path(value) is not None:
@@ -56,7 +57,7 @@ def read_key(ctx: click.Context, param: click.Parameter, value: str | None) -> S
     try:
         with click.open_file(value, "rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
-            if data is None:  # it would have to wait
+            if data is None:  # a read that would block
                 raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
     except OSError as error:
         reason = f"it cannot be read ({error.strerror}); it names a file that holds the key"

@@ -16,8 +16,8 @@ import ckpttool
 
 PIPE_CLOSED = 128 + signal.SIGPIPE  # as shells count it; 1 would be an answer of verify and diff
 
-# What --help says of each command, which is in the module of its name.  Modules are imported when
-# they are needed: --version and --help shall take no longer than click itself.
+# The help of each command, which is in the module of its name.  Modules are imported when they are
+# needed, so that --version and --help take no longer than click itself.
 COMMANDS = {
     "inspect": "Show what a checkpoint holds, from headers alone.",
     "merge": "Merge the files of all ranks into one.",
@@ -83,7 +83,7 @@ class Border(click.Group):
         from ckpttool.cli.text import printable
         from ckpttool.errors import remarks_on
 
-        # Arrays are only moved here; the threads that numpy would start for algebra cost 0.1 s.
+        # Arrays are only moved here; the threads of numpy's linear algebra cost 0.1 s to start.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
@@ -100,7 +100,7 @@ class Border(click.Group):
         except BrokenPipeError:
             raise
         except Exception as error:
-            if stopper.number:  # of which somebody has made an error of his own
+            if stopper.number:  # a library made an error of its own from `Stopped`
                 click.echo(f"ckpttool: {Stopped(stopper.number)}", err=True)
                 ctx.exit(128 + stopper.number)
             if ctx.meta.get(DEBUG):
@@ -176,4 +176,4 @@ def _explain(error: Exception) -> tuple[tuple[str, ...], int]:
 )
 @click.version_option(ckpttool.__version__, prog_name="ckpttool")
 def main() -> None:
-    """The command line, as a function."""
+    """Run the command line."""

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ckpttool.cli.text import echo, printable
 from ckpttool.model.notes import Note
+from ckpttool.model.source import LayoutSlicing, Source
 from ckpttool.model.strategy import parameter_of
 
 if TYPE_CHECKING:
-    from ckpttool.model.plan import Plan
-    from ckpttool.model.source import Source
+    from ckpttool.model.plan import Document, Plan
     from ckpttool.transaction.manifest import Manifest, Written
+    from ckpttool.transaction.resume import Destination
 
 
 SCHEMA = 1
@@ -63,8 +65,14 @@ def format_bytes(nbytes: int) -> str:
     return f"{size:.1f} TiB"
 
 
-def describe_run(plan: Plan, written: Sequence[Written], seconds: float, manifest: str) -> Json:
+def describe_run(
+    plan: Plan, destination: Destination, written: Sequence[Written], seconds: float
+) -> Json:
     """Return the JSON document of merge, split and reshard."""
+    documents = documents_of(plan, destination)
+    indexes = [document.path for document in documents if document.kind == "index"]
+    strategies = [document.path for document in documents if document.kind == "strategy"]
+    manifest, part = str(Path(plan.target.manifest_path)), destination.part
     return {
         "outputs": [{**_describe_written(one), "kept": one.is_kept} for one in written],
         "step": plan.catalog.step,
@@ -73,11 +81,16 @@ def describe_run(plan: Plan, written: Sequence[Written], seconds: float, manifes
         "seconds": round(seconds, 6),
         **({"largest_sharded": sharded} if (sharded := describe_largest(plan)) else {}),
         **({"not_in_target": _describe_not_listed(plan)} if plan.target.strategy else {}),
-        "notes": describe_notes(plan.notes),
-        **({"indexes": paths} if (paths := plan.written("index")) else {}),
-        **({"strategy": paths[0]} if (paths := plan.written("strategy")) else {}),
-        **({"part": f"{p.number}/{p.count}"} if (p := plan.part) else {"manifest": manifest}),
+        "notes": describe_notes((*plan.notes, *destination.notes)),
+        **({"indexes": indexes} if indexes else {}),
+        **({"strategy": strategies[0]} if strategies else {}),
+        **({"part": f"{part.number}/{part.count}"} if part else {"manifest": manifest}),
     }
+
+
+def documents_of(plan: Plan, destination: Destination) -> tuple[Document, ...]:
+    """Return the documents that a run has written; those of a set in parts come at the end."""
+    return plan.documents if destination.part is None else ()
 
 
 def describe_largest(plan: Plan) -> Sequence[Json]:
@@ -87,12 +100,12 @@ def describe_largest(plan: Plan) -> Sequence[Json]:
     Parameters come before their states; of equal shapes and layouts one is shown.
     """
     sharded = {
-        (source.meta.shape, source.layout): source
+        source.slicing.key: source
         for source in sorted(
             (transfer.source for transfer in plan.transfers),
             key=lambda one: (parameter_of(one.meta.name) is None, one.meta.nbytes),
         )
-        if source.described is None and math.prod(source.layout.parts) > 1
+        if isinstance(source.slicing, LayoutSlicing) and math.prod(source.layout.parts) > 1
     }
     return [describe_layout(source) for source in [*reversed(sharded.values())][:LARGEST]]
 
@@ -100,12 +113,11 @@ def describe_largest(plan: Plan) -> Sequence[Json]:
 def describe_layout(source: Source) -> Json:
     """Describe the full tensor, its slices and its layout."""
     shape, layout = source.meta.shape, source.layout
-    ranks = layout.ranks if layout.rows else layout.ranks[:1]  # of all others slices are alike
     return {
         "name": source.meta.name,
         "dtype": source.meta.dtype,
         "shape": list(shape),
-        **describe_shapes(layout.slice_shape(rank, shape) for rank in ranks),
+        **describe_shapes(layout.slice_shapes(shape)),
         "device_matrix": list(layout.device_matrix),
         "tensor_map": [list(axes) for axes in layout.tensor_map],
         "optimizer_shard": layout.optimizer_shard,

@@ -20,7 +20,7 @@ WAIT_SECONDS = 0.01  # until it is seen again whether an import is done
 
 
 class Stopped(BaseException):
-    """A signal asks the program to end; nothing on the way may swallow it."""
+    """A signal asks the program to end; not an `Exception`, so that nobody swallows it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -34,20 +34,19 @@ class Stopped(BaseException):
 
 
 class Stopper:
-    """Raises `Stopped` when a signal comes; while it defers, only when asked, or at the second.
+    """Raises `Stopped` when a signal comes; while it defers, in `check` or at the second signal.
 
-    An exception that comes between the making of a file and the note that it was made would leave
-    the file behind.  One that comes during an import may be lost, or made another one (Python 3.11
-    does so in ``__set_name__``), so such a signal goes to the handler that was there before, which
-    ends the program; while files are written it waits for `check`.  If there may be workers it
-    waits until the import is done, or for another signal: where a program ends without ending them,
-    the process that tracks their semaphores has more to say than the one line.
+    An exception between the creation of a file and its record would leave the file behind.  An
+    exception during an import may be lost or replaced (Python 3.11 does so in ``__set_name__``).
+    Such a signal goes to the previous handler, which ends the program; while files are written it
+    waits for `check`.  If there may be workers it waits for the end of the import, or for a second
+    signal: a program that does not end its workers gets warnings of the resource tracker.
 
     Attributes
     ----------
     number
-        The signal for which `Stopped` was, or is to be, raised; 0 for none.  What else comes out of
-        the command then is what somebody has made of that.
+        The signal for which `Stopped` was, or is to be, raised; 0 for none.  Any other exception
+        of the command was then made from it.
     """
 
     def __init__(self) -> None:
@@ -117,7 +116,7 @@ class Stopper:
 
 
 def _is_importing(frame: FrameType | None) -> bool:
-    """Whether a module is being loaded."""
+    """Return whether a module is being imported."""
     while frame is not None and frame.f_code.co_filename != IMPORTLIB:
         frame = frame.f_back
     return frame is not None

@@ -1,4 +1,4 @@
-"""Kinds of values on the command line: ranks, sizes, parts."""
+"""Parameter types of the command line: paths, numbers, ranks, sizes, parts."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ else:  # generic from click 8.4 on only
 
 
 class PathName(click.Path):
-    """A path on the command line; an empty one, as of a variable that is not set, is none.
+    """A path on the command line; an empty one is refused.
 
-    Where the variable stands without quotes an option takes the next one for its path (``-o $OUT
-    --overwrite``), which is refused, too.  ``-`` is left to those who know standard input.
+    A variable that is not set gives an empty path.  Without quotes (``-o $OUT --overwrite``) it
+    makes the next option the path, so names that begin with ``-`` are refused, except ``-`` itself.
     """
 
     def convert(
@@ -33,7 +33,7 @@ class PathName(click.Path):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> str | bytes | os.PathLike[str]:
-        """The path."""
+        """Return the path."""
         if value == "":
             self.fail("it is empty; is a variable not set that should be here?", param, ctx)
         name = str(value)
@@ -46,7 +46,7 @@ class PathName(click.Path):
     def refuse_url(
         self, name: str, param: click.Parameter | None, ctx: click.Context | None
     ) -> None:
-        """Refuse what names no file of this system."""
+        """Refuse a URL."""
         from ckpttool.formats.reading import why_not_a_path
 
         reason = why_not_a_path(name)
@@ -63,7 +63,7 @@ class OutputFolder(PathName):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> str | bytes | os.PathLike[str]:
-        """The path, which is not that of standard output."""
+        """Return the path; refuse ``-``."""
         if value == "-":
             text = "a checkpoint does not go to standard output; name a folder (one of this name is"
             self.fail(f"{text} './-')", param, ctx)
@@ -103,7 +103,7 @@ class Number(NumberType):
     def convert(
         self, value: str, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """The number, which is finite."""
+        """Return the number; refuse infinity and NaN."""
         try:
             number = float(value)
         except ValueError:
@@ -124,7 +124,7 @@ class WholeNumber(WholeType):
     def convert(
         self, value: str | int, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
-        """The number."""
+        """Return the number."""
         match = re.fullmatch(r"\s*\+?(\d{1,18})\s*", str(value), re.ASCII)
         if match is None or int(match[1]) < self.min:
             self.fail(f"{str(value)!r} is no whole number from {self.min} on", param, ctx)
@@ -139,7 +139,7 @@ class RankList(RanksType):
     def convert(
         self, value: str, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, ...]:
-        """Ranks, ascending, each once."""
+        """Return the ranks, ascending and unique."""
         ranks: set[int] = set()
         for part in value.split(","):
             match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part)  # no cluster has more
@@ -156,7 +156,7 @@ class Size(SizeType):
     name = "size"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Bytes; GB are 10^9 and GiB 2^30, as Hugging Face counts."""
+        """Return bytes; a GB has 10^9 and a GiB 2^30, as in Hugging Face's options."""
         match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(|[kKMGT]i?)B\s*", value, re.ASCII)
         prefix = match[2].upper() if match is not None else ""
         unit = (1024 if prefix.endswith("I") else 1000) ** " KMGT".index(prefix[:1] or " ")
@@ -176,7 +176,7 @@ class PartOf(PartType):
     def convert(
         self, value: str, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, int]:
-        """The part's number, from 1 on, and how many there are."""
+        """Return the number of the part, from 1 on, and the number of parts."""
         match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", value)
         if match is None or not 1 <= int(match[1]) <= int(match[2]):
             self.fail(f"{value!r} is no part of so many, such as 1/8, 2/8 to 8/8", param, ctx)
@@ -194,7 +194,7 @@ class StrategyName(PathName):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> str | bytes | os.PathLike[str]:
-        """The path, whose ending does not promise another form."""
+        """Return the path; refuse the suffix of another form."""
         from ckpttool.formats.strategy_writer import name_problem
 
         path = super().convert(value, param, ctx)

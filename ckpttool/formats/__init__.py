@@ -1,7 +1,7 @@
 """What the bytes mean: one module per file format, and the registry that finds the right one.
 
-A format is a codec of headers only.  Where a tensor's bytes lie it says as extents, and
-`ckpttool.storage.flatfile` moves the bytes for all of them.
+A format is a codec of headers only.  It gives the place of a tensor's bytes as extents, and
+`ckpttool.storage.flatfile` moves the bytes for all formats.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import replace
 from importlib import import_module
 from itertools import zip_longest
 from pathlib import Path
@@ -22,23 +21,23 @@ from ckpttool.formats.others import recognise
 from ckpttool.formats.reading import open_file
 from ckpttool.formats.sandbox import Sandbox
 from ckpttool.formats.stopping import Threads, result_of
-from ckpttool.model.catalog import Alike, FileIndex, refuse_shared_extents
+from ckpttool.model.catalog import FileIndex, SharedHeader, refuse_shared_extents
 from ckpttool.model.ciphertext import Secret
 
 if TYPE_CHECKING:
     from ckpttool.formats.twins import Twins
 
 # Modules are imported when they are needed: h5py takes longer to load than all the rest.
-# Of the suffixes the first is the one that is written.
+# The first of the suffixes is the one that is written.
 _FORMATS = {
     "hdf5": ("ckpttool.formats.hdf5", "Hdf5", (".h5", ".hdf5")),
     "ckpt": ("ckpttool.formats.ckpt", "Ckpt", (".ckpt",)),
     "safetensors": ("ckpttool.formats.safetensors", "Safetensors", (".safetensors",)),
 }
 
-# Threads that read headers, and how many files before it the disk is told of one.  Of 1,024 files
-# of 600 tensors that are not in the page cache one thread takes 17.7 s, these 12.1.  More threads
-# wait for each other: eight take 8.0 s of what is in the page cache, these 5.5 (measured).
+# Threads that read headers, and how many files before it the disk is asked for a file.  For 1,024
+# files of 600 tensors that are not in the page cache one thread takes 17.7 s, these 12.1.  More
+# threads wait for each other: eight take 8.0 s of what is in the page cache, these 5.5 (measured).
 READERS = 3
 AHEAD = 8
 
@@ -47,23 +46,23 @@ FORMAT_NAMES = tuple(_FORMATS)
 
 
 def get_format(name: str) -> Format:
-    """The format of that name, one of `FORMAT_NAMES`."""
+    """Return the format of that name, one of `FORMAT_NAMES`."""
     module, cls, _ = _FORMATS[name]
     return cast(Format, getattr(import_module(module), cls)())
 
 
 def checksum_parts(index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumPart]:
-    """What the checksum of a file is taken over, in order; not of HDF5, which has none."""
+    """Yield what the checksum of a file is taken over, in order; HDF5 has none."""
     return cast(FormatWithChecksum, get_format(index.format)).checksum_parts(index, as_saved)
 
 
 def suffix_of(name: str) -> str:
-    """The ending of file names that are written in a format, with its dot."""
+    """Return the suffix of files that are written in a format, with its dot."""
     return _FORMATS[name][2][0]
 
 
 def format_of_suffix(path: str) -> str | None:
-    """Name of the format that a file name ends in, or None.
+    """Return the name of the format that a file name's suffix stands for, or None.
 
     Examples
     --------
@@ -75,7 +74,7 @@ def format_of_suffix(path: str) -> str | None:
 
 
 def format_of_content(path: str) -> str | None:
-    """The format that a file's first bytes tell, or None; of a .ckpt only if it is encrypted."""
+    """Return the format that a file's first bytes show, or None; ckpt only if it is encrypted."""
     with open_file(path) as file:
         head = file.read(16)
         size = file.seek(0, 2)
@@ -90,7 +89,7 @@ def format_of_content(path: str) -> str | None:
 
 
 def read_index(path: str, key: bytes | Secret | None = None) -> FileIndex:
-    """The header of a file of any format; the content decides which, then the suffix.
+    """Return the header of a file of any format; the content decides which, then the suffix.
 
     A ``.ckpt`` has no mark of its own, so its suffix stands before a first byte that would do.
 
@@ -104,9 +103,9 @@ def read_index(path: str, key: bytes | Secret | None = None) -> FileIndex:
     Raises
     ------
     FormatError
-        It is none of the formats, or not what its format says, or the key does not fit.
+        It is in none of the formats, or damaged, or the key does not fit.
     UnsupportedError
-        It is a file of another kind that is known, or is encrypted and there is no key, or it uses
+        It is a recognised file of another kind, or encrypted and there is no key, or it uses
         something else that is not read.
     OSError
         It cannot be opened or read.
@@ -122,11 +121,11 @@ def read_indexes(
     key: bytes | Secret | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Iterator[FileIndex | FormatError]:
-    """The headers of files, as of `read_index`, or what is wrong with them, in their order.
+    """Yield the headers of files, as `read_index` does, or what is wrong with them, in order.
 
-    After the first, by which the others may be known, several are read at a time.  HDF5 is read in
-    another process, of which one does for all of them.  ``on_progress`` is called with the number
-    of files that were read, and of all.
+    After the first, to which the others may be equal, read several at a time.  One other process
+    reads all HDF5 files.  ``on_progress`` is called with the number of files that were read, and
+    of all.
     """
     from ckpttool.formats.twins import Twins
 
@@ -176,7 +175,7 @@ def _read_index(
 
 
 def _read_known(path: str, twins: Twins, key: Secret | None, sandbox: Sandbox) -> FileIndex:
-    """The header of a file of a format that is known; raises what is wrong with it."""
+    """Return the header of a file of one of the formats; raise what is wrong with it."""
     from ckpttool.formats.ckpt import Ckpt
 
     name = _find_format(path)
@@ -184,16 +183,15 @@ def _read_known(path: str, twins: Twins, key: Secret | None, sandbox: Sandbox) -
     def read(path: str) -> FileIndex:
         format = sandbox if name == "hdf5" else get_format(name)
         index = Ckpt(twins).read_index(path, key) if name == "ckpt" else format.read_index(path)
-        if not isinstance(index.tensors, Alike):  # to those of a file that was looked at
+        if not isinstance(index.tensors, SharedHeader):  # to those of a file that was checked
             refuse_shared_extents(index)
         return index
 
-    index = read(path) if name == "ckpt" else twins.read_index(path, name, read)
-    return replace(index, tensors=Alike(index.header, path, index.stamps[path]))
+    return read(path) if name == "ckpt" else twins.read_index(path, name, read)
 
 
 def _as_recognised(error: FormatError) -> FormatError:
-    """An error about a file of another kind that is known says which it is."""
+    """Return an error that names the kind of a file that is recognised as no checkpoint."""
     other = None if isinstance(error, UnsupportedError) else recognise(error.path)
     if other is None:
         return error

@@ -52,9 +52,9 @@ class Format(Protocol):
     ) -> FileIndex:
         """Write a new file with a complete header, strings included, and no contents yet.
 
-        Overwrite an existing file in place.  `refusals` must have yielded nothing.  If ``attrs``
-        has a ``"crc_num"``, of any value, the index has one as well, and the file has a place for
-        a checksum, which `seal` fills.  No other attribute is written.
+        Overwrite an existing file in place.  `refusals` must have yielded nothing.  A
+        ``"crc_num"`` in ``attrs``, of any value, asks for a place for a checksum, which `seal`
+        fills; the index then has one as well.  No other attribute is written.
         """
         ...
 

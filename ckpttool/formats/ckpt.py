@@ -46,7 +46,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from ckpttool.errors import FormatError, UnsupportedError
@@ -65,7 +65,14 @@ from ckpttool.formats.wire import (
     encode_number,
     encode_varint,
 )
-from ckpttool.model.catalog import Extent, FileIndex, SourceStamp, StoredTensor, TensorMeta
+from ckpttool.model.catalog import (
+    Extent,
+    FileIndex,
+    SourceStamp,
+    StoredFile,
+    StoredTensor,
+    TensorMeta,
+)
 from ckpttool.model.ciphertext import Ciphertext, Secret
 from ckpttool.model.dtypes import TEXT, find_dtype
 from ckpttool.model.maps import find_maps, map_of, map_problems
@@ -82,7 +89,7 @@ class Ckpt:
     Parameters
     ----------
     twins
-        Headers of other files, by which those that are equal are known.
+        Headers of files that were read before, to recognise equal ones.
     """
 
     name = "ckpt"
@@ -91,11 +98,11 @@ class Ckpt:
         self._twins = twins
 
     def refusals(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> Iterator[str]:
-        """Map parameters of which parts are missing; it can hold all else."""
+        """Yield a message for each map parameter that lacks a part; the format holds all else."""
         yield from map_problems(tensors)
 
     def read_index(self, path: str, key: Secret | None = None) -> FileIndex:
-        """The header of the file: records are walked with seeks, contents are not read.
+        """Return the header of the file: walk the records with seeks, read no contents.
 
         ``key`` is that of an encrypted file; another has no use for it.
         """
@@ -107,7 +114,7 @@ class Ckpt:
         cipher = None
         if stop < end:
             cipher = read_ciphertext(path, stop, end, key, stamp)
-            hidden = _read_encrypted(path, cipher, stamp)
+            hidden = _read_encrypted(StoredFile(path, stamp, cipher), cipher, stamp)
             for name in hidden.keys() & tensors.keys():
                 raise FormatError(path, stop, f"{name}: stored twice, in clear and encrypted")
             tensors = {**tensors, **hidden}
@@ -118,20 +125,20 @@ class Ckpt:
         known = None if self._twins is None else self._twins.find(self.name, reader, end)
         if known is not None:
             return known, end
-        tensors, stop = _read_tensors(reader, end)
+        tensors, stop = _read_tensors(reader, end, StoredFile(reader.path, reader.stamp))
         if self._twins is not None and stop == end:
             self._twins.remember(self.name, reader, end, tensors, {})
         return tensors, stop
 
     def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> int:
-        """Size of the file that `create` makes of these tensors."""
+        """Return the size of the file that `create` makes of these tensors."""
         records = sum(len(step.header) + step.nbytes for step in _steps(tensors))
         return records + (TRAILER_BYTES if "crc_num" in attrs else 0)
 
     def create(
         self, path: str, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
     ) -> FileIndex:
-        """A file with every record's header in place, its contents still to be filled in."""
+        """Write a file with every record's header in place, its contents still to be filled in."""
         extents: dict[str, list[Extent]] = {meta.name: [] for meta in tensors}
         offset = 0
         with Path(path).open("wb") as file:
@@ -148,14 +155,15 @@ class Ckpt:
             if "crc_num" in attrs:
                 file.seek(offset)
                 offset += file.write(_trailer(0))
-        stored = {m.name: StoredTensor(m, path, tuple(extents[m.name])) for m in tensors}
+        whole = StoredFile(path)
+        stored = {m.name: StoredTensor(m, whole, tuple(extents[m.name])) for m in tensors}
         kept = {"crc_num": "0"} if "crc_num" in attrs else {}
         return FileIndex(path, self.name, offset, stored, kept)
 
     def checksum_parts(self, index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumPart]:
-        """All before the trailer; MindSpore's saver leaves out map parameters, its loader does not.
+        """Yield all before the trailer; MindSpore's saver leaves out map parameters.
 
-        So MindSpore refuses such a file of its own.
+        Its loader does not, so MindSpore refuses such a file of its own.
         """
         end = index.nbytes - TRAILER_BYTES
         start = at = 0
@@ -168,7 +176,7 @@ class Ckpt:
         yield Extent(start, end - start)
 
     def seal(self, path: str, crc: int | None = None) -> None:
-        """Put the checksum into the trailer that `create` has left for it."""
+        """Write the checksum into the trailer that `create` has left for it."""
         if crc is not None:
             with Path(path).open("r+b") as file:
                 file.seek(-TRAILER_BYTES, 2)
@@ -186,7 +194,7 @@ def _is_map(reader: WireReader, record: Field) -> bool:
 
 
 def _find_trailer(reader: WireReader) -> tuple[int, dict[str, str]]:
-    """Where the records end, and the checksum behind them, if there is one."""
+    """Return where the records end, and the checksum behind them, if there is one."""
     start = reader.size - TRAILER_BYTES
     if start < 0 or reader.read(start, start + len(TRAILER)) != TRAILER:
         return reader.size, {}
@@ -194,8 +202,10 @@ def _find_trailer(reader: WireReader) -> tuple[int, dict[str, str]]:
     return start, {"crc_num": str(int.from_bytes(crc, "big"))}
 
 
-def _read_tensors(reader: WireReader, end: int) -> tuple[dict[str, StoredTensor], int]:
-    """The tensors of the records up to ``end``, or to encrypted blocks; and where that is."""
+def _read_tensors(
+    reader: WireReader, end: int, file: StoredFile
+) -> tuple[dict[str, StoredTensor], int]:
+    """Return the tensors of the records up to ``end`` or encrypted blocks, and where they stop."""
     tensors: dict[str, StoredTensor] = {}
     starts: dict[str, int] = {}
     current: Record | None = None
@@ -217,7 +227,7 @@ def _read_tensors(reader: WireReader, end: int) -> tuple[dict[str, StoredTensor]
             current.join(reader.path, record)
             continue
         if current is not None:
-            tensors |= _finish_all(reader, current)
+            tensors |= _finish_all(reader, current, file)
         for name in dict.fromkeys((record.tag, *(tensor.name for tensor in record.tensors))):
             if name in starts:
                 raise FormatError(
@@ -229,17 +239,19 @@ def _read_tensors(reader: WireReader, end: int) -> tuple[dict[str, StoredTensor]
             starts[name] = start
         current = record
     if current is not None:
-        tensors |= _finish_all(reader, current)
+        tensors |= _finish_all(reader, current, file)
     return tensors, stop
 
 
-def _read_encrypted(path: str, cipher: Ciphertext, stamp: SourceStamp) -> dict[str, StoredTensor]:
-    with WireReader(path, DecryptedFile(path, cipher, stamp)) as reader:
+def _read_encrypted(
+    file: StoredFile, cipher: Ciphertext, stamp: SourceStamp
+) -> dict[str, StoredTensor]:
+    with WireReader(file.path, DecryptedFile(file.path, cipher, stamp)) as reader:
         try:
-            tensors, _ = _read_tensors(reader, reader.size)
+            tensors, _ = _read_tensors(reader, reader.size, file)
         except FormatError as error:
             raise explain(error, cipher, stamp) from error
-    return {name: replace(tensor, cipher=cipher) for name, tensor in tensors.items()}
+    return tensors
 
 
 def _continues(record: Record, before: Record) -> bool:
@@ -247,18 +259,18 @@ def _continues(record: Record, before: Record) -> bool:
     return record.tag == before.tag and record.is_map == before.is_map and not is_text
 
 
-def _finish_all(reader: WireReader, record: Record) -> dict[str, StoredTensor]:
-    return {tensor.name: _finish(reader, tensor) for tensor in record.tensors}
+def _finish_all(reader: WireReader, record: Record, file: StoredFile) -> dict[str, StoredTensor]:
+    return {tensor.name: _finish(reader, tensor, file) for tensor in record.tensors}
 
 
-def _finish(reader: WireReader, tensor: RecordTensor) -> StoredTensor:
-    """The stored tensor, its shape understood and its bytes counted."""
+def _finish(reader: WireReader, tensor: RecordTensor, file: StoredFile) -> StoredTensor:
+    """Return the stored tensor, its shape understood and its bytes counted."""
     if tensor.meta is not None:
-        return StoredTensor(tensor.meta, reader.path, tensor.extents)
+        return StoredTensor(tensor.meta, file, tensor.extents)
     held = sum(extent.nbytes for extent in tensor.extents)
     if tensor.dtype == TEXT:
         text = _read_text(reader, tensor, held)
-        return StoredTensor(TensorMeta(tensor.name, TEXT, (), text), reader.path, ())
+        return StoredTensor(TensorMeta(tensor.name, TEXT, (), text), file, ())
     dtype = find_dtype(tensor.dtype)
     if dtype is None:
         raise FormatError(
@@ -279,7 +291,7 @@ def _finish(reader: WireReader, tensor: RecordTensor) -> StoredTensor:
             )
         raise FormatError(reader.path, tensor.start, f"{tensor.name}: {reason}")
     extents = tuple(extent for extent in tensor.extents if extent.nbytes)
-    return StoredTensor(TensorMeta(tensor.name, dtype.name, shape), reader.path, extents)
+    return StoredTensor(TensorMeta(tensor.name, dtype.name, shape), file, extents)
 
 
 def _read_text(reader: WireReader, tensor: RecordTensor, held: int) -> str:
@@ -308,7 +320,7 @@ def _read_text(reader: WireReader, tensor: RecordTensor, held: int) -> str:
 
 
 def _steps(tensors: Sequence[TensorMeta]) -> Iterator[Step]:
-    """The file from its first byte to its last, record by record."""
+    """Yield the file from its first byte to its last, record by record."""
     maps = find_maps(tensors)
     for meta in tensors:
         tag = map_of(meta.name)
@@ -340,7 +352,7 @@ def _contents(meta: TensorMeta) -> Iterator[_Content]:
 
 
 def _record_header(meta: TensorMeta, nbytes: int) -> bytes:
-    """Everything of a record before its content of ``nbytes`` bytes."""
+    """Return everything of a record before its content of ``nbytes`` bytes."""
     dims = (0,) if meta.text is not None else meta.shape
     tensor = b"".join(encode_number(1, size) for size in dims)
     tensor += encode_bytes(2, meta.dtype.encode())

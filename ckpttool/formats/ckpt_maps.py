@@ -51,12 +51,12 @@ class Step(NamedTuple):
 
 
 def find_map_dtype(name: str) -> DType | None:
-    """The type that a map parameter's ``tensor_type`` names."""
+    """Return the type that a map parameter's ``tensor_type`` names."""
     return _OF_NUMPY.get(name) or find_dtype(name)
 
 
 def map_tensors(reader: WireReader, body: Field, start: int, tag: str) -> list[Field]:
-    """The three tensors of a ``maptensor``."""
+    """Return the three tensors of a ``maptensor``."""
     tensors = [part for part in reader.fields(body.start, body.stop) if part.number == 1]
     if len(tensors) != len(part_names(tag)) or any(t.wire_type != LENGTH for t in tensors):
         reason = f"{tag}: a map parameter has keys, values and statuses, found {len(tensors)}"
@@ -65,7 +65,7 @@ def map_tensors(reader: WireReader, body: Field, start: int, tag: str) -> list[F
 
 
 def map_steps(tag: str, parts: Mapping[str, TensorMeta]) -> Iterator[Step]:
-    """How a map parameter is written: records of at most `BLOCK_BYTES`, one if it has no entries.
+    """Yield the records of a map parameter, at most `BLOCK_BYTES` each; one if it has no entries.
 
     ``parts`` are as `ckpttool.model.maps.map_problems` wants them.
     """
@@ -90,7 +90,7 @@ def map_steps(tag: str, parts: Mapping[str, TensorMeta]) -> Iterator[Step]:
 
 
 def _head(meta: TensorMeta, count: int) -> bytes:
-    """A tensor of ``count`` entries up to its content."""
+    """Return a tensor of ``count`` entries up to its content."""
     dtype = DTYPES[meta.dtype]
     word = meta.dtype if dtype.hdf5 == "bytes" else dtype.hdf5
     dims = b"".join(encode_key(1, 0) + encode_varint(n) for n in (count, *meta.shape[1:]))

@@ -1,6 +1,6 @@
 """The records that a ``.ckpt`` is a chain of: one tensor, or the three of a map parameter.
 
-`ckpttool.formats.ckpt` tells the bytes of a record and what a chain of them means,
+`ckpttool.formats.ckpt` specifies the bytes of a record and what a chain of them means,
 `ckpttool.formats.ckpt_maps` those of a map parameter.
 """
 
@@ -34,7 +34,7 @@ USUAL_HEADER = re.compile(
 
 @dataclass(slots=True)
 class RecordTensor:
-    """What consecutive records with one tag have said so far."""
+    """The contents of consecutive records with one tag so far."""
 
     name: str
     start: int  # byte of the first record
@@ -58,7 +58,7 @@ class Record:
         return len(self.tensors) > 1
 
     def join(self, path: str, other: Record) -> None:
-        """Take in the contents of the record behind it; a map gets more entries along axis 0."""
+        """Append the contents of the next record; a map gets more entries along axis 0."""
         for mine, its in zip(self.tensors, other.tensors, strict=True):
             if (mine.dtype, mine.dims[self.is_map :]) != (its.dtype, its.dims[self.is_map :]):
                 raise FormatError(
@@ -74,10 +74,10 @@ class Record:
 
 
 def read_usual(reader: WireReader, start: int, end: int) -> tuple[Record, int] | None:
-    """A record that is spelled as MindSpore does and holds a whole tensor, and where it stops.
+    """Return a record that MindSpore's header and a whole tensor make up, and where it stops.
 
-    None if it is spelled in another way, or is damaged.  Ranks have the same headers, so what one
-    says is kept: a file takes a third of the time.
+    Return None if it is spelled in another way, or is damaged.  Ranks have the same headers, so
+    understood ones are cached: a file takes a third of the time.
     """
     window, at = reader.window(start, MAX_USUAL_BYTES)
     match = USUAL_HEADER.match(window, at)
@@ -95,7 +95,7 @@ def read_usual(reader: WireReader, start: int, end: int) -> tuple[Record, int] |
 
 @lru_cache(maxsize=KEPT)
 def _understand(header: bytes) -> TensorMeta | None:
-    """The tensor of a usual header, if the record holds all of it and nothing else."""
+    """Return the tensor of a usual header, if the record holds all of it and nothing else."""
     match = USUAL_HEADER.fullmatch(header)
     assert match is not None, "only what matched is asked for"
     record, tag, body, kind, content = (_varint(match[i]) for i in (1, 2, 4, 6, 8))
@@ -134,7 +134,7 @@ def _varint(data: bytes) -> int:
 
 
 def read_record(reader: WireReader, record: Field, start: int) -> Record:
-    """What the record that begins at byte ``start`` says; contents are not read."""
+    """Return the record that begins at byte ``start``; contents are not read."""
     if record.wire_type != LENGTH:
         raise FormatError(
             reader.path,
@@ -187,7 +187,7 @@ def _read_tensor(reader: WireReader, body: Field, start: int, name: str) -> Reco
 
 
 def _check_map(reader: WireReader, tag: str, start: int, tensors: list[RecordTensor]) -> None:
-    """Each block of a map is complete, and its three tensors have as many entries."""
+    """Raise if a block of a map is incomplete, or its three tensors differ in their entries."""
     for tensor in tensors:
         dtype = find_map_dtype(tensor.dtype)
         if dtype is None:

@@ -5,7 +5,7 @@ behind the nonce.  CBC goes on from any 16 bytes with the 16 bytes of ciphertext
 IV.  So no block has to be decrypted from its beginning, and no more than `PIECE_BYTES` of one are
 in memory.
 
-The package cryptography is imported when the first byte is decrypted, for few ever need it.
+The package cryptography is imported when the first byte is decrypted, for few users need it.
 
 Source
 ------
@@ -33,14 +33,14 @@ PIECE_BYTES = 1 << 20  # decrypted at a time; with less or more it is slower (me
 
 
 class DecryptedFile:
-    """What a file decrypts to, addressed by byte offset, for `ckpttool.formats.wire`.
+    """The plaintext of a file, addressed by byte offset, for `ckpttool.formats.wire`.
 
     Attributes
     ----------
     size
         Bytes of the plaintext.
     stamp
-        By what the file is known again.
+        The stamp of the file.
     """
 
     def __init__(self, path: str, cipher: Ciphertext, stamp: SourceStamp) -> None:
@@ -51,7 +51,7 @@ class DecryptedFile:
         self._file = open_source(path, stamp)
 
     def pread(self, nbytes: int, offset: int) -> bytes:
-        """Up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
+        """Return up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
         data = bytearray(max(0, min(nbytes, self.size - offset)))
         read_plain(self._file.fileno(), self._path, self._cipher, offset, memoryview(data))
         return bytes(data)
@@ -94,9 +94,9 @@ def read_plain(fd: int, path: str, cipher: Ciphertext, start: int, out: memoryvi
 def find_forged(
     path: str, cipher: Ciphertext, first: int, stop: int, stamp: SourceStamp | None = None
 ) -> tuple[int, ...]:
-    """Which of the blocks from number ``first`` to ``stop`` do not match their tags.
+    """Return the numbers of the blocks in ``first`` to ``stop`` that do not match their tags.
 
-    They are read whole, a piece at a time.  A block without a tag is not among them.  For ``stamp``
+    Read them whole, a piece at a time.  A block without a tag is not among them.  For ``stamp``
     see `open_source`.
     """
     from cryptography.exceptions import InvalidTag
@@ -119,7 +119,7 @@ def find_forged(
 
 
 def _decryptor(path: str, cipher: Ciphertext, iv: bytes, tag: bytes = b"") -> CipherContext:
-    """What decrypts from ``iv`` on; with a tag also what proves it."""
+    """Return what decrypts from ``iv`` on; with a tag it also proves the block."""
     try:
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes

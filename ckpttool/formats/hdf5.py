@@ -35,7 +35,7 @@ from h5py import h5d, h5f, h5g, h5p, h5s, h5t
 
 from ckpttool.formats.hdf5_datasets import find_errno, read_datasets
 from ckpttool.formats.hdf5_types import TYPES, fixed_string, name_dtype
-from ckpttool.model.catalog import Extent, FileIndex, StoredTensor, TensorMeta
+from ckpttool.model.catalog import Extent, FileIndex, StoredFile, StoredTensor, TensorMeta
 from ckpttool.model.dtypes import DTYPES
 
 LEAST_HEADER_BYTES = 256  # of a dataset, name included; 330 to 400 were seen
@@ -49,7 +49,7 @@ class Hdf5:
     Parameters
     ----------
     on_object
-        Called before each dataset of a file is read, to tell that it goes on.
+        Called before each dataset of a file is read, as a sign of progress.
     """
 
     name = "hdf5"
@@ -58,7 +58,7 @@ class Hdf5:
         self._on_object = on_object
 
     def refusals(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> Iterator[str]:
-        """What no HDF5 path can be, strings HDF5 would cut, too many axes: a message each."""
+        """Yield a message for each name, string and shape that HDF5 cannot hold."""
         if "crc_num" in attrs:
             yield "HDF5 has no place for MindSpore's checksum; write --format ckpt or safetensors"
         names = {meta.name for meta in tensors}
@@ -91,19 +91,20 @@ class Hdf5:
                 )
 
     def read_index(self, path: str) -> FileIndex:
-        """The datasets of the file; contents are not read, but for strings."""
+        """Return the datasets of the file; contents are not read, but for strings."""
         tensors, stamp = read_datasets(path, self._on_object)
         return FileIndex(path, self.name, stamp.nbytes, tensors, stamps={path: stamp})
 
     def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> int:
-        """Somewhat less than the size of the file that `create` makes of these tensors."""
+        """Return somewhat less than the size of the file that `create` makes of these tensors."""
         return sum(meta.nbytes + LEAST_HEADER_BYTES for meta in tensors)
 
     def create(
         self, path: str, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
     ) -> FileIndex:
-        """A file with every dataset allocated and none written, strings excepted."""
+        """Write a file with every dataset allocated and none written, but for strings."""
         stored: dict[str, StoredTensor] = {}
+        whole = StoredFile(path)
         groups: set[str] = set()
         with _as_os_error(path), h5py.File(_new_file(path)) as file:
             for meta in tensors:
@@ -111,18 +112,18 @@ class Hdf5:
                 dataset = _create_dataset(file.id, meta)
                 has_bytes = meta.text is None and meta.nbytes > 0
                 extents = [Extent(dataset.get_offset(), meta.nbytes)] if has_bytes else []
-                stored[meta.name] = StoredTensor(meta, path, tuple(extents))
+                stored[meta.name] = StoredTensor(meta, whole, tuple(extents))
         return FileIndex(path, self.name, os.stat(path).st_size, stored)  # noqa: PTH116 - a string from end to end
 
     def seal(self, path: str, crc: int | None = None) -> None:
-        """Nothing: the file is complete when its contents are."""
+        """Do nothing: the file is complete when its contents are."""
 
 
 IN_ORDER = h5p.CRT_ORDER_TRACKED | h5p.CRT_ORDER_INDEXED
 
 
 def _new_file(path: str) -> h5f.FileID:
-    """As `h5py.File` would make it, but that old versions of h5py keep a time in the root."""
+    """Create a file as `h5py.File` does, without the time that old versions keep in the root."""
     options = h5p.create(h5p.FILE_CREATE)
     options.set_link_creation_order(IN_ORDER)
     options.set_obj_track_times(False)
@@ -140,7 +141,7 @@ def _utf8_links() -> h5p.PropLCID:
 
 
 def _create_groups(file: h5g.GroupID, name: str, groups: set[str]) -> None:
-    """The groups on the way to a dataset, but for those in ``groups``, which grows by them."""
+    """Create the groups above a dataset that are not in ``groups``, and add them to it."""
     at = name.find("/")
     while at > 0:
         if name[:at] not in groups:
@@ -177,7 +178,7 @@ def _create_dataset(file: h5g.GroupID, meta: TensorMeta) -> h5d.DatasetID:
 
 @contextmanager
 def _as_os_error(path: str) -> Iterator[None]:
-    """What libhdf5 says about a disk that is full, as the OSError that it was."""
+    """Turn what libhdf5 reports of a full disk into the OSError that it was."""
     try:
         yield
     except RuntimeError as error:

@@ -22,6 +22,7 @@ from ckpttool.formats.reading import stamp_of
 from ckpttool.model.catalog import (
     Extent,
     SourceStamp,
+    StoredFile,
     StoredTensor,
     TensorMeta,
     refuse_shared_bytes,
@@ -37,14 +38,14 @@ CHUNKED = "chunked, compressed, compact or virtual; rewrite the file with `h5rep
 def read_datasets(
     path: str, on_object: Callable[[], None]
 ) -> tuple[dict[str, StoredTensor], SourceStamp]:
-    """The datasets of a file, by name, and by what the file is known again.
+    """Return the datasets of a file, by name, and the stamp of the file.
 
     Parameters
     ----------
     path
         The file.
     on_object
-        Called before each dataset is read, to tell that it goes on.
+        Called before each dataset is read, as a sign of progress.
 
     Raises
     ------
@@ -52,17 +53,17 @@ def read_datasets(
         It is damaged, or shorter than its header says, or a dataset lies upon another, or upon the
         header of one.
     UnsupportedError
-        A dataset is none that can be read as one extent of the file.
+        A dataset cannot be read as one extent of the file.
     """
     with _as_format_error(path), h5py.File(path, "r", locking=False) as file:
         stamp = stamp_of(file.id.get_vfd_handle())
-        tensors = {}
+        tensors, stored = {}, StoredFile(path, stamp)
         base = file.userblock_size
         contents = []
         places = {base: (base, base + SIGNATURE_BYTES, "the head of the file")}
         for name, dataset in _datasets(path, h5g.open(file.id, b"/")):
             on_object()
-            tensors[name] = tensor = _read_dataset(path, stamp.nbytes, name, dataset)
+            tensors[name] = tensor = _read_dataset(stored, stamp.nbytes, name, dataset)
             header = base + h5o.get_info(dataset).addr
             if header in places:  # another link to it
                 continue
@@ -79,10 +80,10 @@ def read_datasets(
 
 @contextmanager
 def _as_format_error(path: str) -> Iterator[None]:
-    """What libhdf5 says about a broken file, as a `FormatError`.
+    """Turn what libhdf5 reports of a broken file into a `FormatError`.
 
-    h5py reports damage as OSError without an errno, RuntimeError, KeyError or ValueError.  What has
-    an errno is the system's, and becomes an OSError in its words.
+    h5py reports damage as OSError without an errno, RuntimeError, KeyError or ValueError.  An error
+    with an errno is the system's, and becomes an OSError.
     """
     try:
         yield
@@ -94,7 +95,7 @@ def _as_format_error(path: str) -> Iterator[None]:
 
 
 def find_errno(error: Exception) -> int | None:
-    """The errno of an error of h5py, which may have it in its text only; None if it has none."""
+    """Return the errno of an error of h5py, perhaps only in its text; None without one."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     found = re.search(r"errno = ([1-9]\d{0,3})\b", str(error))
@@ -102,7 +103,7 @@ def find_errno(error: Exception) -> int | None:
 
 
 def _links(group: h5g.GroupID) -> list[tuple[bytes, int]]:
-    """Name and type of the links in a group: as they were made if it tells, else by name."""
+    """Return name and type of a group's links: in order of creation if recorded, else by name."""
     found: list[tuple[bytes, int]] = []
     tells = group.get_create_plist().get_link_creation_order() & h5p.CRT_ORDER_INDEXED
     group.links.iterate(
@@ -114,7 +115,7 @@ def _links(group: h5g.GroupID) -> list[tuple[bytes, int]]:
 
 
 def _datasets(path: str, root: h5g.GroupID) -> Iterator[tuple[str, h5d.DatasetID]]:
-    """Name and dataset of everything in the file, depth first, walked without recursion."""
+    """Yield name and dataset of everything in the file, depth first, without recursion."""
     seen: set[int] = set()
     walks = [_walk(path, "", root, seen)]
     while walks:
@@ -130,7 +131,7 @@ def _datasets(path: str, root: h5g.GroupID) -> Iterator[tuple[str, h5d.DatasetID
 def _walk(
     path: str, prefix: str, group: h5g.GroupID, seen: set[int]
 ) -> Iterator[tuple[str, h5d.DatasetID | h5g.GroupID]]:
-    """Name and object of each dataset and group in one group."""
+    """Yield name and object of each dataset and group in one group."""
     address = h5o.get_info(group).addr
     if address in seen:
         raise UnsupportedError(path, None, f"{prefix}: the same group under two names")
@@ -148,7 +149,8 @@ def _walk(
             yield name, item
 
 
-def _read_dataset(path: str, size: int, name: str, dataset: h5d.DatasetID) -> StoredTensor:
+def _read_dataset(file: StoredFile, size: int, name: str, dataset: h5d.DatasetID) -> StoredTensor:
+    path = file.path
     offset = dataset.get_offset()  # none but those of contiguous, allocated, internal ones
     if offset is None:
         reason = _why_unplaced(dataset)
@@ -156,14 +158,14 @@ def _read_dataset(path: str, size: int, name: str, dataset: h5d.DatasetID) -> St
             raise UnsupportedError(path, None, f"{name}: {reason}")
     kind = dataset.get_type()
     if isinstance(kind, h5t.TypeStringID):
-        return StoredTensor(TensorMeta(name, TEXT, (), _read_text(path, name, dataset)), path, ())
+        return StoredTensor(TensorMeta(name, TEXT, (), _read_text(path, name, dataset)), file, ())
     dtype = find_dtype(kind, dataset)
     if dtype is None:
         raise UnsupportedError(path, None, f"{name}: {why_not(kind)}")
     meta = TensorMeta(intern(name), dtype, tuple(int(n) for n in dataset.shape))
     nbytes = meta.nbytes
     if not nbytes:
-        return StoredTensor(meta, path, ())
+        return StoredTensor(meta, file, ())
     if offset is None:
         is_contiguous = dataset.get_create_plist().get_layout() == h5d.CONTIGUOUS
         raise UnsupportedError(path, None, f"{name}: {NEVER_WRITTEN if is_contiguous else CHUNKED}")
@@ -173,11 +175,11 @@ def _read_dataset(path: str, size: int, name: str, dataset: h5d.DatasetID) -> St
             offset,
             f"{name}: {nbytes} bytes from here on, the file has {size} (file cut short?)",
         )
-    return StoredTensor(meta, path, (Extent(offset, nbytes),))
+    return StoredTensor(meta, file, (Extent(offset, nbytes),))
 
 
 def _why_unplaced(dataset: h5d.DatasetID) -> str | None:
-    """Why a dataset has no bytes in the file, if it is not just empty, a string, or unwritten."""
+    """Return why a dataset has no bytes in the file; None if it is empty, a string or unwritten."""
     if dataset.get_space().get_simple_extent_type() == h5s.NULL:
         return "a dataset without a dataspace (H5S_NULL); write a value or leave it out"
     if dataset.get_create_plist().get_external_count():

@@ -28,7 +28,7 @@ _NAMED = b"dtype"  # the attribute
 
 
 def _hdf5_types() -> dict[str, h5t.TypeID]:
-    """HDF5 type for each name in the ``hdf5`` column of `DTYPES`."""
+    """Return the HDF5 type for each name in the ``hdf5`` column of `DTYPES`."""
     types = {
         name: h5t.py_create(np.dtype(name).newbyteorder("<"), logical=True)
         for name in (
@@ -44,7 +44,7 @@ def _hdf5_types() -> dict[str, h5t.TypeID]:
 
 
 def _float_type(nbytes: int, exponent_bits: int, mantissa_bits: int, bias: int) -> h5t.TypeID:
-    """A little-endian IEEE-like type: sign, exponent and mantissa fill it from the top."""
+    """Return a little-endian IEEE-like type: sign, exponent and mantissa fill it from the top."""
     kind = h5t.IEEE_F32LE.copy()
     kind.set_fields(exponent_bits + mantissa_bits, mantissa_bits, exponent_bits, 0, mantissa_bits)
     kind.set_ebias(bias)
@@ -57,7 +57,7 @@ TYPES = _hdf5_types()
 
 
 def fixed_string(nbytes: int) -> h5t.TypeID:
-    """UTF-8 text of fixed length, padded with NUL."""
+    """Return the type of UTF-8 text of fixed length, padded with NUL."""
     kind = h5t.C_S1.copy()
     kind.set_size(nbytes)
     kind.set_strpad(h5t.STR_NULLPAD)
@@ -66,7 +66,7 @@ def fixed_string(nbytes: int) -> h5t.TypeID:
 
 
 def name_dtype(dataset: h5d.DatasetID, dtype: str) -> None:
-    """Say with an attribute of which type the bytes of a dataset are."""
+    """Write the element type of a dataset of bytes into an attribute."""
     kind = fixed_string(len(dtype))
     attribute = h5a.create(dataset, _NAMED, kind, h5s.create(h5s.SCALAR))
     attribute.write(np.array(dtype.encode()), kind)
@@ -84,7 +84,7 @@ _DTYPES_BY_SIZE = _dtypes_by_size()  # a comparison of types takes a microsecond
 
 
 def find_dtype(kind: h5t.TypeID, dataset: h5d.DatasetID) -> str | None:
-    """MindSpore's name of a dataset's type, or None if it has none."""
+    """Return MindSpore's name of a dataset's type, or None if it has none."""
     for known, name in _DTYPES_BY_SIZE.get(kind.get_size(), ()):
         if kind == known:
             return _named_dtype(dataset) or name if known is TYPES["bytes"] else name
@@ -92,10 +92,10 @@ def find_dtype(kind: h5t.TypeID, dataset: h5d.DatasetID) -> str | None:
 
 
 def _named_dtype(dataset: h5d.DatasetID) -> str | None:
-    """The type without a counterpart in HDF5 that an attribute says the bytes are of, if any.
+    """Return the element type that an attribute names for bytes; None if there is none.
 
-    Only a string of fixed length, as `create` writes it, is looked at: libhdf5 can hang on the
-    heap of strings of variable length in a damaged file.
+    Read only a string of fixed length, as `create` writes it: libhdf5 can hang on the heap of
+    strings of variable length in a damaged file.
     """
     if not h5a.exists(dataset, _NAMED):
         return None
@@ -110,7 +110,7 @@ def _named_dtype(dataset: h5d.DatasetID) -> str | None:
 
 
 def why_not(kind: h5t.TypeID) -> str:
-    """Why a type is no element type of MindSpore, and what to do."""
+    """Return why a type is not an element type of MindSpore, and what to do."""
     if isinstance(kind, h5t.TypeAtomicID) and kind.get_order() == h5t.ORDER_BE:
         return "stored big-endian; write the dataset again in little-endian order"
     word = {

@@ -1,8 +1,9 @@
 """Files that lie beside checkpoints, or are taken for one, recognised by what is in them.
 
-JSON documents are told by their keys; archives, gzip and PyTorch's pickles before 1.6 by their
-first bytes.  A later file of PyTorch is an archive whose first file is ``NAME/data.pkl``.  The
-others are protobuf messages without a mark of their own, so the fields tell::
+The keys of a JSON document show its kind; archives, gzip and PyTorch's pickles before 1.6 are
+recognised by their first bytes.  A later file of PyTorch is an archive whose first file is
+``NAME/data.pkl``.  The others are protobuf messages without a mark of their own, which their fields
+tell apart::
 
     graph       1 a number, then 4 a message     ``{prefix}-graph.meta``, anf_ir ``ModelProto``
     strategy    1 a number, then 2 and 3         ``ParallelStrategyMap``
@@ -30,7 +31,7 @@ from ckpttool.formats.strict_json import parse_json
 from ckpttool.formats.wire import LENGTH, VARINT, WireReader
 
 HEAD_BYTES = 64 << 10  # a hand-written strategy whose key stands behind more comments is not found
-JSON_BYTES = 16 << 20  # of a larger document not even the kind is told
+JSON_BYTES = 16 << 20  # a larger document is not recognised
 VERSION = re.compile(rb"\d+(\.\d+)+")
 VERSION_BYTES = 40
 BY_HAND = re.compile(rb"^[\"']?ckpttool_strategy[\"']?\s*:", re.MULTILINE)
@@ -38,7 +39,7 @@ BY_HAND = re.compile(rb"^[\"']?ckpttool_strategy[\"']?\s*:", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """A kind of file that is no checkpoint that is read.
+    """A kind of file that is not read as a checkpoint.
 
     Attributes
     ----------
@@ -92,7 +93,7 @@ OLD_PYTORCH = bytes.fromhex("80 02 8a 0a 6c fc 9c 46 f9 20 6a a8 50 19 2e")  # a
 
 
 def recognise(path: str) -> Other | None:
-    """Return what a file is that is no checkpoint of any format; None if that cannot be told.
+    """Return the kind of a file that is not a checkpoint; None if it is not recognised.
 
     Meant for a file that could not be read as a checkpoint; of one that can be it tells nothing.
     """

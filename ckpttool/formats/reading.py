@@ -1,10 +1,10 @@
-"""Files that are opened for reading: their errors name them, and they are those of the plan.
+"""Files that are opened for reading: their errors name them, and their stamps are compared.
 
 The system names a file when it is opened, and not when it is read.  Python's readers return None
 where a read would have to wait (EAGAIN); here that is an error like any other.
 
 A path may lead elsewhere in the middle of a run: a link is changed, a folder renamed, a file saved
-anew.  So a file that is opened again is compared with the stamp that it had when its header was
+again.  So a file that is opened again is compared with the stamp that it had when its header was
 read.  The stamp has no number of the device: network file systems give every host another.  They
 give all hosts the same inode number, and nobody can set the time of change (ctime), so two files
 never agree in all of it.
@@ -66,7 +66,7 @@ class ReadFile(io.FileIO):
 
 
 def _given(found: T | None, path: str | os.PathLike[str]) -> T:
-    """What was read; None is a read that would have to wait."""
+    """Return what was read; raise if it is None, as of a read that would have to wait."""
     if found is None:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), os.fspath(path))
     return found
@@ -84,9 +84,9 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
 
 
 def is_there(path: str | os.PathLike[str]) -> bool:
-    """Whether there is something of this name, if only a link that leads nowhere.
+    """Return whether something has this name, if only a link that leads nowhere.
 
-    What this user may not look at counts as absent; it cannot be written to either.
+    A name that this user may not see counts as absent; it cannot be written to either.
 
     Raises
     ------
@@ -113,7 +113,7 @@ COPIERS = {
 
 
 def why_not_a_path(text: str) -> str | None:
-    """Why a URL in the place of a path is refused, and what to do; None for all else.
+    """Return why a URL in the place of a path is refused, and what to do; None for a path.
 
     Examples
     --------
@@ -133,27 +133,27 @@ def why_not_a_path(text: str) -> str | None:
 
 
 def stamp_of(fd: int) -> SourceStamp:
-    """By what an open file is known again."""
+    """Return the stamp of an open file."""
     return as_stamp(os.fstat(fd))
 
 
 def as_stamp(found: os.stat_result) -> SourceStamp:
-    """The same of what the system says of a file."""
+    """Return the stamp in what the system reports of a file."""
     return SourceStamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
 
 
 def open_source(path: str, stamp: SourceStamp | None) -> ReadFile:
-    """A file, open for reading without a buffer.
+    """Open a file for reading, without a buffer.
 
     Parameters
     ----------
     path, stamp
-        The file, and what it was when its header was read; None for one that has none.
+        The file, and its stamp when its header was read; None to compare with nothing.
 
     Raises
     ------
     PlanError
-        It is another now.
+        It is another file now.
     OSError
         It cannot be opened.
     """
@@ -167,7 +167,7 @@ def open_source(path: str, stamp: SourceStamp | None) -> ReadFile:
 
 
 def demand_same(path: str, found: SourceStamp, stamp: SourceStamp | None) -> None:
-    """Raise `PlanError` if a file that was opened is not the one that is meant."""
+    """Raise `PlanError` if the stamp of an opened file is not the expected one."""
     if stamp not in (None, found):
         reason = "was written to, or the path leads to another file than when its header was read"
         raise PlanError([f"{path}: {reason}; run again"])

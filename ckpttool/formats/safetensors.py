@@ -44,7 +44,14 @@ from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats.base import ChecksumPart
 from ckpttool.formats.reading import open_file, open_source, stamp_of
 from ckpttool.formats.strict_json import parse_json
-from ckpttool.model.catalog import MAX_AXES, Extent, FileIndex, StoredTensor, TensorMeta
+from ckpttool.model.catalog import (
+    MAX_AXES,
+    Extent,
+    FileIndex,
+    StoredFile,
+    StoredTensor,
+    TensorMeta,
+)
 from ckpttool.model.dtypes import DTYPES, TEXT
 
 MAX_HEADER_BYTES = 100_000_000  # as safetensors; stops hostile headers
@@ -68,7 +75,7 @@ class Safetensors:
     name = "safetensors"
 
     def refusals(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> Iterator[str]:
-        """Problems with what the format cannot hold, a message each."""
+        """Yield a message for each thing that the format cannot hold."""
         for meta in tensors:
             if meta.name in attrs and meta.name != "format":
                 yield f"{meta.name}: a safetensors file with a checksum uses this name itself"
@@ -81,7 +88,7 @@ class Safetensors:
                 yield f"{meta.name}: a safetensors header uses this name itself"
 
     def read_index(self, path: str) -> FileIndex:
-        """The header of the file; contents are not read."""
+        """Return the header of the file; contents are not read."""
         with open_file(path) as file:
             stamp = stamp_of(file.fileno())
             size = stamp.nbytes
@@ -97,22 +104,23 @@ class Safetensors:
                 )
             header = _parse(path, file.read(nbytes))
         attrs = _metadata(path, header.pop(METADATA, {}))
+        stored = StoredFile(path, stamp)
         tensors = {
-            name: _entry(path, name, entry, 8 + nbytes, attrs) for name, entry in header.items()
+            name: _entry(stored, name, entry, 8 + nbytes, attrs) for name, entry in header.items()
         }
         _check_coverage(path, tensors, 8 + nbytes, size)
         kept = {key: value for key, value in attrs.items() if key not in tensors}
         return FileIndex(path, self.name, size, tensors, kept, stamps={path: stamp})
 
     def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> int:
-        """Size of the file that `create` makes of these tensors, without attributes but a sum."""
+        """Return the size of the file that `create` makes, with no attribute but a checksum."""
         known = {"crc_num": ""} if "crc_num" in attrs else {}
         return 8 + len(_header(_ordered(tensors), known)) + sum(meta.nbytes for meta in tensors)
 
     def create(
         self, path: str, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
     ) -> FileIndex:
-        """A file with its header in place and its size set, its contents still to be filled in."""
+        """Write a file with its header and its full size, its contents still to be filled in."""
         ordered = _ordered(tensors)
         text = _header(ordered, attrs)
         if len(text) > MAX_HEADER_BYTES:
@@ -121,16 +129,16 @@ class Safetensors:
             file.write(len(text).to_bytes(8, "little") + text)
             file.truncate(8 + len(text) + sum(meta.nbytes for meta in tensors))
         offset = 8 + len(text)
-        stored = {}
+        stored, whole = {}, StoredFile(path)
         for meta in ordered:
             extents = (Extent(offset, meta.nbytes),) if meta.nbytes else ()
-            stored[meta.name] = StoredTensor(meta, path, extents)
+            stored[meta.name] = StoredTensor(meta, whole, extents)
             offset += meta.nbytes
         kept = {"crc_num": MAX_CRC} if "crc_num" in attrs else {}
         return FileIndex(path, self.name, offset, stored, kept)
 
     def checksum_parts(self, index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumPart]:
-        """Names in sorted order, behind each the tensor's bytes, as MindSpore counts them."""
+        """Yield names in sorted order, behind each the tensor's bytes, as MindSpore counts them."""
         with open_source(index.path, index.stamps.get(index.path)) as file:
             for name, tensor in sorted(index.tensors.items()):
                 yield name.encode()
@@ -141,7 +149,7 @@ class Safetensors:
                     yield number
 
     def seal(self, path: str, crc: int | None = None) -> None:
-        """Put the checksum into the header, where `create` has left room for it."""
+        """Write the checksum into the header, where `create` has left room for it."""
         if crc is None:
             return
         with Path(path).open("r+b") as file:
@@ -153,12 +161,12 @@ class Safetensors:
 
 
 def _ordered(tensors: Sequence[TensorMeta]) -> list[TensorMeta]:
-    """Tensors in the order of their contents."""
+    """Return the tensors in the order of their contents."""
     return sorted(tensors, key=lambda meta: (-_ORDER.index(_word(meta)), meta.name))
 
 
 def _header(ordered: Sequence[TensorMeta], attrs: Mapping[str, str]) -> bytes:
-    """The JSON of a header; contents begin at a multiple of 8 behind it, as the library has it."""
+    """Return the JSON of a header, padded so that contents begin at a multiple of 8."""
     metadata = {"format": "ms", **attrs}
     if any(meta.name == "format" for meta in ordered):
         del metadata["format"]
@@ -182,7 +190,7 @@ def _spell(header: Mapping[str, object]) -> bytes:
 
 
 def _number(file: FileIO, tensor: StoredTensor) -> int | None:
-    """The value of an integer without axes, if it is not negative; None for every other tensor."""
+    """Return the value of an integer without axes that is not negative; None for other tensors."""
     if tensor.meta.shape or not tensor.meta.dtype.startswith(("Int", "UInt")):
         return None
     file.seek(tensor.extents[0].offset)
@@ -216,10 +224,10 @@ def _metadata(path: str, metadata: object) -> dict[str, str]:
 
 
 def _entry(
-    path: str, name: str, entry: object, data_start: int, attrs: Mapping[str, str]
+    file: StoredFile, name: str, entry: object, data_start: int, attrs: Mapping[str, str]
 ) -> StoredTensor:
     def bad(reason: str) -> FormatError:
-        return FormatError(path, 8, f"{name}: {reason}")
+        return FormatError(file.path, 8, f"{name}: {reason}")
 
     if not isinstance(entry, dict):
         raise bad("its header entry is no JSON object")
@@ -240,7 +248,7 @@ def _entry(
     if span[1] - span[0] != need:
         raise bad(f"shape {shape} of {word} needs {need} bytes, data_offsets are {list(span)}")
     extents = (Extent(data_start + span[0], need),) if need else ()
-    return StoredTensor(TensorMeta(intern(name), dtype.name, shape), path, extents)
+    return StoredTensor(TensorMeta(intern(name), dtype.name, shape), file, extents)
 
 
 def _sizes(value: object) -> tuple[int, ...] | None:

@@ -24,7 +24,14 @@ from types import TracebackType
 from typing import NamedTuple, TypeVar
 
 from ckpttool.errors import CkptToolError, FormatError
-from ckpttool.model.catalog import Extent, FileIndex, SourceStamp, StoredTensor, TensorMeta
+from ckpttool.model.catalog import (
+    Extent,
+    FileIndex,
+    SourceStamp,
+    StoredFile,
+    StoredTensor,
+    TensorMeta,
+)
 
 T = TypeVar("T")
 _Row = tuple[str, str, tuple[int, ...], "str | None", list[tuple[int, int]]]
@@ -88,10 +95,11 @@ class Sandbox:
             The file cannot be opened or read.
         """
         stamp, rows = self.run(read_hdf5, path, "libhdf5", "HDF5")
+        file = StoredFile(path, stamp)
         tensors = {
             name: StoredTensor(
                 TensorMeta(name, dtype, shape, text),
-                path,
+                file,
                 tuple(Extent(offset, nbytes) for offset, nbytes in extents),
             )
             for name, dtype, shape, text, extents in rows

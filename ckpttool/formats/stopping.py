@@ -1,11 +1,10 @@
 """How a thread that reads learns that nobody waits for it any more: Ctrl-C, or another's error.
 
-A thread cannot be ended from outside.  The pool that it belongs to tells it by an event whether its
-work is still wanted, and every loop over bytes asks before it goes on.  What belongs to no pool is
-never told to stop.
+A thread cannot be ended from outside.  Its pool sets an event when the work is not wanted any more,
+and every loop over bytes checks that event.  A thread of no pool is never cancelled.
 
-Python handles a signal in its main thread, when that runs.  If another thread takes it, or it comes
-in the moment before the main thread begins to wait, it is not heard as long as that waits.
+Python handles a signal in its main thread, when that runs.  A signal that another thread takes, or
+that comes just before the main thread begins to wait, is not handled as long as that waits.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from typing import ParamSpec, TypeVar
 from ckpttool.errors import EngineError
 
 OnProgress = Callable[[int], None]
-OpenProgress = Callable[[int], AbstractContextManager[OnProgress]]  # is told the number of bytes
+OpenProgress = Callable[[int], AbstractContextManager[OnProgress]]  # takes the number of bytes
 
 
 def no_progress(nbytes: int) -> AbstractContextManager[OnProgress]:
-    """An `OpenProgress` that shows nothing."""
+    """Return a context that shows nothing, as an `OpenProgress`."""
     return nullcontext(lambda nbytes: None)
 
 
@@ -42,21 +41,21 @@ def heed(ended: Event) -> None:
 
 
 def go_on() -> None:
-    """Return at once; raises `CancelledError` if the work of this thread is not wanted any more."""
+    """Raise `CancelledError` if the work of this thread is not wanted any more."""
     ended = _ENDED.get()
     if ended is not None and ended.is_set():
         raise CancelledError
 
 
 def result_of(future: Future[T]) -> T:
-    """What a call gives, once it is done; wakes now and then, so that a signal is heard."""
+    """Return the result of a call, once it is done; wake now and then to let signals be handled."""
     while not wait([future], WAKE_SECONDS).done:
         pass
     return future.result()
 
 
 class Threads(ThreadPoolExecutor):
-    """Threads, of which the system may have no more."""
+    """Threads; a system that has no room for one more is an `EngineError`."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Hand a call to a thread, which may be started for it.

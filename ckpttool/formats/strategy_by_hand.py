@@ -1,4 +1,4 @@
-"""Strategy files written by hand: how parameters are cut where MindSpore keeps no record of it.
+"""Hand-written strategy files: how parameters are sharded where MindSpore keeps no record of it.
 
 In hybrid parallel training by hand (``layerwise_parallel``) each rank saves its own tensors and
 nothing else.  A file of this kind says what they are slices of.  Beside MindSpore's own strategy
@@ -71,14 +71,14 @@ T = TypeVar("T")
 
 
 def is_by_hand(path: str) -> bool:
-    """Whether a strategy file is one of this kind, by its name, or by its key if it is JSON."""
+    """Return whether a strategy file is hand-written, by its name, or by its key if it is JSON."""
     if path.endswith(YAML_SUFFIXES):
         return True
     return path.endswith(".json") and f'"{KEY}"'.encode() in read_file(path)
 
 
 def read_by_hand(path: str, listed: Strategy | None) -> Strategy:
-    """A strategy that is written by hand, to be resolved when the names are known.
+    """Return a hand-written strategy, to be resolved when the names are known.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ def read_by_hand(path: str, listed: Strategy | None) -> Strategy:
 
 
 def _attempt(problems: list[str], parse: Callable[..., T], *given: object) -> T | None:
-    """What ``parse`` returns; None if it finds a mistake, which is added to the problems."""
+    """Return what ``parse`` returns; None if it finds a mistake, which is added to ``problems``."""
     try:
         return parse(*given)
     except ValueError as error:
@@ -123,7 +123,7 @@ def _attempt(problems: list[str], parse: Callable[..., T], *given: object) -> T 
 
 
 def _top(path: str) -> Mapping[str, Node]:
-    """The document's own keys, checked to be of this form and version."""
+    """Return the document's own keys, checked to be of this form and version."""
     size = Path(path).stat().st_size
     if size > MAX_BYTES:
         raise ValueError(f"{size} bytes; a strategy by hand has {MAX_BYTES} at most")
@@ -139,7 +139,7 @@ def _top(path: str) -> Mapping[str, Node]:
 
 
 def _sizes(top: Mapping[str, Node], listed: Strategy | None) -> tuple[int, int]:
-    """Stages, and ranks of each."""
+    """Return the stages, and the ranks of each."""
     default = Node(listed.stages if listed else 1), Node(len(listed.ranks) if listed else None)
     stages = _number(top.get("stages", default[0]), "stages")
     if listed is None and "ranks" not in top:
@@ -161,7 +161,7 @@ def _sizes(top: Mapping[str, Node], listed: Strategy | None) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class _Cut:
-    """What stands in a mapping that says how something is cut; None for what does not."""
+    """The values of a mapping that says how something is cut; None for those that are absent."""
 
     axis: int | None = None
     number: int | None = None  # parts beside an axis
@@ -176,10 +176,9 @@ class _Cut:
 def _rule(
     path: str, pattern: str, node: Node, sizes: tuple[int, int] | None, problems: list[str]
 ) -> Rule | None:
-    """The rule for a pattern; None if it is wrong.
+    """Return the rule for a pattern; None if it is wrong.
 
-    ``sizes`` are stages, and ranks of each; None if that is wrong itself, and what depends on it is
-    not known.
+    ``sizes`` are stages, and ranks of each; None if they are wrong themselves.
     """
     stages, ranks = sizes or (1, 0)
     place = f"{path}, {node.place.split(',')[0]}" if node.place else path
@@ -206,7 +205,7 @@ def _rule(
 def _values(
     pattern: str, written: Mapping[str, Node], stages: int | None, mistakes: list[str]
 ) -> _Cut:
-    """What stands in a cut, each value checked by itself."""
+    """Return the values of a cut, each checked by itself."""
     cut = _Cut()
     mistakes += _unknown_keys(written, pattern, CUT_KEYS)
     for key, node in written.items():
@@ -245,7 +244,7 @@ def _stages(node: Node, what: str, stages: int | None) -> tuple[int, ...]:
 
 
 def _layout(what: str, cut: _Cut, ranks: int) -> Layout:
-    """The layout of a cut over ``ranks`` ranks, 0 if it is not known how many."""
+    """Return the layout of a cut over ``ranks`` ranks; 0 if their number is unknown."""
     matrix, tensor_map = _grid(what, cut, ranks)
     shard = 1 if cut.optimizer_shard is None else cut.optimizer_shard
     try:
@@ -255,7 +254,7 @@ def _layout(what: str, cut: _Cut, ranks: int) -> Layout:
 
 
 def _grid(what: str, cut: _Cut, ranks: int) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """Device matrix and tensor map of a cut."""
+    """Return device matrix and tensor map of a cut."""
     by_axis = cut.axis is not None or cut.number is not None
     ways = {
         "axis": by_axis,
@@ -309,7 +308,7 @@ def _mapping(node: Node, what: str) -> dict[str, Node]:
 
 
 def _unknown_keys(written: Mapping[str, Node], what: str, keys: Sequence[str]) -> Iterator[str]:
-    """A problem for each key that is none of ``keys``."""
+    """Yield a problem for each key that is none of ``keys``."""
     for key, node in written.items():
         if key not in keys:
             place = f"{node.place}{what}{what and ': '}"
@@ -333,7 +332,7 @@ def _wrong(node: Node, what: str, expected: str) -> ValueError:
 
 
 def _shown(node: Node) -> str:
-    """A value for a message, not too long."""
+    """Return a value for a message, not too long."""
     if isinstance(node.value, dict):
         return "a mapping"
     if isinstance(node.value, tuple):

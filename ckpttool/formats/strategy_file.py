@@ -1,7 +1,7 @@
-"""Strategy files: of one stage or merged over pipeline stages, one file or many, and by hand.
+"""Strategy files: of one stage or merged over pipeline stages, one or many, and hand-written.
 
-The bytes, protobuf and JSON, are the matter of `ckpttool.formats.strategy_forms`; files written by
-hand that of `ckpttool.formats.strategy_by_hand`.
+`ckpttool.formats.strategy_forms` reads the bytes, protobuf and JSON, and
+`ckpttool.formats.strategy_by_hand` hand-written files.
 
 In a file merged over stages every parameter is called ``"<stage>-<name>"``.  A file is taken for
 merged if all its names begin with one to three digits and a ``-``, and the stages of its operators
@@ -63,14 +63,14 @@ class _File:
 
 
 def read_strategy(paths: str | Sequence[str]) -> Strategy:
-    """The strategy in one or several files.
+    """Return the strategy in one or several files.
 
     Parameters
     ----------
     paths
         A file or several: of single stages, merged, or folders of them.  Several files of one
-        stage must say the same.  Of stages of which no file of a rank tells a merged file among
-        them does, with a note.  One may be written by hand, and adds to the others.
+        stage must say the same.  A merged file stands in for the stages that no rank's file
+        lists, with a note.  One file may be hand-written, and adds to the others.
 
     Raises
     ------
@@ -102,7 +102,7 @@ def read_strategy(paths: str | Sequence[str]) -> Strategy:
 
 
 def _check_size(path: str) -> None:
-    """Look whether a file may be a strategy before any of it is read."""
+    """Raise if a file cannot be a strategy, before any of it is read."""
     size = Path(path).stat().st_size
     if not Path(path).is_file():
         raise StrategyError(path, "no file; a strategy is read twice, which a pipe does not allow")
@@ -115,7 +115,7 @@ def _check_size(path: str) -> None:
 
 
 def _join_files(files: Sequence[_File]) -> Strategy:
-    """What several files of MindSpore's say together."""
+    """Return the strategy that several files of MindSpore's make together."""
     stages: dict[int, dict[str, Layout]] = {}
     origins: dict[int, _File] = {}
     listed = [file.path for file in files]
@@ -140,10 +140,10 @@ def _join_files(files: Sequence[_File]) -> Strategy:
 def _stand_in(
     file: _File, stages: Mapping[int, dict[str, Layout]], origins: Mapping[int, _File]
 ) -> Note:
-    """What is said of a merged file that tells of stages of which no file of a rank does.
+    """Return the note on a merged file that is used for the stages that no rank's file lists.
 
-    It is an error if it contradicts those of the other stages: then it is of another run.  One that
-    is not needed may be of any.
+    Raise if it contradicts the files of the other stages: then it is of another run.  A merged file
+    that is not needed may be of any run.
     """
     mine = [stage for stage in sorted(file.stages) if origins[stage] is file]
     for stage in file.stages.keys() - set(mine):
@@ -155,7 +155,7 @@ def _stand_in(
 
 
 def is_merged_name(name: str) -> bool:
-    """Whether a file is called as MindFormers calls a strategy merged over stages."""
+    """Return whether a name is one that MindFormers gives a strategy merged over stages."""
     return name.startswith("merged")
 
 
@@ -174,7 +174,7 @@ def _list_files(paths: Sequence[str]) -> Iterator[str]:
 
 
 def _read_file(path: str, known: dict[tuple[bool, bytes], _File]) -> _File:
-    """What a file says; the ranks of a stage have equal files, of which one is understood."""
+    """Return what a file says; ``known`` holds those before, for the ranks' files are equal."""
     with open_file(path) as file:
         digest = hashlib.sha256()
         while data := file.read(1 << 20):
@@ -220,7 +220,7 @@ def _parse_file(path: str) -> _File:
 
 
 def _split_names(entries: Mapping[str, Entry]) -> dict[int, dict[str, Entry]] | None:
-    """The entries of a merged file, by stage; None if not all names are those of one."""
+    """Return the entries of a merged file, by stage; None if not all names are those of one."""
     stages: dict[int, dict[str, Entry]] = {}
     for name, entry in entries.items():
         match = MERGED_NAME.fullmatch(name)
@@ -233,7 +233,7 @@ def _split_names(entries: Mapping[str, Entry]) -> dict[int, dict[str, Entry]] | 
 def _find_merged_stage(
     stages: Mapping[int, Mapping[str, Entry]],
 ) -> dict[int, dict[str, Entry]] | None:
-    """What a stage holds that is a merged file itself; None if there is no such stage."""
+    """Return the stages of a merged file that is itself a stage; None if there is none."""
     for stage, entries in stages.items():
         inner = _split_names(entries)
         if inner and stage in inner and len(inner) == max(inner) + 1:
@@ -244,7 +244,7 @@ def _find_merged_stage(
 
 
 def _what_without_layouts(path: str) -> str:
-    """What a file that could be read and lists no parameters is."""
+    """Return the message about a file that could be read and lists no parameters."""
     other = recognise(path)
     if other is None:
         return "no parameter layouts in it"
@@ -255,7 +255,7 @@ def _what_without_layouts(path: str) -> str:
 
 
 def _what_instead(path: str, error: FormatError) -> str:
-    """What a file is that is no protobuf strategy, as the rest of the message."""
+    """Return the rest of the message about a file that is not a protobuf strategy."""
     other = recognise(path)
     if other is not None and other.kind != "strategy":
         return f" but {other.noun}; {_OF_THE_RUN}"
@@ -317,7 +317,7 @@ def _check_agreement(
     known: dict[str, Layout],
     layouts: Mapping[str, Layout],
 ) -> None:
-    """Complain if two files give one stage different layouts; take over full shapes from JSON."""
+    """Raise if two files give one stage different layouts; take over full shapes from JSON."""
     only = sorted(set(known) ^ set(layouts))
     if only:
         raise StrategyError(
@@ -335,7 +335,7 @@ def _check_layouts(
     known: dict[str, Layout],
     layouts: Mapping[str, Layout],
 ) -> None:
-    """The same for the parameters ``layouts``, which both have."""
+    """Raise if two files give the parameters ``layouts``, which both have, different layouts."""
     for name, layout in layouts.items():
         twin = known[name]
         if layout == twin:
@@ -349,7 +349,7 @@ def _check_layouts(
 
 
 def _is_expanded(layout: Layout, twin: Layout) -> bool:
-    """Whether ``layout``, as JSON files have it, may be ``twin`` with more tensor axes.
+    """Return whether ``layout``, as JSON files have it, may be ``twin`` with more tensor axes.
 
     JSON files write one tensor axis for each device axis, so the same device axes stand there in
     the same order.

@@ -64,7 +64,7 @@ class Entry:
 
 
 def read_protobuf(path: str) -> tuple[dict[str, Entry], set[int]]:
-    """Layouts by parameter name, and the stages of the operators.
+    """Return layouts by parameter name, and the stages of the operators.
 
     Raises
     ------
@@ -101,7 +101,7 @@ def _fields(reader: WireReader, message: Field) -> Iterator[Field]:
 def _read_layout_item(
     reader: WireReader, item: Field, known: dict[bytes, Entry]
 ) -> tuple[str, Entry]:
-    """A name and its layout; a model has few layouts, so each is read once and ``known`` then."""
+    """Return a name and its layout; ``known`` holds those read before, of which a model has few."""
     name: str | None = None
     messages: list[Field] = []
     for part in _fields(reader, item):
@@ -121,7 +121,7 @@ def _read_layout_item(
 
 
 def _read_layout(reader: WireReader, messages: Sequence[Field]) -> Entry:
-    """A layout; if it is spelled in several messages, they add up."""
+    """Return a layout; if it is spelled in several messages, they add up."""
 
     def dims(message: Field) -> list[int]:
         return [n for f in _fields(reader, message) if f.number == 1 for n in reader.numbers(f)]
@@ -144,7 +144,7 @@ def _read_layout(reader: WireReader, messages: Sequence[Field]) -> Entry:
 
 
 def read_json(path: str) -> tuple[dict[str, Entry], set[int]]:
-    """Layouts by parameter name, and the stages of the operators.
+    """Return layouts by parameter name, and the stages of the operators.
 
     Raises
     ------
@@ -192,7 +192,7 @@ def _json_entry(path: str, name: str, item: object) -> Entry:
 
 
 def _json_tensor_maps(path: str, name: str, tensor_map: object) -> list[list[int]]:
-    """The tensor map as protobuf has it; a list with lists in it is more than MindSpore reads."""
+    """Return the tensor map as protobuf has it; MindSpore itself reads no list of lists."""
     plain = _numbers(tensor_map)
     if plain is not None:
         return [plain]

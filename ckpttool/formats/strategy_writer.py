@@ -68,7 +68,7 @@ OTHER_FORMS = {
 
 
 def name_problem(path: str) -> str | None:
-    """Why a strategy file must not be called so, or None if it may.
+    """Return why a strategy file must not have this name, or None if it may.
 
     Examples
     --------
@@ -85,13 +85,13 @@ def name_problem(path: str) -> str | None:
 
 
 def encode_strategy(strategy: Strategy) -> bytes:
-    """All bytes of a file that says what ``strategy`` says, but for full shapes.
+    """Return the bytes of a file that says what ``strategy`` says, but for full shapes.
 
     Raises
     ------
     StrategyError
-        MindSpore's form cannot say it, or nothing is known of the parameters yet, since it was
-        written by hand and not resolved; all reasons, with the parameters.
+        MindSpore's form cannot say it, or a hand-written strategy is not resolved yet; all
+        reasons, with the parameters.
     """
     items = [
         (layout.first_rank // strategy.stage_ranks, name, layout)
@@ -116,7 +116,7 @@ def encode_strategy(strategy: Strategy) -> bytes:
 def _refusals(
     strategy: Strategy, items: Iterable[tuple[int, str, Layout]]
 ) -> Iterator[tuple[str, str]]:
-    """Where and why MindSpore's form cannot say something."""
+    """Yield where and why MindSpore's form cannot say something."""
     if strategy.rules is not None:
         text = (
             "it speaks of patterns of names, and MindSpore's form of parameters; split and reshard "
@@ -150,7 +150,7 @@ def _why_not(name: str, layout: Layout, stage_ranks: int) -> str | None:
 
 
 def _encode_layout(layout: Layout) -> bytes:
-    """The message ``parallel_layouts``."""
+    """Return the message ``parallel_layouts``."""
     is_sharded = layout.optimizer_shard > 1
     starts = list(accumulate((0, *layout.rows[:-1]))) if layout.rows else []
     return b"".join(
@@ -171,7 +171,7 @@ def _encode_dims(number: int, dims: Iterable[int]) -> bytes:
 
 
 def _tensor_maps(layout: Layout) -> list[Sequence[int]]:
-    """The one tensor map, or one for each tensor axis."""
+    """Return the one tensor map, or one for each tensor axis."""
     spelled: list[Sequence[int]] = [axes or (-1,) for axes in layout.tensor_map]
     if all(len(axes) == 1 for axes in spelled) and not _is_misread(layout):
         return [[axis for (axis,) in spelled]]
@@ -179,7 +179,7 @@ def _tensor_maps(layout: Layout) -> list[Sequence[int]]:
 
 
 def _is_misread(layout: Layout) -> bool:
-    """Whether MindSpore would swap slices if the tensor map were one list; see above."""
+    """Return whether MindSpore would swap slices if the tensor map were one list; see above."""
     sizes = layout.device_matrix[::-1]
     used = [axis for axes in layout.tensor_map for axis in axes if sizes[axis] > 1]
     free = [axis for axis, size in enumerate(sizes) if size > 1 and axis not in used]
@@ -188,7 +188,7 @@ def _is_misread(layout: Layout) -> bool:
 
 
 def _shard_step(layout: Layout) -> int:
-    """Mean distance between neighbours in the replica group of the lowest rank, rounded down."""
+    """Return the mean distance of neighbours in the lowest rank's replica group, rounded down."""
     sizes = layout.device_matrix[::-1]
     used = {axis for axes in layout.tensor_map for axis in axes}
     last = sum(

@@ -20,14 +20,14 @@ def parse_json(data: bytes, halves: str = "strict") -> object:
     data
         The document.
     halves
-        How halves of characters in strings are taken: ``strict`` is not at all, and
-        ``surrogateescape`` as the bytes of a file's name that is no UTF-8.
+        How to treat halves of characters in strings: ``strict`` refuses them, ``surrogateescape``
+        takes them for the bytes of a file name that is not UTF-8.
 
     Raises
     ------
     ValueError
-        It is no JSON, too deep, a name comes twice in one object, a number has thousands of
-        digits, or a string holds half of a character, which no file could be written with.
+        It is not JSON, or nested too deep; a name comes twice in one object; a number has
+        thousands of digits; a string holds half of a character, which cannot be written.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Ranks have files with equal headers: what one says is known of all others by comparison.
+"""Headers that are equal to one read before are compared with it instead of understood again.
 
 What a file means follows from where its header ends and from its bytes that are no contents of
 tensors.  So a file that is equal in these to one that was read before says the same, and reading it
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from ckpttool.formats.reading import demand_same
 from ckpttool.formats.wire import WireReader
-from ckpttool.model.catalog import Alike, FileIndex, StoredTensor
+from ckpttool.model.catalog import FileIndex, SharedHeader, StoredFile, StoredTensor
 
 MOST = 64  # headers that are remembered; a large model has as many as it has stages
 MOST_BYTES = 8 << 20  # of all of them; a usual one has 100 to 400 bytes for each tensor
@@ -42,12 +42,12 @@ class Twins:
         self._announced: set[str] = set()
 
     def announce(self, path: str) -> None:
-        """Have the disk fetch what will be compared of a file, before it is waited for.
+        """Ask the disk to fetch what will be compared of a file.
 
-        To be called for a file some files ahead of the one that is read.  A disk has many requests
-        at a time then.
+        Call it for a file some files ahead of the one that is read, so that the disk has many
+        requests at a time.
         """
-        with suppress(OSError):  # which is told when the file is read
+        with suppress(OSError):  # which is raised when the file is read
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 known = self._of_size.get(os.fstat(fd).st_size)
@@ -59,14 +59,14 @@ class Twins:
                 os.close(fd)
 
     def read_index(self, path: str, format: str, read: Callable[[str], FileIndex]) -> FileIndex:
-        """The header of a file, from ``read`` if it is not equal to one before.
+        """Return the header of a file; call ``read`` if it is not equal to one before.
 
         For formats whose header says of all bytes of a file what they are.
         """
         with WireReader(path) as reader:
             known = self._find(format, reader, reader.size)
             if known is not None:
-                tensors = Alike(known.tensors, path)
+                tensors = SharedHeader(known.tensors, StoredFile(path, reader.stamp))
                 stamps = {path: reader.stamp}
                 return FileIndex(path, format, reader.size, tensors, known.attrs, stamps=stamps)
             index = read(path)
@@ -74,10 +74,14 @@ class Twins:
             self.remember(format, reader, reader.size, index.tensors, index.attrs)
         return index
 
-    def find(self, format: str, reader: WireReader, end: int) -> Alike | None:
-        """The tensors of a file, if it is equal to one before in all that is no content."""
+    def find(self, format: str, reader: WireReader, end: int) -> SharedHeader | None:
+        """Return the tensors of a file if it equals one before in all bytes but contents."""
         known = self._find(format, reader, end)
-        return None if known is None else Alike(known.tensors, reader.path)
+        return (
+            None
+            if known is None
+            else SharedHeader(known.tensors, StoredFile(reader.path, reader.stamp))
+        )
 
     def _find(self, format: str, reader: WireReader, end: int) -> _Known | None:
         known = self._known.get((format, end))
@@ -95,7 +99,7 @@ class Twins:
         tensors: Mapping[str, StoredTensor],
         attrs: Mapping[str, str],
     ) -> None:
-        """Take note of what a file says up to byte ``end``."""
+        """Remember what a file says up to byte ``end``."""
         gaps = list(_gaps(tensors, end))
         nbytes = sum(stop - start for start, stop in gaps)
         before = self._known.get((format, end))  # which is forgotten for it
@@ -109,7 +113,7 @@ class Twins:
 
 
 def _gaps(tensors: Mapping[str, StoredTensor], end: int) -> Iterator[tuple[int, int]]:
-    """All that is between the contents of tensors, from the first byte on: where from, where to."""
+    """Yield start and stop of all bytes up to ``end`` that are not contents of tensors."""
     at = 0
     extents = (extent for tensor in tensors.values() for extent in tensor.extents)
     for extent in sorted(extents, key=lambda extent: extent.offset):

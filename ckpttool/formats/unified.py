@@ -1,4 +1,4 @@
-"""The index files of an undivided checkpoint in several files: which file holds which tensor.
+"""The index files of a merged checkpoint in several files: which file holds which tensor.
 
 Bytes
 -----
@@ -20,7 +20,7 @@ A JSON object in UTF-8, of any indentation::
   tensors out or convert their element type often keep the old one.
 * A ``crc_num`` in a part of MindSpore's is that of a rank's file, carried over; it proves nothing.
 * ``hyper_param.safetensors`` beside an index belongs to it, named or not.  MindSpore puts there
-  what it did not merge: of rank 0's file the tensors that the strategy does not list, but also
+  what it did not merge: the tensors of rank 0's file that the strategy does not list, but also
   rank 0's slices of ``accu_grads.*`` and of parameters that were not chosen.  Its loader gives all
   of that file to every rank, uncut, and what is in the map only to ranks whose strategy lists it.
 
@@ -76,7 +76,7 @@ class WeightIndex:
 
 
 def is_index_name(name: str) -> bool:
-    """Whether a file of this name is an index of checkpoint files.
+    """Return whether a file of this name is an index of checkpoint files.
 
     Examples
     --------
@@ -89,7 +89,7 @@ def is_index_name(name: str) -> bool:
 
 
 def read_index_file(path: str) -> WeightIndex:
-    """What an index file says; whether it is true is not looked at.
+    """Return what an index file says; whether it is true is not checked.
 
     Raises
     ------
@@ -109,7 +109,7 @@ def read_index_file(path: str) -> WeightIndex:
 
 
 def is_inside(name: str) -> bool:
-    """Whether the path of a file in an index stays in the folder of the index.
+    """Return whether the path of a file in an index stays in the folder of the index.
 
     Examples
     --------
@@ -121,7 +121,7 @@ def is_inside(name: str) -> bool:
 
 
 def index_text(files: Mapping[str, str], total_size: int) -> str:
-    """The text of an index file.
+    """Return the text of an index file.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def index_text(files: Mapping[str, str], total_size: int) -> str:
 
 
 def index_names(format: str) -> tuple[str, str]:
-    """Names of the two index files of a checkpoint in parts of a format.
+    """Return the names of the two index files of a checkpoint in several files of a format.
 
     Examples
     --------
@@ -146,7 +146,7 @@ def index_names(format: str) -> tuple[str, str]:
 
 
 def part_name(number: int | None, count: int, format: str) -> str:
-    """Name of a file of a checkpoint in parts.
+    """Return the name of a file of a checkpoint in several files.
 
     Parameters
     ----------

@@ -52,18 +52,18 @@ class ByteSource(Protocol):
     size
         How many there are.
     stamp
-        By what the open file is known again.
+        The stamp of the open file.
     """
 
     size: int
     stamp: SourceStamp
 
     def pread(self, nbytes: int, offset: int) -> bytes:
-        """Up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
+        """Return up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
         ...
 
     def close(self) -> None:
-        """Give back what is open."""
+        """Close what is open."""
         ...
 
 
@@ -77,7 +77,7 @@ class PlainFile:
         self.size = self.stamp.nbytes
 
     def pread(self, nbytes: int, offset: int) -> bytes:
-        """Up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
+        """Return up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
         try:  # not `named`, which takes longer than the call; headers take many
             return os.pread(self._fd, nbytes, offset)
         except OSError as error:
@@ -131,7 +131,7 @@ class WireReader:
         self._source.close()
 
     def read(self, start: int, stop: int) -> bytes:
-        """The bytes from ``start`` to ``stop``."""
+        """Return the bytes from ``start`` to ``stop``."""
         at = start - self._window_start
         if at < 0 or at + stop - start > len(self._window):
             wanted = max(WINDOW_BYTES, stop - start)
@@ -146,12 +146,12 @@ class WireReader:
         return data
 
     def has(self, starts: Iterable[int], parts: Sequence[bytes]) -> bool:
-        """Whether the file has all of these bytes at these places."""
-        # Of a thousand ranks there are millions, so no Python runs between them.
+        """Return whether the file has all of these bytes at these places."""
+        # A thousand ranks have millions of them, so no Python runs between them.
         return all(map(eq, map(self._source.pread, map(len, parts), starts), parts))
 
     def window(self, start: int, nbytes: int) -> tuple[bytes, int]:
-        """Bytes of the file, and where in them byte ``start`` is.
+        """Return bytes of the file, and where in them byte ``start`` is.
 
         Behind it are at least ``nbytes`` more, or all that the file has.
         """
@@ -163,7 +163,7 @@ class WireReader:
         return self._window, at
 
     def varint(self, start: int, stop: int) -> tuple[int, int]:
-        """The unsigned number at ``start``, and the offset behind it, not beyond ``stop``."""
+        """Return the unsigned number at ``start`` and the offset behind it, not beyond ``stop``."""
         at = start - self._window_start
         if start < stop and 0 <= at < len(self._window) and self._window[at] < 0x80:
             return self._window[at], start + 1  # nearly all; an index takes a fifth less time
@@ -178,7 +178,7 @@ class WireReader:
         raise FormatError(self.path, start, f"expected a varint, {found}")
 
     def fields(self, start: int, stop: int) -> Iterator[Field]:
-        """The fields of the message from byte ``start`` to byte ``stop``, in file order."""
+        """Yield the fields of the message from byte ``start`` to byte ``stop``, in file order."""
         at = start
         while at < stop:
             key, behind = self.varint(at, stop)
@@ -207,7 +207,7 @@ class WireReader:
             at = last
 
     def number(self, field: Field) -> int:
-        """Signed 64-bit value of an integer field that is not repeated."""
+        """Return the signed 64-bit value of an integer field that is not repeated."""
         if field.wire_type != VARINT:
             raise FormatError(
                 self.path,
@@ -217,7 +217,7 @@ class WireReader:
         return _signed(field.value)
 
     def numbers(self, field: Field) -> list[int]:
-        """Signed 64-bit values of a repeated integer field, packed or not."""
+        """Return the signed 64-bit values of a repeated integer field, packed or not."""
         if field.wire_type == VARINT:
             return [_signed(field.value)]
         values = []
@@ -228,7 +228,7 @@ class WireReader:
         return values
 
     def text(self, field: Field, limit: int) -> str:
-        """The UTF-8 string of a field of at most ``limit`` bytes."""
+        """Return the UTF-8 string of a field of at most ``limit`` bytes."""
         start = self._payload(field)
         if field.stop - start > limit:
             raise FormatError(
@@ -256,7 +256,7 @@ def _signed(value: int) -> int:
 
 
 def encode_varint(value: int) -> bytes:
-    """A varint; negative numbers as 64-bit two's complement, ten bytes long.
+    """Return a varint; of a negative number as 64-bit two's complement, ten bytes long.
 
     Examples
     --------
@@ -273,15 +273,15 @@ def encode_varint(value: int) -> bytes:
 
 
 def encode_key(number: int, wire_type: int) -> bytes:
-    """The key of a field."""
+    """Return the key of a field."""
     return encode_varint(number << 3 | wire_type)
 
 
 def encode_bytes(number: int, payload: bytes) -> bytes:
-    """A whole length-delimited field."""
+    """Return a whole length-delimited field."""
     return encode_key(number, LENGTH) + encode_varint(len(payload)) + payload
 
 
 def encode_number(number: int, value: int) -> bytes:
-    """A whole varint field."""
+    """Return a whole varint field."""
     return encode_key(number, VARINT) + encode_varint(value)

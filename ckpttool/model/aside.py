@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ckpttool.errors import FormatError
-from ckpttool.model.catalog import Catalog
+from ckpttool.model.catalog import Catalog, MergedCatalog, SelfDescribedCatalog
 from ckpttool.model.redundancy import is_deduplicated
 from ckpttool.model.strategy import Strategy
 
@@ -16,7 +16,7 @@ def set_aside(catalog: Catalog, strategy: Strategy | None) -> Catalog:
 
     ``strategy`` is None for a source that holds everything undivided, or of which nothing is known.
     """
-    if catalog.description is not None:
+    if isinstance(catalog, SelfDescribedCatalog):
         return catalog
     return _with_damaged(catalog, _find_empty(catalog, strategy))
 
@@ -44,7 +44,9 @@ def _find_empty(catalog: Catalog, strategy: Strategy | None) -> dict[int, str]:
     if not empty or (strategy is not None and is_deduplicated(catalog, strategy)):
         return {}
     if strategy is None:
-        empty &= set(catalog.files if catalog.is_undivided or not catalog.metas else ())
+        empty &= set(
+            catalog.files if isinstance(catalog, MergedCatalog) or not catalog.metas else ()
+        )
     elif strategy.layouts:
         layouts = {layout for named in strategy.layouts.values() for layout in named}
         empty &= {rank for layout in layouts for rank in layout.ranks}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
@@ -114,6 +115,28 @@ class SourceStamp(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file that holds tensors; one object for all of its tensors.
+
+    A file of which only a part is encrypted is two of them, with and without ``cipher``.
+
+    Attributes
+    ----------
+    path
+        Carried as a value, never opened here.
+    stamp
+        The file as it was when its header was read.  Whoever opens it for the contents compares
+        what was opened with that.  None for a file that is being written.
+    cipher
+        How the tensors are encrypted; None if they are not.
+    """
+
+    path: str
+    stamp: SourceStamp | None = field(default=None, compare=False, repr=False)
+    cipher: Ciphertext | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StoredTensor:
     """A tensor and the bytes that hold it: C order, little endian, extents in order.
 
@@ -123,22 +146,15 @@ class StoredTensor:
     ----------
     meta
         What the tensor is.
-    path
-        The file that holds it; carried as a value, never opened here.
+    file
+        The file that holds it.
     extents
         Where in the file, or in the plaintext of an encrypted one.
-    cipher
-        How the file is encrypted, the same object for all its tensors; None if it is not.
-    stamp
-        The file as it was when its header was read, the same object for all its tensors: whoever
-        opens it for the contents holds it against that.  None of what is being written.
     """
 
     meta: TensorMeta
-    path: str
+    file: StoredFile
     extents: tuple[Extent, ...]
-    cipher: Ciphertext | None = None
-    stamp: SourceStamp | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         held = 0
@@ -149,29 +165,26 @@ class StoredTensor:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Alike(Mapping[str, StoredTensor]):
-    """The tensors of a file whose header is known, perhaps as that of another that is equal to it.
+class SharedHeader(Mapping[str, StoredTensor]):
+    """The tensors of a file whose header is equal to that of another file.
 
-    Of a thousand ranks nearly all are equal to another, with a thousand tensors each: these are
-    made when one asks for them.
+    Of a thousand ranks nearly all have the header of another, with a thousand tensors each.  A
+    tensor is made when it is looked up.
 
     Attributes
     ----------
     header
-        Those of the other file.
-    path
+        The tensors of the other file.
+    file
         The file that holds these.
-    stamp
-        See `StoredTensor`.
     """
 
     header: Mapping[str, StoredTensor]
-    path: str
-    stamp: SourceStamp | None = None
+    file: StoredFile
 
     def __getitem__(self, name: str) -> StoredTensor:
         tensor = self.header[name]
-        return StoredTensor(tensor.meta, self.path, tensor.extents, tensor.cipher, self.stamp)
+        return StoredTensor(tensor.meta, self.file, tensor.extents)
 
     def __contains__(self, name: object) -> bool:
         return name in self.header
@@ -202,7 +215,7 @@ class FileIndex:
         ``"crc_num"`` is MindSpore's checksum wherever there is one.
     cipher
         How the file is encrypted; None if it is not.
-    beside
+    other_paths
         Further files of the same rank, whose tensors are among ``tensors``.
     stamps
         Of each file as it was when it was opened for its header; none of one that was just written.
@@ -214,18 +227,18 @@ class FileIndex:
     tensors: Mapping[str, StoredTensor]
     attrs: Mapping[str, str] = field(default_factory=dict)
     cipher: Ciphertext | None = None
-    beside: tuple[str, ...] = ()
+    other_paths: tuple[str, ...] = ()
     stamps: Mapping[str, SourceStamp] = field(default_factory=dict, compare=False)
 
     @property
     def paths(self) -> tuple[str, ...]:
         """All files."""
-        return (self.path, *self.beside)
+        return (self.path, *self.other_paths)
 
     @property
     def header(self) -> Mapping[str, StoredTensor]:
-        """The same object for files that are known to be alike; true but for the paths in it."""
-        return self.tensors.header if isinstance(self.tensors, Alike) else self.tensors
+        """The tensors, one object for all files with an equal header; their files may differ."""
+        return self.tensors.header if isinstance(self.tensors, SharedHeader) else self.tensors
 
 
 def refuse_shared_bytes(path: str, places: Iterable[tuple[int, int, str]]) -> None:
@@ -253,7 +266,7 @@ def refuse_shared_extents(index: FileIndex) -> None:
     known: dict[tuple[str, bool], dict[tuple[int, int], str]] = {}
     for name, tensor in index.tensors.items():
         # What is encrypted is counted in what it decrypts to.
-        places = known.setdefault((tensor.path, tensor.cipher is not None), {})
+        places = known.setdefault((tensor.file.path, tensor.file.cipher is not None), {})
         for extent in tensor.extents:
             if extent.nbytes:
                 places.setdefault((extent.offset, extent.offset + extent.nbytes), name)
@@ -261,68 +274,70 @@ def refuse_shared_extents(index: FileIndex) -> None:
         refuse_shared_bytes(path, ((*place, name) for place, name in places.items()))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class _TensorsOfRanks(Mapping[int, StoredTensor]):
+    """Rank to stored tensor of one name; a tensor is made when it is looked up."""
+
+    name: str
+    files: Mapping[int, FileIndex]
+
+    def __getitem__(self, rank: int) -> StoredTensor:
+        return self.files[rank].tensors[self.name]
+
+    def __contains__(self, rank: object) -> bool:
+        return isinstance(rank, int) and rank in self.files and self.name in self.files[rank].header
+
+    def __iter__(self) -> Iterator[int]:
+        return (rank for rank, file in self.files.items() if self.name in file.header)
+
+    def __len__(self) -> int:
+        return sum(self.name in file.header for file in self.files.values())
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots: tables of names are made once and kept
 class Catalog:
-    """What is on disk: for each rank the header of its file.
+    """What is on disk: the headers of the files of a checkpoint.
+
+    It is a `RankCatalog`, a `MergedCatalog` or a `SelfDescribedCatalog`.
 
     Attributes
     ----------
     root
         The folder or file that was scanned.
     files
-        Rank to header, ascending.
+        Rank to header, ascending; in a `MergedCatalog` number of file to header.
     step
         Label of the step that was taken, as in the file names (``"10_1"``); None if the names
-        tell no step.
+        have none.
     damaged
         Ranks whose file could not be read, with the reason.
     notes
-        What was passed over or chosen while looking for the files.
-    is_undivided
-        True if ``root`` is one checkpoint that holds every parameter undivided, unless a strategy
-        says otherwise: a file, or several with an index.  Then ``files`` is by number of file.
-    description
-        What the checkpoint says of itself, if it is of a kind that needs no strategy.
+        What was skipped or chosen while looking for the files.
     strategy_files
         The strategy files that certainly belong to it, if it lies in the output folder of a
         MindFormers run; for those who name none.
     problems
-        What stands in the way of a conversion, though one can look at it.
+        What prevents a conversion, but not an inspection.
     findings
-        What does not fit together of an index and the files; there are none but in what `verify`
-        looks at, since they stop everything else.
-    indexes
-        The index files that were read.
-    apart
-        The tensors of an undivided checkpoint that were kept apart from its parameters: each goes
-        to every rank as it is.  False for one that no index names: it may be one rank's slice.
-    absent
-        Ranks that seem to belong to it and have no file: gaps, and rank folders without one.
+        What does not fit together: an index and its files, an unfinished run.  Only `verify` and
+        `inspect` get a catalog that has some; `scan` raises them.
     one_of_several
         What shows that its only file is one rank's of several, so that tensors may be slices;
         empty if nothing does.
-    asked
-        Ranks that it was written for, where its manifest says so and it is verified; None for all.
     headers
         The different headers by the ranks that have them, ascending, from that of the lowest rank
-        on.  What is asked of all tensors of all ranks is asked of these few.
+        on.  Questions about all tensors of all ranks are asked of these few.
     """
 
-    root: str
-    files: Mapping[int, FileIndex]
+    root: str = field(kw_only=False)
+    files: Mapping[int, FileIndex] = field(kw_only=False)
     step: str | None = None
     damaged: Mapping[int, FormatError] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
-    is_undivided: bool = False
-    description: Description | None = None
     strategy_files: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
-    indexes: tuple[str, ...] = ()
-    apart: Mapping[str, bool] = field(default_factory=dict)
-    absent: tuple[int, ...] = ()
     one_of_several: str = ""
-    asked: frozenset[int] | None = None
     headers: Mapping[tuple[int, ...], Mapping[str, StoredTensor]] = field(
         init=False, repr=False, compare=False
     )
@@ -334,12 +349,13 @@ class Catalog:
         headers = {tuple(ranks): header for ranks, header in found.values()}
         object.__setattr__(self, "headers", headers)
 
-    def is_asked(self, rank: int) -> bool:
-        """Whether it should have a file of a rank."""
-        return self.asked is None or rank in self.asked
-
     @property
-    def metas(self) -> dict[str, TensorMeta]:
+    def paths(self) -> tuple[str, ...]:
+        """All files that were read as parts of the checkpoint."""
+        return tuple(path for file in self.files.values() for path in file.paths)
+
+    @cached_property
+    def metas(self) -> Mapping[str, TensorMeta]:
         """Name to tensor, as the lowest rank that has one holds it."""
         found: dict[str, TensorMeta] = {}
         for header in self.headers.values():
@@ -347,8 +363,8 @@ class Catalog:
                 found.setdefault(name, tensor.meta)
         return found
 
-    @property
-    def holders(self) -> dict[str, tuple[int, ...]]:
+    @cached_property
+    def holders(self) -> Mapping[str, tuple[int, ...]]:
         """The ranks that have each parameter, ascending; names in the order of the files."""
         found: dict[str, list[tuple[int, ...]]] = {}
         for ranks, header in self.headers.items():
@@ -357,8 +373,12 @@ class Catalog:
         joined = {groups: tuple(sorted(chain(*groups))) for groups in map(tuple, found.values())}
         return {name: joined[tuple(groups)] for name, groups in found.items()}
 
-    def held(self, name: str) -> dict[int, TensorMeta]:
-        """What each rank holds under a name, if anything; ranks ascending."""
+    def tensors_of(self, name: str) -> Mapping[int, StoredTensor]:
+        """Return rank to stored tensor of a name; ranks ascending."""
+        return _TensorsOfRanks(name, self.files)
+
+    def metas_of(self, name: str) -> dict[int, TensorMeta]:
+        """Return rank to tensor of a name, without its bytes; ranks ascending."""
         groups = [
             dict.fromkeys(ranks, header[name].meta)
             for ranks, header in self.headers.items()
@@ -367,6 +387,62 @@ class Catalog:
         if len(groups) == 1:
             return groups[0]
         return dict(sorted(chain(*(group.items() for group in groups)), key=itemgetter(0)))
+
+    def is_expected(self, rank: int) -> bool:
+        """Whether it should have a file of a rank."""
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankCatalog(Catalog):
+    """A checkpoint whose ranks hold slices, one file or more for each rank.
+
+    Attributes
+    ----------
+    missing_ranks
+        Ranks that seem to belong to it and have no file: gaps, and rank folders without one.
+    expected_ranks
+        Ranks that it was written for, where its manifest names them and it is verified; None for
+        all.
+    """
+
+    missing_ranks: tuple[int, ...] = ()
+    expected_ranks: frozenset[int] | None = None
+
+    def is_expected(self, rank: int) -> bool:
+        """Whether it should have a file of a rank."""
+        return self.expected_ranks is None or rank in self.expected_ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergedCatalog(Catalog):
+    """A checkpoint of full tensors: one file, or several with an index.
+
+    A single file may be one rank's all the same, if the user gives its strategy.
+
+    Attributes
+    ----------
+    indexes
+        The index files that were read.
+    common_tensors
+        The tensors in the file for what no strategy lists, which goes to every rank as it is.
+        True for one that an index names; any other may be one rank's slice.
+    """
+
+    indexes: tuple[str, ...] = ()
+    common_tensors: Mapping[str, bool] = field(default_factory=dict)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All files that were read as parts of the checkpoint, the indexes first."""
+        return (*self.indexes, *super().paths)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfDescribedCatalog(Catalog):
+    """A checkpoint that needs no strategy: ``description`` tells which box each rank holds."""
+
+    description: Description
 
 
 def format_ranks(ranks: Sequence[int], word: str = "rank") -> str:

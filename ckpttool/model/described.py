@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
 
 from ckpttool.model.catalog import StoredTensor, TensorMeta
 from ckpttool.model.region import Region, count_overlaps, grid_overlaps
+from ckpttool.model.source import FollowsParameter, Source
 from ckpttool.model.strategy import count, shorten
 
 MAX_CELLS = 1_000_000  # of one tensor; boxes of all the ranks there are make fewer
@@ -41,25 +42,27 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
-    """A full tensor and the boxes that fill it; made by `describe`.
+class BoxSlicing:
+    """Slices as the checkpoint describes them itself; made by `fill_with_boxes`.
 
     Attributes
     ----------
-    meta
-        Name, element type and full shape.
     slices
-        Equal boxes together, lowest rank first; the slices in the order of their first elements.
+        The boxes of each slice, which are equal, lowest rank first; slices in the order of their
+        first elements.  A slice that an `excerpt` left out has no boxes.
     cuts
         For each axis the boundaries of all boxes, ascending from 0 to its size.
     cells
         For each cell between the boundaries, in C order, the number of its slice.
     """
 
-    meta: TensorMeta
     slices: tuple[tuple[Box, ...], ...]
     cuts: tuple[tuple[int, ...], ...]
     cells: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.cells) != math.prod(self.parts):
+            raise ValueError(f"{len(self.cells)} cells in a grid of {self.parts}")
 
     @property
     def parts(self) -> tuple[int, ...]:
@@ -72,30 +75,49 @@ class Described:
         return len(self.slices) == len(self.cells)
 
     @property
-    def sharing(self) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-        """Number of cells, and the ranks of each slice; equal for tensors that are cut alike."""
-        return self.parts, tuple(tuple(box.rank for box in boxes) for boxes in self.slices)
+    def key(self) -> Hashable:
+        """See `ckpttool.model.source.Slicing`."""
+        return self.cuts, self.cells, tuple(self.owners())
+
+    @property
+    def distribution_key(self) -> Hashable:
+        """See `ckpttool.model.source.Slicing`: the number of cells, and the owners of slices."""
+        return self.parts, tuple(self.owners())
 
     def overlaps(
         self, within: Region, origin: tuple[int, ...]
     ) -> Iterator[tuple[StoredTensor, Region, Region]]:
-        """See `ckpttool.model.source.Source.overlaps`."""
+        """See `ckpttool.model.source.Slicing`."""
         parts = self.parts
         for index, _, in_full in grid_overlaps(self.cuts, parts, within.moved_by(origin)):
-            box = self.slices[self.cells[_place(index, parts)]][0]
+            box = self.slices[self.cells[_cell_number(index, parts)]][0]
             yield box.tensor, in_full.relative_to(box.region.start), in_full.relative_to(origin)
 
-    def count_overlaps(self, wanted: Region) -> int:
-        """As of `ckpttool.model.source.Source`."""
-        return count_overlaps(self.cuts, wanted)
+    def count_overlaps(self, region: Region) -> int:
+        """See `ckpttool.model.source.Slicing`."""
+        return count_overlaps(self.cuts, region)
 
-    def excerpt(self, wanted: Region) -> Described:
-        """The same without the boxes that ``wanted`` does not touch, and without replicas."""
+    def excerpt(self, region: Region) -> BoxSlicing:
+        """See `ckpttool.model.source.Slicing`."""
         parts = self.parts
-        overlaps = grid_overlaps(self.cuts, parts, wanted)
-        kept = {self.cells[_place(index, parts)] for index, _, _ in overlaps}
-        slices = (boxes[:1] if i in kept else () for i, boxes in enumerate(self.slices))
+        overlaps = grid_overlaps(self.cuts, parts, region)
+        touched = {self.cells[_cell_number(index, parts)] for index, _, _ in overlaps}
+        slices = (boxes[:1] if i in touched else () for i, boxes in enumerate(self.slices))
         return replace(self, slices=tuple(slices))
+
+    def replicas(self) -> Iterator[dict[int, StoredTensor]]:
+        """See `ckpttool.model.source.Slicing`."""
+        for boxes in self.slices:
+            yield {box.rank: box.tensor for box in boxes}
+
+    def owners(self) -> Iterator[tuple[int, ...]]:
+        """See `ckpttool.model.source.Slicing`: the ranks that are described as owners."""
+        for boxes in self.slices:
+            yield tuple(dict.fromkeys(box.rank for box in boxes))
+
+    def bounds(self, rank: int) -> Region:
+        """See `ckpttool.model.source.Slicing`; a rank may have several boxes, so it is all."""
+        return Region.whole(tuple(cut[-1] for cut in self.cuts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,26 +127,26 @@ class Description:
     Attributes
     ----------
     files
-        What it was read from.
+        The files it was read from.
     tensors
-        Name to tensor, of those of which every element is there.
+        Name to tensor, for the tensors whose elements are all stored.
     broken
-        Names of those of which something is missing or wrong.
+        Names of the tensors of which something is missing or wrong.
     problems
-        What that is.
+        What is missing or wrong, a message each.
     values
-        What else it says, such as the number of the step; for people.
+        Further values, such as the number of the step; for people.
     """
 
     files: tuple[str, ...]
-    tensors: Mapping[str, Described]
+    tensors: Mapping[str, Source]
     broken: frozenset[str] = frozenset()
     problems: tuple[str, ...] = ()
     values: Mapping[str, str] = field(default_factory=dict)
 
 
-def describe(meta: TensorMeta, boxes: Sequence[Box]) -> Described | list[str]:
-    """The tensor that boxes make up, or what is wrong with them, a message each.
+def fill_with_boxes(meta: TensorMeta, boxes: Sequence[Box]) -> BoxSlicing | list[str]:
+    """Return the slicing that boxes make, or what is wrong with them, a message each.
 
     Parameters
     ----------
@@ -149,7 +171,7 @@ def describe(meta: TensorMeta, boxes: Sequence[Box]) -> Described | list[str]:
     cells: list[int | None] = [None] * math.prod(parts)
     for number, region in enumerate(regions):
         for index in product(*_cells(region, cuts)):
-            place = _place(index, parts)
+            place = _cell_number(index, parts)
             other = cells[place]
             if other is not None:
                 return [_overlap(meta.name, regions[other], region)]
@@ -157,39 +179,42 @@ def describe(meta: TensorMeta, boxes: Sequence[Box]) -> Described | list[str]:
     filled = tuple(number for number in cells if number is not None)
     if len(filled) < len(cells):
         return [_gap(meta, cuts, cells)]
-    return Described(meta, tuple(tuple(held) for held in equal.values()), cuts, filled)
+    return BoxSlicing(tuple(tuple(held) for held in equal.values()), cuts, filled)
 
 
 def misfits(meta: TensorMeta, boxes: Sequence[Box]) -> list[str]:
-    """Boxes that cannot be right, a message each; it does not matter if some are missing."""
+    """Return what is wrong with single boxes, a message each; boxes may be missing."""
     problems = [problem for box in boxes if (problem := _misfit(meta, box)) is not None]
     return [*problems, *_shared(meta, boxes)]
 
 
-def follow(base: Described, name: str, tensors: Mapping[int, StoredTensor]) -> Described | None:
-    """Optimizer state that is not described, cut as its parameter is; None if it is not.
+def follow(base: Source, name: str, tensors: Mapping[int, StoredTensor]) -> Source | None:
+    """Return optimizer state that is not described, sharded like its parameter; None if it is not.
 
     Parameters
     ----------
     base
-        The parameter.
+        The parameter, which the checkpoint describes.
     name
         The state's name.
     tensors
         For each rank that has the state what it has.
     """
-    regions = {box.rank: box.region for boxes in base.slices for box in boxes}
+    assert isinstance(base.slicing, BoxSlicing)
+    regions = {box.rank: box.region for boxes in base.slicing.slices for box in boxes}
     dtypes = {tensor.meta.dtype for tensor in tensors.values()}
     if len(dtypes) > 1 or not tensors.keys() <= regions.keys():
         return None
     meta = replace(base.meta, name=name, dtype=next(iter(dtypes)), text=None)
     boxes = [Box(regions[rank], rank, tensor) for rank, tensor in tensors.items()]
-    described = describe(meta, boxes)
-    return described if isinstance(described, Described) else None
+    slicing = fill_with_boxes(meta, boxes)
+    if not isinstance(slicing, BoxSlicing):
+        return None
+    return Source(meta, slicing, FollowsParameter(base.meta.name))
 
 
-def odd_state(base: Described, meta: TensorMeta) -> str | None:
-    """Why a state that is not described and does not `follow` is not taken as it is."""
+def odd_state(base: Source, meta: TensorMeta) -> str | None:
+    """Return why a state that neither is described nor follows its parameter is not taken as is."""
     full = base.meta.shape
     if len(full) != len(meta.shape) or full == meta.shape or math.prod(meta.shape) == 1:
         return None
@@ -203,7 +228,7 @@ def odd_state(base: Described, meta: TensorMeta) -> str | None:
 def _misfit(meta: TensorMeta, box: Box) -> str | None:
     """What is wrong with a single box."""
     found, shape = box.tensor.meta, box.region.shape
-    where = f"{meta.name}: rank {box.rank} ({box.tensor.path})"
+    where = f"{meta.name}: rank {box.rank} ({box.tensor.file.path})"
     if len(shape) != len(meta.shape) or any(
         stop > size for stop, size in zip(box.region.stop, meta.shape, strict=True)
     ):
@@ -220,7 +245,7 @@ def _shared(meta: TensorMeta, boxes: Sequence[Box]) -> Iterator[str]:
         other = regions.setdefault(box.tensor, box.region)
         if other != box.region:
             slices = f"slices {other} and {box.region}"
-            yield f"{meta.name}: {slices} are one tensor of {box.tensor.path}"
+            yield f"{meta.name}: {slices} are one tensor of {box.tensor.file.path}"
 
 
 def _boundaries(axis: int, size: int, regions: Sequence[Region]) -> tuple[int, ...]:
@@ -236,7 +261,7 @@ def _cells(region: Region, cuts: Sequence[Sequence[int]]) -> Iterator[range]:
         yield range(bisect_left(cut, start), bisect_left(cut, stop)) if cut[-1] else range(1)
 
 
-def _place(index: tuple[int, ...], parts: tuple[int, ...]) -> int:
+def _cell_number(index: tuple[int, ...], parts: tuple[int, ...]) -> int:
     """The number of a cell, in C order."""
     place = 0
     for i, n in zip(index, parts, strict=True):

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 
 from ckpttool.errors import AuthenticityError, UnreadableError, UnsupportedError
-from ckpttool.model.catalog import Catalog, TensorMeta, format_ranks
+from ckpttool.model.catalog import (
+    Catalog,
+    RankCatalog,
+    SelfDescribedCatalog,
+    TensorMeta,
+    format_ranks,
+)
 from ckpttool.model.findings import Finding
 from ckpttool.model.notes import Note
 from ckpttool.model.presence import find_partly_held
@@ -30,7 +37,7 @@ def find_damage(catalog: Catalog, notes: Iterable[Note]) -> Iterator[Finding]:
             kind = "unreadable" if isinstance(error, UnreadableError) else "unsupported"
         elif isinstance(error, AuthenticityError):
             kind = "checksum"
-        if catalog.is_undivided or catalog.description is not None:  # then these are no ranks
+        if not isinstance(catalog, RankCatalog):  # then these are no ranks
             yield Finding(kind, str(error))
         else:
             yield Finding(kind, replaced.get(rank, f"rank {rank}: {error}"), ranks=(rank,))
@@ -65,43 +72,42 @@ def check_unlisted(
     """What is wrong with the headers of a parameter that the strategy does not list."""
     ranks = tuple(held)
     meta = held[ranks[0]]
+    is_described = isinstance(catalog, SelfDescribedCatalog)
     found = [*check_types(catalog, held)]
     shapes = group_ranks(ranks, lambda rank: held[rank].text or held[rank].shape)
     if not found and len(shapes) > 1:
         text = disagreement(catalog, meta.name, "text" if meta.text else "shape", shapes)
-        if strategy.layouts or catalog.description is not None:
+        if strategy.layouts or is_described:
             text += "; nothing says how it is cut"
             found = [Finding("unlisted", text, "warning", meta.name, ranks)]
         else:
             found = [Finding("shape", text, tensor=meta.name, ranks=ranks)]
-    odd = None if catalog.description is not None else odd_shape(catalog, strategy, meta, owners)
+    odd = None if is_described else odd_shape(catalog, strategy, meta, owners)
     if not found and odd is not None:
         found = [Finding("unlisted", odd, "warning", meta.name, ranks)]
     yield from found
 
 
 def find_lacking(catalog: Catalog, found: Iterable[Source], notes: list[Note]) -> Iterator[Finding]:
-    """Files that lack what their replicas hold; not if nothing at all is held twice."""
+    """Yield files that lack what their replicas hold; none if no slice is held twice."""
     lacks: dict[int, list[str]] = defaultdict(list)
     others: dict[int, set[int]] = defaultdict(set)
     is_held_twice = False
-    cut = [
-        source
-        for source in found
-        if (source.is_listed or source.follows is not None)
-        and source.described is None
-        and source.meta.text is None
-    ]
+    cut = [source for source in found if source.has_layout and source.meta.text is None]
     holders = catalog.holders
+    different = {source.slicing.distribution_key: source.slicing for source in cut}
+    expected = {
+        key: catalog.files.keys() & {*chain(*slicing.owners())}
+        for key, slicing in different.items()
+    }
     if all(
-        {*source.layout.ranks} & catalog.files.keys() <= {*holders[source.meta.name]}
-        for source in cut
+        expected[source.slicing.distribution_key] <= {*holders[source.meta.name]} for source in cut
     ):
-        return  # as it is nearly always, and to look at all slices takes its time
+        return  # as nearly always; going through all slices takes time
     for source in cut:
-        for held, index in zip(source.replicas(), source.layout.slice_indices(), strict=True):
+        for held, owners in zip(source.slicing.replicas(), source.slicing.owners(), strict=True):
             is_held_twice = is_held_twice or len(held) > 1
-            for rank in source.layout.owners(index):
+            for rank in owners:
                 if rank in catalog.files and rank not in held:
                     lacks[rank].append(source.meta.name)
                     others[rank].update(sorted(held)[:1])

@@ -108,7 +108,7 @@ class Layout:
             )
         if self.optimizer_shard > 1 and not self.tensor_map:
             raise ValueError(f"optimizer shard of {self.optimizer_shard} on a 0-d tensor")
-        if self.rows or self.fields > 1:
+        if not self.is_even:
             self._check_embedding()
 
     def _check_embedding(self) -> None:
@@ -126,6 +126,21 @@ class Layout:
     def undivided(ndim: int, ranks: int = 1, first_rank: int = 0) -> Layout:
         """The layout of a tensor that every one of ``ranks`` ranks holds whole."""
         return _undivided(ndim, ranks, first_rank)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether axis 0 is sharded into equal boxes, as every other axis is."""
+        return not self.rows and self.fields == 1
+
+    @property
+    def has_boxes(self) -> bool:
+        """Whether every slice is one box of elements; those of a field-sliced embedding are not."""
+        return self.fields == 1
+
+    @property
+    def has_equal_slices(self) -> bool:
+        """Whether all slices have one shape; those of a manual split may differ."""
+        return not self.rows
 
     @property
     def _grid(self) -> Grid:
@@ -162,6 +177,11 @@ class Layout:
     def owners(self, index: tuple[int, ...]) -> tuple[int, ...]:
         """The ranks that hold the slice at ``index``, ascending."""
         return self._grid.owners[index]
+
+    def slice_owners(self) -> Iterator[tuple[int, ...]]:
+        """Yield the ranks that hold each slice, slices in C order, ranks ascending."""
+        owners = self._grid.owners
+        return (owners[index] for index in self.slice_indices())
 
     def cuts_like(self, other: Layout) -> bool:
         """Whether every rank has the same slice, be the device matrices spelled as they may.
@@ -209,16 +229,21 @@ class Layout:
 
     def slice_shape(self, rank: int, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of the slice that ``rank`` holds of a full tensor of ``shape``."""
-        if self.fields > 1:
+        if not self.has_boxes:
             return tuple(size // n for size, n in zip(shape, self.parts, strict=True))
         return self.region(rank, shape).shape
+
+    def slice_shapes(self, shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        """Yield the shapes of slices by rank; one shape if all slices have it."""
+        ranks = self.ranks[:1] if self.has_equal_slices else self.ranks
+        return (self.slice_shape(rank, shape) for rank in ranks)
 
     def box(self, index: tuple[int, ...], shape: tuple[int, ...]) -> Region:
         """The elements of a full tensor of ``shape`` that the slice at ``index`` holds.
 
         Not of a field-sliced embedding, whose slices are no boxes.
         """
-        if self.fields > 1:
+        if not self.has_boxes:
             raise ValueError(f"a slice of {self.fields} fields is no box")
         cuts = _cuts(self, shape)
         return Region(
@@ -413,7 +438,7 @@ def _seams_at_none(layout: Layout, shape: tuple[int, ...]) -> list[int]:
 
 def _first_seam(layout: Layout) -> int:
     """Return the first axis that may be joined; the parts of axis 0 of a table are not."""
-    return 2 if layout.rows or layout.fields > 1 else 1
+    return 1 if layout.is_even else 2
 
 
 def _join_axes(layout: Layout, shape: tuple[int, ...], joined: tuple[int, ...]) -> Layout:

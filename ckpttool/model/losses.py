@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ckpttool.errors import AuthenticityError, FormatError, UnsupportedError
-from ckpttool.model.catalog import Catalog, format_ranks
+from ckpttool.model.catalog import Catalog, RankCatalog, SelfDescribedCatalog, format_ranks
 from ckpttool.model.findings import Finding
 from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
@@ -67,9 +67,9 @@ def find_losses(
     is_deduplicated
         Whether it was saved without redundancy.
     """
-    if catalog.description is not None:
+    if isinstance(catalog, SelfDescribedCatalog):
         return _described_losses(catalog.damaged.values(), catalog.description.broken)
-    lacking = _of_asked(catalog, lacking)
+    lacking = _of_expected(catalog, lacking)
     lost = {rank for owners in lacking for rank in owners}
     problems = [
         _lack(catalog, owners, names, is_deduplicated)
@@ -118,7 +118,7 @@ def notes_of_scan(catalog: Catalog, strategy: Strategy | None) -> tuple[Note, ..
     notes = []
     for note in catalog.notes:
         if note.kind == "absent" and note.ranks:
-            ranks = tuple(filter(catalog.is_asked, note.ranks))
+            ranks = tuple(filter(catalog.is_expected, note.ranks))
             text = f"{format_ranks(ranks)}: {NO_FILE} {catalog.root}" if ranks else ""
             notes += [replace(note, text=text, ranks=ranks)] if ranks and strategy is None else []
         else:
@@ -135,17 +135,18 @@ def hold_alike(catalog: Catalog, ranks: Collection[int]) -> bool:
 def _absent(catalog: Catalog, strategy: Strategy) -> list[int]:
     """Ranks that should have a file and have none, not even a damaged one."""
     known = {*catalog.files, *catalog.damaged}
-    expected = strategy.ranks if strategy.layouts else catalog.absent
-    return [rank for rank in expected if rank not in known and catalog.is_asked(rank)]
+    missing = catalog.missing_ranks if isinstance(catalog, RankCatalog) else ()
+    expected = strategy.ranks if strategy.layouts else missing
+    return [rank for rank in expected if rank not in known and catalog.is_expected(rank)]
 
 
-def _of_asked(catalog: Catalog, lacking: Lacking) -> Lacking:
-    """Of slices that nobody has those that somebody should have."""
+def _of_expected(catalog: Catalog, lacking: Lacking) -> Lacking:
+    """Keep only the missing slices of ranks that this set was written for."""
     found: dict[tuple[int, ...], list[str]] = {}
     for owners, names in lacking.items():
-        asked = tuple(filter(catalog.is_asked, owners))
-        if asked:
-            found.setdefault(asked, []).extend(names)
+        expected = tuple(filter(catalog.is_expected, owners))
+        if expected:
+            found.setdefault(expected, []).extend(names)
     return found
 
 

@@ -14,15 +14,23 @@ with every output on a line of its own, so that it is written and read in little
     ...
     ], "sha256": "..."}
 
-The last line has the SHA-256 of all lines before it (``head -n -1 ckpttool.json | sha256sum``): a
-document that is not as it was written, byte for byte, is damaged.  ``plan`` is the same for runs
-that do the same with the same files, ``step`` that of the source or null.  Paths of outputs are
-counted from the document's folder; inputs are named from the folder that holds SRC, strategies by
-their file names.  ``told`` is like ``strategies``, and there if the strategy of the outputs was
-written with them; its path is counted from the document's folder, too.  A tensor has a SHA-256 of
-each stretch that `units` gives, in order: one if it has no more than 8 MiB, none if it has no
-elements.  That of a string is of its UTF-8.  There are no times, hosts or keys in it: same input,
-same document.
+The last line holds the SHA-256 of all lines before it (``head -n -1 ckpttool.json | sha256sum``).
+A document that does not match it, byte for byte, is damaged.
+
+``plan``
+    Digest of the plan: equal for runs that do the same with the same files.
+``step``
+    Step of the source, or null.
+``inputs``, ``strategies``
+    What the run read.  Inputs are named from the folder that holds SRC, strategies by file name.
+``dst_strategies``
+    The strategy file that was written with the outputs; left out if none was.
+``outputs``
+    Paths, like those of ``dst_strategies``, are relative to the document's folder.  A tensor has a
+    SHA-256 of each unit that `units` gives, in order: one up to 8 MiB, none without elements.  That
+    of a string is of its UTF-8 bytes.
+
+The document holds no times, hosts or keys: same input, same document.
 """
 
 from __future__ import annotations
@@ -60,8 +68,8 @@ class StrategyFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """What a run is: the same origin gives the same outputs.
+class Provenance:
+    """What a run reads and does; equal provenance gives equal outputs.
 
     Attributes
     ----------
@@ -73,7 +81,7 @@ class Origin:
         Of the source, as in its file names.
     inputs, strategies
         What it reads.
-    told
+    dst_strategies
         The strategy of the outputs that it writes with them, if it does.
     options
         What was asked for, each by a name: what a journal tells of the plan beside its digest, to
@@ -85,11 +93,12 @@ class Origin:
     step: str | None
     inputs: tuple[InputFile, ...]
     strategies: tuple[StrategyFile, ...]
-    told: tuple[StrategyFile, ...] = ()
+    dst_strategies: tuple[StrategyFile, ...] = ()
     options: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     def head(self) -> Mapping[str, object]:
         """What a manifest says of it: all but the times."""
+        strategies = [asdict(file) for file in self.dst_strategies]
         return {
             "schema": SCHEMA,
             "ckpttool": self.version,
@@ -97,10 +106,10 @@ class Origin:
             "step": self.step,
             "inputs": [{"path": file.path, "nbytes": file.nbytes} for file in self.inputs],
             "strategies": [asdict(file) for file in self.strategies],
-            **({"told": [asdict(file) for file in self.told]} if self.told else {}),
+            **({"dst_strategies": strategies} if strategies else {}),
         }
 
-    def as_told_at(self, time_ns: int) -> Origin:
+    def as_told_at(self, time_ns: int) -> Provenance:
         """As a manifest of that time has it, which tells no times; those of younger files stay."""
         inputs = (
             file if file.mtime_ns > time_ns else replace(file, mtime_ns=0, ctime_ns=0)
@@ -115,7 +124,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Hashed:
+class TensorEntry:
     """A tensor, and the SHA-256 of each of its units in hexadecimal digits."""
 
     name: str
@@ -125,7 +134,7 @@ class Hashed:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class OutputEntry:
     """An output that is complete, as a manifest lists it.
 
     Attributes
@@ -140,7 +149,7 @@ class Listed:
     path: str
     format: str
     nbytes: int
-    tensors: tuple[Hashed, ...]
+    tensors: tuple[TensorEntry, ...]
 
 
 def units(meta: TensorMeta) -> Iterator[Region]:
@@ -157,15 +166,15 @@ def units(meta: TensorMeta) -> Iterator[Region]:
         yield from Region.whole(meta.shape).bands(UNIT_BYTES // meta.itemsize)
 
 
-def hashed(meta: TensorMeta, of_units: Mapping[int, str]) -> Hashed:
+def hashed(meta: TensorMeta, of_units: Mapping[int, str]) -> TensorEntry:
     """A tensor with the hashes of its units by number; a string needs none."""
     if meta.text is not None:
         of_units = {0: hashlib.sha256(meta.text.encode()).hexdigest()}
     found = tuple(of_units[number] for number in range(len(of_units)))
-    return Hashed(meta.name, meta.dtype, meta.shape, found)
+    return TensorEntry(meta.name, meta.dtype, meta.shape, found)
 
 
-def differences(mine: Origin, other: Origin) -> Iterator[str]:
+def differences(mine: Provenance, other: Provenance) -> Iterator[str]:
     """What has changed from ``other`` to ``mine``, a message each; none if nothing has."""
     if mine.version != other.version:
         yield f"ckpttool {other.version} wrote that, this is {mine.version}"

@@ -35,7 +35,7 @@ def outcome(plan: Plan, target: Strategy) -> Strategy:
 
 def _is_told(transfer: Transfer, is_listed: bool) -> bool:
     meta = transfer.source.meta
-    if transfer.source.turn is not None or meta.text is not None:
+    if transfer.source.rank_cycle is not None or meta.text is not None:
         return False
     if "-" in meta.name:
         return any(math.prod(layout.parts) > 1 for layout in transfer.layouts)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from heapq import heapreplace
 
+from ckpttool.model.catalog import MergedCatalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.maps import map_of
 from ckpttool.model.plan import Plan, Transfer
@@ -83,9 +84,11 @@ def _kept_apart(plan: Plan) -> Sequence[bool]:
     """
     sources = [transfer.source for transfer in plan.transfers]
     if any(source.is_listed for source in sources):
-        return [not (source.is_listed or source.follows) for source in sources]
+        return [not source.has_layout for source in sources]
+    catalog = plan.catalog
+    common = catalog.common_tensors if isinstance(catalog, MergedCatalog) else {}
     return [
-        source.meta.name in plan.catalog.apart
+        source.meta.name in common
         or math.prod(source.meta.shape) == 1
         or map_of(source.meta.name) is not None
         for source in sources

@@ -12,13 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from ckpttool.model.catalog import Catalog, Stamp, StoredTensor, TensorMeta
-from ckpttool.model.described import Described
+from ckpttool.model.catalog import Catalog, StoredTensor, TensorMeta
 from ckpttool.model.layout import Layout
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.notes import Note
 from ckpttool.model.region import Region
-from ckpttool.model.source import Excerpt, Source
+from ckpttool.model.source import Source
 from ckpttool.model.strategy import Strategy
 
 NotInTarget = Literal["follow", "full", "drop"]
@@ -53,28 +52,29 @@ class OutputTensor:
     region
         The elements of the full tensor that it holds.
     source
-        Where they come from; of one that was sent to another process only what it wants.
+        Where they come from; an `excerpt`, sent to another process, has only the slices it needs.
     """
 
     meta: TensorMeta
     region: Region
-    source: Source | Excerpt | Described
+    source: Source
 
     def pieces(self, within: Region) -> Iterator[Piece]:
         """The pieces that fill ``within``, a region of the output slice, in C order of slices.
 
         They are disjoint and fill it exactly.
         """
-        for tensor, src, dst in self.source.overlaps(within, self.region.start):
+        for tensor, src, dst in self.source.slicing.overlaps(within, self.region.start):
             yield Piece(tensor, src, dst)
 
     def count_pieces(self, within: Region) -> int:
         """How many `pieces` there are."""
-        return self.source.count_overlaps(within.moved_by(self.region.start))
+        return self.source.slicing.count_overlaps(within.moved_by(self.region.start))
 
     def excerpt(self, within: Region) -> OutputTensor:
-        """The same without the slices that no piece of ``within`` needs, and without a catalog."""
-        return replace(self, source=self.source.excerpt(within.moved_by(self.region.start)))
+        """Return the same tensor with the slices that `pieces` of ``within`` need, and no more."""
+        slicing = self.source.slicing.excerpt(within.moved_by(self.region.start))
+        return replace(self, source=replace(self.source, slicing=slicing))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +125,11 @@ class Target:
     is_numbered: bool = False
     not_in_target: NotInTarget = "follow"
 
+    def limited_to(self, ranks: Iterable[int]) -> Target:
+        """Return the target with the outputs of some ranks, in the order of this one."""
+        wanted = set(ranks)
+        return replace(self, paths={r: path for r, path in self.paths.items() if r in wanted})
+
     @property
     def output_folder(self) -> str:
         """The folder that holds all outputs: of rank files the one that holds the rank folders."""
@@ -136,7 +141,8 @@ class Target:
         """Path of the manifest: in the output folder, or beside a single file."""
         if self.strategy is None and not self.is_numbered:
             return f"{next(iter(self.paths.values()))}.{MANIFEST}"
-        return posixpath.normpath(posixpath.join(self.output_folder, MANIFEST))
+        folder = self.output_folder
+        return MANIFEST if folder == "." else posixpath.join(folder, MANIFEST)
 
 
 @dataclass(slots=True)
@@ -185,35 +191,6 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanPart:
-    """Which outputs of a plan one of several runs makes.
-
-    Attributes
-    ----------
-    number, count
-        Which run, from 1 on, of how many.
-    files
-        Outputs of all the runs.
-    digest
-        Equal for the parts of one plan.
-    manifest
-        Where that of the whole plan will be; the runs leave their records beside it.
-    documents
-        Of the whole plan; written when the outputs of all runs are there.
-    options
-        Of the whole plan; see `ckpttool.model.manifest.Origin`.
-    """
-
-    number: int
-    count: int
-    files: int
-    digest: str
-    manifest: str
-    documents: tuple[Document, ...]
-    options: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Transfer:
     """One parameter's way: its source, and its layouts in the target, one for each stage."""
 
@@ -223,21 +200,17 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that is to be done; iterate it for the output files, afresh each time.
+    """What to write, and from what; iterate it for the output files, afresh each time.
+
+    It says nothing of what lies at the destination, and not which outputs one run of several
+    writes: see `ckpttool.transaction.resume.Destination`.
 
     Attributes
     ----------
     not_listed
         What the target strategy does not list.
     strategies
-        The files that they were read from.
-    is_resumed
-        Whether outputs that a run of the same plan left complete are kept.
-    proven
-        Of outputs that are there those whose contents, which were read, are what they should be.
-    seen
-        What lay at the places of the outputs and their manifest when the plan was made, by path;
-        None if whatever lies there may be replaced.
+        The files that the strategies were read from.
     """
 
     catalog: Catalog
@@ -246,15 +219,11 @@ class Plan:
     notes: tuple[Note, ...] = field(default=())
     not_listed: NotListed = field(default_factory=NotListed)
     documents: tuple[Document, ...] = field(default=())
-    part: PlanPart | None = None
     strategies: tuple[str, ...] = ()
-    is_resumed: bool = False
-    proven: Mapping[str, Stamp] = field(default_factory=dict)
-    seen: Mapping[str, Stamp] | None = None
 
-    def written(self, kind: str) -> list[str]:
-        """The documents of a kind, by their paths."""
-        return [document.path for document in self.documents if document.kind == kind]
+    def limited_to(self, ranks: Iterable[int]) -> Plan:
+        """Return the plan of some of the outputs, in the order of this one."""
+        return replace(self, target=self.target.limited_to(ranks))
 
     @property
     def headers(self) -> dict[tuple[int, ...], tuple[TensorMeta, ...]]:

@@ -136,7 +136,7 @@ def _find_transfers(
     if target.strategy is not None:
         _compare_names(sources, target.strategy)
         sources.notes += [*fitting.notes(), *fitting.gradients.notes()]
-    turned = {source.meta.name for source in sources.found if source.turn is not None}
+    turned = {source.meta.name for source in sources.found if source.rank_cycle is not None}
     turned -= fitting.not_listed.dropped.keys()
     nowhere = sorted(turned - {transfer.source.meta.name for transfer in transfers})
     if nowhere:
@@ -170,10 +170,10 @@ class _Fitting:
         if strategy is None or source.meta.text is not None:
             return ()
         if name in strategy.layouts:
-            return () if source.turn is not None else self._listed(source, strategy)
+            return () if source.rank_cycle is not None else self._listed(source, strategy)
         if strategy.replicates_rest:
             return ()
-        is_state = source.turn is None and follows_in_full(name, self.owners, self.metas)
+        is_state = source.rank_cycle is None and follows_in_full(name, self.owners, self.metas)
         layouts = state_layouts(strategy, name, self.owners) if is_state else ()
         if layouts and target.not_in_target == "follow":
             self.not_listed.followed[name] = source.meta
@@ -222,7 +222,7 @@ def _folded(layout: Layout, shape: tuple[int, ...]) -> Layout:
 
 def _why_not_target(layout: Layout, shape: tuple[int, ...]) -> str | None:
     """Why a full tensor of ``shape`` cannot be cut for a target, or None if it can."""
-    if layout.fields > 1:
+    if not layout.has_boxes:
         return f"field-sliced ({layout.fields} fields), which can be merged but not be cut"
     return layout.why_not(shape)
 
@@ -230,9 +230,9 @@ def _why_not_target(layout: Layout, shape: tuple[int, ...]) -> str | None:
 def _everywhere(source: Source, ranks: int) -> tuple[Layout, ...]:
     """Layouts that give the whole tensor to every target rank, or to those whose turn it is."""
     ndim = len(source.meta.shape)
-    if source.turn is None:
+    if source.rank_cycle is None:
         return (Layout.undivided(ndim, ranks),)
-    first, step = source.turn
+    first, step = source.rank_cycle
     return tuple(Layout.undivided(ndim, 1, rank) for rank in range(first, ranks, step))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from ckpttool.model.catalog import Catalog, format_ranks
+from ckpttool.model.catalog import Catalog, SelfDescribedCatalog, format_ranks
 from ckpttool.model.findings import Finding
 from ckpttool.model.layout import Layout
 from ckpttool.model.losses import hold_alike
@@ -44,7 +44,7 @@ class Presence:
 def check_presence(catalog: Catalog, strategy: Strategy) -> Presence:
     """Hold the ranks and names that are on disk against those of the strategy, or description."""
     presence = Presence(is_deduplicated(catalog, strategy))
-    if catalog.description is not None:
+    if isinstance(catalog, SelfDescribedCatalog):
         presence.problems += [Finding("missing", text) for text in catalog.description.problems]
     elif strategy.layouts:
         _check_strategy(catalog, strategy, presence)
@@ -92,7 +92,7 @@ def find_partly_held(
     is if all that are not on every rank are on one.  Ranks that hold nothing, and map parameters,
     are judged elsewhere.
     """
-    if catalog.description is not None or not strategy.layouts:
+    if isinstance(catalog, SelfDescribedCatalog) or not strategy.layouts:
         return ()
     names: dict[tuple[int, ...], list[str]] = defaultdict(list)
     for name, ranks in catalog.holders.items():

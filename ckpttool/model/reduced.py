@@ -56,7 +56,7 @@ def without_axis(layout: Layout, axis: int) -> Layout | None:
     ((1,),)
     """
     plain = shard_as_axes(layout)
-    if plain is None or len(layout.tensor_map) < 2 or layout.fields > 1:
+    if plain is None or len(layout.tensor_map) < 2 or not layout.has_boxes:
         return None
     lost = range(len(layout.tensor_map))[axis]
     return replace(
@@ -81,7 +81,7 @@ full_shape=None, rows=(), fields=1)
     """
     if layout.optimizer_shard == 1:
         return layout
-    if layout.rows:
+    if not layout.has_equal_slices:
         return None  # its parts of axis 0 are cut one by one, not the axis
     matrix = list(layout.device_matrix)  # from here on, axes are counted from the left
     tensor_map = [[len(matrix) - 1 - axis for axis in axes] for axes in layout.tensor_map]

@@ -17,7 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
-from ckpttool.model.catalog import Catalog, format_ranks
+from ckpttool.model.catalog import Catalog, SelfDescribedCatalog, format_ranks
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import Strategy
 
@@ -35,7 +35,7 @@ def is_deduplicated(catalog: Catalog, strategy: Strategy) -> bool:
     They show it if no slice is held twice, and one is held by one rank and not by another that
     has a file and should hold it, too.  A strategy without layouts says that all should hold all.
     """
-    if catalog.description is not None:
+    if isinstance(catalog, SelfDescribedCatalog):
         return False  # it tells itself who has what
     if is_marked(catalog):
         return True

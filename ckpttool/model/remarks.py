@@ -18,9 +18,9 @@ def on_layouts(found: Sequence[Source], corrected: Sequence[str], where: str) ->
 
     ``corrected`` are the names of those that are cut otherwise than it says.
     """
-    following = [source for source in found if source.follows is not None]
+    following = [source for source in found if source.parameter is not None]
     if following:
-        names = shorten(f"{source.meta.name} (as {source.follows})" for source in following)
+        names = shorten(f"{source.meta.name} (as {source.parameter})" for source in following)
         states = count(len(following), "optimizer state")
         text = f"not in {where}, cut like the parameter: {states}"
         yield Note("follows", f"{text}: {names}")
@@ -44,9 +44,9 @@ def on_guesses(found: Sequence[Source], listed: Collection[str], owners: Owners)
     most = Counter(name.removesuffix(base) for name, base in owners.items())
     parameters = sum(name not in owners for name in listed)
     names = [
-        f"{source.meta.name} (as {source.follows})"
+        f"{source.meta.name} (as {source.parameter})"
         for source in found
-        if source.follows is not None
+        if source.parameter is not None
         and owner_of(source.meta.name) is None
         and 2 * most[source.meta.name.removesuffix(owners[source.meta.name])] < parameters
     ]

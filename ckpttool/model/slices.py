@@ -29,7 +29,7 @@ def join_slices(
     ranks = list(metas)
     shapes = group_metas(metas, lambda meta: meta.shape)
     name = metas[ranks[0]].name
-    if len(shapes) > 1 and not layout.rows:
+    if len(shapes) > 1 and layout.has_equal_slices:
         return disagreement(catalog, name, "slice shape", shapes)
     piece = metas[ranks[0]].shape
     ways = fold_layout(layout, len(piece), lambda way: way.fills(piece))
@@ -47,7 +47,7 @@ def join_slices(
         return f"{name}: {format_ranks(ranks)}, slice shape {meta.shape}: {reason}"
     wrong = [
         f"rank {rank} ({catalog.files[rank].path}) has {metas[rank].shape}, expected {shape}"
-        for rank in (ranks if layout.rows else ())
+        for rank in (() if layout.has_equal_slices else ranks)
         if metas[rank].shape != (shape := layout.slice_shape(rank, full.shape))
     ]
     if wrong:

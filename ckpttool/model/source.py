@@ -4,140 +4,207 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from ckpttool.model.catalog import Catalog, StoredTensor, TensorMeta
-from ckpttool.model.described import Described
+from ckpttool.model.catalog import StoredTensor, TensorMeta
 from ckpttool.model.layout import Layout
 from ckpttool.model.region import Region
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A full tensor, spread over files.
+class Slicing(Protocol):
+    """How the elements of a full tensor are distributed over stored slices.
 
-    Attributes
-    ----------
-    meta
-        Name, element type and full shape.
-    layout
-        How it is cut over the ranks of one stage; of each slice at least one owner is present.
-        Undivided if ``described`` says how.
-    catalog
-        The files.
-    is_listed
-        True if the source strategy lists it, or the checkpoint describes it.
-    follows
-        The parameter whose layout it shares, where the strategy forgot to list optimizer state.
-    turn
-        ``(r, n)`` for a tensor that goes only to the target ranks ``t`` with ``t % n == r``; None
-        for one that is the same for all.
-    described
-        The slices, where the checkpoint describes them itself.
+    The slices fill the full tensor.  Each is held by at least one rank; ranks that hold equal
+    slices are replicas.
     """
 
-    meta: TensorMeta
-    layout: Layout
-    catalog: Catalog
-    is_listed: bool = False
-    follows: str | None = None
-    turn: tuple[int, int] | None = None
-    described: Described | None = None
+    @property
+    def key(self) -> Hashable:
+        """A value that is equal for tensors of equal shape whose equal ranks hold equal slices."""
 
     @property
-    def sharing(self) -> Hashable:
-        """How ranks share it: equal for sources of which equal ranks hold equal slices."""
-        return self.layout if self.described is None else self.described.sharing
+    def distribution_key(self) -> Hashable:
+        """The same without the shape: equal for tensors that are distributed alike."""
 
     def overlaps(
         self, within: Region, origin: tuple[int, ...]
     ) -> Iterator[tuple[StoredTensor, Region, Region]]:
-        """The stored slices that hold ``within``, in C order.
+        """Yield the stored slices that hold ``within``, in C order.
+
+        Of replicas, the slice of the lowest rank is taken: should replicas differ, all outputs see
+        the same one.
 
         Parameters
         ----------
         within
             Elements of the full tensor, counted from the one at ``origin``.
+        origin
+            Index in the full tensor.
 
         Yields
         ------
         tensor, in_slice, shared
-            A stored slice; what it shares with ``within``, counted in it and from ``origin``.
+            A stored slice, and its overlap with ``within``: counted in the slice, and from
+            ``origin``.
         """
-        if self.described is not None:
-            yield from self.described.overlaps(within, origin)
-            return
-        for index, in_slice, shared in self.layout.overlaps(within, origin, self.meta.shape):
-            yield self.find_slice(index), in_slice, shared
 
-    def count_overlaps(self, wanted: Region) -> int:
-        """How many `overlaps` there are."""
-        if self.described is not None:
-            return self.described.count_overlaps(wanted)
-        return self.layout.count_overlaps(wanted, self.meta.shape)
+    def count_overlaps(self, region: Region) -> int:
+        """Return how many `overlaps` a region of the full tensor has."""
 
-    def excerpt(self, wanted: Region) -> Excerpt | Described:
-        """What answers `overlaps` of ``wanted`` and holds no other slices: for other processes."""
-        if self.described is not None:
-            return self.described.excerpt(wanted)
-        indices = self.layout.touched(wanted, self.meta.shape)
-        slices = {index: self.find_slice(index) for index in indices}
-        return Excerpt(self.meta.shape, self.layout, slices)
+    def excerpt(self, region: Region) -> Slicing:
+        """Return a slicing with the same `overlaps` of ``region`` and no other slices.
 
-    def replicas(self) -> Iterator[dict[int, StoredTensor]]:
-        """For each slice, in C order, the ranks that have it, ascending, and what they have."""
-        if self.described is not None:
-            for boxes in self.described.slices:
-                yield {box.rank: box.tensor for box in boxes}
-            return
-        name, files = self.meta.name, self.catalog.files
-        for index in self.layout.slice_indices():
-            yield {
-                rank: files[rank].tensors[name]
-                for rank in self.layout.owners(index)
-                if rank in files and name in files[rank].header
-            }
-
-    def find_slice(self, index: tuple[int, ...]) -> StoredTensor:
-        """The stored slice at ``index`` of the layout, from the lowest owner that has it.
-
-        The lowest, not the least busy: should replicas differ, all outputs see the same one.
+        It has no replicas and no catalog, so that little is sent to another process.
         """
-        for rank in self.layout.owners(index):
-            file = self.catalog.files.get(rank)
-            tensor = None if file is None else file.tensors.get(self.meta.name)
-            if tensor is not None:
-                return tensor
-        raise LookupError(f"{self.meta.name}: no owner of slice {index}")
+
+    def replicas(self) -> Iterator[Mapping[int, StoredTensor]]:
+        """Yield what each rank holds of each slice, slices in C order, ranks ascending."""
+
+    def owners(self) -> Iterator[tuple[int, ...]]:
+        """Yield the ranks that should hold each slice, in the order of `replicas`."""
+
+    def bounds(self, rank: int) -> Region:
+        """Return a region of the full tensor that contains the slices of ``rank``."""
 
 
 @dataclass(frozen=True, slots=True)
-class Excerpt:
-    """Some slices of a full tensor, apart from the catalog.
+class LayoutSlicing:
+    """Slices that follow from a layout.
 
     Attributes
     ----------
-    shape, layout
-        Of the full tensor.
-    slices
-        By their index in the layout, as `Source.find_slice` has them.
+    layout
+        How the tensor is sharded over the ranks of one stage.
+    shape
+        The full shape.
+    tensors
+        Rank to stored tensor; at least one owner of each slice.  Ranks outside the stage are
+        ignored.
     """
 
-    shape: tuple[int, ...]
     layout: Layout
-    slices: Mapping[tuple[int, ...], StoredTensor]
+    shape: tuple[int, ...]
+    tensors: Mapping[int, StoredTensor]
+
+    @property
+    def key(self) -> Hashable:
+        """See `Slicing`."""
+        return self.layout, self.shape
+
+    @property
+    def distribution_key(self) -> Hashable:
+        """See `Slicing`."""
+        return self.layout
 
     def overlaps(
         self, within: Region, origin: tuple[int, ...]
     ) -> Iterator[tuple[StoredTensor, Region, Region]]:
-        """As of `Source`."""
+        """See `Slicing`."""
         for index, in_slice, shared in self.layout.overlaps(within, origin, self.shape):
-            yield self.slices[index], in_slice, shared
+            yield self.find_slice(index), in_slice, shared
 
-    def count_overlaps(self, wanted: Region) -> int:
-        """As of `Source`."""
-        return self.layout.count_overlaps(wanted, self.shape)
+    def count_overlaps(self, region: Region) -> int:
+        """See `Slicing`."""
+        return self.layout.count_overlaps(region, self.shape)
 
-    def excerpt(self, wanted: Region) -> Excerpt:
-        """Fewer of them."""
-        indices = self.layout.touched(wanted, self.shape)
-        return replace(self, slices={index: self.slices[index] for index in indices})
+    def excerpt(self, region: Region) -> LayoutSlicing:
+        """See `Slicing`."""
+        indices = self.layout.touched(region, self.shape)
+        return replace(self, tensors=dict(self._find_owner(index) for index in indices))
+
+    def replicas(self) -> Iterator[dict[int, StoredTensor]]:
+        """See `Slicing`."""
+        for ranks in self.owners():
+            yield {rank: self.tensors[rank] for rank in ranks if rank in self.tensors}
+
+    def owners(self) -> Iterator[tuple[int, ...]]:
+        """See `Slicing`."""
+        return self.layout.slice_owners()
+
+    def bounds(self, rank: int) -> Region:
+        """See `Slicing`."""
+        if rank in self.layout.ranks and self.layout.has_boxes:
+            return self.layout.region(rank, self.shape)
+        return Region.whole(self.shape)
+
+    def find_slice(self, index: tuple[int, ...]) -> StoredTensor:
+        """Return the stored slice at ``index`` of the layout, from the lowest owner that has it."""
+        return self._find_owner(index)[1]
+
+    def _find_owner(self, index: tuple[int, ...]) -> tuple[int, StoredTensor]:
+        for rank in self.layout.owners(index):
+            tensor = self.tensors.get(rank)
+            if tensor is not None:
+                return rank, tensor
+        raise LookupError(f"no owner of slice {index}")
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The strategy lists the tensor, or the checkpoint describes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FollowsParameter:
+    """Optimizer state that the strategy does not list; it is sharded like its ``parameter``."""
+
+    parameter: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotInStrategy:
+    """A tensor without a layout, which one file holds in full.
+
+    ``rank_cycle`` is ``(r, n)`` for a tensor that goes only to the target ranks ``t`` with
+    ``t % n == r``; None for one that is the same for all ranks.
+    """
+
+    rank_cycle: tuple[int, int] | None = None
+
+
+Origin = Listed | FollowsParameter | NotInStrategy
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A full tensor, distributed over files.
+
+    Attributes
+    ----------
+    meta
+        Name, element type and full shape.
+    slicing
+        Which stored slice holds which elements.
+    origin
+        Where the slicing comes from.
+    """
+
+    meta: TensorMeta
+    slicing: Slicing
+    origin: Origin
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of a tensor that a strategy shards, or that one file holds in full."""
+        assert isinstance(self.slicing, LayoutSlicing), f"{self.meta.name}: described, no layout"
+        return self.slicing.layout
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether the strategy lists the tensor, or the checkpoint describes it."""
+        return isinstance(self.origin, Listed)
+
+    @property
+    def has_layout(self) -> bool:
+        """Whether its own slicing or that of its parameter is given."""
+        return not isinstance(self.origin, NotInStrategy)
+
+    @property
+    def parameter(self) -> str | None:
+        """The parameter that unlisted optimizer state follows; None for any other tensor."""
+        return self.origin.parameter if isinstance(self.origin, FollowsParameter) else None
+
+    @property
+    def rank_cycle(self) -> tuple[int, int] | None:
+        """See `NotInStrategy`; None for a tensor that has a layout."""
+        return self.origin.rank_cycle if isinstance(self.origin, NotInStrategy) else None

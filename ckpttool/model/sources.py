@@ -8,10 +8,10 @@ else is one undivided tensor if all ranks hold the same bytes, and a question to
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ckpttool.errors import FormatError
-from ckpttool.model.catalog import Catalog, TensorMeta, format_ranks
+from ckpttool.model.catalog import Catalog, SelfDescribedCatalog, TensorMeta, format_ranks
 from ckpttool.model.described import follow, odd_state
 from ckpttool.model.findings import Finding
 from ckpttool.model.layout import Layout
@@ -23,7 +23,14 @@ from ckpttool.model.reduced import reduced_from
 from ckpttool.model.redundancy import note_redundancy
 from ckpttool.model.remarks import on_contradictions, on_guesses, on_layouts, on_strays
 from ckpttool.model.slices import disagreement, group_metas, group_ranks, join_slices
-from ckpttool.model.source import Source
+from ckpttool.model.source import (
+    FollowsParameter,
+    LayoutSlicing,
+    Listed,
+    NotInStrategy,
+    Origin,
+    Source,
+)
 from ckpttool.model.states import (
     Owners,
     find_owners,
@@ -77,9 +84,9 @@ def names_to_compare(catalog: Catalog, strategy: Strategy) -> dict[str, str | No
         follows = followed_parameter(catalog, strategy, name, ranks, owners)
         described = _described_source(catalog, name, ranks, owners)
         if described is not None:
-            if described.follows is None:
+            if described.parameter is None:
                 continue
-            follows = described.follows
+            follows = described.parameter
         if follows is not None and owner_of(name) is not None:
             continue
         metas = {header[name].meta for header in catalog.headers.values() if name in header}
@@ -88,11 +95,16 @@ def names_to_compare(catalog: Catalog, strategy: Strategy) -> dict[str, str | No
     return found
 
 
+def _listed_names(catalog: Catalog, strategy: Strategy) -> Collection[str]:
+    """Return the names of which the strategy, or the checkpoint itself, gives the slices."""
+    if isinstance(catalog, SelfDescribedCatalog):
+        return catalog.description.tensors.keys()
+    return strategy.layouts.keys()
+
+
 def _owners_in(catalog: Catalog, strategy: Strategy) -> dict[str, str]:
-    """The parameter of every optimizer state, as far as names tell."""
-    if catalog.description is not None:
-        return find_owners(catalog.description.tensors, catalog.metas)
-    return find_owners(strategy.layouts, catalog.metas)
+    """Return the parameter of every optimizer state, as far as names tell."""
+    return find_owners(_listed_names(catalog, strategy), catalog.metas)
 
 
 def find_sources(
@@ -148,11 +160,10 @@ def find_sources(
     lacking = presence.lacking
     sources.add(find_losses(catalog, strategy, lacking, each, sources.is_deduplicated))
     sources.notes += on_layouts(sources.found, search.corrected, search.where)
-    description = catalog.description
-    listed = strategy.layouts if description is None else description.tensors
+    listed = _listed_names(catalog, strategy)
     sources.notes += on_guesses(sources.found, listed, owners)
     sources.notes += on_strays(strategy, catalog.holders)
-    if catalog.description is None:
+    if not isinstance(catalog, SelfDescribedCatalog):
         note = note_redundancy(catalog, sources.is_deduplicated)
         sources.notes += [] if note is None else [note]
     return sources
@@ -191,15 +202,16 @@ class _Search:
     @property
     def where(self) -> str:
         """What says how tensors are cut."""
-        return "the strategy" if self.catalog.description is None else "the description"
+        is_described = isinstance(self.catalog, SelfDescribedCatalog)
+        return "the description" if is_described else "the strategy"
 
     def take(self, name: str, ranks: Sequence[int]) -> None:
         """Find the source of one parameter, which ``ranks`` hold."""
         catalog, strategy = self.catalog, self.strategy
         described = _described_source(catalog, name, ranks, self.owners)
-        if described is not None and described.follows is not None:
-            slices = [list(held) for held in described.replicas()]
-            described = None if self._is_contradicted(name, slices) else described
+        if described is not None and described.parameter is not None:
+            is_contradicted = self._is_contradicted(name, described.slicing.owners())
+            described = None if is_contradicted else described
         if described is not None:
             self.sources.found.append(described)
         if described is not None or _is_broken(catalog, name):
@@ -214,10 +226,10 @@ class _Search:
         if followed is None:
             layouts = true_layouts(catalog, strategy, name, self.owners)
             self.corrected += [name] if layouts != strategy.layouts[name] else []
-        source = _cut_source(catalog, layouts, name, ranks, self.lacking, self.sources)
+        origin = Listed() if followed is None else FollowsParameter(followed)
+        source = _sharded_source(catalog, layouts, name, ranks, origin, self.lacking, self.sources)
         if source is not None:
-            is_listed = followed is None
-            self.sources.found.append(replace(source, is_listed=is_listed, follows=followed))
+            self.sources.found.append(source)
 
     def _is_contradicted(self, name: str, shares: Iterable[Sequence[int]]) -> bool:
         """Whether contents show that a tensor is not shared by ranks as a state of it would be.
@@ -246,7 +258,7 @@ class _Search:
         elif odd is not None:
             self.sources.problems.append(Finding("unlisted", odd, tensor=name, ranks=tuple(ranks)))
         else:
-            self.sources.found.append(whole_source(catalog, name, ranks[0]))
+            self.sources.found.append(full_source(catalog, name, ranks[0]))
 
     def settle(self, is_complete: bool) -> None:
         """What becomes of those that differ: as the user decided, or a question.
@@ -258,7 +270,8 @@ class _Search:
         elif is_complete:
             own, rest = set_apart(self.differing)
             self._settle(own, "drop")
-            is_cut, is_described = bool(self.strategy.layouts), self.catalog.description is not None
+            is_cut = bool(self.strategy.layouts)
+            is_described = isinstance(self.catalog, SelfDescribedCatalog)
             told_by = self.where if is_cut or is_described else None
             number = len(self.catalog.holders)
             asked = questions(told_by, rest, number, self.alone, is_cut, self.running)
@@ -270,10 +283,10 @@ class _Search:
         for groups, names in differing.items():
             ranks = sorted(rank for group in groups for rank in group)
             if unlisted == "first":
-                sources.found += [whole_source(catalog, name, ranks[0]) for name in names]
+                sources.found += [full_source(catalog, name, ranks[0]) for name in names]
             elif unlisted == "rank":
                 sources.found += [
-                    replace(whole_source(catalog, name, rank), turn=(rank % cycle, cycle))
+                    full_source(catalog, name, rank, (rank % cycle, cycle))
                     for name in names
                     for rank in ranks
                 ]
@@ -283,30 +296,24 @@ class _Search:
 def _shares(layouts: Iterable[Layout]) -> Iterator[Sequence[int]]:
     """The ranks that hold equal slices, slice by slice."""
     for layout in layouts:
-        yield from map(layout.owners, layout.slice_indices())
+        yield from layout.slice_owners()
 
 
 def _described_source(
     catalog: Catalog, name: str, ranks: Sequence[int], owners: Owners
 ) -> Source | None:
-    """The source of a tensor that the checkpoint describes, or of state of it; None if of none."""
-    if catalog.description is None:
+    """Return the source of a described tensor, or of its state; None if nothing describes it."""
+    if not isinstance(catalog, SelfDescribedCatalog):
         return None
-    follows, tensors = None, catalog.description.tensors
-    described = tensors.get(name)
+    tensors = catalog.description.tensors
     base = tensors.get(_shaped_owner(name, owners))
-    if described is None and base is not None:
-        stored = {rank: catalog.files[rank].tensors[name] for rank in ranks}
-        described, follows = follow(base, name, stored), base.meta.name
-    if described is None:
-        return None
-    layout = Layout.undivided(len(described.meta.shape))
-    is_listed = follows is None
-    return Source(described.meta, layout, catalog, is_listed, follows, described=described)
+    if name in tensors or base is None:
+        return tensors.get(name)
+    return follow(base, name, {rank: catalog.files[rank].tensors[name] for rank in ranks})
 
 
 def _is_broken(catalog: Catalog, name: str) -> bool:
-    return catalog.description is not None and name in catalog.description.broken
+    return isinstance(catalog, SelfDescribedCatalog) and name in catalog.description.broken
 
 
 def _shaped_owner(name: str, owners: Owners) -> str:
@@ -318,7 +325,7 @@ def _odd_shape(
     catalog: Catalog, strategy: Strategy, meta: TensorMeta, owners: Owners
 ) -> str | None:
     """Why optimizer state without a layout is not taken as it is, or None if nothing speaks so."""
-    if catalog.description is None:
+    if not isinstance(catalog, SelfDescribedCatalog):
         return odd_shape(catalog, strategy, meta, owners)
     if owner_of(meta.name) is None:
         return None
@@ -348,26 +355,31 @@ def _group_by_content(
     return tuple(group_ranks(ranks, content).values())
 
 
-def whole_source(catalog: Catalog, name: str, rank: int) -> Source:
-    """A tensor that one file holds whole, the one of ``rank``."""
-    meta = catalog.files[rank].tensors[name].meta
-    return Source(meta, Layout.undivided(len(meta.shape), 1, rank), catalog)
+def full_source(
+    catalog: Catalog, name: str, rank: int, rank_cycle: tuple[int, int] | None = None
+) -> Source:
+    """Return the source of a full tensor that the file of ``rank`` holds."""
+    meta = catalog.files[rank].header[name].meta
+    layout = Layout.undivided(len(meta.shape), 1, rank)
+    slicing = LayoutSlicing(layout, meta.shape, catalog.tensors_of(name))
+    return Source(meta, slicing, NotInStrategy(rank_cycle))
 
 
-def _cut_source(
+def _sharded_source(
     catalog: Catalog,
     layouts: Sequence[Layout],
     name: str,
     ranks: Sequence[int],
+    origin: Origin,
     lacking: dict[tuple[int, ...], list[str]],
     sources: Sources,
 ) -> Source | None:
-    """The source of a parameter that has layouts; problems are recorded and give None.
+    """Return the source of a parameter that has layouts; None if there are problems.
 
     A parameter shared by stages is taken from the lowest stage that holds all of it.
     """
     files = catalog.files
-    metas = catalog.held(name)
+    metas, tensors = catalog.metas_of(name), catalog.tensors_of(name)
     dtypes = group_metas(metas, lambda meta: meta.dtype)
     if len(dtypes) > 1:
         text = disagreement(catalog, name, "element type", dtypes)
@@ -389,7 +401,7 @@ def _cut_source(
         layout, meta = joined
         gaps = layout.gaps(present)
         if not gaps and chosen is None:
-            chosen = Source(meta, layout, catalog)
+            chosen = Source(meta, LayoutSlicing(layout, meta.shape, tensors), origin)
         elif not gaps and chosen is not None and chosen.meta.shape != meta.shape:
             text = _on_stages(chosen, meta, layout, files[present[0]].path)
             sources.problems.append(Finding("shape", text, tensor=name, ranks=tuple(ranks)))

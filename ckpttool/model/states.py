@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from ckpttool.model.catalog import Catalog, TensorMeta
+from ckpttool.model.catalog import Catalog, SelfDescribedCatalog, TensorMeta
 from ckpttool.model.findings import Finding
 from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.reduced import STATISTICS, reduced_from, without_axis
@@ -98,8 +98,8 @@ def follows_in_full(name: str, owners: Owners, metas: Mapping[str, TensorMeta]) 
 
 def full_metas(catalog: Catalog, strategy: Strategy) -> dict[str, TensorMeta]:
     """Return name to full tensor, as far as layouts or the checkpoint tell; else to a slice."""
-    metas = catalog.metas
-    if catalog.description is not None:
+    metas = dict(catalog.metas)
+    if isinstance(catalog, SelfDescribedCatalog):
         return metas | {name: one.meta for name, one in catalog.description.tensors.items()}
     owners = find_owners(strategy.layouts, metas)
     for name, meta in metas.items():
@@ -153,7 +153,7 @@ def borrow_rows(layouts: tuple[Layout, ...], twins: tuple[Layout, ...]) -> tuple
     rows = {(twin.ranks, twin.device_matrix, twin.tensor_map): twin.rows for twin in twins}
     return tuple(
         layout
-        if layout.rows or layout.fields > 1
+        if not layout.is_even
         else replace(
             layout, rows=rows.get((layout.ranks, layout.device_matrix, layout.tensor_map), ())
         )
@@ -247,7 +247,7 @@ def _shard_by_full_shape(catalog: Catalog, name: str, layout: Layout) -> Layout:
 
 def _shard_of_expanded(layout: Layout, piece: tuple[int, ...]) -> Layout:
     """The same of an expanded layout, to be folded later; as it is unless just one shard fits."""
-    if layout.optimizer_shard > 1 or layout.rows or layout.fields > 1:
+    if layout.optimizer_shard > 1 or not layout.is_even:
         return layout
     cuts = [
         replace(layout, optimizer_shard=shard)
@@ -325,7 +325,7 @@ def _unlike_shapes(
     """
     piece, other = _slice_shape(catalog, base, own), _slice_shape(catalog, name, state)
     stored, stored_state = _as_stored(own, piece), _as_stored(state, other)
-    if piece is None or stored is None or stored_state is None or own.fields > 1:
+    if piece is None or stored is None or stored_state is None or not own.has_boxes:
         return None  # where they are joined it is told what is wrong
     are_alike = _shard_alike(stored, stored_state)
     is_known = name.startswith((GRADIENTS, *STATISTICS))
@@ -420,7 +420,7 @@ def _slice_shapes(catalog: Catalog, name: str, layout: Layout) -> dict[int, tupl
     shape = _slice_shape(catalog, name, layout)
     if shape is None:
         return {}
-    if not layout.rows:
+    if layout.has_equal_slices:
         return dict.fromkeys(layout.ranks, shape)
     full = _full_shape(catalog, name, layout)
     if full is None or layout.why_not(full) is not None:

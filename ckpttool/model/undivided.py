@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from ckpttool.model.catalog import Catalog, TensorMeta
+from ckpttool.model.catalog import Catalog, MergedCatalog, TensorMeta
 from ckpttool.model.findings import Finding
 from ckpttool.model.notes import Note
-from ckpttool.model.sources import Sources, whole_source
+from ckpttool.model.sources import Sources, full_source
 from ckpttool.model.states import Owners, find_owners
 from ckpttool.model.strategy import parameter_of, shorten
 from ckpttool.model.unlisted import Unlisted
@@ -32,13 +32,13 @@ def undivided_sources(catalog: Catalog, unlisted: Unlisted | None = None) -> Sou
         sources.notes += [note] if note else []
     for rank, file in catalog.files.items():
         kept = (name for name in file.tensors if unlisted != "drop" or name not in slices)
-        sources.found += [whole_source(catalog, name, rank) for name in kept]
+        sources.found += [full_source(catalog, name, rank) for name in kept]
     return sources
 
 
 def on_one_of_several(catalog: Catalog) -> Iterator[Note]:
     """A warning if a source is one rank's file of several."""
-    if catalog.is_undivided and catalog.one_of_several:
+    if isinstance(catalog, MergedCatalog) and catalog.one_of_several:
         text = f"{catalog.root}: one rank of several ({catalog.one_of_several}); its tensors may "
         yield Note("doubt", text + "be slices", is_warning=True)
 
@@ -68,14 +68,16 @@ def possible_slices(catalog: Catalog) -> Mapping[str, str]:
     Mapping
         Name to what is known of it, for a message.
     """
+    if not isinstance(catalog, MergedCatalog):
+        return {}
     metas = catalog.metas
     owners = find_owners((), metas)
     found = {}
-    for name, is_named in catalog.apart.items():
+    for name, is_named in catalog.common_tensors.items():
         meta, base = metas[name], metas.get(_owner(metas, owners, name))
         if is_named or not meta.shape:
             continue
-        if base is not None and base.name not in catalog.apart:
+        if base is not None and base.name not in catalog.common_tensors:
             if meta.shape != base.shape:
                 found[name] = f"{name} {meta.shape}, of {base.name} {base.shape}"
         elif math.prod(meta.shape) != 1:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 from ckpttool.errors import FormatError
-from ckpttool.model.catalog import Catalog, format_ranks
+from ckpttool.formats.reading import read_file
+from ckpttool.model.catalog import Catalog, RankCatalog, format_ranks
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import Strategy
-from ckpttool.transaction.manifest import Listing, read_strategy_file
+from ckpttool.transaction.manifest import ManifestFile
 
 
 def as_asked(catalog: Catalog, strategy: Strategy | None) -> tuple[Catalog, list[Note]]:
@@ -24,7 +26,8 @@ def as_asked(catalog: Catalog, strategy: Strategy | None) -> tuple[Catalog, list
         return catalog, []
     others = format_ranks(sorted(_expected(catalog, strategy) - asked))
     text = f"{others}: not looked for, since {told}"
-    return replace(catalog, asked=asked), [Note("part", text)]
+    assert isinstance(catalog, RankCatalog)
+    return replace(catalog, expected_ranks=asked), [Note("part", text)]
 
 
 def note_asked(catalog: Catalog, strategy: Strategy | None) -> Catalog:
@@ -41,7 +44,8 @@ def note_asked(catalog: Catalog, strategy: Strategy | None) -> Catalog:
 def _expected(catalog: Catalog, strategy: Strategy | None) -> set[int]:
     """Ranks that should have a file."""
     has_layouts = strategy is not None and strategy.layouts
-    return {*(strategy.ranks if strategy is not None and has_layouts else ()), *catalog.absent}
+    missing = catalog.missing_ranks if isinstance(catalog, RankCatalog) else ()
+    return {*(strategy.ranks if strategy is not None and has_layouts else ()), *missing}
 
 
 def _asked_ranks(catalog: Catalog, strategy: Strategy | None) -> tuple[frozenset[int] | None, str]:
@@ -53,10 +57,10 @@ def _asked_ranks(catalog: Catalog, strategy: Strategy | None) -> tuple[frozenset
     path = Path(catalog.root) / MANIFEST
     there = catalog.files.keys() | catalog.damaged.keys()
     expected = _expected(catalog, strategy)
-    if catalog.is_undivided or expected <= there or not path.is_file():
+    if not isinstance(catalog, RankCatalog) or expected <= there or not path.is_file():
         return None, ""
     try:
-        outputs = Listing.read(path).manifest().outputs
+        outputs = ManifestFile.read(path).manifest().outputs
     except FormatError:
         return None, ""
     asked = frozenset({*there, *(output.rank for output in outputs)})
@@ -74,13 +78,13 @@ def strategy_notes(catalog: Catalog, strategy: Strategy) -> Iterator[Note]:
     path = Path(catalog.root) / MANIFEST
     if not strategy.files or not path.is_file():
         return
-    given = {read_strategy_file(name).sha256 for name in strategy.files}
+    given = {sha256(read_file(name)).hexdigest() for name in strategy.files}
     try:
-        head = Listing.read(path).head
-        told = head.objects("strategies")[-len(strategy.files) :]
-        same = [told, head.objects("told")] if "told" in head.entries else [told]
-        if told and given not in [{one.text("sha256") for one in files} for files in same]:
-            text = f"{path} says that this was written by {told[-1].text('path')}, and "
+        provenance = ManifestFile.read(path).head.provenance()
+        recorded = provenance.strategies[-len(strategy.files) :]
+        same = [recorded, provenance.dst_strategies]
+        if recorded and given not in [{one.sha256 for one in files} for files in same]:
+            text = f"{path} says that this was written by {recorded[-1].path}, and "
             text += f"{strategy.origin} is another file; if it does not say the same, what is read "
             text += "is wrong"
             yield Note("strategy", text, is_warning=True)

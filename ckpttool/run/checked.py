@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from typing import NamedTuple
 
 from ckpttool.errors import CkptToolError, CombinedError, PlanError, raise_all
-from ckpttool.formats.stopping import OpenProgress
 from ckpttool.model.aside import set_aside
-from ckpttool.model.catalog import Catalog
+from ckpttool.model.catalog import Catalog, MergedCatalog
 from ckpttool.model.findings import plan_error
 from ckpttool.model.headers import find_lacking
 from ckpttool.model.notes import Note
@@ -30,9 +30,8 @@ from ckpttool.run.outputs import content_problems
 from ckpttool.run.places import blocked_places, place_problems, stale_files
 from ckpttool.run.replicas import replica_problems
 from ckpttool.run.strategies import Told
-from ckpttool.transaction.manifest import changed_files
-from ckpttool.transaction.parts import take_part
-from ckpttool.transaction.resume import find_remains, look_at_places
+from ckpttool.transaction.manifest import changed_sources
+from ckpttool.transaction.resume import Destination, DestinationPolicy, inspect_previous_run
 
 
 class Care(NamedTuple):
@@ -43,15 +42,6 @@ class Care(NamedTuple):
     check_replicas: bool
 
 
-class Way(NamedTuple):
-    """What becomes of what is there, and which outputs are written."""
-
-    overwrite: bool
-    resume: bool
-    part: tuple[int, int] | None
-    open_progress: OpenProgress
-
-
 def make_checked_plan(
     catalog: Catalog,
     strategy: Strategy | None,
@@ -59,10 +49,10 @@ def make_checked_plan(
     unlisted: Unlisted | None,
     executor: Executor | None,
     care: Care,
-    way: Way,
+    policy: DestinationPolicy,
     more: Numbered | Told | None = None,
-) -> Plan:
-    """The plan that carries a source over to a target.
+) -> tuple[Plan, Destination]:
+    """Plan how to carry a source over to a target, and look what lies there.
 
     Parameters
     ----------
@@ -74,7 +64,7 @@ def make_checked_plan(
         See `ckpttool.model.sources.find_sources`.
     executor
         Reads contents where they decide; by default the caller's own thread.
-    care, way
+    care, policy
         How the source is looked at, and what becomes of what is there.
     more
         What is to be written beside the outputs.
@@ -91,9 +81,9 @@ def make_checked_plan(
     damage, notes = check_files(catalog, executor, "crc_num" in target.attrs)
     errors: list[CkptToolError] = [*damage]
     problems: list[str] = []
-    if strategy is None or catalog.is_undivided:
+    if strategy is None or isinstance(catalog, MergedCatalog):
         problems += filter(None, [why_not_full(catalog)])
-    ours: frozenset[str] = frozenset()
+    plan = None
     try:
         strategy, target = _resolve(catalog, strategy, target)
         catalog = note_asked(set_aside(catalog, strategy), strategy)
@@ -103,53 +93,97 @@ def make_checked_plan(
         if more is not None:
             plan = more.complete(plan)
             problems += more.problems(plan)
-        if way.part is not None:
-            plan = take_part(plan, *way.part)
+        plan = replace(plan, strategies=strategies, notes=(*plan.notes, *notes))
         target = plan.target
-        plan = replace(plan, strategies=strategies, is_resumed=way.resume)
-        if not any(blocked_places(target, inputs, [one.path for one in plan.documents])):
-            plan, ours = _with_remains(plan, executor, way, problems, notes)
-        plan = replace(plan, notes=(*plan.notes, *notes))
-        warnings = [note.text for note in plan.notes if note.is_warning and care.strict]
-        problems += [f"--strict: {text}; mend it, or leave --strict away" for text in warnings]
+        problems += _strict_problems(plan.notes, care)
     except CkptToolError as error:
         errors.append(error)
-        if way.part is not None:  # nobody knows which outputs are its own
-            target = replace(target, paths={})
     documents = [] if more is None else more.documents
-    places = list(place_problems(catalog, target, inputs, way.overwrite, documents, ours))
-    problems += places
+    whole = None if errors[len(damage) :] else plan
+    destination, places, failures = preflight(
+        catalog, target, whole, inputs, documents, policy, executor
+    )
+    errors += failures
+    problems += [*places, *_strict_problems(destination.notes, care)]
     if problems:
         errors.append(PlanError(problems))
     if catalog.problems:  # first, since what else is wrong may follow from them
         errors.insert(0, PlanError(catalog.problems))
-    if errors and (changed := changed_files(catalog)):
+    if errors and (changed := changed_sources(catalog)):
         errors = [PlanError([*changed, *places])]  # which what else is wrong may come of
     raise_all(errors)
-    return plan
+    assert plan is not None, "else there is an error"
+    return plan, destination
+
+
+def _strict_problems(notes: Iterable[Note], care: Care) -> list[str]:
+    """Return the warnings as problems if warnings are refused."""
+    warnings = [note.text for note in notes if note.is_warning and care.strict]
+    return [f"--strict: {text}; mend it, or leave --strict away" for text in warnings]
 
 
 def _files(catalog: Catalog) -> list[str]:
     """All files of a source that are there, whole or damaged."""
     damaged = (error.path for error in catalog.damaged.values())
-    return [
-        *catalog.indexes,
-        *(path for file in catalog.files.values() for path in file.paths),
-        *(path for path in damaged if os.access(path, os.F_OK)),
-    ]
+    return [*catalog.paths, *(path for path in damaged if os.access(path, os.F_OK))]
 
 
-def _with_remains(
-    plan: Plan, executor: Executor, way: Way, problems: list[str], notes: list[Note]
-) -> tuple[Plan, frozenset[str]]:
-    """The plan with what an earlier run left, and the outputs that may be replaced for that."""
-    seen = None if way.overwrite else look_at_places(plan)
-    ours, proven = find_remains(plan, executor, problems, notes, way.overwrite, way.open_progress)
-    problems += content_problems(plan, notes, ours if way.resume else ())
-    if way.overwrite and (stale := stale_files(plan.target)) is not None:
-        text = f"{stale}; it stays, and is taken for a part of this set: move it away"
-        notes.append(Note("passed over", text, is_warning=True))
-    return replace(plan, proven=proven, seen=seen), ours
+def preflight(
+    source: Catalog,
+    target: Target,
+    plan: Plan | None,
+    inputs: Sequence[str],
+    documents: Sequence[str],
+    policy: DestinationPolicy,
+    executor: Executor,
+) -> tuple[Destination, list[str], list[CkptToolError]]:
+    """Look what lies at the destination, and find everything that keeps a run from writing there.
+
+    Parameters
+    ----------
+    source
+        What is read.
+    target
+        What is to be written.
+    plan
+        How; None if the source has problems that keep it from being planned.
+    inputs
+        Every file that is read.
+    documents
+        Small files that are written with the outputs.
+    policy
+        What becomes of files that are there, and which outputs this run writes.
+    executor
+        Reads outputs of an earlier run where their contents decide.
+
+    Returns
+    -------
+    destination, problems, errors
+        What lies there; what is in the way; files that cannot be read.
+    """
+    problems: list[str] = []
+    errors: list[CkptToolError] = []
+    found = Destination(tuple(target.paths) if policy.part is None else ())
+    if plan is not None:  # else nobody knows which outputs fall to a part
+        found = Destination.of(plan, policy)
+    target = target.limited_to(found.ranks)
+    own_documents = documents if policy.part is None else ()
+    if plan is not None and not any(blocked_places(target, inputs, own_documents)):
+        notes: list[Note] = []
+        try:
+            found = inspect_previous_run(plan, found, policy, executor, problems)
+            kept = found.replaceable if policy.resume else ()
+            problems += content_problems(plan.limited_to(found.ranks), notes, kept)
+        except CkptToolError as error:
+            errors.append(error)
+        if policy.overwrite and (stale := stale_files(target)) is not None:
+            text = f"{stale}; it stays, and is taken for a part of this set: move it away"
+            notes.append(Note("passed over", text, is_warning=True))
+        found = replace(found, notes=(*found.notes, *notes))
+    problems += place_problems(
+        source, target, inputs, policy.overwrite, documents, found.replaceable
+    )
+    return found, problems, errors
 
 
 def _settled_plan(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
-from ckpttool.model.catalog import TensorMeta, format_ranks
+from ckpttool.model.catalog import Catalog, SelfDescribedCatalog, TensorMeta, format_ranks
 from ckpttool.model.findings import Finding
 from ckpttool.model.notes import Note
 from ckpttool.model.states import owners_of_full
@@ -55,6 +55,7 @@ class _Tally:
 
 def check_contents(
     slices: Iterable[Slice],
+    catalog: Catalog,
     strategy: Strategy | None,
     executor: Executor,
     on_progress: Progress,
@@ -67,6 +68,8 @@ def check_contents(
     ----------
     slices
         Each slice with all of its replicas.
+    catalog
+        What is on disk.
     strategy
         None if there is none; one without layouts says that every rank holds everything.
     executor, on_progress
@@ -86,8 +89,8 @@ def check_contents(
             seen.update(map(fingerprint, one.tensors, facts.hashes))
         source = one.source
         told = apart if source.meta.name in running else findings
-        told += differences(one, facts, strategy)
-        key = source.meta.name, 0 if strategy is None else source.layout.first_rank
+        told += differences(one, facts, catalog, strategy)
+        key = source.meta.name, 0 if strategy is None else next(source.slicing.owners())[0]
         tallies.setdefault(key, _Tally()).add(one, facts)
         metas[source.meta.name] = source.meta
     states = owners_of_full((), metas)
@@ -111,12 +114,14 @@ def check_contents(
     return findings, notes
 
 
-def differences(one: Slice, facts: Facts, strategy: Strategy | None) -> Iterator[Finding]:
-    """The finding, if there is one, of ranks that do not agree."""
+def differences(
+    one: Slice, facts: Facts, catalog: Catalog, strategy: Strategy | None
+) -> Iterator[Finding]:
+    """Yield the finding of ranks that do not agree, if they do not."""
     source, name = one.source, one.source.meta.name
-    is_replica = source.is_listed or source.follows is not None
+    is_replica = source.has_layout
     is_replicated = strategy is not None and not strategy.layouts
-    is_replicated = is_replicated and source.catalog.description is None
+    is_replicated = is_replicated and not isinstance(catalog, SelfDescribedCatalog)
     if name in OF_ONE_RANK:
         return
     if is_replica or strategy is None or is_replicated:

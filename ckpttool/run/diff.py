@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ckpttool.errors import CkptToolError, PlanError, StrategyError, of_side, raise_all
-from ckpttool.model.catalog import Catalog, TensorMeta
+from ckpttool.model.catalog import Catalog, RankCatalog, TensorMeta
 from ckpttool.model.findings import Finding, plan_error
 from ckpttool.model.losses import notes_of_scan
 from ckpttool.model.notes import Note
@@ -29,7 +29,7 @@ from ckpttool.run.engines import InlineExecutor
 from ckpttool.run.facts import Difference, Tolerance
 from ckpttool.run.gather import Trust, gather_sources, known_strategy
 from ckpttool.run.integrity import check_files
-from ckpttool.transaction.manifest import unchanged
+from ckpttool.transaction.manifest import require_unmodified_sources
 
 Kind = Literal["only in A", "only in B", "dtype", "shape", "text", "values"]
 
@@ -143,13 +143,13 @@ def diff(
     """
     executor = executor or InlineExecutor()
     trust = Trust(trust_strategy, optimizer_shard)
-    with unchanged(a, b):
+    with require_unmodified_sources(a, b):
         errors: list[CkptToolError] = []
         sides: list[Sources] = []
         notes: dict[Note, str] = {}  # and the sides that have it
         contradictions: list[Finding] = []
         for side, catalog, given in (("A", a, a_strategy), ("B", b, b_strategy)):
-            needs_it = not (catalog.is_undivided or catalog.description)
+            needs_it = isinstance(catalog, RankCatalog)
             try:
                 strategy = known_strategy(catalog, given, replicated and needs_it)
                 sources = gather_sources(
@@ -252,7 +252,7 @@ def _by_name(sources: Sources) -> dict[str, dict[int | None, Source]]:
     """Name to source, or to the source of each rank that has its own."""
     found: dict[str, dict[int | None, Source]] = {}
     for source in sources.found:
-        rank = None if source.turn is None else source.turn[0]
+        rank = None if source.rank_cycle is None else source.rank_cycle[0]
         found.setdefault(source.meta.name, {})[rank] = source
     return found
 

@@ -19,12 +19,11 @@ from concurrent.futures import Executor
 from dataclasses import replace
 
 from ckpttool.formats.stopping import result_of
-from ckpttool.model.catalog import Catalog, format_ranks
+from ckpttool.model.catalog import Catalog, SelfDescribedCatalog, format_ranks
 from ckpttool.model.findings import Finding
-from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
 from ckpttool.model.redundancy import is_deduplicated
-from ckpttool.model.source import Source
+from ckpttool.model.source import LayoutSlicing, Slicing, Source
 from ckpttool.model.strategy import GRADIENTS, Strategy, count, shorten
 from ckpttool.run.looks import Looked, look
 from ckpttool.run.replicas import other_stages
@@ -55,17 +54,17 @@ def find_doubts(
         name = one.source.meta.name
         by_rank = {rank: sample for of in one.samples for rank, sample in of.items()}
         if one.differing:
-            place = by_hand.get(name) or by_hand.get(one.source.follows or "")
+            place = by_hand.get(name) or by_hand.get(one.source.parameter or "")
             differing[place, one.differing].append(one)
         elif one.is_probe:
             continue
-        elif _is_whole(one.source.layout, by_rank):
+        elif _is_whole(one.source.slicing, by_rank):
             whole.append(name)
         elif groups := _alike(one, name in by_hand):
             are_all = groups == (tuple(sorted(by_rank)),)
             alike[() if are_all else groups].append(name)
     found = [_on_differing(catalog, place, those) for (place, _), those in differing.items()]
-    if catalog.description is not None:
+    if isinstance(catalog, SelfDescribedCatalog):
         return found, []
     shown = {one.source.meta.name: one for one in looked}
     found += [_on_whole(whole, shown[whole[0]])] if whole else []
@@ -86,11 +85,14 @@ def find_doubts(
     return found, notes
 
 
-def _is_whole(layout: Layout, held: Mapping[int, Sample]) -> bool:
-    """Whether an optimizer shard is claimed, and all that it should tell apart is the same.
+def _is_whole(slicing: Slicing, held: Mapping[int, Sample]) -> bool:
+    """Return whether a layout has an optimizer shard and all slices that it makes are equal.
 
     Tensors whose elements are all equal tell nothing, nor do slices of which others are missing.
     """
+    if not isinstance(slicing, LayoutSlicing):
+        return False  # boxes have no optimizer shard
+    layout = slicing.layout
     if layout.optimizer_shard == 1 or len(held) < len(layout.ranks):
         return False
     bare = replace(layout, optimizer_shard=1)
@@ -219,8 +221,9 @@ def _note(
 
 
 def _told_by(catalog: Catalog) -> str:
-    description = catalog.description
-    return "the strategy" if description is None else shorten(description.files, 2)
+    if isinstance(catalog, SelfDescribedCatalog):
+        return shorten(catalog.description.files, 2)
+    return "the strategy"
 
 
 def _remedy(catalog: Catalog, place: str | None, groups: Sequence[Sequence[int]]) -> str:
@@ -229,7 +232,7 @@ def _remedy(catalog: Catalog, place: str | None, groups: Sequence[Sequence[int]]
     damage = "is one damaged (`ckpttool verify --deep` shows which elements differ; move that "
     damage += "rank's file away and its replicas are read), "
     damage = damage if len(groups) == 2 else ""
-    if catalog.description is not None:
+    if isinstance(catalog, SelfDescribedCatalog):
         text = f"{damage}or are they not of one step?" if damage else "are they of one step?"
         return f"{text} merge and reshard take the lowest rank's with --trust-strategy"
     return (

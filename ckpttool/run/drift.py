@@ -83,7 +83,7 @@ def _why_near(
 
 def _two_that_differ(source: Source, held: Contents) -> tuple[StoredTensor, StoredTensor] | None:
     """What two owners of a slice hold, if neither is constant and they differ."""
-    for ranks in source.replicas():
+    for ranks in source.slicing.replicas():
         seen = [rank for rank in ranks if not held[rank].is_constant]
         other = next((rank for rank in seen if held[rank] != held[seen[0]]), None)
         if other is not None:

@@ -1,4 +1,4 @@
-"""Engines: a word on the command line -> a context manager that gives an executor."""
+"""Engines: the executor that a name on the command line stands for."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ WORDS = "threads[:N], processes[:N], dask:ADDRESS, dask:SCHEDULER_FILE, mpi"
 
 @runtime_checkable
 class Stoppable(Protocol):
-    """An executor that can give up all calls at once; its workers are not waited for."""
+    """An executor that can give up all its calls without waiting for its workers."""
 
     def stop(self) -> None:
-        """Do no more of what was asked; all open calls fail, and it takes no new ones."""
+        """Give up; all open calls fail, and no new ones are taken."""
 
 
 class InlineExecutor(Executor):
     """Runs every call at once, in the caller's thread."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """A future that is done already."""
+        """Run the call, and return a future that is done."""
         future: Future[T] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
@@ -46,14 +46,14 @@ class InlineExecutor(Executor):
 
 
 class ThreadPool(Threads):
-    """Threads that stop reading when what they do is not wanted any more."""
+    """Threads that stop reading when their results are not needed any more."""
 
     def __init__(self, jobs: int) -> None:
         self._ended = Event()
         super().__init__(jobs, "ckpttool", heed, (self._ended,))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the threads; those whose calls are not wanted, within a moment."""
+        """End the threads; with ``cancel_futures`` in the middle of their calls."""
         if cancel_futures:
             self._ended.set()
         super().shutdown(wait, cancel_futures=cancel_futures)
@@ -119,12 +119,12 @@ def _end_with_the_run() -> None:
 
 
 def default_jobs() -> int:
-    """Workers that are used if nobody says how many: the processors at hand, at most 8."""
+    """Return the default number of workers: that of the processors, at most 8."""
     return min(8, len(os.sched_getaffinity(0)))
 
 
 def read_word(word: str) -> tuple[str, str]:
-    """Kind of an engine, and what stands behind the colon.
+    """Split the name of an engine into its kind and what follows the colon.
 
     Raises
     ------
@@ -148,12 +148,12 @@ def read_word(word: str) -> tuple[str, str]:
 
 
 def is_cluster(word: str) -> bool:
-    """Whether the workers of an engine may be on other hosts."""
+    """Return whether the workers of an engine may be on other hosts."""
     return read_word(word)[0] in ("dask", "mpi")
 
 
 def open_engine(name: str) -> AbstractContextManager[Executor]:
-    """The executor of an engine, shut down at the end.
+    """Return a context manager that gives the executor of an engine and shuts it down.
 
     Parameters
     ----------

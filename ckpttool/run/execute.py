@@ -5,29 +5,27 @@ At most so many tasks are on their way at a time; the plan is drawn as fast as t
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from ckpttool.errors import CkptToolError, ExecutionError, PlanError, VerifyError, remarks_on
+from ckpttool.errors import CkptToolError, ExecutionError, VerifyError, remarks_on
 from ckpttool.model.catalog import FileIndex
-from ckpttool.model.plan import Document, OutputFile, Plan
+from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.run.attempts import RemoteFile, write_file
 from ckpttool.run.cluster import CHECK_SECONDS, Cluster, check_workers
 from ckpttool.run.engines import InlineExecutor, Stoppable
 from ckpttool.run.failures import cause_of, next_step
 from ckpttool.run.fill import TASK_PIECES, cut_into_tasks, fill
 from ckpttool.run.jobs import Done, Job
-from ckpttool.run.partial import PartialFile, clean_up, write_document
+from ckpttool.run.partial import PartialFile, clean_up
 from ckpttool.run.together import group_outputs
 from ckpttool.storage.checksum import compute_checksum
-from ckpttool.transaction.journal import Journal
-from ckpttool.transaction.manifest import Written, changed_inputs, manifest_of
-from ckpttool.transaction.parts import place_of
-from ckpttool.transaction.resume import check_inputs, is_complete, new_at_places, tell_changes
+from ckpttool.transaction.manifest import Written
+from ckpttool.transaction.record import Transaction
+from ckpttool.transaction.resume import Destination
 
 FAILURES = (CkptToolError, OSError, BrokenExecutor)
 MAX_CLAIMS = 512  # outputs that a cluster works on at a time; each is a file descriptor here
@@ -73,25 +71,26 @@ def _calls(
         else:
             here[job.file.index.path] = job, job.file.index
     for task in cut_into_tasks([(job.output, index) for job, index in here.values()], *sizes):
-        served = tuple(here[path][0] for path in sorted({p.tensor.path for p in task.parts}))
+        served = tuple(here[path][0] for path in sorted({p.tensor.file.path for p in task.parts}))
         yield partial(fill, task), served
 
 
 def execute(
     plan: Plan,
+    destination: Destination,
     executor: Executor | None = None,
     *,
     options: CopyOptions | None = None,
     on_progress: Callable[[int], None] | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> tuple[Written, ...]:
-    """Write all outputs of a plan, and the manifest; of a part its record, for `commit`.
+    """Write the outputs of a plan and its manifest; of a part, its record for `finalize`.
 
-    Outputs that are kept (`Plan.is_resumed`) are not written again.
+    A run that is resumed does not write the outputs again that an earlier run completed.
 
     Parameters
     ----------
-    plan
+    plan, destination
         From `plan_merge`, `plan_split` or `plan_reshard`.
     executor
         Does the copying; by default the caller's own thread.  The outputs are the same bytes
@@ -121,52 +120,36 @@ def execute(
         changed; nothing is left of the others.
     """
     run = _Run(executor or InlineExecutor(), options or CopyOptions(), on_progress, check)
-    if isinstance(executor, Cluster) and plan.target.paths:
-        check_workers(executor, plan, check)
-    if plan.is_resumed and is_complete(plan):
-        return run.keep_all(plan)
-    changed = [f"{text}; run again" for text in changed_inputs(plan)]
-    if changed:
-        raise PlanError(changed)
-    journal = run.journal = _open_journal(plan)
+    mine = plan.limited_to(destination.ranks)
+    if isinstance(executor, Cluster) and destination.ranks:
+        check_workers(executor, mine, check)
     try:
-        for outputs in group_outputs(run.without_kept(plan), run.options.group_tensors):
+        transaction = run.transaction = Transaction.open(plan, destination)
+    except OSError as error:
+        cause = cause_of(error) + next_step(())
+        raise ExecutionError(str(Path(plan.target.manifest_path)), cause) from error
+    try:
+        run.keep(mine.outputs(rank for rank in destination.ranks if rank in transaction.kept))
+        rest = plan.limited_to(set(destination.ranks) - transaction.kept)
+        for outputs in group_outputs(rest, run.options.group_tensors):
             run.collect_done()
             run.start(outputs)
         while run.pending:
             run.collect()
-        run.current = str(manifest_of(plan))
-        check_inputs(plan)
-        run.write_documents(plan.documents)
-        run.current = str(manifest_of(plan))
-        journal.finish()
+        transaction.finish()
     except BaseException as error:
         try:
             run.abandon(error)
         finally:
-            clean_up(error, journal.leave)
+            clean_up(error, transaction.abandon)
         if isinstance(error, FAILURES) and not isinstance(error, VerifyError | ExecutionError):
-            changes = tell_changes(plan)
+            changes = transaction.describe_source_changes()
             done = [] if changes else [written.path for written in run.in_order()]
             then = changes or next_step(run.written)
             cause = "; ".join((cause_of(error) + then, *remarks_on(error)))
-            raise ExecutionError(run.current, cause, done) from error
+            raise ExecutionError(transaction.writing or run.current, cause, done) from error
         raise
     return run.in_order()
-
-
-def _open_journal(plan: Plan) -> Journal:
-    try:
-        journal = Journal(place_of(plan), plan.is_resumed, plan.proven)
-    except OSError as error:
-        cause = cause_of(error) + next_step(())
-        raise ExecutionError(str(manifest_of(plan)), cause) from error
-    # Only now that nobody else writes there does what is seen stay as it is.
-    problems = list(new_at_places(plan))
-    if problems:
-        journal.leave()
-        raise PlanError(problems)
-    return journal
 
 
 @dataclass(slots=True)
@@ -179,38 +162,23 @@ class _Run:
     pending: dict[Future[Done], tuple[Job, ...]] = field(default_factory=dict)
     jobs: list[Job] = field(default_factory=list)
     written: list[Written] = field(default_factory=list)
-    journal: Journal | None = None
+    transaction: Transaction | None = None
 
-    def keep_all(self, plan: Plan) -> tuple[Written, ...]:
-        """Count all outputs as written."""
-        for output in plan:
-            self._keep(output)
-        return self.in_order()
-
-    def without_kept(self, plan: Plan) -> Plan:
-        """The plan of the outputs that are to be written; the others are counted as written."""
-        folder, kept = self._journal().folder, self._journal().kept
-        paths = plan.target.paths
-        there = [rank for rank, path in paths.items() if os.path.relpath(path, folder) in kept]
-        for output in plan.outputs(there):
-            self._keep(output)
-        done = set(there)
-        left = {rank: path for rank, path in paths.items() if rank not in done}
-        return replace(plan, target=replace(plan.target, paths=left))
-
-    def _keep(self, output: OutputFile) -> None:
-        self._note_written(output, Path(output.path).stat().st_size, is_kept=True)
-        if self.on_progress is not None:
-            self.on_progress(sum(meta.nbytes for meta in output.metas))
+    def keep(self, outputs: Iterable[OutputFile]) -> None:
+        """Count outputs as written that an earlier run completed."""
+        for output in outputs:
+            self._note_written(output, Path(output.path).stat().st_size, is_kept=True)
+            if self.on_progress is not None:
+                self.on_progress(sum(meta.nbytes for meta in output.metas))
 
     def _note_written(self, output: OutputFile, nbytes: int, is_kept: bool = False) -> None:
         tensors = len(output.tensors)
         entry = Written(output.rank, output.path, output.format, nbytes, tensors, is_kept)
         self.written.append(entry)
 
-    def _journal(self) -> Journal:
-        assert self.journal is not None, "it is opened before the first output"
-        return self.journal
+    def _transaction(self) -> Transaction:
+        assert self.transaction is not None, "it is opened before the first output"
+        return self.transaction
 
     def in_order(self) -> tuple[Written, ...]:
         """What is written, in an order that does not tell which worker was faster."""
@@ -221,7 +189,7 @@ class _Run:
         is_remote = isinstance(self.executor, Cluster)
         jobs: list[Job] = []
         self.current = outputs[0].path
-        self._journal().begin(*(output.path for output in outputs))
+        self._transaction().begin(outputs)
         for output in outputs:
             self.current = output.path
             job = Job(output, RemoteFile(output) if is_remote else PartialFile(output))
@@ -284,19 +252,11 @@ class _Run:
     def _commit(self, job: Job, crc: int | None) -> None:
         self.current = job.output.path
         self.jobs.remove(job)
-        journal = self._journal()
 
-        def note(nbytes: int) -> None:
-            journal.add(job.listed(journal.folder, nbytes))
+        def rename(record: Callable[[int], None]) -> None:
+            self._note_written(job.output, job.file.commit(record, crc))
 
-        self._note_written(job.output, job.file.commit(note, crc))
-        journal.place(job.output.path)
-
-    def write_documents(self, documents: Sequence[Document]) -> None:
-        """Write what says that the outputs are complete."""
-        for document in documents:
-            self.current = document.path
-            write_document(document.path, document.data)
+        self._transaction().commit(job.output, job.hashes, rename)
 
     def abandon(self, error: BaseException) -> None:
         """Stop what has not begun, wait for the rest, and remove the unfinished outputs.

@@ -214,7 +214,7 @@ def _fill_side_by_side(
     states: dict[int, HASH] = {}
     for step in merge(*(_steps(i, part, band_bytes) for i, part in enumerate(parts))):
         part, band = parts[step.number], step.band
-        path, itemsize = part.tensor.path, part.tensor.meta.itemsize
+        path, itemsize = part.tensor.file.path, part.tensor.meta.itemsize
         data = buffer[: band.size * itemsize]
         read_pieces(files, part.output.pieces(band), band, data.reshape(*band.shape, itemsize))
         if not is_there(path):  # taken away: the run has ended

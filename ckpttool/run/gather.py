@@ -14,7 +14,13 @@ from ckpttool.errors import CkptToolError, CombinedError, PlanError
 from ckpttool.formats.stopping import result_of
 from ckpttool.formats.unified import MAP_NAME
 from ckpttool.model.aside import set_aside
-from ckpttool.model.catalog import Catalog, StoredTensor, TensorMeta
+from ckpttool.model.catalog import (
+    Catalog,
+    MergedCatalog,
+    SelfDescribedCatalog,
+    StoredTensor,
+    TensorMeta,
+)
 from ckpttool.model.findings import Finding
 from ckpttool.model.maps import map_of
 from ckpttool.model.notes import Note
@@ -68,18 +74,19 @@ def source_layouts(
     PlanError
         There are none, or a source that needs none was given some.
     """
-    description = catalog.description
-    if description is not None and (strategy is not None or replicated):
-        given = "--replicated" if strategy is None else f"-s {strategy.origin}"
-        reason = f"describes itself ({shorten(description.files, 2)}); leave {given} away"
-        raise PlanError([f"{catalog.root}: {reason}"])
-    if catalog.indexes:
+    if isinstance(catalog, SelfDescribedCatalog):
+        files = catalog.description.files
+        if strategy is not None or replicated:
+            given = "--replicated" if strategy is None else f"-s {strategy.origin}"
+            reason = f"describes itself ({shorten(files, 2)}); leave {given} away"
+            raise PlanError([f"{catalog.root}: {reason}"])
+        return Strategy({}, 1, max(catalog.files, default=0) + 1, files)
+    is_merged = isinstance(catalog, MergedCatalog)
+    if isinstance(catalog, MergedCatalog) and catalog.indexes:
         reason = f"holds everything undivided, as {catalog.indexes[0]} says, so it is merged "
         reason += "without a source strategy (-s, --replicated), and cut with split"
         raise PlanError([f"{catalog.root}: {reason}"])
-    if description is not None:
-        return Strategy({}, 1, max(catalog.files, default=0) + 1, description.files)
-    if strategy is not None and catalog.is_undivided and len(strategy.ranks) > 1:
+    if strategy is not None and is_merged and len(strategy.ranks) > 1:
         reason = f"one undivided file, and {strategy.origin} is for {len(strategy.ranks)} ranks; "
         reason += "leave -s away (split cuts such a file), or name the folder with the files of all"
         raise PlanError([f"{catalog.root}: {reason} ranks"])
@@ -102,9 +109,9 @@ def known_strategy(
     ``replicated`` says that every rank holds everything: a strategy without layouts, and one file
     is a full checkpoint, whatever its name and place say (`ckpttool.model.undivided`).
     """
-    if catalog.is_undivided and strategy is None:
+    if isinstance(catalog, MergedCatalog) and strategy is None:
         return None
-    if replicated and catalog.description is None:
+    if replicated and not isinstance(catalog, SelfDescribedCatalog):
         strategy = strategy or Strategy({}, 1, len(catalog.files) + len(catalog.damaged))
     other = "or say --replicated if every rank holds everything (data parallel, or "
     other += "integrated_save=True)"

@@ -10,7 +10,7 @@ from ckpttool.errors import FormatError
 from ckpttool.formats.decryption import find_forged
 from ckpttool.formats.encrypted import forgery
 from ckpttool.formats.stopping import result_of
-from ckpttool.model.catalog import Catalog, FileIndex, format_ranks
+from ckpttool.model.catalog import Catalog, FileIndex, MergedCatalog, format_ranks
 from ckpttool.model.ciphertext import Ciphertext
 from ckpttool.model.notes import Note
 from ckpttool.model.strategy import shorten
@@ -49,12 +49,13 @@ def check_files(
 
     def note(text: str, ranks: Collection[int], is_warning: bool = False) -> list[Note]:
         named = format_ranks(sorted(ranks))
-        if catalog.is_undivided:  # then these are no ranks
+        if isinstance(catalog, MergedCatalog):  # then these are no ranks
             named = shorten(files[number].path for number in sorted(ranks))
         told = Note("checksum", f"{named}: {text}", is_warning=is_warning)
         return [told] if ranks else []
 
-    with_sum = [rank for rank, file in files.items() if _has_checksum(file, catalog.indexes)]
+    has_index = isinstance(catalog, MergedCatalog) and bool(catalog.indexes)
+    with_sum = [rank for rank, file in files.items() if _has_checksum(file, has_index)]
     with_tags = {
         rank: file.cipher
         for rank, file in files.items()
@@ -78,7 +79,7 @@ def check_files(
     return errors, notes + note("saved without a checksum, so nothing tells of damage", others)
 
 
-def _has_checksum(file: FileIndex, indexes: Collection[str]) -> bool:
+def _has_checksum(file: FileIndex, has_index: bool) -> bool:
     """Whether there is a checksum of what a header speaks of.
 
     The 0 that MindSpore puts behind encrypted blocks is none, nor is what its
@@ -86,8 +87,8 @@ def _has_checksum(file: FileIndex, indexes: Collection[str]) -> bool:
     one file is not that of several that a rank has.
     """
     is_void = file.cipher is not None and file.attrs.get("crc_num") == "0"
-    is_void = is_void or (bool(indexes) and file.attrs.get("format") == "ms")
-    return "crc_num" in file.attrs and not is_void and not file.beside
+    is_void = is_void or (has_index and file.attrs.get("format") == "ms")
+    return "crc_num" in file.attrs and not is_void and not file.other_paths
 
 
 def _check_tags(

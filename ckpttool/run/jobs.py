@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeAlias
 
-from ckpttool.model.manifest import Listed, hashed
 from ckpttool.model.plan import OutputFile
 from ckpttool.run.attempts import Attempt, RemoteFile
 from ckpttool.run.fill import Filled
@@ -43,9 +40,3 @@ class Job:
             if one.path == path:
                 self.hashes.setdefault(one.name, {})[one.unit] = one.sha256
         self.sums += (one for one in done.sums if one.path == path)
-
-    def listed(self, folder: Path, nbytes: int) -> Listed:
-        """The output as a manifest in a folder lists it."""
-        path = os.path.relpath(self.output.path, folder)
-        tensors = (hashed(meta, self.hashes.get(meta.name, {})) for meta in self.output.metas)
-        return Listed(self.output.rank, path, self.output.format, nbytes, tuple(tensors))

@@ -14,12 +14,12 @@ from typing import NamedTuple
 from ckpttool.errors import FormatError
 from ckpttool.formats import read_index
 from ckpttool.formats.stopping import OnProgress, result_of
-from ckpttool.model.catalog import Catalog, FileIndex, StoredTensor
+from ckpttool.model.catalog import Catalog, FileIndex, MergedCatalog, StoredTensor
 from ckpttool.model.findings import Finding
-from ckpttool.model.manifest import MANIFEST, Hashed, Listed
+from ckpttool.model.manifest import MANIFEST, OutputEntry, TensorEntry
+from ckpttool.storage.digest import hash_units
 from ckpttool.storage.folders import RANK_FOLDER
-from ckpttool.transaction.manifest import Listing, opened, remedy_for
-from ckpttool.transaction.resume import content_problems_of, hash_tensor
+from ckpttool.transaction.manifest import ManifestFile, remedy_for
 
 MAX_IN_FLIGHT = 32
 
@@ -29,7 +29,7 @@ class _Look(NamedTuple):
 
     output: str
     rank: int
-    wanted: Hashed
+    wanted: TensorEntry
     nbytes: int
     hashes: Future[tuple[str, ...]]
 
@@ -54,7 +54,8 @@ def _folders(catalog: Catalog) -> Iterator[Path]:
 
 
 def _is_single(catalog: Catalog) -> bool:
-    return catalog.is_undivided and not catalog.indexes and not Path(catalog.root).is_dir()
+    is_file = not Path(catalog.root).is_dir()
+    return isinstance(catalog, MergedCatalog) and not catalog.indexes and is_file
 
 
 def _paths(catalog: Catalog) -> list[str]:
@@ -76,7 +77,7 @@ def _absolute(name: str | Path) -> str:
 
 def fingerprint(tensor: StoredTensor, hashes: Sequence[str]) -> bytes:
     """What tells that a stored tensor has been read, and has these hashes."""
-    return sha256(repr((tensor.path, tensor.meta.name, *hashes)).encode()).digest()[:16]
+    return sha256(repr((tensor.file.path, tensor.meta.name, *hashes)).encode()).digest()[:16]
 
 
 def check_manifest(
@@ -109,13 +110,13 @@ def check_manifest(
     listed = set()
     rest: deque[_Look] = deque()
     try:
-        listing = Listing.read(path)
-        for output in listing.outputs():
+        manifest = ManifestFile.read(path)
+        for output in manifest.outputs():
             name = _absolute(path.parent / output.path)
             listed.add(name)
             if subject is not None and name not in subject:
                 continue
-            problems = list(content_problems_of(path, output, files.get(name), name))
+            problems = list(manifest.output_problems(output, files.get(name)))
             yield from (_finding(path, problem, output.rank) for problem in problems)
             if problems or not deep:
                 continue
@@ -126,7 +127,7 @@ def check_manifest(
                     yield from _collect(path, rest.popleft(), on_progress)
         while rest:
             yield from _collect(path, rest.popleft(), on_progress)
-        for problem in _strategy_problems(listing) if subject is None else ():
+        for problem in manifest.strategy_problems() if subject is None else ():
             yield _finding(path, problem)
     except FormatError as error:
         yield Finding(
@@ -147,13 +148,13 @@ def check_manifest(
 
 
 def _looks(
-    output: Listed, index: FileIndex, executor: Executor, seen: AbstractSet[bytes]
+    output: OutputEntry, index: FileIndex, executor: Executor, seen: AbstractSet[bytes]
 ) -> Iterator[_Look]:
     """Has the tensors of an output hashed, but for those that were read already."""
     for wanted in output.tensors:
         tensor = index.tensors[wanted.name]
         if fingerprint(tensor, wanted.sha256) not in seen:
-            hashes = executor.submit(hash_tensor, tensor)
+            hashes = executor.submit(hash_units, tensor)
             yield _Look(output.path, output.rank, wanted, tensor.meta.nbytes, hashes)
 
 
@@ -164,33 +165,6 @@ def _shown(name: str, path: Path) -> str:
 def _finding(path: Path, problem: str, rank: int | None = None) -> Finding:
     ranks = () if rank is None else (rank,)
     return Finding("manifest", f"{path}: {problem}", ranks=ranks)
-
-
-def _strategy_problems(listing: Listing) -> Iterator[str]:
-    """What is wrong with the strategy files that were written with a set, into its folder.
-
-    One that was written elsewhere need not be moved with the set: of that nothing is said.
-    """
-    head, folder = listing.head, listing.path.parent
-    for one in head.objects("told") if "told" in head.entries else ():
-        name, nbytes, wanted = one.text("path"), one.number("nbytes"), one.text("sha256")
-        if ".." in Path(name).parts:
-            continue
-        try:
-            with opened(folder / one.file("path")) as file:
-                size = os.fstat(file.fileno()).st_size
-                found = sha256(file.read() if size == nbytes else b"").hexdigest()
-        except FileNotFoundError:
-            yield f"{name}: the strategy that was written with it is not there"
-            continue
-        except FormatError as error:
-            yield f"{name}: {error.reason}"
-            continue
-        text = f"{name}: is not the strategy that was written: expected"
-        if size != nbytes:
-            yield f"{text} {nbytes} bytes, found {size}"
-        elif found != wanted:
-            yield f"{text} SHA-256 {wanted}, found {found}"
 
 
 def _collect(path: Path, look: _Look, on_progress: OnProgress) -> Iterator[Finding]:

@@ -53,10 +53,10 @@ class Looked:
 def look(sources: Iterable[Source], by_hand: Mapping[str, str], executor: Executor) -> list[Looked]:
     """Samples of all tensors that may tell something; every file is opened once."""
     chosen, others = _choose(sources, by_hand)
-    held: list[Held] = [list(source.replicas()) for source in chosen]
+    held: list[Held] = [list(source.slicing.replicas()) for source in chosen]
     wanted: list[Held] = [*held]
     for source in others:
-        slices = list(source.replicas())
+        slices = list(source.slicing.replicas())
         best = max(slices, key=len)  # the first of the largest
         held.append([best])
         wanted.append([_first_and_last(source, best)])
@@ -89,8 +89,8 @@ def _choose(
             continue
         if source.meta.name in by_hand:
             chosen.append(source)
-        elif source.is_listed or source.follows is not None:
-            by_layout[source.sharing].append(source)
+        elif source.has_layout:
+            by_layout[source.slicing.distribution_key].append(source)
     others: list[Source] = []
     for group in by_layout.values():
         group.sort(key=_suitability)
@@ -109,9 +109,7 @@ def _suitability(source: Source) -> tuple[bool, int]:
 
 
 def _has_replicas(source: Source) -> bool:
-    if source.described is not None:
-        return any(len(ranks) > 1 for ranks in source.replicas())
-    return source.layout.replicas > source.layout.optimizer_shard
+    return any(len(ranks) > 1 for ranks in source.slicing.owners())
 
 
 def _first_and_last(source: Source, ranks: Mapping[int, StoredTensor]) -> dict[int, StoredTensor]:
@@ -120,8 +118,7 @@ def _first_and_last(source: Source, ranks: Mapping[int, StoredTensor]) -> dict[i
     Of the replicas at positions 0 to ``n - 1`` the first and the last hold different slices of any
     optimizer shard, since what divides ``n`` does not divide ``n - 1``.
     """
-    layout = source.layout
-    if source.described is None and len(ranks) < layout.replicas // layout.optimizer_shard:
+    if len(ranks) < max(map(len, source.slicing.owners())):
         return dict(ranks)
     return {rank: ranks[rank] for rank in (min(ranks), max(ranks))}
 
@@ -130,7 +127,7 @@ def _sample(tensors: Iterable[StoredTensor], executor: Executor) -> Mapping[Stor
     """A sample of each tensor; every file is opened once."""
     by_path: dict[str, list[StoredTensor]] = defaultdict(list)
     for tensor in dict.fromkeys(tensors):
-        by_path[tensor.path].append(tensor)
+        by_path[tensor.file.path].append(tensor)
     futures = [(wanted, executor.submit(take_samples, wanted)) for wanted in by_path.values()]
     taken: dict[StoredTensor, Sample] = {}
     for wanted, future in futures:

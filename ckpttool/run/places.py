@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ckpttool.formats import format_of_suffix
 from ckpttool.formats.reading import is_there
-from ckpttool.model.catalog import Catalog
+from ckpttool.model.catalog import Catalog, RankCatalog
 from ckpttool.model.manifest import JOURNAL, MANIFEST
 from ckpttool.model.plan import Target
 from ckpttool.model.strategy import shorten
@@ -102,7 +102,7 @@ def _mixtures(source: Catalog, target: Target) -> Iterator[str]:
     if is_above and Path(root).name in CHECKPOINTS and is_tree(Path(root).parent):
         text = "what is written there would be taken for the checkpoint of that run, in the place"
         yield f"{target.output_folder}: {text} of {source.root}; write to another folder"
-    if source.is_undivided or source.description is not None:
+    if not isinstance(source, RankCatalog):
         return  # its files are those that are named
     homes = {os.path.realpath(Path(path).parent) for file in files for path in file.paths}
     homes |= {os.path.realpath(Path(error.path).parent) for error in source.damaged.values()}

@@ -11,15 +11,16 @@ from dataclasses import replace
 
 from ckpttool.errors import PlanError
 from ckpttool.formats.stopping import OpenProgress, no_progress
-from ckpttool.model.catalog import Catalog, format_ranks
+from ckpttool.model.catalog import Catalog, MergedCatalog, SelfDescribedCatalog, format_ranks
 from ckpttool.model.plan import NotInTarget, Plan, Target
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.unlisted import Unlisted
-from ckpttool.run.checked import Care, Way, make_checked_plan
+from ckpttool.run.checked import Care, make_checked_plan
 from ckpttool.run.gather import Trust, known_strategy, source_layouts
 from ckpttool.run.numbered import Numbered
 from ckpttool.run.outputs import choose_format, header_attrs, rank_files
 from ckpttool.run.strategies import Told
+from ckpttool.transaction.resume import Destination, DestinationPolicy
 
 
 def plan_merge(
@@ -41,8 +42,8 @@ def plan_merge(
     part: tuple[int, int] | None = None,
     resume: bool = False,
     open_progress: OpenProgress = no_progress,
-) -> Plan:
-    """The plan that merges a checkpoint into one file, or into numbered files with an index.
+) -> tuple[Plan, Destination]:
+    """Plan a merge into one file, or into numbered files with an index; for `execute`.
 
     Parameters
     ----------
@@ -87,6 +88,11 @@ def plan_merge(
         Called with a number of bytes that are to be read to prove what an earlier run left; gives a
         context manager of a function that is called with the bytes read since the last call.
 
+    Returns
+    -------
+    plan, destination
+        What to write, and what lies there now.
+
     Raises
     ------
     FormatError, PlanError
@@ -96,13 +102,13 @@ def plan_merge(
     strategy = known_strategy(catalog, strategy, replicated)
     catalog = replace(catalog, one_of_several="") if replicated else catalog
     care = Care(Trust(trust_strategy, optimizer_shard), strict, check_replicas)
-    way = Way(overwrite, resume, part, open_progress)
+    policy = DestinationPolicy(overwrite, resume, part, open_progress)
     if max_part_bytes is None:
         target = Target(format, {0: path}, attrs=header_attrs(crc))
-        return make_checked_plan(catalog, strategy, target, unlisted, executor, care, way)
+        return make_checked_plan(catalog, strategy, target, unlisted, executor, care, policy)
     numbered = Numbered(path, format, max_part_bytes, header_attrs(crc))
     target = numbered.target()
-    return make_checked_plan(catalog, strategy, target, unlisted, executor, care, way, numbered)
+    return make_checked_plan(catalog, strategy, target, unlisted, executor, care, policy, numbered)
 
 
 def plan_split(
@@ -124,8 +130,8 @@ def plan_split(
     resume: bool = False,
     open_progress: OpenProgress = no_progress,
     strategy_path: str | None = None,
-) -> Plan:
-    """The plan that cuts an undivided checkpoint for the ranks of ``strategy``.
+) -> tuple[Plan, Destination]:
+    """Plan to shard a full checkpoint for the ranks of ``strategy``; for `execute`.
 
     Parameters
     ----------
@@ -159,7 +165,7 @@ def plan_split(
         Everything that is in the way, in one error.
     """
     src_strategy = known_strategy(catalog, None, replicated) if replicated else None
-    if catalog.description is not None:
+    if isinstance(catalog, SelfDescribedCatalog):
         return plan_reshard(
             *(catalog, None, strategy, folder, format),
             prefix=prefix,
@@ -176,16 +182,16 @@ def plan_split(
             strategy_path=strategy_path,
         )
     found = sorted({*catalog.files, *catalog.damaged})
-    if not catalog.is_undivided and not replicated and len(found) > 1:
+    if not isinstance(catalog, MergedCatalog) and not replicated and len(found) > 1:
         text = f"{catalog.root}: {format_ranks(found)} found; split takes one full checkpoint: use "
         text += "reshard with the strategy of these ranks (-s STRATEGY), or say --replicated if "
         raise PlanError([f"{text}every rank holds everything"])
     catalog = replace(catalog, one_of_several="") if replicated else catalog
     target = rank_files(strategy, folder, format, prefix, ranks, crc, not_in_target)
     care = Care(Trust(), strict, check_replicas=False)  # replicas are compared anyway
-    way = Way(overwrite, resume, part, open_progress)
+    policy = DestinationPolicy(overwrite, resume, part, open_progress)
     told = None if strategy_path is None else Told(strategy_path, part is not None)
-    return make_checked_plan(catalog, src_strategy, target, unlisted, executor, care, way, told)
+    return make_checked_plan(catalog, src_strategy, target, unlisted, executor, care, policy, told)
 
 
 def plan_reshard(
@@ -210,8 +216,8 @@ def plan_reshard(
     resume: bool = False,
     open_progress: OpenProgress = no_progress,
     strategy_path: str | None = None,
-) -> Plan:
-    """The plan that cuts a checkpoint anew, for the ranks of ``dst_strategy``.
+) -> tuple[Plan, Destination]:
+    """Plan to shard a checkpoint for the ranks of ``dst_strategy``; for `execute`.
 
     Parameters
     ----------
@@ -231,10 +237,14 @@ def plan_reshard(
     FormatError, StrategyError, PlanError
         Everything that is in the way, in one error.
     """
-    other = "or use split if it holds everything undivided" if catalog.is_undivided else ""
+    other = (
+        "or use split if it holds everything undivided"
+        if isinstance(catalog, MergedCatalog)
+        else ""
+    )
     src_strategy = source_layouts(catalog, src_strategy, other)
     target = rank_files(dst_strategy, folder, format, prefix, ranks, crc, not_in_target)
     care = Care(Trust(trust_strategy, optimizer_shard), strict, check_replicas)
-    way = Way(overwrite, resume, part, open_progress)
+    policy = DestinationPolicy(overwrite, resume, part, open_progress)
     told = None if strategy_path is None else Told(strategy_path, part is not None)
-    return make_checked_plan(catalog, src_strategy, target, unlisted, executor, care, way, told)
+    return make_checked_plan(catalog, src_strategy, target, unlisted, executor, care, policy, told)

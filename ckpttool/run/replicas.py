@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
-from ckpttool.model.catalog import Catalog, FileIndex, StoredTensor, format_ranks
+from ckpttool.model.catalog import Catalog, FileIndex, RankCatalog, StoredTensor, format_ranks
 from ckpttool.model.findings import Finding
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
-from ckpttool.model.source import Source
+from ckpttool.model.source import LayoutSlicing, Source
 from ckpttool.model.sources import find_sources
 from ckpttool.model.strategy import Strategy, count
 from ckpttool.run.compare import LookOptions, Stored, Subject, examine
@@ -49,7 +49,7 @@ class Slice:
         if element is None:
             return None
         origin = (0,) * len(self.source.meta.shape)
-        for tensor, in_slice, in_full in self.source.overlaps(self._surroundings, origin):
+        for tensor, in_slice, in_full in self.source.slicing.overlaps(self._surroundings, origin):
             if tensor == self.tensors[0] and in_slice.contains(element):
                 shift = zip(in_full.start, element, in_slice.start, strict=True)
                 return tuple(start + i - a for start, i, a in shift)
@@ -57,30 +57,26 @@ class Slice:
 
     @property
     def _surroundings(self) -> Region:
-        """A region of the full tensor that holds all of the slice, and as little else as is known.
+        """A region of the full tensor that contains the slice, as small as is known.
 
-        To look through all slices for each of them would take too long where there are thousands.
+        Going through all slices for each of them would take too long where there are thousands.
         """
-        source, rank = self.source, self.ranks[0]
-        if source.described is None and source.layout.fields == 1 and rank in source.layout.ranks:
-            return source.layout.region(rank, source.meta.shape)
-        return Region.whole(source.meta.shape)
+        return self.source.slicing.bounds(self.ranks[0])
 
 
 def slices_of(source: Source, *, is_apart: bool = False) -> Iterator[Slice]:
-    """All slices of a source; none of a text.
+    """Yield all slices of a source; none of a text.
 
-    A parameter without a layout is one slice, on all ranks that have it in the same type and shape:
-    they should agree.  With ``is_apart`` it is one rank's alone.
+    A parameter without a layout is one slice.  All ranks that have it in the same type and shape
+    hold a replica of it, unless ``is_apart`` says that it is one rank's alone.
     """
     if source.meta.text is not None:
         return
-    name, files = source.meta.name, source.catalog.files
-    if source.is_listed or source.follows is not None or is_apart:
-        held = source.replicas()
-    else:
-        every = {rank: file.tensors[name] for rank, file in files.items() if name in file.tensors}
-        held = iter([{rank: one for rank, one in every.items() if one.meta == source.meta}])
+    slicing = source.slicing
+    held = slicing.replicas()
+    if isinstance(slicing, LayoutSlicing) and not (source.has_layout or is_apart):
+        ranks = slicing.tensors.items()
+        held = iter([{rank: one for rank, one in ranks if one.meta == source.meta}])
     for replicas in held:
         yield Slice(source, tuple(replicas), tuple(replicas.values()))
 
@@ -111,7 +107,7 @@ def replica_problems(
     compared = (
         one
         for source in sources
-        if source.is_listed or source.follows is not None
+        if source.has_layout
         for one in slices_of(source)
         if len(one.ranks) > 1
     )
@@ -181,7 +177,7 @@ def other_stages(
             files = {
                 rank: _only(file, layouts) for rank, file in catalog.files.items() if rank in ranks
             }
-            stage = replace(catalog, files=files, damaged={}, absent=())
+            stage = RankCatalog(catalog.root, files)
             of_stage = find_sources(stage, replace(strategy, layouts=layouts), {}, "first")
             for source in of_stage.found:
                 yield sources[source.meta.name], source

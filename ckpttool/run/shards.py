@@ -21,7 +21,7 @@ from ckpttool.formats.stopping import result_of
 from ckpttool.model.catalog import format_ranks
 from ckpttool.model.notes import Note
 from ckpttool.model.reduced import reduced_from
-from ckpttool.model.source import Source
+from ckpttool.model.source import LayoutSlicing, Source
 from ckpttool.model.strategy import GRADIENTS, Strategy, count, shorten
 from ckpttool.run.drift import why_unproven
 from ckpttool.run.verdicts import (
@@ -276,8 +276,10 @@ def _question(
 
 
 def _can_be_cut(source: Source) -> bool:
+    if not isinstance(source.slicing, LayoutSlicing):
+        return False  # the checkpoint describes it
     layout, shape = source.layout, source.meta.shape
-    is_cut = layout.optimizer_shard > 1 or layout.rows or layout.fields > 1
+    is_cut = layout.optimizer_shard > 1 or not layout.is_even
     if reduced_from(source.meta.name) is not None:
         return False  # it is cut like its parameter
     is_cut = is_cut or layout.full_shape is not None  # which tells
@@ -289,13 +291,13 @@ def _can_be_cut(source: Source) -> bool:
 def _read(
     sources: Sequence[Source], executor: Executor, by_samples: bool
 ) -> list[dict[int, Sample]]:
-    """What each rank holds of each source."""
+    """Return the contents of each rank's slice, for each source."""
     look = sample if by_samples else partial(digest, buffer_bytes=BUFFER_BYTES)
     futures = [
         {
-            rank: executor.submit(look, file.tensors[name])
-            for rank, file in source.catalog.files.items()
-            if rank in source.layout.ranks and (name := source.meta.name) in file.tensors
+            rank: executor.submit(look, tensor)
+            for ranks in source.slicing.replicas()
+            for rank, tensor in ranks.items()
         }
         for source in sources
     ]

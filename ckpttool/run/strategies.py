@@ -10,6 +10,7 @@ from pathlib import Path
 from ckpttool.errors import PlanError, StrategyError
 from ckpttool.formats.reading import is_there
 from ckpttool.formats.strategy_writer import encode_strategy, name_problem
+from ckpttool.model.catalog import MergedCatalog
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.outcome import outcome
 from ckpttool.model.plan import Document, Plan
@@ -92,7 +93,7 @@ class Told:
         folder, name = Path(plan.target.output_folder), Path(self.path).name
         parent = Path(self.path).parent.resolve()
         ranks = [*plan.target.paths.values()]
-        if not plan.catalog.is_undivided:
+        if not isinstance(plan.catalog, MergedCatalog):
             ranks += [path for file in plan.catalog.files.values() for path in file.paths]
         if parent in {folder.resolve() for folder in {Path(path).parent for path in ranks}}:
             yield (

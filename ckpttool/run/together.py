@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 from ckpttool.model.plan import OutputFile, OutputTensor, Plan
 from ckpttool.model.region import Region
-from ckpttool.model.source import Source
 from ckpttool.run.fill import read_amplification
 
 MOST = 64  # outputs at a time; each is an open file
@@ -43,9 +42,7 @@ def _shared_rows(output: OutputFile) -> tuple[str, str] | None:
     """
     alike: dict[object, list[OutputTensor]] = {}
     for tensor in output.tensors:
-        source = tensor.source
-        assert isinstance(source, Source), "of a plan, not of a task"
-        how = source.sharing, source.meta.shape, tensor.region, tensor.meta.itemsize
+        how = tensor.source.slicing.key, tensor.region, tensor.meta.itemsize
         alike.setdefault(how, []).append(tensor)
     most, shared = WORTH_BYTES, None
     for first, *others in alike.values():
@@ -55,5 +52,5 @@ def _shared_rows(output: OutputFile) -> tuple[str, str] | None:
         extra = read_amplification(piece) - 1
         in_vain = int(extra * first.meta.nbytes * (1 + len(others)))
         if extra >= 1 and in_vain >= most:
-            most, shared = in_vain, (first.meta.name, piece.tensor.path)
+            most, shared = in_vain, (first.meta.name, piece.tensor.file.path)
     return shared

@@ -42,11 +42,10 @@ def possible_shards(source: Source, contents: Contents) -> list[int]:
 
 
 def missing_ranks(source: Source) -> list[int]:
-    """Ranks of a layout that have no file, or one that lacks the tensor: cut short, perhaps."""
-    files, name = source.catalog.files, source.meta.name
-    return [
-        rank for rank in source.layout.ranks if rank not in files or name not in files[rank].header
-    ]
+    """Return the ranks of a layout without a file, or with one that lacks the tensor."""
+    slicing = source.slicing
+    pairs = zip(slicing.owners(), slicing.replicas(), strict=True)
+    return sorted(rank for owners, held in pairs for rank in owners if rank not in held)
 
 
 def _explains(layout: Layout, contents: Contents, shard: int) -> tuple[bool, bool]:

@@ -9,7 +9,13 @@ from dataclasses import dataclass, replace
 
 from ckpttool.errors import FormatError, PlanError, StepError
 from ckpttool.model.aside import set_aside
-from ckpttool.model.catalog import Catalog, FileIndex
+from ckpttool.model.catalog import (
+    Catalog,
+    FileIndex,
+    MergedCatalog,
+    RankCatalog,
+    SelfDescribedCatalog,
+)
 from ckpttool.model.ciphertext import Secret
 from ckpttool.model.findings import Finding, Report
 from ckpttool.model.headers import (
@@ -52,7 +58,7 @@ from ckpttool.run.replicas import (
     slices_of,
 )
 from ckpttool.storage.scan import scan_all
-from ckpttool.transaction.manifest import unchanged
+from ckpttool.transaction.manifest import require_unmodified_sources
 
 OpenProgress = Callable[[int], AbstractContextManager[Callable[[int], None]]]
 
@@ -73,9 +79,9 @@ def scan_to_verify(
     try:
         return scan_all(src, pattern, step, key=key, on_progress=on_progress)
     except StepError as error:
-        return Catalog(src, {}, problems=error.problems)
+        return RankCatalog(src, {}, problems=error.problems)
     except FormatError as error:
-        return Catalog(src, {}, damaged={0: error}, is_undivided=True)
+        return MergedCatalog(src, {}, damaged={0: error})
 
 
 def verify(
@@ -124,9 +130,9 @@ def verify(
         for path in find_manifests(catalog):
             findings += check_manifest(catalog, path, executor, deep)
         return Report(catalog.root, findings=tuple(findings), notes=catalog.notes)
-    if strategy is not None or replicated or catalog.description is not None:
+    if strategy is not None or replicated or isinstance(catalog, SelfDescribedCatalog):
         strategy = known_strategy(catalog, strategy, replicated)
-    if catalog.is_undivided:
+    if isinstance(catalog, MergedCatalog):
         strategy = None
     if replicated:
         catalog = replace(catalog, one_of_several="")
@@ -135,7 +141,7 @@ def verify(
         if reasons:
             raise PlanError(reasons)
     catalog, notes = as_asked(set_aside(catalog, strategy), strategy)
-    with unchanged(catalog):
+    with require_unmodified_sources(catalog):
         report = _Verification(catalog, strategy, executor).run(deep, crc, open_progress)
     return replace(report, notes=(*report.notes, *notes))
 
@@ -186,7 +192,8 @@ class _Verification:
             sum(file.nbytes for file in catalog.files.values()),
             tuple(sorted(findings, key=lambda finding: finding.severity)),
             tuple(notes),
-            self.strategy is not None or (catalog.is_undivided and not catalog.one_of_several),
+            self.strategy is not None
+            or (isinstance(catalog, MergedCatalog) and not catalog.one_of_several),
         )
 
     def _sources(self, deep: bool) -> Sources:
@@ -247,7 +254,9 @@ class _Verification:
         notes += more
         for error in errors:
             rank = ranks[error.path]
-            text = str(error) if self.catalog.is_undivided else f"rank {rank}: {error}"
+            text = (
+                str(error) if isinstance(self.catalog, MergedCatalog) else f"rank {rank}: {error}"
+            )
             yield Finding("checksum", text, ranks=(rank,))
 
     def _data(
@@ -262,7 +271,7 @@ class _Verification:
         elif self.strategy is not None:
             numbers = (one for one in self._slices(sources) if _is_unlisted_number(one))
             for one, facts in examine_slices(numbers, self.executor):
-                yield from differences(one, facts, self.strategy)
+                yield from differences(one, facts, self.catalog, self.strategy)
         for path in manifests:
             yield from check_manifest(self.catalog, path, self.executor, deep, on_progress, seen)
 
@@ -280,7 +289,7 @@ class _Verification:
             names = names_to_compare(self.catalog, self.strategy)
             running = find_running(self.catalog, self.strategy, names, self.executor)
         found, more = check_contents(
-            slices, self.strategy, self.executor, on_progress, seen, running
+            slices, self.catalog, self.strategy, self.executor, on_progress, seen, running
         )
         notes += more
         yield from found
@@ -305,17 +314,17 @@ class _Verification:
     def _names(self, sources: Sources, notes: list[Note]) -> Iterator[Finding]:
         """What is wrong with who holds which names, types and shapes."""
         if self.strategy is None:
-            if not self.catalog.is_undivided:
+            if not isinstance(self.catalog, MergedCatalog):
                 text = "no strategy (-s) and no --replicated: whether the ranks' slices fit "
                 notes.append(Note("doubt", text + "together, and replicas agree, is not known"))
             for name in self.catalog.metas:
-                yield from check_types(self.catalog, self.catalog.held(name))
+                yield from check_types(self.catalog, self.catalog.metas_of(name))
             yield from find_beginnings(self.catalog)
             return
         owners = find_owners(self.strategy.layouts, self.catalog.metas)
         for source in sources.found:
-            held = self.catalog.held(source.meta.name)
-            if not source.is_listed and source.follows is None:
+            held = self.catalog.metas_of(source.meta.name)
+            if not source.has_layout:
                 yield from check_unlisted(self.catalog, self.strategy, held, owners)
         yield from find_lacking(self.catalog, sources.found, notes)
         yield from find_partial(self.catalog, self.strategy, sources.is_deduplicated)
@@ -325,8 +334,5 @@ def _is_unlisted_number(one: Slice) -> bool:
     """Whether a slice is a single number of each rank's, such as a step, that should agree."""
     source = one.source
     return (
-        len(one.ranks) > 1
-        and not source.is_listed
-        and source.follows is None
-        and source.meta.nbytes == source.meta.itemsize
+        len(one.ranks) > 1 and not source.has_layout and source.meta.nbytes == source.meta.itemsize
     )

@@ -1,8 +1,8 @@
 """Reads a MindFormers "Checkpoint 2.0" folder: the iteration, its files, and which has which slice.
 
-The root has a folder ``iteration_00000012`` for every save (development versions wrote
-``iter_00000012``) and ``latest_checkpointed_iteration.txt`` with the number of the last complete
-one, which is written last.  Iterations with a higher number were not finished.
+The root has a folder ``iteration_00000012`` for every save; development versions wrote
+``iter_00000012``.  When a save is complete, ``latest_checkpointed_iteration.txt`` gets its number.
+Iterations with a higher number were not finished.
 
 An iteration's folder has ``{prefix-}model-0000003-0000008.safetensors``, number 3 of 8 files, with
 parameters, and ``{prefix-}opt-...`` with optimizer state.  ``metadata.json`` names the file of
@@ -28,15 +28,15 @@ One JSON object in UTF-8; further keys may be there and are not read::
 * A key of ``storage_data`` is what Python's ``repr`` makes of ``(name, (number,))``.  Its entries
   are replicas; there is one where redundancy was removed on saving.
 * ``layout`` is null or absent for a tensor that is not sharded.  Its ``tensor_map`` has a device
-  axis (0 is the innermost), a list of them (outermost split first) or -1 for every tensor axis, and
-  an optimizer shard is a further device axis in it.  ``rank_list`` has the global ranks of the
+  axis (0 is the innermost), a list of them (outermost split first) or -1 for every tensor axis.
+  An optimizer shard is a further device axis in it.  ``rank_list`` has the global ranks of the
   stage in the order of the device matrix.
 * ``replica_id`` and ``rank_group`` repeat the layout, and are not read.
 
-MindFormers of one commit put the number of the parameter where that of the rank belongs, in the
-names of files as well, so that all slices of a parameter seem to be in one file.  Such metadata is
-recognised.  If every rank's file exists and has every tensor of its layout, then ranks and files
-are taken from the layouts and the numbers in the files' names.
+One commit of MindFormers wrote the number of the parameter in place of the rank's, in the names of
+files as well.  So all slices of a parameter seem to be in one file.  Such metadata is recognised.
+If every rank's file exists and has every tensor of its layout, then ranks and files are taken from
+the layouts and the numbers in the files' names.
 
 Up to 2.0 metadata could name ``opt`` files for the parameters of other pipeline stages, which are
 in the ``model`` files of the same ranks.
@@ -70,12 +70,19 @@ from ckpttool.errors import FormatError, PlanError, raise_all
 from ckpttool.formats import read_indexes
 from ckpttool.formats.reading import open_file
 from ckpttool.formats.strict_json import read_json_object
-from ckpttool.model.catalog import Catalog, FileIndex, StoredTensor, TensorMeta, format_ranks
-from ckpttool.model.described import Box, Described, Description, describe, misfits
+from ckpttool.model.catalog import (
+    FileIndex,
+    SelfDescribedCatalog,
+    StoredTensor,
+    TensorMeta,
+    format_ranks,
+)
+from ckpttool.model.described import Box, BoxSlicing, Description, fill_with_boxes, misfits
 from ckpttool.model.dtypes import find_word
 from ckpttool.model.layout import Layout
 from ckpttool.model.notes import Note
 from ckpttool.model.region import Region
+from ckpttool.model.source import Listed, Source
 from ckpttool.model.strategy import count, shorten
 from ckpttool.storage.folders import checkpoint_files
 from ckpttool.storage.leftovers import note_leftovers
@@ -97,7 +104,7 @@ MAX_BYTES = 1_000_000_000  # every slice of every rank takes some hundred bytes 
 Files = dict[str, FileIndex | None]  # by name; None for a damaged one
 
 
-def scan_checkpoint2(src: str, step: str | None) -> Catalog | None:
+def scan_checkpoint2(src: str, step: str | None) -> SelfDescribedCatalog | None:
     """Return the catalog of a checkpoint in MindFormers' folders; None if ``src`` is another.
 
     Parameters
@@ -129,12 +136,12 @@ def scan_checkpoint2(src: str, step: str | None) -> Catalog | None:
     read = _read_described if (folder / METADATA).is_file() else _read_whole
     files, description = read(folder, errors, notes)
     number = _iteration_number(folder)
-    return Catalog(
+    return SelfDescribedCatalog(
         src,
         files,
-        None if number is None else str(number),
-        dict(enumerate(errors)),  # one rank may have two damaged files, so the keys are not ranks
-        tuple(notes),
+        step=None if number is None else str(number),
+        damaged=dict(enumerate(errors)),  # one rank may have two damaged files; keys are not ranks
+        notes=tuple(notes),
         description=replace(description, values=values),
     )
 
@@ -199,19 +206,20 @@ def _read_whole(
     _note_unnamed(folder, (), notes)
     files = read_named(folder, matches, errors)
     problems = list(_incomplete_sets(folder, matches.values()))
-    tensors: dict[str, Described] = {}
+    tensors: dict[str, Source] = {}
     twice: dict[str, list[str]] = {}
     for file, match in matches.items():
         index = files.get(file)
         for name, tensor in {} if index is None else index.tensors.items():
             if name in tensors:
-                first = Path(tensors[name].slices[0][0].tensor.path).name
+                owners = next(tensors[name].slicing.replicas())
+                first = Path(next(iter(owners.values())).file.path).name
                 twice.setdefault(name, [first]).append(file)
                 continue
             box = Box(Region.whole(tensor.meta.shape), int(match["number"]), tensor)
-            whole = describe(tensor.meta, [box])
-            assert isinstance(whole, Described), "one box is all of it"
-            tensors[name] = whole
+            whole = fill_with_boxes(tensor.meta, [box])
+            assert isinstance(whole, BoxSlicing), "one box is all of it"
+            tensors[name] = Source(tensor.meta, whole, Listed())
     problems += [_slices_problem(folder, twice, matches)] if twice else []
     if len(files) > 1 and max(int(match["total"]) for match in matches.values()) > 1:
         text = f"{folder}: no {METADATA}, so every file is taken to hold whole tensors"
@@ -421,9 +429,11 @@ def _by_rank(
                 problems.append(f"{first.path} and {file.path}: both have {shorten(again)}")
             tensors = {**file.tensors, **tensors}
         nbytes = sum(file.nbytes for file in (first, *more))
-        beside = tuple(file.path for file in more)
+        other_paths = tuple(file.path for file in more)
         stamps = {path: stamp for file in (first, *more) for path, stamp in file.stamps.items()}
-        joined[rank] = replace(first, nbytes=nbytes, tensors=tensors, beside=beside, stamps=stamps)
+        joined[rank] = replace(
+            first, nbytes=nbytes, tensors=tensors, other_paths=other_paths, stamps=stamps
+        )
     return joined, problems
 
 
@@ -713,7 +723,7 @@ class _Placement:
         All problems, one sentence each.
     """
 
-    tensors: dict[str, Described] = field(default_factory=dict)
+    tensors: dict[str, Source] = field(default_factory=dict)
     absent: list[str] = field(default_factory=list)
     faults: Faults = field(default_factory=Faults)
     elsewhere: list[str] = field(default_factory=list)
@@ -760,14 +770,14 @@ def _place_slices(parameters: Mapping[str, Parameter], folder: str, files: Files
 def _add(placement: _Placement, parameter: Parameter, boxes: list[Box]) -> None:
     """Add a parameter that is stored completely, or its problems."""
     named = {location.file for locations in parameter.stored.values() for location in locations}
-    if any(box.tensor.path.rpartition("/")[2] not in named for box in boxes):
+    if any(box.tensor.file.path.rpartition("/")[2] not in named for box in boxes):
         placement.elsewhere.append(parameter.meta.name)
     wrong = list(_layout_problems(parameter, boxes))
-    described = wrong or describe(parameter.meta, boxes)
-    if isinstance(described, Described):
-        placement.tensors[parameter.meta.name] = described
+    filled = wrong or fill_with_boxes(parameter.meta, boxes)
+    if isinstance(filled, BoxSlicing):
+        placement.tensors[parameter.meta.name] = Source(parameter.meta, filled, Listed())
     else:
-        placement.problems += described
+        placement.problems += filled
 
 
 def _layout_problems(parameter: Parameter, boxes: list[Box]) -> Iterator[str]:
@@ -779,7 +789,7 @@ def _layout_problems(parameter: Parameter, boxes: list[Box]) -> Iterator[str]:
         if own != box.region:
             yield (
                 f"{parameter.meta.name}: metadata.json says that rank {box.rank} "
-                f"({box.tensor.path}) holds elements {box.region}, and by its layout there it "
+                f"({box.tensor.file.path}) holds elements {box.region}, and by its layout there it "
                 f"holds {own}; which is right cannot be known"
             )
 

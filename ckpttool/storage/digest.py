@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckpttool.model.catalog import StoredTensor
-from ckpttool.model.manifest import units
+from ckpttool.model.manifest import hashed, units
 from ckpttool.model.region import Region
 from ckpttool.model.source import Source
 from ckpttool.storage.elements import decode, find_distances, find_magnitudes
@@ -19,6 +19,8 @@ from ckpttool.storage.flatfile import FlatFiles
 
 SAMPLE_BYTES = 4096  # a page; it costs a disk no more than a byte does
 NEAR = 1e-2  # of the larger magnitude; slices of weights are near each other by chance in 1 of 100
+
+UNIT_BUFFER_BYTES = 8 << 20  # read at a time where units are hashed
 
 
 class Sample(NamedTuple):
@@ -61,6 +63,11 @@ def unit_digests(tensor: StoredTensor, buffer_bytes: int) -> list[str]:
                 offset += len(part)
             digests.append(state.hexdigest())
     return digests
+
+
+def hash_units(tensor: StoredTensor) -> tuple[str, ...]:
+    """Return the SHA-256 of each unit of a stored tensor; runs on a worker."""
+    return hashed(tensor.meta, dict(enumerate(unit_digests(tensor, UNIT_BUFFER_BYTES)))).sha256
 
 
 def find_least(tensor: StoredTensor, buffer_bytes: int) -> float:
@@ -116,7 +123,7 @@ def sample_box(source: Source) -> bytes:
         for at in (0, 1, 2):
             start = tuple((n - k) * at // 2 for n, k in zip(meta.shape, sizes, strict=True))
             data = np.empty((*sizes, meta.itemsize), np.uint8)
-            for tensor, in_slice, inside in source.overlaps(box, start):
+            for tensor, in_slice, inside in source.slicing.overlaps(box, start):
                 cut = tuple(slice(a, b) for a, b in zip(inside.start, inside.stop, strict=True))
                 files.read_region(tensor, in_slice, data[cut])
             state.update(data.tobytes())

@@ -109,36 +109,36 @@ class FlatFiles:
     def read_bytes(self, tensor: StoredTensor, offset: int, out: Bytes) -> None:
         """Fill ``out`` with the tensor's bytes from ``offset`` on, across extents, decrypted."""
         go_on()
-        fd = self._descriptor(tensor.path, os.O_RDONLY, tensor.stamp)
+        fd = self._descriptor(tensor.file.path, os.O_RDONLY, tensor.file.stamp)
         try:
             for at, part in _split(tensor, offset, out.data):
-                if tensor.cipher is not None:
-                    read_plain(fd, tensor.path, tensor.cipher, at, part)
+                if tensor.file.cipher is not None:
+                    read_plain(fd, tensor.file.path, tensor.file.cipher, at, part)
                     continue
                 while part:
                     got = os.preadv(fd, [part], at)
                     if got == 0:
                         reason = "the file ends here; it has changed while read"
-                        raise FormatError(tensor.path, at, f"{tensor.meta.name}: {reason}")
+                        raise FormatError(tensor.file.path, at, f"{tensor.meta.name}: {reason}")
                     at, part = at + got, part[got:]
         except OSError as error:  # of a descriptor, so the system does not say of which file
-            error.filename = error.filename or tensor.path
+            error.filename = error.filename or tensor.file.path
             raise
 
     def write_bytes(self, tensor: StoredTensor, offset: int, data: Bytes) -> None:
         """Write ``data`` over the tensor's bytes from ``offset`` on, across its extents."""
         self._held.pop(_place(tensor), None)
-        fd = self._descriptor(tensor.path, os.O_RDWR)
+        fd = self._descriptor(tensor.file.path, os.O_RDWR)
         for start, part in _split(tensor, offset, data.data):
             if self._sums is not None:
-                self._sums.add(tensor.path, tensor.meta.name, start, part)
+                self._sums.add(tensor.file.path, tensor.meta.name, start, part)
             at = start
             try:
                 while part:
                     done = self._write(fd, part, at)
                     at, part = at + done, part[done:]
             except OSError as error:
-                error.filename = error.filename or tensor.path
+                error.filename = error.filename or tensor.file.path
                 raise
             # This begins to write what is dirty, so that the disk works while the next band is
             # read, and little is left to be synced in the end.  A file system need not know it.
@@ -223,7 +223,7 @@ class FlatFiles:
 
 def _place(tensor: StoredTensor) -> tuple[str, int]:
     """Return where a tensor's bytes begin; several slices of one name may lie in one file."""
-    return tensor.path, tensor.extents[0].offset if tensor.extents else 0
+    return tensor.file.path, tensor.extents[0].offset if tensor.extents else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Lists the files of all ranks in a folder, of every step.
 
 A rank folder is called ``rank_3``, ``rank_03``, ``rank3``, ``node3``, ``ckpt_3``, ``rank_3_ckpt``
-or ``device3``; its files may lie in one folder of the same rank in it, as in ``device3/ckpt_3``.
-Without rank folders, files whose own names say ``rank_3`` count, as MindFormers
-writes them.  A pattern overrides both.
+or ``device3``; its files may be in one folder of the same rank in it, as in ``device3/ckpt_3``.
+Without rank folders, files with ``rank_3`` in their names count, as MindFormers writes them.  A
+pattern overrides both.
 
 Source
 ------
@@ -35,7 +35,7 @@ from ckpttool.storage.leftovers import (
 )
 from ckpttool.storage.names import HYPER_METADATA, RANK_IN_NAME, Found
 from ckpttool.storage.patterns import Without, hint_at_pattern, suggest_patterns, unreadable
-from ckpttool.transaction.journal import interruption
+from ckpttool.transaction.journal import incomplete_reason
 
 PYTORCH_NAME = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
 PYTORCH_SUFFIXES = (".bin", ".pt", ".pth")
@@ -43,10 +43,10 @@ RANK_FOLDER = re.compile(r"(rank|node|ckpt|device)[_-]?(\d+)(?:_ckpt)?")
 
 
 def siblings(file: Path) -> tuple[str, list[str]]:
-    """The rank folder that a file lies in, or below, and the names of those beside it.
+    """Return the rank folder that contains a file, and the names of the rank folders beside it.
 
-    Those are of the same kind: ``node1`` is no sibling of ``ckpt_1``.  Of a folder further up only
-    those count that hold a file at the same place, but for numbers.
+    Siblings are of the same kind: ``node1`` is not a sibling of ``ckpt_1``.  Siblings of a folder
+    further up count only if they hold a file with the same path, but for numbers.
     """
     for depth, folder in enumerate(file.parents[:3]):
         kind = RANK_FOLDER.fullmatch(folder.name)
@@ -69,7 +69,7 @@ def siblings(file: Path) -> tuple[str, list[str]]:
 
 
 def note_rank_folders(root: Path, notes: list[Note]) -> None:
-    """Say so if rank folders lie beside a checkpoint that describes itself: they are another's."""
+    """Note rank folders in a checkpoint that describes itself: they are of another checkpoint."""
     names = sorted(p.name for p in root.iterdir() if RANK_FOLDER.fullmatch(p.name) and p.is_dir())
     if names:
         pattern = re.sub(r"\d+", "{rank}", names[0]) + "/*"
@@ -78,14 +78,14 @@ def note_rank_folders(root: Path, notes: list[Note]) -> None:
 
 
 def holds_ranks(folder: Path) -> bool:
-    """Whether rank folders, or files with their rank in the name, lie in a folder."""
+    """Return whether a folder has rank folders, or files with their rank in the name."""
     return any(RANK_FOLDER.fullmatch(p.name) and p.is_dir() for p in folder.iterdir()) or any(
         RANK_IN_NAME.search(p.name) for p in checkpoint_files(folder)
     )
 
 
 def list_rank_files(root: Path, notes: list[Note], without: Without) -> list[Found]:
-    """Checkpoint files in the rank folders of ``root``, or in ``root`` itself.
+    """Return the checkpoint files in the rank folders of ``root``, or in ``root`` itself.
 
     Ranks whose folder has none, or cannot be read, are added to ``without``.
     """
@@ -94,35 +94,35 @@ def list_rank_files(root: Path, notes: list[Note], without: Without) -> list[Fou
         note_leftovers(root, (), notes)
         return _list_flat_files(root, notes)
     found = []
-    in_parts = []
-    aside: list[str] = []
+    indexed = []
+    strategies: list[str] = []
     of_others: list[str] = []
     for rank, folder in sorted(folders.items()):
         try:
             folders[rank], inside = _find_files(folder, rank)
             if len(inside) > 1 and any(is_index_name(p.name) for p in folders[rank].iterdir()):
-                in_parts.append(folders[rank])
+                indexed.append(folders[rank])
         except OSError as error:
             without[rank] = unreadable(folder, error)
             continue
         if folders[rank] != folder:
-            aside += [str(path.relative_to(root)) for path in checkpoint_files(folder)]
+            strategies += [str(path.relative_to(root)) for path in checkpoint_files(folder)]
         if not inside:
             without[rank] = None
             of_others += _files_of_other_ranks(folder, rank)
         found += [Found(rank, path, path.name) for path in inside]
-    closed = {rank: error for rank, error in without.items() if error is not None}
-    readable = (folder for rank, folder in folders.items() if rank not in closed)
+    errors = {rank: error for rank, error in without.items() if error is not None}
+    readable = (folder for rank, folder in folders.items() if rank not in errors)
     note_leftovers(root, readable, notes)
-    if in_parts:
+    if indexed:
         problems.append(
-            f"{shorten(map(str, in_parts), 3)}: what one rank holds lies in several files, as an "
-            f"index says; make them one first: ckpttool merge {in_parts[0]} "
-            f"--replicated -o ONE/{in_parts[0].name}/net.safetensors, and so on"
+            f"{shorten(map(str, indexed), 3)}: what one rank holds lies in several files, as an "
+            f"index says; make them one first: ckpttool merge {indexed[0]} "
+            f"--replicated -o ONE/{indexed[0].name}/net.safetensors, and so on"
         )
     if not found:
         _refuse_unfinished(root)
-        raise_all(closed.values())
+        raise_all(errors.values())
         where = shorten((str(folders[rank]) for rank in without), 3)
         text = f"{format_ranks(list(without))}: no checkpoint file in {where}"
         problems.append(text + (hint_at_pattern(root) or _hint_at_links(root, folders.values())))
@@ -132,14 +132,14 @@ def list_rank_files(root: Path, notes: list[Note], without: Without) -> list[Fou
     if problems:
         raise PlanError([*problems, *unfinished(notes)])
     note_others(root, others, notes)
-    if aside:
-        text = f"{root}: passed over {shorten(aside, 3)}: strategy files; -s takes them"
+    if strategies:
+        text = f"{root}: passed over {shorten(strategies, 3)}: strategy files; -s takes them"
         notes.append(Note("passed over", text))
     return found
 
 
 def _find_folders(root: Path) -> tuple[dict[int, Path], list[str], list[str]]:
-    """Rank folders by rank, names of what else is there, and what is wrong with it."""
+    """Return the rank folders by rank, the names of other files and folders, and the problems."""
     folders: dict[int, Path] = {}
     words: dict[str, str] = {}
     problems: list[str] = []
@@ -163,15 +163,15 @@ def _find_folders(root: Path) -> tuple[dict[int, Path], list[str], list[str]]:
 
 
 def _find_files(folder: Path, rank: int) -> tuple[Path, list[Path]]:
-    """Return the checkpoint files of a rank, and the folder that they lie in.
+    """Return the checkpoint files of a rank, and their folder.
 
-    That is its rank folder; or the one rank folder in it that has any, if it is of the same rank
-    and beside it are no others: a script that changes into ``device0`` to train leaves
-    ``device0/ckpt_0``, and perhaps its strategy file in ``device0``.  In ``node0/device0`` beside
-    ``node0/device1`` the ranks are others than the folders say.
+    That is its rank folder; or the only rank folder in it that has files, if it is of the same
+    rank and the outer one has only strategy files.  A script that changes into ``device0`` to
+    train leaves ``device0/ckpt_0``, and perhaps its strategy file in ``device0``.  In
+    ``node0/device0`` beside ``node0/device1`` the numbers of the folders are not ranks.
     """
     names = sorted(folder.iterdir())
-    files = list(_among(names))
+    files = list(_with_suffix(names))
     below = [
         (int(match[2]), _find_files(path, int(match[2])))
         for path in names
@@ -184,7 +184,7 @@ def _find_files(folder: Path, rank: int) -> tuple[Path, list[Path]]:
 
 
 def _files_of_other_ranks(folder: Path, rank: int) -> list[str]:
-    """Return checkpoint files that lie in a folder of another rank inside a rank folder.
+    """Return the checkpoint files in a folder of another rank inside a rank folder.
 
     A script that changes into ``device1`` and does not know its rank leaves ``device1/ckpt_0``.
     """
@@ -212,7 +212,7 @@ def _hint_at_links(root: Path, folders: Iterable[Path]) -> str:
 
 
 def is_of_a_rank(root: str, folder: str) -> bool:
-    """Return whether files in a folder are taken for those of a rank of the checkpoint ``root``."""
+    """Return whether files in a folder belong to a rank of the checkpoint ``root``."""
     inside = Path(folder)
     if not inside.is_relative_to(root) or inside == Path(root):
         return False
@@ -226,7 +226,7 @@ def _is_strategy(path: Path) -> bool:
 
 
 def unfinished(notes: Sequence[Note]) -> Iterator[str]:
-    """What may explain that files are missing, for the message that says so."""
+    """Yield the notes that may explain missing files, for the error about them."""
     yield from (note.text for note in notes if note.kind in ("unfinished", "absent"))
 
 
@@ -262,14 +262,14 @@ def _list_flat_files(root: Path, notes: list[Note]) -> list[Found]:
 
 
 def _refuse_unfinished(root: Path) -> None:
-    """Raise what tells of a run of ckpttool that there are no files of, and what to do."""
-    said = interruption(root)
+    """Raise `UnfinishedError` if a run of ckpttool stopped before it wrote any file."""
+    said = incomplete_reason(root)
     if said is not None:
         raise UnfinishedError([said])
 
 
 def _refuse_pytorch(root: Path) -> None:
-    """Raise `UnsupportedError` if what lies in a folder is PyTorch's, by its names or contents."""
+    """Raise `UnsupportedError` if a folder has PyTorch's files, by their names or contents."""
     names = [path.name for path in sorted(root.iterdir()) if path.is_file() and _is_pytorchs(path)]
     if names:
         other = OTHERS["pytorch"]
@@ -285,13 +285,13 @@ def _is_pytorchs(path: Path) -> bool:
 
 
 def checkpoints_in(root: Path) -> list[Path]:
-    """The folders in a folder that are checkpoints themselves, without emergency saves."""
-    found = {path.parent for path in root.glob("*/*") if _is_telling(path)}
+    """Return the folders in a folder that are checkpoints themselves, without emergency saves."""
+    found = {path.parent for path in root.glob("*/*") if _marks_checkpoint(path)}
     return sorted(path for path in found if EMERGENCY.fullmatch(path.name) is None)
 
 
-def _is_telling(path: Path) -> bool:
-    """Whether this shows that the folder it lies in is a checkpoint; logs have rank folders too."""
+def _marks_checkpoint(path: Path) -> bool:
+    """Return whether a path shows that its folder is a checkpoint; logs have rank folders too."""
     if is_index_name(path.name) or path.name == ".metadata" or HYPER_METADATA.fullmatch(path.name):
         return True
     match = RANK_FOLDER.fullmatch(path.name)
@@ -299,11 +299,11 @@ def _is_telling(path: Path) -> bool:
 
 
 def checkpoint_files(folder: Path) -> Iterator[Path]:
-    """Files with a checkpoint's ending; ``.tmp``, ``-graph.meta`` and the like have others."""
-    yield from _among(sorted(folder.iterdir()))
+    """Yield files with a checkpoint's suffix; ``.tmp``, ``-graph.meta`` and others have none."""
+    yield from _with_suffix(sorted(folder.iterdir()))
 
 
-def _among(paths: Iterable[Path]) -> Iterator[Path]:
+def _with_suffix(paths: Iterable[Path]) -> Iterator[Path]:
     for path in paths:
         if format_of_suffix(path.name) is not None and path.is_file():
             yield path

@@ -54,11 +54,12 @@ from typing import NamedTuple
 from ckpttool.errors import CkptToolError, FormatError, PlanError, UnsupportedError, raise_all
 from ckpttool.formats.reading import open_file
 from ckpttool.formats.sandbox import CPU_SECONDS, Sandbox
-from ckpttool.model.catalog import Catalog, FileIndex, StoredTensor, TensorMeta
-from ckpttool.model.described import Box, Described, Description, describe, misfits
+from ckpttool.model.catalog import FileIndex, SelfDescribedCatalog, StoredTensor, TensorMeta
+from ckpttool.model.described import Box, BoxSlicing, Description, fill_with_boxes, misfits
 from ckpttool.model.dtypes import find_word
 from ckpttool.model.notes import Note
 from ckpttool.model.region import Region
+from ckpttool.model.source import Listed, Source
 from ckpttool.model.strategy import count, shorten
 from ckpttool.storage.checkpoint2 import Faults, Files, read_named
 from ckpttool.storage.names import HYPER_METADATA
@@ -74,7 +75,7 @@ FILE_NAME = re.compile(r"(?!\.\.?$)[^/\0]+")  # in the same folder
 PICKLE = b"\x80"  # first byte of every pickle of protocol 2 and later
 
 
-def scan_hyper_parallel(src: str, step: str | None) -> Catalog | None:
+def scan_hyper_parallel(src: str, step: str | None) -> SelfDescribedCatalog | None:
     """Return the catalog of a hyper-parallel checkpoint; None if ``src`` is something else.
 
     Parameters
@@ -106,12 +107,11 @@ def scan_hyper_parallel(src: str, step: str | None) -> Catalog | None:
     errors: list[FormatError] = []
     folder = _Folder(Path(src), read_named(Path(src), sorted(named), errors))
     description = replace(_place(tensors, folder, notes), files=tuple(map(str, paths)))
-    return Catalog(
+    return SelfDescribedCatalog(
         src,
         folder.by_rank(tensors),
-        None,
-        dict(enumerate(errors)),
-        tuple(notes),
+        damaged=dict(enumerate(errors)),
+        notes=tuple(notes),
         description=description,
     )
 
@@ -206,7 +206,7 @@ class _Folder(NamedTuple):
     def by_rank(self, tensors: Mapping[str, HyperTensor]) -> dict[int, FileIndex]:
         """Return the headers by rank, with the tensors' names in place of the keys in the file.
 
-        Of several boxes of one tensor the header has the first; `Description` has all of them.
+        The header has the first of several boxes of one tensor; `Description` has all of them.
         """
         own: dict[str, dict[str, str]] = defaultdict(dict)
         for name, tensor in tensors.items():
@@ -238,7 +238,7 @@ def _rank_of(file: str) -> int:
 
 def _place(tensors: Mapping[str, HyperTensor], folder: _Folder, notes: list[Note]) -> Description:
     """Return the boxes of all tensors, from the files that metadata names."""
-    placed: dict[str, Described] = {}
+    placed: dict[str, Source] = {}
     problems: list[str] = []
     faults = Faults()
     for name, tensor in tensors.items():
@@ -247,12 +247,12 @@ def _place(tensors: Mapping[str, HyperTensor], folder: _Folder, notes: list[Note
         reasons = [fault for fault in found if isinstance(fault, str)]
         meta = TensorMeta(name, tensor.dtype, tensor.shape)
         wrong = misfits(meta, boxes)
-        described = wrong or describe(meta, boxes)
-        if isinstance(described, Described):
-            placed[name] = described
+        filled = wrong or fill_with_boxes(meta, boxes)
+        if isinstance(filled, BoxSlicing):
+            placed[name] = Source(meta, filled, Listed())
             faults.add_harmless(reasons)
         else:
-            problems += wrong or ([] if reasons else described)
+            problems += wrong or ([] if reasons else filled)
             faults.add_missing(reasons, name)
     problems += faults.problems()
     notes += faults.notes()

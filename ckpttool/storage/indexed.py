@@ -13,7 +13,7 @@ from pathlib import Path
 from ckpttool.errors import FormatError, PlanError
 from ckpttool.formats import format_of_suffix, read_index, read_indexes
 from ckpttool.formats.unified import REST, WeightIndex, is_index_name, is_inside, read_index_file
-from ckpttool.model.catalog import Catalog, FileIndex
+from ckpttool.model.catalog import Catalog, FileIndex, MergedCatalog
 from ckpttool.model.ciphertext import Secret
 from ckpttool.model.findings import Finding
 from ckpttool.model.notes import Note
@@ -58,14 +58,14 @@ def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
     ranks = [path.name for path in inside if RANK_FOLDER.fullmatch(path.name) and path.is_dir()]
     if not indexes:
         if [path.name for path in files] == [SINGLE] and not ranks:
-            return Catalog(src, {0: read_index(str(files[0]), key)}, is_undivided=True)
+            return MergedCatalog(src, {0: read_index(str(files[0]), key)})
         if files and not ranks and all(PART.fullmatch(path.name) for path in files):
             names = shorten((path.name for path in files), 3)
             reason = f"{src}: {names}: parts of a checkpoint, and no index that says whether they "
             reason += "are all (param_name_map.json or model.safetensors.index.json); was the run "
             lost = Finding("missing", reason + "that wrote them cut short?")
             held, damaged = _read_headers([str(path) for path in files], key)
-            return Catalog(src, held, damaged=damaged, is_undivided=True, findings=(lost,))
+            return MergedCatalog(src, held, damaged=damaged, findings=(lost,))
         return None
     named = shorten(Path(index.path).name for index in indexes)
     if ranks:
@@ -112,14 +112,15 @@ def _read_catalog(src: str, root: Path, indexes: list[WeightIndex], key: Secret 
     findings += _contradictions(index, named, held)
     rest = next((file for at, file in held.items() if Path(at).stem == REST), None)
     is_partial = bool(damaged or findings)
-    return Catalog(
+    return MergedCatalog(
         src,
         files,
         damaged=damaged,
         notes=tuple(_notes(root, indexes, named, files.values(), is_partial)),
-        is_undivided=True,
         indexes=tuple(index.path for index in indexes),
-        apart={} if rest is None else {name: name in index.files for name in rest.tensors},
+        common_tensors=(
+            {} if rest is None else {name: name in index.files for name in rest.tensors}
+        ),
         findings=tuple(findings),
     )
 

@@ -19,10 +19,8 @@ MindSpore 2.10 ``train/serialization.py`` (``_exec_save``),
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from ckpttool.formats import format_of_suffix
@@ -34,7 +32,7 @@ from ckpttool.model.notes import Note
 from ckpttool.model.strategy import shorten
 from ckpttool.run.partial import PARTIAL
 from ckpttool.storage.names import Found, step_of
-from ckpttool.transaction.journal import HEAD_BYTES, PATH_ENTRY
+from ckpttool.transaction.manifest import written_strategies
 
 UNFINISHED = (".tmp", PARTIAL)
 EMERGENCY = re.compile(r"ttp_saved_checkpoints-step_\d+(_tmp)?")
@@ -141,28 +139,18 @@ def note_others(root: Path, others: Sequence[str], notes: list[Note]) -> None:
     """A note on what was passed over among the rank folders, each called what it is."""
     emergencies = [name for name in others if EMERGENCY.fullmatch(name)]
     known = [name for name in others if MARKER.fullmatch(name) or FAILED.fullmatch(name)]
-    told = _strategies_told(root / MANIFEST)
+    strategies = written_strategies(root / MANIFEST)
     rest = [
         _describe(root / name)
         for name in others
         if name not in known and name not in emergencies and not name.endswith(UNFINISHED)
-        if name not in told
+        if name not in strategies
         and not name.endswith((MANIFEST, JOURNAL))
         and not name.startswith(".ckpttool-part-")
     ]
     note_emergencies((root / name for name in emergencies), notes)
     if rest:
         notes.append(Note("passed over", f"{root}: passed over {shorten(rest)}"))
-
-
-def _strategies_told(manifest: Path) -> frozenset[str]:
-    """The strategy files that were written with a set; none if its manifest cannot be read."""
-    with suppress(OSError, ValueError):  # which are told where the manifest is needed
-        if manifest.is_file():
-            with open_file(manifest) as file:
-                _, _, told = file.readline(HEAD_BYTES).partition(b'"told": [')
-            return frozenset(json.loads(name) for name in PATH_ENTRY.findall(told))
-    return frozenset()
 
 
 def _describe(path: Path) -> str:

@@ -41,7 +41,7 @@ def lock(path: Path, fd: int, is_shared: bool = False) -> int:
     return fd
 
 
-def holder_of(path: Path) -> str | None:
+def lock_holder(path: Path) -> str | None:
     """Who is writing what a journal becomes; None if nobody is."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -50,11 +50,11 @@ def holder_of(path: Path) -> str | None:
     try:
         os.close(lock(path, fd, is_shared=True))
     except TakenError:
-        return name_of_holder(path)
+        return name_lock_holder(path)
     return None
 
 
-def name_of_holder(path: Path) -> str:
+def name_lock_holder(path: Path) -> str:
     """Who writes, or wrote, a journal, as its first line says."""
     try:
         with path.open("rb") as file:

@@ -16,7 +16,7 @@ from ckpttool.errors import (
 )
 from ckpttool.formats import read_index, read_indexes
 from ckpttool.formats.reading import why_not_a_path
-from ckpttool.model.catalog import Catalog, FileIndex, format_ranks
+from ckpttool.model.catalog import Catalog, FileIndex, MergedCatalog, RankCatalog, format_ranks
 from ckpttool.model.ciphertext import Secret
 from ckpttool.model.findings import Finding
 from ckpttool.model.notes import Note
@@ -37,7 +37,11 @@ from ckpttool.storage.names import RANK_IN_NAME, is_wanted, label_of
 from ckpttool.storage.patterns import Without, list_by_pattern
 from ckpttool.storage.steps import choose_step
 from ckpttool.storage.trees import find_checkpoint, find_strategies
-from ckpttool.transaction.journal import interruption, notes_of_runs, on_half_written
+from ckpttool.transaction.journal import (
+    describe_unfinished_runs,
+    incomplete_reason,
+    on_half_written,
+)
 
 
 def scan(
@@ -115,43 +119,43 @@ def scan_all(
         chosen, label = _choose_files(root, pattern, step, notes, without)
     except UnfinishedError as error:
         findings = tuple(Finding("unfinished", text) for text in error.problems)
-        notes += notes_of_runs(root)
-        return Catalog(str(root), {}, notes=tuple(notes), findings=findings)
+        notes += describe_unfinished_runs(root)
+        return RankCatalog(str(root), {}, notes=tuple(notes), findings=findings)
     indexes = read_indexes((str(chosen[rank]) for rank in sorted(chosen)), key, on_progress)
     found_in = dict(zip(sorted(chosen), indexes, strict=True))
     files = {n: index for n, index in found_in.items() if isinstance(index, FileIndex)}
     damaged = {n: error for n, error in found_in.items() if isinstance(error, FormatError)}
     unreadable = {rank: error for rank, error in without.items() if error is not None}
-    absent = tuple(sorted({*_gaps({*chosen, *unreadable}), *(without.keys() - unreadable.keys())}))
-    notes += [_absent_note(root, absent)] if absent else []
+    missing = tuple(sorted({*_gaps({*chosen, *unreadable}), *(without.keys() - unreadable.keys())}))
+    notes += [_missing_note(root, missing)] if missing else []
     notes += _note_encryption(files, key)
     strategy_files = find_strategies(root, chosen, notes)
     problems = tuple(_problems(root, chosen.values()))
-    notes += notes_of_runs(root)
-    return Catalog(
+    notes += describe_unfinished_runs(root)
+    return RankCatalog(
         str(root),
         files,
-        label,
-        dict(sorted({**damaged, **unreadable}.items())),
+        step=label,
+        damaged=dict(sorted({**damaged, **unreadable}.items())),
         strategy_files=strategy_files,
         notes=tuple(note for note in notes if note.text not in problems),  # reported once
         problems=problems,
-        absent=absent,
-        one_of_several=_why_one_rank(chosen, absent),
+        missing_ranks=missing,
+        one_of_several=_why_one_rank(chosen, missing),
     )
 
 
-def _why_one_rank(chosen: Mapping[int, Path], absent: Sequence[int]) -> str:
+def _why_one_rank(chosen: Mapping[int, Path], missing: Sequence[int]) -> str:
     """Return what shows that a folder's only file is of one rank of several; "" if nothing does."""
     if len(chosen) != 1:
         return ""
     ((rank, path),) = chosen.items()
-    if absent:
-        return f"it is of rank {rank}, and {format_ranks(absent)} should be there, too"
+    if missing:
+        return f"it is of rank {rank}, and {format_ranks(missing)} should be there, too"
     return why_one_of_several(path)
 
 
-def _absent_note(root: Path, ranks: tuple[int, ...]) -> Note:
+def _missing_note(root: Path, ranks: tuple[int, ...]) -> Note:
     return Note("absent", f"{format_ranks(ranks)}: no checkpoint file found in {root}", ranks)
 
 
@@ -173,7 +177,9 @@ def _scan_described(
     root: Path, step: str | None, key: Secret | None, notes: list[Note]
 ) -> Catalog | None:
     """Return a checkpoint that describes itself; None if this one does not."""
-    described = scan_checkpoint2(str(root), step) or scan_hyper_parallel(str(root), step)
+    described = scan_checkpoint2(str(root), step)
+    if described is None:
+        described = scan_hyper_parallel(str(root), step)
     if described is None:
         return None
     notes += [*described.notes, *_note_encryption(described.files, key)]
@@ -217,11 +223,10 @@ def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
     files = {0: read_index(str(path), key)}
     notes += _note_encryption(files, key)
     problems = tuple(_problems(path))
-    return Catalog(
+    return MergedCatalog(
         str(path),
         files,
         notes=tuple(notes),
-        is_undivided=True,
         problems=problems,
         one_of_several=why_one_of_several(path),
     )
@@ -260,7 +265,7 @@ def _problems(whole: Path, files: Iterable[Path] = ()) -> Iterator[str]:
     saves = [unfinished_save(path) for path in (whole, *files)]
     for save in dict.fromkeys(filter(None, saves)):
         yield on_unfinished_save(save)
-    reason = interruption(whole)
+    reason = incomplete_reason(whole)
     yield from on_half_written(whole) if reason is None else [reason]
 
 

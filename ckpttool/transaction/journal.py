@@ -28,6 +28,7 @@ import os
 import re
 import socket
 import time
+from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -38,8 +39,9 @@ from zlib import crc32
 from ckpttool.errors import CkptToolError, FormatError, PlanError, VerifyError
 from ckpttool.formats.reading import is_there, open_file
 from ckpttool.model.catalog import Stamp
-from ckpttool.model.manifest import JOURNAL, MANIFEST, Listed, Origin, differences
+from ckpttool.model.manifest import JOURNAL, MANIFEST, OutputEntry, Provenance, differences
 from ckpttool.model.notes import Note
+from ckpttool.model.plan import Document, Plan
 from ckpttool.model.strategy import count, shorten
 from ckpttool.run.partial import (
     PARTIAL,
@@ -51,21 +53,22 @@ from ckpttool.run.partial import (
     was_copied,
     write_document,
 )
-from ckpttool.storage.locks import TakenError, holder_of, is_open_as, lock, name_of_holder
+from ckpttool.storage.locks import TakenError, is_open_as, lock, lock_holder, name_lock_holder
 from ckpttool.transaction.manifest import (
-    Entries,
-    Listing,
-    lines_of,
-    listing_text,
+    JsonObject,
+    ManifestFile,
+    entry_text,
+    manifest_text,
     opened,
-    output_text,
+    provenance_of,
+    read_lines,
 )
 
 PATH_ENTRY = re.compile(rb'"path": ("[^"\\]*(?:\\.[^"\\]*)*")')
 HEAD_BYTES = 100_000_000  # of a line of a manifest or journal
 
 
-def interruption(path: Path) -> str | None:
+def incomplete_reason(path: Path) -> str | None:
     """Why a folder holds no complete set of what ckpttool writes; None if nothing says so.
 
     The same of a single file.  The manifest goes before the first output is replaced, and comes
@@ -74,10 +77,10 @@ def interruption(path: Path) -> str | None:
     manifest = path / MANIFEST if path.is_dir() else path.with_name(f"{path.name}.{MANIFEST}")
     if manifest.exists():
         return None
-    if by := writer_of(manifest):
+    if by := active_writer(manifest):
         text = f"a run of ckpttool is writing here ({by}), so files are missing, or of another run"
         return f"{path}: {text}; wait until it ends"
-    if any(journals_of(manifest)):
+    if any(find_journals(manifest)):
         text = "a run of ckpttool has not ended here, so files may be missing or of another run; "
         return f"{path}: {text}finish it with the same command and --resume"
     if any(_records_of(manifest)):
@@ -86,16 +89,16 @@ def interruption(path: Path) -> str | None:
     return None
 
 
-def writer_of(manifest: Path) -> str | None:
+def active_writer(manifest: Path) -> str | None:
     """Who is writing the set of a manifest at this moment, all of it or a part."""
-    for journal in journals_of(manifest):
+    for journal in find_journals(manifest):
         with suppress(PermissionError):  # it is not ours to know
-            if by := holder_of(journal):
+            if by := lock_holder(journal):
                 return by
     return None
 
 
-def journals_of(manifest: Path) -> Iterator[Path]:
+def find_journals(manifest: Path) -> Iterator[Path]:
     """The journals of a set that say anything: that of the set, and those of parts."""
     journal = Path(f"{manifest}{JOURNAL}")
     if has_text(journal):
@@ -120,12 +123,12 @@ SEAL = " 01234567\n"  # what is behind the text of a line: its CRC-32 in hexadec
 
 
 @dataclass(slots=True)
-class Unfinished:
+class JournalState:
     """What the journal of a run that did not end well says.
 
     Attributes
     ----------
-    origin
+    provenance
         The run.
     complete
         Path of each output that was complete, relative to the journal, and whose it is.
@@ -141,7 +144,7 @@ class Unfinished:
         Byte behind the first line, and behind the last whole one.
     """
 
-    origin: Origin
+    provenance: Provenance
     complete: dict[str, int] = field(default_factory=dict)
     placed: dict[str, Stamp] = field(default_factory=dict)
     left: dict[str, Stamp] = field(default_factory=dict)
@@ -170,20 +173,20 @@ def _unchanged(folder: Path, *known: Mapping[str, Stamp]) -> dict[str, Stamp]:
     }
 
 
-def sealed(text: str) -> str:
+def seal_line(text: str) -> str:
     """A line of a journal: the text with its CRC-32, which every change of a byte shows in."""
     return f"{text} {crc32(text.encode('ascii')):08x}\n"
 
 
-def unsealed(line: bytes) -> bytes:
+def unseal_line(line: bytes) -> bytes:
     """The text of a line; raises `ValueError` if it is not as it was written."""
     text = line[: -len(SEAL)]
-    if sealed(text.decode("ascii")).encode() != line:
+    if seal_line(text.decode("ascii")).encode() != line:
         raise ValueError("a line is not as it was written")
     return text
 
 
-def read_journal(path: Path) -> Unfinished | None:
+def read_journal(path: Path) -> JournalState | None:
     """What a run left behind that did not end well; None if there is nothing.
 
     Raises
@@ -193,12 +196,12 @@ def read_journal(path: Path) -> Unfinished | None:
     OSError
         It cannot be read.
     """
-    found: Unfinished | None = None
+    found: JournalState | None = None
     try:
         for stop, line in _whole_lines(path):
             if found is None:
                 (head,) = line.objects("run")
-                found = Unfinished(head.origin(), head_end=stop)
+                found = JournalState(head.provenance(), head_end=stop)
             elif "begun" in line.entries:
                 found.begun.add(line.file("begun"))
             elif "left" in line.entries:
@@ -221,24 +224,24 @@ def read_journal(path: Path) -> Unfinished | None:
     return found
 
 
-def origin_in(journal: Path) -> Origin | None:
+def read_provenance(journal: Path) -> Provenance | None:
     """The run whose journal this is, from its first line; None if it cannot be told."""
     try:
         for _, line in _whole_lines(journal):
             (head,) = line.objects("run")
-            return head.origin()
+            return head.provenance()
     except (FileNotFoundError, FormatError, ValueError):
         pass  # gone, or just being begun
     return None
 
 
-def journal_that_tells_of(partial: Path) -> Path | None:
+def journal_that_began(partial: Path) -> Path | None:
     """The journal of a set, one file or a folder, that tells of a temporary file; None if none."""
     output = Path(str(partial).removesuffix(PARTIAL))
     sets = [output.with_name(f"{output.name}.{MANIFEST}")]
     sets += [folder / MANIFEST for folder in output.parents[:2]]
     for manifest in sets:
-        for journal in (journal_of(manifest), *find_records(manifest, JOURNAL)):
+        for journal in (journal_path(manifest), *find_part_records(manifest, JOURNAL)):
             try:
                 before = read_journal(journal)
             except (FormatError, OSError):
@@ -248,71 +251,120 @@ def journal_that_tells_of(partial: Path) -> Path | None:
     return None
 
 
-def listed_in(journal: Path, lines: Iterable[tuple[int, int]]) -> Iterator[Listed]:
+def read_entries(journal: Path, lines: Iterable[tuple[int, int]]) -> Iterator[OutputEntry]:
     """The outputs that these lines of a journal (first byte, and the byte behind) tell of."""
     with open_file(journal) as file:
         for start, stop in lines:
             file.seek(start)
-            text = unsealed(file.read(stop - start))
-            (output,) = Entries.parse(journal, text).objects("complete")
+            text = unseal_line(file.read(stop - start))
+            (output,) = JsonObject.parse(journal, text).objects("complete")
             yield output.output()
 
 
-def _whole_lines(path: Path) -> Iterator[tuple[int, Entries]]:
+def _whole_lines(path: Path) -> Iterator[tuple[int, JsonObject]]:
     """The byte behind every line that is complete, and what it says.
 
     The last does not count if it is not; of others a power loss leaves none behind that.
     """
     start = 0
     with opened(path) as file:
-        for line in lines_of(path, file):
+        for line in read_lines(path, file):
             if not line.endswith(b"\n"):
                 return
             try:
-                text = unsealed(line)
+                text = unseal_line(line)
             except ValueError as error:
                 if start and not file.read(1):
                     return
                 reason = f"byte {start}: the line is not as it was written"
                 raise FormatError(str(path), None, reason) from error
             start += len(line)
-            yield start, Entries.parse(path, text)
+            yield start, JsonObject.parse(path, text)
 
 
 TRIES, PAUSE_SECONDS = 6, 0.05  # for a lock that somebody has for a moment, to look or to leave
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """What a run writes in the end, and what it must not leave beside it.
+class Part:
+    """One of ``count`` runs that write one set, from 1 on: ``--part number/count``."""
+
+    number: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSet:
+    """The set of outputs that a run writes, or writes a part of.
 
     Attributes
     ----------
     manifest
-        That of the set.
-    listing
-        The manifest, or the record of a part.
-    origin
+        Path of the set's manifest.
+    record
+        What the run writes when all its outputs are complete: the manifest, or the record of a
+        part.
+    provenance
         The run.
     head
-        What the listing says beside its outputs.
-    outdated
-        Documents of the set, which speak of it as complete.
+        What the finished says besides its outputs.
+    documents
+        Those of the set; removed before the first output is replaced.
     outputs
-        Paths of what it writes, counted from the manifest's folder.
+        Paths of the outputs that this run writes, relative to the manifest's folder.
     """
 
     manifest: Path
-    listing: Path
-    origin: Origin
+    record: Path
+    provenance: Provenance
     head: Mapping[str, object]
-    outdated: tuple[str, ...] = ()
-    outputs: frozenset[str] = frozenset()
+    documents: tuple[Document, ...] = ()
+    outputs: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, plan: Plan, ranks: Iterable[int], part: Part | None) -> OutputSet:
+        """Return the set of a plan, for a run that writes the outputs of some ranks.
+
+        Raises
+        ------
+        OSError
+            A source or strategy file is gone.
+        """
+        manifest, provenance = Path(plan.target.manifest_path), provenance_of(plan)
+        outputs = tuple(os.path.relpath(plan.target.paths[r], manifest.parent) for r in ranks)
+        if part is None:
+            return cls(manifest, manifest, provenance, provenance.head(), plan.documents, outputs)
+        documents = [
+            {
+                "path": os.path.relpath(document.path, manifest.parent),
+                "data": b64encode(document.data).decode(),
+            }
+            for document in plan.documents
+        ]
+        head = {
+            **provenance.head_with_times(),
+            "part": part.number,
+            "parts": part.count,
+            "files": len(plan.target.paths),
+            "documents": documents,
+        }
+        record = part_record_path(manifest, part.number, part.count)
+        return cls(manifest, record, provenance, head, plan.documents, outputs)
 
     @property
     def is_part(self) -> bool:
         """Whether other runs write to the same set."""
-        return self.manifest != self.listing
+        return self.manifest != self.record
+
+    @property
+    def folder(self) -> Path:
+        """The folder that paths of outputs are relative to."""
+        return self.manifest.parent
+
+    @property
+    def own_documents(self) -> tuple[Document, ...]:
+        """The documents that this run writes; those of a set in parts are left to `finalize`."""
+        return () if self.is_part else self.documents
 
     def records_of_parts(self) -> list[Path]:
         """Those that this makes outdated: all, or if it is a part those that cannot be beside it.
@@ -320,62 +372,63 @@ class Place:
         These are records of other numbers of parts, and those of another plan that tell of an
         output which this one replaces.
         """
-        records = find_records(self.manifest)
+        records = find_part_records(self.manifest)
         if not self.is_part:
             return records
-        ending = self.listing.name[self.listing.name.rindex("-of-") :]
+        ending = self.record.name[self.record.name.rindex("-of-") :]
         return [path for path in records if not path.name.endswith(ending) or self._replaces(path)]
 
     def _replaces(self, record: Path) -> bool:
         """Whether a record is of another plan, and of an output that is this one's, too."""
-        mine = json.dumps(self.origin.head_with_times()).removesuffix("}").encode("ascii")
+        mine = json.dumps(self.provenance.head_with_times()).removesuffix("}").encode("ascii")
         try:
             with opened(record) as file:
                 if file.read(len(mine)) == mine:
                     return False  # without reading all of it: there may be thousands
-            return any(one.path in self.outputs for one in Listing.read(record).outputs())
+            names = set(self.outputs)
+            return any(one.path in names for one in ManifestFile.read(record).outputs())
         except FileNotFoundError:
             return False
         except FormatError:
             return True  # it proves nothing
 
-    def journals_of_parts(self) -> list[Path]:
+    def part_journals(self) -> list[Path]:
         """Those of parts, if this is none."""
-        return [] if self.is_part else find_records(self.manifest, JOURNAL)
+        return [] if self.is_part else find_part_records(self.manifest, JOURNAL)
 
-    def find_listing(self, path: Path) -> Listing | None:
-        """The listing at a path, this run's own or that of its set, if it is of this very run."""
+    def find_finished(self, path: Path) -> ManifestFile | None:
+        """The finished at a path, this run's own or that of its set, if it is of this very run."""
         try:
-            listing = Listing.read(path)
+            finished = ManifestFile.read(path)
         except (FileNotFoundError, CkptToolError):
             return None  # it says nothing, and is replaced only if that is asked for
-        head = self.head if path == self.listing else self.origin.head()
-        said = {**listing.head.entries, "options": None}
-        is_old = any(file.mtime_ns > listing.mtime_ns for file in self.origin.inputs)
-        return listing if said == {**head, "options": None} and not is_old else None
+        head = self.head if path == self.record else self.provenance.head()
+        said = {**finished.head.entries, "options": None}
+        is_old = any(file.mtime_ns > finished.mtime_ns for file in self.provenance.inputs)
+        return finished if said == {**head, "options": None} and not is_old else None
 
     def set_aside(self, journal: Path) -> None:
         """Empty the journal of the set; what a whole run left in it goes where every part looks."""
-        aside = journal_of(record_of(self.manifest, 0, 0))
+        aside = journal_path(part_record_path(self.manifest, 0, 0))
         if journal.stat().st_size and not aside.exists():
             aside.write_bytes(journal.read_bytes())
         os.truncate(journal, 0)
 
 
-def record_of(manifest: Path, part: object, parts: object) -> Path:
+def part_record_path(manifest: Path, part: object, parts: object) -> Path:
     """The record of a part of a set."""
     return manifest.with_name(f".{manifest.name.removesuffix('.json')}-part-{part}-of-{parts}.json")
 
 
-def find_records(manifest: Path, suffix: str = "") -> list[Path]:
+def find_part_records(manifest: Path, suffix: str = "") -> list[Path]:
     """The records of parts that lie beside a manifest, or what has their names and a suffix."""
-    pattern = glob.escape(record_of(manifest, "*", "*").name).replace("[*]", "*")
+    pattern = glob.escape(part_record_path(manifest, "*", "*").name).replace("[*]", "*")
     return sorted(manifest.parent.glob(pattern + suffix))
 
 
-def remove_stale_records(manifest: Path) -> None:
+def remove_stale_part_records(manifest: Path) -> None:
     """Remove what runs of parts left that were killed while they wrote their records."""
-    for path in find_records(manifest, PARTIAL):
+    for path in find_part_records(manifest, PARTIAL):
         remove_stale(path.parent, path.name)
 
 
@@ -386,12 +439,12 @@ def find_other_set(folder: Path) -> Path | None:
     return None
 
 
-def journal_of(listing: Path) -> Path:
-    """The journal that becomes a listing."""
-    return listing.with_name(listing.name + JOURNAL)
+def journal_path(finished: Path) -> Path:
+    """The journal that becomes a finished."""
+    return finished.with_name(finished.name + JOURNAL)
 
 
-def take_lock(path: Path, is_shared: bool = False) -> int:
+def acquire_lock(path: Path, is_shared: bool = False) -> int:
     """A journal, made if it is not there, and locked.
 
     Raises
@@ -405,16 +458,16 @@ def take_lock(path: Path, is_shared: bool = False) -> int:
             return lock(path, os.open(path, flags, 0o666), is_shared)
         except TakenError as error:
             if not left:
-                raise PlanError([busy_problem(path, name_of_holder(path))]) from error
+                raise PlanError([busy_problem(path, name_lock_holder(path))]) from error
             time.sleep(PAUSE_SECONDS)
     raise AssertionError("the last try returns or raises")
 
 
 @contextmanager
-def set_locked(manifest: Path) -> Iterator[None]:
+def lock_set(manifest: Path) -> Iterator[None]:
     """Hold a set alone for a while; raises `PlanError` if a run is writing it."""
-    path = journal_of(manifest)
-    fd = take_lock(path)
+    path = journal_path(manifest)
+    fd = acquire_lock(path)
     try:
         yield
     finally:
@@ -426,8 +479,8 @@ def set_locked(manifest: Path) -> Iterator[None]:
 
 def busy_problem(journal: Path, by: str) -> str:
     """The message that another run writes what a journal belongs to."""
-    listing = str(journal).removesuffix(JOURNAL)
-    return f"{listing}: another run is writing it ({by}); wait until it ends, or write elsewhere"
+    finished = str(journal).removesuffix(JOURNAL)
+    return f"{finished}: another run is writing it ({by}); wait until it ends, or write elsewhere"
 
 
 COMPLETE, END = '{"complete": [', "]}"  # around an output in its line
@@ -442,7 +495,7 @@ class Journal:
     place
         Where it is.
     is_resumed
-        True to go on with what is there, a journal or a listing; else it is begun anew, and
+        True to go on with what is there, a journal or a finished; else it is begun anew, and
         temporary files that a killed run left are removed.
     proven
         Outputs that hold what they should, relative to the journal, and by what they were known.
@@ -464,22 +517,22 @@ class Journal:
     """
 
     def __init__(
-        self, place: Place, is_resumed: bool, proven: Mapping[str, Stamp] | None = None
+        self, output_set: OutputSet, is_resumed: bool, proven: Mapping[str, Stamp] | None = None
     ) -> None:
-        self._place = place
-        self._path = journal_of(place.listing)
+        self._set = output_set
+        self._path = journal_path(output_set.record)
         self._fds: dict[Path, int] = {}
-        self._has_replaced = self._has_left = self._is_listed = False
+        self._has_replaced = self._has_left = self._was_finished = False
         self._begun: list[str] = []
         self._lines: dict[int, tuple[int, int]] = {}  # in the journal, of each rank's output
         self._proven = proven or {}
         self.kept: Mapping[str, Stamp] = {}
         make_folder(self._path.parent)
         try:
-            of_set = journal_of(place.manifest)
-            self._fds[of_set] = take_lock(of_set, is_shared=place.is_part)
-            if place.is_part:
-                self._fds[self._path] = take_lock(self._path)
+            of_set = journal_path(output_set.manifest)
+            self._fds[of_set] = acquire_lock(of_set, is_shared=output_set.is_part)
+            if output_set.is_part:
+                self._fds[self._path] = acquire_lock(self._path)
             self._begin(is_resumed)
             self._refuse_other_plans()
             sync_folder(self._path.parent)
@@ -488,14 +541,14 @@ class Journal:
             raise
 
     @property
-    def origin(self) -> Origin:
+    def provenance(self) -> Provenance:
         """The run, as it was when it began."""
-        return self._place.origin
+        return self._set.provenance
 
     @property
-    def listing(self) -> Path:
+    def record(self) -> Path:
         """What it becomes."""
-        return self._place.listing
+        return self._set.record
 
     @property
     def folder(self) -> Path:
@@ -505,10 +558,10 @@ class Journal:
     def begin(self, *paths: str) -> None:
         """Say that outputs are begun, on disk before they are, so that what is left can be told."""
         names = (os.path.relpath(path, self.folder) for path in paths)
-        self._append("".join(sealed(json.dumps({"begun": name})) for name in names))
+        self._append("".join(seal_line(json.dumps({"begun": name})) for name in names))
         self._begun += paths
 
-    def add(self, output: Listed) -> None:
+    def add(self, output: OutputEntry) -> None:
         """Say that an output is complete, and about to get its final name.
 
         Raises
@@ -517,7 +570,7 @@ class Journal:
             It was complete before, and was not the same.
         """
         before = self._lines.get(output.rank)
-        if before is not None and self._output_at(*before) != output_text(output):
+        if before is not None and self._output_at(*before) != entry_text(output):
             text = "is not what the same run wrote there before; has a source file been changed? "
             text += "Without --resume (--overwrite) all is written anew"
             raise VerifyError(str(self.folder / output.path), [text])
@@ -533,15 +586,15 @@ class Journal:
             self._append(_line_of("placed", name, stamp), is_durable=False)
 
     def finish(self) -> None:
-        """Write the listing, which says that all of it is complete, and remove the journal."""
+        """Write the finished, which says that all of it is complete, and remove the journal."""
         lines = (self._output_at(*self._lines[rank]) for rank in sorted(self._lines))
-        text = listing_text(self._place.head, lines)
-        write_document(str(self._place.listing), text, is_dated=True)
+        text = manifest_text(self._set.head, lines)
+        write_document(str(self._set.record), text, is_dated=True)
         self._close(remove=True)
 
     def leave(self) -> None:
         """End before all is done; the journal stays if there is something to go on from."""
-        needs_none = self._is_listed and not self._has_replaced  # the listing is still there
+        needs_none = self._was_finished and not self._has_replaced  # the finished is still there
         is_stuck = any(is_there(path + PARTIAL) for path in self._begun)  # on a failed disk
         is_of_use = self._lines or self._has_left
         self._close(remove=not is_stuck and (needs_none or not is_of_use))
@@ -550,28 +603,28 @@ class Journal:
         """Take over what is to be kept, and remove the rest."""
         before = read_journal(self._path)
         if before is not None and is_resumed:
-            changes = list(differences(self._place.origin, before.origin))
+            changes = list(differences(self._set.provenance, before.provenance))
             if changes:
                 raise PlanError(resume_problems(self._path, changes))
         # It goes before the first output is replaced: while it is there a journal knows no more.
-        listing = self._place.find_listing(self.listing) if is_resumed else None
-        goes_on = before if is_resumed and listing is None else None
+        finished = self._set.find_finished(self.record) if is_resumed else None
+        goes_on = before if is_resumed and finished is None else None
         if goes_on is not None:
             self.kept = goes_on.kept(self.folder, self._proven)
             self._lines = goes_on.lines
         left = self._clean(self._path, {})
-        if self._place.is_part:  # others hold it, too, so it stays
-            of_set = journal_of(self._place.manifest)
+        if self._set.is_part:  # others hold it, too, so it stays
+            of_set = journal_path(self._set.manifest)
             self._clean(of_set, {})
-            self._place.set_aside(of_set)
+            self._set.set_aside(of_set)
         else:
-            remove_stale_records(self._place.manifest)
-        of_parts = self._place.journals_of_parts()
+            remove_stale_part_records(self._set.manifest)
+        of_parts = self._set.part_journals()
         for path in of_parts:
             left = self._clean(path, left)
         self._start(goes_on, before)
-        if listing is not None:
-            self._take_over(listing)
+        if finished is not None:
+            self._take_over(finished)
         stays = sorted(left.keys() - self.kept.keys())
         text = "".join(_line_of("left", name, left[name]) for name in stays)
         text += "".join(_line_of("placed", name, self.kept[name]) for name in sorted(self.kept))
@@ -585,12 +638,12 @@ class Journal:
 
         Each says first of what plan it is and looks then, so that of two one at least sees it.
         """
-        others = find_records(self._place.manifest, JOURNAL) if self._place.is_part else []
+        others = find_part_records(self._set.manifest, JOURNAL) if self._set.is_part else []
         for path in others:
             for left in reversed(range(TRIES)):
-                by = None if path == self._path else holder_of(path)
-                other = None if by is None else origin_in(path)
-                changes = [] if other is None else list(differences(self.origin, other))
+                by = None if path == self._path else lock_holder(path)
+                other = None if by is None else read_provenance(path)
+                changes = [] if other is None else list(differences(self.provenance, other))
                 if not changes:
                     break
                 if not left:
@@ -600,7 +653,7 @@ class Journal:
                     raise PlanError([f"{text}: {change}; {remedy}" for change in changes])
                 time.sleep(PAUSE_SECONDS)  # that of an earlier run, it has just begun
 
-    def _start(self, goes_on: Unfinished | None, before: Unfinished | None) -> None:
+    def _start(self, goes_on: JournalState | None, before: JournalState | None) -> None:
         """Say in the first line what the run is, unless what goes on says so already.
 
         At no moment is the journal of a run that did not end empty: that would say that it had.
@@ -610,25 +663,25 @@ class Journal:
             os.ftruncate(fd, goes_on.end)
         else:
             by = f"process {os.getpid()} on {socket.gethostname()}"
-            head = {"by": by, "run": [self._place.origin.head_with_times()]}
-            line = sealed(json.dumps(head)).encode("ascii")
+            head = {"by": by, "run": [self._set.provenance.head_with_times()]}
+            line = seal_line(json.dumps(head)).encode("ascii")
             if before is not None:
                 os.ftruncate(fd, before.head_end)
             os.pwrite(fd, line, 0)
             os.ftruncate(fd, len(line))
         os.lseek(fd, 0, os.SEEK_END)
 
-    def _take_over(self, listing: Listing) -> None:
-        """Go on from a listing: what is as it says is kept.  If nothing is, begin anew."""
+    def _take_over(self, finished: ManifestFile) -> None:
+        """Go on from a finished: what is as it says is kept.  If nothing is, begin anew."""
         fd, start = self._fds[self._path], os.fstat(self._fds[self._path]).st_size
         kept = {}
-        for output in listing.outputs():
+        for output in finished.outputs():
             self._append_output(output, is_durable=False)
             stamp = stamp_of(self.folder / output.path)
             is_proven = stamp is not None and self._proven.get(output.path) == stamp
-            if stamp is not None and (is_proven or listing.knows(output, stamp)):
+            if stamp is not None and (is_proven or finished.is_unmodified(output, stamp)):
                 kept[output.path] = stamp
-        self.kept, self._is_listed = kept, bool(kept)
+        self.kept, self._was_finished = kept, bool(kept)
         if not kept:
             self._lines = {}
             os.ftruncate(fd, start)
@@ -654,20 +707,21 @@ class Journal:
 
     def _remove_outdated(self) -> None:
         """Before the first output is replaced: what says that the set is complete."""
-        place = self._place
-        said = (place.manifest, place.listing, *place.outdated, *place.records_of_parts())
+        output_set = self._set
+        documents = (document.path for document in output_set.documents)
+        said = (output_set.manifest, output_set.record, *documents, *output_set.records_of_parts())
         for path in dict.fromkeys(map(str, said)):
             remove_document(path)
 
     def _output_at(self, start: int, stop: int) -> str:
         with open_file(self._path) as file:
             file.seek(start)
-            text = unsealed(file.read(stop - start)).decode("ascii")
+            text = unseal_line(file.read(stop - start)).decode("ascii")
         return text.removeprefix(COMPLETE).removesuffix(END)
 
-    def _append_output(self, output: Listed, *, is_durable: bool) -> None:
+    def _append_output(self, output: OutputEntry, *, is_durable: bool) -> None:
         start = os.lseek(self._fds[self._path], 0, os.SEEK_CUR)
-        line = sealed(f"{COMPLETE}{output_text(output)}{END}")
+        line = seal_line(f"{COMPLETE}{entry_text(output)}{END}")
         self._append(line, is_durable=is_durable)
         self._lines[output.rank] = start, start + len(line)
 
@@ -698,7 +752,7 @@ class Journal:
 
 
 def _line_of(kind: str, name: str, stamp: Stamp) -> str:
-    return sealed(json.dumps({kind: name, **stamp._asdict()}))
+    return seal_line(json.dumps({kind: name, **stamp._asdict()}))
 
 
 def resume_problems(journal: Path, changes: list[str]) -> list[str]:
@@ -720,13 +774,13 @@ class _Told:
     begun: set[str] = field(default_factory=set)
 
 
-def notes_of_runs(folder: Path) -> Iterator[Note]:
+def describe_unfinished_runs(folder: Path) -> Iterator[Note]:
     """Notes on the runs that have not ended in a folder: whose, of what, and how far they came."""
     manifest = folder / MANIFEST
-    journals = [] if manifest.exists() else list(journals_of(manifest))
+    journals = [] if manifest.exists() else list(find_journals(manifest))
     for journal in islice(journals, MOST):
         told = _read_leniently(journal)
-        text = f"{journal}: of {name_of_holder(journal)}{told.aim}; complete: "
+        text = f"{journal}: of {name_lock_holder(journal)}{told.aim}; complete: "
         text += shorten(sorted(told.complete), 3) or "nothing"
         text += f"; begun: {shorten(sorted(told.begun), 3)}" if told.begun else ""
         yield Note("unfinished", text)
@@ -744,10 +798,10 @@ def on_half_written(path: Path) -> Iterator[str]:
     in the one above.
     """
     for manifest in [path / MANIFEST] if path.is_dir() else _sets_of(path):
-        for journal in journals_of(manifest):
+        for journal in find_journals(manifest):
             for output in _half_written(journal, manifest):
                 if path.is_dir() or path.samefile(output):
-                    by = writer_of(manifest)
+                    by = active_writer(manifest)
                     end = f"is writing it ({by}); wait until it ends"
                     text = (
                         "began it and has not ended, so it may hold zeros; move it away, and finish"

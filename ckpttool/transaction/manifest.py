@@ -13,7 +13,7 @@ import os
 from base64 import b64decode
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -21,10 +21,19 @@ from typing import BinaryIO, TypeVar
 
 from ckpttool._version import __version__
 from ckpttool.errors import CkptToolError, FormatError, PlanError, UnreadableError, reason_of
+from ckpttool.formats import read_index
 from ckpttool.formats.reading import as_stamp, open_file, read_file
 from ckpttool.formats.strict_json import parse_json
-from ckpttool.model.catalog import Catalog, SourceStamp, Stamp, format_ranks
-from ckpttool.model.manifest import SCHEMA, Hashed, InputFile, Listed, Origin, StrategyFile
+from ckpttool.model.catalog import Catalog, FileIndex, SourceStamp, Stamp, format_ranks
+from ckpttool.model.manifest import (
+    SCHEMA,
+    InputFile,
+    OutputEntry,
+    Provenance,
+    StrategyFile,
+    TensorEntry,
+    hashed,
+)
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import Plan
 from ckpttool.model.strategy import count
@@ -68,8 +77,8 @@ class Manifest:
     notes: tuple[Note, ...] = ()
 
 
-def listing_text(head: Mapping[str, object], outputs: Iterable[str]) -> Iterator[str]:
-    """The pieces of a listing; ``outputs`` are lines of `output_text`."""
+def manifest_text(head: Mapping[str, object], outputs: Iterable[str]) -> Iterator[str]:
+    """The pieces of a listing; ``outputs`` are lines of `entry_text`."""
     state = hashlib.sha256()
     for piece in _before_seal(head, outputs):
         state.update(piece.encode("ascii"))
@@ -91,7 +100,7 @@ def _seal(digest: str) -> str:
     return f'{CLOSE}{digest}"}}\n'
 
 
-def output_text(output: Listed) -> str:
+def entry_text(output: OutputEntry) -> str:
     """An output's line, without its end."""
     tensors = [  # by hand: asdict() takes ten times as long, of which there are millions
         {"name": one.name, "dtype": one.dtype, "shape": one.shape, "sha256": one.sha256}
@@ -101,8 +110,8 @@ def output_text(output: Listed) -> str:
     return json.dumps({**head, "nbytes": output.nbytes, "tensors": tensors})
 
 
-def output_problems(folder: Path, outputs: Iterable[Written | Listed]) -> Iterator[str]:
-    """A message for each output that is not in a folder as it was written."""
+def size_problems(folder: Path, outputs: Iterable[Written | OutputEntry]) -> Iterator[str]:
+    """Yield a message for each output that is missing or has another size."""
     for output in outputs:
         try:
             nbytes = os.stat(folder / output.path).st_size  # noqa: PTH116 - one look, one answer
@@ -113,7 +122,46 @@ def output_problems(folder: Path, outputs: Iterable[Written | Listed]) -> Iterat
             yield f"{output.path}: expected {output.nbytes} bytes, found {nbytes}"
 
 
-def lines_of(path: Path, file: BinaryIO) -> Iterator[bytes]:
+def output_problems(
+    folder: Path, output: OutputEntry, index: FileIndex | None = None
+) -> Iterator[str]:
+    """Yield what is wrong with an output, by its size and header; ``index`` is that, if read."""
+    yield from (wrong := list(size_problems(folder, [output])))
+    if wrong:
+        return
+    try:
+        index = index or read_index(str(folder / output.path))
+    except FormatError as error:
+        yield f"{output.path}: {error.reason}"
+        return
+    found = {one.meta.name: hashed(one.meta, {}) for one in index.tensors.values()}
+    wanted = {one.name: one for one in output.tensors}
+    for tensor in sorted({*found, *wanted}):
+        said, mine = _describe(wanted.get(tensor)), _describe(found.get(tensor))
+        if mine != said:
+            yield f"{output.path}: {tensor}: expected {said}, found {mine}"
+
+
+def _describe(tensor: TensorEntry | None) -> str:
+    return "nothing" if tensor is None else f"{tensor.dtype} {tensor.shape}"
+
+
+def written_strategies(manifest: Path) -> frozenset[str]:
+    """Return the strategy files that were written with a set; none if its manifest is not read."""
+    with suppress(FormatError, FileNotFoundError), opened(manifest) as file:
+        head = _parse_head(manifest, file.readline(MAX_LINE_BYTES))
+        return frozenset(one.path for one in head.provenance().dst_strategies)
+    return frozenset()
+
+
+def _parse_head(path: Path, line: bytes) -> JsonObject:
+    """Return what the first line of a manifest says besides its outputs."""
+    if not line.endswith(f"{OPEN}\n".encode()):
+        raise FormatError(str(path), None, "its first line is not that of a manifest")
+    return JsonObject.parse(path, line[: -len(OPEN) - 1] + b"}")
+
+
+def read_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
     """The lines of a file; raises `FormatError` at one that is longer than any of ours."""
     while line := file.readline(MAX_LINE_BYTES + 1):
         if len(line) > MAX_LINE_BYTES:
@@ -126,14 +174,14 @@ def _too_large(path: Path) -> FormatError:
 
 
 @dataclass(frozen=True, slots=True)
-class Entries:
+class JsonObject:
     """The entries of a JSON object in a file, each taken as what it has to be."""
 
     path: Path
     entries: Mapping[str, object]
 
     @classmethod
-    def parse(cls, path: Path, text: bytes) -> Entries:
+    def parse(cls, path: Path, text: bytes) -> JsonObject:
         """The object that a text of a file holds."""
         try:
             document = parse_json(text, halves="surrogateescape")  # paths
@@ -183,26 +231,26 @@ class Entries:
     def _known(self) -> Stamp:
         return self.stamp() if "mtime_ns" in self.entries else Stamp(self.number("nbytes"), 0, 0)
 
-    def objects(self, name: str) -> tuple[Entries, ...]:
+    def objects(self, name: str) -> tuple[JsonObject, ...]:
         """An entry that is a list of objects."""
         value = self.entries.get(name)
         if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
             raise self.wrong(name, "a list of objects")
-        return tuple(Entries(self.path, item) for item in value)
+        return tuple(JsonObject(self.path, item) for item in value)
 
     def step(self) -> str | None:
         """The step of the source, if it has one."""
         return None if self.entries.get("step") is None else self.text("step")
 
-    def origin(self) -> Origin:
+    def provenance(self) -> Provenance:
         """An origin; that of a manifest has no times, here 0."""
-        return Origin(
+        return Provenance(
             self.text("ckpttool"),
             self.text("plan"),
             self.step(),
             tuple(InputFile(one.text("path"), *one._known()) for one in self.objects("inputs")),
             self._strategies("strategies"),
-            self._strategies("told") if "told" in self.entries else (),
+            self._strategies("dst_strategies") if "dst_strategies" in self.entries else (),
             tuple(self._options("options")) if "options" in self.entries else (),
         )
 
@@ -218,15 +266,15 @@ class Entries:
             for item in self.objects(name)
         )
 
-    def output(self) -> Listed:
+    def output(self) -> OutputEntry:
         """An output, this being its line."""
-        return Listed(
+        return OutputEntry(
             self.number("rank"),
             self.file("path"),
             self.text("format"),
             self.number("nbytes"),
             tuple(
-                Hashed(
+                TensorEntry(
                     item.text("name"),
                     item.text("dtype"),
                     tuple(item._list("shape", int)),
@@ -244,7 +292,7 @@ class Entries:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class ManifestFile:
     """A listing in a file.
 
     Attributes
@@ -260,12 +308,12 @@ class Listing:
     """
 
     path: Path
-    head: Entries
+    head: JsonObject
     mtime_ns: int
     is_copy: bool
 
     @classmethod
-    def read(cls, path: Path) -> Listing:
+    def read(cls, path: Path) -> ManifestFile:
         """The listing in a file, all of it proven, of which the outputs are not read yet.
 
         Raises
@@ -281,19 +329,17 @@ class Listing:
             lines = _proven_lines(path, file)
             first = next(lines, b"")
             deque(lines, maxlen=0)
-        if not first.endswith(f"{OPEN}\n".encode()):
-            raise FormatError(str(path), None, "its first line is not that of a manifest")
-        head = Entries.parse(path, first[: -len(OPEN) - 1] + b"}")
+        head = _parse_head(path, first)
         if head.entries.get("schema") != SCHEMA:
             raise head.wrong("schema", f"{SCHEMA} (is it of a newer ckpttool?)")
         return cls(path, head, found.st_mtime_ns, was_copied(found))
 
-    def knows(self, output: Listed, stamp: Stamp) -> bool:
+    def is_unmodified(self, output: OutputEntry, stamp: Stamp) -> bool:
         """Whether an output that is there is as it was when it was listed, by size and times."""
         is_older = stamp.ctime_ns <= self.mtime_ns and not self.is_copy
         return stamp.nbytes == output.nbytes and is_older
 
-    def outputs(self) -> Iterator[Listed]:
+    def outputs(self) -> Iterator[OutputEntry]:
         """The outputs, one at a time.
 
         Raises
@@ -303,7 +349,35 @@ class Listing:
         """
         with opened(self.path) as file:
             for line in islice(_proven_lines(self.path, file), 1, None):
-                yield Entries.parse(self.path, line.rstrip(b",\n")).output()
+                yield JsonObject.parse(self.path, line.rstrip(b",\n")).output()
+
+    def output_problems(self, output: OutputEntry, index: FileIndex | None) -> Iterator[str]:
+        """Yield what is wrong with an output, by its size and header; see `output_problems`."""
+        return output_problems(self.path.parent, output, index)
+
+    def strategy_problems(self) -> Iterator[str]:
+        """Yield what is wrong with strategy files that were written with the set, in its folder.
+
+        A strategy file elsewhere need not be moved with the set, so nothing is said of it.
+        """
+        for one in self.head.provenance().dst_strategies:
+            if ".." in Path(one.path).parts:
+                continue
+            try:
+                with opened(self.path.parent / one.path) as file:
+                    size = os.fstat(file.fileno()).st_size
+                    found = hashlib.sha256(file.read() if size == one.nbytes else b"").hexdigest()
+            except FileNotFoundError:
+                yield f"{one.path}: the strategy that was written with it is not there"
+                continue
+            except FormatError as error:
+                yield f"{one.path}: {error.reason}"
+                continue
+            text = f"{one.path}: is not the strategy that was written: expected"
+            if size != one.nbytes:
+                yield f"{text} {one.nbytes} bytes, found {size}"
+            elif found != one.sha256:
+                yield f"{text} SHA-256 {one.sha256}, found {found}"
 
     def manifest(self) -> Manifest:
         """All of it but the tensors."""
@@ -339,7 +413,7 @@ def _proven_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
     """The lines of a listing but the last, which proves them; raises `FormatError` at the end."""
     state = hashlib.sha256()
     line = b""
-    for following in lines_of(path, file):
+    for following in read_lines(path, file):
         if line:
             state.update(line)
             yield line
@@ -352,18 +426,18 @@ def _proven_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
     raise FormatError(str(path), None, reason)
 
 
-def origin_of(plan: Plan) -> Origin:
-    """The origin of all that is written by a plan, and of a part by the whole of it.
+def provenance_of(plan: Plan) -> Provenance:
+    """Return what a run of a plan reads and does; parts of one plan have the same.
 
     Raises
     ------
     OSError
         A source or strategy file is gone.
     """
-    base, folder = Path(plan.catalog.root).absolute().parent, manifest_of(plan).parent
-    return Origin(
+    base, folder = Path(plan.catalog.root).absolute().parent, plan.target.output_folder
+    return Provenance(
         __version__,
-        plan_digest(plan) if plan.part is None else plan.part.digest,
+        plan_digest(plan),
         plan.catalog.step,
         tuple(
             InputFile(os.path.relpath(path, base), *(stamp or _look_at(path))[:3])
@@ -372,10 +446,10 @@ def origin_of(plan: Plan) -> Origin:
         tuple(read_strategy_file(path) for path in dict.fromkeys(plan.strategies)),
         tuple(
             _describe_strategy(os.path.relpath(one.path, folder), one.data)
-            for one in (plan.documents if plan.part is None else plan.part.documents)
+            for one in plan.documents
             if one.kind == "strategy"
         ),
-        options_of(plan) if plan.part is None else plan.part.options,
+        options_of(plan),
     )
 
 
@@ -395,7 +469,13 @@ def plan_digest(plan: Plan) -> str:
             for r, f in catalog.files.items()
         ),
         *(
-            (source.meta, source.sharing, source.follows, source.turn, transfer.layouts)
+            (
+                source.meta,
+                source.slicing.distribution_key,
+                source.parameter,
+                source.rank_cycle,
+                transfer.layouts,
+            )
             for transfer in plan.transfers
             for source in [transfer.source]
         ),
@@ -406,13 +486,17 @@ def plan_digest(plan: Plan) -> str:
 
 
 def options_of(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """What was asked for, of what the digest tells only that it is another; see `Origin`."""
+    """What was asked for, of what the digest tells only that it is another; see `Provenance`."""
     target, folder = plan.target, plan.target.output_folder
     outputs = [(rank, os.path.relpath(path, folder)) for rank, path in target.paths.items()]
-    told = [os.path.relpath(one.path, folder) for one in plan.documents if one.kind == "strategy"]
-    options = dict(options_told(target.format, outputs))
+    strategies = [
+        os.path.relpath(one.path, folder) for one in plan.documents if one.kind == "strategy"
+    ]
+    options = dict(options_of_outputs(target.format, outputs))
     options["crc"] = "--crc" if "crc_num" in target.attrs else "no --crc"
-    options["told"] = f"--write-strategy {told[0]}" if told else "no --write-strategy"
+    options["dst_strategies"] = (
+        f"--write-strategy {strategies[0]}" if strategies else "no --write-strategy"
+    )
     if target.strategy is not None:
         choice = target.not_in_target
         is_asked = choice != "follow"
@@ -420,7 +504,9 @@ def options_of(plan: Plan) -> tuple[tuple[str, str], ...]:
     return tuple(options.items())
 
 
-def options_told(format: str, outputs: Sequence[tuple[int, str]]) -> Iterator[tuple[str, str]]:
+def options_of_outputs(
+    format: str, outputs: Sequence[tuple[int, str]]
+) -> Iterator[tuple[str, str]]:
     """The same, as far as the paths of outputs tell, counted from their folder."""
     yield "format", f"--format {format}"
     rank, path = outputs[0]
@@ -429,11 +515,6 @@ def options_told(format: str, outputs: Sequence[tuple[int, str]]) -> Iterator[tu
         yield "prefix", f"--prefix {Path(path).stem.removesuffix(str(rank))}"
     else:
         yield "files", count(len(outputs), "file")
-
-
-def manifest_of(plan: Plan) -> Path:
-    """Where the manifest of a plan is, or of the plan that it is a part of."""
-    return Path(plan.target.manifest_path if plan.part is None else plan.part.manifest)
 
 
 def changed_inputs(plan: Plan) -> Iterator[str]:
@@ -456,7 +537,7 @@ def _changes(files: Mapping[str, SourceStamp | None]) -> Iterator[str]:
 
 
 @contextmanager
-def unchanged(*catalogs: Catalog) -> Iterator[None]:
+def require_unmodified_sources(*catalogs: Catalog) -> Iterator[None]:
     """Refuse what is found in files that are not the same at the end.
 
     Raises
@@ -467,22 +548,22 @@ def unchanged(*catalogs: Catalog) -> Iterator[None]:
     try:
         yield
     except (CkptToolError, OSError) as error:
-        raise_changed(*catalogs, cause=error)
+        refuse_changed_sources(*catalogs, cause=error)
         if isinstance(error, FileNotFoundError):
             raise PlanError([f"{error.filename}: is gone since this began; run again"]) from error
         raise
-    raise_changed(*catalogs)
+    refuse_changed_sources(*catalogs)
 
 
-def changed_files(*catalogs: Catalog) -> list[str]:
+def changed_sources(*catalogs: Catalog) -> list[str]:
     """Messages for files that are not as they were when their headers were read."""
     known = {path: stamp for one in catalogs for path, stamp in _inputs(one).items() if stamp}
     return [f"{text}; run again" for text in _changes(known)]
 
 
-def raise_changed(*catalogs: Catalog, cause: Exception | None = None) -> None:
+def refuse_changed_sources(*catalogs: Catalog, cause: Exception | None = None) -> None:
     """Raise `PlanError` if files are not as they were when their headers were read."""
-    changed = changed_files(*catalogs)
+    changed = changed_sources(*catalogs)
     if changed:
         raise PlanError(changed) from cause
 
@@ -491,8 +572,7 @@ def _inputs(catalog: Catalog) -> dict[str, SourceStamp | None]:
     """All files of a catalog, as they were when their headers were read."""
     files = catalog.files.values()
     known = {path: stamp for file in files for path, stamp in file.stamps.items()}
-    paths = [*catalog.indexes, *(path for file in files for path in file.paths)]
-    return {path: known.get(path) for path in paths}
+    return {path: known.get(path) for path in catalog.paths}
 
 
 def _look_at(path: str) -> SourceStamp:

@@ -9,9 +9,7 @@ always in the same way.  When all of its part is there it leaves a record in the
 from __future__ import annotations
 
 import heapq
-import os
 import re
-from base64 import b64encode
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -21,36 +19,32 @@ from ckpttool.errors import CkptToolError, FormatError, PlanError, VerifyError, 
 from ckpttool.formats import FORMAT_NAMES, suffix_of
 from ckpttool.formats.reading import is_there
 from ckpttool.model.catalog import format_ranks
-from ckpttool.model.manifest import JOURNAL, MANIFEST, Origin, differences
+from ckpttool.model.manifest import JOURNAL, MANIFEST, Provenance, differences
 from ckpttool.model.notes import Note
 from ckpttool.model.parts import balance
-from ckpttool.model.plan import Document, Plan, PlanPart
-from ckpttool.model.strategy import count, shorten
+from ckpttool.model.plan import Document, Plan
+from ckpttool.model.strategy import shorten
 from ckpttool.run.partial import is_within, remove_document, write_document
 from ckpttool.transaction.journal import (
-    Place,
+    Part,
+    active_writer,
     find_other_set,
-    find_records,
+    find_part_records,
     has_text,
-    interruption,
-    journal_of,
-    record_of,
-    remove_stale_records,
-    set_locked,
-    writer_of,
+    incomplete_reason,
+    journal_path,
+    lock_set,
+    part_record_path,
+    remove_stale_part_records,
 )
 from ckpttool.transaction.manifest import (
-    Listing,
     Manifest,
+    ManifestFile,
     Written,
-    listing_text,
-    manifest_of,
-    options_of,
-    origin_of,
-    output_problems,
-    output_text,
-    plan_digest,
+    entry_text,
+    manifest_text,
     remedy_for,
+    size_problems,
 )
 
 
@@ -72,16 +66,16 @@ def files_of_others(rank: int, sample: str, ranks: Container[int]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class PartRecord:
     """What one run has left.
 
     Attributes
     ----------
     part, parts, files
         Which part of how many, and outputs of all of them.
-    listing
+    record
         The outputs of this one.
-    origin
+    provenance
         What was done.
     outputs
         The same without their tensors.
@@ -92,91 +86,39 @@ class Record:
     part: int
     parts: int
     files: int
-    listing: Listing
-    origin: Origin
+    file: ManifestFile
+    provenance: Provenance
     outputs: tuple[Written, ...]
     documents: tuple[Document, ...]
 
     @classmethod
-    def read(cls, path: Path, manifest: Path) -> Record:
+    def read(cls, path: Path, manifest: Path) -> PartRecord:
         """The record in a file; raises `FormatError` if it is none."""
-        listing = Listing.read(path)
-        head = listing.head
+        file = ManifestFile.read(path)
+        head = file.head
         part, parts, files = (head.number(name) for name in ("part", "parts", "files"))
-        if path != record_of(manifest, part, parts):
+        if path != part_record_path(manifest, part, parts):
             raise FormatError(str(path), None, f"is the record of part {part}/{parts}; renamed?")
         documents = head.objects("documents")
         return cls(
             part,
             parts,
             files,
-            listing,
-            head.origin(),
-            listing.manifest().outputs,
+            file,
+            head.provenance(),
+            file.manifest().outputs,
             tuple(Document(item.file("path"), item.data("data")) for item in documents),
         )
 
 
-def take_part(plan: Plan, number: int, parts: int) -> Plan:
-    """A plan of the outputs that fall to run ``number``, from 1 on, of ``parts`` runs.
+def ranks_of_part(plan: Plan, part: Part) -> tuple[int, ...]:
+    """Return the ranks whose outputs fall to one of several runs; there may be none.
 
-    It has as many bytes as the others, as far as whole files allow; it may have none.
+    Each run gets about as many bytes, as far as whole files allow, and always the same files.
     """
-    paths = plan.target.paths
-    sizes = plan.sizes
-    dealt = balance([sizes[rank] for rank in paths], parts)
-    mine = {
-        rank: path
-        for (rank, path), part in zip(paths.items(), dealt, strict=True)
-        if part == number - 1
-    }
-    notes = plan.notes
-    if not mine:
-        text = f"part {number}/{parts} has nothing to write: {count(len(paths), 'output file')}"
-        notes = (*notes, Note("part", f"{text} among {parts} parts"))
-    part = PlanPart(
-        number,
-        parts,
-        len(paths),
-        plan_digest(plan),
-        plan.target.manifest_path,
-        plan.documents,
-        options_of(plan),
-    )
-    target = replace(plan.target, paths=mine)
-    return replace(plan, target=target, notes=notes, documents=(), part=part)
-
-
-def place_of(plan: Plan) -> Place:
-    """Where a plan's journal is, and what it becomes: the manifest, or the record of a part.
-
-    Raises
-    ------
-    OSError
-        A source or strategy file is gone.
-    """
-    manifest, origin, part = manifest_of(plan), origin_of(plan), plan.part
-    if part is None:
-        paths = tuple(document.path for document in plan.documents)
-        return Place(manifest, manifest, origin, origin.head(), paths)
-    documents = [
-        {
-            "path": os.path.relpath(document.path, manifest.parent),
-            "data": b64encode(document.data).decode(),
-        }
-        for document in part.documents
-    ]
-    head = {
-        **origin.head_with_times(),
-        "part": part.number,
-        "parts": part.count,
-        "files": part.files,
-        "documents": documents,
-    }
-    paths = tuple(document.path for document in part.documents)
-    outputs = (os.path.relpath(path, manifest.parent) for path in plan.target.paths.values())
-    record = record_of(manifest, part.number, part.count)
-    return Place(manifest, record, origin, head, paths, frozenset(outputs))
+    ranks, sizes = list(plan.target.paths), plan.sizes
+    dealt = balance([sizes[rank] for rank in ranks], part.count)
+    return tuple(r for r, number in zip(ranks, dealt, strict=True) if number == part.number - 1)
 
 
 def commit(folder: str) -> Manifest:
@@ -194,21 +136,21 @@ def commit(folder: str) -> Manifest:
         Outputs are missing, or have another size than when they were written.
     """
     manifest = Path(f"{folder}.{MANIFEST}") if Path(folder).is_file() else Path(folder, MANIFEST)
-    if by := writer_of(manifest):
+    if by := active_writer(manifest):
         raise PlanError([f"{folder}: a run is still writing to it ({by}); wait until it ends"])
-    journal = journal_of(manifest)
+    journal = journal_path(manifest)
     was_killed = manifest.exists() and journal.exists() and not has_text(journal)
-    if not find_records(manifest) and not was_killed:
-        said = interruption(Path(folder))
+    if not find_part_records(manifest) and not was_killed:
+        said = incomplete_reason(Path(folder))
         if said is not None:
             raise PlanError([said])
         return _look_again(folder, manifest)
-    with set_locked(manifest):
-        if find_records(manifest) and not _is_marked(manifest):
+    with lock_set(manifest):
+        if find_part_records(manifest) and not _is_marked(manifest):
             _mark(folder, manifest)
-        for path in (*find_records(manifest), *find_records(manifest, JOURNAL)):
+        for path in (*find_part_records(manifest), *find_part_records(manifest, JOURNAL)):
             remove_document(str(path))
-        remove_stale_records(manifest)
+        remove_stale_part_records(manifest)
     return _look_again(folder, manifest)
 
 
@@ -219,8 +161,11 @@ def _is_marked(manifest: Path) -> bool:
     of it is complete; some of the records may be gone already.
     """
     try:
-        said = Listing.read(manifest).head.entries
-        heads = [Record.read(path, manifest).origin.head() for path in find_records(manifest)]
+        said = ManifestFile.read(manifest).head.entries
+        heads = [
+            PartRecord.read(path, manifest).provenance.head()
+            for path in find_part_records(manifest)
+        ]
     except (FileNotFoundError, CkptToolError):
         return False
     return all(said == head for head in heads)
@@ -229,28 +174,28 @@ def _is_marked(manifest: Path) -> bool:
 def _mark(folder: str, manifest: Path) -> None:
     """Write the documents of a set and its manifest, from the records of all its parts."""
     records = _read_records(folder, manifest)
-    outputs = heapq.merge(*(r.listing.outputs() for r in records), key=attrgetter("rank"))
+    outputs = heapq.merge(*(r.file.outputs() for r in records), key=attrgetter("rank"))
     for document in records[0].documents:
         write_document(str(manifest.parent / document.path), document.data)
-    lines = (output_text(output) for output in outputs)
-    text = listing_text(records[0].origin.head(), lines)
+    lines = (entry_text(output) for output in outputs)
+    text = manifest_text(records[0].provenance.head(), lines)
     write_document(str(manifest), text, is_dated=True)
 
 
-def _read_records(folder: str, manifest: Path) -> list[Record]:
+def _read_records(folder: str, manifest: Path) -> list[PartRecord]:
     """The records of all parts, which have nothing against them."""
     errors: list[CkptToolError] = []
     records = []
-    for path in find_records(manifest):
+    for path in find_part_records(manifest):
         try:
-            records.append(Record.read(path, manifest))
+            records.append(PartRecord.read(path, manifest))
         except FormatError as error:
             errors.append(_with_remedy(error, "run that part again, with --overwrite"))
     raise_all(errors)
     records.sort(key=lambda record: (record.parts, record.part))
     problems = list(_disagreements(folder, manifest, records))
     problems += [
-        f"{record.listing.path}: {document.path!r} is not below its folder: a link leads out of it"
+        f"{record.file.path}: {document.path!r} is not below its folder: a link leads out of it"
         for record in records
         for document in record.documents
         if not is_within(manifest.parent, document.path)
@@ -264,13 +209,13 @@ def _read_records(folder: str, manifest: Path) -> list[Record]:
     return records
 
 
-def _on_outputs(folder: Path, record: Record) -> Iterator[str]:
+def _on_outputs(folder: Path, record: PartRecord) -> Iterator[str]:
     """What is wrong with a part's outputs, and how its run is to be done again: not as before."""
     changed = [out for out in record.outputs if is_there(folder / out.path)]
-    is_changed = any(output_problems(folder, changed))
+    is_changed = any(size_problems(folder, changed))
     remedy = f"run part {record.part}/{record.parts} again, with "
     remedy += "--overwrite" if is_changed else "--resume"  # which keeps to what was not changed
-    yield from (f"{problem}; {remedy}" for problem in output_problems(folder, record.outputs))
+    yield from (f"{problem}; {remedy}" for problem in size_problems(folder, record.outputs))
 
 
 def _with_remedy(error: FormatError, remedy: str) -> FormatError:
@@ -286,7 +231,7 @@ def _look_again(folder: str, path: Path) -> Manifest:
             reason = f"only records of parts of single files: name one of them, such as {other}"
         raise PlanError([f"{folder}: {reason}"])
     try:
-        manifest = Listing.read(path).manifest()
+        manifest = ManifestFile.read(path).manifest()
     except FormatError as error:
         raise _with_remedy(error, remedy_for(error)) from error
     wrong = list(_on_set(path, manifest.outputs))
@@ -307,7 +252,7 @@ def _on_set(path: Path, outputs: Sequence[Written]) -> Iterator[str]:
         has_one = is_there(path.parent / output.path)
         remedy = "the command that wrote the set, without --part, writes it again with --resume"
         remedy = "put a copy of it back, or write the set anew (--overwrite)" if has_one else remedy
-        yield from (f"{problem}; {remedy}" for problem in output_problems(path.parent, [output]))
+        yield from (f"{problem}; {remedy}" for problem in size_problems(path.parent, [output]))
 
 
 def _on_others(folder: Path, outputs: Sequence[Written]) -> Iterator[Note]:
@@ -322,11 +267,11 @@ def _on_others(folder: Path, outputs: Sequence[Written]) -> Iterator[Note]:
         yield Note("passed over", f"{text}taken for a part of it: move it away", is_warning=True)
 
 
-def _disagreements(folder: str, manifest: Path, records: Sequence[Record]) -> Iterator[str]:
+def _disagreements(folder: str, manifest: Path, records: Sequence[PartRecord]) -> Iterator[str]:
     """What keeps records from being those of one plan, all of it."""
     counts = sorted({record.parts for record in records})
     if len(counts) > 1:
-        paths = {record.parts: record.listing.path for record in reversed(records)}
+        paths = {record.parts: record.file.path for record in reversed(records)}
         ways = " and ".join(f"of {parts} parts (such as {paths[parts]})" for parts in counts)
         yield f"{folder}: records {ways}; remove those that are not wanted"
         return
@@ -337,15 +282,17 @@ def _disagreements(folder: str, manifest: Path, records: Sequence[Record]) -> It
         named += f" {'is' if len(missing) == 1 else 'are'}"
         runs = shorten((f"--part {number}/{counts[0]}" for number in missing), 3)
         text = f"{folder}: {named} not there; run what is missing ({runs})"
-        killed = [n for n in missing if has_text(journal_of(record_of(manifest, n, counts[0])))]
+        killed = [
+            n for n in missing if has_text(journal_path(part_record_path(manifest, n, counts[0])))
+        ]
         if killed:
             text += (
                 f"; {format_ranks(killed, 'part')} had begun, and --resume keeps what is complete"
             )
         yield text
-    plans: dict[Origin, list[int]] = {}
+    plans: dict[Provenance, list[int]] = {}
     for record in records:
-        plans.setdefault(record.origin, []).append(record.part)
+        plans.setdefault(record.provenance, []).append(record.part)
     if len(plans) > 1:
         groups = "; of another ".join(format_ranks(parts, "part") for parts in plans.values())
         text = f"{folder}: parts of different plans: of one {groups}"

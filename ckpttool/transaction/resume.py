@@ -7,170 +7,286 @@ import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from pathlib import Path
+from typing import NamedTuple
 
-from ckpttool.errors import CkptToolError, ExecutionError, FormatError
+from ckpttool.errors import CkptToolError, FormatError
 from ckpttool.formats import read_index
 from ckpttool.formats.reading import is_there, read_file
 from ckpttool.formats.stopping import OnProgress, OpenProgress, no_progress, result_of
-from ckpttool.model.catalog import FileIndex, Stamp, StoredTensor
-from ckpttool.model.manifest import JOURNAL, MANIFEST, Hashed, Listed, Origin, differences, hashed
+from ckpttool.model.catalog import Stamp
+from ckpttool.model.manifest import (
+    JOURNAL,
+    OutputEntry,
+    Provenance,
+    differences,
+)
 from ckpttool.model.notes import Note
 from ckpttool.model.plan import Document, Plan
 from ckpttool.model.strategy import count, shorten
 from ckpttool.run.partial import PARTIAL, access_problem, stamp_of
 from ckpttool.storage.checksum import verify_checksum
-from ckpttool.storage.digest import unit_digests
-from ckpttool.storage.locks import holder_of
+from ckpttool.storage.digest import hash_units
+from ckpttool.storage.locks import lock_holder
 from ckpttool.transaction.journal import (
-    Place,
-    Unfinished,
+    JournalState,
+    OutputSet,
+    Part,
     busy_problem,
-    find_records,
-    journal_of,
-    journal_that_tells_of,
-    listed_in,
+    find_part_records,
+    journal_path,
+    journal_that_began,
+    read_entries,
     read_journal,
-    record_of,
     resume_problems,
 )
 from ckpttool.transaction.manifest import (
-    Listing,
-    changed_inputs,
-    manifest_of,
-    options_told,
+    ManifestFile,
+    options_of_outputs,
     output_problems,
 )
-from ckpttool.transaction.parts import place_of
-
-BUFFER_BYTES = 8 << 20
+from ckpttool.transaction.parts import ranks_of_part
 
 
-def find_intact(
-    folder: Path,
-    outputs: Iterable[Listed],
-    attrs: Collection[str],
-    executor: Executor,
-    on_progress: OnProgress,
-) -> dict[str, Stamp]:
-    """Outputs that hold what is listed and these attributes, every byte read; as they were then.
+class State(Enum):
+    """What lies at a destination.
 
-    Of a checksum no listing tells, so it is verified.
+    A manifest is removed before the first output is replaced and written last.  A run that is under
+    way holds a lock; a run that ended early leaves a journal.
     """
-    found = {}
-    for output in outputs:
-        name, stamp = str(folder / output.path), stamp_of(folder / output.path)
-        if stamp is None or any(content_problems_of(folder / MANIFEST, output, None, name)):
-            continue
-        index = read_index(name)
-        stored = index.tensors
-        looks = [(one, executor.submit(hash_tensor, stored[one.name])) for one in output.tensors]
-        is_equal = True
-        for one, hashes in looks:
-            is_equal &= result_of(hashes) == one.sha256
-            on_progress(stored[one.name].meta.nbytes)
-        is_equal &= index.attrs.keys() >= set(attrs)
-        if is_equal and "crc_num" in index.attrs:
-            is_equal = result_of(executor.submit(verify_checksum, index)) is None
-        if is_equal and stamp_of(folder / output.path) == stamp:
-            found[output.path] = stamp
-    return found
+
+    NONE = "none"
+    STOPPED = "stopped"
+    RUNNING = "running"
+    COMPLETE = "complete"
 
 
-def content_problems_of(
-    path: Path, output: Listed, index: FileIndex | None, name: str
-) -> Iterator[str]:
-    """What is wrong with an output, by its size and its header."""
-    yield from (wrong := list(output_problems(path.parent, [output])))
-    if wrong:
-        return
-    try:
-        index = index or read_index(name)
-    except FormatError as error:
-        yield f"{output.path}: {error.reason}"
-        return
-    found = {one.meta.name: hashed(one.meta, {}) for one in index.tensors.values()}
-    wanted = {one.name: one for one in output.tensors}
-    for tensor in sorted({*found, *wanted}):
-        mine, said = found.get(tensor), wanted.get(tensor)
-        if _describe_tensor(mine) != _describe_tensor(said):
-            expected = f"expected {_describe_tensor(said)}, found {_describe_tensor(mine)}"
-            yield f"{output.path}: {tensor}: {expected}"
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """What lies where a plan is to write, and which of its outputs this run writes.
+
+    Attributes
+    ----------
+    ranks
+        Ranks of the outputs that this run writes.
+    part
+        Which of several runs this is; None if one run writes them all.
+    is_resumed
+        Whether outputs that an earlier run of the same plan completed are kept.
+    state
+        What an earlier run left: a complete set, a run under way or a stopped run, of this part or
+        of the whole set.
+    kept
+        Outputs that hold what an earlier run recorded, by path relative to the manifest, and the
+        stamp that each had then.
+    seen
+        Stamps of all files that this run would replace; None if it may replace whatever is there.
+    replaceable
+        Files that this run may replace without ``--overwrite``: nobody has touched them since an
+        earlier run wrote them.
+    notes
+        What is worth knowing of all that.
+    """
+
+    ranks: tuple[int, ...]
+    part: Part | None = None
+    is_resumed: bool = False
+    state: State = State.NONE
+    kept: Mapping[str, Stamp] = field(default_factory=dict)
+    seen: Mapping[str, Stamp] | None = None
+    replaceable: frozenset[str] = frozenset()
+    notes: tuple[Note, ...] = ()
+
+    @classmethod
+    def of(cls, plan: Plan, policy: DestinationPolicy) -> Destination:
+        """Return which outputs a run writes, before anything is known of what lies there."""
+        if policy.part is None:
+            return cls(tuple(plan.target.paths), is_resumed=policy.resume)
+        part = Part(*policy.part)
+        ranks = ranks_of_part(plan, part)
+        text = f"part {part.number}/{part.count} has nothing to write: "
+        text += f"{count(len(plan.target.paths), 'output file')} among {part.count} parts"
+        notes = () if ranks else (Note("part", text),)
+        return cls(ranks, part, policy.resume, notes=notes)
+
+    def count_kept(self, plan: Plan) -> int:
+        """Return how many outputs ``--resume`` keeps, after a run was stopped."""
+        output_set = OutputSet.of(plan, self.ranks, self.part)
+        before = read_journal(journal_path(output_set.record))
+        return 0 if before is None else len(before.kept(output_set.folder, {}))
 
 
-def _describe_tensor(one: Hashed | None) -> str:
-    return "nothing" if one is None else f"{one.dtype} {one.shape}"
+class DestinationPolicy(NamedTuple):
+    """What becomes of files at the destination, and which outputs a run writes.
+
+    Attributes
+    ----------
+    overwrite
+        Whether files of other runs may be replaced.
+    resume
+        Whether outputs that an earlier run of the same plan completed are kept.
+    part
+        ``(k, n)``: which of how many runs that write one set; None if one run writes it.
+    open_progress
+        Called with the bytes that are to be read, to prove what an earlier run left.
+    """
+
+    overwrite: bool = False
+    resume: bool = False
+    part: tuple[int, int] | None = None
+    open_progress: OpenProgress = no_progress
 
 
-def hash_tensor(tensor: StoredTensor) -> tuple[str, ...]:
-    """The hashes of a stored tensor's units; runs on a worker."""
-    return hashed(tensor.meta, dict(enumerate(unit_digests(tensor, BUFFER_BYTES)))).sha256
+def look(output_set: OutputSet) -> State:
+    """Look what lies at a destination, without a lock and without a write."""
+    journal = journal_path(output_set.record)
+    if lock_holder(journal) is not None:
+        return State.RUNNING
+    if journal.exists():
+        return State.STOPPED
+    has_listing = output_set.record.exists() or output_set.manifest.exists()
+    return State.COMPLETE if has_listing else State.NONE
 
 
-def is_complete(plan: Plan) -> bool:
-    """Whether all that a plan is to write is there, as its manifest or record says."""
-    place = place_of(plan)
-    has_left = journal_of(place.listing).exists()  # which is to be looked through, and to go
-    return not has_left and complete_listing(plan, place, plan.proven) is not None
-
-
-def complete_listing(plan: Plan, place: Place, proven: Mapping[str, Stamp]) -> Listing | None:
-    """The manifest or record that says that all of a plan is written, if all is there."""
-    listing = _listing_of(plan, place) if all(map(is_written, plan.documents)) else None
-    is_so = listing is not None and all(
-        stamp is not None and (listing.knows(output, stamp) or proven.get(path) == stamp)
-        for path, output, stamp in _outputs(plan, listing)
-    )
-    return listing if is_so else None
-
-
-def find_listed(
+def inspect_previous_run(
     plan: Plan,
-    place: Place,
+    destination: Destination,
+    policy: DestinationPolicy,
     executor: Executor,
     problems: list[str],
-    notes: list[Note],
-    may_replace: bool,
-    open_progress: OpenProgress,
-) -> tuple[set[str], dict[str, Stamp]]:
-    """The files of a set that was complete, and which of them its hashes prove; none if changed.
+) -> Destination:
+    """Find what an earlier run left where a plan is to write, and which outputs can be kept.
 
-    What is gone is to be written again, as a note says.  What was changed since is added to
-    ``problems``, unless it may be replaced.
+    Parameters
+    ----------
+    plan
+        What is to be written.
+    destination
+        Which outputs this run writes.
+    policy
+        What becomes of files that are there.
+    executor
+        Reads outputs whose stamps have changed, to prove them by their contents.
+    problems
+        Gets a message for everything that stands in the way.
     """
-    listing, folder = _listing_of(plan, place), place.manifest.parent
-    if listing is None:
+    output_set = OutputSet.of(plan, destination.ranks, destination.part)
+    may_replace = policy.overwrite
+    seen = None if may_replace else snapshot_destination(output_set)
+    found = replace(destination, seen=seen)
+    folder = output_set.folder
+    if not folder.is_dir():
+        return found
+    notes = list(destination.notes)
+    own = journal_path(output_set.record)
+    names = set(output_set.outputs)
+    ours: set[str] = set()
+    begun: set[str] = set()
+    kept: dict[str, Stamp] = {}
+    for path, before in _journals(output_set, problems):
+        begun |= before.begun | before.complete.keys()
+        if (policy.resume or not may_replace) and lock_holder(path) is None:
+            unclear = names & before.complete.keys() - before.untouched(folder, {}).keys()
+            attrs = plan.target.attrs
+            kept |= _prove(folder, path, before, sorted(unclear), attrs, executor, policy)
+        ours |= {str(folder / name) for name in before.untouched(folder, kept)}
+        if path == own:
+            mine = before.kept(folder, kept)
+            ours |= {str(Path(one.path)) for one in output_set.own_documents if is_written(one)}
+            report_resume_state(output_set, before, len(mine), policy.resume, problems, notes)
+            kept |= mine
+    partials = [
+        Path(str(folder / name) + PARTIAL) for name in output_set.outputs if name not in begun
+    ]
+    problems += _others(sorted(partials), may_replace)
+    if not may_replace:
+        told = list(existing_set_problems(output_set, found.part, found.is_resumed, kept))
+        problems += told
+        ours |= _files_of(output_set) if told else set()
+    if policy.resume:
+        listed, intact = inspect_finished_set(
+            output_set, plan.target.attrs, executor, policy, problems, notes
+        )
+        kept |= intact
+        ours |= listed
+    if describes_nothing(output_set.manifest):
+        ours.add(str(output_set.manifest))
+    state = found.state if problems else look(output_set)
+    return replace(found, state=state, kept=kept, replaceable=frozenset(ours), notes=tuple(notes))
+
+
+def _files_of(output_set: OutputSet) -> set[str]:
+    """All files that a run writes."""
+    documents = (str(Path(document.path)) for document in output_set.own_documents)
+    outputs = (str(output_set.folder / name) for name in output_set.outputs)
+    return {str(output_set.manifest), *outputs, *documents}
+
+
+def is_complete(output_set: OutputSet, kept: Mapping[str, Stamp]) -> bool:
+    """Return whether all that a run is to write is there, as its manifest or record says."""
+    return look(output_set) is State.COMPLETE and complete_manifest(output_set, kept) is not None
+
+
+def complete_manifest(output_set: OutputSet, kept: Mapping[str, Stamp]) -> ManifestFile | None:
+    """Return the manifest or record by which all that a run is to write is there."""
+    finished = _finished_set(output_set) if all(map(is_written, output_set.own_documents)) else None
+    is_so = finished is not None and all(
+        stamp is not None
+        and (finished.is_unmodified(output, stamp) or kept.get(output.path) == stamp)
+        for output, stamp in _outputs(output_set, finished)
+    )
+    return finished if is_so else None
+
+
+def inspect_finished_set(
+    output_set: OutputSet,
+    attrs: Collection[str],
+    executor: Executor,
+    policy: DestinationPolicy,
+    problems: list[str],
+    notes: list[Note],
+) -> tuple[set[str], dict[str, Stamp]]:
+    """Find the files of a finished set of this run, and which outputs their hashes prove.
+
+    Outputs that are gone are written again, as a note says.  Outputs that were changed are a
+    problem, unless they may be replaced.  Without such a set nothing is found.
+    """
+    finished, folder = _finished_set(output_set), output_set.folder
+    if finished is None:
         return set(), {}
     gone, there, unclear = [], [], {}
-    for path, output, stamp in _outputs(plan, listing):
+    for output, stamp in _outputs(output_set, finished):
         if stamp is None:
-            gone.append(str(folder / path))
-        elif listing.knows(output, stamp):
-            there.append(str(folder / path))
+            gone.append(str(folder / output.path))
+        elif finished.is_unmodified(output, stamp):
+            there.append(str(folder / output.path))
         else:  # written to, or moved here, after it was listed
-            unclear[path] = stamp.nbytes
+            unclear[output.path] = stamp.nbytes
     proven: dict[str, Stamp] = {}
     if unclear:
-        outputs = (output for path, output, _ in _outputs(plan, listing) if path in unclear)
-        with open_progress(sum(unclear.values())) as on_progress:
-            proven = find_intact(folder, outputs, plan.target.attrs, executor, on_progress)
+        outputs = (output for output, _ in _outputs(output_set, finished) if output.path in unclear)
+        with policy.open_progress(sum(unclear.values())) as on_progress:
+            proven = find_intact(folder, outputs, attrs, executor, on_progress)
     there += [str(folder / path) for path in proven]
     wrong = [str(folder / path) for path in unclear if path not in proven]
-    for path in (document.path for document in plan.documents if not is_written(document)):
+    for path in (one.path for one in output_set.own_documents if not is_written(one)):
         (wrong if is_there(path) else gone).append(path)
-    if gone and listing.path != place.listing:
-        text = f"{listing.path}: {_are_gone(gone)}; the same command without --part writes what is "
+    if gone and finished.path != output_set.record:
+        text = (
+            f"{finished.path}: {_are_gone(gone)}; the same command without --part writes what is "
+        )
         problems.append(f"{text}gone of a set that is committed")
-    elif wrong and not may_replace:
-        text = f"not what {listing.path} says was written; has it been changed?"
+    elif wrong and not policy.overwrite:
+        text = f"not what {finished.path} says was written; has it been changed?"
         problems.append(f"{shorten(wrong, 3)}: {text}")
     else:
         if gone and there:
-            text = f"{listing.path}: {_are_gone(gone)}, written again; the others are kept"
+            text = f"{finished.path}: {_are_gone(gone)}, written again; the others are kept"
             notes.append(Note("unfinished", text))
-        documents = [document.path for document in plan.documents]
-        return {str(Path(path)) for path in (*there, *documents, str(place.manifest))}, proven
+        documents = [document.path for document in output_set.own_documents]
+        return {str(Path(path)) for path in (*there, *documents, str(output_set.manifest))}, proven
     return set(), {}
 
 
@@ -179,33 +295,30 @@ def _are_gone(paths: Sequence[str]) -> str:
     return f"{count(len(paths), 'output')} {'is' if is_one else 'are'} gone ({shorten(paths, 3)})"
 
 
-def _listing_of(plan: Plan, place: Place) -> Listing | None:
-    """The manifest or record of this plan, there or not what it lists."""
-    wanted = paths_of(plan)
-    for path in dict.fromkeys((place.listing, place.manifest)):
-        listing = place.find_listing(path)
-        if listing is None:
+def _finished_set(output_set: OutputSet) -> ManifestFile | None:
+    """Return the manifest or record that lists all outputs of a run, there or not."""
+    wanted = set(output_set.outputs)
+    for path in dict.fromkeys((output_set.record, output_set.manifest)):
+        finished = output_set.find_finished(path)
+        if finished is None:
             continue
         try:
-            outputs = listing.manifest().outputs
+            outputs = finished.manifest().outputs
         except (FileNotFoundError, FormatError):
             continue  # cut short
-        if wanted <= {str(path.parent / output.path) for output in outputs}:
-            return listing
+        if wanted <= {output.path for output in outputs}:
+            return finished
     return None
 
 
-def _outputs(plan: Plan, listing: Listing) -> Iterator[tuple[str, Listed, Stamp | None]]:
-    """The outputs of a plan: the path and what a listing says of each, and what is there now."""
-    folder, wanted = listing.path.parent, paths_of(plan)
-    for output in listing.outputs():
-        if str(folder / output.path) in wanted:
-            yield output.path, output, stamp_of(folder / output.path)
-
-
-def paths_of(plan: Plan) -> set[str]:
-    """The paths of its outputs."""
-    return {str(Path(path)) for path in plan.target.paths.values()}
+def _outputs(
+    output_set: OutputSet, finished: ManifestFile
+) -> Iterator[tuple[OutputEntry, Stamp | None]]:
+    """Yield what a finished says of each output of a run, and its stamp; None if it is gone."""
+    wanted = set(output_set.outputs)
+    for output in finished.outputs():
+        if output.path in wanted:
+            yield output, stamp_of(output_set.folder / output.path)
 
 
 def is_written(document: Document) -> bool:
@@ -219,86 +332,19 @@ def is_written(document: Document) -> bool:
 def describes_nothing(manifest: Path) -> bool:
     """Whether this is a manifest of outputs that somebody has removed, all of them."""
     try:
-        outputs = Listing.read(manifest).manifest().outputs
+        outputs = ManifestFile.read(manifest).manifest().outputs
     except (FileNotFoundError, CkptToolError):
         return False
     return not any(is_there(manifest.parent / output.path) for output in outputs)
 
 
-MIXTURE = "what was made of it may be a mixture, so write all of it anew"
-
-
-def find_remains(
-    plan: Plan,
-    executor: Executor,
-    problems: list[str],
-    notes: list[Note],
-    may_replace: bool = False,
-    open_progress: OpenProgress = no_progress,
-) -> tuple[frozenset[str], Mapping[str, Stamp]]:
-    """Files that may be replaced, since a run that did not end wrote them and nobody touched them.
-
-    Parameters
-    ----------
-    plan
-        What is to be written.
-    executor
-        Reads outputs of which nothing but their contents tells that they are what a run wrote.
-    problems, notes
-        What stands in the way is added to these, and what is to be known.
-    may_replace
-        Whether everything else may be replaced, too.
-    open_progress
-        Is told how many bytes are to be read, and shows how many were.
-
-    Returns
-    -------
-    ours, proven
-        The files; and `Plan.proven`.
-    """
-    place = place_of(plan)
-    folder = place.manifest.parent
-    if not folder.is_dir():
-        return frozenset(), {}
-    own = journal_of(place.listing)
-    names = {os.path.relpath(path, folder) for path in plan.target.paths.values()}
-    found: set[str] = set()
-    begun: set[str] = set()
-    proven: dict[str, Stamp] = {}
-    for path, before in _journals(place, problems):
-        begun |= before.begun | before.complete.keys()
-        if (plan.is_resumed or not may_replace) and holder_of(path) is None:
-            unclear = names & before.complete.keys() - before.untouched(folder, {}).keys()
-            proven |= _prove(plan, path, before, sorted(unclear), executor, open_progress)
-        found |= {str(folder / name) for name in before.untouched(folder, proven)}
-        if path == own:
-            found |= {str(Path(one.path)) for one in plan.documents if is_written(one)}
-            _tell(plan, place, before, len(before.kept(folder, proven)), problems, notes)
-    partials = [Path(str(folder / name) + PARTIAL) for name in sorted(names - begun)]
-    problems += _others(partials, may_replace)
-    if not may_replace:
-        told = list(_about_set(plan, place, proven))
-        problems += told
-        documents = (str(Path(document.path)) for document in plan.documents)
-        found |= {str(place.manifest), *paths_of(plan), *documents} if told else set()
-    if plan.is_resumed:
-        listed, intact = find_listed(
-            plan, place, executor, problems, notes, may_replace, open_progress
-        )
-        proven |= intact
-        found |= listed
-    if describes_nothing(place.manifest):
-        found.add(str(place.manifest))
-    return frozenset(found), proven
-
-
-def _journals(place: Place, problems: list[str]) -> Iterator[tuple[Path, Unfinished]]:
+def _journals(output_set: OutputSet, problems: list[str]) -> Iterator[tuple[Path, JournalState]]:
     """What runs left that did not end; what cannot be read of a set's own is a problem."""
-    own = journal_of(place.listing)
-    held = {own, journal_of(place.manifest)}
-    for path in sorted(held.union(find_records(place.manifest, JOURNAL))):
+    own = journal_path(output_set.record)
+    held = {own, journal_path(output_set.manifest)}
+    for path in sorted(held.union(find_part_records(output_set.manifest, JOURNAL))):
         if closed := access_problem(path, os.R_OK | os.W_OK):
-            problems += [closed] if path in held or not place.is_part else []
+            problems += [closed] if path in held or not output_set.is_part else []
             continue
         try:
             before = read_journal(path)
@@ -310,34 +356,36 @@ def _journals(place: Place, problems: list[str]) -> Iterator[tuple[Path, Unfinis
 
 
 def _prove(
-    plan: Plan,
+    folder: Path,
     journal: Path,
-    before: Unfinished,
+    before: JournalState,
     names: Sequence[str],
+    attrs: Collection[str],
     executor: Executor,
-    open_progress: OpenProgress,
+    policy: DestinationPolicy,
 ) -> dict[str, Stamp]:
-    """Of outputs that were touched since, those whose contents are as a journal tells."""
-    folder = manifest_of(plan).parent
+    """Return the outputs that hold what a journal says, though they were touched since."""
     lines = (before.lines[before.complete[name]] for name in names)
     nbytes = sum(stamp.nbytes for name in names if (stamp := stamp_of(folder / name)))
-    with open_progress(nbytes) if nbytes else no_progress(0) as on_progress:
-        listed = listed_in(journal, lines)
-        return find_intact(folder, listed, plan.target.attrs, executor, on_progress)
+    with policy.open_progress(nbytes) if nbytes else no_progress(0) as on_progress:
+        return find_intact(folder, read_entries(journal, lines), attrs, executor, on_progress)
 
 
-def look_at_places(plan: Plan) -> dict[str, Stamp]:
-    """What lies where a plan is to write, for `Plan.seen`."""
-    documents = (document.path for document in plan.documents)
-    paths = (*plan.target.paths.values(), *documents, str(manifest_of(plan)))
+def snapshot_destination(output_set: OutputSet) -> dict[str, Stamp]:
+    """Return the stamps of all files that a run would replace."""
+    documents = (document.path for document in output_set.own_documents)
+    outputs = (str(output_set.folder / name) for name in output_set.outputs)
+    paths = (*outputs, *documents, str(output_set.manifest))
     return {path: stamp for path in paths if (stamp := stamp_of(Path(path))) is not None}
 
 
-def new_at_places(plan: Plan) -> Iterator[str]:
-    """The problem that since a plan was made another run has written where it is to write."""
-    if plan.seen is None:
+def destination_changes(output_set: OutputSet, seen: Mapping[str, Stamp] | None) -> Iterator[str]:
+    """Yield the problem that another run has written here since `snapshot_destination`."""
+    if seen is None:
         return
-    new = [path for path, stamp in look_at_places(plan).items() if plan.seen.get(path) != stamp]
+    new = [
+        path for path, stamp in snapshot_destination(output_set).items() if seen.get(path) != stamp
+    ]
     if new:
         text = "written by another run since this one began; --overwrite replaces what is there"
         yield f"{shorten(new, 3)}: {text}"
@@ -347,8 +395,8 @@ def _others(partials: Iterable[Path], may_replace: bool) -> Iterator[str]:
     """Messages for temporary files that no journal of this set knows of."""
     left: dict[Path | None, list[str]] = {}
     for path in filter(_is_file, partials):
-        journal = journal_that_tells_of(path)
-        if holder_of(path) is not None:
+        journal = journal_that_began(path)
+        if lock_holder(path) is not None:
             yield busy_problem(
                 path, "a run of another set" if journal is None else f"see {journal}"
             )
@@ -363,46 +411,53 @@ def _others(partials: Iterable[Path], may_replace: bool) -> Iterator[str]:
         yield f"{shorten(paths, 3)}: {text}; {remedy}"
 
 
-def _about_set(plan: Plan, place: Place, proven: Mapping[str, Stamp]) -> Iterator[str]:
-    """What there is to say of a set that is there, besides that its files are."""
-    if plan.part is not None:
-        ending = f"-of-{plan.part.count}.json"
-        others = [str(one) for one in find_records(place.manifest) if not one.name.endswith(ending)]
+def existing_set_problems(
+    output_set: OutputSet, part: Part | None, is_resumed: bool, kept: Mapping[str, Stamp]
+) -> Iterator[str]:
+    """Yield the problems of a set that is there, besides that its files are."""
+    if part is not None:
+        ending = f"-of-{part.count}.json"
+        records = find_part_records(output_set.manifest)
+        others = [str(one) for one in records if not one.name.endswith(ending)]
         if others:
-            text = f"another number of parts than --part {plan.part.number}/{plan.part.count}"
+            text = f"another number of parts than --part {part.number}/{part.count}"
             text += " says; take that for all of them, or remove the records that are not wanted"
             yield f"{shorten(others, 3)}: {text}"
             return
-    if describes_nothing(place.listing):
+    if describes_nothing(output_set.record):
         return  # all of it was removed, so nothing stands in the way
-    if not plan.is_resumed:
-        listing = complete_listing(plan, place, proven) if plan.target.paths else None
-        if listing is not None:
-            text = f"{listing.path} says that this very command has written all of it "
-            text += f"({count(len(plan.target.paths), 'output')})"
+    if not is_resumed:
+        finished = complete_manifest(output_set, kept) if output_set.outputs else None
+        if finished is not None:
+            text = f"{finished.path} says that this very command has written all of it "
+            text += f"({count(len(output_set.outputs), 'output')})"
             yield f"{text}; --resume keeps it, --overwrite writes it anew"
         return
-    for path in dict.fromkeys((place.listing, place.manifest)):
+    for path in dict.fromkeys((output_set.record, output_set.manifest)):
         with suppress(FileNotFoundError):
             try:
-                listing = Listing.read(path)
-                origin = _origin_in(listing)
+                finished = ManifestFile.read(path)
+                provenance = _provenance_in(finished)
             except FormatError as error:
                 yield f"{error}; --resume cannot do without it, --overwrite writes all anew"
                 continue
-            mine = place.origin if place.is_part else place.origin.as_told_at(listing.mtime_ns)
-            for change in differences(mine, origin) if path == place.listing else ():
+            mine = (
+                output_set.provenance
+                if output_set.is_part
+                else output_set.provenance.as_told_at(finished.mtime_ns)
+            )
+            for change in differences(mine, provenance) if path == output_set.record else ():
                 text = f"{path}: --resume: what is there is of another run: {change}"
                 yield f"{text}; write to another place, or --overwrite writes all anew"
 
 
-def _origin_in(listing: Listing) -> Origin:
-    """The run that a listing is of; what a manifest does not tell of it, its outputs do."""
-    origin, outputs = listing.head.origin(), listing.manifest().outputs
-    if origin.options or not outputs:
-        return origin
+def _provenance_in(finished: ManifestFile) -> Provenance:
+    """The run that a finished is of; what a manifest does not tell of it, its outputs do."""
+    provenance, outputs = finished.head.provenance(), finished.manifest().outputs
+    if provenance.options or not outputs:
+        return provenance
     paths = [(output.rank, output.path) for output in outputs]
-    return replace(origin, options=tuple(options_told(outputs[0].format, paths)))
+    return replace(provenance, options=tuple(options_of_outputs(outputs[0].format, paths)))
 
 
 def _is_file(path: Path) -> bool:
@@ -412,59 +467,59 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _tell(
-    plan: Plan,
-    place: Place,
-    before: Unfinished,
+def report_resume_state(
+    output_set: OutputSet,
+    before: JournalState,
     kept: int,
+    is_resumed: bool,
     problems: list[str],
     notes: list[Note],
 ) -> None:
-    """Say what stands in the way of going on from a journal, or that it is gone on from."""
-    path = journal_of(place.listing)
-    by = holder_of(path)
+    """Say what stands in the way of resuming from a journal, or how much is kept of it."""
+    path = journal_path(output_set.record)
+    by = lock_holder(path)
     if by is not None:
         problems.append(busy_problem(path, by))
         return
-    if plan.is_resumed:
-        changes = list(differences(place.origin, before.origin))
+    if is_resumed:
+        changes = list(differences(output_set.provenance, before.provenance))
         problems += resume_problems(path, changes) if changes else []
         if not changes and not kept:
-            text = f"{place.listing}: a run did not end, and nothing of it could be kept; "
+            text = f"{output_set.record}: a run did not end, and nothing of it could be kept; "
             notes.append(Note("unfinished", f"{text}this one begins anew"))
     if kept:
-        what = f"{kept} of {count(len(plan.target.paths), 'output')}"
-        then = "are kept" if plan.is_resumed else "are written anew (--resume keeps them)"
-        text = f"{place.listing}: a run did not end, {what} that it left complete {then}"
+        what = f"{kept} of {count(len(output_set.outputs), 'output')}"
+        then = "are kept" if is_resumed else "are written anew (--resume keeps them)"
+        text = f"{output_set.record}: a run did not end, {what} that it left complete {then}"
         notes.append(Note("unfinished", text))
 
 
-def count_kept(plan: Plan) -> int:
-    """How many outputs of a run that was ended ``--resume`` keeps; the run holds nothing more."""
-    listing = manifest = manifest_of(plan)
-    if plan.part is not None:
-        listing = record_of(manifest, plan.part.number, plan.part.count)
-    before = read_journal(journal_of(listing))
-    return 0 if before is None else len(before.kept(manifest.parent, {}))
+def find_intact(
+    folder: Path,
+    outputs: Iterable[OutputEntry],
+    attrs: Collection[str],
+    executor: Executor,
+    on_progress: OnProgress,
+) -> dict[str, Stamp]:
+    """Outputs that hold what is listed and these attributes, every byte read; as they were then.
 
-
-def check_inputs(plan: Plan) -> None:
-    """Look whether the source is as it was when its headers were read.
-
-    Raises
-    ------
-    ExecutionError
-        A file of it was written to or is gone, so the outputs may hold a mixture.
+    Of a checksum no finished tells, so it is verified.
     """
-    changed = list(changed_inputs(plan))
-    if changed:
-        raise ExecutionError(str(place_of(plan).listing), f"{shorten(changed, 3)}; {MIXTURE}")
-
-
-def tell_changes(plan: Plan) -> str:
-    """The same for a run that has failed already: what to add to its message, if anything."""
-    try:
-        changed = list(changed_inputs(plan))
-    except OSError:  # which is the failure, or goes with it
-        return ""
-    return f"; {shorten(changed, 3)}; {MIXTURE}" if changed else ""
+    found = {}
+    for output in outputs:
+        name, stamp = str(folder / output.path), stamp_of(folder / output.path)
+        if stamp is None or any(output_problems(folder, output)):
+            continue
+        index = read_index(name)
+        stored = index.tensors
+        looks = [(one, executor.submit(hash_units, stored[one.name])) for one in output.tensors]
+        is_equal = True
+        for one, hashes in looks:
+            is_equal &= result_of(hashes) == one.sha256
+            on_progress(stored[one.name].meta.nbytes)
+        is_equal &= index.attrs.keys() >= set(attrs)
+        if is_equal and "crc_num" in index.attrs:
+            is_equal = result_of(executor.submit(verify_checksum, index)) is None
+        if is_equal and stamp_of(folder / output.path) == stamp:
+            found[output.path] = stamp
+    return found

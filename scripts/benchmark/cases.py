@@ -35,7 +35,7 @@ def lap(name, seconds={}):
 catalog = ckpttool.scan(src)
 strategies = [ckpttool.read_strategy([path]) for path in (src_strategy, dst_strategy)]
 lap("scan")
-plan = ckpttool.plan_reshard(catalog, *strategies, src + ".new", "ckpt")
+plan, destination = ckpttool.plan_reshard(catalog, *strategies, src + ".new", "ckpt")
 lap("plan")
 tensors = sum(len(output.tensors) for output in plan)
 lap("headers")

@@ -23,7 +23,7 @@ from ckpttool.formats.reading import ReadFile, open_file
 from ckpttool.formats.wire import PlainFile
 from ckpttool.run.execute import CopyOptions, execute
 from ckpttool.storage import flatfile
-from ckpttool.transaction.manifest import Listing
+from ckpttool.transaction.manifest import ManifestFile
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.executors import (
     CASE,
@@ -345,11 +345,11 @@ def test_a_manifest_that_cannot_be_written_leaves_all_outputs_and_no_manifest(
 
 
 def test_a_source_that_cannot_be_read_is_named_with_its_file(tmp_path, monkeypatch, break_call):
-    plan = make_plan(tmp_path / "out")
+    plan, destination = make_plan(tmp_path / "out")
     source = str(CASE / "src" / "rank_0")
     break_call("preadv", errno.EIO, source)
     with pytest.raises(ckpttool.ExecutionError) as caught:
-        execute(plan)
+        execute(plan, destination)
     assert f"not written: {source}" in str(caught.value)
     assert f": {SAID[errno.EIO]}" in str(caught.value)
 
@@ -367,10 +367,10 @@ def test_a_source_that_is_cut_short_while_it_is_read_is_named(tmp_path, monkeypa
 
     strategy = ckpttool.read_strategy([str(source / "s.json")])
     catalog = ckpttool.scan(str(source / "m.ckpt"))
-    plan = ckpttool.plan_split(catalog, strategy, str(tmp_path / "out"), "ckpt")
+    plan, destination = ckpttool.plan_split(catalog, strategy, str(tmp_path / "out"), "ckpt")
     monkeypatch.setattr(os, "preadv", fake)
     with pytest.raises(ckpttool.ExecutionError) as caught:
-        execute(plan, options=CopyOptions(band_bytes=1 << 18))
+        execute(plan, destination, options=CopyOptions(band_bytes=1 << 18))
     assert f"{source / 'm.ckpt'}: byte {cut[0] + (1 << 19)}: w: the file ends here" in str(
         caught.value
     )
@@ -384,7 +384,7 @@ def test_no_resume_is_offered_of_a_source_that_was_cut_short_between_two_outputs
     size, out = (source / "m.ckpt").stat().st_size, tmp_path / "out"
     strategy = ckpttool.read_strategy([str(source / "s.json")])
     catalog = ckpttool.scan(str(source / "m.ckpt"))
-    plan = ckpttool.plan_split(catalog, strategy, str(out), "ckpt")
+    plan, destination = ckpttool.plan_split(catalog, strategy, str(out), "ckpt")
     real = os.preadv
 
     def fake(fd, buffers, at):
@@ -394,7 +394,7 @@ def test_no_resume_is_offered_of_a_source_that_was_cut_short_between_two_outputs
 
     monkeypatch.setattr(os, "preadv", fake)
     with pytest.raises(ckpttool.ExecutionError, match="so write all of it anew") as caught:
-        execute(plan, options=CopyOptions(task_bytes=1 << 20, max_in_flight=1))
+        execute(plan, destination, options=CopyOptions(task_bytes=1 << 20, max_in_flight=1))
     assert files_below(out) != []
     assert "the file ends here" in str(caught.value)
     assert "--resume" not in str(caught.value)
@@ -408,8 +408,8 @@ def test_a_source_that_grows_while_it_is_read_is_named(tmp_path, monkeypatch):
 
     def fake(self, tensor, offset, out):
         if not grown:
-            grown.append(tensor.path)
-            with Path(tensor.path).open("ab") as file:
+            grown.append(tensor.file.path)
+            with Path(tensor.file.path).open("ab") as file:
                 file.write(b"more")
         return real(self, tensor, offset, out)
 
@@ -500,10 +500,10 @@ def test_a_read_only_file_system_is_named_before_the_first_byte(tmp_path, small_
 
 
 def test_a_file_system_that_becomes_read_only_is_named(tmp_path, small_disk):
-    plan = make_plan(small_disk / "out")
+    plan, destination = make_plan(small_disk / "out")
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     with pytest.raises(ckpttool.ExecutionError, match="Read-only file system"):
-        execute(plan)
+        execute(plan, destination)
 
 
 # ---------------------------------------------------------- files that change while they are judged
@@ -528,13 +528,13 @@ def test_no_verdict_is_given_on_files_that_are_not_the_same_at_the_end(tmp_path,
 def test_a_manifest_that_goes_while_it_is_held_against_files_is_no_finding(tmp_path, monkeypatch):
     out = tmp_path / "out"
     run_well(*ordered_words(out))
-    real = Listing.outputs
+    real = ManifestFile.outputs
 
     def outputs(self):
         self.path.unlink(missing_ok=True)
         return real(self)
 
-    monkeypatch.setattr(Listing, "outputs", outputs)
+    monkeypatch.setattr(ManifestFile, "outputs", outputs)
     result = run("verify", out, "-s", CASE / "dst_strategy.ckpt", "--deep")
     assert result.exit_code == 5
     assert message(result) == f"ckpttool: {out / MANIFEST}: is gone since this began; run again"

@@ -121,18 +121,18 @@ def as_saved(move, draw):
 def test_whatever_is_saved_is_merged_and_resharded_as_the_oracle_says(new_folder, move, data):
     folder, save = new_folder(), as_saved(move, data.draw)
     save.write(folder / "src")
-    plan = ckpttool.plan_merge(
+    plan, destination = ckpttool.plan_merge(
         ckpttool.scan(str(folder / "src")), None, str(folder / "m.ckpt"), "ckpt"
     )
-    execute(plan, options=SMALL)
+    execute(plan, destination, options=SMALL)
     assert read(folder / "m.ckpt") == save.entries
     dst = replace(
         move.dst, layouts={n: held for n, held in move.dst.layouts.items() if n in save.entries}
     )
-    plan = ckpttool.plan_reshard(
+    plan, destination = ckpttool.plan_reshard(
         ckpttool.scan(str(folder / "src")), None, dst, str(folder / "dst"), "safetensors"
     )
-    execute(plan, options=SMALL)
+    execute(plan, destination, options=SMALL)
     assert read_ranks(folder / "dst") == cut(save.entries, dst)
 
 
@@ -157,7 +157,7 @@ def test_a_lost_replica_does_no_harm_and_the_last_one_is_named(new_folder, move,
         (problem,) = (text for text in caught.value.problems if f"{lost} is not there" in text)
         assert set(problem.rpartition(": ")[2].split(", ")) == gone
     elif save.ranks > 1 and not any(name.startswith("unlisted") for name in save.entries):
-        execute(ckpttool.plan_merge(catalog, None, str(folder / "m.ckpt"), "ckpt"))
+        execute(*ckpttool.plan_merge(catalog, None, str(folder / "m.ckpt"), "ckpt"))
         assert (
             read(folder / "m.ckpt").items()
             >= {name: entry for name, entry in save.entries.items() if name in save.layouts}.items()

@@ -155,7 +155,7 @@ class TestGolden:
         for file in catalog.files.values():
             assert all(tensor.meta.name == name for name, tensor in file.tensors.items())
         for name, described in catalog.description.tensors.items():
-            boxes = [box for boxes in described.slices for box in boxes]
+            boxes = [box for boxes in described.slicing.slices for box in boxes]
             assert {box.tensor.meta.name for box in boxes} == {name}
 
 
@@ -233,15 +233,15 @@ def test_whatever_boxes_are_saved_are_merged_and_resharded(new_folder, move, dat
         return
     folder = new_folder()
     data.draw(saves(entries)).write(folder / "src")
-    plan = ckpttool.plan_merge(
+    plan, destination = ckpttool.plan_merge(
         ckpttool.scan(str(folder / "src")), None, str(folder / "m.ckpt"), "ckpt"
     )
-    execute(plan, options=SMALL)
+    execute(plan, destination, options=SMALL)
     assert read(folder / "m.ckpt") == entries
-    plan = ckpttool.plan_reshard(
+    plan, destination = ckpttool.plan_reshard(
         ckpttool.scan(str(folder / "src")), None, move.dst, str(folder / "dst"), "ckpt"
     )
-    execute(plan, options=SMALL)
+    execute(plan, destination, options=SMALL)
     assert read_ranks(folder / "dst") == cut(entries, move.dst)
 
 

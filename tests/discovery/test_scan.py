@@ -5,6 +5,7 @@ import shlex
 import pytest
 
 from ckpttool.errors import FormatError, PlanError
+from ckpttool.model.catalog import MergedCatalog
 from ckpttool.storage.scan import scan
 from tests.support.corpus import GOLDEN
 from tests.support.file_bytes import record
@@ -139,7 +140,7 @@ def test_a_strategy_beside_the_folder_with_the_files_is_passed_over(make, tmp_pa
 
 def test_what_lies_with_nested_files_is_told_as_elsewhere(make):
     src = make("device0/ckpt_0/a.ckpt", "device1/ckpt_1/a.ckpt.tmp")
-    assert scan(src).absent == (1,)
+    assert scan(src).missing_ranks == (1,)
     assert any("device1/ckpt_1" not in text and "rank 1" in text for text in notes(src))
 
 
@@ -163,7 +164,7 @@ def test_rank_folders_of_several_kinds_are_an_error(make):
 def test_a_rank_folder_without_a_file_is_that_of_a_missing_rank(make, tmp_path):
     src = make("rank_0/a.ckpt", "rank_1/a.ckpt.tmp", "rank_3/a.ckpt")
     (tmp_path / "run" / "rank_4").mkdir()
-    assert scan(src).absent == (1, 2, 4)
+    assert scan(src).missing_ranks == (1, 2, 4)
     assert notes(src) == [
         f"{src}: left over from a save that did not finish: rank_1/a.ckpt.tmp",
         f"ranks 1, 2, 4: no checkpoint file found in {src}",
@@ -201,8 +202,8 @@ def test_a_file_is_rank_zero_and_nothing_else_is_looked_for(make):
     src = make("rank_3/net-1_10.ckpt", "rank_3/net-2_10.ckpt")
     catalog = scan(f"{src}/rank_3/net-1_10.ckpt")
     assert list(catalog.files) == [0]
-    assert catalog.is_undivided
-    assert not scan(src).is_undivided
+    assert isinstance(catalog, MergedCatalog)
+    assert not isinstance(scan(src), MergedCatalog)
 
 
 def test_a_missing_folder_is_an_error_of_the_system(tmp_path):

@@ -357,7 +357,7 @@ def test_the_key_is_in_no_repr_and_no_json(tmp_path):
     source = encrypt_ranks(tmp_path / "src")
     catalog = ckpttool.scan(str(source), key=KEY)
     strategy = ckpttool.read_strategy([str(CASE / "src_strategy.ckpt")])
-    plan = ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.h5"))
+    plan, _ = ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.h5"))
     index = catalog.files[0]
     tensor = next(iter(plan)).tensors[0]
     for thing in (catalog, plan, tensor, index, index.cipher, index.cipher.key):
@@ -386,10 +386,10 @@ def test_a_worker_in_another_process_can_decrypt(tmp_path):
     assert pickle.loads(pickle.dumps(catalog)).files[3] == catalog.files[3]
     strategy = ckpttool.read_strategy([str(CASE / "src_strategy.ckpt")])
     with ProcessPoolExecutor(1, get_context("spawn")) as executor:
-        plan = ckpttool.plan_merge(
+        plan, destination = ckpttool.plan_merge(
             catalog, strategy, str(tmp_path / "m.ckpt"), "ckpt", crc=True, executor=executor
         )
-        ckpttool.execute(plan, executor)
+        ckpttool.execute(plan, destination, executor)
     shutil.rmtree(source)
     want = conversion("reshard_8_to_4", "merge").ranks
     assert not differences(want, digests({0: read(tmp_path / "m.ckpt")}))

@@ -209,9 +209,11 @@ def formats_for(move: Move) -> list[str]:
 
 def reshard(source, src, dst, folder, format, engine="inline", options=None):
     """The folder with the outcome of resharding."""
-    plan = ckpttool.plan_reshard(ckpttool.scan(str(source)), src, dst, str(folder), format)
+    plan, destination = ckpttool.plan_reshard(
+        ckpttool.scan(str(source)), src, dst, str(folder), format
+    )
     with ckpttool.open_engine(engine) as executor:
-        execute(plan, executor, options=options)
+        execute(plan, destination, executor, options=options)
     return folder
 
 
@@ -236,8 +238,10 @@ def test_tables_on_disk_are_resharded_and_merged_again(new_folder, move, data):
     assert read_ranks(there) == cut(move.entries, move.dst)
     for folder, strategy in ((source, src), (there, dst)):
         merged = folder / "merged.ckpt"
-        plan = ckpttool.plan_merge(ckpttool.scan(str(folder)), strategy, str(merged), "ckpt")
-        execute(plan, options=SMALL)
+        plan, destination = ckpttool.plan_merge(
+            ckpttool.scan(str(folder)), strategy, str(merged), "ckpt"
+        )
+        execute(plan, destination, options=SMALL)
         assert read(merged) == move.entries
         merged.unlink()
 
@@ -248,12 +252,14 @@ def test_merging_what_was_split_gives_what_there_was(new_folder, move, data):
     folder, format = new_folder(), st.sampled_from(formats_for(move))
     full, end = folder / "full", data.draw(format)
     write_ranks(full, {0: move.entries}, end)
-    plan = ckpttool.plan_split(ckpttool.scan(str(full)), move.dst, str(folder / "ranks"), end)
-    execute(plan, options=SMALL)
+    plan, destination = ckpttool.plan_split(
+        ckpttool.scan(str(full)), move.dst, str(folder / "ranks"), end
+    )
+    execute(plan, destination, options=SMALL)
     assert read_ranks(folder / "ranks") == cut(move.entries, move.dst)
     catalog = ckpttool.scan(str(folder / "ranks"))
-    plan = ckpttool.plan_merge(catalog, move.dst, str(folder / "merged.ckpt"), "ckpt")
-    execute(plan)
+    plan, destination = ckpttool.plan_merge(catalog, move.dst, str(folder / "merged.ckpt"), "ckpt")
+    execute(plan, destination)
     assert read(folder / "merged.ckpt") == move.entries
 
 

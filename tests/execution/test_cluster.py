@@ -41,10 +41,10 @@ def no_pauses(monkeypatch):
 
 @pytest.mark.parametrize("output_format", FORMATS)
 def test_a_cluster_writes_the_same_bytes_a_file_for_each_call(tmp_path, threads, output_format):
-    execute(make_plan(tmp_path / "here", output_format))
+    execute(*make_plan(tmp_path / "here", output_format))
     steps = []
-    plan = make_plan(tmp_path / "there", output_format)
-    written = execute(plan, threads, options=SMALL, on_progress=steps.append)
+    plan, destination = make_plan(tmp_path / "there", output_format)
+    written = execute(plan, destination, threads, options=SMALL, on_progress=steps.append)
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
     assert [output.rank for output in written] == [0, 1, 2, 3]
     assert len(threads.calls) == 4
@@ -53,8 +53,8 @@ def test_a_cluster_writes_the_same_bytes_a_file_for_each_call(tmp_path, threads,
 
 @pytest.mark.parametrize("output_format", ["ckpt", "safetensors"])
 def test_a_cluster_seals_with_the_same_checksum(tmp_path, threads, output_format):
-    execute(make_plan(tmp_path / "here", output_format, crc=True))
-    execute(make_plan(tmp_path / "there", output_format, crc=True), threads, options=SMALL)
+    execute(*make_plan(tmp_path / "here", output_format, crc=True))
+    execute(*make_plan(tmp_path / "there", output_format, crc=True), threads, options=SMALL)
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
     paths = [*(tmp_path / "there").rglob("*_*.*")]
     assert [verify_checksum(read_index(str(path))) for path in paths if path.is_file()] == [
@@ -132,7 +132,7 @@ def test_every_worker_that_cannot_is_named_and_nothing_is_left(tmp_path, threads
 
     threads.answers = answers
     with pytest.raises(ckpttool.PlanError) as caught:
-        execute(make_plan(tmp_path / "deep" / "out"), threads)
+        execute(*make_plan(tmp_path / "deep" / "out"), threads)
     assert caught.value.problems == (
         "worker on a, b: is blind",
         f"worker on d: cannot run ckpttool {ckpttool.__version__}: No module named 'ckpttool'",
@@ -146,7 +146,7 @@ def test_every_worker_that_cannot_is_named_and_nothing_is_left(tmp_path, threads
 def test_all_inputs_and_the_output_folder_are_looked_at(tmp_path, threads):
     views = []
     threads.answers = lambda function, view: views.append(view) or {}
-    execute(make_plan(tmp_path / "out"), threads)
+    execute(*make_plan(tmp_path / "out"), threads)
     (view,) = views
     inputs = {str(path) for path in (CASE / "src").rglob("*.ckpt")}
     assert inputs == {file.path for file in view.files[:-1]}
@@ -156,7 +156,7 @@ def test_all_inputs_and_the_output_folder_are_looked_at(tmp_path, threads):
 def test_relative_paths_are_refused_since_workers_are_elsewhere(tmp_path, threads, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ckpttool.PlanError, match="out: on a cluster every path has to be absolute"):
-        execute(make_plan("out"), threads)
+        execute(*make_plan("out"), threads)
 
 
 def test_workers_that_do_not_answer_are_not_waited_for_for_ever(tmp_path, threads, monkeypatch):
@@ -164,7 +164,7 @@ def test_workers_that_do_not_answer_are_not_waited_for_for_ever(tmp_path, thread
     go_on = Future()
     threads.answers = lambda function, view: go_on.result()
     with pytest.raises(EngineError, match="not all workers answered within 0 s"):
-        execute(make_plan(tmp_path / "out"), threads)
+        execute(*make_plan(tmp_path / "out"), threads)
     go_on.set_result({})
     assert list(tmp_path.iterdir()) == []
 
@@ -179,7 +179,7 @@ def test_a_run_can_be_ended_while_workers_are_asked(tmp_path, threads):
     go_on = Future()
     threads.answers = lambda function, view: go_on.result()
     with pytest.raises(EndedError):
-        execute(make_plan(tmp_path / "out"), threads, check=end)
+        execute(*make_plan(tmp_path / "out"), threads, check=end)
     go_on.set_result({})
     assert list(tmp_path.iterdir()) == []
 
@@ -201,8 +201,8 @@ def test_a_task_that_is_done_twice_is_written_to_two_files_and_one_gets_the_name
 
     monkeypatch.setattr(execute_module, "write_file", twice)
     monkeypatch.setattr(threads, "submit", threads._pool.submit)
-    execute(make_plan(tmp_path / "out"), threads)
-    execute(make_plan(tmp_path / "here"))
+    execute(*make_plan(tmp_path / "out"), threads)
+    execute(*make_plan(tmp_path / "here"))
     assert len({path for pair in paths for path in pair}) == 8
     assert contents(tmp_path / "out") == contents(tmp_path / "here")
 
@@ -210,7 +210,7 @@ def test_a_task_that_is_done_twice_is_written_to_two_files_and_one_gets_the_name
 def test_a_worker_that_was_given_up_stops_at_its_next_stretch_and_leaves_nothing(
     tmp_path, monkeypatch
 ):
-    (job, *_), fills = [attempts.RemoteFile(output) for output in make_plan(tmp_path)], []
+    (job, *_), fills = [attempts.RemoteFile(output) for output in make_plan(tmp_path)[0]], []
 
     def fill_and_give_up(task):
         fills.append(task)
@@ -240,7 +240,7 @@ def test_what_a_worker_is_sent_does_not_grow_with_the_output(tmp_path):
 
 
 def test_a_worker_that_comes_too_late_makes_no_file(tmp_path):
-    (job, *_) = [attempts.RemoteFile(output) for output in make_plan(tmp_path)]
+    (job, *_) = [attempts.RemoteFile(output) for output in make_plan(tmp_path)[0]]
     task = job.task(SMALL.band_bytes, SMALL.task_bytes)
     job.discard()
     with pytest.raises(CkptToolError, match=f"on {socket.gethostname()}: .*is not there"):
@@ -252,13 +252,13 @@ def test_an_error_of_a_worker_names_its_host_and_leaves_what_was_complete(
     tmp_path, threads, monkeypatch
 ):
     def fail_on_rank_2(task):
-        if "rank_2" in task.parts[0].tensor.path:
-            raise OSError(28, "No space left on device", task.parts[0].tensor.path)
+        if "rank_2" in task.parts[0].tensor.file.path:
+            raise OSError(28, "No space left on device", task.parts[0].tensor.file.path)
         return fill(task)
 
     monkeypatch.setattr(attempts, "fill", fail_on_rank_2)
     with pytest.raises(ckpttool.ExecutionError) as caught:
-        execute(make_plan(tmp_path), threads)
+        execute(*make_plan(tmp_path), threads)
     threads.end()
     assert caught.value.output == str(tmp_path / "rank_2" / "checkpoint_2.ckpt")
     assert f"on {socket.gethostname()}: {tmp_path}/rank_2/" in caught.value.cause
@@ -277,7 +277,7 @@ def test_a_cluster_that_is_lost_ends_the_run_and_names_an_output_that_is_not_don
     monkeypatch.setattr(threads, "watch", lost)
     monkeypatch.setattr(threads, "submit", lambda call: Future())
     with pytest.raises(ckpttool.ExecutionError, match="engine threads: all gone") as caught:
-        execute(make_plan(tmp_path), threads)
+        execute(*make_plan(tmp_path), threads)
     assert caught.value.output == str(tmp_path / "rank_0" / "checkpoint_0.ckpt")
     assert files_below(tmp_path) == []
 
@@ -285,10 +285,10 @@ def test_a_cluster_that_is_lost_ends_the_run_and_names_an_output_that_is_not_don
 def test_what_a_killed_run_left_of_its_attempts_is_removed_by_the_next(tmp_path, threads):
     folder = tmp_path / "rank_1"
     folder.mkdir()
-    plan = make_plan(tmp_path)
+    plan, destination = make_plan(tmp_path)
     for name in (".partial", ".partial.0123456789abcdef", ".partial.mine"):
         (folder / f"checkpoint_1.ckpt{name}").write_bytes(b"left")
-    execute(plan, threads)
+    execute(plan, destination, threads)
     assert files_below(folder) == ["checkpoint_1.ckpt", "checkpoint_1.ckpt.partial.mine"]
 
 
@@ -304,7 +304,7 @@ def test_an_output_that_another_run_claims_meanwhile_is_not_given_its_name(
     monkeypatch.setattr(execute_module, "write_file", write_and_lose)
     monkeypatch.setattr(threads, "submit", threads._pool.submit)
     with pytest.raises(ckpttool.ExecutionError, match="another run is writing this output"):
-        execute(make_plan(tmp_path), threads)
+        execute(*make_plan(tmp_path), threads)
     assert not [name for name in files_below(tmp_path) if name.endswith(".ckpt")]
 
 

@@ -127,10 +127,10 @@ def test_the_python_interface_takes_a_cluster_too(tmp_path, two_workers):
     code = (
         "import ckpttool, sys\n"
         "src, strategy, out, engine = sys.argv[1:]\n"
-        "plan = ckpttool.plan_split(\n"
+        "plan, destination = ckpttool.plan_split(\n"
         "    ckpttool.scan(src), ckpttool.read_strategy([strategy]), out, 'ckpt')\n"
         "with ckpttool.open_engine(engine) as executor:\n"
-        "    print(len(ckpttool.execute(plan, executor)))\n"
+        "    print(len(ckpttool.execute(plan, destination, executor)))\n"
     )
     source = write_source(tmp_path, ranks=3, rank_bytes=64)
     words = [str(source / "m.ckpt"), str(source / "s.json"), str(tmp_path / "out")]

@@ -44,10 +44,10 @@ def test_every_engine_and_any_cut_writes_the_same_bytes(tmp_path, output_format)
     contents = []
     for engine, band, task in (("inline", 64, 100), ("threads:1", 1, 1), ("threads:5", 8 << 20, 1)):
         folder = tmp_path / engine.replace(":", "")
-        plan = make_plan(folder, output_format)
+        plan, destination = make_plan(folder, output_format)
         options = CopyOptions(band_bytes=band, task_bytes=task, max_in_flight=3)
         with open_engine(engine) as executor:
-            written = execute(plan, executor, options=options)
+            written = execute(plan, destination, executor, options=options)
         contents.append([(folder / path).read_bytes() for path in files_below(folder)])
         assert [output.rank for output in written] == [0, 1, 2, 3]
         assert [output.nbytes for output in written] == [len(data) for data in contents[-1]]
@@ -55,15 +55,16 @@ def test_every_engine_and_any_cut_writes_the_same_bytes(tmp_path, output_format)
 
 
 def test_progress_adds_up_to_all_bytes(tmp_path):
-    plan = make_plan(tmp_path)
+    plan, destination = make_plan(tmp_path)
     steps = []
-    execute(plan, on_progress=steps.append, options=CopyOptions(task_bytes=1000))
+    execute(plan, destination, on_progress=steps.append, options=CopyOptions(task_bytes=1000))
     assert sum(steps) == sum(meta.nbytes for output in plan for meta in output.metas)
     assert len(steps) > 8
 
 
 def test_a_task_survives_pickling_and_can_be_done_twice(tmp_path):
-    output = next(iter(make_plan(tmp_path)))
+    plan, _ = make_plan(tmp_path)
+    output = next(iter(plan))
     path = tmp_path / "file.ckpt"
     index = get_format(output.format).create(str(path), output.metas, {})
     for task in cut_into_tasks([(output, index)], band_bytes=100, task_bytes=300):
@@ -81,13 +82,13 @@ def test_a_task_survives_pickling_and_can_be_done_twice(tmp_path):
 
 def test_a_failed_copy_leaves_what_was_complete_and_nothing_else(tmp_path, monkeypatch):
     def fail_on_rank_2(task):
-        if "rank_2" in task.parts[0].tensor.path:
-            raise OSError(errno.EIO, os.strerror(errno.EIO), task.parts[0].tensor.path)
+        if "rank_2" in task.parts[0].tensor.file.path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), task.parts[0].tensor.file.path)
         return fill(task)
 
     monkeypatch.setattr(execute_module, "fill", fail_on_rank_2)
     with pytest.raises(ckpttool.ExecutionError) as caught:
-        execute(make_plan(tmp_path))
+        execute(*make_plan(tmp_path))
     assert caught.value.output == str(tmp_path / "rank_2" / "checkpoint_2.ckpt")
     assert "Input/output error" in str(caught.value)
     assert caught.value.exit_code == 6
@@ -102,14 +103,14 @@ def test_a_failure_does_not_touch_the_file_that_was_to_be_replaced(tmp_path, mon
     old = tmp_path / "rank_0" / "checkpoint_0.ckpt"
     old.parent.mkdir()
     old.write_bytes(b"precious")
-    plan = make_plan(tmp_path, overwrite=True)
+    plan, destination = make_plan(tmp_path, overwrite=True)
 
     def fail(task):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), task.parts[0].tensor.path)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), task.parts[0].tensor.file.path)
 
     monkeypatch.setattr(execute_module, "fill", fail)
     with pytest.raises(ckpttool.ExecutionError, match="No space left on device"):
-        execute(plan)
+        execute(plan, destination)
     assert files_below(tmp_path) == ["rank_0/checkpoint_0.ckpt"]
     assert old.read_bytes() == b"precious"
 
@@ -117,17 +118,21 @@ def test_a_failure_does_not_touch_the_file_that_was_to_be_replaced(tmp_path, mon
 def test_a_source_that_shrinks_after_planning_is_noticed(tmp_path):
     source = tmp_path / "m.ckpt"
     sparse_checkpoint(source, 1 << 20)
-    plan = ckpttool.plan_merge(ckpttool.scan(str(source)), None, str(tmp_path / "out" / "m.h5"))
+    plan, destination = ckpttool.plan_merge(
+        ckpttool.scan(str(source)), None, str(tmp_path / "out" / "m.h5")
+    )
     os.truncate(source, 1 << 19)
     with pytest.raises(ckpttool.PlanError, match=r"m\.ckpt: was written to after its header"):
-        execute(plan)
+        execute(plan, destination)
     assert files_below(tmp_path) == ["m.ckpt"]
 
 
 def test_a_source_that_shrinks_before_a_worker_opens_it_is_noticed(tmp_path, monkeypatch):
     source = tmp_path / "m.ckpt"
     sparse_checkpoint(source, 1 << 20)
-    plan = ckpttool.plan_merge(ckpttool.scan(str(source)), None, str(tmp_path / "out" / "m.h5"))
+    plan, destination = ckpttool.plan_merge(
+        ckpttool.scan(str(source)), None, str(tmp_path / "out" / "m.h5")
+    )
 
     def shrink(task):
         os.truncate(source, 1 << 19)
@@ -135,14 +140,16 @@ def test_a_source_that_shrinks_before_a_worker_opens_it_is_noticed(tmp_path, mon
 
     monkeypatch.setattr("ckpttool.run.execute.fill", shrink)
     with pytest.raises(ckpttool.ExecutionError, match=r"m\.ckpt: was written to, or the path"):
-        execute(plan)
+        execute(plan, destination)
     assert files_below(tmp_path) == ["m.ckpt"]
 
 
 def test_a_source_that_shrinks_while_it_is_read_is_noticed(tmp_path, monkeypatch):
     source = tmp_path / "m.ckpt"
     sparse_checkpoint(source, 1 << 20)
-    plan = ckpttool.plan_merge(ckpttool.scan(str(source)), None, str(tmp_path / "out" / "m.h5"))
+    plan, destination = ckpttool.plan_merge(
+        ckpttool.scan(str(source)), None, str(tmp_path / "out" / "m.h5")
+    )
 
     def shrink(path, found, stamp):
         demand_same(path, found, stamp)
@@ -150,7 +157,7 @@ def test_a_source_that_shrinks_while_it_is_read_is_noticed(tmp_path, monkeypatch
 
     monkeypatch.setattr("ckpttool.storage.flatfile.demand_same", shrink)
     with pytest.raises(ckpttool.ExecutionError, match=r"m\.ckpt.*the file ends here"):
-        execute(plan)
+        execute(plan, destination)
     assert files_below(tmp_path) == ["m.ckpt"]
 
 
@@ -158,13 +165,15 @@ def test_a_source_that_shrinks_while_it_is_read_is_noticed(tmp_path, monkeypatch
 def test_a_file_that_was_saved_anew_with_the_old_times_is_noticed(tmp_path, output_format):
     source = tmp_path / f"m{suffix_of(output_format)}"
     write_file(source, {"w": Entry("Float32", (2,), bytes(8))}, output_format)
-    plan = ckpttool.plan_merge(ckpttool.scan(str(source)), None, str(tmp_path / "out" / "m.h5"))
+    plan, destination = ckpttool.plan_merge(
+        ckpttool.scan(str(source)), None, str(tmp_path / "out" / "m.h5")
+    )
     before = source.stat()
     write_file(source, {"w": Entry("Float32", (2,), bytes(7) + b"x")}, output_format)
     os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert source.stat().st_size == before.st_size
     with pytest.raises(ckpttool.PlanError, match=r"was written to after its header was read"):
-        execute(plan)
+        execute(plan, destination)
     assert files_below(tmp_path) == [source.name]
 
 
@@ -177,7 +186,7 @@ def test_an_output_whose_header_is_not_as_planned_gets_no_name(tmp_path, monkeyp
 
     monkeypatch.setattr(Ckpt, "seal", seal)
     with pytest.raises(ckpttool.VerifyError, match=r"expected Float32 .*, found nothing"):
-        execute(make_plan(tmp_path))
+        execute(*make_plan(tmp_path))
     assert files_below(tmp_path) == []
 
 
@@ -186,7 +195,7 @@ def test_an_interrupt_leaves_no_partial_file(tmp_path):
         raise KeyboardInterrupt
 
     with open_engine("threads:2") as executor, pytest.raises(KeyboardInterrupt):
-        execute(make_plan(tmp_path), executor, on_progress=interrupt)
+        execute(*make_plan(tmp_path), executor, on_progress=interrupt)
     assert [name for name in files_below(tmp_path) if name.endswith(".partial")] == []
 
 
@@ -268,7 +277,7 @@ def test_many_files_stay_within_the_limit_of_open_files(tmp_path):
     try:
         catalog = ckpttool.scan(str(tmp_path / "src"))
         strategy = ckpttool.read_strategy([str(tmp_path / "s.json")])
-        execute(ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"), "ckpt"))
+        execute(*ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"), "ckpt"))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, old)
     assert read(tmp_path / "m.ckpt")["w"].shape == (300, 4)
@@ -279,16 +288,18 @@ def test_a_stale_partial_file_is_replaced_and_one_in_use_is_refused(tmp_path):
 
     source = tmp_path / "m.ckpt"
     sparse_checkpoint(source, 1 << 20)
-    plan = ckpttool.plan_merge(ckpttool.scan(str(source)), None, str(tmp_path / "out" / "m.h5"))
+    plan, destination = ckpttool.plan_merge(
+        ckpttool.scan(str(source)), None, str(tmp_path / "out" / "m.h5")
+    )
     partial = tmp_path / "out" / "m.h5.partial"
     partial.parent.mkdir()
     partial.write_bytes(b"left by a killed run")
     with partial.open("r+b") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(ckpttool.ExecutionError, match="another run is writing this output"):
-            execute(plan)
+            execute(plan, destination)
     assert partial.read_bytes() == b"left by a killed run"
-    execute(plan)
+    execute(plan, destination)
     assert files_below(tmp_path) == ["m.ckpt", "out/m.h5"]
 
 
@@ -335,7 +346,7 @@ def test_a_file_system_without_locks_and_reservations_will_do(tmp_path, monkeypa
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     monkeypatch.setattr(os, "posix_fallocate", refuse)
-    assert len(execute(make_plan(tmp_path))) == 4
+    assert len(execute(*make_plan(tmp_path))) == 4
 
 
 @pytest.mark.parametrize("after", range(6))
@@ -351,7 +362,7 @@ def test_a_run_that_is_ended_between_tasks_leaves_whole_files_only(tmp_path, aft
             raise EndedError
 
     with open_engine("threads:2") as executor, pytest.raises(EndedError):
-        execute(make_plan(tmp_path), executor, check=check, options=CopyOptions(max_in_flight=1))
+        execute(*make_plan(tmp_path), executor, check=check, options=CopyOptions(max_in_flight=1))
     for name in files_below(tmp_path):
         if name == JOURNAL:
             continue
@@ -371,25 +382,25 @@ def test_a_set_that_another_run_completed_meanwhile_is_not_replaced(tmp_path, is
     """It was not there when the plan was made, so nobody was asked whether it may be replaced."""
     late = make_plan(tmp_path, resume=is_resumed)
     anyway = make_plan(tmp_path, overwrite=True)
-    execute(make_plan(tmp_path, prefix="net_"))
+    execute(*make_plan(tmp_path, prefix="net_"))
     before = {name: (tmp_path / name).read_bytes() for name in files_below(tmp_path, True)}
     with pytest.raises(
         ckpttool.PlanError, match=r"ckpttool\.json: written by another run since this one"
     ):
-        execute(late)
+        execute(*late)
     after = {name: (tmp_path / name).read_bytes() for name in files_below(tmp_path, True)}
     assert after == before
-    execute(anyway)
+    execute(*anyway)
 
 
 def test_a_file_that_somebody_put_there_meanwhile_is_not_replaced(tmp_path):
-    plan = make_plan(tmp_path)
+    plan, destination = make_plan(tmp_path)
     (tmp_path / "rank_2").mkdir()
     path = tmp_path / "rank_2" / "checkpoint_2.ckpt"
     path.write_text("mine")
     with pytest.raises(
         ckpttool.PlanError, match=r"rank_2/checkpoint_2\.ckpt: written by another run"
     ):
-        execute(plan)
+        execute(plan, destination)
     assert files_below(tmp_path, True) == ["rank_2/checkpoint_2.ckpt"]
     assert path.read_text() == "mine"

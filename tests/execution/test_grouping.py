@@ -15,7 +15,7 @@ import pytest
 
 import ckpttool
 from ckpttool.model import manifest
-from ckpttool.model.catalog import Extent, FileIndex, StoredTensor
+from ckpttool.model.catalog import Extent, FileIndex, StoredFile, StoredTensor
 from ckpttool.model.layout import Layout
 from ckpttool.model.region import Region
 from ckpttool.run import execute as execute_module
@@ -55,7 +55,7 @@ def small_units(monkeypatch):
 
 
 def transpose(source, folder):
-    """The plan that gives each rank an eighth of the columns."""
+    """Plan to give each rank an eighth of the columns."""
     catalog = ckpttool.scan(str(source))
     return ckpttool.plan_reshard(catalog, ROWS, COLUMNS, str(folder), "ckpt")
 
@@ -85,11 +85,11 @@ def test_rows_of_which_every_output_wants_a_part_are_read_once(
     plans = [transpose(source, tmp_path / name) for name in ("together", "alone")]
     bytes_read.clear()
     with ckpttool.open_engine(engine) as executor:
-        execute(plans[0], executor, options=OPTIONS)
+        execute(*plans[0], executor, options=OPTIONS)
         once = sum(bytes_read)
         bytes_read.clear()
         monkeypatch.setattr(together, "MOST", 1)
-        execute(plans[1], executor, options=OPTIONS)
+        execute(*plans[1], executor, options=OPTIONS)
     nbytes = 4 * sum(rows * columns for rows, columns in SHAPES.values())
     assert nbytes <= once < 1.3 * nbytes
     assert sum(bytes_read) > 7 * nbytes
@@ -97,9 +97,9 @@ def test_rows_of_which_every_output_wants_a_part_are_read_once(
 
 
 def test_all_that_is_read_for_a_band_fits_into_the_scratch_buffer(source, tmp_path, bytes_read):
-    plan = transpose(source, tmp_path / "out")
+    plan, destination = transpose(source, tmp_path / "out")
     bytes_read.clear()
-    execute(plan, options=OPTIONS)
+    execute(plan, destination, options=OPTIONS)
     assert max(bytes_read) <= OPTIONS.band_bytes
     assert len(bytes_read) < 3 * 4 * 1024 * 4096 // OPTIONS.band_bytes
 
@@ -166,9 +166,9 @@ def test_what_lies_beside_a_middle_axis_is_read_once_for_all(tmp_path, bytes_rea
     entries = {"w": noise("w", "Float32", shape)}
     source = write_ranks(tmp_path / "source", cut(entries, rows), "ckpt")
     catalog = ckpttool.scan(str(source))
-    plan = ckpttool.plan_reshard(catalog, rows, inner, str(tmp_path / "out"), "ckpt")
+    plan, destination = ckpttool.plan_reshard(catalog, rows, inner, str(tmp_path / "out"), "ckpt")
     bytes_read.clear()
-    execute(plan, options=OPTIONS)
+    execute(plan, destination, options=OPTIONS)
     assert sum(bytes_read) < 1.3 * 4 * prod(shape)
     for rank, tensors in cut(entries, inner).items():
         (output,) = (output for output in plan if output.rank == rank)
@@ -201,14 +201,14 @@ def test_a_failed_group_leaves_nothing_half_written(source, tmp_path, monkeypatc
 
     monkeypatch.setattr(execute_module, "fill", fail_later)
     with pytest.raises(ckpttool.ExecutionError, match="Input/output error"):
-        execute(transpose(source, tmp_path), options=OPTIONS)
+        execute(*transpose(source, tmp_path), options=OPTIONS)
     assert files_below(tmp_path) == []
 
 
 def test_a_task_ends_where_no_unit_is_open_so_that_each_is_hashed_whole(source, tmp_path):
-    execute(transpose(source, tmp_path / "alone"))
+    execute(*transpose(source, tmp_path / "alone"))
     odd = replace(OPTIONS, task_bytes=300_000)
-    execute(transpose(source, tmp_path / "odd"), options=odd)
+    execute(*transpose(source, tmp_path / "odd"), options=odd)
     assert contents(tmp_path / "odd") == contents(tmp_path / "alone")
 
 
@@ -217,7 +217,7 @@ def cut_up(outputs, **sizes):
     nowhere = []
     for output in outputs:
         stored = {
-            meta.name: StoredTensor(meta, output.path, (Extent(0, meta.nbytes),))
+            meta.name: StoredTensor(meta, StoredFile(output.path), (Extent(0, meta.nbytes),))
             for meta in output.metas
         }
         nowhere.append((output, FileIndex(output.path, output.format, 0, stored)))
@@ -262,7 +262,7 @@ def test_a_task_ends_also_where_the_units_of_its_outputs_never_do_together():
     assert nbytes == sum(meta.nbytes for output in both for meta in output.metas)
     most = OPTIONS.task_bytes + (len(both) + 1) * manifest.UNIT_BYTES
     assert nbytes > most >= max(task.nbytes for task in tasks)
-    units = {(part.tensor.path, part.unit) for task in tasks for part in task.parts}
+    units = {(part.tensor.file.path, part.unit) for task in tasks for part in task.parts}
     assert len(units) == sum(len(task.parts) for task in tasks)
 
 
@@ -309,20 +309,20 @@ def test_another_process_is_sent_the_slices_of_a_unit_and_not_the_catalog():
 
 
 def test_any_budget_writes_the_same_bytes(source, tmp_path):
-    execute(transpose(source, tmp_path / "alone"))
+    execute(*transpose(source, tmp_path / "alone"))
     for band_bytes, pieces in ((1 << 14, 3), (1 << 22, 20)):
         tight = CopyOptions(band_bytes, OPTIONS.task_bytes, task_pieces=pieces)
-        execute(transpose(source, tmp_path / str(pieces)), options=tight)
+        execute(*transpose(source, tmp_path / str(pieces)), options=tight)
         assert contents(tmp_path / str(pieces)) == contents(tmp_path / "alone")
 
 
 def test_a_band_looks_only_at_the_pieces_that_are_near_it(source, tmp_path, monkeypatch):
-    plan = transpose(source, tmp_path)
+    plan, destination = transpose(source, tmp_path)
     monkeypatch.setattr(manifest, "UNIT_BYTES", 1 << 23)  # all eight pieces of an output
     looked = []
     intersect = Region.intersect
     monkeypatch.setattr(
         Region, "intersect", lambda mine, other: looked.append(other) or intersect(mine, other)
     )
-    execute(plan, options=CopyOptions(band_bytes=1 << 16))  # a band has four rows
+    execute(plan, destination, options=CopyOptions(band_bytes=1 << 16))  # a band has four rows
     assert len(looked) < 1.5 * RANKS * SHAPES["w"][0] / 4

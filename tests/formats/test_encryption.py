@@ -162,7 +162,7 @@ def test_a_large_block_is_never_held_in_memory(mode, tmp_path, monkeypatch):
     tracemalloc.start()
     try:
         tensor = read_index(str(path), KEY).tensors["w"]
-        assert not find_forged(str(path), tensor.cipher, 0, 1)
+        assert not find_forged(str(path), tensor.file.cipher, 0, 1)
         with FlatFiles(1 << 20) as files:
             for start in range(0, nbytes - len(out), 5 << 20):
                 files.read_bytes(tensor, start + 3, out)
@@ -186,7 +186,10 @@ def test_a_file_that_has_become_shorter_is_an_error(write):
     os.truncate(path, 70)
     with pytest.raises(PlanError, match="was written to, or the path leads to another file"):
         contents(index)
-    bare = {name: replace(tensor, stamp=None) for name, tensor in index.tensors.items()}
+    bare = {
+        name: replace(tensor, file=replace(tensor.file, stamp=None))
+        for name, tensor in index.tensors.items()
+    }
     with pytest.raises(FormatError, match=r"byte 70: the file ends here; it has changed"):
         contents(replace(index, tensors=bare))
 
@@ -254,8 +257,8 @@ def test_map_parameters_are_in_clear_before_the_blocks(mode, write):
         assert list(index.tensors) == [*part_names("table"), "w", "b"]
         found = contents(index)
         assert found == contents(read_index(str(write(clear + PLAIN, "clear.ckpt"))))
-        assert index.cipher is index.tensors["w"].cipher
-        assert index.tensors[part_names("table")[0]].cipher is None
+        assert index.cipher is index.tensors["w"].file.cipher
+        assert index.tensors[part_names("table")[0]].file.cipher is None
         assert not find_forged(index.path, index.cipher, 0, 2)
     assert refusal(path, None).offset == len(clear)
 

@@ -164,7 +164,10 @@ def test_content_decides_before_the_name(format, tmp_path):
         assert read_index(str(path)).format == format
         assert format_of_content(str(path)) == format
         found = read_index(str(path)).tensors
-        assert {name: replace(one, path=index.path) for name, one in found.items()} == index.tensors
+        assert {
+            name: replace(one, file=replace(one.file, path=index.path))
+            for name, one in found.items()
+        } == index.tensors
 
 
 def test_a_ckpt_is_known_by_its_name_or_its_first_byte(tmp_path):

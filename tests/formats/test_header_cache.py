@@ -24,7 +24,7 @@ from ckpttool.formats.ckpt import Ckpt
 from ckpttool.formats.sandbox import Sandbox
 from ckpttool.formats.twins import Twins
 from ckpttool.formats.wire import WINDOW_BYTES
-from ckpttool.model.catalog import Alike, TensorMeta
+from ckpttool.model.catalog import SharedHeader, TensorMeta
 from ckpttool.storage.scan import scan
 from tests.support.file_bytes import record
 
@@ -124,7 +124,7 @@ def test_a_rank_that_has_the_headers_of_another_is_only_compared(tmp_path, monke
         assert [(name, tensor.meta, tensor.extents) for name, tensor in found] == [
             (name, tensor.meta, tensor.extents) for name, tensor in first
         ]
-        assert {tensor.path for _, tensor in found} == {path}
+        assert {tensor.file.path for _, tensor in found} == {path}
     assert len(nbytes) <= 2 * (50 + 3)
     assert sum(nbytes) <= 2 * (50 * 40 + 2 * WINDOW_BYTES)
 
@@ -227,8 +227,8 @@ def test_a_header_that_takes_the_place_of_another_takes_its_room(tmp_path, monke
     for stage in range(9):
         path = tmp_path / f"{stage}.ckpt"
         path.write_bytes(record(f"layers.{stage}", "Int8", (1,), b"x"))
-        assert not isinstance(Ckpt(twins).read_index(str(path)).tensors, Alike)
-        assert isinstance(Ckpt(twins).read_index(str(path)).tensors, Alike)
+        assert not isinstance(Ckpt(twins).read_index(str(path)).tensors, SharedHeader)
+        assert isinstance(Ckpt(twins).read_index(str(path)).tensors, SharedHeader)
 
 
 def test_an_index_takes_one_read_for_each_large_tensor(tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from ckpttool.formats import read_index
 from ckpttool.model.catalog import (
     Extent,
     FileIndex,
+    StoredFile,
     StoredTensor,
     TensorMeta,
     refuse_shared_extents,
@@ -138,7 +139,7 @@ def test_the_rule_knows_files_and_what_they_decrypt_to():
         for number, (path, start, stop, cipher) in enumerate(places):
             meta = TensorMeta(f"w{number}", "Int8", (stop - start,))
             extents = (Extent(start, stop - start),) if stop > start else ()
-            tensors[meta.name] = StoredTensor(meta, path, extents, cipher)
+            tensors[meta.name] = StoredTensor(meta, StoredFile(path, None, cipher), extents)
         return FileIndex("x", "ckpt", 99, tensors)
 
     hidden = object()

@@ -3,10 +3,11 @@
 import pytest
 
 from ckpttool.model.catalog import (
-    Alike,
-    Catalog,
     Extent,
     FileIndex,
+    RankCatalog,
+    SharedHeader,
+    StoredFile,
     StoredTensor,
     TensorMeta,
     format_ranks,
@@ -64,20 +65,22 @@ def test_a_tensor_that_cannot_be_is_refused_by_name(dtype, shape, text):
 
 def test_extents_have_the_bytes_of_their_tensor():
     meta = TensorMeta("w", "Float32", (3,))
-    assert StoredTensor(meta, "net.ckpt", (Extent(0, 8), Extent(100, 4))).meta is meta
+    assert StoredTensor(meta, StoredFile("net.ckpt"), (Extent(0, 8), Extent(100, 4))).meta is meta
     with pytest.raises(ValueError, match="w: extents of 8 bytes for 12"):
-        StoredTensor(meta, "net.ckpt", (Extent(0, 8),))
+        StoredTensor(meta, StoredFile("net.ckpt"), (Extent(0, 8),))
 
 
 def header(path, **rows):
     """Tensors of so many rows, one behind the other."""
     metas = [TensorMeta(name, "Int8", (n, 4)) for name, n in rows.items()]
-    return {meta.name: StoredTensor(meta, path, (Extent(9, meta.nbytes),)) for meta in metas}
+    return {
+        meta.name: StoredTensor(meta, StoredFile(path), (Extent(9, meta.nbytes),)) for meta in metas
+    }
 
 
 def test_tensors_of_a_file_that_is_like_another_are_its_own():
     first = header("a.ckpt", w=2, b=1)
-    alike = Alike(first, "b.ckpt")
+    alike = SharedHeader(first, StoredFile("b.ckpt"))
     assert dict(alike) == header("b.ckpt", w=2, b=1)
     assert [*alike] == ["w", "b"]
     assert len(alike) == 2
@@ -89,12 +92,18 @@ def test_tensors_of_a_file_that_is_like_another_are_its_own():
 
 def test_what_ranks_hold_is_told_by_their_headers():
     first, other = header("0", w=2, b=1), header("1", w=3, c=1)
-    held = {0: first, 1: other, 2: Alike(first, "2"), 3: Alike(other, "3"), 4: header("4", w=2)}
-    catalog = Catalog("run", {r: FileIndex(f"{r}", "ckpt", 9, held[r]) for r in held})
+    held = {
+        0: first,
+        1: other,
+        2: SharedHeader(first, StoredFile("2")),
+        3: SharedHeader(other, StoredFile("3")),
+        4: header("4", w=2),
+    }
+    catalog = RankCatalog("run", {r: FileIndex(f"{r}", "ckpt", 9, held[r]) for r in held})
     assert [*catalog.headers] == [(0, 2), (1, 3), (4,)]
     assert catalog.holders == {"w": (0, 1, 2, 3, 4), "b": (0, 2), "c": (1, 3)}
     assert [*catalog.holders] == ["w", "b", "c"]
-    shapes = {rank: meta.shape for rank, meta in catalog.held("w").items()}
+    shapes = {rank: meta.shape for rank, meta in catalog.metas_of("w").items()}
     assert [*shapes.items()] == [(0, (2, 4)), (1, (3, 4)), (2, (2, 4)), (3, (3, 4)), (4, (2, 4))]
-    assert catalog.held("d") == {}
+    assert catalog.metas_of("d") == {}
     assert catalog.metas == {"w": first["w"].meta, "b": first["b"].meta, "c": other["c"].meta}

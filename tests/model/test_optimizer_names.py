@@ -168,8 +168,8 @@ def test_unlisted_statistics_follow_if_their_slices_say_so(listed, tmp_path):
     found, problems, _ = find(catalog, only, same)
     assert not problems
     assert {name: one[0].meta.shape for name, one in found.items()} == SHAPES
-    assert found["exp_avg_sq_row_w"][0].follows == "w"
-    assert found["exp_avg_sq_w"][0].follows is None
+    assert found["exp_avg_sq_row_w"][0].parameter == "w"
+    assert found["exp_avg_sq_w"][0].parameter is None
     target = strategy_of({"w": Layout((2,), ((0,), ()))})
     made = make_plan(catalog, only, Target("ckpt", {0: "out"}, 2, target), same)
     (output,) = made
@@ -199,5 +199,5 @@ def test_a_stage_that_has_no_use_for_a_statistic_is_not_asked_for_it():
     found, problems, notes = find(catalog_of(ranks), strategy)
     assert not problems
     assert found["exp_avg_sq_row_w"][0].meta.shape == (8,)
-    assert found["exp_avg_sq_row_w"][0].find_slice((1,)).path == "run/rank_1/net.ckpt"
+    assert found["exp_avg_sq_row_w"][0].slicing.find_slice((1,)).file.path == "run/rank_1/net.ckpt"
     the_one(notes["passed over"], "1 parameter: exp_avg_sq_row_w")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ckpttool.model.catalog import Catalog
+from ckpttool.model.catalog import MergedCatalog
 from ckpttool.model.parts import cut_into_parts
 from ckpttool.model.plan import Target
 from ckpttool.model.planning import make_plan
@@ -25,7 +25,7 @@ def names_in_parts(plan, limit):
 
 
 def whole(**shapes):
-    return Catalog("m", catalog_of({0: shapes}).files, is_undivided=True)
+    return MergedCatalog("m", catalog_of({0: shapes}).files)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_parts_of_a_map_parameter_stay_together():
 
 
 def test_what_the_source_keeps_apart_stays_apart():
-    catalog = replace(whole(w=(2, 4), table=(3, 3)), apart={"table": True})
+    catalog = replace(whole(w=(2, 4), table=(3, 3)), common_tensors={"table": True})
     assert names_in_parts(merged(catalog), 1000) == {"0/1": ("w",), "None/1": ("table",)}
 
 
@@ -90,11 +90,14 @@ def test_nothing_but_what_goes_apart_is_one_file():
 
 def test_a_source_of_several_files_is_read_from_each():
     files = catalog_of({0: {"a": (4,)}, 1: {"b": (4,)}}).files
-    plan = merged(Catalog("m", files, is_undivided=True, indexes=("i",)))
+    plan = merged(MergedCatalog("m", files, indexes=("i",)))
     parts = cut_into_parts(plan, 1000, lambda number, count: f"{number}")
     (output,) = parts
     pieces = [piece for tensor in output.tensors for piece in tensor.pieces(tensor.region)]
-    assert [piece.tensor.path for piece in pieces] == ["run/rank_0/net.ckpt", "run/rank_1/net.ckpt"]
+    assert [piece.tensor.file.path for piece in pieces] == [
+        "run/rank_0/net.ckpt",
+        "run/rank_1/net.ckpt",
+    ]
 
 
 def test_slices_are_joined_in_their_part():

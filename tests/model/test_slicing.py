@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ckpttool.model.catalog import TensorMeta
-from ckpttool.model.described import MAX_CELLS, Box, Described, describe, follow
+from ckpttool.model.described import MAX_CELLS, Box, fill_with_boxes, follow
 from ckpttool.model.region import Region
+from ckpttool.model.source import Listed, Source
 from tests.support.checkpoints import stored
 
 
@@ -23,11 +24,11 @@ def full(*shape):
 
 def test_replicas_are_one_slice_and_the_lowest_rank_is_read():
     boxes = [box((4, 0), (8, 2), 5), box((0, 0), (4, 2), 7), box((0, 0), (4, 2), 3)]
-    described = describe(full(8, 2), boxes)
+    described = fill_with_boxes(full(8, 2), boxes)
     assert [[one.rank for one in held] for held in described.slices] == [[3, 7], [5]]
     assert (described.parts, described.is_grid) == ((2, 1), True)
     ((tensor, src, dst),) = described.overlaps(Region((0, 0), (2, 2)), (1, 0))
-    assert (tensor.path, src, dst) == (
+    assert (tensor.file.path, src, dst) == (
         "rank_3.ckpt",
         Region((1, 0), (3, 2)),
         Region((0, 0), (2, 2)),
@@ -36,10 +37,10 @@ def test_replicas_are_one_slice_and_the_lowest_rank_is_read():
 
 def test_boxes_that_are_no_grid_are_found_where_they_lie():
     boxes = [box((0, 0), (1, 3), 0), box((1, 0), (2, 1), 1), box((1, 1), (2, 3), 2)]
-    described = describe(full(2, 3), boxes)
+    described = fill_with_boxes(full(2, 3), boxes)
     assert (described.parts, described.is_grid) == ((2, 2), False)
     pieces = [
-        (tensor.path, src, dst)
+        (tensor.file.path, src, dst)
         for tensor, src, dst in described.overlaps(Region((0, 1), (2, 3)), (0, 0))
     ]
     assert pieces == [
@@ -50,7 +51,7 @@ def test_boxes_that_are_no_grid_are_found_where_they_lie():
 
 def test_an_excerpt_has_the_boxes_that_are_touched_and_finds_the_same_in_them():
     boxes = [box((0, 0), (1, 3), 0), box((1, 0), (2, 1), 1), box((1, 1), (2, 3), 2)]
-    described = describe(full(2, 3), [*boxes, box((1, 1), (2, 3), 3)])
+    described = fill_with_boxes(full(2, 3), [*boxes, box((1, 1), (2, 3), 3)])
     wanted = Region((0, 1), (2, 3))
     few = described.excerpt(wanted)
     assert list(few.overlaps(wanted, (0, 0))) == list(described.overlaps(wanted, (0, 0)))
@@ -59,16 +60,16 @@ def test_an_excerpt_has_the_boxes_that_are_touched_and_finds_the_same_in_them():
 
 
 def test_a_scalar_and_a_tensor_without_elements_are_described():
-    scalar = describe(full(), [box((), ())])
+    scalar = fill_with_boxes(full(), [box((), ())])
     assert [src for _, src, _ in scalar.overlaps(Region((), ()), ())] == [Region((), ())]
     for boxes in ([box((0, 0), (0, 4))], [box((0, 0), (0, 2)), box((0, 2), (0, 4), 1)]):
-        empty = describe(full(0, 4), boxes)
+        empty = fill_with_boxes(full(0, 4), boxes)
         assert len(empty.slices) == len(boxes)
         assert list(empty.overlaps(Region((0, 0), (0, 4)), (0, 0))) == []
 
 
 def test_boxes_without_elements_among_others_take_no_part():
-    described = describe(full(4, 2), [box((0, 0), (4, 2)), box((3, 0), (3, 2), 1)])
+    described = fill_with_boxes(full(4, 2), [box((0, 0), (4, 2)), box((3, 0), (3, 2), 1)])
     assert (len(described.slices), described.cuts) == (1, ((0, 4), (0, 2)))
 
 
@@ -93,30 +94,31 @@ def test_boxes_without_elements_among_others_take_no_part():
     ],
 )
 def test_what_is_wrong_with_boxes_is_said(boxes, problem):
-    assert describe(full(4, 4), boxes) == [problem]
+    assert fill_with_boxes(full(4, 4), boxes) == [problem]
 
 
 def test_two_slices_are_not_one_stored_tensor():
     one = box((0, 0), (2, 4))
     other = Box(Region((2, 0), (4, 4)), 0, one.tensor)
-    (problem,) = describe(full(4, 4), [one, other])
+    (problem,) = fill_with_boxes(full(4, 4), [one, other])
     assert problem == "w: slices [0:2, 0:4] and [2:4, 0:4] are one tensor of rank_0.ckpt"
 
 
 def test_a_grid_that_grows_out_of_hand_is_refused():
     size = 1100
     boxes = [box((i, i), (i + 1, i + 1), i) for i in range(size)]
-    (problem,) = describe(full(size, size), boxes)
+    (problem,) = fill_with_boxes(full(size, size), boxes)
     assert problem.endswith(f"so irregular that their grid is ({size}, {size}) large")
     assert size * size > MAX_CELLS
 
 
 def test_state_follows_its_parameter_only_where_all_of_it_is_there():
-    base = describe(full(4, 2), [box((0, 0), (2, 2), 0), box((2, 0), (4, 2), 1)])
+    slicing = fill_with_boxes(full(4, 2), [box((0, 0), (2, 2), 0), box((2, 0), (4, 2), 1)])
+    base = Source(full(4, 2), slicing, Listed())
     state = {rank: stored(TensorMeta("m.w", "Int8", (2, 2)), f"{rank}") for rank in range(3)}
     followed = follow(base, "m.w", {rank: state[rank] for rank in (0, 1)})
-    assert isinstance(followed, Described)
-    assert (followed.meta, followed.cuts) == (TensorMeta("m.w", "Int8", (4, 2)), base.cuts)
+    assert (followed.meta, followed.parameter) == (TensorMeta("m.w", "Int8", (4, 2)), "w")
+    assert followed.slicing.key == slicing.key
     for ranks in ([0], [0, 1, 2], [2]):
         assert follow(base, "m.w", {rank: state[rank] for rank in ranks}) is None
     other = stored(TensorMeta("m.w", "Int16", (2, 2)))

@@ -66,8 +66,10 @@ def checkpoint(folder, ranks, tensors):
 def merge(folder, catalog, names, **more):
     count = len(catalog.files)
     strategy = join_stages({0: {name: Layout((count,), ((), ())) for name in names}})
-    plan = ckpttool.plan_merge(catalog, strategy, str(folder / "m.ckpt"), "ckpt", **more)
-    ckpttool.execute(plan)
+    plan, destination = ckpttool.plan_merge(
+        catalog, strategy, str(folder / "m.ckpt"), "ckpt", **more
+    )
+    ckpttool.execute(plan, destination)
     return read(folder / "m.ckpt"), [note.kind for note in plan.notes]
 
 
@@ -188,8 +190,8 @@ def test_a_hidden_shard_is_found_below_the_largest_tensors_with_ranks_missing(tm
     layout = Layout((4,), ((), ()))
     catalog = ckpttool.scan(str(tmp_path / "src"))
     strategy = join_stages({0: dict.fromkeys(tensors, layout)})
-    plan = ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"), "ckpt")
-    ckpttool.execute(plan)
+    plan, destination = ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"), "ckpt")
+    ckpttool.execute(plan, destination)
     assert read(tmp_path / "m.ckpt")["w"] == tensors["w"][0]
 
 
@@ -294,8 +296,8 @@ def test_a_shard_above_the_replicas_of_a_tensor_is_all_of_them(tmp_path):
     whole, half = Layout((8,), ((), ())), Layout((4, 2), ((), (0,)))
     strategy = join_stages({0: {"w": whole, "b": half, "z": half}})
     out = str(tmp_path / "m.ckpt")
-    plan = ckpttool.plan_merge(catalog, strategy, out, "ckpt", optimizer_shard=8)
-    ckpttool.execute(plan)
+    plan, destination = ckpttool.plan_merge(catalog, strategy, out, "ckpt", optimizer_shard=8)
+    ckpttool.execute(plan, destination)
     merged = read(tmp_path / "m.ckpt")
     assert (merged["w"].shape, merged["z"].shape) == ((8, 3), (8, 4))
 
@@ -311,8 +313,10 @@ def test_a_shard_above_the_replicas_of_every_tensor_is_all_of_them(tmp_path, sai
     told = f"--optimizer-shard {said}: no parameter has more than 2 replicas, so each is cut by all"
     for shard in (said, 2):
         out = str(tmp_path / f"{shard}.ckpt")
-        plan = ckpttool.plan_merge(catalog, strategy, out, "ckpt", optimizer_shard=shard)
-        ckpttool.execute(plan)
+        plan, destination = ckpttool.plan_merge(
+            catalog, strategy, out, "ckpt", optimizer_shard=shard
+        )
+        ckpttool.execute(plan, destination)
         merged = read(tmp_path / f"{shard}.ckpt")
         assert (merged["w"], merged["zero"].shape) == (w, (8, 1))
         assert any(told in note.text for note in plan.notes) == (shard == said)
@@ -335,8 +339,8 @@ def test_a_tensor_whose_replicas_the_shard_does_not_divide_is_whole(tmp_path):
     whole, half = Layout((12,), ((), ())), Layout((6, 2), ((), (0,)))  # of half six replicas
     strategy = join_stages({0: {"w": whole, "b": half, "z": half, "o": whole}})
     out = str(tmp_path / "m.ckpt")
-    plan = ckpttool.plan_merge(catalog, strategy, out, "ckpt", optimizer_shard=4)
-    ckpttool.execute(plan)
+    plan, destination = ckpttool.plan_merge(catalog, strategy, out, "ckpt", optimizer_shard=4)
+    ckpttool.execute(plan, destination)
     merged = read(tmp_path / "m.ckpt")
     assert (merged["w"], merged["b"]) == (w, b)
     assert (merged["z"].shape, merged["o"].shape) == ((2, 6), (8, 3))
@@ -465,8 +469,10 @@ def partial(folder, ranks, tensors, lost):
 
 def merge_of(folder, catalog, names, count, **more):
     strategy = join_stages({0: {name: Layout((count,), ((), ())) for name in names}})
-    plan = ckpttool.plan_merge(catalog, strategy, str(folder / "m.ckpt"), "ckpt", **more)
-    ckpttool.execute(plan)
+    plan, destination = ckpttool.plan_merge(
+        catalog, strategy, str(folder / "m.ckpt"), "ckpt", **more
+    )
+    ckpttool.execute(plan, destination)
     return read(folder / "m.ckpt")
 
 

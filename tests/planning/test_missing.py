@@ -8,7 +8,7 @@ import pytest
 
 import ckpttool
 from ckpttool.errors import FormatError, UnreadableError, UnsupportedError
-from ckpttool.model.catalog import Catalog
+from ckpttool.model.catalog import RankCatalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.sources import find_sources
 from ckpttool.model.strategy import Strategy
@@ -33,7 +33,7 @@ def damaged(catalog, *ranks, kind=FormatError):
     """The catalog with the files of some ranks damaged."""
     files = {rank: file for rank, file in catalog.files.items() if rank not in ranks}
     errors = {rank: kind(f"run/rank_{rank}/net.ckpt", 7, "cut short") for rank in ranks}
-    return Catalog("run", files, damaged=errors)
+    return RankCatalog("run", files, damaged=errors)
 
 
 def outcome(catalog, strategy=ONE_STAGE, unlisted=None, agreement=None):

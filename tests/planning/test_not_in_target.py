@@ -161,7 +161,9 @@ def test_another_choice_is_named_when_a_run_is_resumed(tmp_path):
 def test_the_python_interface_has_the_choice_too(tmp_path):
     catalog, target = ckpttool.scan(str(CASE / "src")), str(CASE / "dst_strategy.ckpt")
     strategies = [ckpttool.read_strategy([str(WORDS[1])]), ckpttool.read_strategy([target])]
-    plan = ckpttool.plan_reshard(catalog, *strategies, str(tmp_path / "out"), not_in_target="drop")
+    plan, _ = ckpttool.plan_reshard(
+        catalog, *strategies, str(tmp_path / "out"), not_in_target="drop"
+    )
     assert plan.not_listed.sizes["dropped"] == (24, 29056)
 
 

@@ -54,7 +54,7 @@ def test_unlisted_state_follows_its_parameter_in_source_and_target_with_a_note()
     found, problems, notes = find(catalog)
     (source,) = found["adam_m.w"]
     assert not problems
-    assert (source.follows, source.is_listed, source.meta.shape) == ("w", False, (8, 3))
+    assert (source.parameter, source.is_listed, source.meta.shape) == ("w", False, (8, 3))
     assert notes == {
         "follows": [
             "not in the strategy, cut like the parameter: 1 optimizer state: adam_m.w (as w)"
@@ -78,7 +78,7 @@ def test_state_of_another_slice_shape_does_not_follow(shape):
     found, problems, notes = find(catalog, agreement=agreement)
     assert not problems
     assert "follows" not in notes
-    assert (found["adam_m.w"][0].follows, found["adam_m.w"][0].meta.shape) == (None, shape)
+    assert (found["adam_m.w"][0].parameter, found["adam_m.w"][0].meta.shape) == (None, shape)
 
 
 def test_state_that_is_neither_a_slice_nor_whole_is_a_question():
@@ -108,8 +108,8 @@ def test_state_follows_where_its_parameter_is_kept_by_other_ranks():
     )
     found, problems, _ = find(catalog)
     assert not problems
-    assert found["accum.w"][0].follows == "w"
-    assert found["accum.w"][0].find_slice((0, 0)).path == "run/rank_1/net.ckpt"
+    assert found["accum.w"][0].parameter == "w"
+    assert found["accum.w"][0].slicing.find_slice((0, 0)).file.path == "run/rank_1/net.ckpt"
 
 
 def test_state_in_another_stage_than_its_parameter_does_not_follow():
@@ -129,7 +129,7 @@ def test_a_name_that_is_only_a_prefix_follows_nothing():
         {"adam_m.": ((0, 1, 2, 3),)},
     )
     assert not problems
-    assert found["adam_m."][0].follows is None
+    assert found["adam_m."][0].parameter is None
 
 
 def test_state_that_the_source_lists_and_the_target_does_not_follows_with_a_note():
@@ -168,7 +168,7 @@ def test_state_of_any_optimizer_follows_in_source_and_target(prefix):
     catalog = with_names({"w": (4, 3), state: (4, 3)})
     found, problems, notes = find(catalog, agreement={state: SHARED})
     assert not problems
-    assert (found[state][0].follows, found[state][0].layout) == ("w", ROWS)
+    assert (found[state][0].parameter, found[state][0].layout) == ("w", ROWS)
     assert list(notes) == ["follows"]
     assert output_shapes(plan(catalog, ONE_STAGE, TARGET))[state] == [(4, 3)] * 2
 
@@ -227,7 +227,7 @@ def test_a_name_with_a_listed_tail_and_other_slices_is_no_state():
     catalog = with_names({"w": (4, 3), "mine.w": (3, 4)})
     found, problems, _ = find(catalog, agreement={"mine.w": ((0, 1, 2, 3),)})
     assert not problems
-    assert (found["mine.w"][0].follows, found["mine.w"][0].meta.shape) == (None, (3, 4))
+    assert (found["mine.w"][0].parameter, found["mine.w"][0].meta.shape) == (None, (3, 4))
     _, problems, _ = find(catalog, agreement={"mine.w": SHARED})
     the_one(problems, "mine.w: not in the strategy, and different between ranks")
 
@@ -236,7 +236,7 @@ def test_what_is_the_same_on_all_ranks_is_no_state_of_a_parameter_that_is_cut():
     catalog = with_names({"w": (4, 3), "decoder.w": (4, 3)})
     found, problems, _ = find(catalog, agreement={"decoder.w": ((0, 1, 2, 3),)})
     assert not problems
-    assert (found["decoder.w"][0].follows, found["decoder.w"][0].meta.shape) == (None, (4, 3))
+    assert (found["decoder.w"][0].parameter, found["decoder.w"][0].meta.shape) == (None, (4, 3))
 
 
 @pytest.mark.parametrize("groups", [((0, 2), (1, 3)), ((0,), (1, 2, 3)), ((0, 1), (2,), (3,))])
@@ -324,7 +324,7 @@ def test_a_corrected_layout_needs_no_more_slices_than_there_are():
     del ranks[0]["accu_grads.w"], ranks[3]["accu_grads.w"]
     found, problems, _ = find(catalog_of(ranks), CLAIMED)
     assert not problems
-    assert found["accu_grads.w"][0].find_slice((0, 0)).path == "run/rank_1/net.ckpt"
+    assert found["accu_grads.w"][0].slicing.find_slice((0, 0)).file.path == "run/rank_1/net.ckpt"
 
 
 def test_a_state_that_fits_neither_with_nor_without_the_shard_is_left_as_it_is():
@@ -378,7 +378,7 @@ def test_listed_state_without_rows_has_those_of_its_parameter_in_the_source_with
 def test_unlisted_state_follows_a_parameter_that_is_split_by_hand():
     found, problems, notes = find(table_catalog({"adam_m.t": SLICES}), strategy_of({"t": BY_HAND}))
     assert not problems
-    assert (found["adam_m.t"][0].follows, found["adam_m.t"][0].meta.shape) == ("t", (10, 3))
+    assert (found["adam_m.t"][0].parameter, found["adam_m.t"][0].meta.shape) == ("t", (10, 3))
     assert list(notes) == ["follows"]
 
 

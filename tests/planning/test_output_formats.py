@@ -20,7 +20,7 @@ SOURCE = SAMPLES / "files" / "crc.ckpt"
 @pytest.mark.parametrize("name", ["m.ckpt", "m.safetensors", "m.h5"])
 def test_a_file_has_the_format_that_its_ending_promises(name, tmp_path):
     path = str(tmp_path / name)
-    ckpttool.execute(ckpttool.plan_merge(ckpttool.scan(str(SOURCE)), None, path))
+    ckpttool.execute(*ckpttool.plan_merge(ckpttool.scan(str(SOURCE)), None, path))
     read_back = ckpttool.scan(path)
     assert read_back.files[0].format == {"h5": "hdf5"}.get(name[2:], name[2:])
     assert read(Path(path)).keys() == read(SOURCE).keys()

@@ -12,6 +12,7 @@ import pytest
 import ckpttool
 from ckpttool.run import execute as execute_module
 from ckpttool.run.fill import fill
+from ckpttool.transaction import record
 from tests.support.checkpoints import write_file
 from tests.support.commands import SUFFIXES, files_below, message, run, run_well
 from tests.support.corpus import GOLDEN
@@ -244,31 +245,31 @@ def test_a_run_that_fails_leaves_no_index(tmp_path, monkeypatch, overwrite):
         assert merge(tmp_path).exit_code == 0
 
     def fail_on_the_third(task):
-        if "00003" in task.parts[0].tensor.path:
-            raise OSError(errno.EIO, os.strerror(errno.EIO), task.parts[0].tensor.path)
+        if "00003" in task.parts[0].tensor.file.path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), task.parts[0].tensor.file.path)
         return fill(task)
 
-    work = plan(tmp_path, overwrite=overwrite)
+    work, destination = plan(tmp_path, overwrite=overwrite)
     monkeypatch.setattr(execute_module, "fill", fail_on_the_third)
     with pytest.raises(ckpttool.ExecutionError) as caught:
-        ckpttool.execute(work)
+        ckpttool.execute(work, destination)
     assert caught.value.committed == tuple(str(tmp_path / name) for name in PARTS[:2])
     assert not [name for name in files_below(tmp_path) if name.endswith((".json", ".partial"))]
 
 
 @pytest.mark.parametrize("name", INDEXES)
 def test_an_index_that_cannot_be_written_is_the_error(tmp_path, monkeypatch, name):
-    work = plan(tmp_path)
-    write = execute_module.write_document
+    work, destination = plan(tmp_path)
+    write = record.write_document
 
     def refuse(path, text):
         if path.endswith(name):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
         write(path, text)
 
-    monkeypatch.setattr(execute_module, "write_document", refuse)
+    monkeypatch.setattr(record, "write_document", refuse)
     with pytest.raises(ckpttool.ExecutionError, match="No space left") as caught:
-        ckpttool.execute(work)
+        ckpttool.execute(work, destination)
     assert caught.value.output == str(tmp_path / name)
     assert set(PARTS) <= set(files_below(tmp_path))
 
@@ -293,7 +294,7 @@ def test_an_index_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
 
 def test_indexes_come_last(tmp_path):
     seen = []
-    ckpttool.execute(plan(tmp_path), on_progress=lambda _: seen.append(files_below(tmp_path)))
+    ckpttool.execute(*plan(tmp_path), on_progress=lambda _: seen.append(files_below(tmp_path)))
     assert not [name for names in seen for name in names if name.endswith(".json")]
     assert files_below(tmp_path) == FILES
 

@@ -3,7 +3,7 @@
 import pytest
 
 from ckpttool.errors import FormatError
-from ckpttool.model.catalog import Catalog
+from ckpttool.model.catalog import RankCatalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.sources import find_sources, names_to_compare
 from ckpttool.model.strategy import Strategy
@@ -30,21 +30,21 @@ def test_a_listed_parameter_has_its_layout_and_its_full_shape():
     assert not notes
     assert (source.meta.shape, source.layout) == ((8, 3), ROWS)
     assert source.is_listed
-    assert source.follows is source.turn is None
+    assert source.parameter is source.rank_cycle is None
 
 
 def test_a_slice_is_taken_from_the_lowest_owner_that_has_it():
     catalog = catalog_of({0: {}, 1: {"w": (4, 3)}, 3: {"w": (4, 3)}})
     (source,) = find(catalog)[0]["w"]
-    assert source.find_slice((0, 0)).path == "run/rank_1/net.ckpt"
-    assert source.find_slice((1, 0)).path == "run/rank_3/net.ckpt"
+    assert source.slicing.find_slice((0, 0)).file.path == "run/rank_1/net.ckpt"
+    assert source.slicing.find_slice((1, 0)).file.path == "run/rank_3/net.ckpt"
 
 
 def test_a_missing_file_does_no_harm_if_replicas_are_there_and_a_note_says_so():
     catalog = catalog_of({0: {"w": (4, 3)}, 3: {"w": (4, 3)}})
     found, problems, notes = find(catalog)
     assert not problems
-    assert found["w"][0].find_slice((1, 0)).path == "run/rank_3/net.ckpt"
+    assert found["w"][0].slicing.find_slice((1, 0)).file.path == "run/rank_3/net.ckpt"
     the_one(notes["replica"], "ranks 1, 2: no checkpoint file found in run")
 
 
@@ -65,14 +65,14 @@ def test_slices_that_are_nowhere_although_all_files_are_there_are_named_with_a_f
 def test_many_parameters_that_one_rank_lacks_are_one_problem():
     strategy = strategy_of({f"w{i}": Layout((2,), ((0,),)) for i in range(9)})
     full = slice_catalog(strategy, {f"w{i}": (4,) for i in range(9)})
-    _, problems, _ = find(Catalog("run", {0: full.files[0]}), strategy)
+    _, problems, _ = find(RankCatalog("run", {0: full.files[0]}), strategy)
     the_one(problems, "rank 1:", "9 parameters (w0, w1", "and 4 more")
 
 
 def test_a_damaged_file_that_nobody_replaces_is_an_error_and_what_is_lost_is_named():
     catalog = catalog_of({0: {"w": (4, 3)}, 1: {"w": (4, 3)}, 3: {}})
     damaged = {2: FormatError("run/rank_2/net.ckpt", 7, "cut short")}
-    sources = find_sources(Catalog("run", catalog.files, damaged=damaged), ONE_STAGE, {}, None)
+    sources = find_sources(RankCatalog("run", catalog.files, damaged=damaged), ONE_STAGE, {}, None)
     assert sources.damage == [damaged[2]]
     the_one([problem.text for problem in sources.problems], "rank 2: not read", "parameter w")
 
@@ -118,7 +118,7 @@ def test_slices_of_a_manual_split_may_have_different_rows():
     assert not problems
     assert not notes
     assert found["w"][0].meta.shape == (10, 3)
-    assert found["w"][0].find_slice((1, 0)).path == "run/rank_2/net.ckpt"
+    assert found["w"][0].slicing.find_slice((1, 0)).file.path == "run/rank_2/net.ckpt"
 
 
 @pytest.mark.parametrize(
@@ -263,8 +263,8 @@ def test_an_unlisted_name_that_is_equal_everywhere_is_one_undivided_tensor():
     (source,) = found["step"]
     assert not problems
     assert not notes
-    assert (source.meta.shape, source.turn, source.is_listed) == ((2,), None, False)
-    assert source.find_slice((0,)).path == "run/rank_0/net.ckpt"
+    assert (source.meta.shape, source.rank_cycle, source.is_listed) == ((2,), None, False)
+    assert source.slicing.find_slice((0,)).file.path == "run/rank_0/net.ckpt"
 
 
 DIFFERENT = with_names({"w": (4, 3), "rng": (2,)})
@@ -307,7 +307,7 @@ def test_unlisted_drop_leaves_it_out():
 def test_unlisted_rank_gives_every_rank_its_own():
     found, problems, notes = find(DIFFERENT, agreement=GROUPS, unlisted="rank")
     assert not problems
-    assert [source.turn for source in found["rng"]] == [(0, 4), (1, 4), (2, 4), (3, 4)]
+    assert [source.rank_cycle for source in found["rng"]] == [(0, 4), (1, 4), (2, 4), (3, 4)]
     assert [source.layout.first_rank for source in found["rng"]] == [0, 1, 2, 3]
     assert "modulo 4, and what no target rank takes is left out" in notes["unlisted"][0]
 
@@ -316,7 +316,7 @@ def test_unlisted_rank_never_gives_two_ranks_the_same_turn():
     empty = Strategy({}, 1, 2)
     catalog = with_names({"rng": (2,)}, [0, 4])
     found, _, _ = find(catalog, empty, {"rng": ((0,), (4,))}, "rank")
-    assert [source.turn for source in found["rng"]] == [(0, 5), (4, 5)]
+    assert [source.rank_cycle for source in found["rng"]] == [(0, 5), (4, 5)]
 
 
 def test_many_groups_are_not_all_listed():
@@ -329,5 +329,5 @@ def test_many_groups_are_not_all_listed():
 def test_an_undivided_checkpoint_has_every_parameter_whole():
     sources = undivided_sources(catalog_of({3: {"w": (4, 3), "s": "x"}}))
     assert [source.meta.name for source in sources.found] == ["w", "s"]
-    assert sources.found[0].find_slice((0, 0)).path == "run/rank_3/net.ckpt"
-    assert not undivided_sources(Catalog("run", {})).found
+    assert sources.found[0].slicing.find_slice((0, 0)).file.path == "run/rank_3/net.ckpt"
+    assert not undivided_sources(RankCatalog("run", {})).found

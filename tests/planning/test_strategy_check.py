@@ -19,7 +19,7 @@ def held_by(folder, text):
 
 def warnings(folder, catalog, layout):
     strategy = join_stages({0: {"w": layout}})
-    plan = ckpttool.plan_merge(catalog, strategy, str(folder / "m.ckpt"), "ckpt")
+    plan, _ = ckpttool.plan_merge(catalog, strategy, str(folder / "m.ckpt"), "ckpt")
     return [note.text for note in plan.notes if note.is_warning]
 
 
@@ -63,7 +63,7 @@ def test_ranks_that_all_hold_the_same_wherever_the_strategy_cuts_are_refused(tmp
 
 def test_one_tensor_of_which_slices_differ_speaks_for_the_strategy(tmp_path):
     catalog, strategy = all_the_same(tmp_path, u=lambda rank: noise(f"u{rank}", "Int32", (4, 3)))
-    plan = ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"), "ckpt")
+    plan, _ = ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"), "ckpt")
     (warning,) = [note.text for note in plan.notes if note.is_warning]
     assert warning.endswith("use --replicated: w")
 
@@ -76,7 +76,7 @@ def test_where_ranks_are_missing_as_well_it_is_an_error(tmp_path):
     ):
         warnings(tmp_path, catalog, halves)
     strategy = join_stages({0: {"w": halves}})
-    plan = ckpttool.plan_merge(
+    plan, _ = ckpttool.plan_merge(
         catalog, strategy, str(tmp_path / "m.ckpt"), "ckpt", trust_strategy=True
     )
     assert any("contents were not looked at" in note.text for note in plan.notes)
@@ -93,7 +93,7 @@ def test_one_such_tensor_among_others_is_enough(tmp_path):
     }
     catalog = catalog_on_disk(tmp_path / "src", held)
     strategy = join_stages({0: dict.fromkeys(held[0], COLUMNS)})
-    plan = ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"), "ckpt")
+    plan, _ = ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"), "ckpt")
     (warning,) = [note.text for note in plan.notes if note.is_warning]
     assert warning.endswith("use --replicated: v")
 

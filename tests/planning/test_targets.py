@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from ckpttool.errors import CombinedError, FormatError, PlanError
-from ckpttool.model.catalog import Catalog
+from ckpttool.model.catalog import RankCatalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Target
 from ckpttool.model.planning import make_plan
@@ -59,11 +59,11 @@ def pieces_of(plan, rank, within=None):
 def test_pieces_come_from_the_slices_that_overlap_and_no_others():
     source = strategy_of({"w": TWO_ROWS})
     made = plan(slice_catalog(source, {"w": (12, 5)}), source, strategy_of({"w": THREE_ROWS}))
-    assert [(p.tensor.path, p.src, p.dst) for p in pieces_of(made, 1)] == [
+    assert [(p.tensor.file.path, p.src, p.dst) for p in pieces_of(made, 1)] == [
         ("run/rank_0/net.ckpt", Region((4, 0), (6, 5)), Region((0, 0), (2, 5))),
         ("run/rank_1/net.ckpt", Region((0, 0), (2, 5)), Region((2, 0), (4, 5))),
     ]
-    assert [(p.tensor.path, p.src, p.dst) for p in pieces_of(made, 2)] == [
+    assert [(p.tensor.file.path, p.src, p.dst) for p in pieces_of(made, 2)] == [
         ("run/rank_1/net.ckpt", Region((2, 0), (6, 5)), Region((0, 0), (4, 5)))
     ]
 
@@ -139,7 +139,7 @@ EACH = {"rng": ((0,), (1,), (2,), (3,))}
 def rng_paths(made):
     """From which file each target rank takes ``rng``."""
     return {
-        output.rank: piece.tensor.path.split("/")[1]
+        output.rank: piece.tensor.file.path.split("/")[1]
         for output in made
         for tensor in output.tensors
         if tensor.meta.name == "rng"
@@ -254,7 +254,7 @@ def test_a_table_that_the_target_slices_by_fields_is_refused_but_can_be_merged()
     the_one(problems, "w: target src.ckpt: field-sliced (3 fields)", "merged but not be cut")
     source = slice_catalog(fields, {"w": (6, 2)})
     assert [
-        (p.tensor.path, p.src.start, p.dst.start) for p in pieces_of(plan(source, fields), 0)
+        (p.tensor.file.path, p.src.start, p.dst.start) for p in pieces_of(plan(source, fields), 0)
     ] == [
         (f"run/rank_{rank}/net.ckpt", (row, 0), (2 * row + rank, 0))
         for row in range(3)
@@ -340,14 +340,14 @@ def test_damaged_files_are_reported_together_with_what_else_is_wrong():
     damage = {1: FormatError("run/rank_1/net.ckpt", 7, "cut short")}
     files = with_names({"w": (4, 3)}, [2, 3]).files
     with pytest.raises(CombinedError) as caught:
-        plan(Catalog("run", files, damaged=damage), ONE_STAGE)
+        plan(RankCatalog("run", files, damaged=damage), ONE_STAGE)
     assert caught.value.exit_code == 3
     assert [problem.split(":")[0] for problem in caught.value.problems] == [
         "run/rank_1/net.ckpt",
         "rank 0",
     ]
     with pytest.raises(CombinedError) as caught:
-        plan(Catalog("run", files, damaged=damage), ONE_STAGE, strategy_of({"w": THREE_ROWS}))
+        plan(RankCatalog("run", files, damaged=damage), ONE_STAGE, strategy_of({"w": THREE_ROWS}))
     assert caught.value.exit_code == 3
     assert len(caught.value.problems) == 2
 
@@ -355,7 +355,7 @@ def test_damaged_files_are_reported_together_with_what_else_is_wrong():
 def test_a_single_damaged_file_is_that_error_and_no_other():
     damage = {0: FormatError("run/rank_0/net.ckpt", 7, "cut short")}
     with pytest.raises(FormatError, match="cut short"):
-        plan(Catalog("run", {}, damaged=damage), None, strategy_of({"w": TWO_ROWS}))
+        plan(RankCatalog("run", {}, damaged=damage), None, strategy_of({"w": TWO_ROWS}))
 
 
 def test_differences_are_no_question_while_the_strategy_is_not_the_right_one():

@@ -200,7 +200,7 @@ def test_the_folder_is_read_with_it_in_it(tmp_path):
     assert read(tmp_path / "a.ckpt") == read(tmp_path / "b.ckpt")
     result = run_well("verify", tmp_path / "out", "-s", told, "--deep")
     assert "is another file" not in message(result)
-    listed = json.loads((tmp_path / "out" / MANIFEST).read_text())["told"]
+    listed = json.loads((tmp_path / "out" / MANIFEST).read_text())["dst_strategies"]
     data = told.read_bytes()
     want = {"path": "s.ckpt", "nbytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     assert listed == [want]
@@ -362,10 +362,12 @@ def test_plans_of_the_library_write_it_too(tmp_path):
     catalog = ckpttool.scan(str(CASE / "src"))
     src, dst = (read_strategy(str(CASE / f"{side}_strategy.ckpt")) for side in ("src", "dst"))
     place = str(tmp_path / "s.ckpt")
-    plan = ckpttool.plan_reshard(catalog, src, dst, str(tmp_path / "out"), strategy_path=place)
-    assert plan.written("strategy") == [place]
+    plan, destination = ckpttool.plan_reshard(
+        catalog, src, dst, str(tmp_path / "out"), strategy_path=place
+    )
+    assert [document.path for document in plan.documents] == [place]
     assert not os.path.lexists(place)
-    ckpttool.execute(plan)
+    ckpttool.execute(plan, destination)
     assert read_strategy(place).layouts == dst.layouts
     with pytest.raises(ckpttool.PlanError, match=r"taken for JSON"):
         ckpttool.plan_reshard(catalog, src, dst, str(tmp_path / "new"), strategy_path="s.json")
@@ -428,7 +430,7 @@ def test_verify_looks_for_the_strategy_where_it_was_written(tmp_path):
 def test_verify_says_nothing_of_a_strategy_that_was_written_elsewhere(tmp_path):
     words = reshard_words(tmp_path / "out", "ckpt")
     run_well(*words, "--write-strategy", tmp_path / "s.ckpt")
-    listed = json.loads((tmp_path / "out" / MANIFEST).read_text())["told"]
+    listed = json.loads((tmp_path / "out" / MANIFEST).read_text())["dst_strategies"]
     assert [one["path"] for one in listed] == ["../s.ckpt"]
     (tmp_path / "s.ckpt").unlink()
     (tmp_path / "out" / "s.ckpt").write_bytes(b"of somebody")

@@ -302,7 +302,7 @@ def test_split_verifies_and_stores_too(tmp_path):
 def test_a_checksum_is_not_that_of_several_files_together():
     source = BROKEN / "crc_damaged" / "src" / "rank_1" / "checkpoint-2_10.ckpt"
     catalog = ckpttool.scan(str(source))
-    joined = replace(catalog, files={0: replace(catalog.files[0], beside=("another",))})
+    joined = replace(catalog, files={0: replace(catalog.files[0], other_paths=("another",))})
     assert [check_files(one, InlineExecutor(), crc=True)[0] == [] for one in (catalog, joined)] == [
         False,
         True,
@@ -327,7 +327,7 @@ def test_every_engine_seals_with_the_same_checksum(form, tmp_path):
     contents = []
     for engine in ("inline", "threads:1", "threads:4", "processes:2"):
         folder = tmp_path / engine.replace(":", "")
-        plan = ckpttool.plan_reshard(
+        plan, destination = ckpttool.plan_reshard(
             ckpttool.scan(str(case / "src")),
             ckpttool.read_strategy([str(case / "src_strategy.ckpt")]),
             ckpttool.read_strategy([str(case / "dst_strategy.ckpt")]),
@@ -338,7 +338,7 @@ def test_every_engine_seals_with_the_same_checksum(form, tmp_path):
         moved = []
         with ckpttool.open_engine(engine) as executor:
             options = ckpttool.CopyOptions(task_bytes=1, max_in_flight=2)
-            ckpttool.execute(plan, executor, options=options, on_progress=moved.append)
+            ckpttool.execute(plan, destination, executor, options=options, on_progress=moved.append)
         assert sum(moved) == sum(meta.nbytes for output in plan for meta in output.metas)
         contents.append([(folder / path).read_bytes() for path in files_below(folder)])
         for path in folder.rglob(f"*.{form}"):

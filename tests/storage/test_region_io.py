@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckpttool.errors import FormatError
-from ckpttool.model.catalog import Extent, StoredTensor, TensorMeta
+from ckpttool.model.catalog import Extent, StoredFile, StoredTensor, TensorMeta
 from ckpttool.model.region import Region
 from ckpttool.storage import flatfile
 from ckpttool.storage.flatfile import FlatFiles
@@ -32,7 +32,7 @@ def lay_out(path, array, cuts=(), gap=3, start=5):
             at += last - first + gap
     dtype = {1: "Int8", 2: "Int16", 4: "Int32", 8: "Int64"}[array.itemsize]
     held = tuple(extent for extent in extents if extent.nbytes)
-    return StoredTensor(TensorMeta("w", dtype, array.shape), str(path), held)
+    return StoredTensor(TensorMeta("w", dtype, array.shape), StoredFile(str(path)), held)
 
 
 def numbered(shape, dtype=np.int32):
@@ -358,6 +358,8 @@ def test_few_files_are_open_at_a_time_and_none_in_the_end(tmp_path, monkeypatch)
 
 
 def test_a_missing_file_is_an_error_of_the_system(tmp_path):
-    tensor = StoredTensor(TensorMeta("w", "Int8", (4,)), str(tmp_path / "none"), (Extent(0, 4),))
+    tensor = StoredTensor(
+        TensorMeta("w", "Int8", (4,)), StoredFile(str(tmp_path / "none")), (Extent(0, 4),)
+    )
     with FlatFiles(16) as files, pytest.raises(FileNotFoundError):
         files.read_bytes(tensor, 0, np.empty(4, np.uint8))

@@ -83,16 +83,16 @@ def merge_plan(link, tmp_path):
 @pytest.mark.parametrize("format", ["ckpt", "safetensors", "hdf5"])
 def test_a_link_that_leads_elsewhere_and_back_ends_the_run(engine, format, tmp_path):
     link = Link(tmp_path, format)
-    plan = merge_plan(link, tmp_path)
+    plan, destination = merge_plan(link, tmp_path)
     with open_engine(engine) as executor, pytest.raises(ckpttool.ExecutionError, match=OTHER):
-        execute(plan, Flipping(executor, link))
+        execute(plan, destination, Flipping(executor, link))
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("out.ckpt")]
     with open_engine(engine) as executor:
-        execute(plan, executor)
+        execute(plan, destination, executor)
 
 
 def test_a_worker_on_another_host_finds_it_too(link, tmp_path):
-    plan = merge_plan(link, tmp_path)
+    plan, _ = merge_plan(link, tmp_path)
     (output,) = plan
     remote = RemoteFile(output)
     task = pickle.loads(pickle.dumps(remote.task(1 << 20, 1 << 20)))
@@ -106,11 +106,11 @@ def test_a_worker_on_another_host_finds_it_too(link, tmp_path):
 
 def test_a_folder_that_is_renamed_is_found(tmp_path):
     link = Link(tmp_path)
-    plan = merge_plan(link, tmp_path)
+    plan, destination = merge_plan(link, tmp_path)
     (tmp_path / "a" / "rank_3").rename(tmp_path / "a" / "old")
     shutil.copytree(tmp_path / "b" / "rank_3", tmp_path / "a" / "rank_3")
     with pytest.raises(PlanError, match=r"link/rank_3/net.ckpt: is another file than when its"):
-        execute(plan)
+        execute(plan, destination)
 
 
 def tensor_of(link):
@@ -175,7 +175,7 @@ def test_the_stamp_is_that_of_the_file_whose_header_was_read(format, tmp_path, m
     there = next((tmp_path / "b").glob("rank_3/*")).stat()
     stamp = SourceStamp(there.st_size, there.st_mtime_ns, there.st_ctime_ns, there.st_ino)
     assert index.stamps == {str(path): stamp}
-    assert {tensor.stamp for tensor in index.tensors.values()} == {stamp}
+    assert {tensor.file.stamp for tensor in index.tensors.values()} == {stamp}
 
 
 def test_verify_gives_no_verdict_on_it(link, monkeypatch):

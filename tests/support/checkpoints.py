@@ -10,7 +10,15 @@ import numpy as np
 
 import ckpttool
 from ckpttool.formats import format_of_suffix, get_format, suffix_of
-from ckpttool.model.catalog import Catalog, Extent, FileIndex, StoredTensor, TensorMeta
+from ckpttool.model.catalog import (
+    Catalog,
+    Extent,
+    FileIndex,
+    RankCatalog,
+    StoredFile,
+    StoredTensor,
+    TensorMeta,
+)
 from ckpttool.model.layout import Layout
 from ckpttool.model.sources import find_sources
 from ckpttool.model.strategy import Strategy, join_stages
@@ -27,7 +35,7 @@ WHOLE = Layout((2, 2), ((), ()))
 def stored(meta: TensorMeta, path: str = "net.ckpt") -> StoredTensor:
     """A tensor whose bytes lie somewhere in its file."""
     extents = (Extent(64, meta.nbytes),) if meta.text is None and meta.nbytes else ()
-    return StoredTensor(meta, path, extents)
+    return StoredTensor(meta, StoredFile(path), extents)
 
 
 def catalog_of(
@@ -47,7 +55,7 @@ def catalog_of(
         path = f"{root}/rank_{rank}/net.ckpt"
         index = {meta.name: stored(meta, path) for meta in metas}
         files[rank] = FileIndex(path, "ckpt", 1000 if metas else 0, index)
-    return Catalog(root, files)
+    return RankCatalog(root, files)
 
 
 def strategy_of(*stages: Mapping[str, Layout]) -> Strategy:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ckpttool.model.catalog import Catalog, FileIndex, TensorMeta
+from ckpttool.model.catalog import Catalog, FileIndex, RankCatalog, TensorMeta
 from ckpttool.model.plan import Target
 from ckpttool.model.planning import make_plan
 from ckpttool.model.region import Region
@@ -19,7 +19,7 @@ def catalog_of_entries(ranks) -> Catalog:
         metas = [TensorMeta(name, entry.dtype, entry.shape) for name, entry in entries.items()]
         tensors = {meta.name: stored(meta, f"rank_{rank}") for meta in metas}
         files[rank] = FileIndex(f"rank_{rank}", "ckpt", 1, tensors)
-    return Catalog("run", files)
+    return RankCatalog("run", files)
 
 
 def make(catalog, src, dst):
@@ -46,7 +46,7 @@ def carry_out(plan, ranks):
             for piece in tensor.pieces(Region.whole(meta.shape)):
                 assert piece.src.shape == piece.dst.shape
                 assert piece.dst.size > 0
-                held = ranks[int(piece.tensor.path.removeprefix("rank_"))][meta.name]
+                held = ranks[int(piece.tensor.file.path.removeprefix("rank_"))][meta.name]
                 assert held.shape == piece.tensor.meta.shape
                 raw = held.array().view(out.dtype)
                 out[slices(piece.dst)] = raw[slices(piece.src)]

@@ -15,45 +15,47 @@ import pytest
 from ckpttool.errors import FormatError, PlanError, VerifyError
 from ckpttool.model.catalog import TensorMeta
 from ckpttool.model.manifest import (
-    Hashed,
     InputFile,
-    Listed,
-    Origin,
+    OutputEntry,
+    Provenance,
     StrategyFile,
+    TensorEntry,
     differences,
     units,
 )
 from ckpttool.run.partial import stamp_of
 from ckpttool.transaction.journal import (
     Journal,
-    Place,
-    interruption,
+    OutputSet,
+    acquire_lock,
+    incomplete_reason,
+    part_record_path,
     read_journal,
-    record_of,
-    sealed,
-    take_lock,
+    seal_line,
 )
-from ckpttool.transaction.manifest import Listing
+from ckpttool.transaction.manifest import ManifestFile
 from tests.support.commands import files_below
 from tests.support.manifests import JOURNAL
 
 INPUTS = (InputFile("src/a.ckpt", 10, 5, 5), InputFile("src/b.ckpt", 20, 6, 6))
-ORIGIN = Origin("1.0", "plan", "2_10", INPUTS, (StrategyFile("s.ckpt", 7, "12"),))
+ORIGIN = Provenance("1.0", "plan", "2_10", INPUTS, (StrategyFile("s.ckpt", 7, "12"),))
 
 
 def place_of(folder, part=None):
     """Where a run writes its manifest, or the record of a part."""
     manifest = folder / "ckpttool.json"
     if part is None:
-        return Place(manifest, manifest, ORIGIN, ORIGIN.head())
-    return Place(manifest, record_of(manifest, part, 2), ORIGIN, ORIGIN.head_with_times())
+        return OutputSet(manifest, manifest, ORIGIN, ORIGIN.head())
+    return OutputSet(
+        manifest, part_record_path(manifest, part, 2), ORIGIN, ORIGIN.head_with_times()
+    )
 
 
 def open_journal(folder, is_resumed=False, part=None):
     return Journal(place_of(folder, part), is_resumed)
 
 
-def journal_of(folder):
+def journal_path(folder):
     return folder / JOURNAL
 
 
@@ -67,8 +69,8 @@ def add(journal, name, rank=0, text="data"):
     partial = Path(f"{path}.partial")
     journal.begin(str(path))
     partial.write_text(text)
-    tensors = (Hashed("w\n", "Int8", (4,), ("ab",)),)
-    journal.add(Listed(rank, name, "ckpt", len(text), tensors))
+    tensors = (TensorEntry("w\n", "Int8", (4,), ("ab",)),)
+    journal.add(OutputEntry(rank, name, "ckpt", len(text), tensors))
     partial.replace(path)
     journal.place(str(path))
 
@@ -95,10 +97,10 @@ def test_what_is_complete_is_proven_by_size_and_times_of_change(tmp_path):
     (tmp_path / "b").write_text("more data")
     os.utime(tmp_path / "c", ns=(1, 1))
     (tmp_path / "d").unlink()
-    found = read_journal(journal_of(tmp_path))
+    found = read_journal(journal_path(tmp_path))
     assert found.kept(tmp_path, {}) == {"a": stamp_of(tmp_path / "a")}
     assert found.begun == {"a", "b", "c", "d", "e"}
-    assert found.origin == ORIGIN
+    assert found.provenance == ORIGIN
     assert list(found.complete) == ["a", "b", "c", "d"]
     journal = open_journal(tmp_path, is_resumed=True)
     assert list(journal.kept) == ["a"]
@@ -110,9 +112,9 @@ def test_an_output_that_was_noted_and_did_not_get_its_name_is_not_complete(tmp_p
     (tmp_path / "a").write_text("old data of another size")
     journal = open_journal(tmp_path)
     (tmp_path / "a.partial").write_text("data")
-    journal.add(Listed(0, "a", "ckpt", 4, ()))
+    journal.add(OutputEntry(0, "a", "ckpt", 4, ()))
     kill(journal)
-    assert read_journal(journal_of(tmp_path)).kept(tmp_path, {}) == {}
+    assert read_journal(journal_path(tmp_path)).kept(tmp_path, {}) == {}
     journal = open_journal(tmp_path, is_resumed=True)
     assert not journal.kept
     assert not (tmp_path / "a.partial").exists()
@@ -121,11 +123,11 @@ def test_an_output_that_was_noted_and_did_not_get_its_name_is_not_complete(tmp_p
 
 def test_a_journal_cut_at_any_byte_proves_the_lines_before(tmp_path):
     killed(tmp_path, "a", "b")
-    data = journal_of(tmp_path).read_bytes()
+    data = journal_path(tmp_path).read_bytes()
     ends = [i + 1 for i, byte in enumerate(data) if byte == 10]
     for size in range(len(data) + 1):
-        journal_of(tmp_path).write_bytes(data[:size])
-        found = read_journal(journal_of(tmp_path))
+        journal_path(tmp_path).write_bytes(data[:size])
+        found = read_journal(journal_path(tmp_path))
         lines = sum(end <= size for end in ends)
         assert (found is None) == (lines == 0)
         if found is not None:
@@ -134,7 +136,7 @@ def test_a_journal_cut_at_any_byte_proves_the_lines_before(tmp_path):
             assert found.end == max(end for end in ends if end <= size)
 
 
-@pytest.mark.parametrize("reader", [read_journal, Listing.read])
+@pytest.mark.parametrize("reader", [read_journal, ManifestFile.read])
 def test_of_a_file_that_is_none_no_more_is_read_than_a_line_may_have(tmp_path, reader, monkeypatch):
     path = tmp_path / "ckpttool.json"
     for text in (b"{", b"{\n"):
@@ -147,12 +149,15 @@ def test_of_a_file_that_is_none_no_more_is_read_than_a_line_may_have(tmp_path, r
 
 def test_a_resumed_journal_goes_on_behind_the_last_whole_line(tmp_path):
     killed(tmp_path, "a")
-    with journal_of(tmp_path).open("ab") as file:
+    with journal_path(tmp_path).open("ab") as file:
         file.write(b'{"complete": {"path": "tor')
     journal = open_journal(tmp_path, is_resumed=True)
     add(journal, "b", 1)
     journal.finish()
-    assert [out.path for out in Listing.read(tmp_path / "ckpttool.json").outputs()] == ["a", "b"]
+    assert [out.path for out in ManifestFile.read(tmp_path / "ckpttool.json").outputs()] == [
+        "a",
+        "b",
+    ]
 
 
 def test_an_output_that_was_written_again_is_listed_once(tmp_path):
@@ -163,7 +168,7 @@ def test_an_output_that_was_written_again_is_listed_once(tmp_path):
         add(journal, "a", 0, "longer data")
     add(journal, "a")
     journal.finish()
-    found = list(Listing.read(tmp_path / "ckpttool.json").outputs())
+    found = list(ManifestFile.read(tmp_path / "ckpttool.json").outputs())
     assert [(out.path, out.nbytes) for out in found] == [("a", 4), ("b", 4)]
 
 
@@ -187,26 +192,26 @@ def test_a_journal_begun_anew_forgets_and_removes_what_was_half_written(tmp_path
     (tmp_path / "other.partial").write_text("of somebody else")
     journal = open_journal(tmp_path)
     assert files_below(tmp_path) == ["a", JOURNAL, "other.partial"]
-    assert read_journal(journal_of(tmp_path)).complete == {}
+    assert read_journal(journal_path(tmp_path)).complete == {}
     (tmp_path / "a").unlink()
     journal.leave()
     open_journal(tmp_path).leave()
-    assert not journal_of(tmp_path).exists()
+    assert not journal_path(tmp_path).exists()
 
 
 def test_what_a_run_left_is_known_to_the_next_that_does_not_end_either(tmp_path):
     killed(tmp_path, "a", begun=["b"])
     for is_resumed in (False, True):
         open_journal(tmp_path, is_resumed).leave()
-        found = read_journal(journal_of(tmp_path))
+        found = read_journal(journal_path(tmp_path))
         assert found.untouched(tmp_path, {}) == {"a": stamp_of(tmp_path / "a")}
         assert found.kept(tmp_path, {}) == {}
     journal = open_journal(tmp_path)
     add(journal, "a", 0, "anew")
     journal.leave()
-    assert list(read_journal(journal_of(tmp_path)).kept(tmp_path, {})) == ["a"]
+    assert list(read_journal(journal_path(tmp_path)).kept(tmp_path, {})) == ["a"]
     os.utime(tmp_path / "a", ns=(1, 1))
-    assert read_journal(journal_of(tmp_path)).untouched(tmp_path, {}) == {}
+    assert read_journal(journal_path(tmp_path)).untouched(tmp_path, {}) == {}
 
 
 @pytest.mark.parametrize("part", [None, 1])
@@ -216,10 +221,10 @@ def test_outputs_of_a_killed_run_that_were_touched_stay_marked(tmp_path, part):
     os.utime(tmp_path / "a", ns=(1, 1))
     for _ in range(2):
         open_journal(tmp_path).leave()
-        assert read_journal(journal_of(tmp_path)).untouched(tmp_path, {}) == {}
+        assert read_journal(journal_path(tmp_path)).untouched(tmp_path, {}) == {}
     (tmp_path / "a").unlink()
     open_journal(tmp_path).leave()
-    assert not journal_of(tmp_path).exists()
+    assert not journal_path(tmp_path).exists()
 
 
 @pytest.mark.parametrize("words", ["pwrite", "ftruncate"])
@@ -230,9 +235,9 @@ def test_at_no_moment_is_what_a_killed_run_left_unmarked(tmp_path, monkeypatch, 
     said = []
 
     def look(*given, **named):
-        said.append(interruption(tmp_path))
+        said.append(incomplete_reason(tmp_path))
         answer = real(*given, **named)
-        said.append(interruption(tmp_path))
+        said.append(incomplete_reason(tmp_path))
         return answer
 
     monkeypatch.setattr(os, words, look)
@@ -251,7 +256,7 @@ def test_what_is_proven_otherwise_is_kept_and_known_from_then_on(tmp_path):
     (tmp_path / "b").write_text("date")  # after it was proven
     kill(journal := Journal(place_of(tmp_path), True, proven))
     assert list(journal.kept) == ["a"]  # c is none of its outputs
-    assert list(read_journal(journal_of(tmp_path)).kept(tmp_path, {})) == ["a"]
+    assert list(read_journal(journal_path(tmp_path)).kept(tmp_path, {})) == ["a"]
 
 
 def test_an_output_is_known_by_its_change_even_if_its_time_was_set_back(tmp_path):
@@ -259,7 +264,7 @@ def test_an_output_is_known_by_its_change_even_if_its_time_was_set_back(tmp_path
     before = (tmp_path / "a").stat()
     (tmp_path / "a").write_text("date")
     os.utime(tmp_path / "a", ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert read_journal(journal_of(tmp_path)).untouched(tmp_path, {}) == {}
+    assert read_journal(journal_path(tmp_path)).untouched(tmp_path, {}) == {}
 
 
 def test_what_another_run_is_writing_is_not_removed(tmp_path):
@@ -290,7 +295,7 @@ def test_two_runs_do_not_write_one_set_and_the_second_names_the_first(tmp_path):
     for part in (None, 1):
         with pytest.raises(PlanError, match=words):
             open_journal(tmp_path, part=part)
-    assert read_journal(journal_of(tmp_path)).origin == ORIGIN
+    assert read_journal(journal_path(tmp_path)).provenance == ORIGIN
     journal.leave()
     open_journal(tmp_path).leave()
 
@@ -310,7 +315,7 @@ def test_parts_write_side_by_side_and_no_whole_run_with_them(tmp_path):
 def test_parts_of_two_plans_do_not_write_side_by_side(tmp_path):
     """One would replace what the other has replaced, and its record tells of."""
     first = open_journal(tmp_path, part=1)
-    place = replace(place_of(tmp_path, part=2), origin=replace(ORIGIN, plan="other"))
+    place = replace(place_of(tmp_path, part=2), provenance=replace(ORIGIN, plan="other"))
     words = rf"part-1-of-2\.json\.journal: a part of another plan .* \(process {os.getpid()} on "
     with pytest.raises(PlanError, match=f"{words}.*: other options were given.*; wait until"):
         Journal(place, is_resumed=False)
@@ -322,8 +327,8 @@ def test_parts_of_two_plans_do_not_write_side_by_side(tmp_path):
 
 def test_a_part_waits_for_one_that_has_not_said_yet_of_what_plan_it_is(tmp_path, monkeypatch):
     killed(tmp_path, "a", part=1)
-    place = replace(place_of(tmp_path, part=1), origin=replace(ORIGIN, plan="other"))
-    starting = take_lock(journal_of_part(tmp_path, 1))
+    place = replace(place_of(tmp_path, part=1), provenance=replace(ORIGIN, plan="other"))
+    starting = acquire_lock(journal_of_part(tmp_path, 1))
     pauses = []
 
     def pause(seconds):
@@ -332,7 +337,7 @@ def test_a_part_waits_for_one_that_has_not_said_yet_of_what_plan_it_is(tmp_path,
         Journal(place, is_resumed=False)
 
     monkeypatch.setattr("ckpttool.transaction.journal.time.sleep", pause)
-    Journal(replace(place, listing=place_of(tmp_path, part=2).listing), is_resumed=False).leave()
+    Journal(replace(place, record=place_of(tmp_path, part=2).record), is_resumed=False).leave()
     assert len(pauses) == 1
 
 
@@ -344,7 +349,7 @@ def test_a_run_that_ends_early_leaves_its_journal_if_something_is_complete(tmp_p
     journal = open_journal(tmp_path)
     add(journal, "a")
     journal.leave()
-    assert list(read_journal(journal_of(tmp_path)).kept(tmp_path, {})) == ["a"]
+    assert list(read_journal(journal_path(tmp_path)).kept(tmp_path, {})) == ["a"]
 
 
 def test_the_manifest_lists_outputs_by_rank_and_has_no_times(tmp_path):
@@ -378,7 +383,7 @@ def test_the_manifest_lists_outputs_by_rank_and_has_no_times(tmp_path):
 
 def test_a_manifest_goes_with_the_first_output_that_is_replaced_and_not_before(tmp_path):
     (tmp_path / "ckpttool.json").write_text("old")
-    record = record_of(tmp_path / "ckpttool.json", 1, 2)
+    record = part_record_path(tmp_path / "ckpttool.json", 1, 2)
     record.write_text("old")
     journal = open_journal(tmp_path)
     journal.begin(str(tmp_path / "a"))
@@ -408,9 +413,9 @@ def test_a_whole_run_removes_records_that_killed_parts_have_half_written(tmp_pat
 def test_a_part_takes_over_what_a_killed_whole_run_left(tmp_path):
     killed(tmp_path, "a", begun=["b"])
     journal = open_journal(tmp_path, part=1)
-    assert journal_of(tmp_path).read_bytes() == b""
+    assert journal_path(tmp_path).read_bytes() == b""
     journal.finish()
-    assert not journal_of(tmp_path).exists()
+    assert not journal_path(tmp_path).exists()
     (left,) = tmp_path.glob(".*.journal")
     assert list(read_journal(left).untouched(tmp_path, {})) == ["a"]
     open_journal(tmp_path, part=2).leave()
@@ -437,36 +442,36 @@ def test_a_part_takes_over_what_a_killed_whole_run_left(tmp_path):
 )
 def test_another_file_of_that_name_is_not_touched(tmp_path, text):
     head = json.dumps({"by": "x", "run": [ORIGIN.head_with_times()]}) + "\n"
-    text = "".join(map(sealed, text.replace("HEAD", head).splitlines()))
-    journal_of(tmp_path).write_text(text)
+    text = "".join(map(seal_line, text.replace("HEAD", head).splitlines()))
+    journal_path(tmp_path).write_text(text)
     with pytest.raises(FormatError, match="not a journal of ckpttool"):
-        read_journal(journal_of(tmp_path))
+        read_journal(journal_path(tmp_path))
     with pytest.raises(FormatError, match="not a journal of ckpttool"):
         open_journal(tmp_path)
-    assert journal_of(tmp_path).read_text() == text
+    assert journal_path(tmp_path).read_text() == text
 
 
 @pytest.mark.slow
 def test_no_byte_of_a_journal_is_changed_unnoticed(tmp_path):
     killed(tmp_path, "a", "b", begun=["c"])
-    data = journal_of(tmp_path).read_bytes()
+    data = journal_path(tmp_path).read_bytes()
     last = data.rindex(b"\n", 0, -1) + 1
     for at in range(len(data)):
         for bits in (1, 0x20):
             changed = data[:at] + bytes([data[at] ^ bits]) + data[at + 1 :]
-            journal_of(tmp_path).write_bytes(changed)
+            journal_path(tmp_path).write_bytes(changed)
             if at < last - 1:
                 with pytest.raises(FormatError, match=r"line is not as it was written\); move it"):
-                    read_journal(journal_of(tmp_path))
+                    read_journal(journal_path(tmp_path))
                 continue
             with suppress(FormatError):  # as what a power loss leaves of it
-                found = read_journal(journal_of(tmp_path))
+                found = read_journal(journal_path(tmp_path))
                 assert found.end <= last
                 assert "c" not in found.begun
 
 
 def test_no_journal_is_no_unfinished_run(tmp_path):
-    assert read_journal(journal_of(tmp_path)) is None
+    assert read_journal(journal_path(tmp_path)) is None
 
 
 CHANGES = [
@@ -495,8 +500,8 @@ def test_what_is_told_of_options_does_not_make_another_run(tmp_path):
     assert asked == ORIGIN
     assert asked.head() == ORIGIN.head()
     assert not list(differences(asked, ORIGIN))
-    Journal(replace(place_of(tmp_path), origin=asked), is_resumed=False)._append("")
-    assert read_journal(journal_of(tmp_path)).origin.options == asked.options
+    Journal(replace(place_of(tmp_path), provenance=asked), is_resumed=False)._append("")
+    assert read_journal(journal_path(tmp_path)).provenance.options == asked.options
     (found,) = differences(replace(asked, plan="other"), asked)
     assert found == (
         "other options were given: what decides the contents, such as --unlisted, "
@@ -509,11 +514,11 @@ def test_what_is_told_of_options_does_not_make_another_run(tmp_path):
 @pytest.mark.parametrize(("change", "words"), CHANGES)
 def test_what_has_changed_is_refused_and_the_journal_stays(tmp_path, change, words):
     killed(tmp_path, "a")
-    before = journal_of(tmp_path).read_bytes()
-    place = replace(place_of(tmp_path), origin=replace(ORIGIN, **change))
+    before = journal_path(tmp_path).read_bytes()
+    place = replace(place_of(tmp_path), provenance=replace(ORIGIN, **change))
     with pytest.raises(PlanError, match=words):
         Journal(place, is_resumed=True)
-    assert journal_of(tmp_path).read_bytes() == before
+    assert journal_path(tmp_path).read_bytes() == before
     assert (tmp_path / "a").exists()
 
 

@@ -18,7 +18,7 @@ from ckpttool.model import manifest as manifest_module
 from ckpttool.run.engines import open_engine
 from ckpttool.run.execute import CopyOptions, execute
 from ckpttool.storage.flatfile import FlatFiles
-from ckpttool.transaction.manifest import Listing
+from ckpttool.transaction.manifest import ManifestFile
 from tests.support.checkpoints import noise, write_file
 from tests.support.commands import SUFFIXES, files_below, message, run, run_well
 from tests.support.damage import flip_byte, flipped
@@ -56,10 +56,10 @@ def test_hashes_are_those_of_the_contents(tmp_path, output_format):
 
 @pytest.mark.parametrize("engine", ["inline", "threads:5", "processes:2"])
 def test_every_engine_and_any_cut_writes_the_same_manifest(tmp_path, engine, monkeypatch):
-    execute(make_plan(tmp_path / "first"))
+    execute(*make_plan(tmp_path / "first"))
     options = CopyOptions(band_bytes=64, task_bytes=100, max_in_flight=3)
     with open_engine(engine) as executor:
-        execute(make_plan(tmp_path / "second"), executor, options=options)
+        execute(*make_plan(tmp_path / "second"), executor, options=options)
     first, second = ((tmp_path / name / MANIFEST).read_bytes() for name in ("first", "second"))
     assert first == second
     assert str(tmp_path).encode() not in first
@@ -70,7 +70,7 @@ def test_a_large_tensor_has_a_hash_for_each_unit(tmp_path, monkeypatch):
     entry = noise("w", "Int32", (5, 3, 7))
     write_file(tmp_path / "m.ckpt", {"w": entry}, "ckpt")
     run_well("merge", tmp_path / "m.ckpt", "-o", tmp_path / "o.safetensors")
-    (output,) = Listing.read(tmp_path / f"o.safetensors.{MANIFEST}").outputs()
+    (output,) = ManifestFile.read(tmp_path / f"o.safetensors.{MANIFEST}").outputs()
     (tensor,) = output.tensors
     rows = [entry.data[at : at + 84] for at in range(0, 420, 84)]
     pieces = [row[at : at + 56] for row in rows for at in (0, 56)]
@@ -373,7 +373,7 @@ def bytes_read(monkeypatch):
     read_bytes = FlatFiles.read_bytes
 
     def count(self, tensor, offset, out):
-        counts[tensor.path, tensor.meta.name] += out.nbytes
+        counts[tensor.file.path, tensor.meta.name] += out.nbytes
         read_bytes(self, tensor, offset, out)
 
     monkeypatch.setattr(FlatFiles, "read_bytes", count)
@@ -397,7 +397,7 @@ def test_every_byte_of_an_output_is_read_once_and_progress_ends_at_the_end(
     report = ckpttool.verify(catalog, deep=True, open_progress=open_progress)
     assert report.findings == ()
     tensors = [one for one in catalog.files[0].tensors.values() if one.meta.text is None]
-    assert bytes_read == {(one.path, one.meta.name): one.meta.nbytes for one in tensors}
+    assert bytes_read == {(one.file.path, one.meta.name): one.meta.nbytes for one in tensors}
     assert [sum(steps)] == totals
     assert all(step >= 0 for step in steps)
 

@@ -127,9 +127,9 @@ def test_parts_have_about_as_many_bytes_even_if_the_files_have_not(tmp_path):
         ckpttool.plan_split(catalog, strategy, str(tmp_path / "out"), "ckpt", part=(number, 3))
         for number in (1, 2, 3)
     ]
-    sizes = [sum(meta.nbytes for output in plan for meta in output.metas) for plan in plans]
+    sizes = [sum(plan.sizes[rank] for rank in destination.ranks) for plan, destination in plans]
     assert sizes == [4 << 20] * 3
-    ranks = [rank for plan in plans for rank in plan.target.paths]
+    ranks = [rank for _, destination in plans for rank in destination.ranks]
     assert sorted(ranks) == [0, 1, 2, 3, 4, 5]
 
 
@@ -226,8 +226,8 @@ def test_a_set_that_is_complete_is_not_changed_without_a_word(tmp_path):
 def test_a_part_on_a_cluster_is_the_same(tmp_path, threads):
     assert isinstance(threads, Threads)
     for number in (1, 2, 3, 4, 5):
-        execute(make_plan(tmp_path / "there", part=(number, 5)), threads)
-    execute(make_plan(tmp_path / "here"))
+        execute(*make_plan(tmp_path / "there", part=(number, 5)), threads)
+    execute(*make_plan(tmp_path / "here"))
     assert ckpttool.commit(str(tmp_path / "there")).step == "2_10"
     assert outputs_of(tmp_path / "there") == contents(tmp_path / "here")
 
@@ -255,7 +255,7 @@ def test_the_record_of_a_part_goes_before_its_first_output_is_replaced(tmp_path,
 
     def fail_on(rank):
         def fail(task):
-            if f"rank_{rank}/" in task.parts[0].tensor.path:
+            if f"rank_{rank}/" in task.parts[0].tensor.file.path:
                 raise OSError(5, "Input/output error", "x")
             return fill(task)
 

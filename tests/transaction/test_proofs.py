@@ -10,7 +10,7 @@ import pytest
 
 import ckpttool
 from ckpttool.errors import CkptToolError, FormatError, PlanError
-from ckpttool.transaction.manifest import Listing
+from ckpttool.transaction.manifest import ManifestFile
 from tests.support.checkpoints import noise, write_file
 from tests.support.commands import message, run, run_well
 from tests.support.executors import CASE, reshard_words
@@ -34,7 +34,7 @@ class Small:
         for part in parts or (None,):
             words = {"format": "ckpt", "resume": resume, "part": part}
             ckpttool.execute(
-                ckpttool.plan_split(self.catalog, self.strategy, str(self.out), **words)
+                *ckpttool.plan_split(self.catalog, self.strategy, str(self.out), **words)
             )
 
     def resume(self):
@@ -81,7 +81,7 @@ def test_a_byte_more_or_less_or_another_makes_a_listing_damaged(small, name, par
     for one in damaged(data):
         path.write_bytes(one)
         with pytest.raises(FormatError, match=r"not as it was written|no checksum at its end"):
-            Listing.read(path)
+            ManifestFile.read(path)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from ckpttool.formats import read_index
 from ckpttool.run import execute as execute_module
 from ckpttool.run.fill import fill
 from ckpttool.storage.scan import scan
-from ckpttool.transaction.journal import sealed
+from ckpttool.transaction.journal import seal_line
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.damage import flip_byte, flip_unnoticed
 from tests.support.executors import (
@@ -120,7 +120,7 @@ def test_a_manifest_that_was_copied_back_proves_no_output_by_its_time(
 def test_what_a_manifest_proves_by_its_time_is_not_read(tmp_path, monkeypatch):
     run_well(*ordered_words(tmp_path))
     read = []
-    look = "ckpttool.transaction.resume.read_index"
+    look = "ckpttool.transaction.manifest.read_index"
     monkeypatch.setattr(look, lambda name: (read.append(name), read_index(name))[1])
     run_well(*ordered_words(tmp_path), "--resume")
     assert read == []
@@ -140,14 +140,14 @@ def test_a_signal_is_heard_while_what_is_kept_is_read(tmp_path):
         "import signal, sys, threading\n"
         "from ckpttool.cli.main import main\n"
         "from ckpttool.formats.stopping import go_on\n"
-        "from ckpttool.transaction import resume\n"
+        "from ckpttool.storage import digest\n"
         "turn = threading.Lock()\n"
         "def read_for_ever(tensor, buffer_bytes):\n"
         "    if turn.acquire(blocking=False):\n"
         "        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)\n"
         "    while True:\n"
         "        go_on()\n"
-        "resume.unit_digests = read_for_ever\n"
+        "digest.unit_digests = read_for_ever\n"
         "main(sys.argv[1:])"
     )
     words = [*ordered_words(tmp_path), "--resume"]
@@ -347,7 +347,7 @@ def test_a_journal_that_tells_no_options_is_gone_on_from(tmp_path, failing):
         first, rest = journal.read_bytes().split(b"\n", 1)
         head = json.loads(first.rpartition(b" ")[0])
         del head["run"][0]["options"]
-        journal.write_bytes(sealed(json.dumps(head)).encode() + rest)
+        journal.write_bytes(seal_line(json.dumps(head)).encode() + rest)
         filled = failing(None)
         result = run(*ordered_words(tmp_path), *more, "--resume")
         if more:
@@ -1009,10 +1009,10 @@ def test_from_python_a_plan_is_resumed(tmp_path, failing):
 
     failing("rank_3")
     with pytest.raises(ckpttool.ExecutionError):
-        ckpttool.execute(make_plan())
+        ckpttool.execute(*make_plan())
     filled, progress = failing(None), []
-    plan = make_plan(resume=True)
-    written = ckpttool.execute(plan, on_progress=progress.append)
+    plan, destination = make_plan(resume=True)
+    written = ckpttool.execute(plan, destination, on_progress=progress.append)
     assert [out.rank for out in written] == [0, 1, 2, 3]
     assert [out.nbytes for out in written] == [Path(out.path).stat().st_size for out in written]
     assert set(filled) == {"checkpoint_3.ckpt"}

@@ -14,7 +14,7 @@ import ckpttool
 from ckpttool.errors import PlanError
 from ckpttool.model.findings import Finding, Report
 from ckpttool.model.layout import Layout
-from ckpttool.model.source import Source
+from ckpttool.model.source import LayoutSlicing
 from ckpttool.run.verify import scan_to_verify
 from ckpttool.storage.elements import decode
 from tests.support.checkpoints import ROWS, cut, noise, strategy_of, write_file, write_ranks
@@ -323,9 +323,11 @@ def test_to_locate_nan_in_every_slice_takes_no_look_at_all_the_others(tmp_path, 
     entries = {"w": numbers((ranks,), {rank: float("nan") for rank in range(ranks)})}
     write_ranks(tmp_path, cut(entries, strategy), "ckpt")
     looks = []
-    find_slice = Source.find_slice
+    find_slice = LayoutSlicing.find_slice
     monkeypatch.setattr(
-        Source, "find_slice", lambda mine, index: looks.append(index) or find_slice(mine, index)
+        LayoutSlicing,
+        "find_slice",
+        lambda mine, index: looks.append(index) or find_slice(mine, index),
     )
     (finding,) = verify(tmp_path, strategy, deep=True).findings
     assert (finding.kind, finding.count, finding.first) == ("nan", ranks, (0,))

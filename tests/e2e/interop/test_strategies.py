@@ -153,8 +153,10 @@ def test_mindspore_takes_strategies_of_our_own_making(number, ranks, stages, min
     catalog = ckpttool.scan(str(tmp_path / "full" / "rank_0" / "full.ckpt"))
     told, ours = str(tmp_path / "told.ckpt"), tmp_path / "ours"
     strategy = replace(strategy, files=())
-    plan = ckpttool.plan_split(catalog, strategy, str(ours), "ckpt", strategy_path=told)
-    ckpttool.execute(plan)
+    plan, destination = ckpttool.plan_split(
+        catalog, strategy, str(ours), "ckpt", strategy_path=told
+    )
+    ckpttool.execute(plan, destination)
     merge(mindspore, ours, told, tmp_path / "merged")
     found = digests(read_ranks(tmp_path / "merged"))
     assert not differences(digests({0: full}), found)[:3]

@@ -1,0 +1,163 @@
+"""The record of a run: a set of outputs is written whole, or can be resumed.
+
+A run passes these lines.  After a crash at any of them `look` tells the state.
+
+1. `look`, without a lock: COMPLETE, RUNNING, STOPPED or NONE.  `Transaction.open` looks again.
+2. `Transaction.open` locks the set and its journal.  A busy set is refused, and so is one that
+   another run has written since preflight.
+3. An output is kept if its stamp is the recorded one, or if preflight proved it by its hashes.
+4. `Transaction.begin` records an output, durably, before its temporary file is made.
+5. `Transaction.commit` records a complete output, durably.  Before the first output of the set is
+   renamed, the manifest and documents of an older set are removed.
+6. The output is renamed, and its stamp is recorded.
+7. `Transaction.finish` compares the sources once more and writes the documents, then the manifest:
+   COMPLETE.  A part writes its record instead; `ckpttool.transaction.parts.finalize` does the rest.
+8. `Transaction.abandon` keeps the journal if there is something to resume: STOPPED.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+
+from ckpttool.errors import ExecutionError, PlanError
+from ckpttool.model.manifest import OutputEntry, hashed
+from ckpttool.model.plan import OutputFile, Plan
+from ckpttool.model.strategy import shorten
+from ckpttool.run.partial import write_document
+from ckpttool.transaction.journal import Journal, OutputSet
+from ckpttool.transaction.manifest import changed_inputs
+from ckpttool.transaction.resume import Destination, destination_changes, is_complete
+
+MIXTURE = "what was made of it may be a mixture, so write all of it anew"
+
+
+class Transaction:
+    """A run that writes a set of outputs, or its part of it; ends with `finish` or `abandon`.
+
+    Attributes
+    ----------
+    kept
+        Ranks of the outputs that need not be written.
+    writing
+        The document that `finish` is writing, for the message of a failure; empty before.
+    """
+
+    def __init__(
+        self, plan: Plan, output_set: OutputSet, journal: Journal | None, kept: frozenset[int]
+    ) -> None:
+        self._plan = plan
+        self._set = output_set
+        self._journal = journal
+        self.kept = kept
+        self.writing = ""
+
+    @classmethod
+    def open(cls, plan: Plan, destination: Destination) -> Transaction:
+        """Lock the destination of a plan, and decide which outputs are kept.
+
+        A set that is complete is neither locked nor written to when it is resumed.
+
+        Raises
+        ------
+        PlanError
+            A source file was changed, another run is writing the set or has written it since
+            preflight, or what is to be resumed is of another plan.  Nothing was written.
+        FormatError
+            The journal of the set is damaged, or another file has its name.
+        OSError
+            A file cannot be read or made.
+        """
+        output_set = OutputSet.of(plan, destination.ranks, destination.part)
+        ranks = dict(zip(output_set.outputs, destination.ranks, strict=True))
+        if destination.is_resumed and is_complete(output_set, destination.kept):
+            return cls(plan, output_set, None, frozenset(destination.ranks))
+        changed = [f"{text}; run again" for text in changed_inputs(plan)]
+        if changed:
+            raise PlanError(changed)
+        journal = Journal(output_set, destination.is_resumed, destination.kept)
+        # Only under the lock does what lies there stay as it is.
+        problems = list(destination_changes(output_set, destination.seen))
+        if problems:
+            journal.leave()
+            raise PlanError(problems)
+        kept = frozenset(ranks[name] for name in journal.kept if name in ranks)
+        return cls(plan, output_set, journal, kept)
+
+    def begin(self, outputs: Iterable[OutputFile]) -> None:
+        """Record that outputs are begun, so that a crash leaves no unknown temporary files."""
+        self._open_journal.begin(*(output.path for output in outputs))
+
+    def commit(
+        self,
+        output: OutputFile,
+        hashes: Mapping[str, Mapping[int, str]],
+        rename: Callable[[Callable[[int], None]], None],
+    ) -> None:
+        """Record that an output is complete, and give it its name.
+
+        Parameters
+        ----------
+        output
+            The output; its data are on disk.
+        hashes
+            SHA-256 of each unit, by tensor and number of the unit.
+        rename
+            Checks the temporary file, calls its argument with the size, and renames the file.
+
+        Raises
+        ------
+        VerifyError
+            The file is not what it should be, or an earlier run completed it with other contents.
+        OSError
+            It cannot be renamed, or the record cannot be written.
+        """
+        journal = self._open_journal
+
+        def record(nbytes: int) -> None:
+            path = os.path.relpath(output.path, self._set.folder)
+            tensors = tuple(hashed(meta, hashes.get(meta.name, {})) for meta in output.metas)
+            journal.add(OutputEntry(output.rank, path, output.format, nbytes, tensors))
+
+        rename(record)
+        journal.place(output.path)
+
+    def finish(self) -> None:
+        """Write the documents of the set and its manifest; of a part, its record.
+
+        Raises
+        ------
+        ExecutionError
+            A source file was changed while it was read, so outputs may hold a mixture.
+        OSError
+            A document cannot be written; `writing` names it.
+        """
+        if self._journal is None:
+            return
+        self.writing = str(self._set.manifest)
+        changed = list(changed_inputs(self._plan))
+        if changed:
+            raise ExecutionError(str(self._set.record), f"{shorten(changed, 3)}; {MIXTURE}")
+        for document in self._set.own_documents:
+            self.writing = document.path
+            write_document(document.path, document.data)
+        self.writing = str(self._set.manifest)
+        self._journal.finish()
+
+    def describe_source_changes(self) -> str:
+        """Return what to add to the message of a failed run if its sources were changed."""
+        try:
+            changed = list(changed_inputs(self._plan))
+        except OSError:  # which is the failure, or goes with it
+            return ""
+        return f"; {shorten(changed, 3)}; {MIXTURE}" if changed else ""
+
+    def abandon(self) -> None:
+        """End before all is done; the record stays if there is something to resume."""
+        if self._journal is not None:
+            self._journal.leave()
+
+    @property
+    def _open_journal(self) -> Journal:
+        assert self._journal is not None, "of a complete set nothing is written"
+        return self._journal
