@@ -5,9 +5,10 @@ from __future__ import annotations
 import click
 
 import ckpttool
-from ckpttool.cli import options, report
-from ckpttool.cli.text import echo, printable
-from ckpttool.model.strategy import count
+from ckpttool.cli import documents, options
+from ckpttool.cli.tables import echo
+from ckpttool.model import wording
+from ckpttool.model.wording import count, printable
 
 
 @click.command(
@@ -25,11 +26,11 @@ from ckpttool.model.strategy import count
 def commit(folder: str, as_json: bool, quiet: bool) -> None:
     """Mark the outputs of several runs with --part complete."""
     manifest = ckpttool.commit(folder)
-    report.print_notes(manifest.notes, quiet)
+    documents.print_notes(manifest.notes, quiet)
     if as_json:
-        report.print_json(report.describe_manifest(folder, manifest))
+        documents.print_json(documents.describe_manifest(folder, manifest))
         return
-    size = report.format_bytes(sum(output.nbytes for output in manifest.outputs))
+    size = wording.format_bytes(sum(output.nbytes for output in manifest.outputs))
     step = f", step {manifest.step}" if manifest.step else ""
     text = f"{folder}: complete: {count(len(manifest.outputs), 'file')}, {size}{step}"
     echo(printable(text))

@@ -38,14 +38,19 @@ from zlib import crc32
 
 from ckpttool.errors import CkptToolError, FormatError, PlanError, VerifyError
 from ckpttool.formats.reading import is_there, open_file
-from ckpttool.model.catalog import Stamp
+from ckpttool.model.diagnostics import Note
 from ckpttool.model.manifest import JOURNAL, MANIFEST, OutputEntry, Provenance, differences
-from ckpttool.model.notes import Note
 from ckpttool.model.plan import Document, Plan
-from ckpttool.model.strategy import count, shorten
-from ckpttool.run.partial import (
+from ckpttool.model.tensors import Stamp
+from ckpttool.model.wording import count, shorten
+from ckpttool.storage.files import (
     PARTIAL,
+    TakenError,
+    is_open_as,
+    lock,
+    lock_holder,
     make_folder,
+    name_lock_holder,
     remove_document,
     remove_stale,
     stamp_of,
@@ -53,7 +58,6 @@ from ckpttool.run.partial import (
     was_copied,
     write_document,
 )
-from ckpttool.storage.locks import TakenError, is_open_as, lock, lock_holder, name_lock_holder
 from ckpttool.transaction.manifest import (
     JsonObject,
     ManifestFile,

@@ -18,13 +18,11 @@ from pathlib import Path
 from ckpttool.errors import CkptToolError, FormatError, PlanError, VerifyError, raise_all
 from ckpttool.formats import FORMAT_NAMES, suffix_of
 from ckpttool.formats.reading import is_there
-from ckpttool.model.catalog import format_ranks
+from ckpttool.model.diagnostics import Note
 from ckpttool.model.manifest import JOURNAL, MANIFEST, Provenance, differences
-from ckpttool.model.notes import Note
-from ckpttool.model.parts import balance
-from ckpttool.model.plan import Document, Plan
-from ckpttool.model.strategy import shorten
-from ckpttool.run.partial import is_within, remove_document, write_document
+from ckpttool.model.plan import Document, Plan, balance
+from ckpttool.model.wording import format_ranks, shorten
+from ckpttool.storage.files import is_within, remove_document, write_document
 from ckpttool.transaction.journal import (
     Part,
     active_writer,

@@ -12,24 +12,18 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
+from ckpttool.concurrency import OnProgress, OpenProgress, no_progress, result_of
 from ckpttool.errors import CkptToolError, FormatError
 from ckpttool.formats import read_index
 from ckpttool.formats.reading import is_there, read_file
-from ckpttool.formats.stopping import OnProgress, OpenProgress, no_progress, result_of
-from ckpttool.model.catalog import Stamp
-from ckpttool.model.manifest import (
-    JOURNAL,
-    OutputEntry,
-    Provenance,
-    differences,
-)
-from ckpttool.model.notes import Note
+from ckpttool.model.diagnostics import Note
+from ckpttool.model.manifest import JOURNAL, OutputEntry, Provenance, differences
 from ckpttool.model.plan import Document, Plan
-from ckpttool.model.strategy import count, shorten
-from ckpttool.run.partial import PARTIAL, access_problem, stamp_of
-from ckpttool.storage.checksum import verify_checksum
-from ckpttool.storage.digest import hash_units
-from ckpttool.storage.locks import lock_holder
+from ckpttool.model.tensors import Stamp
+from ckpttool.model.wording import count, shorten
+from ckpttool.storage.checksums import verify_checksum
+from ckpttool.storage.files import PARTIAL, access_problem, lock_holder, stamp_of
+from ckpttool.storage.sampling import hash_units
 from ckpttool.transaction.journal import (
     JournalState,
     OutputSet,
@@ -42,11 +36,7 @@ from ckpttool.transaction.journal import (
     read_journal,
     resume_problems,
 )
-from ckpttool.transaction.manifest import (
-    ManifestFile,
-    options_of_outputs,
-    output_problems,
-)
+from ckpttool.transaction.manifest import ManifestFile, options_of_outputs, output_problems
 from ckpttool.transaction.parts import ranks_of_part
 
 

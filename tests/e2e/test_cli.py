@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.cli.values import Size
+from ckpttool.cli.params import Size
 from tests.support.checkpoints import noise, write_file, write_ranks
 from tests.support.commands import files_below, mentions, message, run, run_well
 from tests.support.corpus import GOLDEN, SAMPLES

@@ -15,7 +15,7 @@ import click
 import pytest
 
 from ckpttool.cli.verify import verify
-from ckpttool.model.findings import KINDS, Finding
+from ckpttool.model.diagnostics import KINDS, Finding
 from tests.support.checkpoints import noise, write_file
 from tests.support.commands import run_well
 from tests.support.corpus import GOLDEN

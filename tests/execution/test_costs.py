@@ -10,8 +10,9 @@ import pytest
 
 import ckpttool
 from ckpttool.formats import get_format
-from ckpttool.model.catalog import Catalog, TensorMeta
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
+from ckpttool.model.tensors import TensorMeta
 from tests.support.checkpoints import catalog_on_disk, noise, strategy_of
 
 MIB = 1 << 20

@@ -16,8 +16,7 @@ import pytest
 
 import ckpttool
 from ckpttool.formats import get_format
-from ckpttool.model.catalog import TensorMeta
-from ckpttool.model.ciphertext import Secret
+from ckpttool.model.tensors import Secret, TensorMeta
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.executors import (
     COMMAND,

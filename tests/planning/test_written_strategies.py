@@ -12,8 +12,8 @@ from dataclasses import replace
 import pytest
 
 import ckpttool
-from ckpttool.formats.strategy_file import read_strategy
 from ckpttool.model.layout import Layout
+from ckpttool.strategy_files.reader import read_strategy
 from tests.support.checkpoints import cut, noise, strategy_of, write_file, write_ranks
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.corpus import GOLDEN, SAMPLES

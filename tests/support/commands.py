@@ -65,7 +65,7 @@ def files_below(folder: Path, manifests: bool = False) -> list[str]:
 def stay_small(tmp_path: Path, *arguments: str) -> None:
     """Run a command on a tensor of 768 MiB, cut in two and each half stored twice, in 160 MiB."""
     from ckpttool.formats import get_format
-    from ckpttool.model.catalog import TensorMeta
+    from ckpttool.model.tensors import TensorMeta
 
     for rank in range(4):
         path = tmp_path / "src" / f"rank_{rank}" / "net-1_1.ckpt"

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import ckpttool
-from ckpttool.run.cluster import Cluster
+from ckpttool.execution.cluster import Cluster
 from tests.support.checkpoints import noise, write_file
 from tests.support.commands import files_below
 from tests.support.corpus import GOLDEN

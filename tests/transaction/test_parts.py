@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckpttool
+from ckpttool.execution import execute as execute_module
+from ckpttool.execution.copy import fill
+from ckpttool.execution.execute import execute
 from ckpttool.model.layout import Layout
-from ckpttool.model.parts import balance
-from ckpttool.run import execute as execute_module
-from ckpttool.run.execute import execute
-from ckpttool.run.fill import fill
+from ckpttool.model.plan import balance
 from tests.support.checkpoints import noise, strategy_of, write_file
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.executors import (

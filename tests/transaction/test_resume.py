@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 import ckpttool
+from ckpttool.discovery.scan import scan
+from ckpttool.execution import execute as execute_module
+from ckpttool.execution.copy import fill
 from ckpttool.formats import read_index
-from ckpttool.run import execute as execute_module
-from ckpttool.run.fill import fill
-from ckpttool.storage.scan import scan
 from ckpttool.transaction.journal import seal_line
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.damage import flip_byte, flip_unnoticed
@@ -139,7 +139,7 @@ def test_a_signal_is_heard_while_what_is_kept_is_read(tmp_path):
     code = (  # one thread gets one signal, so the main thread does not wake by itself
         "import signal, sys, threading\n"
         "from ckpttool.cli.main import main\n"
-        "from ckpttool.formats.stopping import go_on\n"
+        "from ckpttool.concurrency import go_on\n"
         "from ckpttool.storage import digest\n"
         "turn = threading.Lock()\n"
         "def read_for_ever(tensor, buffer_bytes):\n"
