@@ -10,8 +10,7 @@ import pytest
 from ckpttool.execution import execute as execute_module
 from tests.support.commands import run_well
 from tests.support.executors import CASE, FORMATS, reshard_words
-
-NAME = "ckpttool.json"
+from tests.support.manifests import MANIFEST
 
 
 @pytest.fixture
@@ -71,7 +70,7 @@ def test_contents_then_journal_then_name_then_folder_and_the_manifest_last(
     run_well(*reshard_words(out, output_format), "-j", "2")
     names = [path for what, path in events if what == "rename"]
     assert len(names) == 5
-    journal = f"{out}/{NAME}.journal"
+    journal = f"{out}/{MANIFEST}.journal"
     for name in names[:-1]:
         folder = str(Path(name).parent)
         at = events.index(("rename", name))
@@ -84,8 +83,8 @@ def test_contents_then_journal_then_name_then_folder_and_the_manifest_last(
         assert in_order(events[:at], ("mkdir", folder), ("sync", str(out)))
     assert in_order(events, ("mkdir", str(out)), ("sync", str(tmp_path)), ("sync", str(out.parent)))
     assert events[-5:] == [
-        ("sync", f"{out}/{NAME}.partial"),
-        ("rename", f"{out}/{NAME}"),
+        ("sync", f"{out}/{MANIFEST}.partial"),
+        ("rename", f"{out}/{MANIFEST}"),
         ("sync", str(out)),
         ("unlink", journal),
         ("sync", str(out)),
@@ -97,7 +96,7 @@ def test_an_old_manifest_is_gone_for_good_before_the_first_output_is_replaced(tm
     events.clear()
     run_well(*reshard_words(tmp_path, "ckpt"), "--overwrite")
     first = next(i for i, event in enumerate(events) if event[0] == "rename")
-    assert in_order(events[:first], ("unlink", f"{tmp_path}/{NAME}"), ("sync", str(tmp_path)))
+    assert in_order(events[:first], ("unlink", f"{tmp_path}/{MANIFEST}"), ("sync", str(tmp_path)))
 
 
 def test_old_indexes_are_gone_for_good_before_the_first_file_is_replaced(tmp_path, events):
@@ -111,11 +110,11 @@ def test_old_indexes_are_gone_for_good_before_the_first_file_is_replaced(tmp_pat
     for index in indexes:
         assert in_order(events[:first], ("unlink", index), ("sync", f"{tmp_path}/out"))
     assert sorted(renames[-3:-1]) == sorted(indexes)
-    assert renames[-1] == f"{tmp_path}/out/{NAME}"
+    assert renames[-1] == f"{tmp_path}/out/{MANIFEST}"
 
 
 def test_a_journal_is_on_disk_before_the_first_output_is_begun(tmp_path, events):
     run_well(*reshard_words(tmp_path / "out", "ckpt"), "-j", "1")
     first = next(i for i, event in enumerate(events) if event[0] == "fill")
-    assert ("sync", f"{tmp_path}/out/{NAME}.journal") in events[:first]
+    assert ("sync", f"{tmp_path}/out/{MANIFEST}.journal") in events[:first]
     assert ("sync", f"{tmp_path}/out") in events[:first]

@@ -24,7 +24,6 @@ from ckpttool.formats.reading import ReadFile, open_file
 from ckpttool.formats.wire import PlainFile
 from ckpttool.storage import region_io
 from ckpttool.transaction.manifest import ManifestFile
-from tests.execution.test_execute import make_plan
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.executors import (
     CASE,
@@ -32,13 +31,15 @@ from tests.support.executors import (
     FORMATS,
     contents,
     finish,
+    make_plan,
+    ordered_words,
     reshard_words,
     split_words,
     start,
     write_source,
 )
+from tests.support.manifests import MANIFEST
 
-NAME = "ckpttool.json"
 SAID = {
     errno.ENOSPC: "No space left on device (the disk is full)",
     errno.EDQUOT: "Disk quota exceeded (what this user may store there is used up)",
@@ -71,28 +72,24 @@ def break_call(monkeypatch):
     monkeypatch.undo()
 
 
-def words_of(folder, output_format="ckpt"):
-    return [*reshard_words(folder, output_format), "-j", "1"]
-
-
 def fails_and_is_resumed(tmp_path, monkeypatch, output_format, expected, most):
     """A run that fails says so, leaves what was complete and nothing else, and goes on later."""
     out = tmp_path / "out"
-    result = run(*words_of(out, output_format))
+    result = run(*ordered_words(out, output_format))
     assert result.exit_code == 6
     assert expected in message(result)
     left = files_below(out)
     assert [name for name in left if name.endswith(".partial")] == []
     complete = len([name for name in left if name.startswith("rank_")])
     assert complete <= most
-    assert message(result).count(f"{out}/rank_") == min(complete, 3) + (NAME not in expected)
-    assert not (out / NAME).exists()
+    assert message(result).count(f"{out}/rank_") == min(complete, 3) + (MANIFEST not in expected)
+    assert not (out / MANIFEST).exists()
     assert ("--resume goes on from there" in message(result)) == (complete > 0)
     monkeypatch.undo()
-    run_well(*words_of(out, output_format), "--resume")
-    run_well(*words_of(tmp_path / "whole", output_format))
+    run_well(*ordered_words(out, output_format), "--resume")
+    run_well(*ordered_words(tmp_path / "whole", output_format))
     assert contents(out) == contents(tmp_path / "whole")
-    assert (out / NAME).read_bytes() == (tmp_path / "whole" / NAME).read_bytes()
+    assert (out / MANIFEST).read_bytes() == (tmp_path / "whole" / MANIFEST).read_bytes()
 
 
 @pytest.mark.parametrize("output_format", FORMATS)
@@ -119,7 +116,7 @@ def test_a_disk_that_lets_nothing_be_removed_either_is_told_by_its_first_failure
     break_call(call, errno.EIO, "checkpoint_2")
     monkeypatch.setattr(Path, "unlink", refuse)
     out = tmp_path / "out"
-    result = run(*words_of(out))
+    result = run(*ordered_words(out))
     assert result.exit_code == 6
     expected = f"rank_2/checkpoint_2.ckpt: not written: {SAID[errno.EIO]}"
     expected = expected if call == "pwritev" else "rank_2/checkpoint_2.ckpt: not written: "
@@ -127,8 +124,8 @@ def test_a_disk_that_lets_nothing_be_removed_either_is_told_by_its_first_failure
     assert "half-written could not be removed: the next run does that" in message(result)
     assert "checkpoint_2.ckpt.partial" in "".join(files_below(out))
     monkeypatch.undo()
-    run_well(*words_of(out), "--resume")
-    run_well(*words_of(tmp_path / "whole"))
+    run_well(*ordered_words(out), "--resume")
+    run_well(*ordered_words(tmp_path / "whole"))
     assert contents(out) == contents(tmp_path / "whole")
 
 
@@ -149,15 +146,15 @@ def test_that_nothing_can_be_removed_is_told_whatever_failed_before(
         real(self, **more)
 
     if kind == "document":
-        break_call("fsync", errno.EIO, f"{NAME}.partial")
+        break_call("fsync", errno.EIO, f"{MANIFEST}.partial")
     else:
         monkeypatch.setattr("ckpttool.storage.files._compare", fail)
     monkeypatch.setattr(Path, "unlink", refuse)
-    result = run(*words_of(tmp_path))
+    result = run(*ordered_words(tmp_path))
     code, first = {
         "verify": (7, "w: lost"),
         "signal": (130, "ended by SIGINT"),
-        "document": (6, f"{NAME}: not written: {SAID[errno.EIO]}"),
+        "document": (6, f"{MANIFEST}: not written: {SAID[errno.EIO]}"),
     }[kind]
     assert result.exit_code == code
     text = message(result)
@@ -165,7 +162,7 @@ def test_that_nothing_can_be_removed_is_told_whatever_failed_before(
     assert f"{first}; what is half-written could not be removed: the next run does that" in text
     assert "nothing was left half-written" not in text
     monkeypatch.undo()
-    run_well(*words_of(tmp_path), "--resume")
+    run_well(*ordered_words(tmp_path), "--resume")
     assert len(files_below(tmp_path)) == 4
 
 
@@ -217,7 +214,7 @@ def test_an_input_that_cannot_be_looked_at_does_exist(tmp_path, monkeypatch, com
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
 def test_an_output_that_cannot_be_looked_at_is_not_taken_for_absent(tmp_path, monkeypatch, number):
-    run_well(*words_of(tmp_path / "out"))
+    run_well(*ordered_words(tmp_path / "out"))
     before = contents(tmp_path / "out")
     real = os.lstat
 
@@ -227,7 +224,7 @@ def test_an_output_that_cannot_be_looked_at_is_not_taken_for_absent(tmp_path, mo
         return real(path, **more)
 
     monkeypatch.setattr(os, "lstat", refuse)
-    result = run(*words_of(tmp_path / "out"))
+    result = run(*ordered_words(tmp_path / "out"))
     monkeypatch.undo()
     assert result.exit_code == 1
     assert f"rank_2/checkpoint_2.ckpt: {os.strerror(number)}" in message(result)
@@ -333,17 +330,17 @@ def test_a_journal_that_is_cut_short_is_gone_on_from(tmp_path, monkeypatch, afte
 
     monkeypatch.setattr(os, "write", fake)
     out = tmp_path / "out"
-    assert run(*words_of(out)).exit_code == 6
+    assert run(*ordered_words(out)).exit_code == 6
     monkeypatch.undo()
-    run_well(*words_of(out), "--resume")
+    run_well(*ordered_words(out), "--resume")
     assert len(files_below(out, manifests=True)) == 5
 
 
 def test_a_manifest_that_cannot_be_written_leaves_all_outputs_and_no_manifest(
     tmp_path, monkeypatch, break_call
 ):
-    break_call("fsync", errno.ENOSPC, f"{NAME}.partial")
-    expected = f"{NAME}: not written: No space left on device"
+    break_call("fsync", errno.ENOSPC, f"{MANIFEST}.partial")
+    expected = f"{MANIFEST}: not written: No space left on device"
     fails_and_is_resumed(tmp_path, monkeypatch, "ckpt", expected, 4)
 
 
@@ -405,7 +402,7 @@ def test_no_resume_is_offered_of_a_source_that_was_cut_short_between_two_outputs
 
 def test_a_source_that_grows_while_it_is_read_is_named(tmp_path, monkeypatch):
     shutil.copytree(CASE / "src", tmp_path / "src")
-    words = [*words_of(tmp_path / "out")]
+    words = [*ordered_words(tmp_path / "out")]
     words[1] = str(tmp_path / "src")
     real, grown = region_io.FlatFiles.read_bytes, []
 
@@ -428,7 +425,7 @@ def test_a_source_that_grows_while_it_is_read_is_named(tmp_path, monkeypatch):
     assert result.exit_code == 6
     what = f"{grown[0]}: was written to after its header was read; what was made of it may be"
     assert what in message(result)
-    assert not (tmp_path / "out" / NAME).exists()
+    assert not (tmp_path / "out" / MANIFEST).exists()
 
 
 # ------------------------------------------------------------------------ real file systems
@@ -497,7 +494,7 @@ def test_a_disk_that_is_too_small_is_named_before_the_first_byte(tmp_path, small
 
 def test_a_read_only_file_system_is_named_before_the_first_byte(tmp_path, small_disk):
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    result = run(*words_of(small_disk / "out"))
+    result = run(*ordered_words(small_disk / "out"))
     assert result.exit_code == 5
     assert f"{small_disk}: Read-only file system (nothing can be written there)" in message(result)
 
@@ -530,7 +527,7 @@ def test_no_verdict_is_given_on_files_that_are_not_the_same_at_the_end(tmp_path,
 
 def test_a_manifest_that_goes_while_it_is_held_against_files_is_no_finding(tmp_path, monkeypatch):
     out = tmp_path / "out"
-    run_well(*words_of(out))
+    run_well(*ordered_words(out))
     real = ManifestFile.outputs
 
     def outputs(self):
@@ -540,7 +537,7 @@ def test_a_manifest_that_goes_while_it_is_held_against_files_is_no_finding(tmp_p
     monkeypatch.setattr(ManifestFile, "outputs", outputs)
     result = run("verify", out, "-s", CASE / "dst_strategy.ckpt", "--deep")
     assert result.exit_code == 5
-    assert message(result) == f"ckpttool: {out / NAME}: is gone since this began; run again"
+    assert message(result) == f"ckpttool: {out / MANIFEST}: is gone since this began; run again"
 
 
 def test_what_fails_because_a_file_was_changed_is_told_so_before_the_first_byte(

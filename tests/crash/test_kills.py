@@ -20,26 +20,23 @@ from tests.support.executors import (
     FORMATS,
     contents,
     environment,
+    everything_in,
     finish,
     start,
     wait_until,
     write_source,
 )
+from tests.support.manifests import JOURNAL, MANIFEST
 
 pytestmark = pytest.mark.crash
 
 RANKS, RANK_BYTES = 8, 6 << 20
-NAME = "ckpttool.json"
 KILLS = int(os.environ.get("CKPTTOOL_KILLS", "0"))
 
 
 def split_words(source, folder, output_format, engine):
     words = ["split", source / "m.ckpt", "-d", source / "s.json", "-o", folder]
     return [*COMMAND, *map(str, words), "--format", output_format, "--engine", engine]
-
-
-def everything_in(folder):
-    return {**contents(folder), NAME: (folder / NAME).read_bytes()}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +50,7 @@ def undisturbed(tmp_path_factory):
         if (output_format, engine) not in known:
             out = folder / output_format / engine
             process = start(*split_words(source, out, output_format, engine))
-            wait_until((out / f"{NAME}.journal").exists, "the run")
+            wait_until((out / JOURNAL).exists, "the run")
             began = time.monotonic()
             assert finish(process)[0] == 0
             known[output_format, engine] = everything_in(out), time.monotonic() - began
@@ -66,7 +63,7 @@ def run_and_kill(words, out, lines, seconds):
     """Start a run, and kill it so many seconds after its journal has so many lines."""
     env = environment()
     process = subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    journal, manifest = out / f"{NAME}.journal", out / NAME
+    journal, manifest = out / JOURNAL, out / MANIFEST
 
     def is_time():
         try:
@@ -97,7 +94,7 @@ def test_a_run_that_is_killed_is_continued_to_the_same_bytes(
             left = contents(out)
             whole = {name for name in left if name in expected}
             assert {name: left[name] for name in whole} == {name: expected[name] for name in whole}
-            assert (out / NAME).exists() <= (len(whole) == RANKS)
+            assert (out / MANIFEST).exists() <= (len(whole) == RANKS)
             states.append(len(whole))
         code, errors = finish(start(*words, "--resume"))
         assert code == 0, errors
@@ -111,6 +108,7 @@ def test_a_run_that_is_killed_and_begun_anew_leaves_nothing_behind(tmp_path, und
     source, expected, seconds = undisturbed("ckpt", "threads:2")
     words = split_words(source, tmp_path, "ckpt", "threads:2")
     run_and_kill(words, tmp_path, RANKS, seconds / RANKS)
-    code, errors = finish(start(*words, *(["--overwrite"] if (tmp_path / NAME).exists() else [])))
+    more = ["--overwrite"] if (tmp_path / MANIFEST).exists() else []
+    code, errors = finish(start(*words, *more))
     assert code == 0, errors
     assert everything_in(tmp_path) == expected

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from dataclasses import replace
 
@@ -21,7 +20,6 @@ from tests.support.checkpoint2 import (
     COMMON,
     Save,
     change,
-    entry_of,
     slice_number,
     write_safetensors,
 )
@@ -29,7 +27,7 @@ from tests.support.checkpoints import cut, noise, oracle, write_file
 from tests.support.commands import mentions, message, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.file_bytes import layout, strategy
-from tests.support.readers import Entry, read, read_ranks
+from tests.support.readers import Entry, entry_of, read, read_ranks
 
 SMALL = CopyOptions(band_bytes=24, task_bytes=100, max_in_flight=3)
 SQUARE = (2, 2)
@@ -116,14 +114,6 @@ def as_saved(move, draw):
         like=states,
         has_rank_groups=draw(st.booleans()),
     )
-
-
-@pytest.fixture(scope="module")
-def new_folder(tmp_path_factory):
-    """Gives a new folder for every example; nothing is synced to disk, which only costs time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda fd: None)
-        yield lambda: tmp_path_factory.mktemp("example")
 
 
 @examples(80)

@@ -23,13 +23,13 @@ from ckpttool.errors import CombinedError, FormatError, PlanError, UnsupportedEr
 from ckpttool.execution.execute import CopyOptions, execute
 from ckpttool.formats.sandbox import Sandbox
 from tests.strategies import examples, moves
-from tests.support.checkpoint2 import entry_of, write_safetensors
+from tests.support.checkpoint2 import write_safetensors
 from tests.support.checkpoints import cut, noise
 from tests.support.commands import SUFFIXES, mentions, message, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.file_bytes import layout, strategy
 from tests.support.hyper_parallel import HyperSave, classes
-from tests.support.readers import NUMPY_TYPES, SAFETENSORS_TYPES, Entry, read, read_ranks
+from tests.support.readers import SAFETENSORS_TYPES, Entry, entry_of, read, read_ranks
 from tests.support.spin import spin
 
 SMALL = CopyOptions(band_bytes=24, task_bytes=100, max_in_flight=3)
@@ -73,9 +73,6 @@ def refused(source, code, *patterns):
 REAL = sorted(path.parent for path in (GOLDEN / "hyper_parallel").glob("*/expected.npz"))
 
 
-MINDSPORE_TYPES = {name.lower(): name for name in NUMPY_TYPES}  # of NumPy's names
-
-
 def expected(case):
     """The full tensors of a golden folder."""
     with np.load(case / "expected.npz") as full:
@@ -85,7 +82,7 @@ def expected(case):
 def _entry(name, array):
     bare, _, kind = name.partition("|")
     if kind != "bf16":
-        return bare, Entry(MINDSPORE_TYPES[array.dtype.name], array.shape, array.tobytes())
+        return bare, entry_of(array)
     bits = (array.view("<u4") >> 16).astype("<u2")
     return bare, Entry("BFloat16", array.shape, bits.tobytes())
 
@@ -222,18 +219,6 @@ def saves(draw, entries):
         objects=draw(st.sampled_from([(), ("scheduler",)])),
         spell_dtype=draw(st.sampled_from([str, lambda name: f"torch.{name.lower()}"])),
     )
-
-
-@pytest.fixture(scope="class")
-def new_folder(tmp_path_factory):
-    """Gives a new folder for every example.
-
-    Nothing is synced to disk and metadata is read in this process, as the others only cost time.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda fd: None)
-        patch.setattr(Sandbox, "run", lambda self, function, path, *_: function(path))
-        yield lambda: tmp_path_factory.mktemp("example")
 
 
 @examples(80)

@@ -11,10 +11,9 @@ import pytest
 
 from ckpttool.discovery.scan import scan
 from ckpttool.errors import PlanError, UnsupportedError
-from tests.e2e.test_samples import assert_merged
 from tests.support.checkpoints import ROWS, cut, noise, strategy_of, write_ranks
 from tests.support.commands import mentions, message, run, run_well
-from tests.support.corpus import SAMPLES
+from tests.support.corpus import SAMPLES, assert_merged
 from tests.support.file_bytes import record
 from tests.support.mindformers_output import keep_strategies, save
 from tests.support.readers import read

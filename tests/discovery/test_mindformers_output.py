@@ -10,10 +10,9 @@ import pytest
 from ckpttool.discovery.scan import scan
 from ckpttool.errors import PlanError, StrategyError
 from ckpttool.strategy_files.reader import read_strategy
-from tests.e2e.test_samples import assert_merged
 from tests.support import corpus
 from tests.support.commands import SUFFIXES, mentions, message, run, run_well
-from tests.support.corpus import GOLDEN, SAMPLES
+from tests.support.corpus import GOLDEN, SAMPLES, assert_merged
 from tests.support.file_bytes import layout, operator, strategy
 from tests.support.mindformers_output import (
     RANKS,

@@ -21,6 +21,7 @@ import pytest
 
 from ckpttool.planning import preflight
 from tests.support.corpus import GOLDEN
+from tests.support.damage import flip_byte
 from tests.support.snapshots import Transcript
 
 Mistake = Callable[[Transcript, pytest.MonkeyPatch], None]
@@ -40,13 +41,6 @@ def prepare_merged(shell: Transcript) -> None:
     """Write them and ``m.ckpt``."""
     prepare(shell)
     shell.quietly("merge C -s S.ckpt -o m.ckpt --overwrite")
-
-
-def change_byte(path: str, at: int) -> None:
-    """Flip a bit of a file."""
-    data = bytearray(Path(path).read_bytes())
-    data[at] ^= 16
-    Path(path).write_bytes(data)
 
 
 # ------------------------------------------------------------------------------- strategies
@@ -356,13 +350,13 @@ def damage_files(shell: Transcript, patch: pytest.MonkeyPatch) -> None:
         shell.clear("x.ckpt")
     shell.remark("one bit in a header")
     prepare(shell)
-    change_byte(path, 4)
+    flip_byte(Path(path), 4, 16)
     for command in commands:
         shell.run(command)
         shell.clear("x.ckpt")
     shell.remark("one bit in the data of a tensor that others hold, too")
     prepare(shell)
-    change_byte(path, 3000)
+    flip_byte(Path(path), 3000, 16)
     for command in (*commands, "merge C -s S.ckpt -o x.ckpt --check-replicas"):
         shell.run(command)
         shell.clear("x.ckpt")

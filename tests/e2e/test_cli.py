@@ -18,7 +18,8 @@ from ckpttool.cli.params import Size
 from tests.support.checkpoints import noise, write_file, write_ranks
 from tests.support.commands import files_below, mentions, message, run, run_well
 from tests.support.corpus import GOLDEN, SAMPLES
-from tests.support.readers import read, write_ckpt
+from tests.support.damage import flip_byte_of
+from tests.support.readers import rank_file, read, write_ckpt
 
 CASE = GOLDEN / "tutorial_8_to_8_retrain"
 SMALL = GOLDEN / "empty_tensors"
@@ -610,11 +611,8 @@ def test_replicas_that_differ_are_a_doubt_that_the_user_may_overrule(tmp_path):
     """As when the slices are cut further than the strategy says."""
     case = GOLDEN / "reshard_8_to_4"
     shutil.copytree(case / "src", tmp_path / "src")
-    path = next((tmp_path / "src" / "rank_6").iterdir())
-    data = bytearray(path.read_bytes())
     name = "model.tok_embeddings.embedding_weight"
-    data[data.index(name.encode()) + len(name) + 40] ^= 1
-    path.write_bytes(data)
+    flip_byte_of(rank_file(tmp_path / "src", 6), name)
     words = ["merge", tmp_path / "src", "-s", case / "src_strategy.ckpt", "-o", tmp_path / "m.h5"]
     result = run(*words)
     assert result.exit_code == 5

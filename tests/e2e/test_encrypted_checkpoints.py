@@ -23,20 +23,13 @@ from tests.support.checkpoint2 import Save
 from tests.support.checkpoints import noise
 from tests.support.commands import SUFFIXES, everything, message, run, run_well
 from tests.support.corpus import GOLDEN, SAMPLES, case_facts, conversion, differences, digests
-from tests.support.encryption import KEY, MODES, PLAIN, encrypt, spoil
+from tests.support.damage import flipped
+from tests.support.encryption import KEY, MODES, PLAIN, encrypt
 from tests.support.executors import NO_DUMP, dump_state, environment
 from tests.support.readers import read, read_ranks
 
 CASE = GOLDEN / "reshard_8_to_4"
 STRATEGIES = ["-s", CASE / "src_strategy.ckpt", "-d", CASE / "dst_strategy.ckpt"]
-
-
-@pytest.fixture
-def key_file(tmp_path):
-    """A file with the usual key."""
-    path = tmp_path / "key"
-    path.write_bytes(KEY)
-    return path
 
 
 def encrypt_ranks(folder, mode="AES-GCM", ranks=range(8), block_bytes=200, change=None):
@@ -117,7 +110,7 @@ def test_the_file_that_mindspore_cannot_read_is_read_with_a_note(tmp_path, key_f
 
 def test_all_forged_blocks_are_reported_and_nothing_is_written(tmp_path, key_file):
     def change(rank, data):
-        return spoil(data, len(data) - 1) if rank in (2, 5) else data
+        return flipped(data, len(data) - 1) if rank in (2, 5) else data
 
     source = encrypt_ranks(tmp_path / "src", change=change)
     words = ["--format", "ckpt", "--dec-key-file", key_file, "-o", tmp_path / "out"]
@@ -133,7 +126,7 @@ def test_all_forged_blocks_are_reported_and_nothing_is_written(tmp_path, key_fil
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda data: spoil(data, 52), "encrypted block 1 of .* does not match its tag"),
+        (lambda data: flipped(data, 52), "encrypted block 1 of .* does not match its tag"),
         (lambda data: encrypt(PLAIN, "AES-GCM", b"another key here"), "this is the wrong key"),
     ],
     ids=["forged", "other key"],
@@ -169,7 +162,7 @@ def test_inspect_reads_tags_if_asked(tmp_path, key_file):
     path.write_bytes(encrypt(PLAIN))
     words = ["inspect", path, "--dec-key-file", key_file]
     assert "the tags of all encrypted blocks are right" in run_well(*words, "--crc").stderr
-    path.write_bytes(spoil(path.read_bytes(), len(path.read_bytes()) - 1))
+    path.write_bytes(flipped(path.read_bytes(), len(path.read_bytes()) - 1))
     run_well(*words)
     result = run(*words, "--crc")
     assert result.exit_code == 3
@@ -339,7 +332,7 @@ def leaks(text):
 @pytest.mark.slow
 def test_the_key_is_in_nothing_that_is_printed(tmp_path, key_file):
     good = encrypt_ranks(tmp_path / "good")
-    bad = encrypt_ranks(tmp_path / "bad", change=lambda rank, data: spoil(data, len(data) - 1))
+    bad = encrypt_ranks(tmp_path / "bad", change=lambda rank, data: flipped(data, len(data) - 1))
     out = tmp_path / "out.ckpt"
     words = [*STRATEGIES[:2], "--dec-key-file", key_file, "--debug"]
     (tmp_path / "wrong").write_bytes(KEY[::-1] + KEY)
@@ -378,7 +371,7 @@ def test_the_key_is_in_no_repr_and_no_json(tmp_path):
 
 def test_an_error_of_the_library_does_not_hold_the_key(tmp_path):
     path = tmp_path / "net.ckpt"
-    path.write_bytes(spoil(encrypt(PLAIN), 0))
+    path.write_bytes(flipped(encrypt(PLAIN), 0))
     with pytest.raises(ckpttool.FormatError) as caught:
         read_index(str(path), KEY)
     assert not leaks(repr(caught.value) + repr(caught.value.__context__))

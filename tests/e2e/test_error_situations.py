@@ -227,14 +227,9 @@ FULL["rate"] = noise("rate", "Float32", (1,))
 W, V = layout("w", (2, 2), (1, -1)), layout("v", (2, 2), (-1, -1))
 
 
-def part(entry: Entry, start: int, stop: int) -> Entry:
-    array = entry.array()[start:stop]
-    return Entry(entry.dtype, array.shape, array.tobytes())
-
-
 def held(rank: int) -> dict[str, Entry]:
     """What one of the four ranks holds: half of the rows of w, and all of the others."""
-    return {**FULL, "w": part(FULL["w"], rank // 2 * 4, rank // 2 * 4 + 4)}
+    return {**FULL, "w": FULL["w"].excerpt(slice(rank // 2 * 4, rank // 2 * 4 + 4))}
 
 
 class Job:

@@ -10,19 +10,13 @@ import pytest
 
 from tests.support import corpus
 from tests.support.commands import SUFFIXES, files_below, mentions, message, run, run_well
+from tests.support.corpus import WORDS
 from tests.support.readers import ckpt_records, read, read_ranks, write_ckpt
 
 MAX_CORPUS_BYTES = 10 * 2**20
 
 # What safetensors has no dtype for. Int4 goes as I8 with a note, as MindSpore does it.
 NOT_IN_SAFETENSORS = {"str", "Complex128", "HiFloat8"}
-
-# Cases that need a word from the user: several steps in one folder; ranks that disagree about a
-# parameter without a layout.
-WORDS = {
-    "several_files_per_rank": ["--step", "2_10"],
-    "params_outside_strategy": ["--unlisted", "rank"],
-}
 
 
 def cases(*kinds, holdable=True):

@@ -1,7 +1,6 @@
 """What holds for every checkpoint and every pair of layouts, tried on many."""
 
 import math
-import os
 import re
 
 import numpy as np
@@ -29,7 +28,7 @@ from tests.strategies import (
 )
 from tests.support.checkpoints import cut, layouts_of, strategy_of, write_ranks
 from tests.support.in_memory import carry_out, catalog_of_entries, make, slices
-from tests.support.readers import Entry, read, read_ranks
+from tests.support.readers import entry_of, read, read_ranks
 
 SMALL = CopyOptions(band_bytes=24, task_bytes=100, max_in_flight=3)
 
@@ -65,12 +64,9 @@ def test_merging_a_field_sliced_table_is_reshape_and_concatenate(data):
     parts = np.random.default_rng(0).permutation(parts).reshape(count, fields * rows, width)
     merged = np.concatenate([part.reshape(fields, rows, width) for part in parts], 1)
     strategy = strategy_of({"t": Layout((count,), ((0,), ()), fields=fields)})
-    src = {
-        rank: {"t": Entry("Float32", part.shape, part.tobytes())} for rank, part in enumerate(parts)
-    }
+    src = {rank: {"t": entry_of(part)} for rank, part in enumerate(parts)}
     (output,) = carry_out(make(catalog_of_entries(src), strategy, None), src).values()
-    wanted = merged.reshape(-1, width)
-    assert output == {"t": Entry("Float32", wanted.shape, wanted.tobytes())}
+    assert output == {"t": entry_of(merged.reshape(-1, width))}
 
 
 @examples(100)
@@ -219,14 +215,6 @@ def reshard(source, src, dst, folder, format, engine="inline", options=None):
     with ckpttool.open_engine(engine) as executor:
         execute(plan, destination, executor, options=options)
     return folder
-
-
-@pytest.fixture(scope="module")
-def new_folder(tmp_path_factory):
-    """Gives a new folder for every example; nothing is synced to disk, which only costs time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda fd: None)
-        yield lambda: tmp_path_factory.mktemp("example")
 
 
 @examples(80)

@@ -21,7 +21,7 @@ from tests.support.commands import run_well
 from tests.support.corpus import GOLDEN
 from tests.support.executors import contents, environment
 from tests.support.file_bytes import layout, strategy
-from tests.support.readers import Entry, read, read_ranks
+from tests.support.readers import read, read_ranks
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -61,10 +61,8 @@ def hybrid_parallel():
     same["global_step"] = noise("global_step", "Int32", (1,))
     ranks = {}
     for rank in range(4):
-        rows = {name: entry.array()[2 * rank : 2 * rank + 2] for name, entry in full.items()}
-        ranks[rank] = same | {
-            name: Entry("Float32", (2, 8), array.tobytes()) for name, array in rows.items()
-        }
+        rows = slice(2 * rank, 2 * rank + 2)
+        ranks[rank] = same | {name: entry.excerpt(rows) for name, entry in full.items()}
     return full | same, ranks
 
 

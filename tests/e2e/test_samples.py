@@ -5,32 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 
-import numpy as np
 import pytest
 
 from tests.support import corpus
 from tests.support.commands import SUFFIXES, files_below, mentions, message, run, run_well
-from tests.support.corpus import SAMPLES
+from tests.support.corpus import SAMPLES, assert_merged
 from tests.support.readers import read
 
 RUNS = ["mp2_dp4", "mp2_dp4_opt_all", "multiaxis", "pp2", "pp2_opt", "pp2_shared"]
 PIPELINES = ["pp2", "pp2_opt", "pp2_shared"]
-
-
-def assert_merged(path, name):
-    """The file holds the run's full tensors, and nothing that is not in ``expected.npz``."""
-    got = read(path)
-    with np.load(SAMPLES / name / "expected.npz") as full:
-        stored = {
-            tensor
-            for folder in (SAMPLES / name / "ckpt").iterdir()
-            for tensor in read(folder / "net-1_1.ckpt")
-        }
-        assert got.keys() == stored
-        for tensor in stored - {"epoch_num", "step_num"}:
-            assert got[tensor].shape == full[tensor].shape, tensor
-            assert got[tensor].data == full[tensor].tobytes(), tensor
-    assert got["epoch_num"].digest[:2] == ("Int64", ())
 
 
 @pytest.mark.parametrize("source", ["ckpt", "safetensors"])

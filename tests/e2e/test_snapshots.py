@@ -20,10 +20,10 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.mistakes import MISTAKES, prepare
-from tests.e2e.test_golden import WORDS
-from tests.storage.test_permissions import ROOT_ONLY, give_away, run_without_rights
 from tests.support import corpus
-from tests.support.corpus import BROKEN, GOLDEN, SAMPLES
+from tests.support.corpus import BROKEN, GOLDEN, SAMPLES, WORDS
+from tests.support.damage import flip_byte, flipped
+from tests.support.permissions import ROOT_ONLY, give_away, run_without_rights
 from tests.support.readers import write_ckpt
 from tests.support.snapshots import SNAPSHOTS, Transcript, check_snapshot
 
@@ -146,9 +146,7 @@ def show_diff(shell: Transcript, option: str) -> None:
         shell.run(f"diff golden/{a}/src golden/{b}/src {strategy}{option}")
     source = source_of(shell, "tutorial_8_to_8_retrain")
     shell.quietly(f"merge {source} -o m.ckpt")
-    data = bytearray(Path("m.ckpt").read_bytes())
-    data[-5] ^= 16
-    Path("changed.ckpt").write_bytes(data)
+    Path("changed.ckpt").write_bytes(flipped(Path("m.ckpt").read_bytes(), -5, 16))
     shell.remark("one bit of the last tensor is another")
     for words in ("", " --rtol 1e-3", " --atol 1e9"):
         shell.run(f"diff m.ckpt changed.ckpt{words}{option}")
@@ -201,9 +199,7 @@ def show_sets(shell: Transcript, option: str) -> None:
     shell.run(f"verify out{option}")
     shell.run(f"{reshard} --rank 0,3-4 --resume{option}")
     path = Path("out/rank_4/checkpoint_4.ckpt")
-    data = bytearray(path.read_bytes())
-    data[-5] ^= 16
-    path.write_bytes(data)
+    flip_byte(path, -5, 16)
     shell.run(f"verify out --deep{option}")
     shell.run(f"{reshard} --rank 0,3-4 --resume{option}")
     shell.clear("out")

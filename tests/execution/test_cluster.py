@@ -9,7 +9,7 @@ import os
 import pickle
 import platform
 import socket
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,57 +19,18 @@ import ckpttool
 from ckpttool.errors import CkptToolError, EngineError
 from ckpttool.execution import cluster
 from ckpttool.execution import execute as execute_module
-from ckpttool.execution.cluster import Cluster, Seen, View, compare_view, software, write_file
+from ckpttool.execution.cluster import Seen, View, compare_view, software, write_file
 from ckpttool.execution.copy import Filled, fill
 from ckpttool.execution.execute import CopyOptions, execute
 from ckpttool.formats import read_index
 from ckpttool.model.layout import Layout
 from ckpttool.storage.checksums import verify_checksum
-from tests.execution.test_execute import make_plan
 from tests.support.checkpoints import slice_catalog, strategy_of
 from tests.support.commands import files_below
-from tests.support.executors import CASE, FORMATS, contents
+from tests.support.executors import CASE, FORMATS, contents, make_plan
 from tests.support.in_memory import make
 
 SMALL = CopyOptions(band_bytes=64, task_bytes=100)
-
-
-class Threads(Cluster):
-    """A cluster of threads: calls cross the same borders as they do on the way to a host."""
-
-    def __init__(self, pool: Executor) -> None:
-        self.name = "threads"
-        self.calls: list[object] = []
-        self.answers = lambda function, argument: {"worker on a": function(argument)}
-        self._pool = pool
-
-    @property
-    def width(self) -> int:
-        return 2
-
-    def submit(self, fn, /, *args, **kwargs) -> Future:
-        self.calls.append(fn)
-        again, words = pickle.loads(pickle.dumps((fn, args)))
-        return self._pass_on(self._pool.submit(again, *words, **kwargs))
-
-    def ask(self, function, argument):
-        return self.answers(*pickle.loads(pickle.dumps((function, argument))))
-
-    def watch(self) -> None:
-        pass
-
-    def end(self) -> None:
-        """Wait until what still works has noticed that nobody wants it."""
-        self._pool.shutdown(wait=True)
-
-    def _explain(self, error: BaseException) -> BaseException:
-        return error
-
-
-@pytest.fixture
-def threads():
-    with ThreadPoolExecutor(2) as pool:
-        yield Threads(pool)
 
 
 @pytest.fixture(autouse=True)

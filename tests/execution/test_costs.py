@@ -13,7 +13,7 @@ from ckpttool.formats import get_format
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.tensors import TensorMeta
-from tests.support.checkpoints import noise, strategy_of, write_ranks
+from tests.support.checkpoints import catalog_on_disk, noise, strategy_of
 
 MIB = 1 << 20
 RANKS = 4
@@ -100,7 +100,7 @@ def tables(tmp_path, monkeypatch, tensors):
         rank: {name: noise(f"{rank}{name}", "Float32", shape) for name, shape in held.items()}
         for rank in range(4)
     }
-    catalog = ckpttool.scan(str(write_ranks(tmp_path / str(tensors), ranks, "safetensors")))
+    catalog = catalog_on_disk(tmp_path / str(tensors), ranks, "safetensors")
     counts = Counter()
     for name in ("metas", "holders"):
         table = vars(Catalog)[name]

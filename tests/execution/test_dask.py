@@ -34,9 +34,9 @@ from tests.support.executors import (
     wait_until,
     write_source,
 )
+from tests.support.manifests import JOURNAL
 
 pytest.importorskip("distributed", reason="the extra ckpttool[dask] is not installed")
-JOURNAL = "ckpttool.json.journal"  # stays for a run that goes on from there
 pytestmark = [pytest.mark.dask, pytest.mark.xdist_group("dask")]
 
 

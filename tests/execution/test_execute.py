@@ -24,20 +24,11 @@ from ckpttool.model.tensors import TensorMeta
 from tests.support.checkpoints import write_file
 from tests.support.commands import files_below
 from tests.support.corpus import GOLDEN
+from tests.support.executors import make_plan
+from tests.support.manifests import JOURNAL
 from tests.support.readers import Entry, read
 
 CASE = GOLDEN / "reshard_8_to_4"
-
-
-def make_plan(folder, output_format="ckpt", **options):
-    return ckpttool.plan_reshard(
-        ckpttool.scan(str(CASE / "src")),
-        ckpttool.read_strategy([str(CASE / "src_strategy.ckpt")]),
-        ckpttool.read_strategy([str(CASE / "dst_strategy.ckpt")]),
-        str(folder),
-        output_format,
-        **options,
-    )
 
 
 def sparse_checkpoint(path, nbytes, count=1):
@@ -105,7 +96,7 @@ def test_a_failed_copy_leaves_what_was_complete_and_nothing_else(tmp_path, monke
         str(tmp_path / f"rank_{rank}" / f"checkpoint_{rank}.ckpt") for rank in (0, 1)
     ]
     names = ["rank_0/checkpoint_0.ckpt", "rank_1/checkpoint_1.ckpt"]
-    assert files_below(tmp_path) == ["ckpttool.json.journal", *names]
+    assert files_below(tmp_path) == [JOURNAL, *names]
 
 
 def test_a_failure_does_not_touch_the_file_that_was_to_be_replaced(tmp_path, monkeypatch):
@@ -373,7 +364,7 @@ def test_a_run_that_is_ended_between_tasks_leaves_whole_files_only(tmp_path, aft
     with open_engine("threads:2") as executor, pytest.raises(EndedError):
         execute(*make_plan(tmp_path), executor, check=check, options=CopyOptions(max_in_flight=1))
     for name in files_below(tmp_path):
-        if name == "ckpttool.json.journal":
+        if name == JOURNAL:
             continue
         assert name.endswith(".ckpt")
         assert read(tmp_path / name)

@@ -26,6 +26,7 @@ from ckpttool.storage.checksums import verify_checksum
 from ckpttool.storage.compare import LookOptions, LookTask, Stored, Stretch, look
 from ckpttool.storage.sampling import digest
 from tests.support.commands import files_below, message, run, run_well
+from tests.support.errors import EXAMPLES
 from tests.support.executors import (
     COMMAND,
     FORMATS,
@@ -39,7 +40,6 @@ from tests.support.executors import (
     wait_until,
     write_source,
 )
-from tests.test_errors import EXAMPLES
 
 
 @pytest.mark.parametrize("output_format", FORMATS)

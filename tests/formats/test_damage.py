@@ -15,6 +15,7 @@ from ckpttool.formats.sandbox import Sandbox
 from ckpttool.model.tensors import TensorMeta, refuse_shared_extents
 from ckpttool.strategy_files.reader import read_strategy
 from tests.support.corpus import GOLDEN, SAMPLES
+from tests.support.damage import flipped
 from tests.support.file_bytes import layout, operator, record, strategy
 
 FILES = SAMPLES / "files"
@@ -45,10 +46,6 @@ def index_of(path, data, read=read_index):
         return index
     assert problem.startswith(str(path))
     return None
-
-
-def flipped(data, at, mask):
-    return data[:at] + bytes([data[at] ^ mask]) + data[at + 1 :]
 
 
 def small_hdf5(folder):

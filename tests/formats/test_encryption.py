@@ -17,6 +17,7 @@ from ckpttool.formats.encryption import find_forged, read_plain
 from ckpttool.model.tensors import part_names
 from ckpttool.storage.region_io import FlatFiles
 from tests.support.corpus import SAMPLES
+from tests.support.damage import flipped
 from tests.support.encryption import (
     KEY,
     KEYS,
@@ -24,7 +25,6 @@ from tests.support.encryption import (
     PLAIN,
     encrypt,
     frame,
-    spoil,
     u32,
 )
 from tests.support.file_bytes import map_record, record
@@ -231,7 +231,7 @@ def test_a_key_of_a_size_that_the_mode_does_not_take_is_told(mode, size, sizes, 
 @pytest.mark.parametrize("block_bytes", [40, 1000])
 def test_damage_at_the_beginning_has_the_message_of_a_wrong_key(mode, block_bytes, write):
     at = 48 if mode == "AES-GCM" else 32  # the first byte of ciphertext
-    error = refusal(write(spoil(encrypt(PLAIN, mode, KEY, block_bytes), at, 0xFF)))
+    error = refusal(write(flipped(encrypt(PLAIN, mode, KEY, block_bytes), at, 0xFF)))
     assert type(error) is AuthenticityError
     assert error.offset == 0
     assert error.reason == (
@@ -302,7 +302,7 @@ def test_every_flipped_bit_of_gcm_is_noticed(block_bytes, tmp_path):
     data = encrypt(PLAIN, "AES-GCM", KEY, block_bytes)
     path = tmp_path / "net.ckpt"
     for at in range(len(data)):
-        path.write_bytes(spoil(data, at, 1 << at % 8))
+        path.write_bytes(flipped(data, at, 1 << at % 8))
         try:
             cipher = read_index(str(path), KEY).cipher
         except FormatError:
@@ -317,7 +317,7 @@ def test_a_flipped_bit_of_cbc_is_an_error_or_leaves_tensors_that_can_be_read(blo
     path = tmp_path / "net.ckpt"
     refused = 0
     for at in range(len(data)):
-        path.write_bytes(spoil(data, at, 1 << at % 8))
+        path.write_bytes(flipped(data, at, 1 << at % 8))
         try:
             index = read_index(str(path), KEY)
         except FormatError:
@@ -331,7 +331,8 @@ def test_a_flipped_bit_of_cbc_is_an_error_or_leaves_tensors_that_can_be_read(blo
 
 def test_forged_blocks_are_named(write):
     data = encrypt(PLAIN + PLAIN.replace(b"w", b"v").replace(b"b", b"c"), block_bytes=40)
-    path = write(spoil(spoil(data, 88 - 1), 2 * 88 + 4))  # contents of the first, tag of the third
+    data = flipped(data, 88 - 1)  # contents of the first
+    path = write(flipped(data, 2 * 88 + 4))  # tag of the third
     index = read_index(str(path), KEY)
     assert len(index.cipher.blocks) == 4
     assert find_forged(index.path, index.cipher, 0, 9) == (0, 2)
@@ -341,19 +342,19 @@ def test_forged_blocks_are_named(write):
 
 def test_damage_that_breaks_a_record_is_told_by_its_block(write):
     at = PLAIN.index(b"Float32")
-    error = refusal(write(spoil(encrypt(PLAIN), 48 + at, 0x80)))
+    error = refusal(write(flipped(encrypt(PLAIN), 48 + at, 0x80)))
     assert error.reason == (
         "encrypted block 1 of 1 does not match its tag: the file is damaged, or somebody has "
         "changed it"
     )
-    error = refusal(write(spoil(encrypt(PLAIN, "AES-CBC"), 32 + 16 + at, 0x80)))
+    error = refusal(write(flipped(encrypt(PLAIN, "AES-CBC"), 32 + 16 + at, 0x80)))
     assert error.reason.endswith("damaged, or by chance the wrong key looks right)")
 
 
 @pytest.mark.parametrize("mode", ["AES-CBC", "SM4-CBC"])
 def test_a_block_of_cbc_without_its_padding_is_damaged(mode, write):
     data = encrypt(PLAIN, mode, KEY, 40)
-    error = refusal(write(spoil(data, len(data) - 1)))
+    error = refusal(write(flipped(data, len(data) - 1)))
     assert error.offset == 80
     assert error.reason == "encrypted block 2 of 2 does not end in a padding: damaged"
 

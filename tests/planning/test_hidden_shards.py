@@ -11,9 +11,9 @@ from ckpttool.model.strategy import join_stages
 from ckpttool.planning import hidden_shards
 from ckpttool.planning.hidden_shards import smallest_shard
 from ckpttool.storage.sampling import Sample, digest, sample
-from tests.support.checkpoints import noise, write_ranks
+from tests.support.checkpoints import catalog_on_disk, noise
 from tests.support.commands import mentions, message, run, run_well
-from tests.support.readers import Entry, read, read_ranks
+from tests.support.readers import Entry, entry_of, read, read_ranks, zeros
 
 SIX = Layout((2, 3), ((), ()))  # six replicas
 TWO_BY_TWO = Layout((2, 2), ((1,), ()))  # two slices, two replicas of each
@@ -60,7 +60,7 @@ def checkpoint(folder, ranks, tensors):
         for rank in range(ranks):
             part = rows[rank % shard]
             held[rank][name] = Entry(full.dtype, part.shape, part.tobytes())
-    return ckpttool.scan(str(write_ranks(folder / "src", held, "ckpt")))
+    return catalog_on_disk(folder / "src", held)
 
 
 def merge(folder, catalog, names, **more):
@@ -79,10 +79,6 @@ def refused(folder, catalog, names, **more):
         merge(folder, catalog, names, **more)
     (problem,) = caught.value.problems
     return problem
-
-
-def zeros(shape):
-    return Entry("Float32", shape, bytes(4 * int(np.prod(shape))))
 
 
 def refused_all(folder, catalog, names, **more):
@@ -114,7 +110,7 @@ def test_a_target_may_need_all_rows_of_what_a_hidden_shard_cuts(shape, tmp_path)
     result = run_well("reshard", tmp_path / "src", *words, "--format", "ckpt")
     assert "warning: cut by an optimizer shard (4)" in message(result)
     rows = {rank: tensors["w"] for rank, tensors in read_ranks(tmp_path / "new").items()}
-    assert rows == {rank: as_entry(row) for rank, row in enumerate(np.split(w.array(), 8))}
+    assert rows == {rank: entry_of(row) for rank, row in enumerate(np.split(w.array(), 8))}
 
 
 def test_a_target_that_does_not_fit_hides_no_doubt_of_the_source(tmp_path):
@@ -202,7 +198,7 @@ def test_a_hidden_shard_is_found_below_the_largest_tensors_with_ranks_missing(tm
 def test_gradients_that_each_rank_sums_up_for_itself_are_no_doubt(tmp_path):
     full = {name: noise(name, "Float32", (17, 64)) for name in ("a", "b", "c")}
     held = {r: {**full, "accu_grads.a": noise(f"g{r}", "Float32", (17, 64))} for r in range(4)}
-    catalog = ckpttool.scan(str(write_ranks(tmp_path / "src", held, "ckpt")))
+    catalog = catalog_on_disk(tmp_path / "src", held)
     merged, kinds = merge(tmp_path, catalog, held[0])
     assert merged == held[0]
     assert "corrected" not in kinds
@@ -212,18 +208,14 @@ def drifted(folder, by):
     """Four replicas, of which ``v`` differs from rank to rank by a share of each number."""
     w, v = numbers("w", (64, 8)), numbers("v", (16, 8))
     held = {
-        rank: {"w": w, "v": as_entry(v.array() * np.float32(1 + by * rank))} for rank in range(4)
+        rank: {"w": w, "v": entry_of(v.array() * np.float32(1 + by * rank))} for rank in range(4)
     }
-    return ckpttool.scan(str(write_ranks(folder / "src", held, "ckpt")))
+    return catalog_on_disk(folder / "src", held)
 
 
 def numbers(name, shape):
     """Floats of ordinary size; `noise` has any bits."""
-    return as_entry(np.random.default_rng(list(name.encode())).standard_normal(shape, np.float32))
-
-
-def as_entry(array):
-    return Entry("Float32", array.shape, array.tobytes())
+    return entry_of(np.random.default_rng(list(name.encode())).standard_normal(shape, np.float32))
 
 
 def test_replicas_that_drifted_apart_are_no_slices(tmp_path):
@@ -295,12 +287,12 @@ def test_a_shard_above_the_replicas_of_a_tensor_is_all_of_them(tmp_path):
     """As by default: every parameter is cut by all of its replicas."""
     w, b = noise("w", "Float32", (8, 3)), noise("b", "Float32", (8, 3))
     rows = {"w": np.split(w.array(), 8), "b": np.split(b.array(), 4)}
-    held = {rank: {"w": as_entry(rows["w"][rank])} for rank in range(8)}
+    held = {rank: {"w": entry_of(rows["w"][rank])} for rank in range(8)}
     for rank in held:  # columns of b: cut in two by the inner axis, in four by the shard
         part = np.ascontiguousarray(rows["b"][rank // 2])
-        held[rank]["b"] = as_entry(part)
+        held[rank]["b"] = entry_of(part)
         held[rank]["z"] = zeros((2, 2))
-    catalog = ckpttool.scan(str(write_ranks(tmp_path / "src", held, "ckpt")))
+    catalog = catalog_on_disk(tmp_path / "src", held)
     whole, half = Layout((8,), ((), ())), Layout((4, 2), ((), (0,)))
     strategy = join_stages({0: {"w": whole, "b": half, "z": half}})
     out = str(tmp_path / "m.ckpt")
@@ -314,8 +306,8 @@ def test_a_shard_above_the_replicas_of_a_tensor_is_all_of_them(tmp_path):
 def test_a_shard_above_the_replicas_of_every_tensor_is_all_of_them(tmp_path, said):
     w = noise("w", "Float32", (8, 3))
     rows = np.split(w.array(), 4)
-    held = {r: {"w": as_entry(rows[r]), "zero": zeros((2, 1))} for r in range(4)}
-    catalog = ckpttool.scan(str(write_ranks(tmp_path / "src", held, "ckpt")))
+    held = {r: {"w": entry_of(rows[r]), "zero": zeros((2, 1))} for r in range(4)}
+    catalog = catalog_on_disk(tmp_path / "src", held)
     halves = Layout((2, 2), ((1,), ()))  # two replicas on four ranks
     strategy = join_stages({0: {"w": halves, "zero": halves}})
     told = f"--optimizer-shard {said}: no parameter has more than 2 replicas, so each is cut by all"
@@ -336,14 +328,14 @@ def test_a_tensor_whose_replicas_the_shard_does_not_divide_is_whole(tmp_path):
     rows, columns = np.split(w.array(), 4), np.split(b.array(), 2, axis=1)
     held = {
         rank: {
-            "w": as_entry(rows[rank % 4]),
-            "b": as_entry(np.ascontiguousarray(columns[rank % 2])),
+            "w": entry_of(rows[rank % 4]),
+            "b": entry_of(np.ascontiguousarray(columns[rank % 2])),
             "z": zeros((2, 3)),
             "o": zeros((2, 3)),
         }
         for rank in range(12)
     }
-    catalog = ckpttool.scan(str(write_ranks(tmp_path / "src", held, "ckpt")))
+    catalog = catalog_on_disk(tmp_path / "src", held)
     whole, half = Layout((12,), ((), ())), Layout((6, 2), ((), (0,)))  # of half six replicas
     strategy = join_stages({0: {"w": whole, "b": half, "z": half, "o": whole}})
     out = str(tmp_path / "m.ckpt")
@@ -391,7 +383,7 @@ def test_a_stale_rank_is_not_taken_for_a_slice(tmp_path):
     w, m = noise("w", "Float32", (8, 3)), noise("m", "Float32", (8, 3))
     held = {rank: {"w": w, "moments.w": m} for rank in range(4)}
     held[2] = {"w": noise("v", "Float32", (8, 3)), "moments.w": m}
-    catalog = ckpttool.scan(str(write_ranks(tmp_path / "src", held, "ckpt")))
+    catalog = catalog_on_disk(tmp_path / "src", held)
     with pytest.raises(ckpttool.PlanError, match="w: the strategy says that ranks 0-3 hold"):
         merge(tmp_path, catalog, ["w", "moments.w"])
 
@@ -413,7 +405,7 @@ def test_of_stale_replicas_the_smallest_tensor_alone_is_read_in_full(tmp_path, m
     w, m = noise("w", "Float32", (large, 3)), noise("m", "Float32", (9, 3))
     held = {rank: {"w": w, "v": m, "u": w} for rank in range(4)}
     held[2] = {"w": noise("o", "Float32", (large, 3)), "v": noise("v", "Float32", (9, 3)), "u": w}
-    catalog = ckpttool.scan(str(write_ranks(tmp_path / "src", held, "ckpt")))
+    catalog = catalog_on_disk(tmp_path / "src", held)
     read = count_reads(monkeypatch)
     assert "replicas that drifted" not in refused_all(tmp_path, catalog, ["w", "v", "u"])
     assert read == (["v"] * 4 if large > 9 else ["w"] * 4)
@@ -433,7 +425,7 @@ def test_slices_that_differ_between_their_samples_only_are_proven_all_the_same(t
     other = noise("x", "Float32", (100, 3)).array()
     rows[1][:] = rows[0]
     rows[1][400:500] = other
-    w, v = as_entry(np.concatenate(rows)), noise("v", "Float32", (12_000, 3))
+    w, v = entry_of(np.concatenate(rows)), noise("v", "Float32", (12_000, 3))
     catalog = checkpoint(tmp_path, 4, {"w": (w, 4), "v": (v, 4)})
     assert sample(catalog.files[0].tensors["w"]) == sample(catalog.files[1].tensors["w"])
     merged, kinds = merge(tmp_path, catalog, ["w", "v"])
@@ -500,9 +492,9 @@ def test_what_missing_files_leave_open_is_asked_not_taken_for_the_smallest_shard
 def test_files_that_were_cut_short_leave_the_same_open(tmp_path):
     """Cut between two records a file is as good as any, and lacks what came then."""
     halves = np.split(noise("w", "Float32", (8, 3)).array(), 4)
-    held = {rank: {"v": zeros((2, 3)), "w": as_entry(halves[rank])} for rank in range(4)}
+    held = {rank: {"v": zeros((2, 3)), "w": entry_of(halves[rank])} for rank in range(4)}
     del held[2]["w"], held[3]["w"]
-    catalog = ckpttool.scan(str(write_ranks(tmp_path / "src", held, "ckpt")))
+    catalog = catalog_on_disk(tmp_path / "src", held)
     assert "w: cut by an optimizer shard, perhaps" in refused_all(tmp_path, catalog, ["v", "w"])
 
 

@@ -23,7 +23,8 @@ from tests.support.checkpoints import (
 )
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.corpus import GOLDEN
-from tests.support.readers import read
+from tests.support.damage import cut_short
+from tests.support.readers import rank_file, read
 
 CASE = GOLDEN / "tutorial_8_to_8_retrain"  # every slice is on two or four ranks
 
@@ -203,20 +204,9 @@ def merge(source, out, *words):
     return run("merge", source, "-s", CASE / "src_strategy.ckpt", "-o", out, *words)
 
 
-def file_of(source, rank):
-    (path,) = (source / f"rank_{rank}").iterdir()
-    return path
-
-
-def cut_short(source, rank):
-    path = file_of(source, rank)
-    path.write_bytes(path.read_bytes()[:-5])
-    return path
-
-
 def cut_between_records(source, rank):
     """As a copy that was broken off; nothing in a .ckpt tells how many records there are."""
-    path = file_of(source, rank)
+    path = rank_file(source, rank)
     tensors = list(ckpttool.scan(str(path)).files[0].tensors.values())
     end = tensors[9].extents[-1]
     path.write_bytes(path.read_bytes()[: end.offset + end.nbytes])
@@ -234,7 +224,7 @@ def test_a_file_cut_between_two_records_is_replaced_with_a_warning(source, tmp_p
     assert said in message(result)
     assert "on rank 0), so it was perhaps cut short; these are read" in message(result)
     for rank in (0, 1, 4):
-        file_of(source, rank).unlink()
+        rank_file(source, rank).unlink()
     result = merge(source, tmp_path / "n.ckpt")
     assert result.exit_code == 5
     assert f"lacking in {path} (perhaps cut short); no other rank has them" in message(result)
@@ -244,7 +234,7 @@ def test_a_file_cut_between_two_records_is_replaced_with_a_warning(source, tmp_p
 def test_a_merge_without_one_rank_gives_the_same_and_warns(source, tmp_path, harm, monkeypatch):
     whole = tmp_path / "whole.ckpt"
     assert merge(source, whole).exit_code == 0
-    path = cut_short(source, 2) if harm == "damaged" else file_of(source, 2)
+    path = cut_short(rank_file(source, 2)) if harm == "damaged" else rank_file(source, 2)
     if harm == "missing":
         shutil.rmtree(path.parent)
     elif harm == "empty folder":
@@ -278,7 +268,7 @@ def make_unreadable(monkeypatch, broken):
 @pytest.mark.parametrize("harm", ["damaged", "missing", "cut between records"])
 def test_strict_refuses_what_replicas_would_replace(source, tmp_path, harm):
     if harm == "damaged":
-        cut_short(source, 2)
+        cut_short(rank_file(source, 2))
     elif harm == "cut between records":
         cut_between_records(source, 2)
     else:
@@ -299,7 +289,7 @@ def test_strict_has_nothing_against_a_whole_checkpoint(source, tmp_path):
 
 
 def test_the_document_of_a_merge_names_the_rank_that_was_replaced(source, tmp_path):
-    path = cut_short(source, 5)
+    path = cut_short(rank_file(source, 5))
     document = json.loads(merge(source, tmp_path / "m.h5", "--json").stdout)
     (note,) = (note for note in document["notes"] if note["kind"] == "replica")
     assert str(path) in note["text"]
@@ -307,7 +297,7 @@ def test_the_document_of_a_merge_names_the_rank_that_was_replaced(source, tmp_pa
 
 
 def test_replicas_that_are_all_damaged_are_an_error_with_all_files(source, tmp_path):
-    paths = [cut_short(source, rank) for rank in (0, 1, 4, 5)]
+    paths = [cut_short(rank_file(source, rank)) for rank in (0, 1, 4, 5)]
     result = merge(source, tmp_path / "m.h5")
     assert result.exit_code == 3
     assert all(str(path) in message(result) for path in paths)
@@ -316,7 +306,7 @@ def test_replicas_that_are_all_damaged_are_an_error_with_all_files(source, tmp_p
 
 
 def test_a_damaged_file_is_an_input_and_never_overwritten(source, tmp_path):
-    path = cut_short(source, 2)
+    path = cut_short(rank_file(source, 2))
     before = path.read_bytes()
     result = merge(source, path, "--overwrite")
     assert result.exit_code == 5
@@ -326,7 +316,7 @@ def test_a_damaged_file_is_an_input_and_never_overwritten(source, tmp_path):
 
 def test_a_damaged_replica_of_a_replicated_checkpoint_is_replaced(tmp_path):
     source = shutil.copytree(GOLDEN / "replicated_only" / "src", tmp_path / "src")
-    cut_short(source, 0)
+    cut_short(rank_file(source, 0))
     whole, out = tmp_path / "whole.ckpt", tmp_path / "m.ckpt"
     run_well("merge", GOLDEN / "replicated_only" / "src", "--replicated", "-o", whole)
     result = run_well("merge", source, "--replicated", "-o", out)
@@ -342,8 +332,8 @@ def test_an_unreadable_file_that_nobody_replaces_has_the_exit_code_of_the_system
     source, tmp_path, monkeypatch
 ):
     for rank in (0, 1, 4, 5):
-        cut_short(source, rank)
-    make_unreadable(monkeypatch, file_of(source, 0))
+        cut_short(rank_file(source, rank))
+    make_unreadable(monkeypatch, rank_file(source, 0))
     result = merge(source, tmp_path / "m.h5")
     assert result.exit_code == 1
     assert "rank_0/checkpoint-2_10.ckpt: Input/output error" in message(result)

@@ -27,7 +27,7 @@ from tests.support.checkpoints import (
 )
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.corpus import GOLDEN
-from tests.support.readers import read, read_ranks, write_ckpt
+from tests.support.readers import rank_file, read, read_ranks, write_ckpt
 
 CASE = GOLDEN / "safetensors_remove_redundancy"
 STRATEGY = ["-s", CASE / "src_strategy.ckpt"]
@@ -48,18 +48,13 @@ def saved(request, tmp_path):
     return folder
 
 
-def file_of(folder, rank):
-    (path,) = (folder / f"rank_{rank}").iterdir()
-    return path
-
-
 def empty(path):
     path.write_bytes(NOTHING if path.suffix == ".safetensors" else b"")
 
 
 def move(folder, src, dst):
     """Give what one rank holds to another, which has the same slices, and leave the first empty."""
-    one, two = file_of(folder, src), file_of(folder, dst)
+    one, two = rank_file(folder, src), rank_file(folder, dst)
     format = one.suffix[1:]
     attrs = {"remove_redundancy": "True"} if format == "safetensors" else {}
     write_file(two, read(one) | read(two), format, attrs)
@@ -131,7 +126,7 @@ def test_inspect_without_a_strategy_says_so_if_the_files_do():
 
 @pytest.mark.parametrize("how", ["gone", "empty"])
 def test_a_slice_that_nobody_holds_is_named(saved, tmp_path, how):
-    path = file_of(saved, 1)
+    path = rank_file(saved, 1)
     lost = sorted({*read(path)} - {"global_step", "learning_rate"})
     if how == "gone":
         shutil.rmtree(path.parent)
@@ -151,14 +146,14 @@ def test_a_parameter_of_one_rank_that_is_lost_is_no_parameter_that_was_never_sav
     """All eight ranks have equal slices of it, so nothing but its name in the strategy is left."""
     name = "adam_m.model.layers.0.ffn_norm.weight"
     assert [r for r, held in read_ranks(saved).items() if name in held] == [1]
-    empty(file_of(saved, 1))
+    empty(rank_file(saved, 1))
     result = run("inspect", saved, *STRATEGY)
     assert result.exit_code == 5
     told = message(result)
     assert "ranks 0-7: slices are missing" in told
     assert f"(saved without redundancy, remove_redundancy): parameter {name}" in told
-    suspect = f"({file_of(saved, 1)}: 0 bytes; emptied?); no other rank has them"
-    assert (suspect in told) == (file_of(saved, 1).stat().st_size == 0)
+    suspect = f"({rank_file(saved, 1)}: 0 bytes; emptied?); no other rank has them"
+    assert (suspect in told) == (rank_file(saved, 1).stat().st_size == 0)
 
 
 @pytest.fixture
@@ -166,13 +161,13 @@ def plain(tmp_path):
     """A checkpoint with redundancy of which rank 5 has a file of 0 bytes, and its strategy."""
     case = GOLDEN / "reshard_8_to_4"
     shutil.copytree(case / "src", tmp_path / "src")
-    file_of(tmp_path / "src", 5).write_bytes(b"")
+    rank_file(tmp_path / "src", 5).write_bytes(b"")
     return [tmp_path / "src", "-s", case / "src_strategy.ckpt"]
 
 
 def test_an_empty_file_of_a_checkpoint_with_redundancy_is_damaged(plain, tmp_path):
     told = message(run_well("merge", *plain, "-q", "-o", tmp_path / "full.ckpt"))
-    path = file_of(plain[0], 5)
+    path = rank_file(plain[0], 5)
     text = f"rank 5: {path}: empty (0 bytes), as a full disk or a crash leaves it; all its slices"
     assert f"warning: {text} are read from replicas: rank" in told
     assert not corpus.differences(
@@ -193,7 +188,7 @@ def test_inspect_says_once_that_a_file_is_empty_and_who_replaces_it(plain):
     result = run("inspect", *plain)
     assert result.exit_code == 3
     assert message(result).count("empty (0 bytes)") == 1
-    assert result.stderr.startswith(f"ckpttool: rank 5: {file_of(plain[0], 5)}: empty (0 bytes)")
+    assert result.stderr.startswith(f"ckpttool: rank 5: {rank_file(plain[0], 5)}: empty (0 bytes)")
     assert "are read from replicas: rank" in result.stderr
     result = run("inspect", plain[0])  # without a strategy it is not known
     assert result.exit_code == 0
@@ -204,7 +199,7 @@ def test_inspect_says_once_that_a_file_is_empty_and_who_replaces_it(plain):
 
 
 def test_one_empty_file_holds_nothing_that_could_be_converted_or_is_well(plain, tmp_path):
-    path = file_of(plain[0], 5)
+    path = rank_file(plain[0], 5)
     for words in (["verify", path], ["merge", path, "-o", tmp_path / "x.h5"], ["diff", path, path]):
         result = run(*words)
         assert result.exit_code == (1 if words[0] == "verify" else 3)
@@ -214,7 +209,7 @@ def test_one_empty_file_holds_nothing_that_could_be_converted_or_is_well(plain, 
 
 def test_a_checkpoint_of_empty_files_is_damaged_with_and_without_a_strategy(plain, tmp_path):
     for rank in range(8):
-        file_of(plain[0], rank).write_bytes(b"")
+        rank_file(plain[0], rank).write_bytes(b"")
     of_merge = ["-o", tmp_path / "x.h5"]
     for words in (["merge", *plain, *of_merge], ["inspect", *plain], ["inspect", plain[0]]):
         result = run(*words)

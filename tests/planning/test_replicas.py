@@ -7,6 +7,7 @@ import pytest
 from tests.support.checkpoints import noise, write_file, write_ranks
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.corpus import GOLDEN
+from tests.support.damage import flip_byte_of
 from tests.support.readers import Entry
 
 CASE = GOLDEN / "reshard_8_to_4"
@@ -16,14 +17,6 @@ NAME = "model.tok_embeddings.embedding_weight"  # its slices are on ranks 0, 2, 
 @pytest.fixture
 def source(tmp_path):
     return shutil.copytree(CASE / "src", tmp_path / "src")
-
-
-def turn_a_bit(path, name, byte):
-    """Change one byte of a tensor in a ``.ckpt``, counted from where its contents begin."""
-    data = bytearray(path.read_bytes())
-    start = data.index(b"\x1a", data.index(name.encode()) + len(name) + 12)
-    data[start + 3 + byte] ^= 1
-    path.write_bytes(data)
 
 
 def words(command, source, out):
@@ -40,7 +33,7 @@ def test_replicas_that_agree_are_no_hindrance(source, tmp_path, command):
 @pytest.mark.parametrize("trust", [[], ["--trust-strategy"]])
 def test_one_byte_stops_the_run_and_is_located(source, tmp_path, command, trust):
     (path,) = (source / "rank_6").iterdir()
-    turn_a_bit(path, NAME, 4 * 37)
+    flip_byte_of(path, NAME, 4 * 37)
     result = run(*words(command, source, tmp_path / "out" / "m.h5"), *trust)
     assert result.exit_code == 5
     assert f"{NAME}: replicas differ (ranks 0, 2, 4 | rank 6) in 1 of " in message(result)

@@ -13,7 +13,7 @@ from ckpttool.planning.unlisted import find_statistics
 from tests.support.checkpoints import noise
 from tests.support.commands import mentions, message, run, run_well
 from tests.support.corpus import GOLDEN
-from tests.support.readers import Entry, read, read_ckpt, write_ckpt
+from tests.support.readers import entry_of, read, read_ckpt, write_ckpt
 
 REAL = GOLDEN / "batchnorm"
 NAMES = {"1.moving_mean", "1.moving_variance"}
@@ -32,8 +32,7 @@ def change(folder, rank, entries):
 
 
 def floats(*values):
-    data = np.array(values, "<f4")
-    return Entry("Float32", data.shape, data.tobytes())
+    return entry_of(np.array(values, "<f4"))
 
 
 def test_merge_says_what_they_are_and_what_to_do(tmp_path):

@@ -16,6 +16,7 @@ from ckpttool.transaction import record
 from tests.support.checkpoints import write_file
 from tests.support.commands import SUFFIXES, files_below, message, run, run_well
 from tests.support.corpus import GOLDEN
+from tests.support.damage import flip_byte
 from tests.support.readers import read, read_indexed, read_ranks
 
 CASE = GOLDEN / "safetensors_pipeline"
@@ -89,9 +90,7 @@ def test_parts_have_checksums_if_they_are_asked_for(tmp_path):
     told = run_well("inspect", tmp_path, "--crc").stderr
     assert all(part in told for part in (*PARTS, "hyper_param.safetensors"))
     assert "the checksum is right" in told
-    path = tmp_path / PARTS[1]
-    data = path.read_bytes()
-    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    flip_byte(tmp_path / PARTS[1])
     result = run("inspect", tmp_path, "--crc")
     assert result.exit_code == 3
     assert PARTS[1] in message(result)

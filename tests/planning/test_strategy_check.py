@@ -5,7 +5,7 @@ import pytest
 import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import join_stages
-from tests.support.checkpoints import noise, write_ranks
+from tests.support.checkpoints import catalog_on_disk, noise, write_ranks
 from tests.support.readers import Entry
 
 COLUMNS = Layout((4,), ((), (0,)))  # four slices, one on each rank
@@ -14,7 +14,7 @@ COLUMNS = Layout((4,), ((), (0,)))  # four slices, one on each rank
 def held_by(folder, text):
     """A checkpoint of as many ranks as there are letters, each with what its letter says."""
     held = {rank: {"w": noise(letter, "Int32", (4, 3))} for rank, letter in enumerate(text)}
-    return ckpttool.scan(str(write_ranks(folder / "src", held, "ckpt")))
+    return catalog_on_disk(folder / "src", held)
 
 
 def warnings(folder, catalog, layout):
@@ -46,7 +46,7 @@ def all_the_same(folder, **others):
         | {name: made(rank) for name, made in others.items()}
         for rank in range(4)
     }
-    catalog = ckpttool.scan(str(write_ranks(folder / "src", held, "ckpt")))
+    catalog = catalog_on_disk(folder / "src", held)
     return catalog, join_stages({0: dict.fromkeys(held[0], COLUMNS)})
 
 
@@ -91,7 +91,7 @@ def test_one_such_tensor_among_others_is_enough(tmp_path):
         }
         for rank in range(4)
     }
-    catalog = ckpttool.scan(str(write_ranks(tmp_path / "src", held, "ckpt")))
+    catalog = catalog_on_disk(tmp_path / "src", held)
     strategy = join_stages({0: dict.fromkeys(held[0], COLUMNS)})
     plan, _ = ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"), "ckpt")
     (warning,) = [note.text for note in plan.notes if note.is_warning]
@@ -142,7 +142,7 @@ def test_stages_that_cut_what_they_share_in_other_ways_are_compared(tmp_path, la
 
 def test_gradients_of_stages_are_each_its_own(tmp_path):
     held = {rank: {"accu_grads.e": noise(f"g{rank}", "Int32", (4,))} for rank in (0, 1)}
-    catalog = ckpttool.scan(str(write_ranks(tmp_path / "src", held, "ckpt")))
+    catalog = catalog_on_disk(tmp_path / "src", held)
     layouts = {"accu_grads.e": Layout((1,), ((),))}
     strategy = join_stages({0: layouts, 1: layouts})
     ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"), "ckpt")

@@ -23,18 +23,13 @@ FULL = {
 HAND = {"emb": {"axis": 0}, "zeros": [4]}
 
 
-def rows(entry, rank, ranks):
-    """A rank's share of axis 0."""
-    step = entry.shape[0] // ranks
-    array = entry.array()[rank * step : (rank + 1) * step]
-    return Entry(entry.dtype, array.shape, array.tobytes())
-
-
 def held(ranks, undivided=("rate",)):
     """What each of so many ranks holds."""
     return {
         rank: {
-            name: entry if name in undivided else rows(entry, rank, ranks)
+            name: entry
+            if name in undivided
+            else entry.excerpt(slice(*(entry.shape[0] * one // ranks for one in (rank, rank + 1))))
             for name, entry in FULL.items()
         }
         for rank in range(ranks)

@@ -12,36 +12,19 @@ from dataclasses import replace
 import pytest
 
 import ckpttool
-from ckpttool.execution import execute as execute_module
-from ckpttool.execution.copy import fill
 from ckpttool.model.layout import Layout
 from ckpttool.strategy_files.reader import read_strategy
 from tests.support.checkpoints import cut, noise, strategy_of, write_file, write_ranks
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.corpus import GOLDEN, SAMPLES
-from tests.support.executors import CASE, contents, reshard_words
+from tests.support.damage import flip_byte
+from tests.support.executors import CASE, contents, ordered_words, reshard_words
+from tests.support.manifests import JOURNAL, MANIFEST
 from tests.support.readers import read, read_ranks
-
-NAME = "ckpttool.json"
 
 
 def words_of(folder, *more):
-    return [*reshard_words(folder, "ckpt"), "-j", "1", "--write-strategy", folder / "s.ckpt", *more]
-
-
-@pytest.fixture
-def failing(monkeypatch):
-    """Makes the filling of an output fail, or none."""
-
-    def fail_on(name):
-        def fake(task):
-            if name is not None and name in task.parts[0].tensor.file.path:
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            return fill(task)
-
-        monkeypatch.setattr(execute_module, "fill", fake)
-
-    return fail_on
+    return [*ordered_words(folder), "--write-strategy", folder / "s.ckpt", *more]
 
 
 # ------------------------------------------------------------------------------ what it says
@@ -217,7 +200,7 @@ def test_the_folder_is_read_with_it_in_it(tmp_path):
     assert read(tmp_path / "a.ckpt") == read(tmp_path / "b.ckpt")
     result = run_well("verify", tmp_path / "out", "-s", told, "--deep")
     assert "is another file" not in message(result)
-    listed = json.loads((tmp_path / "out" / NAME).read_text())["dst_strategies"]
+    listed = json.loads((tmp_path / "out" / MANIFEST).read_text())["dst_strategies"]
     data = told.read_bytes()
     want = {"path": "s.ckpt", "nbytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     assert listed == [want]
@@ -252,7 +235,7 @@ def test_an_input_is_never_replaced(tmp_path):
         ("rank_0/checkpoint_0.ckpt", 5, "among the files of ranks"),
         ("rank_3/s.ckpt", 5, "among the files of ranks"),
         ("rank_3/../rank_2/s.ckpt", 5, "among the files of ranks"),
-        ("ckpttool.json.journal", 5, "is a name that ckpttool itself uses there"),
+        (JOURNAL, 5, "is a name that ckpttool itself uses there"),
         (".ckpttool-part-1-of-2.json.journal", 5, "is a name that ckpttool itself uses there"),
     ],
 )
@@ -337,10 +320,10 @@ def test_of_runs_in_parts_commit_writes_it(tmp_path):
     assert "s.ckpt" not in files_below(tmp_path / "parts")
     run_well("finalize", tmp_path / "parts")
     assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
-    manifests = [(tmp_path / name / NAME).read_bytes() for name in ("parts", "whole")]
+    manifests = [(tmp_path / name / MANIFEST).read_bytes() for name in ("parts", "whole")]
     assert manifests[0] == manifests[1]
     run_well(*words_of(tmp_path / "parts", "--part", "1/2", "--overwrite"))
-    assert not {"s.ckpt", NAME} & {*files_below(tmp_path / "parts", manifests=True)}
+    assert not {"s.ckpt", MANIFEST} & {*files_below(tmp_path / "parts", manifests=True)}
 
 
 def test_parts_that_do_not_agree_about_it_are_not_committed(tmp_path):
@@ -411,11 +394,11 @@ def test_verify_looks_at_the_strategy_that_was_written_with_a_set(tmp_path, way)
     if way == "parts":
         run_well("finalize", tmp_path / "out")
     folder = (tmp_path / "out").rename(tmp_path / "moved")
-    told, manifest = folder / "s.ckpt", folder / NAME
+    told, manifest = folder / "s.ckpt", folder / MANIFEST
     assert findings_of(folder) == ([], [])
     data = told.read_bytes()
     said = f"{manifest}: s.ckpt: is not the strategy that was written: expected"
-    told.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    flip_byte(told)
     hashes = [hashlib.sha256(one).hexdigest() for one in (data, told.read_bytes())]
     assert findings_of(folder) == ([f"{said} SHA-256 {hashes[0]}, found {hashes[1]}"], [])
     told.write_bytes(data[:-1])
@@ -447,7 +430,7 @@ def test_verify_looks_for_the_strategy_where_it_was_written(tmp_path):
 def test_verify_says_nothing_of_a_strategy_that_was_written_elsewhere(tmp_path):
     words = reshard_words(tmp_path / "out", "ckpt")
     run_well(*words, "--write-strategy", tmp_path / "s.ckpt")
-    listed = json.loads((tmp_path / "out" / NAME).read_text())["dst_strategies"]
+    listed = json.loads((tmp_path / "out" / MANIFEST).read_text())["dst_strategies"]
     assert [one["path"] for one in listed] == ["../s.ckpt"]
     (tmp_path / "s.ckpt").unlink()
     (tmp_path / "out" / "s.ckpt").write_bytes(b"of somebody")

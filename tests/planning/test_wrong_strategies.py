@@ -1,7 +1,6 @@
 """A wrong strategy is refused or warned about; `scripts/sweep_strategies.py` tries all of them."""
 
 import json
-import math
 import shutil
 from dataclasses import replace
 
@@ -11,26 +10,23 @@ import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import join_stages
 from scripts.sweep_strategies import sweep
-from tests.support.checkpoints import ROWS, SHARDED, WHOLE, cut, noise, write_ranks
+from tests.support.checkpoints import ROWS, SHARDED, WHOLE, catalog_on_disk, cut, noise, write_ranks
 from tests.support.commands import mentions, message, run, run_well
 from tests.support.corpus import GOLDEN
-from tests.support.readers import Entry
+from tests.support.readers import zeros
 
 COLUMNS = Layout((2, 2), ((), (1,)))
 BOTH = Layout((2, 2), ((1,), (0,)))
 EXCHANGED = Layout((2, 2), ((0,), (1,)))
 
 
-def floats(name, shape):
-    """A tensor of which contents tell."""
-    return noise(name, "Float32", shape)
-
-
-def plan(folder, true, claimed, shape=(32, 32), make=floats, **options):
+def plan(folder, true, claimed, shape=(32, 32), is_constant=False, **options):
     """Merge what ``true`` layouts cut, by those that are claimed."""
-    entries = {name: make(name, shape) for name in true}
+    entries = {
+        name: zeros(shape) if is_constant else noise(name, "Float32", shape) for name in true
+    }
     ranks = cut(entries, join_stages({0: true}))
-    catalog = ckpttool.scan(str(write_ranks(folder / "src", ranks, "ckpt")))
+    catalog = catalog_on_disk(folder / "src", ranks)
     strategy = join_stages({0: claimed})
     return ckpttool.plan_merge(catalog, strategy, str(folder / "m.ckpt"), **options)[0]
 
@@ -54,19 +50,14 @@ def test_a_parameter_and_its_state_of_one_full_shape_are_warned_about(tmp_path):
     )
 
 
-def constant(name, shape):
-    """A tensor of which contents tell nothing, as norms, biases and moments are at step 1."""
-    return Entry("Float32", shape, bytes(4 * math.prod(shape)))
-
-
 @pytest.mark.parametrize(("true", "claimed"), [(SHARDED, ROWS), (ROWS, SHARDED)])
 @pytest.mark.parametrize("edited", ["w", "adam_m.w"])
 def test_optimizer_shards_that_give_other_full_shapes_are_refused(tmp_path, true, claimed, edited):
     layouts = {"w": true, "adam_m.w": true}
     said = r"its optimizer state differently, so that their full shapes differ: w \(.*\) and adam_m"
     with pytest.raises(ckpttool.PlanError, match=said):
-        plan(tmp_path, layouts, {**layouts, edited: claimed}, make=constant)
-    plan(tmp_path, layouts, {**layouts, edited: claimed}, make=constant, trust_strategy=True)
+        plan(tmp_path, layouts, {**layouts, edited: claimed}, is_constant=True)
+    plan(tmp_path, layouts, {**layouts, edited: claimed}, is_constant=True, trust_strategy=True)
 
 
 @pytest.mark.parametrize("states", [{"accu_grads.w": ROWS}, {"adam_m.w": ROWS}])
@@ -132,7 +123,7 @@ def test_ranks_that_hold_other_stages_layers_are_refused(tmp_path):
     true = dict.fromkeys("abc", Layout((4,), ((0,), ())))
     entries = {name: noise(name, "Float32", (8, 4)) for name in true}
     ranks = cut(entries, join_stages({0: true}))
-    catalog = ckpttool.scan(str(write_ranks(tmp_path / "src", ranks, "ckpt")))
+    catalog = catalog_on_disk(tmp_path / "src", ranks)
     half = Layout((2,), ((0,), ()))
     stages = join_stages({0: {"a": half, "b": half}, 1: {"c": half}})
     said = "ranks 2, 3 hold 2 parameters that the strategy lists for other stages only, and 1 that "

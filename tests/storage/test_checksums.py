@@ -24,8 +24,9 @@ from ckpttool.storage.checksums import add_zeros, check_files, compute_checksum,
 from tests.support.commands import files_below, run, run_well
 from tests.support.commands import message as told
 from tests.support.corpus import BROKEN, GOLDEN, SAMPLES, conversion, differences, digests
+from tests.support.damage import flip_byte
 from tests.support.file_bytes import content, entry, map_record, record, safetensors, write_contents
-from tests.support.readers import read, read_ranks
+from tests.support.readers import rank_file, read, read_ranks
 
 SAVED_WITH_CHECKSUM = [
     SAMPLES / "files" / "crc.ckpt",
@@ -236,10 +237,8 @@ def damage(case, folder, ranks):
     """A copy of the source of a case, the last byte of contents of some ranks changed."""
     shutil.copytree(GOLDEN / case / "src", folder)
     for rank in ranks:
-        (path,) = (folder / f"rank_{rank}").iterdir()
-        data = bytearray(path.read_bytes())
-        data[-1 if path.suffix == ".safetensors" else -18] ^= 1
-        path.write_bytes(data)
+        path = rank_file(folder, rank)
+        flip_byte(path, -1 if path.suffix == ".safetensors" else -18)
     return folder
 
 
@@ -294,9 +293,7 @@ def test_split_verifies_and_stores_too(tmp_path):
         assert verify_checksum(read_index(str(path))) is None
     want = conversion("crc_check", "split").ranks
     assert not differences(want, digests(read_ranks(tmp_path / "out")))
-    data = bytearray(full.read_bytes())
-    data[-18] ^= 1
-    full.write_bytes(data)
+    flip_byte(full, -18)
     assert run("split", full, "-o", tmp_path / "other", *words).exit_code == 3
     assert not (tmp_path / "other").exists()
 

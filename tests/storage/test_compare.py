@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-import os
 import struct
 from dataclasses import replace
 
@@ -22,20 +21,12 @@ from ckpttool.storage.compare import Difference, Facts, LookOptions, Subject, To
 from tests.oracle import take
 from tests.strategies import as_stored, examples, moves, table_moves
 from tests.support.checkpoints import cut, oracle, write_ranks
-from tests.support.readers import NUMPY_TYPES, Entry
+from tests.support.readers import NUMPY_TYPES, Entry, entry_of
 
 FORMATS = ["ckpt", "hdf5"]
 SINGLE = Strategy({}, 1, 1)
 KINDS = ["Bool", "Int8", "Int64", "UInt64", "BFloat16", "Float16", "Float32", "Float64",
          "Float8E5M2", "Complex64", "Complex128", "Int4"]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def new_folder(tmp_path_factory):
-    """Gives a new folder for every example."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda fd: None)
-        yield lambda: tmp_path_factory.mktemp("example")
 
 
 @st.composite
@@ -335,9 +326,7 @@ def test_elements_far_into_a_band_are_located(tmp_path):
     array[0, 70_000], array[2, 80_000] = np.nan, np.inf
     other[0, 70_001] = 2
     for side, full in (("a", array), ("b", other)):
-        write_ranks(
-            tmp_path / side, {0: {"w": Entry("Float32", full.shape, full.tobytes())}}, "ckpt"
-        )
+        write_ranks(tmp_path / side, {0: {"w": entry_of(full)}}, "ckpt")
     a, b = (whole(ckpttool.scan(str(tmp_path / side)), SINGLE, "w") for side in ("a", "b"))
     with ckpttool.open_engine("inline") as executor:
         subjects = [("w", Subject(a.meta, (a, b)))]
@@ -352,7 +341,7 @@ def test_zeros_in_front_do_not_make_a_tensor_zero(tmp_path):
     for at in (0, 1, 199):
         data = np.zeros(200, "<f4")
         data[at] = 1
-        write_ranks(tmp_path, {0: {"w": Entry("Float32", (200,), data.tobytes())}}, "ckpt")
+        write_ranks(tmp_path, {0: {"w": entry_of(data)}}, "ckpt")
         reading = whole(ckpttool.scan(str(tmp_path)), SINGLE, "w")
         options = LookOptions(wants_census=True, band_bytes=16, task_bytes=100)
         with ckpttool.open_engine("inline") as executor:

@@ -4,41 +4,22 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.commands import files_below, mentions, run_well
+from tests.support.permissions import (
+    ROOT_ONLY,
+    SOMEBODY_ELSE,
+    give_away,
+    run_without_rights,
+)
 
 GOLDEN = Path(__file__).parents[1] / "golden/tutorial_8_to_8_retrain"
-SOMEBODY, SOMEBODY_ELSE = 65534, 12345
-ROOT_ONLY = pytest.mark.skipif(
-    not sys.platform.startswith("linux") or os.geteuid() != 0,
-    reason="only root makes files of others, and Linux takes its rights away",
-)
-DROP_RIGHTS = """
-import ctypes, os, sys
-for right in (1, 2, 3):  # to read, write and remove what others own: CAP_DAC_*, CAP_FOWNER
-    assert ctypes.CDLL(None).prctl(24, right, 0, 0, 0) == 0, "PR_CAPBSET_DROP"
-os.execv(sys.executable, [sys.executable, "-m", "ckpttool", *sys.argv[1:]])
-"""
 RESHARD = "reshard src -s old.ckpt -d new.ckpt --format ckpt -o out"
 MERGE = "merge src -s old.ckpt -o out/merged.ckpt"
 DENIED = r"Permission denied \(this user may not; its owner can allow it\)"
-
-
-def run_without_rights(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """The real command, by a process for which the rights of files count."""
-    return subprocess.run(
-        [sys.executable, "-c", DROP_RIGHTS, *command.split()],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 @pytest.fixture
@@ -51,15 +32,6 @@ def place(tmp_path):
     for folder, names, _ in os.walk(tmp_path):
         for name in names:
             Path(folder, name).chmod(0o755)
-
-
-def give_away(path: Path, mode: int, text: str | None = None) -> None:
-    """Make a file or folder somebody's, who lets others do what the mode says."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if text is not None:
-        path.write_text(text)
-    os.chown(path, SOMEBODY, SOMEBODY)
-    path.chmod(mode)
 
 
 @pytest.mark.interpreter

@@ -466,16 +466,11 @@ def hybrid(tmp_path):
     for rank in range(4):
         ranks[rank] = {"rate": rate, "bias": full["bias"]}
         for name in ("weight", "moments.weight"):
-            ranks[rank][name] = part(full[name], slice(2 * rank, 2 * rank + 2))
+            ranks[rank][name] = full[name].excerpt(slice(2 * rank, 2 * rank + 2))
         where = slice(4 * (rank // 2), 4 * (rank // 2) + 4)
-        ranks[rank]["columns"] = part(columns, (slice(None), where))
+        ranks[rank]["columns"] = columns.excerpt((slice(None), where))
     folder = write_ranks(tmp_path / "hybrid", ranks, "ckpt")
     return folder, {**full, "rate": rate, "columns": columns}
-
-
-def part(entry, where):
-    array = entry.array()[where]
-    return Entry(entry.dtype, array.shape, array.tobytes())
 
 
 RIGHT = {"*weight": {"axis": 0}, "columns": [1, 2], "*": "replicated"}
@@ -494,9 +489,9 @@ def test_slices_that_nobody_kept_a_record_of_are_merged_and_cut_anew(hybrid, wri
     for rank in (0, 1):
         rows = slice(4 * rank, 4 * rank + 4)
         assert got[rank] == {
-            "weight": part(full["weight"], rows),
-            "moments.weight": part(full["moments.weight"], rows),
-            "columns": part(full["columns"], slice(rank, rank + 1)),
+            "weight": full["weight"].excerpt(rows),
+            "moments.weight": full["moments.weight"].excerpt(rows),
+            "columns": full["columns"].excerpt(slice(rank, rank + 1)),
             "rate": full["rate"],
             "bias": full["bias"],
         }
@@ -601,8 +596,8 @@ def test_every_tensor_by_hand_is_looked_at_not_only_the_largest(write, tmp_path)
 def test_ranks_may_hold_different_parameters_and_uneven_rows(write, tmp_path):
     table, head = noise("table", "Float32", (10, 3)), noise("head", "Float32", (6, 3))
     ranks = {rank: {} for rank in range(4)}
-    ranks[0]["table"], ranks[1]["table"] = part(table, slice(6)), part(table, slice(6, 10))
-    ranks[2]["head"], ranks[3]["head"] = part(head, slice(3)), part(head, slice(3, 6))
+    ranks[0]["table"], ranks[1]["table"] = table.excerpt(slice(6)), table.excerpt(slice(6, 10))
+    ranks[2]["head"], ranks[3]["head"] = head.excerpt(slice(3)), head.excerpt(slice(3, 6))
     folder = write_ranks(tmp_path / "run", ranks, "ckpt")
     path = write(document({"table": {"axis": 0, "rows": [6, 4]}, "head": [2, 1]}, stages=2))
     run_well("merge", folder, "-s", path, "-o", tmp_path / "full.h5")

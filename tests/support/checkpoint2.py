@@ -19,7 +19,7 @@ import numpy as np
 
 from tests.oracle import OracleLayout, take
 from tests.support.file_bytes import safetensors
-from tests.support.readers import NUMPY_TYPES, SAFETENSORS_TYPES, Entry
+from tests.support.readers import SAFETENSORS_TYPES, Entry, entry_of
 
 WORDS = {name: word for word, name in SAFETENSORS_TYPES.items()}
 COMMON = {
@@ -100,7 +100,7 @@ class Save:
         for layout in self.layouts.get(self.like.get(name, name), ()):
             if rank in layout.ranks:
                 part = take(entry.array(), layout, rank)
-                return Entry(entry.dtype, part.shape, part.tobytes())
+                return entry_of(part, entry.dtype)
         is_everywhere = name not in self.layouts and name not in self.like
         return entry if is_everywhere else None
 
@@ -229,11 +229,6 @@ def parts_of(layout: OracleLayout | None, ndim: int) -> list[int]:
     if layout is None:
         return [1] * ndim
     return [math.prod(layout.device_matrix[-1 - a] for a in axes) for axes in layout.tensor_map]
-
-
-def entry_of(array: np.ndarray, dtype: str = "Float32") -> Entry:
-    """An array as an entry."""
-    return Entry(dtype, array.shape, array.astype(NUMPY_TYPES[dtype]).tobytes())
 
 
 def change(folder: Path, edit: Callable[[dict], object]) -> None:

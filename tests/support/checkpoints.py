@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+import ckpttool
 from ckpttool.formats import format_of_suffix, get_format, suffix_of
 from ckpttool.model.catalog import Catalog, RankCatalog
 from ckpttool.model.layout import Layout
@@ -15,7 +16,7 @@ from ckpttool.model.strategy import Strategy, join_stages
 from ckpttool.model.tensors import Extent, FileIndex, StoredFile, StoredTensor, TensorMeta
 from ckpttool.planning.sources import find_sources
 from tests.oracle import OracleLayout, take
-from tests.support.readers import NUMPY_TYPES, Entry
+from tests.support.readers import NUMPY_TYPES, Entry, entry_of
 
 Shape = tuple[int, ...]
 
@@ -95,7 +96,7 @@ def cut(entries: Mapping[str, Entry], strategy: Strategy) -> dict[int, dict[str,
         for layout in layouts:
             for rank in layout.ranks:
                 part = take(entry.array(), oracle(layout), rank)
-                ranks[rank][name] = Entry(entry.dtype, part.shape, part.tobytes())
+                ranks[rank][name] = entry_of(part, entry.dtype)
     return ranks
 
 
@@ -151,6 +152,14 @@ def write_ranks(folder: Path, ranks: Mapping[int, Mapping[str, Entry]], format: 
 
 
 # ----------------------------------------------------------- sources, for tests that judge them
+
+
+def catalog_on_disk(
+    folder: Path, ranks: Mapping[int, Mapping[str, Entry]], format: str = "ckpt"
+) -> Catalog:
+    """Write rank folders, and return the catalog of what is on disk."""
+    return ckpttool.scan(str(write_ranks(folder, ranks, format)))
+
 
 ONE_STAGE = strategy_of({"w": ROWS})
 

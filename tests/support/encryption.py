@@ -53,8 +53,3 @@ def encrypt(
         data, tag = encrypt_block(mode, key, iv, plain[start : start + block_bytes])
         out += frame(mode, iv, data, tag)
     return out
-
-
-def spoil(data: bytes, at: int, mask: int = 1) -> bytes:
-    """The same with a bit of one byte flipped."""
-    return data[:at] + bytes([data[at] ^ mask]) + data[at + 1 :]

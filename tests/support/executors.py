@@ -6,19 +6,23 @@ import ctypes
 import hashlib
 import json
 import os
+import pickle
 import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from pathlib import Path
 
 import ckpttool
+from ckpttool.execution.cluster import Cluster
 from tests.support.checkpoints import noise, write_file
 from tests.support.commands import files_below
 from tests.support.corpus import GOLDEN
+from tests.support.manifests import MANIFEST
 
 ROOT = Path(ckpttool.__file__).parent.parent
 CASE = GOLDEN / "reshard_8_to_4"
@@ -38,6 +42,14 @@ def reshard_words(folder: Path, output_format: str) -> list[str]:
     words = ["reshard", CASE / "src", "-s", CASE / "src_strategy.ckpt"]
     words += ["-d", CASE / "dst_strategy.ckpt", "-o", folder, "--format", output_format]
     return [str(word) for word in words]
+
+
+def ordered_words(
+    folder: Path, output_format: str = "ckpt", source: Path = CASE / "src"
+) -> list[str]:
+    """The same, one output after the other, and perhaps from another source."""
+    command, _, *more = reshard_words(folder, output_format)
+    return [command, str(source), *more, "-j", "1"]
 
 
 def merge_words(folder: Path, output_format: str) -> list[str]:
@@ -167,3 +179,62 @@ def dask_cluster(folder: Path, workers: int = 2, **more: str) -> Iterator[DaskCl
         yield cluster
     finally:
         cluster.end()
+
+
+class Threads(Cluster):
+    """A cluster of threads: calls cross the same borders as they do on the way to a host."""
+
+    def __init__(self, pool: Executor) -> None:
+        self.name = "threads"
+        self.calls: list[object] = []
+        self.answers = lambda function, argument: {"worker on a": function(argument)}
+        self._pool = pool
+
+    @property
+    def width(self) -> int:
+        return 2
+
+    def submit(self, fn, /, *args, **kwargs) -> Future:
+        self.calls.append(fn)
+        again, words = pickle.loads(pickle.dumps((fn, args)))
+        return self._pass_on(self._pool.submit(again, *words, **kwargs))
+
+    def ask(self, function, argument):
+        return self.answers(*pickle.loads(pickle.dumps((function, argument))))
+
+    def watch(self) -> None:
+        pass
+
+    def end(self) -> None:
+        """Wait until what still works has noticed that nobody wants it."""
+        self._pool.shutdown(wait=True)
+
+    def _explain(self, error: BaseException) -> BaseException:
+        return error
+
+
+def make_plan(folder, output_format="ckpt", **options):
+    return ckpttool.plan_reshard(
+        ckpttool.scan(str(CASE / "src")),
+        ckpttool.read_strategy([str(CASE / "src_strategy.ckpt")]),
+        ckpttool.read_strategy([str(CASE / "dst_strategy.ckpt")]),
+        str(folder),
+        output_format,
+        **options,
+    )
+
+
+def run_with_signal(number, *words):
+    """A process that gets a signal when it begins to fill its first output."""
+    code = (
+        "import os, sys; from ckpttool.run import execute; from ckpttool.cli.main import main\n"
+        f"fill = execute.fill; end = lambda: os.kill(os.getpid(), {int(number)})\n"
+        "execute.fill = lambda task: (end(), fill(task))[1]\n"
+        "main(sys.argv[1:])"
+    )
+    return finish(start(sys.executable, "-c", code, *words))
+
+
+def everything_in(folder):
+    """Return the hashes of all files and the manifest, byte for byte."""
+    return {**contents(folder), MANIFEST: (folder / MANIFEST).read_bytes()}

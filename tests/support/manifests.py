@@ -7,6 +7,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+MANIFEST = "ckpttool.json"
+JOURNAL = f"{MANIFEST}.journal"  # of a run that has not ended
+
 
 def proven(text: str) -> bytes:
     """The lines of a manifest before its last, with the last."""

@@ -91,6 +91,23 @@ class Entry(NamedTuple):
         shape = (len(self.data) // dtype.itemsize,) if self.dtype == "str" else self.shape
         return np.frombuffer(self.data, dtype).reshape(shape)
 
+    def excerpt(self, where: slice | tuple[slice, ...]) -> Entry:
+        """Return some of the elements, as NumPy takes them."""
+        array = self.array()[where]
+        return Entry(self.dtype, array.shape, array.tobytes())
+
+
+def entry_of(array: np.ndarray, dtype: str | None = None) -> Entry:
+    """Return an array as a tensor of its own element type, or of another."""
+    if dtype is None:
+        (dtype,) = (name for name in NUMPY_TYPES if name.lower() == array.dtype.name)
+    return Entry(dtype, array.shape, array.astype(NUMPY_TYPES[dtype]).tobytes())
+
+
+def zeros(shape: tuple[int, ...]) -> Entry:
+    """Return a tensor whose contents tell nothing, as norms, biases and moments at step 1."""
+    return entry_of(np.zeros(shape, "<f4"))
+
 
 def read(path: Path) -> dict[str, Entry]:
     """All tensors of one file; the suffix says which format."""
@@ -105,6 +122,12 @@ def read_ranks(folder: Path) -> dict[int, dict[str, Entry]]:
         (path,) = (p for p in rank_folder.iterdir() if p.suffix != ".json")  # a manifest
         ranks[int(rank_folder.name.removeprefix("rank_"))] = read(path)
     return ranks
+
+
+def rank_file(folder: Path, rank: int) -> Path:
+    """Return the one file in the folder of a rank."""
+    (path,) = (folder / f"rank_{rank}").iterdir()
+    return path
 
 
 def read_indexed(folder: Path, index: str = "model.safetensors.index.json") -> dict[str, Entry]:

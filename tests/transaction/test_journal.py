@@ -35,6 +35,7 @@ from ckpttool.transaction.journal import (
 )
 from ckpttool.transaction.manifest import ManifestFile
 from tests.support.commands import files_below
+from tests.support.manifests import JOURNAL
 
 INPUTS = (InputFile("src/a.ckpt", 10, 5, 5), InputFile("src/b.ckpt", 20, 6, 6))
 ORIGIN = Provenance("1.0", "plan", "2_10", INPUTS, (StrategyFile("s.ckpt", 7, "12"),))
@@ -55,7 +56,7 @@ def open_journal(folder, is_resumed=False, part=None):
 
 
 def journal_path(folder):
-    return folder / "ckpttool.json.journal"
+    return folder / JOURNAL
 
 
 def journal_of_part(folder, part):
@@ -190,7 +191,7 @@ def test_a_journal_begun_anew_forgets_and_removes_what_was_half_written(tmp_path
     (tmp_path / "b.partial.0123456789abcdef").write_text("of a worker")
     (tmp_path / "other.partial").write_text("of somebody else")
     journal = open_journal(tmp_path)
-    assert files_below(tmp_path) == ["a", "ckpttool.json.journal", "other.partial"]
+    assert files_below(tmp_path) == ["a", JOURNAL, "other.partial"]
     assert read_journal(journal_path(tmp_path)).complete == {}
     (tmp_path / "a").unlink()
     journal.leave()
@@ -398,14 +399,14 @@ def test_a_whole_run_takes_over_what_killed_parts_left(tmp_path):
     killed(tmp_path, "a", begun=["b"], part=1)
     killed(tmp_path, begun=["c"], part=2)
     journal = open_journal(tmp_path)
-    assert files_below(tmp_path) == ["a", "ckpttool.json.journal"]
+    assert files_below(tmp_path) == ["a", JOURNAL]
     journal.leave()
 
 
 def test_a_whole_run_removes_records_that_killed_parts_have_half_written(tmp_path):
     (tmp_path / ".ckpttool-part-1-of-3.json.partial").write_text('{"schema"')
     journal = open_journal(tmp_path)
-    assert files_below(tmp_path) == ["ckpttool.json.journal"]
+    assert files_below(tmp_path) == [JOURNAL]
     journal.leave()
 
 

@@ -19,14 +19,12 @@ from ckpttool.formats.reading import ReadFile
 from ckpttool.model import manifest as manifest_module
 from ckpttool.storage.region_io import FlatFiles
 from ckpttool.transaction.manifest import ManifestFile
-from tests.execution.test_execute import make_plan
 from tests.support.checkpoints import noise, write_file
 from tests.support.commands import SUFFIXES, files_below, message, run, run_well
-from tests.support.executors import CASE, FORMATS, reshard_words
-from tests.support.manifests import listing_of, proven
+from tests.support.damage import flip_byte, flipped
+from tests.support.executors import CASE, FORMATS, make_plan, reshard_words
+from tests.support.manifests import MANIFEST, listing_of, proven
 from tests.support.readers import read
-
-NAME = "ckpttool.json"
 
 
 def merge_words(path, *more):
@@ -51,7 +49,7 @@ def listed_hashes(folder, name):
 @pytest.mark.parametrize("output_format", FORMATS)
 def test_hashes_are_those_of_the_contents(tmp_path, output_format):
     run_well(*reshard_words(tmp_path, output_format))
-    found = listed_hashes(tmp_path, NAME)
+    found = listed_hashes(tmp_path, MANIFEST)
     assert found == {name: hashes_of(tmp_path / name) for name in files_below(tmp_path)}
     assert len(found) == 4
 
@@ -62,7 +60,7 @@ def test_every_engine_and_any_cut_writes_the_same_manifest(tmp_path, engine, mon
     options = CopyOptions(band_bytes=64, task_bytes=100, max_in_flight=3)
     with open_engine(engine) as executor:
         execute(*make_plan(tmp_path / "second"), executor, options=options)
-    first, second = ((tmp_path / name / NAME).read_bytes() for name in ("first", "second"))
+    first, second = ((tmp_path / name / MANIFEST).read_bytes() for name in ("first", "second"))
     assert first == second
     assert str(tmp_path).encode() not in first
 
@@ -72,7 +70,7 @@ def test_a_large_tensor_has_a_hash_for_each_unit(tmp_path, monkeypatch):
     entry = noise("w", "Int32", (5, 3, 7))
     write_file(tmp_path / "m.ckpt", {"w": entry}, "ckpt")
     run_well("merge", tmp_path / "m.ckpt", "-o", tmp_path / "o.safetensors")
-    (output,) = ManifestFile.read(tmp_path / f"o.safetensors.{NAME}").outputs()
+    (output,) = ManifestFile.read(tmp_path / f"o.safetensors.{MANIFEST}").outputs()
     (tensor,) = output.tensors
     rows = [entry.data[at : at + 84] for at in range(0, 420, 84)]
     pieces = [row[at : at + 56] for row in rows for at in (0, 56)]
@@ -83,9 +81,7 @@ def test_a_large_tensor_has_a_hash_for_each_unit(tmp_path, monkeypatch):
 
 def damaged_at(path, content):
     """What a deep look says of a file in which a byte of this content was changed."""
-    data = bytearray(path.read_bytes())
-    data[data.index(content)] ^= 1
-    path.write_bytes(data)
+    flip_byte(path, path.read_bytes().index(content))
     result = run("verify", path, "--deep")
     assert result.exit_code == 1
     return message(result)
@@ -93,7 +89,7 @@ def damaged_at(path, content):
 
 def test_the_document_names_what_was_read_and_nothing_of_this_host(tmp_path):
     run_well(*reshard_words(tmp_path / "out", "ckpt"))
-    document = json.loads((tmp_path / "out" / NAME).read_text())
+    document = json.loads((tmp_path / "out" / MANIFEST).read_text())
     assert (document["schema"], document["ckpttool"]) == (1, ckpttool.__version__)
     assert document["step"] == "2_10"
     assert document["inputs"] == [
@@ -108,7 +104,7 @@ def test_the_document_names_what_was_read_and_nothing_of_this_host(tmp_path):
         }
         for path in (CASE / "src_strategy.ckpt", CASE / "dst_strategy.ckpt")
     ]
-    assert str(tmp_path) not in (tmp_path / "out" / NAME).read_text()
+    assert str(tmp_path) not in (tmp_path / "out" / MANIFEST).read_text()
 
 
 def test_a_copy_of_the_source_gives_the_same_manifest_and_other_options_another(tmp_path):
@@ -116,18 +112,18 @@ def test_a_copy_of_the_source_gives_the_same_manifest_and_other_options_another(
     run_well(*merge_words(tmp_path / "a.ckpt"))
     words = ["-s", CASE / "src_strategy.ckpt", "-o", tmp_path / "deep" / "a.ckpt"]
     run_well("merge", tmp_path / "src", *words)
-    first = (tmp_path / f"a.ckpt.{NAME}").read_bytes()
-    assert first == (tmp_path / "deep" / f"a.ckpt.{NAME}").read_bytes()
+    first = (tmp_path / f"a.ckpt.{MANIFEST}").read_bytes()
+    assert first == (tmp_path / "deep" / f"a.ckpt.{MANIFEST}").read_bytes()
     run_well(*merge_words(tmp_path / "deep" / "a.ckpt", "--crc", "--overwrite"))
-    plans = [json.loads(p.read_text())["plan"] for p in tmp_path.rglob(f"a.ckpt.{NAME}")]
+    plans = [json.loads(p.read_text())["plan"] for p in tmp_path.rglob(f"a.ckpt.{MANIFEST}")]
     assert plans[0] != plans[1]
 
 
 def test_it_is_beside_a_single_file_and_in_a_folder_of_numbered_ones(tmp_path):
     run_well(*merge_words(tmp_path / "m.h5"))
-    assert files_below(tmp_path, manifests=True) == ["m.h5", f"m.h5.{NAME}"]
+    assert files_below(tmp_path, manifests=True) == ["m.h5", f"m.h5.{MANIFEST}"]
     run_well(*merge_words(tmp_path / "model", "--max-shard-size", "10KB"))
-    found = listed_hashes(tmp_path / "model", NAME)
+    found = listed_hashes(tmp_path / "model", MANIFEST)
     assert found == {p.name: hashes_of(p) for p in (tmp_path / "model").glob("*.safetensors")}
     assert len(found) > 3
 
@@ -172,7 +168,7 @@ def test_a_byte_that_was_changed_in_any_tensor_is_found(tmp_path, output_format)
     assert len(entries) > 3
     for name, data in entries.items():
         for at in (whole.index(data), whole.index(data) + len(data) - 1):
-            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+            path.write_bytes(flipped(whole, at))
             assert [
                 text for text in findings_of(path, "--deep") if f"{path.name}: {name}: " in text
             ]
@@ -190,7 +186,7 @@ OTHER = "is not in it, so it is of another run; if it was renamed, give it its o
 
 def test_a_file_that_is_gone_or_cut_or_of_another_run_is_found(tmp_path):
     run_well(*reshard_words(tmp_path, "ckpt"))
-    manifest = tmp_path / NAME
+    manifest = tmp_path / MANIFEST
     ranks = [tmp_path / f"rank_{rank}" / f"checkpoint_{rank}.ckpt" for rank in range(4)]
     ranks[1].rename(tmp_path / "elsewhere")
     with ranks[2].open("ab") as file:
@@ -207,8 +203,8 @@ def test_a_file_that_is_gone_or_cut_or_of_another_run_is_found(tmp_path):
 def test_a_manifest_of_another_file_is_found(tmp_path):
     run_well(*merge_words(tmp_path / "m.ckpt"))
     shutil.copy(tmp_path / "m.ckpt", tmp_path / "b.ckpt")
-    shutil.copy(tmp_path / f"m.ckpt.{NAME}", tmp_path / f"b.ckpt.{NAME}")
-    manifest = tmp_path / f"b.ckpt.{NAME}"
+    shutil.copy(tmp_path / f"m.ckpt.{MANIFEST}", tmp_path / f"b.ckpt.{MANIFEST}")
+    manifest = tmp_path / f"b.ckpt.{MANIFEST}"
     assert findings_of(tmp_path / "b.ckpt") == [
         f"{manifest}: b.ckpt: {OTHER}",
         f"{manifest}: it speaks of m.ckpt, which is another file",
@@ -232,7 +228,7 @@ def test_one_file_of_a_set_is_held_against_the_manifest_of_the_set(tmp_path):
 
 def test_a_header_that_is_not_as_listed_is_found(tmp_path):
     run_well(*merge_words(tmp_path / "m.ckpt"))
-    path = tmp_path / f"m.ckpt.{NAME}"
+    path = tmp_path / f"m.ckpt.{MANIFEST}"
     document = json.loads(path.read_text())
     tensors = document["outputs"][0]["tensors"]
     tensors[0]["dtype"] = "Int64"
@@ -257,17 +253,17 @@ def test_a_header_that_is_not_as_listed_is_found(tmp_path):
 )
 def test_a_manifest_that_is_none_is_a_finding_and_no_error(tmp_path, text):
     run_well(*merge_words(tmp_path / "m.ckpt"))
-    (tmp_path / f"m.ckpt.{NAME}").write_text(text)
+    (tmp_path / f"m.ckpt.{MANIFEST}").write_text(text)
     (found,) = findings_of(tmp_path / "m.ckpt")
-    assert f"m.ckpt.{NAME}: cannot be held against it" in found
+    assert f"m.ckpt.{MANIFEST}: cannot be held against it" in found
 
 
 def test_a_manifest_cut_anywhere_is_a_finding(tmp_path):
     run_well(*reshard_words(tmp_path, "ckpt"))
-    data = (tmp_path / NAME).read_bytes()
+    data = (tmp_path / MANIFEST).read_bytes()
     ends = [i + step for i, byte in enumerate(data) if byte == 10 for step in (0, 1, 2)]
     for stop in sorted(n for n in {*range(0, len(data), 4999), *ends} if n < len(data)):
-        (tmp_path / NAME).write_bytes(data[:stop])
+        (tmp_path / MANIFEST).write_bytes(data[:stop])
         assert findings_of(tmp_path), stop
 
 
@@ -275,19 +271,19 @@ def test_what_is_complete_is_not_replaced_without_a_word(tmp_path):
     run_well(*reshard_words(tmp_path, "ckpt"), "--rank", "0")
     result = run(*reshard_words(tmp_path, "ckpt"), "--rank", "1")
     assert result.exit_code == 5
-    assert f"{tmp_path / NAME} exists already; --overwrite" in message(result)
+    assert f"{tmp_path / MANIFEST} exists already; --overwrite" in message(result)
 
 
 def test_a_manifest_of_removed_outputs_is_replaced(tmp_path):
     run_well(*merge_words(tmp_path / "m.ckpt"))
-    before = (tmp_path / f"m.ckpt.{NAME}").read_bytes()
+    before = (tmp_path / f"m.ckpt.{MANIFEST}").read_bytes()
     (tmp_path / "m.ckpt").unlink()
     run_well(*merge_words(tmp_path / "m.ckpt"))
-    assert (tmp_path / f"m.ckpt.{NAME}").read_bytes() == before
+    assert (tmp_path / f"m.ckpt.{MANIFEST}").read_bytes() == before
     (tmp_path / "m.ckpt").unlink()
-    (tmp_path / f"m.ckpt.{NAME}").write_text("a note of somebody's\n")
+    (tmp_path / f"m.ckpt.{MANIFEST}").write_text("a note of somebody's\n")
     result = run(*merge_words(tmp_path / "m.ckpt"))
-    assert f"m.ckpt.{NAME} exists already; --overwrite" in message(result)
+    assert f"m.ckpt.{MANIFEST} exists already; --overwrite" in message(result)
 
 
 def test_a_set_with_a_manifest_is_read_without_a_word_about_it(tmp_path):
@@ -329,23 +325,23 @@ def unreadable(monkeypatch):
 def test_a_manifest_that_may_not_be_read_is_an_error_only_where_it_is_needed(tmp_path, unreadable):
     out, strategy = tmp_path / "new", CASE / "dst_strategy.ckpt"
     run_well(*reshard_words(out, "ckpt"))
-    unreadable(out / NAME)
-    said = f"{out / NAME}: Permission denied (this user may not; its owner can allow it)"
+    unreadable(out / MANIFEST)
+    said = f"{out / MANIFEST}: Permission denied (this user may not; its owner can allow it)"
     merge = ["merge", out, "-o", tmp_path / "m.ckpt"]
     for words in (merge, ["inspect", out], ["diff", out, out]):
         result = run_well(*words, "-s", strategy, "-q")
         text = f"warning: {said}; so it does not tell whether {strategy} is what this was written "
         assert text in message(result)
-    assert f"{out / NAME}: cannot be held against it: {said}" in str(
+    assert f"{out / MANIFEST}: cannot be held against it: {said}" in str(
         findings_of(out, "-s", strategy)
     )
     result = run("finalize", out)
     assert (result.exit_code, said in message(result)) == (1, True)
-    before = (out / NAME).stat()
+    before = (out / MANIFEST).stat()
     result = run(*reshard_words(out, "ckpt"), "--resume")
     assert result.exit_code == 5
     assert f"{said}; --resume cannot do without it, --overwrite writes all anew" in message(result)
-    assert (out / NAME).stat() == before
+    assert (out / MANIFEST).stat() == before
     run_well(*reshard_words(out, "ckpt"), "--resume", "--overwrite")
 
 
@@ -366,7 +362,7 @@ def test_the_key_of_an_encrypted_source_is_nowhere(tmp_path):
     (tmp_path / "m.ckpt").write_bytes(encrypt(PLAIN, "AES-GCM"))
     words = ["merge", tmp_path / "m.ckpt", "-o", tmp_path / "out" / "m.h5"]
     run_well(*words, "--dec-key-file", tmp_path / "secret.bin")
-    data = (tmp_path / "out" / f"m.h5.{NAME}").read_bytes()
+    data = (tmp_path / "out" / f"m.h5.{MANIFEST}").read_bytes()
     assert not [word for word in (KEY, KEY.hex().encode(), b"secret") if word in data]
 
 
@@ -424,7 +420,7 @@ def test_replicas_are_hashed_while_they_are_compared(tmp_path, monkeypatch, byte
     for rank in range(2 * replicas):
         path = tmp_path / "out" / f"rank_{rank}" / f"checkpoint_{rank}.ckpt"
         good = path.read_bytes()
-        path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+        flip_byte(path)
         found = json.loads(run(*words, "--json").stdout)["findings"]
         (wrong,) = [one for one in found if one["kind"] == "manifest"]
         assert wrong["ranks"] == [rank]

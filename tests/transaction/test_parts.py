@@ -20,13 +20,18 @@ from ckpttool.execution.copy import fill
 from ckpttool.execution.execute import execute
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import balance
-from tests.execution.test_cluster import Threads, threads  # noqa: F401 - a fixture
-from tests.execution.test_execute import make_plan
 from tests.support.checkpoints import noise, strategy_of, write_file
 from tests.support.commands import files_below, message, run, run_well
-from tests.support.executors import CASE, FORMATS, contents, reshard_words
-from tests.support.manifests import listing_of, reseal
-from tests.transaction.test_resume import failing, run_with_signal  # noqa: F401 - a fixture
+from tests.support.executors import (
+    CASE,
+    FORMATS,
+    Threads,
+    contents,
+    make_plan,
+    reshard_words,
+    run_with_signal,
+)
+from tests.support.manifests import JOURNAL, listing_of, reseal
 
 RECORD = ".ckpttool-part-{}-of-{}.json"
 
@@ -218,7 +223,7 @@ def test_a_set_that_is_complete_is_not_changed_without_a_word(tmp_path):
     assert contents(tmp_path) == before
 
 
-def test_a_part_on_a_cluster_is_the_same(tmp_path, threads):  # noqa: F811
+def test_a_part_on_a_cluster_is_the_same(tmp_path, threads):
     assert isinstance(threads, Threads)
     for number in (1, 2, 3, 4, 5):
         execute(*make_plan(tmp_path / "there", part=(number, 5)), threads)
@@ -298,7 +303,7 @@ def test_a_source_and_a_folder_that_are_mounted_elsewhere_are_the_same_plan(tmp_
 
 
 @pytest.mark.parametrize("ends_well", [True, False])
-def test_records_of_another_count_go_before_an_output_is_replaced(tmp_path, failing, ends_well):  # noqa: F811
+def test_records_of_another_count_go_before_an_output_is_replaced(tmp_path, failing, ends_well):
     """Else a commit takes what a killed part of that count has replaced for what they tell of."""
     run_parts(tmp_path, (1, 2), 2)
     failing(None if ends_well else "rank_3")
@@ -310,7 +315,7 @@ def test_records_of_another_count_go_before_an_output_is_replaced(tmp_path, fail
 
 
 @pytest.mark.parametrize("ends_well", [True, False])
-def test_records_of_another_plan_go_before_their_outputs_are_replaced(tmp_path, failing, ends_well):  # noqa: F811
+def test_records_of_another_plan_go_before_their_outputs_are_replaced(tmp_path, failing, ends_well):
     """Else a part that is done again makes a set of what the other plan has put in their place."""
     run_parts(tmp_path, (1, 2), 2)
     failing(None if ends_well else "rank_3")
@@ -453,9 +458,9 @@ def test_a_commit_points_out_files_that_are_not_of_its_set(tmp_path):
 
 
 @pytest.mark.parametrize("again", ["finalize", "--resume"])
-def test_an_empty_journal_of_a_commit_that_was_killed_says_nothing(tmp_path, failing, again):  # noqa: F811
+def test_an_empty_journal_of_a_commit_that_was_killed_says_nothing(tmp_path, failing, again):
     run_parts(tmp_path, (1, 2), 2)
-    journal = tmp_path / "ckpttool.json.journal"
+    journal = tmp_path / JOURNAL
     journal.touch()
     result = run("merge", tmp_path, "-s", CASE / "dst_strategy.ckpt", "-o", tmp_path / "m.ckpt")
     assert "not finalized, so files may be missing; run ckpttool finalize" in message(result)

@@ -22,84 +22,55 @@ from ckpttool.execution.copy import fill
 from ckpttool.formats import read_index
 from ckpttool.transaction.journal import seal_line
 from tests.support.commands import files_below, message, run, run_well
+from tests.support.damage import flip_byte, flip_unnoticed
 from tests.support.executors import (
     CASE,
     COMMAND,
     FORMATS,
     contents,
+    everything_in,
     finish,
-    reshard_words,
+    ordered_words,
+    run_with_signal,
     split_words,
     start,
     wait_until,
     write_source,
 )
-
-NAME = "ckpttool.json"
-JOURNAL = f"{NAME}.journal"
-
-
-@pytest.fixture
-def failing(monkeypatch):
-    """Makes the filling of an output fail, and counts those that are filled."""
-
-    def fail_on(name, number=errno.EIO, after=None):
-        filled = []
-
-        def fake(task):
-            path = task.parts[0].tensor.file.path
-            if name is not None and name in path:
-                wait_until(lambda: after is None or after.exists(), f"{after}")
-                raise OSError(number, os.strerror(number))
-            filled.append(path.rpartition("/")[2].removesuffix(".partial"))
-            return fill(task)
-
-        monkeypatch.setattr(execute_module, "fill", fake)
-        return filled
-
-    return fail_on
-
-
-def words_of(folder, output_format="ckpt", source=CASE / "src"):
-    words = reshard_words(folder, output_format)
-    return [words[0], str(source), *words[2:], "-j", "1"]
-
-
-def everything_in(folder):
-    return {**contents(folder), NAME: (folder / NAME).read_bytes()}
+from tests.support.manifests import JOURNAL, MANIFEST
 
 
 @pytest.mark.parametrize("output_format", FORMATS)
 def test_a_run_that_failed_is_continued_to_the_same_bytes(tmp_path, failing, output_format):
-    run_well(*words_of(tmp_path / "whole", output_format))
+    run_well(*ordered_words(tmp_path / "whole", output_format))
     failing("rank_2")
-    result = run(*words_of(tmp_path / "out", output_format))
+    result = run(*ordered_words(tmp_path / "out", output_format))
     assert result.exit_code == 6
     assert "the same command with --resume goes on from there" in message(result)
     assert JOURNAL in files_below(tmp_path / "out")
     filled = failing(None)
-    result = run_well(*words_of(tmp_path / "out", output_format), "--resume")
+    result = run_well(*ordered_words(tmp_path / "out", output_format), "--resume")
     assert "2 of 4 outputs that it left complete are kept" in message(result)
     assert re.search(r"outputs path .* 4 files, .* \(2 kept, 2 written\) in", message(result))
     assert {name[:12] for name in filled} == {"checkpoint_2", "checkpoint_3"}
     assert everything_in(tmp_path / "out") == everything_in(tmp_path / "whole")
-    result = run_well(*words_of(tmp_path / "out", output_format), "--resume", "--json")
+    result = run_well(*ordered_words(tmp_path / "out", output_format), "--resume", "--json")
     assert [out["kept"] for out in json.loads(result.stdout)["outputs"]] == [True] * 4
 
 
 def test_what_is_complete_is_not_written_again_and_needs_no_journal(tmp_path, failing):
-    run_well(*words_of(tmp_path))
+    run_well(*ordered_words(tmp_path))
     before = everything_in(tmp_path)
     filled = failing(None)
-    result = run_well(*words_of(tmp_path), "--resume", "--json")
+    result = run_well(*ordered_words(tmp_path), "--resume", "--json")
     assert len(json.loads(result.stdout)["outputs"]) == 4
     assert (filled, everything_in(tmp_path)) == ([], before)
-    assert run(*words_of(tmp_path)).exit_code == 5
+    assert run(*ordered_words(tmp_path)).exit_code == 5
 
 
 @pytest.mark.parametrize("is_copied", [False, True])
 def test_of_a_set_that_was_complete_what_is_gone_is_written_again(tmp_path, failing, is_copied):
-    run_well(*words_of(tmp_path / "out"))
+    run_well(*ordered_words(tmp_path / "out"))
     before = everything_in(tmp_path / "out")
     if is_copied:  # then only contents tell that the others are what was written
         shutil.copytree(tmp_path / "out", tmp_path / "copy", copy_function=shutil.copyfile)
@@ -108,16 +79,16 @@ def test_of_a_set_that_was_complete_what_is_gone_is_written_again(tmp_path, fail
     out = tmp_path / ("copy" if is_copied else "out")
     gone = out / "rank_0" / "checkpoint_0.ckpt"
     gone.unlink()
-    result = run(*words_of(out))
+    result = run(*ordered_words(out))
     assert result.exit_code == 5
     assert "3 outputs exist" in message(result)
     filled = failing(None)
-    result = run_well(*words_of(out), "--resume")
-    said = f"{out / NAME}: 1 output is gone ({gone}), written again; the others are kept"
+    result = run_well(*ordered_words(out), "--resume")
+    said = f"{out / MANIFEST}: 1 output is gone ({gone}), written again; the others are kept"
     assert said in message(result)
     assert filled == ["checkpoint_0.ckpt"]
     assert everything_in(out) == before
-    assert sorted(files_below(out, manifests=True)) == sorted([*contents(out), NAME])
+    assert sorted(files_below(out, manifests=True)) == sorted([*contents(out), MANIFEST])
 
 
 @pytest.mark.parametrize("is_partial", [False, True])
@@ -125,43 +96,43 @@ def test_a_manifest_that_was_copied_back_proves_no_output_by_its_time(
     tmp_path, failing, is_partial
 ):
     """The set was damaged after it was written, and the copy is younger than the damage."""
-    run_well(*words_of(tmp_path))
-    before, manifest = everything_in(tmp_path), tmp_path / NAME
+    run_well(*ordered_words(tmp_path))
+    before, manifest = everything_in(tmp_path), tmp_path / MANIFEST
     file = tmp_path / "rank_2" / "checkpoint_2.ckpt"
     data = file.read_bytes()
-    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    flip_byte(file)
     copy = manifest.read_bytes()
     manifest.unlink()
     if is_partial:
         (tmp_path / "rank_0" / "checkpoint_0.ckpt").unlink()
     time.sleep(0.05)  # the clock of the file system goes on
     manifest.write_bytes(copy)
-    result = run(*words_of(tmp_path), "--resume")
+    result = run(*ordered_words(tmp_path), "--resume")
     assert result.exit_code == 5
     assert f"{file}: not what {manifest} says was written" in message(result)
     file.write_bytes(data)
     filled = failing(None)
-    run_well(*words_of(tmp_path), "--resume")
+    run_well(*ordered_words(tmp_path), "--resume")
     assert filled == ["checkpoint_0.ckpt"] * is_partial
     assert everything_in(tmp_path) == before
 
 
 def test_what_a_manifest_proves_by_its_time_is_not_read(tmp_path, monkeypatch):
-    run_well(*words_of(tmp_path))
+    run_well(*ordered_words(tmp_path))
     read = []
     look = "ckpttool.transaction.manifest.read_index"
     monkeypatch.setattr(look, lambda name: (read.append(name), read_index(name))[1])
-    run_well(*words_of(tmp_path), "--resume")
+    run_well(*ordered_words(tmp_path), "--resume")
     assert read == []
-    shutil.copyfile(tmp_path / NAME, tmp_path / "copy")
-    shutil.copyfile(tmp_path / "copy", tmp_path / NAME)
-    run_well(*words_of(tmp_path), "--resume")
+    shutil.copyfile(tmp_path / MANIFEST, tmp_path / "copy")
+    shutil.copyfile(tmp_path / "copy", tmp_path / MANIFEST)
+    run_well(*ordered_words(tmp_path), "--resume")
     assert len(set(read)) == 4
 
 
 def test_a_signal_is_heard_while_what_is_kept_is_read(tmp_path):
     """In a process of its own: a signal that came a moment late would end the tests."""
-    run_well(*words_of(tmp_path))
+    run_well(*ordered_words(tmp_path))
     before = everything_in(tmp_path)
     time.sleep(0.01)
     os.utime(tmp_path / "rank_0" / "checkpoint_0.ckpt")
@@ -179,29 +150,29 @@ def test_a_signal_is_heard_while_what_is_kept_is_read(tmp_path):
         "sampling.unit_digests = read_for_ever\n"
         "main(sys.argv[1:])"
     )
-    words = [*words_of(tmp_path), "--resume"]
+    words = [*ordered_words(tmp_path), "--resume"]
     code, errors = finish(start(sys.executable, "-c", code, *words))
     assert (code, "ended by SIGTERM" in errors) == (143, True)
     assert everything_in(tmp_path) == before
 
 
 def test_what_fails_when_it_is_written_again_leaves_the_set_as_it_was(tmp_path, failing):
-    run_well(*words_of(tmp_path))
+    run_well(*ordered_words(tmp_path))
     before = everything_in(tmp_path)
     gone = [tmp_path / f"rank_{n}" / f"checkpoint_{n}.ckpt" for n in (1, 2)]
     for path in gone:
         path.unlink()
     left = everything_in(tmp_path)
     failing("rank_1")
-    assert run(*words_of(tmp_path), "--resume").exit_code == 6
+    assert run(*ordered_words(tmp_path), "--resume").exit_code == 6
     assert everything_in(tmp_path) == left
     assert not (tmp_path / JOURNAL).exists()
     failing("rank_2")
-    assert run(*words_of(tmp_path), "--resume").exit_code == 6
+    assert run(*ordered_words(tmp_path), "--resume").exit_code == 6
     assert (tmp_path / JOURNAL).exists()
-    assert not (tmp_path / NAME).exists()
+    assert not (tmp_path / MANIFEST).exists()
     filled = failing(None)
-    result = run_well(*words_of(tmp_path), "--resume")
+    result = run_well(*ordered_words(tmp_path), "--resume")
     assert "3 of 4 outputs that it left complete are kept" in message(result)
     assert filled == ["checkpoint_2.ckpt"]
     assert everything_in(tmp_path) == before
@@ -210,7 +181,7 @@ def test_what_fails_when_it_is_written_again_leaves_the_set_as_it_was(tmp_path, 
 def test_a_source_that_was_saved_again_is_not_what_a_complete_set_was_made_of(tmp_path):
     source, out = tmp_path / "src", tmp_path / "out"
     shutil.copytree(CASE / "src", source)
-    words = words_of(out, source=source)
+    words = ordered_words(out, source=source)
     run_well(*words)
     before = everything_in(out)
     saved = source / "rank_1" / "checkpoint-2_10.ckpt"
@@ -228,7 +199,7 @@ def test_what_a_changed_source_would_give_is_not_mixed_with_what_is_kept(tmp_pat
     """A source with other contents and with the times that it had."""
     source, out = tmp_path / "src", tmp_path / "out"
     shutil.copytree(CASE / "src", source)
-    words = words_of(out, source=source)
+    words = ordered_words(out, source=source)
     run_well(*words)
     gone = out / "rank_0" / "checkpoint_0.ckpt"
     gone.unlink()
@@ -255,38 +226,38 @@ def test_what_a_changed_source_would_give_is_not_mixed_with_what_is_kept(tmp_pat
 
 
 def test_what_is_gone_is_not_written_again_beside_what_was_changed(tmp_path):
-    run_well(*words_of(tmp_path))
+    run_well(*ordered_words(tmp_path))
     before = everything_in(tmp_path)
     gone, changed = (tmp_path / f"rank_{n}" / f"checkpoint_{n}.ckpt" for n in (0, 1))
     gone.unlink()
     changed.write_bytes(changed.read_bytes() + b"more")
-    result = run(*words_of(tmp_path), "--resume")
+    result = run(*ordered_words(tmp_path), "--resume")
     assert result.exit_code == 5
-    said = f"{changed}: not what {tmp_path / NAME} says was written; has it been changed?"
+    said = f"{changed}: not what {tmp_path / MANIFEST} says was written; has it been changed?"
     assert said in message(result)
     assert not gone.exists()
-    run_well(*words_of(tmp_path), "--resume", "--overwrite")
+    run_well(*ordered_words(tmp_path), "--resume", "--overwrite")
     assert everything_in(tmp_path) == before
 
 
 def test_a_part_does_not_take_a_committed_set_apart_to_mend_it(tmp_path):
     for part in ("1/2", "2/2"):
-        run_well(*words_of(tmp_path), "--part", part)
+        run_well(*ordered_words(tmp_path), "--part", part)
     (tmp_path / "rank_0" / "checkpoint_0.ckpt").unlink()
     for part in ("1/2", "2/2"):  # of a part that is not finalized
-        run_well(*words_of(tmp_path), "--part", part, "--resume")
+        run_well(*ordered_words(tmp_path), "--part", part, "--resume")
     run_well("finalize", tmp_path)
     before = everything_in(tmp_path)
     (tmp_path / "rank_0" / "checkpoint_0.ckpt").unlink()
-    result = run(*words_of(tmp_path), "--part", "1/2", "--resume")
+    result = run(*ordered_words(tmp_path), "--part", "1/2", "--resume")
     assert result.exit_code == 5
     assert "the same command without --part writes what is gone" in message(result)
-    run_well(*words_of(tmp_path), "--resume")
+    run_well(*ordered_words(tmp_path), "--resume")
     assert everything_in(tmp_path) == before
 
 
 def test_without_a_journal_it_is_an_ordinary_run(tmp_path):
-    run_well(*words_of(tmp_path), "--resume")
+    run_well(*ordered_words(tmp_path), "--resume")
     assert len(files_below(tmp_path)) == 4
 
 
@@ -297,10 +268,7 @@ def change_mtime(source, words):
 
 def change_contents(source, words):
     """Save one anew, of the same size, and put its time of modification back."""
-    path = next(source.rglob("*rank_3*/*.ckpt"))
-    before, data = path.stat(), path.read_bytes()
-    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    flip_unnoticed(next(source.rglob("*rank_3*/*.ckpt")))
     return words
 
 
@@ -329,10 +297,10 @@ def test_what_has_changed_is_named_and_refused(tmp_path, failing, change, expect
     source, out = tmp_path / "src", tmp_path / "out"
     shutil.copytree(CASE / "src", source)
     failing("rank_2")
-    assert run(*words_of(out, source=source)).exit_code == 6
+    assert run(*ordered_words(out, source=source)).exit_code == 6
     before = contents(out)
     failing(None)
-    result = run(*change(source, words_of(out, source=source)), "--resume")
+    result = run(*change(source, ordered_words(out, source=source)), "--resume")
     assert result.exit_code == 5
     assert f"{out / JOURNAL}: --resume: what was left there is of another run" in message(result)
     assert expected in message(result)
@@ -351,7 +319,7 @@ ASKED = [
 @pytest.mark.parametrize(("more", "said"), ASKED)
 @pytest.mark.parametrize("part", [(), ("--part", "1/1")])
 def test_which_option_is_another_is_said(tmp_path, failing, more, said, part):
-    words = [*words_of(tmp_path / "out"), *part, "-j", "1"]
+    words = [*ordered_words(tmp_path / "out"), *part, "-j", "1"]
     failing("rank_2")
     assert run(*words).exit_code == 6
     failing(None)
@@ -364,8 +332,8 @@ def test_which_option_is_another_is_said(tmp_path, failing, more, said, part):
 
 @pytest.mark.parametrize(("more", "said"), [ASKED[0], ASKED[1], ASKED[2]])
 def test_of_a_complete_set_its_outputs_tell_which_option_is_another(tmp_path, more, said):
-    run_well(*words_of(tmp_path))
-    result = run(*words_of(tmp_path), *more, "--resume")
+    run_well(*ordered_words(tmp_path))
+    result = run(*ordered_words(tmp_path), *more, "--resume")
     assert result.exit_code == 5
     assert f"other options were given: {said}; write to another place" in message(result)
 
@@ -374,14 +342,14 @@ def test_a_journal_that_tells_no_options_is_gone_on_from(tmp_path, failing):
     """As those of earlier versions do."""
     failing("rank_2")
     for more in ([], ["--rank", "0,1,2"]):
-        assert run(*words_of(tmp_path), "--overwrite", "-j", "1").exit_code == 6
+        assert run(*ordered_words(tmp_path), "--overwrite", "-j", "1").exit_code == 6
         journal = tmp_path / JOURNAL
         first, rest = journal.read_bytes().split(b"\n", 1)
         head = json.loads(first.rpartition(b" ")[0])
         del head["run"][0]["options"]
         journal.write_bytes(seal_line(json.dumps(head)).encode() + rest)
         filled = failing(None)
-        result = run(*words_of(tmp_path), *more, "--resume")
+        result = run(*ordered_words(tmp_path), *more, "--resume")
         if more:
             said = "other options were given: format, ranks, names or what decides the contents"
             assert said in message(result)
@@ -392,47 +360,40 @@ def test_a_journal_that_tells_no_options_is_gone_on_from(tmp_path, failing):
 
 def test_an_output_that_was_changed_since_is_not_believed(tmp_path, failing):
     failing("rank_2")
-    assert run(*words_of(tmp_path)).exit_code == 6
+    assert run(*ordered_words(tmp_path)).exit_code == 6
     changed = tmp_path / "rank_1" / "checkpoint_1.ckpt"
     changed.write_bytes(b"by somebody else")
     filled = failing(None)
     for more in ([], ["--resume"]):
-        result = run(*words_of(tmp_path), *more)
+        result = run(*ordered_words(tmp_path), *more)
         assert result.exit_code == 5
         assert f"{changed} exists already" in message(result)
     assert changed.read_bytes() == b"by somebody else"
-    run_well(*words_of(tmp_path), "--resume", "--overwrite")
+    run_well(*ordered_words(tmp_path), "--resume", "--overwrite")
     assert {name[:12] for name in filled} == {"checkpoint_1", "checkpoint_2", "checkpoint_3"}
-
-
-def flip_last_byte(path):
-    """Change a file and give it its time of modification back."""
-    before, data = path.stat(), path.read_bytes()
-    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def test_an_output_with_another_byte_is_not_believed_though_size_and_time_are_the_same(
     tmp_path, failing
 ):
     failing("rank_2")
-    assert run(*words_of(tmp_path)).exit_code == 6
+    assert run(*ordered_words(tmp_path)).exit_code == 6
     changed = tmp_path / "rank_1" / "checkpoint_1.ckpt"
-    flip_last_byte(changed)
+    flip_unnoticed(changed)
     filled = failing(None)
     for more in ([], ["--resume"]):
-        result = run(*words_of(tmp_path), *more)
+        result = run(*ordered_words(tmp_path), *more)
         assert result.exit_code == 5
         assert f"{changed} exists already" in message(result)
     assert filled == []
-    run_well(*words_of(tmp_path), "--resume", "--overwrite")
+    run_well(*ordered_words(tmp_path), "--resume", "--overwrite")
     assert {name[:12] for name in filled} == {"checkpoint_1", "checkpoint_2", "checkpoint_3"}
 
 
 @pytest.mark.parametrize("is_left", [True, False])
 def test_a_checksum_that_was_changed_is_not_believed(tmp_path, failing, is_left):
     """The hashes of a manifest are those of tensors."""
-    words = [*words_of(tmp_path / "out", "safetensors"), "--crc", "-j", "2"]
+    words = [*ordered_words(tmp_path / "out", "safetensors"), "--crc", "-j", "2"]
     file = tmp_path / "out" / "rank_0" / "checkpoint_0.safetensors"
     failing("rank_3" if is_left else None, after=file)
     assert run(*words).exit_code == (6 if is_left else 0)
@@ -453,29 +414,29 @@ def test_a_checksum_that_was_changed_is_not_believed(tmp_path, failing, is_left)
 
 
 def test_what_was_moved_meanwhile_is_known_by_its_contents(tmp_path, failing):
-    run_well(*words_of(tmp_path / "whole"))
+    run_well(*ordered_words(tmp_path / "whole"))
     failing("rank_2")
-    assert run(*words_of(tmp_path / "out")).exit_code == 6
+    assert run(*ordered_words(tmp_path / "out")).exit_code == 6
     shutil.copytree(tmp_path / "out", tmp_path / "copy", copy_function=shutil.copyfile)
     filled = failing(None)
-    result = run_well(*words_of(tmp_path / "copy"), "--resume")
+    result = run_well(*ordered_words(tmp_path / "copy"), "--resume")
     assert "2 of 4 outputs that it left complete are kept" in message(result)
     assert {name[:12] for name in filled} == {"checkpoint_2", "checkpoint_3"}
     assert everything_in(tmp_path / "copy") == everything_in(tmp_path / "whole")
 
 
 def test_the_journal_of_another_folder_makes_no_file_replaceable(tmp_path, failing):
-    run_well(*words_of(tmp_path / "mine"))
-    (tmp_path / "mine" / NAME).unlink()
+    run_well(*ordered_words(tmp_path / "mine"))
+    (tmp_path / "mine" / MANIFEST).unlink()
     for path in (tmp_path / "mine").rglob("*.ckpt"):
-        flip_last_byte(path)
+        flip_unnoticed(path)
     before = contents(tmp_path / "mine")
     failing("rank_3")
-    assert run(*words_of(tmp_path / "other")).exit_code == 6
+    assert run(*ordered_words(tmp_path / "other")).exit_code == 6
     shutil.copy(tmp_path / "other" / JOURNAL, tmp_path / "mine")
     failing(None)
     for more in ([], ["--resume"]):
-        result = run(*words_of(tmp_path / "mine"), *more)
+        result = run(*ordered_words(tmp_path / "mine"), *more)
         assert result.exit_code == 5
         assert "4 outputs exist already" in message(result)
     (tmp_path / "mine" / JOURNAL).unlink()
@@ -483,17 +444,17 @@ def test_the_journal_of_another_folder_makes_no_file_replaceable(tmp_path, faili
 
 
 def test_what_was_changed_after_it_was_complete_is_named(tmp_path, failing):
-    run_well(*words_of(tmp_path))
+    run_well(*ordered_words(tmp_path))
     before = contents(tmp_path)
     filled = failing(None)
     changed = tmp_path / "rank_1" / "checkpoint_1.ckpt"
-    flip_last_byte(changed)
-    result = run(*words_of(tmp_path), "--resume")
+    flip_unnoticed(changed)
+    result = run(*ordered_words(tmp_path), "--resume")
     assert result.exit_code == 5
-    said = f"{changed}: not what {tmp_path / NAME} says was written; has it been changed?"
+    said = f"{changed}: not what {tmp_path / MANIFEST} says was written; has it been changed?"
     assert said in message(result)
-    flip_last_byte(changed)
-    run_well(*words_of(tmp_path), "--resume")
+    flip_unnoticed(changed)
+    run_well(*ordered_words(tmp_path), "--resume")
     assert (filled, contents(tmp_path)) == ([], before)
 
 
@@ -509,15 +470,17 @@ def test_indexes_that_are_gone_are_written_again(tmp_path):
     (tmp_path / "param_name_map.json").write_text("{}")
     result = run(*words, "-o", tmp_path, "--resume")
     assert result.exit_code == 5
-    assert f"{tmp_path / 'param_name_map.json'}: not what {tmp_path / NAME} says" in message(result)
+    assert f"{tmp_path / 'param_name_map.json'}: not what {tmp_path / MANIFEST} says" in message(
+        result
+    )
 
 
 def test_without_resume_all_is_written_anew_and_what_is_stale_goes(tmp_path, failing):
     failing("rank_2")
-    assert run(*words_of(tmp_path)).exit_code == 6
+    assert run(*ordered_words(tmp_path)).exit_code == 6
     (tmp_path / "rank_2" / "checkpoint_2.ckpt.partial").write_bytes(b"of a killed run")
     filled = failing(None)
-    result = run_well(*words_of(tmp_path))
+    result = run_well(*ordered_words(tmp_path))
     said = "a run did not end, 2 of 4 outputs that it left complete are written anew (--resume"
     assert said in message(result)
     assert len(filled) == 4
@@ -530,7 +493,7 @@ def test_a_file_of_somebody_else_with_a_temporary_name_is_not_replaced_unasked(t
         other.parent.mkdir()
         other.write_text("of somebody else")
     for more in ((), ("--resume",), ("--part", "1/1")):
-        result = run(*words_of(tmp_path), *more)
+        result = run(*ordered_words(tmp_path), *more)
         assert result.exit_code == 5
         said = f"{others[0]}, {others[1]}: the name of a temporary file, and no run of ckpttool "
         assert said in message(result)
@@ -538,10 +501,10 @@ def test_a_file_of_somebody_else_with_a_temporary_name_is_not_replaced_unasked(t
         assert [other.read_text() for other in others] == ["of somebody else"] * 2
         assert len(files_below(tmp_path)) == 2
     failing("rank_3")
-    assert run(*words_of(tmp_path), "--overwrite").exit_code == 6
+    assert run(*ordered_words(tmp_path), "--overwrite").exit_code == 6
     others[0].write_text("what a run has begun that did not end")
     failing(None)
-    run_well(*words_of(tmp_path))
+    run_well(*ordered_words(tmp_path))
     assert len(files_below(tmp_path)) == 4
 
 
@@ -551,7 +514,7 @@ def test_a_failure_before_anything_is_complete_says_what_to_do(tmp_path, monkeyp
         raise error
 
     monkeypatch.setattr(execute_module, "fill", fail)
-    result = run(*words_of(tmp_path))
+    result = run(*ordered_words(tmp_path))
     assert result.exit_code == 6
     assert message(result).endswith("; nothing is complete yet: run it again when that is mended")
     assert files_below(tmp_path) == []
@@ -561,13 +524,13 @@ def test_what_a_killed_run_of_another_set_left_half_written_is_called_so(tmp_pat
     part = tmp_path / "rank_1" / "checkpoint_1.h5"
     merge = ("merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", part)
     assert run_with_signal(signal.SIGKILL, *merge)[0] == -signal.SIGKILL
-    result = run(*words_of(tmp_path, "hdf5"))
+    result = run(*ordered_words(tmp_path, "hdf5"))
     said = f"{part}.partial: left half-written by a run that did not end, of which "
     said += f"{part}.{JOURNAL} tells; finish that with its own command and --resume, or --overwr"
     assert said in message(result)
     assert result.exit_code == 5
     run_well(*merge, "--resume")
-    run_well(*words_of(tmp_path, "hdf5"), "--overwrite")
+    run_well(*ordered_words(tmp_path, "hdf5"), "--overwrite")
     assert files_below(tmp_path) == [f"rank_{r}/checkpoint_{r}.h5" for r in range(4)]
 
 
@@ -575,7 +538,7 @@ def test_what_a_run_of_another_set_is_writing_is_not_begun(tmp_path, monkeypatch
     part, seen = tmp_path / "rank_1" / "checkpoint_1.ckpt", []
 
     def look(task):
-        seen.append(run(*words_of(tmp_path), "--overwrite"))
+        seen.append(run(*ordered_words(tmp_path), "--overwrite"))
         return fill(task)
 
     monkeypatch.setattr(execute_module, "fill", look)
@@ -596,10 +559,10 @@ def test_what_could_not_be_removed_is_known_to_the_next_run(tmp_path, failing, m
 
     failing("rank_0")
     monkeypatch.setattr(Path, "unlink", refuse)
-    assert "could not be removed: the next run does that" in message(run(*words_of(tmp_path)))
+    assert "could not be removed: the next run does that" in message(run(*ordered_words(tmp_path)))
     monkeypatch.setattr(Path, "unlink", real)
     failing(None)
-    run_well(*words_of(tmp_path))
+    run_well(*ordered_words(tmp_path))
     assert len(files_below(tmp_path)) == 4
 
 
@@ -607,19 +570,19 @@ def test_what_is_left_stays_no_checkpoint_and_replaceable_if_the_next_run_fails_
     tmp_path, failing
 ):
     failing("rank_2")
-    assert run(*words_of(tmp_path)).exit_code == 6
+    assert run(*ordered_words(tmp_path)).exit_code == 6
     failing("rank_0")
-    assert run(*words_of(tmp_path)).exit_code == 6
+    assert run(*ordered_words(tmp_path)).exit_code == 6
     assert JOURNAL in files_below(tmp_path)
     assert run("verify", tmp_path, "-s", CASE / "dst_strategy.ckpt").exit_code == 1
     failing(None)
-    run_well(*words_of(tmp_path), "--resume")
+    run_well(*ordered_words(tmp_path), "--resume")
     assert len(files_below(tmp_path)) == 4
 
 
 def test_a_set_that_is_not_complete_is_no_checkpoint(tmp_path, failing):
     failing("rank_2")
-    assert run(*words_of(tmp_path / "out")).exit_code == 6
+    assert run(*ordered_words(tmp_path / "out")).exit_code == 6
     strategy = ["-s", CASE / "dst_strategy.ckpt"]
     result = run("merge", tmp_path / "out", *strategy, "-o", tmp_path / "m.ckpt")
     assert result.exit_code == 5
@@ -633,13 +596,13 @@ def test_a_set_that_is_not_complete_is_no_checkpoint(tmp_path, failing):
         assert said in document["notes"][0]["text"]
         assert said in message(run("inspect", tmp_path / "out", *more))
     failing(None)
-    run_well(*words_of(tmp_path / "out"), "--resume")
+    run_well(*ordered_words(tmp_path / "out"), "--resume")
     run_well("merge", tmp_path / "out", *strategy, "-o", tmp_path / "m.ckpt")
 
 
 def test_the_cause_comes_first_and_the_ranks_that_are_missing_together(tmp_path, failing):
     failing("rank_1")
-    assert run(*words_of(tmp_path / "out")).exit_code == 6
+    assert run(*ordered_words(tmp_path / "out")).exit_code == 6
     strategy = ["-s", CASE / "dst_strategy.ckpt"]
     result = run("merge", tmp_path / "out", *strategy, "-o", tmp_path / "m.ckpt")
     lines = result.stderr.splitlines()
@@ -670,7 +633,7 @@ def test_of_a_set_that_is_being_written_all_commands_say_to_wait(tmp_path, monke
         return fill(task)
 
     monkeypatch.setattr(execute_module, "fill", look)
-    run_well(*words_of(out), *part)
+    run_well(*ordered_words(out), *part)
     assert len(seen) == len(commands)
     for text in seen:
         assert "writing" in text
@@ -681,7 +644,7 @@ def test_of_a_set_that_is_being_written_all_commands_say_to_wait(tmp_path, monke
 
 def test_of_a_set_of_a_killed_run_commit_says_to_resume_it(tmp_path, failing):
     failing("rank_2")
-    assert run(*words_of(tmp_path / "out")).exit_code == 6
+    assert run(*ordered_words(tmp_path / "out")).exit_code == 6
     for name in ("finalize", "inspect"):
         said = message(run(name, tmp_path / "out"))
         assert "has not ended here" in said
@@ -738,7 +701,9 @@ def test_a_temporary_file_that_was_renamed_is_told_by_the_journal_of_its_set(
 ):
     """It is of full size with a whole header, and zeros where the rest should be."""
     out = tmp_path / "out"
-    file = partial_renamed([*words_of(out), *part, "-j", "1"], out / "rank_0" / "checkpoint_0.ckpt")
+    file = partial_renamed(
+        [*ordered_words(out), *part, "-j", "1"], out / "rank_0" / "checkpoint_0.ckpt"
+    )
     journal = next(out.glob("*.journal") if not part else out.glob(".*.journal"))
     said = f"{file}: {journal} {RENAMED}"
     findings = json.loads(run("verify", file, "--json").stdout)["findings"]
@@ -748,7 +713,7 @@ def test_a_temporary_file_that_was_renamed_is_told_by_the_journal_of_its_set(
     monkeypatch.chdir(file.parent)
     assert f"{file.name}: {journal} {RENAMED}" in message(run("verify", file.name))
     file.unlink()
-    run_well(*words_of(out), *part, "--resume")
+    run_well(*ordered_words(out), *part, "--resume")
     assert run("verify", file).exit_code == 0
 
 
@@ -756,26 +721,26 @@ def test_a_temporary_file_that_was_renamed_is_told_by_the_journal_of_its_set(
 def test_a_file_that_the_next_run_had_not_replaced_yet_is_as_good_as_before(tmp_path):
     """Of a set that was complete, one run with --overwrite is killed: two ways to mean its name."""
     out = tmp_path / "out"
-    run_well(*words_of(out))
+    run_well(*ordered_words(out))
     for manifest in (True, False):
-        run_with_signal(signal.SIGKILL, *words_of(out), "--overwrite", "-j", "1")
+        run_with_signal(signal.SIGKILL, *ordered_words(out), "--overwrite", "-j", "1")
         file = out / "rank_0" / "checkpoint_0.ckpt"
         partial = Path(f"{file}.partial")
         assert partial.exists()
         if not manifest:
-            (out / NAME).unlink()
+            (out / MANIFEST).unlink()
         assert scan(str(file)).problems == ()
         partial.rename(file)
         for path in (file, out) if manifest else (file,):
             (problem,) = scan(str(path)).problems
             assert f"{file}: {out / JOURNAL} {RENAMED}" in problem
-        run_well(*words_of(out), "--overwrite")
+        run_well(*ordered_words(out), "--overwrite")
         assert scan(str(file)).problems == scan(str(out)).problems == ()
 
 
 @pytest.mark.parametrize("name", ["../x", 5, "\0", "a" * 5000, "\ud800"])
 def test_a_journal_that_tells_of_strange_names_does_no_harm(tmp_path, name):
-    run_well(*words_of(tmp_path))
+    run_well(*ordered_words(tmp_path))
     text = json.dumps({"begun": name}) + " 01234567\n"
     (tmp_path / JOURNAL).write_text(text + '{"begun": "rank_0/checkpoint_0.ckpt')
     assert scan(str(tmp_path)).problems == ()
@@ -784,28 +749,28 @@ def test_a_journal_that_tells_of_strange_names_does_no_harm(tmp_path, name):
 
 @pytest.mark.parametrize("more", [["--crc"], ["--rank", "0-2"]])
 def test_what_else_is_asked_for_is_named_if_a_complete_set_is_resumed(tmp_path, more):
-    run_well(*words_of(tmp_path))
-    result = run(*words_of(tmp_path), *more, "--resume")
+    run_well(*ordered_words(tmp_path))
+    result = run(*ordered_words(tmp_path), *more, "--resume")
     assert result.exit_code == 5
-    said = f"ckpttool: {tmp_path / NAME}: --resume: what is there is of another run: other "
+    said = f"ckpttool: {tmp_path / MANIFEST}: --resume: what is there is of another run: other "
     assert message(result).startswith(f"{said}options were given")
     assert "exist already" not in message(result)
 
 
 def test_a_set_of_which_all_was_removed_keeps_no_other_from_its_place(tmp_path):
-    run_well(*words_of(tmp_path / "out"))
+    run_well(*ordered_words(tmp_path / "out"))
     for file in (tmp_path / "out").glob("rank_*/*"):
         file.unlink()
     other = ["--rank", "0-2"]
-    run_well(*words_of(tmp_path / "out"), *other, "--resume")
-    run_well(*words_of(tmp_path / "whole"), *other)
+    run_well(*ordered_words(tmp_path / "out"), *other, "--resume")
+    run_well(*ordered_words(tmp_path / "whole"), *other)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 def test_files_of_another_format_beside_the_outputs_are_pointed_out(tmp_path):
-    run_well(*words_of(tmp_path))
-    other = [*words_of(tmp_path), "--format", "hdf5"]
-    (tmp_path / NAME).unlink()
+    run_well(*ordered_words(tmp_path))
+    other = [*ordered_words(tmp_path), "--format", "hdf5"]
+    (tmp_path / MANIFEST).unlink()
     said = "checkpoint_3.ckpt: not of the 4 ranks of the target in its format"
     assert "and 1 more: not of the 4 ranks" in message(run(*other))
     (tmp_path / "rank_0" / "checkpoint_0.ckpt").unlink()
@@ -817,8 +782,8 @@ def test_files_of_another_format_beside_the_outputs_are_pointed_out(tmp_path):
 @pytest.mark.parametrize("command", ["inspect", "verify", "merge"])
 def test_of_a_run_that_has_completed_nothing_its_journal_tells(tmp_path, command, has_folders):
     out = tmp_path / "out"
-    run_well(*words_of(out))
-    (out / NAME).rename(out / JOURNAL)
+    run_well(*ordered_words(out))
+    (out / MANIFEST).rename(out / JOURNAL)
     for file in out.glob("rank_*/*.ckpt"):
         file.rename(f"{file}.partial")
     if not has_folders:
@@ -848,10 +813,10 @@ def test_what_is_known_of_a_run_that_has_not_ended_is_told(tmp_path, failing, ra
     out = tmp_path / "out"
     if rank:
         failing(f"rank_{rank}")
-        assert run(*words_of(out), "-j", "1").exit_code == 6
+        assert run(*ordered_words(out), "-j", "1").exit_code == 6
         failing(None)
     else:
-        run_with_signal(signal.SIGKILL, *words_of(out), "-j", "1")
+        run_with_signal(signal.SIGKILL, *ordered_words(out), "-j", "1")
     names = [f"rank_{rank}/checkpoint_{rank}.ckpt" for rank in range(4)]
     said = " (step 2_10, 8 input files; to be written: --format ckpt, ranks 0-3, --prefix "
     said += f"checkpoint_); complete: {names[0] if rank else 'nothing'}"
@@ -862,7 +827,7 @@ def test_what_is_known_of_a_run_that_has_not_ended_is_told(tmp_path, failing, ra
         ]
         assert said in text
         assert names[rank] in text.partition("; begun: ")[2]
-    run_well(*words_of(out), "--resume")
+    run_well(*ordered_words(out), "--resume")
     assert json.loads(run_well("inspect", out, "--json").stdout)["notes"] == []
 
 
@@ -898,7 +863,7 @@ def test_a_file_written_in_parts_that_are_not_committed_is_no_checkpoint(tmp_pat
     file = tmp_path / "m.ckpt"
     words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", file]
     run_well(*words, "--part", "1/2")
-    (tmp_path / f".other.ckpt.{NAME.removesuffix('.json')}-part-1-of-2.json").touch()
+    (tmp_path / f".other.ckpt.{MANIFEST.removesuffix('.json')}-part-1-of-2.json").touch()
     result = run("merge", file, "-o", tmp_path / "m.h5")
     assert result.exit_code == 5
     assert f"{file}: written in parts (--part) that are not finalized" in message(result)
@@ -911,7 +876,7 @@ def test_a_file_written_in_parts_that_are_not_committed_is_no_checkpoint(tmp_pat
 def test_numbered_files_of_a_run_that_did_not_end_are_no_checkpoint(tmp_path):
     words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "--max-shard-size", "10KB"]
     run_well(*words, "-o", tmp_path / "model")
-    (tmp_path / "model" / NAME).rename(tmp_path / "model" / JOURNAL)
+    (tmp_path / "model" / MANIFEST).rename(tmp_path / "model" / JOURNAL)
     for src in ("model", "model/model.safetensors.index.json"):
         result = run("merge", tmp_path / src, "-o", tmp_path / "m.ckpt")
         assert result.exit_code == 5
@@ -921,7 +886,7 @@ def test_numbered_files_of_a_run_that_did_not_end_are_no_checkpoint(tmp_path):
 
 
 def test_parts_that_are_not_committed_are_no_checkpoint(tmp_path):
-    run_well(*words_of(tmp_path / "out"), "--part", "1/1")
+    run_well(*ordered_words(tmp_path / "out"), "--part", "1/1")
     words = ["-s", CASE / "dst_strategy.ckpt", "-o", tmp_path / "m.ckpt"]
     result = run("merge", tmp_path / "out", *words)
     assert result.exit_code == 5
@@ -930,8 +895,8 @@ def test_parts_that_are_not_committed_are_no_checkpoint(tmp_path):
 
 
 def test_a_part_is_resumed_by_itself(tmp_path, failing):
-    run_well(*words_of(tmp_path / "whole"))
-    words = words_of(tmp_path / "out")
+    run_well(*ordered_words(tmp_path / "whole"))
+    words = ordered_words(tmp_path / "out")
     run_well(*words, "--part", "2/2")
     failing("rank_2")
     assert run(*words, "--part", "1/2").exit_code == 6
@@ -946,9 +911,9 @@ def test_a_part_is_resumed_by_itself(tmp_path, failing):
 
 
 def test_a_whole_run_that_did_not_end_is_done_in_parts_instead(tmp_path, failing):
-    run_well(*words_of(tmp_path / "whole"))
+    run_well(*ordered_words(tmp_path / "whole"))
     failing("rank_3")
-    words = words_of(tmp_path / "out")
+    words = ordered_words(tmp_path / "out")
     assert run(*words).exit_code == 6
     failing(None)
     run_well(*words, "--part", "1/2")
@@ -961,7 +926,7 @@ def test_a_whole_run_that_did_not_end_is_done_in_parts_instead(tmp_path, failing
 @pytest.mark.interpreter
 @pytest.mark.parametrize("part", [(), ("--part", "1/2")])
 def test_a_run_that_was_killed_when_all_was_listed_is_complete(tmp_path, failing, part):
-    words = [*words_of(tmp_path), *part]
+    words = [*ordered_words(tmp_path), *part]
     code = (
         "import os\n"
         "from ckpttool.cli.main import main\n"
@@ -969,7 +934,7 @@ def test_a_run_that_was_killed_when_all_was_listed_is_complete(tmp_path, failing
     )
     code += "Journal._close = lambda journal, remove: os._exit(9)\nmain()"  # as by SIGKILL
     assert finish(start(sys.executable, "-c", code, *words))[0] == 9
-    listing = tmp_path / (".ckpttool-part-1-of-2.json" if part else NAME)
+    listing = tmp_path / (".ckpttool-part-1-of-2.json" if part else MANIFEST)
     assert Path(f"{listing}.journal").exists()
     before = listing.read_bytes()
     result = run(*words)
@@ -1007,23 +972,10 @@ def test_a_single_file_is_begun_again(tmp_path, failing):
     assert files_below(tmp_path) == []
     failing(None)
     run_well(*words, "--resume")
-    assert files_below(tmp_path, manifests=True) == ["m.h5", f"m.h5.{NAME}"]
+    assert files_below(tmp_path, manifests=True) == ["m.h5", f"m.h5.{MANIFEST}"]
 
 
 MERGE = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-j", "1", "-o"]
-
-
-def run_with_signal(number, *words):
-    """A process that gets a signal when it begins to fill its first output."""
-    code = (
-        "import os, sys\n"
-        "from ckpttool.cli.main import main\n"
-        "from ckpttool.execution import execute\n"
-        f"fill = execute.fill; end = lambda: os.kill(os.getpid(), {int(number)})\n"
-        "execute.fill = lambda task: (end(), fill(task))[1]\n"
-        "main(sys.argv[1:])"
-    )
-    return finish(start(sys.executable, "-c", code, *words))
 
 
 def test_what_a_killed_run_left_of_a_single_file_is_explained(tmp_path):
@@ -1031,10 +983,8 @@ def test_what_a_killed_run_left_of_a_single_file_is_explained(tmp_path):
     assert run_with_signal(signal.SIGKILL, *MERGE, out)[0] == -signal.SIGKILL
     assert files_below(tmp_path) == [f"m.h5.{JOURNAL}", "m.h5.partial"]
     result = run_well(*MERGE, out, "--resume")
-    said = (
-        f"note: {out}.{NAME}: a run did not end, and nothing of it could be kept; this one begins"
-    )
-    assert f"{said} anew" in message(result)
+    said = "a run did not end, and nothing of it could be kept; this one begins anew"
+    assert f"note: {out}.{MANIFEST}: {said}" in message(result)
     assert "begins anew" not in message(run_well(*MERGE, out, "--resume"))
 
 
@@ -1081,11 +1031,11 @@ def test_a_source_that_is_written_to_meanwhile_is_noticed_before_the_set_is_comp
         return fill(task)
 
     monkeypatch.setattr(execute_module, "fill", fill_and_touch)
-    result = run(*words_of(tmp_path / "out", source=source))
+    result = run(*ordered_words(tmp_path / "out", source=source))
     assert result.exit_code == 6
     name = victim.relative_to(tmp_path)
     assert f"{name}: was written to after its header was read" in message(result)
-    assert not (tmp_path / "out" / NAME).exists()
+    assert not (tmp_path / "out" / MANIFEST).exists()
 
 
 @pytest.mark.crash

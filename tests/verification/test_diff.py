@@ -17,10 +17,19 @@ from ckpttool.errors import CkptToolError, PlanError
 from ckpttool.model.layout import Layout
 from ckpttool.storage.compare import Tolerance
 from tests.strategies import as_stored, examples, moves
-from tests.support.checkpoints import ROWS, cut, noise, strategy_of, write_file, write_ranks
+from tests.support.checkpoints import (
+    ROWS,
+    catalog_on_disk,
+    cut,
+    noise,
+    strategy_of,
+    write_file,
+    write_ranks,
+)
 from tests.support.commands import mentions, message, run, run_well, stay_small
 from tests.support.corpus import GOLDEN, SAMPLES
-from tests.support.readers import Entry, read
+from tests.support.damage import flip_byte, flip_byte_of
+from tests.support.readers import Entry, entry_of, read
 
 CASE = GOLDEN / "tutorial_8_to_8_retrain"
 COLUMNS = strategy_of({"w": Layout((3,), ((), (0,))), "b": Layout((3,), ((0,), ()))})
@@ -28,15 +37,9 @@ ROW_CUT = strategy_of({"w": ROWS, "b": ROWS})
 W = np.arange(1, 25, dtype="<f4").reshape(8, 3)
 
 
-def tensor(array):
-    names = {"f4": "Float32", "f8": "Float64", "i8": "Int64", "i4": "Int32", "f2": "Float16",
-             "c8": "Complex64", "c16": "Complex128"}  # fmt: skip
-    return Entry(names[array.dtype.str[1:]], array.shape, array.tobytes())
-
-
 def entries(**changes):
     """Full tensors; a change replaces one, or leaves it out if it is None."""
-    found = {"w": tensor(W), "b": Entry("BFloat16", (12, 1), bytes(range(24)))}
+    found = {"w": entry_of(W), "b": Entry("BFloat16", (12, 1), bytes(range(24)))}
     found |= changes
     return {name: entry for name, entry in found.items() if entry is not None}
 
@@ -46,7 +49,7 @@ def written(folder, full, strategy=None, format="ckpt"):
     if strategy is None:
         write_file(folder / "m.ckpt", full, "ckpt")
         return ckpttool.scan(str(folder / "m.ckpt"))
-    return ckpttool.scan(str(write_ranks(folder, cut(full, strategy), format)))
+    return catalog_on_disk(folder, cut(full, strategy), format)
 
 
 def compare(tmp_path, one, other, **options):
@@ -119,9 +122,9 @@ def test_a_field_sliced_table_is_compared_as_what_it_is(tmp_path):
 
 
 def test_names_types_shapes_and_texts_are_compared_before_values(tmp_path):
-    a = {"w": tensor(W), "gone": tensor(W), "type": tensor(W), "shape": tensor(W)}
-    b = {"w": tensor(W), "type": tensor(W.astype("<f2")), "shape": tensor(W.reshape(3, 8)),
-         "new": tensor(W)}  # fmt: skip
+    a = {"w": entry_of(W), "gone": entry_of(W), "type": entry_of(W), "shape": entry_of(W)}
+    b = {"w": entry_of(W), "type": entry_of(W.astype("<f2")), "shape": entry_of(W.reshape(3, 8)),
+         "new": entry_of(W)}  # fmt: skip
     found = ckpttool.diff(written(tmp_path / "a", a), written(tmp_path / "b", b))
     assert [(one.name, one.kind) for one in found.differences] == [
         ("gone", "only in A"),
@@ -139,7 +142,7 @@ def test_values_that_differ_are_counted_measured_and_located(tmp_path):
     changed = W.copy()
     changed[2, 1] += 0.5  # 8 -> 8.5
     changed[7, 2] = 30.0  # 24 -> 30
-    difference = the_difference(compare(tmp_path, entries(), entries(w=tensor(changed))))
+    difference = the_difference(compare(tmp_path, entries(), entries(w=entry_of(changed))))
     assert (difference.name, difference.kind) == ("w", "values")
     values = difference.values
     assert (values.count, values.same_number, values.first) == (2, 0, (2, 1))
@@ -161,8 +164,8 @@ def test_bytes_that_mean_the_same_number_differ_and_are_counted_apart(tmp_path):
 
 
 def test_infinity_is_near_nothing_but_itself(tmp_path):
-    a = tensor(np.array([np.inf, np.inf, 1, -np.inf], "<f4"))
-    b = tensor(np.array([np.inf, -np.inf, np.inf, 1], "<f4"))
+    a = entry_of(np.array([np.inf, np.inf, 1, -np.inf], "<f4"))
+    b = entry_of(np.array([np.inf, -np.inf, np.inf, 1], "<f4"))
     found = ckpttool.diff(written(tmp_path / "a", {"x": a}), written(tmp_path / "b", {"x": b}),
                           tolerance=Tolerance(1e30, 1e30))  # fmt: skip
     values = the_difference(found).values
@@ -172,8 +175,8 @@ def test_infinity_is_near_nothing_but_itself(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["<f4", "<f8", "<c8", "<c16"])
 def test_what_is_nan_on_one_side_has_no_distance_and_is_counted(tmp_path, dtype):
-    a = tensor(np.array([np.nan, 1, 2, np.nan, 5], dtype))
-    b = tensor(np.array([1, np.nan, 2.5, -np.nan, 5], dtype))
+    a = entry_of(np.array([np.nan, 1, 2, np.nan, 5], dtype))
+    b = entry_of(np.array([1, np.nan, 2.5, -np.nan, 5], dtype))
     a, b = written(tmp_path / "a", {"x": a}), written(tmp_path / "b", {"x": b})
     values = the_difference(ckpttool.diff(a, b)).values
     assert (values.nans, values.max_abs, values.max_rel) == (2, 0.5, 0.2)
@@ -184,7 +187,7 @@ def test_what_is_nan_on_one_side_has_no_distance_and_is_counted(tmp_path, dtype)
 @pytest.mark.parametrize("sign", [1, -1])
 def test_differences_that_no_float64_holds_are_not_understated(tmp_path, sign):
     large = sign * np.finfo("<f8").max
-    a, b = (tensor(np.array([one, 1.0])) for one in (large, -large / 2))
+    a, b = (entry_of(np.array([one, 1.0])) for one in (large, -large / 2))
     a, b = written(tmp_path / "a", {"x": a}), written(tmp_path / "b", {"x": b})
     values = the_difference(ckpttool.diff(a, b)).values
     assert (values.count, values.max_abs, values.max_rel) == (1, np.inf, 3.0)
@@ -200,15 +203,15 @@ def test_differences_that_no_float64_holds_are_not_understated(tmp_path, sign):
 
 def test_differences_of_float32_that_it_does_not_hold_are_measured(tmp_path):
     large = np.finfo("<f4").max
-    a, b = (tensor(np.array([one], "<f4")) for one in (large, -large))
+    a, b = (entry_of(np.array([one], "<f4")) for one in (large, -large))
     a, b = written(tmp_path / "a", {"x": a}), written(tmp_path / "b", {"x": b})
     assert the_difference(ckpttool.diff(a, b)).values.max_abs == 2 * float(large)
 
 
 def test_complex_numbers_whose_modulus_no_float64_holds_are_compared(tmp_path):
     large = 1.5e308
-    a = tensor(np.array([complex(large, large), complex(np.inf, 1)]))
-    b = tensor(np.array([complex(large, -large), complex(np.inf, 4)]))
+    a = entry_of(np.array([complex(large, large), complex(np.inf, 1)]))
+    b = entry_of(np.array([complex(large, -large), complex(np.inf, 4)]))
     a, b = written(tmp_path / "a", {"x": a}), written(tmp_path / "b", {"x": b})
     values = the_difference(ckpttool.diff(a, b)).values
     assert (values.count, values.max_abs, values.nans) == (2, np.inf, 0)
@@ -216,7 +219,7 @@ def test_complex_numbers_whose_modulus_no_float64_holds_are_compared(tmp_path):
 
 
 def test_large_integers_that_differ_by_one_differ(tmp_path):
-    a, b = (tensor(np.array([2**60 + i, 5], "<i8")) for i in (0, 1))
+    a, b = (entry_of(np.array([2**60 + i, 5], "<i8")) for i in (0, 1))
     a, b = written(tmp_path / "a", {"n": a}), written(tmp_path / "b", {"n": b})
     assert the_difference(ckpttool.diff(a, b)).values.max_abs == 1.0
     found = ckpttool.diff(a, b, tolerance=Tolerance(atol=0.5))
@@ -249,8 +252,8 @@ def own(values):
 
 
 def test_each_ranks_own_is_compared_rank_by_rank(tmp_path):
-    a = ckpttool.scan(str(write_ranks(tmp_path / "a", own([1, 2, 3, 4]), "ckpt")))
-    b = ckpttool.scan(str(write_ranks(tmp_path / "b", own([1, 2, 5, 4]), "hdf5")))
+    a = catalog_on_disk(tmp_path / "a", own([1, 2, 3, 4]))
+    b = catalog_on_disk(tmp_path / "b", own([1, 2, 5, 4]), "hdf5")
     found = ckpttool.diff(a, b, ROW_CUT, ROW_CUT)
     assert found.tensors == 2 + 4
     difference = the_difference(found)
@@ -261,7 +264,7 @@ def test_each_ranks_own_is_compared_rank_by_rank(tmp_path):
 
 
 def test_one_for_all_is_compared_with_that_of_every_rank(tmp_path):
-    a = ckpttool.scan(str(write_ranks(tmp_path / "a", own([1, 2, 1, 1]), "ckpt")))
+    a = catalog_on_disk(tmp_path / "a", own([1, 2, 1, 1]))
     one = Entry("Int32", (1,), struct.pack("<i", 1))
     b = written(tmp_path / "b", entries(rng=one))
     difference = the_difference(ckpttool.diff(a, b, ROW_CUT))
@@ -271,11 +274,11 @@ def test_one_for_all_is_compared_with_that_of_every_rank(tmp_path):
 
 
 def test_ranks_that_only_one_side_has_are_differences(tmp_path):
-    a = ckpttool.scan(str(write_ranks(tmp_path / "a", own([1, 2, 3, 4]), "ckpt")))
+    a = catalog_on_disk(tmp_path / "a", own([1, 2, 3, 4]))
     wide = cut(entries(), COLUMNS)
     for rank in range(3):
         wide[rank]["rng"] = Entry("Int32", (1,), struct.pack("<i", rank + 1))
-    b = ckpttool.scan(str(write_ranks(tmp_path / "b", wide, "ckpt")))
+    b = catalog_on_disk(tmp_path / "b", wide)
     difference = the_difference(ckpttool.diff(a, b, ROW_CUT, COLUMNS))
     assert (difference.name, difference.rank, difference.kind) == ("rng", 3, "only in A")
 
@@ -333,7 +336,7 @@ def test_replicas_that_differ_are_a_finding_and_the_lowest_rank_is_compared(tmp_
     data = bytearray(ranks[rank]["w"].data)
     data[0] ^= 1
     ranks[rank]["w"] = ranks[rank]["w"]._replace(data=bytes(data))
-    a = ckpttool.scan(str(write_ranks(tmp_path / "a", ranks, "ckpt")))
+    a = catalog_on_disk(tmp_path / "a", ranks)
     b = written(tmp_path / "b", entries())
     for side, sides in (("A", (a, b, ROW_CUT)), ("B", (b, a, None, ROW_CUT))):
         found = ckpttool.diff(*sides)
@@ -352,9 +355,7 @@ def test_the_command_says_that_replicas_differ_and_never_that_sides_are_equal(tm
     run_well("diff", *words)
     path = max(a.rglob("*.ckpt"))
     name, entry = max(read(path).items(), key=lambda item: len(item[1].data))
-    data = bytearray(path.read_bytes())
-    data[data.index(entry.data)] ^= 1
-    path.write_bytes(data)
+    flip_byte(path, path.read_bytes().index(entry.data))
     result = run("diff", *words)
     assert result.exit_code == 1
     assert "replicas differ (the lowest rank's are compared), nothing else does" in message(result)
@@ -381,7 +382,7 @@ def test_with_replicated_a_side_without_a_strategy_of_its_own_is_whole_on_every_
 def test_a_note_of_both_sides_is_said_once_and_one_of_a_side_says_whose_it_is(tmp_path):
     ranks = cut(entries(), ROW_CUT)
     ranks = {rank: {**held, "adam_m.w": held["w"]} for rank, held in ranks.items()}
-    a = ckpttool.scan(str(write_ranks(tmp_path / "a", ranks, "ckpt")))
+    a = catalog_on_disk(tmp_path / "a", ranks)
     both = ckpttool.diff(a, a, ROW_CUT, ROW_CUT).notes
     assert [note.kind for note in both] == ["follows"]
     b = written(tmp_path / "b", entries(**{"adam_m.w": entries()["w"]}))
@@ -421,14 +422,6 @@ def words(b, *more):
     return ["diff", CASE / "src", b, "-s", CASE / "src_strategy.ckpt", *more]
 
 
-def change(path, name, byte=0):
-    data = bytearray(path.read_bytes())
-    start = data.index(b"\x1a", data.index(b"\x12\x07Float32", data.index(name.encode())))
-    size = 2 if data[start + 1] < 128 else 3
-    data[start + size + byte] ^= 1
-    path.write_bytes(data)
-
-
 def test_equal_is_one_line_and_exit_code_0(merged):
     result = run(*words(merged))
     assert result.exit_code == 0
@@ -439,7 +432,7 @@ def test_equal_is_one_line_and_exit_code_0(merged):
 
 
 def test_differences_are_a_summary_and_a_table_and_exit_code_1(merged):
-    change(merged, "layer1.weight", 4 * 33)
+    flip_byte_of(merged, "layer1.weight", 4 * 33)
     result = run(*words(merged))
     assert result.exit_code == 1
     lines = result.stdout.splitlines()
@@ -455,7 +448,7 @@ def test_differences_are_a_summary_and_a_table_and_exit_code_1(merged):
 
 
 def test_the_document_of_diff(merged):
-    change(merged, "layer1.weight", 4 * 33)
+    flip_byte_of(merged, "layer1.weight", 4 * 33)
     result = run(*words(merged, "--json"))
     assert result.exit_code == 1
     document = json.loads(result.stdout)
@@ -474,8 +467,8 @@ def test_the_document_of_diff(merged):
 
 
 def test_limit_cuts_the_list_and_not_the_summary(tmp_path):
-    a = written(tmp_path / "a", {f"w{i}": tensor(W) for i in range(60)}).root
-    b = written(tmp_path / "b", {"x": tensor(W)}).root
+    a = written(tmp_path / "a", {f"w{i}": entry_of(W) for i in range(60)}).root
+    b = written(tmp_path / "b", {"x": entry_of(W)}).root
     text = run("diff", a, b).stdout
     assert ": different: 60 only in A, 1 only in B (61 tensors, " in text
     assert "and 11 more (--limit N shows N, --json all)" in text
@@ -500,9 +493,9 @@ def test_the_strategy_of_a_is_that_of_b_if_b_needs_one_and_has_none(tmp_path, me
 
 def test_where_the_strategy_of_a_is_wrong_for_b_the_finding_says_how_to_give_another(tmp_path):
     ranks = cut(entries(), ROW_CUT)
-    a = ckpttool.scan(str(write_ranks(tmp_path / "a", ranks, "ckpt")))
+    a = catalog_on_disk(tmp_path / "a", ranks)
     ranks[1]["w"] = noise("other", "Float32", ranks[1]["w"].shape)
-    b = ckpttool.scan(str(write_ranks(tmp_path / "b", ranks, "ckpt")))
+    b = catalog_on_disk(tmp_path / "b", ranks)
     (found,) = ckpttool.diff(a, b, ROW_CUT, ROW_CUT).findings
     assert not mentions(found.text, r"\AB: w: .*; the strategy of A is taken; .* --b-strategy")
     for rank in (2, 3):

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,8 +20,8 @@ from ckpttool.verification.verify import scan_to_verify
 from tests.support.checkpoints import ROWS, cut, noise, strategy_of, write_file, write_ranks
 from tests.support.commands import message, run, run_well, stay_small
 from tests.support.corpus import GOLDEN, SAMPLES
-from tests.support.readers import Entry
-from tests.test_architecture import TREES
+from tests.support.damage import cut_short, flipped
+from tests.support.readers import Entry, entry_of, rank_file
 
 CASE = GOLDEN / "tutorial_8_to_8_retrain"
 STATES = strategy_of({"w": ROWS, "adam_m.w": ROWS, "bias": Layout((2, 2), ((1,),))})
@@ -43,7 +44,7 @@ def numbers(shape, values, fill=1.0):
     array = np.full(shape, fill, "<f4")
     for place, value in values.items():
         array[place] = value
-    return Entry("Float32", shape, array.tobytes())
+    return entry_of(array)
 
 
 def whole():
@@ -117,9 +118,7 @@ def test_advice_that_is_for_other_commands_names_them(tmp_path):
 
 def test_replicas_that_differ_are_told_with_what_can_be_done(tmp_path):
     ranks = ranks_of(whole())
-    data = bytearray(ranks[3]["w"].data)
-    data[-1] ^= 1
-    ranks[3]["w"] = ranks[3]["w"]._replace(data=bytes(data))
+    ranks[3]["w"] = ranks[3]["w"]._replace(data=flipped(ranks[3]["w"].data, -1))
     notes = check(tmp_path, ranks, deep=True).notes
     said = "replicas differ: is one rank's file damaged? move it away, and its replicas are read"
     assert [note.text for note in notes if note.kind == "replica"] == [
@@ -150,15 +149,9 @@ def test_a_checkpoint_without_redundancy_is_told_to_be_one(tmp_path):
 # --------------------------------------------------------------------------------- from headers
 
 
-def cut_short(folder, rank, nbytes=5):
-    (path,) = (folder / f"rank_{rank}").iterdir()
-    path.write_bytes(path.read_bytes()[:-nbytes])
-    return path
-
-
 def test_a_damaged_file_is_found_and_its_replicas_are_named(tmp_path):
     write_ranks(tmp_path, ranks_of(whole()), "ckpt")
-    path = cut_short(tmp_path, 1)
+    path = cut_short(rank_file(tmp_path, 1))
     found = the_finding(verify(tmp_path, STATES), "damaged")
     assert str(path) in found.text
     assert found.text.endswith("all its slices are read from replicas: rank 0")
@@ -168,7 +161,7 @@ def test_a_damaged_file_is_found_and_its_replicas_are_named(tmp_path):
 def test_a_damaged_file_that_nobody_replaces_takes_slices_with_it(tmp_path):
     write_ranks(tmp_path, ranks_of(whole()), "ckpt")
     for rank in (0, 1):
-        cut_short(tmp_path, rank)
+        cut_short(rank_file(tmp_path, rank))
     report = verify(tmp_path, STATES)
     assert [kind for _, kind in kinds(report)] == ["damaged", "damaged", "missing"]
     assert report.findings[2].ranks == (0, 1)
@@ -512,7 +505,7 @@ def test_every_kind_of_finding_is_one_that_programs_were_told():
     told = set(re.findall(r'``"([a-z]+)"``', Finding.__doc__)) - {"error", "warning"}
     used = {
         value
-        for path in TREES
+        for path in Path(ckpttool.__file__).parent.rglob("*.py")
         if path.parts[-2] in ("model", "run")
         for value in re.findall(
             r'(?:Finding\(\s*|kind=|kind = |^        \()"([a-z]+)"', path.read_text(), re.MULTILINE
@@ -546,7 +539,7 @@ def test_a_clean_checkpoint_is_one_line_and_exit_code_0(source):
 
 
 def test_findings_are_a_summary_and_a_table_and_exit_code_1(source):
-    path = cut_short(source, 2)
+    path = cut_short(rank_file(source, 2))
     result = run(*words(source))
     assert result.exit_code == 1
     lines = result.stdout.splitlines()
@@ -557,7 +550,7 @@ def test_findings_are_a_summary_and_a_table_and_exit_code_1(source):
 
 
 def test_the_document_of_verify(source):
-    cut_short(source, 2)
+    cut_short(rank_file(source, 2))
     shutil.rmtree(source / "rank_7")
     result = run(*words(source, "--json", "--deep"))
     assert result.exit_code == 1

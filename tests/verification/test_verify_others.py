@@ -12,7 +12,9 @@ from tests.support.checkpoint2 import Save
 from tests.support.checkpoints import noise
 from tests.support.commands import message, run, run_well
 from tests.support.corpus import BROKEN, GOLDEN, SAMPLES
+from tests.support.damage import flip_byte
 from tests.support.mindformers_output import keep_strategies, record, save
+from tests.support.readers import rank_file
 
 ENCRYPTED = GOLDEN / "encrypted_gcm"
 ROWS = OracleLayout((2, 2), ((1,), ()))  # ranks 0 and 1 have the upper half, 2 and 3 the lower
@@ -52,10 +54,7 @@ def test_encrypted_files_without_a_key_are_unsupported_and_not_replaced(tmp_path
 
 def test_a_forged_block_is_found_and_stops_a_comparison(key, tmp_path):
     source = shutil.copytree(ENCRYPTED / "src", tmp_path / "src")
-    path = next((source / "rank_1").iterdir())
-    data = bytearray(path.read_bytes())
-    data[-20] ^= 1
-    path.write_bytes(data)
+    flip_byte(rank_file(source, 1), -20)
     words = [source, "-s", ENCRYPTED / "src_strategy.ckpt", "--dec-key-file", key]
     kinds = {kind for kind, _ in findings(*words, "--deep")}
     assert kinds & {"checksum", "damaged"}

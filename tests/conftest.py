@@ -1,0 +1,59 @@
+"""Fixtures of several test modules; builders are in ``tests/support``."""
+
+import errno
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from ckpttool.execution import execute as execute_module
+from ckpttool.execution.copy import fill
+from tests.support.encryption import KEY
+from tests.support.executors import (
+    Threads,
+    wait_until,
+)
+
+
+@pytest.fixture
+def threads():
+    """Return a cluster whose workers are two threads of this process."""
+    with ThreadPoolExecutor(2) as pool:
+        yield Threads(pool)
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Return a function that makes the filling of an output fail and lists those filled."""
+
+    def fail_on(name, number=errno.EIO, after=None):
+        filled = []
+
+        def fake(task):
+            path = task.parts[0].tensor.file.path
+            if name is not None and name in path:
+                wait_until(lambda: after is None or after.exists(), f"{after}")
+                raise OSError(number, os.strerror(number))
+            filled.append(path.rpartition("/")[2].removesuffix(".partial"))
+            return fill(task)
+
+        monkeypatch.setattr(execute_module, "fill", fake)
+        return filled
+
+    return fail_on
+
+
+@pytest.fixture(scope="module")
+def new_folder(tmp_path_factory):
+    """Return a function that makes a folder for an example; nothing is synced to disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: None)
+        yield lambda: tmp_path_factory.mktemp("example")
+
+
+@pytest.fixture
+def key_file(tmp_path):
+    """Return a file with the key that `tests.support.encryption` uses."""
+    path = tmp_path / "key"
+    path.write_bytes(KEY)
+    return path

@@ -1,0 +1,109 @@
+"""An example of every error, with its attributes, its message and its exit code."""
+
+from ckpttool.errors import (
+    AuthenticityError,
+    CkptToolError,
+    EngineError,
+    ExecutionError,
+    FormatError,
+    PlanError,
+    StepError,
+    StrategyError,
+    UnfinishedError,
+    UnreadableError,
+    UnsupportedError,
+    VerifyError,
+)
+
+FORMAT = FormatError("rank_3/a.ckpt", 118, "dims [4, 2] need 32 bytes, tensor_content has 24")
+
+
+STRATEGY = StrategyError("s.ckpt", "no parameter layouts in it")
+
+
+PLAN = PlanError(["w: lost", "b: lost"])
+
+
+EXAMPLES = [
+    (CkptToolError("plain"), {}, "plain", 1),
+    (
+        FORMAT,
+        {"path": "rank_3/a.ckpt", "offset": 118, "reason": FORMAT.reason},
+        "rank_3/a.ckpt: byte 118: dims [4, 2] need 32 bytes, tensor_content has 24",
+        3,
+    ),
+    (
+        FormatError("a.h5", None, "no HDF5"),
+        {"path": "a.h5", "offset": None, "reason": "no HDF5"},
+        "a.h5: no HDF5",
+        3,
+    ),
+    (
+        AuthenticityError("a.ckpt", 0, "the wrong key"),
+        {"path": "a.ckpt", "offset": 0, "reason": "the wrong key"},
+        "a.ckpt: byte 0: the wrong key",
+        3,
+    ),
+    (
+        UnsupportedError("a.ckpt", 0, "encrypted"),
+        {"path": "a.ckpt", "offset": 0, "reason": "encrypted"},
+        "a.ckpt: byte 0: encrypted",
+        3,
+    ),
+    (
+        STRATEGY,
+        {"where": "s.ckpt", "reason": "no parameter layouts in it"},
+        "s.ckpt: no parameter layouts in it",
+        4,
+    ),
+    (
+        UnreadableError("rank_3/a.ckpt", None, "Permission denied"),
+        {"path": "rank_3/a.ckpt", "offset": None, "reason": "Permission denied"},
+        "rank_3/a.ckpt: Permission denied",
+        1,
+    ),
+    (PLAN, {"problems": ("w: lost", "b: lost")}, "w: lost\nb: lost", 5),
+    (
+        EngineError("dask:node7:8786", "no worker is left"),
+        {"engine": "dask:node7:8786", "reason": "no worker is left"},
+        "engine dask:node7:8786: no worker is left",
+        1,
+    ),
+    (
+        StepError(["run: a-9_1 is not in rank 1"]),
+        {"problems": ("run: a-9_1 is not in rank 1",)},
+        "run: a-9_1 is not in rank 1",
+        5,
+    ),
+    (
+        UnfinishedError(["out: a run has not ended here"]),
+        {"problems": ("out: a run has not ended here",)},
+        "out: a run has not ended here",
+        5,
+    ),
+    (
+        ExecutionError("out/rank_1/a.h5", "the disk is full", ["out/rank_0/a.h5"]),
+        {
+            "output": "out/rank_1/a.h5",
+            "cause": "the disk is full",
+            "committed": ("out/rank_0/a.h5",),
+        },
+        (
+            "out/rank_1/a.h5: not written: the disk is full; complete before that: "
+            "out/rank_0/a.h5; the same command with --resume goes on from there"
+        ),
+        6,
+    ),
+    (
+        ExecutionError("a.h5", "no space"),
+        {"output": "a.h5", "cause": "no space", "committed": ()},
+        "a.h5: not written: no space",
+        6,
+    ),
+    (
+        VerifyError("a.h5", ["w differs", "b is missing"]),
+        {"path": "a.h5", "problems": ("a.h5: w differs", "a.h5: b is missing")},
+        "a.h5: w differs\na.h5: b is missing",
+        7,
+    ),
+]
