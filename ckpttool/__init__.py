@@ -18,6 +18,7 @@ from ckpttool._version import __version__
 
 TYPE_CHECKING = False  # typing itself would be loaded before `ckpttool.__main__` minds signals
 if TYPE_CHECKING:
+    from ckpttool.discovery.scan import scan
     from ckpttool.errors import (
         CkptToolError,
         CombinedError,
@@ -29,18 +30,17 @@ if TYPE_CHECKING:
         UnsupportedError,
         VerifyError,
     )
+    from ckpttool.execution.execute import CopyOptions, execute
+    from ckpttool.execution.executors import open_engine
     from ckpttool.formats import read_index
-    from ckpttool.formats.strategy_file import read_strategy
-    from ckpttool.run.diff import diff
-    from ckpttool.run.engines import open_engine
-    from ckpttool.run.execute import CopyOptions, execute
-    from ckpttool.run.facts import Tolerance
-    from ckpttool.run.prepare import plan_merge, plan_reshard, plan_split
-    from ckpttool.run.strategies import write_strategy
-    from ckpttool.run.verify import verify
-    from ckpttool.storage.scan import scan
+    from ckpttool.planning.preflight import plan_merge, plan_reshard, plan_split
+    from ckpttool.planning.targets import write_strategy
+    from ckpttool.storage.compare import Tolerance
+    from ckpttool.strategy_files.reader import read_strategy
     from ckpttool.transaction.manifest import Manifest
-    from ckpttool.transaction.parts import commit
+    from ckpttool.transaction.parts import finalize
+    from ckpttool.verification.diff import diff
+    from ckpttool.verification.verify import verify
 
 
 # Where each public name lives.  They are looked up when they are first used, so that a command
@@ -48,28 +48,28 @@ if TYPE_CHECKING:
 _HOMES = {
     "CkptToolError": "ckpttool.errors",
     "CombinedError": "ckpttool.errors",
-    "CopyOptions": "ckpttool.run.execute",
+    "CopyOptions": "ckpttool.execution.execute",
     "EngineError": "ckpttool.errors",
     "ExecutionError": "ckpttool.errors",
     "FormatError": "ckpttool.errors",
     "PlanError": "ckpttool.errors",
     "StrategyError": "ckpttool.errors",
-    "Tolerance": "ckpttool.run.facts",
+    "Tolerance": "ckpttool.storage.compare",
     "UnsupportedError": "ckpttool.errors",
     "VerifyError": "ckpttool.errors",
-    "diff": "ckpttool.run.diff",
+    "diff": "ckpttool.verification.diff",
     "Manifest": "ckpttool.transaction.manifest",
-    "commit": "ckpttool.transaction.parts",
-    "execute": "ckpttool.run.execute",
-    "open_engine": "ckpttool.run.engines",
-    "plan_merge": "ckpttool.run.prepare",
-    "plan_reshard": "ckpttool.run.prepare",
-    "plan_split": "ckpttool.run.prepare",
+    "execute": "ckpttool.execution.execute",
+    "finalize": "ckpttool.transaction.parts",
+    "open_engine": "ckpttool.execution.executors",
+    "plan_merge": "ckpttool.planning.preflight",
+    "plan_reshard": "ckpttool.planning.preflight",
+    "plan_split": "ckpttool.planning.preflight",
     "read_index": "ckpttool.formats",
-    "read_strategy": "ckpttool.formats.strategy_file",
-    "scan": "ckpttool.storage.scan",
-    "verify": "ckpttool.run.verify",
-    "write_strategy": "ckpttool.run.strategies",
+    "read_strategy": "ckpttool.strategy_files.reader",
+    "scan": "ckpttool.discovery.scan",
+    "verify": "ckpttool.verification.verify",
+    "write_strategy": "ckpttool.planning.targets",
 }
 
 __all__ = [
@@ -86,9 +86,9 @@ __all__ = [
     "UnsupportedError",
     "VerifyError",
     "__version__",
-    "commit",
     "diff",
     "execute",
+    "finalize",
     "open_engine",
     "plan_merge",
     "plan_reshard",

@@ -13,7 +13,7 @@ from types import FrameType
 def run() -> None:
     """Run the command line; handle signals from the start, before packages are imported.
 
-    Commands install handlers of their own: see `ckpttool.cli.signals`.
+    Commands install handlers of their own: see `ckpttool.cli.main`.
     """
     _open_closed_streams()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

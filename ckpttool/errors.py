@@ -10,6 +10,8 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable, Sequence
 
+WORKER_DIED = "a worker died (was it killed, or out of memory? --max-memory or fewer workers help)"
+
 # What the system's words for a failure mean, or ask for.
 MEANINGS = {
     errno.EACCES: " (this user may not; its owner can allow it)",

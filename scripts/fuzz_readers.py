@@ -25,19 +25,18 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 with atheris.instrument_imports(include=["ckpttool"]):
+    from ckpttool.discovery.checkpoint2 import read_metadata
+    from ckpttool.discovery.hyper_parallel import read_metadata as read_hyper_metadata
     from ckpttool.errors import CkptToolError, FormatError
     from ckpttool.formats.ckpt import Ckpt
-    from ckpttool.formats.group_info import read_group_info
+    from ckpttool.formats.foreign import read_group_info, read_rank_table
     from ckpttool.formats.hdf5 import Hdf5
-    from ckpttool.formats.rank_table import read_rank_table
     from ckpttool.formats.safetensors import Safetensors
     from ckpttool.formats.sandbox import Sandbox
-    from ckpttool.formats.strategy_by_hand import read_by_hand
-    from ckpttool.formats.strategy_file import read_strategy
-    from ckpttool.formats.unified import read_index_file
-    from ckpttool.model.catalog import FileIndex, TensorMeta
-    from ckpttool.storage.checkpoint2 import read_metadata
-    from ckpttool.storage.hyper_parallel import read_metadata as read_hyper_metadata
+    from ckpttool.formats.weight_index import read_index_file
+    from ckpttool.model.tensors import FileIndex, TensorMeta
+    from ckpttool.strategy_files.handwritten import read_by_hand
+    from ckpttool.strategy_files.reader import read_strategy
     from ckpttool.transaction.journal import read_entries, read_journal, seal_line
     from ckpttool.transaction.manifest import ManifestFile
     from tests.support.hyper_parallel import HyperSave

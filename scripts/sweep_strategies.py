@@ -40,15 +40,18 @@ import numpy as np
 
 import ckpttool
 from ckpttool.model.layout import Layout
-from ckpttool.model.states import owners_of_full, state_layouts
-from ckpttool.model.strategy import Strategy, parameter_of
-from ckpttool.storage.flatfile import FlatFiles
+from ckpttool.model.optimizer_names import parameter_of
+from ckpttool.model.strategy import Strategy
+from ckpttool.planning.optimizer_state import owners_of_full, state_layouts
+from ckpttool.storage.region_io import FlatFiles
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from ckpttool.model.catalog import Catalog, StoredTensor
-    from ckpttool.model.unlisted import Unlisted
+    from ckpttool.model.catalog import Catalog
+    from ckpttool.model.tensors import StoredTensor
+    from ckpttool.planning.unlisted import Unlisted
+
 
 ROOT = Path(__file__).parent.parent
 WRONG = ("crashed", "noted", "silent")

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ckpttool.run import execute as execute_module
-from ckpttool.run.fill import fill
+from ckpttool.execution import execute as execute_module
+from ckpttool.execution.copy import fill
 from tests.support.encryption import KEY
 from tests.support.executors import (
     Threads,

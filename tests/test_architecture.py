@@ -13,19 +13,21 @@ import ckpttool
 from ckpttool.cli.main import COMMANDS, main
 
 ROOT = Path(ckpttool.__file__).parent
-FLOORS = ["errors", "model", "formats", "storage", "transaction", "discovery", "run", "cli"]
-OF_DISCOVERY = """
-scan folders patterns names steps leftovers trees indexed hyper_parallel checkpoint2
-"""
-TO_MOVE = {  # modules whose folder is not their floor yet
-    "run.partial": "storage",
-    "run.rights": "storage",
-    **{f"storage.{name}": "discovery" for name in OF_DISCOVERY.split()},
-}
-OF_HDF5 = {f"ckpttool.formats.hdf5{part}" for part in ("", "_datasets", "_types")}
+FLOORS = [  # lowest first; rooms of one floor do not know each other
+    {"errors", "concurrency"},
+    {"model"},
+    {"formats"},
+    {"storage", "strategy_files"},
+    {"transaction"},
+    {"discovery"},
+    {"planning", "execution"},
+    {"verification"},
+    {"cli"},
+]
+ROOMS = set().union(*FLOORS)
 DISK = {"os", "io", "pathlib", "h5py", "numpy", "tempfile", "shutil", "mmap", "fcntl", "glob"}
 WORLD = {"click", "rich", "concurrent", "threading", "multiprocessing", "subprocess", "sys"}
-EXTRAS = {"ckpttool.run.on_dask": {"dask", "distributed"}, "ckpttool.run.on_mpi": {"mpi4py"}}
+EXTRAS = {"ckpttool.execution.dask": {"dask", "distributed"}, "ckpttool.execution.mpi": {"mpi4py"}}
 MODULES = sorted(ROOT.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
 DEFINITIONS = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
@@ -37,18 +39,19 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def floor_of(module: str) -> int | None:
-    """The floor a module of the package is on; None for its two entrances and the version."""
-    parts = module.split(".")
-    if ".".join(parts[1:3]) in TO_MOVE:
-        return FLOORS.index(TO_MOVE[".".join(parts[1:3])])
-    return FLOORS.index(parts[1]) if len(parts) > 1 and parts[1] in FLOORS else None
+NAMES = {name_of(path) for path in MODULES}
 
 
-def imports(path: Path) -> set[str]:
+def room_of(module: str) -> str | None:
+    """The folder of a module, or its name where it lies beside the folders; None for entrances."""
+    room = [*module.split("."), ""][1]
+    return room if room in ROOMS else None
+
+
+def imports(path: Path, tree: ast.AST | None = None) -> set[str]:
     """Every module that is imported, at the top, inside a function or by its name in a string."""
     found = set()
-    for node in ast.walk(TREES[path]):
+    for node in ast.walk(tree or TREES[path]):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -66,46 +69,71 @@ def packages(path: Path) -> set[str]:
     return {module.partition(".")[0] for module in imports(path)}
 
 
-def test_there_are_modules_on_every_floor_and_nothing_beside_them():
-    floors = {floor_of(name_of(path)) for path in MODULES}
-    assert floors == {*range(len(FLOORS)), None}
-    beside = {name_of(path) for path in MODULES if floor_of(name_of(path)) is None}
-    assert beside == {"ckpttool", "ckpttool.__main__", "ckpttool._version"}
+def test_there_are_modules_in_every_room_and_nothing_beside_them():
+    assert {room_of(name) for name in NAMES} == {*ROOMS, None}
+    assert {name for name in NAMES if room_of(name) is None} <= {
+        "ckpttool",
+        "ckpttool.__main__",
+        "ckpttool._version",
+    }
 
 
-@pytest.mark.source
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_imports_go_down_only(path):
-    here = floor_of(name_of(path))
-    if here is None:  # the package itself and __main__ stand outside and may use every floor
+    name = name_of(path)
+    here = room_of(name)
+    if here is None:  # the package itself and __main__ stand outside and may use every room
         return
+    floor = next(number for number, rooms in enumerate(FLOORS) if here in rooms)
+    below = set().union({here}, *FLOORS[: floor or 1])
     ours = {module for module in imports(path) if module.split(".")[0] == "ckpttool"}
-    above = {module for module in ours if (floor := floor_of(module)) is not None and floor > here}
-    assert not above, f"{name_of(path)} imports from a higher floor"
-    if FLOORS[here] != "cli":
-        public = {module for module in ours if module.count(".") < 2 and floor_of(module) is None}
+    above = {module for module in ours if room_of(module) not in {*below, None}}
+    assert not above, f"{name} imports from a higher floor, or from its own"
+    if here != "cli":
+        public = {m for m in ours if room_of(m) is None and not m.startswith("ckpttool._version")}
         message = "the public names, but for the version, belong to users and to the command line"
-        assert public <= {"ckpttool._version"}, message
+        assert public in (set(), {"ckpttool", "ckpttool.__version__"}, {"ckpttool"}), message
 
 
-@pytest.mark.source
+def test_no_module_imports_itself_by_way_of_others():
+    ways = {}
+    for path in MODULES:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree.body = [
+            node
+            for node in tree.body
+            if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+        ]
+        found = {module if module in NAMES else "" for module in imports(path, tree)}
+        ways[name_of(path)] = found - {"", "ckpttool", name_of(path)}
+    while True:
+        ends = {name for name, found in ways.items() if not found & ways.keys()}
+        if not ends:
+            break
+        ways = {name: found for name, found in ways.items() if name not in ends}
+    circles = {name: found & ways.keys() for name, found in ways.items()}
+    # Who is imported by nobody else here only leads to a circle, and is none.
+    while idle := circles.keys() - set().union(*circles.values()):
+        circles = {name: found for name, found in circles.items() if name not in idle}
+    assert not circles
+
+
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_a_module_imports_only_what_its_floor_may_know(path):
+def test_a_module_imports_only_what_its_room_may_know(path):
     name, known = name_of(path), packages(path)
-    if floor_of(name) in (FLOORS.index("errors"), FLOORS.index("model")):
+    if room_of(name) in ("errors", "model"):
         assert not known & (DISK | WORLD)
     if not name.startswith("ckpttool.cli"):
         assert not known & {"click", "rich"}
-    if name not in OF_HDF5:
+    if name != "ckpttool.formats.hdf5":
         assert "h5py" not in known
-    if name != "ckpttool.formats.decryption":
+    if name != "ckpttool.formats.encryption":
         assert "cryptography" not in known
     others = {"click", "rich", "numpy", "h5py", "cryptography", "yaml"}
     others |= EXTRAS.get(name, set())
     assert known <= {*sys.stdlib_module_names, "ckpttool", *others}
 
 
-@pytest.mark.source
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_every_module_and_every_public_name_is_documented(path):
     tree = TREES[path]
@@ -131,7 +159,7 @@ def test_the_library_neither_prints_nor_exits(path):
 
 
 def test_every_kind_of_note_is_one_that_programs_were_told():
-    from ckpttool.model.notes import Note
+    from ckpttool.model.diagnostics import Note
 
     told = set(re.findall(r'``"([a-z ]+)"``', Note.__doc__ or ""))
     used = {
@@ -188,7 +216,13 @@ def test_the_start_loads_click_and_next_to_nothing_else(argument):
     )
     loaded = done.stderr.split()
     ours = {name for name in loaded if name.startswith("ckpttool")}
-    assert ours == {"ckpttool", "ckpttool._version", "ckpttool.cli", "ckpttool.cli.main"}
+    assert ours == {
+        "ckpttool",
+        "ckpttool.errors",
+        "ckpttool._version",
+        "ckpttool.cli",
+        "ckpttool.cli.main",
+    }
     assert len(loaded) <= 20  # it was 80 when every command was loaded
 
 

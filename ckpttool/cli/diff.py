@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 import ckpttool
-from ckpttool.cli import answers, loading, options
+from ckpttool.cli import documents, options, workflow
+from ckpttool.cli.params import Number
 from ckpttool.cli.progress import show_progress
-from ckpttool.cli.values import Number
 from ckpttool.errors import CkptToolError, of_side, raise_all
 from ckpttool.model.catalog import RankCatalog
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
-    from ckpttool.model.ciphertext import Secret
     from ckpttool.model.strategy import Strategy
-    from ckpttool.model.unlisted import Unlisted
+    from ckpttool.model.tensors import Secret
+    from ckpttool.planning.unlisted import Unlisted
 
 
 @click.command(
@@ -128,7 +128,7 @@ def diff(
             executor=executor,
             open_progress=lambda total: show_progress("comparing", total, quiet or as_json),
         )
-    answers.print_comparison(a, b, found, tolerance, limit, as_json, quiet)
+    documents.print_comparison(a, b, found, tolerance, limit, as_json, quiet)
     if not found.is_equal:
         click.get_current_context().exit(1)
 
@@ -156,10 +156,10 @@ def _load(
     for side, (path, own, pattern, step) in (("A", a), ("B", b)):
         given = own if replicated else own or a.strategy
         read = partial(
-            loading.load, path, pattern, step, given, key=key, find_strategy=not replicated
+            workflow.load, path, pattern, step, given, key=key, find_strategy=not replicated
         )
         found: list[CkptToolError] = []
-        loaded = loading.attempt(read, found)
+        loaded = workflow.attempt(read, found)
         errors += [of_side(error, side) for error in found]
         if loaded is not None:
             catalog, strategy, _ = loaded

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import click
 
 import ckpttool
-from ckpttool.cli import inspected, inspected_tables, loading, options, report
-from ckpttool.cli.beside import show_other
+from ckpttool.cli import documents, options, tables, workflow
+from ckpttool.cli.documents import show_other
 from ckpttool.errors import CkptToolError, FormatError, PlanError, raise_all
 from ckpttool.model.catalog import MergedCatalog
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
-    from ckpttool.model.ciphertext import Secret
-    from ckpttool.model.notes import Note
+    from ckpttool.model.diagnostics import Note
+    from ckpttool.model.tensors import Secret
 
 
 @click.command(
@@ -51,12 +51,12 @@ def inspect(
     quiet: bool,
 ) -> None:
     """Show what a checkpoint holds, from headers alone."""
-    from ckpttool.storage.scan import scan_all
+    from ckpttool.discovery.scan import scan_all
 
     if show_other(src, as_json):
         return
     errors: list[CkptToolError] = []
-    catalog, strategy, _ = loading.load(
+    catalog, strategy, _ = workflow.load(
         src, pattern, step, src_strategy, key=key, tolerated=errors, scan=scan_all
     )
     errors[:0] = catalog.damaged.values()
@@ -64,18 +64,18 @@ def inspect(
     catalog = _with_warnings(catalog)
     catalog = _verify(catalog, errors) if crc else catalog
     if isinstance(catalog, MergedCatalog) and strategy is None:
-        document, notes = inspected.describe_undivided(catalog)
+        document, notes = documents.describe_undivided(catalog)
     else:
-        document, notes = inspected.describe_checkpoint(catalog, strategy, errors)
+        document, notes = documents.describe_checkpoint(catalog, strategy, errors)
     if as_json:
-        report.print_json(document)
+        documents.print_json(document)
     elif isinstance(catalog, MergedCatalog) and strategy is None:
-        inspected_tables.print_undivided(catalog, document)
+        tables.print_undivided(catalog, document)
     elif catalog.files or not catalog.findings:
-        inspected_tables.print_checkpoint(catalog, document)
+        tables.print_checkpoint(catalog, document)
     if not as_json:
         errors, notes = _told_once(errors, notes)
-        report.print_notes(notes, quiet)
+        documents.print_notes(notes, quiet)
     raise_all(errors)
 
 
@@ -83,7 +83,7 @@ def _with_warnings(catalog: Catalog) -> Catalog:
     """Turn the problems of a catalog into warnings: inspect shows what is there."""
     from dataclasses import replace
 
-    from ckpttool.model.notes import Note
+    from ckpttool.model.diagnostics import Note
 
     said = tuple(Note("unfinished", text, is_warning=True) for text in catalog.problems)
     return replace(catalog, notes=(*said, *catalog.notes))
@@ -108,8 +108,8 @@ def _verify(catalog: Catalog, errors: list[CkptToolError]) -> Catalog:
     """Verify the checksums of all files; add errors to ``errors``, and a note otherwise."""
     from dataclasses import replace
 
-    from ckpttool.run.engines import default_jobs
-    from ckpttool.run.integrity import check_files
+    from ckpttool.execution.executors import default_jobs
+    from ckpttool.storage.checksums import check_files
 
     with ckpttool.open_engine(f"threads:{default_jobs()}") as executor:
         found, notes = check_files(catalog, executor, crc=True)

@@ -1,4 +1,7 @@
-"""The command group, and the one border where an error becomes a message and an exit code."""
+"""The command group, the border where an error becomes a message and an exit code, and signals.
+
+A signal becomes an exception, where that leaves nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,127 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from types import FrameType
+from typing import Any, NoReturn
 
 import click
 
 import ckpttool
+from ckpttool.errors import remarks_on
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+Handler = Callable[[int, FrameType | None], Any] | int | None
+IMPORTLIB = "<frozen importlib._bootstrap>"
+WORKERS = "concurrent.futures.process"  # loaded when a run has workers that it must end itself
+WAIT_SECONDS = 0.01  # until it is seen again whether an import is done
+
+
+class Stopped(BaseException):
+    """A signal asks the program to end; not an `Exception`, so that nobody swallows it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.exit_code = 128 + number  # as shells count it: 130 for Ctrl-C
+        self.remedy = ""
+
+    def __str__(self) -> str:
+        name = signal.Signals(self.exit_code - 128).name
+        left = "; ".join(remarks_on(self)) or "nothing was left half-written"
+        return f"ended by {name}; {left}{self.remedy}"
+
+
+class Stopper:
+    """Raises `Stopped` when a signal comes; while it defers, in `check` or at the second signal.
+
+    An exception between the creation of a file and its record would leave the file behind.  An
+    exception during an import may be lost or replaced (Python 3.11 does so in ``__set_name__``).
+    Such a signal goes to the previous handler, which ends the program; while files are written it
+    waits for `check`.  If there may be workers it waits for the end of the import, or for a second
+    signal: a program that does not end its workers gets warnings of the resource tracker.
+
+    Attributes
+    ----------
+    number
+        The signal for which `Stopped` was, or is to be, raised; 0 for none.  Any other exception
+        of the command was then made from it.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._is_deferring = False
+        self._number = 0
+        self._previous: dict[int, Handler] = {}
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Take over the signals; one that is ignored stays so (nohup ignores SIGHUP)."""
+        previous = self._previous
+        if threading.current_thread() is threading.main_thread():
+            for number in ENDING:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    previous[number] = signal.signal(number, self._handle)
+            previous[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._look_again)
+        try:
+            yield
+            if self.number:
+                raise Stopped(self.number)
+        finally:
+            if previous:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            for ended, handler in previous.items():
+                signal.signal(ended, handler)
+
+    @contextmanager
+    def deferring(self) -> Iterator[None]:
+        """Keep the first signal for `check`, which is called once more at the end."""
+        self._is_deferring = True
+        try:
+            yield
+        finally:
+            self._is_deferring = False
+        self.check()
+
+    def check(self) -> None:
+        """Raise `Stopped` if a signal has come."""
+        if self._number:
+            self._raise(self._number)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._is_deferring and (not self._number or _is_importing(frame)):
+            self._number = number
+        elif not _is_importing(frame):
+            self._raise(number)
+        elif WORKERS in sys.modules and not self.number:
+            self.number = number
+            signal.setitimer(signal.ITIMER_REAL, WAIT_SECONDS)
+        elif callable(before := self._previous.get(number)):
+            before(number, frame)
+        else:
+            self._raise(number)
+
+    def _look_again(self, alarm: int, frame: FrameType | None) -> None:
+        if self._is_deferring:
+            self._number = self.number
+        elif _is_importing(frame):
+            signal.setitimer(signal.ITIMER_REAL, WAIT_SECONDS)
+        else:
+            self._raise(self.number)
+
+    def _raise(self, number: int) -> NoReturn:
+        self.number = number
+        raise Stopped(number)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Return whether a module is being imported."""
+    while frame is not None and frame.f_code.co_filename != IMPORTLIB:
+        frame = frame.f_back
+    return frame is not None
+
 
 PIPE_CLOSED = 128 + signal.SIGPIPE  # as shells count it; 1 would be an answer of verify and diff
 
@@ -25,8 +142,9 @@ COMMANDS = {
     "reshard": "Cut a checkpoint anew for another strategy.",
     "verify": "Find what is wrong with a checkpoint.",
     "diff": "Compare two checkpoints, tensor by tensor.",
-    "commit": "Mark the outputs of several runs with --part complete.",
+    "finalize": "Mark the outputs of several runs with --part complete.",
 }
+ALIASES = {"commit": "finalize"}
 
 
 class Border(click.Group):
@@ -38,6 +156,7 @@ class Border(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command of that name, or None."""
+        cmd_name = ALIASES.get(cmd_name, cmd_name)
         if cmd_name not in COMMANDS:
             return None
         command = getattr(import_module(f"ckpttool.cli.{cmd_name}"), cmd_name)
@@ -48,7 +167,8 @@ class Border(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that is meant; an unknown name fails with the known ones."""
-        if args[0] not in COMMANDS and not args[0].startswith("-"):
+        known = {*COMMANDS, *ALIASES}
+        if args[0] not in known and not args[0].startswith("-"):
             from difflib import get_close_matches
 
             near = get_close_matches(args[0], COMMANDS, 1)
@@ -79,9 +199,8 @@ class Border(click.Group):
 
     def _invoke(self, ctx: click.Context) -> object:
         from ckpttool.cli.options import ANSWERS, DEBUG, STOPPER
-        from ckpttool.cli.signals import Stopped, Stopper
-        from ckpttool.cli.text import printable
         from ckpttool.errors import remarks_on
+        from ckpttool.model.wording import printable
 
         # Arrays are only moved here; the threads of numpy's linear algebra cost 0.1 s to start.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

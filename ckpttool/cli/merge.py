@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import click
 
 import ckpttool
-from ckpttool.cli import loading, options
-from ckpttool.cli.convert import convert
-from ckpttool.cli.values import PathName
+from ckpttool.cli import options, workflow
+from ckpttool.cli.params import PathName
+from ckpttool.cli.workflow import convert
 
 if TYPE_CHECKING:
-    from ckpttool.model.ciphertext import Secret
-    from ckpttool.model.unlisted import Unlisted
+    from ckpttool.model.tensors import Secret
+    from ckpttool.planning.unlisted import Unlisted
 
 
 @click.command(
@@ -91,7 +91,7 @@ def merge(
     chosen = options.output_format(path, format, is_folder=max_part_bytes is not None)
     options.check_crc(crc, chosen)
     src, path = options.as_shared(engine, src, path)
-    catalog, strategy, _ = loading.load(
+    catalog, strategy, _ = workflow.load(
         src, pattern, step, src_strategy, key=key, find_strategy=not replicated
     )
     convert(

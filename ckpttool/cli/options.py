@@ -1,16 +1,79 @@
-"""Options that commands share, and the values that they become."""
+"""Options that commands share, and the values that they become.
+
+The key of encrypted files comes from a file or standard input only.  Others on the machine could
+read an argument or a variable of the environment, and shells keep them in histories.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import click
 
-from ckpttool.cli import values
-from ckpttool.cli.keys import read_key
-from ckpttool.cli.values import Existing, RankList, Size, WholeNumber
+from ckpttool.cli import params
+from ckpttool.cli.params import Existing, RankList, Size, WholeNumber
 from ckpttool.errors import PlanError
+from ckpttool.formats.reading import why_not_a_path
+from ckpttool.model.tensors import Secret, forbid_core_dumps
+
+SIZES = (16, 24, 32)  # of every key that MindSpore takes
+HEX = b"hex:"  # no key of that many digits behind it has one of these sizes
+MAX_FILE_BYTES = 1024  # a larger file does not hold a key
+
+
+def parse_key(data: bytes) -> Secret | None:
+    r"""Return the key that a file holds, or None.
+
+    The file holds the bytes that MindSpore took, or ``hex:`` and their digits.  One line end after
+    it is ignored.
+
+    Examples
+    --------
+    >>> parse_key(b"0123456789abcdef\n").reveal()
+    b'0123456789abcdef'
+    >>> len(parse_key(b"hex:" + b"5A" * 32))
+    32
+    >>> parse_key(b"too short")
+    """
+    for end in (b"", b"\n", b"\r\n"):
+        key = data.removesuffix(end)
+        if not data.endswith(end):
+            continue
+        if len(key) not in SIZES and key.startswith(HEX):
+            try:
+                key = bytes.fromhex(key.removeprefix(HEX).decode("ascii"))
+            except ValueError:
+                continue
+        if len(key) in SIZES:
+            return Secret(key)
+    return None
+
+
+def read_key(ctx: click.Context, param: click.Parameter, value: str | None) -> Secret | None:
+    """Read the key; messages never repeat the argument, which may be the key itself."""
+    if value is None:
+        return None
+    if why_not_a_path(value) is not None:
+        raise click.BadParameter("a URL, not a path: copy the file to this host", ctx, param)
+    forbid_core_dumps()
+    try:
+        with click.open_file(value, "rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+            if data is None:  # a read that would block
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    except OSError as error:
+        reason = f"it cannot be read ({error.strerror}); it names a file that holds the key"
+        raise click.BadParameter(reason, ctx, param) from None
+    key = parse_key(data) if len(data) <= MAX_FILE_BYTES else None
+    if key is None:
+        sizes = f"{len(data)} bytes" if len(data) <= MAX_FILE_BYTES else "too many bytes"
+        reason = f"the file holds {sizes}; keys have 16, 24 or 32, or are spelled hex:00ff..."
+        raise click.BadParameter(reason, ctx, param)
+    return key
+
 
 Decorator = Callable[[Callable[..., object]], Callable[..., object]]
 DEBUG = "ckpttool.debug"  # key in click's meta: whether a traceback is wanted
@@ -79,7 +142,7 @@ out_folder = click.option(
     "-o",
     "--output",
     "folder",
-    type=values.OutputFolder(),
+    type=params.OutputFolder(),
     required=True,
     metavar="DIR",
     help="Folder for rank_0/, rank_1/, ...",
@@ -187,7 +250,7 @@ def _keep_jobs(ctx: click.Context, param: click.Parameter, value: int | None) ->
 
 def _choose_engine(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
     """Return the engine that -j or --engine names."""
-    from ckpttool.run.engines import read_word
+    from ckpttool.execution.executors import read_word
 
     jobs = ctx.meta[JOBS]
     try:
@@ -226,15 +289,15 @@ def engine(command: Callable[..., object]) -> Callable[..., object]:
 
 part = click.option(
     "--part",
-    type=values.PartOf(),
+    type=params.PartOf(),
     metavar="K/N",
     help="Write only the K-th of N parts of the output files, about equal in size, as in a job "
-    "array; ckpttool commit looks whether all are there.",
+    "array; ckpttool finalize looks whether all are there.",
 )
 write_strategy = click.option(
     "--write-strategy",
     "strategy_path",
-    type=values.StrategyName(),
+    type=params.StrategyName(),
     metavar="FILE",
     help="Write the strategy of the output, too, for MindSpore's own tools: how it is cut, all "
     "stages in one protobuf file.",
@@ -273,7 +336,7 @@ def answer_by_exit_code() -> None:
 
 def as_shared(engine: str, *paths: str) -> list[str]:
     """Return paths as the workers of an engine need them: absolute ones on a cluster."""
-    from ckpttool.run.engines import is_cluster
+    from ckpttool.execution.executors import is_cluster
 
     here = f"{Path.cwd()}/" if is_cluster(engine) else ""
     return [path if path.startswith("/") else here + path for path in paths]
@@ -281,7 +344,7 @@ def as_shared(engine: str, *paths: str) -> list[str]:
 
 def output_format(path: str, format: str | None, is_folder: bool = False) -> str:
     """Resolve the output format from --format or the suffix of the file."""
-    from ckpttool.run.outputs import choose_format
+    from ckpttool.planning.preflight import choose_format
 
     if path == "-":
         raise click.UsageError("A checkpoint does not go to standard output; name a file.")

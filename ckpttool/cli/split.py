@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import click
 
 import ckpttool
-from ckpttool.cli import loading, options
-from ckpttool.cli.convert import convert
+from ckpttool.cli import options, workflow
+from ckpttool.cli.workflow import convert
 
 if TYPE_CHECKING:
-    from ckpttool.model.ciphertext import Secret
     from ckpttool.model.plan import NotInTarget
-    from ckpttool.model.unlisted import Unlisted
+    from ckpttool.model.tensors import Secret
+    from ckpttool.planning.unlisted import Unlisted
 
 
 @click.command(
@@ -76,7 +76,7 @@ def split(
     """Cut an undivided checkpoint for the ranks of a strategy."""
     options.check_crc(crc, format)
     src, folder = options.as_shared(engine, src, folder)
-    catalog, _, target = loading.load(
+    catalog, _, target = workflow.load(
         src, pattern, step, (), dst_strategy, key=key, find_strategy=False
     )
     assert target is not None, "click requires -d"

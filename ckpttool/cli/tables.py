@@ -1,19 +1,43 @@
-"""Tables on stdout: as wide as they need to be in a pipe, folded to fit on a terminal.
+"""Tables on stdout: as wide as needed in a pipe, folded to fit on a terminal.
 
-A word is never broken, so a name can be found and copied wherever it is shown.  Where columns do
-not fit beside each other, the one with the longest words gets lines of its own.
-
-The tables of rich take a second for a thousand rows.
+No word is ever broken, so a name can be found and copied wherever it is shown.  Where columns do
+not fit beside each other, that with the longest words gets lines of its own.
 """
 
 from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
 
-from ckpttool.cli.text import echo, printable
+import click
+
+from ckpttool.model.catalog import MergedCatalog, SelfDescribedCatalog
+from ckpttool.model.wording import (
+    count,
+    format_bytes,
+    format_ranks,
+    format_shape,
+    format_shapes,
+    printable,
+)
+
+if TYPE_CHECKING:
+    from ckpttool.model.catalog import Catalog
+
+
+def echo(text: str) -> None:
+    """Print a line; an error names standard output, as other errors name their file."""
+    try:
+        click.echo(text)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "standard output") from error
+
+
+Json = Mapping[str, object]
 
 MARGIN, SPACE = 2, 3  # columns before a row, and between two cells
 INDENT = 2  # further columns before what stands below or above the rest of its row
@@ -111,3 +135,120 @@ def _width(text: str) -> int:
     from rich.cells import cell_len
 
     return cell_len(text)
+
+
+MOST_SLICES = 8  # of a tensor, in a table
+LAYOUT = ("slice", "device matrix", "tensor map", "shard>")  # columns
+
+
+def print_undivided(catalog: MergedCatalog, document: Json) -> None:
+    """Print the table of a file, or of several with an index."""
+    stored = [tensor for file in catalog.files.values() for tensor in file.tensors.values()]
+    several = bool(catalog.indexes or catalog.findings)
+    of_files = f"{len(catalog.files)} files, " if several else ""
+    print_table(
+        f"{document['path']}: {of_files}{document['format']}, "
+        f"{format_bytes(sum(file.nbytes for file in catalog.files.values()))}, "
+        f"{len(stored)} tensors",
+        ("name", "dtype", "shape", "size>", *(["file"] if several else [])),
+        (
+            (meta.name, meta.dtype, format_shape(meta.shape), format_bytes(meta.nbytes), *where)
+            for meta, where in (
+                (tensor.meta, [PurePath(tensor.file.path).name] if several else [])
+                for tensor in stored
+            )
+        ),
+    )
+
+
+def print_checkpoint(catalog: Catalog, document: Json) -> None:
+    """Print the tables of rank folders."""
+    total = sum(file.nbytes for file in catalog.files.values())
+    of_step = f", step {catalog.step}" if catalog.step else ""
+    ranks: Any = document["ranks"]
+    places = [key for entry in ranks[:1] for key in ("server", "device") if key in entry]
+    print_table(
+        f"{catalog.root}: {count(len(catalog.files), 'rank')}{of_step}, {format_bytes(total)}",
+        ("rank>", *places, "path", "format", "tensors>", "size>"),
+        (
+            (
+                str(entry["rank"]),
+                *("" if entry[key] is None else str(entry[key]) for key in places),
+                ", ".join(
+                    path.removeprefix(catalog.root).lstrip("/")
+                    for path in (entry["path"], *entry.get("beside", ()))
+                ),
+                entry["format"],
+                str(entry["tensors"]),
+                format_bytes(entry["nbytes"]),
+            )
+            for entry in ranks
+        ),
+    )
+    is_described = isinstance(catalog, SelfDescribedCatalog)
+    if isinstance(catalog, SelfDescribedCatalog) and catalog.description.values:
+        values = catalog.description.values.items()
+        print_table("the checkpoint says", ("name", "value"), values)
+    tensors = document.get("tensors")
+    if isinstance(tensors, list) and is_described:
+        print_table(
+            f"{len(tensors)} tensors",
+            ("name", "dtype", "shape", "slice", "parts", "ranks of each slice"),
+            (_described_row(tensor) for tensor in tensors),
+        )
+    elif isinstance(tensors, list):
+        total = len(catalog.metas)
+        rest = f" of {total} tensors; slices of the others are missing, or do not fit: see below"
+        print_table(
+            f"{len(tensors)}{' tensors' if len(tensors) == total else rest}",
+            ("name", "dtype", "shape", *LAYOUT, "stages"),
+            ((*_row(tensor), ", ".join(map(str, tensor["stages"]))) for tensor in tensors),
+        )
+
+
+def print_largest(tensors: Sequence[Json]) -> None:
+    """Print the largest sharded tensors of a source, if any is sharded."""
+    if tensors:
+        print_table(
+            "largest sharded tensors: check that these are the shapes of the model",
+            ("name", "dtype", "shape", *LAYOUT),
+            (_row(tensor) for tensor in tensors),
+        )
+
+
+def _row(tensor: Mapping[str, Any]) -> Sequence[str]:
+    listed = tensor["device_matrix"] is not None
+    return (
+        tensor["name"],
+        tensor["dtype"],
+        format_shape(tensor["shape"]),
+        format_shapes(tensor.get("slice_shapes", [tensor["slice_shape"]])),
+        format_shape(tensor["device_matrix"]) if listed else "not listed",
+        " ".join(format_shape(axes) if axes else "-" for axes in tensor["tensor_map"])
+        if listed
+        else "",
+        str(tensor["optimizer_shard"]) if listed and tensor["optimizer_shard"] > 1 else "",
+    )
+
+
+def _described_row(tensor: Mapping[str, Any]) -> Sequence[str]:
+    slices = tensor.get("slices")
+    if slices is None:
+        return (
+            tensor["name"],
+            tensor["dtype"],
+            format_shape(tensor["shape"]),
+            "",
+            "not described",
+            "",
+        )
+    ranks = [format_ranks(held["ranks"]).partition(" ")[2] for held in slices[:MOST_SLICES]]
+    more = len(slices) - MOST_SLICES
+    return (
+        tensor["name"],
+        tensor["dtype"],
+        format_shape(tensor["shape"]),
+        format_shapes(tensor.get("slice_shapes", [tensor["slice_shape"]])),
+        f"{len(slices)} boxes" if tensor["parts"] is None else format_shape(tensor["parts"]),
+        " | ".join([*ranks, f"and {more} more"] if more > 0 else ranks),
+    )

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 import ckpttool
-from ckpttool.cli import answers, loading, options
+from ckpttool.cli import documents, options, workflow
 from ckpttool.cli.progress import show_progress
-from ckpttool.model.findings import KINDS
+from ckpttool.model.diagnostics import KINDS
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
-    from ckpttool.model.ciphertext import Secret
+    from ckpttool.model.tensors import Secret
 
 
 @click.command(
@@ -65,7 +65,7 @@ def verify(
     options.answer_by_exit_code()
     options.check_source(src_strategy, replicated)
     (src,) = options.as_shared(engine, src)
-    catalog, strategy, _ = loading.load(
+    catalog, strategy, _ = workflow.load(
         src, pattern, step, src_strategy, key=key, find_strategy=not replicated, scan=_scan
     )
     with ckpttool.open_engine(engine) as executor:
@@ -78,7 +78,7 @@ def verify(
             executor=executor,
             open_progress=lambda total: show_progress("reading", total, quiet or as_json),
         ).ignoring(ignore)
-    answers.print_report(found, deep, crc, limit, as_json, quiet)
+    documents.print_report(found, deep, crc, limit, as_json, quiet)
     if found.findings:
         click.get_current_context().exit(1)
 
@@ -91,6 +91,6 @@ def _scan(
     key: Secret | None,
     on_progress: Callable[[int, int], None],
 ) -> Catalog:
-    from ckpttool.run.verify import scan_to_verify
+    from ckpttool.verification.verify import scan_to_verify
 
     return scan_to_verify(src, pattern, step, key=key, on_progress=on_progress)

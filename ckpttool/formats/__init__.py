@@ -1,7 +1,7 @@
 """What the bytes mean: one module per file format, and the registry that finds the right one.
 
 A format is a codec of headers only.  It gives the place of a tensor's bytes as extents, and
-`ckpttool.storage.flatfile` moves the bytes for all formats.
+`ckpttool.storage.region_io` moves the bytes for all formats.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from ckpttool.concurrency import Threads, result_of
 from ckpttool.errors import FormatError, UnreadableError, UnsupportedError, reason_of
 from ckpttool.formats.base import ChecksumPart, Format, FormatWithChecksum
-from ckpttool.formats.encrypted import mode_of
-from ckpttool.formats.others import recognise
+from ckpttool.formats.encryption import mode_of
+from ckpttool.formats.foreign import recognise
 from ckpttool.formats.reading import open_file
 from ckpttool.formats.sandbox import Sandbox
-from ckpttool.formats.stopping import Threads, result_of
-from ckpttool.model.catalog import FileIndex, SharedHeader, refuse_shared_extents
-from ckpttool.model.ciphertext import Secret
+from ckpttool.model.tensors import FileIndex, Secret, SharedHeader, refuse_shared_extents
 
 if TYPE_CHECKING:
-    from ckpttool.formats.twins import Twins
+    from ckpttool.formats.header_cache import Twins
 
 # Modules are imported when they are needed: h5py takes longer to load than all the rest.
 # The first of the suffixes is the one that is written.
@@ -127,7 +126,7 @@ def read_indexes(
     reads all HDF5 files.  ``on_progress`` is called with the number of files that were read, and
     of all.
     """
-    from ckpttool.formats.twins import Twins
+    from ckpttool.formats.header_cache import Twins
 
     secret = Secret(key) if isinstance(key, bytes) else key
     waiting = list(paths)

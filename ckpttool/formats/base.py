@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
-from ckpttool.model.catalog import Extent, FileIndex, TensorMeta
+from ckpttool.model.tensors import Extent, FileIndex, TensorMeta
 
 # Bytes themselves, bytes of the file, or a number of zero bytes.
 ChecksumPart: TypeAlias = bytes | Extent | int

@@ -1,4 +1,35 @@
-"""MindSpore ``.ckpt``.
+"""The records that a ``.ckpt`` is a chain of: one tensor, or the three of a map parameter.
+
+`ckpttool.formats.ckpt` specifies the bytes of a record and what a chain of them means,
+`ckpttool.formats.ckpt` those of a map parameter.
+
+Map parameters (hash tables) in a ``.ckpt``.
+
+Bytes
+-----
+A record with field 3 in the place of field 2::
+
+    0a <length>                        Checkpoint.value
+       0a <length> <UTF-8>             1 tag
+       1a <length>                     3 maptensor, exactly three tensors:
+          0a <length> <tensor>         1 keys      dims [n]
+          0a <length> <tensor>         1 values    dims [n, ...]
+          0a <length> <tensor>         1 statuses  dims [n]
+
+A tensor is spelled as in other records, but for its ``tensor_type``, which is NumPy's name
+(``int32``); MindSpore's names are read, too.  The exporter writes blocks of some entries, so
+consecutive records with one tag are one parameter, joined along axis 0.  Each record's three ``n``
+MUST be equal, and each content MUST have all its bytes.  Nothing says how many records there are: a
+file that was cut between two looks whole.
+
+MindSpore 2.10 reads keys, values and statuses of int32, float16, float32 and float64; of any other
+type its loader makes float64 out of the same bytes.
+
+Source
+------
+MindSpore 2.10 ``train/serialization.py`` (``_write_mapparameter``, ``_load_map_parameter``).
+
+MindSpore ``.ckpt``.
 
 Bytes
 -----
@@ -12,7 +43,7 @@ is a field 1 of the protobuf message ``Checkpoint``::
           12 <length> <ASCII>          2 tensor_type, a name of `ckpttool.model.dtypes`
           1a <length> <bytes>          3 tensor_content: C order, little endian
 
-or, instead of field 2, a field 3 ``maptensor``: see `ckpttool.formats.ckpt_maps`.
+or, instead of field 2, a field 3 ``maptensor``: see `ckpttool.formats.ckpt`.
 
 * Consecutive records with one tag hold one tensor: each repeats the complete dims, and the
   contents are joined.  MUST add up to ``product(dims) * itemsize``.  MindSpore cuts at 512 MiB;
@@ -34,7 +65,7 @@ parameters in the same order, but for tensors without elements: MindSpore leaves
 they are records with empty content, which is how its asynchronous path writes them.
 
 An encrypted file is blocks of ciphertext, with map parameters in clear before them: see
-`ckpttool.formats.encrypted`.
+`ckpttool.formats.encryption`.
 
 Source
 ------
@@ -45,17 +76,18 @@ MindSpore 2.10 ``utils/checkpoint.proto``, ``train/serialization.py`` (``_exec_s
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from sys import intern
+from typing import NamedTuple
 
 from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats.base import ChecksumPart
-from ckpttool.formats.ckpt_maps import Step, map_steps
-from ckpttool.formats.ckpt_records import Record, RecordTensor, read_record, read_usual
-from ckpttool.formats.decryption import DecryptedFile
-from ckpttool.formats.encrypted import explain, mode_of, read_ciphertext
-from ckpttool.formats.twins import Twins
+from ckpttool.formats.encryption import DecryptedFile, explain, mode_of, read_ciphertext
+from ckpttool.formats.header_cache import Twins
 from ckpttool.formats.wire import (
     LENGTH,
     Field,
@@ -65,17 +97,269 @@ from ckpttool.formats.wire import (
     encode_number,
     encode_varint,
 )
-from ckpttool.model.catalog import (
+from ckpttool.model.dtypes import DTYPES, TEXT, DType, find_dtype
+from ckpttool.model.tensors import (
+    MAX_AXES,
+    Ciphertext,
     Extent,
     FileIndex,
+    Secret,
     SourceStamp,
     StoredFile,
     StoredTensor,
     TensorMeta,
+    find_maps,
+    map_of,
+    map_problems,
+    part_names,
 )
-from ckpttool.model.ciphertext import Ciphertext, Secret
-from ckpttool.model.dtypes import TEXT, find_dtype
-from ckpttool.model.maps import find_maps, map_of, map_problems
+
+MAX_NAME_BYTES = 1 << 20  # a name is read into memory; none in the field comes near
+
+# The header of a record as MindSpore writes it; one of unusual length is walked field by field.
+MAX_USUAL_BYTES = 512
+VARINT = rb"[\x80-\xff]{0,8}[\x00-\x7f]"  # of 63 bits: one of 64 may be a negative number
+DIM = re.compile(rb"\x08(%b)" % VARINT)
+KEPT = 1 << 14  # headers, for ranks that are nearly alike; more take more memory than they spare
+USUAL_HEADER = re.compile(
+    rb"\x0a(%b)\x0a(%b)([^\x00-\x1f]+)\x12(%b)((?:\x08%b)*)\x12([\x01-\x20])(\w+)\x1a(%b)"
+    % ((VARINT,) * 5)
+)
+
+
+@dataclass(slots=True)
+class RecordTensor:
+    """The contents of consecutive records with one tag so far."""
+
+    name: str
+    start: int  # byte of the first record
+    dtype: str
+    dims: list[int]
+    extents: tuple[Extent, ...] = ()
+    meta: TensorMeta | None = None  # if one record has said it all
+
+
+@dataclass(slots=True)
+class Record:
+    """One record, joined with those of the same tag before it: one tensor, or a map's three."""
+
+    tag: str
+    start: int
+    tensors: list[RecordTensor]
+
+    @property
+    def is_map(self) -> bool:
+        """Whether it is a map parameter."""
+        return len(self.tensors) > 1
+
+    def join(self, path: str, other: Record) -> None:
+        """Append the contents of the next record; a map gets more entries along axis 0."""
+        for mine, its in zip(self.tensors, other.tensors, strict=True):
+            if (mine.dtype, mine.dims[self.is_map :]) != (its.dtype, its.dims[self.is_map :]):
+                raise FormatError(
+                    path,
+                    other.start,
+                    f"{mine.name}: consecutive records say {mine.dtype} {mine.dims} and "
+                    f"{its.dtype} {its.dims}",
+                )
+            mine.extents += its.extents
+            mine.meta = None
+            if self.is_map:
+                mine.dims[0] += its.dims[0]
+
+
+def read_usual(reader: WireReader, start: int, end: int) -> tuple[Record, int] | None:
+    """Return a record that MindSpore's header and a whole tensor make up, and where it stops.
+
+    Return None if it is spelled in another way, or is damaged.  Ranks have the same headers, so
+    understood ones are cached: a file takes a third of the time.
+    """
+    window, at = reader.window(start, MAX_USUAL_BYTES)
+    match = USUAL_HEADER.match(window, at)
+    meta = match and _understand(match[0])
+    if not match or not meta:
+        return None
+    first = start + match.end() - at
+    stop = first + meta.nbytes
+    if stop > end:
+        return None
+    extents = _one_extent(first, meta.nbytes) if meta.nbytes else ()
+    tensor = RecordTensor(meta.name, start, meta.dtype, [*meta.shape], extents, meta)
+    return Record(meta.name, start, [tensor]), stop
+
+
+@lru_cache(maxsize=KEPT)
+def _understand(header: bytes) -> TensorMeta | None:
+    """Return the tensor of a usual header, if the record holds all of it and nothing else."""
+    match = USUAL_HEADER.fullmatch(header)
+    assert match is not None, "only what matched is asked for"
+    record, tag, body, kind, content = (_varint(match[i]) for i in (1, 2, 4, 6, 8))
+    dtype = find_dtype(match[7].decode())
+    try:
+        name = intern(match[3].decode())
+    except UnicodeDecodeError:
+        return None
+    lengths = (
+        len(header) - match.end(1) + content,
+        len(match[3]),
+        len(header) - match.end(4) + content,
+        len(match[7]),
+    )
+    if dtype is None or dtype.name != match[7].decode() or (record, tag, body, kind) != lengths:
+        return None
+    shape = _shape(match[5])
+    if len(shape) > MAX_AXES:
+        return None
+    meta = TensorMeta(name, dtype.name, shape)
+    return meta if meta.nbytes == content else None
+
+
+@lru_cache(maxsize=KEPT)  # tensors of equal shapes lie at the same place on many ranks
+def _one_extent(offset: int, nbytes: int) -> tuple[Extent, ...]:
+    return (Extent(offset, nbytes),)
+
+
+@lru_cache(maxsize=KEPT)  # most tensors are of the same few shapes
+def _shape(dims: bytes) -> tuple[int, ...]:
+    return tuple(_varint(size) for size in DIM.findall(dims))
+
+
+def _varint(data: bytes) -> int:
+    return sum((byte & 0x7F) << 7 * i for i, byte in enumerate(data))
+
+
+def read_record(reader: WireReader, record: Field, start: int) -> Record:
+    """Return the record that begins at byte ``start``; contents are not read."""
+    if record.wire_type != LENGTH:
+        raise FormatError(
+            reader.path,
+            start,
+            f"no .ckpt: expected a record, found the number {record.value}; is it a strategy "
+            "file? Then give the checkpoint as SRC, and this with -s or -d",
+        )
+    name: str | None = None
+    body: Field | None = None
+    for part in reader.fields(record.start, record.stop):
+        if part.number == 1:
+            name = intern(reader.text(part, MAX_NAME_BYTES))
+        elif part.number in (2, 3):
+            body = part
+    if name is None or body is None or body.wire_type != LENGTH:
+        missing = "tag" if name is None else "tensor"
+        raise FormatError(reader.path, start, f"a record without a {missing}")
+    if body.number == 2:
+        return Record(name, start, [_read_tensor(reader, body, start, name)])
+    parts = zip(part_names(name), map_tensors(reader, body, start, name), strict=True)
+    tensors = [_read_tensor(reader, part, start, intern(label)) for label, part in parts]
+    _check_map(reader, name, start, tensors)
+    return Record(name, start, tensors)
+
+
+def _read_tensor(reader: WireReader, body: Field, start: int, name: str) -> RecordTensor:
+    dims: list[int] = []
+    dtype: str | None = None
+    content: Field | None = None
+    for part in reader.fields(body.start, body.stop):
+        if part.number == 1:
+            dims += reader.numbers(part)
+        elif part.number == 2:
+            dtype = intern(reader.text(part, MAX_NAME_BYTES))
+        elif part.number == 3:
+            content = part
+    if dtype is None:
+        raise FormatError(reader.path, start, f"{name}: a record without a tensor_type")
+    if len(dims) > MAX_AXES:
+        reason = f"{name}: {len(dims)} axes; {MAX_AXES} are the most"
+        raise FormatError(reader.path, start, reason)
+    if any(size < 0 for size in dims):
+        raise FormatError(reader.path, start, f"{name}: dims {dims} with a negative size")
+    tensor = RecordTensor(name, start, dtype, dims)
+    if content is not None:
+        if content.wire_type != LENGTH:
+            raise FormatError(reader.path, start, f"{name}: tensor_content is not bytes")
+        tensor.extents = (Extent(content.start, content.stop - content.start),)
+    return tensor
+
+
+def _check_map(reader: WireReader, tag: str, start: int, tensors: list[RecordTensor]) -> None:
+    """Raise if a block of a map is incomplete, or its three tensors differ in their entries."""
+    for tensor in tensors:
+        dtype = find_map_dtype(tensor.dtype)
+        if dtype is None:
+            reason = f"{tensor.name}: unknown tensor_type {tensor.dtype!r}"
+            raise FormatError(reader.path, start, reason)
+        tensor.dtype = dtype.name
+        held = sum(extent.nbytes for extent in tensor.extents)
+        need = math.prod(tensor.dims) * dtype.itemsize
+        if not tensor.dims or held != need:
+            reason = f"{tensor.name}: dims {tensor.dims} need {need} bytes, content has {held}"
+            raise FormatError(reader.path, start, reason)
+    if len({tensor.dims[0] for tensor in tensors}) > 1:
+        counts = ", ".join(str(tensor.dims[0]) for tensor in tensors)
+        raise FormatError(reader.path, start, f"{tag}: keys, values and statuses are {counts}")
+
+
+BLOCK_BYTES = 512 * 1024 * 1024  # of one record; a message must stay below 2 GiB
+_OF_NUMPY = {dtype.hdf5: dtype for dtype in DTYPES.values() if dtype.hdf5 != "bytes"}
+
+
+class Step(NamedTuple):
+    """A stretch of a file: header bytes, and ``nbytes`` of the content of a tensor behind them."""
+
+    header: bytes
+    name: str
+    nbytes: int
+    text: bytes = b""  # the content itself, of a string
+
+
+def find_map_dtype(name: str) -> DType | None:
+    """Return the type that a map parameter's ``tensor_type`` names."""
+    return _OF_NUMPY.get(name) or find_dtype(name)
+
+
+def map_tensors(reader: WireReader, body: Field, start: int, tag: str) -> list[Field]:
+    """Return the three tensors of a ``maptensor``."""
+    tensors = [part for part in reader.fields(body.start, body.stop) if part.number == 1]
+    if len(tensors) != len(part_names(tag)) or any(t.wire_type != LENGTH for t in tensors):
+        reason = f"{tag}: a map parameter has keys, values and statuses, found {len(tensors)}"
+        raise FormatError(reader.path, start, reason)
+    return tensors
+
+
+def map_steps(tag: str, parts: Mapping[str, TensorMeta]) -> Iterator[Step]:
+    """Yield the records of a map parameter, at most `BLOCK_BYTES` each; one if it has no entries.
+
+    ``parts`` are as `ckpttool.model.tensors.map_problems` wants them.
+    """
+    metas = [parts[name] for name in part_names(tag)]
+    count = metas[0].shape[0]
+    row_nbytes = [math.prod(meta.shape[1:]) * meta.itemsize for meta in metas]
+    rows = max(1, BLOCK_BYTES // max(1, sum(row_nbytes)))
+    for first in range(0, count or 1, rows):
+        n = min(rows, count - first)
+        heads = [_head(meta, n) for meta in metas]
+        sizes = [n * nbytes for nbytes in row_nbytes]
+        inner = [
+            encode_key(1, LENGTH) + encode_varint(len(head) + size) + head
+            for head, size in zip(heads, sizes, strict=True)
+        ]
+        body = sum(map(len, inner)) + sum(sizes)
+        name = encode_bytes(1, tag.encode()) + encode_key(3, LENGTH) + encode_varint(body)
+        lead = encode_key(1, LENGTH) + encode_varint(len(name) + body) + name
+        for meta, head, size in zip(metas, inner, sizes, strict=True):
+            yield Step(lead + head, meta.name, size)
+            lead = b""
+
+
+def _head(meta: TensorMeta, count: int) -> bytes:
+    """Return a tensor of ``count`` entries up to its content."""
+    dtype = DTYPES[meta.dtype]
+    word = meta.dtype if dtype.hdf5 == "bytes" else dtype.hdf5
+    dims = b"".join(encode_key(1, 0) + encode_varint(n) for n in (count, *meta.shape[1:]))
+    nbytes = count * math.prod(meta.shape[1:]) * dtype.itemsize
+    content = encode_key(3, LENGTH) + encode_varint(nbytes)
+    return dims + encode_bytes(2, word.encode()) + content
+
 
 SLICE_BYTES = 512 * 1024 * 1024  # MindSpore starts a new record at this size (SLICE_SIZE, in KiB)
 TRAILER = b"crc_num"

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from ckpttool.errors import PlanError
-from ckpttool.model.catalog import SourceStamp
+from ckpttool.model.tensors import SourceStamp
 
 # What stat says where there is nothing of a name.
 ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})

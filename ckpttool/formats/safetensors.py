@@ -44,15 +44,8 @@ from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats.base import ChecksumPart
 from ckpttool.formats.reading import open_file, open_source, stamp_of
 from ckpttool.formats.strict_json import parse_json
-from ckpttool.model.catalog import (
-    MAX_AXES,
-    Extent,
-    FileIndex,
-    StoredFile,
-    StoredTensor,
-    TensorMeta,
-)
 from ckpttool.model.dtypes import DTYPES, TEXT
+from ckpttool.model.tensors import MAX_AXES, Extent, FileIndex, StoredFile, StoredTensor, TensorMeta
 
 MAX_HEADER_BYTES = 100_000_000  # as safetensors; stops hostile headers
 METADATA = "__metadata__"

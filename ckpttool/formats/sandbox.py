@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import NamedTuple, TypeVar
 
 from ckpttool.errors import CkptToolError, FormatError
-from ckpttool.model.catalog import (
+from ckpttool.model.tensors import (
     Extent,
     FileIndex,
     SourceStamp,

@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol
 
 from ckpttool.errors import FormatError
 from ckpttool.formats.reading import open_source, stamp_of
-from ckpttool.model.catalog import SourceStamp
+from ckpttool.model.tensors import SourceStamp
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 

@@ -1,1 +1,1 @@
-"""What is meant: pure integers and names.  Nothing here touches a disk."""
+"""Nouns and arithmetic: regions, layouts, tensors, strategies, plans.  No disk."""

@@ -1,49 +1,124 @@
-"""How a tensor is cut over the ranks of a stage: all of the layout arithmetic.
+"""How a tensor is sharded over the ranks of a stage: all of the layout arithmetic.
 
 The ranks of a stage form a grid, the device matrix, in row-major order: the last device axis
 varies fastest.  Device axis ``a`` is counted from the right, 0 is the last entry of the matrix.
-The tensor map gives for every tensor axis the device axes that cut it, outermost split first, so
-with ``e = (a1, ..., ak)`` the axis is cut into ``n = d1 * ... * dk`` equal parts and a rank at
-coordinates ``c`` holds part ``(...(c1 * d2 + c2) * d3 + ...) * dk + ck``.
+The tensor map gives for every tensor axis the device axes that shard it, outermost split first, so
+with ``e = (a1, ..., ak)`` the axis is split into ``n = d1 * ... * dk`` equal slices and a rank at
+coordinates ``c`` holds slice ``(...(c1 * d2 + c2) * d3 + ...) * dk + ck``.
 
 The ranks that agree on all device axes in use hold equal slices: a replica group, ascending.  An
-optimizer shard of ``s`` cuts axis 0 of the slice once more into ``s`` equal parts; the rank at
+optimizer shard of ``s`` splits axis 0 of the slice once more into ``s`` equal parts; the rank at
 position ``p`` of its replica group holds part ``p mod s``.  ``s`` need not be a product of device
-axes (six replicas cut in two over a 2 x 3 grid), so it is kept as a number beside the tensor map.
+axes (six replicas split in two over a 2 x 3 grid), so it is kept as a number beside the tensor map.
 
-Two kinds of embedding table are cut along axis 0 in other ways.  With a manual split the parts have
-given numbers of rows.  With ``F`` fields every part holds its share of each field: of the ``F * n``
-equal stretches of rows, part ``i`` holds the stretches ``i``, ``i + n``, ``i + 2n``, ...
+Two kinds of embedding table are split along axis 0 in other ways.  With a manual split the slices
+have given numbers of rows.  With ``F`` fields every slice holds its share of each field: of the
+``F * n`` equal stretches of rows, slice ``i`` holds the stretches ``i``, ``i + n``, ``i + 2n``, ...
 
-Where several device axes cut one tensor axis, MindSpore's JSON form of a strategy speaks of an
-expanded tensor: an axis of ``d`` elements that device axes of sizes ``n1, ..., nk`` cut becomes
-``k`` axes of ``n1, ..., n(k-1)`` and ``d / (n1 * ... * n(k-1))`` elements, each cut by one of them.
-`fold_layout` joins neighbours of which all but the last have just the size of the device axis that
-cuts them.  Several ways may be possible; then the slices alone do not tell which is meant.  Ways
-that differ only in where a device axis of size 1 goes are the same: it cuts nothing.
+Expanded layouts
+----------------
+Where several device axes shard one tensor axis, MindSpore's JSON form describes an expanded tensor:
+an axis of ``d`` elements that device axes of sizes ``n1, ..., nk`` shard becomes ``k`` axes of
+``n1, ..., n(k-1)`` and ``d / (n1 * ... * n(k-1))`` elements, each sharded by one of them.  Folding
+joins neighbours of which all but the last have the size of the device axis that shards them.  There
+can be several ways to fold; then the slices alone do not tell which is meant.  Ways that differ
+only in the place of a device axis of size 1 are equal.
 
 ``Layout(...)(("a", "None"), "b")`` has "None" beside a device axis.  It stands for an axis of the
 expanded tensor that nothing shards, of size 1 unless it is the last of its tensor axis.  Nearly
-every tensor with an unsharded axis could be meant so, and next to none is.  So such ways count only
+every tensor with an unsharded axis could be read so, and next to none is.  Such ways count only
 where there is no other.
 
 Source
 ------
-MindSpore 2.10 ``parallel/_tensor.py`` (``_get_tensor_slice_index``, ``_load_tensor``) and the
-slices that its compiler makes, checked against both in the tests; for JSON its
-``ccsrc/frontend/parallel/strategy_checkpoint``, and files of it.
+MindSpore 2.10 ``parallel/_tensor.py`` (``_get_tensor_slice_index``, ``_load_tensor``),
+``ccsrc/frontend/parallel/strategy_checkpoint`` (the JSON writer), and the slices and files that its
+compiler makes; the tests check against them.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import combinations, islice, pairwise, product
 
-from ckpttool.model.grid import Grid, make_grid, nearest_divisors
 from ckpttool.model.region import Region, count_overlaps, grid_overlaps
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The slices of a layout.
+
+    Attributes
+    ----------
+    parts
+        How many there are along each tensor axis.
+    index
+        For each rank of the stage, the lowest first, the position of its slice along each axis.
+    owners
+        The ranks that hold the slice at a position, ascending.
+    """
+
+    parts: tuple[int, ...]
+    index: tuple[tuple[int, ...], ...]
+    owners: dict[tuple[int, ...], tuple[int, ...]]
+
+
+@lru_cache(maxsize=4096)  # a model has few distinct layouts and asks for them for every parameter
+def make_grid(
+    device_matrix: tuple[int, ...],
+    tensor_map: tuple[tuple[int, ...], ...],
+    optimizer_shard: int,
+    first_rank: int,
+) -> Grid:
+    """The grid of a layout; its parameters are `Layout`'s, which has seen that they are possible.
+
+    Examples
+    --------
+    >>> make_grid((2, 2), ((1,), ()), 2, 4).index
+    ((0, 0), (1, 0), (2, 0), (3, 0))
+    """
+    count = len(device_matrix)
+    axes = [[count - 1 - axis for axis in cut] for cut in tensor_map]
+    free = [i for i in range(count) if all(i not in cut for cut in axes)]
+    index: list[tuple[int, ...]] = []
+    owners: dict[tuple[int, ...], list[int]] = {}
+    for local, coords in enumerate(product(*(range(size) for size in device_matrix))):
+        at = [_mixed_radix(cut, coords, device_matrix) for cut in axes]
+        if optimizer_shard > 1:
+            position = _mixed_radix(free, coords, device_matrix)  # in the replica group
+            at[0] = at[0] * optimizer_shard + position % optimizer_shard
+        index.append(tuple(at))
+        owners.setdefault(tuple(at), []).append(first_rank + local)
+    parts = [math.prod(device_matrix[i] for i in cut) for cut in axes]
+    if optimizer_shard > 1:
+        parts[0] *= optimizer_shard
+    return Grid(tuple(parts), tuple(index), {at: tuple(held) for at, held in owners.items()})
+
+
+def _mixed_radix(axes: list[int], coords: tuple[int, ...], sizes: tuple[int, ...]) -> int:
+    value = 0
+    for i in axes:
+        value = value * sizes[i] + coords[i]
+    return value
+
+
+def nearest_divisors(size: int, parts: int) -> tuple[int, ...]:
+    """The divisors of ``size`` next to ``parts``: the largest below, the smallest above.
+
+    Examples
+    --------
+    >>> nearest_divisors(64, 7), nearest_divisors(4, 6)
+    ((4, 8), (4,))
+    """
+    small = [n for n in range(1, math.isqrt(size) + 1) if size % n == 0]
+    divisors = sorted({*small, *(size // n for n in small)})
+    at = bisect_left(divisors, parts)
+    return tuple(divisors[max(0, at - 1) : at + 1])
+
 
 FEW = 16  # slices that a region overlaps; how is remembered
 MAX_WAYS = 10_000  # to fold; ten device axes can be joined in 252, a damaged file in 10**17

@@ -39,8 +39,8 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 
-from ckpttool.model.catalog import TensorMeta
 from ckpttool.model.region import Region
+from ckpttool.model.tensors import TensorMeta
 
 SCHEMA = 1
 MANIFEST = "ckpttool.json"  # also the ending of that of a single file

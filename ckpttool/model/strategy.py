@@ -1,75 +1,22 @@
 """What strategy files hold: for each parameter its layouts, one per pipeline stage.
 
-A strategy by hand speaks of patterns of names, and nothing is known of a parameter until it is
-resolved with the names that a checkpoint has.
+A hand-written strategy lists patterns of names (rules).  It has no layouts until it is resolved
+with the names of a checkpoint.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from fnmatch import translate
 
 from ckpttool.errors import StrategyError
-from ckpttool.model.catalog import TensorMeta
+from ckpttool.model.diagnostics import Note
 from ckpttool.model.layout import Layout, fold_layout
-from ckpttool.model.notes import Note
-from ckpttool.model.reduced import reduced_from
-from ckpttool.model.rules import Rules
-
-GRADIENTS = "accu_grads."  # summed up over micro batches by each rank, or each stage, for itself
-
-# Prefixes of optimizer state in MindSpore 2.10 (nn, mint and experimental.optim) and MindFormers.
-# Names and shapes show what is state (`ckpttool.model.states.find_owners`).  The list is for what
-# they cannot show: that a tensor of another shape than its parameter's slices is odd, that a
-# statistic has an axis less, that gradients have rules of their own.  Prefixes that modules have as
-# well are not in it (``linear.`` of FTRL, ``prev.`` of Rprop).
-STATE_PREFIXES = (
-    "moments.",  # Momentum, FTRL, THOR
-    "moment1.",  # Adam, LazyAdam, AdaMax
-    "moment2.",
-    "vhat.",  # Adam with use_amsgrad
-    "adam_m.",  # AdamWeightDecay
-    "adam_v.",
-    "lamb_m.",  # Lamb
-    "lamb_v.",
-    "accum.",  # SGD, Adagrad, ProximalAdagrad, Adadelta
-    "stat.",  # SGD
-    "momentum_buf.",  # SGD of mint
-    "accum_update.",  # Adadelta
-    "mean_square.",  # RMSProp
-    "mean_grad.",
-    "moment.",
-    "step_size.",  # Rprop
-    "ax_.",  # ASGD
-    "ax.",  # ASGD of experimental
-    "exp_avg.",  # Adam, AdamW of mint and experimental; AdaMax, NAdam, RAdam there; AdaFactor
-    "exp_avg_sq.",  # Adam, AdamW of mint and experimental; NAdam, RAdam there
-    "max_exp_avg_sq.",  # AdamW, Adam with amsgrad
-    "exp_inf.",  # AdaMax of experimental
-    "exp_avg_sq_",  # AdaFactor; for its statistics of rows and columns see `reduced`
-    "muon_m.",  # Muon of MindFormers
-    GRADIENTS,
-)
-_WORDS = frozenset(prefix for prefix in STATE_PREFIXES if prefix.endswith("."))
-_OTHERS = tuple(prefix for prefix in STATE_PREFIXES if not prefix.endswith("."))
-
-
-def parameter_of(name: str) -> str | None:
-    """The parameter whose optimizer state ``name`` would be, or None if it has no such prefix.
-
-    Examples
-    --------
-    >>> parameter_of("adam_m.layer.weight")
-    'layer.weight'
-    """
-    if reduced_from(name) is not None:
-        return None  # it has not the parameter's shape
-    end = name.find(".") + 1
-    if name[:end] in _WORDS:
-        return name[end:] or None
-    prefix = next((prefix for prefix in _OTHERS if name.startswith(prefix)), name)
-    return name[len(prefix) :] or None
+from ckpttool.model.tensors import TensorMeta
+from ckpttool.model.wording import count, shorten
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,25 +209,92 @@ def _common_ranks(stages: Mapping[int, Mapping[str, Layout]], origin: str) -> in
     return next(iter(named))
 
 
-def count(number: int, noun: str) -> str:
-    """A number and its noun.
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A pattern of names and one way to cut.
 
-    Examples
-    --------
-    >>> count(1, "parameter"), count(2, "parameter")
-    ('1 parameter', '2 parameters')
+    Attributes
+    ----------
+    pattern
+        A name, or one with ``*`` (any characters), ``?`` (any one) or ``[abc]`` in it.
+    layout
+        Of the first stage.
+    is_open
+        True if the tensor may have more axes than the layout, which are undivided.
+    stages
+        The stages that hold it.
+    place
+        File and line, for messages.
     """
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+    pattern: str
+    layout: Layout
+    is_open: bool
+    stages: tuple[int, ...]
+    place: str
+    _regex: re.Pattern[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_regex", re.compile(translate(self.pattern)))
+
+    def matches(self, name: str) -> bool:
+        """Whether the rule is for the parameter ``name``.
+
+        Examples
+        --------
+        >>> rule = Rule("*.weight", Layout((4,), ((0,),)), True, (0,), "")
+        >>> rule.matches("moments.weight"), rule.matches("weight")
+        (True, False)
+        """
+        return name == self.pattern or self._regex.match(name) is not None
+
+    def why_not(self, meta: TensorMeta) -> str | None:
+        """Why the rule cannot be for a tensor, of which ``meta`` is a slice, or None if it can."""
+        axis = len(self.layout.tensor_map) - 1
+        if not self.is_open or axis < len(meta.shape) or meta.text is not None:
+            return None
+        counted = "axes count from 0"
+        return f"{meta.name}: {self.place} cuts axis {axis} ({counted}), its shape is {meta.shape}"
+
+    def layouts(self, ndim: int) -> tuple[Layout, ...]:
+        """The layouts of a tensor of ``ndim`` axes, one for each stage that holds it."""
+        size = len(self.layout.ranks)
+        more = ndim - len(self.layout.tensor_map) if self.is_open else 0
+        tensor_map = (*self.layout.tensor_map, *((),) * more)
+        return tuple(
+            replace(self.layout, tensor_map=tensor_map, first_rank=stage * size)
+            for stage in self.stages
+        )
 
 
-def shorten(names: Iterable[str], most: int = 5) -> str:
-    """Names for a message: the first ``most``, and how many more there are.
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """A strategy by hand: the first rule that matches a name decides.
 
-    Examples
-    --------
-    >>> shorten("abcdefg")
-    'a, b, c, d, e and 2 more'
+    Attributes
+    ----------
+    path
+        The file it was read from.
+    rules
+        In the order of the file.
+    replicates_rest
+        True if all ranks hold the same of what no rule matches; else such names are an error,
+        unless another strategy lists parameters, too.
     """
-    listed = list(names)
-    more = f" and {len(listed) - most} more" if len(listed) > most else ""
-    return ", ".join(listed[:most]) + more
+
+    path: str
+    rules: tuple[Rule, ...]
+    replicates_rest: bool = False
+
+    def find(self, name: str) -> Rule | None:
+        """The rule that decides on ``name``."""
+        return next((rule for rule in self.rules if rule.matches(name)), None)
+
+    def notes(self, found: Mapping[str, Rule]) -> tuple[Note, ...]:
+        """What to say of rules that decided on none of the names ``found``."""
+        used = {rule.pattern for rule in found.values()}
+        idle = [f"{rule.pattern} ({rule.place})" for rule in self.rules if rule.pattern not in used]
+        if not idle:
+            return ()
+        text = "patterns that match no parameter, or none that an earlier one leaves"
+        return (Note("absent", f"{text}: {', '.join(idle)}"),)

@@ -1,1 +1,1 @@
-"""Where the bytes are: finding the files of a checkpoint, and moving bytes between them."""
+"""The bytes of tensors and files: regions, comparisons, samples, checksums, staged files."""

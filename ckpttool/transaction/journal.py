@@ -38,14 +38,19 @@ from zlib import crc32
 
 from ckpttool.errors import CkptToolError, FormatError, PlanError, VerifyError
 from ckpttool.formats.reading import is_there, open_file
-from ckpttool.model.catalog import Stamp
+from ckpttool.model.diagnostics import Note
 from ckpttool.model.manifest import JOURNAL, MANIFEST, OutputEntry, Provenance, differences
-from ckpttool.model.notes import Note
 from ckpttool.model.plan import Document, Plan
-from ckpttool.model.strategy import count, shorten
-from ckpttool.run.partial import (
+from ckpttool.model.tensors import Stamp
+from ckpttool.model.wording import count, shorten
+from ckpttool.storage.files import (
     PARTIAL,
+    TakenError,
+    is_open_as,
+    lock,
+    lock_holder,
     make_folder,
+    name_lock_holder,
     remove_document,
     remove_stale,
     stamp_of,
@@ -53,7 +58,6 @@ from ckpttool.run.partial import (
     was_copied,
     write_document,
 )
-from ckpttool.storage.locks import TakenError, is_open_as, lock, lock_holder, name_lock_holder
 from ckpttool.transaction.manifest import (
     JsonObject,
     ManifestFile,
@@ -69,10 +73,9 @@ HEAD_BYTES = 100_000_000  # of a line of a manifest or journal
 
 
 def incomplete_reason(path: Path) -> str | None:
-    """Why a folder holds no complete set of what ckpttool writes; None if nothing says so.
+    """Return why a folder, or a single file, is not a complete output; None if nothing says so.
 
-    The same of a single file.  The manifest goes before the first output is replaced, and comes
-    last.
+    The manifest is removed before the first output is replaced, and written last.
     """
     manifest = path / MANIFEST if path.is_dir() else path.with_name(f"{path.name}.{MANIFEST}")
     if manifest.exists():
@@ -83,14 +86,14 @@ def incomplete_reason(path: Path) -> str | None:
     if any(find_journals(manifest)):
         text = "a run of ckpttool has not ended here, so files may be missing or of another run; "
         return f"{path}: {text}finish it with the same command and --resume"
-    if any(_records_of(manifest)):
-        text = "written in parts (--part) that are not committed, so files may be missing; run"
-        return f"{path}: {text} ckpttool commit {path}"
+    if find_part_records(manifest):
+        text = "written in parts (--part) that are not finalized, so files may be missing; run"
+        return f"{path}: {text} ckpttool finalize {path}"
     return None
 
 
 def active_writer(manifest: Path) -> str | None:
-    """Who is writing the set of a manifest at this moment, all of it or a part."""
+    """Return who is writing a set, or a part of it, at this moment; None if nobody is."""
     for journal in find_journals(manifest):
         with suppress(PermissionError):  # it is not ours to know
             if by := lock_holder(journal):
@@ -99,20 +102,15 @@ def active_writer(manifest: Path) -> str | None:
 
 
 def find_journals(manifest: Path) -> Iterator[Path]:
-    """The journals of a set that say anything: that of the set, and those of parts."""
+    """Yield the journals of a set that are not empty: its own, and those of parts."""
     journal = Path(f"{manifest}{JOURNAL}")
     if has_text(journal):
         yield journal
-    yield from _records_of(manifest, JOURNAL)
-
-
-def _records_of(manifest: Path, suffix: str = "") -> Iterator[Path]:
-    pattern = f".{glob.escape(manifest.name.removesuffix('.json'))}-part-*.json{suffix}"
-    yield from sorted(manifest.parent.glob(pattern))
+    yield from find_part_records(manifest, JOURNAL)
 
 
 def has_text(journal: Path) -> bool:
-    """Whether a journal says anything; who only holds the place, as a commit does, writes none."""
+    """Return whether a journal has lines; `finalize` only locks it and writes none."""
     try:
         return journal.stat().st_size > 0
     except FileNotFoundError:
@@ -124,18 +122,18 @@ SEAL = " 01234567\n"  # what is behind the text of a line: its CRC-32 in hexadec
 
 @dataclass(slots=True)
 class JournalState:
-    """What the journal of a run that did not end well says.
+    """What the journal of a run says that ended early.
 
     Attributes
     ----------
     provenance
         The run.
     complete
-        Path of each output that was complete, relative to the journal, and whose it is.
+        Path of each output that was complete, relative to the journal, and its rank.
     placed
-        By what those that got their final names are known again.
+        Stamps of those that have their final names.
     left
-        The same of outputs of runs before it, which did not end either and were not gone on from.
+        Stamps of outputs of earlier runs, which ended early and were not resumed.
     begun
         Paths of the outputs that were begun.
     lines
@@ -154,17 +152,17 @@ class JournalState:
     end: int = 0
 
     def kept(self, folder: Path, proven: Mapping[str, Stamp]) -> dict[str, Stamp]:
-        """Outputs of this run that are as it left them, or as they were when they were proven."""
+        """Return the outputs of this run that nobody has changed since it wrote or proved them."""
         mine = {name: stamp for name, stamp in proven.items() if name in self.complete}
         return _unchanged(folder, self.placed, mine)
 
     def untouched(self, folder: Path, proven: Mapping[str, Stamp]) -> dict[str, Stamp]:
-        """These, and what earlier runs left, too."""
+        """Return the outputs of this run and of earlier ones that nobody has changed."""
         return {**_unchanged(folder, self.left), **self.kept(folder, proven)}
 
 
 def _unchanged(folder: Path, *known: Mapping[str, Stamp]) -> dict[str, Stamp]:
-    """The files that are as they are known from one or the other, as they are now."""
+    """Return the stamps of files that still have one of the stamps in ``known``."""
     found = {name: stamp_of(folder / name) for of in known for name in of}
     return {
         name: stamp
@@ -174,12 +172,12 @@ def _unchanged(folder: Path, *known: Mapping[str, Stamp]) -> dict[str, Stamp]:
 
 
 def seal_line(text: str) -> str:
-    """A line of a journal: the text with its CRC-32, which every change of a byte shows in."""
+    """Return a line of a journal: the text with its CRC-32."""
     return f"{text} {crc32(text.encode('ascii')):08x}\n"
 
 
 def unseal_line(line: bytes) -> bytes:
-    """The text of a line; raises `ValueError` if it is not as it was written."""
+    """Return the text of a line; raises `ValueError` if its checksum does not match."""
     text = line[: -len(SEAL)]
     if seal_line(text.decode("ascii")).encode() != line:
         raise ValueError("a line is not as it was written")
@@ -187,7 +185,7 @@ def unseal_line(line: bytes) -> bytes:
 
 
 def read_journal(path: Path) -> JournalState | None:
-    """What a run left behind that did not end well; None if there is nothing.
+    """Read the journal that a run left; None if there is none.
 
     Raises
     ------
@@ -225,7 +223,7 @@ def read_journal(path: Path) -> JournalState | None:
 
 
 def read_provenance(journal: Path) -> Provenance | None:
-    """The run whose journal this is, from its first line; None if it cannot be told."""
+    """Return the provenance in the first line of a journal; None if it cannot be read."""
     try:
         for _, line in _whole_lines(journal):
             (head,) = line.objects("run")
@@ -236,7 +234,7 @@ def read_provenance(journal: Path) -> Provenance | None:
 
 
 def journal_that_began(partial: Path) -> Path | None:
-    """The journal of a set, one file or a folder, that tells of a temporary file; None if none."""
+    """Return the journal of a set that names a temporary file as begun; None if none does."""
     output = Path(str(partial).removesuffix(PARTIAL))
     sets = [output.with_name(f"{output.name}.{MANIFEST}")]
     sets += [folder / MANIFEST for folder in output.parents[:2]]
@@ -252,7 +250,7 @@ def journal_that_began(partial: Path) -> Path | None:
 
 
 def read_entries(journal: Path, lines: Iterable[tuple[int, int]]) -> Iterator[OutputEntry]:
-    """The outputs that these lines of a journal (first byte, and the byte behind) tell of."""
+    """Yield the outputs in lines of a journal, each given by its first byte and its end."""
     with open_file(journal) as file:
         for start, stop in lines:
             file.seek(start)
@@ -262,9 +260,9 @@ def read_entries(journal: Path, lines: Iterable[tuple[int, int]]) -> Iterator[Ou
 
 
 def _whole_lines(path: Path) -> Iterator[tuple[int, JsonObject]]:
-    """The byte behind every line that is complete, and what it says.
+    """Yield the end of every complete line, in bytes, and its entries.
 
-    The last does not count if it is not; of others a power loss leaves none behind that.
+    An incomplete last line, as a power loss leaves it, is dropped.
     """
     start = 0
     with opened(path) as file:
@@ -307,7 +305,7 @@ class OutputSet:
     provenance
         The run.
     head
-        What the finished says besides its outputs.
+        What the record says besides its outputs.
     documents
         Those of the set; removed before the first output is replaced.
     outputs
@@ -367,10 +365,10 @@ class OutputSet:
         return () if self.is_part else self.documents
 
     def records_of_parts(self) -> list[Path]:
-        """Those that this makes outdated: all, or if it is a part those that cannot be beside it.
+        """Return the records of parts that this run makes outdated.
 
-        These are records of other numbers of parts, and those of another plan that tell of an
-        output which this one replaces.
+        A whole run makes all of them outdated.  A part makes those outdated that are of another
+        number of parts, and those of another plan that list an output which this part replaces.
         """
         records = find_part_records(self.manifest)
         if not self.is_part:
@@ -379,7 +377,7 @@ class OutputSet:
         return [path for path in records if not path.name.endswith(ending) or self._replaces(path)]
 
     def _replaces(self, record: Path) -> bool:
-        """Whether a record is of another plan, and of an output that is this one's, too."""
+        """Return whether a record is of another plan and lists an output of this run."""
         mine = json.dumps(self.provenance.head_with_times()).removesuffix("}").encode("ascii")
         try:
             with opened(record) as file:
@@ -393,11 +391,11 @@ class OutputSet:
             return True  # it proves nothing
 
     def part_journals(self) -> list[Path]:
-        """Those of parts, if this is none."""
+        """Return the journals of parts, if this run is not one."""
         return [] if self.is_part else find_part_records(self.manifest, JOURNAL)
 
     def find_finished(self, path: Path) -> ManifestFile | None:
-        """The finished at a path, this run's own or that of its set, if it is of this very run."""
+        """Return the manifest or record at a path, if it is of this very run; else None."""
         try:
             finished = ManifestFile.read(path)
         except (FileNotFoundError, CkptToolError):
@@ -408,7 +406,7 @@ class OutputSet:
         return finished if said == {**head, "options": None} and not is_old else None
 
     def set_aside(self, journal: Path) -> None:
-        """Empty the journal of the set; what a whole run left in it goes where every part looks."""
+        """Empty the journal of the set; copy it first to where every part looks."""
         aside = journal_path(part_record_path(self.manifest, 0, 0))
         if journal.stat().st_size and not aside.exists():
             aside.write_bytes(journal.read_bytes())
@@ -416,36 +414,36 @@ class OutputSet:
 
 
 def part_record_path(manifest: Path, part: object, parts: object) -> Path:
-    """The record of a part of a set."""
+    """Return the path of the record of a part."""
     return manifest.with_name(f".{manifest.name.removesuffix('.json')}-part-{part}-of-{parts}.json")
 
 
 def find_part_records(manifest: Path, suffix: str = "") -> list[Path]:
-    """The records of parts that lie beside a manifest, or what has their names and a suffix."""
+    """Return the records of parts beside a manifest, or the files of their names and a suffix."""
     pattern = glob.escape(part_record_path(manifest, "*", "*").name).replace("[*]", "*")
     return sorted(manifest.parent.glob(pattern + suffix))
 
 
 def remove_stale_part_records(manifest: Path) -> None:
-    """Remove what runs of parts left that were killed while they wrote their records."""
+    """Remove records of parts that were left half-written."""
     for path in find_part_records(manifest, PARTIAL):
         remove_stale(path.parent, path.name)
 
 
 def find_other_set(folder: Path) -> Path | None:
-    """A single file in a folder of which there are records of parts."""
+    """Return a single file in a folder that has records of parts; None if there is none."""
     for path in sorted(folder.glob(".*.ckpttool-part-*.json")):
         return folder / path.name[1 : path.name.rindex(".ckpttool-part-")]
     return None
 
 
 def journal_path(finished: Path) -> Path:
-    """The journal that becomes a finished."""
+    """Return the path of the journal of a manifest or record."""
     return finished.with_name(finished.name + JOURNAL)
 
 
 def acquire_lock(path: Path, is_shared: bool = False) -> int:
-    """A journal, made if it is not there, and locked.
+    """Open a journal, make it if it is not there, and lock it.
 
     Raises
     ------
@@ -465,7 +463,7 @@ def acquire_lock(path: Path, is_shared: bool = False) -> int:
 
 @contextmanager
 def lock_set(manifest: Path) -> Iterator[None]:
-    """Hold a set alone for a while; raises `PlanError` if a run is writing it."""
+    """Lock a set exclusively for a while; raises `PlanError` if a run is writing it."""
     path = journal_path(manifest)
     fd = acquire_lock(path)
     try:
@@ -478,7 +476,7 @@ def lock_set(manifest: Path) -> Iterator[None]:
 
 
 def busy_problem(journal: Path, by: str) -> str:
-    """The message that another run writes what a journal belongs to."""
+    """Return the message that another run is writing the set of a journal."""
     finished = str(journal).removesuffix(JOURNAL)
     return f"{finished}: another run is writing it ({by}); wait until it ends, or write elsewhere"
 
@@ -488,17 +486,17 @@ UNKNOWN = Stamp(0, 0, 0)  # of an output that is not as a run left it; no file h
 
 
 class Journal:
-    """The journal of a run that is under way; ends with `finish` or `leave`.
+    """The journal of a run under way; ends with `finish` or `leave`.
 
     Parameters
     ----------
     place
         Where it is.
     is_resumed
-        True to go on with what is there, a journal or a finished; else it is begun anew, and
-        temporary files that a killed run left are removed.
+        Whether to continue the journal or finished set that is there.  Otherwise the journal
+        begins anew, and temporary files that a killed run left are removed.
     proven
-        Outputs that hold what they should, relative to the journal, and by what they were known.
+        Stamps of outputs that were found intact, by path relative to the journal.
 
     Attributes
     ----------
@@ -542,27 +540,27 @@ class Journal:
 
     @property
     def provenance(self) -> Provenance:
-        """The run, as it was when it began."""
+        """The run."""
         return self._set.provenance
 
     @property
     def record(self) -> Path:
-        """What it becomes."""
+        """The manifest or record that the journal becomes."""
         return self._set.record
 
     @property
     def folder(self) -> Path:
-        """What the paths of outputs are counted from."""
+        """The folder that paths of outputs are relative to."""
         return self._path.parent
 
     def begin(self, *paths: str) -> None:
-        """Say that outputs are begun, on disk before they are, so that what is left can be told."""
+        """Record, durably, that outputs are about to be begun."""
         names = (os.path.relpath(path, self.folder) for path in paths)
         self._append("".join(seal_line(json.dumps({"begun": name})) for name in names))
         self._begun += paths
 
     def add(self, output: OutputEntry) -> None:
-        """Say that an output is complete, and about to get its final name.
+        """Record, durably, that an output is complete and about to be renamed.
 
         Raises
         ------
@@ -580,27 +578,27 @@ class Journal:
         self._append_output(output, is_durable=True)
 
     def place(self, path: str) -> None:
-        """Say that an output has its final name; without this its contents would have to tell."""
+        """Record the stamp of a renamed output; without it a resumed run reads the contents."""
         name, stamp = os.path.relpath(path, self.folder), stamp_of(Path(path))
         if stamp is not None:
             self._append(_line_of("placed", name, stamp), is_durable=False)
 
     def finish(self) -> None:
-        """Write the finished, which says that all of it is complete, and remove the journal."""
+        """Write the manifest or record, and remove the journal."""
         lines = (self._output_at(*self._lines[rank]) for rank in sorted(self._lines))
         text = manifest_text(self._set.head, lines)
         write_document(str(self._set.record), text, is_dated=True)
         self._close(remove=True)
 
     def leave(self) -> None:
-        """End before all is done; the journal stays if there is something to go on from."""
-        needs_none = self._was_finished and not self._has_replaced  # the finished is still there
+        """End early; the journal stays if there is something to resume."""
+        needs_none = self._was_finished and not self._has_replaced  # the manifest is still there
         is_stuck = any(is_there(path + PARTIAL) for path in self._begun)  # on a failed disk
         is_of_use = self._lines or self._has_left
         self._close(remove=not is_stuck and (needs_none or not is_of_use))
 
     def _begin(self, is_resumed: bool) -> None:
-        """Take over what is to be kept, and remove the rest."""
+        """Take over what is kept, remove what is half-written, and write the first lines."""
         before = read_journal(self._path)
         if before is not None and is_resumed:
             changes = list(differences(self._set.provenance, before.provenance))
@@ -634,9 +632,9 @@ class Journal:
             path.unlink()
 
     def _refuse_other_plans(self) -> None:
-        """Parts of two plans side by side would replace what each other's records tell of.
+        """Refuse to write beside a part of another plan: each would replace the other's outputs.
 
-        Each says first of what plan it is and looks then, so that of two one at least sees it.
+        Each run records its plan first and looks then, so at least one of two sees the other.
         """
         others = find_part_records(self._set.manifest, JOURNAL) if self._set.is_part else []
         for path in others:
@@ -654,9 +652,9 @@ class Journal:
                 time.sleep(PAUSE_SECONDS)  # that of an earlier run, it has just begun
 
     def _start(self, goes_on: JournalState | None, before: JournalState | None) -> None:
-        """Say in the first line what the run is, unless what goes on says so already.
+        """Write the first line, unless a journal is continued that has it.
 
-        At no moment is the journal of a run that did not end empty: that would say that it had.
+        The journal of a run that ended early is never empty in between: that would mean no run.
         """
         fd = self._fds[self._path]
         if goes_on is not None and goes_on.end:
@@ -672,7 +670,7 @@ class Journal:
         os.lseek(fd, 0, os.SEEK_END)
 
     def _take_over(self, finished: ManifestFile) -> None:
-        """Go on from a finished: what is as it says is kept.  If nothing is, begin anew."""
+        """Continue a finished set: keep the outputs that match it; if none does, begin anew."""
         fd, start = self._fds[self._path], os.fstat(self._fds[self._path]).st_size
         kept = {}
         for output in finished.outputs():
@@ -688,7 +686,7 @@ class Journal:
             os.lseek(fd, start, os.SEEK_SET)
 
     def _clean(self, journal: Path, left: Mapping[str, Stamp]) -> dict[str, Stamp]:
-        """Remove what a killed run left half-written; what else is there is added to ``left``."""
+        """Remove what a killed run left half-written; return ``left`` with its complete outputs."""
         try:
             before = read_journal(journal)
         except FormatError:
@@ -706,7 +704,7 @@ class Journal:
         return is_there(self.folder / name)
 
     def _remove_outdated(self) -> None:
-        """Before the first output is replaced: what says that the set is complete."""
+        """Remove, before the first output is replaced, what says that the set is complete."""
         output_set = self._set
         documents = (document.path for document in output_set.documents)
         said = (output_set.manifest, output_set.record, *documents, *output_set.records_of_parts())
@@ -734,7 +732,7 @@ class Journal:
             os.fsync(fd)
 
     def _close(self, remove: bool) -> None:
-        """Give up the locks; the journal of the set, held with others, goes with the last."""
+        """Release the locks; the last part to leave removes the journal of the set."""
         while self._fds:
             path, fd = self._fds.popitem()
             is_shared = path != self._path
@@ -756,7 +754,7 @@ def _line_of(kind: str, name: str, stamp: Stamp) -> str:
 
 
 def resume_problems(journal: Path, changes: list[str]) -> list[str]:
-    """Messages that what a run left is not of this command."""
+    """Return the messages that what a run left is not of this command."""
     first = f"{journal}: --resume: what was left there is of another run"
     return [f"{first}: {change}; without --resume all is written anew" for change in changes]
 

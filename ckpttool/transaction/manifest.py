@@ -24,7 +24,8 @@ from ckpttool.errors import CkptToolError, FormatError, PlanError, UnreadableErr
 from ckpttool.formats import read_index
 from ckpttool.formats.reading import as_stamp, open_file, read_file
 from ckpttool.formats.strict_json import parse_json
-from ckpttool.model.catalog import Catalog, FileIndex, SourceStamp, Stamp, format_ranks
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.diagnostics import Note
 from ckpttool.model.manifest import (
     SCHEMA,
     InputFile,
@@ -34,10 +35,10 @@ from ckpttool.model.manifest import (
     TensorEntry,
     hashed,
 )
-from ckpttool.model.notes import Note
 from ckpttool.model.plan import Plan
-from ckpttool.model.strategy import count
-from ckpttool.run.partial import was_copied
+from ckpttool.model.tensors import FileIndex, SourceStamp, Stamp
+from ckpttool.model.wording import count, format_ranks
+from ckpttool.storage.files import was_copied
 
 T = TypeVar("T", int, str)
 

@@ -3,7 +3,7 @@
 Every run makes the whole plan and takes its part of the output files, which are dealt by size and
 always in the same way.  When all of its part is there it leaves a record in the output folder,
 ``.ckpttool-part-K-of-N.json``, which tells the files that it wrote and of which plan they are.
-`commit` looks whether everything is there and says so in ``ckpttool.json``; the records go.
+`finalize` checks that all parts are there, writes ``ckpttool.json`` and removes the records.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from pathlib import Path
 from ckpttool.errors import CkptToolError, FormatError, PlanError, VerifyError, raise_all
 from ckpttool.formats import FORMAT_NAMES, suffix_of
 from ckpttool.formats.reading import is_there
-from ckpttool.model.catalog import format_ranks
+from ckpttool.model.diagnostics import Note
 from ckpttool.model.manifest import JOURNAL, MANIFEST, Provenance, differences
-from ckpttool.model.notes import Note
-from ckpttool.model.parts import balance
-from ckpttool.model.plan import Document, Plan
-from ckpttool.model.strategy import shorten
-from ckpttool.run.partial import is_within, remove_document, write_document
+from ckpttool.model.plan import Document, Plan, balance
+from ckpttool.model.wording import format_ranks, shorten
+from ckpttool.storage.files import is_within, remove_document, write_document
 from ckpttool.transaction.journal import (
     Part,
     active_writer,
@@ -121,7 +119,7 @@ def ranks_of_part(plan: Plan, part: Part) -> tuple[int, ...]:
     return tuple(r for r, number in zip(ranks, dealt, strict=True) if number == part.number - 1)
 
 
-def commit(folder: str) -> Manifest:
+def finalize(folder: str) -> Manifest:
     """Mark an output folder, or a single file, complete, if the parts of all runs are there.
 
     What that is marked already is looked at again.
@@ -155,7 +153,7 @@ def commit(folder: str) -> Manifest:
 
 
 def _is_marked(manifest: Path) -> bool:
-    """Whether a commit that did not end has written the manifest of what the records tell of.
+    """Return whether a `finalize` that was stopped has written the manifest of these records.
 
     Every run removes the manifest before it replaces an output, so that it is there says that all
     of it is complete; some of the records may be gone already.

@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterable, Mapping
 from ckpttool.errors import ExecutionError, PlanError
 from ckpttool.model.manifest import OutputEntry, hashed
 from ckpttool.model.plan import OutputFile, Plan
-from ckpttool.model.strategy import shorten
-from ckpttool.run.partial import write_document
+from ckpttool.model.wording import shorten
+from ckpttool.storage.files import write_document
 from ckpttool.transaction.journal import Journal, OutputSet
 from ckpttool.transaction.manifest import changed_inputs
 from ckpttool.transaction.resume import Destination, destination_changes, is_complete

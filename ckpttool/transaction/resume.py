@@ -12,24 +12,18 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
+from ckpttool.concurrency import OnProgress, OpenProgress, no_progress, result_of
 from ckpttool.errors import CkptToolError, FormatError
 from ckpttool.formats import read_index
 from ckpttool.formats.reading import is_there, read_file
-from ckpttool.formats.stopping import OnProgress, OpenProgress, no_progress, result_of
-from ckpttool.model.catalog import Stamp
-from ckpttool.model.manifest import (
-    JOURNAL,
-    OutputEntry,
-    Provenance,
-    differences,
-)
-from ckpttool.model.notes import Note
+from ckpttool.model.diagnostics import Note
+from ckpttool.model.manifest import JOURNAL, OutputEntry, Provenance, differences
 from ckpttool.model.plan import Document, Plan
-from ckpttool.model.strategy import count, shorten
-from ckpttool.run.partial import PARTIAL, access_problem, stamp_of
-from ckpttool.storage.checksum import verify_checksum
-from ckpttool.storage.digest import hash_units
-from ckpttool.storage.locks import lock_holder
+from ckpttool.model.tensors import Stamp
+from ckpttool.model.wording import count, shorten
+from ckpttool.storage.checksums import verify_checksum
+from ckpttool.storage.files import PARTIAL, access_problem, lock_holder, stamp_of
+from ckpttool.storage.sampling import hash_units
 from ckpttool.transaction.journal import (
     JournalState,
     OutputSet,
@@ -42,11 +36,7 @@ from ckpttool.transaction.journal import (
     read_journal,
     resume_problems,
 )
-from ckpttool.transaction.manifest import (
-    ManifestFile,
-    options_of_outputs,
-    output_problems,
-)
+from ckpttool.transaction.manifest import ManifestFile, options_of_outputs, output_problems
 from ckpttool.transaction.parts import ranks_of_part
 
 
@@ -173,48 +163,52 @@ def inspect_previous_run(
         Gets a message for everything that stands in the way.
     """
     output_set = OutputSet.of(plan, destination.ranks, destination.part)
-    may_replace = policy.overwrite
-    seen = None if may_replace else snapshot_destination(output_set)
-    found = replace(destination, seen=seen)
-    folder = output_set.folder
+    folder, own = output_set.folder, journal_path(output_set.record)
+    seen = None if policy.overwrite else snapshot_destination(output_set)
     if not folder.is_dir():
-        return found
+        return replace(destination, seen=seen)
     notes = list(destination.notes)
-    own = journal_path(output_set.record)
-    names = set(output_set.outputs)
-    ours: set[str] = set()
+    replaceable: set[str] = set()
     begun: set[str] = set()
     kept: dict[str, Stamp] = {}
-    for path, before in _journals(output_set, problems):
-        begun |= before.begun | before.complete.keys()
-        if (policy.resume or not may_replace) and lock_holder(path) is None:
-            unclear = names & before.complete.keys() - before.untouched(folder, {}).keys()
+    for path, state in _journals(output_set, problems):
+        begun |= state.begun | state.complete.keys()
+        if (policy.resume or not policy.overwrite) and lock_holder(path) is None:
+            unclear = set(output_set.outputs) & state.complete.keys()
+            unclear -= state.untouched(folder, {}).keys()
             attrs = plan.target.attrs
-            kept |= _prove(folder, path, before, sorted(unclear), attrs, executor, policy)
-        ours |= {str(folder / name) for name in before.untouched(folder, kept)}
+            kept |= _prove(folder, path, state, sorted(unclear), attrs, executor, policy)
+        replaceable |= {str(folder / name) for name in state.untouched(folder, kept)}
         if path == own:
-            mine = before.kept(folder, kept)
-            ours |= {str(Path(one.path)) for one in output_set.own_documents if is_written(one)}
-            report_resume_state(output_set, before, len(mine), policy.resume, problems, notes)
+            mine = state.kept(folder, kept)
+            written = filter(is_written, output_set.own_documents)
+            replaceable |= {str(Path(document.path)) for document in written}
+            report_resume_state(output_set, state, len(mine), policy.resume, problems, notes)
             kept |= mine
-    partials = [
-        Path(str(folder / name) + PARTIAL) for name in output_set.outputs if name not in begun
+    unknown = [
+        Path(f"{folder / name}{PARTIAL}") for name in output_set.outputs if name not in begun
     ]
-    problems += _others(sorted(partials), may_replace)
-    if not may_replace:
-        told = list(existing_set_problems(output_set, found.part, found.is_resumed, kept))
-        problems += told
-        ours |= _files_of(output_set) if told else set()
+    problems += _partial_file_problems(sorted(unknown), policy.overwrite)
+    if not policy.overwrite:
+        existing = existing_set_problems(output_set, destination.part, policy.resume, kept)
+        if found := list(existing):  # which say more than that each of its files exists
+            problems += found
+            replaceable |= _files_of(output_set)
     if policy.resume:
-        listed, intact = inspect_finished_set(
-            output_set, plan.target.attrs, executor, policy, problems, notes
-        )
+        attrs = plan.target.attrs
+        files, intact = inspect_finished_set(output_set, attrs, executor, policy, problems, notes)
         kept |= intact
-        ours |= listed
+        replaceable |= files
     if describes_nothing(output_set.manifest):
-        ours.add(str(output_set.manifest))
-    state = found.state if problems else look(output_set)
-    return replace(found, state=state, kept=kept, replaceable=frozenset(ours), notes=tuple(notes))
+        replaceable.add(str(output_set.manifest))
+    return replace(
+        destination,
+        state=destination.state if problems else look(output_set),
+        kept=kept,
+        seen=seen,
+        replaceable=frozenset(replaceable),
+        notes=tuple(notes),
+    )
 
 
 def _files_of(output_set: OutputSet) -> set[str]:
@@ -248,46 +242,45 @@ def inspect_finished_set(
     problems: list[str],
     notes: list[Note],
 ) -> tuple[set[str], dict[str, Stamp]]:
-    """Find the files of a finished set of this run, and which outputs their hashes prove.
+    """Find the files of a finished set of this run, and the stamps of outputs that are kept.
 
     Outputs that are gone are written again, as a note says.  Outputs that were changed are a
-    problem, unless they may be replaced.  Without such a set nothing is found.
+    problem, unless they may be replaced.  Both are empty if there is no such set.
     """
     finished, folder = _finished_set(output_set), output_set.folder
     if finished is None:
         return set(), {}
-    gone, there, unclear = [], [], {}
+    gone: list[str] = []
+    kept: dict[str, Stamp] = {}
+    unclear: dict[str, Stamp] = {}
     for output, stamp in _outputs(output_set, finished):
         if stamp is None:
             gone.append(str(folder / output.path))
         elif finished.is_unmodified(output, stamp):
-            there.append(str(folder / output.path))
+            kept[output.path] = stamp
         else:  # written to, or moved here, after it was listed
-            unclear[output.path] = stamp.nbytes
-    proven: dict[str, Stamp] = {}
+            unclear[output.path] = stamp
     if unclear:
-        outputs = (output for output, _ in _outputs(output_set, finished) if output.path in unclear)
-        with policy.open_progress(sum(unclear.values())) as on_progress:
-            proven = find_intact(folder, outputs, attrs, executor, on_progress)
-    there += [str(folder / path) for path in proven]
-    wrong = [str(folder / path) for path in unclear if path not in proven]
+        outputs = (one for one, _ in _outputs(output_set, finished) if one.path in unclear)
+        with policy.open_progress(sum(stamp.nbytes for stamp in unclear.values())) as on_progress:
+            kept |= find_intact(folder, outputs, attrs, executor, on_progress)
+    changed = [str(folder / name) for name in unclear if name not in kept]
     for path in (one.path for one in output_set.own_documents if not is_written(one)):
-        (wrong if is_there(path) else gone).append(path)
+        (changed if is_there(path) else gone).append(path)
     if gone and finished.path != output_set.record:
-        text = (
-            f"{finished.path}: {_are_gone(gone)}; the same command without --part writes what is "
-        )
-        problems.append(f"{text}gone of a set that is committed")
-    elif wrong and not policy.overwrite:
+        text = f"{finished.path}: {_are_gone(gone)}; the same command without --part writes what "
+        problems.append(f"{text}is gone of a set that is finalized")
+        return set(), {}
+    if changed and not policy.overwrite:
         text = f"not what {finished.path} says was written; has it been changed?"
-        problems.append(f"{shorten(wrong, 3)}: {text}")
-    else:
-        if gone and there:
-            text = f"{finished.path}: {_are_gone(gone)}, written again; the others are kept"
-            notes.append(Note("unfinished", text))
-        documents = [document.path for document in output_set.own_documents]
-        return {str(Path(path)) for path in (*there, *documents, str(output_set.manifest))}, proven
-    return set(), {}
+        problems.append(f"{shorten(changed, 3)}: {text}")
+        return set(), {}
+    if gone and kept:
+        text = f"{finished.path}: {_are_gone(gone)}, written again; the others are kept"
+        notes.append(Note("unfinished", text))
+    documents = (str(Path(document.path)) for document in output_set.own_documents)
+    outputs_kept = (str(folder / name) for name in kept)
+    return {*outputs_kept, *documents, str(output_set.manifest)}, kept
 
 
 def _are_gone(paths: Sequence[str]) -> str:
@@ -314,7 +307,7 @@ def _finished_set(output_set: OutputSet) -> ManifestFile | None:
 def _outputs(
     output_set: OutputSet, finished: ManifestFile
 ) -> Iterator[tuple[OutputEntry, Stamp | None]]:
-    """Yield what a finished says of each output of a run, and its stamp; None if it is gone."""
+    """Yield the entry of each output of a run, and its stamp; None if it is gone."""
     wanted = set(output_set.outputs)
     for output in finished.outputs():
         if output.path in wanted:
@@ -322,7 +315,7 @@ def _outputs(
 
 
 def is_written(document: Document) -> bool:
-    """Whether it is there, as it is to be."""
+    """Return whether a document is there as it is to be written."""
     try:
         return read_file(document.path) == document.data
     except OSError:
@@ -330,7 +323,7 @@ def is_written(document: Document) -> bool:
 
 
 def describes_nothing(manifest: Path) -> bool:
-    """Whether this is a manifest of outputs that somebody has removed, all of them."""
+    """Return whether a manifest lists outputs that have all been removed."""
     try:
         outputs = ManifestFile.read(manifest).manifest().outputs
     except (FileNotFoundError, CkptToolError):
@@ -339,7 +332,7 @@ def describes_nothing(manifest: Path) -> bool:
 
 
 def _journals(output_set: OutputSet, problems: list[str]) -> Iterator[tuple[Path, JournalState]]:
-    """What runs left that did not end; what cannot be read of a set's own is a problem."""
+    """Yield the journals that runs left; an own one that cannot be read is a problem."""
     own = journal_path(output_set.record)
     held = {own, journal_path(output_set.manifest)}
     for path in sorted(held.union(find_part_records(output_set.manifest, JOURNAL))):
@@ -391,8 +384,8 @@ def destination_changes(output_set: OutputSet, seen: Mapping[str, Stamp] | None)
         yield f"{shorten(new, 3)}: {text}"
 
 
-def _others(partials: Iterable[Path], may_replace: bool) -> Iterator[str]:
-    """Messages for temporary files that no journal of this set knows of."""
+def _partial_file_problems(partials: Iterable[Path], may_replace: bool) -> Iterator[str]:
+    """Yield messages for temporary files that no journal of this set names."""
     left: dict[Path | None, list[str]] = {}
     for path in filter(_is_file, partials):
         journal = journal_that_began(path)
@@ -452,7 +445,7 @@ def existing_set_problems(
 
 
 def _provenance_in(finished: ManifestFile) -> Provenance:
-    """The run that a finished is of; what a manifest does not tell of it, its outputs do."""
+    """Return the provenance in a manifest, with the options that its outputs show."""
     provenance, outputs = finished.head.provenance(), finished.manifest().outputs
     if provenance.options or not outputs:
         return provenance
@@ -501,9 +494,9 @@ def find_intact(
     executor: Executor,
     on_progress: OnProgress,
 ) -> dict[str, Stamp]:
-    """Outputs that hold what is listed and these attributes, every byte read; as they were then.
+    """Return the outputs that match their entries and have these attributes; reads every byte.
 
-    Of a checksum no finished tells, so it is verified.
+    A manifest does not list checksums, so those are verified.  Each comes with its stamp.
     """
     found = {}
     for output in outputs:

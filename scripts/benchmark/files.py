@@ -12,7 +12,7 @@ import numpy.typing as npt
 from benchmark.model import Mesh, Model, Tensor
 from ckpttool.formats import get_format
 from ckpttool.formats.wire import encode_bytes, encode_number
-from ckpttool.model.catalog import StoredTensor, TensorMeta
+from ckpttool.model.tensors import StoredTensor, TensorMeta
 
 POOL_BYTES = 64 << 20
 

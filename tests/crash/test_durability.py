@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.run import execute as execute_module
+from ckpttool.execution import execute as execute_module
 from tests.support.commands import run_well
 from tests.support.executors import CASE, FORMATS, reshard_words
 from tests.support.manifests import MANIFEST

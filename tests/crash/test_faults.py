@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 import ckpttool
-from ckpttool.cli.signals import Stopped
+from ckpttool.cli.main import Stopped
 from ckpttool.errors import VerifyError
-from ckpttool.formats import hdf5_datasets
+from ckpttool.execution.execute import CopyOptions, execute
+from ckpttool.formats import hdf5
 from ckpttool.formats.hdf5 import Hdf5
 from ckpttool.formats.reading import ReadFile, open_file
 from ckpttool.formats.wire import PlainFile
-from ckpttool.run.execute import CopyOptions, execute
-from ckpttool.storage import flatfile
+from ckpttool.storage import region_io
 from ckpttool.transaction.manifest import ManifestFile
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.executors import (
@@ -148,7 +148,7 @@ def test_that_nothing_can_be_removed_is_told_whatever_failed_before(
     if kind == "document":
         break_call("fsync", errno.EIO, f"{MANIFEST}.partial")
     else:
-        monkeypatch.setattr("ckpttool.run.partial._compare", fail)
+        monkeypatch.setattr("ckpttool.storage.files._compare", fail)
     monkeypatch.setattr(Path, "unlink", refuse)
     result = run(*ordered_words(tmp_path))
     code, first = {
@@ -279,7 +279,7 @@ def test_an_error_of_the_system_that_libhdf5_tells_is_one(tmp_path, monkeypatch,
     def fail(*arguments):
         raise RuntimeError(text)
 
-    monkeypatch.setattr(hdf5_datasets, "_read_dataset", fail)
+    monkeypatch.setattr(hdf5, "_read_dataset", fail)
     with pytest.raises(OSError if number else ckpttool.FormatError) as caught:
         Hdf5().read_index(str(tmp_path / "m.h5"))
     if number:
@@ -404,7 +404,7 @@ def test_a_source_that_grows_while_it_is_read_is_named(tmp_path, monkeypatch):
     shutil.copytree(CASE / "src", tmp_path / "src")
     words = [*ordered_words(tmp_path / "out")]
     words[1] = str(tmp_path / "src")
-    real, grown = flatfile.FlatFiles.read_bytes, []
+    real, grown = region_io.FlatFiles.read_bytes, []
 
     def fake(self, tensor, offset, out):
         if not grown:
@@ -414,10 +414,10 @@ def test_a_source_that_grows_while_it_is_read_is_named(tmp_path, monkeypatch):
         return real(self, tensor, offset, out)
 
     def begin(*arguments):
-        monkeypatch.setattr(flatfile.FlatFiles, "read_bytes", fake)
+        monkeypatch.setattr(region_io.FlatFiles, "read_bytes", fake)
         return real_start(*arguments)
 
-    from ckpttool.run.execute import _Run
+    from ckpttool.execution.execute import _Run
 
     real_start = _Run.start
     monkeypatch.setattr(_Run, "start", begin)
@@ -461,7 +461,7 @@ def test_a_disk_that_fills_up_meanwhile_is_named_and_gone_on_from(
                 file.write(bytes(free.f_bavail * free.f_frsize - (1 << 19)))
         return real_start(self, outputs)
 
-    from ckpttool.run.execute import _Run
+    from ckpttool.execution.execute import _Run
 
     real_start = _Run.start
     monkeypatch.setattr(_Run, "start", fill_disk)

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from ckpttool.cli.signals import WORKERS, Stopped, Stopper
+from ckpttool.cli.main import WORKERS, Stopped, Stopper
 from tests.support.executors import COMMAND, environment, finish, reshard_words, start
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
@@ -127,7 +127,7 @@ def test_a_signal_during_an_import_waits_while_files_are_written(trap, monkeypat
 def test_what_somebody_makes_of_a_signal_is_the_signal(tmp_path, number):
     code = (
         "import os, sys\n"
-        "from ckpttool.storage import scan\n"
+        "from ckpttool.discovery import scan\n"
         "def interrupted(*args, **more):\n"
         f"    try: os.kill(os.getpid(), {int(number)})\n"
         "    except BaseException: raise RuntimeError('my own')\n"
@@ -164,7 +164,7 @@ def test_the_processes_beside_a_run_do_not_hear_its_signals():
     code = (
         "from pathlib import Path\n"
         "from multiprocessing import forkserver, resource_tracker\n"
-        "from ckpttool.run.engines import open_engine\n"
+        "from ckpttool.execution.executors import open_engine\n"
         "if __name__ == '__main__':\n"
         "    with open_engine('processes:1') as executor:\n"
         "        assert executor.submit(max, 1, 2).result() == 2\n"

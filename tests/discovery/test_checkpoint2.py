@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckpttool
-from ckpttool.run.execute import CopyOptions, execute
-from ckpttool.storage.checkpoint2 import parse_key
+from ckpttool.discovery.checkpoint2 import parse_key
+from ckpttool.execution.execute import CopyOptions, execute
 from tests.oracle import OracleLayout
 from tests.strategies import examples, moves
 from tests.support.checkpoint2 import (

@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckpttool
+from ckpttool.discovery import hyper_parallel
+from ckpttool.discovery.hyper_parallel import read_metadata
 from ckpttool.errors import CombinedError, FormatError, PlanError, UnsupportedError
+from ckpttool.execution.execute import CopyOptions, execute
 from ckpttool.formats.sandbox import Sandbox
-from ckpttool.run.execute import CopyOptions, execute
-from ckpttool.storage import hyper_parallel
-from ckpttool.storage.hyper_parallel import read_metadata
 from tests.strategies import examples, moves
 from tests.support.checkpoint2 import write_safetensors
 from tests.support.checkpoints import cut, noise
@@ -541,7 +541,7 @@ METADATA = named("hyper_parallel.core.checkpoint.metadata", "Metadata")
     [
         (named("hyper_parallel.core.checkpoint.metadata", "Metadata.__init__"), "none of the"),
         (named("hyper_parallel.core.checkpoint.storage", "os"), "none of the classes"),
-        (named("ckpttool.storage.hyper_parallel", "CLASSES"), "none of the classes"),
+        (named("ckpttool.discovery.hyper_parallel", "CLASSES"), "none of the classes"),
         (b"cos\nsystem\n", "names os.system"),
         (b"(S'true'\nios\nsystem\n", "names os.system"),  # INST
         (b"(cos\nsystem\nS'true'\no", "names os.system"),  # OBJ

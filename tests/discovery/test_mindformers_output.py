@@ -7,9 +7,9 @@ import shutil
 
 import pytest
 
+from ckpttool.discovery.scan import scan
 from ckpttool.errors import PlanError, StrategyError
-from ckpttool.formats.strategy_file import read_strategy
-from ckpttool.storage.scan import scan
+from ckpttool.strategy_files.reader import read_strategy
 from tests.support import corpus
 from tests.support.commands import SUFFIXES, mentions, message, run, run_well
 from tests.support.corpus import GOLDEN, SAMPLES, assert_merged

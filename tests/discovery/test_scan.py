@@ -4,9 +4,9 @@ import shlex
 
 import pytest
 
+from ckpttool.discovery.scan import scan
 from ckpttool.errors import FormatError
 from ckpttool.model.catalog import MergedCatalog
-from ckpttool.storage.scan import scan
 from tests.support.corpus import GOLDEN
 from tests.support.file_bytes import record
 from tests.support.scans import notes_of, problems_of

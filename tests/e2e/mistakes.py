@@ -19,7 +19,7 @@ import h5py
 import numpy as np
 import pytest
 
-from ckpttool.run import outputs
+from ckpttool.planning import preflight
 from tests.support.corpus import GOLDEN
 from tests.support.damage import flip_byte
 from tests.support.snapshots import Transcript
@@ -394,7 +394,7 @@ def fill_the_disk(shell: Transcript, patch: pytest.MonkeyPatch) -> None:
     prepare(shell)
     shell.remark("34 a disk that is too small, and one that is full while it is written")
     disk = SimpleNamespace(f_bavail=40, f_frsize=512, f_flag=0)
-    patch.setattr(outputs.os, "statvfs", lambda folder: disk)
+    patch.setattr(preflight.os, "statvfs", lambda folder: disk)
     shell.run("merge C -s S.ckpt -o x.ckpt")
     shell.run("reshard C -s S.ckpt -d D.ckpt -o x --format ckpt")
     patch.undo()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.cli.values import Size
+from ckpttool.cli.params import Size
 from tests.support.checkpoints import noise, write_file, write_ranks
 from tests.support.commands import files_below, mentions, message, run, run_well
 from tests.support.corpus import GOLDEN, SAMPLES
@@ -865,7 +865,7 @@ def test_files_of_another_format_stay_beside_the_new_ones_and_are_not_mixed_with
         ["inspect", ""],
         ["verify", ""],
         ["diff", SAMPLES, ""],
-        ["commit", ""],
+        ["finalize", ""],
         ["merge", SAMPLES, "-o", ""],
         ["merge", SAMPLES, "-o", "x.h5", "-s", ""],
         ["split", SAMPLES, "-d", SAMPLES, "-o", ""],

@@ -15,9 +15,9 @@ import sys
 import pytest
 
 import ckpttool
-from ckpttool.cli.keys import parse_key
+from ckpttool.cli.options import parse_key
 from ckpttool.formats import read_index
-from ckpttool.model.ciphertext import Secret
+from ckpttool.model.tensors import Secret
 from tests.oracle import OracleLayout
 from tests.support.checkpoint2 import Save
 from tests.support.checkpoints import noise

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import ckpttool
 from ckpttool.errors import PlanError
+from ckpttool.execution.execute import CopyOptions, execute
 from ckpttool.model.layout import Layout
 from ckpttool.model.region import Region
-from ckpttool.run.execute import CopyOptions, execute
 from tests.strategies import (
     DTYPES,
     Move,

@@ -15,7 +15,7 @@ import click
 import pytest
 
 from ckpttool.cli.verify import verify
-from ckpttool.model.findings import KINDS, Finding
+from ckpttool.model.diagnostics import KINDS, Finding
 from tests.support.checkpoints import noise, write_file
 from tests.support.commands import run_well
 from tests.support.corpus import GOLDEN
@@ -166,7 +166,7 @@ def test_the_tutorial_on_hybrid_parallel_is_two_commands(workplace):
 
 def test_the_examples_of_every_help_run(workplace):
     workplace("tutorial_8_to_8_retrain")
-    # and commit, in tests/transaction/test_parts.py
+    # and finalize, in tests/transaction/test_parts.py
     for command in ("merge", "inspect", "reshard", "split", "verify", "diff"):
         example = run_well(command, "-h").stdout.split("\n\n")[1].strip()
         run_well(*shlex.split(example)[1:])
@@ -215,13 +215,13 @@ def test_the_mpi_script_of_the_readme_runs(retrained):
     assert contents(Path("on_mpi")) == retrained
 
 
-def test_the_job_array_of_the_readme_runs_and_is_committed(retrained):
+def test_the_job_array_of_the_readme_runs_and_is_finalized(retrained):
     text = script("#SBATCH")
     (array,) = re.findall(r"--array=1-(\d+)", text)
     for task in range(1, int(array) + 1):
         run_script(text, SLURM_ARRAY_TASK_ID=str(task), SLURM_ARRAY_TASK_COUNT=array)
-    assert "`ckpttool commit array/`" in README
-    run_well("commit", "array/")
+    assert "`ckpttool finalize array/`" in README
+    run_well("finalize", "array/")
     assert contents(Path("array")) == retrained
     manifests = [Path(folder, "ckpttool.json").read_bytes() for folder in ("array", "expected")]
     assert manifests[0] == manifests[1]

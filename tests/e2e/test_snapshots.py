@@ -28,7 +28,7 @@ from tests.support.readers import write_ckpt
 from tests.support.snapshots import SNAPSHOTS, Transcript, check_snapshot
 
 MAX_BYTES = 2 * 2**20  # of all snapshots
-COMMANDS = ("inspect", "merge", "split", "reshard", "verify", "diff", "commit")
+COMMANDS = ("inspect", "merge", "split", "reshard", "verify", "diff", "finalize")
 ENCRYPTED = {"encrypted_cbc", "encrypted_gcm"}
 
 
@@ -183,7 +183,7 @@ def show_samples(shell: Transcript, option: str) -> None:
 
 
 def show_sets(shell: Transcript, option: str) -> None:
-    """Sets of outputs: manifests, --resume, --part and commit, numbered files, HDF5."""
+    """Sets of outputs: manifests, --resume, --part and finalize, numbered files, HDF5."""
     case = "golden/tutorial_8_to_8_retrain"
     source = f"{case}/src -s {case}/src_strategy.ckpt"
     target = f"-d {case}/dst_strategy.ckpt"
@@ -206,8 +206,8 @@ def show_sets(shell: Transcript, option: str) -> None:
     shell.remark("in parts")
     for part in ("1/2", "2/2"):
         shell.run(f"{reshard} --part {part}{option}")
-        shell.run(f"commit out{option}")
-    shell.run(f"commit out{option}")
+        shell.run(f"finalize out{option}")
+    shell.run(f"finalize out{option}")
     shell.clear("out")
     shell.remark("a strategy, numbered files, checksums, HDF5")
     shell.run(f"{reshard} --write-strategy out/strategy.ckpt --prefix net_ --crc{option}")

@@ -25,7 +25,7 @@ def places(url):
         ["diff", SRC, SRC, "-s", url],
         ["diff", SRC, SRC, "-s", STRATEGY, "--b-strategy", url],
         ["diff", SRC, SRC, "-s", STRATEGY, "--b-pattern", url],
-        ["commit", url],
+        ["finalize", url],
         ["merge", url, "-o", "x.h5"],
         ["merge", SRC, "-s", url, "-o", "x.h5"],
         ["merge", SRC, "-s", STRATEGY, "-o", url],

@@ -17,15 +17,14 @@ import pytest
 
 import ckpttool
 from ckpttool.errors import CkptToolError, EngineError
+from ckpttool.execution import cluster
+from ckpttool.execution import execute as execute_module
+from ckpttool.execution.cluster import Seen, View, compare_view, software, write_file
+from ckpttool.execution.copy import Filled, fill
+from ckpttool.execution.execute import CopyOptions, execute
 from ckpttool.formats import read_index
 from ckpttool.model.layout import Layout
-from ckpttool.run import attempts, cluster
-from ckpttool.run import execute as execute_module
-from ckpttool.run.attempts import write_file
-from ckpttool.run.cluster import Seen, View, compare_view, software
-from ckpttool.run.execute import CopyOptions, execute
-from ckpttool.run.fill import Filled, fill
-from ckpttool.storage.checksum import verify_checksum
+from ckpttool.storage.checksums import verify_checksum
 from tests.support.checkpoints import slice_catalog, strategy_of
 from tests.support.commands import files_below
 from tests.support.executors import CASE, FORMATS, contents, make_plan
@@ -210,7 +209,7 @@ def test_a_task_that_is_done_twice_is_written_to_two_files_and_one_gets_the_name
 def test_a_worker_that_was_given_up_stops_at_its_next_stretch_and_leaves_nothing(
     tmp_path, monkeypatch
 ):
-    (job, *_), fills = [attempts.RemoteFile(output) for output in make_plan(tmp_path)[0]], []
+    (job, *_), fills = [cluster.RemoteFile(output) for output in make_plan(tmp_path)[0]], []
 
     def fill_and_give_up(task):
         fills.append(task)
@@ -218,7 +217,7 @@ def test_a_worker_that_was_given_up_stops_at_its_next_stretch_and_leaves_nothing
             job.discard()
         return Filled(task.nbytes, ())
 
-    monkeypatch.setattr(attempts, "fill", fill_and_give_up)
+    monkeypatch.setattr(cluster, "fill", fill_and_give_up)
     task = job.task(SMALL.band_bytes, SMALL.task_bytes)
     assert sum(meta.nbytes for meta in task.output.metas) > 4 * SMALL.task_bytes
     with pytest.raises(CkptToolError, match=r"is not there \(the run has ended"):
@@ -233,14 +232,14 @@ def test_what_a_worker_is_sent_does_not_grow_with_the_output(tmp_path):
         layouts = {"w": Layout((4,), ((0,), ()))}
         catalog = slice_catalog(strategy_of(layouts), {"w": (rows, 4096)})
         (output,) = make(catalog, strategy_of(layouts), None)
-        job = attempts.RemoteFile(replace(output, path=str(tmp_path / f"{rows}.ckpt")))
+        job = cluster.RemoteFile(replace(output, path=str(tmp_path / f"{rows}.ckpt")))
         sizes.append(len(pickle.dumps(job.task(SMALL.band_bytes, SMALL.task_bytes))))
         job.discard()
     assert sizes[1] < sizes[0] + 100
 
 
 def test_a_worker_that_comes_too_late_makes_no_file(tmp_path):
-    (job, *_) = [attempts.RemoteFile(output) for output in make_plan(tmp_path)[0]]
+    (job, *_) = [cluster.RemoteFile(output) for output in make_plan(tmp_path)[0]]
     task = job.task(SMALL.band_bytes, SMALL.task_bytes)
     job.discard()
     with pytest.raises(CkptToolError, match=f"on {socket.gethostname()}: .*is not there"):
@@ -256,7 +255,7 @@ def test_an_error_of_a_worker_names_its_host_and_leaves_what_was_complete(
             raise OSError(28, "No space left on device", task.parts[0].tensor.file.path)
         return fill(task)
 
-    monkeypatch.setattr(attempts, "fill", fail_on_rank_2)
+    monkeypatch.setattr(cluster, "fill", fail_on_rank_2)
     with pytest.raises(ckpttool.ExecutionError) as caught:
         execute(*make_plan(tmp_path), threads)
     threads.end()

@@ -16,8 +16,7 @@ import pytest
 
 import ckpttool
 from ckpttool.formats import get_format
-from ckpttool.model.catalog import TensorMeta
-from ckpttool.model.ciphertext import Secret
+from ckpttool.model.tensors import Secret, TensorMeta
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.executors import (
     COMMAND,
@@ -191,7 +190,7 @@ def test_a_worker_that_was_taken_for_dead_and_lives_does_no_harm(
 
 def test_without_workers_left_the_run_ends_with_a_clear_error(tmp_path, two_workers, source):
     out = tmp_path / "out"
-    command = patched("from ckpttool.run import on_dask", "on_dask.SILENT_SECONDS = 3.0")
+    command = patched("from ckpttool.execution import dask", "dask.SILENT_SECONDS = 3.0")
     words = [*split_words(source, out), "--engine", f"dask:{two_workers.address}"]
     process = start(*command, *words)
     wait_until(lambda: complete_outputs(out), "an output")
@@ -342,7 +341,7 @@ def test_a_scheduler_that_cannot_be_reached_is_told_of_soon(tmp_path, source, ki
             other.close()
         elif kind == "no such scheme":
             address = f"carrier-pigeon://{address}"
-        command = patched("from ckpttool.run import on_dask", "on_dask.CONNECT_SECONDS = 2")
+        command = patched("from ckpttool.execution import dask", "dask.CONNECT_SECONDS = 2")
         words = [*split_words(source, tmp_path / "out"), "--engine", f"dask:{address}"]
         code, errors = finish(start(*command, *words))
     assert code == 1

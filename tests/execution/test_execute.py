@@ -14,13 +14,13 @@ import time
 import pytest
 
 import ckpttool
+from ckpttool.execution import execute as execute_module
+from ckpttool.execution.copy import cut_into_tasks, fill
+from ckpttool.execution.execute import CopyOptions, execute
+from ckpttool.execution.executors import open_engine
 from ckpttool.formats import get_format, suffix_of
 from ckpttool.formats.reading import demand_same
-from ckpttool.model.catalog import TensorMeta
-from ckpttool.run import execute as execute_module
-from ckpttool.run.engines import open_engine
-from ckpttool.run.execute import CopyOptions, execute
-from ckpttool.run.fill import cut_into_tasks, fill
+from ckpttool.model.tensors import TensorMeta
 from tests.support.checkpoints import write_file, write_holes
 from tests.support.commands import files_below
 from tests.support.corpus import GOLDEN
@@ -135,7 +135,7 @@ def test_a_source_that_shrinks_before_a_worker_opens_it_is_noticed(tmp_path, mon
         os.truncate(source, 1 << 19)
         return fill(task)
 
-    monkeypatch.setattr("ckpttool.run.execute.fill", shrink)
+    monkeypatch.setattr("ckpttool.execution.execute.fill", shrink)
     with pytest.raises(ckpttool.ExecutionError, match=r"m\.ckpt: was written to, or the path"):
         execute(plan, destination)
     assert files_below(tmp_path) == ["m.ckpt"]
@@ -152,7 +152,7 @@ def test_a_source_that_shrinks_while_it_is_read_is_noticed(tmp_path, monkeypatch
         demand_same(path, found, stamp)
         os.truncate(source, 1 << 19)
 
-    monkeypatch.setattr("ckpttool.storage.flatfile.demand_same", shrink)
+    monkeypatch.setattr("ckpttool.storage.region_io.demand_same", shrink)
     with pytest.raises(ckpttool.ExecutionError, match=r"m\.ckpt.*the file ends here"):
         execute(plan, destination)
     assert files_below(tmp_path) == ["m.ckpt"]

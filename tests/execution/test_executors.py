@@ -13,19 +13,18 @@ from threading import Barrier, Event
 import pytest
 
 import ckpttool
+from ckpttool.concurrency import InlineExecutor, heed
+from ckpttool.execution import execute as execute_module
+from ckpttool.execution.copy import fill
+from ckpttool.execution.executors import default_jobs, open_engine, read_word
 from ckpttool.formats import get_format
-from ckpttool.formats.decryption import read_plain
-from ckpttool.formats.stopping import heed
+from ckpttool.formats.encryption import read_plain
 from ckpttool.model import manifest
-from ckpttool.model.catalog import TensorMeta
-from ckpttool.model.ciphertext import Block, Ciphertext, Secret
 from ckpttool.model.region import Region
-from ckpttool.run import execute as execute_module
-from ckpttool.run.compare import LookOptions, LookTask, Stored, Stretch, look
-from ckpttool.run.engines import InlineExecutor, default_jobs, open_engine, read_word
-from ckpttool.run.fill import fill
-from ckpttool.storage.checksum import verify_checksum
-from ckpttool.storage.digest import digest
+from ckpttool.model.tensors import Block, Ciphertext, Secret, TensorMeta
+from ckpttool.storage.checksums import verify_checksum
+from ckpttool.storage.compare import LookOptions, LookTask, Stored, Stretch, look
+from ckpttool.storage.sampling import digest
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.errors import EXAMPLES
 from tests.support.executors import (

@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 import ckpttool
+from ckpttool.execution import execute as execute_module
+from ckpttool.execution import grouping
+from ckpttool.execution.copy import cut_into_tasks, read_amplification
+from ckpttool.execution.execute import CopyOptions, execute
+from ckpttool.execution.grouping import group_outputs
 from ckpttool.model import manifest
-from ckpttool.model.catalog import Extent, FileIndex, StoredFile, StoredTensor
 from ckpttool.model.layout import Layout
 from ckpttool.model.region import Region
-from ckpttool.run import execute as execute_module
-from ckpttool.run import together
-from ckpttool.run.execute import CopyOptions, execute
-from ckpttool.run.fill import cut_into_tasks, read_amplification
-from ckpttool.run.together import group_outputs
+from ckpttool.model.tensors import Extent, FileIndex, StoredFile, StoredTensor
 from tests.support.checkpoints import cut, noise, slice_catalog, strategy_of, write_ranks
 from tests.support.commands import files_below
 from tests.support.in_memory import make
@@ -88,7 +88,7 @@ def test_rows_of_which_every_output_wants_a_part_are_read_once(
         execute(*plans[0], executor, options=OPTIONS)
         once = sum(bytes_read)
         bytes_read.clear()
-        monkeypatch.setattr(together, "MOST", 1)
+        monkeypatch.setattr(grouping, "MOST", 1)
         execute(*plans[1], executor, options=OPTIONS)
     nbytes = 4 * sum(rows * columns for rows, columns in SHAPES.values())
     assert nbytes <= once < 1.3 * nbytes
@@ -122,7 +122,7 @@ def test_those_that_want_parts_of_the_same_rows_are_written_together(monkeypatch
     assert groups(ROWS, halves, SHAPES["w"]) == [everyone[:4], everyone[4:]]
     turned = strategy((2, 4), ((0,), (1,)))  # ranks with the same rows are four apart
     assert groups(ROWS, turned, SHAPES["w"]) == [[rank, rank + 4] for rank in range(4)]
-    monkeypatch.setattr(together, "MOST", 3)
+    monkeypatch.setattr(grouping, "MOST", 3)
     assert groups(ROWS, COLUMNS, SHAPES["w"]) == [[0, 1, 2], [3, 4, 5], [6, 7]]
 
 

@@ -9,12 +9,12 @@ import sys
 import pytest
 
 import ckpttool
+from ckpttool.execution import memory
+from ckpttool.execution.execute import CopyOptions
+from ckpttool.execution.memory import MIB, fit_memory, peak_bytes
 from ckpttool.formats import get_format
-from ckpttool.model.catalog import TensorMeta
 from ckpttool.model.layout import Layout
-from ckpttool.run import memory
-from ckpttool.run.execute import CopyOptions
-from ckpttool.run.memory import MIB, fit_memory, peak_bytes
+from ckpttool.model.tensors import TensorMeta
 from tests.support.checkpoints import strategy_of, write_holes
 from tests.support.commands import files_below, mentions, message, run, run_well
 
@@ -25,7 +25,7 @@ SHAPE = (1 << 14, 2048)  # 128 MiB
 MEASURE = """
 import sys
 from ckpttool.cli.main import main
-from ckpttool.run.memory import peak_bytes
+from ckpttool.execution.memory import peak_bytes
 try:
     main(sys.argv[1:])
 finally:

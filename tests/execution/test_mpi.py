@@ -71,7 +71,7 @@ def test_a_worker_that_does_not_see_what_the_run_sees_is_named(tmp_path, mpiexec
     script = tmp_path / "script.py"
     script.write_text(
         "import dataclasses\n"
-        "from ckpttool.run import cluster\n"
+        "from ckpttool.execution import cluster\n"
         "from mpi4py import MPI\n"
         "real = cluster.Seen.at\n"
         "if MPI.COMM_WORLD.rank == 2:\n"
@@ -93,7 +93,7 @@ def test_what_has_the_key_in_an_mpi_job_writes_no_core_dump(tmp_path, mpiexec):
     script = tmp_path / "script.py"
     script.write_text(
         "from ckpttool import open_engine\n"
-        "from ckpttool.model.ciphertext import Secret\n"
+        "from ckpttool.model.tensors import Secret\n"
         "from tests.support.executors import NO_DUMP, dump_state\n"
         "if __name__ == '__main__':\n"
         "    with open_engine('mpi') as executor:\n"

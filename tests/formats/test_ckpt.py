@@ -8,8 +8,8 @@ import pytest
 from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats import ckpt, wire
 from ckpttool.formats.ckpt import Ckpt
-from ckpttool.model.catalog import Extent, TensorMeta
-from ckpttool.storage.checksum import compute_checksum
+from ckpttool.model.tensors import Extent, TensorMeta
+from ckpttool.storage.checksums import compute_checksum
 from tests.support.corpus import GOLDEN, SAMPLES
 from tests.support.file_bytes import (
     message,
@@ -317,7 +317,7 @@ def test_records_that_make_no_sense_are_errors(write, data, reason):
 
 
 def test_names_have_a_limit(write, monkeypatch):
-    monkeypatch.setattr("ckpttool.formats.ckpt_records.MAX_NAME_BYTES", 5000)
+    monkeypatch.setattr("ckpttool.formats.ckpt.MAX_NAME_BYTES", 5000)
     assert list(read(write(record("n" * 5000))).tensors) == ["n" * 5000]
     with pytest.raises(FormatError, match="a name of 5001 bytes; 5000 are the most"):
         read(write(record("n" * 5001)))

@@ -12,8 +12,8 @@ import pytest
 from ckpttool.errors import CkptToolError, FormatError
 from ckpttool.formats import get_format, read_index
 from ckpttool.formats.sandbox import Sandbox
-from ckpttool.formats.strategy_file import read_strategy
-from ckpttool.model.catalog import TensorMeta, refuse_shared_extents
+from ckpttool.model.tensors import TensorMeta, refuse_shared_extents
+from ckpttool.strategy_files.reader import read_strategy
 from tests.support.corpus import GOLDEN, SAMPLES
 from tests.support.damage import flipped
 from tests.support.file_bytes import layout, operator, record, strategy

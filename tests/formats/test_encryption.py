@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpttool.errors import AuthenticityError, FormatError, PlanError, UnsupportedError
-from ckpttool.formats import ckpt, decryption, encrypted, read_index
-from ckpttool.formats.decryption import find_forged, read_plain
-from ckpttool.model.maps import part_names
-from ckpttool.storage.flatfile import FlatFiles
+from ckpttool.formats import ckpt, encryption, read_index
+from ckpttool.formats.encryption import find_forged, read_plain
+from ckpttool.model.tensors import part_names
+from ckpttool.storage.region_io import FlatFiles
 from tests.support.corpus import SAMPLES
 from tests.support.damage import flipped
 from tests.support.encryption import (
@@ -139,7 +139,7 @@ def test_any_bytes_are_read_by_themselves(noisy, mode, data, piece_units):
     stop = data.draw(st.integers(start + 1, 1000))
     out = np.full(stop - start, 0xAA, np.uint8)
     with pytest.MonkeyPatch.context() as patch, FlatFiles(1 << 20) as files:
-        patch.setattr(decryption, "PIECE_BYTES", 16 * piece_units)
+        patch.setattr(encryption, "PIECE_BYTES", 16 * piece_units)
         files.read_bytes(noisy[mode], start, out)
     assert out.tobytes() == NOISE[start:stop]
 
@@ -169,8 +169,8 @@ def test_a_large_block_is_never_held_in_memory(mode, tmp_path, monkeypatch):
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert 0 < largest <= decryption.PIECE_BYTES + decryption.UNIT
-    assert peak < 5 * decryption.PIECE_BYTES  # the smallest block has 8
+    assert 0 < largest <= encryption.PIECE_BYTES + encryption.UNIT
+    assert peak < 5 * encryption.PIECE_BYTES  # the smallest block has 8
 
 
 def test_calls_that_read_fewer_bytes_than_asked_are_repeated(write, monkeypatch):
@@ -390,7 +390,7 @@ def test_blocks_that_make_no_sense_are_errors(data, reason, write):
 
 
 def test_the_number_of_blocks_has_a_limit(write, monkeypatch):
-    monkeypatch.setattr(encrypted, "MAX_BLOCKS", 3)
+    monkeypatch.setattr(encryption, "MAX_BLOCKS", 3)
     assert read_index(str(write(encrypt(PLAIN, block_bytes=30))), KEY).tensors.keys() == {"w", "b"}
     with pytest.raises(UnsupportedError, match="more than 3 encrypted blocks"):
         read_index(str(write(encrypt(PLAIN, block_bytes=20))), KEY)

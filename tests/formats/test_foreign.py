@@ -12,12 +12,10 @@ from pathlib import Path
 import pytest
 
 from ckpttool import formats
+from ckpttool.discovery.scan import scan
 from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats import read_index
-from ckpttool.formats.group_info import read_group_info
-from ckpttool.formats.others import recognise
-from ckpttool.formats.rank_table import Device, read_rank_table
-from ckpttool.storage.scan import scan
+from ckpttool.formats.foreign import Device, read_group_info, read_rank_table, recognise
 from tests.support.commands import mentions, run, run_well
 from tests.support.commands import message as said
 from tests.support.corpus import SAMPLES
@@ -347,7 +345,7 @@ def test_a_rank_table_that_is_no_json_or_too_large_is_refused(tmp_path, monkeypa
     path.write_text("{")
     with pytest.raises(FormatError, match="no JSON"):
         read_rank_table(str(path))
-    monkeypatch.setattr("ckpttool.formats.rank_table.MAX_BYTES", 100)
+    monkeypatch.setattr("ckpttool.formats.foreign.MAX_BYTES", 100)
     path.write_text(json.dumps(server_table(devices(2))))
     with pytest.raises(FormatError, match="more than 100 bytes"):
         read_rank_table(str(path))

@@ -19,9 +19,9 @@ from ckpttool.formats import (
     suffix_of,
 )
 from ckpttool.formats.strict_json import parse_json
-from ckpttool.model.catalog import MAX_AXES, TensorMeta
 from ckpttool.model.dtypes import DTYPES
-from ckpttool.storage.flatfile import FlatFiles
+from ckpttool.model.tensors import MAX_AXES, TensorMeta
+from ckpttool.storage.region_io import FlatFiles
 from tests.strategies import examples
 from tests.support.file_bytes import (
     content,

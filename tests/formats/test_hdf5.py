@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ckpttool.formats.hdf5 import MAX_PATH_COMPONENT_BYTES, Hdf5
-from ckpttool.model.catalog import TensorMeta
+from ckpttool.model.tensors import TensorMeta
 from tests.support.file_bytes import metas, write_contents
 
 FORMAT = Hdf5()

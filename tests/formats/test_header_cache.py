@@ -10,22 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ckpttool.discovery.scan import scan
 from ckpttool.errors import FormatError, UnreadableError
-from ckpttool.formats import (
-    AHEAD,
-    READERS,
-    ckpt,
-    get_format,
-    read_index,
-    read_indexes,
-    suffix_of,
-)
+from ckpttool.formats import AHEAD, READERS, ckpt, get_format, read_index, read_indexes, suffix_of
 from ckpttool.formats.ckpt import Ckpt
+from ckpttool.formats.header_cache import Twins
 from ckpttool.formats.sandbox import Sandbox
-from ckpttool.formats.twins import Twins
 from ckpttool.formats.wire import WINDOW_BYTES
-from ckpttool.model.catalog import SharedHeader, TensorMeta
-from ckpttool.storage.scan import scan
+from ckpttool.model.tensors import SharedHeader, TensorMeta
 from tests.support.file_bytes import record
 
 RECORDS = [
@@ -209,8 +201,8 @@ def test_the_disk_is_told_of_each_header_before_it_is_compared(tmp_path, monkeyp
 
 
 def test_headers_are_remembered_within_limits(tmp_path, monkeypatch):
-    monkeypatch.setattr("ckpttool.formats.twins.MOST", 2)
-    monkeypatch.setattr("ckpttool.formats.twins.MOST_BYTES", 200)
+    monkeypatch.setattr("ckpttool.formats.header_cache.MOST", 2)
+    monkeypatch.setattr("ckpttool.formats.header_cache.MOST_BYTES", 200)
     twins = Twins()
     for names in (1, 2, 9, 3):  # 9 are too long, and 3 one too many
         path = tmp_path / f"{names}.ckpt"
@@ -222,7 +214,7 @@ def test_headers_are_remembered_within_limits(tmp_path, monkeypatch):
 
 def test_a_header_that_takes_the_place_of_another_takes_its_room(tmp_path, monkeypatch):
     """As those of pipeline stages do, which differ in the numbers of layers alone."""
-    monkeypatch.setattr("ckpttool.formats.twins.MOST_BYTES", 100)
+    monkeypatch.setattr("ckpttool.formats.header_cache.MOST_BYTES", 100)
     twins = Twins()
     for stage in range(9):
         path = tmp_path / f"{stage}.ckpt"

@@ -9,8 +9,7 @@ import pytest
 from ckpttool.errors import FormatError
 from ckpttool.formats import read_index
 from ckpttool.formats.ckpt import Ckpt
-from ckpttool.model.catalog import TensorMeta
-from ckpttool.model.maps import map_of, map_problems, part_names
+from ckpttool.model.tensors import TensorMeta, map_of, map_problems, part_names
 from tests.support.commands import mentions, run, run_well
 from tests.support.commands import message as said
 from tests.support.corpus import SAMPLES
@@ -141,11 +140,11 @@ def test_large_map_parameters_are_cut_into_records(tmp_path, monkeypatch):
     (tmp_path / "a.ckpt").write_bytes(data)
     index = read_index(str(tmp_path / "a.ckpt"))
     metas = [tensor.meta for tensor in index.tensors.values()]
-    monkeypatch.setattr("ckpttool.formats.ckpt_maps.BLOCK_BYTES", 24)  # one entry has 24
+    monkeypatch.setattr("ckpttool.formats.ckpt.BLOCK_BYTES", 24)  # one entry has 24
     again = Ckpt().create(str(tmp_path / "b.ckpt"), metas, {})
     write_contents(again, read_contents(index))
     assert (tmp_path / "b.ckpt").read_bytes() == data
-    monkeypatch.setattr("ckpttool.formats.ckpt_maps.BLOCK_BYTES", 71)  # two records of two, one
+    monkeypatch.setattr("ckpttool.formats.ckpt.BLOCK_BYTES", 71)  # two records of two, one
     again = Ckpt().create(str(tmp_path / "b.ckpt"), metas, {})
     write_contents(again, read_contents(index))
     assert len(again.tensors[KEYS].extents) == 3

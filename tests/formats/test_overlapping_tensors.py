@@ -12,7 +12,7 @@ import pytest
 
 from ckpttool.errors import FormatError
 from ckpttool.formats import read_index
-from ckpttool.model.catalog import (
+from ckpttool.model.tensors import (
     Extent,
     FileIndex,
     StoredFile,

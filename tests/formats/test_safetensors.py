@@ -9,8 +9,8 @@ import pytest
 from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats import safetensors as module
 from ckpttool.formats.safetensors import Safetensors
-from ckpttool.model.catalog import Extent, TensorMeta
 from ckpttool.model.dtypes import DTYPES
+from ckpttool.model.tensors import Extent, TensorMeta
 from tests.support.corpus import GOLDEN, SAMPLES
 from tests.support.file_bytes import entry, metas, read_contents, safetensors, write_contents
 

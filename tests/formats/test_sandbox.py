@@ -16,7 +16,7 @@ import pytest
 from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats import get_format, read_index, read_indexes, sandbox
 from ckpttool.formats.sandbox import Sandbox
-from ckpttool.model.catalog import TensorMeta
+from ckpttool.model.tensors import TensorMeta
 from tests.support.executors import finish, start, wait_until
 from tests.support.spin import spin
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ckpttool.errors import FormatError
-from ckpttool.formats.unified import (
+from ckpttool.formats.weight_index import (
     index_names,
     index_text,
     is_index_name,
@@ -91,7 +91,7 @@ def test_what_is_no_index_says_why(write, document, reason):
 
 
 def test_an_endless_index_is_not_read(write, monkeypatch):
-    monkeypatch.setattr("ckpttool.formats.unified.MAX_INDEX_BYTES", 10)
+    monkeypatch.setattr("ckpttool.formats.weight_index.MAX_INDEX_BYTES", 10)
     with pytest.raises(FormatError, match="more than 10 bytes"):
         read_index_file(write({"weight_map": {}}))
 

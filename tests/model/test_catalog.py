@@ -2,16 +2,16 @@
 
 import pytest
 
-from ckpttool.model.catalog import (
+from ckpttool.model.catalog import RankCatalog
+from ckpttool.model.tensors import (
     Extent,
     FileIndex,
-    RankCatalog,
     SharedHeader,
     StoredFile,
     StoredTensor,
     TensorMeta,
-    format_ranks,
 )
+from ckpttool.model.wording import format_ranks
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ckpttool.formats.strategy_file import read_strategy
 from ckpttool.model.layout import Layout, ambiguity, fold_layout
+from ckpttool.strategy_files.reader import read_strategy
 from tests.oracle import take
 from tests.strategies import MATRICES, examples, layouts
 from tests.support.checkpoints import cut, find, noise, oracle, strategy_of, the_one, with_names

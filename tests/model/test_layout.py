@@ -6,8 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from ckpttool.model.grid import nearest_divisors
-from ckpttool.model.layout import Layout
+from ckpttool.model.layout import Layout, nearest_divisors
 from ckpttool.model.region import Region
 from tests.oracle import take
 from tests.support.checkpoints import oracle

@@ -5,10 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool.model.layout import Layout
+from ckpttool.model.optimizer_names import parameter_of, reduced_from, shard_as_axes, without_axis
 from ckpttool.model.plan import Target
-from ckpttool.model.planning import make_plan
-from ckpttool.model.reduced import reduced_from, shard_as_axes, without_axis
-from ckpttool.model.strategy import parameter_of
+from ckpttool.planning.targets import make_plan
 from tests.strategies import examples, layouts
 from tests.support.checkpoints import (
     catalog_of,

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from ckpttool.model.catalog import MergedCatalog
-from ckpttool.model.parts import cut_into_parts
-from ckpttool.model.plan import Target
-from ckpttool.model.planning import make_plan
+from ckpttool.model.plan import Target, cut_into_parts
+from ckpttool.planning.targets import make_plan
 from tests.support.checkpoints import ONE_STAGE, catalog_of, slice_catalog, with_names
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ckpttool.model.catalog import TensorMeta
-from ckpttool.model.described import MAX_CELLS, Box, fill_with_boxes, follow
 from ckpttool.model.region import Region
-from ckpttool.model.source import Listed, Source
+from ckpttool.model.slicing import MAX_CELLS, Box, Listed, Source, fill_with_boxes, follow
+from ckpttool.model.tensors import TensorMeta
 from tests.support.checkpoints import stored
 
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from ckpttool.formats import get_format
-from ckpttool.model.catalog import TensorMeta
-from ckpttool.run import outputs
+from ckpttool.model.tensors import TensorMeta
+from ckpttool.planning import preflight
 from tests.support.commands import files_below, mentions, message, run, run_well
 from tests.support.corpus import GOLDEN
 
@@ -23,7 +23,7 @@ def free(monkeypatch):
 
     def has(nbytes):
         disk = SimpleNamespace(f_bavail=nbytes // BLOCK, f_frsize=BLOCK, f_flag=0)
-        monkeypatch.setattr(outputs.os, "statvfs", lambda folder: disk)
+        monkeypatch.setattr(preflight.os, "statvfs", lambda folder: disk)
 
     return has
 

@@ -8,9 +8,9 @@ import pytest
 import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import join_stages
-from ckpttool.run import shards
-from ckpttool.run.verdicts import smallest_shard
-from ckpttool.storage.digest import Sample, digest, sample
+from ckpttool.planning import hidden_shards
+from ckpttool.planning.hidden_shards import smallest_shard
+from ckpttool.storage.sampling import Sample, digest, sample
 from tests.support.checkpoints import catalog_on_disk, noise
 from tests.support.commands import mentions, message, run, run_well
 from tests.support.readers import Entry, entry_of, read, read_ranks, zeros
@@ -396,7 +396,7 @@ def count_reads(monkeypatch):
         read.append(tensor.meta.name)
         return digest(tensor, buffer_bytes)
 
-    monkeypatch.setattr(shards, "digest", look)
+    monkeypatch.setattr(hidden_shards, "digest", look)
     return read
 
 

@@ -10,8 +10,8 @@ import ckpttool
 from ckpttool.errors import FormatError, UnreadableError, UnsupportedError
 from ckpttool.model.catalog import RankCatalog
 from ckpttool.model.layout import Layout
-from ckpttool.model.sources import find_sources
 from ckpttool.model.strategy import Strategy
+from ckpttool.planning.sources import find_sources
 from tests.support.checkpoints import (
     ONE_STAGE,
     ROWS,

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 import ckpttool
 from ckpttool.errors import PlanError
-from ckpttool.formats.strategy_file import read_strategy
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Target
-from ckpttool.model.planning import make_plan
-from ckpttool.model.sources import names_to_compare
-from ckpttool.model.states import find_owners
+from ckpttool.planning.optimizer_state import find_owners
+from ckpttool.planning.sources import names_to_compare
+from ckpttool.planning.targets import make_plan
+from ckpttool.strategy_files.reader import read_strategy
 from tests.strategies import Move, examples, layouts, moves
 from tests.support.checkpoints import (
     ROWS,

@@ -5,13 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from ckpttool import write_strategy
-from ckpttool.model.catalog import TensorMeta
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Target
-from ckpttool.model.planning import make_plan
-from ckpttool.model.sources import find_sources
-from ckpttool.model.states import borrow_rows, find_owners, followed_parameter
+from ckpttool.model.tensors import TensorMeta
+from ckpttool.planning.optimizer_state import borrow_rows, find_owners, followed_parameter
+from ckpttool.planning.sources import find_sources
+from ckpttool.planning.targets import make_plan, write_strategy
 from tests.support.checkpoints import (
     ONE_STAGE,
     ROWS,

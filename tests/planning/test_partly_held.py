@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
-from ckpttool.model.presence import find_partly_held
-from ckpttool.model.redundancy import is_deduplicated
+from ckpttool.planning.missing import is_deduplicated
+from ckpttool.planning.unlisted import find_partly_held
 from tests.support.checkpoints import (
     ROWS,
     WHOLE,

@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from ckpttool.model import layout
+from ckpttool.model import layout as layout_module
 from ckpttool.model.layout import Layout
 from ckpttool.model.region import Region
 from tests.support.checkpoints import slice_catalog, strategy_of
@@ -50,7 +50,10 @@ def test_slices_of_one_shape_share_what_describes_them():
     plan = make(catalog, rows, rows)
     metas = {id(meta) for output in list(plan) for meta in output.metas}
     assert len(metas) == 3
-    assert len({id(layout) for layouts in rows.layouts.values() for layout in layouts}) == 1
+    assert (
+        len({id(layout_module) for layouts in rows.layouts.values() for layout_module in layouts})
+        == 1
+    )
 
 
 def test_tensors_that_are_cut_alike_are_reckoned_once(monkeypatch):
@@ -58,8 +61,8 @@ def test_tensors_that_are_cut_alike_are_reckoned_once(monkeypatch):
     catalog = slice_catalog(rows, dict.fromkeys(rows.layouts, (3 * RANKS, 5)))
     plan = make(catalog, rows, strategy_of({f"w{i}": Layout((96,), ((0,), ())) for i in range(3)}))
     asked = []
-    reckon = layout.grid_overlaps
-    monkeypatch.setattr(layout, "grid_overlaps", lambda *of: asked.append(of) or reckon(*of))
+    reckon = layout_module.grid_overlaps
+    monkeypatch.setattr(layout_module, "grid_overlaps", lambda *of: asked.append(of) or reckon(*of))
     assert walk(plan)[0] == 3 * 2 * 96
     assert len(asked) == 96
 

@@ -8,11 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from ckpttool.model.aside import set_aside
-from ckpttool.model.catalog import FileIndex
 from ckpttool.model.layout import Layout
-from ckpttool.model.redundancy import is_deduplicated
 from ckpttool.model.strategy import Strategy
+from ckpttool.model.tensors import FileIndex
+from ckpttool.planning.missing import is_deduplicated, set_aside
 from tests.support import corpus
 from tests.support.checkpoints import (
     ONE_STAGE,

@@ -6,10 +6,10 @@ import shutil
 import numpy as np
 import pytest
 
-from ckpttool.model.catalog import TensorMeta
 from ckpttool.model.layout import Layout
-from ckpttool.model.running import find_statistics
 from ckpttool.model.strategy import Strategy
+from ckpttool.model.tensors import TensorMeta
+from ckpttool.planning.unlisted import find_statistics
 from tests.support.checkpoints import noise
 from tests.support.commands import mentions, message, run, run_well
 from tests.support.corpus import GOLDEN

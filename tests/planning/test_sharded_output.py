@@ -10,8 +10,8 @@ import re
 import pytest
 
 import ckpttool
-from ckpttool.run import execute as execute_module
-from ckpttool.run.fill import fill
+from ckpttool.execution import execute as execute_module
+from ckpttool.execution.copy import fill
 from ckpttool.transaction import record
 from tests.support.checkpoints import write_file
 from tests.support.commands import SUFFIXES, files_below, message, run, run_well
@@ -143,7 +143,7 @@ def test_split_of_it_is_reshard_of_the_ranks(tmp_path):
     ],
 )
 def test_sizes_are_counted_as_hugging_face_does(size, nbytes):
-    from ckpttool.cli.values import Size
+    from ckpttool.cli.params import Size
 
     assert Size().convert(size, None, None) == nbytes
 
@@ -278,7 +278,7 @@ def test_an_index_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     def refuse(fd):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    from ckpttool.run.partial import write_document
+    from ckpttool.storage.files import write_document
 
     path = tmp_path / "index.json"
     path.write_text("old", encoding="utf-8")

@@ -5,9 +5,8 @@ import pytest
 from ckpttool.errors import FormatError
 from ckpttool.model.catalog import RankCatalog
 from ckpttool.model.layout import Layout
-from ckpttool.model.sources import find_sources, names_to_compare
 from ckpttool.model.strategy import Strategy
-from ckpttool.model.undivided import undivided_sources
+from ckpttool.planning.sources import find_sources, names_to_compare, undivided_sources
 from tests.support.checkpoints import (
     ONE_STAGE,
     ROWS,

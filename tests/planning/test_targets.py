@@ -8,9 +8,9 @@ from ckpttool.errors import CombinedError, FormatError, PlanError
 from ckpttool.model.catalog import RankCatalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Target
-from ckpttool.model.planning import make_plan
 from ckpttool.model.region import Region
 from ckpttool.model.strategy import Strategy
+from ckpttool.planning.targets import make_plan
 from tests.support.checkpoints import (
     ONE_STAGE,
     ROWS,

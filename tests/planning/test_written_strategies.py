@@ -12,8 +12,8 @@ from dataclasses import replace
 import pytest
 
 import ckpttool
-from ckpttool.formats.strategy_file import read_strategy
 from ckpttool.model.layout import Layout
+from ckpttool.strategy_files.reader import read_strategy
 from tests.support.checkpoints import cut, noise, strategy_of, write_file, write_ranks
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.corpus import GOLDEN, SAMPLES
@@ -318,7 +318,7 @@ def test_of_runs_in_parts_commit_writes_it(tmp_path):
     for number in (2, 1):
         run_well(*words_of(tmp_path / "parts", "--part", f"{number}/2"))
     assert "s.ckpt" not in files_below(tmp_path / "parts")
-    run_well("commit", tmp_path / "parts")
+    run_well("finalize", tmp_path / "parts")
     assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
     manifests = [(tmp_path / name / MANIFEST).read_bytes() for name in ("parts", "whole")]
     assert manifests[0] == manifests[1]
@@ -329,7 +329,7 @@ def test_of_runs_in_parts_commit_writes_it(tmp_path):
 def test_parts_that_do_not_agree_about_it_are_not_committed(tmp_path):
     run_well(*words_of(tmp_path, "--part", "1/2"))
     run_well(*reshard_words(tmp_path, "ckpt"), "--part", "2/2")
-    result = run("commit", tmp_path)
+    result = run("finalize", tmp_path)
     assert result.exit_code == 5
     assert "parts of different plans" in message(result)
 
@@ -392,7 +392,7 @@ def test_verify_looks_at_the_strategy_that_was_written_with_a_set(tmp_path, way)
     for more in [()] if way == "whole" else [("--part", "1/2"), ("--part", "2/2")]:
         run_well(*words_of(tmp_path / "out", *more))
     if way == "parts":
-        run_well("commit", tmp_path / "out")
+        run_well("finalize", tmp_path / "out")
     folder = (tmp_path / "out").rename(tmp_path / "moved")
     told, manifest = folder / "s.ckpt", folder / MANIFEST
     assert findings_of(folder) == ([], [])

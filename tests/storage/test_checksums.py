@@ -15,13 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckpttool
+from ckpttool.concurrency import InlineExecutor
 from ckpttool.errors import FormatError, PlanError
 from ckpttool.formats import get_format, read_index
-from ckpttool.model.catalog import TensorMeta
-from ckpttool.run.engines import InlineExecutor
-from ckpttool.run.integrity import check_files
-from ckpttool.storage import checksum
-from ckpttool.storage.checksum import add_zeros, compute_checksum, verify_checksum
+from ckpttool.model.tensors import TensorMeta
+from ckpttool.storage import checksums
+from ckpttool.storage.checksums import add_zeros, check_files, compute_checksum, verify_checksum
 from tests.support.commands import files_below, run, run_well
 from tests.support.commands import message as told
 from tests.support.corpus import BROKEN, GOLDEN, SAMPLES, conversion, differences, digests
@@ -62,7 +61,7 @@ METAS = [
 @pytest.mark.parametrize("path", SAVED_WITH_CHECKSUM, ids=lambda path: path.name)
 @pytest.mark.parametrize("buffer_bytes", [1, 1 << 20])
 def test_the_checksum_of_a_file_by_mindspore_is_the_stored_one(path, buffer_bytes, monkeypatch):
-    monkeypatch.setattr(checksum, "BUFFER_BYTES", buffer_bytes)
+    monkeypatch.setattr(checksums, "BUFFER_BYTES", buffer_bytes)
     index = read_index(str(path))
     assert str(compute_checksum(index)) == index.attrs["crc_num"]
     assert verify_checksum(index) is None
@@ -194,7 +193,7 @@ def test_what_was_summed_while_it_was_written_is_not_read(form, left_out, tmp_pa
     """The contents are taken out of the file again, but for what was not summed."""
     metas = [*METAS, TensorMeta("long", "Int8", (1000,))]
     index = replace(make(tmp_path / f"net.{form}", metas), stamps={})
-    sums = checksum.Sums()
+    sums = checksums.Sums()
     data = bytearray(Path(index.path).read_bytes())
     for tensor in sorted(index.tensors.values(), key=lambda tensor: tensor.meta.shape):
         for extent in tensor.extents:
@@ -217,13 +216,13 @@ def test_of_a_file_that_is_written_only_the_header_is_read_again(tmp_path, monke
         get_format("ckpt").create(str(source / f"rank_{rank}" / "n-1_1.ckpt"), [meta], {})
     item = {"w": {"dev_matrix": [2], "tensor_map": [-1, 0]}}
     (tmp_path / "s.json").write_text(json.dumps({"parallel_layout_item": item}))
-    read, add_extent = [], checksum._add_extent
+    read, add_extent = [], checksums._add_extent
 
     def noted(crc, file, path, extent, buffer):
         read.append(extent.nbytes)
         return add_extent(crc, file, path, extent, buffer)
 
-    monkeypatch.setattr(checksum, "_add_extent", noted)
+    monkeypatch.setattr(checksums, "_add_extent", noted)
     words = ["merge", source, "-s", tmp_path / "s.json", "-o", tmp_path / "m.ckpt", "--crc"]
     run_well(*words)
     assert 0 < sum(read) < 1000
@@ -348,7 +347,7 @@ def test_every_engine_seals_with_the_same_checksum(form, tmp_path):
 
 
 def test_a_checksum_that_cannot_be_computed_leaves_no_output(tmp_path, monkeypatch):
-    from ckpttool.run import execute
+    from ckpttool.execution import execute
 
     def fail(index, known):
         raise OSError(5, "Input/output error", index.path)
@@ -407,4 +406,4 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < 3 * checksum.BUFFER_BYTES
+    assert peak < 3 * checksums.BUFFER_BYTES

@@ -11,14 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckpttool
-from ckpttool.model.findings import Finding
+from ckpttool.model.diagnostics import Finding
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
-from ckpttool.model.sources import find_sources
 from ckpttool.model.strategy import Strategy
-from ckpttool.run.compare import LookOptions, Subject, examine
-from ckpttool.run.facts import Difference, Facts, Tolerance
-from ckpttool.run.replicas import examine_slices, find_difference, slices_of
+from ckpttool.planning.replicas import examine_slices, find_difference, slices_of
+from ckpttool.planning.sources import find_sources
+from ckpttool.storage.compare import Difference, Facts, LookOptions, Subject, Tolerance, examine
 from tests.oracle import take
 from tests.strategies import as_stored, examples, moves, table_moves
 from tests.support.checkpoints import cut, oracle, write_ranks

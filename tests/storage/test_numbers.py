@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from ckpttool.model.dtypes import DTYPES
-from ckpttool.storage.elements import (
+from ckpttool.storage.numbers import (
     Census,
     decode,
     find_differing,

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckpttool.errors import FormatError
-from ckpttool.model.catalog import Extent, StoredFile, StoredTensor, TensorMeta
 from ckpttool.model.region import Region
-from ckpttool.storage import flatfile
-from ckpttool.storage.flatfile import FlatFiles
+from ckpttool.model.tensors import Extent, StoredFile, StoredTensor, TensorMeta
+from ckpttool.storage import region_io
+from ckpttool.storage.region_io import FlatFiles
 
 
 def lay_out(path, array, cuts=(), gap=3, start=5):
@@ -130,7 +130,7 @@ def traffic(monkeypatch):
 
 def use_kernel(monkeypatch, release):
     monkeypatch.setattr(platform, "release", lambda: release)
-    monkeypatch.setattr(flatfile, "_keeps_cache_free", flatfile._keeps_cache_free.__wrapped__)
+    monkeypatch.setattr(region_io, "_keeps_cache_free", region_io._keeps_cache_free.__wrapped__)
 
 
 @pytest.mark.parametrize("release", ["5.15.0-91-generic", "6.14.2", "6.15.0", "unknown"])
@@ -159,7 +159,7 @@ def test_whole_pages_leave_the_cache_and_those_written_in_part_stay(
     with FlatFiles(16) as files:
         files.write_bytes(tensor, 0, array.view(np.uint8))
     assert {flags for at, nbytes, flags in traffic if at % page or nbytes % page} == {0}
-    whole = [(at, nbytes) for at, nbytes, flags in traffic if flags == flatfile.RWF_DONTCACHE]
+    whole = [(at, nbytes) for at, nbytes, flags in traffic if flags == region_io.RWF_DONTCACHE]
     assert all(at % page == 0 and 0 < nbytes <= 1 << 20 for at, nbytes in whole)
     assert sum(nbytes for _, nbytes in whole) > array.nbytes - 3 * page
     assert all(flags is not None for *_, flags in traffic)  # the kernel needs no hint
@@ -244,7 +244,7 @@ def test_regions_are_numpys_regions(
     shape, start, stop, gap_bytes, scratch_bytes, tmp_path, monkeypatch
 ):
     """Bytes between runs read through or skipped, with scratch buffers of all sizes."""
-    monkeypatch.setattr(flatfile, "GAP_BYTES", gap_bytes)
+    monkeypatch.setattr(region_io, "GAP_BYTES", gap_bytes)
     array, region = numbered(shape), Region(start, stop)
     tensor = lay_out(tmp_path / "a", array, cuts=(13, 50))
     assert np.array_equal(read(tensor, region, scratch_bytes), cut(array, region))
@@ -266,7 +266,7 @@ def regions(draw):
 def test_any_region_is_numpys_region(tmp_path, monkeypatch, drawn, spread):
     """Also into the middle of a larger array, whose other bytes stay as they are."""
     array, region, cuts, gap_bytes, scratch_bytes = drawn
-    monkeypatch.setattr(flatfile, "GAP_BYTES", gap_bytes)
+    monkeypatch.setattr(region_io, "GAP_BYTES", gap_bytes)
     tensor = lay_out(tmp_path / "a", array, cuts)
     expected = cut(array, region)
     if not spread:
@@ -306,7 +306,7 @@ def test_close_runs_are_read_at_once_and_far_runs_one_by_one(tmp_path, monkeypat
         os, "preadv", lambda fd, parts, at: reads.append(len(parts[0])) or preadv(fd, parts, at)
     )
     for gap_bytes, expected in [(90, [1000]), (89, [10] * 10)]:
-        monkeypatch.setattr(flatfile, "GAP_BYTES", gap_bytes)
+        monkeypatch.setattr(region_io, "GAP_BYTES", gap_bytes)
         reads.clear()
         read(tensor, Region((0, 0), (10, 10)))
         assert reads == expected
@@ -344,7 +344,7 @@ def count_open():
 
 
 def test_few_files_are_open_at_a_time_and_none_in_the_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(flatfile, "MAX_OPEN_FILES", 4)
+    monkeypatch.setattr(region_io, "MAX_OPEN_FILES", 4)
     before = count_open()
     tensors = [lay_out(tmp_path / f"{i}", numbered((i + 1,))) for i in range(9)]
     with FlatFiles(1 << 20) as files:

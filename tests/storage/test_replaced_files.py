@@ -12,16 +12,17 @@ import pytest
 
 import ckpttool
 from ckpttool import formats
+from ckpttool.concurrency import InlineExecutor
 from ckpttool.errors import CkptToolError, PlanError
+from ckpttool.execution.cluster import RemoteFile, write_file
+from ckpttool.execution.execute import execute
+from ckpttool.execution.executors import open_engine
 from ckpttool.formats import read_index
-from ckpttool.formats.decryption import find_forged
-from ckpttool.model.catalog import SourceStamp
-from ckpttool.run.attempts import RemoteFile, write_file
-from ckpttool.run.compare import Stored, Subject, examine
-from ckpttool.run.engines import InlineExecutor, open_engine
-from ckpttool.run.execute import execute
-from ckpttool.storage.checksum import compute_checksum
-from ckpttool.storage.digest import digest, nearness, take_samples, unit_digests
+from ckpttool.formats.encryption import find_forged
+from ckpttool.model.tensors import SourceStamp
+from ckpttool.storage.checksums import compute_checksum
+from ckpttool.storage.compare import Stored, Subject, examine
+from ckpttool.storage.sampling import digest, nearness, take_samples, unit_digests
 from tests.support.checkpoints import noise, write_ranks
 from tests.support.commands import message, run
 from tests.support.corpus import GOLDEN
@@ -179,7 +180,7 @@ def test_the_stamp_is_that_of_the_file_whose_header_was_read(format, tmp_path, m
 
 
 def test_verify_gives_no_verdict_on_it(link, monkeypatch):
-    from ckpttool.run import verify
+    from ckpttool.verification import verify
 
     check = verify.check_contents
 

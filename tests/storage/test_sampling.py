@@ -6,8 +6,8 @@ import pytest
 
 from ckpttool.formats import ckpt, read_index
 from ckpttool.formats.ckpt import Ckpt
-from ckpttool.model.catalog import TensorMeta
-from ckpttool.storage.digest import digest
+from ckpttool.model.tensors import TensorMeta
+from ckpttool.storage.sampling import digest
 from tests.support.file_bytes import content, write_contents
 
 

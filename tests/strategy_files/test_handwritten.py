@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 
 from ckpttool.errors import CombinedError, StrategyError
-from ckpttool.formats.strategy_file import read_strategy
-from ckpttool.model.catalog import TensorMeta
 from ckpttool.model.layout import Layout
+from ckpttool.model.tensors import TensorMeta
+from ckpttool.strategy_files.reader import read_strategy
 from tests.strategies import examples, moves
 from tests.support import corpus
 from tests.support.checkpoints import cut, noise, strategy_of, the_one, write_ranks

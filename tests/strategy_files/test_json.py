@@ -5,8 +5,8 @@ import json
 import pytest
 
 from ckpttool.errors import StrategyError
-from ckpttool.formats.strategy_file import read_strategy
 from ckpttool.model.layout import Layout
+from ckpttool.strategy_files.reader import read_strategy
 from tests.support.file_bytes import layout, operator, strategy
 
 W = {"dev_matrix": [2, 2], "tensor_map": [-1, 0], "tensor_shape": [16, 8]}

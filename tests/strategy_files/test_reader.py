@@ -9,9 +9,9 @@ import h5py
 import pytest
 
 from ckpttool.errors import CombinedError, StrategyError
-from ckpttool.formats import strategy_file, strategy_forms
-from ckpttool.formats.strategy_file import read_strategy
 from ckpttool.model.layout import Layout
+from ckpttool.strategy_files import reader
+from ckpttool.strategy_files.reader import read_strategy
 from tests.support.checkpoints import find, with_names
 from tests.support.corpus import GOLDEN, SAMPLES, case_names, expected
 from tests.support.file_bytes import layout, message, number, operator, packed, strategy
@@ -447,9 +447,9 @@ def test_an_hdf5_checkpoint_is_told_to_be_one(tmp_path):
 
 def test_equal_files_of_ranks_are_understood_once(write, tmp_path, monkeypatch):
     understood = []
-    parse = strategy_file.read_protobuf
+    parse = reader.read_protobuf
     monkeypatch.setattr(
-        strategy_file, "read_protobuf", lambda path: understood.append(path) or parse(path)
+        reader, "read_protobuf", lambda path: understood.append(path) or parse(path)
     )
     for rank in range(8):
         write(strategy(operator(rank // 4), layout("w", (4,), (0, -1))), f"f/s_rank_{rank}.ckpt")
@@ -464,10 +464,8 @@ def test_equal_files_of_ranks_are_understood_once(write, tmp_path, monkeypatch):
 
 def test_a_layout_that_many_parameters_have_is_read_once(write, monkeypatch):
     read = []
-    one = strategy_forms._read_layout
-    monkeypatch.setattr(
-        strategy_forms, "_read_layout", lambda *given: read.append(given) or one(*given)
-    )
+    one = reader._read_layout
+    monkeypatch.setattr(reader, "_read_layout", lambda *given: read.append(given) or one(*given))
     maps = [(0, -1), (-1, 0)] * 50
     path = write(strategy(*(layout(f"w{i}", (4,), axes) for i, axes in enumerate(maps))))
     found = read_strategy(path)

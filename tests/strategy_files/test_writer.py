@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import ckpttool
 from ckpttool.errors import CombinedError, PlanError, StrategyError
-from ckpttool.formats.strategy_file import read_strategy
-from ckpttool.formats.strategy_writer import encode_strategy
 from ckpttool.formats.wire import WireReader
 from ckpttool.model.layout import Layout
+from ckpttool.strategy_files.reader import read_strategy
+from ckpttool.strategy_files.writer import encode_strategy
 from tests.strategies import examples, layout_features, moves, table_moves
 from tests.support.checkpoints import ROWS, strategy_of
 from tests.support.commands import files_below

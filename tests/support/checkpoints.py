@@ -10,18 +10,11 @@ import numpy as np
 
 import ckpttool
 from ckpttool.formats import format_of_suffix, get_format, suffix_of
-from ckpttool.model.catalog import (
-    Catalog,
-    Extent,
-    FileIndex,
-    RankCatalog,
-    StoredFile,
-    StoredTensor,
-    TensorMeta,
-)
+from ckpttool.model.catalog import Catalog, RankCatalog
 from ckpttool.model.layout import Layout
-from ckpttool.model.sources import find_sources
 from ckpttool.model.strategy import Strategy, join_stages
+from ckpttool.model.tensors import Extent, FileIndex, StoredFile, StoredTensor, TensorMeta
+from ckpttool.planning.sources import find_sources
 from tests.oracle import OracleLayout, take
 from tests.support.readers import NUMPY_TYPES, Entry, entry_of
 

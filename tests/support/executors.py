@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import ckpttool
-from ckpttool.run.cluster import Cluster
+from ckpttool.execution.cluster import Cluster
 from tests.support.checkpoints import noise, write_file
 from tests.support.commands import files_below
 from tests.support.corpus import GOLDEN
@@ -232,7 +232,9 @@ def make_plan(folder, output_format="ckpt", **options):
 def run_with_signal(number, *words):
     """A process that gets a signal when it begins to fill its first output."""
     code = (
-        "import os, sys; from ckpttool.run import execute; from ckpttool.cli.main import main\n"
+        "import os, sys\n"
+        "from ckpttool.cli.main import main\n"
+        "from ckpttool.execution import execute\n"
         f"fill = execute.fill; end = lambda: os.kill(os.getpid(), {int(number)})\n"
         "execute.fill = lambda task: (end(), fill(task))[1]\n"
         "main(sys.argv[1:])"

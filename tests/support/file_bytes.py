@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 
 from ckpttool.formats import get_format
-from ckpttool.model.catalog import FileIndex, StoredTensor, TensorMeta
 from ckpttool.model.dtypes import DTYPES
+from ckpttool.model.tensors import FileIndex, StoredTensor, TensorMeta
 
 
 def varint(value: int) -> bytes:

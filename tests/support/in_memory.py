@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ckpttool.model.catalog import Catalog, FileIndex, RankCatalog, TensorMeta
+from ckpttool.model.catalog import Catalog, RankCatalog
 from ckpttool.model.plan import Target
-from ckpttool.model.planning import make_plan
 from ckpttool.model.region import Region
+from ckpttool.model.tensors import FileIndex, TensorMeta
+from ckpttool.planning.targets import make_plan
 from tests.support.checkpoints import stored
 from tests.support.readers import Entry
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ckpttool.discovery.scan import scan
 from ckpttool.errors import CombinedError, PlanError
-from ckpttool.storage.scan import scan
 
 
 def notes_of(src: Path | str, *kinds: str, **options: object) -> list[str]:

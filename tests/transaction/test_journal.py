@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from ckpttool.errors import FormatError, PlanError, VerifyError
-from ckpttool.model.catalog import TensorMeta
 from ckpttool.model.manifest import (
     InputFile,
     OutputEntry,
@@ -23,7 +22,8 @@ from ckpttool.model.manifest import (
     differences,
     units,
 )
-from ckpttool.run.partial import stamp_of
+from ckpttool.model.tensors import TensorMeta
+from ckpttool.storage.files import stamp_of
 from ckpttool.transaction.journal import (
     Journal,
     OutputSet,

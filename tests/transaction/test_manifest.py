@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 import ckpttool
+from ckpttool.execution.execute import CopyOptions, execute
+from ckpttool.execution.executors import open_engine
 from ckpttool.formats.reading import ReadFile
 from ckpttool.model import manifest as manifest_module
-from ckpttool.run.engines import open_engine
-from ckpttool.run.execute import CopyOptions, execute
-from ckpttool.storage.flatfile import FlatFiles
+from ckpttool.storage.region_io import FlatFiles
 from ckpttool.transaction.manifest import ManifestFile
 from tests.support.checkpoints import noise, write_file
 from tests.support.commands import SUFFIXES, files_below, message, run, run_well
@@ -335,7 +335,7 @@ def test_a_manifest_that_may_not_be_read_is_an_error_only_where_it_is_needed(tmp
     assert f"{out / MANIFEST}: cannot be held against it: {said}" in str(
         findings_of(out, "-s", strategy)
     )
-    result = run("commit", out)
+    result = run("finalize", out)
     assert (result.exit_code, said in message(result)) == (1, True)
     before = (out / MANIFEST).stat()
     result = run(*reshard_words(out, "ckpt"), "--resume")

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckpttool
+from ckpttool.execution import execute as execute_module
+from ckpttool.execution.copy import fill
+from ckpttool.execution.execute import execute
 from ckpttool.model.layout import Layout
-from ckpttool.model.parts import balance
-from ckpttool.run import execute as execute_module
-from ckpttool.run.execute import execute
-from ckpttool.run.fill import fill
+from ckpttool.model.plan import balance
 from tests.support.checkpoints import noise, strategy_of, write_file
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.executors import (
@@ -59,7 +59,7 @@ def test_all_parts_are_together_what_one_run_writes(tmp_path, output_format, cou
     run_well(*reshard_words(tmp_path / "whole", output_format))
     run_parts(tmp_path / "parts", range(count, 0, -1), count, output_format)
     assert outputs_of(tmp_path / "parts") == contents(tmp_path / "whole")
-    result = run_well("commit", tmp_path / "parts")
+    result = run_well("finalize", tmp_path / "parts")
     assert result.stdout.startswith(f"{tmp_path / 'parts'}: complete: 4 files, ")
     assert result.stdout.endswith("KiB, step 2_10\n")
     there = files_below(tmp_path / "parts", manifests=True)
@@ -75,7 +75,7 @@ def test_the_document_of_a_part_says_so_and_that_of_commit_lists_all_files(tmp_p
         done = json.loads(run_well(*words, "--part", f"{number}/2", "--json").stdout)
         assert done["part"] == f"{number}/2"
         assert len(done["outputs"]) == 2
-    document = json.loads(run_well("commit", tmp_path, "--json").stdout)
+    document = json.loads(run_well("finalize", tmp_path, "--json").stdout)
     stored = json.loads((tmp_path / "ckpttool.json").read_text())
     listed = [{**out, "tensors": len(out["tensors"])} for out in stored["outputs"]]
     assert document["outputs"] == listed
@@ -91,7 +91,7 @@ def test_the_document_of_a_part_says_so_and_that_of_commit_lists_all_files(tmp_p
 
 def test_a_committed_folder_is_read_as_any_other(tmp_path):
     run_parts(tmp_path, (1, 2), 2)
-    run_well("commit", tmp_path)
+    run_well("finalize", tmp_path)
     merged = tmp_path / "merged.ckpt"
     run_well("merge", tmp_path, "-s", CASE / "dst_strategy.ckpt", "-o", merged)
     run_well("merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", tmp_path / "m.ckpt")
@@ -143,7 +143,7 @@ def test_parts_of_a_merge_into_numbered_files_leave_the_indexes_to_commit(tmp_pa
     assert indexes
     assert len(names) > 5
     assert not indexes & set(files_below(tmp_path / "parts"))
-    run_well("commit", tmp_path / "parts")
+    run_well("finalize", tmp_path / "parts")
     assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
     manifests = [(tmp_path / name / "ckpttool.json").read_bytes() for name in ("parts", "whole")]
     assert manifests[0] == manifests[1]
@@ -163,7 +163,7 @@ def test_no_document_is_written_where_a_link_leads_to(tmp_path):
     reseal(record, *((f'"path": "{name}"', f'"path": "link/{name}"') for name in names))
     (tmp_path / "other").mkdir()
     (tmp_path / "out" / "link").symlink_to("../other")
-    result = run("commit", tmp_path / "out")
+    result = run("finalize", tmp_path / "out")
     assert result.exit_code == 5
     said = "'link/param_name_map.json' is not below its folder: a link leads out of it"
     assert f"{record}: {said}" in message(result)
@@ -178,12 +178,12 @@ def test_a_part_without_outputs_says_so_and_counts(tmp_path):
     note = "note: part 2/2 has nothing to write: 1 output file among 2 parts"
     assert note in message(result)
     assert result.stdout.startswith("0 files, 0 B in ")  # and no table
-    result = run("commit", tmp_path)
+    result = run("finalize", tmp_path)
     assert result.exit_code == 5
     assert f"parts of single files: name one of them, such as {tmp_path / 'm.ckpt'}" in message(
         result
     )
-    run_well("commit", tmp_path / "m.ckpt")
+    run_well("finalize", tmp_path / "m.ckpt")
     assert files_below(tmp_path, manifests=True) == ["m.ckpt", "m.ckpt.ckpttool.json"]
     parts = (tmp_path / "m.ckpt.ckpttool.json").read_bytes()
     run_well(*words, "--overwrite")
@@ -213,7 +213,7 @@ def test_a_plan_that_does_not_work_out_says_nothing_of_the_outputs_of_other_part
 
 def test_a_set_that_is_complete_is_not_changed_without_a_word(tmp_path):
     run_parts(tmp_path, (1, 2), 2)
-    run_well("commit", tmp_path)
+    run_well("finalize", tmp_path)
     for name in ("rank_0", "rank_2"):
         shutil.rmtree(tmp_path / name)
     before = contents(tmp_path)
@@ -228,7 +228,7 @@ def test_a_part_on_a_cluster_is_the_same(tmp_path, threads):
     for number in (1, 2, 3, 4, 5):
         execute(*make_plan(tmp_path / "there", part=(number, 5)), threads)
     execute(*make_plan(tmp_path / "here"))
-    assert ckpttool.commit(str(tmp_path / "there")).step == "2_10"
+    assert ckpttool.finalize(str(tmp_path / "there")).step == "2_10"
     assert outputs_of(tmp_path / "there") == contents(tmp_path / "here")
 
 
@@ -236,7 +236,7 @@ def test_a_part_on_a_cluster_is_the_same(tmp_path, threads):
 
 
 def commit_fails(folder, code):
-    result = run("commit", folder)
+    result = run("finalize", folder)
     assert result.exit_code == code, message(result)
     assert not (folder / "ckpttool.json").exists()
     return message(result)
@@ -251,7 +251,7 @@ def test_missing_parts_are_named(tmp_path):
 
 def test_the_record_of_a_part_goes_before_its_first_output_is_replaced(tmp_path, monkeypatch):
     run_parts(tmp_path, (1, 2), 2)
-    run_well("commit", tmp_path)
+    run_well("finalize", tmp_path)
 
     def fail_on(rank):
         def fail(task):
@@ -299,7 +299,7 @@ def test_a_source_and_a_folder_that_are_mounted_elsewhere_are_the_same_plan(tmp_
         strategies = ["-s", CASE / "src_strategy.ckpt", "-d", CASE / "dst_strategy.ckpt"]
         run_well("reshard", base / "src", *strategies, "-o", base / "out", "--part", f"{number}/2")
         (tmp_path / "one").rename(tmp_path / "other") if number == 1 else None
-    run_well("commit", tmp_path / "other" / "out")
+    run_well("finalize", tmp_path / "other" / "out")
 
 
 @pytest.mark.parametrize("ends_well", [True, False])
@@ -372,29 +372,30 @@ def test_an_output_that_is_not_as_it_was_written_is_named_with_what_to_run(tmp_p
     assert text.count("run part") == len(expected)
     assert (tmp_path / RECORD.format(1, 2)).exists()
     run_parts(tmp_path, (2,), 2, "ckpt", way)
-    run_well("commit", tmp_path)
+    run_well("finalize", tmp_path)
     assert outputs_of(tmp_path) == before
 
 
 def test_a_commit_can_be_repeated_and_looks_again(tmp_path):
     run_parts(tmp_path, (1, 2), 2)
-    first = run_well("commit", tmp_path).stdout
+    first = run_well("finalize", tmp_path).stdout
     before = contents(tmp_path)
-    assert run_well("commit", tmp_path).stdout == first
+    for command in ("finalize", "commit"):
+        assert run_well(command, tmp_path).stdout == first
     assert contents(tmp_path) == before
     (tmp_path / "rank_3" / "checkpoint_3.ckpt").unlink()
-    result = run("commit", tmp_path)
+    result = run("finalize", tmp_path)
     assert result.exit_code == 7
     assert "rank_3/checkpoint_3.ckpt: is not there" in message(result)
 
 
 def test_a_set_that_is_not_whole_any_more_is_told_with_what_to_do(tmp_path):
     run_parts(tmp_path, (1, 2), 2)
-    run_well("commit", tmp_path)
+    run_well("finalize", tmp_path)
     names = [f"rank_{rank}/checkpoint_{rank}.ckpt" for rank in (1, 3)]
     (tmp_path / names[0]).unlink()
     os.truncate(tmp_path / names[1], 100)
-    result = run("commit", tmp_path)
+    result = run("finalize", tmp_path)
     assert result.exit_code == 7
     again = "the command that wrote the set, without --part, writes it again with --resume"
     assert f"{names[0]}: is not there; {again}" in message(result)
@@ -402,7 +403,7 @@ def test_a_set_that_is_not_whole_any_more_is_told_with_what_to_do(tmp_path):
     assert said in message(result)
     (tmp_path / names[1]).unlink()
     run_well(*reshard_words(tmp_path, "ckpt"), "--resume")
-    run_well("commit", tmp_path)
+    run_well("finalize", tmp_path)
 
 
 @pytest.mark.parametrize("is_copy", [True, False])
@@ -412,7 +413,7 @@ def test_a_file_that_was_renamed_is_told_so_and_not_taken_for_complete(tmp_path,
     for end in ("", ".ckpttool.json"):
         shutil.copy(tmp_path / f"m.ckpt{end}", tmp_path / f"b.ckpt{end}")
         is_copy or (tmp_path / f"m.ckpt{end}").unlink()
-    result = run("commit", tmp_path / "b.ckpt")
+    result = run("finalize", tmp_path / "b.ckpt")
     assert result.exit_code == 7
     said = f"{tmp_path}/b.ckpt: b.ckpt.ckpttool.json speaks of m.ckpt and not of it; if it was "
     assert f"{said}renamed, give it and b.ckpt.ckpttool.json their old names again" in message(
@@ -432,10 +433,10 @@ def test_of_missing_parts_those_that_were_killed_are_told(tmp_path):
 def test_a_commit_that_was_killed_before_its_end_can_be_done_again(tmp_path, left):
     run_parts(tmp_path, (1, 2), 2)
     kept = {number: (tmp_path / RECORD.format(number, 2)).read_bytes() for number in left}
-    first = run_well("commit", tmp_path).stdout
+    first = run_well("finalize", tmp_path).stdout
     for number, data in kept.items():
         (tmp_path / RECORD.format(number, 2)).write_bytes(data)
-    assert run_well("commit", tmp_path).stdout == first
+    assert run_well("finalize", tmp_path).stdout == first
     assert files_below(tmp_path, manifests=True)[0] == "ckpttool.json"
 
 
@@ -448,27 +449,29 @@ def test_a_commit_points_out_files_that_are_not_of_its_set(tmp_path):
     stale = ", ".join(f"{tmp_path}/rank_{rank}/checkpoint_{rank}.ckpt" for rank in (10, 9))
     said = f"warning: {stale}: not of this set, so left from another run; it stays, and is taken "
     for _ in range(2):
-        assert said in message(run_well("commit", tmp_path, "-q"))
-    (note,) = json.loads(run_well("commit", tmp_path, "--json").stdout)["notes"]
+        assert said in message(run_well("finalize", tmp_path, "-q"))
+    (note,) = json.loads(run_well("finalize", tmp_path, "--json").stdout)["notes"]
     assert note["kind"] == "passed over"
     for rank in (9, 10):
         (tmp_path / f"rank_{rank}" / f"checkpoint_{rank}.ckpt").unlink()
-    assert json.loads(run_well("commit", tmp_path, "--json").stdout)["notes"] == []
+    assert json.loads(run_well("finalize", tmp_path, "--json").stdout)["notes"] == []
 
 
-@pytest.mark.parametrize("again", ["commit", "--resume"])
+@pytest.mark.parametrize("again", ["finalize", "--resume"])
 def test_an_empty_journal_of_a_commit_that_was_killed_says_nothing(tmp_path, failing, again):
     run_parts(tmp_path, (1, 2), 2)
     journal = tmp_path / JOURNAL
     journal.touch()
     result = run("merge", tmp_path, "-s", CASE / "dst_strategy.ckpt", "-o", tmp_path / "m.ckpt")
-    assert "not committed, so files may be missing; run ckpttool commit" in message(result)
-    run_well("commit", tmp_path)
+    assert "not finalized, so files may be missing; run ckpttool finalize" in message(result)
+    run_well("finalize", tmp_path)
     before = contents(tmp_path)
     journal.touch()
     filled = failing(None)
     run_well(
-        *["commit", tmp_path] if again == "commit" else [*reshard_words(tmp_path, "ckpt"), again]
+        *["finalize", tmp_path]
+        if again == "finalize"
+        else [*reshard_words(tmp_path, "ckpt"), again]
     )
     assert contents(tmp_path) == before
     assert not journal.exists()
@@ -480,7 +483,7 @@ def test_a_manifest_of_another_plan_completes_no_parts(tmp_path):
     kept = (tmp_path / RECORD.format(1, 2)).read_bytes()
     run_well(*reshard_words(tmp_path, "ckpt"), "--rank", "0-2", "--overwrite")
     (tmp_path / RECORD.format(1, 2)).write_bytes(kept)
-    result = run("commit", tmp_path)
+    result = run("finalize", tmp_path)
     assert result.exit_code == 5
     assert "part 2 of 2 is not there" in message(result)
 
@@ -498,12 +501,12 @@ def test_a_part_of_another_number_of_parts_is_refused_before_it_is_written(tmp_p
 def test_a_commit_removes_records_that_killed_runs_have_half_written(tmp_path):
     run_parts(tmp_path, (1, 2), 2)
     (tmp_path / (RECORD.format(1, 3) + ".partial")).write_text('{"schema"')
-    run_well("commit", tmp_path)
+    run_well("finalize", tmp_path)
     assert [path.name for path in tmp_path.glob(".*")] == []
 
 
 def test_a_folder_of_anything_else_is_not_committed(tmp_path):
-    assert run("commit", tmp_path / "nowhere").exit_code == 2
+    assert run("finalize", tmp_path / "nowhere").exit_code == 2
     assert "no records of parts in it" in commit_fails(tmp_path, 5)
 
 
@@ -550,7 +553,7 @@ def test_a_record_that_is_none_is_a_format_error(record, tmp_path, change, reaso
     path = tmp_path / "out" / RECORD.format(1, 1)
     path.write_bytes(listing_of(change(document)))
     with pytest.raises(ckpttool.FormatError, match=reason) as caught:
-        ckpttool.commit(str(tmp_path / "out"))
+        ckpttool.finalize(str(tmp_path / "out"))
     assert caught.value.path == str(path)
     assert commit_fails(tmp_path / "out", 3)
 
@@ -564,9 +567,9 @@ def test_a_record_cut_anywhere_is_a_format_error_and_never_committed(record, tmp
     for stop in sorted({*range(0, len(data), 199), *ends} - {len(data)}):
         path.write_bytes(data[:stop])
         with pytest.raises(ckpttool.FormatError):
-            ckpttool.commit(str(tmp_path / "out"))
+            ckpttool.finalize(str(tmp_path / "out"))
     path.write_bytes(data)
-    assert len(ckpttool.commit(str(tmp_path / "out")).outputs) == 4
+    assert len(ckpttool.finalize(str(tmp_path / "out")).outputs) == 4
 
 
 def test_records_that_do_not_tell_of_all_outputs_are_refused(record, tmp_path):
@@ -582,7 +585,7 @@ def test_every_problem_is_told_at_once(tmp_path):
     for name in files_below(tmp_path):
         if name[:5] == "rank_":
             Path(tmp_path, name).unlink()
-    result = run("commit", tmp_path)
+    result = run("finalize", tmp_path)
     assert result.exit_code == 5
     assert "part 2 of 3 is not there" in message(result)
     assert "is not there; run part 1/3 again, with --resume" in message(result)

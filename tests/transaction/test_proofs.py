@@ -44,7 +44,7 @@ class Small:
         self.write((1, 2), resume=True)
 
     def commit(self):
-        ckpttool.commit(str(self.out))
+        ckpttool.finalize(str(self.out))
 
     def verify(self, deep=False):
         report = ckpttool.verify(ckpttool.scan(str(self.out)), self.strategy, deep=deep)

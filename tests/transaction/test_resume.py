@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 import ckpttool
+from ckpttool.discovery.scan import scan
+from ckpttool.execution import execute as execute_module
+from ckpttool.execution.copy import fill
 from ckpttool.formats import read_index
-from ckpttool.run import execute as execute_module
-from ckpttool.run.fill import fill
-from ckpttool.storage.scan import scan
 from ckpttool.transaction.journal import seal_line
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.damage import flip_byte, flip_unnoticed
@@ -139,15 +139,15 @@ def test_a_signal_is_heard_while_what_is_kept_is_read(tmp_path):
     code = (  # one thread gets one signal, so the main thread does not wake by itself
         "import signal, sys, threading\n"
         "from ckpttool.cli.main import main\n"
-        "from ckpttool.formats.stopping import go_on\n"
-        "from ckpttool.storage import digest\n"
+        "from ckpttool.concurrency import go_on\n"
+        "from ckpttool.storage import sampling\n"
         "turn = threading.Lock()\n"
         "def read_for_ever(tensor, buffer_bytes):\n"
         "    if turn.acquire(blocking=False):\n"
         "        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)\n"
         "    while True:\n"
         "        go_on()\n"
-        "digest.unit_digests = read_for_ever\n"
+        "sampling.unit_digests = read_for_ever\n"
         "main(sys.argv[1:])"
     )
     words = [*ordered_words(tmp_path), "--resume"]
@@ -244,9 +244,9 @@ def test_a_part_does_not_take_a_committed_set_apart_to_mend_it(tmp_path):
     for part in ("1/2", "2/2"):
         run_well(*ordered_words(tmp_path), "--part", part)
     (tmp_path / "rank_0" / "checkpoint_0.ckpt").unlink()
-    for part in ("1/2", "2/2"):  # of a part that is not committed
+    for part in ("1/2", "2/2"):  # of a part that is not finalized
         run_well(*ordered_words(tmp_path), "--part", part, "--resume")
-    run_well("commit", tmp_path)
+    run_well("finalize", tmp_path)
     before = everything_in(tmp_path)
     (tmp_path / "rank_0" / "checkpoint_0.ckpt").unlink()
     result = run(*ordered_words(tmp_path), "--part", "1/2", "--resume")
@@ -624,7 +624,7 @@ def test_of_a_set_that_is_being_written_all_commands_say_to_wait(tmp_path, monke
         "merge": (*strategy, "-o", tmp_path / "m.h5"),
         "reshard": (*strategy, "-d", CASE / "src_strategy.ckpt", "-o", tmp_path / "new"),
         "diff": (CASE / "src", *strategy, "--b-strategy", CASE / "src_strategy.ckpt"),
-        "commit": (),
+        "finalize": (),
     }
 
     def look(task):
@@ -645,7 +645,7 @@ def test_of_a_set_that_is_being_written_all_commands_say_to_wait(tmp_path, monke
 def test_of_a_set_of_a_killed_run_commit_says_to_resume_it(tmp_path, failing):
     failing("rank_2")
     assert run(*ordered_words(tmp_path / "out")).exit_code == 6
-    for name in ("commit", "inspect"):
+    for name in ("finalize", "inspect"):
         said = message(run(name, tmp_path / "out"))
         assert "has not ended here" in said
         assert "finish it with the same command and --resume" in said
@@ -866,10 +866,10 @@ def test_a_file_written_in_parts_that_are_not_committed_is_no_checkpoint(tmp_pat
     (tmp_path / f".other.ckpt.{MANIFEST.removesuffix('.json')}-part-1-of-2.json").touch()
     result = run("merge", file, "-o", tmp_path / "m.h5")
     assert result.exit_code == 5
-    assert f"{file}: written in parts (--part) that are not committed" in message(result)
-    assert f"run ckpttool commit {file}" in message(result)
+    assert f"{file}: written in parts (--part) that are not finalized" in message(result)
+    assert f"run ckpttool finalize {file}" in message(result)
     run_well(*words, "--part", "2/2")
-    run_well("commit", file)
+    run_well("finalize", file)
     run_well("merge", file, "-o", tmp_path / "m.h5")
 
 
@@ -890,7 +890,7 @@ def test_parts_that_are_not_committed_are_no_checkpoint(tmp_path):
     words = ["-s", CASE / "dst_strategy.ckpt", "-o", tmp_path / "m.ckpt"]
     result = run("merge", tmp_path / "out", *words)
     assert result.exit_code == 5
-    said = f"not committed, so files may be missing; run ckpttool commit {tmp_path}"
+    said = f"not finalized, so files may be missing; run ckpttool finalize {tmp_path}"
     assert said in message(result)
 
 
@@ -905,7 +905,7 @@ def test_a_part_is_resumed_by_itself(tmp_path, failing):
     assert "1 of 2 outputs" in message(result)
     run_well(*words, "--part", "2/2", "--resume")
     assert filled == ["checkpoint_2.ckpt"]
-    run_well("commit", tmp_path / "out")
+    run_well("finalize", tmp_path / "out")
     run_well(*words, "--part", "2/2", "--resume")
     assert everything_in(tmp_path / "out") == everything_in(tmp_path / "whole")
 
@@ -918,7 +918,7 @@ def test_a_whole_run_that_did_not_end_is_done_in_parts_instead(tmp_path, failing
     failing(None)
     run_well(*words, "--part", "1/2")
     run_well(*words, "--part", "2/2")
-    assert run("commit", tmp_path / "out").exit_code == 0
+    assert run("finalize", tmp_path / "out").exit_code == 0
     assert everything_in(tmp_path / "out") == everything_in(tmp_path / "whole")
     assert len(files_below(tmp_path / "out")) == 4
 

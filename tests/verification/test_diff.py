@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import ckpttool
 from ckpttool.errors import CkptToolError, PlanError
 from ckpttool.model.layout import Layout
-from ckpttool.run.facts import Tolerance
+from ckpttool.storage.compare import Tolerance
 from tests.strategies import as_stored, examples, moves
 from tests.support.checkpoints import (
     ROWS,
@@ -229,7 +229,7 @@ def test_large_integers_that_differ_by_one_differ(tmp_path):
 
 def test_texts_are_compared_as_texts(tmp_path):
     from ckpttool.formats import get_format
-    from ckpttool.model.catalog import TensorMeta
+    from ckpttool.model.tensors import TensorMeta
 
     for side, text in (("a", "größe 1"), ("b", "größe 2"), ("c", "größe 1")):
         path = str(tmp_path / f"{side}.{'h5' if side == 'c' else 'ckpt'}")
@@ -523,7 +523,7 @@ def test_what_stops_diff_has_another_exit_code_than_1(merged, tmp_path, monkeypa
     assert run("diff", merged, CASE / "src", "-s", GOLDEN / "PROVENANCE.md").exit_code == 4
     assert run("diff", merged, CASE / "src").exit_code == 5
 
-    import ckpttool.storage.scan as module
+    import ckpttool.discovery.scan as module
 
     def fail(path, key):
         raise PermissionError(13, os.strerror(13), path)

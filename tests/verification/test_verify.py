@@ -12,11 +12,11 @@ import pytest
 
 import ckpttool
 from ckpttool.errors import PlanError
-from ckpttool.model.findings import Finding, Report
+from ckpttool.model.diagnostics import Finding, Report
 from ckpttool.model.layout import Layout
-from ckpttool.model.source import LayoutSlicing
-from ckpttool.run.verify import scan_to_verify
-from ckpttool.storage.elements import decode
+from ckpttool.model.slicing import LayoutSlicing
+from ckpttool.storage.numbers import decode
+from ckpttool.verification.verify import scan_to_verify
 from tests.support.checkpoints import ROWS, cut, noise, strategy_of, write_file, write_ranks
 from tests.support.commands import message, run, run_well, stay_small
 from tests.support.corpus import GOLDEN, SAMPLES
@@ -595,7 +595,7 @@ def test_what_stops_verify_has_another_exit_code_than_1(source, tmp_path, monkey
     (tmp_path / "empty").mkdir()
     assert run("verify", tmp_path / "empty").exit_code == 5
 
-    import ckpttool.run.verify as module
+    import ckpttool.verification.verify as module
 
     def fail(*_, **__):
         raise PermissionError(13, os.strerror(13), "src")

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from ckpttool.model.maps import part_names
+from ckpttool.model.tensors import part_names
 from tests.e2e.interop.cases import SEED
 from tests.e2e.interop.client import ROOT, MindSporeError
 from tests.e2e.interop.saved import as_digests

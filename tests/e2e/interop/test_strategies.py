@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 import ckpttool
-from ckpttool.model.catalog import TensorMeta
 from ckpttool.model.layout import Layout
-from ckpttool.model.states import follows_in_full, owner_of, owners_of_full
+from ckpttool.model.tensors import TensorMeta
+from ckpttool.planning.optimizer_state import follows_in_full, owner_of, owners_of_full
 from tests.e2e.interop.cases import SEED, every_cut, every_cut_and_the_next, on
 from tests.support.checkpoints import noise, strategy_of, write_file
 from tests.support.commands import run_well

@@ -1,0 +1,606 @@
+"""The JSON documents of all commands, and the lines that report them to people.
+
+Every document has ``"schema": 1``; a change that breaks a reader increments it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ckpttool.cli.tables import Json, echo, print_table
+from ckpttool.errors import CkptToolError
+from ckpttool.model import wording
+from ckpttool.model.catalog import MergedCatalog, SelfDescribedCatalog
+from ckpttool.model.diagnostics import Note
+from ckpttool.model.optimizer_names import parameter_of
+from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
+from ckpttool.model.tensors import map_of
+from ckpttool.model.wording import count, format_bytes, format_shape, printable
+from ckpttool.planning.missing import note_redundancy, set_aside
+
+if TYPE_CHECKING:
+    from ckpttool.formats.foreign import Device, GroupInfo, RankTable
+    from ckpttool.model.catalog import Catalog
+    from ckpttool.model.diagnostics import Finding, Report
+    from ckpttool.model.plan import Document, Plan
+    from ckpttool.model.strategy import Strategy
+    from ckpttool.model.tensors import FileIndex, TensorMeta
+    from ckpttool.planning.sources import Agreement, Sources
+    from ckpttool.storage.compare import Tolerance
+    from ckpttool.transaction.manifest import Manifest, Written
+    from ckpttool.transaction.resume import Destination
+    from ckpttool.verification.diff import Comparison, TensorDifference
+
+
+SCHEMA = 1
+LARGEST = 3  # sharded tensors that a result shows
+
+
+def print_json(document: Json) -> None:
+    """Print one JSON document."""
+    import json
+
+    echo(json.dumps({"schema": SCHEMA, **document}))  # ASCII: right in every locale
+
+
+def print_notes(notes: Iterable[Note], quiet: bool) -> None:
+    """Print notes on stderr, a line each; ``quiet`` leaves only the warnings."""
+    for note in notes:
+        if note.is_warning:
+            click.echo(f"warning: {printable(note.text)}", err=True)
+        elif not quiet:
+            click.echo(f"note: {printable(note.text)}", err=True)
+
+
+def describe_notes(notes: Iterable[Note]) -> Sequence[Json]:
+    """Return the notes of a document."""
+    return [{"kind": note.kind, "text": note.text} for note in notes]
+
+
+def describe_run(
+    plan: Plan, destination: Destination, written: Sequence[Written], seconds: float
+) -> Json:
+    """Return the JSON document of merge, split and reshard."""
+    documents = documents_of(plan, destination)
+    indexes = [document.path for document in documents if document.kind == "index"]
+    strategies = [document.path for document in documents if document.kind == "strategy"]
+    manifest, part = str(Path(plan.target.manifest_path)), destination.part
+    return {
+        "outputs": [{**_describe_written(one), "kept": one.is_kept} for one in written],
+        "step": plan.catalog.step,
+        "src_bytes": sum(file.nbytes for file in plan.catalog.files.values()),
+        "dst_bytes": sum(output.nbytes for output in written),
+        "seconds": round(seconds, 6),
+        **({"largest_sharded": sharded} if (sharded := describe_largest(plan)) else {}),
+        **({"not_in_target": _describe_not_listed(plan)} if plan.target.strategy else {}),
+        "notes": describe_notes((*plan.notes, *destination.notes)),
+        **({"indexes": indexes} if indexes else {}),
+        **({"strategy": strategies[0]} if strategies else {}),
+        **({"part": f"{part.number}/{part.count}"} if part else {"manifest": manifest}),
+    }
+
+
+def documents_of(plan: Plan, destination: Destination) -> tuple[Document, ...]:
+    """Return the documents that a run has written; those of a set in parts come at the end."""
+    return plan.documents if destination.part is None else ()
+
+
+def describe_largest(plan: Plan) -> Sequence[Json]:
+    """Describe the largest sharded tensors and the layouts that they were read by.
+
+    A strategy file holds no shapes, and one of another run may fit, so a person should see these.
+    Parameters come before their states; of equal shapes and layouts one is shown.
+    """
+    sharded = {
+        source.slicing.key: source
+        for source in sorted(
+            (transfer.source for transfer in plan.transfers),
+            key=lambda one: (parameter_of(one.meta.name) is None, one.meta.nbytes),
+        )
+        if isinstance(source.slicing, LayoutSlicing) and math.prod(source.layout.parts) > 1
+    }
+    return [describe_layout(source) for source in [*reversed(sharded.values())][:LARGEST]]
+
+
+def describe_layout(source: Source) -> Json:
+    """Describe the full tensor, its slices and its layout."""
+    shape, layout = source.meta.shape, source.layout
+    return {
+        "name": source.meta.name,
+        "dtype": source.meta.dtype,
+        "shape": list(shape),
+        **describe_shapes(layout.slice_shapes(shape)),
+        "device_matrix": list(layout.device_matrix),
+        "tensor_map": [list(axes) for axes in layout.tensor_map],
+        "optimizer_shard": layout.optimizer_shard,
+        **({"rows": list(layout.rows)} if layout.rows else {}),
+        **({"fields": layout.fields} if layout.fields > 1 else {}),
+    }
+
+
+def describe_shapes(shapes: Iterable[tuple[int, ...]]) -> Json:
+    """Describe the shape of the first slice, and all shapes where slices are not alike."""
+    different = list(map(list, dict.fromkeys(shapes)))
+    more = {"slice_shapes": different} if len(different) > 1 else {}
+    return {"slice_shape": different[0], **more}
+
+
+def describe_manifest(folder: str, manifest: Manifest) -> Json:
+    """Return the JSON document of commit."""
+    outputs = [_describe_written(output) for output in manifest.outputs]
+    more = {"step": manifest.step, "plan": manifest.plan, "notes": describe_notes(manifest.notes)}
+    return {"path": folder, "outputs": outputs, **more}
+
+
+def _describe_not_listed(plan: Plan) -> Json:
+    """Describe the parameters that the target strategy does not list."""
+    return {
+        "choice": plan.target.not_in_target,
+        **{
+            kind: {"tensors": tensors, "nbytes": nbytes}
+            for kind, (tensors, nbytes) in plan.not_listed.sizes.items()
+        },
+    }
+
+
+def _describe_written(output: Written) -> Json:
+    return {
+        "rank": output.rank,
+        "path": output.path,
+        "format": output.format,
+        "nbytes": output.nbytes,
+        "tensors": output.tensors,
+    }
+
+
+def describe_undivided(catalog: MergedCatalog) -> tuple[Json, tuple[Note, ...]]:
+    """Return document and notes of a file, or of several with an index."""
+    from ckpttool.planning.sources import on_one_of_several, possible_slices
+
+    if not (catalog.indexes or catalog.findings):
+        (file,) = catalog.files.values()
+        text = (
+            f"{file.path}: nothing in it ({file.nbytes} bytes): cut short, or of a rank that was "
+        )
+        empty = [] if file.tensors else [Note("replica", text + "saved without redundancy")]
+        notes = (*on_one_of_several(catalog), *catalog.notes, *empty)
+        tensors = list(_describe_tensors(file))
+        return {**_describe_file(file), "tensors": tensors, "notes": describe_notes(notes)}, notes
+    files = catalog.files.values()
+    slices = possible_slices(catalog).values()
+    text = f"not in the index, so perhaps slices of rank 0: {', '.join(slices)}"
+    notes = (*on_one_of_several(catalog), *catalog.notes)
+    notes += (Note("doubt", text),) if slices else ()
+    document = {
+        "path": catalog.root,
+        "format": ", ".join(sorted({file.format for file in files})),
+        "nbytes": sum(file.nbytes for file in files),
+        "indexes": list(catalog.indexes),
+        "files": [{**_describe_file(file), "tensors": len(file.tensors)} for file in files],
+        "tensors": [
+            {**tensor, "file": file.path} for file in files for tensor in _describe_tensors(file)
+        ],
+        "notes": describe_notes(notes),
+        "problems": [*map(str, catalog.damaged.values()), *(one.text for one in catalog.findings)],
+    }
+    return document, notes
+
+
+def _describe_file(file: FileIndex) -> Json:
+    return {
+        "path": file.path,
+        "format": file.format,
+        "nbytes": file.nbytes,
+        "attrs": dict(file.attrs),
+    }
+
+
+def _describe_tensors(file: FileIndex) -> Iterator[Json]:
+    for meta in (tensor.meta for tensor in file.tensors.values()):
+        yield {
+            "name": meta.name,
+            "dtype": meta.dtype,
+            "shape": list(meta.shape),
+            "nbytes": meta.nbytes,
+            **({} if meta.text is None else {"text": meta.text}),
+            **({} if (tag := map_of(meta.name)) is None else {"map": tag}),
+        }
+
+
+def describe_checkpoint(
+    catalog: Catalog, strategy: Strategy | None, errors: list[CkptToolError]
+) -> tuple[Json, tuple[Note, ...]]:
+    """Return document and notes of rank folders; add problems to ``errors``."""
+    from ckpttool.discovery.mindformers_output import find_devices
+    from ckpttool.planning.missing import notes_of_scan
+    from ckpttool.planning.strategy_check import as_asked
+
+    catalog, of_part = as_asked(catalog, strategy)
+    notes = [*notes_of_scan(catalog, strategy), *of_part]
+    devices = {} if isinstance(catalog, MergedCatalog) else find_devices(catalog.root, notes)
+    document: dict[str, object] = {
+        "path": catalog.root,
+        "step": catalog.step,
+        "ranks": [
+            {**_describe_rank(rank, file), **_describe_place(rank, devices)}
+            for rank, file in catalog.files.items()
+        ],
+    }
+    if isinstance(catalog, SelfDescribedCatalog):
+        document["values"] = dict(catalog.description.values)
+    elif strategy is None:
+        whole = set_aside(catalog, None)
+        errors += [whole.damaged[rank] for rank in catalog.files if rank not in whole.files]
+        notes += filter(None, [note_redundancy(whole, is_deduplicated=None)])
+    if strategy is not None or isinstance(catalog, SelfDescribedCatalog):
+        document["tensors"], told = _describe_tensors_of(catalog, strategy, errors)
+        notes += told
+    document["notes"] = describe_notes(notes)
+    document["problems"] = [problem for error in errors for problem in error.problems]
+    return document, tuple(notes)
+
+
+def _describe_rank(rank: int, file: FileIndex) -> Json:
+    return {
+        "rank": rank,
+        "path": file.path,
+        "format": file.format,
+        "nbytes": file.nbytes,
+        "tensors": len(file.tensors),
+        **({"beside": list(file.other_paths)} if file.other_paths else {}),
+    }
+
+
+def _describe_tensors_of(
+    catalog: Catalog, strategy: Strategy | None, errors: list[CkptToolError]
+) -> tuple[list[Json], list[Note]]:
+    """Return the full tensors and the notes on layouts; add problems to ``errors``."""
+    from ckpttool.model.diagnostics import Finding, plan_error
+    from ckpttool.planning.resolve import source_layouts
+
+    strategy = source_layouts(catalog, strategy)
+    strategy, problems = strategy.resolve(catalog.metas)
+    whole = set_aside(catalog, strategy)
+    errors[:0] = [whole.damaged[rank] for rank in catalog.files if rank not in whole.files]
+    strategy, sources = _look(whole, strategy, errors)
+    sources.problems[:0] = [Finding("strategy", problem) for problem in problems]
+    if sources.problems:
+        errors.append(plan_error(sources.problems))
+    told = [note for note in sources.notes if note.kind != "unlisted"]
+    tensors = [_describe_source(source, strategy) for source in sources.found]
+    return tensors, [*strategy.notes, *told]
+
+
+def _look(
+    catalog: Catalog, strategy: Strategy, errors: list[CkptToolError]
+) -> tuple[Strategy, Sources]:
+    """Return the strategy, corrected by samples of the contents, and the sources.
+
+    A contradiction is a note here.  Parameters that the strategy does not list are not compared.
+    """
+    from ckpttool.execution.executors import default_jobs, open_engine
+    from ckpttool.planning.resolve import Trust, sample_states, settle, told_by_a_look
+    from ckpttool.planning.sources import find_sources
+
+    agreement: Agreement = {}
+
+    def find(strategy: Strategy) -> Sources:
+        return find_sources(catalog, strategy, agreement, "first")
+
+    try:
+        with open_engine(f"threads:{default_jobs()}") as executor:
+            agreement = sample_states(catalog, strategy, executor)
+            sources = find(strategy)
+            if sources.problems:
+                return strategy, sources
+            trust = Trust(by_samples=True)
+            settled = settle(find, sources, catalog, strategy, executor, trust)
+            settled = told_by_a_look(settled)
+    except CkptToolError as error:
+        errors.append(error)
+        return strategy, find(strategy)
+    doubts = [Note("doubt", problem.text, is_warning=True) for problem in settled.problems]
+    settled.sources.notes += [*settled.notes, *doubts]
+    return settled.strategy, settled.sources
+
+
+def _describe_place(rank: int, devices: Mapping[int, Device]) -> Json:
+    """Describe where a rank ran, if a rank table names it."""
+    if not devices:
+        return {}
+    device = devices.get(rank)
+    return {"server": device and device.server, "device": device and device.device}
+
+
+def _describe_source(source: Source, strategy: Strategy) -> Json:
+    slicing = source.slicing
+    if isinstance(slicing, BoxSlicing):
+        return _describe_boxes(source, slicing)
+    assert isinstance(slicing, LayoutSlicing)
+    name = source.meta.name
+    base = name if source.is_listed else source.parameter
+    return {
+        **describe_layout(source),
+        **({} if base else dict.fromkeys(("device_matrix", "tensor_map", "optimizer_shard"))),
+        **({"by_hand": strategy.by_hand[name]} if name in strategy.by_hand else {}),
+        "stages": list(strategy.stages_of(base)) if base else [],
+        "ranks": list(slicing.tensors),
+    }
+
+
+def _describe_boxes(source: Source, slicing: BoxSlicing) -> Json:
+    """Describe a tensor whose slices the checkpoint describes, as `_describe_source` does."""
+    slices = [(boxes[0].region, [box.rank for box in boxes]) for boxes in slicing.slices]
+    return {
+        "name": source.meta.name,
+        "dtype": source.meta.dtype,
+        "shape": list(source.meta.shape),
+        **describe_shapes(region.shape for region, _ in slices),
+        **dict.fromkeys(("device_matrix", "tensor_map", "optimizer_shard")),
+        "stages": [],
+        "ranks": sorted({rank for _, ranks in slices for rank in ranks}),
+        "parts": list(slicing.parts) if slicing.is_grid else None,
+        "slices": [
+            {"start": list(region.start), "shape": list(region.shape), "ranks": ranks}
+            for region, ranks in slices
+        ],
+    }
+
+
+MOST_ROWS = 50  # of a table; more is for programs, or asked for
+
+
+def print_report(
+    found: Report, deep: bool, crc: bool, limit: int | None, as_json: bool, quiet: bool
+) -> None:
+    """Print the answer of ``verify``."""
+    if as_json:
+        document = describe_report(found, deep)
+        findings = document["findings"]
+        assert isinstance(findings, list)
+        print_json({**document, "findings": findings[:limit]})
+        return
+    shallow = "headers and checksums looked at" if crc else "headers read"
+    depth = "all data read" if deep else f"{shallow}, not the data (--deep)"
+    of_step = f", step {found.step}" if found.step else ""
+    read = f"{count(len(found.ranks), 'rank')}{of_step}, {count(found.tensors, 'tensor')}, "
+    read += f"{wording.format_bytes(found.nbytes)}; {depth}"
+    number = Counter(finding.severity for finding in found.findings)
+    verdict = ", ".join(
+        count(number[severity], severity) for severity in ("error", "warning") if number[severity]
+    )
+    clean = "nothing is wrong" if found.is_whole else "nothing is wrong with each rank by itself"
+    echo(printable(f"{found.path}: {verdict or clean} ({read})"))
+    _print_findings(found.findings, limit)
+    print_notes(found.notes, quiet)
+
+
+def describe_report(found: Report, deep: bool) -> dict[str, object]:
+    """Return the JSON document of ``verify``."""
+    number = Counter(finding.severity for finding in found.findings)
+    return {
+        "path": found.path,
+        "step": found.step,
+        "ranks": list(found.ranks),
+        "tensors": found.tensors,
+        "nbytes": found.nbytes,
+        "deep": deep,
+        "clean": not found.findings,
+        "errors": number["error"],
+        "warnings": number["warning"],
+        "findings": [_describe_finding(finding) for finding in found.findings],
+        "notes": describe_notes(found.notes),
+    }
+
+
+def _describe_finding(finding: Finding) -> dict[str, object]:
+    return {
+        "severity": finding.severity,
+        "kind": finding.kind,
+        "text": finding.text,
+        "tensor": finding.tensor,
+        "ranks": list(finding.ranks),
+        "count": finding.count,
+        "first": None if finding.first is None else list(finding.first),
+    }
+
+
+def _print_findings(findings: Sequence[Finding], limit: int | None) -> None:
+    rows = [(finding.severity, finding.kind, finding.text) for finding in findings]
+    if rows:
+        _print_rows("findings", ("severity", "kind", "what"), rows, limit)
+
+
+def print_comparison(
+    a: str,
+    b: str,
+    found: Comparison,
+    tolerance: Tolerance | None,
+    limit: int | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Print the answer of ``diff``."""
+    if as_json:
+        document = {
+            "a": a,
+            "b": b,
+            "equal": found.is_equal,
+            "tensors": found.tensors,
+            "nbytes": found.nbytes,
+            "tolerance": tolerance and {"atol": tolerance.atol, "rtol": tolerance.rtol},
+            "counts": _kinds(found),
+            "differences": [_describe(one) for one in found.differences[:limit]],
+            "findings": [_describe_finding(one) for one in found.findings],
+            "notes": describe_notes(found.notes),
+        }
+        print_json(document)
+        return
+    how = "bytes" if tolerance is None else f"atol {tolerance.atol:g}, rtol {tolerance.rtol:g}"
+    size = f"{count(found.tensors, 'tensor')}, {wording.format_bytes(found.nbytes)} compared, {how}"
+    verdict = "equal"
+    if found.differences:
+        parts = (f"{number} {_WORDS[kind]}" for kind, number in _kinds(found).items())
+        verdict = f"different: {', '.join(parts)}"
+    if found.findings:
+        inside = "replicas differ (the lowest rank's are compared)"
+        verdict = f"{verdict}; {inside}" if found.differences else f"{inside}, nothing else does"
+    echo(printable(f"A {a} and B {b}: {verdict} ({size})"))
+    if found.differences:
+        columns = ("tensor", "what", "A", "B", "differ>", "max abs>", "max rel>", "first")
+        _print_rows("differences", columns, [_row(one) for one in found.differences], limit)
+    _print_findings(found.findings, limit)
+    print_notes(found.notes, quiet)
+
+
+_WORDS = {
+    "only in A": "only in A",
+    "only in B": "only in B",
+    "dtype": "of another type",
+    "shape": "of another shape",
+    "text": "with another text",
+    "values": "with other values",
+}
+
+
+def _kinds(found: Comparison) -> dict[str, int]:
+    number = Counter(one.kind for one in found.differences)
+    return {kind: number[kind] for kind in number}
+
+
+def _describe(one: TensorDifference) -> dict[str, object]:
+    values = one.values
+    document: dict[str, object] = {
+        "name": one.name,
+        "rank": one.rank,
+        "kind": one.kind,
+        "a": _describe_meta(one.a),
+        "b": _describe_meta(one.b),
+    }
+    if values is not None and one.a is not None:
+        document["values"] = {
+            "elements": math.prod(one.a.shape),
+            "differing": values.count,
+            "same_number": values.same_number,
+            "nan_on_one_side": values.nans,
+            "max_abs": _as_json(values.max_abs),
+            "max_rel": _as_json(values.max_rel),
+            "first": None if values.first is None else list(values.first),
+        }
+    return document
+
+
+def _as_json(number: float | None) -> float | str | None:
+    """Return a number as JSON can hold it: Infinity becomes a string."""
+    return "Infinity" if number == math.inf else number
+
+
+def _describe_meta(meta: TensorMeta | None) -> dict[str, object] | None:
+    if meta is None:
+        return None
+    text = {} if meta.text is None else {"text": meta.text}
+    return {"dtype": meta.dtype, "shape": list(meta.shape), **text}
+
+
+def _row(one: TensorDifference) -> Sequence[str]:
+    name = one.name if one.rank is None else f"{one.name} (rank {one.rank})"
+    a, b = ("" if meta is None else _show(meta) for meta in (one.a, one.b))
+    if one.values is None or one.a is None:
+        return (name, one.kind, a, b, "", "", "", "")
+    values = one.values
+    differ = f"{values.count} of {math.prod(one.a.shape)}"
+    of_these = {"the same number": values.same_number, "NaN on one side": values.nans}
+    if any(of_these.values()):
+        differ += f" ({', '.join(f'{n} {what}' for what, n in of_these.items() if n)})"
+    largest = ("" if x is None else f"{x:.6g}" for x in (values.max_abs, values.max_rel))
+    first = "" if values.first is None else format_shape(values.first)
+    return (name, one.kind, a, b, differ, *largest, first)
+
+
+def _show(meta: TensorMeta) -> str:
+    if meta.text is not None:
+        return repr(meta.text if len(meta.text) <= 40 else meta.text[:37] + "...")
+    return f"{meta.dtype} {format_shape(meta.shape)}"
+
+
+def _print_rows(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], limit: int | None
+) -> None:
+    """Print a table of the first rows, and how many more there are."""
+    most = MOST_ROWS if limit is None else limit
+    if most:
+        print_table(title, columns, rows[:most])
+    if len(rows) > most:
+        echo(f"and {len(rows) - most} more (--limit N shows N, --json all)")
+
+
+def show_other(path: str, as_json: bool) -> bool:
+    """Print a file that is a graph, an exported model, group information or a rank table.
+
+    Return False, and print nothing, for every other file.
+    """
+    from ckpttool.formats import format_of_content
+    from ckpttool.formats.foreign import read_group_info, read_rank_table, recognise
+
+    try:
+        if not Path(path).is_file() or format_of_content(path) is not None:
+            return False
+        other = recognise(path)
+    except OSError:
+        return False  # the command reports that of its source
+    if other is None or other.kind not in ("graph", "mindir", "group_info", "rank_table"):
+        return False
+    info = read_group_info(path) if other.kind == "group_info" else None
+    table = read_rank_table(path) if other.kind == "rank_table" else None
+    nbytes = Path(path).stat().st_size
+    if as_json:
+        document: dict[str, object] = {"path": path, "kind": other.kind, "nbytes": nbytes}
+        document |= _describe_groups(info) if info is not None else {}
+        document |= _describe_table(table) if table is not None else {}
+        print_json(document)
+        return True
+    echo(printable(f"{path}: {other.noun}, {format_bytes(nbytes)}"))
+    if info is not None:
+        _print_groups(info)
+    if table is not None:
+        _print_table(table)
+    return True
+
+
+def _describe_groups(info: GroupInfo) -> dict[str, object]:
+    return {
+        "groups": [{"name": name, "ranks": list(ranks)} for name, ranks in info.groups],
+        "ckpt_restore_rank_list": list(info.restore_ranks),
+    }
+
+
+def _print_groups(info: GroupInfo) -> None:
+    rows = [(name, ", ".join(map(str, ranks))) for name, ranks in info.groups]
+    print_table(f"{len(rows)} groups", ("group", "ranks"), rows)
+    ranks = ", ".join(map(str, info.restore_ranks))
+    echo(f"checkpoints that can stand in for this rank's: of ranks {ranks}")
+
+
+def _describe_table(table: RankTable) -> dict[str, object]:
+    return {
+        "version": table.version,
+        "ranks": [
+            {"rank": d.rank, "server": d.server, "device": d.device, "device_ip": d.ip}
+            for d in table.devices
+        ],
+    }
+
+
+def _print_table(table: RankTable) -> None:
+    servers = len(table.servers)
+    print_table(
+        f"{len(table.devices)} ranks on {servers} server{'s' * (servers != 1)}",
+        ("rank>", "server", "device>", "device ip"),
+        ((str(d.rank), d.server, str(d.device), d.ip or "") for d in table.devices),
+    )

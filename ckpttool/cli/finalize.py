@@ -1,0 +1,36 @@
+"""``ckpttool finalize``."""
+
+from __future__ import annotations
+
+import click
+
+import ckpttool
+from ckpttool.cli import documents, options
+from ckpttool.cli.tables import echo
+from ckpttool.model import wording
+from ckpttool.model.wording import count, printable
+
+
+@click.command(
+    help="""\b
+    ckpttool finalize new/
+
+    Look whether all parts that runs with --part K/N had to write to DIR are there, and mark the
+    set complete: DIR/ckpttool.json lists the files.  Of a single file name it in the place of DIR.
+    """,
+)
+@click.argument("folder", metavar="DIR", type=options.EXISTING)
+@options.as_json
+@options.quiet
+@options.debug
+def finalize(folder: str, as_json: bool, quiet: bool) -> None:
+    """Mark the outputs of several runs with --part complete."""
+    manifest = ckpttool.finalize(folder)
+    documents.print_notes(manifest.notes, quiet)
+    if as_json:
+        documents.print_json(documents.describe_manifest(folder, manifest))
+        return
+    size = wording.format_bytes(sum(output.nbytes for output in manifest.outputs))
+    step = f", step {manifest.step}" if manifest.step else ""
+    text = f"{folder}: complete: {count(len(manifest.outputs), 'file')}, {size}{step}"
+    echo(printable(text))

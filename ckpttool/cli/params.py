@@ -1,0 +1,206 @@
+"""Parameter types of the command line: paths, numbers, ranks, sizes, parts."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    NumberType = click.ParamType[float]
+    PartType = click.ParamType[tuple[int, int]]
+    RanksType = click.ParamType[tuple[int, ...]]
+    SizeType = click.ParamType[int]
+    WholeType = click.ParamType[int]
+else:  # generic from click 8.4 on only
+    NumberType = PartType = RanksType = SizeType = WholeType = click.ParamType
+
+
+class PathName(click.Path):
+    """A path on the command line; an empty one is refused.
+
+    A variable that is not set gives an empty path.  Without quotes (``-o $OUT --overwrite``) it
+    makes the next option the path, so names that begin with ``-`` are refused, except ``-`` itself.
+    """
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str | bytes | os.PathLike[str]:
+        """Return the path."""
+        if value == "":
+            self.fail("it is empty; is a variable not set that should be here?", param, ctx)
+        name = str(value)
+        self.refuse_url(name, param, ctx)
+        if isinstance(param, click.Option) and name.startswith("-") and name != "-":
+            text = f"{name!r} looks like an option; is a variable not set that should be here? "
+            self.fail(f"{text}A file of that name is './{name}'", param, ctx)
+        return super().convert(value, param, ctx)
+
+    def refuse_url(
+        self, name: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> None:
+        """Refuse a URL."""
+        from ckpttool.formats.reading import why_not_a_path
+
+        reason = why_not_a_path(name)
+        if reason is not None:
+            self.fail(f"{name!r} is {reason}", param, ctx)
+
+
+class OutputFolder(PathName):
+    """A folder to be written, on the command line."""
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str | bytes | os.PathLike[str]:
+        """Return the path; refuse ``-``."""
+        if value == "-":
+            text = "a checkpoint does not go to standard output; name a folder (one of this name is"
+            self.fail(f"{text} './-')", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class Existing(PathName):
+    """A path to a file or folder that exists, on the command line."""
+
+    def __init__(self) -> None:
+        super().__init__(readable=False)
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str | bytes | os.PathLike[str]:
+        """Return the path; raise the system's error if this user may not look at it."""
+        from ckpttool.formats.reading import ABSENT
+
+        path = super().convert(value, param, ctx)
+        try:
+            os.stat(value)  # noqa: PTH116
+        except OSError as error:
+            if error.errno not in ABSENT:
+                raise
+            raise click.BadParameter(f"Path {value!r} does not exist.", ctx, param) from error
+        return path
+
+
+class Number(NumberType):
+    """A number from 0 on, on the command line."""
+
+    name = "number"
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number; refuse infinity and NaN."""
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not 0 <= number < math.inf:
+            self.fail(f"{value!r} is no finite number from 0 on, such as 1e-3", param, ctx)
+        return number
+
+
+class WholeNumber(WholeType):
+    """A whole number on the command line, from a least one on."""
+
+    name = "whole number"
+
+    def __init__(self, min: int) -> None:
+        self.min = min
+
+    def convert(
+        self, value: str | int, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """Return the number."""
+        match = re.fullmatch(r"\s*\+?(\d{1,18})\s*", str(value), re.ASCII)
+        if match is None or int(match[1]) < self.min:
+            self.fail(f"{str(value)!r} is no whole number from {self.min} on", param, ctx)
+        return int(match[1])
+
+
+class RankList(RanksType):
+    """Ranks on the command line, such as ``0,3-7``."""
+
+    name = "ranks"
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """Return the ranks, ascending and unique."""
+        ranks: set[int] = set()
+        for part in value.split(","):
+            match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part)  # no cluster has more
+            if match is None or int(match[2] or match[1]) < int(match[1]):
+                text = f"{part!r} is no rank and no range of ranks; name them such as 0,3-7"
+                self.fail(text, param, ctx)
+            ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+        return tuple(sorted(ranks))
+
+
+class Size(SizeType):
+    """A number of bytes on the command line, such as ``5GB`` or ``2GiB``."""
+
+    name = "size"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return bytes; a GB has 10^9 and a GiB 2^30, as in Hugging Face's options."""
+        match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(|[kKMGT]i?)B\s*", value, re.ASCII)
+        prefix = match[2].upper() if match is not None else ""
+        unit = (1024 if prefix.endswith("I") else 1000) ** " KMGT".index(prefix[:1] or " ")
+        nbytes = 0 if match is None else int(Decimal(match[1]) * unit)
+        if not nbytes:
+            text = f"{value!r} is no size: a number of at most 9 digits, and a unit: B, kB, MB, GB "
+            text += "or TB (of 1000), or KiB, MiB, GiB or TiB (of 1024); such as 500MB or 2GiB"
+            self.fail(text, param, ctx)
+        return nbytes
+
+
+class PartOf(PartType):
+    """One part of several on the command line, such as ``2/8``."""
+
+    name = "part"
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        """Return the number of the part, from 1 on, and the number of parts."""
+        match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", value)
+        if match is None or not 1 <= int(match[1]) <= int(match[2]):
+            self.fail(f"{value!r} is no part of so many, such as 1/8, 2/8 to 8/8", param, ctx)
+        return int(match[1]), int(match[2])
+
+
+class StrategyName(PathName):
+    """A strategy file to be written, on the command line."""
+
+    name = "file"
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str | bytes | os.PathLike[str]:
+        """Return the path; refuse the suffix of another form."""
+        from ckpttool.strategy_files.writer import name_problem
+
+        path = super().convert(value, param, ctx)
+        reason = name_problem(str(value))
+        if value == "-":
+            reason = "a strategy does not go to standard output; name a file"
+        if reason is not None:
+            self.fail(reason, param, ctx)
+        return path

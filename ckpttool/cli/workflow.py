@@ -1,0 +1,230 @@
+"""What merge, split and reshard share: load the inputs, carry out the plan, report."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import click
+
+import ckpttool
+from ckpttool.cli import documents
+from ckpttool.cli.main import Stopped
+from ckpttool.cli.options import DEBUG, STOPPER
+from ckpttool.cli.progress import show_count, show_progress
+from ckpttool.cli.tables import echo, print_largest, print_table
+from ckpttool.errors import CkptToolError, raise_all
+from ckpttool.formats.reading import why_not_a_path
+from ckpttool.model import wording
+from ckpttool.model.wording import count
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from ckpttool.cli.main import Stopper
+    from ckpttool.concurrency import OpenProgress
+    from ckpttool.model.catalog import Catalog
+    from ckpttool.model.diagnostics import Note
+    from ckpttool.model.plan import Plan
+    from ckpttool.model.strategy import Strategy
+    from ckpttool.model.tensors import Secret
+    from ckpttool.transaction.manifest import Written
+    from ckpttool.transaction.resume import Destination
+
+
+T = TypeVar("T")
+
+
+class Scan(Protocol):
+    """A function like `ckpttool.scan`."""
+
+    def __call__(
+        self,
+        src: str,
+        pattern: str | None,
+        step: str | None,
+        *,
+        key: Secret | None,
+        on_progress: Callable[[int, int], None],
+    ) -> Catalog:
+        """Return the catalog of a checkpoint."""
+        ...
+
+
+def attempt(call: Callable[[], T], errors: list[CkptToolError]) -> T | None:
+    """Return the result of ``call``, or add its error to ``errors`` and return None.
+
+    So one run reports a bad strategy and a bad checkpoint at once; end with `raise_all`.
+    """
+    try:
+        return call()
+    except CkptToolError as error:
+        errors.append(error)
+        return None
+
+
+def load(
+    src: str,
+    pattern: str | None,
+    step: str | None,
+    src_strategy: tuple[str, ...],
+    dst_strategy: tuple[str, ...] = (),
+    *,
+    key: Secret | None = None,
+    find_strategy: bool = True,
+    tolerated: list[CkptToolError] | None = None,
+    scan: Scan | None = None,
+) -> tuple[Catalog, Strategy | None, Strategy | None]:
+    """Read the catalog and the strategies, and raise all their problems at once.
+
+    Without ``src_strategy`` the strategy in the output folder of a MindFormers run is taken, with a
+    note, unless ``find_strategy`` is False.  If ``tolerated`` is given, errors of a strategy are
+    added to it, and the strategy is None.  ``scan`` may replace `ckpttool.scan`.
+    """
+    if pattern is not None and (reason := why_not_a_path(pattern)) is not None:
+        raise click.UsageError(f"--pattern {pattern!r} is {reason}.")
+    if pattern is not None and "{rank}" not in pattern:
+        raise click.UsageError(
+            "--pattern does not say where {rank} is in the path, such as 'node{rank}/*.ckpt'."
+        )
+    errors: list[CkptToolError] = []
+    given = click.get_current_context().params
+    look = scan or ckpttool.scan
+    with show_count("reading headers", given["quiet"] or given["as_json"]) as on_progress:
+        catalog = attempt(
+            lambda: look(src, pattern, step, key=key, on_progress=on_progress), errors
+        )
+    if find_strategy and not src_strategy and catalog is not None and catalog.strategy_files:
+        src_strategy = catalog.strategy_files
+        catalog = replace(catalog, notes=(*catalog.notes, _on_strategy(src_strategy)))
+    strategies = [
+        attempt(partial(ckpttool.read_strategy, paths), errors) if paths else None
+        for paths in (src_strategy, dst_strategy)
+    ]
+    if tolerated is not None and catalog is not None:
+        tolerated += errors
+    else:
+        raise_all([*catalog.damaged.values(), *errors] if errors and catalog else errors)
+    assert catalog is not None, "raise_all() returned, so scan() did not fail"
+    return catalog, strategies[0], strategies[1]
+
+
+def _on_strategy(files: tuple[str, ...]) -> Note:
+    """Return the note on strategy files that were found and not named."""
+    from ckpttool.model.diagnostics import Note
+    from ckpttool.model.wording import count, shorten
+
+    names = shorten((Path(path).name for path in files), 3)
+    text = f"strategy: {count(len(files), 'file')} in {Path(files[0]).parent} ({names})"
+    return Note("strategy", f"{text}; -s takes another")
+
+
+def convert(
+    make_plan: Callable[[Executor, OpenProgress], tuple[Plan, Destination]],
+    engine: str,
+    max_memory: int | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Make a plan, carry it out, and report.
+
+    Parameters
+    ----------
+    make_plan
+        Receives an executor on this host, which compares contents, and a progress function.
+    engine
+        Name of the engine; see `ckpttool.open_engine`.
+    max_memory
+        Limit of memory in bytes; None for no limit.
+    as_json, quiet
+        How to report.
+    """
+    from ckpttool.execution.executors import is_cluster
+    from ckpttool.execution.memory import fit_memory
+
+    def open_progress(nbytes: int) -> AbstractContextManager[Callable[[int], None]]:
+        return show_progress("reading what is kept", nbytes, quiet or as_json)
+
+    started = time.perf_counter()
+    if not click.get_current_context().meta.get(DEBUG):
+        logging.disable()  # libraries that reach a cluster repeat what our errors say
+    with ckpttool.open_engine(engine) as executor:
+        if is_cluster(engine):
+            with ckpttool.open_engine("threads") as here:
+                plan, destination = make_plan(here, open_progress)
+        else:
+            plan, destination = make_plan(executor, open_progress)
+        mine = plan.limited_to(destination.ranks)
+        sizes = None if max_memory is None else fit_memory(max_memory, engine, executor, mine)
+        documents.print_notes((*plan.notes, *destination.notes), quiet)
+        total = sum(mine.sizes.values())
+        stopper: Stopper = click.get_current_context().meta[STOPPER]
+        with show_progress("writing", total, quiet or as_json) as on_progress, stopper.deferring():
+            try:
+                written = ckpttool.execute(
+                    plan,
+                    destination,
+                    executor,
+                    options=sizes,
+                    on_progress=on_progress,
+                    check=stopper.check,
+                )
+            except Stopped as stopped:
+                stopped.remedy = _remedy(destination.count_kept(plan), len(destination.ranks))
+                raise
+    seconds = time.perf_counter() - started
+    document = documents.describe_run(plan, destination, written, seconds)
+    if as_json:
+        documents.print_json(document)
+    else:
+        _print_written(plan, destination, written, seconds)
+
+
+def _print_written(
+    plan: Plan, destination: Destination, written: Sequence[Written], seconds: float
+) -> None:
+    """Print the outputs, and how many of them an earlier run had written."""
+    rows = [
+        (out.path, out.format, str(out.tensors), wording.format_bytes(out.nbytes))
+        for out in written
+    ]
+    rows += [
+        (document.path, document.kind, "", wording.format_bytes(len(document.data)))
+        for document in documents.documents_of(plan, destination)
+    ]
+    kept = sum(out.is_kept for out in written)
+    if rows:  # a part may have none, as a note says
+        title = "outputs" if kept else "wrote"
+        print_table(title, ("path", "format", "tensors>", "size>"), rows)
+        print_largest(documents.describe_largest(plan))
+    nbytes = sum(out.nbytes for out in written)
+    of_step = f", step {plan.catalog.step}" if plan.catalog.step else ""
+    part = destination.part
+    of_part = f", part {part.number}/{part.count}" if part else ""
+    of_kept = f" ({kept} kept, {len(written) - kept} written)" if kept else ""
+    echo(
+        f"{count(len(written), 'file')}, {wording.format_bytes(nbytes)}"
+        f"{of_kept} in {seconds:.2f} s{of_step}{of_part}"
+    )
+    words = {"followed": "cut like their parameters", "full": "in full", "dropped": "left out"}
+    found = [
+        f"{tensors} {words[kind]} ({wording.format_bytes(nbytes)})"
+        for kind, (tensors, nbytes) in plan.not_listed.sizes.items()
+        if tensors
+    ]
+    if found:
+        echo(f"not in the target strategy: {', '.join(found)}")
+
+
+def _remedy(kept: int, outputs: int) -> str:
+    """Return the advice for a stopped run of whose outputs ``kept`` are complete."""
+    if not kept:
+        return "; nothing is complete yet: run it again"
+    done = f"{kept} of {outputs} outputs {'is' if kept == 1 else 'are'} complete"
+    return f"; {done}: the same command with --resume goes on from there"

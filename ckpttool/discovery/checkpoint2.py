@@ -1,0 +1,913 @@
+"""Reads a MindFormers "Checkpoint 2.0" folder: the iteration, its files, and which has which slice.
+
+The root has a folder ``iteration_00000012`` for every save; development versions wrote
+``iter_00000012``.  When a save is complete, ``latest_checkpointed_iteration.txt`` gets its number.
+Iterations with a higher number were not finished.
+
+An iteration's folder has ``{prefix-}model-0000003-0000008.safetensors``, number 3 of 8 files, with
+parameters, and ``{prefix-}opt-...`` with optimizer state.  ``metadata.json`` names the file of
+every slice.  The number in a file's name is the rank's only if every rank wrote a file.  Without
+``metadata.json`` (MindFormers writes none for a single device) every file holds whole tensors.
+
+metadata.json
+-------------
+One JSON object in UTF-8; further keys may be there and are not read::
+
+    {"state_dict_metadata": {NAME: {
+         "properties": {"dtype": "BFloat16", ...},       MindSpore's name, in any case
+         "global_shape": [64, 32],                       of the full tensor
+         "axis_fragmentations": [2, 1],                  slices along each axis; null: all 1
+         "layout": {"device_matrix": [2, 2], "tensor_map": [1, -1], "rank_list": [0, 1, 2, 3], ...},
+         "chunk": [{"global_offset": [0], "local_shape": [32, 32]},
+                   {"global_offset": [1], "local_shape": [32, 32]}]}},
+     "storage_data": {"('NAME', (0,))": [
+         {"file_name": "model-0000000-0000004.safetensors", "storage_rank": 0, ...}]}}
+
+* ``global_offset`` is not an offset: its one element is the number of the slice, in C order over
+  ``axis_fragmentations``.
+* A key of ``storage_data`` is what Python's ``repr`` makes of ``(name, (number,))``.  Its entries
+  are replicas; there is one where redundancy was removed on saving.
+* ``layout`` is null or absent for a tensor that is not sharded.  Its ``tensor_map`` has a device
+  axis (0 is the innermost), a list of them (outermost split first) or -1 for every tensor axis.
+  An optimizer shard is a further device axis in it.  ``rank_list`` has the global ranks of the
+  stage in the order of the device matrix.
+* ``replica_id`` and ``rank_group`` repeat the layout, and are not read.
+
+One commit of MindFormers wrote the number of the parameter in place of the rank's, in the names of
+files as well.  So all slices of a parameter seem to be in one file.  Such metadata is recognised.
+If every rank's file exists and has every tensor of its layout, then ranks and files are taken from
+the layouts and the numbers in the files' names.
+
+Up to 2.0 metadata could name ``opt`` files for the parameters of other pipeline stages, which are
+in the ``model`` files of the same ranks.
+
+common.json
+-----------
+An object of numbers that belong to no tensor, such as ``epoch_num`` and ``global_step``.
+
+Limits: a JSON file of at most 1,000,000,000 bytes; file names without a folder.
+
+Source
+------
+MindFormers 1.7 to 2.1 ``mindformers/checkpoint/`` (read, and its writing functions run: see
+tests/golden/PROVENANCE.md): ``utils.py``, ``checkpoint.py``, ``sharded_tensor.py``,
+``metadata.py``.  In the last, commit e2661fcd has the wrong numbers, and 1.7 to 2.0 the wrong kind
+(``get_total_params_file_mapping_info``).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from reprlib import repr as short
+from typing import NamedTuple
+
+from ckpttool.discovery.file_names import NUMBER
+from ckpttool.discovery.leftovers import note_leftovers
+from ckpttool.discovery.rank_folders import checkpoint_files
+from ckpttool.errors import FormatError, PlanError, raise_all
+from ckpttool.formats import read_indexes
+from ckpttool.formats.reading import open_file
+from ckpttool.formats.strict_json import read_json_object
+from ckpttool.model.catalog import SelfDescribedCatalog
+from ckpttool.model.diagnostics import Note
+from ckpttool.model.dtypes import find_word
+from ckpttool.model.layout import Layout
+from ckpttool.model.region import Region
+from ckpttool.model.slicing import (
+    Box,
+    BoxSlicing,
+    Description,
+    Listed,
+    Source,
+    fill_with_boxes,
+    misfits,
+)
+from ckpttool.model.tensors import FileIndex, StoredTensor, TensorMeta
+from ckpttool.model.wording import count, format_ranks, shorten
+
+METADATA, COMMON = "metadata.json", "common.json"
+TRACKER = "latest_checkpointed_iteration.txt"
+FOLDER = re.compile(r"iter(?:ation)?_(\d{1,18})")
+FILE = re.compile(
+    r"(?:(?P<prefix>.*)-)?(?P<kind>model|opt)-(?P<number>\d{7,18})-(?P<total>\d{7,18})\.safetensors"
+)
+FILE_NAME = re.compile(r"(?!\.\.?$)[^/\0]+")  # in the same folder
+STORAGE_KEY = re.compile(r"""\((?P<name>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"), \((\d{1,12}),\)\)""")
+ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|(.))", re.DOTALL)
+ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
+MAX_RANKS = 1 << 20  # as of strategy files
+MAX_BYTES = 1_000_000_000  # every slice of every rank takes some hundred bytes of it
+
+Files = dict[str, FileIndex | None]  # by name; None for a damaged one
+
+
+def scan_checkpoint2(src: str, step: str | None) -> SelfDescribedCatalog | None:
+    """Return the catalog of a checkpoint in MindFormers' folders; None if ``src`` is another.
+
+    Parameters
+    ----------
+    src
+        The folder of one iteration, or the one above.
+    step
+        The iteration to read; by default the last complete one.
+
+    Raises
+    ------
+    PlanError, FormatError, CombinedError
+        The iteration cannot be chosen, or ``metadata.json`` is damaged.
+    OSError
+        A folder or a file cannot be read.
+    """
+    folder, notes = Path(src), list[Note]()
+    if _has_iterations(folder):
+        folder = _find_iteration(folder, step, notes)
+        if not _is_iteration(folder):
+            raise PlanError([f"{folder}: no {METADATA} and no model-*.safetensors of MindFormers"])
+    elif not _is_iteration(folder):
+        return None
+    elif step is not None and not _is_wanted(folder, step):
+        raise PlanError([f"{src}: this is not iteration {step}; name the folder above"])
+    note_leftovers(folder, (), notes)
+    values = _read_common(folder, notes)
+    errors: list[FormatError] = []
+    read = _read_described if (folder / METADATA).is_file() else _read_whole
+    files, description = read(folder, errors, notes)
+    number = _iteration_number(folder)
+    return SelfDescribedCatalog(
+        src,
+        files,
+        step=None if number is None else str(number),
+        damaged=dict(enumerate(errors)),  # one rank may have two damaged files; keys are not ranks
+        notes=tuple(notes),
+        description=replace(description, values=values),
+    )
+
+
+def _is_iteration(folder: Path) -> bool:
+    if any(FILE.fullmatch(path.name) for path in folder.iterdir()):
+        return True
+    metadata = folder / METADATA
+    return metadata.is_file() and _is_metadata(str(metadata))
+
+
+def _read_common(folder: Path, notes: list[Note]) -> Mapping[str, str]:
+    path = folder / COMMON
+    if not path.is_file():
+        return {}
+    try:
+        values = _parse_common(str(path))
+    except FormatError as error:
+        notes.append(Note("passed over", f"passed over {error}"))
+        return {}
+    shown = shorten((f"{key} {value}" for key, value in values.items()), 8)
+    notes.append(Note("passed over", f"{COMMON} goes into no output: {shown}"))
+    return values
+
+
+def _read_described(
+    folder: Path, errors: list[FormatError], notes: list[Note]
+) -> tuple[dict[int, FileIndex], Description]:
+    """Return the files by rank and the description of a folder with ``metadata.json``."""
+    metadata = str(folder / METADATA)
+    parameters = read_metadata(metadata)
+    files = read_named(folder, _select(folder, set(_writers(parameters)), notes), errors)
+    placement = _place_slices(parameters, str(folder), files)
+    if placement.problems and _has_parameter_numbers(parameters):
+        corrected = _place_by_file_numbers(parameters, files)
+        if corrected is not None:
+            parameters = corrected
+            placement = _place_slices(parameters, str(folder), files)
+            text = f"{metadata}: has numbers of parameters for those of ranks, as an early "
+            text += "MindFormers wrote them; ranks are taken from layouts and names of files"
+            notes.append(Note("corrected", text))
+    notes += placement.faults.notes()
+    if placement.elsewhere:
+        text = f"{metadata}: names the wrong one of a rank's two files for "
+        text += f"{count(len(placement.elsewhere), 'parameter')}: {shorten(placement.elsewhere)}"
+        notes.append(Note("corrected", text))
+    if placement.absent:
+        text = f"described and in no file: {count(len(placement.absent), 'parameter')}"
+        notes.append(Note("absent", f"{text}: {shorten(placement.absent)}"))
+    by_rank, problems = _by_rank(files, _writers(parameters), parameters)
+    problems = [*placement.problems, *problems]
+    broken = frozenset(parameters) - placement.tensors.keys()
+    description = Description((metadata,), placement.tensors, broken, tuple(problems))
+    return by_rank, description
+
+
+def _read_whole(
+    folder: Path, errors: list[FormatError], notes: list[Note]
+) -> tuple[dict[int, FileIndex], Description]:
+    """Return the files by number and the description of a folder of full tensors."""
+    matches = _list_files(folder)
+    _note_unnamed(folder, (), notes)
+    files = read_named(folder, matches, errors)
+    problems = list(_incomplete_sets(folder, matches.values()))
+    tensors: dict[str, Source] = {}
+    twice: dict[str, list[str]] = {}
+    for file, match in matches.items():
+        index = files.get(file)
+        for name, tensor in {} if index is None else index.tensors.items():
+            if name in tensors:
+                owners = next(tensors[name].slicing.replicas())
+                first = Path(next(iter(owners.values())).file.path).name
+                twice.setdefault(name, [first]).append(file)
+                continue
+            box = Box(Region.whole(tensor.meta.shape), int(match["number"]), tensor)
+            whole = fill_with_boxes(tensor.meta, [box])
+            assert isinstance(whole, BoxSlicing), "one box is all of it"
+            tensors[name] = Source(tensor.meta, whole, Listed())
+    problems += [_slices_problem(folder, twice, matches)] if twice else []
+    if len(files) > 1 and max(int(match["total"]) for match in matches.values()) > 1:
+        text = f"{folder}: no {METADATA}, so every file is taken to hold whole tensors"
+        notes.append(Note("undivided", text))
+    broken = frozenset(twice)
+    tensors = {name: whole for name, whole in tensors.items() if name not in broken}
+    by_rank, _ = _by_rank(files, {}, {*tensors, *broken})
+    origin = tuple(str(folder / name) for name in matches)
+    return by_rank, Description(origin, tensors, broken, tuple(problems))
+
+
+def _slices_problem(
+    folder: Path, twice: Mapping[str, list[str]], matches: Mapping[str, re.Match[str]]
+) -> str:
+    """Say that parameters in several files must be slices, and what to do."""
+    held = shorten(
+        (f"{name} (in {len(files)} files: {shorten(files, 2)})" for name, files in twice.items()), 3
+    )
+    start, stop = next(iter(matches.values())).span("number")
+    first = next(iter(matches))
+    return (
+        f"{folder}: no {METADATA}, without which every file holds whole tensors that no other file "
+        f"has, and {count(len(twice), 'parameter')} in several files: {held}; put {METADATA} back, "
+        "or, if every rank wrote its own file, name this folder, the strategy of the run (-s) and "
+        f"--pattern '{first[:start]}{{rank}}{first[stop:]}'"
+    )
+
+
+# --------------------------------------------------------------------------------------- iterations
+
+
+def _has_iterations(root: Path) -> bool:
+    """Return whether a folder holds folders of iterations."""
+    return (root / TRACKER).is_file() or bool(_iterations(root))
+
+
+def _find_iteration(root: Path, wanted: str | None, notes: list[Note]) -> Path:
+    """Return the folder of one iteration below ``root``.
+
+    Parameters
+    ----------
+    root
+        A folder for which `_has_iterations` holds.
+    wanted
+        The iteration to read, as a number or a folder's name; by default the last complete one.
+    notes
+        Gets a note on the choice, and on iterations that were not finished.
+
+    Raises
+    ------
+    PlanError
+        The requested iteration does not exist, or no file names the last complete one.
+    FormatError
+        The file that names it is damaged.
+    """
+    folders = _iterations(root)
+    have = f"there is {shorten(map(str, sorted(set(folders.values()))), 8) or 'none'}"
+    last = _last_complete(root)
+    if wanted is None and last is None:
+        reason = f"no {TRACKER}, which names the last complete iteration; choose with --step"
+        raise PlanError([f"{root}: {reason} ({have})"])
+    name = f"iteration {last}, which {TRACKER} names" if wanted is None else f"iteration {wanted}"
+    chosen = [
+        path
+        for path, number in folders.items()
+        if (number == last if wanted is None else _is_wanted(path, wanted))
+    ]
+    if not chosen:
+        have = _offer(folders, last) if wanted is None and last is not None else have
+        raise PlanError([f"{root}: no folder of {name}; {have}"])
+    if len(chosen) > 1:
+        named = shorten(path.name for path in chosen)
+        raise PlanError([f"{root}: several folders of {name}: {named}; name one as SRC"])
+    _note_others(folders, folders[chosen[0]], last, notes)
+    return chosen[0]
+
+
+def _iterations(root: Path) -> Mapping[Path, int]:
+    numbers = {path: _iteration_number(path) for path in sorted(root.iterdir())}
+    return {path: n for path, n in numbers.items() if n is not None and path.is_dir()}
+
+
+def _iteration_number(folder: Path) -> int | None:
+    """Return the iteration in a folder's name, or None."""
+    match = FOLDER.fullmatch(folder.absolute().name)
+    return None if match is None else int(match[1])
+
+
+def _is_wanted(folder: Path, wanted: str) -> bool:
+    """Return whether ``--step`` means this folder."""
+    is_number = NUMBER.fullmatch(wanted) is not None and int(wanted) == _iteration_number(folder)
+    return is_number or wanted == folder.absolute().name
+
+
+def _last_complete(root: Path) -> int | None:
+    path = root / TRACKER
+    if not path.is_file():
+        return None
+    with open_file(path) as file:
+        text = file.read(100).strip()
+    if not text.isdigit():
+        raise FormatError(str(path), 0, f"{text!r} is no number of an iteration")
+    return int(text)
+
+
+def _offer(folders: Mapping[Path, int], last: int) -> str:
+    """List what can be read in place of the last complete iteration, whose folder is missing."""
+    saved = sorted(
+        {n for path, n in folders.items() if any(FILE.fullmatch(p.name) for p in path.iterdir())}
+    )
+    complete = [str(n) for n in saved if n <= last]
+    newer = [str(n) for n in saved if n > last]
+    offer = "no complete iteration is there"
+    if complete:
+        verb = "is" if len(complete) == 1 else "are"
+        offer = f"complete {verb} {shorten(complete, 8)}; --step {complete[-1]} takes that"
+    return offer + (f"; {shorten(newer, 8)}: perhaps not finished" if newer else "")
+
+
+def _note_others(
+    folders: Mapping[Path, int], taken: int, last: int | None, notes: list[Note]
+) -> None:
+    """Note which of several iterations is read, and which were not finished."""
+    if last is not None and taken > last:
+        text = f"iteration {taken} was perhaps not finished: {TRACKER} names {last}"
+        notes.append(Note("step", text))
+        return
+    newer = [path.name for path, number in folders.items() if last is not None and number > last]
+    if len(folders) > 1:
+        text = f"iteration {taken}, of {count(len(folders), 'iteration')}"
+        text += f"; not finished: {shorten(newer)}" if newer else ""
+        notes.append(Note("step", text))
+
+
+# ------------------------------------------------------------------------ the files of an iteration
+
+
+def _select(folder: Path, named: set[str], notes: list[Note]) -> list[str]:
+    """Return the files to read: those that metadata names, and those of the same save."""
+    sets = {match.group("prefix", "total") for name in named if (match := FILE.fullmatch(name))}
+    matches = _list_files(folder)
+    others = [
+        name
+        for name, match in matches.items()
+        if name not in named and match.group("prefix", "total") not in sets
+    ]
+    if others:
+        text = f"{folder}: passed over, being of another save: {shorten(others)}"
+        notes.append(Note("passed over", text))
+    _note_unnamed(folder, named, notes)
+    return sorted({*named, *matches}.difference(others))
+
+
+def _list_files(folder: Path) -> dict[str, re.Match[str]]:
+    """Return the names of MindFormers' files in a folder, and their parts."""
+    names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    return {name: match for name in names if (match := FILE.fullmatch(name)) is not None}
+
+
+def _note_unnamed(folder: Path, named: Collection[str], notes: list[Note]) -> None:
+    """Note checkpoint files that metadata does not name and that have other names."""
+    names = (path.name for path in checkpoint_files(folder) if path.name not in named)
+    unnamed = [name for name in names if FILE.fullmatch(name) is None]
+    if unnamed:
+        text = (
+            f"{folder}: passed over {shorten(unnamed)}, not called as MindFormers calls its files"
+        )
+        notes.append(Note("passed over", text))
+
+
+def _incomplete_sets(folder: Path, matches: Iterable[re.Match[str]]) -> Iterator[str]:
+    """Yield a problem for each set of files that lacks some of its numbers."""
+    sets: dict[tuple[str, str, str], set[int]] = defaultdict(set)
+    for match in matches:
+        sets[match["prefix"] or "", match["kind"], match["total"]].add(int(match["number"]))
+    for (_, kind, total), numbers in sets.items():
+        if len(numbers) < int(total):
+            lacking = (n for n in range(len(numbers) + 1) if n not in numbers)
+            yield (
+                f"{folder}: {len(numbers)} of {int(total)} {kind} files are there; number "
+                f"{next(lacking)} is not"
+            )
+
+
+def _by_rank(
+    files: Files, ranks_of: Mapping[str, set[int]], described: Collection[str]
+) -> tuple[dict[int, FileIndex], list[str]]:
+    """Join the files of each rank; return them by rank, and the problems.
+
+    A file without a recorded writer belongs to the rank with its number.
+    """
+    problems = []
+    grouped: dict[int, list[FileIndex]] = defaultdict(list)
+    for name, file in files.items():
+        if file is not None:
+            match = FILE.fullmatch(name)
+            ranks = sorted(ranks_of.get(name, ())) or [int(match["number"]) if match else 0]
+            grouped[ranks[0]].append(file)
+            if len(ranks) > 1:
+                problems.append(f"{file.path}: said to be written by {format_ranks(ranks)}")
+    joined = {}
+    for rank, (first, *more) in sorted(grouped.items()):
+        tensors = dict(first.tensors)
+        for file in more:
+            again = [name for name in file.tensors if name in tensors and name not in described]
+            if again:
+                problems.append(f"{first.path} and {file.path}: both have {shorten(again)}")
+            tensors = {**file.tensors, **tensors}
+        nbytes = sum(file.nbytes for file in (first, *more))
+        other_paths = tuple(file.path for file in more)
+        stamps = {path: stamp for file in (first, *more) for path, stamp in file.stamps.items()}
+        joined[rank] = replace(
+            first, nbytes=nbytes, tensors=tensors, other_paths=other_paths, stamps=stamps
+        )
+    return joined, problems
+
+
+# ------------------------------------------------------------------------------------ metadata.json
+
+
+@dataclass(frozen=True, slots=True)
+class StorageLocation:
+    """Where a slice is stored: a file's name, and the rank that wrote it."""
+
+    file: str
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One tensor of ``metadata.json``, free of contradictions.
+
+    Attributes
+    ----------
+    meta
+        Name, element type and full shape.
+    parts
+        Slices along each axis; slices are numbered in C order.
+    number_of
+        For each rank of the stage the number of its slice by the layout; None without a layout.
+    stored
+        Number of a slice to its locations; slices without a location are left out.
+    """
+
+    meta: TensorMeta
+    parts: tuple[int, ...]
+    number_of: Mapping[int, int] | None
+    stored: Mapping[int, tuple[StorageLocation, ...]]
+
+
+def _is_metadata(path: str) -> bool:
+    """Return whether a JSON file of this name is MindFormers' and not another program's."""
+    document = read_json_object(path, MAX_BYTES)
+    return "state_dict_metadata" in document and "storage_data" in document
+
+
+def _parse_common(path: str) -> dict[str, str]:
+    """Return the values of a ``common.json`` as text; raises as `read_metadata` does."""
+    return {key: str(value) for key, value in read_json_object(path, MAX_BYTES).items()}
+
+
+def read_metadata(path: str) -> dict[str, Parameter]:
+    """Return the tensors of a ``metadata.json`` by name.
+
+    Raises
+    ------
+    FormatError, CombinedError
+        The file is not a ``metadata.json``, or contradicts itself: every problem, each with the
+        name of the tensor.
+    OSError
+        The file cannot be opened or read.
+    """
+    document = read_json_object(path, MAX_BYTES)
+    tensors, storage = (document.get(key) for key in ("state_dict_metadata", "storage_data"))
+    if not isinstance(tensors, dict) or not isinstance(storage, dict):
+        raise FormatError(path, None, "no objects state_dict_metadata and storage_data in it")
+    errors: list[FormatError] = []
+    stored: dict[str, dict[int, tuple[StorageLocation, ...]]] = {name: {} for name in tensors}
+    for key, entries in storage.items():
+        try:
+            name, number = parse_key(key)
+            if name not in stored:
+                raise ValueError("is not in state_dict_metadata")
+            stored[name][number] = _parse_locations(entries)
+        except ValueError as error:
+            errors.append(FormatError(path, None, f"storage_data: {key}: {error}"))
+    parameters = {}
+    for name, entry in tensors.items():
+        try:
+            parameters[name] = _parse_parameter(name, entry, stored[name])
+        except ValueError as error:
+            errors.append(FormatError(path, None, f"{name}: {error}"))
+    raise_all(errors)
+    return parameters
+
+
+def parse_key(key: str) -> tuple[str, int]:
+    r"""Return the name and the slice number in a key of ``storage_data``.
+
+    Raises
+    ------
+    ValueError
+        The key is not what Python writes for a name and a tuple of one number.
+
+    Examples
+    --------
+    >>> parse_key("('w', (3,))")
+    ('w', 3)
+    >>> parse_key(repr(('it\'s "\n"', (0,))))
+    ('it\'s "\n"', 0)
+    """
+    match = STORAGE_KEY.fullmatch(key)
+    if match is None:
+        raise ValueError("is no name and slice number, such as \"('w', (0,))\"")
+    return ESCAPE.sub(_unescape, match["name"][1:-1]), int(match[2])
+
+
+def _unescape(match: re.Match[str]) -> str:
+    digits = match[1] or match[2] or match[3]
+    if digits is None and match[4] not in ESCAPED:
+        raise ValueError(f"has an unknown escape {match[0]}")
+    return ESCAPED[match[4]] if digits is None else chr(int(digits, 16))
+
+
+def _parse_locations(entries: object) -> tuple[StorageLocation, ...]:
+    if not isinstance(entries, list):
+        raise ValueError("is no list")
+    locations = []
+    for entry in entries:
+        file, rank = _field(entry, "file_name"), _field(entry, "storage_rank")
+        if not isinstance(file, str) or FILE_NAME.fullmatch(file) is None:
+            raise ValueError(f"file_name {short(file)} is no file's name")
+        if type(rank) is not int or not 0 <= rank < MAX_RANKS:
+            raise ValueError(f"storage_rank {short(rank)} is no rank below {MAX_RANKS}")
+        locations.append(StorageLocation(file, rank))
+    return tuple(locations)
+
+
+def _parse_parameter(
+    name: str, entry: object, stored: Mapping[int, tuple[StorageLocation, ...]]
+) -> Parameter:
+    """Return one tensor; raises ValueError."""
+    shape = _sizes(entry, "global_shape")
+    parts = _sizes(entry, "axis_fragmentations", default=(1,) * len(shape))
+    if len(parts) != len(shape) or any(
+        n < 1 or size % n for size, n in zip(shape, parts, strict=True)
+    ):
+        raise ValueError(f"axis_fragmentations {parts} do not divide global_shape {shape}")
+    word = _field(_field(entry, "properties"), "dtype")
+    dtype = find_word(word) if isinstance(word, str) else None
+    if dtype is None:
+        raise ValueError(f"dtype {short(word)} is none of MindSpore's")
+    slice_shape = tuple(size // n for size, n in zip(shape, parts, strict=True))
+    numbers = _parse_slice_numbers(entry, slice_shape)
+    total = math.prod(parts)
+    wrong = sorted(numbers ^ set(range(total)))[:3] if total <= 2 * len(numbers) + 2 else "many"
+    if wrong:
+        raise ValueError(f"chunk does not have the slices 0 to {total - 1} of {parts}: {wrong}")
+    beyond = [number for number in stored if number >= total]
+    if beyond:
+        raise ValueError(f"storage_data has slice {beyond[0]}, its slices are 0 to {total - 1}")
+    layout = entry.get("layout") if isinstance(entry, dict) else None
+    number_of = None if layout is None else _parse_layout(layout, parts)
+    return Parameter(TensorMeta(name, dtype.name, shape), parts, number_of, stored)
+
+
+def _parse_slice_numbers(entry: object, slice_shape: tuple[int, ...]) -> set[int]:
+    chunks = _field(entry, "chunk")
+    if not isinstance(chunks, list):
+        raise ValueError(f"chunk {short(chunks)} is no list")
+    numbers = set()
+    for chunk in chunks:
+        number = _sizes(chunk, "global_offset")
+        if len(number) != 1:
+            raise ValueError(f"global_offset {number} is not one slice number")
+        if (local := _sizes(chunk, "local_shape")) != slice_shape:
+            raise ValueError(
+                f"slice {number[0]} has local_shape {local}, global_shape and axis_fragmentations "
+                f"make {slice_shape}"
+            )
+        numbers.add(number[0])
+    return numbers
+
+
+def _parse_layout(spelled: object, parts: tuple[int, ...]) -> dict[int, int]:
+    """Return the slice number of every rank of a layout, which has to match ``parts``."""
+    matrix, ranks = _sizes(spelled, "device_matrix"), _sizes(spelled, "rank_list")
+    if math.prod(matrix) != len(ranks) or len(set(ranks)) != len(ranks):
+        raise ValueError(
+            f"layout: rank_list of {len(ranks)} ranks for the device matrix {list(matrix)}"
+        )
+    if max(ranks, default=0) >= MAX_RANKS:
+        raise ValueError(f"layout: rank_list has {short(max(ranks))}, no rank below {MAX_RANKS}")
+    tensor_map = _field(spelled, "tensor_map")
+    if not isinstance(tensor_map, list):
+        raise ValueError(f"layout: tensor_map {short(tensor_map)} is no list")
+    layout = Layout(matrix, tuple(_parse_device_axes(axes) for axes in tensor_map))
+    if layout.parts != parts:
+        raise ValueError(f"the layout cuts into {layout.parts}, axis_fragmentations are {parts}")
+    numbers = {}
+    for local, rank in enumerate(ranks):
+        number = 0
+        for i, n in zip(layout.slice_index(local), parts, strict=True):
+            number = number * n + i
+        numbers[rank] = number
+    return numbers
+
+
+def _parse_device_axes(spelled: object) -> tuple[int, ...]:
+    spellings = spelled if isinstance(spelled, list) else [spelled]
+    axes = [axis for axis in spellings if type(axis) is int]
+    if len(axes) < len(spellings):
+        raise ValueError(f"layout: tensor_map entry {short(spelled)} names no device axis")
+    return tuple(axis for axis in axes if axis != -1)
+
+
+def _field(entry: object, key: str) -> object:
+    if not isinstance(entry, dict) or key not in entry:
+        raise ValueError(f"no {key}")
+    return entry[key]
+
+
+def _sizes(entry: object, key: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
+    value = _field(entry, key)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, list) or any(type(n) is not int or n < 0 for n in value):
+        raise ValueError(f"{key} {short(value)} is no list of sizes")
+    return tuple(value)
+
+
+# ------------------------------------------------------------------------ files that metadata names
+
+
+def read_named(folder: Path, names: Iterable[str], errors: list[FormatError]) -> Files:
+    """Return the headers of those files that exist.
+
+    The errors of damaged ones are added to ``errors``.
+    """
+    there = [name for name in names if (folder / name).is_file()]
+    files: Files = {}
+    for name, index in zip(there, read_indexes(str(folder / n) for n in there), strict=True):
+        if isinstance(index, FormatError):
+            errors.append(index)
+        files[name] = None if isinstance(index, FormatError) else index
+    return files
+
+
+@dataclass(slots=True)
+class Faults:
+    """Faults of files, as sentences, and the tensors that lack slices because of them.
+
+    A fault is harmless if other files have the same slices.  An empty fault is reported elsewhere.
+    """
+
+    lacking: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    harmless: dict[str, None] = field(default_factory=dict)
+
+    def add_missing(self, faults: Iterable[str], name: str) -> None:
+        """Record faults because of which a tensor lacks slices."""
+        for fault in dict.fromkeys(faults):
+            self.lacking[fault].append(name)
+
+    def add_harmless(self, faults: Iterable[str]) -> None:
+        """Record faults of files whose slices other files have."""
+        self.harmless |= dict.fromkeys(faults)
+
+    def problems(self) -> Iterator[str]:
+        """Yield a problem for every fault because of which slices are missing."""
+        for fault, names in self.lacking.items():
+            if fault:
+                lost = f"{count(len(names), 'parameter')}: {shorten(names)}"
+                yield f"{fault}, and no other file has these slices of {lost}"
+
+    def notes(self) -> Iterator[Note]:
+        """Yield a note on the harmless faults, if there are any."""
+        harmless = [fault for fault in self.harmless if fault and fault not in self.lacking]
+        if harmless:
+            text = f"{shorten(harmless, 3)}; other files have all of these slices"
+            yield Note("replica", text, is_warning=True)
+
+
+# -------------------------------------------------------------------------- the slices in the files
+
+
+@dataclass(slots=True)
+class _Placement:
+    """The parameters of ``metadata.json``, compared with the headers of the files.
+
+    Attributes
+    ----------
+    tensors
+        Parameters whose slices were all found.
+    absent
+        Names of parameters without a location.
+    faults
+        Problems of files.
+    elsewhere
+        Names of parameters that are in the other file of the same rank.
+    problems
+        All problems, one sentence each.
+    """
+
+    tensors: dict[str, Source] = field(default_factory=dict)
+    absent: list[str] = field(default_factory=list)
+    faults: Faults = field(default_factory=Faults)
+    elsewhere: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def _place_slices(parameters: Mapping[str, Parameter], folder: str, files: Files) -> _Placement:
+    """Find the slices of all parameters at their locations.
+
+    Parameters
+    ----------
+    parameters
+        The tensors of ``metadata.json``.
+    folder
+        The files' folder, for messages.
+    files
+        Name to header of the files that exist; None for a damaged one, whose error is reported
+        elsewhere.
+    """
+    placement = _Placement()
+    held = _HeldFiles(folder, files, _writers(parameters))
+    for name, parameter in parameters.items():
+        if not parameter.stored:
+            placement.absent.append(name)
+            continue
+        boxes: list[Box] = []
+        missing: list[str] = []
+        for number in range(math.prod(parameter.parts)):
+            here, faults = _boxes(parameter, number, held)
+            boxes += here
+            if here:
+                placement.faults.add_harmless(faults)
+            else:
+                missing += faults
+        if missing:
+            placement.faults.add_missing(missing, name)
+            placement.problems += misfits(parameter.meta, boxes)
+        else:
+            _add(placement, parameter, boxes)
+    placement.problems += placement.faults.problems()
+    return placement
+
+
+def _add(placement: _Placement, parameter: Parameter, boxes: list[Box]) -> None:
+    """Add a parameter that is stored completely, or its problems."""
+    named = {location.file for locations in parameter.stored.values() for location in locations}
+    if any(box.tensor.file.path.rpartition("/")[2] not in named for box in boxes):
+        placement.elsewhere.append(parameter.meta.name)
+    wrong = list(_layout_problems(parameter, boxes))
+    filled = wrong or fill_with_boxes(parameter.meta, boxes)
+    if isinstance(filled, BoxSlicing):
+        placement.tensors[parameter.meta.name] = Source(parameter.meta, filled, Listed())
+    else:
+        placement.problems += filled
+
+
+def _layout_problems(parameter: Parameter, boxes: list[Box]) -> Iterator[str]:
+    """Yield a problem for each box that a rank cannot have by its layout."""
+    number_of = parameter.number_of or {}
+    regions = {number: _region(parameter, number) for number in set(number_of.values())}
+    for box in boxes:
+        own = regions[number_of[box.rank]] if box.rank in number_of else box.region
+        if own != box.region:
+            yield (
+                f"{parameter.meta.name}: metadata.json says that rank {box.rank} "
+                f"({box.tensor.file.path}) holds elements {box.region}, and by its layout there it "
+                f"holds {own}; which is right cannot be known"
+            )
+
+
+def _boxes(parameter: Parameter, number: int, held: _HeldFiles) -> tuple[list[Box], list[str]]:
+    """Return the stored boxes of a slice, and its faults; "" for one reported elsewhere."""
+    region = _region(parameter, number)
+    boxes, faults = [], []
+    for location in parameter.stored.get(number, ()):
+        if location.file not in held.files:
+            faults.append(f"{held.folder}/{location.file} is not there")
+        elif held.files[location.file] is None:
+            faults.append("")
+        elif (tensor := held.find(parameter.meta.name, location)) is not None:
+            boxes.append(Box(region, location.rank, tensor))
+        else:
+            faults.append(f"{held.folder}/{location.file} does not hold what metadata.json says")
+    if not boxes and not faults:
+        faults.append(f"{held.folder}/metadata.json names no file for some slices")
+    return boxes, faults
+
+
+def _region(parameter: Parameter, number: int) -> Region:
+    """Return the region of a slice from its number in C order."""
+    index: list[int] = []
+    for n in reversed(parameter.parts):
+        number, i = divmod(number, n)
+        index.insert(0, i)
+    sizes = [size // n for size, n in zip(parameter.meta.shape, parameter.parts, strict=True)]
+    return Region(
+        tuple(i * size for i, size in zip(index, sizes, strict=True)),
+        tuple((i + 1) * size for i, size in zip(index, sizes, strict=True)),
+    )
+
+
+class _HeldFiles(NamedTuple):
+    """The files of a folder, and the ranks that wrote them according to metadata."""
+
+    folder: str
+    files: Files
+    writers: Mapping[str, set[int]]
+
+    def find(self, name: str, location: StorageLocation) -> StoredTensor | None:
+        """Return the tensor in the file of a location, or in the other file of the same rank."""
+        file = self.files[location.file]
+        match = FILE.fullmatch(location.file)
+        if file is not None and name not in file.tensors and match is not None:
+            start, stop = match.span("kind")
+            kind = "opt" if match["kind"] == "model" else "model"
+            other = location.file[:start] + kind + location.file[stop:]
+            if int(match["number"]) == location.rank and self.writers[other] <= {location.rank}:
+                file = self.files.get(other)
+        return None if file is None else file.tensors.get(name)
+
+
+def _writers(parameters: Mapping[str, Parameter]) -> dict[str, set[int]]:
+    """Return the ranks that wrote each file, according to metadata."""
+    found: dict[str, set[int]] = defaultdict(set)
+    for parameter in parameters.values():
+        for locations in parameter.stored.values():
+            for location in locations:
+                found[location.file].add(location.rank)
+    return found
+
+
+def _has_parameter_numbers(parameters: Mapping[str, Parameter]) -> bool:
+    """Return whether the ranks in metadata are numbers of parameters.
+
+    Then metadata names the same file for every slice of a parameter, once for each rank that has
+    it, and the number in the file's name is the recorded rank.
+    """
+    most = 0
+    for parameter in parameters.values():
+        locations = [location for held in parameter.stored.values() for location in held]
+        match = FILE.fullmatch(locations[0].file) if locations else None
+        if len(set(locations)) > 1 or (
+            match is not None and int(match["number"]) != locations[0].rank
+        ):
+            return False
+        most = max(most, len(locations))
+    return most > 1
+
+
+def _place_by_file_numbers(
+    parameters: Mapping[str, Parameter], files: Files
+) -> dict[str, Parameter] | None:
+    """Return the parameters, located by layouts and the files' numbers; None if that fails.
+
+    It needs the files of all ranks of one save, and exactly one file with the tensor for each rank
+    of its layout.
+    """
+    by_rank: dict[int, dict[str, FileIndex]] = defaultdict(dict)
+    sets = set()
+    for name, file in files.items():
+        match = FILE.fullmatch(name)
+        if match is None or file is None:
+            return None
+        by_rank[int(match["number"])][name] = file
+        sets.add(match.group("prefix", "total"))
+    if len(sets) != 1 or int(next(iter(sets))[1]) != len(by_rank) or max(by_rank) >= len(by_rank):
+        return None
+    placed = {}
+    for name, parameter in parameters.items():
+        if parameter.number_of is None and math.prod(parameter.parts) > 1:
+            return None
+        stored: dict[int, tuple[StorageLocation, ...]] = {}
+        for rank in sorted(by_rank if parameter.number_of is None else parameter.number_of):
+            if rank not in by_rank:
+                return None
+            held = [file for file, index in by_rank[rank].items() if name in index.tensors]
+            if len(held) > 1 or (not held and parameter.number_of is not None):
+                return None
+            number = 0 if parameter.number_of is None else parameter.number_of[rank]
+            stored[number] = (
+                *stored.get(number, ()),
+                *(StorageLocation(file, rank) for file in held),
+            )
+        placed[name] = replace(parameter, stored=stored)
+    return placed

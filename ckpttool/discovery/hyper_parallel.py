@@ -1,0 +1,495 @@
+"""Reads a hyper-parallel checkpoint: which file holds which box of which tensor.
+
+A folder has ``_rank3_.safetensors`` for every rank that saved tensors and one ``.metadata`` that
+names the file of every box.  If the ranks saved without communicating, each has a metadata file of
+its own, ``.rank3_metadata`` or, later, ``3.metadata``.  Objects that are not tensors lie in
+``*.bytes``, layouts perhaps in ``*.layout``; neither is read.
+
+Bytes of a metadata file
+------------------------
+A pickle of protocol 2 to 5 of one object, with these classes of
+``hyper_parallel.core.checkpoint`` or, later, ``hyper_parallel.core.distributed_checkpoint``::
+
+    metadata.Metadata
+        state_dict_metadata   {fqn: TensorStorageMetadata or BytesStorageMetadata}
+        planner_data          not read
+        storage_data          {MetadataIndex: StorageInfo}
+        version               "1.0" or "2.0"; "1.0" if absent
+    metadata.TensorStorageMetadata
+        properties            TensorProperties: dtype, such as "Float32" or "torch.float32"
+        size                  the full shape
+        chunks                [ChunkStorageMetadata]: offsets and sizes, in elements
+    metadata.BytesStorageMetadata    an object that is not a tensor
+    metadata.MetadataIndex    fqn and offset, as in chunks; its index is not read
+    storage.StorageInfo       relative_path: a file in the same folder; offset 0 and length -1 for a
+                              tensor; tensor_key: its name in the file, None or absent if it is fqn
+
+Shapes are tuples, of PyTorch's ``torch.Size`` as well.  Equal chunks are replicas; storage_data may
+have one of them or all.
+
+A pickle is a program.  Here it can name only `CLASSES`, which have attributes and nothing else, and
+``tuple`` in place of ``torch.Size``.  It runs in the limited process of `ckpttool.formats.sandbox`,
+because a hostile one can still ask for much memory and time.
+
+Limits: 200 MB a file; 5,000,000 chunks; 32 axes.
+
+Source
+------
+hyper-parallel ``hyper_parallel/core/checkpoint/``, revision fdd0a80 of 2026-03 (run with MindSpore
+2.10 and torch 2.13), and ``core/distributed_checkpoint/`` of later in 2026 (read, not run).
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from reprlib import repr as short
+from typing import NamedTuple
+
+from ckpttool.discovery.checkpoint2 import Faults, Files, read_named
+from ckpttool.discovery.file_names import HYPER_METADATA
+from ckpttool.errors import CkptToolError, FormatError, PlanError, UnsupportedError, raise_all
+from ckpttool.formats.reading import open_file
+from ckpttool.formats.sandbox import CPU_SECONDS, Sandbox
+from ckpttool.model.catalog import SelfDescribedCatalog
+from ckpttool.model.diagnostics import Note
+from ckpttool.model.dtypes import find_word
+from ckpttool.model.region import Region
+from ckpttool.model.slicing import (
+    Box,
+    BoxSlicing,
+    Description,
+    Listed,
+    Source,
+    fill_with_boxes,
+    misfits,
+)
+from ckpttool.model.tensors import FileIndex, StoredTensor, TensorMeta
+from ckpttool.model.wording import count, shorten
+
+MAX_BYTES = 200_000_000  # a hundred bytes and more for every slice of every rank
+BYTES_PER_SECOND = 2_000_000  # that the slowest machine reads of a metadata file
+MAX_CHUNKS = 5_000_000  # of all tensors together
+MAX_AXES = 32
+VERSIONS = ("1.0", "2.0")
+
+TENSORS = re.compile(r"_rank(\d{1,9})_\.safetensors")
+FILE_NAME = re.compile(r"(?!\.\.?$)[^/\0]+")  # in the same folder
+PICKLE = b"\x80"  # first byte of every pickle of protocol 2 and later
+
+
+def scan_hyper_parallel(src: str, step: str | None) -> SelfDescribedCatalog | None:
+    """Return the catalog of a hyper-parallel checkpoint; None if ``src`` is something else.
+
+    Parameters
+    ----------
+    src
+        A folder.
+    step
+        ``--step``; refused, because these folders hold one save.
+
+    Raises
+    ------
+    PlanError, FormatError, CombinedError
+        A metadata file is damaged, not one of hyper-parallel's, or contradicts another.
+    OSError
+        A file cannot be read.
+    """
+    notes: list[Note] = []
+    paths = _metadata_files(Path(src), notes)
+    if not paths:
+        return None
+    if step is not None:
+        raise PlanError([f"{src}: has one save, so --step {step} has nothing to choose from"])
+    tensors, objects = _read_all(paths)
+    if objects:
+        text = f"passed over, being no tensors: {count(len(objects), 'object')}: "
+        notes.append(Note("passed over", text + shorten(objects)))
+    named = {box.file for tensor in tensors.values() for box in tensor.stored}
+    _note_others(Path(src), named, notes)
+    errors: list[FormatError] = []
+    folder = _Folder(Path(src), read_named(Path(src), sorted(named), errors))
+    description = replace(_place(tensors, folder, notes), files=tuple(map(str, paths)))
+    return SelfDescribedCatalog(
+        src,
+        folder.by_rank(tensors),
+        damaged=dict(enumerate(errors)),
+        notes=tuple(notes),
+        description=description,
+    )
+
+
+def _metadata_files(folder: Path, notes: list[Note]) -> list[Path]:
+    """Return the metadata file, or those of the ranks, lowest first."""
+    whole = folder / ".metadata"
+    matches = {path: HYPER_METADATA.fullmatch(path.name) for path in folder.iterdir()}
+    of_ranks = {
+        path: int(match[1] or match[2])
+        for path, match in matches.items()
+        if match is not None and _is_pickle(path)
+    }
+    if not _is_pickle(whole):
+        return sorted(of_ranks, key=lambda path: (of_ranks[path], path.name))
+    if of_ranks:
+        names = shorten(sorted(path.name for path in of_ranks))
+        notes.append(Note("passed over", f"{folder}: passed over beside .metadata: {names}"))
+    return [whole]
+
+
+def _is_pickle(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with open_file(path) as file:
+        return file.read(1) == PICKLE
+
+
+def _read_all(paths: Sequence[Path]) -> tuple[dict[str, HyperTensor], tuple[str, ...]]:
+    """Return what all metadata files say together; they have to agree on types and shapes."""
+    tensors: dict[str, HyperTensor] = {}
+    objects: dict[str, None] = {}
+    problems: list[str] = []
+    errors: list[CkptToolError] = []
+    with Sandbox() as sandbox:
+        for path in paths:
+            seconds = CPU_SECONDS + path.stat().st_size / BYTES_PER_SECOND
+            try:
+                found, others = sandbox.run(
+                    read_metadata, str(path), "the unpickler", "a pickle", seconds
+                )
+            except CkptToolError as error:
+                errors.append(error)
+                continue
+            objects |= dict.fromkeys(others)
+            for name, tensor in found.items():
+                known = tensors.setdefault(name, tensor)
+                if known[:3] != tensor[:3]:
+                    problems.append(
+                        f"{name}: {path} has {tensor.dtype} {tensor.shape}, others have "
+                        f"{known.dtype} {known.shape}"
+                    )
+                elif known is not tensor:
+                    stored = dict.fromkeys((*known.stored, *tensor.stored))
+                    tensors[name] = known._replace(stored=tuple(stored))
+    if problems:
+        errors.append(PlanError(problems))
+    raise_all(errors)
+    return tensors, tuple(objects)
+
+
+def _note_others(folder: Path, named: set[str], notes: list[Note]) -> None:
+    """Note the files of tensors and layouts that no metadata names."""
+    others = sorted(
+        path.name
+        for path in folder.iterdir()
+        if path.name not in named and (path.suffix == ".layout" or TENSORS.fullmatch(path.name))
+    )
+    if others:
+        text = f"{folder}: passed over, .metadata does not name them: {shorten(others)}"
+        notes.append(Note("passed over", text))
+
+
+class _Folder(NamedTuple):
+    """The files that metadata names and that exist."""
+
+    path: Path
+    files: Files
+
+    def find(self, name: str, box: StoredBox) -> Box | str:
+        """Return a stored box of tensor ``name``, or why it is missing; "" if already reported."""
+        file = self.files.get(box.file)
+        if box.file not in self.files:
+            return f"{self.path / box.file} is not there"
+        if file is None:
+            return ""
+        if box.key not in file.tensors:
+            return f"{file.path} does not hold what .metadata says"
+        region = Region(box.start, box.stop)
+        return Box(region, _rank_of(box.file), _named(name, file.tensors[box.key]))
+
+    def by_rank(self, tensors: Mapping[str, HyperTensor]) -> dict[int, FileIndex]:
+        """Return the headers by rank, with the tensors' names in place of the keys in the file.
+
+        The header has the first of several boxes of one tensor; `Description` has all of them.
+        """
+        own: dict[str, dict[str, str]] = defaultdict(dict)
+        for name, tensor in tensors.items():
+            for box in tensor.stored:
+                own[box.file][box.key] = name
+        found = {}
+        for file, index in sorted(self.files.items(), key=lambda item: _rank_of(item[0])):
+            if index is not None:
+                renamed: dict[str, StoredTensor] = {}
+                for key, held in index.tensors.items():
+                    name = own[file].get(key, key)
+                    renamed.setdefault(name, _named(name, held))
+                found[_rank_of(file)] = replace(index, tensors=renamed)
+        return found
+
+
+def _named(name: str, held: StoredTensor) -> StoredTensor:
+    """Return a stored tensor under the name that it has in the checkpoint, whatever its key is."""
+    return replace(held, meta=replace(held.meta, name=name))
+
+
+def _rank_of(file: str) -> int:
+    match = TENSORS.fullmatch(file)
+    if match is None:
+        reason = "named by .metadata and not _rankN_.safetensors: which rank wrote it is not known"
+        raise PlanError([f"{file}: {reason}"])
+    return int(match[1])
+
+
+def _place(tensors: Mapping[str, HyperTensor], folder: _Folder, notes: list[Note]) -> Description:
+    """Return the boxes of all tensors, from the files that metadata names."""
+    placed: dict[str, Source] = {}
+    problems: list[str] = []
+    faults = Faults()
+    for name, tensor in tensors.items():
+        found = [folder.find(name, box) for box in tensor.stored]
+        boxes = [box for box in found if isinstance(box, Box)]
+        reasons = [fault for fault in found if isinstance(fault, str)]
+        meta = TensorMeta(name, tensor.dtype, tensor.shape)
+        wrong = misfits(meta, boxes)
+        filled = wrong or fill_with_boxes(meta, boxes)
+        if isinstance(filled, BoxSlicing):
+            placed[name] = Source(meta, filled, Listed())
+            faults.add_harmless(reasons)
+        else:
+            problems += wrong or ([] if reasons else filled)
+            faults.add_missing(reasons, name)
+    problems += faults.problems()
+    notes += faults.notes()
+    return Description((), placed, frozenset(tensors) - placed.keys(), tuple(problems))
+
+
+# ---------------------------------------------------------------------------- the metadata file
+
+
+class StoredBox(NamedTuple):
+    """Where a box of a tensor is stored: a file's name, and the tensor's name in it."""
+
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+    file: str
+    key: str
+
+
+class HyperTensor(NamedTuple):
+    """What metadata says of one tensor: its full shape, and which boxes are stored."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    stored: tuple[StoredBox, ...] = ()
+
+
+class _Sealed(type):
+    """A class that a pickle cannot change."""
+
+    def __setattr__(cls, name: str, value: object) -> None:
+        raise TypeError(f"a pickle that changes the class {cls.__name__}")
+
+
+class _Object(metaclass=_Sealed):
+    """An object of a class of hyper-parallel: attributes, and no behaviour."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}>"
+
+
+CLASSES: Mapping[tuple[str, str], type] = {
+    ("torch", "Size"): tuple,
+    **{
+        (f"hyper_parallel.core.{package}.{module}", name): _Sealed(name, (_Object,), {})
+        for package in ("checkpoint", "distributed_checkpoint")
+        for module, name in (
+            ("metadata", "Metadata"),
+            ("metadata", "TensorStorageMetadata"),
+            ("metadata", "BytesStorageMetadata"),
+            ("metadata", "TensorProperties"),
+            ("metadata", "ChunkStorageMetadata"),
+            ("metadata", "MetadataIndex"),
+            ("storage", "StorageInfo"),
+        )
+    },
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    """An unpickler that finds only `CLASSES`; so a pickle can call nothing else."""
+
+    path = ""
+
+    def find_class(self, module: str, name: str) -> type:
+        found = CLASSES.get((module, name))
+        if found is None:
+            reason = f"the pickle names {module[:100]}.{name[:100]}, which is none of the classes "
+            reason += "of such a file; nothing of it is loaded"
+            raise UnsupportedError(self.path, None, reason)
+        return found
+
+
+def _load(path: str) -> object:
+    with open_file(path) as file:
+        nbytes = os.fstat(file.fileno()).st_size
+        if nbytes > MAX_BYTES:
+            raise UnsupportedError(path, None, f"{nbytes} bytes, expected at most {MAX_BYTES}")
+        unpickler = _Unpickler(file)
+        unpickler.path = path
+        try:
+            return unpickler.load()
+        except (CkptToolError, OSError):
+            raise
+        except Exception as error:  # a damaged pickle raises almost anything
+            reason = f"not a pickle that can be read: {type(error).__name__}: {str(error)[:200]}"
+            raise FormatError(path, None, reason) from error
+
+
+def read_metadata(path: str) -> tuple[dict[str, HyperTensor], tuple[str, ...]]:
+    """Return the tensors of a metadata file by name, and the names of its other objects.
+
+    Called in the limited process.
+
+    Raises
+    ------
+    FormatError, CombinedError
+        The file is not a metadata file, or contradicts itself: all that was found.
+    UnsupportedError
+        The file names other classes (that of another program does), or is of a later version.
+    OSError
+        The file cannot be opened or read.
+    """
+    top = _load(path)
+    try:
+        version = _get(top, "Metadata", "version", VERSIONS[0])
+        described = _dict(_get(top, "Metadata", "state_dict_metadata"), "state_dict_metadata")
+        storage = _dict(_get(top, "Metadata", "storage_data"), "storage_data")
+    except ValueError as error:
+        raise FormatError(path, None, str(error)) from error
+    if version not in VERSIONS:
+        known = " and ".join(VERSIONS)
+        raise UnsupportedError(
+            path, None, f"a version of .metadata that is not known ({known} are)"
+        )
+    errors: list[FormatError] = []
+    tensors: dict[str, HyperTensor] = {}
+    objects: dict[str, None] = {}
+    regions: dict[str, dict[tuple[int, ...], tuple[int, ...]]] = {}
+    budget = MAX_CHUNKS
+    for key, entry in described.items():
+        try:
+            name = _text(key, "a name in state_dict_metadata")
+            if _is(entry, "BytesStorageMetadata"):
+                objects[name] = None
+                continue
+            tensors[name] = _parse_tensor(name, entry)
+            regions[name] = _parse_chunks(tensors[name], entry, budget)
+            budget -= len(regions[name])
+        except ValueError as error:
+            errors.append(FormatError(path, None, f"{short(key)}: {error}"))
+    stored: dict[str, dict[StoredBox, None]] = {name: {} for name in tensors}
+    for index, info in storage.items():
+        name = "storage_data"
+        try:
+            name = _text(_get(index, "MetadataIndex", "fqn"), "the fqn of a MetadataIndex")
+            if name in regions:
+                stored[name][_parse_box(name, regions[name], index, info)] = None
+            elif name not in objects and not errors:
+                raise ValueError("in storage_data only")
+        except ValueError as error:
+            errors.append(FormatError(path, None, f"{short(name)}: {error}"))
+    raise_all(errors)
+    found = {name: one._replace(stored=tuple(stored[name])) for name, one in tensors.items()}
+    return found, tuple(objects)
+
+
+def _parse_tensor(name: str, entry: object) -> HyperTensor:
+    """Return one tensor, without its boxes; raises ValueError."""
+    shape = _sizes(_get(entry, "TensorStorageMetadata", "size"), "size")
+    properties = _get(entry, "TensorStorageMetadata", "properties")
+    word = _text(_get(properties, "TensorProperties", "dtype"), "dtype")
+    dtype = find_word(word)
+    if dtype is None:
+        raise ValueError(f"dtype {word[:40]!r} is not known")
+    return HyperTensor(name, dtype.name, shape)
+
+
+def _parse_chunks(
+    tensor: HyperTensor, entry: object, budget: int
+) -> dict[tuple[int, ...], tuple[int, ...]]:
+    """Return where the boxes of a tensor begin and end, stored or not; raises ValueError."""
+    chunks = _get(entry, "TensorStorageMetadata", "chunks")
+    if not isinstance(chunks, list) or len(chunks) > budget:
+        raise ValueError(f"no list of at most {budget} chunks")
+    regions: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for chunk in chunks:
+        start = _sizes(_get(chunk, "ChunkStorageMetadata", "offsets"), "offsets")
+        sizes = _sizes(_get(chunk, "ChunkStorageMetadata", "sizes"), "sizes")
+        if not len(start) == len(sizes) == len(tensor.shape):
+            raise ValueError(
+                f"a chunk of {len(sizes)} axes at {start}, the shape is {tensor.shape}"
+            )
+        stop = tuple(a + n for a, n in zip(start, sizes, strict=True))
+        if regions.setdefault(start, stop) != stop:
+            one, other = Region(start, regions[start]), Region(start, stop)
+            raise ValueError(f"chunks {one} and {other} begin at the same element")
+    return regions
+
+
+def _parse_box(
+    name: str,
+    regions: Mapping[tuple[int, ...], tuple[int, ...]],
+    index: object,
+    info: object,
+) -> StoredBox:
+    """Return where a box is stored; raises ValueError."""
+    start = _sizes(_get(index, "MetadataIndex", "offset"), "offset")
+    if start not in regions:
+        raise ValueError(f"storage_data has a chunk at {start}, where the tensor has none")
+    file = _text(_get(info, "StorageInfo", "relative_path"), "relative_path")
+    if FILE_NAME.fullmatch(file) is None:
+        raise ValueError(f"relative_path {file[:100]!r} is no file's name")
+    span = _get(info, "StorageInfo", "offset"), _get(info, "StorageInfo", "length")
+    if span != (0, -1):
+        raise ValueError(f"a tensor at byte {short(span[0])} of {file}, expected all of an entry")
+    key = _get(info, "StorageInfo", "tensor_key", None)
+    return StoredBox(start, regions[start], file, name if key is None else _text(key, "tensor_key"))
+
+
+def _is(value: object, cls: str) -> bool:
+    return isinstance(value, _Object) and type(value).__name__ == cls
+
+
+def _get(value: object, cls: str, name: str, *default: object) -> object:
+    """Return an attribute of an object of a class; raises ValueError."""
+    if not _is(value, cls):
+        raise ValueError(f"{type(value).__name__} where a {cls} is expected")
+    if name not in vars(value) and not default:
+        raise ValueError(f"a {cls} without {name}")
+    return vars(value).get(name, *default)
+
+
+def _dict(value: object, what: str) -> dict[object, object]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} is no dictionary")
+    return value
+
+
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{what} is no text")
+    return value
+
+
+def _sizes(value: object, what: str) -> tuple[int, ...]:
+    if not isinstance(value, tuple | list) or len(value) > MAX_AXES:
+        raise ValueError(f"{what} is no tuple of at most {MAX_AXES} numbers")
+    sizes = tuple(n for n in value if type(n) is int and 0 <= n < 1 << 62)
+    if len(sizes) < len(value):
+        raise ValueError(f"{what} has what is no size")
+    return sizes

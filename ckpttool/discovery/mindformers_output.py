@@ -1,0 +1,174 @@
+"""The output folder of a MindFormers run: its rank folders, strategies and rank table.
+
+::
+
+    output/
+      checkpoint/rank_{r}/                    everything; meta.json has the step saved last
+        {prefix}_rank_{r}-{epoch}_{step}.ckpt                  (or .safetensors)
+      checkpoint_network/rank_{r}/            weights alone, in names ending -network-{e}_{s}
+      checkpoint_trainable/rank_{r}/          what is trained alone, -trainable_params-{e}_{s}
+      strategy/
+        ckpt_strategy_rank_{r}.ckpt           one for each rank (or .json)
+        merged_ckpt_strategy.ckpt             of all stages; merged_ckpt_strategy_by_rank_{r}.ckpt
+      merged_strategy/{src,dst}_strategy.ckpt what a conversion on loading was given
+
+The three folders of checkpoints hold different things and are never mixed: ``checkpoint`` is read
+if it exists, another if it is the only one.  The strategies of single ranks are read if every rank
+has one; a merged file only stands in for missing ones.  Strategies of other names, and those of a
+conversion, may be of any checkpoint and are read only on request.
+
+Source
+------
+MindFormers ``core/callback/callback.py`` (``CheckpointMonitor``),
+``tools/ckpt_transform/transform_checkpoint.py``, ``utils/load_checkpoint_utils.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from ckpttool.discovery.leftovers import emergency_saves, note_emergencies, note_leftovers
+from ckpttool.discovery.rank_folders import checkpoints_in, holds_ranks
+from ckpttool.errors import CkptToolError, PlanError
+from ckpttool.formats.foreign import Device, RankTable, read_rank_table
+from ckpttool.model.diagnostics import Note
+from ckpttool.model.wording import shorten
+from ckpttool.strategy_files.reader import FOLDER_SUFFIXES, STRATEGY_OF_RANK, is_merged_name
+
+CHECKPOINTS: Mapping[str, str] = {
+    "checkpoint": "all that was saved",
+    "checkpoint_network": "weights alone",
+    "checkpoint_trainable": "what is trained alone",
+}
+CONVERSION = "merged_strategy"
+# rank_table_8pcs.json, hccl_8p_01234567_10.0.0.1.json, ranktable.json
+TABLE_NAME = re.compile(r"(?:.*[_-])?(?:rank_?table|hccl)(?:[_.-].*)?\.json", re.IGNORECASE)
+
+
+def find_checkpoint(root: Path, notes: list[Note]) -> Path:
+    """Return the folder of rank folders in the output of a MindFormers run; else ``root`` itself.
+
+    Raises
+    ------
+    PlanError
+        There are several candidates.  In the output of a run ``checkpoint`` is preferred; in
+        another folder its name means nothing.
+    """
+    if holds_ranks(root):
+        return root
+    there = [
+        name for name in CHECKPOINTS if (root / name).is_dir() and any((root / name).iterdir())
+    ]
+    if not there:
+        return root
+    note_leftovers(root, (), notes)
+    note_emergencies(emergency_saves(root), notes)
+    if len(there) > 1 and there[0] != "checkpoint":
+        have = " and ".join(f"{root / name} ({CHECKPOINTS[name]})" for name in there)
+        raise PlanError([f"{root}: {have} found; say which is meant: name one as SRC"])
+    if len(there) > 1:
+        others = " and ".join(f"{root / name} ({CHECKPOINTS[name]})" for name in there[1:])
+        text = f"{root / there[0]} taken, not {others}; name that folder to use it"
+        notes.append(Note("passed over", text))
+    beside = [path for path in checkpoints_in(root) if path.name not in CHECKPOINTS]
+    if beside and not is_tree(root):
+        others = shorten(map(str, [root / there[0], *beside]), 4)
+        raise PlanError([f"{root}: several checkpoints ({others}); say which is meant: name one"])
+    if beside:
+        others = shorten(map(str, beside), 3)
+        text = f"{root / there[0]} taken, not {others} beside it; name one of them to use it"
+        notes.append(Note("passed over", text))
+    return root / there[0]
+
+
+def is_tree(root: Path) -> bool:
+    """Return whether a folder has the strategies or the records of a MindFormers run."""
+    return (root / "strategy").is_dir() or any(root.glob("checkpoint*/rank_*/meta.json"))
+
+
+def find_strategies(folder: Path, ranks: Collection[int], notes: list[Note]) -> tuple[str, ...]:
+    """Return the strategy files of a MindFormers run whose rank folders are in ``folder``.
+
+    Parameters
+    ----------
+    folder
+        The folder that `find_checkpoint` returns.
+    ranks
+        The ranks that were found there.
+    notes
+        Gets a note on strategies that perhaps belong to the checkpoint and are not read.
+
+    Returns
+    -------
+    tuple of str
+        Paths for `ckpttool.strategy_files.reader.read_strategy`; empty if ``folder`` is in no such
+        tree, or there is no strategy in it.
+    """
+    real = Path(os.path.abspath(folder))  # noqa: PTH100 (resolve() would follow links)
+    if real.name not in CHECKPOINTS:
+        return ()
+    output = folder.parent if folder.name == real.name else real.parent
+    single: dict[Path, int] = {}
+    merged: list[Path] = []
+    others: list[Path] = []
+    for path in _strategies(output / "strategy"):
+        match = STRATEGY_OF_RANK.fullmatch(path.name)
+        if is_merged_name(path.name):
+            merged.append(path)
+        elif match is not None:
+            single[path] = int(match[1])
+        else:
+            others.append(path)
+    if set(ranks) <= set(single.values()):
+        merged = []
+    taken = (*merged[:1], *single)  # the other merged ones say the same, or worse
+    others += _strategies(output / CONVERSION)
+    if others and not taken:
+        text = f"{shorten(map(str, others))}: perhaps not of this checkpoint"
+        notes.append(Note("strategy", f"{text}, so taken only if it is given with -s"))
+    return tuple(map(str, taken))
+
+
+def _strategies(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(p for p in folder.iterdir() if p.suffix in FOLDER_SUFFIXES and p.is_file())
+
+
+def find_devices(root: str, notes: list[Note]) -> Mapping[int, Device]:
+    """Return rank to device from the rank table; empty if there is none, or if several differ.
+
+    Parameters
+    ----------
+    root
+        The folder of the rank folders; rank tables are searched in it and in the folder above, and
+        in the output of a MindFormers run in the one above that.
+    notes
+        Gets a note on tables that are broken or contradict each other.
+    """
+    tables: dict[Path, RankTable] = {}
+    folder = Path(root)
+    folders = [folder, folder.absolute().parent]
+    folders += [folders[-1].parent] if folder.absolute().name in CHECKPOINTS else []
+    for searched in folders:
+        for path in _table_files(searched):
+            try:
+                tables[path] = read_rank_table(str(path))
+            except (CkptToolError, OSError) as error:
+                notes.append(Note("doubt", f"no servers shown: {error}"))
+    if len({table.devices for table in tables.values()}) > 1:
+        text = f"no servers shown: rank tables that differ: {shorten(map(str, tables))}"
+        notes.append(Note("doubt", text))
+        return {}
+    devices = next((table.devices for table in tables.values()), ())
+    return {device.rank: device for device in devices}
+
+
+def _table_files(folder: Path) -> list[Path]:
+    try:
+        return sorted(p for p in folder.iterdir() if TABLE_NAME.fullmatch(p.name) and p.is_file())
+    except OSError:
+        return []  # the folder above need not be readable

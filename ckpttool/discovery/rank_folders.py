@@ -1,0 +1,466 @@
+"""Lists the files of all ranks in a folder, of every step.
+
+A rank folder is called ``rank_3``, ``rank_03``, ``rank3``, ``node3``, ``ckpt_3``, ``rank_3_ckpt``
+or ``device3``; its files may be in one folder of the same rank in it, as in ``device3/ckpt_3``.
+Without rank folders, files with ``rank_3`` in their names count, as MindFormers writes them.  A
+pattern overrides both.
+
+Source
+------
+MindSpore 2.10 ``parallel/checkpoint_transform.py``.
+
+Patterns of the paths of rank files, such as ``node{rank}/CKP_1-4_32.ckpt``.
+
+``{rank}`` stands for the number of the rank, the same wherever it occurs; ``*`` for anything.
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+import shlex
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+from ckpttool.discovery.file_names import HYPER_METADATA, RANK_IN_NAME, STEP_IN_NAME, Found
+from ckpttool.discovery.leftovers import (
+    EMERGENCY,
+    emergency_saves,
+    note_emergencies,
+    note_leftovers,
+    note_others,
+    set_backups_aside,
+    unfinished_save,
+)
+from ckpttool.discovery.steps import choose_step
+from ckpttool.errors import (
+    FormatError,
+    PlanError,
+    StepError,
+    UnfinishedError,
+    UnreadableError,
+    UnsupportedError,
+    raise_all,
+    reason_of,
+)
+from ckpttool.formats import format_of_suffix
+from ckpttool.formats.foreign import OTHERS, recognise
+from ckpttool.formats.weight_index import is_index_name
+from ckpttool.model.diagnostics import Note
+from ckpttool.model.wording import format_ranks, shorten
+from ckpttool.transaction.journal import incomplete_reason
+
+PYTORCH_NAME = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
+PYTORCH_SUFFIXES = (".bin", ".pt", ".pth")
+RANK_FOLDER = re.compile(r"(rank|node|ckpt|device)[_-]?(\d+)(?:_ckpt)?")
+
+
+def siblings(file: Path) -> tuple[str, list[str]]:
+    """Return the rank folder that contains a file, and the names of the rank folders beside it.
+
+    Siblings are of the same kind: ``node1`` is not a sibling of ``ckpt_1``.  Siblings of a folder
+    further up count only if they hold a file with the same path, but for numbers.
+    """
+    for depth, folder in enumerate(file.parents[:3]):
+        kind = RANK_FOLDER.fullmatch(folder.name)
+        if kind is None:
+            continue
+        try:
+            beside = sorted(path for path in folder.parent.iterdir() if path.is_dir())
+        except OSError:
+            continue  # a folder further up need not be readable
+        place = re.sub(r"\d+", "*", glob.escape(str(file.relative_to(folder))))
+        others = [
+            path.name
+            for path in beside
+            if (match := RANK_FOLDER.fullmatch(path.name)) and match[1] == kind[1]
+            if path != folder and (not depth or any(path.glob(place)))
+        ]
+        if others:
+            return folder.name, others
+    return "", []
+
+
+def note_rank_folders(root: Path, notes: list[Note]) -> None:
+    """Note rank folders in a checkpoint that describes itself: they are of another checkpoint."""
+    names = sorted(p.name for p in root.iterdir() if RANK_FOLDER.fullmatch(p.name) and p.is_dir())
+    if names:
+        pattern = re.sub(r"\d+", "{rank}", names[0]) + "/*"
+        text = f"{root}: passed over {shorten(names, 3)}, which are of another checkpoint"
+        notes.append(Note("passed over", f"{text} (--pattern '{pattern}' takes them)"))
+
+
+def holds_ranks(folder: Path) -> bool:
+    """Return whether a folder has rank folders, or files with their rank in the name."""
+    return any(RANK_FOLDER.fullmatch(p.name) and p.is_dir() for p in folder.iterdir()) or any(
+        RANK_IN_NAME.search(p.name) for p in checkpoint_files(folder)
+    )
+
+
+def list_rank_files(root: Path, notes: list[Note], without: Without) -> list[Found]:
+    """Return the checkpoint files in the rank folders of ``root``, or in ``root`` itself.
+
+    Ranks whose folder has none, or cannot be read, are added to ``without``.
+    """
+    folders, others, problems = _find_folders(root)
+    if not folders:
+        note_leftovers(root, (), notes)
+        return _list_flat_files(root, notes)
+    found = []
+    indexed = []
+    strategies: list[str] = []
+    of_others: list[str] = []
+    for rank, folder in sorted(folders.items()):
+        try:
+            folders[rank], inside = _find_files(folder, rank)
+            if len(inside) > 1 and any(is_index_name(p.name) for p in folders[rank].iterdir()):
+                indexed.append(folders[rank])
+        except OSError as error:
+            without[rank] = unreadable(folder, error)
+            continue
+        if folders[rank] != folder:
+            strategies += [str(path.relative_to(root)) for path in checkpoint_files(folder)]
+        if not inside:
+            without[rank] = None
+            of_others += _files_of_other_ranks(folder, rank)
+        found += [Found(rank, path, path.name) for path in inside]
+    errors = {rank: error for rank, error in without.items() if error is not None}
+    readable = (folder for rank, folder in folders.items() if rank not in errors)
+    note_leftovers(root, readable, notes)
+    if indexed:
+        problems.append(
+            f"{shorten(map(str, indexed), 3)}: what one rank holds lies in several files, as an "
+            f"index says; make them one first: ckpttool merge {indexed[0]} "
+            f"--replicated -o ONE/{indexed[0].name}/net.safetensors, and so on"
+        )
+    if not found:
+        _refuse_unfinished(root)
+        raise_all(errors.values())
+        where = shorten((str(folders[rank]) for rank in without), 3)
+        text = f"{format_ranks(list(without))}: no checkpoint file in {where}"
+        problems.append(text + (hint_at_pattern(root) or _hint_at_links(root, folders.values())))
+    elif of_others:
+        text = f"{shorten(of_others, 3)}: the path names two ranks, and nothing says which counts"
+        problems.append(text + (hint_at_pattern(root) or _hint_at_links(root, folders.values())))
+    if problems:
+        raise PlanError([*problems, *unfinished(notes)])
+    note_others(root, others, notes)
+    if strategies:
+        text = f"{root}: passed over {shorten(strategies, 3)}: strategy files; -s takes them"
+        notes.append(Note("passed over", text))
+    return found
+
+
+def _find_folders(root: Path) -> tuple[dict[int, Path], list[str], list[str]]:
+    """Return the rank folders by rank, the names of other files and folders, and the problems."""
+    folders: dict[int, Path] = {}
+    words: dict[str, str] = {}
+    problems: list[str] = []
+    others: list[str] = []
+    for path in sorted(root.iterdir()):
+        match = RANK_FOLDER.fullmatch(path.name) if path.is_dir() else None
+        if match is None:
+            others += [path.name] if path.exists() else []
+            continue
+        words.setdefault(match[1], path.name)
+        rank = int(match[2])
+        if rank in folders and len(words) == 1:
+            problems.append(f"rank {rank}: two folders, {folders[rank]} and {path}")
+        folders[rank] = path
+    if len(words) > 1:
+        kinds = f"{root}: rank folders of several kinds ({', '.join(words.values())})"
+        patterns = [shlex.quote(pattern) for pattern, _ in suggest_patterns(root)]
+        which = f": {' or '.join(patterns)}" if patterns else ""
+        problems = [f"{kinds}; say which with --pattern{which}"]
+    return folders, others, problems
+
+
+def _find_files(folder: Path, rank: int) -> tuple[Path, list[Path]]:
+    """Return the checkpoint files of a rank, and their folder.
+
+    That is its rank folder; or the only rank folder in it that has files, if it is of the same
+    rank and the outer one has only strategy files.  A script that changes into ``device0`` to
+    train leaves ``device0/ckpt_0``, and perhaps its strategy file in ``device0``.  In
+    ``node0/device0`` beside ``node0/device1`` the numbers of the folders are not ranks.
+    """
+    names = sorted(folder.iterdir())
+    files = list(_with_suffix(names))
+    below = [
+        (int(match[2]), _find_files(path, int(match[2])))
+        for path in names
+        if (match := RANK_FOLDER.fullmatch(path.name)) and path.is_dir()
+    ]
+    below = [(number, found) for number, found in below if found[1]]
+    if [number for number, _ in below] == [rank] and all(map(_is_strategy, files)):
+        return below[0][1]
+    return folder, files
+
+
+def _files_of_other_ranks(folder: Path, rank: int) -> list[str]:
+    """Return the checkpoint files in a folder of another rank inside a rank folder.
+
+    A script that changes into ``device1`` and does not know its rank leaves ``device1/ckpt_0``.
+    """
+    return [
+        str(file)
+        for path in sorted(folder.iterdir())
+        if (match := RANK_FOLDER.fullmatch(path.name)) is not None
+        if int(match[2]) != rank and path.is_dir()
+        for file in checkpoint_files(path)
+    ]
+
+
+def _hint_at_links(root: Path, folders: Iterable[Path]) -> str:
+    """Return the end of a message on files in rank folders in rank folders, as of several hosts."""
+    below = (path for folder in folders for path in sorted(folder.glob("*/*")))
+    found = [
+        str(path.relative_to(root))
+        for path in below
+        if RANK_FOLDER.fullmatch(path.parent.name) and format_of_suffix(path.name) is not None
+    ]
+    if not found:
+        return ""
+    text = f"; found {shorten(found, 3)}, and no pattern tells their ranks: link each folder as "
+    return text + "rank_N into one folder (ln -s), with the rank that its device has in the job"
+
+
+def is_of_a_rank(root: str, folder: str) -> bool:
+    """Return whether files in a folder belong to a rank of the checkpoint ``root``."""
+    inside = Path(folder)
+    if not inside.is_relative_to(root) or inside == Path(root):
+        return False
+    matches = [RANK_FOLDER.fullmatch(part) for part in inside.relative_to(root).parts]
+    return None not in matches and len({int(match[2]) for match in matches if match}) == 1
+
+
+def _is_strategy(path: Path) -> bool:
+    other = recognise(str(path))
+    return other is not None and other.kind == "strategy"
+
+
+def unfinished(notes: Sequence[Note]) -> Iterator[str]:
+    """Yield the notes that may explain missing files, for the error about them."""
+    yield from (note.text for note in notes if note.kind in ("unfinished", "absent"))
+
+
+def _list_flat_files(root: Path, notes: list[Note]) -> list[Found]:
+    files = list(checkpoint_files(root))
+    saves = emergency_saves(root)
+    note_emergencies(saves, notes)
+    found = [
+        Found(int(match[1]), path, path.name)
+        for path in files
+        if (match := RANK_IN_NAME.search(path.name)) is not None
+    ]
+    if not found:
+        _refuse_unfinished(root)
+        _refuse_pytorch(root)
+        hint = f"; to use one file, name it: {files[0]}" if len(files) == 1 else ""
+        if RANK_FOLDER.fullmatch(root.absolute().name) is not None:
+            one = f", or its file: {files[0]}" if files else ""
+            hint = f"; this is the folder of one rank, name the one above: {root.parent}{one}"
+        hint = hint or f"; say where they are with --pattern{hint_at_pattern(root)}"
+        below = checkpoints_in(root)
+        if below:
+            hint = f"; a checkpoint lies in {shorten(map(str, below), 3)}: name one as SRC"
+        finished = [str(save) for save in saves if unfinished_save(save) is None]
+        if finished:
+            hint = f"; an emergency save may do, name it as SRC: {shorten(finished, 3)}"
+        text = (
+            f"{root}: no rank folders (rank_0, rank_1, ...) and no checkpoint files with "
+            f"rank_N in their names{hint}"
+        )
+        raise PlanError([text, *unfinished(notes)])
+    return found
+
+
+def _refuse_unfinished(root: Path) -> None:
+    """Raise `UnfinishedError` if a run of ckpttool stopped before it wrote any file."""
+    said = incomplete_reason(root)
+    if said is not None:
+        raise UnfinishedError([said])
+
+
+def _refuse_pytorch(root: Path) -> None:
+    """Raise `UnsupportedError` if a folder has PyTorch's files, by their names or contents."""
+    names = [path.name for path in sorted(root.iterdir()) if path.is_file() and _is_pytorchs(path)]
+    if names:
+        other = OTHERS["pytorch"]
+        reason = f"{other.noun} ({shorten(names, 3)}), {other.remedy}"
+        raise UnsupportedError(str(root), None, reason)
+
+
+def _is_pytorchs(path: Path) -> bool:
+    if PYTORCH_NAME.fullmatch(path.name):
+        return True
+    other = recognise(str(path)) if path.suffix in PYTORCH_SUFFIXES else None
+    return other is not None and other.kind == "pytorch"
+
+
+def checkpoints_in(root: Path) -> list[Path]:
+    """Return the folders in a folder that are checkpoints themselves, without emergency saves."""
+    found = {path.parent for path in root.glob("*/*") if _marks_checkpoint(path)}
+    return sorted(path for path in found if EMERGENCY.fullmatch(path.name) is None)
+
+
+def _marks_checkpoint(path: Path) -> bool:
+    """Return whether a path shows that its folder is a checkpoint; logs have rank folders too."""
+    if is_index_name(path.name) or path.name == ".metadata" or HYPER_METADATA.fullmatch(path.name):
+        return True
+    match = RANK_FOLDER.fullmatch(path.name)
+    return match is not None and path.is_dir() and bool(_find_files(path, int(match[2]))[1])
+
+
+def checkpoint_files(folder: Path) -> Iterator[Path]:
+    """Yield files with a checkpoint's suffix; ``.tmp``, ``-graph.meta`` and others have none."""
+    yield from _with_suffix(sorted(folder.iterdir()))
+
+
+def _with_suffix(paths: Iterable[Path]) -> Iterator[Path]:
+    for path in paths:
+        if format_of_suffix(path.name) is not None and path.is_file():
+            yield path
+
+
+# Ranks whose folder has no file to read, and the error if the folder is unreadable.
+Without = dict[int, FormatError | None]
+
+NUMBER = re.compile(r"(\d+)")
+MAX_DEPTH = 5  # folders below the root that are searched for files, to suggest a pattern
+MAX_FILES = 10_000  # that are considered for it
+
+
+def list_by_pattern(root: Path, pattern: str, without: Without) -> list[Found]:
+    """Return the files below ``root`` that match a pattern such as ``node{rank}/*``.
+
+    Ranks whose folder cannot be read are added to ``without``.
+    """
+    if "{rank}" not in pattern:
+        raise PlanError([f"the pattern {pattern} does not say where {{rank}} is in the path"])
+    found = list(_match(root, Path(pattern).parts, None, without))
+    if not found:
+        raise_all(filter(None, without.values()))
+        text = f"{root}: no file matches the pattern {pattern}"
+        raise PlanError([text + hint_at_pattern(root)])
+    return found
+
+
+def _match(
+    folder: Path, parts: tuple[str, ...], rank: int | None, without: Without
+) -> Iterator[Found]:
+    """Yield the files below ``folder`` that match the rest of a pattern with one rank."""
+    if not parts:
+        return
+    spelled = re.escape(parts[0]).replace(r"\{rank\}", r"(\d+)").replace(r"\*", ".*")
+    for path in sorted(folder.iterdir()):
+        match = re.fullmatch(spelled, path.name)
+        ranks = {int(text) for text in match.groups()} if match else set()
+        ranks |= set() if rank is None else {rank}
+        if match is None or len(ranks) > 1:
+            continue
+        here = next(iter(ranks), None)
+        is_meant = "*" not in parts[0] or format_of_suffix(path.name) is not None
+        if len(parts) > 1 and path.is_dir():
+            try:
+                yield from tuple(_match(path, parts[1:], here, without))
+            except OSError as error:
+                if here is None:
+                    raise
+                without[here] = unreadable(path, error)
+        elif len(parts) == 1 and path.is_file() and here is not None and is_meant:
+            name = path.name
+            for i in range(match.re.groups, 0, -1):
+                name = name[: match.start(i)] + "{rank}" + name[match.end(i) :]
+            yield Found(here, path, name)
+
+
+def unreadable(folder: Path, error: OSError) -> FormatError:
+    """Return the error of a rank whose folder cannot be read."""
+    found = UnreadableError(str(folder), None, reason_of(error))
+    found.__cause__ = error
+    return found
+
+
+def hint_at_pattern(root: Path) -> str:
+    """Return the end of a message that names a file and a pattern, or "" if none fits."""
+    for pattern, first in suggest_patterns(root):
+        return f"; found {first}: --pattern {shlex.quote(pattern)}, if that is its rank"
+    return ""
+
+
+def suggest_patterns(root: Path) -> Iterator[tuple[str, str]]:
+    """Yield patterns made from the names of the checkpoint files below a folder.
+
+    Each takes one file of every rank that it finds, or one of every step.
+
+    Yields
+    ------
+    pattern, first
+        The pattern of most files first, and the path of the first of them below ``root``.
+    """
+    groups: dict[tuple[str, str], list[Path]] = defaultdict(list)
+    for path in islice(_files_below(root, MAX_DEPTH), MAX_FILES):
+        inside = path.relative_to(root)
+        groups[NUMBER.sub("#", str(inside.parent)), path.suffix].append(inside)
+    for files in sorted(groups.values(), key=len, reverse=True):
+        pattern = next((one for one in _patterns(files) if _works(root, one)), None)
+        if pattern is not None:
+            yield pattern, str(files[0])
+
+
+def _files_below(folder: Path, depth: int) -> Iterator[Path]:
+    try:
+        inside = sorted(folder.iterdir())
+    except OSError:
+        return  # a suggestion needs no folder that cannot be read
+    for path in inside:
+        if path.is_dir():
+            if depth and not EMERGENCY.fullmatch(path.name):
+                yield from _files_below(path, depth - 1)
+        elif format_of_suffix(path.name) is not None and path.is_file():
+            yield path
+
+
+def _patterns(files: Sequence[Path]) -> Iterator[str]:
+    """Yield possible patterns of files whose folders differ in numbers alone."""
+    suffix = files[0].suffix
+    folders = [str(path.parent) for path in files]
+    for folder in _spell(folders):
+        yield f"{folder}/*{suffix}"
+    heads: dict[str, list[str]] = defaultdict(list)
+    for path in files:
+        head = STEP_IN_NAME.sub("-*", str(path.with_suffix("")))
+        heads[NUMBER.sub("#", head)].append(head)
+    for head in _spell(max(heads.values(), key=len)):
+        yield head + suffix
+
+
+def _spell(names: Sequence[str]) -> Iterator[str]:
+    """Yield names that differ in numbers alone as one, with ``{rank}`` in place of some.
+
+    Numbers that are equal in every name are replaced together; others that vary become ``*``.
+    """
+    split = [NUMBER.split(name) for name in names]
+    columns = {i: tuple(int(parts[i]) for parts in split) for i in range(1, len(split[0]), 2)}
+    varying = {i: numbers for i, numbers in columns.items() if len(set(numbers)) > 1}
+    if columns and not varying:
+        varying = {max(columns): columns[max(columns)]}
+    for ranks in sorted(dict.fromkeys(varying.values()), key=lambda one: -len(set(one))):
+        yield "".join(
+            "{rank}" if columns.get(i) == ranks else "*" if i in varying else part
+            for i, part in enumerate(split[0])
+        )
+
+
+def _works(root: Path, pattern: str) -> bool:
+    """Return whether a pattern finds the files of ranks, one for each rank and step."""
+    try:
+        found = list(_match(root, Path(pattern).parts, None, {}))
+        choose_step(str(root), set_backups_aside(found, []), None, [])
+    except StepError:
+        return True  # the pattern is right; no step is on every rank
+    except (PlanError, OSError):
+        return False
+    return bool(found)

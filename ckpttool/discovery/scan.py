@@ -1,0 +1,284 @@
+"""Finds the files of a checkpoint, one for each rank, all of one step, and reads their headers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+from ckpttool.discovery.checkpoint2 import FILE, scan_checkpoint2
+from ckpttool.discovery.file_names import RANK_IN_NAME, is_wanted, label_of
+from ckpttool.discovery.hyper_parallel import scan_hyper_parallel
+from ckpttool.discovery.leftovers import (
+    is_unfinished_file,
+    note_occasion,
+    on_unfinished_save,
+    set_backups_aside,
+    unfinished_save,
+)
+from ckpttool.discovery.mindformers_output import find_checkpoint, find_strategies
+from ckpttool.discovery.rank_folders import (
+    Without,
+    list_by_pattern,
+    list_rank_files,
+    note_rank_folders,
+    siblings,
+    unfinished,
+)
+from ckpttool.discovery.sharded_files import note_index, scan_indexed
+from ckpttool.discovery.steps import choose_step
+from ckpttool.errors import FormatError, PlanError, UnfinishedError, UnsupportedError, raise_all
+from ckpttool.formats import read_index, read_indexes
+from ckpttool.formats.reading import why_not_a_path
+from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
+from ckpttool.model.diagnostics import Finding, Note
+from ckpttool.model.tensors import FileIndex, Secret
+from ckpttool.model.wording import format_ranks, shorten
+from ckpttool.storage.files import PARTIAL
+from ckpttool.transaction.journal import (
+    describe_unfinished_runs,
+    incomplete_reason,
+    on_half_written,
+)
+
+
+def scan(
+    src: str,
+    pattern: str | None = None,
+    step: str | None = None,
+    *,
+    key: bytes | Secret | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Catalog:
+    """Return the catalog of a checkpoint: the header of every rank's file.
+
+    Parameters
+    ----------
+    src
+        A folder of rank folders, or the output folder of a MindFormers run that contains them, or
+        one file, which is rank 0; or a merged checkpoint in several files: its folder or its index.
+    pattern
+        Path of a rank's file below ``src``, with ``{rank}`` for its number and ``*`` for anything;
+        a file name with a ``*`` matches only files with a checkpoint's suffix.
+    step
+        The step to read, as in the names (``10_1``), or a whole file name without its suffix.  By
+        default the newest that every rank has; steps are compared as numbers.
+    key
+        The key of encrypted files, as given to MindSpore (``enc_key``).
+    on_progress
+        Called with the number of rank files whose headers were read, and with their total.
+
+    Raises
+    ------
+    PlanError
+        There are no files, two files for a rank, or an index that does not fit them.
+    StepError
+        There is no step that every rank has.
+    FormatError
+        ``src`` is one file and is damaged.  Files that are damaged or unreadable among several are
+        in ``Catalog.damaged``.
+    OSError
+        A folder cannot be read, or ``src`` if it is one file.
+    """
+    catalog = scan_all(src, pattern, step, key=key, on_progress=on_progress)
+    if catalog.findings:
+        texts = [finding.text for finding in catalog.findings]
+        raise_all([*catalog.damaged.values(), PlanError([*catalog.problems, *texts])])
+    return catalog
+
+
+def scan_all(
+    src: str,
+    pattern: str | None = None,
+    step: str | None = None,
+    *,
+    key: bytes | Secret | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Catalog:
+    """Return the catalog as `scan` does, with ``Catalog.findings`` in place of errors."""
+    url = why_not_a_path(src)
+    if url is not None:
+        raise PlanError([f"{src}: {url}"])
+    root = Path(src)
+    key = Secret(key) if isinstance(key, bytes) else key
+    undivided = _scan_undivided(root, src, key) if pattern is None else None
+    if undivided is not None:
+        return undivided
+    if not root.is_dir():
+        return _scan_file(root, key, step)
+    notes: list[Note] = []
+    without: Without = {}
+    if pattern is None:
+        root = find_checkpoint(root, notes)
+        described = _scan_described(root, step, key, notes)
+        if described is not None:
+            return described
+    try:
+        chosen, label = _choose_files(root, pattern, step, notes, without)
+    except UnfinishedError as error:
+        findings = tuple(Finding("unfinished", text) for text in error.problems)
+        notes += describe_unfinished_runs(root)
+        return RankCatalog(str(root), {}, notes=tuple(notes), findings=findings)
+    indexes = read_indexes((str(chosen[rank]) for rank in sorted(chosen)), key, on_progress)
+    found_in = dict(zip(sorted(chosen), indexes, strict=True))
+    files = {n: index for n, index in found_in.items() if isinstance(index, FileIndex)}
+    damaged = {n: error for n, error in found_in.items() if isinstance(error, FormatError)}
+    unreadable = {rank: error for rank, error in without.items() if error is not None}
+    missing = tuple(sorted({*_gaps({*chosen, *unreadable}), *(without.keys() - unreadable.keys())}))
+    notes += [_missing_note(root, missing)] if missing else []
+    notes += _note_encryption(files, key)
+    strategy_files = find_strategies(root, chosen, notes)
+    problems = tuple(_problems(root, chosen.values()))
+    notes += describe_unfinished_runs(root)
+    return RankCatalog(
+        str(root),
+        files,
+        step=label,
+        damaged=dict(sorted({**damaged, **unreadable}.items())),
+        strategy_files=strategy_files,
+        notes=tuple(note for note in notes if note.text not in problems),  # reported once
+        problems=problems,
+        missing_ranks=missing,
+        one_of_several=_why_one_rank(chosen, missing),
+    )
+
+
+def _why_one_rank(chosen: Mapping[int, Path], missing: Sequence[int]) -> str:
+    """Return what shows that a folder's only file is of one rank of several; "" if nothing does."""
+    if len(chosen) != 1:
+        return ""
+    ((rank, path),) = chosen.items()
+    if missing:
+        return f"it is of rank {rank}, and {format_ranks(missing)} should be there, too"
+    return why_one_of_several(path)
+
+
+def _missing_note(root: Path, ranks: tuple[int, ...]) -> Note:
+    return Note("absent", f"{format_ranks(ranks)}: no checkpoint file found in {root}", ranks)
+
+
+def _scan_undivided(root: Path, src: str, key: Secret | None) -> Catalog | None:
+    """Return a merged checkpoint in several files; None if ``src`` is neither folder nor index."""
+    found = scan_indexed(src, key)
+    if found is None:
+        return None
+    of_one = [why_one_of_several(Path(file.path)) for file in found.files.values()]
+    return replace(
+        found,
+        one_of_several=next(filter(None, of_one), ""),
+        notes=(*found.notes, *_note_encryption(found.files, key)),
+        problems=(*found.problems, *_problems(root if root.is_dir() else root.parent)),
+    )
+
+
+def _scan_described(
+    root: Path, step: str | None, key: Secret | None, notes: list[Note]
+) -> Catalog | None:
+    """Return a checkpoint that describes itself; None if this one does not."""
+    described = scan_checkpoint2(str(root), step)
+    if described is None:
+        described = scan_hyper_parallel(str(root), step)
+    if described is None:
+        return None
+    notes += [*described.notes, *_note_encryption(described.files, key)]
+    note_rank_folders(root, notes)
+    return replace(described, notes=tuple(notes))
+
+
+def _choose_files(
+    root: Path, pattern: str | None, step: str | None, notes: list[Note], without: Without
+) -> tuple[Mapping[int, Path], str | None]:
+    """Return the file of each rank, and the step; ranks without a file are added to ``without``."""
+    if pattern is None:
+        found = list_rank_files(root, notes, without)
+    else:
+        found = list_by_pattern(root, pattern, without)
+        raise_all(error for item in found for error in _refusals(item.path))
+    if step is None:
+        found = set_backups_aside(found, notes)
+    try:
+        return choose_step(str(root), found, step, notes)
+    except PlanError as error:
+        raise type(error)([*error.problems, *unfinished(notes)]) from error
+
+
+def _gaps(ranks: Collection[int]) -> Iterator[int]:
+    """Yield the numbers that are left out, at most 1000 in a row: a name may have a wild one."""
+    for low, high in pairwise((-1, *sorted(ranks))):
+        yield from range(low + 1, min(high, low + 1000))
+
+
+def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
+    if path.exists() and not path.is_file():
+        raise PlanError([f"{path}: neither a file nor a folder"])
+    label = label_of(path.name)
+    if step is not None and label is not None and not is_wanted(path.name, {0: path}, step):
+        raise PlanError([f"{path}: a file of step {label}, as its name says, and not of {step}"])
+    raise_all(_refusals(path))
+    notes: list[Note] = []
+    notes += note_index(path)
+    note_occasion(path.name, notes)
+    files = {0: read_index(str(path), key)}
+    notes += _note_encryption(files, key)
+    problems = tuple(_problems(path))
+    return MergedCatalog(
+        str(path),
+        files,
+        notes=tuple(notes),
+        problems=problems,
+        one_of_several=why_one_of_several(path),
+    )
+
+
+def why_one_of_several(path: Path) -> str:
+    """Return what shows that a file holds the tensors of one of several ranks; "" if nothing does.
+
+    A link is judged by its own path and by that of its target.
+    """
+    for one in dict.fromkeys((path.absolute(), path.resolve())):
+        folder, beside = siblings(one)
+        if beside:
+            return f"beside {folder} lie {shorten(beside, 3)}"
+        match = RANK_IN_NAME.search(one.name) or RANK_IN_NAME.fullmatch(one.parent.name)
+        if match is not None and (match.string == one.name or int(match[1])):
+            return f"{match.string} says that it is rank {int(match[1])}"
+        numbered = FILE.fullmatch(one.name)
+        if numbered is not None and int(numbered["total"]) > 1:
+            return f"{one.name} says that it is one of {int(numbered['total'])} files"
+    return ""
+
+
+def _refusals(path: Path) -> Iterator[FormatError]:
+    """Yield why a file is not read, if its name says that it is incomplete."""
+    if is_unfinished_file(path):
+        reason = "a save that did not finish; if you know that it is all there, rename it"
+        if path.suffix == PARTIAL:
+            reason = "the temporary file of a run of ckpttool that did not end: of full size, and "
+            reason += "zeros where nothing was written; the same command with --resume finishes it"
+        yield UnsupportedError(str(path), None, reason)
+
+
+def _problems(whole: Path, files: Iterable[Path] = ()) -> Iterator[str]:
+    """Yield the problems of a folder or file, or of the chosen files, that are not complete."""
+    saves = [unfinished_save(path) for path in (whole, *files)]
+    for save in dict.fromkeys(filter(None, saves)):
+        yield on_unfinished_save(save)
+    reason = incomplete_reason(whole)
+    yield from on_half_written(whole) if reason is None else [reason]
+
+
+def _note_encryption(files: Mapping[int, FileIndex], key: Secret | None) -> Iterator[Note]:
+    """Yield notes on a key, on a lacking key, and on checksums of encrypted files."""
+    encrypted = {rank: file for rank, file in files.items() if file.cipher is not None}
+    if key is not None and files and not encrypted:
+        yield Note("encryption", "no file is encrypted, so the key was not needed")
+    plain = [rank for rank, file in files.items() if file.cipher is None and file.nbytes]
+    if encrypted and plain:
+        text = f"{format_ranks(plain)}: not encrypted, though others are; are they of this run?"
+        yield Note("encryption", text, is_warning=True)
+    void = [rank for rank, file in encrypted.items() if file.attrs.get("crc_num") == "0"]
+    if void:
+        text = f"{format_ranks(void)}: encrypted and saved with crc_check, for which MindSpore "
+        text += "stores the checksum 0 and cannot read the file; read here, without a checksum"
+        yield Note("encryption", text)

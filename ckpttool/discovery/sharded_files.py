@@ -1,0 +1,194 @@
+"""Finds a merged checkpoint in several files, and compares its index with them.
+
+Its folder has an index file (`ckpttool.formats.weight_index`), or just one ``model.safetensors``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from ckpttool.discovery.rank_folders import RANK_FOLDER
+from ckpttool.errors import FormatError, PlanError
+from ckpttool.formats import format_of_suffix, read_index, read_indexes
+from ckpttool.formats.weight_index import (
+    REST,
+    WeightIndex,
+    is_index_name,
+    is_inside,
+    read_index_file,
+)
+from ckpttool.model.catalog import Catalog, MergedCatalog
+from ckpttool.model.diagnostics import Finding, Note
+from ckpttool.model.tensors import FileIndex, Secret
+from ckpttool.model.wording import count, shorten
+
+SINGLE = "model.safetensors"  # what Hugging Face calls a checkpoint in one file
+PART = re.compile(r"(part\d+|[\w.-]*model-\d{5}-of-\d{5}|hyper_param)\.\w+")
+
+
+def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
+    """Return the catalog of a merged checkpoint in a folder; None if ``src`` is something else.
+
+    Files are numbered from 0 in the order of their names, in which numbers count as numbers; the
+    file that goes to every rank is the last.  Contradictions between an index and the files are in
+    ``Catalog.findings``.
+
+    Parameters
+    ----------
+    src
+        The folder, or an index file in it.
+    key
+        The key of encrypted files.
+
+    Raises
+    ------
+    FormatError
+        An index is damaged.
+    PlanError
+        The folder holds several checkpoints.
+    OSError
+        A folder or a file cannot be read.
+    """
+    root = Path(src)
+    if root.is_file() and is_index_name(root.name):
+        return _read_catalog(src, root.parent, [read_index_file(src)], key)
+    if not root.is_dir():
+        return None
+    inside = sorted(root.iterdir())
+    indexes = [read_index_file(str(p)) for p in inside if is_index_name(p.name) and p.is_file()]
+    files = [path for path in inside if format_of_suffix(path.name) is not None and path.is_file()]
+    ranks = [path.name for path in inside if RANK_FOLDER.fullmatch(path.name) and path.is_dir()]
+    if not indexes:
+        if [path.name for path in files] == [SINGLE] and not ranks:
+            return MergedCatalog(src, {0: read_index(str(files[0]), key)})
+        if files and not ranks and all(PART.fullmatch(path.name) for path in files):
+            names = shorten((path.name for path in files), 3)
+            reason = f"{src}: {names}: parts of a checkpoint, and no index that says whether they "
+            reason += "are all (param_name_map.json or model.safetensors.index.json); was the run "
+            lost = Finding("missing", reason + "that wrote them cut short?")
+            held, damaged = _read_headers([str(path) for path in files], key)
+            return MergedCatalog(src, held, damaged=damaged, findings=(lost,))
+        return None
+    named = shorten(Path(index.path).name for index in indexes)
+    if ranks:
+        reason = f"{src}: an index ({named}) and rank folders ({shorten(ranks, 3)}): two "
+        raise PlanError([reason + "checkpoints; name the index, or say with --pattern"])
+    if any(index.files != indexes[0].files for index in indexes):
+        raise PlanError([f"{src}: {named} do not say the same; name the one that is meant"])
+    return _read_catalog(src, root, indexes, key)
+
+
+def note_index(path: Path) -> Iterator[Note]:
+    """Yield a note if a single file is beside an index, which names further files."""
+    try:
+        beside = sorted(other.name for other in path.absolute().parent.iterdir())
+    except OSError:
+        return  # the note is a courtesy; a folder need not be readable
+    indexes = [name for name in beside if is_index_name(name)]
+    if indexes:
+        text = f"{path}: one file, taken for the whole, though beside it lies {indexes[0]}"
+        yield Note("passed over", text)
+
+
+def _read_catalog(src: str, root: Path, indexes: list[WeightIndex], key: Secret | None) -> Catalog:
+    """Return the catalog of the files that indexes name; all indexes name the same."""
+    index = indexes[0]
+    named: dict[str, list[str]] = defaultdict(list)
+    for name, file in index.files.items():
+        named[file].append(name)
+    findings = [
+        Finding("damaged", f"{index.path}: {file!r} is not below the folder of the index")
+        for file in named
+        if not is_inside(file)
+    ]
+    for suffix in sorted({Path(file).suffix for file in named}):
+        if (root / (REST + suffix)).is_file():
+            named.setdefault(REST + suffix, [])
+    inside = sorted(filter(is_inside, named), key=_sort_key)
+    there = [file for file in inside if (root / file).is_file()]
+    for file in (file for file in inside if file not in there):
+        text = f"{root / file}: not there, and {index.path} says it has {_tensors(named[file])}"
+        findings.append(Finding("missing", text))
+    files, damaged = _read_headers([str(root / file) for file in there], key)
+    held = {Path(file.path).relative_to(root).as_posix(): file for file in files.values()}
+    findings += _contradictions(index, named, held)
+    rest = next((file for at, file in held.items() if Path(at).stem == REST), None)
+    is_partial = bool(damaged or findings)
+    return MergedCatalog(
+        src,
+        files,
+        damaged=damaged,
+        notes=tuple(_notes(root, indexes, named, files.values(), is_partial)),
+        indexes=tuple(index.path for index in indexes),
+        common_tensors=(
+            {} if rest is None else {name: name in index.files for name in rest.tensors}
+        ),
+        findings=tuple(findings),
+    )
+
+
+def _read_headers(
+    paths: list[str], key: Secret | None
+) -> tuple[dict[int, FileIndex], dict[int, FormatError]]:
+    """Return the headers of files by their number, and the errors of the others."""
+    found = dict(enumerate(read_indexes(paths, key)))
+    files = {n: file for n, file in found.items() if isinstance(file, FileIndex)}
+    return files, {n: error for n, error in found.items() if isinstance(error, FormatError)}
+
+
+def _sort_key(file: str) -> tuple[bool, list[tuple[int, str]]]:
+    """Return a sort key: numbers as numbers, the file that goes to every rank last."""
+    words = re.split(r"(\d+)", file)
+    for i in range(1, len(words), 2):
+        words[i] = words[i].lstrip("0")
+    return Path(file).stem == REST, [(len(w) * (i % 2), w) for i, w in enumerate(words)]
+
+
+def _contradictions(
+    index: WeightIndex, named: Mapping[str, list[str]], held: Mapping[str, FileIndex]
+) -> Iterator[Finding]:
+    """Yield the contradictions between the index and the files."""
+    for at, file in held.items():
+        lost = [name for name in named[at] if name not in file.tensors]
+        if lost:
+            text = f"{file.path}: lacks {_tensors(lost)} that {index.path} says are in it"
+            yield Finding("missing", text)
+        twice = [name for name in file.tensors if index.files.get(name, at) != at]
+        if twice:
+            there = shorten(sorted({index.files[name] for name in twice}), 3)
+            text = f"{file.path}: holds {_tensors(twice)} that {index.path} says are in {there}"
+            yield Finding("damaged", text)
+        unknown = [name for name in file.tensors if name not in index.files]
+        if unknown and Path(at).stem != REST:
+            text = f"{file.path}: holds {_tensors(unknown)} that {index.path} does not name"
+            yield Finding("damaged", text)
+
+
+def _tensors(names: list[str]) -> str:
+    return f"{count(len(names), 'tensor')} ({shorten(names, 3)})"
+
+
+def _notes(
+    root: Path,
+    indexes: Iterable[WeightIndex],
+    named: Mapping[str, list[str]],
+    files: Iterable[FileIndex],
+    is_partial: bool,
+) -> Iterator[Note]:
+    """Yield notes on skipped files, and on a total size that does not match."""
+    others = [
+        path.name
+        for path in sorted(root.iterdir())
+        if format_of_suffix(path.name) is not None and path.name not in named
+    ]
+    if others:
+        yield Note("passed over", f"{root}: passed over {shorten(others)}, not in the index")
+    tensors = {name: tensor.meta for file in files for name, tensor in file.tensors.items()}
+    for index in indexes:
+        total = sum(meta.nbytes for name, meta in tensors.items() if name in index.files)
+        if index.total_size not in (None, total) and not is_partial:
+            text = f"{index.path}: total_size is {index.total_size}, and the tensors that it names "
+            yield Note("doubt", text + f"have {total} bytes; each of them is complete")

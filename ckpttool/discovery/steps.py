@@ -1,0 +1,225 @@
+"""Chooses one step of a checkpoint: a file for each rank, all saved together.
+
+MindFormers records the last save of a rank in ``meta.json`` in the rank's folder: an object with
+``last_epoch`` and ``last_step`` (numbers) and ``last_ckpt_file`` (a name that ends in the same
+step).  It is replaced when a save is complete.  So a step is recorded if no rank's record is older.
+
+Source
+------
+MindFormers ``core/callback/callback.py`` (``record_last_ckpt_to_json``), ``tools/resume_ckpt.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckpttool.discovery.file_names import Found, Step, is_wanted, label_of, run_of, step_of
+from ckpttool.discovery.leftovers import note_occasion
+from ckpttool.errors import FormatError, PlanError, StepError
+from ckpttool.formats.strict_json import read_json_object
+from ckpttool.model.diagnostics import Note
+from ckpttool.model.wording import format_ranks, shorten
+
+MAX_BYTES = 1 << 16  # of meta.json: three short entries; what is larger is something else
+
+Groups = Mapping[str, Mapping[int, Path]]  # common part of the names -> rank -> file
+
+
+def choose_step(
+    src: str, found: list[Found], wanted: str | None, notes: list[Note]
+) -> tuple[Mapping[int, Path], str | None]:
+    """Return one file for each rank, all of one step, and the step's label.
+
+    The step is ``wanted``, or else the newest that every rank has; where MindFormers kept records,
+    the newest recorded one.
+    """
+    ranks = sorted({item.rank for item in found})
+    groups = _group_by_name(found, len(ranks))
+    keys = [key for key in groups if wanted is None or is_wanted(key, groups[key], wanted)]
+    if not keys or (wanted is not None and wanted.isdecimal() and len(keys) > 1):
+        have = shorten(sorted({_spell(key, groups[key]) for key in keys or groups}), 8)
+        if keys:
+            raise PlanError([f"{src}: --step {wanted} may be any of {have}; give epoch and step"])
+        are = f"is only {have}" if len(groups) == 1 else f"are {have}"
+        has_steps = any(map(step_of, groups))
+        remedy = "" if has_steps else ", of which no name tells a step; leave --step away"
+        raise PlanError([f"{src}: no file of step {wanted}; there {are}{remedy}"])
+    complete = [key for key in keys if len(groups[key]) == len(ranks)]
+    if not complete:
+        raise StepError([_incomplete_problem(src, groups, keys, ranks)])
+    chosen = {key: groups[key] for key in keys}
+    records = _read_last_saves(found, notes) if wanted is None else {}
+    recorded = [key for key in complete if _is_recorded(groups[key], records)]
+    best = max(recorded or complete, key=_order_of)
+    if recorded:
+        notes += _record_notes(chosen, best, records)
+    else:
+        _check_rivals(src, chosen, best)
+        notes += _choice_notes(chosen, best, ranks, records)
+    note_occasion(best, notes)
+    return groups[best], label_of(best)
+
+
+def _spell(key: str, files: Mapping[int, Path]) -> str:
+    """Return the step in a name, or else the name of the lowest rank's file."""
+    return label_of(key) or files[min(files)].name
+
+
+def _order_of(key: str) -> Step:
+    return step_of(key) or Step(-1, -1, False)
+
+
+def _incomplete_problem(src: str, groups: Groups, keys: Sequence[str], ranks: Sequence[int]) -> str:
+    absent = [
+        f"{key} is not in {format_ranks([rank for rank in ranks if rank not in groups[key]])}"
+        for key in keys
+    ]
+    everywhere = [key for key in groups if len(groups[key]) == len(ranks)]
+    have = f"every rank has {shorten(everywhere)}"
+    if not everywhere:
+        have = "no step is in every rank; put back what is lacking, or move the folders of these "
+        have += "ranks away: replicas stand in for ranks that are missing, if there are any"
+    return f"{src}: {shorten(absent)}; {have}"
+
+
+def _is_recorded(files: Mapping[int, Path], records: Mapping[int, LastSave]) -> bool:
+    """Return whether every rank with a record recorded these files, or later ones of the run."""
+    return bool(records) and all(
+        record.is_of_run(files[rank]) and _order_of(files[rank].name) <= record.step
+        for rank, record in records.items()
+    )
+
+
+def _record_notes(chosen: Groups, best: str, records: Mapping[int, LastSave]) -> Iterator[Note]:
+    """Yield notes on the choice by records, and on skipped files."""
+    last = min(record.step for record in records.values())
+    text = f"step {label_of(best)}, the newest that meta.json records and every rank has"
+    if _order_of(best) != last:
+        text = f"step {label_of(best)}, the newest that every rank has up to step {last.label}, "
+        text += "which meta.json records"
+    if len(chosen) > 1:
+        yield Note("step", f"{text}, of {len(chosen)}")
+    series = {rank: (run_of(path.name), path.suffix) for rank, path in chosen[best].items()}
+    newer = []
+    others = []
+    for key, files in chosen.items():
+        if any((run_of(path.name), path.suffix) != series[rank] for rank, path in files.items()):
+            others.append(files[min(files)].name)
+        elif _order_of(key) > last:
+            newer.append(str(label_of(key)))
+    if newer:
+        text = f"step {shorten(newer)}: newer than meta.json records, so unfinished or left from"
+        yield Note("unfinished", f"{text} another run; passed over (--step takes it)")
+    if others:
+        text = f"{shorten(others)}: of another run than meta.json records; passed over"
+        yield Note("passed over", f"{text} (--step takes it)")
+
+
+def _check_rivals(src: str, chosen: Groups, best: str) -> None:
+    """Raise PlanError if the chosen files differ in more than their steps."""
+    has_nameless = any(step_of(key) is None for key in chosen)
+    rivals = [
+        key
+        for key in chosen
+        if key != best
+        and (has_nameless or _order_of(key) == _order_of(best) or run_of(key) != run_of(best))
+    ]
+    if rivals:
+        first = min(chosen[rivals[0]])  # the others of the rivals may not be of this rank
+        files = (
+            chosen[key].get(first, next(iter(chosen[key].values()))) for key in (best, *rivals)
+        )
+        named = shorten(path.name for path in files)
+        of_ranks = format_ranks(sorted(chosen[rivals[0]]))
+        raise PlanError(
+            [
+                (
+                    f"{src}: several files for {of_ranks}, and nothing says which is meant: "
+                    f"{named}; choose with --pattern or --step, which takes a name, too"
+                )
+            ]
+        )
+
+
+def _choice_notes(
+    chosen: Groups, best: str, ranks: Sequence[int], records: Mapping[int, LastSave]
+) -> Iterator[Note]:
+    """Yield notes on the choice among several steps, and on records that it does not match."""
+    newest = max(chosen, key=_order_of)
+    if newest != best:
+        without = format_ranks([rank for rank in ranks if rank not in chosen[newest]])
+        text = f"step {label_of(best)}, the newest that every rank has "
+        yield Note("older step", f"{text}(step {label_of(newest)} is not in {without})")
+    elif len(chosen) > 1:
+        yield Note("step", f"step {label_of(best)}, the newest of {len(chosen)}")
+    if records:
+        last = min(record.step for record in records.values()).label
+        text = f"step {label_of(best)}: meta.json records step {last}, which not every rank has"
+        yield Note("unfinished", text)
+
+
+def _group_by_name(found: list[Found], count: int) -> Groups:
+    """Group the files of all ranks that were saved together, by their common name.
+
+    A number at the end of a name, or before its step, may be the rank (``checkpoint_3.h5``) or
+    just part of the name; if a name is the same on every rank, it is part of the name.
+    """
+    groups: dict[str, dict[int, Path]] = {}
+    plain: dict[str, dict[int, Path]] = {}
+    problems = []
+    for item in found:
+        plain.setdefault(item.path.name, {})[item.rank] = item.path
+    for item in found:
+        shared = len(plain[item.path.name]) == count
+        group = groups.setdefault(item.path.name if shared else item.key, {})
+        if item.rank in group:
+            problems.append(f"rank {item.rank}: two files, {group[item.rank]} and {item.path}")
+        group[item.rank] = item.path
+    if problems:
+        raise PlanError(problems)
+    return groups
+
+
+@dataclass(frozen=True, slots=True)
+class LastSave:
+    """The last save of one rank: its step and the name of its file."""
+
+    step: Step
+    name: str
+
+    def is_of_run(self, path: Path) -> bool:
+        """Return whether the same training run saved a file of this rank, in the same format."""
+        return (run_of(path.name), path.suffix) == (run_of(self.name), Path(self.name).suffix)
+
+
+def _read_last_saves(found: Iterable[Found], notes: list[Note]) -> Mapping[int, LastSave]:
+    """Return rank to record; broken records are left out, with a note."""
+    records = {}
+    broken: dict[int, FormatError] = {}
+    for rank, folder in sorted({(item.rank, item.path.parent) for item in found}):
+        path = folder / "meta.json"
+        if not path.is_file():
+            continue
+        try:
+            records[rank] = _read_last_save(path)
+        except FormatError as error:
+            broken[rank] = error
+    if broken:
+        text = f"{format_ranks(tuple(broken))}: no record of the step saved last"
+        notes.append(Note("doubt", f"{text}: {next(iter(broken.values()))}"))
+    return records
+
+
+def _read_last_save(path: Path) -> LastSave:
+    entries = read_json_object(str(path), MAX_BYTES)
+    epoch, step = (entries.get(key) for key in ("last_epoch", "last_step"))
+    name = entries.get("last_ckpt_file")
+    if not isinstance(name, str) or type(epoch) is not int or type(step) is not int:
+        reason = "expected the numbers last_epoch and last_step and the name last_ckpt_file"
+        raise FormatError(str(path), None, reason)
+    recorded = step_of(name)
+    if recorded is None or recorded[:2] != (epoch, step):
+        raise FormatError(str(path), None, f"says step {epoch}_{step} and names the file {name}")
+    return LastSave(recorded, name)

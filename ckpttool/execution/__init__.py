@@ -1,0 +1,1 @@
+"""From a plan to files: copying, memory, and the executors that do the work."""

@@ -1,0 +1,162 @@
+"""The workers of a Dask cluster that is running already.
+
+Dask does a task again on another worker if one dies with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import CancelledError, Executor, Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from ckpttool.concurrency import Threads
+from ckpttool.errors import EngineError
+from ckpttool.execution.cluster import Cluster
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+
+A = TypeVar("A")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+CONNECT_SECONDS = 10
+POLL_SECONDS = 2.0  # between two looks at which workers there are
+SILENT_SECONDS = 60.0  # without a worker, or without an answer of the scheduler
+
+
+@contextmanager
+def open_dask(name: str, where: str) -> Iterator[Executor]:
+    """The workers of a Dask scheduler.
+
+    Parameters
+    ----------
+    name
+        The word for the engine.
+    where
+        The scheduler's address, or the path of its scheduler file.
+
+    Raises
+    ------
+    EngineError
+        Dask is not installed, the scheduler cannot be reached, or it has no workers.
+    """
+    try:
+        import dask
+        from distributed import Client
+    except ImportError as error:
+        reason = f"it needs Dask: pip install 'ckpttool[dask]' ({error})"
+        raise EngineError(name, reason) from error
+    address = _address(name, where)
+    _knock(name, address)
+    # Tasks are large where a file is put together from many; that is no mistake to be told of.
+    with (
+        dask.config.set({"distributed.admin.large-graph-warning-threshold": "1GB"}),
+        Client(address, timeout=CONNECT_SECONDS, set_as_default=False) as client,
+    ):
+        yield DaskCluster(name, client)
+
+
+def _address(name: str, where: str) -> str:
+    """The address of a scheduler, read from its scheduler file if ``where`` is one."""
+    if "://" in where or not ("/" in where or where.endswith(".json")):
+        return where
+    try:
+        return str(json.loads(Path(where).read_bytes())["address"])
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        reason = f"no scheduler file, as dask scheduler --scheduler-file writes it ({error})"
+        raise EngineError(name, reason) from error
+
+
+def _knock(name: str, address: str) -> None:
+    """Raise `EngineError` if no scheduler answers; a client would wait for ever, for some."""
+    from distributed import Security
+    from distributed.comm import connect
+
+    async def reach() -> None:
+        security = Security().get_connection_args("client")
+        await (await connect(address, timeout=CONNECT_SECONDS, **security)).close()
+
+    try:
+        asyncio.run(asyncio.wait_for(reach(), CONNECT_SECONDS))
+    except (OSError, ValueError, asyncio.TimeoutError) as error:
+        reason = f"no scheduler answers at {address} within {CONNECT_SECONDS} s"
+        reason += f" ({error})" if str(error) else ""
+        reason += "; the address is the one that dask scheduler prints, such as tcp://node7:8786, "
+        reason += "not the dashboard's"
+        raise EngineError(name, reason) from error
+
+
+class DaskCluster(Cluster):
+    """A connection to a Dask scheduler."""
+
+    def __init__(self, name: str, client: Client) -> None:
+        self.name = name
+        self._client = client
+        self._pool = client.get_executor(pure=False)
+        self._nthreads: Mapping[str, int] = client.nthreads()
+        if not self._nthreads:
+            reason = "the scheduler has no workers; start some with: dask worker ADDRESS"
+            raise EngineError(name, reason)
+        self._beside = Threads(1)  # a scheduler that hangs does not make the run hang
+        self._poll: Future[Mapping[str, int]] | None = None
+        self._polled = self._heard = time.monotonic()
+
+    @property
+    def width(self) -> int:
+        """Threads of all workers."""
+        return sum(self._nthreads.values())
+
+    @property
+    def threads(self) -> int:
+        """Those of the worker that has the most."""
+        return max(self._nthreads.values(), default=1)
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Hand a call to any worker."""
+        return self._pass_on(self._pool.submit(fn, *args, **kwargs))
+
+    def stop(self) -> None:
+        """Cancel all calls in one message; what workers do now goes on until they look about."""
+        self._pool.shutdown(wait=False)
+
+    def ask(self, function: Callable[[A], T], argument: A) -> Mapping[str, T | BaseException]:
+        """What each worker answers, or its exception; by host and address."""
+        hosts = self._client.run(socket.gethostname, on_error="return")
+        answers = self._client.run(function, argument, on_error="return")
+        named = {f"worker on {hosts.get(at)} ({at})": answer for at, answer in answers.items()}
+        try:  # it unpacks what it hands on
+            self._client.run_on_scheduler(callable, function)
+        except Exception as error:
+            named["scheduler"] = error
+        return named
+
+    def watch(self) -> None:
+        """Raise `EngineError` if no worker was there for a while, or the scheduler is gone."""
+        now = time.monotonic()
+        if self._poll is None and now > self._polled + POLL_SECONDS:
+            self._poll, self._polled = self._beside.submit(self._client.nthreads), now
+        if self._poll is not None and self._poll.done():
+            self._nthreads = {} if self._poll.exception() else self._poll.result()
+            self._poll = None
+            self._heard = now if self._nthreads else self._heard
+        if now > self._heard + SILENT_SECONDS:
+            raise EngineError(self.name, f"no worker was heard of for {SILENT_SECONDS:.0f} s")
+
+    def _explain(self, error: BaseException) -> BaseException:
+        from distributed import KilledWorker
+
+        if isinstance(error, KilledWorker):
+            return EngineError(self.name, f"workers died one after the other: {error}")
+        if isinstance(error, RuntimeError | ImportError | AttributeError):  # what unpickling raises
+            return EngineError(self.name, f"a worker cannot take a task: {error}")
+        if isinstance(error, CancelledError):
+            return EngineError(self.name, "the connection to the scheduler was lost")
+        return error

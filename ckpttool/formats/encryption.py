@@ -1,0 +1,374 @@
+"""Encrypted ``.ckpt`` files: what ``save_checkpoint(..., enc_key=..., enc_mode=...)`` writes.
+
+Bytes
+-----
+The records of a ``.ckpt`` (the plaintext) are cut into blocks, of 64 MiB but for the last; any
+other size is read.  Each is encrypted by itself, and the blocks follow each other, with nothing
+between them, and before them only map parameters, in clear (MindSpore cannot read that back)::
+
+    4 bytes      magic: d8 5e 3a 7f AES-GCM, d9 5e 3a 7f AES-CBC, da 5e 3a 7f SM4-CBC
+    16 bytes     tag, with AES-GCM only
+    4 bytes      length of the rest of the block, 24 + N
+    4 bytes      length of the IV, MUST be 16
+    16 bytes     IV
+    4 bytes      N
+    N bytes      ciphertext
+
+Numbers are unsigned, little endian.
+
+* AES-GCM: the nonce is the first 12 bytes of the IV, there is no associated data, and the
+  ciphertext is as long as the plaintext.
+* AES-CBC, SM4-CBC: the IV is all 16 bytes, the plaintext is padded to a multiple of 16 (PKCS #7).
+  Nothing proves that the bytes are genuine: of damage only the padding and the records can tell.
+* Keys have 16, 24 or 32 bytes, those of SM4 16.
+* All blocks of a file MUST have the same magic.
+* With ``crc_check=True`` the trailer of a ``.ckpt`` lies behind the last block, with the number 0,
+  and MindSpore cannot read the file.  It is read here.
+
+A key fits if the plaintext begins as a record does.
+
+Not read: what MindSpore 1.3 wrote, ``d8 5e 3a 7f`` for AES-CBC as well, and no tag.
+
+Limits: `MAX_BLOCKS` blocks; every length is checked against the file.
+
+Source
+------
+MindSpore 2.10 ``train/serialization.py`` (``_exec_save``) and ``core/utils/crypto.cc``; files of
+2.0 and 2.10.
+
+The plaintext of encrypted files, read from any byte on in a fixed amount of memory.
+
+GCM is counter mode, whose counter at byte ``16 * i`` of a block is ``2 + i``, 4 bytes big endian
+behind the nonce.  CBC goes on from any 16 bytes with the 16 bytes of ciphertext before them as the
+IV.  So no block has to be decrypted from its beginning, and no more than `PIECE_BYTES` of one are
+in memory.
+
+The package cryptography is imported when the first byte is decrypted, for few users need it.
+
+Source
+------
+NIST SP 800-38A and 800-38D.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckpttool.concurrency import go_on
+from ckpttool.errors import AuthenticityError, FormatError, UnsupportedError
+from ckpttool.formats.reading import open_source
+from ckpttool.model.tensors import Block, Ciphertext, Secret, SourceStamp
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers import CipherContext
+
+
+MODES = {
+    b"\xd8\x5e\x3a\x7f": "AES-GCM",
+    b"\xd9\x5e\x3a\x7f": "AES-CBC",
+    b"\xda\x5e\x3a\x7f": "SM4-CBC",
+}
+KEY_BYTES = {"AES-GCM": (16, 24, 32), "AES-CBC": (16, 24, 32), "SM4-CBC": (16,)}
+MAX_BLOCKS = 1 << 16  # 4 TiB, as MindSpore cuts; stops files of nothing but headers
+
+_WITH_TAG = struct.Struct("<4s16sII16sI")  # the header of a block
+_WITHOUT_TAG = struct.Struct("<4s0sII16sI")
+
+
+def mode_of(head: bytes) -> str | None:
+    """Return the mode that the first four bytes of a file stand for; None if not encrypted."""
+    return MODES.get(head[:4])
+
+
+def read_ciphertext(
+    path: str, start: int, end: int, key: Secret | None, stamp: SourceStamp
+) -> Ciphertext:
+    """Locate the blocks of an encrypted file and check that the key fits.
+
+    Read the headers of the blocks, the first bytes of the plaintext, and with CBC the end of each
+    block.  AES-GCM's tags are not checked here but by `ckpttool.formats.encryption.find_forged`.
+
+    Parameters
+    ----------
+    path
+        The file.
+    start, end
+        Where its blocks are, between records in clear and a checksum.
+    key
+        As MindSpore took it; None if there is none.
+    stamp
+        The file that was opened before; see `open_source`.
+
+    Raises
+    ------
+    FormatError
+        A block is truncated or damaged.
+    AuthenticityError
+        The key does not fit.
+    UnsupportedError
+        There is no key, or nothing to decrypt with.
+    """
+    with open_source(path, stamp) as file:
+        fd = file.fileno()
+        frames = _walk(fd, path, start, end)
+        mode = MODES[frames[0].magic]
+        if key is None:
+            reason = f"encrypted with {mode}, and no key is given: --dec-key-file FILE"
+            raise UnsupportedError(path, start, reason)
+        if len(key) not in KEY_BYTES[mode]:
+            sizes = ", ".join(map(str, KEY_BYTES[mode]))
+            reason = f"encrypted with {mode}, whose keys have {sizes} bytes; the one given has"
+            raise AuthenticityError(path, start, f"{reason} {len(key)}")
+        return _decipher(fd, path, frames, mode, key)
+
+
+class _Frame(NamedTuple):
+    """The header of a block, and where its ciphertext is."""
+
+    start: int
+    magic: bytes
+    tag: bytes
+    iv: bytes
+    offset: int
+    nbytes: int
+
+
+def _walk(fd: int, path: str, start: int, end: int) -> list[_Frame]:
+    """Return the blocks from byte ``start``, where there is a magic number, to byte ``end``."""
+    frames: list[_Frame] = []
+    at = start
+    while at < end:
+        frame = _read_frame(path, at, end, os.pread(fd, _WITH_TAG.size, at))
+        magic = frames[0].magic if frames else frame.magic
+        if frame.magic != magic:
+            reason = f"a block of {MODES[frame.magic]} behind blocks of {MODES[magic]}"
+            raise FormatError(path, at, reason)
+        if len(frames) == MAX_BLOCKS:
+            reason = f"more than {MAX_BLOCKS} encrypted blocks; MindSpore's have 64 MiB each"
+            raise UnsupportedError(path, at, reason)
+        frames.append(frame)
+        at = frame.offset + frame.nbytes
+    return frames
+
+
+def _read_frame(path: str, at: int, end: int, head: bytes) -> _Frame:
+    """Return the block whose header ``head`` begins with, at byte ``at`` of the file."""
+    mode = mode_of(head)
+    if mode is None:
+        reason = f"expected an encrypted block, found the bytes {head[:4].hex(' ')} (damaged?)"
+        raise FormatError(path, at, reason)
+    form = _WITH_TAG if mode == "AES-GCM" else _WITHOUT_TAG
+    left = end - at - form.size
+    if left < 0:
+        reason = f"the header of an encrypted block has {form.size} bytes, {end - at} are left"
+        raise FormatError(path, at, f"{reason} (file cut short?)")
+    magic, tag, rest, iv_bytes, iv, nbytes = form.unpack(head[: form.size])
+    if iv_bytes != UNIT:
+        raise FormatError(
+            path, at, f"an encrypted block with an IV of {iv_bytes} bytes, not {UNIT}"
+        )
+    if rest != nbytes + 24:
+        reason = f"an encrypted block of {rest} bytes with {nbytes} bytes of ciphertext, not"
+        raise FormatError(path, at, f"{reason} {rest - 24}")
+    if nbytes > left:
+        reason = f"an encrypted block needs {nbytes} bytes, {left} are left (file cut short?)"
+        raise FormatError(path, at, reason)
+    if not nbytes or (mode != "AES-GCM" and nbytes % UNIT):
+        reason = f"{nbytes} bytes of ciphertext, which {mode} never makes"
+        raise FormatError(path, at, reason)
+    return _Frame(at, magic, tag, iv, at + form.size, nbytes)
+
+
+def _decipher(fd: int, path: str, frames: Sequence[_Frame], mode: str, key: Secret) -> Ciphertext:
+    """Return how the file is encrypted; raise what is wrong with the key or the paddings."""
+    blocks: list[Block] = []
+    paddings = [_padding(fd, path, mode, key, frame) for frame in frames]
+    for frame, padding in zip(frames, paddings, strict=True):
+        start = blocks[-1].stop if blocks else 0
+        stop = start + frame.nbytes - (padding or 0)
+        blocks.append(Block(frame.offset, frame.nbytes, start, stop, frame.iv, frame.tag))
+    cipher = Ciphertext(mode, key, tuple(blocks))
+    head = bytearray(min(UNIT, cipher.nbytes))
+    read_plain(fd, path, cipher, 0, memoryview(head))
+    if not _begins_a_record(head, cipher.nbytes):
+        reason = f"encrypted with {mode}, and this is the wrong key, or the file is damaged at its "
+        reason += f"beginning: encrypted block 1 of {len(frames)} decrypts to no record"
+        raise AuthenticityError(path, frames[0].start, reason)
+    if None in paddings:
+        number = paddings.index(None)
+        reason = f"encrypted block {number + 1} of {len(frames)} does not end in a padding: damaged"
+        raise FormatError(path, frames[number].start, reason)
+    return cipher
+
+
+def _padding(fd: int, path: str, mode: str, key: Secret, frame: _Frame) -> int | None:
+    """Return the bytes of padding behind a block's plaintext; None if they are not as they must."""
+    if mode == "AES-GCM":
+        return 0
+    block = Block(frame.offset, frame.nbytes, 0, frame.nbytes, frame.iv, frame.tag)
+    end = bytearray(UNIT)
+    cipher = Ciphertext(mode, key, (block,))
+    read_plain(fd, path, cipher, frame.nbytes - UNIT, memoryview(end))
+    padding = end[-1]
+    is_right = 0 < padding <= UNIT and end.endswith(bytes([padding]) * padding)
+    return padding if is_right else None
+
+
+def _begins_a_record(head: bytes | bytearray, nbytes: int) -> bool:
+    """Return whether ``nbytes`` of plaintext may be records; of random bytes 1 in 30,000 may."""
+    length = 0
+    for at, byte in enumerate(head[1:11]):
+        length |= (byte & 0x7F) << 7 * at
+        if byte < 0x80:
+            behind = at + 2
+            inner = head[behind : behind + 1]
+            return head[0] == 0x0A and length <= nbytes - behind and inner in (b"\x0a", b"\x12")
+    return False
+
+
+def forgery(path: str, cipher: Ciphertext, numbers: Sequence[int]) -> AuthenticityError:
+    """Return the error for blocks that do not match their tags."""
+    named = ", ".join(str(number + 1) for number in numbers[:10])
+    more = ", ..." if len(numbers) > 10 else ""
+    reason = f"encrypted block {named}{more} of {len(cipher.blocks)} does not match its tag"
+    reason += ": the file is damaged, or somebody has changed it"
+    return AuthenticityError(path, cipher.blocks[numbers[0]].offset, reason)
+
+
+def explain(error: FormatError, cipher: Ciphertext, stamp: SourceStamp) -> FormatError:
+    """Return an error in the records of an encrypted file with its cause added."""
+    forged = find_forged(error.path, cipher, 0, len(cipher.blocks), stamp)
+    if forged:
+        return forgery(error.path, cipher, forged)
+    doubt = "" if cipher.has_tags else "; damaged, or by chance the wrong key looks right"
+    reason = f"{error.reason} (bytes are counted in what the file decrypts to{doubt})"
+    return type(error)(error.path, error.offset, reason)
+
+
+UNIT = 16  # bytes that AES and SM4 work on at a time
+NONCE_BYTES = 12
+FIRST_COUNTER = 2  # GCM keeps 1 for the tag
+PIECE_BYTES = 1 << 20  # decrypted at a time; with less or more it is slower (measured)
+
+
+class DecryptedFile:
+    """The plaintext of a file, addressed by byte offset, for `ckpttool.formats.wire`.
+
+    Attributes
+    ----------
+    size
+        Bytes of the plaintext.
+    stamp
+        The stamp of the file.
+    """
+
+    def __init__(self, path: str, cipher: Ciphertext, stamp: SourceStamp) -> None:
+        self.size = cipher.nbytes
+        self.stamp = stamp
+        self._path = path
+        self._cipher = cipher
+        self._file = open_source(path, stamp)
+
+    def pread(self, nbytes: int, offset: int) -> bytes:
+        """Return up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
+        data = bytearray(max(0, min(nbytes, self.size - offset)))
+        read_plain(self._file.fileno(), self._path, self._cipher, offset, memoryview(data))
+        return bytes(data)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_plain(fd: int, path: str, cipher: Ciphertext, start: int, out: memoryview) -> None:
+    """Fill ``out`` with the plaintext from byte ``start`` on, from the open file ``fd``.
+
+    Raises
+    ------
+    FormatError
+        The file has become shorter since its index was read.
+    UnsupportedError
+        There is nothing to decrypt with.
+    """
+    for block, at, view in cipher.split(start, out):
+        part = view
+        while part:
+            skip = at % UNIT
+            first = at - skip
+            nbytes = min(PIECE_BYTES, -(-(skip + len(part)) // UNIT) * UNIT, block.nbytes - first)
+            if cipher.mode == "AES-GCM":
+                counter = (FIRST_COUNTER + first // UNIT).to_bytes(UNIT - NONCE_BYTES, "big")
+                iv = block.iv[:NONCE_BYTES] + counter
+                data = _read(fd, path, block.offset + first, nbytes)
+            elif first == 0:
+                iv, data = block.iv, _read(fd, path, block.offset, nbytes)
+            else:
+                data = _read(fd, path, block.offset + first - UNIT, UNIT + nbytes)
+                iv, data = data[:UNIT], data[UNIT:]
+            plain = memoryview(_decryptor(path, cipher, iv).update(data))[skip : skip + len(part)]
+            part[: len(plain)] = plain
+            at, part = at + len(plain), part[len(plain) :]
+
+
+def find_forged(
+    path: str, cipher: Ciphertext, first: int, stop: int, stamp: SourceStamp | None = None
+) -> tuple[int, ...]:
+    """Return the numbers of the blocks in ``first`` to ``stop`` that do not match their tags.
+
+    Read them whole, a piece at a time.  A block without a tag is not among them.  For ``stamp``
+    see `open_source`.
+    """
+    from cryptography.exceptions import InvalidTag
+
+    found = []
+    with open_source(path, stamp) as file:
+        for number in range(first, min(stop, len(cipher.blocks))):
+            block = cipher.blocks[number]
+            if not block.tag:
+                continue
+            decryptor = _decryptor(path, cipher, block.iv[:NONCE_BYTES], block.tag)
+            for at in range(0, block.nbytes, PIECE_BYTES):
+                nbytes = min(PIECE_BYTES, block.nbytes - at)
+                decryptor.update(_read(file.fileno(), path, block.offset + at, nbytes))
+            try:
+                decryptor.finalize()
+            except InvalidTag:
+                found.append(number)
+    return tuple(found)
+
+
+def _decryptor(path: str, cipher: Ciphertext, iv: bytes, tag: bytes = b"") -> CipherContext:
+    """Return what decrypts from ``iv`` on; with a tag it also proves the block."""
+    try:
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+    except ImportError as error:
+        reason = f"encrypted with {cipher.mode}, for which the package cryptography is needed: "
+        raise UnsupportedError(path, 0, f"{reason}pip install 'ckpttool[crypto]'") from error
+    key = cipher.key.reveal()
+    try:
+        if cipher.mode == "SM4-CBC":
+            return Cipher(algorithms.SM4(key), modes.CBC(iv)).decryptor()
+        if cipher.mode == "AES-CBC":
+            return Cipher(algorithms.AES(key), modes.CBC(iv)).decryptor()
+        mode = modes.GCM(iv, tag) if tag else modes.CTR(iv)
+        return Cipher(algorithms.AES(key), mode).decryptor()
+    except (AttributeError, UnsupportedAlgorithm) as error:
+        reason = f"encrypted with {cipher.mode}, which the installed cryptography or its OpenSSL "
+        reason += "does not have; pip install -U 'ckpttool[crypto]' brings one that does"
+        raise UnsupportedError(path, 0, reason) from error
+
+
+def _read(fd: int, path: str, offset: int, nbytes: int) -> bytes:
+    go_on()
+    data = os.pread(fd, nbytes, offset)
+    while len(data) < nbytes:
+        more = os.pread(fd, nbytes - len(data), offset + len(data))
+        if not more:
+            reason = "the file ends here; it has changed while read"
+            raise FormatError(path, offset + len(data), reason)
+        data += more
+    return data

@@ -1,0 +1,166 @@
+"""Names of optimizer state: prefixes of parameters, and statistics with an axis less.
+
+AdaFactor and CAME keep of a parameter's second moments the means over its last axis (rows) and over
+the one before it (columns).  A rank computes them from its own slice, so what it holds of a
+statistic are the places along the axes that are left; ranks that differ only along the lost axis
+hold the same.  The optimizer shard of the parameter cuts the statistics as well if it is axis 0
+that they keep, and MindSpore's strategy files do not say so.
+
+Source
+------
+MindSpore 2.10 ``nn/optim/adafactor.py`` (names and shapes), and strategies and slices of compiled
+networks; MindFormers ``core/optim/came.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ckpttool.model.layout import Layout
+
+GRADIENTS = "accu_grads."  # summed up over micro batches by each rank, or each stage, for itself
+
+# Prefixes of optimizer state in MindSpore 2.10 (nn, mint and experimental.optim) and MindFormers.
+# Names and shapes show what is state (`ckpttool.planning.optimizer_state.find_owners`).  The list
+# is for what they cannot show: that a tensor of another shape than its parameter's slices is odd,
+# that a statistic has an axis less, that gradients have rules of their own.  Prefixes that modules
+# have as well are not in it (``linear.`` of FTRL, ``prev.`` of Rprop).
+STATE_PREFIXES = (
+    "moments.",  # Momentum, FTRL, THOR
+    "moment1.",  # Adam, LazyAdam, AdaMax
+    "moment2.",
+    "vhat.",  # Adam with use_amsgrad
+    "adam_m.",  # AdamWeightDecay
+    "adam_v.",
+    "lamb_m.",  # Lamb
+    "lamb_v.",
+    "accum.",  # SGD, Adagrad, ProximalAdagrad, Adadelta
+    "stat.",  # SGD
+    "momentum_buf.",  # SGD of mint
+    "accum_update.",  # Adadelta
+    "mean_square.",  # RMSProp
+    "mean_grad.",
+    "moment.",
+    "step_size.",  # Rprop
+    "ax_.",  # ASGD
+    "ax.",  # ASGD of experimental
+    "exp_avg.",  # Adam, AdamW of mint and experimental; AdaMax, NAdam, RAdam there; AdaFactor
+    "exp_avg_sq.",  # Adam, AdamW of mint and experimental; NAdam, RAdam there
+    "max_exp_avg_sq.",  # AdamW, Adam with amsgrad
+    "exp_inf.",  # AdaMax of experimental
+    "exp_avg_sq_",  # AdaFactor; for its statistics of rows and columns see `reduced`
+    "muon_m.",  # Muon of MindFormers
+    GRADIENTS,
+)
+_WORDS = frozenset(prefix for prefix in STATE_PREFIXES if prefix.endswith("."))
+_OTHERS = tuple(prefix for prefix in STATE_PREFIXES if not prefix.endswith("."))
+
+
+def parameter_of(name: str) -> str | None:
+    """The parameter whose optimizer state ``name`` would be, or None if it has no such prefix.
+
+    Examples
+    --------
+    >>> parameter_of("adam_m.layer.weight")
+    'layer.weight'
+    """
+    if reduced_from(name) is not None:
+        return None  # it has not the parameter's shape
+    end = name.find(".") + 1
+    if name[:end] in _WORDS:
+        return name[end:] or None
+    prefix = next((prefix for prefix in _OTHERS if name.startswith(prefix)), name)
+    return name[len(prefix) :] or None
+
+
+# Prefix of the name to the axis that is lost.
+LOST_AXIS = {
+    "exp_avg_sq_row_": -1,
+    "exp_avg_sq_col_": -2,
+    "exp_avg_insta_row_": -1,
+    "exp_avg_insta_col_": -2,
+}
+STATISTICS = ("exp_avg_sq_", "exp_avg_insta_")  # all that they keep of second moments
+
+
+def reduced_from(name: str) -> tuple[str, int] | None:
+    """The parameter whose statistic ``name`` would be, and the axis that is lost.
+
+    Examples
+    --------
+    >>> reduced_from("exp_avg_sq_col_dense.weight")
+    ('dense.weight', -2)
+    """
+    if not name.startswith(STATISTICS):
+        return None  # quickly, as of nearly all names
+    for prefix, axis in LOST_AXIS.items():
+        if name.startswith(prefix) and name != prefix:
+            return name[len(prefix) :], axis
+    return None
+
+
+def without_axis(layout: Layout, axis: int) -> Layout | None:
+    """The layout of a statistic over tensor axis ``axis``; None if there is none.
+
+    That is so if the tensor has less than two axes, is field-sliced, or has an optimizer shard that
+    no device axes make up.
+
+    Examples
+    --------
+    >>> without_axis(Layout((4, 2), ((), (0,)), optimizer_shard=4), -1).tensor_map
+    ((1,),)
+    """
+    plain = shard_as_axes(layout)
+    if plain is None or len(layout.tensor_map) < 2 or not layout.has_boxes:
+        return None
+    lost = range(len(layout.tensor_map))[axis]
+    return replace(
+        plain,
+        tensor_map=tuple(axes for i, axes in enumerate(plain.tensor_map) if i != lost),
+        full_shape=None,
+        rows=() if lost == 0 else layout.rows,
+    )
+
+
+def shard_as_axes(layout: Layout) -> Layout | None:
+    """The same slices without an optimizer shard, by device axes; None if that cannot be.
+
+    A shard of ``s`` cuts by the position in the replica group modulo ``s``, which is the place
+    along the innermost free device axes if their sizes make up ``s``; one may have to be split.
+
+    Examples
+    --------
+    >>> shard_as_axes(Layout((2, 4), ((),), optimizer_shard=2))
+    Layout(device_matrix=(2, 2, 2), tensor_map=((0,),), optimizer_shard=1, first_rank=0, \
+full_shape=None, rows=(), fields=1)
+    """
+    if layout.optimizer_shard == 1:
+        return layout
+    if not layout.has_equal_slices:
+        return None  # its parts of axis 0 are cut one by one, not the axis
+    matrix = list(layout.device_matrix)  # from here on, axes are counted from the left
+    tensor_map = [[len(matrix) - 1 - axis for axis in axes] for axes in layout.tensor_map]
+    used = {axis for axes in tensor_map for axis in axes}
+    chosen: list[int] = []
+    left = layout.optimizer_shard
+    for axis in reversed(range(len(matrix))):
+        if axis in used or left == 1:
+            continue
+        size = matrix[axis]
+        if left % size == 0:
+            left //= size
+            chosen.insert(0, axis)
+        elif size % left == 0:
+            matrix[axis : axis + 1] = [size // left, left]
+            tensor_map = [[a + (a > axis) for a in axes] for axes in tensor_map]
+            chosen = [axis + 1, *(a + 1 for a in chosen)]
+            left = 1
+        else:
+            return None
+    tensor_map[0] += chosen
+    return replace(
+        layout,
+        device_matrix=tuple(matrix),
+        tensor_map=tuple(tuple(len(matrix) - 1 - a for a in axes) for axes in tensor_map),
+        optimizer_shard=1,
+    )

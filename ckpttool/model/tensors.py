@@ -1,0 +1,444 @@
+"""What a file holds: tensors, the extents of their bytes, and the index of the file.
+
+A map parameter (a hash table) ``emb`` is the tensors ``emb.__map_keys__``, ``emb.__map_values__``
+and ``emb.__map_statuses__``, with as many entries along axis 0.  So every format can hold one, and
+a ``.ckpt`` that gets all three makes a map parameter of them again.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import NamedTuple
+
+from ckpttool.errors import FormatError
+from ckpttool.model.dtypes import DTYPES, TEXT
+
+# Of a tensor.  Arrays here have one axis more, the bytes of an element, and NumPy 2 has 64 at most.
+MAX_AXES = 63
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMeta:
+    """Name, element type and shape of a tensor, or a string entry.
+
+    Attributes
+    ----------
+    name
+        Parameter name, exact.
+    dtype
+        MindSpore's name of the element type (a key of `DTYPES`), or ``"str"``.
+    shape
+        Elements along each axis; ``()`` for a scalar and for a string.
+    text
+        The value, if and only if ``dtype`` is ``"str"``.  Strings are header material: they are
+        read with the index, compared as values and written by `Format.create`.
+    nbytes
+        Bytes of all elements; of a string, bytes in UTF-8.
+
+    Raises
+    ------
+    ValueError
+        There is no such tensor; it has too many axes, for one.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    text: str | None = None
+    nbytes: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if len(self.shape) > MAX_AXES:
+            raise ValueError(f"{self.name}: {len(self.shape)} axes; {MAX_AXES} are the most")
+        if (self.dtype == TEXT) != (self.text is not None) or (
+            self.text is not None and self.shape
+        ):
+            raise ValueError(f"{self.name}: a string entry has a text, and no shape")
+        if self.text is not None:
+            nbytes = len(self.text.encode())
+        elif self.dtype in DTYPES:
+            nbytes = math.prod(self.shape) * DTYPES[self.dtype].itemsize
+        else:
+            raise ValueError(f"{self.name}: no element type {self.dtype}")
+        object.__setattr__(self, "nbytes", nbytes)  # many are asked for it, many times
+
+    def of_shape(self, shape: tuple[int, ...]) -> TensorMeta:
+        """The same of another shape; it is itself, which takes no memory, if that is its own."""
+        return self if shape == self.shape else replace(self, shape=shape)
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it is a single value: one element, or a text."""
+        return self.text is not None or math.prod(self.shape) == 1
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element; 1 for a string."""
+        return 1 if self.text is not None else DTYPES[self.dtype].itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """``nbytes`` contiguous bytes of a file, or of what it decrypts to, from ``offset`` on."""
+
+    offset: int
+    nbytes: int
+
+
+class Stamp(NamedTuple):
+    """By what a file is known again: one that was written to or saved anew has another.
+
+    The time of change (ctime) tells even if the time of modification was set back.
+    """
+
+    nbytes: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+class SourceStamp(NamedTuple):
+    """The same of a source file, and which file of its file system it is.
+
+    No device: network file systems have another number for it on each host.
+    """
+
+    nbytes: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file that holds tensors; one object for all of its tensors.
+
+    A file of which only a part is encrypted is two of them, with and without ``cipher``.
+
+    Attributes
+    ----------
+    path
+        Carried as a value, never opened here.
+    stamp
+        The file as it was when its header was read.  Whoever opens it for the contents compares
+        what was opened with that.  None for a file that is being written.
+    cipher
+        How the tensors are encrypted; None if they are not.
+    """
+
+    path: str
+    stamp: SourceStamp | None = field(default=None, compare=False, repr=False)
+    cipher: Ciphertext | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor and the bytes that hold it: C order, little endian, extents in order.
+
+    A string entry has no extents: its value is in ``meta.text``.
+
+    Attributes
+    ----------
+    meta
+        What the tensor is.
+    file
+        The file that holds it.
+    extents
+        Where in the file, or in the plaintext of an encrypted one.
+    """
+
+    meta: TensorMeta
+    file: StoredFile
+    extents: tuple[Extent, ...]
+
+    def __post_init__(self) -> None:
+        held = 0
+        for extent in self.extents:  # a catalog makes millions of stored tensors
+            held += extent.nbytes
+        if self.meta.text is None and held != self.meta.nbytes:
+            raise ValueError(f"{self.meta.name}: extents of {held} bytes for {self.meta.nbytes}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedHeader(Mapping[str, StoredTensor]):
+    """The tensors of a file whose header is equal to that of another file.
+
+    Of a thousand ranks nearly all have the header of another, with a thousand tensors each.  A
+    tensor is made when it is looked up.
+
+    Attributes
+    ----------
+    header
+        The tensors of the other file.
+    file
+        The file that holds these.
+    """
+
+    header: Mapping[str, StoredTensor]
+    file: StoredFile
+
+    def __getitem__(self, name: str) -> StoredTensor:
+        tensor = self.header[name]
+        return StoredTensor(tensor.meta, self.file, tensor.extents)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.header
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.header)
+
+    def __len__(self) -> int:
+        return len(self.header)
+
+
+@dataclass(frozen=True, slots=True)
+class FileIndex:
+    """The header of one checkpoint file.
+
+    Attributes
+    ----------
+    path
+        As given; carried as a value, never opened here.
+    format
+        Name of the format: ``"ckpt"``, ``"safetensors"`` or ``"hdf5"``.
+    nbytes
+        Size of the file.
+    tensors
+        Name to tensor, in the order of the file.
+    attrs
+        What else the header says: the metadata of a safetensors file, the checksum of a ``.ckpt``.
+        ``"crc_num"`` is MindSpore's checksum wherever there is one.
+    cipher
+        How the file is encrypted; None if it is not.
+    other_paths
+        Further files of the same rank, whose tensors are among ``tensors``.
+    stamps
+        Of each file as it was when it was opened for its header; none of one that was just written.
+    """
+
+    path: str
+    format: str
+    nbytes: int
+    tensors: Mapping[str, StoredTensor]
+    attrs: Mapping[str, str] = field(default_factory=dict)
+    cipher: Ciphertext | None = None
+    other_paths: tuple[str, ...] = ()
+    stamps: Mapping[str, SourceStamp] = field(default_factory=dict, compare=False)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All files."""
+        return (self.path, *self.other_paths)
+
+    @property
+    def header(self) -> Mapping[str, StoredTensor]:
+        """The tensors, one object for all files with an equal header; their files may differ."""
+        return self.tensors.header if isinstance(self.tensors, SharedHeader) else self.tensors
+
+
+def refuse_shared_bytes(path: str, places: Iterable[tuple[int, int, str]]) -> None:
+    """Raise `FormatError` if two things lie upon each other in a file.
+
+    Parameters
+    ----------
+    path
+        The file.
+    places
+        Where each begins, where it ends, and what it is, in any order.
+    """
+    end, last = 0, ""
+    for start, stop, what in sorted(places):
+        if start < end:
+            raise FormatError(path, start, f"{last} and {what} have bytes in common (damaged?)")
+        end, last = stop, what
+
+
+def refuse_shared_extents(index: FileIndex) -> None:
+    """The same of the tensors of a file, whatever its format.
+
+    The same bytes may have two names, where a format has links; its reader knows whether they are.
+    """
+    known: dict[tuple[str, bool], dict[tuple[int, int], str]] = {}
+    for name, tensor in index.tensors.items():
+        # What is encrypted is counted in what it decrypts to.
+        places = known.setdefault((tensor.file.path, tensor.file.cipher is not None), {})
+        for extent in tensor.extents:
+            if extent.nbytes:
+                places.setdefault((extent.offset, extent.offset + extent.nbytes), name)
+    for (path, _), places in known.items():
+        refuse_shared_bytes(path, ((*place, name) for place, name in places.items()))
+
+
+ENDINGS = (".__map_keys__", ".__map_values__", ".__map_statuses__")
+
+
+def map_of(name: str) -> str | None:
+    """The map parameter that a tensor is a part of, or None.
+
+    Examples
+    --------
+    >>> map_of("emb.__map_keys__"), map_of("emb")
+    ('emb', None)
+    """
+    for ending in ENDINGS:
+        if name.endswith(ending):
+            return name[: -len(ending)]
+    return None
+
+
+def part_names(tag: str) -> tuple[str, ...]:
+    """Names of the keys, values and statuses of a map parameter."""
+    return tuple(tag + ending for ending in ENDINGS)
+
+
+def find_maps(tensors: Sequence[TensorMeta]) -> Mapping[str, Mapping[str, TensorMeta]]:
+    """The parts of every map parameter among tensors, by its name and theirs."""
+    maps: dict[str, dict[str, TensorMeta]] = {}
+    for meta in tensors:
+        tag = map_of(meta.name)
+        if tag is not None:
+            maps.setdefault(tag, {})[meta.name] = meta
+    return maps
+
+
+def map_problems(tensors: Sequence[TensorMeta]) -> Iterator[str]:
+    """Why the parts of map parameters do not belong together, a message for each."""
+    for tag, parts in find_maps(tensors).items():
+        missing = [name for name in part_names(tag) if name not in parts]
+        counts = [meta.shape[:1] for meta in parts.values()]
+        if missing:
+            yield f"{tag}: a map parameter without {' and '.join(missing)}"
+        elif (
+            () in counts or len(set(counts)) > 1 or any(m.text is not None for m in parts.values())
+        ):
+            shapes = ", ".join(f"{name} {parts[name].shape}" for name in part_names(tag))
+            yield f"{tag}: parts of a map parameter that do not belong together: {shapes}"
+
+
+PR_SET_DUMPABLE = 4  # of Linux, <sys/prctl.h>
+
+
+@cache  # once for a process; what is forked from it inherits both
+def forbid_core_dumps() -> None:
+    """Have this process write no core dump, whatever ends it.
+
+    A limit of 0 bytes counts for dumps into files, and on Linux a process that is not "dumpable"
+    is not handed to a program that collects dumps either.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(ImportError, OSError, AttributeError):  # a Python without ctypes; no Linux
+        from ctypes import CDLL
+
+        CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+class Secret:
+    """Bytes that are shown nowhere: not by ``repr``, ``str``, a traceback or a dataclass.
+
+    A pickle of it holds them, for a worker in another process needs them: such pickles go to
+    workers and nowhere else.  A process that makes one, or unpickles one, writes no core dump from
+    then on: the dump would hold the bytes.
+
+    Examples
+    --------
+    >>> key = Secret(b"0123456789abcdef")
+    >>> print(key, [key], len(key))
+    Secret(...) [Secret(...)] 16
+    """
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: bytes) -> None:
+        forbid_core_dumps()
+        self._value = value
+
+    def __reduce__(self) -> tuple[type[Secret], tuple[bytes]]:
+        return Secret, (self._value,)  # so that a worker's is made by __init__, too
+
+    def reveal(self) -> bytes:
+        """The bytes."""
+        return self._value
+
+    def __len__(self) -> int:
+        return len(self._value)
+
+    def __repr__(self) -> str:
+        return "Secret(...)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and self._value == other._value
+
+    def __hash__(self) -> int:
+        return hash(self._value)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One block of ciphertext; every block is encrypted by itself.
+
+    Attributes
+    ----------
+    offset, nbytes
+        Where the ciphertext lies in the file, padding included.
+    start, stop
+        The bytes of the whole plaintext that it holds.
+    iv
+        Its initialization vector, 16 bytes.
+    tag
+        What proves that it is genuine, 16 bytes; empty where the mode has no such proof.
+    """
+
+    offset: int
+    nbytes: int
+    start: int
+    stop: int
+    iv: bytes
+    tag: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ciphertext:
+    """How a file is encrypted.
+
+    Attributes
+    ----------
+    mode
+        ``"AES-GCM"``, ``"AES-CBC"`` or ``"SM4-CBC"``.
+    key
+        As MindSpore took it.
+    blocks
+        In the order of the file, which is that of the plaintext, without gaps.
+    """
+
+    mode: str
+    key: Secret
+    blocks: tuple[Block, ...] = field(repr=False)  # of a large file some thousand
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the plaintext."""
+        return self.blocks[-1].stop if self.blocks else 0
+
+    @property
+    def has_tags(self) -> bool:
+        """Whether something proves the blocks."""
+        return bool(self.blocks and self.blocks[0].tag)
+
+    def split(self, start: int, view: memoryview) -> Iterator[tuple[Block, int, memoryview]]:
+        """Block, first byte counted in it, and part of ``view``, for plaintext from ``start`` on.
+
+        ``view`` must not reach beyond the plaintext.
+        """
+        number = bisect_right(self.blocks, start, key=lambda block: block.start) - 1
+        while view:
+            block = self.blocks[number]
+            part = view[: block.stop - start]
+            if part:
+                yield block, start - block.start, part
+            view, start = view[len(part) :], block.stop
+            number += 1

@@ -1,0 +1,120 @@
+"""Numbers, shapes, ranks and names, written for people."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+
+def format_ranks(ranks: Sequence[int], word: str = "rank") -> str:
+    """Ranks as people write them, or what else is counted.
+
+    Examples
+    --------
+    >>> format_ranks([0])
+    'rank 0'
+    >>> format_ranks([0, 3, 4, 5, 7])
+    'ranks 0, 3-5, 7'
+    """
+    parts: list[str] = []
+    ordered = sorted(ranks)
+    first = 0
+    for i, rank in enumerate(ordered):
+        if i + 1 == len(ordered) or ordered[i + 1] != rank + 1:
+            start = ordered[first]
+            joint = "-" if rank > start + 1 else ", "
+            parts.append(str(rank) if start == rank else f"{start}{joint}{rank}")
+            first = i + 1
+    return f"{word}{'s' if len(ordered) > 1 else ''} {', '.join(parts)}"
+
+
+def count(number: int, noun: str) -> str:
+    """A number and its noun.
+
+    Examples
+    --------
+    >>> count(1, "parameter"), count(2, "parameter")
+    ('1 parameter', '2 parameters')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def shorten(names: Iterable[str], most: int = 5) -> str:
+    """Names for a message: the first ``most``, and how many more there are.
+
+    Examples
+    --------
+    >>> shorten("abcdefg")
+    'a, b, c, d, e and 2 more'
+    """
+    listed = list(names)
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + more
+
+
+def format_bytes(nbytes: int) -> str:
+    """Format a number of bytes for people.
+
+    Examples
+    --------
+    >>> format_bytes(999), format_bytes(5 * 1024**3 // 2)
+    ('999 B', '2.5 GiB')
+    """
+    size = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1000:
+            return f"{nbytes} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+LONGEST_WORD = 1024
+
+
+def printable(text: str) -> str:
+    r"""Spell out what is not printable in a text, such as an escape sequence.
+
+    Only both ends are shown of a word that no screen has room for, as names in a file may be.
+
+    Examples
+    --------
+    >>> printable("a\x1b[31mb")
+    'a\\x1b[31mb'
+    >>> printable("b\udcff.ckpt")  # a byte of a path that is no UTF-8
+    'b\\xff.ckpt'
+    >>> len(printable(65536 * "x" + ": no such tensor"))
+    633
+    """
+    if len(text) > LONGEST_WORD:
+        text = re.sub(rf"\S{{{LONGEST_WORD},}}", _shorten_word, text)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else _spell(c) for c in text)
+
+
+def _spell(letter: str) -> str:
+    if "\udc80" <= letter <= "\udcff":  # as Python reads what is no UTF-8
+        return f"\\x{ord(letter) - 0xDC00:02x}"
+    return ascii(letter)[1:-1]
+
+
+def _shorten_word(found: re.Match[str]) -> str:
+    word = found[0]
+    return f"{word[:400]}...({len(word) - 600} more)...{word[-200:]}"
+
+
+def format_shape(sizes: Sequence[int]) -> str:
+    """Format sizes, or an index, for people."""
+    return f"({', '.join(map(str, sizes))})"
+
+
+def format_shapes(shapes: Sequence[Sequence[int]]) -> str:
+    """Format several shapes as one, with the smallest and the largest size of an axis.
+
+    Examples
+    --------
+    >>> format_shapes([[6, 8], [10, 8]])
+    '(6-10, 8)'
+    """
+    sizes = [sorted({min(axis), max(axis)}) for axis in zip(*shapes, strict=True)]
+    return f"({', '.join('-'.join(map(str, axis)) for axis in sizes)})"

@@ -1,0 +1,1 @@
+"""From catalog and strategies to a plan: full shapes, owners, checks, targets."""

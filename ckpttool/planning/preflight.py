@@ -1,0 +1,777 @@
+"""The plans of merge, split and reshard, and everything that stands in their way.
+
+merge and split are reshard: merge reshards to one rank that holds full tensors, split reshards from
+it.  All problems are collected before the first byte is written: those of the source, of the target
+and of the destination (formats, names, room on the disk, what an earlier run left).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
+from ckpttool.discovery.file_names import RANK_IN_NAME
+from ckpttool.discovery.mindformers_output import CHECKPOINTS, is_tree
+from ckpttool.discovery.rank_folders import is_of_a_rank
+from ckpttool.errors import CkptToolError, CombinedError, PlanError, raise_all
+from ckpttool.formats import format_of_suffix, get_format, suffix_of
+from ckpttool.formats.reading import is_there, why_not_a_path
+from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog, SelfDescribedCatalog
+from ckpttool.model.diagnostics import Note, plan_error
+from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
+from ckpttool.model.manifest import JOURNAL, MANIFEST
+from ckpttool.model.plan import NotInTarget, Plan, Target
+from ckpttool.model.strategy import Strategy
+from ckpttool.model.wording import format_ranks, shorten
+from ckpttool.planning.missing import find_lacking, set_aside
+from ckpttool.planning.optimizer_state import full_metas
+from ckpttool.planning.replicas import replica_problems
+from ckpttool.planning.resolve import (
+    Trust,
+    compare_contents,
+    find_running,
+    known_strategy,
+    settle,
+    source_layouts,
+    why_no_shard,
+)
+from ckpttool.planning.sources import Sources, find_sources, why_not_full
+from ckpttool.planning.strategy_check import note_asked
+from ckpttool.planning.targets import Numbered, Told, make_plan, plan_from
+from ckpttool.planning.unlisted import Unlisted
+from ckpttool.storage.checksums import check_files
+from ckpttool.storage.files import PARTIAL, access_problem
+from ckpttool.transaction.manifest import changed_sources
+from ckpttool.transaction.parts import files_of_others
+from ckpttool.transaction.resume import Destination, DestinationPolicy, inspect_previous_run
+
+
+def choose_format(path: str, format: str | None, is_folder: bool = False) -> str:
+    """The format of an output file: as asked for, else by its ending, else HDF5.
+
+    Parameters
+    ----------
+    path, format
+        The file, and the format that was asked for, if any.
+    is_folder
+        Whether ``path`` is a folder of numbered files: safetensors if nothing is asked for.
+
+    Raises
+    ------
+    PlanError
+        The ending promises another format, or one that nobody knows.
+    """
+    _refuse_url(path)
+    by_name = format_of_suffix(path)
+    if is_folder:
+        if by_name is not None:
+            reason = "ends like a file; --max-shard-size writes a folder, name that"
+            raise PlanError([f"{path} {reason} ({path.removesuffix(Path(path).suffix)})"])
+        return format or "safetensors"
+    if format is not None and by_name not in (None, format):
+        reason = f"ends like {by_name}, but --format says {format}; leave --format away, or name"
+        raise PlanError([f"{path} {reason} {Path(path).with_suffix(suffix_of(format))}"])
+    if format is None and by_name is None and re.search(r"\.[A-Za-z]\w*$", Path(path).name):
+        reason = "no format has this ending; name a file that ends in .h5, .ckpt or .safetensors, "
+        raise PlanError([f"{path}: {reason}or give --format"])
+    return format or by_name or "hdf5"
+
+
+def rank_files(
+    strategy: Strategy,
+    folder: str,
+    format: str,
+    prefix: str,
+    ranks: Collection[int] | None,
+    crc: bool,
+    not_in_target: NotInTarget = "follow",
+) -> Target:
+    """The target that writes a file for each rank, or each of ``ranks``, of a strategy.
+
+    Raises
+    ------
+    PlanError
+        The folder is no path.
+    """
+    _refuse_url(folder)
+    paths = {
+        rank: str(Path(folder, f"rank_{rank}", f"{prefix}{rank}{suffix_of(format)}"))
+        for rank in (strategy.ranks if ranks is None else sorted(ranks))
+    }
+    return Target(
+        *(format, paths, len(strategy.ranks), strategy, header_attrs(crc)),
+        not_in_target=not_in_target,
+    )
+
+
+def _refuse_url(path: str) -> None:
+    url = why_not_a_path(path)
+    if url is not None:
+        raise PlanError([f"{path}: {url}"])
+
+
+def header_attrs(crc: bool) -> dict[str, str]:
+    """What the header of every output is to have: a place for a checksum, if wanted."""
+    return {"crc_num": ""} if crc else {}
+
+
+def content_problems(plan: Plan, notes: list[Note], kept: Collection[str] = ()) -> Iterator[str]:
+    """What the output format cannot hold, and whether the disk can take all that is not kept."""
+    format = get_format(plan.target.format)
+    refused: dict[str, None] = {}
+    dtypes: set[str] = set()
+    need: dict[Path, int] = defaultdict(int)
+    sizes: dict[int, int] = {}
+    replaced = 0
+    for ranks, metas in plan.headers.items():
+        refusals = list(format.refusals(metas, plan.target.attrs))
+        refused |= dict.fromkeys(refusals)
+        dtypes |= {meta.dtype for meta in metas}
+        nbytes = 0 if refusals else format.file_bytes(metas, plan.target.attrs)
+        sizes |= dict.fromkeys(ranks, nbytes)
+    for rank, path in plan.target.paths.items():
+        folder = Path(path).absolute()
+        while not folder.exists():
+            folder = folder.parent
+        if str(Path(path)) not in kept:
+            replaced += is_there(path)
+            need[folder if folder.is_dir() else folder.parent] += sizes[rank] - _left_over(path)
+    yield from refused
+    if plan.target.format == "safetensors" and dtypes & NOT_LOADED_FROM_SAFETENSORS:
+        words = ", ".join(sorted(dtypes & NOT_LOADED_FROM_SAFETENSORS))
+        notes.append(Note("format", f"MindSpore 2.10 does not load {words} from safetensors"))
+    has_sum = "crc_num" in plan.target.attrs
+    if plan.target.format == "safetensors" and has_sum and "BFloat16" in dtypes:
+        text = "MindSpore 2.10 does not verify checksums of safetensors with BFloat16 in them: it "
+        notes.append(Note("checksum", f"{text}fails; load these without crc_check"))
+    by_device: dict[int, tuple[Path, int]] = {}
+    for folder, nbytes in need.items():
+        first, total = by_device.get(folder.stat().st_dev, (folder, 0))
+        by_device[folder.stat().st_dev] = (first, total + nbytes)
+    for folder, nbytes in by_device.values():
+        disk = os.statvfs(folder)
+        free = disk.f_bavail * disk.f_frsize
+        if nbytes > free:
+            also = ", and what is replaced stays until then" if replaced else ""
+            text = f"{nbytes:,} bytes are to be written, {free:,} are free on this disk"
+            yield f"{folder}: {text}{also}"
+
+
+def _left_over(path: str) -> int:
+    """Bytes of the disk that are free again when the temporary file of a killed run goes."""
+    try:
+        return Path(path + PARTIAL).lstat().st_blocks * 512
+    except OSError:
+        return 0
+
+
+IS_INPUT = "is an input of this run"
+
+FileId = tuple[int, int]  # device and inode
+
+
+def place_problems(
+    source: Catalog,
+    target: Target,
+    inputs: Collection[str],
+    overwrite: bool,
+    documents: Collection[str] = (),
+    ours: Collection[str] = (),
+) -> Iterator[str]:
+    """Messages for everything that stands in the way of the outputs' names.
+
+    Parameters
+    ----------
+    source
+        What is read.
+    target
+        What is to be written.
+    inputs
+        Every file that is read; none is ever replaced, whatever name it is given by.
+    overwrite
+        Whether another file may be replaced.
+    documents
+        Small files that are written with the outputs.
+    ours
+        Outputs that may be replaced in any case; see `ckpttool.transaction.resume.find_remains`.
+    """
+    blocked = _blocked(target, inputs, documents)
+    yield from dict.fromkeys(blocked.values())
+    paths = [*target.paths.values(), *documents]
+    manifest = [target.manifest_path] if target.paths else []
+    files = [path for path in paths if is_there(path) and path not in blocked]
+    existing = [path for path in files if str(Path(path)) not in ours]
+    if not existing and not blocked:
+        existing = [path for path in manifest if is_there(path) and path not in ours]
+    if existing and not overwrite:
+        have = f"{existing[0]} exists already"
+        if len(existing) > 1:
+            have = f"{len(existing)} outputs exist already ({shorten(existing, 3)})"
+        yield f"{have}; --overwrite replaces what is there"
+    yield from _mixtures(source, target)
+    if target.strategy is None:
+        return
+    stale = None if overwrite or blocked else stale_files(target)
+    if stale:
+        yield f"{stale}; move it away, write to another folder, or keep it with --overwrite"
+
+
+def blocked_places(
+    target: Target, inputs: Collection[str], documents: Collection[str] = ()
+) -> Iterator[str]:
+    """Messages for outputs that cannot be written whatever may be replaced.
+
+    If there are any, what is there cannot be looked at either.
+    """
+    yield from dict.fromkeys(_blocked(target, inputs, documents).values())
+
+
+def _blocked(target: Target, inputs: Collection[str], documents: Collection[str]) -> dict[str, str]:
+    """Outputs that cannot be written, with the messages; what has the same trouble has the same."""
+    taken = {_file_id(Path(path)) for path in inputs}
+    paths = [*target.paths.values(), *documents, *([target.manifest_path] if target.paths else [])]
+    found = {path: text for path in paths for text in _problems_of(path, taken)}
+    inputs = [path for path, text in found.items() if text == IS_INPUT]
+    have = f"{len(inputs)} outputs are inputs of this run ({shorten(inputs, 3)})"
+    have = f"{Path(inputs[0])}: {IS_INPUT}" if len(inputs) == 1 else have
+    return found | dict.fromkeys(inputs, f"{have}; write somewhere else")
+
+
+def _mixtures(source: Catalog, target: Target) -> Iterator[str]:
+    """Messages for outputs that whoever reads the source the next time takes for files of it."""
+    root, files = os.path.realpath(source.root), source.files.values()
+    has_folder = target.paths and (target.strategy is not None or target.is_numbered)
+    if has_folder and os.path.realpath(target.output_folder) == root:
+        yield f"{source.root}: is the source folder; write to another"
+        return
+    is_above = has_folder and Path(os.path.realpath(target.output_folder)) == Path(root).parent
+    if is_above and Path(root).name in CHECKPOINTS and is_tree(Path(root).parent):
+        text = "what is written there would be taken for the checkpoint of that run, in the place"
+        yield f"{target.output_folder}: {text} of {source.root}; write to another folder"
+    if not isinstance(source, RankCatalog):
+        return  # its files are those that are named
+    homes = {os.path.realpath(Path(path).parent) for file in files for path in file.paths}
+    homes |= {os.path.realpath(Path(error.path).parent) for error in source.damaged.values()}
+    mixed: dict[str, list[str]] = {}
+    outputs = map(Path, target.paths.values())
+    for path in (path for path in outputs if format_of_suffix(path.name) is not None):
+        folder = os.path.realpath(path.parent)
+        is_home = folder in homes and (folder != root or RANK_IN_NAME.search(path.name))
+        if is_home or is_of_a_rank(root, folder):
+            mixed.setdefault(str(path.parent), []).append(str(path))
+    for name, found in mixed.items():
+        text = f"{shorten(found, 3)}: would be taken for a file of the source, which is read from"
+        yield f"{text} {name}; write to a folder outside of it"
+
+
+def _problems_of(name: str, taken: Collection[FileId]) -> Iterator[str]:
+    """What is wrong with one output; the same message for all that have the same trouble."""
+    path, partial = Path(name), Path(name + PARTIAL)
+    folder = next(p for p in path.absolute().parents if os.path.lexists(p))
+    if not folder.is_dir():
+        what = "a file" if os.path.exists(folder) else "a link that leads nowhere"  # noqa: PTH110
+        yield f"{folder}: is {what}; name a folder to write to"
+    elif closed := access_problem(folder, os.W_OK | os.X_OK) or _long_name(path, folder):
+        yield closed
+    elif name.endswith("/") or path.is_dir():
+        what = "is" if path.is_dir() else "ends like that of"
+        yield f"{name}: {what} a folder; name the file to be written"
+    elif path.exists() and not path.is_file():
+        yield f"{path}: is a device or a pipe; name a file to be written"
+    elif path.exists() and _file_id(path) in taken:
+        yield IS_INPUT  # as all files of a folder may be, which are told together
+    else:
+        yield from _problems_of_partial(partial, taken)
+
+
+def _long_name(path: Path, folder: Path) -> str | None:
+    """The message that the file system has no room for a name, or for that of what lies beside."""
+    limit = os.pathconf(folder, "PC_NAME_MAX")  # -1 or 0 where none is known
+    *folders, name = path.absolute().relative_to(folder).parts
+    longest = max(len(os.fsencode(part)) for part in (*folders, name + PARTIAL, name + JOURNAL))
+    if limit <= 0 or longest <= limit:
+        return None
+    output = str(path).removesuffix(f".{MANIFEST}")
+    text = f"names may have {limit} bytes there, and that of a file beside it would have more"
+    return f"{output}: {text}; give it a shorter one"
+
+
+def _problems_of_partial(partial: Path, taken: Collection[FileId]) -> Iterator[str]:
+    try:
+        found = partial.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(found.st_mode):
+        yield f"{partial}: is in the way of the temporary file; move it away"
+    elif (found.st_dev, found.st_ino) in taken:
+        yield f"{partial}: an input of this run has the name of the temporary file; rename it"
+    elif closed := access_problem(partial, os.R_OK | os.W_OK):
+        yield closed
+
+
+def _file_id(path: Path) -> FileId:
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
+def stale_files(target: Target) -> str | None:
+    """What is there of ranks or formats that the target does not have; None if nothing is."""
+    samples = [] if target.strategy is None else list(target.paths.items())[:1]
+    stale = [path for one in samples for path in files_of_others(*one, range(target.ranks))]
+    beyond = f"not of the {target.ranks} ranks of the target in its format, so left from another"
+    return f"{shorten(stale, 3)}: {beyond} run" if stale else None
+
+
+class Care(NamedTuple):
+    """How a source is looked at before it is copied."""
+
+    trust: Trust
+    strict: bool
+    check_replicas: bool
+
+
+def make_checked_plan(
+    catalog: Catalog,
+    strategy: Strategy | None,
+    target: Target,
+    unlisted: Unlisted | None,
+    executor: Executor | None,
+    care: Care,
+    policy: DestinationPolicy,
+    more: Numbered | Told | None = None,
+) -> tuple[Plan, Destination]:
+    """Plan how to carry a source over to a target, and look what lies there.
+
+    Parameters
+    ----------
+    catalog, strategy
+        The source, and its layouts; None if it holds everything undivided.
+    target
+        What is to be written.
+    unlisted
+        See `ckpttool.planning.sources.find_sources`.
+    executor
+        Reads contents where they decide; by default the caller's own thread.
+    care, policy
+        How the source is looked at, and what becomes of what is there.
+    more
+        What is to be written beside the outputs.
+
+    Raises
+    ------
+    FormatError, StrategyError, PlanError
+        Everything that is in the way, in one error.
+    """
+    executor = executor or InlineExecutor()
+    known = [one for one in (strategy, target.strategy) if one is not None]
+    strategies = tuple(path for one in known for path in one.files)
+    inputs = [*_files(catalog), *strategies]
+    damage, notes = check_files(catalog, executor, "crc_num" in target.attrs)
+    errors: list[CkptToolError] = [*damage]
+    problems: list[str] = []
+    if strategy is None or isinstance(catalog, MergedCatalog):
+        problems += filter(None, [why_not_full(catalog)])
+    plan = None
+    try:
+        strategy, target = _resolve(catalog, strategy, target)
+        catalog = note_asked(set_aside(catalog, strategy), strategy)
+        plan, doubts, found = _settled_plan(catalog, strategy, target, unlisted, executor, care)
+        notes += found
+        problems += doubts
+        if more is not None:
+            plan = more.complete(plan)
+            problems += more.problems(plan)
+        plan = replace(plan, strategies=strategies, notes=(*plan.notes, *notes))
+        target = plan.target
+        problems += _strict_problems(plan.notes, care)
+    except CkptToolError as error:
+        errors.append(error)
+    documents = [] if more is None else more.documents
+    whole = None if errors[len(damage) :] else plan
+    destination, places, failures = preflight(
+        catalog, target, whole, inputs, documents, policy, executor
+    )
+    errors += failures
+    problems += [*places, *_strict_problems(destination.notes, care)]
+    if problems:
+        errors.append(PlanError(problems))
+    if catalog.problems:  # first, since what else is wrong may follow from them
+        errors.insert(0, PlanError(catalog.problems))
+    if errors and (changed := changed_sources(catalog)):
+        errors = [PlanError([*changed, *places])]  # which what else is wrong may come of
+    raise_all(errors)
+    assert plan is not None, "else there is an error"
+    return plan, destination
+
+
+def _strict_problems(notes: Iterable[Note], care: Care) -> list[str]:
+    """Return the warnings as problems if warnings are refused."""
+    warnings = [note.text for note in notes if note.is_warning and care.strict]
+    return [f"--strict: {text}; mend it, or leave --strict away" for text in warnings]
+
+
+def _files(catalog: Catalog) -> list[str]:
+    """All files of a source that are there, whole or damaged."""
+    damaged = (error.path for error in catalog.damaged.values())
+    return [*catalog.paths, *(path for path in damaged if os.access(path, os.F_OK))]
+
+
+def preflight(
+    source: Catalog,
+    target: Target,
+    plan: Plan | None,
+    inputs: Sequence[str],
+    documents: Sequence[str],
+    policy: DestinationPolicy,
+    executor: Executor,
+) -> tuple[Destination, list[str], list[CkptToolError]]:
+    """Look what lies at the destination, and find everything that keeps a run from writing there.
+
+    Parameters
+    ----------
+    source
+        What is read.
+    target
+        What is to be written.
+    plan
+        How; None if the source has problems that keep it from being planned.
+    inputs
+        Every file that is read.
+    documents
+        Small files that are written with the outputs.
+    policy
+        What becomes of files that are there, and which outputs this run writes.
+    executor
+        Reads outputs of an earlier run where their contents decide.
+
+    Returns
+    -------
+    destination, problems, errors
+        What lies there; what is in the way; files that cannot be read.
+    """
+    problems: list[str] = []
+    errors: list[CkptToolError] = []
+    found = Destination(tuple(target.paths) if policy.part is None else ())
+    if plan is not None:  # else nobody knows which outputs fall to a part
+        found = Destination.of(plan, policy)
+    target = target.limited_to(found.ranks)
+    own_documents = documents if policy.part is None else ()
+    if plan is not None and not any(blocked_places(target, inputs, own_documents)):
+        notes: list[Note] = []
+        try:
+            found = inspect_previous_run(plan, found, policy, executor, problems)
+            kept = found.replaceable if policy.resume else ()
+            problems += content_problems(plan.limited_to(found.ranks), notes, kept)
+        except CkptToolError as error:
+            errors.append(error)
+        if policy.overwrite and (stale := stale_files(target)) is not None:
+            text = f"{stale}; it stays, and is taken for a part of this set: move it away"
+            notes.append(Note("passed over", text, is_warning=True))
+        found = replace(found, notes=(*found.notes, *notes))
+    problems += place_problems(
+        source, target, inputs, policy.overwrite, documents, found.replaceable
+    )
+    return found, problems, errors
+
+
+def _settled_plan(
+    catalog: Catalog,
+    strategy: Strategy | None,
+    target: Target,
+    unlisted: Unlisted | None,
+    executor: Executor,
+    care: Care,
+) -> tuple[Plan, list[str], list[Note]]:
+    """The plan, what contents say against it, and notes."""
+    if strategy is None:
+        why = why_no_shard(None, care.trust)
+        plan = make_plan(catalog, None, target, {}, unlisted)
+        return plan, [] if why is None else [why], []
+    notes: list[Note] = []
+    agreement = compare_contents(catalog, strategy, executor, notes)
+    unequal = (name for name, groups in agreement.items() if len(groups) > 1)
+    running = find_running(catalog, strategy, unequal, executor)
+
+    def find(strategy: Strategy) -> Sources:
+        return find_sources(catalog, strategy, agreement, unlisted, running)
+
+    sources = find(strategy)
+    if sources.problems or sources.damage:  # which contents could follow from
+        return plan_from(catalog, strategy, target, sources), [], notes
+    settled = settle(find, sources, catalog, strategy, executor, care.trust)
+    found = settled.problems
+    try:
+        plan = plan_from(catalog, settled.strategy, target, settled.sources)
+    except CkptToolError as error:
+        if found:
+            raise CombinedError([error, plan_error(found)]) from error
+        raise
+    differing = []
+    if care.check_replicas:
+        known = [transfer.source for transfer in plan.transfers]
+        differing = replica_problems(catalog, settled.strategy, known, executor)
+    if differing:  # what samples show of it is not told once more
+        found = [problem for problem in found if problem.kind != "replica"]
+    problems = [problem.text for problem in found]
+    if not settled.sources.is_deduplicated:
+        notes += (
+            Note("replica", f"{one.text}; these are read", one.ranks, is_warning=True)
+            for one in find_lacking(catalog, settled.sources.found, [])
+        )
+    return plan, problems + differing, [*notes, *settled.notes]
+
+
+def _resolve(
+    catalog: Catalog, strategy: Strategy | None, target: Target
+) -> tuple[Strategy | None, Target]:
+    """Source strategy and target, with the names that the checkpoint has."""
+    metas = catalog.metas
+    problems: list[str] = []
+    if strategy is not None:
+        strategy, reasons = strategy.resolve(metas)
+        problems += reasons
+    found = target.strategy
+    if found is not None:
+        full = metas
+        if found.rules is not None and strategy is not None:
+            full = full_metas(catalog, strategy)
+        found, reasons = found.resolve(full, target.not_in_target != "follow")
+        problems += reasons
+    if problems:
+        raise_all([*catalog.damaged.values(), PlanError(problems)])
+    return strategy, replace(target, strategy=found)
+
+
+def plan_merge(
+    catalog: Catalog,
+    strategy: Strategy | None,
+    path: str,
+    format: str | None = None,
+    *,
+    replicated: bool = False,
+    unlisted: Unlisted | None = None,
+    trust_strategy: bool = False,
+    optimizer_shard: int | None = None,
+    strict: bool = False,
+    check_replicas: bool = False,
+    max_part_bytes: int | None = None,
+    crc: bool = False,
+    overwrite: bool = False,
+    executor: Executor | None = None,
+    part: tuple[int, int] | None = None,
+    resume: bool = False,
+    open_progress: OpenProgress = no_progress,
+) -> tuple[Plan, Destination]:
+    """Plan a merge into one file, or into numbered files with an index; for `execute`.
+
+    Parameters
+    ----------
+    catalog
+        The source, from `scan`.
+    strategy
+        Its layouts.  None for a source that holds everything undivided, for a checkpoint that
+        describes itself, and with ``replicated``.
+    path, format
+        The file to be written and its format, by default that of its ending, else HDF5.
+    replicated
+        Every rank holds everything: take that, after comparing all replicas.  A file that looks
+        like one rank's of several is a full checkpoint.
+    unlisted
+        What to do with parameters that are not in the strategy and differ between ranks: see
+        `ckpttool.planning.sources.find_sources`.
+    overwrite
+        Whether an existing output may be replaced; an input never is.
+    trust_strategy
+        Skip the samples that show whether the strategy belongs to these files.
+    optimizer_shard
+        The optimizer shard of tensors whose contents do not tell it, where the strategy hides it;
+        1 for none.  It is a problem if contents show another.
+    strict
+        Refuse on every warning, as where replicas replace a missing or damaged rank.
+    check_replicas
+        Compare all replicas byte for byte, too; any difference is a problem.
+    max_part_bytes
+        Write a folder ``path`` of numbered files, by default safetensors, with at most so many
+        bytes of tensors each, and the index files of MindSpore and of Hugging Face.
+    crc
+        Verify the checksums of the source, and store one in the output.
+    executor
+        Reads contents where they decide; by default the caller's own thread.
+    part
+        ``(k, n)``: of the output files only those that fall to the ``k``-th, from 1 on, of ``n``
+        runs of the same plan; see `ckpttool.finalize`.
+    resume
+        Keep what an interrupted run of the same plan has left complete.  What it left may be
+        replaced in any case.
+    open_progress
+        Called with a number of bytes that are to be read to prove what an earlier run left; gives a
+        context manager of a function that is called with the bytes read since the last call.
+
+    Returns
+    -------
+    plan, destination
+        What to write, and what lies there now.
+
+    Raises
+    ------
+    FormatError, PlanError
+        Everything that is in the way, in one error.
+    """
+    format = choose_format(path, format, is_folder=max_part_bytes is not None)
+    strategy = known_strategy(catalog, strategy, replicated)
+    catalog = replace(catalog, one_of_several="") if replicated else catalog
+    care = Care(Trust(trust_strategy, optimizer_shard), strict, check_replicas)
+    policy = DestinationPolicy(overwrite, resume, part, open_progress)
+    if max_part_bytes is None:
+        target = Target(format, {0: path}, attrs=header_attrs(crc))
+        return make_checked_plan(catalog, strategy, target, unlisted, executor, care, policy)
+    numbered = Numbered(path, format, max_part_bytes, header_attrs(crc))
+    target = numbered.target()
+    return make_checked_plan(catalog, strategy, target, unlisted, executor, care, policy, numbered)
+
+
+def plan_split(
+    catalog: Catalog,
+    strategy: Strategy,
+    folder: str,
+    format: str = "hdf5",
+    *,
+    prefix: str = "checkpoint_",
+    ranks: Collection[int] | None = None,
+    replicated: bool = False,
+    unlisted: Unlisted | None = None,
+    strict: bool = False,
+    not_in_target: NotInTarget = "follow",
+    crc: bool = False,
+    overwrite: bool = False,
+    executor: Executor | None = None,
+    part: tuple[int, int] | None = None,
+    resume: bool = False,
+    open_progress: OpenProgress = no_progress,
+    strategy_path: str | None = None,
+) -> tuple[Plan, Destination]:
+    """Plan to shard a full checkpoint for the ranks of ``strategy``; for `execute`.
+
+    Parameters
+    ----------
+    catalog
+        The source, from `scan`: one file, several with an index, a folder with the file of one
+        rank, with ``replicated`` of several, or a checkpoint that describes itself.
+    strategy
+        Layouts of the target.
+    folder, format, prefix
+        Files ``folder/rank_R/{prefix}R`` with the ending of the format are written.
+    ranks
+        Only these target ranks.
+    replicated
+        As for `plan_merge`.
+    unlisted
+        What to do with tensors of which the source may hold one rank's slice only.
+    not_in_target
+        What to do with parameters that ``strategy`` does not list: see
+        `ckpttool.model.plan.Target`.
+    strict, crc, executor, part, resume, open_progress
+        As for `plan_merge`.
+    overwrite
+        Whether existing outputs may be replaced; an input never is.
+    strategy_path
+        Write the strategy of the outputs, too, as a file of MindSpore's: how they are cut in truth,
+        see `ckpttool.planning.targets`.
+
+    Raises
+    ------
+    FormatError, StrategyError, PlanError
+        Everything that is in the way, in one error.
+    """
+    src_strategy = known_strategy(catalog, None, replicated) if replicated else None
+    if isinstance(catalog, SelfDescribedCatalog):
+        return plan_reshard(
+            *(catalog, None, strategy, folder, format),
+            prefix=prefix,
+            ranks=ranks,
+            unlisted=unlisted,
+            strict=strict,
+            not_in_target=not_in_target,
+            crc=crc,
+            overwrite=overwrite,
+            executor=executor,
+            part=part,
+            resume=resume,
+            open_progress=open_progress,
+            strategy_path=strategy_path,
+        )
+    found = sorted({*catalog.files, *catalog.damaged})
+    if not isinstance(catalog, MergedCatalog) and not replicated and len(found) > 1:
+        text = f"{catalog.root}: {format_ranks(found)} found; split takes one full checkpoint: use "
+        text += "reshard with the strategy of these ranks (-s STRATEGY), or say --replicated if "
+        raise PlanError([f"{text}every rank holds everything"])
+    catalog = replace(catalog, one_of_several="") if replicated else catalog
+    target = rank_files(strategy, folder, format, prefix, ranks, crc, not_in_target)
+    care = Care(Trust(), strict, check_replicas=False)  # replicas are compared anyway
+    policy = DestinationPolicy(overwrite, resume, part, open_progress)
+    told = None if strategy_path is None else Told(strategy_path, part is not None)
+    return make_checked_plan(catalog, src_strategy, target, unlisted, executor, care, policy, told)
+
+
+def plan_reshard(
+    catalog: Catalog,
+    src_strategy: Strategy | None,
+    dst_strategy: Strategy,
+    folder: str,
+    format: str = "hdf5",
+    *,
+    prefix: str = "checkpoint_",
+    ranks: Collection[int] | None = None,
+    unlisted: Unlisted | None = None,
+    not_in_target: NotInTarget = "follow",
+    trust_strategy: bool = False,
+    optimizer_shard: int | None = None,
+    strict: bool = False,
+    check_replicas: bool = False,
+    crc: bool = False,
+    overwrite: bool = False,
+    executor: Executor | None = None,
+    part: tuple[int, int] | None = None,
+    resume: bool = False,
+    open_progress: OpenProgress = no_progress,
+    strategy_path: str | None = None,
+) -> tuple[Plan, Destination]:
+    """Plan to shard a checkpoint for the ranks of ``dst_strategy``; for `execute`.
+
+    Parameters
+    ----------
+    catalog, src_strategy
+        The source, from `scan`, and its layouts; None for a checkpoint that describes itself.
+    dst_strategy
+        Layouts of the target.
+    folder, format, prefix, ranks, not_in_target, overwrite, strategy_path
+        As for `plan_split`.
+    unlisted, trust_strategy, optimizer_shard, strict, check_replicas
+        As for `plan_merge`.
+    crc, executor, part, resume, open_progress
+        As for `plan_merge`.
+
+    Raises
+    ------
+    FormatError, StrategyError, PlanError
+        Everything that is in the way, in one error.
+    """
+    other = (
+        "or use split if it holds everything undivided"
+        if isinstance(catalog, MergedCatalog)
+        else ""
+    )
+    src_strategy = source_layouts(catalog, src_strategy, other)
+    target = rank_files(dst_strategy, folder, format, prefix, ranks, crc, not_in_target)
+    care = Care(Trust(trust_strategy, optimizer_shard), strict, check_replicas)
+    policy = DestinationPolicy(overwrite, resume, part, open_progress)
+    told = None if strategy_path is None else Told(strategy_path, part is not None)
+    return make_checked_plan(catalog, src_strategy, target, unlisted, executor, care, policy, told)

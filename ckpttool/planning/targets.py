@@ -1,0 +1,463 @@
+"""Sources + target -> plan, and the files that are written beside the outputs.
+
+What does not fit the target is one error.  Beside the outputs there may be their strategy, and the
+indexes of numbered files.  The indexes are written last and, where they are replaced, removed
+first: an index never speaks of files of another run.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ckpttool.errors import CkptToolError, PlanError, StrategyError, raise_all
+from ckpttool.formats import format_of_suffix
+from ckpttool.formats.reading import is_there
+from ckpttool.formats.weight_index import (
+    PART_ATTRS,
+    index_names,
+    index_text,
+    is_index_name,
+    part_name,
+)
+from ckpttool.model.catalog import Catalog, MergedCatalog
+from ckpttool.model.diagnostics import Finding, Note, plan_error
+from ckpttool.model.layout import Layout, fold_layout
+from ckpttool.model.manifest import MANIFEST
+from ckpttool.model.plan import Document, NotListed, Plan, Target, Transfer, cut_into_parts
+from ckpttool.model.slicing import Source
+from ckpttool.model.strategy import Strategy
+from ckpttool.model.tensors import map_of
+from ckpttool.model.wording import count, format_ranks, shorten
+from ckpttool.planning.missing import notes_of_scan
+from ckpttool.planning.optimizer_state import (
+    Gradients,
+    Owners,
+    follows_in_full,
+    owners_of_full,
+    state_layouts,
+    target_layouts,
+)
+from ckpttool.planning.sources import Agreement, Sources, find_sources, undivided_sources
+from ckpttool.planning.unlisted import Unlisted
+from ckpttool.storage.files import is_within, write_document
+from ckpttool.strategy_files.writer import encode_strategy, name_problem
+
+
+def make_plan(
+    catalog: Catalog,
+    strategy: Strategy | None,
+    target: Target,
+    agreement: Agreement,
+    unlisted: Unlisted | None = None,
+) -> Plan:
+    """The plan that brings a checkpoint into the target's layout.
+
+    Parameters
+    ----------
+    catalog
+        What is on disk.
+    strategy
+        Layouts of the source; None if it holds everything undivided.
+    target
+        What is to be written.
+    agreement
+        For each of `names_to_compare`, the ranks grouped by equal content.
+    unlisted
+        See `find_sources`.
+
+    Raises
+    ------
+    FormatError, PlanError
+        See `plan_from`.
+    """
+    if strategy is None:
+        sources = undivided_sources(catalog, unlisted)
+    else:
+        sources = find_sources(catalog, strategy, agreement, unlisted)
+    return plan_from(catalog, strategy, target, sources)
+
+
+def plan_from(
+    catalog: Catalog, strategy: Strategy | None, target: Target, sources: Sources
+) -> Plan:
+    """The plan that brings sources into the target's layout.
+
+    Parameters
+    ----------
+    catalog, strategy
+        What is on disk, and the layouts that the sources were found with.
+    target
+        What is to be written.
+    sources
+        What does not fit the target is added to their problems, what is to be told to their notes.
+
+    Raises
+    ------
+    FormatError
+        Files of the source are damaged, and replicas do not replace them.
+    PlanError
+        Ranks or slices are missing, shapes or element types disagree, a parameter does not fit the
+        target's layout: all that was found, in one error.
+    """
+    transfers, not_listed = _find_transfers(sources, target, strategy)
+    outside = [rank for rank in target.paths if not 0 <= rank < target.ranks]
+    if outside:
+        text = f"{format_ranks(outside)}: not in the target, which has "
+        text += f"{target.ranks} ranks (0-{target.ranks - 1})"
+        sources.problems.append(Finding("target", text, ranks=tuple(outside)))
+    if not transfers and not sources.problems and not sources.damage:
+        text = f"{catalog.root}: nothing in it that could be written"
+        sources.problems.append(Finding("missing", text))
+    errors: list[CkptToolError] = [*sources.damage]
+    if sources.problems:
+        errors.append(plan_error(sources.problems))
+    raise_all(errors)
+    of_strategies = [
+        note for one in (strategy, target.strategy) if one is not None for note in one.notes
+    ]
+    notes = (*notes_of_scan(catalog, strategy), *of_strategies, *sources.notes)
+    return Plan(catalog, target, tuple(transfers), notes, not_listed)
+
+
+def _find_transfers(
+    sources: Sources, target: Target, strategy: Strategy | None
+) -> tuple[list[Transfer], NotListed]:
+    """A transfer for every source that is written, and what the target does not list.
+
+    What does not fit is added to the problems of ``sources``.
+    """
+    transfers: list[Transfer] = []
+    fitting = _Fitting(sources, target, strategy)
+    for source in sources.found:
+        name, shape = source.meta.name, source.meta.shape
+        layouts = fitting.layouts(source)
+        if layouts:
+            layouts = tuple(_folded(layout, shape) for layout in layouts)
+            reasons = {_why_not_target(layout, shape) for layout in layouts} - {None}
+            where = target.strategy.origin if target.strategy else ""
+            sources.problems += [
+                Finding("target", f"{name}: target {where}: {reason}", tensor=name)
+                for reason in sorted(map(str, reasons))
+            ]
+            if reasons:
+                continue
+        elif layouts is not None:
+            layouts = _everywhere(source, target.ranks)
+        if layouts:
+            transfers.append(Transfer(source, layouts))
+    if target.strategy is not None:
+        _compare_names(sources, target.strategy)
+        sources.notes += [*fitting.notes(), *fitting.gradients.notes()]
+    turned = {source.meta.name for source in sources.found if source.rank_cycle is not None}
+    turned -= fitting.not_listed.dropped.keys()
+    nowhere = sorted(turned - {transfer.source.meta.name for transfer in transfers})
+    if nowhere:
+        text = "dropped, being only on source ranks whose turn does not come"
+        names = f"{count(len(nowhere), 'parameter')}: {shorten(nowhere)}"
+        sources.notes.append(Note("dropped", f"{text}: {names}"))
+    return transfers, fitting.not_listed
+
+
+class _Fitting:
+    """What a target makes of sources.
+
+    What its strategy does not list is decided by names and full shapes alone, so that it does not
+    matter whether the source is merged or spread over ranks.
+    """
+
+    def __init__(self, sources: Sources, target: Target, src_strategy: Strategy | None) -> None:
+        self.target = target
+        self.src_strategy = src_strategy
+        self.metas = {source.meta.name: source.meta for source in sources.found}
+        self.owners: Owners = {}
+        if target.strategy is not None:
+            self.owners = owners_of_full(target.strategy.layouts, self.metas)
+        self.recut: list[str] = []
+        self.gradients = Gradients()
+        self.not_listed = NotListed()
+
+    def layouts(self, source: Source) -> tuple[Layout, ...] | None:
+        """The layouts of a source in the target, none if it is whole; None if it is left out."""
+        target, strategy, name = self.target, self.target.strategy, source.meta.name
+        if strategy is None or source.meta.text is not None:
+            return ()
+        if name in strategy.layouts:
+            return () if source.rank_cycle is not None else self._listed(source, strategy)
+        if strategy.replicates_rest:
+            return ()
+        is_state = source.rank_cycle is None and follows_in_full(name, self.owners, self.metas)
+        layouts = state_layouts(strategy, name, self.owners) if is_state else ()
+        if layouts and target.not_in_target == "follow":
+            self.not_listed.followed[name] = source.meta
+            return layouts
+        if source.meta.is_single and map_of(name) is None:
+            return ()
+        if target.not_in_target == "drop":
+            self.not_listed.dropped[name] = source.meta
+            return None
+        self.not_listed.full[name] = source.meta
+        return ()
+
+    def _listed(self, source: Source, strategy: Strategy) -> tuple[Layout, ...]:
+        """The layouts of a source that the strategy lists, corrected."""
+        name = source.meta.name
+        layouts = target_layouts(strategy, name, self.owners)
+        if [layout.parts for layout in strategy.layouts[name]] != [one.parts for one in layouts]:
+            self.recut.append(name)
+        return self.gradients.uncut(source, self.src_strategy, layouts)
+
+    def notes(self) -> Iterator[Note]:
+        """What is to be told of it."""
+        if self.recut:
+            text = "cut for the target like their parameters, whose optimizer shard their own "
+            text += f"entries lack: {count(len(self.recut), 'optimizer state')}"
+            yield Note("corrected", f"{text}: {shorten(self.recut)}")
+        names = [f"{name} (as {self.owners[name]})" for name in self.not_listed.followed]
+        if names:
+            text = "not in the target strategy, cut like the parameter: "
+            text += f"{count(len(names), 'optimizer state')}: {shorten(names)}"
+            yield Note("follows", text)
+        for kind, text, found in (
+            ("undivided", "written undivided to every rank", self.not_listed.full),
+            ("dropped", "left out", self.not_listed.dropped),
+        ):
+            if found:
+                text = f"not in the target strategy, {text}: {count(len(found), 'parameter')}"
+                yield Note(kind, f"{text}: {shorten(found)}")
+
+
+def _folded(layout: Layout, shape: tuple[int, ...]) -> Layout:
+    """The layout for a full tensor of ``shape``, which tells how to fold an expanded one."""
+    ways = fold_layout(layout, len(shape), lambda way: way.full_shape == shape)
+    return ways[0] if len(ways) == 1 else layout
+
+
+def _why_not_target(layout: Layout, shape: tuple[int, ...]) -> str | None:
+    """Why a full tensor of ``shape`` cannot be cut for a target, or None if it can."""
+    if not layout.has_boxes:
+        return f"field-sliced ({layout.fields} fields), which can be merged but not be cut"
+    return layout.why_not(shape)
+
+
+def _everywhere(source: Source, ranks: int) -> tuple[Layout, ...]:
+    """Layouts that give the whole tensor to every target rank, or to those whose turn it is."""
+    ndim = len(source.meta.shape)
+    if source.rank_cycle is None:
+        return (Layout.undivided(ndim, ranks),)
+    first, step = source.rank_cycle
+    return tuple(Layout.undivided(ndim, 1, rank) for rank in range(first, ranks, step))
+
+
+def _compare_names(sources: Sources, strategy: Strategy) -> None:
+    """Tell what the target alone lists; that nothing is in common is a problem."""
+    names = {source.meta.name for source in sources.found}
+    has_other = bool(strategy.layouts) and not names & set(strategy.layouts)
+    if names and has_other and not sources.problems:
+        text = (
+            f"{strategy.origin}: no parameter in common with the source: the strategy lists "
+            f"{shorten(strategy.layouts, 3)}, the source holds {shorten(sorted(names), 3)}; "
+            "is it the strategy of this model?"
+        )
+        sources.problems.append(Finding("target", text))
+    absent = [name for name in strategy.layouts if name not in names]
+    if absent:
+        text = f"in the target strategy only: {count(len(absent), 'parameter')}"
+        sources.notes.append(Note("absent", f"{text}: {shorten(absent)}"))
+
+
+def outcome(plan: Plan, target: Strategy) -> Strategy:
+    """The layouts of all parameters in the outputs of ``plan``, whose target is ``target``.
+
+    They are those by which it cuts: patterns of names resolved, expanded maps folded, states that
+    follow their parameter in their own names, corrections made.  What every rank gets undivided,
+    since ``target`` does not list it, is listed as undivided in each stage: of a parameter that one
+    strategy does not list and another cuts MindSpore's transform takes one rank's slice for all.
+
+    Not listed are strings, what each rank has of its own, single values beside the network, and
+    what is undivided and has a ``-`` in its name: MindSpore cannot read such names there, so it has
+    no other layout for them either.  Files that MindSpore compiles list single parameters of the
+    network and states of them; ``global_step``, ``learning_rate`` and the like they leave out.
+    """
+    layouts: dict[str, tuple[Layout, ...]] = {}
+    for transfer in plan.transfers:
+        name = transfer.source.meta.name
+        if _is_told(transfer, name in target.layouts or name in plan.not_listed.followed):
+            placed = (*layouts.get(name, ()), *_by_stage(transfer, target))
+            layouts[name] = tuple(sorted(placed, key=lambda layout: layout.first_rank))
+    return replace(target, layouts=layouts, rules=None)
+
+
+def _is_told(transfer: Transfer, is_listed: bool) -> bool:
+    meta = transfer.source.meta
+    if transfer.source.rank_cycle is not None or meta.text is not None:
+        return False
+    if "-" in meta.name:
+        return any(math.prod(layout.parts) > 1 for layout in transfer.layouts)
+    return is_listed or math.prod(meta.shape) != 1
+
+
+def _by_stage(transfer: Transfer, target: Strategy) -> Iterator[Layout]:
+    """The layouts of a transfer; one that is for all stages at once as one for each."""
+    for layout in transfer.layouts:
+        if len(layout.ranks) == target.stage_ranks:
+            yield layout
+            continue
+        for first in range(layout.ranks.start, layout.ranks.stop, target.stage_ranks):
+            yield Layout.undivided(len(layout.tensor_map), target.stage_ranks, first)
+
+
+def write_strategy(strategy: Strategy, path: str, *, overwrite: bool = False) -> None:
+    """Write a strategy as a file of MindSpore's (protobuf), whole or not at all.
+
+    Layouts are written as they are: those that a JSON file gives of an expanded tensor stay so.
+
+    Parameters
+    ----------
+    strategy
+        Of one written by hand what `Strategy.resolve` gives.
+    path
+        The file; its folder is made if it is not there.
+    overwrite
+        Whether it may replace another file.
+
+    Raises
+    ------
+    StrategyError
+        The file must not be called so, or MindSpore's form cannot say this.
+    PlanError
+        The file exists.
+    OSError
+        It cannot be written.
+    """
+    reason = name_problem(path)
+    if reason is not None:
+        raise StrategyError(path, reason)
+    data = encode_strategy(strategy)
+    if is_there(path) and not overwrite:
+        raise PlanError([f"{path} exists already; overwrite=True replaces it"])
+    write_document(path, data)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The strategy of rank files, written with them.
+
+    Attributes
+    ----------
+    path
+        Where it goes.
+    is_part
+        Whether the run is one of several, and `finalize` the one that writes it.
+    """
+
+    path: str
+    is_part: bool
+
+    @property
+    def documents(self) -> list[str]:
+        """The strategy file."""
+        return [self.path]
+
+    def complete(self, plan: Plan) -> Plan:
+        """The plan that writes the strategy of its outputs, too.
+
+        Raises
+        ------
+        StrategyError
+            MindSpore's form cannot say it.
+        """
+        assert plan.target.strategy is not None, "rank files are cut by one"
+        data = encode_strategy(outcome(plan, plan.target.strategy))
+        return replace(plan, documents=(*plan.documents, Document(self.path, data, "strategy")))
+
+    def problems(self, plan: Plan) -> Iterator[str]:
+        """Messages for what keeps the strategy from getting its name.
+
+        Whether something is there already is the matter of `ckpttool.planning.preflight`.
+        """
+        reason = name_problem(self.path)
+        if reason is not None:
+            yield f"{self.path}: {reason}"
+        folder, name = Path(plan.target.output_folder), Path(self.path).name
+        parent = Path(self.path).parent.resolve()
+        ranks = [*plan.target.paths.values()]
+        if not isinstance(plan.catalog, MergedCatalog):
+            ranks += [path for file in plan.catalog.files.values() for path in file.paths]
+        if parent in {folder.resolve() for folder in {Path(path).parent for path in ranks}}:
+            yield (
+                f"{self.path}: among the files of ranks, where it would be taken for a checkpoint; "
+                f"write it to {folder} or elsewhere"
+            )
+        if parent == folder.resolve() and name.startswith((MANIFEST, ".ckpttool-part-")):
+            yield f"{self.path}: is a name that ckpttool itself uses there; choose another"
+        inside = os.path.relpath(self.path, folder)  # as a record of a part has it
+        if self.is_part and (inside.startswith("../") or not is_within(folder, inside)):
+            yield (
+                f"{self.path}: with --part it is `ckpttool finalize` that writes it, and that "
+                f"writes below {folder} only; name a file there"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """An output of `ckpttool.planning.preflight.plan_merge`.
+
+    Attributes
+    ----------
+    folder, format
+        Where the files go, and their format.
+    limit
+        Bytes of tensors in each, at most.
+    attrs
+        What else the headers say.
+    """
+
+    folder: str
+    format: str
+    limit: int
+    attrs: Mapping[str, str]
+
+    @property
+    def documents(self) -> list[str]:
+        """The index files."""
+        return [str(Path(self.folder, name)) for name in index_names(self.format)]
+
+    def target(self) -> Target:
+        """A target of one file, as long as nobody knows how many there will be."""
+        attrs = {**PART_ATTRS, **self.attrs}
+        return Target(self.format, {0: self._path(None, 0)}, attrs=attrs, is_numbered=True)
+
+    def complete(self, plan: Plan) -> Plan:
+        """The plan for that one file, spread over numbered ones with their indexes."""
+        plan = cut_into_parts(plan, self.limit, self._path)
+        files = {meta.name: Path(output.path).name for output in plan for meta in output.metas}
+        metas = [transfer.source.meta for transfer in plan.transfers]
+        text = index_text(files, sum(meta.nbytes for meta in metas))
+        documents = tuple(Document(path, text.encode()) for path in self.documents)
+        large = [meta.name for meta in metas if meta.nbytes > self.limit]
+        more = "larger than --max-shard-size by themselves, and written whole all the same"
+        notes = (*plan.notes, Note("part", f"{more}: {shorten(large)}")) if large else plan.notes
+        return replace(plan, documents=documents, notes=notes)
+
+    def problems(self, plan: Plan) -> Iterator[str]:
+        """A message if there are files that a loader might take for parts of this checkpoint."""
+        folder = Path(self.folder)
+        ours = {Path(path).name for path in (*plan.target.paths.values(), *self.documents)}
+        stale = [
+            path.name
+            for path in (sorted(folder.iterdir()) if folder.is_dir() else [])
+            if path.name not in ours
+            and (format_of_suffix(path.name) == self.format or is_index_name(path.name))
+        ]
+        if stale:
+            yield (
+                f"{folder}: {shorten(stale, 3)}: of another checkpoint, and a loader might mix it "
+                "with this one; move it away or write to another folder"
+            )
+
+    def _path(self, number: int | None, count: int) -> str:
+        return str(Path(self.folder, part_name(number, count, self.format)))

@@ -1,1 +1,0 @@
-"""Who does it: plans are made, checked against the disk, and carried out on an executor."""

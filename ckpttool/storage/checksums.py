@@ -1,0 +1,265 @@
+"""Checksums of source files: MindSpore's CRC-32, and the tags of encrypted blocks."""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from functools import lru_cache
+from io import FileIO
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from ckpttool.concurrency import go_on, result_of
+from ckpttool.errors import FormatError
+from ckpttool.formats import checksum_parts
+from ckpttool.formats.encryption import find_forged, forgery
+from ckpttool.formats.reading import open_source
+from ckpttool.model.catalog import Catalog, MergedCatalog
+from ckpttool.model.diagnostics import Note
+from ckpttool.model.tensors import Ciphertext, Extent, FileIndex, map_of
+from ckpttool.model.wording import format_ranks, shorten
+
+BUFFER_BYTES = 1 << 20  # read at a time
+POLYNOMIAL = 0xEDB88320  # of CRC-32, lowest power in the highest bit
+
+
+class Summed(NamedTuple):
+    """The CRC-32 of a stretch of the file at ``path``, all in one tensor."""
+
+    path: str
+    extent: Extent
+    crc: int
+
+
+class Sums:
+    """The CRC-32 of what is written, taken while it is in memory; use it in one thread."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str, int], tuple[int, int]] = {}  # by file, tensor and end
+
+    def add(self, path: str, name: str, offset: int, data: memoryview) -> None:
+        """Count bytes of a tensor that go to an offset of a file, where a stretch may go on."""
+        start, crc = self._open.pop((path, name, offset), (offset, 0))
+        self._open[path, name, offset + len(data)] = start, zlib.crc32(data, crc)
+
+    def found(self) -> Iterator[Summed]:
+        """All stretches."""
+        for (path, _, stop), (start, crc) in self._open.items():
+            yield Summed(path, Extent(start, stop - start), crc)
+
+
+def compute_checksum(index: FileIndex, as_saved: bool = False, known: Iterable[Summed] = ()) -> int:
+    """The checksum of a file with these contents, which are read a buffer at a time.
+
+    Parameters
+    ----------
+    index
+        The header of the file.
+    as_saved
+        As MindSpore's saver counts, where its loader counts otherwise.
+    known
+        Stretches of it that need not be read.
+
+    Raises
+    ------
+    FormatError
+        The file has become shorter since its header was read.
+    """
+    crc = 0
+    in_order = sorted(known, key=_start)
+    buffer = memoryview(bytearray(BUFFER_BYTES))
+    with open_source(index.path, index.stamps.get(index.path)) as file:
+        for whole in checksum_parts(index, as_saved):
+            for part in _tile(whole, in_order) if isinstance(whole, Extent) else [whole]:
+                if isinstance(part, bytes):
+                    crc = zlib.crc32(part, crc)
+                elif isinstance(part, Extent):
+                    crc = _add_extent(crc, file, index.path, part, buffer)
+                elif isinstance(part, Summed):
+                    crc = join(crc, part.crc, part.extent.nbytes)
+                else:
+                    crc = add_zeros(crc, part)
+    return crc
+
+
+def _start(one: Summed) -> int:
+    return one.extent.offset
+
+
+def _tile(extent: Extent, in_order: Sequence[Summed]) -> Iterator[Extent | Summed]:
+    """An extent as stretches that are known, and what is to be read between them."""
+    at, stop = extent.offset, extent.offset + extent.nbytes
+    for number in range(bisect_left(in_order, at, key=_start), len(in_order)):
+        one = in_order[number]
+        end = one.extent.offset + one.extent.nbytes
+        if end > stop:
+            break
+        yield Extent(at, one.extent.offset - at)
+        yield one
+        at = end
+    yield Extent(at, stop - at)
+
+
+def _add_extent(crc: int, file: FileIO, path: str, extent: Extent, buffer: memoryview) -> int:
+    file.seek(extent.offset)
+    left = extent.nbytes
+    while left:
+        go_on()
+        got = file.readinto(buffer[:left])
+        if not got or not os.fstat(file.fileno()).st_nlink:  # cut short, or taken away
+            reason = "the file ends here; it has changed while read"
+            raise FormatError(path, extent.offset + extent.nbytes - left, reason)
+        crc = zlib.crc32(buffer[:got], crc)
+        left -= got
+    return crc
+
+
+def join(crc: int, following: int, nbytes: int) -> int:
+    """The CRC-32 of data with this CRC-32 and, behind it, ``nbytes`` with the CRC-32 ``following``.
+
+    Examples
+    --------
+    >>> join(zlib.crc32(b"some"), zlib.crc32(b"thing"), 5) == zlib.crc32(b"something")
+    True
+    """
+    return _multiply(crc, _shift(nbytes)) ^ following
+
+
+def add_zeros(crc: int, count: int) -> int:
+    """The CRC-32 of data with this CRC-32 and ``count`` zero bytes behind it.
+
+    It takes some hundred steps, however many they are.
+
+    Examples
+    --------
+    >>> add_zeros(zlib.crc32(b"data"), 1000) == zlib.crc32(b"data" + bytes(1000))
+    True
+    """
+    return _multiply(crc ^ 0xFFFFFFFF, _shift(count)) ^ 0xFFFFFFFF
+
+
+@lru_cache(1024)  # most stretches have the same length
+def _shift(count: int) -> int:
+    """By what so many bytes behind it multiply a remainder: x**8 for each."""
+    power, factor = 1 << 31, 1 << 31 - 8  # 1, x**8
+    while count:
+        if count & 1:
+            power = _multiply(power, factor)
+        factor = _multiply(factor, factor)
+        count >>= 1
+    return power
+
+
+def _multiply(a: int, b: int) -> int:
+    """The product of two polynomials over GF(2), modulo the polynomial of CRC-32."""
+    product = 0
+    for power in range(31, -1, -1):
+        if a >> power & 1:
+            product ^= b
+        b = b >> 1 ^ (POLYNOMIAL if b & 1 else 0)
+    return product
+
+
+def verify_checksum(index: FileIndex) -> FormatError | None:
+    """What is wrong with the contents of a file that has a checksum, None if nothing is."""
+    stored = index.attrs["crc_num"]
+    number = int(stored) if re.fullmatch(r"[0-9]{1,18}", stored) else None
+    found = compute_checksum(index)
+    has_maps = any(map_of(name) is not None for name in index.tensors)
+    if number == found or (has_maps and number == compute_checksum(index, as_saved=True)):
+        return None
+    reason = f"the checksum (crc_num) stored with it is {stored}, that of its contents {found}: it"
+    reason += " is damaged"
+    if re.fullmatch(r"part\d+\.safetensors", Path(index.path).name):
+        reason += ", or made by unified_safetensors, which copies the checksum of a rank's file"
+    return FormatError(index.path, None, reason)
+
+
+T = TypeVar("T")
+
+BLOCKS_PER_TASK = 4  # of 64 MiB each
+
+
+def check_files(
+    catalog: Catalog,
+    executor: Executor,
+    crc: bool,
+    on_progress: Callable[[int], None] = lambda nbytes: None,
+) -> tuple[list[FormatError], list[Note]]:
+    """What is wrong with the files of a catalog, and what should be known of the others.
+
+    Parameters
+    ----------
+    catalog
+        From `scan`; what is in ``catalog.damaged`` is not looked at.
+    executor
+        Reads: every block that has a tag, and with ``crc`` every file that has a checksum, whole.
+    crc
+        Whether checksums are verified.
+    on_progress
+        Called with the bytes of each file that was read.
+    """
+    files = catalog.files
+
+    def await_all(rank: int, futures: Iterable[Future[T]]) -> list[T]:
+        results = [result_of(future) for future in futures]
+        on_progress(files[rank].nbytes)
+        return results
+
+    def note(text: str, ranks: Collection[int], is_warning: bool = False) -> list[Note]:
+        named = format_ranks(sorted(ranks))
+        if isinstance(catalog, MergedCatalog):  # then these are no ranks
+            named = shorten(files[number].path for number in sorted(ranks))
+        told = Note("checksum", f"{named}: {text}", is_warning=is_warning)
+        return [told] if ranks else []
+
+    has_index = isinstance(catalog, MergedCatalog) and bool(catalog.indexes)
+    with_sum = [rank for rank, file in files.items() if _has_checksum(file, has_index)]
+    with_tags = {
+        rank: file.cipher
+        for rank, file in files.items()
+        if file.cipher is not None and file.cipher.has_tags
+    }
+    sums = {rank: executor.submit(verify_checksum, files[rank]) for rank in with_sum if crc}
+    tags = {rank: _check_tags(files[rank], cipher, executor) for rank, cipher in with_tags.items()}
+    forged = {
+        rank: forgery(files[rank].path, with_tags[rank], numbers)
+        for rank, futures in tags.items()
+        if (numbers := [number for found in await_all(rank, futures) for number in found])
+    }
+    wrong = {rank: error for rank, of in sums.items() if (error := await_all(rank, [of])[0])}
+    errors = [*forged.values(), *wrong.values()]
+    if not crc:
+        text = "saved with a checksum (crc_check), which is not verified; verify --crc does that"
+        return errors, note(text, with_sum, is_warning=True)
+    notes = note("the checksum is right", sums.keys() - wrong.keys())
+    notes += note("the tags of all encrypted blocks are right", tags.keys() - forged.keys())
+    others = files.keys() - sums.keys() - tags.keys()
+    return errors, notes + note("saved without a checksum, so nothing tells of damage", others)
+
+
+def _has_checksum(file: FileIndex, has_index: bool) -> bool:
+    """Whether there is a checksum of what a header speaks of.
+
+    The 0 that MindSpore puts behind encrypted blocks is none, nor is what its
+    ``unified_safetensors`` writes into a part: that of a rank's file, carried over.  And that of
+    one file is not that of several that a rank has.
+    """
+    is_void = file.cipher is not None and file.attrs.get("crc_num") == "0"
+    is_void = is_void or (has_index and file.attrs.get("format") == "ms")
+    return "crc_num" in file.attrs and not is_void and not file.other_paths
+
+
+def _check_tags(
+    file: FileIndex, cipher: Ciphertext, executor: Executor
+) -> list[Future[tuple[int, ...]]]:
+    """The numbers of forged blocks, on their way."""
+    stamp = file.stamps[file.path]
+    return [
+        executor.submit(find_forged, file.path, cipher, first, first + BLOCKS_PER_TASK, stamp)
+        for first in range(0, len(cipher.blocks), BLOCKS_PER_TASK)
+    ]

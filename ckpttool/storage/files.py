@@ -1,0 +1,382 @@
+"""Output files: staged under a temporary name, locked, synced, and renamed when complete."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import glob
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from ckpttool.errors import VerifyError, add_remark, reason_of, remarks_on
+from ckpttool.formats import get_format
+from ckpttool.model.plan import OutputFile
+from ckpttool.model.tensors import FileIndex, Stamp, TensorMeta
+
+# What a file system says that cannot lock a file or reserve space, as some network ones.
+UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL})
+
+
+class TakenError(OSError):
+    """Another run has a file, or has put its own in the place of ours."""
+
+
+def lock(path: Path, fd: int, is_shared: bool = False) -> int:
+    """Lock an open file; where the file system knows no locks its name alone has to do.
+
+    It is closed if that fails: a `TakenError` if another run has it.
+    """
+    try:
+        try:
+            fcntl.flock(fd, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise TakenError(error.errno, "another run is writing it", str(path)) from error
+        except OSError as error:
+            if error.errno not in UNSUPPORTED:
+                raise
+        if not is_open_as(path, fd):
+            raise TakenError(errno.EWOULDBLOCK, "another run has taken it", str(path))
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def lock_holder(path: Path) -> str | None:
+    """Who is writing what a journal becomes; None if nobody is."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    try:
+        os.close(lock(path, fd, is_shared=True))
+    except TakenError:
+        return name_lock_holder(path)
+    return None
+
+
+def name_lock_holder(path: Path) -> str:
+    """Who writes, or wrote, a journal, as its first line says."""
+    try:
+        with path.open("rb") as file:
+            return str(json.loads(file.readline(1 << 16).rpartition(b" ")[0])["by"])
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):
+        return "with --part, or it has just begun"
+
+
+def is_open_as(path: Path, fd: int) -> bool:
+    """Whether the file at ``path`` is the one that is open as ``fd``."""
+    try:
+        there = path.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    here = os.fstat(fd)
+    return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
+
+
+PARTIAL = ".partial"  # how temporary files of ckpttool end
+
+
+def was_copied(found: os.stat_result) -> bool:
+    """Whether a dated document has been written to since, or was copied without its times.
+
+    Both times are then those of that moment, which says nothing of how old its contents are.  A
+    copy that was renamed afterwards is not told.
+    """
+    return found.st_ctime_ns == found.st_mtime_ns
+
+
+DATE_TRIES, DATE_SECONDS = 550, 0.002  # clocks of files go on in ms, on some network ones in s
+STUCK = "what is half-written could not be removed: the next run does that"
+
+
+class PartialFile:
+    """The temporary file of one output; ends with `commit` or `discard`.
+
+    Attributes
+    ----------
+    index
+        Where the output's tensors lie in it.
+
+    Raises
+    ------
+    TakenError
+        Another run is writing the same output.
+    OSError
+        The file cannot be made, for one because the disk cannot take all of it.
+    """
+
+    def __init__(self, output: OutputFile) -> None:
+        self._output = output
+        self._format = get_format(output.format)
+        self._path = Path(output.path + PARTIAL)
+        make_folder(self._path.parent)
+        self._fd = claim(self._path)
+        try:
+            self.index: FileIndex = self._format.create(str(self._path), output.metas, output.attrs)
+            reserve(self._fd, self.index.nbytes)
+        except BaseException as error:
+            clean_up(error, self.discard)
+            raise
+
+    def commit(self, before: Callable[[int], None], crc: int | None = None) -> int:
+        """Give the complete file its final name; returns its size in bytes.
+
+        Its header is read back first, and all of it is on disk before it is renamed.
+
+        Parameters
+        ----------
+        before
+            Called before that, with the size.
+        crc
+            Its checksum, if it is to have one.
+
+        Raises
+        ------
+        VerifyError
+            The header does not say what it should.
+        OSError
+            It cannot be synced or renamed, or somebody has put another file in its place.
+        """
+        try:
+            self._format.seal(str(self._path), crc)
+            os.fsync(self._fd)
+            if not is_open_as(self._path, self._fd):
+                raise TakenError(errno.EEXIST, "another file has its name", str(self._path))
+            return publish(self._path, self._output, before)
+        except BaseException as error:
+            clean_up(error, self.discard)
+            raise
+        finally:
+            self._close()
+
+    def withdraw(self) -> None:
+        """Remove what is still there under the temporary name: no task goes on with it."""
+        if self._fd >= 0 and is_open_as(self._path, self._fd):
+            self._path.unlink()
+
+    def discard(self) -> None:
+        """Remove it, and give up the lock."""
+        try:
+            self.withdraw()
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+
+def clean_up(error: BaseException, *steps: Callable[[], None]) -> None:
+    """Do all of it after a failure, which gets a remark if the disk does not let us.
+
+    What is to be told is the failure that came first: a disk that has failed, or is read-only
+    since then, lets nothing be removed either.
+    """
+    for step in steps:
+        try:
+            step()
+        except OSError:
+            if STUCK not in remarks_on(error):
+                add_remark(error, STUCK)
+
+
+def write_document(path: str, data: bytes | Iterable[str], *, is_dated: bool = False) -> None:
+    """Write a small file, or a text that is given in pieces, whole or not at all.
+
+    The folder is made if it is not there.  If ``is_dated``, the file is changed later than it is
+    written, by which it is told from a copy; see `ckpttool.storage.files.was_copied`.
+
+    Raises
+    ------
+    TakenError
+        Another run is writing it.
+    OSError
+        It cannot be written.
+    """
+    partial = Path(path + PARTIAL)
+    make_folder(partial.parent)
+    with os.fdopen(claim(partial), "wb") as file:
+        try:
+            for piece in (data,) if isinstance(data, bytes) else data:
+                file.write(piece if isinstance(piece, bytes) else piece.encode())
+            file.flush()
+            os.fsync(file.fileno())
+            if is_dated:
+                _date(file.fileno())
+            partial.replace(path)
+        except BaseException as error:
+            clean_up(error, lambda: partial.unlink(missing_ok=True))
+            raise
+    sync_folder(partial.parent)
+
+
+def _date(fd: int) -> None:
+    """Keep a file's time of writing, and change it until its time of change is another."""
+    written_ns = os.fstat(fd).st_mtime_ns
+    for _ in range(DATE_TRIES):
+        os.utime(fd, ns=(written_ns, written_ns))
+        if not was_copied(os.fstat(fd)):
+            return
+        time.sleep(DATE_SECONDS)
+
+
+def remove_document(path: str) -> None:
+    """Remove a file if there is one, for good before anything else is written."""
+    try:
+        Path(path).unlink()
+    except FileNotFoundError:
+        return
+    sync_folder(Path(path).parent)
+
+
+def publish(path: Path, output: OutputFile, before: Callable[[int], None]) -> int:
+    """Give a file that is complete and on disk its final name; returns its size in bytes.
+
+    Its header is read back first, and then ``before`` is called.
+    """
+    found = get_format(output.format).read_index(str(path))
+    _compare(output, [tensor.meta for tensor in found.tensors.values()])
+    before(found.nbytes)
+    path.replace(output.path)
+    sync_folder(path.parent)
+    return found.nbytes
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those that it lies in, their names on disk before anything is in them."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in reversed(made):
+        sync_folder(path.parent)
+
+
+def is_within(folder: Path, name: str) -> bool:
+    """Whether a file of this name really lies in a folder or below: links do not lead out of it."""
+    parent = os.path.realpath((folder / name).parent)  # which takes links in a circle, too
+    return Path(parent).is_relative_to(os.path.realpath(folder))
+
+
+def remove_stale(folder: Path, name: str) -> None:
+    """Remove the temporary file that a killed run left, unless another run is writing it.
+
+    A journal says which it is, and anybody may have written that, so nothing goes that a link
+    leads to outside the folder; a run that writes there itself replaces it anyway.
+    """
+    path = folder / name
+    if not is_within(folder, name):
+        return
+    try:
+        fd = lock(path, os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
+    except (FileNotFoundError, TakenError):
+        return
+    try:
+        path.unlink()
+        remove_attempts(path)
+    finally:
+        os.close(fd)
+
+
+def claim(path: Path) -> int:
+    """A new, empty, locked file, open for writing.
+
+    What a run left that was killed is replaced; what another run is writing is refused.
+    """
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return lock(path, os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666))
+    except FileExistsError:
+        try:
+            stale = lock(path, os.open(path, flags))
+        except FileNotFoundError as error:
+            raise TakenError(errno.EWOULDBLOCK, "another run wrote it", str(path)) from error
+    try:
+        path.unlink()
+        remove_attempts(path)
+    finally:
+        os.close(stale)
+    try:
+        return lock(path, os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666))
+    except FileExistsError as error:
+        raise TakenError(errno.EEXIST, "another run was faster", str(path)) from error
+
+
+def name_attempt(path: str) -> str:
+    """A new name for a file that goes with the one at ``path``, and may outlast it by mistake."""
+    return f"{path}.{secrets.token_hex(8)}"
+
+
+def remove_attempts(path: Path) -> None:
+    """Remove all files named by `name_attempt`, the one at ``path`` being gone."""
+    for attempt in path.parent.glob(f"{glob.escape(path.name)}.*"):
+        if re.fullmatch(r"\.[0-9a-f]{16}", attempt.name[len(path.name) :]):
+            attempt.unlink(missing_ok=True)
+
+
+def reserve(fd: int, nbytes: int) -> None:
+    """Have the disk set space aside, so that a full one fails now and not in an hour."""
+    if not nbytes:
+        return
+    try:
+        os.posix_fallocate(fd, 0, nbytes)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
+
+
+def stamp_of(path: Path) -> Stamp | None:
+    """By what the file at ``path`` itself, no link, is known again; None if there is none."""
+    try:
+        found = path.stat(follow_symlinks=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return Stamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def _compare(output: OutputFile, found: list[TensorMeta]) -> None:
+    wanted = {meta.name: meta for meta in output.metas}
+    got = {meta.name: meta for meta in found}
+    problems = [
+        f"{name}: expected {_describe(wanted.get(name))}, found {_describe(got.get(name))}"
+        for name in sorted({*got, *wanted})
+        if got.get(name) != wanted.get(name)
+    ]
+    if problems:
+        raise VerifyError(output.path, problems)
+
+
+def _describe(meta: TensorMeta | None) -> str:
+    return "nothing" if meta is None else f"{meta.dtype} {meta.shape}"
+
+
+def access_problem(path: Path, mode: int) -> str | None:
+    """Return the message that this user may not use a path as ``mode`` says.
+
+    None if the user may, or if nothing is there.
+    """
+    if os.access(path, mode) or not os.access(path, os.F_OK):
+        return None
+    is_read_only = os.statvfs(path).f_flag & os.ST_RDONLY
+    number = errno.EROFS if is_read_only else errno.EACCES
+    return f"{path}: {reason_of(OSError(number, os.strerror(number)))}; write to another place"
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the new name on disk, where the file system lets one ask for that."""
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    except PermissionError:
+        return  # a folder that may be written to and not be read
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
+    finally:
+        os.close(fd)

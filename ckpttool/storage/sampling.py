@@ -1,0 +1,159 @@
+"""Hashes of stored contents, to tell replicas that differ without holding them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ckpttool.model.manifest import hashed, units
+from ckpttool.model.region import Region
+from ckpttool.model.slicing import Source
+from ckpttool.model.tensors import StoredTensor
+from ckpttool.storage.numbers import decode, find_distances, find_magnitudes
+from ckpttool.storage.region_io import FlatFiles
+
+SAMPLE_BYTES = 4096  # a page; it costs a disk no more than a byte does
+NEAR = 1e-2  # of the larger magnitude; slices of weights are near each other by chance in 1 of 100
+
+UNIT_BUFFER_BYTES = 8 << 20  # read at a time where units are hashed
+
+
+class Sample(NamedTuple):
+    """A hash of some bytes of a tensor, and whether all elements among them are the same."""
+
+    digest: bytes
+    is_constant: bool
+
+
+def digest(tensor: StoredTensor, buffer_bytes: int) -> Sample:
+    """SHA-256 of all of a tensor's bytes, of which ``buffer_bytes`` are in memory at a time."""
+    state = hashlib.sha256()
+    nbytes, itemsize = tensor.meta.nbytes, tensor.meta.itemsize
+    buffer = np.empty(max(itemsize, min(buffer_bytes // itemsize * itemsize, nbytes)), np.uint8)
+    first = np.empty(0, np.uint8)
+    is_constant = True
+    with FlatFiles(buffer_bytes) as files:
+        for offset in range(0, nbytes, len(buffer)):
+            part = buffer[: min(len(buffer), nbytes - offset)]
+            files.read_bytes(tensor, offset, part)
+            state.update(part.data)
+            first = part[:itemsize].copy() if offset == 0 else first
+            is_constant = is_constant and bool((part.reshape(-1, itemsize) == first).all())
+    return Sample(state.digest(), is_constant)
+
+
+def unit_digests(tensor: StoredTensor, buffer_bytes: int) -> list[str]:
+    """SHA-256 of each of a tensor's units, in hexadecimal digits, as a manifest lists them."""
+    digests = []
+    offset, itemsize = 0, tensor.meta.itemsize
+    buffer = np.empty(max(itemsize, min(buffer_bytes, tensor.meta.nbytes)), np.uint8)
+    with FlatFiles(buffer_bytes) as files:
+        for unit in units(tensor.meta):
+            state = hashlib.sha256()
+            stop = offset + unit.size * itemsize
+            while offset < stop:
+                part = buffer[: stop - offset]
+                files.read_bytes(tensor, offset, part)
+                state.update(part.data)
+                offset += len(part)
+            digests.append(state.hexdigest())
+    return digests
+
+
+def hash_units(tensor: StoredTensor) -> tuple[str, ...]:
+    """Return the SHA-256 of each unit of a stored tensor; runs on a worker."""
+    return hashed(tensor.meta, dict(enumerate(unit_digests(tensor, UNIT_BUFFER_BYTES)))).sha256
+
+
+def find_least(tensor: StoredTensor, buffer_bytes: int) -> float:
+    """Return the least number of a tensor; NaN if one is NaN or infinite, or there are none.
+
+    ``buffer_bytes`` are in memory at a time.
+    """
+    least = math.inf
+    nbytes, itemsize = tensor.meta.nbytes, tensor.meta.itemsize
+    buffer = np.empty(max(itemsize, min(buffer_bytes // itemsize * itemsize, nbytes)), np.uint8)
+    with FlatFiles(buffer_bytes) as files:
+        for offset in range(0, nbytes, len(buffer)):
+            part = buffer[: min(len(buffer), nbytes - offset)]
+            files.read_bytes(tensor, offset, part)
+            numbers = decode(part, tensor.meta.dtype)
+            if numbers is None or not np.isfinite(numbers).all():
+                return math.nan
+            least = min(least, float(numbers.min()))
+    return least if nbytes else math.nan
+
+
+def take_samples(tensors: Sequence[StoredTensor]) -> list[Sample]:
+    """Samples of tensors in one file, each of its first, middle and last elements."""
+    samples = []
+    with FlatFiles(SAMPLE_BYTES) as files:
+        for tensor in tensors:
+            data = _read_pages(files, tensor)
+            elements = data.reshape(-1, tensor.meta.itemsize)
+            is_constant = bool((elements == elements[:1]).all())
+            samples.append(Sample(hashlib.sha256(data.data).digest(), is_constant))
+    return samples
+
+
+def sample(tensor: StoredTensor) -> Sample:
+    """The sample of one tensor, as of `take_samples`."""
+    return take_samples([tensor])[0]
+
+
+def sample_box(source: Source) -> bytes:
+    """A hash of three boxes of a full tensor: its first, middle and last elements.
+
+    Each is at most a page, and read from all of the slices that it meets, from their lowest owners.
+    """
+    meta, state = source.meta, hashlib.sha256()
+    sizes = [1] * len(meta.shape)
+    budget = SAMPLE_BYTES // meta.itemsize
+    for axis in reversed(range(len(sizes))):  # square in the last two axes, to meet slices of both
+        side = math.isqrt(budget) if axis else budget
+        sizes[axis] = max(1, min(meta.shape[axis], side))
+        budget //= sizes[axis]
+    box = Region.whole(tuple(sizes))
+    with FlatFiles(SAMPLE_BYTES) as files:
+        for at in (0, 1, 2):
+            start = tuple((n - k) * at // 2 for n, k in zip(meta.shape, sizes, strict=True))
+            data = np.empty((*sizes, meta.itemsize), np.uint8)
+            for tensor, in_slice, inside in source.slicing.overlaps(box, start):
+                cut = tuple(slice(a, b) for a, b in zip(inside.start, inside.stop, strict=True))
+                files.read_region(tensor, in_slice, data[cut])
+            state.update(data.tobytes())
+    return state.digest()
+
+
+def nearness(a: StoredTensor, b: StoredTensor) -> float | None:
+    """Of the sampled elements of two tensors the share that are nearly the same number in both.
+
+    Elements that are zero in both tell nothing; None if no others are sampled.
+    """
+    with FlatFiles(SAMPLE_BYTES) as files:
+        x, y = (decode(_read_pages(files, one).reshape(-1), one.meta.dtype) for one in (a, b))
+    if x is None or y is None or a.meta.dtype == "Bool":
+        return None
+    sizes = np.maximum(find_magnitudes(x), find_magnitudes(y))
+    telling = np.isfinite(sizes) & (sizes > 0)
+    if not telling.any():
+        return None
+    near = find_distances(x, y)[telling] < NEAR * sizes[telling]
+    return float(np.count_nonzero(near)) / int(np.count_nonzero(telling))
+
+
+def _read_pages(files: FlatFiles, tensor: StoredTensor) -> npt.NDArray[np.uint8]:
+    """The first, middle and last bytes of a tensor, one row each; no row comes twice."""
+    nbytes, itemsize = tensor.meta.nbytes, tensor.meta.itemsize
+    count = min(SAMPLE_BYTES, nbytes) // itemsize * itemsize
+    middle = (nbytes - count) // 2 // itemsize * itemsize
+    starts = sorted({0, middle, nbytes - count})
+    data = np.empty((len(starts), count), np.uint8)
+    for part, start in zip(data, starts, strict=True):
+        files.read_bytes(tensor, start, part)
+    return data

@@ -1,0 +1,1 @@
+"""Strategy files: how parameters are sharded, read from MindSpore's files or written by hand."""

@@ -1,0 +1,198 @@
+"""Writes MindSpore's strategy files, of one stage or merged over pipeline stages.
+
+Bytes
+-----
+The protobuf message that `ckpttool.strategy_files.reader` describes, its fields in this order::
+
+    08 01                       current_stage 1, as in a file that MindSpore has merged
+    12 ..                       parallel_strategy_item, one for each stage, ascending
+        0a .. "ckpttool_stage_0"
+        12 02 08 SS             its stage, and no strategies of operators
+    1a ..                       parallel_layout_item, for each stage its parameters, sorted by name
+        0a .. NAME              with several stages "<stage>-<name>"
+        12 ..
+            0a .. 08 NN ...     dev_matrix
+            12 .. 08 NN ...     tensor_map, one or several
+            1a .. 08 NN ...     param_split_shape; 1a 00 if axis 0 is cut evenly
+            22 .. 08 NN ...     indices_offset, the first row of each part; 22 00 likewise
+            28 NN               field; 0 for all but field-sliced embeddings
+            30 NN               opt_weight_shard_step
+            38 NN               opt_weight_shard_size, the number of parts; both 0 for none
+
+An item of operators is there for each stage since MindSpore calls a file without any empty, and
+knows the stage of a file by it.  Numbers are not packed; -1 takes ten bytes.
+
+One ``tensor_map`` holds an entry for each tensor axis.  Where a tensor axis is cut by several
+device axes there is one for each tensor axis, in which ``-1`` stands for undivided (MindSpore drops
+empty ones), and an empty one behind that of a tensor of one axis.  This form is taken in one more
+case: if only the outermost device axis cuts no tensor axis, and an optimizer shard cuts along it,
+MindSpore's ``transform_checkpoints`` takes the others to cut the tensor axes in the order of the
+device matrix.  Where they do not it would swap slices without a word; of this form it does not.
+Versions up to 2.4 know one ``tensor_map`` only, and refuse it.
+
+``opt_weight_shard_step`` is the mean distance between neighbours in the replica group of rank 0,
+rounded down, as MindSpore reckons it.  Its documents call it informative, but with 0 its transform
+takes the slices for not sharded, and with a wrong one it refuses them.  The size is written as a
+number also if it is that of the whole group, for which MindSpore writes -1: it loads the number
+right in more cases.
+
+What cannot be said
+-------------------
+An empty name, and one with a ``-`` in it, at which MindSpore cuts every name in two; a stage
+without parameters; a manual split of which no part has a row.
+
+Source
+------
+MindSpore 2.10 ``parallel/_parallel_serialization.py`` (``_convert_to_list``,
+``_merge_protobuf_strategy``, ``_extract_pipeline_stage_num``) and ``parallel/_tensor.py``
+(``_construct_tensor_layout_for_opt_shard``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+
+from ckpttool.errors import StrategyError, raise_all
+from ckpttool.formats.reading import why_not_a_path
+from ckpttool.formats.wire import encode_bytes, encode_number
+from ckpttool.model.layout import Layout
+from ckpttool.model.strategy import Strategy
+from ckpttool.model.wording import count, shorten
+
+OTHER_FORMS = {
+    ".json": "a file of this name is taken for JSON",
+    ".yaml": "a file of this name is taken for one written by hand",
+    ".yml": "a file of this name is taken for one written by hand",
+}
+
+
+def name_problem(path: str) -> str | None:
+    """Return why a strategy file must not have this name, or None if it may.
+
+    Examples
+    --------
+    >>> print(name_problem("new.json"))
+    a file of this name is taken for JSON, and this is protobuf; call it new.ckpt
+    """
+    url = why_not_a_path(path)
+    if url is not None:
+        return f"{path} is {url}"
+    for suffix, reason in OTHER_FORMS.items():
+        if path.endswith(suffix):
+            return f"{reason}, and this is protobuf; call it {path.removesuffix(suffix)}.ckpt"
+    return None
+
+
+def encode_strategy(strategy: Strategy) -> bytes:
+    """Return the bytes of a file that says what ``strategy`` says, but for full shapes.
+
+    Raises
+    ------
+    StrategyError
+        MindSpore's form cannot say it, or a hand-written strategy is not resolved yet; all
+        reasons, with the parameters.
+    """
+    items = [
+        (layout.first_rank // strategy.stage_ranks, name, layout)
+        for name, layouts in strategy.layouts.items()
+        for layout in layouts
+    ]
+    items.sort(key=lambda item: item[:2])
+    raise_all(StrategyError(where, reason) for where, reason in _refusals(strategy, items))
+    out = [encode_number(1, 1)]
+    for stage in range(strategy.stages):
+        operators = encode_bytes(1, f"ckpttool_stage_{stage}".encode())
+        out.append(encode_bytes(2, operators + encode_bytes(2, encode_number(1, stage))))
+    known: dict[Layout, bytes] = {}  # a model has few layouts
+    for stage, name, layout in items:
+        if layout not in known:
+            known[layout] = encode_bytes(2, _encode_layout(layout))
+        spelled = name if strategy.stages == 1 else f"{stage}-{name}"
+        out.append(encode_bytes(3, encode_bytes(1, spelled.encode()) + known[layout]))
+    return b"".join(out)
+
+
+def _refusals(
+    strategy: Strategy, items: Iterable[tuple[int, str, Layout]]
+) -> Iterator[tuple[str, str]]:
+    """Yield where and why MindSpore's form cannot say something."""
+    if strategy.rules is not None:
+        text = (
+            "it speaks of patterns of names, and MindSpore's form of parameters; split and reshard "
+        )
+        yield strategy.rules.path, f"{text}write what it says of a checkpoint (--write-strategy)"
+        return
+    missing = sorted({*range(strategy.stages)} - {stage for stage, _, _ in items})
+    if missing:
+        text = f"no parameter of stage {', '.join(map(str, missing))}"
+        yield strategy.origin, f"{text}; MindSpore reads no strategy that has none of a stage"
+    refused: dict[str, dict[str, None]] = {}
+    for _, name, layout in items:
+        reason = _why_not(name, layout, strategy.stage_ranks)
+        if reason is not None:
+            refused.setdefault(reason, {})[name] = None
+    for reason, names in refused.items():
+        yield shorten(map(repr, names)), f"{count(len(names), 'parameter')} {reason}"
+
+
+def _why_not(name: str, layout: Layout, stage_ranks: int) -> str | None:
+    if not name or "-" in name:
+        return (
+            "with a name that MindSpore cannot read in a strategy: it must not be empty, and at "
+            "every - it is cut in two; without --write-strategy the checkpoint itself is written"
+        )
+    if len(layout.ranks) != stage_ranks:
+        return f"with a layout of {len(layout.ranks)} ranks, and a stage has {stage_ranks}"
+    if layout.rows and not any(layout.rows):
+        return "with a manual split of which no part has a row; MindSpore takes that for none"
+    return None
+
+
+def _encode_layout(layout: Layout) -> bytes:
+    """Return the message ``parallel_layouts``."""
+    is_sharded = layout.optimizer_shard > 1
+    starts = list(accumulate((0, *layout.rows[:-1]))) if layout.rows else []
+    return b"".join(
+        (
+            _encode_dims(1, layout.device_matrix),
+            *(_encode_dims(2, axes) for axes in _tensor_maps(layout)),
+            _encode_dims(3, layout.rows),
+            _encode_dims(4, starts),
+            encode_number(5, layout.fields if layout.fields > 1 else 0),
+            encode_number(6, _shard_step(layout) if is_sharded else 0),
+            encode_number(7, layout.optimizer_shard if is_sharded else 0),
+        )
+    )
+
+
+def _encode_dims(number: int, dims: Iterable[int]) -> bytes:
+    return encode_bytes(number, b"".join(encode_number(1, dim) for dim in dims))
+
+
+def _tensor_maps(layout: Layout) -> list[Sequence[int]]:
+    """Return the one tensor map, or one for each tensor axis."""
+    spelled: list[Sequence[int]] = [axes or (-1,) for axes in layout.tensor_map]
+    if all(len(axes) == 1 for axes in spelled) and not _is_misread(layout):
+        return [[axis for (axis,) in spelled]]
+    return spelled if len(spelled) > 1 else [*spelled, ()]
+
+
+def _is_misread(layout: Layout) -> bool:
+    """Return whether MindSpore would swap slices if the tensor map were one list; see above."""
+    sizes = layout.device_matrix[::-1]
+    used = [axis for axes in layout.tensor_map for axis in axes if sizes[axis] > 1]
+    free = [axis for axis, size in enumerate(sizes) if size > 1 and axis not in used]
+    is_outermost = free == [len(sizes) - 1]
+    return layout.optimizer_shard > 1 and is_outermost and used != sorted(used, reverse=True)
+
+
+def _shard_step(layout: Layout) -> int:
+    """Return the mean distance of neighbours in the lowest rank's replica group, rounded down."""
+    sizes = layout.device_matrix[::-1]
+    used = {axis for axes in layout.tensor_map for axis in axes}
+    last = sum(
+        (size - 1) * math.prod(sizes[:axis]) for axis, size in enumerate(sizes) if axis not in used
+    )
+    return last // (layout.replicas - 1)

@@ -1,0 +1,284 @@
+"""Compares two checkpoints tensor by tensor, whatever their layouts and formats are.
+
+What is compared are full tensors: each side's slices, in whichever files, are read as one.  A
+parameter that a strategy does not list and that differs between ranks has no full tensor; it is
+compared rank by rank, and if the other side has one for all, that one with each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ckpttool.concurrency import InlineExecutor
+from ckpttool.errors import CkptToolError, PlanError, StrategyError, of_side, raise_all
+from ckpttool.model.catalog import Catalog, RankCatalog
+from ckpttool.model.diagnostics import Finding, Note, plan_error
+from ckpttool.model.plan import OutputTensor
+from ckpttool.model.region import Region
+from ckpttool.model.slicing import Source
+from ckpttool.model.strategy import Strategy
+from ckpttool.model.tensors import TensorMeta
+from ckpttool.planning.missing import notes_of_scan
+from ckpttool.planning.resolve import Trust, gather_sources, known_strategy
+from ckpttool.planning.sources import Sources
+from ckpttool.planning.unlisted import Unlisted
+from ckpttool.storage.checksums import check_files
+from ckpttool.storage.compare import Difference, LookOptions, Subject, Tolerance, examine
+from ckpttool.transaction.manifest import require_unmodified_sources
+
+Kind = Literal["only in A", "only in B", "dtype", "shape", "text", "values"]
+
+OF_ITS_OWN = (
+    "the strategy of A is taken; if B has one of its own, give it with --b-strategy, "
+    "and if every rank of it holds everything, say --replicated"
+)
+DOUBTS = ("corrected", "doubt")  # kinds of warnings that a strategy may not be that of the files
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDifference:
+    """How a tensor of A differs from that of the same name in B.
+
+    Attributes
+    ----------
+    name
+        The parameter.
+    kind
+        What differs; values are compared if nothing else differs.
+    a, b
+        What it is on each side; None where it is not.
+    rank
+        Whose it is, of a parameter that each rank has its own of; else None.
+    values
+        How the values differ, if they were compared.
+    """
+
+    name: str
+    kind: Kind
+    a: TensorMeta | None
+    b: TensorMeta | None
+    rank: int | None = None
+    values: Difference | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What `diff` found.
+
+    Attributes
+    ----------
+    tensors
+        Number of tensors, of both sides together.
+    nbytes
+        Bytes of the tensors whose values were compared.
+    differences
+        In the order of A; then what only B has.
+    notes
+        Of both sides; one of a single side says so.
+    findings
+        Replicas of a side that are not the same.  The lowest rank's were compared, so what agrees
+        may still differ in others.
+    """
+
+    tensors: int
+    nbytes: int
+    differences: tuple[TensorDifference, ...]
+    notes: tuple[Note, ...]
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether nothing differs, between the sides and in them."""
+        return not self.differences and not self.findings
+
+
+def diff(
+    a: Catalog,
+    b: Catalog,
+    a_strategy: Strategy | None = None,
+    b_strategy: Strategy | None = None,
+    *,
+    replicated: bool = False,
+    unlisted: Unlisted = "rank",
+    trust_strategy: bool = False,
+    optimizer_shard: int | None = None,
+    tolerance: Tolerance | None = None,
+    executor: Executor | None = None,
+    open_progress: Callable[[int], AbstractContextManager[Callable[[int], None]]] = (
+        lambda total: nullcontext(lambda nbytes: None)
+    ),
+) -> Comparison:
+    """What differs between two checkpoints.
+
+    Parameters
+    ----------
+    a, b
+        From `scan`.
+    a_strategy, b_strategy
+        Their layouts; None for a file that holds everything undivided, and with ``replicated``.
+    replicated
+        A side without a strategy that is no single file holds everything on every rank.
+    unlisted
+        How parameters are compared that are not listed and differ between ranks: rank by rank, or
+        only the lowest rank's (``"first"``), or not at all (``"drop"``).
+    trust_strategy, optimizer_shard
+        As for `plan_merge`.
+    tolerance
+        What counts as equal; by default only equal bytes do.
+    executor
+        Does the reading; by default the caller's own thread.
+    open_progress
+        See `ckpttool.verify`.
+
+    Raises
+    ------
+    FormatError, PlanError
+        What stops a side from being read, in one error for both; it says which side it is of.
+        Replicas that differ stop none.  A file that was written to meanwhile does.
+    """
+    executor = executor or InlineExecutor()
+    trust = Trust(trust_strategy, optimizer_shard)
+    with require_unmodified_sources(a, b):
+        errors: list[CkptToolError] = []
+        sides: list[Sources] = []
+        notes: dict[Note, str] = {}  # and the sides that have it
+        contradictions: list[Finding] = []
+        for side, catalog, given in (("A", a, a_strategy), ("B", b, b_strategy)):
+            needs_it = isinstance(catalog, RankCatalog)
+            try:
+                strategy = known_strategy(catalog, given, replicated and needs_it)
+                sources = gather_sources(
+                    catalog, strategy, executor, unlisted=unlisted, trust=trust
+                )
+            except (PlanError, StrategyError) as error:
+                errors += [*catalog.damaged.values(), of_side(error, side)]
+                continue
+            forged, more = check_files(catalog, executor, crc=False)
+            if side == "B" and _is_that_of(given, a_strategy):
+                _say_that_it_is_borrowed(sources)
+            differing = [one for one in sources.problems if one.kind == "replica"]
+            contradictions += [replace(one, text=f"{side}: {one.text}") for one in differing]
+            wrong = (one.text for one in sources.problems if one.kind != "replica")
+            problems = [*catalog.problems, *wrong]
+            errors += [*sources.damage, *forged]
+            errors += [of_side(PlanError(problems), side)] if problems else []
+            for note in dict.fromkeys((*notes_of_scan(catalog, strategy), *sources.notes, *more)):
+                notes[note] = notes.get(note, "") + side
+            sides.append(sources)
+        raise_all([*errors, plan_error(contradictions)] if errors and contradictions else errors)
+        pairs = list(_pairs(*sides))
+        nbytes = sum(pair.nbytes for pair in pairs)
+        with open_progress(2 * nbytes) as on_progress:
+            differences = tuple(_differences(pairs, executor, tolerance, on_progress))
+        told = _told(notes)
+        return Comparison(len(pairs), nbytes, differences, told, tuple(contradictions))
+
+
+def _told(notes: Mapping[Note, str]) -> tuple[Note, ...]:
+    """Notes that say which side they are of, where that is one alone."""
+    return tuple(
+        note if of == "AB" else replace(note, text=f"{of}: {note.text}")
+        for note, of in notes.items()
+    )
+
+
+def _say_that_it_is_borrowed(sources: Sources) -> None:
+    """That the strategy is A's, where it does not fit or may not."""
+    if sources.problems:
+        last = sources.problems[-1]
+        sources.problems[-1] = replace(last, text=f"{last.text}; {OF_ITS_OWN}")
+    elif any(one.is_warning and one.kind in DOUBTS for one in sources.notes):
+        sources.notes.append(Note("doubt", OF_ITS_OWN, is_warning=True))
+
+
+def _is_that_of(b: Strategy | None, a: Strategy | None) -> bool:
+    """Whether the strategy of B is that of A, which may not be meant."""
+    return b is not None and a is not None and b.files == a.files
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A tensor on both sides, or on one."""
+
+    name: str
+    rank: int | None
+    a: Source | None
+    b: Source | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are to be compared, of one side."""
+        if self.a is None or self.a.meta.text is not None or self.kind is not None:
+            return 0
+        return self.a.meta.nbytes
+
+    @property
+    def kind(self) -> Kind | None:
+        """What differs by header, or None."""
+        if self.b is None:
+            return "only in A"
+        if self.a is None:
+            return "only in B"
+        a, b = self.a.meta, self.b.meta
+        if a.dtype != b.dtype:
+            return "dtype"
+        if a.shape != b.shape:
+            return "shape"
+        return "text" if a.text != b.text else None
+
+    def difference(self, kind: Kind, values: Difference | None = None) -> TensorDifference:
+        """What is reported of it."""
+        a, b = (None if side is None else side.meta for side in (self.a, self.b))
+        return TensorDifference(self.name, kind, a, b, self.rank, values)
+
+
+def _pairs(a: Sources, b: Sources) -> Iterator[_Pair]:
+    """The tensors of both sides, those of A first."""
+    sides = [_by_name(sources) for sources in (a, b)]
+    for name in dict.fromkeys((*sides[0], *sides[1])):
+        mine, other = (side.get(name, {}) for side in sides)
+        own = sorted({rank for rank in (*mine, *other) if rank is not None})
+        ranks: list[int | None] = [*own] if own else [None]
+        for rank in ranks:
+            yield _Pair(name, rank, *(held.get(rank, held.get(None)) for held in (mine, other)))
+
+
+def _by_name(sources: Sources) -> dict[str, dict[int | None, Source]]:
+    """Name to source, or to the source of each rank that has its own."""
+    found: dict[str, dict[int | None, Source]] = {}
+    for source in sources.found:
+        rank = None if source.rank_cycle is None else source.rank_cycle[0]
+        found.setdefault(source.meta.name, {})[rank] = source
+    return found
+
+
+def _differences(
+    pairs: list[_Pair],
+    executor: Executor,
+    tolerance: Tolerance | None,
+    on_progress: Callable[[int], None],
+) -> Iterator[TensorDifference]:
+    """What differs, in the order of the pairs."""
+
+    def subjects() -> Iterator[tuple[int, Subject]]:
+        for i, pair in enumerate(pairs):
+            if pair.nbytes and pair.a is not None and pair.b is not None:
+                yield i, Subject(pair.a.meta, (_whole(pair.a), _whole(pair.b)))
+
+    values: dict[int, Difference] = {}
+    for i, facts in examine(subjects(), executor, LookOptions(tolerance), on_progress):
+        if facts.differences[0].count:
+            values[i] = facts.differences[0]
+    for i, pair in enumerate(pairs):
+        if pair.kind is not None:
+            yield pair.difference(pair.kind)
+        elif i in values:
+            yield pair.difference("values", values[i])
+
+
+def _whole(source: Source) -> OutputTensor:
+    return OutputTensor(source.meta, Region.whole(source.meta.shape), source)
