@@ -1,12 +1,336 @@
-"""What a command found: notes for people, findings of `verify`, and its report."""
+"""What a command found: diagnostics, how grave each is for which command, and their accumulator.
+
+A `Diagnostic` states a fact.  How grave the fact is depends on the command: a newer step that some
+ranks lack is a note of merge and a warning of verify.  `CODES` is the one table of that.  The
+options ``--strict`` and ``--ignore`` edit a column of it (`severities`); nothing else does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ckpttool.errors import PlanError
+
+Severity = Literal["note", "warning", "error"]
+Command = Literal["convert", "inspect", "verify", "diff"]  # merge and others convert
+
+COMMANDS: tuple[Command, ...] = ("convert", "inspect", "verify", "diff")
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """One line of the table of severities.
+
+    Attributes
+    ----------
+    meaning
+        What a diagnostic with this code says.
+    default
+        Severity for every command without an entry in ``exceptions``.
+    exceptions
+        Severity for single commands; None where a command does not report it.
+    """
+
+    meaning: str
+    default: Severity
+    exceptions: Mapping[Command, Severity | None] = field(default_factory=dict)
+
+
+CODES: Mapping[str, Code] = {
+    # files
+    "damaged": Code("a file is not what its format says", "error"),
+    "unreadable": Code("the system cannot read a file", "error"),
+    "unsupported": Code("ckpttool cannot read a file", "error"),
+    "checksum": Code("a checksum or an authentication tag is wrong", "error"),
+    "verified": Code("checksums or tags were verified and are right", "note"),
+    "no_checksum": Code("files were saved without a checksum", "note"),
+    "unverified": Code(
+        "there is a checksum, and it was not verified", "warning", {"verify": "note"}
+    ),
+    "encryption": Code("what encryption means for this run", "note"),
+    "mixed_encryption": Code("only some files are encrypted", "warning", {"verify": "note"}),
+    # ranks and slices
+    "missing": Code("slices that no rank has", "error"),
+    "missing_rank": Code(
+        "a rank has no file, and no strategy says whether others hold its slices",
+        "note",
+        {"verify": "warning"},
+    ),
+    "missing_replica": Code("a rank has no file, and others hold all its slices", "warning"),
+    "damaged_replica": Code(
+        "a file cannot be read, and others hold all its slices", "warning", {"verify": "error"}
+    ),
+    "missing_own": Code(
+        "every rank has a value of its own, and that of a missing rank is lost", "warning"
+    ),
+    "lacking": Code("a file lacks parameters that its replicas hold", "warning"),
+    "empty": Code("a file holds no tensor, which may be right", "note"),
+    "emptied": Code("a file holds no tensor and should hold some", "warning", {"verify": "note"}),
+    "deduplicated": Code("the checkpoint was saved without redundancy", "note"),
+    "one_of_several": Code("one rank's file of several", "warning", {"verify": "note"}),
+    "absent": Code("listed or described, and in no file", "note"),
+    "renamed": Code(
+        "parameters of the strategy are in no file, and others are in no strategy",
+        "warning",
+        {"verify": "note"},
+    ),
+    "part": Code("only some ranks or outputs are meant", "note"),
+    # steps and saves
+    "step": Code("which step is read", "note"),
+    "older_step": Code("not all ranks have the newest step", "note", {"verify": "warning"}),
+    "mixed_steps": Code("ranks are not of one step", "error"),
+    "unfinished": Code(
+        "the save or the run that wrote it did not finish", "error", {"inspect": "warning"}
+    ),
+    "nothing_complete": Code("a run that has not ended has completed no output yet", "error"),
+    "leftover": Code("traces of a save or a run that did not finish", "note"),
+    "resumed": Code("what an earlier run left, and what becomes of it", "note"),
+    "skipped": Code("files that are not read or not written", "note"),
+    "stale": Code("a file that a loader may take for a part of this set", "warning"),
+    # strategy and layouts
+    "strategy": Code("the strategy does not fit the checkpoint", "error"),
+    "contradicted": Code(
+        "contents or slices contradict the strategy", "error", {"inspect": "warning"}
+    ),
+    "undecided_shard": Code(
+        "contents do not decide an optimizer shard", "error", {"inspect": "warning"}
+    ),
+    "equal_slices": Code("slices that should differ are equal", "warning"),
+    "unlike_states": Code("a parameter and its state are sharded differently", "warning"),
+    "not_compared": Code("a check that could not be made", "warning"),
+    "borrowed_strategy": Code("the strategy of B is that of A", "warning"),
+    "strategy_file": Code("which strategy files are read", "note"),
+    "other_strategy": Code(
+        "the manifest names another strategy, or cannot name it", "warning", {"verify": "note"}
+    ),
+    "corrected": Code("read otherwise than it is described", "note"),
+    "inferred": Code("contents decided an optimizer shard", "warning", {"verify": "note"}),
+    "follows": Code("optimizer state takes the layout of its parameter", "note"),
+    "guessed": Code(
+        "only names and shapes show that a tensor is optimizer state", "warning", {"verify": "note"}
+    ),
+    "doubt": Code("what could not be known for certain", "note"),
+    "replica": Code("ranks that should hold the same do not", "error", {"inspect": "warning"}),
+    # parameters without a layout
+    "unlisted": Code(
+        "parameters that are not in the strategy and differ between ranks",
+        "error",
+        {"verify": "warning"},
+    ),
+    "decided": Code(
+        "what --unlisted makes of parameters", "note", {"inspect": None, "verify": None}
+    ),
+    "partly_held": Code(
+        "parameters that are not in the strategy and that only some ranks hold",
+        "warning",
+        {"inspect": None, "verify": None},
+    ),
+    "no_pattern": Code("no pattern of a hand-written strategy matches", "note", {"verify": None}),
+    "undivided": Code("taken or written in full", "note"),
+    "dropped": Code("tensors that are left out", "note"),
+    # tensors and values
+    "dtype": Code("ranks hold a parameter in several element types", "error"),
+    "shape": Code("shapes do not fit over ranks, or with the strategy", "error"),
+    "nan": Code("values are NaN", "warning"),
+    "infinite": Code("values are infinite", "warning"),
+    "zero": Code("a weight is all zero", "warning"),
+    "zero_state": Code("values are all zero, as when training begins", "note"),
+    # outputs
+    "target": Code("a parameter does not fit the target", "error"),
+    "format": Code("what the format of files means for those who load them", "note"),
+    "manifest": Code("a file is not what its manifest lists", "error"),
+}
+
+# Which commands have an option that a hint names.
+OPTIONS: Mapping[str, Collection[Command]] = {
+    "--trust-strategy": ("convert", "diff"),
+    "--optimizer-shard": ("convert", "diff"),
+}
+
+
+def severities(
+    command: Command, *, strict: bool = False, ignore: Collection[str] = ()
+) -> Mapping[str, Severity | None]:
+    """Return the column of `CODES` for a command, as its options edit it.
+
+    Parameters
+    ----------
+    command
+        The command.
+    strict
+        Make errors of warnings.
+    ignore
+        Codes whose warnings are notes; an error is never ignored.
+
+    Examples
+    --------
+    >>> severities("convert")["older_step"], severities("verify")["older_step"]
+    ('note', 'warning')
+    >>> severities("verify", ignore=["older_step", "missing"])["older_step"]
+    'note'
+    """
+    column: dict[str, Severity | None] = {}
+    for name, code in CODES.items():
+        severity = code.exceptions.get(command, code.default)
+        if severity == "warning" and name in ignore:
+            severity = "note"
+        if severity == "warning" and strict:
+            severity = "error"
+        column[name] = severity
+    return column
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """One fact that a person should know, or a program.
+
+    Attributes
+    ----------
+    code
+        What kind of fact; one of `CODES`.
+    message
+        The fact, in words.
+    hint
+        The one thing to do; "" if there is none.
+    options
+        Options that the hint names; a command that lacks one drops the hint.
+    tensor
+        The parameter, if it is one.
+    ranks
+        Ranks that are meant, ascending.
+    path
+        The file, if it is one.
+    count
+        Number of elements, where elements were counted.
+    first
+        Index of the first of them in the full tensor.
+    """
+
+    code: str
+    message: str
+    hint: str = ""
+    options: tuple[str, ...] = ()
+    tensor: str | None = None
+    ranks: tuple[int, ...] = ()
+    path: str | None = None
+    count: int | None = None
+    first: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.code not in CODES:
+            raise ValueError(f"{self.code!r} is not a code of a diagnostic")
+
+    @property
+    def text(self) -> str:
+        """Message and hint, for people."""
+        between = " " if self.message.endswith(("?", ".")) else "; "
+        return f"{self.message}{between}{self.hint}" if self.hint else self.message
+
+    def for_command(self, command: Command) -> Diagnostic:
+        """Return the diagnostic without its hint if ``command`` lacks an option it names.
+
+        Examples
+        --------
+        >>> found = Diagnostic("contradicted", "a", "--trust-strategy skips", ("--trust-strategy",))
+        >>> found.for_command("convert").text, found.for_command("verify").text
+        ('a; --trust-strategy skips', 'a')
+        """
+        has_all = all(command in OPTIONS[option] for option in self.options)
+        return self if has_all else replace(self, hint="", options=())
+
+    def on_side(self, side: str) -> Diagnostic:
+        """Return the diagnostic with the side of a comparison that it is about."""
+        return replace(self, message=f"{side}: {self.message}")
+
+
+class Diagnostics:
+    """Everything that a command found, in order, each fact once; the only accumulator.
+
+    Parameters
+    ----------
+    command
+        The command, which decides how grave a fact is, and which hints it can give.
+    strict, ignore
+        See `severities`.
+
+    Examples
+    --------
+    >>> found = Diagnostics("verify", ignore=["older_step"])
+    >>> found.add(Diagnostic("older_step", "step 10"), Diagnostic("nan", "w: 3 elements are NaN"))
+    >>> [one.message for one in found.notes], [one.message for one in found.findings]
+    (['step 10'], ['w: 3 elements are NaN'])
+    >>> found.exit_code
+    1
+    """
+
+    def __init__(
+        self, command: Command = "convert", *, strict: bool = False, ignore: Collection[str] = ()
+    ) -> None:
+        self.command = command
+        self._usual = severities(command)
+        self._severities = severities(command, strict=strict, ignore=ignore)
+        self._found: dict[tuple[str, str | None, tuple[int, ...], str], Diagnostic] = {}
+
+    def __iter__(self) -> Iterator[Diagnostic]:
+        return iter(self._found.values())
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def add(self, *found: Diagnostic) -> None:
+        """Add facts that are not there yet; what this command does not report is left out."""
+        for one in found:
+            if self.severity(one) is not None:
+                key = (one.code, one.tensor, one.ranks, one.message)
+                self._found.setdefault(key, one.for_command(self.command))
+
+    def severity(self, one: Diagnostic) -> Severity | None:
+        """Return how grave a fact is for this command; None if it does not report it."""
+        return self._severities[one.code]
+
+    def _of(self, severity: Severity) -> tuple[Diagnostic, ...]:
+        return tuple(one for one in self if self.severity(one) == severity)
+
+    @property
+    def errors(self) -> tuple[Diagnostic, ...]:
+        """What stops a conversion, or means that data are lost."""
+        return self._of("error")
+
+    @property
+    def warnings(self) -> tuple[Diagnostic, ...]:
+        """What a person should look at."""
+        return self._of("warning")
+
+    @property
+    def notes(self) -> tuple[Diagnostic, ...]:
+        """What else a person may want to know."""
+        return self._of("note")
+
+    @property
+    def findings(self) -> tuple[Diagnostic, ...]:
+        """Errors, then warnings."""
+        return (*self.errors, *self.warnings)
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code: that of `PlanError` for errors; of verify 1 for any finding."""
+        if self.command == "verify":
+            return 1 if self.findings else 0
+        return PlanError.exit_code if self.errors else 0
+
+    def raise_if_errors(self) -> None:
+        """Raise one `PlanError` with all errors, if there are any."""
+        if self.errors:
+            raise PlanError([self._as_error(one).text for one in self.errors])
+
+    def _as_error(self, one: Diagnostic) -> Diagnostic:
+        """Return an error; one that ``--strict`` made of a warning says so."""
+        if self._usual[one.code] == "error":
+            return one
+        hint = "mend it, or leave --strict away"
+        return replace(one, message=f"--strict: {one.text}", hint=hint, options=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +358,7 @@ class Note:
     is_warning: bool = False
 
 
-Severity = Literal["error", "warning"]
-
-KINDS: Mapping[str, tuple[Severity, ...]] = {  # what `verify` finds, and how grave each may be
+KINDS: Mapping[str, tuple[str, ...]] = {  # what `verify` finds, and how grave each may be
     "damaged": ("error",),
     "unreadable": ("error",),
     "unsupported": ("error",),
@@ -55,7 +377,7 @@ KINDS: Mapping[str, tuple[Severity, ...]] = {  # what `verify` finds, and how gr
     "infinite": ("warning",),
     "zero": ("warning",),
 }
-OF_PLANS: Mapping[str, Severity] = {"unlisted": "error", "target": "error"}  # and stop a plan alone
+OF_PLANS: Mapping[str, str] = {"unlisted": "error", "target": "error"}  # and stop a plan alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +413,7 @@ class Finding:
 
     kind: str
     text: str
-    severity: Severity = "error"
+    severity: str = "error"
     tensor: str | None = None
     ranks: tuple[int, ...] = ()
     count: int | None = None

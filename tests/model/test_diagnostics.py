@@ -1,0 +1,118 @@
+"""The table of severities, and the accumulator that goes by it."""
+
+from __future__ import annotations
+
+import pickle
+from typing import get_args
+
+import pytest
+
+from ckpttool.errors import PlanError
+from ckpttool.model.diagnostics import (
+    CODES,
+    COMMANDS,
+    OPTIONS,
+    Command,
+    Diagnostic,
+    Diagnostics,
+    Severity,
+    severities,
+)
+
+
+def test_every_code_is_documented_and_has_a_severity_for_every_command() -> None:
+    known = {*get_args(Severity), None}
+    for name, code in CODES.items():
+        assert name == name.lower().replace(" ", "_")
+        assert code.meaning
+        assert {code.default, *code.exceptions.values()} <= known
+        assert set(code.exceptions) < set(COMMANDS)
+    assert set(get_args(Command)) == set(COMMANDS)
+
+
+def test_no_exception_repeats_the_default() -> None:
+    assert not [name for name, code in CODES.items() if code.default in code.exceptions.values()]
+
+
+def test_an_error_of_every_command_is_an_error_whatever_is_ignored() -> None:
+    for command in COMMANDS:
+        usual = severities(command)
+        edited = severities(command, ignore=CODES)
+        assert [c for c in CODES if usual[c] == "error"] == [
+            c for c in CODES if edited[c] == "error"
+        ]
+        assert "warning" not in edited.values()
+
+
+def test_strict_makes_errors_of_warnings_and_of_nothing_else() -> None:
+    usual, strict = severities("convert"), severities("convert", strict=True)
+    for name in CODES:
+        assert strict[name] == ("error" if usual[name] == "warning" else usual[name])
+
+
+def test_a_code_that_is_not_in_the_table_is_refused() -> None:
+    with pytest.raises(ValueError, match="'looked'"):
+        Diagnostic("looked", "text")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_hint_stands_only_where_the_command_has_its_option(command: Command) -> None:
+    for option, commands in OPTIONS.items():
+        one = Diagnostic("contradicted", "is it?", f"{option} skips", (option,))
+        text = f"is it? {option} skips" if command in commands else "is it?"
+        assert one.for_command(command).text == text
+
+
+def test_each_fact_is_there_once() -> None:
+    found = Diagnostics()
+    found.add(Diagnostic("missing", "a", ranks=(1,)), Diagnostic("missing", "a", ranks=(2,)))
+    found.add(Diagnostic("missing", "a", "put it back", ranks=(1,)))
+    assert [one.ranks for one in found] == [(1,), (2,)]
+
+
+def test_what_a_command_does_not_report_is_not_added() -> None:
+    for command in COMMANDS:
+        found = Diagnostics(command)
+        found.add(Diagnostic("decided", "dropped"))
+        assert len(found) == (command in ("convert", "diff"))
+
+
+def test_all_errors_are_raised_at_once() -> None:
+    found = Diagnostics()
+    found.raise_if_errors()
+    found.add(Diagnostic("missing", "a", "b"), Diagnostic("older_step", "c"))
+    found.add(Diagnostic("shape", "d"))
+    with pytest.raises(PlanError) as caught:
+        found.raise_if_errors()
+    assert caught.value.problems == ("a; b", "d")
+    assert pickle.loads(pickle.dumps(caught.value)).problems == ("a; b", "d")
+    assert found.exit_code == PlanError.exit_code
+
+
+def test_an_error_that_strict_made_says_so() -> None:
+    found = Diagnostics(strict=True)
+    found.add(Diagnostic("lacking", "rank 1 lacks w"), Diagnostic("shape", "d"))
+    with pytest.raises(PlanError) as caught:
+        found.raise_if_errors()
+    assert caught.value.problems == (
+        "--strict: rank 1 lacks w; mend it, or leave --strict away",
+        "d",
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "exit_code"),
+    [
+        ("verify", "nan", 1),
+        ("verify", "older_step", 1),
+        ("verify", "step", 0),
+        ("convert", "older_step", 0),
+        ("convert", "missing", 5),
+        ("inspect", "contradicted", 0),
+        ("diff", "equal_slices", 0),
+    ],
+)
+def test_the_exit_code_follows_from_the_table(command: Command, code: str, exit_code: int) -> None:
+    found = Diagnostics(command)
+    found.add(Diagnostic(code, "text"))
+    assert found.exit_code == exit_code
