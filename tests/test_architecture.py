@@ -238,3 +238,32 @@ def test_the_public_names_are_all_there_and_no_others():
     assert set(ckpttool.__all__) == {*ckpttool._HOMES, "__version__"}
     with pytest.raises(AttributeError, match="nonsense"):
         ckpttool.nonsense  # noqa: B018
+
+
+def test_the_record_of_a_run_is_behind_few_names():
+    """What other rooms may know of it; neither journals nor their lines."""
+    used = {
+        module.removeprefix("ckpttool.transaction.")
+        for path in MODULES
+        if path.parent.name != "transaction"
+        for module in imports(path)
+        if re.fullmatch(r"ckpttool\.transaction\.\w+\.\w+", module)
+    }
+    assert used == {
+        "journal.describe_unfinished_runs",
+        "journal.incomplete_reason",
+        "journal.on_half_written",
+        "manifest.Manifest",
+        "manifest.ManifestFile",
+        "manifest.Written",
+        "manifest.changed_sources",
+        "manifest.remedy_for",
+        "manifest.require_unmodified_sources",
+        "manifest.written_strategies",
+        "parts.files_of_others",
+        "parts.finalize",
+        "record.Transaction",
+        "resume.Destination",
+        "resume.DestinationPolicy",
+        "resume.inspect_previous_run",
+    }
