@@ -6,13 +6,7 @@ import pickle
 import pytest
 
 from ckpttool import errors
-from ckpttool.errors import (
-    CombinedError,
-    ExecutionError,
-    PlanError,
-    VerifyError,
-    raise_all,
-)
+from ckpttool.errors import CombinedError, ExecutionError, PlanError, VerifyError, raise_all
 from tests.support.errors import EXAMPLES, FORMAT, PLAN, STRATEGY
 
 # Also from its arguments alone, as some executors rebuild what a worker raised.

@@ -77,11 +77,9 @@ class Twins:
     def find(self, format: str, reader: WireReader, end: int) -> SharedHeader | None:
         """Return the tensors of a file if it equals one before in all bytes but contents."""
         known = self._find(format, reader, end)
-        return (
-            None
-            if known is None
-            else SharedHeader(known.tensors, StoredFile(reader.path, reader.stamp))
-        )
+        if known is None:
+            return None
+        return SharedHeader(known.tensors, StoredFile(reader.path, reader.stamp))
 
     def _find(self, format: str, reader: WireReader, end: int) -> _Known | None:
         known = self._known.get((format, end))

@@ -1,4 +1,4 @@
-"""Nouns of storage: what a tensor is, where its bytes lie, and which rank's file holds it."""
+"""Catalogs: what a checkpoint has on disk, as slices of ranks, merged, or described by itself."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
 from ckpttool.errors import FormatError
 from ckpttool.model.diagnostics import Finding, Note
+from ckpttool.model.slicing import Description
 from ckpttool.model.tensors import FileIndex, StoredTensor, TensorMeta
-
-if TYPE_CHECKING:
-    from ckpttool.model.slicing import Description
 
 
 @dataclass(frozen=True, slots=True, eq=False)

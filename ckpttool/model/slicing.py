@@ -1,9 +1,9 @@
 """Full tensors, and which stored slices hold which of their elements.
 
-A checkpoint that describes itself lists boxes of elements.  Equal boxes are replicas.  The
-boundaries of all boxes of a tensor make a grid, and every box is a block of its cells.  Any boxes
-will do that fill the tensor exactly and overlap only as replicas; arithmetic on the boundaries
-finds them, as for a layout.
+Slices follow from a layout (`LayoutSlicing`), or the checkpoint describes its boxes of elements
+(`BoxSlicing`).  Equal boxes are replicas.  The boundaries of all boxes of a tensor make a grid, and
+every box is a block of its cells.  Any boxes will do that fill the tensor exactly and overlap only
+as replicas; arithmetic on the boundaries finds them, as for a layout.
 """
 
 from __future__ import annotations
@@ -21,267 +21,6 @@ from ckpttool.model.tensors import StoredTensor, TensorMeta
 from ckpttool.model.wording import count, shorten
 
 MAX_CELLS = 1_000_000  # of one tensor; boxes of all the ranks there are make fewer
-
-
-@dataclass(frozen=True, slots=True)
-class Box:
-    """Elements of a full tensor that one rank stores as a tensor of their shape.
-
-    Attributes
-    ----------
-    region
-        Which elements of the full tensor.
-    rank
-        Who stores them.
-    tensor
-        Where.
-    """
-
-    region: Region
-    rank: int
-    tensor: StoredTensor
-
-
-@dataclass(frozen=True, slots=True)
-class BoxSlicing:
-    """Slices as the checkpoint describes them itself; made by `fill_with_boxes`.
-
-    Attributes
-    ----------
-    slices
-        The boxes of each slice, which are equal, lowest rank first; slices in the order of their
-        first elements.  A slice that an `excerpt` left out has no boxes.
-    cuts
-        For each axis the boundaries of all boxes, ascending from 0 to its size.
-    cells
-        For each cell between the boundaries, in C order, the number of its slice.
-    """
-
-    slices: tuple[tuple[Box, ...], ...]
-    cuts: tuple[tuple[int, ...], ...]
-    cells: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if len(self.cells) != math.prod(self.parts):
-            raise ValueError(f"{len(self.cells)} cells in a grid of {self.parts}")
-
-    @property
-    def parts(self) -> tuple[int, ...]:
-        """Number of cells along each axis."""
-        return tuple(len(cut) - 1 for cut in self.cuts)
-
-    @property
-    def is_grid(self) -> bool:
-        """Whether every slice is one cell, so that the slices are a grid themselves."""
-        return len(self.slices) == len(self.cells)
-
-    @property
-    def key(self) -> Hashable:
-        """See `ckpttool.model.slicing.Slicing`."""
-        return self.cuts, self.cells, tuple(self.owners())
-
-    @property
-    def distribution_key(self) -> Hashable:
-        """See `ckpttool.model.slicing.Slicing`: the number of cells, and the owners of slices."""
-        return self.parts, tuple(self.owners())
-
-    def overlaps(
-        self, within: Region, origin: tuple[int, ...]
-    ) -> Iterator[tuple[StoredTensor, Region, Region]]:
-        """See `ckpttool.model.slicing.Slicing`."""
-        parts = self.parts
-        for index, _, in_full in grid_overlaps(self.cuts, parts, within.moved_by(origin)):
-            box = self.slices[self.cells[_cell_number(index, parts)]][0]
-            yield box.tensor, in_full.relative_to(box.region.start), in_full.relative_to(origin)
-
-    def count_overlaps(self, region: Region) -> int:
-        """See `ckpttool.model.slicing.Slicing`."""
-        return count_overlaps(self.cuts, region)
-
-    def excerpt(self, region: Region) -> BoxSlicing:
-        """See `ckpttool.model.slicing.Slicing`."""
-        parts = self.parts
-        overlaps = grid_overlaps(self.cuts, parts, region)
-        touched = {self.cells[_cell_number(index, parts)] for index, _, _ in overlaps}
-        slices = (boxes[:1] if i in touched else () for i, boxes in enumerate(self.slices))
-        return replace(self, slices=tuple(slices))
-
-    def replicas(self) -> Iterator[dict[int, StoredTensor]]:
-        """See `ckpttool.model.slicing.Slicing`."""
-        for boxes in self.slices:
-            yield {box.rank: box.tensor for box in boxes}
-
-    def owners(self) -> Iterator[tuple[int, ...]]:
-        """See `ckpttool.model.slicing.Slicing`: the ranks that are described as owners."""
-        for boxes in self.slices:
-            yield tuple(dict.fromkeys(box.rank for box in boxes))
-
-    def bounds(self, rank: int) -> Region:
-        """See `ckpttool.model.slicing.Slicing`; a rank may have several boxes, so it is all."""
-        return Region.whole(tuple(cut[-1] for cut in self.cuts))
-
-
-@dataclass(frozen=True, slots=True)
-class Description:
-    """What a checkpoint says of itself.
-
-    Attributes
-    ----------
-    files
-        The files it was read from.
-    tensors
-        Name to tensor, for the tensors whose elements are all stored.
-    broken
-        Names of the tensors of which something is missing or wrong.
-    problems
-        What is missing or wrong, a message each.
-    values
-        Further values, such as the number of the step; for people.
-    """
-
-    files: tuple[str, ...]
-    tensors: Mapping[str, Source]
-    broken: frozenset[str] = frozenset()
-    problems: tuple[str, ...] = ()
-    values: Mapping[str, str] = field(default_factory=dict)
-
-
-def fill_with_boxes(meta: TensorMeta, boxes: Sequence[Box]) -> BoxSlicing | list[str]:
-    """Return the slicing that boxes make, or what is wrong with them, a message each.
-
-    Parameters
-    ----------
-    meta
-        Name, element type and full shape.
-    boxes
-        In any order; together they have to fill the full tensor, and to overlap only if equal.
-    """
-    problems = misfits(meta, boxes)
-    if problems:
-        return problems
-    if 0 not in meta.shape:
-        boxes = [box for box in boxes if box.region.size]
-    equal: dict[Region, dict[Box, None]] = {}
-    for box in sorted(boxes, key=lambda box: (box.region.start, box.region.stop, box.rank)):
-        equal.setdefault(box.region, {})[box] = None
-    regions = list(equal)
-    cuts = tuple(_boundaries(axis, size, regions) for axis, size in enumerate(meta.shape))
-    parts = tuple(len(cut) - 1 for cut in cuts)
-    if math.prod(parts) > MAX_CELLS:
-        return [f"{meta.name}: {len(regions)} slices so irregular that their grid is {parts} large"]
-    cells: list[int | None] = [None] * math.prod(parts)
-    for number, region in enumerate(regions):
-        for index in product(*_cells(region, cuts)):
-            place = _cell_number(index, parts)
-            other = cells[place]
-            if other is not None:
-                return [_overlap(meta.name, regions[other], region)]
-            cells[place] = number
-    filled = tuple(number for number in cells if number is not None)
-    if len(filled) < len(cells):
-        return [_gap(meta, cuts, cells)]
-    return BoxSlicing(tuple(tuple(held) for held in equal.values()), cuts, filled)
-
-
-def misfits(meta: TensorMeta, boxes: Sequence[Box]) -> list[str]:
-    """Return what is wrong with single boxes, a message each; boxes may be missing."""
-    problems = [problem for box in boxes if (problem := _misfit(meta, box)) is not None]
-    return [*problems, *_shared(meta, boxes)]
-
-
-def follow(base: Source, name: str, tensors: Mapping[int, StoredTensor]) -> Source | None:
-    """Return optimizer state that is not described, sharded like its parameter; None if it is not.
-
-    Parameters
-    ----------
-    base
-        The parameter, which the checkpoint describes.
-    name
-        The state's name.
-    tensors
-        For each rank that has the state what it has.
-    """
-    assert isinstance(base.slicing, BoxSlicing)
-    regions = {box.rank: box.region for boxes in base.slicing.slices for box in boxes}
-    dtypes = {tensor.meta.dtype for tensor in tensors.values()}
-    if len(dtypes) > 1 or not tensors.keys() <= regions.keys():
-        return None
-    meta = replace(base.meta, name=name, dtype=next(iter(dtypes)), text=None)
-    boxes = [Box(regions[rank], rank, tensor) for rank, tensor in tensors.items()]
-    slicing = fill_with_boxes(meta, boxes)
-    if not isinstance(slicing, BoxSlicing):
-        return None
-    return Source(meta, slicing, FollowsParameter(base.meta.name))
-
-
-def odd_state(base: Source, meta: TensorMeta) -> str | None:
-    """Return why a state that neither is described nor follows its parameter is not taken as is."""
-    full = base.meta.shape
-    if len(full) != len(meta.shape) or full == meta.shape or math.prod(meta.shape) == 1:
-        return None
-    return (
-        f"{meta.name}: not described, and its shape {meta.shape} is not that of all of "
-        f"{base.meta.name} {full}, nor is it cut like it; take it as it is with --unlisted first, "
-        "or leave it out with --unlisted drop"
-    )
-
-
-def _misfit(meta: TensorMeta, box: Box) -> str | None:
-    """What is wrong with a single box."""
-    found, shape = box.tensor.meta, box.region.shape
-    where = f"{meta.name}: rank {box.rank} ({box.tensor.file.path})"
-    if len(shape) != len(meta.shape) or any(
-        stop > size for stop, size in zip(box.region.stop, meta.shape, strict=True)
-    ):
-        return f"{where}: elements {box.region} of a full shape of {meta.shape}"
-    if (found.dtype, found.shape) != (meta.dtype, shape):
-        return f"{where} has {found.dtype} {found.shape}, expected {meta.dtype} {shape}"
-    return None
-
-
-def _shared(meta: TensorMeta, boxes: Sequence[Box]) -> Iterator[str]:
-    """Different slices that are said to be one stored tensor; without bytes nothing is shared."""
-    regions: dict[StoredTensor, Region] = {}
-    for box in boxes if meta.nbytes else ():
-        other = regions.setdefault(box.tensor, box.region)
-        if other != box.region:
-            slices = f"slices {other} and {box.region}"
-            yield f"{meta.name}: {slices} are one tensor of {box.tensor.file.path}"
-
-
-def _boundaries(axis: int, size: int, regions: Sequence[Region]) -> tuple[int, ...]:
-    ends = {0, size}
-    for region in regions:
-        ends |= {region.start[axis], region.stop[axis]}
-    return tuple(sorted(ends)) if size else (0, 0)
-
-
-def _cells(region: Region, cuts: Sequence[Sequence[int]]) -> Iterator[range]:
-    """For each axis the cells that a region covers; an axis without elements has one cell."""
-    for start, stop, cut in zip(region.start, region.stop, cuts, strict=True):
-        yield range(bisect_left(cut, start), bisect_left(cut, stop)) if cut[-1] else range(1)
-
-
-def _cell_number(index: tuple[int, ...], parts: tuple[int, ...]) -> int:
-    """The number of a cell, in C order."""
-    place = 0
-    for i, n in zip(index, parts, strict=True):
-        place = place * n + i
-    return place
-
-
-def _overlap(name: str, one: Region, other: Region) -> str:
-    return f"{name}: slices {one} and {other} overlap and are not the same"
-
-
-def _gap(meta: TensorMeta, cuts: Sequence[Sequence[int]], cells: Sequence[int | None]) -> str:
-    missing = [
-        Region(tuple(a for a, _ in ends), tuple(b for _, b in ends))
-        for ends, number in zip(product(*map(pairwise, cuts)), cells, strict=True)
-        if number is None
-    ]
-    spans = shorten(map(str, missing), 3)
-    return f"{meta.name}: {count(len(missing), 'slice')} of {meta.shape} in no file: {spans}"
 
 
 class Slicing(Protocol):
@@ -481,3 +220,264 @@ class Source:
     def rank_cycle(self) -> tuple[int, int] | None:
         """See `NotInStrategy`; None for a tensor that has a layout."""
         return self.origin.rank_cycle if isinstance(self.origin, NotInStrategy) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Elements of a full tensor that one rank stores as a tensor of their shape.
+
+    Attributes
+    ----------
+    region
+        Which elements of the full tensor.
+    rank
+        Who stores them.
+    tensor
+        Where.
+    """
+
+    region: Region
+    rank: int
+    tensor: StoredTensor
+
+
+@dataclass(frozen=True, slots=True)
+class BoxSlicing:
+    """Slices as the checkpoint describes them itself; made by `fill_with_boxes`.
+
+    Attributes
+    ----------
+    slices
+        The boxes of each slice, which are equal, lowest rank first; slices in the order of their
+        first elements.  A slice that an `excerpt` left out has no boxes.
+    cuts
+        For each axis the boundaries of all boxes, ascending from 0 to its size.
+    cells
+        For each cell between the boundaries, in C order, the number of its slice.
+    """
+
+    slices: tuple[tuple[Box, ...], ...]
+    cuts: tuple[tuple[int, ...], ...]
+    cells: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.cells) != math.prod(self.parts):
+            raise ValueError(f"{len(self.cells)} cells in a grid of {self.parts}")
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Number of cells along each axis."""
+        return tuple(len(cut) - 1 for cut in self.cuts)
+
+    @property
+    def is_grid(self) -> bool:
+        """Whether every slice is one cell, so that the slices are a grid themselves."""
+        return len(self.slices) == len(self.cells)
+
+    @property
+    def key(self) -> Hashable:
+        """See `Slicing`."""
+        return self.cuts, self.cells, tuple(self.owners())
+
+    @property
+    def distribution_key(self) -> Hashable:
+        """See `Slicing`: the number of cells, and the owners of slices."""
+        return self.parts, tuple(self.owners())
+
+    def overlaps(
+        self, within: Region, origin: tuple[int, ...]
+    ) -> Iterator[tuple[StoredTensor, Region, Region]]:
+        """See `Slicing`."""
+        parts = self.parts
+        for index, _, in_full in grid_overlaps(self.cuts, parts, within.moved_by(origin)):
+            box = self.slices[self.cells[_cell_number(index, parts)]][0]
+            yield box.tensor, in_full.relative_to(box.region.start), in_full.relative_to(origin)
+
+    def count_overlaps(self, region: Region) -> int:
+        """See `Slicing`."""
+        return count_overlaps(self.cuts, region)
+
+    def excerpt(self, region: Region) -> BoxSlicing:
+        """See `Slicing`."""
+        parts = self.parts
+        overlaps = grid_overlaps(self.cuts, parts, region)
+        touched = {self.cells[_cell_number(index, parts)] for index, _, _ in overlaps}
+        slices = (boxes[:1] if i in touched else () for i, boxes in enumerate(self.slices))
+        return replace(self, slices=tuple(slices))
+
+    def replicas(self) -> Iterator[dict[int, StoredTensor]]:
+        """See `Slicing`."""
+        for boxes in self.slices:
+            yield {box.rank: box.tensor for box in boxes}
+
+    def owners(self) -> Iterator[tuple[int, ...]]:
+        """See `Slicing`: the ranks that are described as owners."""
+        for boxes in self.slices:
+            yield tuple(dict.fromkeys(box.rank for box in boxes))
+
+    def bounds(self, rank: int) -> Region:
+        """See `Slicing`; a rank may have several boxes, so it is all."""
+        return Region.whole(tuple(cut[-1] for cut in self.cuts))
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a checkpoint says of itself.
+
+    Attributes
+    ----------
+    files
+        The files it was read from.
+    tensors
+        Name to tensor, for the tensors whose elements are all stored.
+    broken
+        Names of the tensors of which something is missing or wrong.
+    problems
+        What is missing or wrong, a message each.
+    values
+        Further values, such as the number of the step; for people.
+    """
+
+    files: tuple[str, ...]
+    tensors: Mapping[str, Source]
+    broken: frozenset[str] = frozenset()
+    problems: tuple[str, ...] = ()
+    values: Mapping[str, str] = field(default_factory=dict)
+
+
+def fill_with_boxes(meta: TensorMeta, boxes: Sequence[Box]) -> BoxSlicing | list[str]:
+    """Return the slicing that boxes make, or what is wrong with them, a message each.
+
+    Parameters
+    ----------
+    meta
+        Name, element type and full shape.
+    boxes
+        In any order; together they have to fill the full tensor, and to overlap only if equal.
+    """
+    problems = misfits(meta, boxes)
+    if problems:
+        return problems
+    if 0 not in meta.shape:
+        boxes = [box for box in boxes if box.region.size]
+    equal: dict[Region, dict[Box, None]] = {}
+    for box in sorted(boxes, key=lambda box: (box.region.start, box.region.stop, box.rank)):
+        equal.setdefault(box.region, {})[box] = None
+    regions = list(equal)
+    cuts = tuple(_boundaries(axis, size, regions) for axis, size in enumerate(meta.shape))
+    parts = tuple(len(cut) - 1 for cut in cuts)
+    if math.prod(parts) > MAX_CELLS:
+        return [f"{meta.name}: {len(regions)} slices so irregular that their grid is {parts} large"]
+    cells: list[int | None] = [None] * math.prod(parts)
+    for number, region in enumerate(regions):
+        for index in product(*_cells(region, cuts)):
+            place = _cell_number(index, parts)
+            other = cells[place]
+            if other is not None:
+                return [_overlap(meta.name, regions[other], region)]
+            cells[place] = number
+    filled = tuple(number for number in cells if number is not None)
+    if len(filled) < len(cells):
+        return [_gap(meta, cuts, cells)]
+    return BoxSlicing(tuple(tuple(held) for held in equal.values()), cuts, filled)
+
+
+def misfits(meta: TensorMeta, boxes: Sequence[Box]) -> list[str]:
+    """Return what is wrong with single boxes, a message each; boxes may be missing."""
+    problems = [problem for box in boxes if (problem := _misfit(meta, box)) is not None]
+    return [*problems, *_shared(meta, boxes)]
+
+
+def follow(base: Source, name: str, tensors: Mapping[int, StoredTensor]) -> Source | None:
+    """Return optimizer state that is not described, sharded like its parameter; None if it is not.
+
+    Parameters
+    ----------
+    base
+        The parameter, which the checkpoint describes.
+    name
+        The state's name.
+    tensors
+        For each rank that has the state what it has.
+    """
+    assert isinstance(base.slicing, BoxSlicing)
+    regions = {box.rank: box.region for boxes in base.slicing.slices for box in boxes}
+    dtypes = {tensor.meta.dtype for tensor in tensors.values()}
+    if len(dtypes) > 1 or not tensors.keys() <= regions.keys():
+        return None
+    meta = replace(base.meta, name=name, dtype=next(iter(dtypes)), text=None)
+    boxes = [Box(regions[rank], rank, tensor) for rank, tensor in tensors.items()]
+    slicing = fill_with_boxes(meta, boxes)
+    if not isinstance(slicing, BoxSlicing):
+        return None
+    return Source(meta, slicing, FollowsParameter(base.meta.name))
+
+
+def odd_state(base: Source, meta: TensorMeta) -> str | None:
+    """Return why a state that neither is described nor follows its parameter is not taken as is."""
+    full = base.meta.shape
+    if len(full) != len(meta.shape) or full == meta.shape or math.prod(meta.shape) == 1:
+        return None
+    return (
+        f"{meta.name}: not described, and its shape {meta.shape} is not that of all of "
+        f"{base.meta.name} {full}, nor is it cut like it; take it as it is with --unlisted first, "
+        "or leave it out with --unlisted drop"
+    )
+
+
+def _misfit(meta: TensorMeta, box: Box) -> str | None:
+    """What is wrong with a single box."""
+    found, shape = box.tensor.meta, box.region.shape
+    where = f"{meta.name}: rank {box.rank} ({box.tensor.file.path})"
+    if len(shape) != len(meta.shape) or any(
+        stop > size for stop, size in zip(box.region.stop, meta.shape, strict=True)
+    ):
+        return f"{where}: elements {box.region} of a full shape of {meta.shape}"
+    if (found.dtype, found.shape) != (meta.dtype, shape):
+        return f"{where} has {found.dtype} {found.shape}, expected {meta.dtype} {shape}"
+    return None
+
+
+def _shared(meta: TensorMeta, boxes: Sequence[Box]) -> Iterator[str]:
+    """Different slices that are said to be one stored tensor; without bytes nothing is shared."""
+    regions: dict[StoredTensor, Region] = {}
+    for box in boxes if meta.nbytes else ():
+        other = regions.setdefault(box.tensor, box.region)
+        if other != box.region:
+            slices = f"slices {other} and {box.region}"
+            yield f"{meta.name}: {slices} are one tensor of {box.tensor.file.path}"
+
+
+def _boundaries(axis: int, size: int, regions: Sequence[Region]) -> tuple[int, ...]:
+    ends = {0, size}
+    for region in regions:
+        ends |= {region.start[axis], region.stop[axis]}
+    return tuple(sorted(ends)) if size else (0, 0)
+
+
+def _cells(region: Region, cuts: Sequence[Sequence[int]]) -> Iterator[range]:
+    """For each axis the cells that a region covers; an axis without elements has one cell."""
+    for start, stop, cut in zip(region.start, region.stop, cuts, strict=True):
+        yield range(bisect_left(cut, start), bisect_left(cut, stop)) if cut[-1] else range(1)
+
+
+def _cell_number(index: tuple[int, ...], parts: tuple[int, ...]) -> int:
+    """The number of a cell, in C order."""
+    place = 0
+    for i, n in zip(index, parts, strict=True):
+        place = place * n + i
+    return place
+
+
+def _overlap(name: str, one: Region, other: Region) -> str:
+    return f"{name}: slices {one} and {other} overlap and are not the same"
+
+
+def _gap(meta: TensorMeta, cuts: Sequence[Sequence[int]], cells: Sequence[int | None]) -> str:
+    missing = [
+        Region(tuple(a for a, _ in ends), tuple(b for _, b in ends))
+        for ends, number in zip(product(*map(pairwise, cuts)), cells, strict=True)
+        if number is None
+    ]
+    spans = shorten(map(str, missing), 3)
+    return f"{meta.name}: {count(len(missing), 'slice')} of {meta.shape} in no file: {spans}"
