@@ -42,8 +42,8 @@ from ckpttool.errors import (
     UnfinishedError,
     UnreadableError,
     UnsupportedError,
+    describe_os_error,
     raise_all,
-    reason_of,
 )
 from ckpttool.formats import format_of_suffix
 from ckpttool.formats.foreign import OTHERS, recognise
@@ -378,7 +378,7 @@ def _match(
 
 def unreadable(folder: Path, error: OSError) -> FormatError:
     """Return the error of a rank whose folder cannot be read."""
-    found = UnreadableError(str(folder), None, reason_of(error))
+    found = UnreadableError(str(folder), None, describe_os_error(error))
     found.__cause__ = error
     return found
 

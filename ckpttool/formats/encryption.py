@@ -57,7 +57,7 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckpttool.concurrency import go_on
+from ckpttool.concurrency import check_cancelled
 from ckpttool.errors import AuthenticityError, FormatError, UnsupportedError
 from ckpttool.formats.reading import open_source
 from ckpttool.model.tensors import Block, Ciphertext, Secret, SourceStamp
@@ -363,7 +363,7 @@ def _decryptor(path: str, cipher: Ciphertext, iv: bytes, tag: bytes = b"") -> Ci
 
 
 def _read(fd: int, path: str, offset: int, nbytes: int) -> bytes:
-    go_on()
+    check_cancelled()
     data = os.pread(fd, nbytes, offset)
     while len(data) < nbytes:
         more = os.pread(fd, nbytes - len(data), offset + len(data))

@@ -13,7 +13,7 @@ from io import FileIO
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from ckpttool.concurrency import go_on, result_of
+from ckpttool.concurrency import check_cancelled, wait_result
 from ckpttool.errors import FormatError
 from ckpttool.formats import checksum_parts
 from ckpttool.formats.encryption import find_forged, forgery
@@ -108,7 +108,7 @@ def _add_extent(crc: int, file: FileIO, path: str, extent: Extent, buffer: memor
     file.seek(extent.offset)
     left = extent.nbytes
     while left:
-        go_on()
+        check_cancelled()
         got = file.readinto(buffer[:left])
         if not got or not os.fstat(file.fileno()).st_nlink:  # cut short, or taken away
             reason = "the file ends here; it has changed while read"
@@ -206,7 +206,7 @@ def check_files(
     files = catalog.files
 
     def await_all(rank: int, futures: Iterable[Future[T]]) -> list[T]:
-        results = [result_of(future) for future in futures]
+        results = [wait_result(future) for future in futures]
         on_progress(files[rank].nbytes)
         return results
 
