@@ -517,7 +517,9 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("protocol", range(2, 6))
+@pytest.mark.parametrize(
+    "protocol", [2, *(pytest.param(one, marks=pytest.mark.exhaustive) for one in (3, 4, 5))]
+)
 def test_nothing_that_a_pickle_names_is_imported_or_called(protocol, tmp_path):
     path, proof = tmp_path / ".metadata", tmp_path / "proof"
     for make in HOSTILE:
