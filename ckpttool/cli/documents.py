@@ -17,7 +17,7 @@ from ckpttool.cli.tables import Json, echo, print_table
 from ckpttool.errors import CkptToolError
 from ckpttool.model import wording
 from ckpttool.model.catalog import MergedCatalog, SelfDescribedCatalog
-from ckpttool.model.diagnostics import Note
+from ckpttool.model.diagnostics import Command, Diagnostic, severities
 from ckpttool.model.optimizer_names import parameter_of
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.tensors import map_of
@@ -27,7 +27,7 @@ from ckpttool.planning.missing import note_redundancy, set_aside
 if TYPE_CHECKING:
     from ckpttool.formats.foreign import Device, GroupInfo, RankTable
     from ckpttool.model.catalog import Catalog
-    from ckpttool.model.diagnostics import Finding, Report
+    from ckpttool.model.diagnostics import Diagnostic, Report
     from ckpttool.model.plan import Document, Plan
     from ckpttool.model.strategy import Strategy
     from ckpttool.model.tensors import FileIndex, TensorMeta
@@ -49,18 +49,19 @@ def print_json(document: Json) -> None:
     echo(json.dumps({"schema": SCHEMA, **document}))  # ASCII: right in every locale
 
 
-def print_notes(notes: Iterable[Note], quiet: bool) -> None:
-    """Print notes on stderr, a line each; ``quiet`` leaves only the warnings."""
+def print_notes(notes: Iterable[Diagnostic], quiet: bool, command: Command = "convert") -> None:
+    """Print diagnostics on stderr, a line each; ``quiet`` leaves only the warnings."""
+    column = severities(command)
     for note in notes:
-        if note.is_warning:
+        if column[note.code] == "warning":
             click.echo(f"warning: {printable(note.text)}", err=True)
         elif not quiet:
             click.echo(f"note: {printable(note.text)}", err=True)
 
 
-def describe_notes(notes: Iterable[Note]) -> Sequence[Json]:
+def describe_notes(notes: Iterable[Diagnostic]) -> Sequence[Json]:
     """Return the notes of a document."""
-    return [{"kind": note.kind, "text": note.text} for note in notes]
+    return [{"kind": note.code, "text": note.text} for note in notes]
 
 
 def describe_run(
@@ -159,7 +160,7 @@ def _describe_written(output: Written) -> Json:
     }
 
 
-def describe_undivided(catalog: MergedCatalog) -> tuple[Json, tuple[Note, ...]]:
+def describe_undivided(catalog: MergedCatalog) -> tuple[Json, tuple[Diagnostic, ...]]:
     """Return document and notes of a file, or of several with an index."""
     from ckpttool.planning.sources import on_one_of_several, possible_slices
 
@@ -168,7 +169,7 @@ def describe_undivided(catalog: MergedCatalog) -> tuple[Json, tuple[Note, ...]]:
         text = (
             f"{file.path}: nothing in it ({file.nbytes} bytes): cut short, or of a rank that was "
         )
-        empty = [] if file.tensors else [Note("replica", text + "saved without redundancy")]
+        empty = [] if file.tensors else [Diagnostic("empty", text + "saved without redundancy")]
         notes = (*on_one_of_several(catalog), *catalog.notes, *empty)
         tensors = list(_describe_tensors(file))
         return {**_describe_file(file), "tensors": tensors, "notes": describe_notes(notes)}, notes
@@ -176,7 +177,7 @@ def describe_undivided(catalog: MergedCatalog) -> tuple[Json, tuple[Note, ...]]:
     slices = possible_slices(catalog).values()
     text = f"not in the index, so perhaps slices of rank 0: {', '.join(slices)}"
     notes = (*on_one_of_several(catalog), *catalog.notes)
-    notes += (Note("doubt", text),) if slices else ()
+    notes += (Diagnostic("doubt", text),) if slices else ()
     document = {
         "path": catalog.root,
         "format": ", ".join(sorted({file.format for file in files})),
@@ -215,7 +216,7 @@ def _describe_tensors(file: FileIndex) -> Iterator[Json]:
 
 def describe_checkpoint(
     catalog: Catalog, strategy: Strategy | None, errors: list[CkptToolError]
-) -> tuple[Json, tuple[Note, ...]]:
+) -> tuple[Json, tuple[Diagnostic, ...]]:
     """Return document and notes of rank folders; add problems to ``errors``."""
     from ckpttool.discovery.mindformers_output import find_devices
     from ckpttool.planning.missing import notes_of_scan
@@ -259,9 +260,9 @@ def _describe_rank(rank: int, file: FileIndex) -> Json:
 
 def _describe_tensors_of(
     catalog: Catalog, strategy: Strategy | None, errors: list[CkptToolError]
-) -> tuple[list[Json], list[Note]]:
+) -> tuple[list[Json], list[Diagnostic]]:
     """Return the full tensors and the notes on layouts; add problems to ``errors``."""
-    from ckpttool.model.diagnostics import Finding, plan_error
+    from ckpttool.model.diagnostics import Diagnostic, plan_error
     from ckpttool.planning.resolve import source_layouts
 
     strategy = source_layouts(catalog, strategy)
@@ -269,10 +270,10 @@ def _describe_tensors_of(
     whole = set_aside(catalog, strategy)
     errors[:0] = [whole.damaged[rank] for rank in catalog.files if rank not in whole.files]
     strategy, sources = _look(whole, strategy, errors)
-    sources.problems[:0] = [Finding("strategy", problem) for problem in problems]
+    sources.problems[:0] = [Diagnostic("strategy", problem) for problem in problems]
     if sources.problems:
         errors.append(plan_error(sources.problems))
-    told = [note for note in sources.notes if note.kind != "unlisted"]
+    told = [note for note in sources.notes if severities("inspect")[note.code] is not None]
     tensors = [_describe_source(source, strategy) for source in sources.found]
     return tensors, [*strategy.notes, *told]
 
@@ -305,8 +306,7 @@ def _look(
     except CkptToolError as error:
         errors.append(error)
         return strategy, find(strategy)
-    doubts = [Note("doubt", problem.text, is_warning=True) for problem in settled.problems]
-    settled.sources.notes += [*settled.notes, *doubts]
+    settled.sources.notes += [*settled.notes, *settled.problems]
     return settled.strategy, settled.sources
 
 
@@ -371,19 +371,19 @@ def print_report(
     of_step = f", step {found.step}" if found.step else ""
     read = f"{count(len(found.ranks), 'rank')}{of_step}, {count(found.tensors, 'tensor')}, "
     read += f"{wording.format_bytes(found.nbytes)}; {depth}"
-    number = Counter(finding.severity for finding in found.findings)
+    number = found.count_severities()
     verdict = ", ".join(
         count(number[severity], severity) for severity in ("error", "warning") if number[severity]
     )
     clean = "nothing is wrong" if found.is_whole else "nothing is wrong with each rank by itself"
     echo(printable(f"{found.path}: {verdict or clean} ({read})"))
-    _print_findings(found.findings, limit)
-    print_notes(found.notes, quiet)
+    _print_findings(found.findings, limit, "verify")
+    print_notes(found.notes, quiet, "verify")
 
 
 def describe_report(found: Report, deep: bool) -> dict[str, object]:
     """Return the JSON document of ``verify``."""
-    number = Counter(finding.severity for finding in found.findings)
+    number = found.count_severities()
     return {
         "path": found.path,
         "step": found.step,
@@ -394,15 +394,15 @@ def describe_report(found: Report, deep: bool) -> dict[str, object]:
         "clean": not found.findings,
         "errors": number["error"],
         "warnings": number["warning"],
-        "findings": [_describe_finding(finding) for finding in found.findings],
+        "findings": [_describe_finding(finding, "verify") for finding in found.findings],
         "notes": describe_notes(found.notes),
     }
 
 
-def _describe_finding(finding: Finding) -> dict[str, object]:
+def _describe_finding(finding: Diagnostic, command: Command) -> dict[str, object]:
     return {
-        "severity": finding.severity,
-        "kind": finding.kind,
+        "severity": severities(command)[finding.code],
+        "kind": finding.code,
         "text": finding.text,
         "tensor": finding.tensor,
         "ranks": list(finding.ranks),
@@ -411,8 +411,9 @@ def _describe_finding(finding: Finding) -> dict[str, object]:
     }
 
 
-def _print_findings(findings: Sequence[Finding], limit: int | None) -> None:
-    rows = [(finding.severity, finding.kind, finding.text) for finding in findings]
+def _print_findings(findings: Sequence[Diagnostic], limit: int | None, command: Command) -> None:
+    column = severities(command)
+    rows = [(str(column[one.code]), one.code, one.text) for one in findings]
     if rows:
         _print_rows("findings", ("severity", "kind", "what"), rows, limit)
 
@@ -437,7 +438,7 @@ def print_comparison(
             "tolerance": tolerance and {"atol": tolerance.atol, "rtol": tolerance.rtol},
             "counts": _kinds(found),
             "differences": [_describe(one) for one in found.differences[:limit]],
-            "findings": [_describe_finding(one) for one in found.findings],
+            "findings": [_describe_finding(one, "diff") for one in found.findings],
             "notes": describe_notes(found.notes),
         }
         print_json(document)
@@ -455,8 +456,8 @@ def print_comparison(
     if found.differences:
         columns = ("tensor", "what", "A", "B", "differ>", "max abs>", "max rel>", "first")
         _print_rows("differences", columns, [_row(one) for one in found.differences], limit)
-    _print_findings(found.findings, limit)
-    print_notes(found.notes, quiet)
+    _print_findings(found.findings, limit, "diff")
+    print_notes(found.notes, quiet, "diff")
 
 
 _WORDS = {

@@ -14,7 +14,7 @@ from ckpttool.model.catalog import MergedCatalog
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
-    from ckpttool.model.diagnostics import Note
+    from ckpttool.model.diagnostics import Diagnostic
     from ckpttool.model.tensors import Secret
 
 
@@ -74,8 +74,8 @@ def inspect(
     elif catalog.files or not catalog.findings:
         tables.print_checkpoint(catalog, document)
     if not as_json:
-        errors, notes = _told_once(errors, notes)
-        documents.print_notes(notes, quiet)
+        errors, notes = _join_replaced(errors, notes)
+        documents.print_notes(notes, quiet, "inspect")
     raise_all(errors)
 
 
@@ -83,25 +83,20 @@ def _with_warnings(catalog: Catalog) -> Catalog:
     """Turn the problems of a catalog into warnings: inspect shows what is there."""
     from dataclasses import replace
 
-    from ckpttool.model.diagnostics import Note
-
-    said = tuple(Note("unfinished", text, is_warning=True) for text in catalog.problems)
-    return replace(catalog, notes=(*said, *catalog.notes))
+    return replace(catalog, notes=(*catalog.problems, *catalog.notes))
 
 
-def _told_once(
-    errors: list[CkptToolError], notes: tuple[Note, ...]
-) -> tuple[list[CkptToolError], tuple[Note, ...]]:
-    """Join the note on who replaces a damaged file with the error of that file."""
-    kept = list(notes)
+def _join_replaced(
+    errors: list[CkptToolError], notes: tuple[Diagnostic, ...]
+) -> tuple[list[CkptToolError], tuple[Diagnostic, ...]]:
+    """Join the diagnostic on who replaces a damaged file with the error of that file."""
+    replaced = {note.path: note for note in notes if note.code == "damaged_replica"}
     for i, error in enumerate(errors):
-        for note in notes:
-            told, damage, rest = note.text.partition(str(error))
-            if note.is_warning and damage and isinstance(error, FormatError):
-                errors[i] = type(error)(told + error.path, error.offset, error.reason + rest)
-                kept.remove(note)
-                break
-    return errors, tuple(kept)
+        note = replaced.get(error.path) if isinstance(error, FormatError) else None
+        if note is not None and isinstance(error, FormatError):
+            where = f"rank {note.ranks[0]}: {error.path}"
+            errors[i] = type(error)(where, error.offset, f"{error.reason}; {note.hint}")
+    return errors, tuple(note for note in notes if note.code != "damaged_replica")
 
 
 def _verify(catalog: Catalog, errors: list[CkptToolError]) -> Catalog:

@@ -10,7 +10,7 @@ import click
 import ckpttool
 from ckpttool.cli import documents, options, workflow
 from ckpttool.cli.progress import show_progress
-from ckpttool.model.diagnostics import KINDS
+from ckpttool.model.diagnostics import severities
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 @click.option(
     "--ignore",
     multiple=True,
-    type=click.Choice([kind for kind, grades in KINDS.items() if "warning" in grades]),
+    type=click.Choice(
+        [code for code, severity in severities("verify").items() if severity == "warning"]
+    ),
     help="Warnings of this kind are no findings, only notes; may be given again.",
 )
 @options.step
@@ -75,9 +77,10 @@ def verify(
             replicated=replicated,
             deep=deep,
             crc=crc,
+            ignore=ignore,
             executor=executor,
             open_progress=lambda total: show_progress("reading", total, quiet or as_json),
-        ).ignoring(ignore)
+        )
     documents.print_report(found, deep, crc, limit, as_json, quiet)
     if found.findings:
         click.get_current_context().exit(1)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ckpttool.cli.main import Stopper
     from ckpttool.concurrency import OpenProgress
     from ckpttool.model.catalog import Catalog
-    from ckpttool.model.diagnostics import Note
+    from ckpttool.model.diagnostics import Diagnostic
     from ckpttool.model.plan import Plan
     from ckpttool.model.strategy import Strategy
     from ckpttool.model.tensors import Secret
@@ -115,14 +115,14 @@ def load(
     return catalog, strategies[0], strategies[1]
 
 
-def _on_strategy(files: tuple[str, ...]) -> Note:
+def _on_strategy(files: tuple[str, ...]) -> Diagnostic:
     """Return the note on strategy files that were found and not named."""
-    from ckpttool.model.diagnostics import Note
+    from ckpttool.model.diagnostics import Diagnostic
     from ckpttool.model.wording import count, shorten
 
     names = shorten((Path(path).name for path in files), 3)
     text = f"strategy: {count(len(files), 'file')} in {Path(files[0]).parent} ({names})"
-    return Note("strategy", f"{text}; -s takes another")
+    return Diagnostic("strategy_file", f"{text}; -s takes another")
 
 
 def convert(

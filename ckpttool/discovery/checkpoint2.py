@@ -74,7 +74,7 @@ from ckpttool.formats import read_indexes
 from ckpttool.formats.reading import open_file
 from ckpttool.formats.strict_json import read_json_object
 from ckpttool.model.catalog import SelfDescribedCatalog
-from ckpttool.model.diagnostics import Note
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.dtypes import find_word
 from ckpttool.model.layout import Layout
 from ckpttool.model.region import Region
@@ -123,7 +123,7 @@ def scan_checkpoint2(src: str, step: str | None) -> SelfDescribedCatalog | None:
     OSError
         A folder or a file cannot be read.
     """
-    folder, notes = Path(src), list[Note]()
+    folder, notes = Path(src), list[Diagnostic]()
     if _has_iterations(folder):
         folder = _find_iteration(folder, step, notes)
         if not _is_iteration(folder):
@@ -155,22 +155,22 @@ def _is_iteration(folder: Path) -> bool:
     return metadata.is_file() and _is_metadata(str(metadata))
 
 
-def _read_common(folder: Path, notes: list[Note]) -> Mapping[str, str]:
+def _read_common(folder: Path, notes: list[Diagnostic]) -> Mapping[str, str]:
     path = folder / COMMON
     if not path.is_file():
         return {}
     try:
         values = _parse_common(str(path))
     except FormatError as error:
-        notes.append(Note("skipped", f"passed over {error}"))
+        notes.append(Diagnostic("skipped", f"passed over {error}"))
         return {}
     shown = shorten((f"{key} {value}" for key, value in values.items()), 8)
-    notes.append(Note("skipped", f"{COMMON} goes into no output: {shown}"))
+    notes.append(Diagnostic("skipped", f"{COMMON} goes into no output: {shown}"))
     return values
 
 
 def _read_described(
-    folder: Path, errors: list[FormatError], notes: list[Note]
+    folder: Path, errors: list[FormatError], notes: list[Diagnostic]
 ) -> tuple[dict[int, FileIndex], Description]:
     """Return the files by rank and the description of a folder with ``metadata.json``."""
     metadata = str(folder / METADATA)
@@ -184,15 +184,15 @@ def _read_described(
             placement = _place_slices(parameters, str(folder), files)
             text = f"{metadata}: has numbers of parameters for those of ranks, as an early "
             text += "MindFormers wrote them; ranks are taken from layouts and names of files"
-            notes.append(Note("corrected", text))
+            notes.append(Diagnostic("corrected", text))
     notes += placement.faults.notes()
     if placement.elsewhere:
         text = f"{metadata}: names the wrong one of a rank's two files for "
         text += f"{count(len(placement.elsewhere), 'parameter')}: {shorten(placement.elsewhere)}"
-        notes.append(Note("corrected", text))
+        notes.append(Diagnostic("corrected", text))
     if placement.absent:
         text = f"described and in no file: {count(len(placement.absent), 'parameter')}"
-        notes.append(Note("absent", f"{text}: {shorten(placement.absent)}"))
+        notes.append(Diagnostic("absent", f"{text}: {shorten(placement.absent)}"))
     by_rank, problems = _by_rank(files, _writers(parameters), parameters)
     problems = [*placement.problems, *problems]
     broken = frozenset(parameters) - placement.tensors.keys()
@@ -201,7 +201,7 @@ def _read_described(
 
 
 def _read_whole(
-    folder: Path, errors: list[FormatError], notes: list[Note]
+    folder: Path, errors: list[FormatError], notes: list[Diagnostic]
 ) -> tuple[dict[int, FileIndex], Description]:
     """Return the files by number and the description of a folder of full tensors."""
     matches = _list_files(folder)
@@ -225,7 +225,7 @@ def _read_whole(
     problems += [_slices_problem(folder, twice, matches)] if twice else []
     if len(files) > 1 and max(int(match["total"]) for match in matches.values()) > 1:
         text = f"{folder}: no {METADATA}, so every file is taken to hold whole tensors"
-        notes.append(Note("undivided", text))
+        notes.append(Diagnostic("undivided", text))
     broken = frozenset(twice)
     tensors = {name: whole for name, whole in tensors.items() if name not in broken}
     by_rank, _ = _by_rank(files, {}, {*tensors, *broken})
@@ -258,7 +258,7 @@ def _has_iterations(root: Path) -> bool:
     return (root / TRACKER).is_file() or bool(_iterations(root))
 
 
-def _find_iteration(root: Path, wanted: str | None, notes: list[Note]) -> Path:
+def _find_iteration(root: Path, wanted: str | None, notes: list[Diagnostic]) -> Path:
     """Return the folder of one iteration below ``root``.
 
     Parameters
@@ -342,24 +342,24 @@ def _offer(folders: Mapping[Path, int], last: int) -> str:
 
 
 def _note_others(
-    folders: Mapping[Path, int], taken: int, last: int | None, notes: list[Note]
+    folders: Mapping[Path, int], taken: int, last: int | None, notes: list[Diagnostic]
 ) -> None:
     """Note which of several iterations is read, and which were not finished."""
     if last is not None and taken > last:
         text = f"iteration {taken} was perhaps not finished: {TRACKER} names {last}"
-        notes.append(Note("step", text))
+        notes.append(Diagnostic("step", text))
         return
     newer = [path.name for path, number in folders.items() if last is not None and number > last]
     if len(folders) > 1:
         text = f"iteration {taken}, of {count(len(folders), 'iteration')}"
         text += f"; not finished: {shorten(newer)}" if newer else ""
-        notes.append(Note("step", text))
+        notes.append(Diagnostic("step", text))
 
 
 # ------------------------------------------------------------------------ the files of an iteration
 
 
-def _select(folder: Path, named: set[str], notes: list[Note]) -> list[str]:
+def _select(folder: Path, named: set[str], notes: list[Diagnostic]) -> list[str]:
     """Return the files to read: those that metadata names, and those of the same save."""
     sets = {match.group("prefix", "total") for name in named if (match := FILE.fullmatch(name))}
     matches = _list_files(folder)
@@ -370,7 +370,7 @@ def _select(folder: Path, named: set[str], notes: list[Note]) -> list[str]:
     ]
     if others:
         text = f"{folder}: passed over, being of another save: {shorten(others)}"
-        notes.append(Note("skipped", text))
+        notes.append(Diagnostic("skipped", text))
     _note_unnamed(folder, named, notes)
     return sorted({*named, *matches}.difference(others))
 
@@ -381,7 +381,7 @@ def _list_files(folder: Path) -> dict[str, re.Match[str]]:
     return {name: match for name in names if (match := FILE.fullmatch(name)) is not None}
 
 
-def _note_unnamed(folder: Path, named: Collection[str], notes: list[Note]) -> None:
+def _note_unnamed(folder: Path, named: Collection[str], notes: list[Diagnostic]) -> None:
     """Note checkpoint files that metadata does not name and that have other names."""
     names = (path.name for path in checkpoint_files(folder) if path.name not in named)
     unnamed = [name for name in names if FILE.fullmatch(name) is None]
@@ -389,7 +389,7 @@ def _note_unnamed(folder: Path, named: Collection[str], notes: list[Note]) -> No
         text = (
             f"{folder}: passed over {shorten(unnamed)}, not called as MindFormers calls its files"
         )
-        notes.append(Note("skipped", text))
+        notes.append(Diagnostic("skipped", text))
 
 
 def _incomplete_sets(folder: Path, matches: Iterable[re.Match[str]]) -> Iterator[str]:
@@ -696,12 +696,12 @@ class Faults:
                 lost = f"{count(len(names), 'parameter')}: {shorten(names)}"
                 yield f"{fault}, and no other file has these slices of {lost}"
 
-    def notes(self) -> Iterator[Note]:
+    def notes(self) -> Iterator[Diagnostic]:
         """Yield a note on the harmless faults, if there are any."""
         harmless = [fault for fault in self.harmless if fault and fault not in self.lacking]
         if harmless:
             text = f"{shorten(harmless, 3)}; other files have all of these slices"
-            yield Note("replica", text, is_warning=True)
+            yield Diagnostic("faulty_replica", text)
 
 
 # -------------------------------------------------------------------------- the slices in the files

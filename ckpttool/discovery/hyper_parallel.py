@@ -57,7 +57,7 @@ from ckpttool.errors import CkptToolError, FormatError, PlanError, UnsupportedEr
 from ckpttool.formats.reading import open_file
 from ckpttool.formats.sandbox import CPU_SECONDS, Sandbox
 from ckpttool.model.catalog import SelfDescribedCatalog
-from ckpttool.model.diagnostics import Note
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.dtypes import find_word
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import (
@@ -100,7 +100,7 @@ def scan_hyper_parallel(src: str, step: str | None) -> SelfDescribedCatalog | No
     OSError
         A file cannot be read.
     """
-    notes: list[Note] = []
+    notes: list[Diagnostic] = []
     paths = _metadata_files(Path(src), notes)
     if not paths:
         return None
@@ -109,7 +109,7 @@ def scan_hyper_parallel(src: str, step: str | None) -> SelfDescribedCatalog | No
     tensors, objects = _read_all(paths)
     if objects:
         text = f"passed over, being no tensors: {count(len(objects), 'object')}: "
-        notes.append(Note("skipped", text + shorten(objects)))
+        notes.append(Diagnostic("skipped", text + shorten(objects)))
     named = {box.file for tensor in tensors.values() for box in tensor.stored}
     _note_others(Path(src), named, notes)
     errors: list[FormatError] = []
@@ -124,7 +124,7 @@ def scan_hyper_parallel(src: str, step: str | None) -> SelfDescribedCatalog | No
     )
 
 
-def _metadata_files(folder: Path, notes: list[Note]) -> list[Path]:
+def _metadata_files(folder: Path, notes: list[Diagnostic]) -> list[Path]:
     """Return the metadata file, or those of the ranks, lowest first."""
     whole = folder / ".metadata"
     matches = {path: HYPER_METADATA.fullmatch(path.name) for path in folder.iterdir()}
@@ -137,7 +137,7 @@ def _metadata_files(folder: Path, notes: list[Note]) -> list[Path]:
         return sorted(of_ranks, key=lambda path: (of_ranks[path], path.name))
     if of_ranks:
         names = shorten(sorted(path.name for path in of_ranks))
-        notes.append(Note("skipped", f"{folder}: passed over beside .metadata: {names}"))
+        notes.append(Diagnostic("skipped", f"{folder}: passed over beside .metadata: {names}"))
     return [whole]
 
 
@@ -181,7 +181,7 @@ def _read_all(paths: Sequence[Path]) -> tuple[dict[str, HyperTensor], tuple[str,
     return tensors, tuple(objects)
 
 
-def _note_others(folder: Path, named: set[str], notes: list[Note]) -> None:
+def _note_others(folder: Path, named: set[str], notes: list[Diagnostic]) -> None:
     """Note the files of tensors and layouts that no metadata names."""
     others = sorted(
         path.name
@@ -190,7 +190,7 @@ def _note_others(folder: Path, named: set[str], notes: list[Note]) -> None:
     )
     if others:
         text = f"{folder}: passed over, .metadata does not name them: {shorten(others)}"
-        notes.append(Note("skipped", text))
+        notes.append(Diagnostic("skipped", text))
 
 
 class _Folder(NamedTuple):
@@ -244,7 +244,9 @@ def _rank_of(file: str) -> int:
     return int(match[1])
 
 
-def _place(tensors: Mapping[str, HyperTensor], folder: _Folder, notes: list[Note]) -> Description:
+def _place(
+    tensors: Mapping[str, HyperTensor], folder: _Folder, notes: list[Diagnostic]
+) -> Description:
     """Return the boxes of all tensors, from the files that metadata names."""
     placed: dict[str, Source] = {}
     problems: list[str] = []

@@ -27,7 +27,7 @@ from ckpttool.discovery.file_names import RankFile, step_of
 from ckpttool.formats import format_of_suffix
 from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.reading import open_file
-from ckpttool.model.diagnostics import Note
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import JOURNAL, MANIFEST
 from ckpttool.model.wording import format_ranks, shorten
 from ckpttool.storage.files import PARTIAL
@@ -65,27 +65,27 @@ def is_unfinished_file(path: Path) -> bool:
     return path.suffix in UNFINISHED
 
 
-def note_occasion(name: str, notes: list[Note]) -> None:
+def note_occasion(name: str, notes: list[Diagnostic]) -> None:
     """A note if the name of a file says that it was saved on no ordinary occasion."""
     step = step_of(name)
     if step is not None and step.is_breakpoint:
-        notes.append(Note("step", f"step {step.label}: saved when training broke off"))
+        notes.append(Diagnostic("step", f"step {step.label}: saved when training broke off"))
     if name == BACKUP:
-        notes.append(Note("step", f"{name}: kept for a restart, and its name tells no step"))
+        notes.append(Diagnostic("step", f"{name}: kept for a restart, and its name tells no step"))
 
 
-def drop_backups(found: list[RankFile], notes: list[Note]) -> list[RankFile]:
+def drop_backups(found: list[RankFile], notes: list[Diagnostic]) -> list[RankFile]:
     """The files without those that are kept for a restart, if there are others."""
     backups = [item for item in found if item.path.name == BACKUP]
     others = [item for item in found if item.path.name != BACKUP]
     if not backups or not others:
         return found
     text = f"{format_ranks([item.rank for item in backups])}: {BACKUP}, kept for a restart, passed"
-    notes.append(Note("skipped", f"{text} over (--step backup takes it)"))
+    notes.append(Diagnostic("skipped", f"{text} over (--step backup takes it)"))
     return others
 
 
-def note_leftovers(root: Path, folders: Iterable[Path], notes: list[Note]) -> None:
+def note_leftovers(root: Path, folders: Iterable[Path], notes: list[Diagnostic]) -> None:
     """Notes on what is unfinished, failed, lost or no file, in a folder and its ranks'."""
     unfinished = []
     failed = []
@@ -102,21 +102,21 @@ def note_leftovers(root: Path, folders: Iterable[Path], notes: list[Note]) -> No
             elif format_of_suffix(path.name) and not (path.is_file() or path.is_dir()):
                 strange.append(str(path.relative_to(root)))
     if lost:
-        notes.append(Note("absent", f"{root}: links that lead nowhere: {shorten(lost)}"))
+        notes.append(Diagnostic("absent", f"{root}: links that lead nowhere: {shorten(lost)}"))
     if strange:
         text = f"{root}: pipes or devices, which are not read: {shorten(strange)}"
-        notes.append(Note("absent", text))
+        notes.append(Diagnostic("absent", text))
     if unfinished:
         text = f"{root}: left over from a save that did not finish: {shorten(unfinished)}"
-        notes.append(Note("unfinished", text))
-    notes += [Note("unfinished", f"a conversion failed: {text}") for text in failed]
+        notes.append(Diagnostic("leftover", text))
+    notes += [Diagnostic("leftover", f"a conversion failed: {text}") for text in failed]
     if EMERGENCY.fullmatch(root.absolute().name):
         save = find_unfinished_save(root)
         if save is not None:
-            notes.append(Note("unfinished", describe_unfinished_save(save)))
+            notes.append(Diagnostic("leftover", describe_unfinished_save(save), path=str(save)))
         else:
             text = f"{root}: an emergency save of fault-tolerant training"
-            notes.append(Note("step", text))
+            notes.append(Diagnostic("step", text))
 
 
 def find_emergency_saves(folder: Path) -> list[Path]:
@@ -124,17 +124,17 @@ def find_emergency_saves(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if EMERGENCY.fullmatch(path.name))
 
 
-def note_emergencies(saves: Iterable[Path], notes: list[Note]) -> None:
+def note_emergencies(saves: Iterable[Path], notes: list[Diagnostic]) -> None:
     """Notes on emergency saves that were passed over: which may be named, which did not finish."""
     for save in saves:
         text = f"{save}: an emergency save of fault-tolerant training, passed over"
         if find_unfinished_save(save):
-            notes.append(Note("unfinished", f"{text}; it did not finish"))
+            notes.append(Diagnostic("leftover", f"{text}; it did not finish"))
         else:
-            notes.append(Note("skipped", f"{text}; name it as SRC to use it"))
+            notes.append(Diagnostic("skipped", f"{text}; name it as SRC to use it"))
 
 
-def note_skipped(root: Path, others: Sequence[str], notes: list[Note]) -> None:
+def note_skipped(root: Path, others: Sequence[str], notes: list[Diagnostic]) -> None:
     """A note on what was passed over among the rank folders, each called what it is."""
     emergencies = [name for name in others if EMERGENCY.fullmatch(name)]
     known = [name for name in others if MARKER.fullmatch(name) or FAILED.fullmatch(name)]
@@ -149,7 +149,7 @@ def note_skipped(root: Path, others: Sequence[str], notes: list[Note]) -> None:
     ]
     note_emergencies((root / name for name in emergencies), notes)
     if rest:
-        notes.append(Note("skipped", f"{root}: passed over {shorten(rest)}"))
+        notes.append(Diagnostic("skipped", f"{root}: passed over {shorten(rest)}"))
 
 
 def _describe(path: Path) -> str:

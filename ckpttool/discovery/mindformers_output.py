@@ -34,7 +34,7 @@ from ckpttool.discovery.leftovers import find_emergency_saves, note_emergencies,
 from ckpttool.discovery.rank_folders import find_nested_checkpoints, has_rank_files
 from ckpttool.errors import CkptToolError, PlanError
 from ckpttool.formats.foreign import Device, RankTable, read_rank_table
-from ckpttool.model.diagnostics import Note
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.wording import shorten
 from ckpttool.strategy_files.reader import FOLDER_SUFFIXES, STRATEGY_OF_RANK, is_merged_name
 
@@ -48,7 +48,7 @@ CONVERSION = "merged_strategy"
 TABLE_NAME = re.compile(r"(?:.*[_-])?(?:rank_?table|hccl)(?:[_.-].*)?\.json", re.IGNORECASE)
 
 
-def find_checkpoint(root: Path, notes: list[Note]) -> Path:
+def find_checkpoint(root: Path, notes: list[Diagnostic]) -> Path:
     """Return the folder of rank folders in the output of a MindFormers run; else ``root`` itself.
 
     Raises
@@ -72,7 +72,7 @@ def find_checkpoint(root: Path, notes: list[Note]) -> Path:
     if len(there) > 1:
         others = " and ".join(f"{root / name} ({CHECKPOINTS[name]})" for name in there[1:])
         text = f"{root / there[0]} taken, not {others}; name that folder to use it"
-        notes.append(Note("skipped", text))
+        notes.append(Diagnostic("skipped", text))
     beside = [path for path in find_nested_checkpoints(root) if path.name not in CHECKPOINTS]
     if beside and not is_run_output(root):
         others = shorten(map(str, [root / there[0], *beside]), 4)
@@ -80,7 +80,7 @@ def find_checkpoint(root: Path, notes: list[Note]) -> Path:
     if beside:
         others = shorten(map(str, beside), 3)
         text = f"{root / there[0]} taken, not {others} beside it; name one of them to use it"
-        notes.append(Note("skipped", text))
+        notes.append(Diagnostic("skipped", text))
     return root / there[0]
 
 
@@ -89,7 +89,9 @@ def is_run_output(root: Path) -> bool:
     return (root / "strategy").is_dir() or any(root.glob("checkpoint*/rank_*/meta.json"))
 
 
-def find_strategies(folder: Path, ranks: Collection[int], notes: list[Note]) -> tuple[str, ...]:
+def find_strategies(
+    folder: Path, ranks: Collection[int], notes: list[Diagnostic]
+) -> tuple[str, ...]:
     """Return the strategy files of a MindFormers run whose rank folders are in ``folder``.
 
     Parameters
@@ -128,7 +130,7 @@ def find_strategies(folder: Path, ranks: Collection[int], notes: list[Note]) -> 
     others += _strategies(output / CONVERSION)
     if others and not taken:
         text = f"{shorten(map(str, others))}: perhaps not of this checkpoint"
-        notes.append(Note("strategy", f"{text}, so taken only if it is given with -s"))
+        notes.append(Diagnostic("strategy_file", f"{text}, so taken only if it is given with -s"))
     return tuple(map(str, taken))
 
 
@@ -138,7 +140,7 @@ def _strategies(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if p.suffix in FOLDER_SUFFIXES and p.is_file())
 
 
-def find_devices(root: str, notes: list[Note]) -> Mapping[int, Device]:
+def find_devices(root: str, notes: list[Diagnostic]) -> Mapping[int, Device]:
     """Return rank to device from the rank table; empty if there is none, or if several differ.
 
     Parameters
@@ -158,10 +160,10 @@ def find_devices(root: str, notes: list[Note]) -> Mapping[int, Device]:
             try:
                 tables[path] = read_rank_table(str(path))
             except (CkptToolError, OSError) as error:
-                notes.append(Note("doubt", f"no servers shown: {error}"))
+                notes.append(Diagnostic("doubt", f"no servers shown: {error}"))
     if len({table.devices for table in tables.values()}) > 1:
         text = f"no servers shown: rank tables that differ: {shorten(map(str, tables))}"
-        notes.append(Note("doubt", text))
+        notes.append(Diagnostic("doubt", text))
         return {}
     devices = next((table.devices for table in tables.values()), ())
     return {device.rank: device for device in devices}

@@ -48,7 +48,7 @@ from ckpttool.errors import (
 from ckpttool.formats import format_of_suffix
 from ckpttool.formats.foreign import FOREIGN_KINDS, identify_foreign
 from ckpttool.formats.weight_index import is_index_name
-from ckpttool.model.diagnostics import Note
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.wording import format_ranks, shorten
 from ckpttool.transaction.journal import incomplete_reason
 
@@ -83,13 +83,13 @@ def sibling_rank_folders(file: Path) -> tuple[str, list[str]]:
     return "", []
 
 
-def note_rank_folders(root: Path, notes: list[Note]) -> None:
+def note_rank_folders(root: Path, notes: list[Diagnostic]) -> None:
     """Note rank folders in a checkpoint that describes itself: they are of another checkpoint."""
     names = sorted(p.name for p in root.iterdir() if RANK_FOLDER.fullmatch(p.name) and p.is_dir())
     if names:
         pattern = re.sub(r"\d+", "{rank}", names[0]) + "/*"
         text = f"{root}: passed over {shorten(names, 3)}, which are of another checkpoint"
-        notes.append(Note("skipped", f"{text} (--pattern '{pattern}' takes them)"))
+        notes.append(Diagnostic("skipped", f"{text} (--pattern '{pattern}' takes them)"))
 
 
 def has_rank_files(folder: Path) -> bool:
@@ -99,7 +99,7 @@ def has_rank_files(folder: Path) -> bool:
     )
 
 
-def list_rank_files(root: Path, notes: list[Note], empty_ranks: EmptyRanks) -> list[RankFile]:
+def list_rank_files(root: Path, notes: list[Diagnostic], empty_ranks: EmptyRanks) -> list[RankFile]:
     """Return the checkpoint files in the rank folders of ``root``, or in ``root`` itself.
 
     Ranks whose folder has none, or cannot be read, are added to ``empty_ranks``.
@@ -149,7 +149,7 @@ def list_rank_files(root: Path, notes: list[Note], empty_ranks: EmptyRanks) -> l
     note_skipped(root, others, notes)
     if strategies:
         text = f"{root}: passed over {shorten(strategies, 3)}: strategy files; -s takes them"
-        notes.append(Note("skipped", text))
+        notes.append(Diagnostic("skipped", text))
     return found
 
 
@@ -240,12 +240,12 @@ def _is_strategy(path: Path) -> bool:
     return other is not None and other.kind == "strategy"
 
 
-def unfinished(notes: Sequence[Note]) -> Iterator[str]:
+def unfinished(notes: Sequence[Diagnostic]) -> Iterator[str]:
     """Yield the notes that may explain missing files, for the error about them."""
-    yield from (note.text for note in notes if note.kind in ("unfinished", "absent"))
+    yield from (note.text for note in notes if note.code in ("leftover", "absent"))
 
 
-def _list_flat_files(root: Path, notes: list[Note]) -> list[RankFile]:
+def _list_flat_files(root: Path, notes: list[Diagnostic]) -> list[RankFile]:
     files = list(checkpoint_files(root))
     saves = find_emergency_saves(root)
     note_emergencies(saves, notes)

@@ -32,7 +32,7 @@ from ckpttool.errors import FormatError, PlanError, UnfinishedError, Unsupported
 from ckpttool.formats import read_index, read_indexes
 from ckpttool.formats.reading import why_not_a_path
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
-from ckpttool.model.diagnostics import Finding, Note
+from ckpttool.model.diagnostics import Diagnostic, plan_error
 from ckpttool.model.tensors import FileIndex, Secret
 from ckpttool.model.wording import format_ranks, shorten
 from ckpttool.storage.files import PARTIAL
@@ -83,8 +83,7 @@ def scan(
     """
     catalog = scan_all(src, pattern, step, key=key, on_progress=on_progress)
     if catalog.findings:
-        texts = [finding.text for finding in catalog.findings]
-        raise_all([*catalog.damaged.values(), PlanError([*catalog.problems, *texts])])
+        raise_all([*catalog.damaged.values(), plan_error([*catalog.problems, *catalog.findings])])
     return catalog
 
 
@@ -107,7 +106,7 @@ def scan_all(
         return undivided
     if not root.is_dir():
         return _scan_file(root, key, step)
-    notes: list[Note] = []
+    notes: list[Diagnostic] = []
     empty_ranks: EmptyRanks = {}
     if pattern is None:
         root = find_checkpoint(root, notes)
@@ -117,7 +116,7 @@ def scan_all(
     try:
         chosen, label = _choose_files(root, pattern, step, notes, empty_ranks)
     except UnfinishedError as error:
-        findings = tuple(Finding("unfinished", text) for text in error.problems)
+        findings = tuple(Diagnostic("nothing_complete", text) for text in error.problems)
         notes += describe_unfinished_runs(root)
         return RankCatalog(str(root), {}, notes=tuple(notes), findings=findings)
     indexes = read_indexes((str(chosen[rank]) for rank in sorted(chosen)), key, on_progress)
@@ -133,13 +132,14 @@ def scan_all(
     strategy_files = find_strategies(root, chosen, notes)
     problems = tuple(_problems(root, chosen.values()))
     notes += describe_unfinished_runs(root)
+    reported = {one.path for one in problems}
     return RankCatalog(
         str(root),
         files,
         step=label,
         damaged=dict(sorted({**damaged, **unreadable}.items())),
         strategy_files=strategy_files,
-        notes=tuple(note for note in notes if note.text not in problems),  # reported once
+        notes=tuple(note for note in notes if note.path is None or note.path not in reported),
         problems=problems,
         missing_ranks=missing,
         one_of_several=_why_one_rank(chosen, missing),
@@ -156,8 +156,9 @@ def _why_one_rank(chosen: Mapping[int, Path], missing: Sequence[int]) -> str:
     return rank_evidence(path)
 
 
-def _missing_note(root: Path, ranks: tuple[int, ...]) -> Note:
-    return Note("absent", f"{format_ranks(ranks)}: no checkpoint file found in {root}", ranks)
+def _missing_note(root: Path, ranks: tuple[int, ...]) -> Diagnostic:
+    text = f"{format_ranks(ranks)}: no checkpoint file found in {root}"
+    return Diagnostic("missing_rank", text, ranks=ranks)
 
 
 def _scan_undivided(root: Path, src: str, key: Secret | None) -> Catalog | None:
@@ -175,7 +176,7 @@ def _scan_undivided(root: Path, src: str, key: Secret | None) -> Catalog | None:
 
 
 def _scan_described(
-    root: Path, step: str | None, key: Secret | None, notes: list[Note]
+    root: Path, step: str | None, key: Secret | None, notes: list[Diagnostic]
 ) -> Catalog | None:
     """Return a checkpoint that describes itself; None if this one does not."""
     described = scan_checkpoint2(str(root), step)
@@ -192,7 +193,7 @@ def _choose_files(
     root: Path,
     pattern: str | None,
     step: str | None,
-    notes: list[Note],
+    notes: list[Diagnostic],
     empty_ranks: EmptyRanks,
 ) -> tuple[Mapping[int, Path], str | None]:
     """Return the file of each rank, and the step; ``empty_ranks`` gets the ranks without a file."""
@@ -222,7 +223,7 @@ def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
     if step is not None and label is not None and not is_wanted(path.name, {0: path}, step):
         raise PlanError([f"{path}: a file of step {label}, as its name says, and not of {step}"])
     raise_all(_refusals(path))
-    notes: list[Note] = []
+    notes: list[Diagnostic] = []
     notes += note_index(path)
     note_occasion(path.name, notes)
     files = {0: read_index(str(path), key)}
@@ -265,26 +266,27 @@ def _refusals(path: Path) -> Iterator[FormatError]:
         yield UnsupportedError(str(path), None, reason)
 
 
-def _problems(whole: Path, files: Iterable[Path] = ()) -> Iterator[str]:
+def _problems(whole: Path, files: Iterable[Path] = ()) -> Iterator[Diagnostic]:
     """Yield the problems of a folder or file, or of the chosen files, that are not complete."""
     saves = [find_unfinished_save(path) for path in (whole, *files)]
     for save in dict.fromkeys(filter(None, saves)):
-        yield describe_unfinished_save(save)
+        yield Diagnostic("unfinished", describe_unfinished_save(save), path=str(save))
     reason = incomplete_reason(whole)
-    yield from on_half_written(whole) if reason is None else [reason]
+    for text in on_half_written(whole) if reason is None else [reason]:
+        yield Diagnostic("unfinished", text)
 
 
-def _note_encryption(files: Mapping[int, FileIndex], key: Secret | None) -> Iterator[Note]:
+def _note_encryption(files: Mapping[int, FileIndex], key: Secret | None) -> Iterator[Diagnostic]:
     """Yield notes on a key, on a lacking key, and on checksums of encrypted files."""
     encrypted = {rank: file for rank, file in files.items() if file.cipher is not None}
     if key is not None and files and not encrypted:
-        yield Note("encryption", "no file is encrypted, so the key was not needed")
+        yield Diagnostic("encryption", "no file is encrypted, so the key was not needed")
     plain = [rank for rank, file in files.items() if file.cipher is None and file.nbytes]
     if encrypted and plain:
         text = f"{format_ranks(plain)}: not encrypted, though others are; are they of this run?"
-        yield Note("encryption", text, is_warning=True)
+        yield Diagnostic("mixed_encryption", text)
     void = [rank for rank, file in encrypted.items() if file.attrs.get("crc_num") == "0"]
     if void:
         text = f"{format_ranks(void)}: encrypted and saved with crc_check, for which MindSpore "
         text += "stores the checksum 0 and cannot read the file; read here, without a checksum"
-        yield Note("encryption", text)
+        yield Diagnostic("encryption", text)

@@ -21,7 +21,7 @@ from ckpttool.formats.weight_index import (
     read_index_file,
 )
 from ckpttool.model.catalog import Catalog, MergedCatalog
-from ckpttool.model.diagnostics import Finding, Note
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.tensors import FileIndex, Secret
 from ckpttool.model.wording import count, shorten
 
@@ -68,7 +68,7 @@ def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
             names = shorten((path.name for path in files), 3)
             reason = f"{src}: {names}: parts of a checkpoint, and no index that says whether they "
             reason += "are all (param_name_map.json or model.safetensors.index.json); was the run "
-            lost = Finding("missing", reason + "that wrote them cut short?")
+            lost = Diagnostic("missing", reason + "that wrote them cut short?")
             held, damaged = _read_headers([str(path) for path in files], key)
             return MergedCatalog(src, held, damaged=damaged, findings=(lost,))
         return None
@@ -81,7 +81,7 @@ def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
     return _read_catalog(src, root, indexes, key)
 
 
-def note_index(path: Path) -> Iterator[Note]:
+def note_index(path: Path) -> Iterator[Diagnostic]:
     """Yield a note if a single file is beside an index, which names further files."""
     try:
         beside = sorted(other.name for other in path.absolute().parent.iterdir())
@@ -90,7 +90,7 @@ def note_index(path: Path) -> Iterator[Note]:
     indexes = [name for name in beside if is_index_name(name)]
     if indexes:
         text = f"{path}: one file, taken for the whole, though beside it lies {indexes[0]}"
-        yield Note("skipped", text)
+        yield Diagnostic("skipped", text)
 
 
 def _read_catalog(src: str, root: Path, indexes: list[WeightIndex], key: Secret | None) -> Catalog:
@@ -100,7 +100,7 @@ def _read_catalog(src: str, root: Path, indexes: list[WeightIndex], key: Secret 
     for name, file in index.files.items():
         named[file].append(name)
     findings = [
-        Finding("damaged", f"{index.path}: {file!r} is not below the folder of the index")
+        Diagnostic("damaged", f"{index.path}: {file!r} is not below the folder of the index")
         for file in named
         if not is_inside(file)
     ]
@@ -111,7 +111,7 @@ def _read_catalog(src: str, root: Path, indexes: list[WeightIndex], key: Secret 
     there = [file for file in inside if (root / file).is_file()]
     for file in (file for file in inside if file not in there):
         text = f"{root / file}: not there, and {index.path} says it has {_tensors(named[file])}"
-        findings.append(Finding("missing", text))
+        findings.append(Diagnostic("missing", text))
     files, damaged = _read_headers([str(root / file) for file in there], key)
     held = {Path(file.path).relative_to(root).as_posix(): file for file in files.values()}
     findings += _contradictions(index, named, held)
@@ -149,22 +149,22 @@ def _sort_key(file: str) -> tuple[bool, list[tuple[int, str]]]:
 
 def _contradictions(
     index: WeightIndex, named: Mapping[str, list[str]], held: Mapping[str, FileIndex]
-) -> Iterator[Finding]:
+) -> Iterator[Diagnostic]:
     """Yield the contradictions between the index and the files."""
     for at, file in held.items():
         lost = [name for name in named[at] if name not in file.tensors]
         if lost:
             text = f"{file.path}: lacks {_tensors(lost)} that {index.path} says are in it"
-            yield Finding("missing", text)
+            yield Diagnostic("missing", text)
         twice = [name for name in file.tensors if index.files.get(name, at) != at]
         if twice:
             there = shorten(sorted({index.files[name] for name in twice}), 3)
             text = f"{file.path}: holds {_tensors(twice)} that {index.path} says are in {there}"
-            yield Finding("damaged", text)
+            yield Diagnostic("damaged", text)
         unknown = [name for name in file.tensors if name not in index.files]
         if unknown and Path(at).stem != REST:
             text = f"{file.path}: holds {_tensors(unknown)} that {index.path} does not name"
-            yield Finding("damaged", text)
+            yield Diagnostic("damaged", text)
 
 
 def _tensors(names: list[str]) -> str:
@@ -177,7 +177,7 @@ def _notes(
     named: Mapping[str, list[str]],
     files: Iterable[FileIndex],
     is_partial: bool,
-) -> Iterator[Note]:
+) -> Iterator[Diagnostic]:
     """Yield notes on skipped files, and on a total size that does not match."""
     others = [
         path.name
@@ -185,10 +185,10 @@ def _notes(
         if format_of_suffix(path.name) is not None and path.name not in named
     ]
     if others:
-        yield Note("skipped", f"{root}: passed over {shorten(others)}, not in the index")
+        yield Diagnostic("skipped", f"{root}: passed over {shorten(others)}, not in the index")
     tensors = {name: tensor.meta for file in files for name, tensor in file.tensors.items()}
     for index in indexes:
         total = sum(meta.nbytes for name, meta in tensors.items() if name in index.files)
         if index.total_size not in (None, total) and not is_partial:
             text = f"{index.path}: total_size is {index.total_size}, and the tensors that it names "
-            yield Note("doubt", text + f"have {total} bytes; each of them is complete")
+            yield Diagnostic("doubt", text + f"have {total} bytes; each of them is complete")

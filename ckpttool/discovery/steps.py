@@ -19,7 +19,7 @@ from ckpttool.discovery.file_names import RankFile, Step, is_wanted, label_of, r
 from ckpttool.discovery.leftovers import note_occasion
 from ckpttool.errors import FormatError, PlanError, StepError
 from ckpttool.formats.strict_json import read_json_object
-from ckpttool.model.diagnostics import Note
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.wording import format_ranks, shorten
 
 MAX_BYTES = 1 << 16  # of meta.json: three short entries; what is larger is something else
@@ -28,7 +28,7 @@ Groups = Mapping[str, Mapping[int, Path]]  # common part of the names -> rank ->
 
 
 def choose_step(
-    src: str, found: list[RankFile], wanted: str | None, notes: list[Note]
+    src: str, found: list[RankFile], wanted: str | None, notes: list[Diagnostic]
 ) -> tuple[Mapping[int, Path], str | None]:
     """Return one file for each rank, all of one step, and the step's label.
 
@@ -92,7 +92,9 @@ def _is_recorded(files: Mapping[int, Path], records: Mapping[int, LastSave]) -> 
     )
 
 
-def _record_notes(chosen: Groups, best: str, records: Mapping[int, LastSave]) -> Iterator[Note]:
+def _record_notes(
+    chosen: Groups, best: str, records: Mapping[int, LastSave]
+) -> Iterator[Diagnostic]:
     """Yield notes on the choice by records, and on skipped files."""
     last = min(record.step for record in records.values())
     text = f"step {label_of(best)}, the newest that meta.json records and every rank has"
@@ -100,7 +102,7 @@ def _record_notes(chosen: Groups, best: str, records: Mapping[int, LastSave]) ->
         text = f"step {label_of(best)}, the newest that every rank has up to step {last.label}, "
         text += "which meta.json records"
     if len(chosen) > 1:
-        yield Note("step", f"{text}, of {len(chosen)}")
+        yield Diagnostic("step", f"{text}, of {len(chosen)}")
     series = {rank: (run_of(path.name), path.suffix) for rank, path in chosen[best].items()}
     newer = []
     others = []
@@ -111,10 +113,10 @@ def _record_notes(chosen: Groups, best: str, records: Mapping[int, LastSave]) ->
             newer.append(str(label_of(key)))
     if newer:
         text = f"step {shorten(newer)}: newer than meta.json records, so unfinished or left from"
-        yield Note("unfinished", f"{text} another run; passed over (--step takes it)")
+        yield Diagnostic("leftover", f"{text} another run; passed over (--step takes it)")
     if others:
         text = f"{shorten(others)}: of another run than meta.json records; passed over"
-        yield Note("skipped", f"{text} (--step takes it)")
+        yield Diagnostic("skipped", f"{text} (--step takes it)")
 
 
 def _check_rivals(src: str, chosen: Groups, best: str) -> None:
@@ -145,19 +147,19 @@ def _check_rivals(src: str, chosen: Groups, best: str) -> None:
 
 def _choice_notes(
     chosen: Groups, best: str, ranks: Sequence[int], records: Mapping[int, LastSave]
-) -> Iterator[Note]:
+) -> Iterator[Diagnostic]:
     """Yield notes on the choice among several steps, and on records that it does not match."""
     newest = max(chosen, key=_order_of)
     if newest != best:
         without = format_ranks([rank for rank in ranks if rank not in chosen[newest]])
         text = f"step {label_of(best)}, the newest that every rank has "
-        yield Note("older_step", f"{text}(step {label_of(newest)} is not in {without})")
+        yield Diagnostic("older_step", f"{text}(step {label_of(newest)} is not in {without})")
     elif len(chosen) > 1:
-        yield Note("step", f"step {label_of(best)}, the newest of {len(chosen)}")
+        yield Diagnostic("step", f"step {label_of(best)}, the newest of {len(chosen)}")
     if records:
         last = min(record.step for record in records.values()).label
         text = f"step {label_of(best)}: meta.json records step {last}, which not every rank has"
-        yield Note("unfinished", text)
+        yield Diagnostic("leftover", text)
 
 
 def _group_by_name(found: list[RankFile], count: int) -> Groups:
@@ -197,7 +199,7 @@ class LastSave:
         )
 
 
-def _read_last_saves(found: Iterable[RankFile], notes: list[Note]) -> Mapping[int, LastSave]:
+def _read_last_saves(found: Iterable[RankFile], notes: list[Diagnostic]) -> Mapping[int, LastSave]:
     """Return rank to record; broken records are left out, with a note."""
     records = {}
     broken: dict[int, FormatError] = {}
@@ -211,7 +213,7 @@ def _read_last_saves(found: Iterable[RankFile], notes: list[Note]) -> Mapping[in
             broken[rank] = error
     if broken:
         text = f"{format_ranks(tuple(broken))}: no record of the step saved last"
-        notes.append(Note("doubt", f"{text}: {next(iter(broken.values()))}"))
+        notes.append(Diagnostic("doubt", f"{text}: {next(iter(broken.values()))}"))
     return records
 
 

@@ -9,7 +9,7 @@ from itertools import chain
 from operator import itemgetter
 
 from ckpttool.errors import FormatError
-from ckpttool.model.diagnostics import Finding, Note
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.slicing import Description
 from ckpttool.model.tensors import FileIndex, StoredTensor, TensorMeta
 
@@ -73,10 +73,10 @@ class Catalog:
     files: Mapping[int, FileIndex] = field(kw_only=False)
     step: str | None = None
     damaged: Mapping[int, FormatError] = field(default_factory=dict)
-    notes: tuple[Note, ...] = ()
+    notes: tuple[Diagnostic, ...] = ()
     strategy_files: tuple[str, ...] = ()
-    problems: tuple[str, ...] = ()
-    findings: tuple[Finding, ...] = ()
+    problems: tuple[Diagnostic, ...] = ()
+    findings: tuple[Diagnostic, ...] = ()
     one_of_several: str = ""
     headers: Mapping[tuple[int, ...], Mapping[str, StoredTensor]] = field(
         init=False, repr=False, compare=False

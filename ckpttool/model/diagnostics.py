@@ -7,6 +7,7 @@ options ``--strict`` and ``--ignore`` edit a column of it (`severities`); nothin
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -67,6 +68,11 @@ CODES: Mapping[str, Code] = {
     ),
     "lacking": Code("a file lacks parameters that its replicas hold", "warning"),
     "empty": Code("a file holds no tensor, which may be right", "note"),
+    "faulty_replica": Code(
+        "a described file is not as described, and others hold all its slices",
+        "warning",
+        {"verify": "note"},
+    ),
     "emptied": Code("a file holds no tensor and should hold some", "warning", {"verify": "note"}),
     "deduplicated": Code("the checkpoint was saved without redundancy", "note"),
     "one_of_several": Code("one rank's file of several", "warning", {"verify": "note"}),
@@ -88,7 +94,11 @@ CODES: Mapping[str, Code] = {
     "leftover": Code("traces of a save or a run that did not finish", "note"),
     "resumed": Code("what an earlier run left, and what becomes of it", "note"),
     "skipped": Code("files that are not read or not written", "note"),
-    "stale": Code("a file that a loader may take for a part of this set", "warning"),
+    "stale": Code(
+        "a file that a loader may take for a part of this set",
+        "warning",
+        {"inspect": None, "verify": None, "diff": None},
+    ),
     # strategy and layouts
     "strategy": Code("the strategy does not fit the checkpoint", "error"),
     "contradicted": Code(
@@ -100,7 +110,11 @@ CODES: Mapping[str, Code] = {
     "equal_slices": Code("slices that should differ are equal", "warning"),
     "unlike_states": Code("a parameter and its state are sharded differently", "warning"),
     "not_compared": Code("a check that could not be made", "warning"),
-    "borrowed_strategy": Code("the strategy of B is that of A", "warning"),
+    "borrowed_strategy": Code(
+        "the strategy of B is that of A",
+        "warning",
+        {"convert": None, "inspect": None, "verify": None},
+    ),
     "strategy_file": Code("which strategy files are read", "note"),
     "other_strategy": Code(
         "the manifest names another strategy, or cannot name it", "warning", {"verify": "note"}
@@ -113,6 +127,7 @@ CODES: Mapping[str, Code] = {
     ),
     "doubt": Code("what could not be known for certain", "note"),
     "replica": Code("ranks that should hold the same do not", "error", {"inspect": "warning"}),
+    "replica_advice": Code("what can be done about replicas that differ", "note"),
     # parameters without a layout
     "unlisted": Code(
         "parameters that are not in the strategy and differ between ranks",
@@ -138,7 +153,11 @@ CODES: Mapping[str, Code] = {
     "zero": Code("a weight is all zero", "warning"),
     "zero_state": Code("values are all zero, as when training begins", "note"),
     # outputs
-    "target": Code("a parameter does not fit the target", "error"),
+    "target": Code(
+        "a parameter does not fit the target",
+        "error",
+        {"inspect": None, "verify": None, "diff": None},
+    ),
     "format": Code("what the format of files means for those who load them", "note"),
     "manifest": Code("a file is not what its manifest lists", "error"),
 }
@@ -334,97 +353,6 @@ class Diagnostics:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
-    """One fact, with a kind that programs can rely on.
-
-    Attributes
-    ----------
-    kind
-        One of ``"absent"``, ``"checksum"``, ``"corrected"``, ``"doubt"``, ``"dropped"``,
-        ``"encryption"``, ``"follows"``, ``"format"``, ``"ignored"``, ``"older_step"``,
-        ``"part"``, ``"skipped"``, ``"replica"``, ``"step"``, ``"strategy"``,
-        ``"undivided"``, ``"unfinished"``, ``"unlisted"``, ``"zero"``.
-    text
-        A sentence for people.
-    ranks
-        Ranks that have no file, or a damaged one, if that is what it says.
-    is_warning
-        Whether something is not as it should be, or was decided that a person should look at.
-    """
-
-    kind: str
-    text: str
-    ranks: tuple[int, ...] = ()
-    is_warning: bool = False
-
-
-KINDS: Mapping[str, tuple[str, ...]] = {  # what `verify` finds, and how grave each may be
-    "damaged": ("error",),
-    "unreadable": ("error",),
-    "unsupported": ("error",),
-    "missing": ("error", "warning"),
-    "dtype": ("error",),
-    "shape": ("error",),
-    "strategy": ("error", "warning"),
-    "step": ("error", "warning"),
-    "unfinished": ("error",),
-    "lacking": ("warning",),
-    "unlisted": ("warning",),
-    "checksum": ("error",),
-    "replica": ("error",),
-    "manifest": ("error",),
-    "nan": ("warning",),
-    "infinite": ("warning",),
-    "zero": ("warning",),
-}
-OF_PLANS: Mapping[str, str] = {"unlisted": "error", "target": "error"}  # and stop a plan alone
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that is wrong, with a kind that programs can rely on.
-
-    Attributes
-    ----------
-    kind
-        One of ``"damaged"`` (a file is not what its format says), ``"unreadable"`` (the system
-        cannot read it), ``"unsupported"`` (ckpttool cannot), ``"checksum"`` (a checksum or a tag
-        is wrong), ``"unfinished"`` (a save that did not finish), ``"step"`` (ranks of different
-        steps), ``"missing"`` (a rank has no file, or nobody has a slice), ``"lacking"`` (a file
-        lacks what its replicas hold), ``"dtype"``, ``"shape"`` (they do not agree over ranks, or
-        with the strategy), ``"strategy"`` (it is not that of these files), ``"unlisted"`` (not in
-        the strategy, and different between ranks), ``"manifest"`` (not what was written),
-        ``"replica"`` (ranks that should hold the same do not), ``"nan"``, ``"infinite"``,
-        ``"zero"`` (values) and ``"target"`` (does not fit a target's layout); see `KINDS`.
-    text
-        A sentence for people that names all of it.
-    severity
-        ``"error"``: data is lost, or it is not known which is right.  ``"warning"``: somebody
-        should look.
-    tensor
-        The parameter, if it is one.
-    ranks
-        Ranks that are meant, ascending.
-    count
-        Number of elements, where elements were counted.
-    first
-        Index of the first of them in the full tensor.
-    """
-
-    kind: str
-    text: str
-    severity: str = "error"
-    tensor: str | None = None
-    ranks: tuple[int, ...] = ()
-    count: int | None = None
-    first: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        if self.severity not in (*KINDS.get(self.kind, ()), OF_PLANS.get(self.kind)):
-            raise ValueError(f"a finding of the kind {self.kind} is no {self.severity}")
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
     """What `ckpttool.verify` found.
 
@@ -439,9 +367,9 @@ class Report:
     nbytes
         Bytes of all files.
     findings
-        What is wrong; none if nothing is.
+        What is wrong, errors first; none if nothing is.
     notes
-        What else is to be known.
+        What else a person may want to know.
     is_whole
         Whether it is known how the ranks' slices fit together, or there is but one.
     """
@@ -451,21 +379,16 @@ class Report:
     ranks: tuple[int, ...] = ()
     tensors: int = 0
     nbytes: int = 0
-    findings: tuple[Finding, ...] = ()
-    notes: tuple[Note, ...] = ()
+    findings: tuple[Diagnostic, ...] = ()
+    notes: tuple[Diagnostic, ...] = ()
     is_whole: bool = True
 
-    def ignoring(self, kinds: Collection[str]) -> Report:
-        """The same, with warnings of these kinds as notes; an error is never ignored."""
-        kept: list[Finding] = []
-        ignored: list[Finding] = []
-        for finding in self.findings:
-            is_ignored = finding.severity == "warning" and finding.kind in kinds
-            (ignored if is_ignored else kept).append(finding)
-        notes = (Note("ignored", finding.text) for finding in ignored)
-        return replace(self, findings=tuple(kept), notes=(*self.notes, *notes))
+    def count_severities(self) -> Counter[str]:
+        """Return how many findings there are of each severity."""
+        column = severities("verify")
+        return Counter(str(column[one.code]) for one in self.findings)
 
 
-def plan_error(findings: Iterable[Finding]) -> PlanError:
-    """The error of a plan that these findings stop."""
-    return PlanError([finding.text for finding in findings])
+def plan_error(found: Iterable[Diagnostic]) -> PlanError:
+    """Return the error of a plan that these diagnostics stop."""
+    return PlanError([one.text for one in found])

@@ -19,7 +19,7 @@ from heapq import heapreplace
 from typing import Literal, NamedTuple
 
 from ckpttool.model.catalog import Catalog, MergedCatalog
-from ckpttool.model.diagnostics import Note
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.region import Region
@@ -223,7 +223,7 @@ class Plan:
     catalog: Catalog
     target: Target
     transfers: tuple[Transfer, ...]
-    notes: tuple[Note, ...] = field(default=())
+    notes: tuple[Diagnostic, ...] = field(default=())
     not_listed: NotListed = field(default_factory=NotListed)
     documents: tuple[Document, ...] = field(default=())
     strategies: tuple[str, ...] = ()

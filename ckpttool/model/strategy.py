@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import translate
 
 from ckpttool.errors import StrategyError
-from ckpttool.model.diagnostics import Note
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.model.wording import count, shorten
@@ -47,7 +47,7 @@ class Strategy:
     stages: int
     stage_ranks: int
     files: tuple[str, ...] = ()
-    notes: tuple[Note, ...] = ()
+    notes: tuple[Diagnostic, ...] = ()
     rules: Rules | None = None
     by_hand: Mapping[str, str] = field(default_factory=dict)
     replicates_rest: bool = False
@@ -121,7 +121,7 @@ class Strategy:
         if single and not is_decided:
             text = f"{rules.path}: no pattern for {count(len(single), 'single value')}, which "
             text += f"must be the same on all ranks: {shorten(single)}"
-            idle = (*idle, Note("unlisted", text))
+            idle = (*idle, Diagnostic("no_pattern", text))
         notes = (*self.notes, *idle)
         resolved = replace(
             self,
@@ -290,11 +290,11 @@ class Rules:
         """The rule that decides on ``name``."""
         return next((rule for rule in self.rules if rule.matches(name)), None)
 
-    def notes(self, found: Mapping[str, Rule]) -> tuple[Note, ...]:
+    def notes(self, found: Mapping[str, Rule]) -> tuple[Diagnostic, ...]:
         """What to say of rules that decided on none of the names ``found``."""
         used = {rule.pattern for rule in found.values()}
         idle = [f"{rule.pattern} ({rule.place})" for rule in self.rules if rule.pattern not in used]
         if not idle:
             return ()
         text = "patterns that match no parameter, or none that an earlier one leaves"
-        return (Note("absent", f"{text}: {', '.join(idle)}"),)
+        return (Diagnostic("absent", f"{text}: {', '.join(idle)}"),)

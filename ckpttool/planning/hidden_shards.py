@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ckpttool.concurrency import wait_result
-from ckpttool.model.diagnostics import Note
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout
 from ckpttool.model.optimizer_names import GRADIENTS, parameter_of, reduced_from
 from ckpttool.model.slicing import LayoutSlicing, Source
@@ -281,7 +281,7 @@ class Shards:
     """
 
     strategy: Strategy
-    notes: tuple[Note, ...] = ()
+    notes: tuple[Diagnostic, ...] = ()
     problems: tuple[str, ...] = ()
     names: frozenset[str] = frozenset()
 
@@ -537,7 +537,7 @@ def _read(
     return [{rank: wait_result(future) for rank, future in of.items()} for of in futures]
 
 
-def _on_proven(cut: Mapping[str, int], decided: Sequence[str]) -> Iterator[Note]:
+def _on_proven(cut: Mapping[str, int], decided: Sequence[str]) -> Iterator[Diagnostic]:
     told = {name: shard for name, shard in cut.items() if name not in decided}
     if told:
         ways = ", ".join(str(shard) for shard in sorted(set(told.values())))
@@ -545,22 +545,22 @@ def _on_proven(cut: Mapping[str, int], decided: Sequence[str]) -> Iterator[Note]
         text += f"that differ or shapes tell: {count(len(told), 'parameter')}: {shorten(told)}"
         text += "; is it not the strategy of this run (inspect -s shows the full shapes), give the "
         text += "one that is; are they replicas that drifted apart, say --optimizer-shard 1"
-        yield Note("corrected", text, is_warning=True)
+        yield Diagnostic("inferred", text)
 
 
-def _on_too_many(listed: Sequence[Source], wanted: int | None) -> Iterator[Note]:
+def _on_too_many(listed: Sequence[Source], wanted: int | None) -> Iterator[Diagnostic]:
     """What becomes of a shard that is larger than any parameter has replicas."""
     most = max((source.layout.replicas for source in listed), default=1)
     if wanted is not None and wanted > most:
         text = (
             f"--optimizer-shard {wanted}: no parameter has more than {most} replicas, so each is "
         )
-        yield Note("corrected", f"{text}cut by all of its own, as in MindSpore")
+        yield Diagnostic("corrected", f"{text}cut by all of its own, as in MindSpore")
 
 
 def _on_decided(
     shards: Mapping[str, int], decided: Sequence[str], wanted: int | None
-) -> Iterator[Note]:
+) -> Iterator[Diagnostic]:
     """What was done to tensors of which nothing but the user's word tells."""
     cut = [name for name in decided if shards[name] > 1]
     whole = [name for name in decided if shards[name] == 1]
@@ -569,4 +569,4 @@ def _on_decided(
     if said:
         text = f"nothing else tells, so --optimizer-shard {wanted} alone decides: {said}"
         text += "; say by hand of those that are whole that they are `replicated` (-s MORE.yaml)"
-        yield Note("corrected", text, is_warning=True)
+        yield Diagnostic("inferred", text)

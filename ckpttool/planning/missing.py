@@ -26,7 +26,7 @@ from itertools import chain
 
 from ckpttool.errors import AuthenticityError, FormatError, UnsupportedError
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog, SelfDescribedCatalog
-from ckpttool.model.diagnostics import Finding, Note
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Strategy
@@ -34,8 +34,8 @@ from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.planning.optimizer_state import find_owners, followed_parameter
 
 
-def find_lacking(catalog: Catalog, found: Iterable[Source], notes: list[Note]) -> Iterator[Finding]:
-    """Yield files that lack what their replicas hold; none if no slice is held twice."""
+def find_lacking(catalog: Catalog, found: Iterable[Source]) -> Iterator[Diagnostic]:
+    """Yield files that lack what their replicas hold, or that no slice is held twice."""
     lacks: dict[int, list[str]] = defaultdict(list)
     others: dict[int, set[int]] = defaultdict(set)
     is_held_twice = False
@@ -59,7 +59,7 @@ def find_lacking(catalog: Catalog, found: Iterable[Source], notes: list[Note]) -
                     others[rank].update(sorted(held)[:1])
     if lacks and not is_held_twice:
         text = "saved without redundancy: every slice is in the file of one rank only"
-        notes.append(Note("format", text))
+        yield Diagnostic("deduplicated", text)
         return
     for rank, names in sorted(lacks.items()):
         file = catalog.files[rank]
@@ -68,7 +68,7 @@ def find_lacking(catalog: Catalog, found: Iterable[Source], notes: list[Note]) -
             f"rank {rank}: {file.path} lacks {count(len(names), 'parameter')} of which others hold "
             f"replicas ({shorten(names)}; on {format_ranks(sorted(others[rank]))}), so it {state}"
         )
-        yield Finding("lacking", text, "warning", ranks=(rank,))
+        yield Diagnostic("lacking", text, ranks=(rank,))
 
 
 # A file that is whole, and one that somebody may have put there: neither is to be passed over.
@@ -93,8 +93,8 @@ class Losses:
         Of the damaged files those that nothing replaces.
     """
 
-    problems: tuple[Finding, ...]
-    notes: tuple[Note, ...]
+    problems: tuple[Diagnostic, ...]
+    notes: tuple[Diagnostic, ...]
     damage: tuple[FormatError, ...]
 
 
@@ -127,31 +127,38 @@ def find_losses(
         for owners, names in _in_groups(catalog, lacking)
     ]
     damage: list[FormatError] = []
-    notes: list[Note] = []
+    notes: list[Diagnostic] = []
     absent = tuple(rank for rank in _absent(catalog, strategy) if rank not in lost)
     owned = _owned(catalog, strategy) if catalog.damaged or absent else []
     for rank, error in catalog.damaged.items():
         reason = "" if rank in lost else _why_unknown(catalog, strategy, rank, is_deduplicated)
         if reason is None:
             others = format_ranks(_replacements(owned, [rank], catalog))
-            text = f"rank {rank}: {error}; all its slices are read from replicas: {others}"
-            notes.append(Note("replica", text, (rank,), is_warning=True))
+            notes.append(
+                Diagnostic(
+                    "damaged_replica",
+                    f"rank {rank}: {error}",
+                    f"all its slices are read from replicas: {others}",
+                    ranks=(rank,),
+                    path=error.path,
+                )
+            )
             continue
         damage.append(error)
         if reason:
-            problems.append(Finding("missing", f"rank {rank}: {reason}", ranks=(rank,)))
+            problems.append(Diagnostic("missing", f"rank {rank}: {reason}", ranks=(rank,)))
     if absent and catalog.files:
         text = f"{format_ranks(absent)}: {NO_FILE} {catalog.root}; all slices "
         text += f"are read from replicas: {format_ranks(_replacements(owned, absent, catalog))}"
-        notes.append(Note("replica", text, absent, is_warning=True))
+        notes.append(Diagnostic("missing_replica", text, ranks=absent))
     gone = tuple(rank for rank in catalog.damaged if rank not in lost)
     text = f"{shorten(own)}: not in the strategy, each rank has its own, and that of "
     if own and gone:
         text += f"{format_ranks(gone)} is lost; decide with --unlisted first or drop"
-        problems.append(Finding("missing", text, ranks=gone))
+        problems.append(Diagnostic("missing", text, ranks=gone))
     elif own and absent:
         text += f"{format_ranks(absent)}, if there was one, is lost"
-        notes.append(Note("replica", text, absent, is_warning=True))
+        notes.append(Diagnostic("missing_own", text, ranks=absent))
     return Losses(tuple(problems), tuple(notes), tuple(damage))
 
 
@@ -161,17 +168,19 @@ def _described_losses(damaged: Iterable[FormatError], broken: Collection[str]) -
     if broken or any(isinstance(error, _NEVER_REPLACED) for error in errors):
         return Losses((), (), errors)
     texts = (f"{error}; other files have all of its slices" for error in errors)
-    return Losses((), tuple(Note("replica", text, is_warning=True) for text in texts), ())
+    return Losses((), tuple(Diagnostic("faulty_replica", text) for text in texts), ())
 
 
-def notes_of_scan(catalog: Catalog, strategy: Strategy | None) -> tuple[Note, ...]:
+def notes_of_scan(catalog: Catalog, strategy: Strategy | None) -> tuple[Diagnostic, ...]:
     """The notes of a catalog; of missing ranks `find_losses` says more, if there is a strategy."""
     notes = []
     for note in catalog.notes:
-        if note.kind == "absent" and note.ranks:
+        if note.code == "missing_rank":
             ranks = tuple(filter(catalog.is_expected, note.ranks))
-            text = f"{format_ranks(ranks)}: {NO_FILE} {catalog.root}" if ranks else ""
-            notes += [replace(note, text=text, ranks=ranks)] if ranks and strategy is None else []
+            text = f"{format_ranks(ranks)}: {NO_FILE} {catalog.root}"
+            notes += (
+                [replace(note, message=text, ranks=ranks)] if ranks and strategy is None else []
+            )
         else:
             notes.append(note)
     return tuple(notes)
@@ -259,15 +268,15 @@ def _in_groups(catalog: Catalog, lacking: Lacking) -> Iterator[tuple[Sequence[in
 
 def _lack(
     catalog: Catalog, owners: Sequence[int], names: Sequence[str], is_deduplicated: bool
-) -> Finding:
+) -> Diagnostic:
     """The problem of slices that nobody has."""
     damaged = [rank for rank in owners if rank in catalog.damaged]
     gone = [rank for rank in owners if rank not in catalog.files and rank not in damaged]
     reasons = []
     told = []
     if gone:
-        kinds = ("unfinished", "absent", "part")
-        told = [note for note in catalog.notes if note.kind in kinds and not note.ranks]
+        codes = ("leftover", "absent", "part")
+        told = [note for note in catalog.notes if note.code in codes]
         left = "; ".join(note.text.removeprefix(f"{catalog.root}: ") for note in told)
         reasons.append(f"{format_ranks(gone)}: {NO_FILE} {catalog.root}")
         reasons[-1] += f" ({left})" if left else ""
@@ -288,12 +297,12 @@ def _lack(
     if len(names) > 1:
         many = f"{count(len(names), 'parameter')} ({shorten(names)})"
     text = f"{', '.join(reasons)}; no other rank has them{why}: {many}"
-    if any(note.kind == "part" for note in told):
+    if any(note.code == "part" for note in told):
         text += "; write all ranks, without --rank, or put back what is lost"
     elif (gone or damaged) and not catalog.problems:  # which tell more of the cause
         text += "; put back what is lost, or take another step (--step)"
     tensor = names[0] if len(names) == 1 else None
-    return Finding("missing", text, tensor=tensor, ranks=tuple(owners))
+    return Diagnostic("missing", text, tensor=tensor, ranks=tuple(owners))
 
 
 def _empty_files(catalog: Catalog, owners: Sequence[int]) -> str:
@@ -342,7 +351,7 @@ def is_deduplicated(catalog: Catalog, strategy: Strategy) -> bool:
     return is_short
 
 
-def note_redundancy(catalog: Catalog, is_deduplicated: bool | None) -> Note | None:
+def note_redundancy(catalog: Catalog, is_deduplicated: bool | None) -> Diagnostic | None:
     """What should be known of a checkpoint without redundancy, and of ranks that hold nothing.
 
     None for ``is_deduplicated`` says that there is no strategy that could tell.
@@ -352,16 +361,16 @@ def note_redundancy(catalog: Catalog, is_deduplicated: bool | None) -> Note | No
     if is_deduplicated or (is_deduplicated is None and is_marked(catalog)):
         text = f"{catalog.root}: saved without redundancy ({MARK}): of ranks with equal slices "
         text += "one alone has each" + (f"; {nothing}" if idle else "")
-        return Note("replica", text)
+        return Diagnostic("deduplicated", text)
     if not idle:
         return None
     file = catalog.files[idle[0]]
     text = f"{nothing} ({file.path} has {file.nbytes} bytes)"
     if is_deduplicated is None:
         text += ": cut short, or saved without redundancy (a strategy, -s, tells)"
-        return Note("replica", text)
+        return Diagnostic("empty", text)
     text += ", though the checkpoint was not saved without redundancy: was it cut short?"
-    return Note("replica", text, is_warning=True)
+    return Diagnostic("emptied", text)
 
 
 def absent_ranks(catalog: Catalog) -> Iterator[str]:

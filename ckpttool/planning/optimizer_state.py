@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from ckpttool.model.catalog import Catalog, SelfDescribedCatalog
-from ckpttool.model.diagnostics import Finding, Note
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.optimizer_names import (
     GRADIENTS,
@@ -291,7 +291,7 @@ def odd_shape(catalog: Catalog, strategy: Strategy, meta: TensorMeta, owners: Ow
     return None
 
 
-def find_unlike_states(catalog: Catalog, strategy: Strategy) -> Iterator[Finding]:
+def find_unlike_states(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnostic]:
     """Yield the differences between the layouts of a parameter and of its optimizer state.
 
     One of the two is wrong, since a state has the full shape of its parameter.  A manual split
@@ -320,14 +320,14 @@ def find_unlike_states(catalog: Catalog, strategy: Strategy) -> Iterator[Finding
             break
     text = "the strategy shards a parameter and its optimizer state differently"
     if impossible:
-        yield Finding(
-            "strategy",
+        yield Diagnostic(
+            "contradicted",
             f"{text}, so that their full shapes differ: {shorten(impossible, 3)}; is it the "
             "strategy of this run? --trust-strategy skips this check",
         )
     if unlike:
         pairs = shorten(unlike, 3)
-        yield Finding("strategy", f"{text}: {pairs}; is it the strategy of this run?", "warning")
+        yield Diagnostic("unlike_states", f"{text}: {pairs}; is it the strategy of this run?")
 
 
 def _unlike_shapes(
@@ -492,16 +492,16 @@ class Gradients:
         self.left.append(name)
         return tuple(replace(layout, optimizer_shard=1) for layout in layouts)
 
-    def notes(self) -> Iterator[Note]:
+    def notes(self) -> Iterator[Diagnostic]:
         """What is to be said of the decisions."""
         if self.left:
             text = "not cut by the optimizer shard that the target strategy claims, as those of "
             text += "the source are not by theirs"
-            yield Note("corrected", f"{text}: {_named(self.left)}")
+            yield Diagnostic("corrected", f"{text}: {_named(self.left)}")
         if self.believed:
             text = "cut by an optimizer shard, as the target strategy claims, though MindSpore "
             text += "does so only under gradient_accumulation_shard"
-            yield Note("doubt", f"{text}: {_named(self.believed)}")
+            yield Diagnostic("doubt", f"{text}: {_named(self.believed)}")
 
 
 def _named(names: list[str]) -> str:

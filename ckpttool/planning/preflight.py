@@ -25,7 +25,7 @@ from ckpttool.errors import CkptToolError, CombinedError, PlanError, raise_all
 from ckpttool.formats import format_of_suffix, get_format, suffix_of
 from ckpttool.formats.reading import is_there, why_not_a_path
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog, SelfDescribedCatalog
-from ckpttool.model.diagnostics import Note, plan_error
+from ckpttool.model.diagnostics import Diagnostic, plan_error, severities
 from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
 from ckpttool.model.manifest import JOURNAL, MANIFEST
 from ckpttool.model.plan import NotInTarget, Plan, Target
@@ -123,7 +123,9 @@ def header_attrs(crc: bool) -> dict[str, str]:
     return {"crc_num": ""} if crc else {}
 
 
-def content_problems(plan: Plan, notes: list[Note], kept: Collection[str] = ()) -> Iterator[str]:
+def content_problems(
+    plan: Plan, notes: list[Diagnostic], kept: Collection[str] = ()
+) -> Iterator[str]:
     """What the output format cannot hold, and whether the disk can take all that is not kept."""
     format = get_format(plan.target.format)
     refused: dict[str, None] = {}
@@ -147,11 +149,11 @@ def content_problems(plan: Plan, notes: list[Note], kept: Collection[str] = ()) 
     yield from refused
     if plan.target.format == "safetensors" and dtypes & NOT_LOADED_FROM_SAFETENSORS:
         words = ", ".join(sorted(dtypes & NOT_LOADED_FROM_SAFETENSORS))
-        notes.append(Note("format", f"MindSpore 2.10 does not load {words} from safetensors"))
+        notes.append(Diagnostic("format", f"MindSpore 2.10 does not load {words} from safetensors"))
     has_sum = "crc_num" in plan.target.attrs
     if plan.target.format == "safetensors" and has_sum and "BFloat16" in dtypes:
         text = "MindSpore 2.10 does not verify checksums of safetensors with BFloat16 in them: it "
-        notes.append(Note("checksum", f"{text}fails; load these without crc_check"))
+        notes.append(Diagnostic("format", f"{text}fails; load these without crc_check"))
     by_device: dict[int, tuple[Path, int]] = {}
     for folder, nbytes in need.items():
         first, total = by_device.get(folder.stat().st_dev, (folder, 0))
@@ -404,7 +406,7 @@ def make_checked_plan(
     if problems:
         errors.append(PlanError(problems))
     if catalog.problems:  # first, since what else is wrong may follow from them
-        errors.insert(0, PlanError(catalog.problems))
+        errors.insert(0, plan_error(catalog.problems))
     if errors and (changed := changed_sources(catalog)):
         errors = [PlanError([*changed, *places])]  # which what else is wrong may come of
     raise_all(errors)
@@ -412,9 +414,10 @@ def make_checked_plan(
     return plan, destination
 
 
-def _strict_problems(notes: Iterable[Note], care: Care) -> list[str]:
+def _strict_problems(notes: Iterable[Diagnostic], care: Care) -> list[str]:
     """Return the warnings as problems if warnings are refused."""
-    warnings = [note.text for note in notes if note.is_warning and care.strict]
+    column = severities("convert")
+    warnings = [note.text for note in notes if column[note.code] == "warning" and care.strict]
     return [f"--strict: {text}; mend it, or leave --strict away" for text in warnings]
 
 
@@ -465,7 +468,7 @@ def preflight(
     target = target.limited_to(found.ranks)
     own_documents = documents if policy.part is None else ()
     if plan is not None and not any(blocked_places(target, inputs, own_documents)):
-        notes: list[Note] = []
+        notes: list[Diagnostic] = []
         try:
             found = inspect_previous_run(plan, found, policy, executor, problems)
             kept = found.replaceable if policy.resume else ()
@@ -474,7 +477,7 @@ def preflight(
             errors.append(error)
         if policy.overwrite and (stale := stale_files(target)) is not None:
             text = f"{stale}; it stays, and is taken for a part of this set: move it away"
-            notes.append(Note("skipped", text, is_warning=True))
+            notes.append(Diagnostic("stale", text))
         found = replace(found, notes=(*found.notes, *notes))
     problems += place_problems(
         source, target, inputs, policy.overwrite, documents, found.replaceable
@@ -489,13 +492,13 @@ def _settled_plan(
     unlisted: Unlisted | None,
     executor: Executor,
     care: Care,
-) -> tuple[Plan, list[str], list[Note]]:
+) -> tuple[Plan, list[str], list[Diagnostic]]:
     """The plan, what contents say against it, and notes."""
     if strategy is None:
         why = why_no_shard(None, care.trust)
         plan = make_plan(catalog, None, target, {}, unlisted)
         return plan, [] if why is None else [why], []
-    notes: list[Note] = []
+    notes: list[Diagnostic] = []
     agreement = compare_contents(catalog, strategy, executor, notes)
     unequal = (name for name, groups in agreement.items() if len(groups) > 1)
     running = find_running(catalog, strategy, unequal, executor)
@@ -519,12 +522,13 @@ def _settled_plan(
         known = [transfer.source for transfer in plan.transfers]
         differing = replica_problems(catalog, settled.strategy, known, executor)
     if differing:  # what samples show of it is not told once more
-        found = [problem for problem in found if problem.kind != "replica"]
+        found = [problem for problem in found if problem.code != "replica"]
     problems = [problem.text for problem in found]
     if not settled.sources.is_deduplicated:
         notes += (
-            Note("replica", f"{one.text}; these are read", one.ranks, is_warning=True)
-            for one in find_lacking(catalog, settled.sources.found, [])
+            replace(one, message=f"{one.message}; these are read")
+            for one in find_lacking(catalog, settled.sources.found)
+            if one.code == "lacking"
         )
     return plan, problems + differing, [*notes, *settled.notes]
 

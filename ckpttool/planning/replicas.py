@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
 from ckpttool.model.catalog import Catalog, RankCatalog
-from ckpttool.model.diagnostics import Finding
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import LayoutSlicing, Source
@@ -132,7 +132,7 @@ def compare_stages(
     found: Iterable[Source],
     executor: Executor,
     on_progress: Callable[[int], None] | None = None,
-) -> Iterator[Finding]:
+) -> Iterator[Diagnostic]:
     """Parameters that several stages hold, and do not agree on."""
     pairs = (
         ((mine, other), Subject(mine.meta, (_whole(mine), _whole(other))))
@@ -149,7 +149,7 @@ def compare_stages(
                 f"differ in {difference.count} of {count(total, 'element')}, "
                 f"first at {difference.first}"
             )
-            yield Finding(
+            yield Diagnostic(
                 "replica",
                 text,
                 tensor=name,
@@ -194,10 +194,10 @@ def _whole(source: Source) -> OutputTensor:
     return OutputTensor(source.meta, Region.whole(source.meta.shape), source)
 
 
-def find_difference(one: Slice, facts: Facts, what: str = "replicas differ") -> Finding | None:
+def find_difference(one: Slice, facts: Facts, what: str = "replicas differ") -> Diagnostic | None:
     """Which ranks hold other bytes than the rest, or None if all hold the same.
 
-    Which of them is right no value tells, so all sides are shown; the few are ``Finding.ranks``.
+    Which of them is right no value tells, so all sides are shown; the few are ``Diagnostic.ranks``.
     """
     groups: dict[bytes, list[int]] = {b"": [one.ranks[0]]}
     others = list(zip(one.ranks[1:], facts.differences, strict=True))
@@ -219,4 +219,4 @@ def find_difference(one: Slice, facts: Facts, what: str = "replicas differ") -> 
         f"{of_slice}, first at {first}{in_full}"
     )
     ranks = tuple(few if sum(len(r) == largest for r in groups.values()) == 1 else one.ranks)
-    return Finding("replica", text, "error", name, ranks, number, first)
+    return Diagnostic("replica", text, tensor=name, ranks=ranks, count=number, first=first)

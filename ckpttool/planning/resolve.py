@@ -15,7 +15,7 @@ from ckpttool.discovery.sharded_files import scan_indexed
 from ckpttool.errors import CkptToolError, CombinedError, PlanError
 from ckpttool.formats.weight_index import MAP_NAME
 from ckpttool.model.catalog import Catalog, MergedCatalog, SelfDescribedCatalog
-from ckpttool.model.diagnostics import Finding, Note
+from ckpttool.model.diagnostics import Diagnostic, severities
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta, map_of
 from ckpttool.model.wording import count, shorten
@@ -135,7 +135,7 @@ def source_layouts(
         ranks = count(len(catalog.files) + len(catalog.damaged), "rank")
         text = f"{catalog.root}: {ranks} and no strategy: nothing says how their tensors fit "
         text += "together; give the strategy file of the training run (-s STRATEGY)"
-        seen = [note.text for note in catalog.notes if note.kind == "strategy"]
+        seen = [note.text for note in catalog.notes if note.code == "strategy_file"]
         asked = PlanError(["; ".join([f"{text}, {other}" if other else text, *seen])])
         damaged = catalog.damaged.values()  # tells perhaps that these are no checkpoints at all
         raise CombinedError((*damaged, asked)) if damaged else asked
@@ -189,7 +189,7 @@ def gather_sources(
         catalog = set_aside(catalog, None)
         sources = undivided_sources(catalog, "drop" if unlisted == "drop" else "first")
         why = why_no_shard(None, trust)
-        sources.problems += [] if why is None else [Finding("strategy", why)]
+        sources.problems += [] if why is None else [Diagnostic("strategy", why)]
         return sources
     strategy, reasons = strategy.resolve(catalog.metas)
     if reasons:
@@ -211,7 +211,7 @@ def gather_sources(
 
 
 def compare_contents(
-    catalog: Catalog, strategy: Strategy, executor: Executor, notes: list[Note]
+    catalog: Catalog, strategy: Strategy, executor: Executor, notes: list[Diagnostic]
 ) -> Agreement:
     """Ranks grouped by equal content, for every parameter of which the contents decide.
 
@@ -233,7 +233,7 @@ def compare_contents(
     if mute and strategy.layouts:
         text = "not in the strategy, and all elements of all ranks are the same; taken for whole, "
         text += f"if they are slices say so in a strategy by hand (-s MORE.yaml): {shorten(mute)}"
-        notes.append(Note("doubt", text))
+        notes.append(Diagnostic("doubt", text))
     return {
         name: tuple(tuple(ranks) for ranks in by_content.values())
         for name, by_content in groups.items()
@@ -322,8 +322,8 @@ class Settled:
 
     strategy: Strategy
     sources: Sources
-    problems: list[Finding]
-    notes: list[Note]
+    problems: list[Diagnostic]
+    notes: list[Diagnostic]
 
 
 def settle(
@@ -352,22 +352,19 @@ def settle(
     contradiction = why_no_shard(strategy, trust)
     if contradiction is not None or trust.blindly:
         if contradiction is not None:
-            return Settled(strategy, sources, [Finding("strategy", contradiction)], [])
+            return Settled(strategy, sources, [Diagnostic("strategy", contradiction)], [])
         text = "--trust-strategy: contents were not looked at; where replicas differ, the lowest "
-        return Settled(strategy, sources, [], [Note("doubt", f"{text}rank's are taken")])
+        return Settled(strategy, sources, [], [Diagnostic("doubt", f"{text}rank's are taken")])
     contradictions = [
         *find_contradictions(catalog, strategy),
         *_compare_index_beside(catalog, sources),
     ]
-    listed = [one for one in contradictions if one.severity == "error"]
-    warned = [
-        Note("doubt", one.text, is_warning=True)
-        for one in contradictions
-        if one.severity == "warning"
-    ]
+    column = severities("convert")
+    listed = [one for one in contradictions if column[one.code] == "error"]
+    warned = [one for one in contradictions if column[one.code] == "warning"]
     doubts, doubtful = find_doubts(catalog, strategy, sources.found, executor)
     shards = None
-    is_suspect = any(doubt.kind == "replica" for doubt in doubts)
+    is_suspect = any(doubt.code == "replica" for doubt in doubts)
     is_suspect = is_suspect or show_shard(strategy, sources.found)
     if (is_suspect or trust.optimizer_shard is not None) and strategy.layouts:
         shards = find_shards(
@@ -375,7 +372,7 @@ def settle(
         )
     if shards is None:
         return Settled(strategy, sources, [*listed, *doubts], [*warned, *doubtful])
-    problems = [Finding("strategy", problem) for problem in shards.problems]
+    problems = [Diagnostic("undecided_shard", problem) for problem in shards.problems]
     sources = find(shards.strategy)  # look again, with the strategy corrected
     others = [one for one in sources.found if one.meta.name not in shards.names]
     doubts, doubtful = find_doubts(catalog, shards.strategy, others, executor)
@@ -383,7 +380,7 @@ def settle(
     return Settled(shards.strategy, sources, problems, [*warned, *shards.notes, *doubtful])
 
 
-def _compare_index_beside(catalog: Catalog, sources: Sources) -> Iterator[Finding]:
+def _compare_index_beside(catalog: Catalog, sources: Sources) -> Iterator[Diagnostic]:
     """Yield what contradicts the full tensors of an index in the source's folder or its parent.
 
     MindSpore's ``unified_safetensors`` leaves such an index with the full tensors it names.
@@ -396,7 +393,7 @@ def _compare_index_beside(catalog: Catalog, sources: Sources) -> Iterator[Findin
             known = scan_indexed(str(path))
         except (CkptToolError, OSError) as error:
             text = f"full shapes were not compared with the index beside the source: {error}"
-            yield Finding("strategy", text, "warning")
+            yield Diagnostic("not_compared", text)
             continue
         full = {} if known is None else known.metas
         odd = [
@@ -405,8 +402,8 @@ def _compare_index_beside(catalog: Catalog, sources: Sources) -> Iterator[Findin
             if meta.name in full and meta.shape != full[meta.name].shape
         ]
         if odd:
-            yield Finding(
-                "strategy",
+            yield Diagnostic(
+                "contradicted",
                 f"the strategy makes other full shapes than {path} lists: {shorten(odd, 3)}; is it "
                 "the strategy of this run? --trust-strategy skips this check",
             )
@@ -416,8 +413,8 @@ def told_by_a_look(settled: Settled) -> Settled:
     """The same for a command that only looks, and has not the options that messages advise."""
     return replace(
         settled,
-        problems=[replace(one, text=_name_owners(one.text)) for one in settled.problems],
-        notes=[replace(one, text=_name_owners(one.text)) for one in settled.notes],
+        problems=[replace(one, message=_name_owners(one.text)) for one in settled.problems],
+        notes=[replace(one, message=_name_owners(one.text)) for one in settled.notes],
     )
 
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from ckpttool.errors import FormatError
 from ckpttool.model.catalog import Catalog, MergedCatalog, SelfDescribedCatalog
-from ckpttool.model.diagnostics import Finding, Note
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout, ambiguity, fold_layout
 from ckpttool.model.optimizer_names import parameter_of, reduced_from
 from ckpttool.model.slicing import (
@@ -161,8 +161,8 @@ class Sources:
     """
 
     found: list[Source] = field(default_factory=list)
-    problems: list[Finding] = field(default_factory=list)
-    notes: list[Note] = field(default_factory=list)
+    problems: list[Diagnostic] = field(default_factory=list)
+    notes: list[Diagnostic] = field(default_factory=list)
     is_deduplicated: bool = False
     damage: list[FormatError] = field(default_factory=list)
 
@@ -257,7 +257,7 @@ def find_sources(
     search.settle(is_complete)
     asked = {name for names in search.differing.values() for name in names}
     sources.notes += (
-        Note("unlisted", f"{one.text}; taken from {format_ranks(one.ranks[:1])}", is_warning=True)
+        Diagnostic("partly_held", f"{one.text}; taken from {format_ranks(one.ranks[:1])}")
         for one in partly
         if not asked.issuperset(one.names)
     )
@@ -362,7 +362,9 @@ class _Search:
         if _may_be_parts(catalog, name, groups) or name in self.alone or is_decided:
             self.differing.setdefault(groups, []).append(name)
         elif odd is not None:
-            self.sources.problems.append(Finding("unlisted", odd, tensor=name, ranks=tuple(ranks)))
+            self.sources.problems.append(
+                Diagnostic("unlisted", odd, tensor=name, ranks=tuple(ranks))
+            )
         else:
             self.sources.found.append(full_source(catalog, name, ranks[0]))
 
@@ -381,7 +383,7 @@ class _Search:
             told_by = self.where if is_cut or is_described else None
             number = len(self.catalog.holders)
             asked = questions(told_by, rest, number, self.alone, is_cut, self.running)
-            self.sources.problems += [Finding("unlisted", question) for question in asked]
+            self.sources.problems += [Diagnostic("unlisted", question) for question in asked]
 
     def _settle(self, differing: Differing, unlisted: Unlisted) -> None:
         catalog, sources = self.catalog, self.sources
@@ -489,7 +491,7 @@ def _sharded_source(
     dtypes = group_metas(metas, lambda meta: meta.dtype)
     if len(dtypes) > 1:
         text = disagreement(catalog, name, "element type", dtypes)
-        sources.problems.append(Finding("dtype", text, tensor=name, ranks=tuple(ranks)))
+        sources.problems.append(Diagnostic("dtype", text, tensor=name, ranks=tuple(ranks)))
         return None
     chosen: Source | None = None
     missing: tuple[tuple[int, ...], ...] = ()
@@ -501,7 +503,7 @@ def _sharded_source(
             continue
         joined = join_slices(catalog, spelled, held)
         if isinstance(joined, str):
-            odd = Finding("shape", joined, tensor=name, ranks=present)
+            odd = Diagnostic("shape", joined, tensor=name, ranks=present)
             sources.problems.append(odd)
             return None
         layout, meta = joined
@@ -510,7 +512,7 @@ def _sharded_source(
             chosen = Source(meta, LayoutSlicing(layout, meta.shape, tensors), origin)
         elif not gaps and chosen is not None and chosen.meta.shape != meta.shape:
             text = _on_stages(chosen, meta, layout, files[present[0]].path)
-            sources.problems.append(Finding("shape", text, tensor=name, ranks=tuple(ranks)))
+            sources.problems.append(Diagnostic("shape", text, tensor=name, ranks=tuple(ranks)))
         missing = missing or gaps
     if chosen is None:
         for owners in missing or [tuple(layouts[0].ranks)]:
@@ -536,7 +538,7 @@ def undivided_sources(catalog: Catalog, unlisted: Unlisted | None = None) -> Sou
     slices = possible_slices(catalog)
     if slices:
         question, note = _settle_slices(catalog, slices, unlisted)
-        sources.problems += [Finding("unlisted", question)] if question else []
+        sources.problems += [Diagnostic("unlisted", question)] if question else []
         sources.notes += [note] if note else []
     for rank, file in catalog.files.items():
         kept = (name for name in file.tensors if unlisted != "drop" or name not in slices)
@@ -544,11 +546,11 @@ def undivided_sources(catalog: Catalog, unlisted: Unlisted | None = None) -> Sou
     return sources
 
 
-def on_one_of_several(catalog: Catalog) -> Iterator[Note]:
+def on_one_of_several(catalog: Catalog) -> Iterator[Diagnostic]:
     """A warning if a source is one rank's file of several."""
     if isinstance(catalog, MergedCatalog) and catalog.one_of_several:
         text = f"{catalog.root}: one rank of several ({catalog.one_of_several}); its tensors may "
-        yield Note("doubt", text + "be slices", is_warning=True)
+        yield Diagnostic("one_of_several", text + "be slices")
 
 
 def why_not_full(catalog: Catalog) -> str | None:
@@ -602,13 +604,15 @@ def _owner(metas: Mapping[str, TensorMeta], owners: Owners, name: str) -> str:
 
 def _settle_slices(
     catalog: Catalog, slices: Mapping[str, str], unlisted: Unlisted | None
-) -> tuple[str | None, Note | None]:
+) -> tuple[str | None, Diagnostic | None]:
     """The question that `possible_slices` raise, or a note of how the user decided it."""
     listed = f"{catalog.root}: {shorten(slices.values())}"
     if unlisted == "drop":
-        return None, Note("dropped", f"{listed}: perhaps rank 0's slices only: dropped")
+        return None, Diagnostic("dropped", f"{listed}: perhaps rank 0's slices only: dropped")
     if unlisted == "first":
-        return None, Note("unlisted", f"{listed}: perhaps rank 0's slices only: taken as they are")
+        return None, Diagnostic(
+            "decided", f"{listed}: perhaps rank 0's slices only: taken as they are"
+        )
     text = f"{listed}: not in the index, so only rank 0's, of which it may have a slice; "
     text += "leave out what is one with --unlisted drop, or take all as it is with --unlisted first"
     return text, None
@@ -629,8 +633,8 @@ class Presence:
     """
 
     is_deduplicated: bool
-    problems: list[Finding] = field(default_factory=list)
-    notes: list[Note] = field(default_factory=list)
+    problems: list[Diagnostic] = field(default_factory=list)
+    notes: list[Diagnostic] = field(default_factory=list)
     lacking: dict[tuple[int, ...], list[str]] = field(default_factory=lambda: defaultdict(list))
 
 
@@ -638,11 +642,11 @@ def check_presence(catalog: Catalog, strategy: Strategy) -> Presence:
     """Hold the ranks and names that are on disk against those of the strategy, or description."""
     presence = Presence(is_deduplicated(catalog, strategy))
     if isinstance(catalog, SelfDescribedCatalog):
-        presence.problems += [Finding("missing", text) for text in catalog.description.problems]
+        presence.problems += [Diagnostic("missing", text) for text in catalog.description.problems]
     elif strategy.layouts:
         _check_strategy(catalog, strategy, presence)
     elif presence.is_deduplicated:
-        presence.problems += [Finding("missing", text) for text in absent_ranks(catalog)]
+        presence.problems += [Diagnostic("missing", text) for text in absent_ranks(catalog)]
     else:
         presence.problems += _incomplete_replicas(catalog)
     return presence
@@ -659,19 +663,19 @@ def _check_strategy(catalog: Catalog, strategy: Strategy, presence: Presence) ->
             f"{len(strategy.ranks)} ranks (0-{strategy.ranks[-1]}); give the strategy of this "
             "checkpoint (of all pipeline stages), or move a leftover folder away"
         )
-        presence.problems.append(Finding("strategy", text, ranks=extra))
+        presence.problems.append(Diagnostic("strategy", text, ranks=extra))
     if holders and not any(name in strategy.layouts for name in holders):
         text = (
             f"{strategy.origin}: no parameter in common with {catalog.root}: the strategy lists "
             f"{shorten(strategy.layouts, 3)}, the files hold {shorten(holders, 3)}; "
             "is it the strategy of this checkpoint?"
         )
-        presence.problems.append(Finding("strategy", text))
+        presence.problems.append(Diagnostic("strategy", text))
     elif holders and (absent := [name for name in strategy.layouts if name not in holders]):
         _check_absent(catalog, strategy, absent, holders, presence)
 
 
-def _incomplete_replicas(catalog: Catalog) -> Iterator[Finding]:
+def _incomplete_replicas(catalog: Catalog) -> Iterator[Diagnostic]:
     """Ranks that do not hold everything, where every rank should."""
     holders = catalog.holders
     for rank, file in catalog.files.items():
@@ -682,7 +686,7 @@ def _incomplete_replicas(catalog: Catalog) -> Iterator[Finding]:
                 f"rank {rank}: {file.path} lacks {count(len(lacks), 'parameter')} that other ranks "
                 f"have ({shorten(lacks)}), so it {state}, or the ranks do not all hold everything"
             )
-            yield Finding("missing", text, ranks=(rank,))
+            yield Diagnostic("missing", text, ranks=(rank,))
 
 
 def _check_absent(
@@ -719,7 +723,7 @@ def _check_absent(
         others = _unlisted_weights(catalog, strategy, owners) if weights else []
         if others:
             text += f"; on ranks but not in the strategy: {shorten(others)}; was one renamed?"
-        presence.notes.append(Note("absent", text, is_warning=bool(others)))
+        presence.notes.append(Diagnostic("renamed" if others else "absent", text))
 
 
 def _unlisted_weights(catalog: Catalog, strategy: Strategy, owners: Owners) -> list[str]:

@@ -28,7 +28,7 @@ from ckpttool.concurrency import wait_result
 from ckpttool.errors import FormatError
 from ckpttool.formats.reading import read_file
 from ckpttool.model.catalog import Catalog, RankCatalog, SelfDescribedCatalog
-from ckpttool.model.diagnostics import Finding, Note
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.optimizer_names import GRADIENTS, parameter_of
 from ckpttool.model.slicing import LayoutSlicing, Slicing, Source
@@ -163,7 +163,7 @@ LEAST_BYTES = 4096  # of slices; less may be the same as it was made by hand, a 
 
 def find_doubts(
     catalog: Catalog, strategy: Strategy, sources: Iterable[Source], executor: Executor
-) -> tuple[list[Finding], list[Note]]:
+) -> tuple[list[Diagnostic], list[Diagnostic]]:
     """Problems and notes about layouts that the contents contradict.
 
     Replicas that differ are a problem: one of them would be taken, and nobody knows which.  So are
@@ -209,7 +209,7 @@ def find_doubts(
         # Each may be by chance.  Together they say that these files are of another strategy.
         gone, anyway = format_ranks(lost), "--trust-strategy skips this check"
         texts = [f"{gone} not there, and {note.text}; {anyway}" for note in notes]
-        found += [Finding("strategy", text) for text in texts]
+        found += [Diagnostic("contradicted", text) for text in texts]
         notes = []
     return found, notes
 
@@ -272,7 +272,7 @@ def _contradicted(
     looked: Iterable[Looked],
     alike: Mapping[tuple[tuple[int, ...], ...], Sequence[str]],
     by_hand: Mapping[str, str],
-) -> Finding | None:
+) -> Diagnostic | None:
     """The problem of a strategy that most of the sampled tensors contradict, if they do.
 
     A tensor contradicts it if two slices that should differ are equal.  Constant tensors tell
@@ -292,35 +292,35 @@ def _contradicted(
         return None
     equal = next(iter(groups.values()))
     ranks = "; ".join(map(format_ranks, equal[:3])) or "all ranks"
-    return Finding(
-        "strategy",
+    return Diagnostic(
+        "contradicted",
         f"the strategy shards {count(len(telling), 'sampled tensor')} whose slices should differ, "
         f"and {len(groups)} have equal slices ({ranks}): {shorten(groups)}; is it the strategy of "
         "this run? --trust-strategy skips this check",
     )
 
 
-def _on_differing(catalog: Catalog, place: str | None, those: Sequence[Looked]) -> Finding:
+def _on_differing(catalog: Catalog, place: str | None, those: Sequence[Looked]) -> Diagnostic:
     """What is said of tensors whose replicas differ between the same ranks."""
     owners, groups = those[0].differing, those[0].groups
     text = f"{shorten(one.source.meta.name for one in those)}: {place or _told_by(catalog)} says "
     text += f"that {format_ranks(owners)} hold the same, and they differ "
     text += f"({' | '.join(map(format_ranks, groups))}): {_remedy(catalog, place, groups)}"
-    return Finding("replica", text, ranks=owners)
+    return Diagnostic("replica", text, ranks=owners)
 
 
-def _on_whole(names: Sequence[str], shown: Looked) -> Finding:
+def _on_whole(names: Sequence[str], shown: Looked) -> Diagnostic:
     text = f"{shorten(names)}: the strategy says that an optimizer shard cuts them, and the "
     text += f"ranks that should hold different slices hold the same ({_shapes(shown)}): is it "
     text += "the strategy of this run? --trust-strategy skips this check"
-    return Finding("strategy", text)
+    return Diagnostic("contradicted", text)
 
 
-def _on_all_alike(names: Sequence[str], shown: Looked) -> Finding:
+def _on_all_alike(names: Sequence[str], shown: Looked) -> Diagnostic:
     text = f"{shorten(names)}: all ranks hold the same where the strategy cuts ({_shapes(shown)}), "
     text += "and nothing differs anywhere: they hold everything (integrated_save=True), so leave "
     text += "the strategy away: merge --replicated, or split --replicated; --trust-strategy "
-    return Finding("strategy", f"{text}skips this check")
+    return Diagnostic("contradicted", f"{text}skips this check")
 
 
 def _shapes(one: Looked) -> str:
@@ -330,7 +330,7 @@ def _shapes(one: Looked) -> str:
 
 def _note(
     groups: tuple[tuple[int, ...], ...], names: Sequence[str], by_hand: Mapping[str, str]
-) -> Note:
+) -> Diagnostic:
     """What is said of tensors whose slices are the same where they are cut; no groups mean all."""
     said = [name for name in names if name in by_hand]
     same = "; ".join(format_ranks(group) for group in groups[:3]) or "all ranks"
@@ -346,7 +346,7 @@ def _note(
             else "if they hold everything (integrated_save=True) use --replicated"
         )
         text += f": {shorten(names)}"
-    return Note("doubt", text, is_warning=True)
+    return Diagnostic("equal_slices", text)
 
 
 def _told_by(catalog: Catalog) -> str:
@@ -373,7 +373,7 @@ def _remedy(catalog: Catalog, place: str | None, groups: Sequence[Sequence[int]]
 
 def _stages_that_differ(
     catalog: Catalog, strategy: Strategy, sources: Sequence[Source], executor: Executor
-) -> list[Finding]:
+) -> list[Diagnostic]:
     """Parameters that several stages hold, and of which samples differ; gradients are each its own.
 
     Read are three boxes of at most a page, from each stage.
@@ -390,7 +390,7 @@ def _stages_that_differ(
         if first != second:
             differing[mine.layout.ranks, other.layout.ranks].append(mine.meta.name)
     return [
-        Finding(
+        Diagnostic(
             "replica",
             f"{shorten(names)}: the strategy says that the stages of {format_ranks(first)} and of "
             f"{format_ranks(second)} hold the same, and they differ: are they of one step, and is "
@@ -401,7 +401,7 @@ def _stages_that_differ(
     ]
 
 
-def as_asked(catalog: Catalog, strategy: Strategy | None) -> tuple[Catalog, list[Note]]:
+def as_asked(catalog: Catalog, strategy: Strategy | None) -> tuple[Catalog, list[Diagnostic]]:
     """The same, with the ranks that a set was written for, if not for all (--rank), and a note.
 
     For those who look at what there is, and do not want all of it.
@@ -412,7 +412,7 @@ def as_asked(catalog: Catalog, strategy: Strategy | None) -> tuple[Catalog, list
     others = format_ranks(sorted(_expected(catalog, strategy) - asked))
     text = f"{others}: not looked for, since {told}"
     assert isinstance(catalog, RankCatalog)
-    return replace(catalog, expected_ranks=asked), [Note("part", text)]
+    return replace(catalog, expected_ranks=asked), [Diagnostic("part", text)]
 
 
 def note_asked(catalog: Catalog, strategy: Strategy | None) -> Catalog:
@@ -423,7 +423,7 @@ def note_asked(catalog: Catalog, strategy: Strategy | None) -> Catalog:
     asked, told = _asked_ranks(catalog, strategy)
     if asked is None:
         return catalog
-    return replace(catalog, notes=(*catalog.notes, Note("part", told)))
+    return replace(catalog, notes=(*catalog.notes, Diagnostic("part", told)))
 
 
 def _expected(catalog: Catalog, strategy: Strategy | None) -> set[int]:
@@ -455,7 +455,7 @@ def _asked_ranks(catalog: Catalog, strategy: Strategy | None) -> tuple[frozenset
     return asked, f"{path} says that this was written for {written} alone (--rank)"
 
 
-def strategy_notes(catalog: Catalog, strategy: Strategy) -> Iterator[Note]:
+def strategy_notes(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnostic]:
     """That the strategy is another than that by which a set was written, as its manifest tells.
 
     A manifest names the strategies of the target last.  Of one that cannot be used that is said.
@@ -472,7 +472,7 @@ def strategy_notes(catalog: Catalog, strategy: Strategy) -> Iterator[Note]:
             text = f"{path} says that this was written by {recorded[-1].path}, and "
             text += f"{strategy.origin} is another file; if it does not say the same, what is read "
             text += "is wrong"
-            yield Note("strategy", text, is_warning=True)
+            yield Diagnostic("other_strategy", text)
     except FormatError as error:
         text = f"{error}; so it does not tell whether {strategy.origin} is what this was written by"
-        yield Note("strategy", text, is_warning=True)
+        yield Diagnostic("other_strategy", text)

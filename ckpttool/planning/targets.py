@@ -24,7 +24,7 @@ from ckpttool.formats.weight_index import (
     part_name,
 )
 from ckpttool.model.catalog import Catalog, MergedCatalog
-from ckpttool.model.diagnostics import Finding, Note, plan_error
+from ckpttool.model.diagnostics import Diagnostic, plan_error
 from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.plan import Document, NotListed, Plan, Target, Transfer, cut_into_parts
@@ -108,10 +108,10 @@ def plan_from(
     if outside:
         text = f"{format_ranks(outside)}: not in the target, which has "
         text += f"{target.ranks} ranks (0-{target.ranks - 1})"
-        sources.problems.append(Finding("target", text, ranks=tuple(outside)))
+        sources.problems.append(Diagnostic("target", text, ranks=tuple(outside)))
     if not transfers and not sources.problems and not sources.damage:
         text = f"{catalog.root}: nothing in it that could be written"
-        sources.problems.append(Finding("missing", text))
+        sources.problems.append(Diagnostic("missing", text))
     errors: list[CkptToolError] = [*sources.damage]
     if sources.problems:
         errors.append(plan_error(sources.problems))
@@ -140,7 +140,7 @@ def _find_transfers(
             reasons = {_why_not_target(layout, shape) for layout in layouts} - {None}
             where = target.strategy.origin if target.strategy else ""
             sources.problems += [
-                Finding("target", f"{name}: target {where}: {reason}", tensor=name)
+                Diagnostic("target", f"{name}: target {where}: {reason}", tensor=name)
                 for reason in sorted(map(str, reasons))
             ]
             if reasons:
@@ -158,7 +158,7 @@ def _find_transfers(
     if nowhere:
         text = "dropped, being only on source ranks whose turn does not come"
         names = f"{count(len(nowhere), 'parameter')}: {shorten(nowhere)}"
-        sources.notes.append(Note("dropped", f"{text}: {names}"))
+        sources.notes.append(Diagnostic("dropped", f"{text}: {names}"))
     return transfers, fitting.not_listed
 
 
@@ -210,24 +210,24 @@ class _Fitting:
             self.recut.append(name)
         return self.gradients.uncut(source, self.src_strategy, layouts)
 
-    def notes(self) -> Iterator[Note]:
+    def notes(self) -> Iterator[Diagnostic]:
         """What is to be told of it."""
         if self.recut:
             text = "cut for the target like their parameters, whose optimizer shard their own "
             text += f"entries lack: {count(len(self.recut), 'optimizer state')}"
-            yield Note("corrected", f"{text}: {shorten(self.recut)}")
+            yield Diagnostic("corrected", f"{text}: {shorten(self.recut)}")
         names = [f"{name} (as {self.owners[name]})" for name in self.not_listed.followed]
         if names:
             text = "not in the target strategy, cut like the parameter: "
             text += f"{count(len(names), 'optimizer state')}: {shorten(names)}"
-            yield Note("follows", text)
+            yield Diagnostic("follows", text)
         for kind, text, found in (
             ("undivided", "written undivided to every rank", self.not_listed.full),
             ("dropped", "left out", self.not_listed.dropped),
         ):
             if found:
                 text = f"not in the target strategy, {text}: {count(len(found), 'parameter')}"
-                yield Note(kind, f"{text}: {shorten(found)}")
+                yield Diagnostic(kind, f"{text}: {shorten(found)}")
 
 
 def _folded(layout: Layout, shape: tuple[int, ...]) -> Layout:
@@ -262,11 +262,11 @@ def _compare_names(sources: Sources, strategy: Strategy) -> None:
             f"{shorten(strategy.layouts, 3)}, the source holds {shorten(sorted(names), 3)}; "
             "is it the strategy of this model?"
         )
-        sources.problems.append(Finding("target", text))
+        sources.problems.append(Diagnostic("target", text))
     absent = [name for name in strategy.layouts if name not in names]
     if absent:
         text = f"in the target strategy only: {count(len(absent), 'parameter')}"
-        sources.notes.append(Note("absent", f"{text}: {shorten(absent)}"))
+        sources.notes.append(Diagnostic("absent", f"{text}: {shorten(absent)}"))
 
 
 def outcome(plan: Plan, target: Strategy) -> Strategy:
@@ -440,7 +440,9 @@ class Numbered:
         documents = tuple(Document(path, text.encode()) for path in self.documents)
         large = [meta.name for meta in metas if meta.nbytes > self.limit]
         more = "larger than --max-shard-size by themselves, and written whole all the same"
-        notes = (*plan.notes, Note("part", f"{more}: {shorten(large)}")) if large else plan.notes
+        notes = (
+            (*plan.notes, Diagnostic("part", f"{more}: {shorten(large)}")) if large else plan.notes
+        )
         return replace(plan, documents=documents, notes=notes)
 
     def problems(self, plan: Plan) -> Iterator[str]:

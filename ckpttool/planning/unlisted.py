@@ -21,7 +21,7 @@ from itertools import chain
 from typing import Literal
 
 from ckpttool.model.catalog import Catalog, SelfDescribedCatalog
-from ckpttool.model.diagnostics import Finding, Note
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta, map_of
@@ -289,7 +289,7 @@ def _differences(
 
 def decision(
     names: Sequence[str], groups: Groups, unlisted: Unlisted, cycle: int, where: str
-) -> Note:
+) -> Diagnostic:
     """What the user's decision makes of parameters that differ in one way.
 
     ``cycle`` is the number of source ranks for ``"rank"``.
@@ -304,7 +304,7 @@ def decision(
     how = f"different between ranks ({_show(groups)})"
     how = f"on {_show(groups)} alone" if len(groups) == 1 else how
     text = f"{shorten(names)}: not in {where}, {how}: {done[unlisted]}"
-    return Note("dropped", text) if unlisted == "drop" else Note("unlisted", text)
+    return Diagnostic("dropped" if unlisted == "drop" else "decided", text)
 
 
 def _show(groups: Groups) -> str:
@@ -312,7 +312,9 @@ def _show(groups: Groups) -> str:
     return shown + (f" | and {len(groups) - 8} more" if len(groups) > 8 else "")
 
 
-def on_layouts(found: Sequence[Source], corrected: Sequence[str], where: str) -> Iterator[Note]:
+def on_layouts(
+    found: Sequence[Source], corrected: Sequence[str], where: str
+) -> Iterator[Diagnostic]:
     """Notes on sources whose layout is not as ``where``, the strategy, says.
 
     ``corrected`` are the names of those that are cut otherwise than it says.
@@ -322,19 +324,21 @@ def on_layouts(found: Sequence[Source], corrected: Sequence[str], where: str) ->
         names = shorten(f"{source.meta.name} (as {source.parameter})" for source in following)
         states = count(len(following), "optimizer state")
         text = f"not in {where}, cut like the parameter: {states}"
-        yield Note("follows", f"{text}: {names}")
+        yield Diagnostic("follows", f"{text}: {names}")
     if corrected:
         cut = count(len(corrected), "parameter")
         text = f"not cut as the strategy says, but as slices and shapes tell: {cut}"
-        yield Note("corrected", f"{text}: {shorten(corrected)}")
+        yield Diagnostic("corrected", f"{text}: {shorten(corrected)}")
     shapes = {source.meta.name: source.meta.shape for source in found}
     odd = [words for source in found if (words := odd_full_shape(source.meta, shapes))]
     if odd:
         text = "states of other shapes than their parameters have; are they slices?"
-        yield Note("doubt", f"{text}: {shorten(odd)}")
+        yield Diagnostic("doubt", f"{text}: {shorten(odd)}")
 
 
-def on_guesses(found: Sequence[Source], listed: Collection[str], owners: Owners) -> Iterator[Note]:
+def on_guesses(
+    found: Sequence[Source], listed: Collection[str], owners: Owners
+) -> Iterator[Diagnostic]:
     """A warning of states that may be parameters: names and shapes alone speak for them.
 
     An optimizer keeps states of most parameters.  A prefix that is none of MindSpore's, and that
@@ -355,10 +359,10 @@ def on_guesses(found: Sequence[Source], listed: Collection[str], owners: Owners)
             f": {shorten(names)}; if it is none, say how it is cut in a strategy by hand, given "
         )
         text += "as well (-s MORE.yaml)"
-        yield Note("follows", text, is_warning=True)
+        yield Diagnostic("guessed", text)
 
 
-def on_contradictions(strategy: Strategy, found: Sequence[Source]) -> Iterator[Finding]:
+def on_contradictions(strategy: Strategy, found: Sequence[Source]) -> Iterator[Diagnostic]:
     """Problems of states that a person cut otherwise than the parameter, so that shapes differ."""
     by_hand = strategy.by_hand
     shapes = {source.meta.name: source.meta.shape for source in found}
@@ -369,16 +373,16 @@ def on_contradictions(strategy: Strategy, found: Sequence[Source]) -> Iterator[F
                 f"{meta.name}: {by_hand[meta.name]} makes it {meta.shape}, and {by_hand[base]} "
                 f"makes {base} {shapes[base]}, of which it is state; correct one of them"
             )
-            yield Finding("shape", text, tensor=meta.name)
+            yield Diagnostic("shape", text, tensor=meta.name)
 
 
-def find_contradictions(catalog: Catalog, strategy: Strategy) -> Iterator[Finding]:
+def find_contradictions(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnostic]:
     """Yield what headers show to be wrong with the layouts that a strategy lists."""
     yield from find_unlike_states(catalog, strategy)
     yield from _find_other_stages(catalog, strategy)
 
 
-def _find_other_stages(catalog: Catalog, strategy: Strategy) -> Iterator[Finding]:
+def _find_other_stages(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnostic]:
     """Yield the stages whose ranks hold more slices of other stages than of their own.
 
     Stages share a few parameters at most.  A strategy of two stages for ranks that all hold every
@@ -401,8 +405,8 @@ def _find_other_stages(catalog: Catalog, strategy: Strategy) -> Iterator[Finding
             )
         ]
         if len(others) > own:
-            yield Finding(
-                "strategy",
+            yield Diagnostic(
+                "contradicted",
                 f"{format_ranks(ranks)} hold {count(len(others), 'parameter')} that the strategy "
                 f"lists for other stages only, and {own} that it lists for theirs: "
                 f"{shorten(others, 3)}; is it the strategy of this run? --trust-strategy skips "
@@ -411,7 +415,7 @@ def _find_other_stages(catalog: Catalog, strategy: Strategy) -> Iterator[Finding
             )
 
 
-def on_strays(strategy: Strategy, holders: Mapping[str, Sequence[int]]) -> Iterator[Note]:
+def on_strays(strategy: Strategy, holders: Mapping[str, Sequence[int]]) -> Iterator[Diagnostic]:
     """A note if ranks of a stage hold what the strategy lists for other stages only."""
     strays = [
         name
@@ -423,4 +427,4 @@ def on_strays(strategy: Strategy, holders: Mapping[str, Sequence[int]]) -> Itera
     if strays:
         text = "held by ranks of stages, too, that the strategy does not list them for, and not "
         text += f"read there: {count(len(strays), 'parameter')}: {shorten(strays)}"
-        yield Note("skipped", text)
+        yield Diagnostic("skipped", text)

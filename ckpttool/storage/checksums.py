@@ -19,7 +19,7 @@ from ckpttool.formats import checksum_parts
 from ckpttool.formats.encryption import find_forged, forged_blocks_error
 from ckpttool.formats.reading import open_source
 from ckpttool.model.catalog import Catalog, MergedCatalog
-from ckpttool.model.diagnostics import Note
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.tensors import Ciphertext, Extent, FileIndex, map_of
 from ckpttool.model.wording import format_ranks, shorten
 
@@ -189,7 +189,7 @@ def check_files(
     executor: Executor,
     crc: bool,
     on_progress: Callable[[int], None] = lambda nbytes: None,
-) -> tuple[list[FormatError], list[Note]]:
+) -> tuple[list[FormatError], list[Diagnostic]]:
     """What is wrong with the files of a catalog, and what should be known of the others.
 
     Parameters
@@ -210,12 +210,11 @@ def check_files(
         on_progress(files[rank].nbytes)
         return results
 
-    def note(text: str, ranks: Collection[int], is_warning: bool = False) -> list[Note]:
+    def note(code: str, text: str, ranks: Collection[int]) -> list[Diagnostic]:
         named = format_ranks(sorted(ranks))
         if isinstance(catalog, MergedCatalog):  # then these are no ranks
             named = shorten(files[number].path for number in sorted(ranks))
-        told = Note("checksum", f"{named}: {text}", is_warning=is_warning)
-        return [told] if ranks else []
+        return [Diagnostic(code, f"{named}: {text}")] if ranks else []
 
     has_index = isinstance(catalog, MergedCatalog) and bool(catalog.indexes)
     with_sum = [rank for rank, file in files.items() if _has_checksum(file, has_index)]
@@ -235,11 +234,14 @@ def check_files(
     errors = [*forged.values(), *wrong.values()]
     if not crc:
         text = "saved with a checksum (crc_check), which is not verified; verify --crc does that"
-        return errors, note(text, with_sum, is_warning=True)
-    notes = note("the checksum is right", sums.keys() - wrong.keys())
-    notes += note("the tags of all encrypted blocks are right", tags.keys() - forged.keys())
+        return errors, note("unverified", text, with_sum)
+    notes = note("verified", "the checksum is right", sums.keys() - wrong.keys())
+    notes += note(
+        "verified", "the tags of all encrypted blocks are right", tags.keys() - forged.keys()
+    )
     others = files.keys() - sums.keys() - tags.keys()
-    return errors, notes + note("saved without a checksum, so nothing tells of damage", others)
+    text = "saved without a checksum, so nothing tells of damage"
+    return errors, notes + note("no_checksum", text, others)
 
 
 def _has_checksum(file: FileIndex, has_index: bool) -> bool:

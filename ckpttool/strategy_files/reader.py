@@ -72,7 +72,7 @@ from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.reading import open_file, read_file, why_not_a_path
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.formats.wire import LENGTH, VARINT, Field, WireReader
-from ckpttool.model.diagnostics import Note
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy, join_stages
 from ckpttool.model.wording import shorten
@@ -349,7 +349,7 @@ def _join_files(files: Sequence[_File]) -> Strategy:
                 _check_agreement(origins[stage], file, stage, stages[stage], layouts)
     again = [file.path for file in files if file.is_remerged and file.path not in spare]
     text = "a merged strategy file was merged once more (names like 0-0-NAME), which is undone: "
-    notes = [Note("corrected", text + shorten(again))] if again else []
+    notes = [Diagnostic("corrected", text + shorten(again))] if again else []
     used = {origin.path: origin for origin in origins.values() if origin.path in spare}
     notes += [_stand_in(file, stages, origins) for file in used.values()]
     return replace(join_stages(stages, tuple(file.path for file in files)), notes=tuple(notes))
@@ -357,7 +357,7 @@ def _join_files(files: Sequence[_File]) -> Strategy:
 
 def _stand_in(
     file: _File, stages: Mapping[int, dict[str, Layout]], origins: Mapping[int, _File]
-) -> Note:
+) -> Diagnostic:
     """Return the note on a merged file that is used for the stages that no rank's file lists.
 
     Raise if it contradicts the files of the other stages: then it is of another run.  A merged file
@@ -369,7 +369,7 @@ def _stand_in(
         _check_layouts(origins[stage], file, stage, stages[stage], common)
     named = f"stage{'s' * (len(mine) > 1)} {', '.join(map(str, mine))}"
     text = f"{file.path} tells how {named} is cut, of which no file of a rank does"
-    return Note("strategy", text)
+    return Diagnostic("strategy_file", text)
 
 
 def is_merged_name(name: str) -> bool:

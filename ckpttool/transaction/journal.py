@@ -38,7 +38,7 @@ from zlib import crc32
 
 from ckpttool.errors import CkptToolError, FormatError, PlanError, VerifyError
 from ckpttool.formats.reading import is_there, open_file
-from ckpttool.model.diagnostics import Note
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import JOURNAL, MANIFEST, OutputEntry, Provenance, differences
 from ckpttool.model.plan import Document, Plan
 from ckpttool.model.tensors import Stamp
@@ -772,7 +772,7 @@ class _Told:
     begun: set[str] = field(default_factory=set)
 
 
-def describe_unfinished_runs(folder: Path) -> Iterator[Note]:
+def describe_unfinished_runs(folder: Path) -> Iterator[Diagnostic]:
     """Notes on the runs that have not ended in a folder: whose, of what, and how far they came."""
     manifest = folder / MANIFEST
     journals = [] if manifest.exists() else list(find_journals(manifest))
@@ -781,12 +781,12 @@ def describe_unfinished_runs(folder: Path) -> Iterator[Note]:
         text = f"{journal}: of {name_lock_holder(journal)}{told.aim}; complete: "
         text += shorten(sorted(told.complete), 3) or "nothing"
         text += f"; begun: {shorten(sorted(told.begun), 3)}" if told.begun else ""
-        yield Note("unfinished", text)
+        yield Diagnostic("leftover", text)
     if len(journals) > MOST:
         text = (
             f"{folder}: {count(len(journals) - MOST, 'more journal')} of runs that have not ended"
         )
-        yield Note("unfinished", text)
+        yield Diagnostic("leftover", text)
 
 
 def on_half_written(path: Path) -> Iterator[str]:

@@ -31,7 +31,7 @@ from ckpttool.formats import read_index
 from ckpttool.formats.reading import as_stamp, open_file, read_file
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.diagnostics import Note
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import (
     SCHEMA,
     InputFile,
@@ -81,7 +81,7 @@ class Manifest:
     plan: str
     step: str | None
     outputs: tuple[Written, ...]
-    notes: tuple[Note, ...] = ()
+    notes: tuple[Diagnostic, ...] = ()
 
 
 def manifest_text(head: Mapping[str, object], outputs: Iterable[str]) -> Iterator[str]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from ckpttool.errors import CkptToolError, FormatError, PlanError, VerifyError, raise_all
 from ckpttool.formats import FORMAT_NAMES, suffix_of
 from ckpttool.formats.reading import is_there
-from ckpttool.model.diagnostics import Note
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import JOURNAL, MANIFEST, Provenance, differences
 from ckpttool.model.plan import Document, Plan, balance
 from ckpttool.model.wording import format_ranks, shorten
@@ -253,7 +253,7 @@ def _on_set(path: Path, outputs: Sequence[Written]) -> Iterator[str]:
         yield from (f"{problem}; {remedy}" for problem in size_problems(path.parent, [output]))
 
 
-def _on_others(folder: Path, outputs: Sequence[Written]) -> Iterator[Note]:
+def _on_others(folder: Path, outputs: Sequence[Written]) -> Iterator[Diagnostic]:
     """A warning of files that whoever reads a set takes for a part of it, and that are none."""
     one = outputs[0] if outputs else None
     if one is None or Path(one.path).parent != Path(f"rank_{one.rank}"):
@@ -262,7 +262,7 @@ def _on_others(folder: Path, outputs: Sequence[Written]) -> Iterator[Note]:
     others = files_of_others(one.rank, str(folder / one.path), ranks)
     if others:
         text = f"{shorten(others, 3)}: not of this set, so left from another run; it stays, and is "
-        yield Note("skipped", f"{text}taken for a part of it: move it away", is_warning=True)
+        yield Diagnostic("stale", f"{text}taken for a part of it: move it away")
 
 
 def _disagreements(folder: str, manifest: Path, records: Sequence[PartRecord]) -> Iterator[str]:

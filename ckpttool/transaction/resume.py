@@ -16,7 +16,7 @@ from ckpttool.concurrency import OnProgress, OpenProgress, no_progress, wait_res
 from ckpttool.errors import CkptToolError, FormatError
 from ckpttool.formats import read_index
 from ckpttool.formats.reading import is_there, read_file
-from ckpttool.model.diagnostics import Note
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import JOURNAL, OutputEntry, Provenance, differences
 from ckpttool.model.plan import Document, Plan
 from ckpttool.model.tensors import Stamp
@@ -87,7 +87,7 @@ class Destination:
     kept: Mapping[str, Stamp] = field(default_factory=dict)
     seen: Mapping[str, Stamp] | None = None
     replaceable: frozenset[str] = frozenset()
-    notes: tuple[Note, ...] = ()
+    notes: tuple[Diagnostic, ...] = ()
 
     @classmethod
     def of(cls, plan: Plan, policy: DestinationPolicy) -> Destination:
@@ -98,7 +98,7 @@ class Destination:
         ranks = ranks_of_part(plan, part)
         text = f"part {part.number}/{part.count} has nothing to write: "
         text += f"{count(len(plan.target.paths), 'output file')} among {part.count} parts"
-        notes = () if ranks else (Note("part", text),)
+        notes = () if ranks else (Diagnostic("part", text),)
         return cls(ranks, part, policy.resume, notes=notes)
 
     def count_kept(self, plan: Plan) -> int:
@@ -240,7 +240,7 @@ def inspect_finished_set(
     executor: Executor,
     policy: DestinationPolicy,
     problems: list[str],
-    notes: list[Note],
+    notes: list[Diagnostic],
 ) -> tuple[set[str], dict[str, Stamp]]:
     """Find the files of a finished set of this run, and the stamps of outputs that are kept.
 
@@ -277,7 +277,7 @@ def inspect_finished_set(
         return set(), {}
     if gone and kept:
         text = f"{finished.path}: {_are_gone(gone)}, written again; the others are kept"
-        notes.append(Note("unfinished", text))
+        notes.append(Diagnostic("resumed", text))
     documents = (str(Path(document.path)) for document in output_set.own_documents)
     outputs_kept = (str(folder / name) for name in kept)
     return {*outputs_kept, *documents, str(output_set.manifest)}, kept
@@ -466,7 +466,7 @@ def report_resume_state(
     kept: int,
     is_resumed: bool,
     problems: list[str],
-    notes: list[Note],
+    notes: list[Diagnostic],
 ) -> None:
     """Say what stands in the way of resuming from a journal, or how much is kept of it."""
     path = journal_path(output_set.record)
@@ -479,12 +479,12 @@ def report_resume_state(
         problems += resume_problems(path, changes) if changes else []
         if not changes and not kept:
             text = f"{output_set.record}: a run did not end, and nothing of it could be kept; "
-            notes.append(Note("unfinished", f"{text}this one begins anew"))
+            notes.append(Diagnostic("resumed", f"{text}this one begins anew"))
     if kept:
         what = f"{kept} of {count(len(output_set.outputs), 'output')}"
         then = "are kept" if is_resumed else "are written anew (--resume keeps them)"
         text = f"{output_set.record}: a run did not end, {what} that it left complete {then}"
-        notes.append(Note("unfinished", text))
+        notes.append(Diagnostic("resumed", text))
 
 
 def find_intact(

@@ -16,7 +16,7 @@ from typing import Literal
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.errors import CkptToolError, PlanError, StrategyError, raise_all, with_side
 from ckpttool.model.catalog import Catalog, RankCatalog
-from ckpttool.model.diagnostics import Finding, Note, plan_error
+from ckpttool.model.diagnostics import Diagnostic, plan_error
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import Source
@@ -36,7 +36,13 @@ OF_ITS_OWN = (
     "the strategy of A is taken; if B has one of its own, give it with --b-strategy, "
     "and if every rank of it holds everything, say --replicated"
 )
-DOUBTS = ("corrected", "doubt")  # kinds of warnings that a strategy may not be that of the files
+DOUBTS = (  # that a strategy may not be that of the files
+    "equal_slices",
+    "inferred",
+    "not_compared",
+    "one_of_several",
+    "unlike_states",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +93,8 @@ class Comparison:
     tensors: int
     nbytes: int
     differences: tuple[TensorDifference, ...]
-    notes: tuple[Note, ...]
-    findings: tuple[Finding, ...] = ()
+    notes: tuple[Diagnostic, ...]
+    findings: tuple[Diagnostic, ...] = ()
 
     @property
     def is_equal(self) -> bool:
@@ -145,8 +151,8 @@ def diff(
     with require_unmodified_sources(a, b):
         errors: list[CkptToolError] = []
         sides: list[Sources] = []
-        notes: dict[Note, str] = {}  # and the sides that have it
-        contradictions: list[Finding] = []
+        notes: dict[Diagnostic, str] = {}  # and the sides that have it
+        contradictions: list[Diagnostic] = []
         for side, catalog, given in (("A", a, a_strategy), ("B", b, b_strategy)):
             needs_it = isinstance(catalog, RankCatalog)
             try:
@@ -160,10 +166,10 @@ def diff(
             forged, more = check_files(catalog, executor, crc=False)
             if side == "B" and _is_that_of(given, a_strategy):
                 _say_that_it_is_borrowed(sources)
-            differing = [one for one in sources.problems if one.kind == "replica"]
-            contradictions += [replace(one, text=f"{side}: {one.text}") for one in differing]
-            wrong = (one.text for one in sources.problems if one.kind != "replica")
-            problems = [*catalog.problems, *wrong]
+            differing = [one for one in sources.problems if one.code == "replica"]
+            contradictions += [one.on_side(side) for one in differing]
+            wrong = (one.text for one in sources.problems if one.code != "replica")
+            problems = [*(one.text for one in catalog.problems), *wrong]
             errors += [*sources.damage, *forged]
             errors += [with_side(PlanError(problems), side)] if problems else []
             for note in dict.fromkeys((*notes_of_scan(catalog, strategy), *sources.notes, *more)):
@@ -178,21 +184,18 @@ def diff(
         return Comparison(len(pairs), nbytes, differences, told, tuple(contradictions))
 
 
-def _told(notes: Mapping[Note, str]) -> tuple[Note, ...]:
+def _told(notes: Mapping[Diagnostic, str]) -> tuple[Diagnostic, ...]:
     """Notes that say which side they are of, where that is one alone."""
-    return tuple(
-        note if of == "AB" else replace(note, text=f"{of}: {note.text}")
-        for note, of in notes.items()
-    )
+    return tuple(note if of == "AB" else note.on_side(of) for note, of in notes.items())
 
 
 def _say_that_it_is_borrowed(sources: Sources) -> None:
     """That the strategy is A's, where it does not fit or may not."""
     if sources.problems:
         last = sources.problems[-1]
-        sources.problems[-1] = replace(last, text=f"{last.text}; {OF_ITS_OWN}")
-    elif any(one.is_warning and one.kind in DOUBTS for one in sources.notes):
-        sources.notes.append(Note("doubt", OF_ITS_OWN, is_warning=True))
+        sources.problems[-1] = replace(last, message=last.text, hint=OF_ITS_OWN, options=())
+    elif any(one.code in DOUBTS for one in sources.notes):
+        sources.notes.append(Diagnostic("borrowed_strategy", OF_ITS_OWN))
 
 
 def _is_that_of(b: Strategy | None, a: Strategy | None) -> bool:

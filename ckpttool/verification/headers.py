@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from ckpttool.errors import AuthenticityError, UnreadableError, UnsupportedError
 from ckpttool.model.catalog import Catalog, RankCatalog, SelfDescribedCatalog
-from ckpttool.model.diagnostics import Finding, Note
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.model.wording import format_ranks
@@ -15,36 +15,22 @@ from ckpttool.planning.sources import disagreement, group_ranks
 from ckpttool.planning.unlisted import find_partly_held
 
 
-def is_told(note: Note) -> bool:
-    """Whether a finding says what a note says; see `find_damage`, `find_gaps`, `check_unlisted`."""
-    return bool(note.ranks) or note.kind in ("older_step", "unlisted")
-
-
-def find_damage(catalog: Catalog, notes: Iterable[Note]) -> Iterator[Finding]:
-    """Files that are damaged or cannot be read."""
-    replaced = {rank: note.text for note in notes if note.kind == "replica" for rank in note.ranks}
+def find_damage(catalog: Catalog, found: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
+    """Yield files that cannot be read, but for those that ``found`` says others replace."""
+    replaced = {one.path for one in found if one.code == "damaged_replica"}
     for rank, error in catalog.damaged.items():
-        kind = "damaged"
+        code = "damaged"
         if isinstance(error, UnreadableError | UnsupportedError):
-            kind = "unreadable" if isinstance(error, UnreadableError) else "unsupported"
+            code = "unreadable" if isinstance(error, UnreadableError) else "unsupported"
         elif isinstance(error, AuthenticityError):
-            kind = "checksum"
+            code = "checksum"
         if not isinstance(catalog, RankCatalog):  # then these are no ranks
-            yield Finding(kind, str(error))
-        else:
-            yield Finding(kind, replaced.get(rank, f"rank {rank}: {error}"), ranks=(rank,))
+            yield Diagnostic(code, str(error), path=error.path)
+        elif error.path not in replaced:
+            yield Diagnostic(code, f"rank {rank}: {error}", ranks=(rank,), path=error.path)
 
 
-def find_gaps(catalog: Catalog, notes: Iterable[Note]) -> Iterator[Finding]:
-    """What a merge would only note: missing ranks that are replaced, a newer step in pieces."""
-    for note in notes:
-        if note.kind == "older_step":
-            yield Finding("step", note.text, "warning")
-        elif note.ranks and not set(note.ranks) & set(catalog.damaged):
-            yield Finding("missing", note.text, "warning", ranks=note.ranks)
-
-
-def check_types(catalog: Catalog, held: Mapping[int, TensorMeta]) -> Iterator[Finding]:
+def check_types(catalog: Catalog, held: Mapping[int, TensorMeta]) -> Iterator[Diagnostic]:
     """Ranks that have a name in several element types, or with several numbers of axes."""
     ranks = tuple(held)
     name = held[ranks[0]].name
@@ -52,15 +38,15 @@ def check_types(catalog: Catalog, held: Mapping[int, TensorMeta]) -> Iterator[Fi
     axes = group_ranks(ranks, lambda rank: len(held[rank].shape))
     if len(dtypes) > 1:
         text = disagreement(catalog, name, "element type", dtypes)
-        yield Finding("dtype", text, tensor=name, ranks=ranks)
+        yield Diagnostic("dtype", text, tensor=name, ranks=ranks)
     elif len(axes) > 1:
         text = disagreement(catalog, name, "number of axes", axes)
-        yield Finding("shape", text, tensor=name, ranks=ranks)
+        yield Diagnostic("shape", text, tensor=name, ranks=ranks)
 
 
 def check_unlisted(
     catalog: Catalog, strategy: Strategy, held: Mapping[int, TensorMeta], owners: Owners
-) -> Iterator[Finding]:
+) -> Iterator[Diagnostic]:
     """What is wrong with the headers of a parameter that the strategy does not list."""
     ranks = tuple(held)
     meta = held[ranks[0]]
@@ -71,24 +57,26 @@ def check_unlisted(
         text = disagreement(catalog, meta.name, "text" if meta.text else "shape", shapes)
         if strategy.layouts or is_described:
             text += "; nothing says how it is cut"
-            found = [Finding("unlisted", text, "warning", meta.name, ranks)]
+            found = [Diagnostic("unlisted", text, tensor=meta.name, ranks=ranks)]
         else:
-            found = [Finding("shape", text, tensor=meta.name, ranks=ranks)]
+            found = [Diagnostic("shape", text, tensor=meta.name, ranks=ranks)]
     odd = None if is_described else odd_shape(catalog, strategy, meta, owners)
     if not found and odd is not None:
-        found = [Finding("unlisted", odd, "warning", meta.name, ranks)]
+        found = [Diagnostic("unlisted", odd, tensor=meta.name, ranks=ranks)]
     yield from found
 
 
-def find_partial(catalog: Catalog, strategy: Strategy, is_deduplicated: bool) -> Iterator[Finding]:
+def find_partial(
+    catalog: Catalog, strategy: Strategy, is_deduplicated: bool
+) -> Iterator[Diagnostic]:
     """Parameters that no strategy lists, and that only some ranks of their stage have."""
     for one in find_partly_held(catalog, strategy, is_deduplicated):
-        kind, ranks = ("unlisted", one.ranks) if one.is_alone else ("lacking", one.missing)
+        code, ranks = ("unlisted", one.ranks) if one.is_alone else ("lacking", one.missing)
         tensor = one.names[0] if len(one.names) == 1 else None
-        yield Finding(kind, one.text, "warning", tensor, ranks)
+        yield Diagnostic(code, one.text, tensor=tensor, ranks=ranks)
 
 
-def find_beginnings(catalog: Catalog) -> Iterator[Finding]:
+def find_beginnings(catalog: Catalog) -> Iterator[Diagnostic]:
     """Files that hold only the first of the tensors that another holds, in the same order."""
     held = group_ranks(
         tuple(catalog.files),
@@ -109,4 +97,4 @@ def find_beginnings(catalog: Catalog) -> Iterator[Finding]:
                 text += f"nothing in {'it' if len(ranks) == 1 else 'them'} "
                 text += f"({catalog.files[ranks[0]].nbytes} bytes)"
             text += ": cut short, or saved without redundancy (a strategy, -s, tells)"
-            yield Finding("lacking", text, "warning", ranks=ranks)
+            yield Diagnostic("lacking", text, ranks=ranks)

@@ -16,7 +16,7 @@ from ckpttool.discovery.rank_folders import RANK_FOLDER
 from ckpttool.errors import FormatError
 from ckpttool.formats import read_index
 from ckpttool.model.catalog import Catalog, MergedCatalog
-from ckpttool.model.diagnostics import Finding
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import MANIFEST, OutputEntry, TensorEntry
 from ckpttool.model.tensors import FileIndex, StoredTensor
 from ckpttool.storage.sampling import hash_units
@@ -88,7 +88,7 @@ def check_manifest(
     deep: bool,
     on_progress: OnProgress = lambda nbytes: None,
     seen: AbstractSet[bytes] = frozenset(),
-) -> Iterator[Finding]:
+) -> Iterator[Diagnostic]:
     """What is in a folder, or in a file, and is not what its manifest says.
 
     Parameters
@@ -131,7 +131,7 @@ def check_manifest(
         for problem in manifest.strategy_problems() if subject is None else ():
             yield _finding(path, problem)
     except FormatError as error:
-        yield Finding(
+        yield Diagnostic(
             "manifest", f"{path}: cannot be held against it: {error}; {remedy_for(error)}"
         )
         return
@@ -163,12 +163,12 @@ def _shown(name: str, path: Path) -> str:
     return os.path.relpath(name, path.parent)
 
 
-def _finding(path: Path, problem: str, rank: int | None = None) -> Finding:
+def _finding(path: Path, problem: str, rank: int | None = None) -> Diagnostic:
     ranks = () if rank is None else (rank,)
-    return Finding("manifest", f"{path}: {problem}", ranks=ranks)
+    return Diagnostic("manifest", f"{path}: {problem}", ranks=ranks)
 
 
-def _collect(path: Path, look: _Look, on_progress: OnProgress) -> Iterator[Finding]:
+def _collect(path: Path, look: _Look, on_progress: OnProgress) -> Iterator[Diagnostic]:
     """A finding if a tensor's hashes are not those that are listed."""
     found, wanted = wait_result(look.hashes), look.wanted.sha256
     on_progress(look.nbytes)
@@ -181,4 +181,4 @@ def _collect(path: Path, look: _Look, on_progress: OnProgress) -> Iterator[Findi
     else:
         where = f" (of stretch {at + 1} of {len(wanted)})" if len(wanted) > 1 else ""
         text += f": expected SHA-256 {wanted[at]}, found {found[at]}{where}"
-    yield Finding("manifest", f"{path}: {text}", tensor=look.wanted.name, ranks=(look.rank,))
+    yield Diagnostic("manifest", f"{path}: {text}", tensor=look.wanted.name, ranks=(look.rank,))

@@ -11,7 +11,7 @@ from ckpttool.concurrency import InlineExecutor
 from ckpttool.discovery.scan import scan_all
 from ckpttool.errors import FormatError, PlanError, StepError
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog, SelfDescribedCatalog
-from ckpttool.model.diagnostics import Finding, Note, Report
+from ckpttool.model.diagnostics import Diagnostic, Diagnostics, Report
 from ckpttool.model.optimizer_names import parameter_of
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex, Secret, TensorMeta
@@ -47,9 +47,7 @@ from ckpttool.verification.headers import (
     check_unlisted,
     find_beginnings,
     find_damage,
-    find_gaps,
     find_partial,
-    is_told,
 )
 from ckpttool.verification.manifest_check import check_manifest, find_manifests, fingerprint
 
@@ -97,7 +95,7 @@ def check_contents(
     on_progress: Progress,
     seen: set[bytes] | None = None,
     running: Collection[str] = (),
-) -> tuple[list[Finding], list[Note]]:
+) -> list[Diagnostic]:
     """What reading every byte of these slices shows.
 
     Parameters
@@ -115,8 +113,8 @@ def check_contents(
     running
         Parameters that are running statistics: ranks that differ in them are one warning.
     """
-    apart: list[Finding] = []
-    findings: list[Finding] = []
+    apart: list[Diagnostic] = []
+    findings: list[Diagnostic] = []
     tallies: dict[tuple[str, int], _Tally] = {}
     metas: dict[str, TensorMeta] = {}
     options = LookOptions(wants_census=True, wants_hashes=seen is not None)
@@ -142,17 +140,16 @@ def check_contents(
         names = [finding.tensor for finding in apart if finding.tensor is not None]
         ranks = tuple(sorted({rank for finding in apart for rank in finding.ranks}))
         text = f"{say_running(names, ranks)}; merge --unlisted first takes the lowest rank's"
-        findings.append(Finding("unlisted", text, "warning", ranks=ranks))
-    notes = []
+        findings.append(Diagnostic("unlisted", text, ranks=ranks))
     if zeros:
         text = f"all elements are zero, as they are when training begins: {shorten(zeros)}"
-        notes.append(Note("zero", text))
-    return findings, notes
+        findings.append(Diagnostic("zero_state", text))
+    return findings
 
 
 def differences(
     one: Slice, facts: Facts, catalog: Catalog, strategy: Strategy | None
-) -> Iterator[Finding]:
+) -> Iterator[Diagnostic]:
     """Yield the finding of ranks that do not agree, if they do not."""
     source, name = one.source, one.source.meta.name
     is_replica = source.has_layout
@@ -167,13 +164,13 @@ def differences(
         return
     finding = find_difference(one, facts, "not in the strategy, and different between ranks")
     if finding is not None and name in STEP_NAMES:
-        text = finding.text + "; these ranks are not of one step"
-        yield replace(finding, kind="step", text=text)
+        text = finding.message + "; these ranks are not of one step"
+        yield replace(finding, code="mixed_steps", message=text)
     elif finding is not None:
-        yield replace(finding, kind="unlisted", severity="warning")
+        yield replace(finding, code="unlisted")
 
 
-def _no_numbers(name: str, tally: _Tally) -> Iterator[Finding]:
+def _no_numbers(name: str, tally: _Tally) -> Iterator[Diagnostic]:
     for kind, word, number, first, ranks in (
         ("nan", "NaN", tally.nans, tally.first_nan, tally.nan_ranks),
         ("infinite", "infinite", tally.infinities, tally.first_infinity, tally.infinity_ranks),
@@ -182,15 +179,15 @@ def _no_numbers(name: str, tally: _Tally) -> Iterator[Finding]:
             on = tuple(sorted(ranks))
             text = f"{name}: {number} of {count(tally.elements, 'element')} {_are(number)} {word}"
             text += f" ({format_ranks(on)}), first at {first}"
-            yield Finding(kind, text, "warning", name, on, number, first)
+            yield Diagnostic(kind, text, tensor=name, ranks=on, count=number, first=first)
 
 
-def _zeros(name: str, tally: _Tally) -> Finding:
+def _zeros(name: str, tally: _Tally) -> Diagnostic:
     ranks = tuple(sorted(tally.zero_ranks))
     text = f"{name}: all {count(tally.elements, 'element')} are zero"
     if tally.zeros < tally.elements:
         text = f"{name}: all elements that {format_ranks(ranks)} hold are zero, and others are not"
-    return Finding("zero", text, "warning", name, ranks, tally.zeros)
+    return Diagnostic("zero", text, tensor=name, ranks=ranks, count=tally.zeros)
 
 
 def _are(number: int) -> str:
@@ -220,7 +217,8 @@ def scan_to_verify(
     try:
         return scan_all(src, pattern, step, key=key, on_progress=on_progress)
     except StepError as error:
-        return RankCatalog(src, {}, problems=error.problems)
+        problems = tuple(Diagnostic("mixed_steps", text) for text in error.problems)
+        return RankCatalog(src, {}, problems=problems)
     except FormatError as error:
         return MergedCatalog(src, {}, damaged={0: error})
 
@@ -232,6 +230,7 @@ def verify(
     replicated: bool = False,
     deep: bool = False,
     crc: bool = False,
+    ignore: Collection[str] = (),
     executor: Executor | None = None,
     open_progress: OpenProgress = lambda total: nullcontext(lambda nbytes: None),
 ) -> Report:
@@ -250,6 +249,8 @@ def verify(
         Read the data, too; checksums and the hashes of a manifest are verified, if there are some.
     crc
         Verify checksums, and say where there are none.
+    ignore
+        Codes of warnings that are notes.
     executor
         Does the reading; by default the caller's own thread.
     open_progress
@@ -265,12 +266,12 @@ def verify(
         A file cannot be read any more.  One that could not be read before is a finding.
     """
     executor = executor or InlineExecutor()
+    found = Diagnostics("verify", ignore=ignore)
     if not catalog.files and not catalog.damaged:
-        findings = [*catalog.findings]
-        findings += (Finding("step", problem) for problem in catalog.problems)
+        found.add(*catalog.findings, *catalog.problems, *catalog.notes)
         for path in find_manifests(catalog):
-            findings += check_manifest(catalog, path, executor, deep)
-        return Report(catalog.root, findings=tuple(findings), notes=catalog.notes)
+            found.add(*check_manifest(catalog, path, executor, deep))
+        return Report(catalog.root, findings=found.findings, notes=found.notes)
     if strategy is not None or replicated or isinstance(catalog, SelfDescribedCatalog):
         strategy = known_strategy(catalog, strategy, replicated)
     if isinstance(catalog, MergedCatalog):
@@ -283,8 +284,18 @@ def verify(
             raise PlanError(reasons)
     catalog, notes = as_asked(set_aside(catalog, strategy), strategy)
     with require_unmodified_sources(catalog):
-        report = _Verification(catalog, strategy, executor).run(deep, crc, open_progress)
-    return replace(report, notes=(*report.notes, *notes))
+        is_whole = _Verification(catalog, strategy, executor, found).run(deep, crc, open_progress)
+    found.add(*notes)
+    return Report(
+        catalog.root,
+        catalog.step,
+        tuple(catalog.files),
+        len(catalog.metas),
+        sum(file.nbytes for file in catalog.files.values()),
+        found.findings,
+        found.notes,
+        is_whole,
+    )
 
 
 @contextmanager
@@ -308,34 +319,26 @@ class _Verification:
     catalog: Catalog
     strategy: Strategy | None
     executor: Executor
+    found: Diagnostics
 
-    def run(self, deep: bool, crc: bool, open_progress: OpenProgress) -> Report:
-        """All checks, one after the other."""
+    def run(self, deep: bool, crc: bool, open_progress: OpenProgress) -> bool:
+        """Make all checks, one after the other; return `Report.is_whole`."""
         catalog = self.catalog
         sources = self._sources(deep)
         of_strategy = self.strategy.notes if self.strategy is not None else ()
-        notes = [*notes_of_scan(catalog, self.strategy), *of_strategy, *sources.notes]
-        findings = [Finding("unfinished", problem) for problem in catalog.problems]
-        findings += catalog.findings
-        findings += [*find_damage(catalog, notes), *find_gaps(catalog, notes), *sources.problems]
-        notes = [note for note in notes if not is_told(note)]
+        found = self.found
+        found.add(*catalog.problems, *catalog.findings, *find_damage(catalog, sources.notes))
+        found.add(*notes_of_scan(catalog, self.strategy), *of_strategy, *sources.notes)
+        found.add(*sources.problems)
         with _counted(open_progress, self._bytes_to_read(sources, deep, crc)) as on_progress:
-            findings += self._integrity(deep, crc, notes, on_progress)
-            findings += self._names(sources, notes)
-            findings += self._data(sources, deep, notes, on_progress)
-        if any(finding.kind == "replica" for finding in findings):
-            notes.append(Note("replica", f"replicas differ: {REMEDY} by merge, reshard and diff"))
-        return Report(
-            catalog.root,
-            catalog.step,
-            tuple(catalog.files),
-            len(catalog.metas),
-            sum(file.nbytes for file in catalog.files.values()),
-            tuple(sorted(findings, key=lambda finding: finding.severity)),
-            tuple(notes),
-            self.strategy is not None
-            or (isinstance(catalog, MergedCatalog) and not catalog.one_of_several),
-        )
+            self._check_integrity(deep, crc, on_progress)
+            self._check_names(sources)
+            self._check_data(sources, deep, on_progress)
+        if any(one.code == "replica" for one in found):
+            text = f"replicas differ: {REMEDY} by merge, reshard and diff"
+            found.add(Diagnostic("replica_advice", text))
+        is_merged = isinstance(catalog, MergedCatalog) and not catalog.one_of_several
+        return self.strategy is not None or is_merged
 
     def _sources(self, deep: bool) -> Sources:
         """The sources, with the strategy corrected if the data are read and prove it wrong."""
@@ -357,12 +360,8 @@ class _Verification:
         )
         self.strategy, sources = settled.strategy, settled.sources
         # Replicas that differ are found once more when all are read, element by element.
-        sources.problems += [one for one in settled.problems if one.kind != "replica"]
-        for note in settled.notes:  # there is no result that it would do no harm to
-            if note.kind == "doubt":
-                sources.problems.append(Finding("strategy", note.text, "warning"))
-            else:
-                sources.notes.append(note)
+        sources.problems += [one for one in settled.problems if one.code != "replica"]
+        sources.notes += settled.notes
         return sources
 
     def _told(self, deep: bool, crc: bool) -> dict[int, FileIndex]:
@@ -384,59 +383,58 @@ class _Verification:
         pairs = other_stages(self.catalog, self.strategy, sources.found)
         return total + sum(one.meta.nbytes for pair in pairs for one in pair)
 
-    def _integrity(
-        self, deep: bool, crc: bool, notes: list[Note], on_progress: Callable[[int], None]
-    ) -> Iterator[Finding]:
-        """Checksums and tags that are wrong; what else there is to say goes to ``notes``."""
+    def _check_integrity(self, deep: bool, crc: bool, on_progress: Callable[[int], None]) -> None:
+        """Verify the checksums and tags of files."""
         told = self._told(deep, crc)
         ranks = {file.path: rank for rank, file in told.items()}
         only = replace(self.catalog, files=told)
         errors, more = check_files(only, self.executor, deep or crc, on_progress)
-        notes += more
+        self.found.add(*more)
         for error in errors:
             rank = ranks[error.path]
             text = (
                 str(error) if isinstance(self.catalog, MergedCatalog) else f"rank {rank}: {error}"
             )
-            yield Finding("checksum", text, ranks=(rank,))
+            self.found.add(Diagnostic("checksum", text, ranks=(rank,)))
 
-    def _data(
-        self, sources: Sources, deep: bool, notes: list[Note], on_progress: Callable[[int], None]
-    ) -> Iterator[Finding]:
-        """What is wrong with the data, as far as they are read, and with what manifests list."""
+    def _check_data(self, sources: Sources, deep: bool, on_progress: Callable[[int], None]) -> None:
+        """Check the data, as far as they are read, and what manifests list."""
         manifests = find_manifests(self.catalog)
         seen: set[bytes] = set()
         if deep:
             wanted = seen if manifests else None
-            yield from self._contents(sources, notes, on_progress, wanted)
+            self._check_contents(sources, on_progress, wanted)
         elif self.strategy is not None:
             numbers = (one for one in self._slices(sources) if _is_unlisted_number(one))
             for one, facts in examine_slices(numbers, self.executor):
-                yield from differences(one, facts, self.catalog, self.strategy)
+                self.found.add(*differences(one, facts, self.catalog, self.strategy))
         for path in manifests:
-            yield from check_manifest(self.catalog, path, self.executor, deep, on_progress, seen)
+            self.found.add(
+                *check_manifest(self.catalog, path, self.executor, deep, on_progress, seen)
+            )
 
-    def _contents(
+    def _check_contents(
         self,
         sources: Sources,
-        notes: list[Note],
         on_progress: Callable[[int], None],
         seen: set[bytes] | None,
-    ) -> Iterator[Finding]:
-        """What is wrong with the data; what else there is to say of them goes to ``notes``."""
+    ) -> None:
+        """Check all data; add to ``seen`` as `check_contents` does."""
         slices = self._slices(sources)
         running: frozenset[str] = frozenset()
         if self.strategy is not None:
             names = names_to_compare(self.catalog, self.strategy)
             running = find_running(self.catalog, self.strategy, names, self.executor)
-        found, more = check_contents(
-            slices, self.catalog, self.strategy, self.executor, on_progress, seen, running
+        self.found.add(
+            *check_contents(
+                slices, self.catalog, self.strategy, self.executor, on_progress, seen, running
+            )
         )
-        notes += more
-        yield from found
         if self.strategy is not None:
-            yield from compare_stages(
-                self.catalog, self.strategy, sources.found, self.executor, on_progress
+            self.found.add(
+                *compare_stages(
+                    self.catalog, self.strategy, sources.found, self.executor, on_progress
+                )
             )
 
     def _slices(self, sources: Sources) -> Iterator[Slice]:
@@ -452,23 +450,25 @@ class _Verification:
         for _, other in other_stages(self.catalog, self.strategy, sources.found):
             yield from slices_of(other)
 
-    def _names(self, sources: Sources, notes: list[Note]) -> Iterator[Finding]:
-        """What is wrong with who holds which names, types and shapes."""
+    def _check_names(self, sources: Sources) -> None:
+        """Check which ranks hold which names, types and shapes."""
         if self.strategy is None:
             if not isinstance(self.catalog, MergedCatalog):
                 text = "no strategy (-s) and no --replicated: whether the ranks' slices fit "
-                notes.append(Note("doubt", text + "together, and replicas agree, is not known"))
+                self.found.add(
+                    Diagnostic("doubt", text + "together, and replicas agree, is not known")
+                )
             for name in self.catalog.metas:
-                yield from check_types(self.catalog, self.catalog.metas_of(name))
-            yield from find_beginnings(self.catalog)
+                self.found.add(*check_types(self.catalog, self.catalog.metas_of(name)))
+            self.found.add(*find_beginnings(self.catalog))
             return
         owners = find_owners(self.strategy.layouts, self.catalog.metas)
         for source in sources.found:
             held = self.catalog.metas_of(source.meta.name)
             if not source.has_layout:
-                yield from check_unlisted(self.catalog, self.strategy, held, owners)
-        yield from find_lacking(self.catalog, sources.found, notes)
-        yield from find_partial(self.catalog, self.strategy, sources.is_deduplicated)
+                self.found.add(*check_unlisted(self.catalog, self.strategy, held, owners))
+        self.found.add(*find_lacking(self.catalog, sources.found))
+        self.found.add(*find_partial(self.catalog, self.strategy, sources.is_deduplicated))
 
 
 def _is_unlisted_number(one: Slice) -> bool:

@@ -481,7 +481,7 @@ def test_a_chosen_step_needs_no_record(output):
     for path in output.rglob("meta.json"):
         path.write_text("?")
     assert scan(str(output), step="1_5").step == "1_5"
-    assert [note for note in scan(str(output), step="1_5").notes if note.kind == "doubt"] == []
+    assert [note for note in scan(str(output), step="1_5").notes if note.code == "doubt"] == []
 
 
 # --------------------------------------------------------------------- what else lies in trees

@@ -208,7 +208,7 @@ def test_a_damaged_index_is_the_error(model):
 def test_a_wrong_total_size_is_doubtful_and_no_more(model, tmp_path):
     rewrite(model, lambda index: index["metadata"].update(total_size=5))
     (note,) = scan(str(model)).notes
-    assert note.kind == "doubt"
+    assert note.code == "doubt"
     assert "total_size is 5, and the tensors that it names have 168 bytes" in note.text
     run_well("merge", model, "-o", tmp_path / "full.ckpt")
 

@@ -70,7 +70,7 @@ def merge(folder, catalog, names, **more):
         catalog, strategy, str(folder / "m.ckpt"), "ckpt", **more
     )
     ckpttool.execute(plan, destination)
-    return read(folder / "m.ckpt"), [note.kind for note in plan.notes]
+    return read(folder / "m.ckpt"), [note.code for note in plan.notes]
 
 
 def refused(folder, catalog, names, **more):
@@ -249,13 +249,13 @@ def test_what_speaks_for_drift_is_a_finding_and_a_proven_shard_is_none(tmp_path)
     drifted(tmp_path, 1e-3)
     strategy = join_stages({0: dict.fromkeys(("w", "v"), Layout((4,), ((), ())))})
     found = ckpttool.verify(ckpttool.scan(str(tmp_path / "src")), strategy, deep=True).findings
-    assert {"replica", "strategy"} == {finding.kind for finding in found}
+    assert {"replica", "strategy"} == {finding.code for finding in found}
     w = noise("w", "Float32", (8, 3))
     catalog = checkpoint(tmp_path / "cut", 4, {"w": (w, 4)})
     strategy = join_stages({0: {"w": Layout((4,), ((), ()))}})
     report = ckpttool.verify(catalog, strategy, deep=True)
     assert not report.findings
-    assert "corrected" in [note.kind for note in report.notes]
+    assert "corrected" in [note.code for note in report.notes]
 
 
 @pytest.mark.parametrize(
@@ -344,7 +344,7 @@ def test_a_tensor_whose_replicas_the_shard_does_not_divide_is_whole(tmp_path):
     merged = read(tmp_path / "m.ckpt")
     assert (merged["w"], merged["b"]) == (w, b)
     assert (merged["z"].shape, merged["o"].shape) == ((2, 6), (8, 3))
-    proven, decided = (note.text for note in plan.notes if note.kind == "corrected")
+    proven, decided = (note.text for note in plan.notes if note.code == "corrected")
     assert "as replicas that differ or shapes tell: 1 parameter: w;" in proven
     told = "--optimizer-shard 4 alone decides: cut: o; whole, for it does not divide their"
     assert f"{told} replicas: z; say by hand" in decided

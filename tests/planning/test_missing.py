@@ -24,6 +24,7 @@ from tests.support.checkpoints import (
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.damage import cut_short
+from tests.support.diagnostics import is_warning
 from tests.support.readers import rank_file, read
 
 CASE = GOLDEN / "tutorial_8_to_8_retrain"  # every slice is on two or four ranks
@@ -39,7 +40,7 @@ def damaged(catalog, *ranks, kind=FormatError):
 def outcome(catalog, strategy=ONE_STAGE, unlisted=None, agreement=None):
     """Damage that is left, problems, and notes of replicas."""
     sources = find_sources(catalog, strategy, agreement or {}, unlisted)
-    notes = [note.text for note in sources.notes if note.is_warning]
+    notes = [note.text for note in sources.notes if is_warning(note)]
     return sources.damage, [problem.text for problem in sources.problems], notes
 
 

@@ -105,7 +105,7 @@ def test_unlisted_gradients_follow_with_the_optimizer_shard():
     full = {"w": (8, 3), "accu_grads.w": (8, 3)}
     made = plan_of(catalog_of({0: full}), None, strategy_of({"w": sharded}), "follow")
     assert held_by(made)[0] == {"w": (4, 3), "accu_grads.w": (4, 3)}
-    assert [note.kind for note in made.notes] == ["follows"]
+    assert [note.code for note in made.notes] == ["follows"]
 
 
 def test_a_map_of_one_entry_is_left_out_as_a_whole():

@@ -27,6 +27,7 @@ from tests.support.checkpoints import (
     write_ranks,
 )
 from tests.support.commands import run_well
+from tests.support.diagnostics import is_warning
 from tests.support.readers import Entry, read
 
 TARGET = strategy_of({"w": Layout((2,), ((0,), ()))})
@@ -135,7 +136,7 @@ def test_state_that_the_source_lists_and_the_target_does_not_follows_with_a_note
     strategy = strategy_of({"w": ROWS, "adam_m.w": ROWS})
     made = plan(slice_catalog(strategy, {"w": (8, 3), "adam_m.w": (8, 3)}), strategy, TARGET)
     assert output_shapes(made)["adam_m.w"] == [(4, 3)] * 2
-    assert [(note.kind, "adam_m.w" in note.text) for note in made.notes] == [("follows", True)]
+    assert [(note.code, "adam_m.w" in note.text) for note in made.notes] == [("follows", True)]
 
 
 def test_state_that_follows_in_the_source_and_has_nothing_to_follow_in_the_target_is_told():
@@ -143,7 +144,7 @@ def test_state_that_follows_in_the_source_and_has_nothing_to_follow_in_the_targe
     shapes = {"w": (4, 3), "b": (8, 3), "adam_m.w": (4, 3)}
     made = plan(with_names(shapes), strategy, strategy_of({"b": Layout((2,), ((), ()))}))
     assert output_shapes(made)["adam_m.w"] == [(8, 3)] * 2
-    (note,) = [note for note in made.notes if note.kind == "undivided"]
+    (note,) = [note for note in made.notes if note.code == "undivided"]
     assert "2 parameters" in note.text
     assert "adam_m.w" in note.text
 
@@ -255,7 +256,7 @@ def test_states_of_few_parameters_under_an_unknown_prefix_are_warned_about(prefi
     agreement = {f"{prefix}.{name}": SHARED for name in names[:states]}
     sources = find_sources(with_names(dict.fromkeys(held, (4, 3))), strategy, agreement, None)
     assert not sources.problems
-    warned = [note.text for note in sources.notes if note.is_warning]
+    warned = [note.text for note in sources.notes if is_warning(note)]
     if prefix == "adam_m" or states == 2:
         assert not warned
     else:
@@ -455,6 +456,6 @@ def test_state_without_rows_has_those_of_its_parameter_in_the_target(names):
     if "adam_m.t" in names:
         target = strategy_of({"t": target.layouts["t"][0], "adam_m.t": Layout((3,), ((0,), ()))})
     made = plan(catalog, source, target)
-    assert {note.kind for note in made.notes} <= {"follows"}
+    assert {note.code for note in made.notes} <= {"follows"}
     shapes = output_shapes(made)
     assert shapes["t"] == shapes["adam_m.t"] == [(5, 3), (1, 3), (4, 3)]

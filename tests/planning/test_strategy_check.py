@@ -6,6 +6,7 @@ import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import join_stages
 from tests.support.checkpoints import catalog_on_disk, noise, write_ranks
+from tests.support.diagnostics import graded, is_warning
 from tests.support.readers import Entry
 
 COLUMNS = Layout((4,), ((), (0,)))  # four slices, one on each rank
@@ -20,7 +21,7 @@ def held_by(folder, text):
 def warnings(folder, catalog, layout):
     strategy = join_stages({0: {"w": layout}})
     plan, _ = ckpttool.plan_merge(catalog, strategy, str(folder / "m.ckpt"), "ckpt")
-    return [note.text for note in plan.notes if note.is_warning]
+    return [note.text for note in plan.notes if is_warning(note)]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +65,7 @@ def test_ranks_that_all_hold_the_same_wherever_the_strategy_cuts_are_refused(tmp
 def test_one_tensor_of_which_slices_differ_speaks_for_the_strategy(tmp_path):
     catalog, strategy = all_the_same(tmp_path, u=lambda rank: noise(f"u{rank}", "Int32", (4, 3)))
     plan, _ = ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"), "ckpt")
-    (warning,) = [note.text for note in plan.notes if note.is_warning]
+    (warning,) = [note.text for note in plan.notes if is_warning(note)]
     assert warning.endswith("use --replicated: w")
 
 
@@ -94,16 +95,16 @@ def test_one_such_tensor_among_others_is_enough(tmp_path):
     catalog = catalog_on_disk(tmp_path / "src", held)
     strategy = join_stages({0: dict.fromkeys(held[0], COLUMNS)})
     plan, _ = ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"), "ckpt")
-    (warning,) = [note.text for note in plan.notes if note.is_warning]
+    (warning,) = [note.text for note in plan.notes if is_warning(note)]
     assert warning.endswith("use --replicated: v")
 
 
 def test_slices_that_are_the_same_are_a_finding_of_verify(tmp_path):
     strategy = join_stages({0: {"w": COLUMNS}})
     (found,) = ckpttool.verify(held_by(tmp_path, "abab"), strategy, deep=True).findings
-    assert (found.kind, found.severity) == ("strategy", "warning")
+    assert graded(found) == ("warning", "unlike_states")
     found = ckpttool.verify(*all_the_same(tmp_path / "all"), deep=True).findings[0]
-    assert (found.kind, found.severity) == ("strategy", "error")
+    assert graded(found) == ("error", "contradicted")
 
 
 def test_slices_of_an_optimizer_shard_that_are_no_slices_are_a_finding_of_verify(tmp_path):

@@ -170,7 +170,7 @@ def test_what_only_ranks_without_a_turn_hold_is_dropped_with_a_note():
     ranks = {0: {"w": (4, 3)}, 2: {"w": (4, 3), "rng": (2,)}, 3: {"w": (4, 3), "rng": (2,)}}
     made = plan(catalog_of(ranks), ONE_STAGE, None, {"rng": ((2,), (3,))}, "rank")
     assert names_by_rank(made) == {0: ["w"]}
-    assert ["rng" in note.text for note in made.notes if note.kind == "dropped"] == [True]
+    assert ["rng" in note.text for note in made.notes if note.code == "dropped"] == [True]
 
 
 def test_replicated_ranks_with_a_gap_write_a_name_once():
@@ -185,7 +185,7 @@ def test_replicated_ranks_with_a_gap_write_a_name_once():
 
 
 def kinds(plan):
-    return {note.kind: note.text for note in plan.notes}
+    return {note.code: note.text for note in plan.notes}
 
 
 def test_a_name_that_only_the_target_lists_is_a_note():
@@ -233,7 +233,7 @@ def test_gradients_are_cut_by_a_claimed_shard_unless_the_source_shows_that_it_is
     assert [
         [meta.shape for meta in output.metas if meta.name == "accu_grads.w"] for output in made
     ] == [[(cut_rows, 3)]] * 2
-    told = [note.kind for note in made.notes if "target strategy claims" in note.text]
+    told = [note.code for note in made.notes if "target strategy claims" in note.text]
     assert told == ([] if kind is None else [kind])
 
 

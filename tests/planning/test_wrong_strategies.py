@@ -13,6 +13,7 @@ from scripts.sweep_strategies import sweep
 from tests.support.checkpoints import ROWS, SHARDED, WHOLE, catalog_on_disk, cut, noise, write_ranks
 from tests.support.commands import mentions, message, run, run_well
 from tests.support.corpus import GOLDEN
+from tests.support.diagnostics import is_warning
 from tests.support.readers import zeros
 
 COLUMNS = Layout((2, 2), ((), (1,)))
@@ -44,7 +45,7 @@ def test_a_parameter_and_its_state_of_other_full_shapes_are_refused(tmp_path, cl
 def test_a_parameter_and_its_state_of_one_full_shape_are_warned_about(tmp_path):
     layouts = {"w": BOTH, "adam_m.w": BOTH}
     made = plan(tmp_path, layouts, {**layouts, "adam_m.w": EXCHANGED})
-    (warning,) = [note.text for note in made.notes if note.is_warning]
+    (warning,) = [note.text for note in made.notes if is_warning(note)]
     assert warning.startswith(
         "the strategy shards a parameter and its optimizer state differently: w and adam_m.w;"
     )
@@ -64,12 +65,12 @@ def test_optimizer_shards_that_give_other_full_shapes_are_refused(tmp_path, true
 def test_a_parameter_and_its_state_may_differ_in_their_optimizer_shard(tmp_path, states):
     layouts = {"w": SHARDED, **states}
     made = plan(tmp_path, layouts, layouts)
-    assert not [note for note in made.notes if note.is_warning]
+    assert not [note for note in made.notes if is_warning(note)]
 
 
 def test_gradients_may_claim_another_optimizer_shard(tmp_path):
     made = plan(tmp_path, {"w": ROWS, "accu_grads.w": ROWS}, {"w": ROWS, "accu_grads.w": SHARDED})
-    assert not [note for note in made.notes if note.is_warning]
+    assert not [note for note in made.notes if is_warning(note)]
 
 
 def test_verify_finds_them_by_headers_alone(tmp_path):
@@ -97,7 +98,7 @@ def test_slices_that_are_equal_in_most_sharded_tensors_are_refused(tmp_path):
 def test_slices_that_are_equal_in_few_tensors_are_warned_about(tmp_path):
     true = {"a": COLUMNS, "b": ROWS, "c": ROWS}
     made = plan(tmp_path, true, {**true, "a": BOTH})
-    (warning,) = [note.text for note in made.notes if note.is_warning]
+    (warning,) = [note.text for note in made.notes if is_warning(note)]
     assert warning.startswith("ranks 0, 1; ranks 2, 3 hold the same where the strategy cuts")
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckpttool
-from ckpttool.model.diagnostics import Finding
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
 from ckpttool.model.strategy import Strategy
@@ -312,7 +312,7 @@ def test_replicas_that_differ_are_found_with_ranks_count_and_first_index(new_fol
         got = [(f.ranks, f.count, f.first) for f in found if f.tensor == name]
         want = list(expected_replicas(ranks, move.src, name, entries[name].shape))
         assert sorted(got) == sorted(one[:3] for one in want)
-        assert all(isinstance(finding, Finding) for finding in found)
+        assert all(isinstance(finding, Diagnostic) for finding in found)
         for finding in (f for f in found if f.tensor == name):
             facts = finding.ranks, finding.count, finding.first
             (groups,) = (one[3] for one in want if one[:3] == facts)

@@ -160,7 +160,7 @@ parameters:
         (1, 1),  # a name that is the pattern, letter by letter
     ]
     (note,) = found.notes
-    assert note.kind == "absent"
+    assert note.code == "absent"
     assert f"*.1.weight ({path}, line 8), layers.* ({path}, line 9)" in note.text
     assert "[*]" not in note.text
 

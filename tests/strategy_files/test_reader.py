@@ -308,7 +308,7 @@ def test_a_merged_file_that_mindspore_merged_again_is_what_it_was_before(path, t
     found = read_strategy([str(path)])
     assert (found.layouts, found.stages) == (once.layouts, once.stages)
     (note,) = found.notes
-    assert note.kind == "corrected"
+    assert note.code == "corrected"
     assert path.name in note.text
     shutil.copytree(folder, tmp_path / "strategy")
     shutil.copy(path, tmp_path / "strategy" / f"merged_ckpt_strategy{path.suffix}")

@@ -177,7 +177,7 @@ def find(catalog, strategy=ONE_STAGE, agreement=None, unlisted=None):
     sources = find_sources(catalog, strategy, agreement or {}, unlisted)
     notes = {}
     for note in sources.notes:
-        notes.setdefault(note.kind, []).append(note.text)
+        notes.setdefault(note.code, []).append(note.text)
     found = {}
     for source in sources.found:
         found.setdefault(source.meta.name, []).append(source)

@@ -13,7 +13,7 @@ from ckpttool.errors import CombinedError, PlanError
 def notes_of(src: Path | str, *kinds: str, **options: object) -> list[str]:
     """Return the texts of the notes of some kinds, or of all."""
     found = scan(str(src), **options).notes
-    return [note.text for note in found if not kinds or note.kind in kinds]
+    return [note.text for note in found if not kinds or note.code in kinds]
 
 
 def problems_of(src: Path | str, **options: object) -> tuple[str, ...]:

@@ -343,7 +343,7 @@ def test_replicas_that_differ_are_a_finding_and_the_lowest_rank_is_compared(tmp_
         assert [one.name for one in found.differences] == ["w"][: 1 - rank]
         assert not found.is_equal
         (finding,) = found.findings
-        assert (finding.kind, finding.severity, finding.ranks) == ("replica", "error", (0, 1))
+        assert (finding.code, finding.ranks) == ("replica", (0, 1))
         assert finding.text.startswith(f"{side}: w: the strategy says that ranks 0, 1 hold the sa")
         assert not ckpttool.diff(*sides, trust_strategy=True).findings
 
@@ -384,7 +384,7 @@ def test_a_note_of_both_sides_is_said_once_and_one_of_a_side_says_whose_it_is(tm
     ranks = {rank: {**held, "adam_m.w": held["w"]} for rank, held in ranks.items()}
     a = catalog_on_disk(tmp_path / "a", ranks)
     both = ckpttool.diff(a, a, ROW_CUT, ROW_CUT).notes
-    assert [note.kind for note in both] == ["follows"]
+    assert [note.code for note in both] == ["follows"]
     b = written(tmp_path / "b", entries(**{"adam_m.w": entries()["w"]}))
     alone = ckpttool.diff(a, b, ROW_CUT).notes
     assert [note.text for note in alone] == [f"A: {note.text}" for note in both]
@@ -396,7 +396,7 @@ def test_a_damaged_rank_is_replaced_and_told(tmp_path):
     path.write_bytes(path.read_bytes()[:-3])
     found = ckpttool.diff(ckpttool.scan(str(a)), written(tmp_path / "b", entries()), ROW_CUT)
     assert not found.differences
-    assert [note.kind for note in found.notes] == ["replica"]
+    assert [note.code for note in found.notes] == ["missing_replica"]
 
 
 def test_a_hidden_optimizer_shard_is_seen_through(tmp_path):
