@@ -23,6 +23,24 @@ MEANINGS = {
     errno.EIO: " (the disk, or the way to it, has failed)",
 }
 
+TYPE_CHECKING = False  # typing itself would be loaded before signals are handled
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class Stated(Protocol):
+        """A problem: what `PlanError` uses of a `Diagnostic`, which a higher room defines."""
+
+        @property
+        def code(self) -> str:
+            """What kind of problem it is, for programs."""
+
+        @property
+        def text(self) -> str:
+            """The problem, for people; one line."""
+
+        def on_side(self, side: str) -> Stated:
+            """Return the problem with the side of a comparison that it is about."""
+
 
 class CkptToolError(Exception):
     """The base of all deliberate errors; exit code 1."""
@@ -102,23 +120,23 @@ class PlanError(CkptToolError):
 
     Parameters
     ----------
-    problems
-        One message for each problem that was found, not only for the first.
+    diagnostics
+        All problems that were found, not only the first; `ckpttool.model.diagnostics.Diagnostic`.
     """
 
     exit_code = 5
 
-    def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__(tuple(problems))
-        self._problems = tuple(problems)
+    def __init__(self, diagnostics: Sequence[Stated]) -> None:
+        super().__init__(tuple(diagnostics))
+        self.diagnostics = tuple(diagnostics)
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """The message of each problem, one line each."""
-        return self._problems
+        """Messages of the single problems, one line each."""
+        return tuple(one.text for one in self.diagnostics)
 
     def __str__(self) -> str:
-        return "\n".join(self._problems)
+        return "\n".join(self.problems)
 
 
 class EngineError(CkptToolError):
@@ -252,11 +270,11 @@ def with_side(error: CkptToolError, side: str) -> CkptToolError:
 
     Examples
     --------
-    >>> str(with_side(PlanError(["no strategy"]), "B"))
-    'B: no strategy'
+    >>> str(with_side(StrategyError("s.ckpt", "empty"), "B"))
+    'B: s.ckpt: empty'
     """
     if isinstance(error, PlanError):
-        return type(error)([f"{side}: {problem}" for problem in error.problems])
+        return type(error)([one.on_side(side) for one in error.diagnostics])
     if isinstance(error, StrategyError):
         return StrategyError(f"{side}: {error.where}", error.reason)
     if isinstance(error, CombinedError):

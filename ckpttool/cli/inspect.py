@@ -9,11 +9,10 @@ import click
 import ckpttool
 from ckpttool.cli import documents, options, tables, workflow
 from ckpttool.cli.documents import show_other
-from ckpttool.errors import CkptToolError, FormatError, PlanError, raise_all
+from ckpttool.errors import CkptToolError, FormatError
 from ckpttool.model.catalog import MergedCatalog
 
 if TYPE_CHECKING:
-    from ckpttool.model.catalog import Catalog
     from ckpttool.model.diagnostics import Diagnostic
     from ckpttool.model.tensors import Secret
 
@@ -52,21 +51,19 @@ def inspect(
 ) -> None:
     """Show what a checkpoint holds, from headers alone."""
     from ckpttool.discovery.scan import scan_all
+    from ckpttool.execution.executors import default_jobs
+    from ckpttool.model.diagnostics import Diagnostics
 
     if show_other(src, as_json):
         return
-    errors: list[CkptToolError] = []
+    diagnostics = Diagnostics("inspect")
     catalog, strategy, _ = workflow.load(
-        src, pattern, step, src_strategy, key=key, tolerated=errors, scan=scan_all
+        src, pattern, step, src_strategy, key=key, tolerated=diagnostics.failures, scan=scan_all
     )
-    errors[:0] = catalog.damaged.values()
-    errors += (PlanError([finding.text]) for finding in catalog.findings)
-    catalog = _with_warnings(catalog)
-    catalog = _verify(catalog, errors) if crc else catalog
-    if isinstance(catalog, MergedCatalog) and strategy is None:
-        document, notes = documents.describe_undivided(catalog)
-    else:
-        document, notes = documents.describe_checkpoint(catalog, strategy, errors)
+    with ckpttool.open_engine(f"threads:{default_jobs()}") as executor:
+        document = ckpttool.describe(
+            catalog, strategy, crc=crc, executor=executor, diagnostics=diagnostics
+        )
     if as_json:
         documents.print_json(document)
     elif isinstance(catalog, MergedCatalog) and strategy is None:
@@ -74,16 +71,10 @@ def inspect(
     elif catalog.files or not catalog.findings:
         tables.print_checkpoint(catalog, document)
     if not as_json:
-        errors, notes = _join_replaced(errors, notes)
+        notes = diagnostics.of("note", "warning")
+        diagnostics.failures, notes = _join_replaced(diagnostics.failures, notes)
         documents.print_notes(notes, quiet, "inspect")
-    raise_all(errors)
-
-
-def _with_warnings(catalog: Catalog) -> Catalog:
-    """Turn the problems of a catalog into warnings: inspect shows what is there."""
-    from dataclasses import replace
-
-    return replace(catalog, notes=(*catalog.problems, *catalog.notes))
+    diagnostics.raise_if_errors()
 
 
 def _join_replaced(
@@ -91,22 +82,12 @@ def _join_replaced(
 ) -> tuple[list[CkptToolError], tuple[Diagnostic, ...]]:
     """Join the diagnostic on who replaces a damaged file with the error of that file."""
     replaced = {note.path: note for note in notes if note.code == "damaged_replica"}
-    for i, error in enumerate(errors):
+    joined: list[CkptToolError] = []
+    for error in errors:
         note = replaced.get(error.path) if isinstance(error, FormatError) else None
         if note is not None and isinstance(error, FormatError):
             where = f"rank {note.ranks[0]}: {error.path}"
-            errors[i] = type(error)(where, error.offset, f"{error.reason}; {note.hint}")
-    return errors, tuple(note for note in notes if note.code != "damaged_replica")
-
-
-def _verify(catalog: Catalog, errors: list[CkptToolError]) -> Catalog:
-    """Verify the checksums of all files; add errors to ``errors``, and a note otherwise."""
-    from dataclasses import replace
-
-    from ckpttool.execution.executors import default_jobs
-    from ckpttool.storage.checksums import check_files
-
-    with ckpttool.open_engine(f"threads:{default_jobs()}") as executor:
-        found, notes = check_files(catalog, executor, crc=True)
-    errors += found
-    return replace(catalog, notes=(*catalog.notes, *notes))
+            joined.append(type(error)(where, error.offset, f"{error.reason}; {note.hint}"))
+        else:
+            joined.append(error)
+    return joined, tuple(note for note in notes if note.code != "damaged_replica")

@@ -127,11 +127,20 @@ def scan_checkpoint2(src: str, step: str | None) -> SelfDescribedCatalog | None:
     if _has_iterations(folder):
         folder = _find_iteration(folder, step, notes)
         if not _is_iteration(folder):
-            raise PlanError([f"{folder}: no {METADATA} and no model-*.safetensors of MindFormers"])
+            raise PlanError(
+                [
+                    Diagnostic(
+                        "source",
+                        f"{folder}: no {METADATA} and no model-*.safetensors of MindFormers",
+                    )
+                ]
+            )
     elif not _is_iteration(folder):
         return None
     elif step is not None and not _is_wanted(folder, step):
-        raise PlanError([f"{src}: this is not iteration {step}; name the folder above"])
+        raise PlanError(
+            [Diagnostic("source", f"{src}: this is not iteration {step}; name the folder above")]
+        )
     note_leftovers(folder, (), notes)
     values = _read_common(folder, notes)
     errors: list[FormatError] = []
@@ -282,7 +291,7 @@ def _find_iteration(root: Path, wanted: str | None, notes: list[Diagnostic]) -> 
     last = _last_complete(root)
     if wanted is None and last is None:
         reason = f"no {TRACKER}, which names the last complete iteration; choose with --step"
-        raise PlanError([f"{root}: {reason} ({have})"])
+        raise PlanError([Diagnostic("source", f"{root}: {reason} ({have})")])
     name = f"iteration {last}, which {TRACKER} names" if wanted is None else f"iteration {wanted}"
     chosen = [
         path
@@ -291,10 +300,12 @@ def _find_iteration(root: Path, wanted: str | None, notes: list[Diagnostic]) -> 
     ]
     if not chosen:
         have = _offer(folders, last) if wanted is None and last is not None else have
-        raise PlanError([f"{root}: no folder of {name}; {have}"])
+        raise PlanError([Diagnostic("source", f"{root}: no folder of {name}; {have}")])
     if len(chosen) > 1:
         named = shorten(path.name for path in chosen)
-        raise PlanError([f"{root}: several folders of {name}: {named}; name one as SRC"])
+        raise PlanError(
+            [Diagnostic("source", f"{root}: several folders of {name}: {named}; name one as SRC")]
+        )
     _note_others(folders, folders[chosen[0]], last, notes)
     return chosen[0]
 

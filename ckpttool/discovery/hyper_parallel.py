@@ -105,7 +105,13 @@ def scan_hyper_parallel(src: str, step: str | None) -> SelfDescribedCatalog | No
     if not paths:
         return None
     if step is not None:
-        raise PlanError([f"{src}: has one save, so --step {step} has nothing to choose from"])
+        raise PlanError(
+            [
+                Diagnostic(
+                    "source", f"{src}: has one save, so --step {step} has nothing to choose from"
+                )
+            ]
+        )
     tensors, objects = _read_all(paths)
     if objects:
         text = f"passed over, being no tensors: {count(len(objects), 'object')}: "
@@ -176,7 +182,7 @@ def _read_all(paths: Sequence[Path]) -> tuple[dict[str, HyperTensor], tuple[str,
                     stored = dict.fromkeys((*known.stored, *tensor.stored))
                     tensors[name] = known._replace(stored=tuple(stored))
     if problems:
-        errors.append(PlanError(problems))
+        errors.append(PlanError(Diagnostic.each("source", problems)))
     raise_all(errors)
     return tensors, tuple(objects)
 
@@ -240,7 +246,7 @@ def _rank_of(file: str) -> int:
     match = TENSORS.fullmatch(file)
     if match is None:
         reason = "named by .metadata and not _rankN_.safetensors: which rank wrote it is not known"
-        raise PlanError([f"{file}: {reason}"])
+        raise PlanError([Diagnostic("source", f"{file}: {reason}")])
     return int(match[1])
 
 

@@ -68,7 +68,9 @@ def find_checkpoint(root: Path, notes: list[Diagnostic]) -> Path:
     note_emergencies(find_emergency_saves(root), notes)
     if len(there) > 1 and there[0] != "checkpoint":
         have = " and ".join(f"{root / name} ({CHECKPOINTS[name]})" for name in there)
-        raise PlanError([f"{root}: {have} found; say which is meant: name one as SRC"])
+        raise PlanError(
+            [Diagnostic("source", f"{root}: {have} found; say which is meant: name one as SRC")]
+        )
     if len(there) > 1:
         others = " and ".join(f"{root / name} ({CHECKPOINTS[name]})" for name in there[1:])
         text = f"{root / there[0]} taken, not {others}; name that folder to use it"
@@ -76,7 +78,14 @@ def find_checkpoint(root: Path, notes: list[Diagnostic]) -> Path:
     beside = [path for path in find_nested_checkpoints(root) if path.name not in CHECKPOINTS]
     if beside and not is_run_output(root):
         others = shorten(map(str, [root / there[0], *beside]), 4)
-        raise PlanError([f"{root}: several checkpoints ({others}); say which is meant: name one"])
+        raise PlanError(
+            [
+                Diagnostic(
+                    "source",
+                    f"{root}: several checkpoints ({others}); say which is meant: name one",
+                )
+            ]
+        )
     if beside:
         others = shorten(map(str, beside), 3)
         text = f"{root / there[0]} taken, not {others} beside it; name one of them to use it"

@@ -145,7 +145,7 @@ def list_rank_files(root: Path, notes: list[Diagnostic], empty_ranks: EmptyRanks
         text = f"{shorten(of_others, 3)}: the path names two ranks, and nothing says which counts"
         problems.append(text + (hint_at_pattern(root) or _hint_at_links(root, folders.values())))
     if problems:
-        raise PlanError([*problems, *unfinished(notes)])
+        raise PlanError([*Diagnostic.each("source", problems), *unfinished(notes)])
     note_skipped(root, others, notes)
     if strategies:
         text = f"{root}: passed over {shorten(strategies, 3)}: strategy files; -s takes them"
@@ -240,9 +240,9 @@ def _is_strategy(path: Path) -> bool:
     return other is not None and other.kind == "strategy"
 
 
-def unfinished(notes: Sequence[Diagnostic]) -> Iterator[str]:
+def unfinished(notes: Sequence[Diagnostic]) -> Iterator[Diagnostic]:
     """Yield the notes that may explain missing files, for the error about them."""
-    yield from (note.text for note in notes if note.code in ("leftover", "absent"))
+    yield from (note for note in notes if note.code in ("leftover", "absent"))
 
 
 def _list_flat_files(root: Path, notes: list[Diagnostic]) -> list[RankFile]:
@@ -272,7 +272,7 @@ def _list_flat_files(root: Path, notes: list[Diagnostic]) -> list[RankFile]:
             f"{root}: no rank folders (rank_0, rank_1, ...) and no checkpoint files with "
             f"rank_N in their names{hint}"
         )
-        raise PlanError([text, *unfinished(notes)])
+        raise PlanError([*Diagnostic.each("source", [text]), *unfinished(notes)])
     return found
 
 
@@ -280,7 +280,7 @@ def _refuse_unfinished(root: Path) -> None:
     """Raise `UnfinishedError` if a run of ckpttool stopped before it wrote any file."""
     said = incomplete_reason(root)
     if said is not None:
-        raise UnfinishedError([said])
+        raise UnfinishedError([Diagnostic("nothing_complete", said)])
 
 
 def _refuse_pytorch(root: Path) -> None:
@@ -338,12 +338,18 @@ def list_by_pattern(root: Path, pattern: str, empty_ranks: EmptyRanks) -> list[R
     Ranks whose folder cannot be read are added to ``empty_ranks``.
     """
     if "{rank}" not in pattern:
-        raise PlanError([f"the pattern {pattern} does not say where {{rank}} is in the path"])
+        raise PlanError(
+            [
+                Diagnostic(
+                    "source", f"the pattern {pattern} does not say where {{rank}} is in the path"
+                )
+            ]
+        )
     found = list(_match(root, Path(pattern).parts, None, empty_ranks))
     if not found:
         raise_all(filter(None, empty_ranks.values()))
         text = f"{root}: no file matches the pattern {pattern}"
-        raise PlanError([text + hint_at_pattern(root)])
+        raise PlanError([Diagnostic("source", text + hint_at_pattern(root))])
     return found
 
 

@@ -32,7 +32,7 @@ from ckpttool.errors import FormatError, PlanError, UnfinishedError, Unsupported
 from ckpttool.formats import read_index, read_indexes
 from ckpttool.formats.reading import why_not_a_path
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
-from ckpttool.model.diagnostics import Diagnostic, plan_error
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.tensors import FileIndex, Secret
 from ckpttool.model.wording import format_ranks, shorten
 from ckpttool.storage.files import PARTIAL
@@ -83,7 +83,7 @@ def scan(
     """
     catalog = scan_all(src, pattern, step, key=key, on_progress=on_progress)
     if catalog.findings:
-        raise_all([*catalog.damaged.values(), plan_error([*catalog.problems, *catalog.findings])])
+        raise_all([*catalog.damaged.values(), PlanError([*catalog.problems, *catalog.findings])])
     return catalog
 
 
@@ -98,7 +98,7 @@ def scan_all(
     """Return the catalog as `scan` does, with ``Catalog.findings`` in place of errors."""
     url = why_not_a_path(src)
     if url is not None:
-        raise PlanError([f"{src}: {url}"])
+        raise PlanError([Diagnostic("source", f"{src}: {url}")])
     root = Path(src)
     key = Secret(key) if isinstance(key, bytes) else key
     undivided = _scan_undivided(root, src, key) if pattern is None else None
@@ -207,7 +207,7 @@ def _choose_files(
     try:
         return choose_step(str(root), found, step, notes)
     except PlanError as error:
-        raise type(error)([*error.problems, *unfinished(notes)]) from error
+        raise type(error)([*error.diagnostics, *unfinished(notes)]) from error
 
 
 def _gaps(ranks: Collection[int]) -> Iterator[int]:
@@ -218,10 +218,16 @@ def _gaps(ranks: Collection[int]) -> Iterator[int]:
 
 def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
     if path.exists() and not path.is_file():
-        raise PlanError([f"{path}: neither a file nor a folder"])
+        raise PlanError([Diagnostic("source", f"{path}: neither a file nor a folder")])
     label = label_of(path.name)
     if step is not None and label is not None and not is_wanted(path.name, {0: path}, step):
-        raise PlanError([f"{path}: a file of step {label}, as its name says, and not of {step}"])
+        raise PlanError(
+            [
+                Diagnostic(
+                    "source", f"{path}: a file of step {label}, as its name says, and not of {step}"
+                )
+            ]
+        )
     raise_all(_refusals(path))
     notes: list[Diagnostic] = []
     notes += note_index(path)

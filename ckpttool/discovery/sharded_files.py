@@ -75,9 +75,17 @@ def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
     named = shorten(Path(index.path).name for index in indexes)
     if ranks:
         reason = f"{src}: an index ({named}) and rank folders ({shorten(ranks, 3)}): two "
-        raise PlanError([reason + "checkpoints; name the index, or say with --pattern"])
+        raise PlanError(
+            [Diagnostic("source", reason + "checkpoints; name the index, or say with --pattern")]
+        )
     if any(index.files != indexes[0].files for index in indexes):
-        raise PlanError([f"{src}: {named} do not say the same; name the one that is meant"])
+        raise PlanError(
+            [
+                Diagnostic(
+                    "source", f"{src}: {named} do not say the same; name the one that is meant"
+                )
+            ]
+        )
     return _read_catalog(src, root, indexes, key)
 
 

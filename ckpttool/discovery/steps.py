@@ -41,14 +41,23 @@ def choose_step(
     if not keys or (wanted is not None and wanted.isdecimal() and len(keys) > 1):
         have = shorten(sorted({_spell(key, groups[key]) for key in keys or groups}), 8)
         if keys:
-            raise PlanError([f"{src}: --step {wanted} may be any of {have}; give epoch and step"])
+            raise PlanError(
+                [
+                    Diagnostic(
+                        "source",
+                        f"{src}: --step {wanted} may be any of {have}; give epoch and step",
+                    )
+                ]
+            )
         are = f"is only {have}" if len(groups) == 1 else f"are {have}"
         has_steps = any(map(step_of, groups))
         remedy = "" if has_steps else ", of which no name tells a step; leave --step away"
-        raise PlanError([f"{src}: no file of step {wanted}; there {are}{remedy}"])
+        raise PlanError(
+            [Diagnostic("source", f"{src}: no file of step {wanted}; there {are}{remedy}")]
+        )
     complete = [key for key in keys if len(groups[key]) == len(ranks)]
     if not complete:
-        raise StepError([_incomplete_problem(src, groups, keys, ranks)])
+        raise StepError([Diagnostic("mixed_steps", _incomplete_problem(src, groups, keys, ranks))])
     chosen = {key: groups[key] for key in keys}
     records = _read_last_saves(found, notes) if wanted is None else {}
     recorded = [key for key in complete if _is_recorded(groups[key], records)]
@@ -135,14 +144,9 @@ def _check_rivals(src: str, chosen: Groups, best: str) -> None:
         )
         named = shorten(path.name for path in files)
         of_ranks = format_ranks(sorted(chosen[rivals[0]]))
-        raise PlanError(
-            [
-                (
-                    f"{src}: several files for {of_ranks}, and nothing says which is meant: "
-                    f"{named}; choose with --pattern or --step, which takes a name, too"
-                )
-            ]
-        )
+        text = f"{src}: several files for {of_ranks}, and nothing says which is meant: "
+        text += f"{named}; choose with --pattern or --step, which takes a name, too"
+        raise PlanError([Diagnostic("source", text)])
 
 
 def _choice_notes(
@@ -180,7 +184,7 @@ def _group_by_name(found: list[RankFile], count: int) -> Groups:
             problems.append(f"rank {item.rank}: two files, {group[item.rank]} and {item.path}")
         group[item.rank] = item.path
     if problems:
-        raise PlanError(problems)
+        raise PlanError(Diagnostic.each("source", problems))
     return groups
 
 

@@ -37,6 +37,7 @@ from ckpttool.errors import CkptToolError, EngineError, PlanError, describe_os_e
 from ckpttool.execution.copy import TASK_PIECES, Filled, UnitHash, cut_into_tasks, fill
 from ckpttool.formats import get_format
 from ckpttool.formats.reading import is_there, stamp_of
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import SourceStamp
@@ -211,7 +212,7 @@ def check_workers(cluster: Cluster, plan: Plan, check: Callable[[], None]) -> No
     relative = [path for path in (*inputs, folder) if not Path(path).is_absolute()]
     if relative:
         reason = "on a cluster every path has to be absolute, workers being in other folders"
-        raise PlanError([f"{relative[0]}: {reason}"])
+        raise PlanError([Diagnostic("engine", f"{relative[0]}: {reason}")])
     with _marker(folder) as marker:
         files = (*(Seen.at(path) for path in inputs), Seen.at(marker))
         answers = _ask(cluster, View(*software(), files, folder), check)
@@ -222,7 +223,9 @@ def check_workers(cluster: Cluster, plan: Plan, check: Callable[[], None]) -> No
             for problem in answer:
                 hosts.setdefault(problem, []).append(host)
         if hosts:
-            raise PlanError([f"{', '.join(on)}: {why}" for why, on in hosts.items()])
+            raise PlanError(
+                [Diagnostic("engine", f"{', '.join(on)}: {why}") for why, on in hosts.items()]
+            )
 
 
 def _ask(

@@ -10,6 +10,7 @@ from ckpttool.errors import PlanError
 from ckpttool.execution.cluster import Cluster
 from ckpttool.execution.execute import CopyOptions
 from ckpttool.execution.executors import default_jobs, is_cluster, read_word
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.plan import Plan
 
 MIB = 1 << 20
@@ -68,7 +69,9 @@ def fit_memory(
         given = f"{max_bytes / MIB:.4g} MiB" if max_bytes >= MIB else f"{max_bytes} bytes"
         reason = f"{given} of memory are too little: "
         reason += f"{-(-(least + TOLERANCE) // MIB)} MiB are the least"
-        raise PlanError([f"{reason} that works for this, with {engine}{advice}"])
+        raise PlanError(
+            [Diagnostic("memory", f"{reason} that works for this, with {engine}{advice}")]
+        )
     usual = CopyOptions()
     spare = (max_bytes - needed) // workers
     band_bytes = min(usual.band_bytes, spare // 2 // 4096 * 4096)

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from ckpttool.errors import PlanError
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.tensors import SourceStamp
 
 # What stat says where there is nothing of a name.
@@ -170,4 +171,4 @@ def demand_same(path: str, found: SourceStamp, stamp: SourceStamp | None) -> Non
     """Raise `PlanError` if the stamp of an opened file is not the expected one."""
     if stamp not in (None, found):
         reason = "was written to, or the path leads to another file than when its header was read"
-        raise PlanError([f"{path}: {reason}; run again"])
+        raise PlanError([Diagnostic("changed", f"{path}: {reason}; run again")])

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from ckpttool.errors import PlanError
+from ckpttool.errors import CkptToolError, PlanError, raise_all
 
 Severity = Literal["note", "warning", "error"]
 Command = Literal["convert", "inspect", "verify", "diff"]  # merge and others convert
@@ -152,6 +152,16 @@ CODES: Mapping[str, Code] = {
     "infinite": Code("values are infinite", "warning"),
     "zero": Code("a weight is all zero", "warning"),
     "zero_state": Code("values are all zero, as when training begins", "note"),
+    # why a command cannot do what was requested
+    "source": Code("the input is not a checkpoint that can be read as requested", "error"),
+    "options": Code("options contradict each other or the input", "error"),
+    "changed": Code("files changed while they were read", "error"),
+    "destination": Code("outputs cannot be written there", "error"),
+    "resume": Code("an earlier run is not of this command", "error"),
+    "busy": Code("another run is writing there", "error"),
+    "parts": Code("the parts of a set do not fit together", "error"),
+    "engine": Code("workers cannot do this work", "error"),
+    "memory": Code("the work does not fit --max-memory", "error"),
     # outputs
     "target": Code(
         "a parameter does not fit the target",
@@ -241,6 +251,11 @@ class Diagnostic:
         if self.code not in CODES:
             raise ValueError(f"{self.code!r} is not a code of a diagnostic")
 
+    @classmethod
+    def each(cls, code: str, messages: Iterable[str]) -> tuple[Diagnostic, ...]:
+        """Return a diagnostic of one code for each message."""
+        return tuple(cls(code, message) for message in messages)
+
     @property
     def text(self) -> str:
         """Message and hint, for people."""
@@ -265,7 +280,7 @@ class Diagnostic:
 
 
 class Diagnostics:
-    """Everything that a command found, in order, each fact once; the only accumulator.
+    """Everything that the stages of a run find, in order, each fact once; the only accumulator.
 
     Parameters
     ----------
@@ -274,11 +289,16 @@ class Diagnostics:
     strict, ignore
         See `severities`.
 
+    Attributes
+    ----------
+    failures
+        Errors of files and strategies that could not be read.
+
     Examples
     --------
     >>> found = Diagnostics("verify", ignore=["older_step"])
     >>> found.add(Diagnostic("older_step", "step 10"), Diagnostic("nan", "w: 3 elements are NaN"))
-    >>> [one.message for one in found.notes], [one.message for one in found.findings]
+    >>> [one.message for one in found.of("note")], [one.message for one in found.of("warning")]
     (['step 10'], ['w: 3 elements are NaN'])
     >>> found.exit_code
     1
@@ -288,6 +308,7 @@ class Diagnostics:
         self, command: Command = "convert", *, strict: bool = False, ignore: Collection[str] = ()
     ) -> None:
         self.command = command
+        self.failures: list[CkptToolError] = []
         self._usual = severities(command)
         self._severities = severities(command, strict=strict, ignore=ignore)
         self._found: dict[tuple[str, str | None, tuple[int, ...], str], Diagnostic] = {}
@@ -301,48 +322,55 @@ class Diagnostics:
     def add(self, *found: Diagnostic) -> None:
         """Add facts that are not there yet; what this command does not report is left out."""
         for one in found:
-            if self.severity(one) is not None:
+            if self._severities[one.code] is not None:
                 key = (one.code, one.tensor, one.ranks, one.message)
                 self._found.setdefault(key, one.for_command(self.command))
 
-    def severity(self, one: Diagnostic) -> Severity | None:
-        """Return how grave a fact is for this command; None if it does not report it."""
-        return self._severities[one.code]
+    def extend(self, other: Diagnostics) -> None:
+        """Add all that another stage found."""
+        self.failures += other.failures
+        self.add(*other)
 
-    def _of(self, severity: Severity) -> tuple[Diagnostic, ...]:
-        return tuple(one for one in self if self.severity(one) == severity)
+    def of(self, *wanted: Severity) -> tuple[Diagnostic, ...]:
+        """Return the facts of some severities, in the order in which they were found."""
+        return tuple(one for one in self if self._severities[one.code] in wanted)
 
     @property
     def errors(self) -> tuple[Diagnostic, ...]:
         """What stops a conversion, or means that data are lost."""
-        return self._of("error")
-
-    @property
-    def warnings(self) -> tuple[Diagnostic, ...]:
-        """What a person should look at."""
-        return self._of("warning")
-
-    @property
-    def notes(self) -> tuple[Diagnostic, ...]:
-        """What else a person may want to know."""
-        return self._of("note")
+        return self.of("error")
 
     @property
     def findings(self) -> tuple[Diagnostic, ...]:
         """Errors, then warnings."""
-        return (*self.errors, *self.warnings)
+        return (*self.errors, *self.of("warning"))
+
+    @property
+    def has_errors(self) -> bool:
+        """Whether something keeps a plan from being made.
+
+        A warning of which ``--strict`` makes an error does not: what else is wrong is found first.
+        """
+        return bool(self.failures) or any(self._usual[one.code] == "error" for one in self)
 
     @property
     def exit_code(self) -> int:
-        """Exit code: that of `PlanError` for errors; of verify 1 for any finding."""
+        """Exit code: the lowest of all errors; 1 for what verify finds."""
         if self.command == "verify":
             return 1 if self.findings else 0
-        return PlanError.exit_code if self.errors else 0
+        codes = [error.exit_code for error in self.failures]
+        return min([*codes, PlanError.exit_code] if self.errors else codes, default=0)
 
     def raise_if_errors(self) -> None:
-        """Raise one `PlanError` with all errors, if there are any."""
-        if self.errors:
-            raise PlanError([self._as_error(one).text for one in self.errors])
+        """Raise everything that is wrong as one error.
+
+        Raises
+        ------
+        FormatError, StrategyError, PlanError, CombinedError
+            What was found; the errors of files first.
+        """
+        wrong = [PlanError(tuple(map(self._as_error, self.errors)))] if self.errors else []
+        raise_all([*self.failures, *wrong])
 
     def _as_error(self, one: Diagnostic) -> Diagnostic:
         """Return an error; one that ``--strict`` made of a warning says so."""
@@ -387,8 +415,3 @@ class Report:
         """Return how many findings there are of each severity."""
         column = severities("verify")
         return Counter(str(column[one.code]) for one in self.findings)
-
-
-def plan_error(found: Iterable[Diagnostic]) -> PlanError:
-    """Return the error of a plan that these diagnostics stop."""
-    return PlanError([one.text for one in found])

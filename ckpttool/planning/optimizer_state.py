@@ -323,7 +323,9 @@ def find_unlike_states(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnos
         yield Diagnostic(
             "contradicted",
             f"{text}, so that their full shapes differ: {shorten(impossible, 3)}; is it the "
-            "strategy of this run? --trust-strategy skips this check",
+            "strategy of this run?",
+            "--trust-strategy skips this check",
+            ("--trust-strategy",),
         )
     if unlike:
         pairs = shorten(unlike, 3)

@@ -11,41 +11,37 @@ import os
 import re
 import stat
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.discovery.file_names import RANK_IN_NAME
 from ckpttool.discovery.mindformers_output import CHECKPOINTS, is_run_output
 from ckpttool.discovery.rank_folders import is_in_rank_folder
-from ckpttool.errors import CkptToolError, CombinedError, PlanError, raise_all
+from ckpttool.errors import CkptToolError, PlanError
 from ckpttool.formats import format_of_suffix, get_format, suffix_of
 from ckpttool.formats.reading import is_there, why_not_a_path
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog, SelfDescribedCatalog
-from ckpttool.model.diagnostics import Diagnostic, plan_error, severities
+from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
 from ckpttool.model.manifest import JOURNAL, MANIFEST
 from ckpttool.model.plan import NotInTarget, Plan, Target
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.wording import format_ranks, shorten
-from ckpttool.planning.missing import find_lacking, set_aside
-from ckpttool.planning.optimizer_state import full_metas
+from ckpttool.planning import targets
+from ckpttool.planning.missing import find_lacking
 from ckpttool.planning.replicas import replica_problems
 from ckpttool.planning.resolve import (
-    Trust,
-    compare_contents,
-    find_running,
-    known_strategy,
-    settle,
-    source_layouts,
-    why_no_shard,
+    ResolvedSources,
+    ResolveOptions,
+    no_strategy,
+    resolve,
+    resolve_merged,
 )
-from ckpttool.planning.sources import Sources, find_sources, why_not_full
-from ckpttool.planning.strategy_check import note_asked
-from ckpttool.planning.targets import Numbered, Told, make_plan, plan_from
+from ckpttool.planning.sources import why_not_full
+from ckpttool.planning.targets import Numbered, Told
 from ckpttool.planning.unlisted import Unlisted
 from ckpttool.storage.checksums import check_files
 from ckpttool.storage.files import PARTIAL, access_problem
@@ -74,14 +70,16 @@ def choose_format(path: str, format: str | None, is_folder: bool = False) -> str
     if is_folder:
         if by_name is not None:
             reason = "ends like a file; --max-shard-size writes a folder, name that"
-            raise PlanError([f"{path} {reason} ({path.removesuffix(Path(path).suffix)})"])
+            text = f"{path} {reason} ({path.removesuffix(Path(path).suffix)})"
+            raise PlanError([Diagnostic("options", text)])
         return format or "safetensors"
     if format is not None and by_name not in (None, format):
         reason = f"ends like {by_name}, but --format says {format}; leave --format away, or name"
-        raise PlanError([f"{path} {reason} {Path(path).with_suffix(suffix_of(format))}"])
+        text = f"{path} {reason} {Path(path).with_suffix(suffix_of(format))}"
+        raise PlanError([Diagnostic("options", text)])
     if format is None and by_name is None and re.search(r"\.[A-Za-z]\w*$", Path(path).name):
         reason = "no format has this ending; name a file that ends in .h5, .ckpt or .safetensors, "
-        raise PlanError([f"{path}: {reason}or give --format"])
+        raise PlanError([Diagnostic("options", f"{path}: {reason}or give --format")])
     return format or by_name or "hdf5"
 
 
@@ -115,7 +113,7 @@ def rank_files(
 def _refuse_url(path: str) -> None:
     url = why_not_a_path(path)
     if url is not None:
-        raise PlanError([f"{path}: {url}"])
+        raise PlanError([Diagnostic("destination", f"{path}: {url}")])
 
 
 def header_attrs(crc: bool) -> dict[str, str]:
@@ -123,10 +121,9 @@ def header_attrs(crc: bool) -> dict[str, str]:
     return {"crc_num": ""} if crc else {}
 
 
-def content_problems(
-    plan: Plan, notes: list[Diagnostic], kept: Collection[str] = ()
-) -> Iterator[str]:
-    """What the output format cannot hold, and whether the disk can take all that is not kept."""
+def _check_room(plan: Plan, kept: Collection[str]) -> Diagnostics:
+    """Check what the output format can hold, and whether the disk has room for all not kept."""
+    found = Diagnostics()
     format = get_format(plan.target.format)
     refused: dict[str, None] = {}
     dtypes: set[str] = set()
@@ -146,14 +143,15 @@ def content_problems(
         if str(Path(path)) not in kept:
             replaced += is_there(path)
             need[folder if folder.is_dir() else folder.parent] += sizes[rank] - _left_over(path)
-    yield from refused
+    found.add(*Diagnostic.each("destination", refused))
     if plan.target.format == "safetensors" and dtypes & NOT_LOADED_FROM_SAFETENSORS:
         words = ", ".join(sorted(dtypes & NOT_LOADED_FROM_SAFETENSORS))
-        notes.append(Diagnostic("format", f"MindSpore 2.10 does not load {words} from safetensors"))
+        text = f"MindSpore 2.10 does not load {words} from safetensors"
+        found.add(Diagnostic("format", text))
     has_sum = "crc_num" in plan.target.attrs
     if plan.target.format == "safetensors" and has_sum and "BFloat16" in dtypes:
         text = "MindSpore 2.10 does not verify checksums of safetensors with BFloat16 in them: it "
-        notes.append(Diagnostic("format", f"{text}fails; load these without crc_check"))
+        found.add(Diagnostic("format", f"{text}fails; load these without crc_check"))
     by_device: dict[int, tuple[Path, int]] = {}
     for folder, nbytes in need.items():
         first, total = by_device.get(folder.stat().st_dev, (folder, 0))
@@ -164,7 +162,8 @@ def content_problems(
         if nbytes > free:
             also = ", and what is replaced stays until then" if replaced else ""
             text = f"{nbytes:,} bytes are to be written, {free:,} are free on this disk"
-            yield f"{folder}: {text}{also}"
+            found.add(Diagnostic("destination", f"{folder}: {text}{also}"))
+    return found
 
 
 def _left_over(path: str) -> int:
@@ -332,39 +331,34 @@ def stale_files(target: Target) -> str | None:
     return f"{shorten(stale, 3)}: {beyond} run" if stale else None
 
 
-class Care(NamedTuple):
-    """How a source is looked at before it is copied."""
-
-    trust: Trust
-    strict: bool
-    check_replicas: bool
+Resolve = Callable[[Catalog, ResolveOptions, Executor, Diagnostics], ResolvedSources]
 
 
-def make_checked_plan(
+def _plan_and_check(
+    resolve_source: Resolve,
     catalog: Catalog,
     strategy: Strategy | None,
     target: Target,
-    unlisted: Unlisted | None,
-    executor: Executor | None,
-    care: Care,
+    options: ResolveOptions,
     policy: DestinationPolicy,
-    more: Numbered | Told | None = None,
+    executor: Executor | None,
+    beside: Numbered | Told | None = None,
 ) -> tuple[Plan, Destination]:
-    """Plan how to carry a source over to a target, and look what lies there.
+    """Resolve a source, plan, and look what lies at the destination.
 
     Parameters
     ----------
+    resolve_source
+        Resolves the source.
     catalog, strategy
-        The source, and its layouts; None if it holds everything undivided.
+        The source, and its layouts as they were given.
     target
         What is to be written.
-    unlisted
-        See `ckpttool.planning.sources.find_sources`.
+    options, policy
+        How the source is resolved, and what becomes of what is there.
     executor
         Reads contents where they decide; by default the caller's own thread.
-    care, policy
-        How the source is looked at, and what becomes of what is there.
-    more
+    beside
         What is to be written beside the outputs.
 
     Raises
@@ -373,79 +367,108 @@ def make_checked_plan(
         Everything that is in the way, in one error.
     """
     executor = executor or InlineExecutor()
-    known = [one for one in (strategy, target.strategy) if one is not None]
-    strategies = tuple(path for one in known for path in one.files)
-    inputs = [*_files(catalog), *strategies]
-    damage, notes = check_files(catalog, executor, "crc_num" in target.attrs)
-    errors: list[CkptToolError] = [*damage]
-    problems: list[str] = []
-    if strategy is None or isinstance(catalog, MergedCatalog):
-        problems += filter(None, [why_not_full(catalog)])
-    plan = None
+    diagnostics = Diagnostics(strict=options.strict)
+    resolved, plan = None, None
     try:
-        strategy, target = _resolve(catalog, strategy, target)
-        catalog = note_asked(set_aside(catalog, strategy), strategy)
-        plan, doubts, found = _settled_plan(catalog, strategy, target, unlisted, executor, care)
-        notes += found
-        problems += doubts
-        if more is not None:
-            plan = more.complete(plan)
-            problems += more.problems(plan)
-        plan = replace(plan, strategies=strategies, notes=(*plan.notes, *notes))
-        target = plan.target
-        problems += _strict_problems(plan.notes, care)
+        resolved = resolve_source(catalog, options, executor, diagnostics)
+        strategy = resolved.strategy
+        plan = targets.plan(resolved, target, diagnostics)
+        if plan is not None and beside is not None:
+            plan = beside.complete(plan, diagnostics)
     except CkptToolError as error:
-        errors.append(error)
-    documents = [] if more is None else more.documents
-    whole = None if errors[len(damage) :] else plan
-    destination, places, failures = preflight(
-        catalog, target, whole, inputs, documents, policy, executor
+        diagnostics.failures.append(error)
+    forged, notes = check_files(catalog, executor, "crc_num" in target.attrs)
+    diagnostics.add(*notes)
+    if resolved is not None:
+        plan = _check_contents(resolved, plan, options, executor, diagnostics)
+    if plan is not None:
+        if beside is not None:
+            diagnostics.add(*Diagnostic.each("destination", beside.problems(plan)))
+        plan = replace(plan, notes=diagnostics.of("note", "warning"))
+    strategies = [path for one in (strategy, target.strategy) if one for path in one.files]
+    found = Diagnostics()
+    destination = preflight(
+        *(target if plan is None else plan.target, plan, catalog),
+        inputs=[*_files(catalog), *strategies],
+        documents=[] if beside is None else beside.documents,
+        policy=policy,
+        executor=executor,
+        diagnostics=found,
     )
-    errors += failures
-    problems += [*places, *_strict_problems(destination.notes, care)]
-    if problems:
-        errors.append(PlanError(problems))
+    diagnostics.extend(found)
+    diagnostics.add(*destination.notes)
+    diagnostics.failures[:0] = forged
     if catalog.problems:  # first, since what else is wrong may follow from them
-        errors.insert(0, plan_error(catalog.problems))
-    if errors and (changed := changed_sources(catalog)):
-        errors = [PlanError([*changed, *places])]  # which what else is wrong may come of
-    raise_all(errors)
+        diagnostics.failures.insert(0, PlanError(catalog.problems))
+    has_errors = bool(diagnostics.failures or diagnostics.errors)
+    if has_errors and (changed := changed_sources(catalog)):
+        raise PlanError([*Diagnostic.each("changed", changed), *found.errors])
+    diagnostics.raise_if_errors()
     assert plan is not None, "else there is an error"
     return plan, destination
 
 
-def _strict_problems(notes: Iterable[Diagnostic], care: Care) -> list[str]:
-    """Return the warnings as problems if warnings are refused."""
-    column = severities("convert")
-    warnings = [note.text for note in notes if column[note.code] == "warning" and care.strict]
-    return [f"--strict: {text}; mend it, or leave --strict away" for text in warnings]
+def _check_contents(
+    resolved: ResolvedSources,
+    plan: Plan | None,
+    options: ResolveOptions,
+    executor: Executor,
+    diagnostics: Diagnostics,
+) -> Plan | None:
+    """Add what contents say against a plan; return None if they cannot be read."""
+    catalog, strategy, doubts = resolved.catalog, resolved.strategy, resolved.doubts
+    if strategy is None or isinstance(catalog, MergedCatalog):
+        diagnostics.add(*Diagnostic.each("strategy", filter(None, [why_not_full(catalog)])))
+    differing: list[str] = []
+    if plan is not None and strategy is not None:
+        try:
+            if options.check_replicas:
+                known = [transfer.source for transfer in plan.transfers]
+                differing = replica_problems(catalog, strategy, known, executor)
+        except CkptToolError as error:
+            diagnostics.failures.append(error)
+            plan = None
+        if not resolved.is_deduplicated:
+            diagnostics.add(
+                *(
+                    replace(one, message=f"{one.message}; these are read")
+                    for one in find_lacking(catalog, resolved.sources)
+                    if one.code == "lacking"
+                )
+            )
+    # What samples show of replicas is not reported twice.
+    diagnostics.add(*(one for one in doubts if not differing or one.code != "replica"))
+    diagnostics.failures += doubts.failures
+    diagnostics.add(*Diagnostic.each("replica", differing))
+    return plan
 
 
 def _files(catalog: Catalog) -> list[str]:
-    """All files of a source that are there, whole or damaged."""
+    """Return all files of a source that are there, whole or damaged."""
     damaged = (error.path for error in catalog.damaged.values())
     return [*catalog.paths, *(path for path in damaged if os.access(path, os.F_OK))]
 
 
 def preflight(
-    source: Catalog,
     target: Target,
     plan: Plan | None,
+    source: Catalog,
     inputs: Sequence[str],
     documents: Sequence[str],
     policy: DestinationPolicy,
     executor: Executor,
-) -> tuple[Destination, list[str], list[CkptToolError]]:
+    diagnostics: Diagnostics,
+) -> Destination:
     """Look what lies at the destination, and find everything that keeps a run from writing there.
 
     Parameters
     ----------
-    source
-        What is read.
     target
         What is to be written.
     plan
         How; None if the source has problems that keep it from being planned.
+    source
+        What is read.
     inputs
         Every file that is read.
     documents
@@ -454,104 +477,31 @@ def preflight(
         What becomes of files that are there, and which outputs this run writes.
     executor
         Reads outputs of an earlier run where their contents decide.
-
-    Returns
-    -------
-    destination, problems, errors
-        What lies there; what is in the way; files that cannot be read.
+    diagnostics
+        Gets what is in the way, and errors of files that cannot be read.
     """
-    problems: list[str] = []
-    errors: list[CkptToolError] = []
     found = Destination(tuple(target.paths) if policy.part is None else ())
     if plan is not None:  # else nobody knows which outputs fall to a part
         found = Destination.of(plan, policy)
     target = target.limited_to(found.ranks)
     own_documents = documents if policy.part is None else ()
     if plan is not None and not any(blocked_places(target, inputs, own_documents)):
-        notes: list[Diagnostic] = []
+        problems: list[str] = []
+        room = Diagnostics()
         try:
             found = inspect_previous_run(plan, found, policy, executor, problems)
             kept = found.replaceable if policy.resume else ()
-            problems += content_problems(plan.limited_to(found.ranks), notes, kept)
+            room = _check_room(plan.limited_to(found.ranks), kept)
         except CkptToolError as error:
-            errors.append(error)
+            diagnostics.failures.append(error)
+        diagnostics.add(*Diagnostic.each("destination", problems), *room.errors)
         if policy.overwrite and (stale := stale_files(target)) is not None:
             text = f"{stale}; it stays, and is taken for a part of this set: move it away"
-            notes.append(Diagnostic("stale", text))
-        found = replace(found, notes=(*found.notes, *notes))
-    problems += place_problems(
-        source, target, inputs, policy.overwrite, documents, found.replaceable
-    )
-    return found, problems, errors
-
-
-def _settled_plan(
-    catalog: Catalog,
-    strategy: Strategy | None,
-    target: Target,
-    unlisted: Unlisted | None,
-    executor: Executor,
-    care: Care,
-) -> tuple[Plan, list[str], list[Diagnostic]]:
-    """The plan, what contents say against it, and notes."""
-    if strategy is None:
-        why = why_no_shard(None, care.trust)
-        plan = make_plan(catalog, None, target, {}, unlisted)
-        return plan, [] if why is None else [why], []
-    notes: list[Diagnostic] = []
-    agreement = compare_contents(catalog, strategy, executor, notes)
-    unequal = (name for name, groups in agreement.items() if len(groups) > 1)
-    running = find_running(catalog, strategy, unequal, executor)
-
-    def find(strategy: Strategy) -> Sources:
-        return find_sources(catalog, strategy, agreement, unlisted, running)
-
-    sources = find(strategy)
-    if sources.problems or sources.damage:  # which contents could follow from
-        return plan_from(catalog, strategy, target, sources), [], notes
-    settled = settle(find, sources, catalog, strategy, executor, care.trust)
-    found = settled.problems
-    try:
-        plan = plan_from(catalog, settled.strategy, target, settled.sources)
-    except CkptToolError as error:
-        if found:
-            raise CombinedError([error, plan_error(found)]) from error
-        raise
-    differing = []
-    if care.check_replicas:
-        known = [transfer.source for transfer in plan.transfers]
-        differing = replica_problems(catalog, settled.strategy, known, executor)
-    if differing:  # what samples show of it is not told once more
-        found = [problem for problem in found if problem.code != "replica"]
-    problems = [problem.text for problem in found]
-    if not settled.sources.is_deduplicated:
-        notes += (
-            replace(one, message=f"{one.message}; these are read")
-            for one in find_lacking(catalog, settled.sources.found)
-            if one.code == "lacking"
-        )
-    return plan, problems + differing, [*notes, *settled.notes]
-
-
-def _resolve(
-    catalog: Catalog, strategy: Strategy | None, target: Target
-) -> tuple[Strategy | None, Target]:
-    """Source strategy and target, with the names that the checkpoint has."""
-    metas = catalog.metas
-    problems: list[str] = []
-    if strategy is not None:
-        strategy, reasons = strategy.resolve(metas)
-        problems += reasons
-    found = target.strategy
-    if found is not None:
-        full = metas
-        if found.rules is not None and strategy is not None:
-            full = full_metas(catalog, strategy)
-        found, reasons = found.resolve(full, target.not_in_target != "follow")
-        problems += reasons
-    if problems:
-        raise_all([*catalog.damaged.values(), PlanError(problems)])
-    return strategy, replace(target, strategy=found)
+            room.add(Diagnostic("stale", text))
+        found = replace(found, notes=(*found.notes, *room.of("note", "warning")))
+    places = place_problems(source, target, inputs, policy.overwrite, documents, found.replaceable)
+    diagnostics.add(*Diagnostic.each("destination", places))
+    return found
 
 
 def plan_merge(
@@ -630,16 +580,28 @@ def plan_merge(
         Everything that is in the way, in one error.
     """
     format = choose_format(path, format, is_folder=max_part_bytes is not None)
-    strategy = known_strategy(catalog, strategy, replicated)
-    catalog = replace(catalog, one_of_several="") if replicated else catalog
-    care = Care(Trust(trust_strategy, optimizer_shard), strict, check_replicas)
+    options = ResolveOptions(
+        replicated, unlisted, trust_strategy, optimizer_shard, check_replicas, strict
+    )
     policy = DestinationPolicy(overwrite, resume, part, open_progress)
-    if max_part_bytes is None:
-        target = Target(format, {0: path}, attrs=header_attrs(crc))
-        return make_checked_plan(catalog, strategy, target, unlisted, executor, care, policy)
-    numbered = Numbered(path, format, max_part_bytes, header_attrs(crc))
-    target = numbered.target()
-    return make_checked_plan(catalog, strategy, target, unlisted, executor, care, policy, numbered)
+    target, numbered = Target(format, {0: path}, attrs=header_attrs(crc)), None
+    if max_part_bytes is not None:
+        numbered = Numbered(path, format, max_part_bytes, header_attrs(crc))
+        target = numbered.target()
+    return _plan_and_check(
+        *(_resolver(strategy), catalog, strategy, target, options, policy, executor), numbered
+    )
+
+
+def _resolver(strategy: Strategy | None) -> Resolve:
+    """Return what resolves a source with its strategy."""
+
+    def resolve_source(
+        catalog: Catalog, options: ResolveOptions, executor: Executor, diagnostics: Diagnostics
+    ) -> ResolvedSources:
+        return resolve(catalog, strategy, options, executor, diagnostics)
+
+    return resolve_source
 
 
 def plan_split(
@@ -695,34 +657,25 @@ def plan_split(
     FormatError, StrategyError, PlanError
         Everything that is in the way, in one error.
     """
-    src_strategy = known_strategy(catalog, None, replicated) if replicated else None
-    if isinstance(catalog, SelfDescribedCatalog):
-        return plan_reshard(
-            *(catalog, None, strategy, folder, format),
-            prefix=prefix,
-            ranks=ranks,
-            unlisted=unlisted,
-            strict=strict,
-            not_in_target=not_in_target,
-            crc=crc,
-            overwrite=overwrite,
-            executor=executor,
-            part=part,
-            resume=resume,
-            open_progress=open_progress,
-            strategy_path=strategy_path,
-        )
-    found = sorted({*catalog.files, *catalog.damaged})
-    if not isinstance(catalog, MergedCatalog) and not replicated and len(found) > 1:
-        text = f"{catalog.root}: {format_ranks(found)} found; split takes one full checkpoint: use "
-        text += "reshard with the strategy of these ranks (-s STRATEGY), or say --replicated if "
-        raise PlanError([f"{text}every rank holds everything"])
-    catalog = replace(catalog, one_of_several="") if replicated else catalog
+    options = ResolveOptions(replicated, unlisted, strict=strict)
     target = rank_files(strategy, folder, format, prefix, ranks, crc, not_in_target)
-    care = Care(Trust(), strict, check_replicas=False)  # replicas are compared anyway
     policy = DestinationPolicy(overwrite, resume, part, open_progress)
     told = None if strategy_path is None else Told(strategy_path, part is not None)
-    return make_checked_plan(catalog, src_strategy, target, unlisted, executor, care, policy, told)
+    return _plan_and_check(_resolve_full, catalog, None, target, options, policy, executor, told)
+
+
+def _resolve_full(
+    catalog: Catalog, options: ResolveOptions, executor: Executor, diagnostics: Diagnostics
+) -> ResolvedSources:
+    """Resolve a source that holds full tensors: a single rank's file may, those of several not."""
+    if options.replicated or isinstance(catalog, SelfDescribedCatalog):
+        return resolve(catalog, None, options, executor, diagnostics)
+    found = sorted({*catalog.files, *catalog.damaged})
+    if not isinstance(catalog, MergedCatalog) and len(found) > 1:
+        text = f"{catalog.root}: {format_ranks(found)} found; split takes one full checkpoint: use "
+        text += "reshard with the strategy of these ranks (-s STRATEGY), or say --replicated if "
+        raise PlanError([Diagnostic("strategy", f"{text}every rank holds everything")])
+    return resolve_merged(catalog, options, diagnostics)
 
 
 def plan_reshard(
@@ -768,14 +721,24 @@ def plan_reshard(
     FormatError, StrategyError, PlanError
         Everything that is in the way, in one error.
     """
-    other = (
-        "or use split if it holds everything undivided"
-        if isinstance(catalog, MergedCatalog)
-        else ""
+    options = ResolveOptions(
+        False, unlisted, trust_strategy, optimizer_shard, check_replicas, strict
     )
-    src_strategy = source_layouts(catalog, src_strategy, other)
     target = rank_files(dst_strategy, folder, format, prefix, ranks, crc, not_in_target)
-    care = Care(Trust(trust_strategy, optimizer_shard), strict, check_replicas)
     policy = DestinationPolicy(overwrite, resume, part, open_progress)
     told = None if strategy_path is None else Told(strategy_path, part is not None)
-    return make_checked_plan(catalog, src_strategy, target, unlisted, executor, care, policy, told)
+    resolver = _resolver(src_strategy)
+    if src_strategy is None and not isinstance(catalog, SelfDescribedCatalog):
+        resolver = _refuse_full
+    return _plan_and_check(
+        *(resolver, catalog, src_strategy, target, options, policy, executor), told
+    )
+
+
+def _refuse_full(
+    catalog: Catalog, options: ResolveOptions, executor: Executor, diagnostics: Diagnostics
+) -> ResolvedSources:
+    """Raise that a source has no strategy."""
+    is_merged = isinstance(catalog, MergedCatalog)
+    other = "or use split if it holds everything undivided" if is_merged else ""
+    raise no_strategy(catalog, other)

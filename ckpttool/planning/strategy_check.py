@@ -158,12 +158,13 @@ def _sample(tensors: Iterable[StoredTensor], executor: Executor) -> Mapping[Stor
     return taken
 
 
+SKIPS_CHECK = ("--trust-strategy skips this check", ("--trust-strategy",))  # hint and option
 LEAST_BYTES = 4096  # of slices; less may be the same as it was made by hand, a table of signs, say
 
 
 def find_doubts(
     catalog: Catalog, strategy: Strategy, sources: Iterable[Source], executor: Executor
-) -> tuple[list[Diagnostic], list[Diagnostic]]:
+) -> list[Diagnostic]:
     """Problems and notes about layouts that the contents contradict.
 
     Replicas that differ are a problem: one of them would be taken, and nobody knows which.  So are
@@ -194,24 +195,22 @@ def find_doubts(
             alike[() if are_all else groups].append(name)
     found = [_on_differing(catalog, place, those) for (place, _), those in differing.items()]
     if isinstance(catalog, SelfDescribedCatalog):
-        return found, []
+        return found
     shown = {one.source.meta.name: one for one in looked}
     found += [_on_whole(whole, shown[whole[0]])] if whole else []
     found += _stages_that_differ(catalog, strategy, sources, executor)
     names = alike.get((), [])
     if names and _are_all_alike(looked, by_hand):
-        return [*found, _on_all_alike(names, shown[names[0]])], []
+        return [*found, _on_all_alike(names, shown[names[0]])]
     if contradicted := _contradicted(looked, alike, by_hand):
-        return [*found, contradicted], []
+        return [*found, contradicted]
     notes = [_note(groups, names, by_hand) for groups, names in alike.items()]
     lost = [rank for rank in strategy.ranks if rank not in catalog.files]
     if lost and notes and not is_deduplicated(catalog, strategy):
         # Each may be by chance.  Together they say that these files are of another strategy.
-        gone, anyway = format_ranks(lost), "--trust-strategy skips this check"
-        texts = [f"{gone} not there, and {note.text}; {anyway}" for note in notes]
-        found += [Diagnostic("contradicted", text) for text in texts]
-        notes = []
-    return found, notes
+        texts = [f"{format_ranks(lost)} not there, and {note.text}" for note in notes]
+        notes = [Diagnostic("contradicted", text, *SKIPS_CHECK) for text in texts]
+    return [*found, *notes]
 
 
 def _is_whole(slicing: Slicing, held: Mapping[int, Sample]) -> bool:
@@ -296,7 +295,8 @@ def _contradicted(
         "contradicted",
         f"the strategy shards {count(len(telling), 'sampled tensor')} whose slices should differ, "
         f"and {len(groups)} have equal slices ({ranks}): {shorten(groups)}; is it the strategy of "
-        "this run? --trust-strategy skips this check",
+        "this run?",
+        *SKIPS_CHECK,
     )
 
 
@@ -305,22 +305,23 @@ def _on_differing(catalog: Catalog, place: str | None, those: Sequence[Looked]) 
     owners, groups = those[0].differing, those[0].groups
     text = f"{shorten(one.source.meta.name for one in those)}: {place or _told_by(catalog)} says "
     text += f"that {format_ranks(owners)} hold the same, and they differ "
-    text += f"({' | '.join(map(format_ranks, groups))}): {_remedy(catalog, place, groups)}"
-    return Diagnostic("replica", text, ranks=owners)
+    question, hint, options = _remedy(catalog, place, groups)
+    text += f"({' | '.join(map(format_ranks, groups))}){question}"
+    return Diagnostic("replica", text, hint, options, ranks=owners)
 
 
 def _on_whole(names: Sequence[str], shown: Looked) -> Diagnostic:
     text = f"{shorten(names)}: the strategy says that an optimizer shard cuts them, and the "
     text += f"ranks that should hold different slices hold the same ({_shapes(shown)}): is it "
-    text += "the strategy of this run? --trust-strategy skips this check"
-    return Diagnostic("contradicted", text)
+    text += "the strategy of this run?"
+    return Diagnostic("contradicted", text, *SKIPS_CHECK)
 
 
 def _on_all_alike(names: Sequence[str], shown: Looked) -> Diagnostic:
     text = f"{shorten(names)}: all ranks hold the same where the strategy cuts ({_shapes(shown)}), "
     text += "and nothing differs anywhere: they hold everything (integrated_save=True), so leave "
-    text += "the strategy away: merge --replicated, or split --replicated; --trust-strategy "
-    return Diagnostic("contradicted", f"{text}skips this check")
+    text += "the strategy away: merge --replicated, or split --replicated"
+    return Diagnostic("contradicted", text, *SKIPS_CHECK)
 
 
 def _shapes(one: Looked) -> str:
@@ -355,20 +356,23 @@ def _told_by(catalog: Catalog) -> str:
     return "the strategy"
 
 
-def _remedy(catalog: Catalog, place: str | None, groups: Sequence[Sequence[int]]) -> str:
+def _remedy(
+    catalog: Catalog, place: str | None, groups: Sequence[Sequence[int]]
+) -> tuple[str, str, tuple[str, ...]]:
+    """Return a question about replicas that differ, a hint, and the options that it names."""
     if place is not None:
-        return "correct it, or take the lowest rank's with --trust-strategy"
+        hint = "correct it, or take the lowest rank's with --trust-strategy"
+        return "", hint, ("--trust-strategy",)
     damage = "is one damaged (`ckpttool verify --deep` shows which elements differ; move that "
     damage += "rank's file away and its replicas are read), "
     damage = damage if len(groups) == 2 else ""
     if isinstance(catalog, SelfDescribedCatalog):
         text = f"{damage}or are they not of one step?" if damage else "are they of one step?"
-        return f"{text} merge and reshard take the lowest rank's with --trust-strategy"
-    return (
-        f"{damage}is it the strategy of this run, are they of one step, or does each rank have its "
-        "own? --trust-strategy takes the lowest rank's; if they are slices, saved with "
-        "optimizer_weight_shard_aggregated_save, say so with --optimizer-shard N"
-    )
+        return f": {text}", "merge and reshard take the lowest rank's with --trust-strategy", ()
+    text = f": {damage}is it the strategy of this run, are they of one step, or does each rank "
+    hint = "--trust-strategy takes the lowest rank's; if they are slices, saved with "
+    hint += "optimizer_weight_shard_aggregated_save, say so with --optimizer-shard N"
+    return f"{text}have its own?", hint, ("--trust-strategy", "--optimizer-shard")
 
 
 def _stages_that_differ(
@@ -394,7 +398,9 @@ def _stages_that_differ(
             "replica",
             f"{shorten(names)}: the strategy says that the stages of {format_ranks(first)} and of "
             f"{format_ranks(second)} hold the same, and they differ: are they of one step, and is "
-            "it the strategy of this run? --trust-strategy takes the lowest stage's",
+            "it the strategy of this run?",
+            "--trust-strategy takes the lowest stage's",
+            ("--trust-strategy",),
             ranks=(*first, *second),
         )
         for (first, second), names in differing.items()
@@ -428,7 +434,7 @@ def note_asked(catalog: Catalog, strategy: Strategy | None) -> Catalog:
 
 def _expected(catalog: Catalog, strategy: Strategy | None) -> set[int]:
     """Ranks that should have a file."""
-    has_layouts = strategy is not None and strategy.layouts
+    has_layouts = strategy is not None and (strategy.layouts or strategy.rules is not None)
     missing = catalog.missing_ranks if isinstance(catalog, RankCatalog) else ()
     return {*(strategy.ranks if strategy is not None and has_layouts else ()), *missing}
 
@@ -442,7 +448,9 @@ def _asked_ranks(catalog: Catalog, strategy: Strategy | None) -> tuple[frozenset
     path = Path(catalog.root) / MANIFEST
     there = catalog.files.keys() | catalog.damaged.keys()
     expected = _expected(catalog, strategy)
-    if not isinstance(catalog, RankCatalog) or expected <= there or not path.is_file():
+    if not isinstance(catalog, RankCatalog) or catalog.expected_ranks is not None:
+        return None, ""
+    if expected <= there or not path.is_file():
         return None, ""
     try:
         outputs = ManifestFile.read(path).manifest().outputs

@@ -409,8 +409,9 @@ def _find_other_stages(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnos
                 "contradicted",
                 f"{format_ranks(ranks)} hold {count(len(others), 'parameter')} that the strategy "
                 f"lists for other stages only, and {own} that it lists for theirs: "
-                f"{shorten(others, 3)}; is it the strategy of this run? --trust-strategy skips "
-                "this check",
+                f"{shorten(others, 3)}; is it the strategy of this run?",
+                "--trust-strategy skips this check",
+                ("--trust-strategy",),
                 ranks=tuple(ranks),
             )
 

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from ckpttool.concurrency import wait_result
 from ckpttool.errors import PlanError
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import units
 from ckpttool.model.plan import Piece
 from ckpttool.model.region import Region
@@ -59,7 +60,13 @@ class Tolerance:
         """
         for name, bound in (("atol", self.atol), ("rtol", self.rtol)):
             if not 0 <= bound < math.inf:
-                raise PlanError([f"{name}: expected a finite number from 0 on, found {bound}"])
+                raise PlanError(
+                    [
+                        Diagnostic(
+                            "options", f"{name}: expected a finite number from 0 on, found {bound}"
+                        )
+                    ]
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -456,7 +456,9 @@ def acquire_lock(path: Path, is_shared: bool = False) -> int:
             return lock(path, os.open(path, flags, 0o666), is_shared)
         except TakenError as error:
             if not left:
-                raise PlanError([busy_problem(path, name_lock_holder(path))]) from error
+                raise PlanError(
+                    [Diagnostic("busy", busy_problem(path, name_lock_holder(path)))]
+                ) from error
             time.sleep(PAUSE_SECONDS)
     raise AssertionError("the last try returns or raises")
 
@@ -603,7 +605,7 @@ class Journal:
         if before is not None and is_resumed:
             changes = list(differences(self._set.provenance, before.provenance))
             if changes:
-                raise PlanError(resume_problems(self._path, changes))
+                raise PlanError(Diagnostic.each("resume", resume_problems(self._path, changes)))
         # It goes before the first output is replaced: while it is there a journal knows no more.
         finished = self._set.find_finished(self.record) if is_resumed else None
         goes_on = before if is_resumed and finished is None else None
@@ -648,7 +650,9 @@ class Journal:
                     self.leave()
                     text = f"{path}: a part of another plan is being written there ({by})"
                     remedy = "wait until it ends, or write elsewhere"
-                    raise PlanError([f"{text}: {change}; {remedy}" for change in changes])
+                    raise PlanError(
+                        [Diagnostic("resume", f"{text}: {change}; {remedy}") for change in changes]
+                    )
                 time.sleep(PAUSE_SECONDS)  # that of an earlier run, it has just begun
 
     def _start(self, goes_on: JournalState | None, before: JournalState | None) -> None:

@@ -557,7 +557,9 @@ def require_unmodified_sources(*catalogs: Catalog) -> Iterator[None]:
     except (CkptToolError, OSError) as error:
         refuse_changed_sources(*catalogs, cause=error)
         if isinstance(error, FileNotFoundError):
-            raise PlanError([f"{error.filename}: is gone since this began; run again"]) from error
+            raise PlanError(
+                [Diagnostic("changed", f"{error.filename}: is gone since this began; run again")]
+            ) from error
         raise
     refuse_changed_sources(*catalogs)
 
@@ -572,7 +574,7 @@ def refuse_changed_sources(*catalogs: Catalog, cause: Exception | None = None) -
     """Raise `PlanError` if files are not as they were when their headers were read."""
     changed = changed_sources(*catalogs)
     if changed:
-        raise PlanError(changed) from cause
+        raise PlanError(Diagnostic.each("changed", changed)) from cause
 
 
 def _inputs(catalog: Catalog) -> dict[str, SourceStamp | None]:

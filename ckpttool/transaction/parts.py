@@ -135,13 +135,19 @@ def finalize(folder: str) -> Manifest:
     """
     manifest = Path(f"{folder}.{MANIFEST}") if Path(folder).is_file() else Path(folder, MANIFEST)
     if by := active_writer(manifest):
-        raise PlanError([f"{folder}: a run is still writing to it ({by}); wait until it ends"])
+        raise PlanError(
+            [
+                Diagnostic(
+                    "busy", f"{folder}: a run is still writing to it ({by}); wait until it ends"
+                )
+            ]
+        )
     journal = journal_path(manifest)
     was_killed = manifest.exists() and journal.exists() and not has_text(journal)
     if not find_part_records(manifest) and not was_killed:
         said = incomplete_reason(Path(folder))
         if said is not None:
-            raise PlanError([said])
+            raise PlanError([Diagnostic("unfinished", said)])
         return _look_again(folder, manifest)
     with lock_set(manifest):
         if find_part_records(manifest) and not _is_marked(manifest):
@@ -199,7 +205,7 @@ def _read_records(folder: str, manifest: Path) -> list[PartRecord]:
         if not is_within(manifest.parent, document.path)
     ]
     if problems:
-        errors.append(PlanError(problems))
+        errors.append(PlanError(Diagnostic.each("parts", problems)))
     wrong = [problem for record in records for problem in _on_outputs(manifest.parent, record)]
     if wrong:
         errors.append(VerifyError(folder, wrong))
@@ -227,7 +233,7 @@ def _look_again(folder: str, path: Path) -> Manifest:
         other = find_other_set(path.parent)
         if other is not None:
             reason = f"only records of parts of single files: name one of them, such as {other}"
-        raise PlanError([f"{folder}: {reason}"])
+        raise PlanError([Diagnostic("parts", f"{folder}: {reason}")])
     try:
         manifest = ManifestFile.read(path).manifest()
     except FormatError as error:

@@ -21,6 +21,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 
 from ckpttool.errors import ExecutionError, PlanError
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import OutputEntry, hashed
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.wording import shorten
@@ -74,13 +75,13 @@ class Transaction:
             return cls(plan, output_set, None, frozenset(destination.ranks))
         changed = [f"{text}; run again" for text in changed_inputs(plan)]
         if changed:
-            raise PlanError(changed)
+            raise PlanError(Diagnostic.each("changed", changed))
         journal = Journal(output_set, destination.is_resumed, destination.kept)
         # Only under the lock does what lies there stay as it is.
         problems = list(destination_changes(output_set, destination.seen))
         if problems:
             journal.leave()
-            raise PlanError(problems)
+            raise PlanError(Diagnostic.each("destination", problems))
         kept = frozenset(ranks[name] for name in journal.kept if name in ranks)
         return cls(plan, output_set, journal, kept)
 

@@ -7,7 +7,7 @@ compared rank by rank, and if the other side has one for all, that one with each
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -15,16 +15,14 @@ from typing import Literal
 
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.errors import CkptToolError, PlanError, StrategyError, raise_all, with_side
-from ckpttool.model.catalog import Catalog, RankCatalog
-from ckpttool.model.diagnostics import Diagnostic, plan_error
+from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
+from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.planning.missing import notes_of_scan
-from ckpttool.planning.resolve import Trust, gather_sources, known_strategy
-from ckpttool.planning.sources import Sources
+from ckpttool.planning.resolve import ResolveOptions, resolve
 from ckpttool.planning.unlisted import Unlisted
 from ckpttool.storage.checksums import check_files
 from ckpttool.storage.compare import Difference, LookOptions, Subject, Tolerance, examine
@@ -147,35 +145,38 @@ def diff(
         Replicas that differ stop none.  A file that was written to meanwhile does.
     """
     executor = executor or InlineExecutor()
-    trust = Trust(trust_strategy, optimizer_shard)
+    options = ResolveOptions(replicated, unlisted, trust_strategy, optimizer_shard, keep_going=True)
     with require_unmodified_sources(a, b):
         errors: list[CkptToolError] = []
-        sides: list[Sources] = []
+        sides: list[Sequence[Source]] = []
         notes: dict[Diagnostic, str] = {}  # and the sides that have it
         contradictions: list[Diagnostic] = []
         for side, catalog, given in (("A", a, a_strategy), ("B", b, b_strategy)):
-            needs_it = isinstance(catalog, RankCatalog)
+            found = Diagnostics("diff")
+            own = replace(options, replicated=replicated and isinstance(catalog, RankCatalog))
+            if isinstance(catalog, MergedCatalog) and given is None and unlisted != "drop":
+                own = replace(own, unlisted="first")  # a single file has no ranks
             try:
-                strategy = known_strategy(catalog, given, replicated and needs_it)
-                sources = gather_sources(
-                    catalog, strategy, executor, unlisted=unlisted, trust=trust
-                )
+                resolved = resolve(catalog, given, own, executor, found)
             except (PlanError, StrategyError) as error:
                 errors += [*catalog.damaged.values(), with_side(error, side)]
                 continue
+            found.extend(resolved.doubts)
             forged, more = check_files(catalog, executor, crc=False)
+            wrong = list(found.errors)
             if side == "B" and _is_that_of(given, a_strategy):
-                _say_that_it_is_borrowed(sources)
-            differing = [one for one in sources.problems if one.code == "replica"]
-            contradictions += [one.on_side(side) for one in differing]
-            wrong = (one.text for one in sources.problems if one.code != "replica")
-            problems = [*(one.text for one in catalog.problems), *wrong]
-            errors += [*sources.damage, *forged]
+                if wrong:
+                    wrong[-1] = replace(wrong[-1], message=wrong[-1].text, hint=OF_ITS_OWN)
+                elif any(one.code in DOUBTS for one in found):
+                    found.add(Diagnostic("borrowed_strategy", OF_ITS_OWN))
+            contradictions += [one.on_side(side) for one in wrong if one.code == "replica"]
+            problems = [*catalog.problems, *(one for one in wrong if one.code != "replica")]
+            errors += [*found.failures, *forged]
             errors += [with_side(PlanError(problems), side)] if problems else []
-            for note in dict.fromkeys((*notes_of_scan(catalog, strategy), *sources.notes, *more)):
+            for note in dict.fromkeys((*found.of("note", "warning"), *more)):
                 notes[note] = notes.get(note, "") + side
-            sides.append(sources)
-        raise_all([*errors, plan_error(contradictions)] if errors and contradictions else errors)
+            sides.append(resolved.sources)
+        raise_all([*errors, PlanError(contradictions)] if errors and contradictions else errors)
         pairs = list(_pairs(*sides))
         nbytes = sum(pair.nbytes for pair in pairs)
         with open_progress(2 * nbytes) as on_progress:
@@ -187,15 +188,6 @@ def diff(
 def _told(notes: Mapping[Diagnostic, str]) -> tuple[Diagnostic, ...]:
     """Notes that say which side they are of, where that is one alone."""
     return tuple(note if of == "AB" else note.on_side(of) for note, of in notes.items())
-
-
-def _say_that_it_is_borrowed(sources: Sources) -> None:
-    """That the strategy is A's, where it does not fit or may not."""
-    if sources.problems:
-        last = sources.problems[-1]
-        sources.problems[-1] = replace(last, message=last.text, hint=OF_ITS_OWN, options=())
-    elif any(one.code in DOUBTS for one in sources.notes):
-        sources.notes.append(Diagnostic("borrowed_strategy", OF_ITS_OWN))
 
 
 def _is_that_of(b: Strategy | None, a: Strategy | None) -> bool:
@@ -239,8 +231,8 @@ class _Pair:
         return TensorDifference(self.name, kind, a, b, self.rank, values)
 
 
-def _pairs(a: Sources, b: Sources) -> Iterator[_Pair]:
-    """The tensors of both sides, those of A first."""
+def _pairs(a: Sequence[Source], b: Sequence[Source]) -> Iterator[_Pair]:
+    """Yield the tensors of both sides, those of A first."""
     sides = [_by_name(sources) for sources in (a, b)]
     for name in dict.fromkeys((*sides[0], *sides[1])):
         mine, other = (side.get(name, {}) for side in sides)
@@ -250,10 +242,10 @@ def _pairs(a: Sources, b: Sources) -> Iterator[_Pair]:
             yield _Pair(name, rank, *(held.get(rank, held.get(None)) for held in (mine, other)))
 
 
-def _by_name(sources: Sources) -> dict[str, dict[int | None, Source]]:
-    """Name to source, or to the source of each rank that has its own."""
+def _by_name(sources: Sequence[Source]) -> dict[str, dict[int | None, Source]]:
+    """Return name to source, or to the source of each rank that has its own."""
     found: dict[str, dict[int | None, Source]] = {}
-    for source in sources.found:
+    for source in sources:
         rank = None if source.rank_cycle is None else source.rank_cycle[0]
         found.setdefault(source.meta.name, {})[rank] = source
     return found

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.discovery.scan import scan_all
-from ckpttool.errors import FormatError, PlanError, StepError
+from ckpttool.errors import FormatError, PlanError, StepError, raise_all
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics, Report
 from ckpttool.model.optimizer_names import parameter_of
+from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex, Secret, TensorMeta
 from ckpttool.model.wording import count, format_ranks, shorten
-from ckpttool.planning.missing import find_lacking, notes_of_scan, set_aside
+from ckpttool.planning.missing import find_lacking
 from ckpttool.planning.optimizer_state import find_owners, owners_of_full
 from ckpttool.planning.replicas import (
     REMEDY,
@@ -28,17 +29,16 @@ from ckpttool.planning.replicas import (
     slices_of,
 )
 from ckpttool.planning.resolve import (
-    Settled,
-    Trust,
+    ResolvedSources,
+    ResolveOptions,
     find_running,
-    known_strategy,
-    sample_states,
-    settle,
-    told_by_a_look,
+    resolve,
+    resolve_merged,
+    source_strategy,
 )
-from ckpttool.planning.sources import Sources, find_sources, names_to_compare, undivided_sources
+from ckpttool.planning.sources import names_to_compare, undivided_sources
 from ckpttool.planning.strategy_check import as_asked
-from ckpttool.planning.unlisted import OF_ONE_RANK, find_contradictions, say_running
+from ckpttool.planning.unlisted import OF_ONE_RANK, say_running
 from ckpttool.storage.checksums import check_files
 from ckpttool.storage.compare import Facts, Index, LookOptions
 from ckpttool.transaction.manifest import require_unmodified_sources
@@ -217,7 +217,7 @@ def scan_to_verify(
     try:
         return scan_all(src, pattern, step, key=key, on_progress=on_progress)
     except StepError as error:
-        problems = tuple(Diagnostic("mixed_steps", text) for text in error.problems)
+        problems = Diagnostic.each("mixed_steps", error.problems)
         return RankCatalog(src, {}, problems=problems)
     except FormatError as error:
         return MergedCatalog(src, {}, damaged={0: error})
@@ -271,31 +271,51 @@ def verify(
         found.add(*catalog.findings, *catalog.problems, *catalog.notes)
         for path in find_manifests(catalog):
             found.add(*check_manifest(catalog, path, executor, deep))
-        return Report(catalog.root, findings=found.findings, notes=found.notes)
-    if strategy is not None or replicated or isinstance(catalog, SelfDescribedCatalog):
-        strategy = known_strategy(catalog, strategy, replicated)
-    if isinstance(catalog, MergedCatalog):
-        strategy = None
-    if replicated:
-        catalog = replace(catalog, one_of_several="")
-    if strategy is not None:
-        strategy, reasons = strategy.resolve(catalog.metas)
+        return Report(catalog.root, findings=found.findings, notes=found.of("note"))
+    if strategy is not None and isinstance(catalog, RankCatalog):
+        reasons = strategy.resolve(catalog.metas)[1]
         if reasons:
-            raise PlanError(reasons)
-    catalog, notes = as_asked(set_aside(catalog, strategy), strategy)
+            raise PlanError(Diagnostic.each("strategy", reasons))
+    catalog, notes = as_asked(catalog, strategy)
     with require_unmodified_sources(catalog):
-        is_whole = _Verification(catalog, strategy, executor, found).run(deep, crc, open_progress)
+        resolved = _resolve(catalog, strategy, replicated, deep, executor, found)
+        verification = _Verification(resolved, executor, found)
+        verification.run(deep, crc, open_progress)
     found.add(*notes)
     return Report(
         catalog.root,
         catalog.step,
-        tuple(catalog.files),
-        len(catalog.metas),
-        sum(file.nbytes for file in catalog.files.values()),
+        tuple(resolved.catalog.files),
+        len(resolved.catalog.metas),
+        sum(file.nbytes for file in resolved.catalog.files.values()),
         found.findings,
-        found.notes,
-        is_whole,
+        found.of("note"),
+        verification.is_whole,
     )
+
+
+def _resolve(
+    catalog: Catalog,
+    strategy: Strategy | None,
+    replicated: bool,
+    deep: bool,
+    executor: Executor,
+    diagnostics: Diagnostics,
+) -> ResolvedSources:
+    """Resolve a checkpoint; without a strategy each rank's tensors are taken by themselves.
+
+    The strategy is corrected only if the data are read.
+    """
+    options = ResolveOptions(
+        replicated, "first", contents="slices" if deep else "headers", keep_going=True
+    )
+    needs_strategy = not isinstance(catalog, MergedCatalog)
+    if strategy is not None or replicated or isinstance(catalog, SelfDescribedCatalog):
+        if needs_strategy:
+            return resolve(catalog, strategy, options, executor, diagnostics)
+        source_strategy(catalog, strategy, replicated)  # which refuses what does not fit
+        catalog = replace(catalog, one_of_several="") if replicated else catalog
+    return resolve_merged(catalog, options, diagnostics)
 
 
 @contextmanager
@@ -316,20 +336,32 @@ def _counted(open_progress: OpenProgress, total: int) -> Iterator[Callable[[int]
 
 @dataclass(slots=True)
 class _Verification:
-    catalog: Catalog
-    strategy: Strategy | None
+    resolved: ResolvedSources
     executor: Executor
     found: Diagnostics
 
-    def run(self, deep: bool, crc: bool, open_progress: OpenProgress) -> bool:
-        """Make all checks, one after the other; return `Report.is_whole`."""
-        catalog = self.catalog
-        sources = self._sources(deep)
-        of_strategy = self.strategy.notes if self.strategy is not None else ()
-        found = self.found
-        found.add(*catalog.problems, *catalog.findings, *find_damage(catalog, sources.notes))
-        found.add(*notes_of_scan(catalog, self.strategy), *of_strategy, *sources.notes)
-        found.add(*sources.problems)
+    @property
+    def catalog(self) -> Catalog:
+        return self.resolved.catalog
+
+    @property
+    def strategy(self) -> Strategy | None:
+        return self.resolved.strategy
+
+    @property
+    def is_whole(self) -> bool:
+        """Return `Report.is_whole`."""
+        is_merged = isinstance(self.catalog, MergedCatalog) and not self.catalog.one_of_several
+        return self.strategy is not None or is_merged
+
+    def run(self, deep: bool, crc: bool, open_progress: OpenProgress) -> None:
+        """Make all checks, one after the other."""
+        catalog, found, sources = self.catalog, self.found, self.resolved.sources
+        damaged = catalog.damaged.values()
+        raise_all(error for error in found.failures if error not in damaged)
+        found.add(*catalog.problems, *catalog.findings, *find_damage(catalog, found))
+        # Replicas that differ are found once more when all are read, element by element.
+        found.add(*(one for one in self.resolved.doubts if one.code != "replica"))
         with _counted(open_progress, self._bytes_to_read(sources, deep, crc)) as on_progress:
             self._check_integrity(deep, crc, on_progress)
             self._check_names(sources)
@@ -337,32 +369,6 @@ class _Verification:
         if any(one.code == "replica" for one in found):
             text = f"replicas differ: {REMEDY} by merge, reshard and diff"
             found.add(Diagnostic("replica_advice", text))
-        is_merged = isinstance(catalog, MergedCatalog) and not catalog.one_of_several
-        return self.strategy is not None or is_merged
-
-    def _sources(self, deep: bool) -> Sources:
-        """The sources, with the strategy corrected if the data are read and prove it wrong."""
-        if self.strategy is None:
-            return undivided_sources(self.catalog, "first")
-
-        agreement = sample_states(self.catalog, self.strategy, self.executor)
-
-        def find(strategy: Strategy) -> Sources:
-            return find_sources(self.catalog, strategy, agreement, "first")
-
-        sources = find(self.strategy)
-        if not deep:
-            found = [*find_contradictions(self.catalog, self.strategy)]
-            sources.problems += told_by_a_look(Settled(self.strategy, sources, found, [])).problems
-            return sources
-        settled = told_by_a_look(
-            settle(find, sources, self.catalog, self.strategy, self.executor, Trust())
-        )
-        self.strategy, sources = settled.strategy, settled.sources
-        # Replicas that differ are found once more when all are read, element by element.
-        sources.problems += [one for one in settled.problems if one.code != "replica"]
-        sources.notes += settled.notes
-        return sources
 
     def _told(self, deep: bool, crc: bool) -> dict[int, FileIndex]:
         """Files of which something in them tells; of the others --crc says that nothing does."""
@@ -372,7 +378,7 @@ class _Verification:
             if crc or "crc_num" in file.attrs or (deep and file.cipher is not None)
         }
 
-    def _bytes_to_read(self, sources: Sources, deep: bool, crc: bool) -> int:
+    def _bytes_to_read(self, sources: Sequence[Source], deep: bool, crc: bool) -> int:
         """About; the headers are not read again, and texts not at all."""
         total = sum(file.nbytes for file in self._told(deep, crc).values()) if deep or crc else 0
         if not deep:
@@ -380,7 +386,7 @@ class _Verification:
         total += sum(file.nbytes for file in self.catalog.files.values())
         if self.strategy is None:
             return total
-        pairs = other_stages(self.catalog, self.strategy, sources.found)
+        pairs = other_stages(self.catalog, self.strategy, sources)
         return total + sum(one.meta.nbytes for pair in pairs for one in pair)
 
     def _check_integrity(self, deep: bool, crc: bool, on_progress: Callable[[int], None]) -> None:
@@ -397,7 +403,9 @@ class _Verification:
             )
             self.found.add(Diagnostic("checksum", text, ranks=(rank,)))
 
-    def _check_data(self, sources: Sources, deep: bool, on_progress: Callable[[int], None]) -> None:
+    def _check_data(
+        self, sources: Sequence[Source], deep: bool, on_progress: Callable[[int], None]
+    ) -> None:
         """Check the data, as far as they are read, and what manifests list."""
         manifests = find_manifests(self.catalog)
         seen: set[bytes] = set()
@@ -415,7 +423,7 @@ class _Verification:
 
     def _check_contents(
         self,
-        sources: Sources,
+        sources: Sequence[Source],
         on_progress: Callable[[int], None],
         seen: set[bytes] | None,
     ) -> None:
@@ -432,43 +440,40 @@ class _Verification:
         )
         if self.strategy is not None:
             self.found.add(
-                *compare_stages(
-                    self.catalog, self.strategy, sources.found, self.executor, on_progress
-                )
+                *compare_stages(self.catalog, self.strategy, sources, self.executor, on_progress)
             )
 
-    def _slices(self, sources: Sources) -> Iterator[Slice]:
+    def _slices(self, sources: Sequence[Source]) -> Iterator[Slice]:
         is_joined = self.strategy is not None
-        for source in sources.found:
+        for source in sources:
             yield from slices_of(source, is_apart=not is_joined)
         if self.strategy is None:
             return
-        joined = {source.meta.name for source in sources.found}
+        joined = {source.meta.name for source in sources}
         for source in undivided_sources(self.catalog, "first").found:
             if source.meta.name not in joined:  # what there is of it, each rank's by itself
                 yield from slices_of(source, is_apart=True)
-        for _, other in other_stages(self.catalog, self.strategy, sources.found):
+        for _, other in other_stages(self.catalog, self.strategy, sources):
             yield from slices_of(other)
 
-    def _check_names(self, sources: Sources) -> None:
+    def _check_names(self, sources: Sequence[Source]) -> None:
         """Check which ranks hold which names, types and shapes."""
         if self.strategy is None:
             if not isinstance(self.catalog, MergedCatalog):
                 text = "no strategy (-s) and no --replicated: whether the ranks' slices fit "
-                self.found.add(
-                    Diagnostic("doubt", text + "together, and replicas agree, is not known")
-                )
+                text += "together, and replicas agree, is not known"
+                self.found.add(Diagnostic("doubt", text))
             for name in self.catalog.metas:
                 self.found.add(*check_types(self.catalog, self.catalog.metas_of(name)))
             self.found.add(*find_beginnings(self.catalog))
             return
         owners = find_owners(self.strategy.layouts, self.catalog.metas)
-        for source in sources.found:
+        for source in sources:
             held = self.catalog.metas_of(source.meta.name)
             if not source.has_layout:
                 self.found.add(*check_unlisted(self.catalog, self.strategy, held, owners))
-        self.found.add(*find_lacking(self.catalog, sources.found))
-        self.found.add(*find_partial(self.catalog, self.strategy, sources.is_deduplicated))
+        self.found.add(*find_lacking(self.catalog, sources))
+        self.found.add(*find_partial(self.catalog, self.strategy, self.resolved.is_deduplicated))
 
 
 def _is_unlisted_number(one: Slice) -> bool:

@@ -14,6 +14,7 @@ from ckpttool.errors import (
     UnsupportedError,
     VerifyError,
 )
+from ckpttool.model.diagnostics import Diagnostic
 
 FORMAT = FormatError("rank_3/a.ckpt", 118, "dims [4, 2] need 32 bytes, tensor_content has 24")
 
@@ -21,7 +22,7 @@ FORMAT = FormatError("rank_3/a.ckpt", 118, "dims [4, 2] need 32 bytes, tensor_co
 STRATEGY = StrategyError("s.ckpt", "no parameter layouts in it")
 
 
-PLAN = PlanError(["w: lost", "b: lost"])
+PLAN = PlanError(Diagnostic.each("missing", ["w: lost", "b: lost"]))
 
 
 EXAMPLES = [
@@ -70,13 +71,13 @@ EXAMPLES = [
         1,
     ),
     (
-        StepError(["run: a-9_1 is not in rank 1"]),
+        StepError(Diagnostic.each("mixed_steps", ["run: a-9_1 is not in rank 1"])),
         {"problems": ("run: a-9_1 is not in rank 1",)},
         "run: a-9_1 is not in rank 1",
         5,
     ),
     (
-        UnfinishedError(["out: a run has not ended here"]),
+        UnfinishedError(Diagnostic.each("nothing_complete", ["out: a run has not ended here"])),
         {"problems": ("out: a run has not ended here",)},
         "out: a run has not ended here",
         5,

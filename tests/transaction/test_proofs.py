@@ -49,7 +49,7 @@ class Small:
     def verify(self, deep=False):
         report = ckpttool.verify(ckpttool.scan(str(self.out)), self.strategy, deep=deep)
         if report.findings:
-            raise PlanError([finding.text for finding in report.findings])
+            raise PlanError(report.findings)
 
     def verify_deep(self):
         self.verify(deep=True)
