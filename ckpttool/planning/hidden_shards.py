@@ -234,27 +234,29 @@ def _parameters(listed: Sequence[Source]) -> dict[str, str]:
     return {name: owners.get(name) or parameter_of(name) or name for name in metas}
 
 
-def questions(unclear: Sequence[Source], ways: Mapping[str, Sequence[int]]) -> tuple[str, ...]:
+def questions(
+    unclear: Sequence[Source], ways: Mapping[str, Sequence[int]]
+) -> tuple[Diagnostic, ...]:
     """What is asked of tensors of which nothing tells how they are cut."""
     equal = [source for source in unclear if source.meta.name not in ways]
     rest = [source for source in unclear if source.meta.name in ways]
     problems = []
     if equal:
-        problems.append(
-            f"{shorten(one.meta.name for one in equal)}: the other parameters are cut by an "
-            "optimizer shard that the strategy does not list, and all elements of these are equal, "
-            f"which fits several ways ({_shapes(equal[0], divisors(equal[0].layout.replicas))}); "
-            "decide with --optimizer-shard N, or say by hand of those that are whole that they "
-            "are `replicated` (-s MORE.yaml)"
-        )
+        text = f"{shorten(one.meta.name for one in equal)}: the other parameters are cut by an "
+        text += "optimizer shard that the strategy does not list, and all elements of these are "
+        text += "equal, which fits several ways "
+        text += f"({_shapes(equal[0], divisors(equal[0].layout.replicas))})"
+        hint = "decide with --optimizer-shard N, or say by hand of those that are whole that they "
+        hint += "are `replicated` (-s MORE.yaml)"
+        problems.append(Diagnostic("undecided_shard", text, hint, ("--optimizer-shard",)))
     if rest:
-        problems.append(
-            f"{shorten(one.meta.name for one in rest)}: cut by an optimizer shard, perhaps, that "
-            f"the strategy does not list; without {format_ranks(missing_ranks(rest[0]))} what is "
-            f"left fits several ways ({_shapes(rest[0], ways[rest[0].meta.name])}); put the files "
-            "back, or decide with --optimizer-shard N (are they replicas that drifted apart, "
-            "--trust-strategy takes the lowest rank's)"
-        )
+        text = f"{shorten(one.meta.name for one in rest)}: cut by an optimizer shard, perhaps, "
+        text += f"that the strategy does not list; without {format_ranks(missing_ranks(rest[0]))} "
+        text += f"what is left fits several ways ({_shapes(rest[0], ways[rest[0].meta.name])})"
+        hint = "put the files back, or decide with --optimizer-shard N (are they replicas that "
+        hint += "drifted apart, --trust-strategy takes the lowest rank's)"
+        options = ("--optimizer-shard", "--trust-strategy")
+        problems.append(Diagnostic("undecided_shard", text, hint, options))
     return tuple(problems)
 
 
@@ -282,7 +284,7 @@ class Shards:
 
     strategy: Strategy
     notes: tuple[Diagnostic, ...] = ()
-    problems: tuple[str, ...] = ()
+    problems: tuple[Diagnostic, ...] = ()
     names: frozenset[str] = frozenset()
 
 
@@ -314,7 +316,7 @@ def find_shards(
     listed = _candidates(strategy, sources)
     if wanted is not None and (problem := _why_not(listed, wanted, len(strategy.ranks))):
         names = frozenset(source.meta.name for source in listed)
-        return Shards(strategy, problems=(problem,), names=names)
+        return Shards(strategy, problems=(Diagnostic("undecided_shard", problem),), names=names)
     if wanted == 1:
         return None
     if wanted is None or by_samples:
@@ -398,7 +400,9 @@ def _judge(
     if odd and wanted is not None:
         text = f"{shorten(odd)}: with --optimizer-shard {wanted}, and as contents show, they would "
         text += "have other rows than their parameters"
-        return Shards(strategy, problems=(text,), names=frozenset(odd))
+        return Shards(
+            strategy, problems=(Diagnostic("undecided_shard", text),), names=frozenset(odd)
+        )
     if odd:
         return None
     if wanted is None and (why := why_unproven(listed, contents, shards_of, executor)):
@@ -485,7 +489,7 @@ def _contradicting(
         return None
     named = shorten(f"{name} ({shard or 'none at all'})" for name, shard in odd.items())
     text = f"--optimizer-shard {wanted}, but ranks hold slices of another optimizer shard: {named}"
-    return Shards(strategy, problems=(text,), names=frozenset(odd))
+    return Shards(strategy, problems=(Diagnostic("undecided_shard", text),), names=frozenset(odd))
 
 
 def _question(
@@ -505,7 +509,7 @@ def _question(
         f"({first.meta.name}: full shape {(first.meta.shape[0] * shard, *first.meta.shape[1:])}; "
         f"say so with --optimizer-shard {max(shards[name] for name in names)})"
     )
-    return Shards(strategy, problems=(text,), names=frozenset(names))
+    return Shards(strategy, problems=(Diagnostic("undecided_shard", text),), names=frozenset(names))
 
 
 def _can_be_cut(source: Source) -> bool:
@@ -544,8 +548,9 @@ def _on_proven(cut: Mapping[str, int], decided: Sequence[str]) -> Iterator[Diagn
         text = f"cut by an optimizer shard ({ways}) that the strategy does not list, as replicas "
         text += f"that differ or shapes tell: {count(len(told), 'parameter')}: {shorten(told)}"
         text += "; is it not the strategy of this run (inspect -s shows the full shapes), give the "
-        text += "one that is; are they replicas that drifted apart, say --optimizer-shard 1"
-        yield Diagnostic("inferred", text)
+        text += "one that is"
+        hint = "are they replicas that drifted apart, say --optimizer-shard 1"
+        yield Diagnostic("inferred", text, hint, ("--optimizer-shard",))
 
 
 def _on_too_many(listed: Sequence[Source], wanted: int | None) -> Iterator[Diagnostic]:

@@ -435,7 +435,7 @@ def correct_strategy(
         )
     if shards is not None:
         strategy = shards.strategy
-        doubts.add(*Diagnostic.each("undecided_shard", shards.problems), *shards.notes)
+        doubts.add(*shards.problems, *shards.notes)
         sources = find(strategy)
         others = [one for one in sources.found if one.meta.name not in shards.names]
         found = find_doubts(catalog, strategy, others, executor)

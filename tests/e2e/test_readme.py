@@ -245,12 +245,20 @@ def test_every_option_is_explained_in_the_help_and_every_exit_code_in_the_readme
         assert f"\n| {code} | " in README
 
 
+# Why a command cannot do what was requested: `verify` raises them, too.
+REASONS = (
+    *("source", "options", "changed", "destination", "resume", "busy", "parts", "engine"),
+    "memory",
+)
+
+
 def test_every_kind_of_finding_is_in_the_table_of_what_verify_finds():
     table = README.split("### What `verify` finds")[1].split("\n\n")[1]
     told = {}
     for kinds, grades in re.findall(r"^\| (`.*?) \| (.*?) \|", table, re.MULTILINE):
         told |= dict.fromkeys(re.findall(r"`(\w+)`", kinds), grades)
     column = severities("verify")
-    assert told == {c: column[c] for c in column if column[c] in ("warning", "error")}
+    found = {code: column[code] for code in column if column[code] in ("warning", "error")}
+    assert told == {code: found[code] for code in found if code not in REASONS}
     (ignore,) = (one for one in verify.params if one.name == "ignore")
     assert sorted(ignore.type.choices) == sorted(one for one in told if told[one] == "warning")

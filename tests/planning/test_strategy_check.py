@@ -102,7 +102,7 @@ def test_one_such_tensor_among_others_is_enough(tmp_path):
 def test_slices_that_are_the_same_are_a_finding_of_verify(tmp_path):
     strategy = join_stages({0: {"w": COLUMNS}})
     (found,) = ckpttool.verify(held_by(tmp_path, "abab"), strategy, deep=True).findings
-    assert graded(found) == ("warning", "unlike_states")
+    assert graded(found) == ("warning", "equal_slices")
     found = ckpttool.verify(*all_the_same(tmp_path / "all"), deep=True).findings[0]
     assert graded(found) == ("error", "contradicted")
 

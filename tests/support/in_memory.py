@@ -37,11 +37,13 @@ def plan_in_memory(catalog, strategy, target, agreement=None, unlisted=None):
     else:
         sources = find_sources(catalog, strategy, agreement or {}, unlisted)
         notes += strategy.notes
-    found = Diagnostics([*notes, *sources.notes], [*sources.problems], [*sources.damage])
+    found = Diagnostics()
+    found.failures += sources.damage
+    found.add(*notes, *sources.notes, *sources.problems)
     resolved = ResolvedSources(catalog, strategy, tuple(sources.found), sources.is_deduplicated)
     made = plan(resolved, target, found)
     found.raise_if_errors()
-    return replace(made, notes=tuple(found.notes))
+    return replace(made, notes=found.of("note", "warning"))
 
 
 def make(catalog, src, dst):
