@@ -11,7 +11,7 @@ import ckpttool
 from ckpttool.cli import documents, options, workflow
 from ckpttool.cli.params import Number
 from ckpttool.cli.progress import show_progress
-from ckpttool.errors import CkptToolError, of_side, raise_all
+from ckpttool.errors import CkptToolError, raise_all, with_side
 from ckpttool.model.catalog import RankCatalog
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def _load(
         )
         found: list[CkptToolError] = []
         loaded = workflow.attempt(read, found)
-        errors += [of_side(error, side) for error in found]
+        errors += [with_side(error, side) for error in found]
         if loaded is not None:
             catalog, strategy, _ = loaded
             needs_none = not isinstance(catalog, RankCatalog)

@@ -192,7 +192,7 @@ def test_emergency_saves_beside_flat_files_are_named_as_well(tmp_path):
         (tmp_path / f"net_rank_{rank}-1_1.ckpt").write_bytes(record())
     emergency(tmp_path, "ttp_saved_checkpoints-step_7", [0])
     emergency(tmp_path, "ttp_saved_checkpoints-step_9_tmp", [0])
-    assert "step_7: an emergency save" in notes_of(tmp_path, "passed over")[0]
+    assert "step_7: an emergency save" in notes_of(tmp_path, "skipped")[0]
     assert "step_9_tmp: an emergency save" in notes_of(tmp_path, "unfinished")[0]
 
 
@@ -200,7 +200,7 @@ def test_emergency_saves_beside_the_ranks_are_named_and_not_taken(ranks):
     emergency(ranks, "ttp_saved_checkpoints-step_7")
     emergency(ranks, "ttp_saved_checkpoints-step_9_tmp")
     assert scan(str(ranks)).step == "1_1"
-    (text,) = notes_of(ranks, "passed over")
+    (text,) = notes_of(ranks, "skipped")
     assert text == (
         f"{ranks}/ttp_saved_checkpoints-step_7: an emergency save of fault-tolerant training, "
         "passed over; name it as SRC to use it"
@@ -219,7 +219,7 @@ def test_emergency_saves_in_the_output_of_a_run_are_named(tmp_path):
     keep_strategies(tmp_path, "mp2_dp4")
     emergency(tmp_path, "ttp_saved_checkpoints-step_7")
     emergency(tmp_path / "checkpoint", "ttp_saved_checkpoints-step_9")
-    texts = notes_of(tmp_path, "passed over")
+    texts = notes_of(tmp_path, "skipped")
     assert not mentions("; ".join(texts), "step_7: an emergency", "step_9: an emergency")
     assert len(texts) == 2
 
@@ -231,7 +231,7 @@ def test_a_backup_is_passed_over_unless_it_is_asked_for(ranks):
     for rank in range(8):
         (ranks / f"rank_{rank}" / "backup.ckpt").write_bytes(record("backup"))
     assert scan(str(ranks)).step == "1_1"
-    (text,) = notes_of(ranks, "passed over")
+    (text,) = notes_of(ranks, "skipped")
     assert (
         text == "ranks 0-7: backup.ckpt, kept for a restart, passed over (--step backup takes it)"
     )
@@ -244,7 +244,7 @@ def test_a_backup_alone_is_taken(tmp_path):
         path.parent.mkdir()
         path.write_bytes(record())
     assert list(scan(str(tmp_path)).files) == [0, 1]
-    assert notes_of(tmp_path, "passed over") == []
+    assert notes_of(tmp_path, "skipped") == []
     told = ["backup.ckpt: kept for a restart, and its name tells no step"]
     assert (
         notes_of(tmp_path, "step") == notes_of(tmp_path / "rank_1" / "backup.ckpt", "step") == told
@@ -296,7 +296,7 @@ def test_files_of_known_kinds_beside_the_ranks_are_called_what_they_are(ranks):
         shutil.copyfile(SAMPLES / "files" / name, ranks / name)
     (ranks / "notes.txt").touch()
     (ranks / "other.json").write_text("{}")
-    (text,) = notes_of(ranks, "passed over")
+    (text,) = notes_of(ranks, "skipped")
     assert text == (
         f"{ranks}: passed over group_info.pb (group information), net-graph.meta (a graph that "
         "MindSpore dumped beside a checkpoint), notes.txt, other.json"

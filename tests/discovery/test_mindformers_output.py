@@ -142,11 +142,11 @@ def test_another_folder_is_taken_if_it_is_the_only_one(folder, tmp_path):
     keep_strategies(output, "pp2_opt")
     run_well("merge", output, "-o", tmp_path / "full.ckpt")
     assert all(is_weight(name) for name in read(tmp_path / "full.ckpt"))
-    assert notes_of(output, "passed over") == []
+    assert notes_of(output, "skipped") == []
 
 
 def test_other_checkpoints_beside_it_are_named_and_not_taken(output, tmp_path):
-    assert not notes_of(output, "passed over")
+    assert not notes_of(output, "skipped")
     for folder in ("old", "ttp_saved_checkpoints-step_3"):
         shutil.copytree(output / "checkpoint" / "rank_0", output / folder / "rank_0")
     said = f"{output / 'checkpoint'} taken, not {output / 'old'} beside it; name one of them to use"
@@ -400,7 +400,7 @@ def test_after_a_name_clash_the_recorded_series_is_taken(output, tmp_path):
     record(output, "1_1", prefix=OTHER)
     catalog = scan(str(output))
     assert catalog.files[3].path.endswith("rank_3/llama_7b_rank_3_1-1_1.ckpt")
-    (text,) = notes_of(output, "passed over")
+    (text,) = notes_of(output, "skipped")
     names = [f"llama_7b_rank_0-{step}.ckpt" for step in ("1_10", "1_5", "2_3")]
     assert text.startswith(f"{', '.join(names)}: of another run than meta.json records")
 
@@ -469,7 +469,7 @@ def test_if_all_records_are_broken_the_names_tell(output):
 def test_records_of_one_format_choose_among_two(output):
     save(output, "pp2_opt", "2_3", suffix=".safetensors")
     assert scan(str(output)).files[0].format == "ckpt"
-    (text,) = notes_of(output, "passed over")
+    (text,) = notes_of(output, "skipped")
     assert text.startswith("llama_7b_rank_0-2_3.safetensors: of another run")
     for rank in RANKS:
         name = f"llama_7b_rank_{rank}-2_3.safetensors"
