@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ckpttool.execution.executors import open_engine
     from ckpttool.formats import read_index
     from ckpttool.planning.preflight import plan_merge, plan_reshard, plan_split
+    from ckpttool.planning.resolve import ResolveOptions
     from ckpttool.planning.targets import write_strategy
     from ckpttool.storage.compare import Tolerance
     from ckpttool.strategy_files.reader import read_strategy
@@ -53,6 +54,7 @@ _HOMES = {
     "ExecutionError": "ckpttool.errors",
     "FormatError": "ckpttool.errors",
     "PlanError": "ckpttool.errors",
+    "ResolveOptions": "ckpttool.planning.resolve",
     "StrategyError": "ckpttool.errors",
     "Tolerance": "ckpttool.storage.compare",
     "UnsupportedError": "ckpttool.errors",
@@ -81,6 +83,7 @@ __all__ = [
     "FormatError",
     "Manifest",
     "PlanError",
+    "ResolveOptions",
     "StrategyError",
     "Tolerance",
     "UnsupportedError",

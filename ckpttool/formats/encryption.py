@@ -229,7 +229,7 @@ def _begins_a_record(head: bytes | bytearray, nbytes: int) -> bool:
     return False
 
 
-def forgery(path: str, cipher: Ciphertext, numbers: Sequence[int]) -> AuthenticityError:
+def forged_blocks_error(path: str, cipher: Ciphertext, numbers: Sequence[int]) -> AuthenticityError:
     """Return the error for blocks that do not match their tags."""
     named = ", ".join(str(number + 1) for number in numbers[:10])
     more = ", ..." if len(numbers) > 10 else ""
@@ -242,7 +242,7 @@ def explain(error: FormatError, cipher: Ciphertext, stamp: FileStamp) -> FormatE
     """Return an error in the records of an encrypted file with its cause added."""
     forged = find_forged(error.path, cipher, 0, len(cipher.blocks), stamp)
     if forged:
-        return forgery(error.path, cipher, forged)
+        return forged_blocks_error(error.path, cipher, forged)
     doubt = "" if cipher.has_tags else "; damaged, or by chance the wrong key looks right"
     reason = f"{error.reason} (bytes are counted in what the file decrypts to{doubt})"
     return type(error)(error.path, error.offset, reason)

@@ -231,7 +231,7 @@ def _is_whole(slicing: Slicing, held: Mapping[int, Sample]) -> bool:
     )
 
 
-def _alike(one: Looked, is_by_hand: bool) -> tuple[tuple[int, ...], ...]:
+def _alike(one: Looked, is_handwritten: bool) -> tuple[tuple[int, ...], ...]:
     """Ranks that should hold different slices and hold the same, group by group.
 
     Slices whose elements are all equal tell nothing, but by hand even those are looked at if all of
@@ -243,7 +243,7 @@ def _alike(one: Looked, is_by_hand: bool) -> tuple[tuple[int, ...], ...]:
         for sample in set(samples.values()):
             slices[sample] += 1
             ranks[sample] += samples
-    are_all = is_by_hand and len(slices) == 1
+    are_all = is_handwritten and len(slices) == 1
     return tuple(
         tuple(sorted(ranks[sample]))
         for sample, number in slices.items()

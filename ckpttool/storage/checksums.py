@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 from ckpttool.concurrency import check_cancelled, wait_result
 from ckpttool.errors import FormatError
 from ckpttool.formats import checksum_parts
-from ckpttool.formats.encryption import find_forged, forgery
+from ckpttool.formats.encryption import find_forged, forged_blocks_error
 from ckpttool.formats.reading import open_source
 from ckpttool.model.catalog import Catalog, MergedCatalog
 from ckpttool.model.diagnostics import Note
@@ -229,7 +229,7 @@ def check_files(
     sums = {rank: executor.submit(verify_checksum, files[rank]) for rank in with_sum if crc}
     tags = {rank: _check_tags(files[rank], cipher, executor) for rank, cipher in with_tags.items()}
     forged = {
-        rank: forgery(files[rank].path, with_tags[rank], numbers)
+        rank: forged_blocks_error(files[rank].path, with_tags[rank], numbers)
         for rank, futures in tags.items()
         if (numbers := [number for found in await_all(rank, futures) for number in found])
     }

@@ -31,6 +31,7 @@ from tests.support.executors import (
     COMMAND,
     FORMATS,
     PATIENCE_SECONDS,
+    complete_outputs,
     contents,
     finish,
     merge_words,
@@ -193,7 +194,7 @@ def busy_run(tmp_path):
     source = write_source(tmp_path / "src", ranks=16, rank_bytes=8 << 20)
     out = tmp_path / "out"
     process = start(*COMMAND, *split_words(source, out), "--engine", "processes:2")
-    wait_until(lambda: any(name.endswith(".ckpt") for name in files_below(out)), "an output")
+    wait_until(lambda: complete_outputs(out), "an output")
     yield process, out
     process.kill()
     process.communicate()
