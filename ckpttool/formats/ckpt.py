@@ -103,8 +103,8 @@ from ckpttool.model.tensors import (
     Ciphertext,
     Extent,
     FileIndex,
+    FileStamp,
     Secret,
-    SourceStamp,
     StoredFile,
     StoredTensor,
     TensorMeta,
@@ -528,7 +528,7 @@ def _read_tensors(
 
 
 def _read_encrypted(
-    file: StoredFile, cipher: Ciphertext, stamp: SourceStamp
+    file: StoredFile, cipher: Ciphertext, stamp: FileStamp
 ) -> dict[str, StoredTensor]:
     with WireReader(file.path, DecryptedFile(file.path, cipher, stamp)) as reader:
         try:

@@ -60,7 +60,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckpttool.concurrency import check_cancelled
 from ckpttool.errors import AuthenticityError, FormatError, UnsupportedError
 from ckpttool.formats.reading import open_source
-from ckpttool.model.tensors import Block, Ciphertext, Secret, SourceStamp
+from ckpttool.model.tensors import Block, Ciphertext, FileStamp, Secret
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers import CipherContext
@@ -84,7 +84,7 @@ def mode_of(head: bytes) -> str | None:
 
 
 def read_ciphertext(
-    path: str, start: int, end: int, key: Secret | None, stamp: SourceStamp
+    path: str, start: int, end: int, key: Secret | None, stamp: FileStamp
 ) -> Ciphertext:
     """Locate the blocks of an encrypted file and check that the key fits.
 
@@ -238,7 +238,7 @@ def forged_blocks_error(path: str, cipher: Ciphertext, numbers: Sequence[int]) -
     return AuthenticityError(path, cipher.blocks[numbers[0]].offset, reason)
 
 
-def explain(error: FormatError, cipher: Ciphertext, stamp: SourceStamp) -> FormatError:
+def explain(error: FormatError, cipher: Ciphertext, stamp: FileStamp) -> FormatError:
     """Return an error in the records of an encrypted file with its cause added."""
     forged = find_forged(error.path, cipher, 0, len(cipher.blocks), stamp)
     if forged:
@@ -265,7 +265,7 @@ class DecryptedFile:
         The stamp of the file.
     """
 
-    def __init__(self, path: str, cipher: Ciphertext, stamp: SourceStamp) -> None:
+    def __init__(self, path: str, cipher: Ciphertext, stamp: FileStamp) -> None:
         self.size = cipher.nbytes
         self.stamp = stamp
         self._path = path
@@ -314,7 +314,7 @@ def read_plain(fd: int, path: str, cipher: Ciphertext, start: int, out: memoryvi
 
 
 def find_forged(
-    path: str, cipher: Ciphertext, first: int, stop: int, stamp: SourceStamp | None = None
+    path: str, cipher: Ciphertext, first: int, stop: int, stamp: FileStamp | None = None
 ) -> tuple[int, ...]:
     """Return the numbers of the blocks in ``first`` to ``stop`` that do not match their tags.
 

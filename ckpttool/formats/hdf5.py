@@ -65,7 +65,7 @@ from ckpttool.model.dtypes import DTYPES, TEXT
 from ckpttool.model.tensors import (
     Extent,
     FileIndex,
-    SourceStamp,
+    FileStamp,
     StoredFile,
     StoredTensor,
     TensorMeta,
@@ -181,7 +181,7 @@ CHUNKED = "chunked, compressed, compact or virtual; rewrite the file with `h5rep
 
 def read_datasets(
     path: str, on_object: Callable[[], None]
-) -> tuple[dict[str, StoredTensor], SourceStamp]:
+) -> tuple[dict[str, StoredTensor], FileStamp]:
     """Return the datasets of a file, by name, and the stamp of the file.
 
     Parameters
