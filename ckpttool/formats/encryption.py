@@ -238,7 +238,7 @@ def forged_blocks_error(path: str, cipher: Ciphertext, numbers: Sequence[int]) -
     return AuthenticityError(path, cipher.blocks[numbers[0]].offset, reason)
 
 
-def explain(error: FormatError, cipher: Ciphertext, stamp: SourceStamp) -> FormatError:
+def explain_error(error: FormatError, cipher: Ciphertext, stamp: SourceStamp) -> FormatError:
     """Return an error in the records of an encrypted file with its cause added."""
     forged = find_forged(error.path, cipher, 0, len(cipher.blocks), stamp)
     if forged:

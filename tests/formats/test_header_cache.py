@@ -109,7 +109,7 @@ def test_a_rank_that_has_the_headers_of_another_is_only_compared(tmp_path, monke
     nbytes = []
     pread = os.pread
     monkeypatch.setattr(os, "pread", lambda *given: nbytes.append(given[1]) or pread(*given))
-    monkeypatch.setattr(ckpt, "read_usual", None)  # it would be a failure to ask for it
+    monkeypatch.setattr(ckpt, "_read_usual", None)  # a call would fail
     for rank in (1, 2):
         path = str(tmp_path / f"{rank}.ckpt")
         found = outcome(path, cache)
