@@ -42,7 +42,7 @@ def outcome(path, cache=None):
 def walked(path):
     """The same, with every record walked field by field."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ckpt, "read_usual", lambda *_: None)
+        patch.setattr(ckpt, "_read_usual", lambda *_: None)
         return outcome(path)
 
 
