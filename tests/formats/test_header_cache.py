@@ -42,7 +42,7 @@ def outcome(path, cache=None):
 def walked(path):
     """The same, with every record walked field by field."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ckpt, "read_usual", lambda *_: None)
+        patch.setattr(ckpt, "_read_usual", lambda *_: None)
         return outcome(path)
 
 
@@ -112,7 +112,7 @@ def test_a_rank_that_has_the_headers_of_another_is_only_compared(tmp_path, monke
     nbytes = []
     pread = os.pread
     monkeypatch.setattr(os, "pread", lambda *given: nbytes.append(given[1]) or pread(*given))
-    monkeypatch.setattr(ckpt, "read_usual", None)  # it would be a failure to ask for it
+    monkeypatch.setattr(ckpt, "_read_usual", None)  # a call would fail
     for rank in (1, 2):
         path = str(tmp_path / f"{rank}.ckpt")
         found = outcome(path, cache)
