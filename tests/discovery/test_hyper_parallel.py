@@ -224,12 +224,19 @@ def test_whatever_boxes_are_saved_are_merged_and_resharded(new_folder, move, dat
     folder = new_folder()
     data.draw(saves(entries)).write(folder / "src")
     plan, destination = ckpttool.plan_merge(
-        ckpttool.scan(str(folder / "src")), None, str(folder / "m.ckpt"), "ckpt"
+        ckpttool.scan(str(folder / "src")),
+        None,
+        str(folder / "m.ckpt"),
+        output_options=ckpttool.OutputOptions("ckpt"),
     )
     execute(plan, destination, options=SMALL)
     assert read(folder / "m.ckpt") == entries
     plan, destination = ckpttool.plan_reshard(
-        ckpttool.scan(str(folder / "src")), None, move.dst, str(folder / "dst"), "ckpt"
+        ckpttool.scan(str(folder / "src")),
+        None,
+        move.dst,
+        str(folder / "dst"),
+        output_options=ckpttool.OutputOptions("ckpt"),
     )
     execute(plan, destination, options=SMALL)
     assert read_ranks(folder / "dst") == cut(entries, move.dst)

@@ -162,7 +162,10 @@ def test_the_python_interface_has_the_choice_too(tmp_path):
     catalog, target = ckpttool.scan(str(CASE / "src")), str(CASE / "dst_strategy.ckpt")
     strategies = [ckpttool.read_strategy([str(WORDS[1])]), ckpttool.read_strategy([target])]
     plan, _ = ckpttool.plan_reshard(
-        catalog, *strategies, str(tmp_path / "out"), not_in_target="drop"
+        catalog,
+        *strategies,
+        str(tmp_path / "out"),
+        output_options=ckpttool.OutputOptions(not_in_target="drop"),
     )
     assert plan.not_listed.sizes["dropped"] == (24, 29056)
 

@@ -363,17 +363,33 @@ def test_plans_of_the_library_write_it_too(tmp_path):
     src, dst = (read_strategy(str(CASE / f"{side}_strategy.ckpt")) for side in ("src", "dst"))
     place = str(tmp_path / "s.ckpt")
     plan, destination = ckpttool.plan_reshard(
-        catalog, src, dst, str(tmp_path / "out"), strategy_path=place
+        catalog,
+        src,
+        dst,
+        str(tmp_path / "out"),
+        output_options=ckpttool.OutputOptions(strategy_path=place),
     )
     assert [document.path for document in plan.documents] == [place]
     assert not os.path.lexists(place)
     ckpttool.execute(plan, destination)
     assert read_strategy(place).layouts == dst.layouts
     with pytest.raises(ckpttool.PlanError, match=r"taken for JSON"):
-        ckpttool.plan_reshard(catalog, src, dst, str(tmp_path / "new"), strategy_path="s.json")
+        ckpttool.plan_reshard(
+            catalog,
+            src,
+            dst,
+            str(tmp_path / "new"),
+            output_options=ckpttool.OutputOptions(strategy_path="s.json"),
+        )
     odd = replace(dst, stages=2)
     with pytest.raises(ckpttool.StrategyError, match="no parameter of stage 1"):
-        ckpttool.plan_reshard(catalog, src, odd, str(tmp_path / "new"), strategy_path=place + "2")
+        ckpttool.plan_reshard(
+            catalog,
+            src,
+            odd,
+            str(tmp_path / "new"),
+            output_options=ckpttool.OutputOptions(strategy_path=place + "2"),
+        )
 
 
 # ------------------------------------------------------------------------------ verify

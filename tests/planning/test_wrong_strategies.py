@@ -28,7 +28,8 @@ def plan(folder, true, claimed, shape=(32, 32), is_constant=False, **options):
     ranks = cut(entries, join_stages({0: true}))
     catalog = catalog_on_disk(folder / "src", ranks)
     strategy = join_stages({0: claimed})
-    return ckpttool.plan_merge(catalog, strategy, str(folder / "m.ckpt"), **options)[0]
+    resolve_options = ckpttool.ResolveOptions(**options)
+    return ckpttool.plan_merge(catalog, strategy, str(folder / "m.ckpt"), resolve_options)[0]
 
 
 @pytest.mark.parametrize("claimed", [COLUMNS, WHOLE, BOTH])

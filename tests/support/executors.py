@@ -225,8 +225,7 @@ def make_plan(folder, output_format="ckpt", **options):
         ckpttool.read_strategy([str(CASE / "src_strategy.ckpt")]),
         ckpttool.read_strategy([str(CASE / "dst_strategy.ckpt")]),
         str(folder),
-        output_format,
-        **options,
+        output_options=ckpttool.OutputOptions(output_format, **options),
     )
 
 
