@@ -12,7 +12,7 @@ import ckpttool
 from ckpttool.cli import documents, options, workflow
 from ckpttool.cli.params import Number
 from ckpttool.cli.progress import show_progress
-from ckpttool.errors import CkptToolError, of_side, raise_all
+from ckpttool.errors import CkptToolError, raise_all, with_side
 from ckpttool.model.catalog import RankCatalog
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def _load(
         read = partial(workflow.load, source, report, find_strategy=not replicated)
         found: list[CkptToolError] = []
         loaded = workflow.attempt(read, found)
-        errors += [of_side(error, side) for error in found]
+        errors += [with_side(error, side) for error in found]
         if loaded is not None:
             catalog, strategy, _ = loaded
             is_of_a = source.strategy_files is a.strategy_files

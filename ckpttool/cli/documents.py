@@ -543,12 +543,12 @@ def show_other(path: str, as_json: bool) -> bool:
     Return False, and print nothing, for every other file.
     """
     from ckpttool.formats import format_of_content
-    from ckpttool.formats.foreign import read_group_info, read_rank_table, recognise
+    from ckpttool.formats.foreign import identify_foreign, read_group_info, read_rank_table
 
     try:
         if not Path(path).is_file() or format_of_content(path) is not None:
             return False
-        other = recognise(path)
+        other = identify_foreign(path)
     except OSError:
         return False  # the command reports that of its source
     if other is None or other.kind not in ("graph", "mindir", "group_info", "rank_table"):

@@ -33,7 +33,7 @@ from typing import TypeVar
 
 from ckpttool._version import __version__
 from ckpttool.concurrency import Threads
-from ckpttool.errors import CkptToolError, EngineError, PlanError, reason_of
+from ckpttool.errors import CkptToolError, EngineError, PlanError, describe_os_error
 from ckpttool.execution.copy import TASK_PIECES, Filled, UnitHash, cut_into_tasks, fill
 from ckpttool.formats import get_format
 from ckpttool.formats.reading import is_there, stamp_of
@@ -177,7 +177,7 @@ def _unseen(files: Sequence[Seen]) -> tuple[list[Seen], list[str]]:
             found = Seen.at(file.path)
             reason = "another size, time of change or inode" if found != file else ""
         except OSError as error:
-            reason = reason_of(error)
+            reason = describe_os_error(error)
         if reason:
             unseen.append(file)
             reasons.append(reason)
@@ -376,7 +376,9 @@ def write_file(task: FileTask) -> Attempt:
         Path(path).unlink(missing_ok=True)
         if not isinstance(error, CkptToolError | OSError):
             raise
-        what = f"{error.filename}: {reason_of(error)}" if isinstance(error, OSError) else str(error)
+        what = str(error)
+        if isinstance(error, OSError):
+            what = f"{error.filename}: {describe_os_error(error)}"
         raise CkptToolError(f"on {socket.gethostname()}: {what}") from error
 
 

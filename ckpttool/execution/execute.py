@@ -19,8 +19,8 @@ from ckpttool.errors import (
     CkptToolError,
     ExecutionError,
     VerifyError,
-    reason_of,
-    remarks_on,
+    describe_os_error,
+    notes_of,
 )
 from ckpttool.execution.cluster import (
     CHECK_SECONDS,
@@ -31,7 +31,7 @@ from ckpttool.execution.cluster import (
     write_file,
 )
 from ckpttool.execution.copy import TASK_PIECES, Filled, cut_into_tasks, fill
-from ckpttool.execution.executors import Stoppable
+from ckpttool.execution.executors import Abortable
 from ckpttool.execution.grouping import group_outputs
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.tensors import FileIndex
@@ -47,7 +47,7 @@ def cause_of(error: CkptToolError | OSError | BrokenExecutor) -> str:
     if isinstance(error, TakenError):
         return f"another run is writing this output ({error.filename} is in use): wait for its end"
     if isinstance(error, OSError) and error.errno:
-        what = reason_of(OSError(error.errno, os.strerror(error.errno)))
+        what = describe_os_error(OSError(error.errno, os.strerror(error.errno)))
         has_name = isinstance(error.filename, str) and not error.filename.endswith(PARTIAL)
         return f"{error.filename}: {what}" if has_name else what
     if isinstance(error, BrokenExecutor):
@@ -209,7 +209,7 @@ def execute(
             changes = transaction.describe_source_changes()
             done = [] if changes else [written.path for written in run.in_order()]
             then = changes or next_step(run.written)
-            cause = "; ".join((cause_of(error) + then, *remarks_on(error)))
+            cause = "; ".join((cause_of(error) + then, *notes_of(error)))
             raise ExecutionError(transaction.writing or run.current, cause, done) from error
         raise
     return run.in_order()
@@ -328,7 +328,7 @@ class _Run:
         names of their own.
         """
         clean_up(error, *(job.file.withdraw for job in self.jobs))
-        if isinstance(self.executor, Stoppable):
+        if isinstance(self.executor, Abortable):
             self.executor.stop()  # a call that is cancelled meanwhile would never be done
         else:
             for future in self.pending:

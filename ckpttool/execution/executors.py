@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from threading import Event, Thread
 from typing import ParamSpec, Protocol, TypeVar, runtime_checkable
 
-from ckpttool.concurrency import NO_ROOM, InlineExecutor, Threads, heed
+from ckpttool.concurrency import NO_ROOM, InlineExecutor, Threads, bind_cancel_event
 from ckpttool.errors import WORKER_DIED, EngineError
 
 P = ParamSpec("P")
@@ -29,7 +29,7 @@ WORDS = "threads[:N], processes[:N], dask:ADDRESS, dask:SCHEDULER_FILE, mpi"
 
 
 @runtime_checkable
-class Stoppable(Protocol):
+class Abortable(Protocol):
     """An executor that can give up all its calls without waiting for its workers."""
 
     def stop(self) -> None:
@@ -41,7 +41,7 @@ class ThreadPool(Threads):
 
     def __init__(self, jobs: int) -> None:
         self._ended = Event()
-        super().__init__(jobs, "ckpttool", heed, (self._ended,))
+        super().__init__(jobs, "ckpttool", bind_cancel_event, (self._ended,))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the threads; with ``cancel_futures`` in the middle of their calls."""
@@ -212,7 +212,7 @@ def _open_pool(name: str, kind: str, jobs: int) -> Iterator[Executor]:
     try:
         yield executor
     except BaseException as error:
-        if isinstance(executor, Stoppable):
+        if isinstance(executor, Abortable):
             executor.stop()  # nobody waits for what its workers do
         if isinstance(error, BrokenExecutor):
             raise EngineError(name, f"{WORKER_DIED}; run it again") from error

@@ -87,7 +87,7 @@ from typing import NamedTuple
 from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats.base import ChecksumPart
 from ckpttool.formats.encryption import DecryptedFile, explain, mode_of, read_ciphertext
-from ckpttool.formats.header_cache import Twins
+from ckpttool.formats.header_cache import HeaderCache
 from ckpttool.formats.wire import (
     LENGTH,
     Field,
@@ -378,8 +378,8 @@ class Ckpt:
 
     name = "ckpt"
 
-    def __init__(self, twins: Twins | None = None) -> None:
-        self._twins = twins
+    def __init__(self, cache: HeaderCache | None = None) -> None:
+        self._cache = cache
 
     def refusals(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> Iterator[str]:
         """Yield a message for each map parameter that lacks a part; the format holds all else."""
@@ -406,12 +406,12 @@ class Ckpt:
         return FileIndex(path, self.name, stamp.nbytes, tensors, attrs, cipher, stamps=stamps)
 
     def _read_tensors(self, reader: WireReader, end: int) -> tuple[Mapping[str, StoredTensor], int]:
-        known = None if self._twins is None else self._twins.find(self.name, reader, end)
+        known = None if self._cache is None else self._cache.lookup(self.name, reader, end)
         if known is not None:
             return known, end
         tensors, stop = _read_tensors(reader, end, StoredFile(reader.path, reader.stamp))
-        if self._twins is not None and stop == end:
-            self._twins.remember(self.name, reader, end, tensors, {})
+        if self._cache is not None and stop == end:
+            self._cache.store(self.name, reader, end, tensors, {})
         return tensors, stop
 
     def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> int:

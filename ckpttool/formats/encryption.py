@@ -57,7 +57,7 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckpttool.concurrency import go_on
+from ckpttool.concurrency import check_cancelled
 from ckpttool.errors import AuthenticityError, FormatError, UnsupportedError
 from ckpttool.formats.reading import open_source
 from ckpttool.model.tensors import Block, Ciphertext, Secret, SourceStamp
@@ -229,7 +229,7 @@ def _begins_a_record(head: bytes | bytearray, nbytes: int) -> bool:
     return False
 
 
-def forgery(path: str, cipher: Ciphertext, numbers: Sequence[int]) -> AuthenticityError:
+def forged_blocks_error(path: str, cipher: Ciphertext, numbers: Sequence[int]) -> AuthenticityError:
     """Return the error for blocks that do not match their tags."""
     named = ", ".join(str(number + 1) for number in numbers[:10])
     more = ", ..." if len(numbers) > 10 else ""
@@ -242,7 +242,7 @@ def explain(error: FormatError, cipher: Ciphertext, stamp: SourceStamp) -> Forma
     """Return an error in the records of an encrypted file with its cause added."""
     forged = find_forged(error.path, cipher, 0, len(cipher.blocks), stamp)
     if forged:
-        return forgery(error.path, cipher, forged)
+        return forged_blocks_error(error.path, cipher, forged)
     doubt = "" if cipher.has_tags else "; damaged, or by chance the wrong key looks right"
     reason = f"{error.reason} (bytes are counted in what the file decrypts to{doubt})"
     return type(error)(error.path, error.offset, reason)
@@ -363,7 +363,7 @@ def _decryptor(path: str, cipher: Ciphertext, iv: bytes, tag: bytes = b"") -> Ci
 
 
 def _read(fd: int, path: str, offset: int, nbytes: int) -> bytes:
-    go_on()
+    check_cancelled()
     data = os.pread(fd, nbytes, offset)
     while len(data) < nbytes:
         more = os.pread(fd, nbytes - len(data), offset + len(data))

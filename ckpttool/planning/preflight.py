@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.discovery.file_names import RANK_IN_NAME
-from ckpttool.discovery.mindformers_output import CHECKPOINTS, is_tree
-from ckpttool.discovery.rank_folders import is_of_a_rank
+from ckpttool.discovery.mindformers_output import CHECKPOINTS, is_run_output
+from ckpttool.discovery.rank_folders import is_in_rank_folder
 from ckpttool.errors import CkptToolError, CombinedError, PlanError, raise_all
 from ckpttool.formats import format_of_suffix, get_format, suffix_of
 from ckpttool.formats.reading import is_there, why_not_a_path
@@ -318,7 +318,7 @@ def _mixtures(source: Catalog, target: Target) -> Iterator[str]:
         yield f"{source.root}: is the source folder; write to another"
         return
     is_above = has_folder and Path(os.path.realpath(target.output_folder)) == Path(root).parent
-    if is_above and Path(root).name in CHECKPOINTS and is_tree(Path(root).parent):
+    if is_above and Path(root).name in CHECKPOINTS and is_run_output(Path(root).parent):
         text = "what is written there would be taken for the checkpoint of that run, in the place"
         yield f"{target.output_folder}: {text} of {source.root}; write to another folder"
     if not isinstance(source, RankCatalog):
@@ -330,7 +330,7 @@ def _mixtures(source: Catalog, target: Target) -> Iterator[str]:
     for path in (path for path in outputs if format_of_suffix(path.name) is not None):
         folder = os.path.realpath(path.parent)
         is_home = folder in homes and (folder != root or RANK_IN_NAME.search(path.name))
-        if is_home or is_of_a_rank(root, folder):
+        if is_home or is_in_rank_folder(root, folder):
             mixed.setdefault(str(path.parent), []).append(str(path))
     for name, found in mixed.items():
         text = f"{shorten(found, 3)}: would be taken for a file of the source, which is read from"
@@ -539,7 +539,7 @@ def preflight(
             errors.append(error)
         if policy.overwrite and (stale := stale_files(target)) is not None:
             text = f"{stale}; it stays, and is taken for a part of this set: move it away"
-            notes.append(Note("passed over", text, is_warning=True))
+            notes.append(Note("skipped", text, is_warning=True))
         found = replace(found, notes=(*found.notes, *notes))
     problems += place_problems(
         source, target, inputs, policy.overwrite, documents, found.replaceable

@@ -13,10 +13,10 @@ from io import FileIO
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from ckpttool.concurrency import go_on, result_of
+from ckpttool.concurrency import check_cancelled, wait_result
 from ckpttool.errors import FormatError
 from ckpttool.formats import checksum_parts
-from ckpttool.formats.encryption import find_forged, forgery
+from ckpttool.formats.encryption import find_forged, forged_blocks_error
 from ckpttool.formats.reading import open_source
 from ckpttool.model.catalog import Catalog, MergedCatalog
 from ckpttool.model.diagnostics import Note
@@ -108,7 +108,7 @@ def _add_extent(crc: int, file: FileIO, path: str, extent: Extent, buffer: memor
     file.seek(extent.offset)
     left = extent.nbytes
     while left:
-        go_on()
+        check_cancelled()
         got = file.readinto(buffer[:left])
         if not got or not os.fstat(file.fileno()).st_nlink:  # cut short, or taken away
             reason = "the file ends here; it has changed while read"
@@ -206,7 +206,7 @@ def check_files(
     files = catalog.files
 
     def await_all(rank: int, futures: Iterable[Future[T]]) -> list[T]:
-        results = [result_of(future) for future in futures]
+        results = [wait_result(future) for future in futures]
         on_progress(files[rank].nbytes)
         return results
 
@@ -227,7 +227,7 @@ def check_files(
     sums = {rank: executor.submit(verify_checksum, files[rank]) for rank in with_sum if crc}
     tags = {rank: _check_tags(files[rank], cipher, executor) for rank, cipher in with_tags.items()}
     forged = {
-        rank: forgery(files[rank].path, with_tags[rank], numbers)
+        rank: forged_blocks_error(files[rank].path, with_tags[rank], numbers)
         for rank, futures in tags.items()
         if (numbers := [number for found in await_all(rank, futures) for number in found])
     }

@@ -19,7 +19,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ckpttool.concurrency import result_of
+from ckpttool.concurrency import wait_result
 from ckpttool.errors import PlanError
 from ckpttool.model.manifest import units
 from ckpttool.model.plan import Piece
@@ -281,7 +281,7 @@ def examine(
     def collect() -> Iterator[tuple[K, Facts]]:
         nonlocal facts
         future, task, keys = pending.popleft()
-        found = result_of(future)
+        found = wait_result(future)
         for (key, is_last), more in zip(keys, found, strict=True):
             facts = more if facts is None else facts.then(more)
             if is_last:

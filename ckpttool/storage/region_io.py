@@ -26,7 +26,7 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from ckpttool.concurrency import go_on
+from ckpttool.concurrency import check_cancelled
 from ckpttool.errors import FormatError
 from ckpttool.formats.encryption import read_plain
 from ckpttool.formats.reading import demand_same, stamp_of
@@ -137,7 +137,7 @@ class FlatFiles:
 
     def read_bytes(self, tensor: StoredTensor, offset: int, out: Bytes) -> None:
         """Fill ``out`` with the tensor's bytes from ``offset`` on, across extents, decrypted."""
-        go_on()
+        check_cancelled()
         fd = self._descriptor(tensor.file.path, os.O_RDONLY, tensor.file.stamp)
         try:
             for at, part in _split(tensor, offset, out.data):

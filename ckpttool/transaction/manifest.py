@@ -20,7 +20,13 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeVar
 
 from ckpttool._version import __version__
-from ckpttool.errors import CkptToolError, FormatError, PlanError, UnreadableError, reason_of
+from ckpttool.errors import (
+    CkptToolError,
+    FormatError,
+    PlanError,
+    UnreadableError,
+    describe_os_error,
+)
 from ckpttool.formats import read_index
 from ckpttool.formats.reading import as_stamp, open_file, read_file
 from ckpttool.formats.strict_json import parse_json
@@ -407,7 +413,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise UnreadableError(str(path), None, reason_of(error)) from error
+        raise UnreadableError(str(path), None, describe_os_error(error)) from error
 
 
 def _proven_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:

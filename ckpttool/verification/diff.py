@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
-from ckpttool.errors import CkptToolError, PlanError, StrategyError, of_side, raise_all
+from ckpttool.errors import CkptToolError, PlanError, StrategyError, raise_all, with_side
 from ckpttool.model.catalog import Catalog, RankCatalog
 from ckpttool.model.diagnostics import Finding, Note, plan_error
 from ckpttool.model.plan import OutputTensor
@@ -147,7 +147,7 @@ def diff(
                     catalog, strategy, executor, unlisted=unlisted, trust=trust
                 )
             except (PlanError, StrategyError) as error:
-                errors += [*catalog.damaged.values(), of_side(error, side)]
+                errors += [*catalog.damaged.values(), with_side(error, side)]
                 continue
             forged, more = check_files(catalog, executor, crc=False)
             if side == "B" and _is_that_of(given, a_strategy):
@@ -157,7 +157,7 @@ def diff(
             wrong = (one.text for one in sources.problems if one.kind != "replica")
             problems = [*catalog.problems, *wrong]
             errors += [*sources.damage, *forged]
-            errors += [of_side(PlanError(problems), side)] if problems else []
+            errors += [with_side(PlanError(problems), side)] if problems else []
             for note in dict.fromkeys((*notes_of_scan(catalog, strategy), *sources.notes, *more)):
                 notes[note] = notes.get(note, "") + side
             sides.append(sources)

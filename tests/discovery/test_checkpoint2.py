@@ -24,7 +24,7 @@ from tests.support.checkpoint2 import (
     write_safetensors,
 )
 from tests.support.checkpoints import cut, noise, oracle, write_file
-from tests.support.commands import mentions, message, run, run_well
+from tests.support.commands import mentions, merged, message, refused, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.file_bytes import layout, strategy
 from tests.support.readers import Entry, entry_of, read, read_ranks
@@ -57,23 +57,6 @@ def iteration(root):
     """The folder of the one iteration."""
     (path,) = (path for path in root.iterdir() if path.is_dir())
     return path
-
-
-def merged(source, *words):
-    """The outcome of ``merge``, and what was said."""
-    out = source.parent / "merged.safetensors"
-    result = run_well("merge", source, "-o", out, "--overwrite", *words)
-    return read(out), message(result)
-
-
-def refused(source, code, *patterns):
-    """``merge`` ends with this code and says all of this."""
-    result = run("merge", source, "-o", source.parent / "never.h5")
-    text = message(result)
-    assert result.exit_code == code, text
-    assert not mentions(text, *patterns), text
-    assert not (source.parent / "never.h5").exists()
-    return text
 
 
 # ------------------------------------------------------------------------------ whatever is saved

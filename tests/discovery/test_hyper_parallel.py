@@ -25,7 +25,7 @@ from ckpttool.formats.sandbox import Sandbox
 from tests.strategies import examples, moves
 from tests.support.checkpoint2 import write_safetensors
 from tests.support.checkpoints import cut, noise
-from tests.support.commands import SUFFIXES, mentions, message, run, run_well
+from tests.support.commands import SUFFIXES, mentions, merged, message, refused, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.file_bytes import layout, strategy
 from tests.support.hyper_parallel import HyperSave, classes
@@ -50,22 +50,6 @@ SAVE = HyperSave(ENTRIES, BOXES)
 def folder(tmp_path):
     """A checkpoint of four ranks, of which every rank saved all that it has."""
     return SAVE.write(tmp_path / "checkpoint")
-
-
-def merged(source, *words):
-    """The outcome of ``merge``, and what was said."""
-    out = source.parent / "merged.safetensors"
-    result = run_well("merge", source, "-o", out, "--overwrite", *words)
-    return read(out), message(result)
-
-
-def refused(source, code, *patterns):
-    """``merge`` ends with this code and says all of this."""
-    result = run("merge", source, "-o", source.parent / "never.h5")
-    text = message(result)
-    assert result.exit_code == code, text
-    assert not mentions(text, *patterns), text
-    return text
 
 
 # ------------------------------------------------------- what hyper-parallel itself has written
@@ -540,7 +524,9 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("protocol", range(2, 6))
+@pytest.mark.parametrize(
+    "protocol", [2, *(pytest.param(one, marks=pytest.mark.exhaustive) for one in (3, 4, 5))]
+)
 def test_nothing_that_a_pickle_names_is_imported_or_called(protocol, tmp_path):
     path, proof = tmp_path / ".metadata", tmp_path / "proof"
     for make in HOSTILE:

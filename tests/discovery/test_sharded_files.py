@@ -9,12 +9,13 @@ import pytest
 
 import ckpttool
 from ckpttool.discovery.scan import SourceOptions, scan
-from ckpttool.errors import CombinedError, FormatError, PlanError
+from ckpttool.errors import FormatError, PlanError
 from ckpttool.model.catalog import MergedCatalog
 from tests.support.checkpoints import noise, write_file, write_indexed
 from tests.support.commands import files_below, mentions, message, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.readers import read, read_indexed, read_ranks
+from tests.support.scans import notes_of, problems_of
 
 MODEL = {
     "part0.safetensors": {"w": noise("w", "Float32", (8, 4)), "b": noise("b", "Float16", (4,))},
@@ -37,16 +38,6 @@ def rewrite(folder, change, index="param_name_map.json"):
     document = json.loads(path.read_text(encoding="utf-8"))
     change(document)
     path.write_text(json.dumps(document), encoding="utf-8")
-
-
-def problems_of(src):
-    with pytest.raises((PlanError, CombinedError)) as caught:
-        scan(str(src))
-    return caught.value.problems
-
-
-def notes_of(src):
-    return [note.text for note in scan(str(src)).notes]
 
 
 # ------------------------------------------------------------------------------------ found

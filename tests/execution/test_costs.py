@@ -9,11 +9,9 @@ from dataclasses import replace
 import pytest
 
 import ckpttool
-from ckpttool.formats import get_format
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
-from ckpttool.model.tensors import TensorMeta
-from tests.support.checkpoints import catalog_on_disk, noise, strategy_of
+from tests.support.checkpoints import catalog_on_disk, noise, strategy_of, write_holes
 
 MIB = 1 << 20
 RANKS = 4
@@ -50,10 +48,8 @@ def source(request, tmp_path):
     """A catalog and its strategy: one tensor over four ranks, all holes."""
     strategy = WAYS[request.param]
     for rank in range(RANKS):
-        path = tmp_path / "src" / f"rank_{rank}" / "net.ckpt"
-        path.parent.mkdir(parents=True)
         shape = strategy.layouts["w"][0].slice_shape(rank, SHAPE)
-        get_format("ckpt").create(str(path), [TensorMeta("w", "Float32", shape)], {})
+        write_holes(tmp_path / "src" / f"rank_{rank}" / "net.ckpt", shape)
     return ckpttool.scan(str(tmp_path / "src")), strategy
 
 

@@ -21,7 +21,7 @@ from ckpttool.execution.executors import open_engine
 from ckpttool.formats import get_format, suffix_of
 from ckpttool.formats.reading import demand_same
 from ckpttool.model.tensors import TensorMeta
-from tests.support.checkpoints import write_file
+from tests.support.checkpoints import write_file, write_holes
 from tests.support.commands import files_below
 from tests.support.corpus import GOLDEN
 from tests.support.executors import make_plan
@@ -33,10 +33,7 @@ CASE = GOLDEN / "reshard_8_to_4"
 
 def sparse_checkpoint(path, nbytes, count=1):
     """A .ckpt of ``count`` Float32 tensors that together have ``nbytes`` bytes, all holes."""
-    shape = (nbytes // count // 4 // 1024, 1024)
-    metas = [TensorMeta(f"w{i}", "Float32", shape) for i in range(count)]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    get_format("ckpt").create(str(path), metas, {})
+    write_holes(path, *[(nbytes // count // 4 // 1024, 1024)] * count)
 
 
 @pytest.mark.parametrize("output_format", ["ckpt", "safetensors", "hdf5"])

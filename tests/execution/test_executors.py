@@ -13,7 +13,7 @@ from threading import Barrier, Event
 import pytest
 
 import ckpttool
-from ckpttool.concurrency import InlineExecutor, heed
+from ckpttool.concurrency import InlineExecutor, bind_cancel_event
 from ckpttool.execution import execute as execute_module
 from ckpttool.execution.copy import fill
 from ckpttool.execution.executors import default_jobs, open_engine, read_word
@@ -31,6 +31,7 @@ from tests.support.executors import (
     COMMAND,
     FORMATS,
     PATIENCE_SECONDS,
+    complete_outputs,
     contents,
     finish,
     merge_words,
@@ -195,7 +196,7 @@ def busy_run(tmp_path):
     source = write_source(tmp_path / "src", ranks=16, rank_bytes=8 << 20)
     out = tmp_path / "out"
     process = start(*COMMAND, *split_words(source, out), "--engine", "processes:2")
-    wait_until(lambda: any(name.endswith(".ckpt") for name in files_below(out)), "an output")
+    wait_until(lambda: complete_outputs(out), "an output")
     yield process, out
     process.kill()
     process.communicate()
@@ -313,7 +314,7 @@ def test_decryption_ends_when_nobody_waits_for_it(tmp_path):
     key = Secret(bytes(16))
     cipher = Ciphertext("AES-CBC", key, (Block(0, 32, 0, 32, bytes(16), b""),))
     with open_engine("threads:1") as executor:
-        executor.submit(heed, ended).result()
+        executor.submit(bind_cancel_event, ended).result()
         executor.submit(read_plain, fd, str(path), cipher, 0, out).result()
         ended.set()
         assert isinstance(

@@ -16,7 +16,7 @@ from ckpttool.execution.memory import MIB, fit_memory, peak_bytes
 from ckpttool.formats import get_format
 from ckpttool.model.layout import Layout
 from ckpttool.model.tensors import TensorMeta
-from tests.support.checkpoints import strategy_of
+from tests.support.checkpoints import strategy_of, write_holes
 from tests.support.commands import files_below, mentions, message, run, run_well
 
 LAYOUT = '{"parallel_layout_item": {"w": {"dev_matrix": [%d], "tensor_map": [%s]}}}'
@@ -39,10 +39,7 @@ def source(tmp_path_factory):
     """A tensor of 128 MiB, cut along its columns over four ranks, all holes; and its strategy."""
     folder = tmp_path_factory.mktemp("source")
     for rank in range(4):
-        path = folder / "src" / f"rank_{rank}" / "net.ckpt"
-        path.parent.mkdir(parents=True)
-        meta = TensorMeta("w", "Float32", (SHAPE[0], SHAPE[1] // 4))
-        get_format("ckpt").create(str(path), [meta], {})
+        write_holes(folder / "src" / f"rank_{rank}" / "net.ckpt", (SHAPE[0], SHAPE[1] // 4))
     (folder / "columns.json").write_text(LAYOUT % (4, "-1, 0"))
     return folder
 
@@ -91,10 +88,7 @@ def test_outputs_that_are_written_together_keep_the_least_whatever_the_tensor(tm
     for rows in (512, 6144):  # 8 and 96 MiB
         folder = tmp_path / str(rows)
         for rank in range(2):
-            path = folder / f"rank_{rank}" / "net.ckpt"
-            path.parent.mkdir(parents=True)
-            meta = TensorMeta("w", "Float32", (rows // 2, 4096))
-            get_format("ckpt").create(str(path), [meta], {})
+            write_holes(folder / f"rank_{rank}" / "net.ckpt", (rows // 2, 4096))
         words = ["reshard", folder, *strategies, "-o", tmp_path / f"out{rows}", "-q", "-j", "2"]
         budget = least_of_process(*words) + 1  # the peak before the plan varies a little
         peaks.append(peak_of(*words, "--max-memory", f"{budget}MiB"))

@@ -396,11 +396,11 @@ def test_plans_of_the_library_write_it_too(tmp_path):
 
 
 def findings_of(folder, *more):
-    """The texts of the findings of kind manifest, and of the notes on what was passed over."""
+    """The texts of the findings of kind manifest, and of the notes on what was skipped."""
     document = json.loads(run("verify", folder, "--json", *more).stdout)
     assert {one["kind"] for one in document["findings"]} <= {"manifest"}
-    passed_over = [one["text"] for one in document["notes"] if one["kind"] == "passed over"]
-    return [one["text"] for one in document["findings"]], passed_over
+    skipped = [one["text"] for one in document["notes"] if one["kind"] == "skipped"]
+    return [one["text"] for one in document["findings"]], skipped
 
 
 @pytest.mark.parametrize("way", ["whole", "parts"])
@@ -427,9 +427,9 @@ def test_verify_looks_at_the_strategy_that_was_written_with_a_set(tmp_path, way)
     told.mkdir()
     assert findings_of(folder)[0] == [f"{manifest}: s.ckpt: Is a directory"]
     manifest.write_bytes(manifest.read_bytes().replace(b'"s.ckpt"', b'"s.ckp\\x"'))
-    ((text,), passed_over) = findings_of(folder)
+    ((text,), skipped) = findings_of(folder)
     assert "cannot be held against it" in text
-    assert passed_over == [f"{folder}: passed over s.ckpt"]
+    assert skipped == [f"{folder}: passed over s.ckpt"]
 
 
 def test_verify_looks_for_the_strategy_where_it_was_written(tmp_path):

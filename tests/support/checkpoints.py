@@ -123,6 +123,14 @@ def write_file(
     get_format(format).seal(str(path))
 
 
+def write_holes(path: Path, *shapes: Shape) -> None:
+    """Write a ``.ckpt`` of Float32 tensors ``w``, ``w1``, ``w2`` ... whose contents are holes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    names = ["w", *(f"w{number}" for number in range(1, len(shapes)))]
+    metas = [TensorMeta(name, "Float32", shape) for name, shape in zip(names, shapes, strict=True)]
+    get_format("ckpt").create(str(path), metas, {})
+
+
 def write_indexed(
     folder: Path,
     files: Mapping[str, Mapping[str, Entry]],

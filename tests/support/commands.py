@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 
 from click.testing import CliRunner
 
+from tests.support.checkpoints import write_holes
+from tests.support.readers import Entry, read
+
 if TYPE_CHECKING:
     from click.testing import Result
 
@@ -48,6 +51,24 @@ def message(result: Result) -> str:
     return " ".join(everything(result).split())
 
 
+def merged(source: Path, *words: str | Path) -> tuple[dict[str, Entry], str]:
+    """Merge a checkpoint that describes itself; return the tensors, and what was printed."""
+    out = source.parent / "merged.safetensors"
+    result = run_well("merge", source, "-o", out, "--overwrite", *words)
+    return read(out), message(result)
+
+
+def refused(source: Path, code: int, *patterns: str) -> str:
+    """Return what ``merge`` prints when it ends with this code; it has all the patterns in it."""
+    out = source.parent / "never.h5"
+    result = run("merge", source, "-o", out)
+    text = message(result)
+    assert result.exit_code == code, text
+    assert not mentions(text, *patterns), text
+    assert not out.exists()
+    return text
+
+
 def mentions(text: str, *patterns: str) -> list[str]:
     """The patterns that do not occur in a message, which should be none."""
     return [pattern for pattern in patterns if not re.search(pattern, text, re.IGNORECASE)]
@@ -64,13 +85,9 @@ def files_below(folder: Path, manifests: bool = False) -> list[str]:
 
 def stay_small(tmp_path: Path, *arguments: str) -> None:
     """Run a command on a tensor of 768 MiB, cut in two and each half stored twice, in 160 MiB."""
-    from ckpttool.formats import get_format
-    from ckpttool.model.tensors import TensorMeta
-
     for rank in range(4):
         path = tmp_path / "src" / f"rank_{rank}" / "net-1_1.ckpt"
-        path.parent.mkdir(parents=True)
-        get_format("ckpt").create(str(path), [TensorMeta("w", "Float32", (3 << 14, 2048))], {})
+        write_holes(path, (3 << 14, 2048))
         with path.open("r+b") as file:
             file.seek(-4096, 2)
             file.write(bytes([rank % 2 + 1]) * 4096)

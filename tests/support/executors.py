@@ -82,6 +82,11 @@ def contents(folder: Path) -> dict[str, str]:
     }
 
 
+def complete_outputs(folder: Path) -> list[str]:
+    """Return the ``.ckpt`` files that have their final names."""
+    return [name for name in files_below(folder) if name.endswith(".ckpt")]
+
+
 def start(*words: str | Path, **more: object) -> subprocess.Popen[str]:
     """A process whose messages can be read."""
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
