@@ -2,8 +2,8 @@
 
 A reading is one way to read a tensor: from slices of any layout, in files of any format, or from
 replicas of one slice.  A worker compares readings of a stretch of elements and returns statistics
-that add up.  `examine` hands out a bounded number of tasks and yields the statistics in the order
-of the comparisons.
+that add up.  `compare_tensors` submits a bounded number of tasks and yields the statistics in the
+order of the comparisons.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ckpttool.model.tensors import StoredTensor, TensorMeta
 from ckpttool.storage.numbers import (
     Flags,
     Float64s,
+    count_nonfinite,
     decode,
     find_differing,
     find_distances,
     find_magnitudes,
     find_same_numbers,
-    pick,
-    shrink,
-    take_census,
+    scaled,
+    take,
 )
 from ckpttool.storage.region_io import FlatFiles, read_pieces
 
@@ -63,7 +63,7 @@ class Tolerance:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class TensorDelta:
     """How one reading of a tensor differs from the first.
 
     Attributes
@@ -95,7 +95,7 @@ class Difference:
     content: bytes = b""
     nans: int = 0
 
-    def then(self, later: Difference) -> Difference:
+    def merged(self, later: TensorDelta) -> TensorDelta:
         """Of this stretch and the one behind it."""
         if not later.is_other:
             return self
@@ -104,7 +104,7 @@ class Difference:
         content = self.content or later.content
         if self.content and later.content:
             content = hashlib.sha256(self.content + later.content).digest()
-        return Difference(
+        return TensorDelta(
             self.count + later.count,
             self.same_number + later.same_number,
             _largest(self.max_abs, later.max_abs),
@@ -117,7 +117,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class TensorStats:
     """What was found out about a tensor.
 
     Attributes
@@ -142,19 +142,19 @@ class Facts:
     first_nan: Index | None = None
     first_infinity: Index | None = None
     is_zero: bool = True
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[TensorDelta, ...] = ()
     hashes: tuple[tuple[str, ...], ...] = ()
 
-    def then(self, later: Facts) -> Facts:
+    def merged(self, later: TensorStats) -> TensorStats:
         """Of this stretch and the one behind it."""
-        return Facts(
+        return TensorStats(
             self.elements + later.elements,
             self.nans + later.nans,
             self.infinities + later.infinities,
             later.first_nan if self.first_nan is None else self.first_nan,
             later.first_infinity if self.first_infinity is None else self.first_infinity,
             self.is_zero and later.is_zero,
-            tuple(a.then(b) for a, b in zip(self.differences, later.differences, strict=True)),
+            tuple(a.merged(b) for a, b in zip(self.differences, later.differences, strict=True)),
             tuple(a + b for a, b in zip(self.hashes, later.hashes, strict=True)),
         )
 
@@ -189,7 +189,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class TensorComparison:
     """A tensor, and ways to read it that should all give the same; the first is the yardstick."""
 
     meta: TensorMeta
@@ -197,7 +197,7 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class CompareUnit:
     """A C-contiguous region of a tensor, and for each reading the pieces that fill it."""
 
     dtype: str
@@ -207,14 +207,14 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class LookOptions:
+class CompareOptions:
     """What is looked for, and how much is done at a time.
 
     Attributes
     ----------
     tolerance
         What still counts as equal; None compares bytes.
-    wants_census
+    wants_counts
         Whether NaN, Inf and zeros are counted in the first reading.
     wants_hashes
         Whether each unit of each reading is hashed.
@@ -228,7 +228,7 @@ class LookOptions:
     """
 
     tolerance: Tolerance | None = None
-    wants_census: bool = False
+    wants_counts: bool = False
     wants_hashes: bool = False
     band_bytes: int = 4 << 20
     task_bytes: int = 64 << 20
@@ -236,11 +236,11 @@ class LookOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class LookTask:
+class CompareTask:
     """Stretches, of one or several tensors, to be looked at by one worker."""
 
-    stretches: tuple[Stretch, ...]
-    options: LookOptions
+    stretches: tuple[CompareUnit, ...]
+    options: CompareOptions
 
     @property
     def nbytes(self) -> int:
@@ -248,12 +248,12 @@ class LookTask:
         return sum(s.region.size * s.itemsize * len(s.readings) for s in self.stretches)
 
 
-def examine(
-    subjects: Iterable[tuple[K, Subject]],
+def compare_tensors(
+    subjects: Iterable[tuple[K, TensorComparison]],
     executor: Executor,
-    options: LookOptions | None = None,
+    options: CompareOptions | None = None,
     on_progress: Callable[[int], None] | None = None,
-) -> Iterator[tuple[K, Facts]]:
+) -> Iterator[tuple[K, TensorStats]]:
     """The facts of every subject, in order, each with the key it came with.
 
     Parameters
@@ -274,16 +274,18 @@ def examine(
     FormatError
         A file has become shorter since its header was read.
     """
-    pending: deque[tuple[Future[tuple[Facts, ...]], LookTask, list[tuple[K, bool]]]] = deque()
-    facts: Facts | None = None
-    options = options or LookOptions()
+    pending: deque[tuple[Future[tuple[TensorStats, ...]], CompareTask, list[tuple[K, bool]]]] = (
+        deque()
+    )
+    facts: TensorStats | None = None
+    options = options or CompareOptions()
 
-    def collect() -> Iterator[tuple[K, Facts]]:
+    def collect() -> Iterator[tuple[K, TensorStats]]:
         nonlocal facts
         future, task, keys = pending.popleft()
         found = wait_result(future)
         for (key, is_last), more in zip(keys, found, strict=True):
-            facts = more if facts is None else facts.then(more)
+            facts = more if facts is None else facts.merged(more)
             if is_last:
                 yield key, facts
                 facts = None
@@ -292,9 +294,9 @@ def examine(
 
     try:
         for batch in _batches(subjects, options):
-            task = LookTask(tuple(stretch for _, _, stretch in batch), options)
+            task = CompareTask(tuple(stretch for _, _, stretch in batch), options)
             keys = [(key, is_last) for key, is_last, _ in batch]
-            pending.append((executor.submit(look, task), task, keys))
+            pending.append((executor.submit(compare_units, task), task, keys))
             while len(pending) >= options.max_in_flight:
                 yield from collect()
         while pending:
@@ -305,10 +307,10 @@ def examine(
 
 
 def _batches(
-    subjects: Iterable[tuple[K, Subject]], options: LookOptions
-) -> Iterator[list[tuple[K, bool, Stretch]]]:
+    subjects: Iterable[tuple[K, TensorComparison]], options: CompareOptions
+) -> Iterator[list[tuple[K, bool, CompareUnit]]]:
     """Stretches of subjects for one task after the other, and whether each is a subject's last."""
-    batch: list[tuple[K, bool, Stretch]] = []
+    batch: list[tuple[K, bool, CompareUnit]] = []
     nbytes, task_bytes = 0, options.task_bytes
     for key, subject in subjects:
         whole = Region.whole(subject.meta.shape)
@@ -318,7 +320,7 @@ def _batches(
         regions = list(cuts) or [whole]  # of an empty tensor there is a fact, too
         for i, region in enumerate(regions, 1):
             pieces = tuple(tuple(reading.pieces(region)) for reading in subject.readings)
-            stretch = Stretch(subject.meta.dtype, itemsize, region, pieces)
+            stretch = CompareUnit(subject.meta.dtype, itemsize, region, pieces)
             batch.append((key, i == len(regions), stretch))
             nbytes += region.size * itemsize * len(pieces)
             if nbytes >= task_bytes:
@@ -328,7 +330,7 @@ def _batches(
         yield batch
 
 
-def look(task: LookTask) -> tuple[Facts, ...]:
+def compare_units(task: CompareTask) -> tuple[TensorStats, ...]:
     """The facts of each stretch of a task, in order."""
     largest = max(s.region.size * s.itemsize for s in task.stretches)
     widest = max(s.itemsize for s in task.stretches)
@@ -337,18 +339,20 @@ def look(task: LookTask) -> tuple[Facts, ...]:
         FlatFiles(task.options.band_bytes) as files,
         np.errstate(all="ignore"),
     ):  # of NaN that signal
-        return tuple(_look_at(files, one, task.options, buffers) for one in task.stretches)
+        return tuple(_compare_unit(files, one, task.options, buffers) for one in task.stretches)
 
 
-def _look_at(files: FlatFiles, stretch: Stretch, options: LookOptions, buffers: Bytes) -> Facts:
+def _compare_unit(
+    files: FlatFiles, stretch: CompareUnit, options: CompareOptions, buffers: Bytes
+) -> TensorStats:
     itemsize = stretch.itemsize
     are_many = len(stretch.readings) > 2  # else it is clear who differs from whom
-    facts = Facts(differences=(Difference(),) * (len(stretch.readings) - 1))
+    facts = TensorStats(differences=(TensorDelta(),) * (len(stretch.readings) - 1))
     states = [hashlib.sha256() for _ in stretch.readings if options.wants_hashes]
     for band in stretch.region.bands(max(1, options.band_bytes // itemsize)):
         mine, other = buffers[:, : band.size * itemsize]
         read_pieces(files, stretch.readings[0], band, mine.reshape(*band.shape, itemsize))
-        found = _count(mine, stretch.dtype, band) if options.wants_census else Facts()
+        found = _count(mine, stretch.dtype, band) if options.wants_counts else TensorStats()
         differences = []
         for state in states[:1]:
             state.update(mine.data)
@@ -358,48 +362,48 @@ def _look_at(files: FlatFiles, stretch: Stretch, options: LookOptions, buffers: 
                 state.update(other.data)
             difference = _compare(mine, other, stretch.dtype, band, options.tolerance)
             differences.append(_mark(difference, band, other) if are_many else difference)
-        facts = facts.then(replace(found, differences=tuple(differences)))
+        facts = facts.merged(replace(found, differences=tuple(differences)))
     is_unit = stretch.region.size > 0  # an empty tensor has none
     return replace(facts, hashes=tuple((s.hexdigest(),) if is_unit else () for s in states))
 
 
-def _count(data: Bytes, dtype: str, band: Region) -> Facts:
+def _count(data: Bytes, dtype: str, band: Region) -> TensorStats:
     """NaN, Inf and zeros of a band."""
-    facts = Facts()
+    facts = TensorStats()
     itemsize = len(data) // band.size
     for at in range(0, band.size, BLOCK_ELEMENTS):
         block = data[at * itemsize : (at + BLOCK_ELEMENTS) * itemsize]
         numbers = decode(block, dtype)
         is_zero = facts.is_zero and not bool(np.any(block if numbers is None else numbers))
         if numbers is None:
-            facts = facts.then(Facts(len(block) // itemsize, is_zero=is_zero))
+            facts = facts.merged(TensorStats(len(block) // itemsize, is_zero=is_zero))
             continue
-        census = take_census(numbers)
+        counts = count_nonfinite(numbers)
         nan, infinity = (
             None if first is None else _index(band, at + first)
-            for first in (census.first_nan, census.first_infinity)
+            for first in (counts.first_nan, counts.first_infinity)
         )
-        counted = Facts(len(numbers), census.nans, census.infinities, nan, infinity, is_zero)
-        facts = facts.then(counted)
+        counted = TensorStats(len(numbers), counts.nans, counts.infinities, nan, infinity, is_zero)
+        facts = facts.merged(counted)
     return facts
 
 
 def _compare(
     a: Bytes, b: Bytes, dtype: str, band: Region, tolerance: Tolerance | None
-) -> Difference:
+) -> TensorDelta:
     """How one band differs from another of the same region."""
-    found = Difference()
+    found = TensorDelta()
     itemsize = len(a) // band.size
     for at in range(0, band.size, BLOCK_ELEMENTS):
         block = slice(at * itemsize, (at + BLOCK_ELEMENTS) * itemsize)
         differing = np.flatnonzero(find_differing(a[block], b[block], itemsize))
         if len(differing):
-            x, y = (pick(data[block], differing, itemsize) for data in (a, b))
-            found = found.then(_measure(x, y, dtype, band, at + differing, tolerance))
+            x, y = (take(data[block], differing, itemsize) for data in (a, b))
+            found = found.merged(_measure(x, y, dtype, band, at + differing, tolerance))
     return found
 
 
-def _mark(difference: Difference, band: Region, data: Bytes) -> Difference:
+def _mark(difference: TensorDelta, band: Region, data: Bytes) -> TensorDelta:
     """The difference of a band, marked with what the bytes are instead."""
     if not difference.is_other:
         return difference
@@ -415,23 +419,23 @@ def _measure(
     band: Region,
     at: npt.NDArray[np.intp],
     tolerance: Tolerance | None,
-) -> Difference:
+) -> TensorDelta:
     """What there is to say of elements that differ, which lie ``at`` these places in the band."""
     x, y = decode(a, dtype), decode(b, dtype)
     if x is None or y is None:
-        return Difference(len(at), first=_index(band, int(at[0])), is_other=True)
+        return TensorDelta(len(at), first=_index(band, int(at[0])), is_other=True)
     same = find_same_numbers(x, y)
     distances, magnitudes = find_distances(x, y), find_magnitudes(y)
     ratios, near = _hold(distances, magnitudes, tolerance)
     large = ~(np.isfinite(distances) & np.isfinite(magnitudes))  # or Inf and NaN, which stay so
     if large.any():
-        u, v = shrink(x[large]), shrink(y[large])
+        u, v = scaled(x[large]), scaled(y[large])
         ratios[large], near[large] = _hold(
             find_distances(u, v), find_magnitudes(v), tolerance, 1 / 16
         )
     counted = np.ones(len(at), np.bool_) if tolerance is None else ~(same | near)
     known, telling = ~np.isnan(distances), ~np.isnan(ratios)
-    return Difference(
+    return TensorDelta(
         int(np.count_nonzero(counted)),
         0 if tolerance is not None else int(np.count_nonzero(same)),
         float(distances[known].max()) if known.any() else None,

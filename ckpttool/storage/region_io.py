@@ -32,8 +32,8 @@ from ckpttool.formats.encryption import read_plain
 from ckpttool.formats.reading import demand_same, stamp_of
 from ckpttool.model.plan import Piece
 from ckpttool.model.region import Region
-from ckpttool.model.tensors import SourceStamp, StoredTensor
-from ckpttool.storage.checksums import Sums
+from ckpttool.model.tensors import FileStamp, StoredTensor
+from ckpttool.storage.checksums import RunningCrc
 
 
 def read_pieces(files: FlatFiles, pieces: Iterable[Piece], band: Region, out: Bytes) -> None:
@@ -103,7 +103,7 @@ class FlatFiles:
     Use as a context manager, in one thread.
     """
 
-    def __init__(self, scratch_bytes: int, sums: Sums | None = None) -> None:
+    def __init__(self, scratch_bytes: int, sums: RunningCrc | None = None) -> None:
         self._sums = sums  # is told what is written
         self._open: OrderedDict[tuple[str, int], int] = OrderedDict()  # by path and flags
         self._scratch_bytes = scratch_bytes
@@ -124,7 +124,7 @@ class FlatFiles:
         while self._open:
             os.close(self._open.popitem()[1])
 
-    def _descriptor(self, path: str, flags: int, stamp: SourceStamp | None = None) -> int:
+    def _descriptor(self, path: str, flags: int, stamp: FileStamp | None = None) -> int:
         fd = self._open.get((path, flags))
         if fd is None:
             if len(self._open) >= MAX_OPEN_FILES:

@@ -42,7 +42,7 @@ from ckpttool.model.manifest import (
     hashed,
 )
 from ckpttool.model.plan import Plan
-from ckpttool.model.tensors import FileIndex, SourceStamp, Stamp
+from ckpttool.model.tensors import FileIndex, FileStamp, Stamp
 from ckpttool.model.wording import count, format_ranks
 from ckpttool.storage.files import was_copied
 
@@ -529,7 +529,7 @@ def changed_inputs(plan: Plan) -> Iterator[str]:
     yield from _changes(_inputs(plan.catalog))
 
 
-def _changes(files: Mapping[str, SourceStamp | None]) -> Iterator[str]:
+def _changes(files: Mapping[str, FileStamp | None]) -> Iterator[str]:
     for path, stamp in files.items():
         try:
             now = _look_at(path)
@@ -575,14 +575,14 @@ def refuse_changed_sources(*catalogs: Catalog, cause: Exception | None = None) -
         raise PlanError(changed) from cause
 
 
-def _inputs(catalog: Catalog) -> dict[str, SourceStamp | None]:
+def _inputs(catalog: Catalog) -> dict[str, FileStamp | None]:
     """All files of a catalog, as they were when their headers were read."""
     files = catalog.files.values()
     known = {path: stamp for file in files for path, stamp in file.stamps.items()}
     return {path: known.get(path) for path in catalog.paths}
 
 
-def _look_at(path: str) -> SourceStamp:
+def _look_at(path: str) -> FileStamp:
     return as_stamp(Path(path).stat())
 
 

@@ -25,7 +25,13 @@ from ckpttool.planning.missing import notes_of_scan
 from ckpttool.planning.resolve import ResolveOptions, Trust, gather_sources, known_strategy
 from ckpttool.planning.sources import Sources
 from ckpttool.storage.checksums import check_files
-from ckpttool.storage.compare import Difference, LookOptions, Subject, Tolerance, examine
+from ckpttool.storage.compare import (
+    CompareOptions,
+    TensorComparison,
+    TensorDelta,
+    Tolerance,
+    compare_tensors,
+)
 from ckpttool.transaction.manifest import require_unmodified_sources
 
 Kind = Literal["only in A", "only in B", "dtype", "shape", "text", "values"]
@@ -60,7 +66,7 @@ class TensorDifference:
     a: TensorMeta | None
     b: TensorMeta | None
     rank: int | None = None
-    values: Difference | None = None
+    values: TensorDelta | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +228,7 @@ class _Pair:
             return "shape"
         return "text" if a.text != b.text else None
 
-    def difference(self, kind: Kind, values: Difference | None = None) -> TensorDifference:
+    def difference(self, kind: Kind, values: TensorDelta | None = None) -> TensorDifference:
         """What is reported of it."""
         a, b = (None if side is None else side.meta for side in (self.a, self.b))
         return TensorDifference(self.name, kind, a, b, self.rank, values)
@@ -256,13 +262,13 @@ def _differences(
 ) -> Iterator[TensorDifference]:
     """What differs, in the order of the pairs."""
 
-    def subjects() -> Iterator[tuple[int, Subject]]:
+    def subjects() -> Iterator[tuple[int, TensorComparison]]:
         for i, pair in enumerate(pairs):
             if pair.nbytes and pair.a is not None and pair.b is not None:
-                yield i, Subject(pair.a.meta, (_whole(pair.a), _whole(pair.b)))
+                yield i, TensorComparison(pair.a.meta, (_whole(pair.a), _whole(pair.b)))
 
-    values: dict[int, Difference] = {}
-    for i, facts in examine(subjects(), executor, LookOptions(tolerance), on_progress):
+    values: dict[int, TensorDelta] = {}
+    for i, facts in compare_tensors(subjects(), executor, CompareOptions(tolerance), on_progress):
         if facts.differences[0].count:
             values[i] = facts.differences[0]
     for i, pair in enumerate(pairs):

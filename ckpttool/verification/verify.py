@@ -41,7 +41,7 @@ from ckpttool.planning.sources import Sources, find_sources, names_to_compare, u
 from ckpttool.planning.strategy_check import as_asked
 from ckpttool.planning.unlisted import OF_ONE_RANK, find_contradictions, say_running
 from ckpttool.storage.checksums import check_files
-from ckpttool.storage.compare import Facts, Index, LookOptions
+from ckpttool.storage.compare import CompareOptions, Index, TensorStats
 from ckpttool.transaction.manifest import require_unmodified_sources
 from ckpttool.verification.headers import (
     check_types,
@@ -74,7 +74,7 @@ class _Tally:
     zero_ranks: list[int] = field(default_factory=list)
     zeros: int = 0
 
-    def add(self, one: Slice, facts: Facts) -> None:
+    def add(self, one: Slice, facts: TensorStats) -> None:
         """Count a slice."""
         self.elements += facts.elements
         self.nans += facts.nans
@@ -110,7 +110,7 @@ def check_contents(
     strategy
         None if there is none; one without layouts says that every rank holds everything.
     executor, on_progress
-        See `examine`.
+        See `compare_tensors`.
     seen
         Gets a `fingerprint` of every stored tensor that is read, if hashes are wanted.
     running
@@ -120,7 +120,7 @@ def check_contents(
     findings: list[Finding] = []
     tallies: dict[tuple[str, int], _Tally] = {}
     metas: dict[str, TensorMeta] = {}
-    options = LookOptions(wants_census=True, wants_hashes=seen is not None)
+    options = CompareOptions(wants_counts=True, wants_hashes=seen is not None)
     for one, facts in examine_slices(slices, executor, options, on_progress):
         if seen is not None:
             seen.update(map(fingerprint, one.tensors, facts.hashes))
@@ -152,7 +152,7 @@ def check_contents(
 
 
 def differences(
-    one: Slice, facts: Facts, catalog: Catalog, strategy: Strategy | None
+    one: Slice, facts: TensorStats, catalog: Catalog, strategy: Strategy | None
 ) -> Iterator[Finding]:
     """Yield the finding of ranks that do not agree, if they do not."""
     source, name = one.source, one.source.meta.name

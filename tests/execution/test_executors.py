@@ -23,7 +23,7 @@ from ckpttool.model import manifest
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import Block, Ciphertext, Secret, TensorMeta
 from ckpttool.storage.checksums import verify_checksum
-from ckpttool.storage.compare import LookOptions, LookTask, Stored, Stretch, look
+from ckpttool.storage.compare import CompareOptions, CompareTask, CompareUnit, Stored, compare_units
 from ckpttool.storage.sampling import digest
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.errors import EXAMPLES
@@ -283,8 +283,8 @@ def endless(tmp_path):
 def look_at(index):
     tensor = index.tensors["w"]
     region = Region.whole(tensor.meta.shape)
-    stretch = Stretch("Float32", 4, region, (tuple(Stored(tensor).pieces(region)),))
-    return look(LookTask((stretch,), LookOptions(wants_census=True)))
+    stretch = CompareUnit("Float32", 4, region, (tuple(Stored(tensor).pieces(region)),))
+    return compare_units(CompareTask((stretch,), CompareOptions(wants_counts=True)))
 
 
 def hash_all(index):

@@ -260,7 +260,13 @@ def test_merge_and_split_give_what_reshard_gives(move, choice):
 
 
 @pytest.mark.parametrize(
-    "case", ["seed001_fc_4_to_2", "pipeline_2x4_to_4x2", "optshard_size2_adam_8_to_4", "tp_conv_4d"]
+    "case",
+    [
+        "pipeline_2x4_to_4x2",
+        pytest.param("seed001_fc_4_to_2", marks=pytest.mark.exhaustive),
+        pytest.param("optshard_size2_adam_8_to_4", marks=pytest.mark.exhaustive),
+        pytest.param("tp_conv_4d", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_real_checkpoints_go_the_same_on_both_ways(tmp_path, case):
     folder, random = GOLDEN / case, Random(case)

@@ -15,7 +15,7 @@ import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.strategy_files.reader import read_strategy
 from tests.support.checkpoints import cut, noise, strategy_of, write_file, write_ranks
-from tests.support.commands import files_below, message, run, run_well
+from tests.support.commands import files_below, message, run, run_well, verify_document
 from tests.support.corpus import GOLDEN, SAMPLES
 from tests.support.damage import flip_byte
 from tests.support.executors import CASE, contents, ordered_words, reshard_words
@@ -396,8 +396,8 @@ def test_plans_of_the_library_write_it_too(tmp_path):
 
 
 def findings_of(folder, *more):
-    """The texts of the findings of kind manifest, and of the notes on what was skipped."""
-    document = json.loads(run("verify", folder, "--json", *more).stdout)
+    """Return the texts of the findings of kind manifest, and of the notes on what was skipped."""
+    document = verify_document(folder, *more)
     assert {one["kind"] for one in document["findings"]} <= {"manifest"}
     skipped = [one["text"] for one in document["notes"] if one["kind"] == "skipped"]
     return [one["text"] for one in document["findings"]], skipped
