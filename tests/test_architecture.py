@@ -162,7 +162,7 @@ def test_the_library_neither_prints_nor_exits(path):
 def test_every_kind_of_note_is_one_that_programs_were_told():
     from ckpttool.model.diagnostics import Note
 
-    told = set(re.findall(r'``"([a-z ]+)"``', Note.__doc__ or ""))
+    told = set(re.findall(r'``"([a-z_]+)"``', Note.__doc__ or ""))
     used = {
         node.args[0].value
         for tree in TREES.values()

@@ -27,6 +27,7 @@ from ckpttool.model.tensors import FileStamp
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
+MAX_NAME_BYTES = 1 << 20  # a name is read into memory; real names are far shorter
 WINDOW_BYTES = 4096  # one read fetches the headers of a record and of the small tensors behind it
 
 
@@ -227,12 +228,14 @@ class WireReader:
             values.append(_signed(value))
         return values
 
-    def text(self, field: Field, limit: int) -> str:
-        """Return the UTF-8 string of a field of at most ``limit`` bytes."""
+    def text(self, field: Field) -> str:
+        """Return the UTF-8 string of a field of at most `MAX_NAME_BYTES` bytes."""
         start = self._payload(field)
-        if field.stop - start > limit:
+        if field.stop - start > MAX_NAME_BYTES:
             raise FormatError(
-                self.path, start, f"a name of {field.stop - start} bytes; {limit} are the most"
+                self.path,
+                start,
+                f"a name of {field.stop - start} bytes; {MAX_NAME_BYTES} are the most",
             )
         data = self.read(start, field.stop)
         try:

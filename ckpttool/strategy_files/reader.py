@@ -78,7 +78,6 @@ from ckpttool.model.strategy import Strategy, join_stages
 from ckpttool.model.wording import shorten
 from ckpttool.strategy_files.handwritten import KEY, is_handwritten, read_handwritten
 
-MAX_NAME_BYTES = 1 << 20  # a name is read into memory; none in the field comes near
 MAX_USUAL_BYTES = 512  # of a layout that is remembered
 
 
@@ -138,7 +137,7 @@ def _read_layout_item(
     messages: list[Field] = []
     for part in _fields(reader, item):
         if part.number == 1:
-            name = reader.text(part, MAX_NAME_BYTES)
+            name = reader.text(part)
         elif part.number == 2:
             messages.append(part)
     if name is None:

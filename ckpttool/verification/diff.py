@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ckpttool.concurrency import InlineExecutor
+from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.errors import CkptToolError, PlanError, StrategyError, raise_all, with_side
 from ckpttool.model.catalog import Catalog, RankCatalog
 from ckpttool.model.diagnostics import Finding, Note, plan_error
@@ -22,9 +21,8 @@ from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.planning.missing import notes_of_scan
-from ckpttool.planning.resolve import Trust, gather_sources, known_strategy
+from ckpttool.planning.resolve import ResolveOptions, Trust, gather_sources, known_strategy
 from ckpttool.planning.sources import Sources
-from ckpttool.planning.unlisted import Unlisted
 from ckpttool.storage.checksums import check_files
 from ckpttool.storage.compare import (
     CompareOptions,
@@ -105,32 +103,25 @@ def diff(
     b: Catalog,
     a_strategy: Strategy | None = None,
     b_strategy: Strategy | None = None,
+    options: ResolveOptions = ResolveOptions(),
     *,
-    replicated: bool = False,
-    unlisted: Unlisted = "rank",
-    trust_strategy: bool = False,
-    optimizer_shard: int | None = None,
     tolerance: Tolerance | None = None,
     executor: Executor | None = None,
-    open_progress: Callable[[int], AbstractContextManager[Callable[[int], None]]] = (
-        lambda total: nullcontext(lambda nbytes: None)
-    ),
+    open_progress: OpenProgress = no_progress,
 ) -> Comparison:
-    """What differs between two checkpoints.
+    """Find what differs between two checkpoints.
 
     Parameters
     ----------
     a, b
         From `scan`.
     a_strategy, b_strategy
-        Their layouts; None for a file that holds everything undivided, and with ``replicated``.
-    replicated
-        A side without a strategy that is no single file holds everything on every rank.
-    unlisted
-        How parameters are compared that are not listed and differ between ranks: rank by rank, or
-        only the lowest rank's (``"first"``), or not at all (``"drop"``).
-    trust_strategy, optimizer_shard
-        As for `plan_merge`.
+        Their layouts; None for a file that holds full tensors, and for replicated ranks.
+    options
+        How both sides are resolved to full tensors.  With ``replicated`` a folder without a
+        strategy holds everything on every rank.  Parameters that are not in the strategy and
+        differ between ranks are compared rank by rank (the default, ``"rank"``), or only the
+        lowest rank's (``"first"``), or not at all (``"drop"``).
     tolerance
         What counts as equal; by default only equal bytes do.
     executor
@@ -145,7 +136,8 @@ def diff(
         Replicas that differ stop none.  A file that was written to meanwhile does.
     """
     executor = executor or InlineExecutor()
-    trust = Trust(trust_strategy, optimizer_shard)
+    trust = Trust(options.trust_strategy, options.optimizer_shard)
+    unlisted = options.unlisted or "rank"
     with require_unmodified_sources(a, b):
         errors: list[CkptToolError] = []
         sides: list[Sources] = []
@@ -154,7 +146,7 @@ def diff(
         for side, catalog, given in (("A", a, a_strategy), ("B", b, b_strategy)):
             needs_it = isinstance(catalog, RankCatalog)
             try:
-                strategy = known_strategy(catalog, given, replicated and needs_it)
+                strategy = known_strategy(catalog, given, options.replicated and needs_it)
                 sources = gather_sources(
                     catalog, strategy, executor, unlisted=unlisted, trust=trust
                 )

@@ -274,7 +274,14 @@ def test_many_files_stay_within_the_limit_of_open_files(tmp_path):
     try:
         catalog = ckpttool.scan(str(tmp_path / "src"))
         strategy = ckpttool.read_strategy([str(tmp_path / "s.json")])
-        execute(*ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"), "ckpt"))
+        execute(
+            *ckpttool.plan_merge(
+                catalog,
+                strategy,
+                str(tmp_path / "m.ckpt"),
+                output_options=ckpttool.OutputOptions("ckpt"),
+            )
+        )
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, old)
     assert read(tmp_path / "m.ckpt")["w"].shape == (300, 4)
@@ -309,11 +316,15 @@ def test_an_input_with_the_temporary_name_is_never_overwritten(tmp_path):
     other.symlink_to(source)
     catalog = ckpttool.scan(str(other))
     with pytest.raises(ckpttool.PlanError, match="has the name of the temporary file"):
-        ckpttool.plan_merge(catalog, None, str(tmp_path / "m.ckpt"), "ckpt")
+        ckpttool.plan_merge(
+            catalog, None, str(tmp_path / "m.ckpt"), output_options=ckpttool.OutputOptions("ckpt")
+        )
     link = tmp_path / "z.ckpt.partial"
     link.symlink_to(source)
     with pytest.raises(ckpttool.PlanError, match="is in the way of the temporary file"):
-        ckpttool.plan_merge(catalog, None, str(tmp_path / "z.ckpt"), "ckpt")
+        ckpttool.plan_merge(
+            catalog, None, str(tmp_path / "z.ckpt"), output_options=ckpttool.OutputOptions("ckpt")
+        )
 
 
 @pytest.mark.big

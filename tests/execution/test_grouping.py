@@ -57,7 +57,9 @@ def small_units(monkeypatch):
 def transpose(source, folder):
     """Plan to give each rank an eighth of the columns."""
     catalog = ckpttool.scan(str(source))
-    return ckpttool.plan_reshard(catalog, ROWS, COLUMNS, str(folder), "ckpt")
+    return ckpttool.plan_reshard(
+        catalog, ROWS, COLUMNS, str(folder), output_options=ckpttool.OutputOptions("ckpt")
+    )
 
 
 def contents(folder):
@@ -166,7 +168,9 @@ def test_what_lies_beside_a_middle_axis_is_read_once_for_all(tmp_path, bytes_rea
     entries = {"w": noise("w", "Float32", shape)}
     source = write_ranks(tmp_path / "source", cut(entries, rows), "ckpt")
     catalog = ckpttool.scan(str(source))
-    plan, destination = ckpttool.plan_reshard(catalog, rows, inner, str(tmp_path / "out"), "ckpt")
+    plan, destination = ckpttool.plan_reshard(
+        catalog, rows, inner, str(tmp_path / "out"), output_options=ckpttool.OutputOptions("ckpt")
+    )
     bytes_read.clear()
     execute(plan, destination, options=OPTIONS)
     assert sum(bytes_read) < 1.3 * 4 * prod(shape)

@@ -35,9 +35,7 @@ def plan(out, limit=10_000, **how):
         ckpttool.scan(str(CASE / "src")),
         ckpttool.read_strategy([str(CASE / "src_strategy.ckpt")]),
         str(out),
-        "safetensors",
-        max_part_bytes=limit,
-        **how,
+        output_options=ckpttool.OutputOptions("safetensors", max_shard_bytes=limit, **how),
     )
 
 

@@ -124,7 +124,12 @@ def test_parts_have_about_as_many_bytes_even_if_the_files_have_not(tmp_path):
     strategy = replace(strategy, files=())
     catalog = ckpttool.scan(str(tmp_path / "m.ckpt"))
     plans = [
-        ckpttool.plan_split(catalog, strategy, str(tmp_path / "out"), "ckpt", part=(number, 3))
+        ckpttool.plan_split(
+            catalog,
+            strategy,
+            str(tmp_path / "out"),
+            output_options=ckpttool.OutputOptions("ckpt", part=(number, 3)),
+        )
         for number in (1, 2, 3)
     ]
     sizes = [sum(plan.sizes[rank] for rank in destination.ranks) for plan, destination in plans]
