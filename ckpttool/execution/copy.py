@@ -22,7 +22,7 @@ from ckpttool.model.plan import OutputFile, OutputTensor, Piece
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import FileIndex, StoredTensor
 from ckpttool.storage.checksums import CrcExtent, RunningCrc
-from ckpttool.storage.region_io import Bytes, FlatFiles, find_runs, read_pieces
+from ckpttool.storage.region_io import Bytes, FlatFiles, find_runs, read_band
 
 if TYPE_CHECKING:
     from hashlib import _Hash as HASH
@@ -185,7 +185,8 @@ class _Step(NamedTuple):
 def _steps(index: int, unit: TensorUnit, band_bytes: int) -> Iterator[_Step]:
     """Yield the bands of a unit lazily."""
     nbytes = _band_bytes(unit.output.pieces(unit.region), band_bytes)
-    for band in _bands(unit.region, nbytes, unit.tensor.meta.itemsize):
+    itemsize = max(unit.output.stored_itemsize, unit.tensor.meta.itemsize)
+    for band in _bands(unit.region, nbytes, itemsize):
         yield _Step(band.moved_by(unit.origin).start, index, band)
 
 
@@ -219,7 +220,7 @@ def _fill_together(
         unit, band = together[step.unit], step.band
         path, itemsize = unit.tensor.file.path, unit.tensor.meta.itemsize
         data = buffer[: band.size * itemsize]
-        read_pieces(files, unit.output.pieces(band), band, data.reshape(*band.shape, itemsize))
+        read_band(files, unit.output, band, data.reshape(*band.shape, itemsize))
         if not is_there(path):  # the coordinator removed the file: the run has ended
             raise FileNotFoundError(errno.ENOENT, "it is gone", path)
         files.write_bytes(unit.tensor, _offset(band, unit.tensor.meta.shape) * itemsize, data)

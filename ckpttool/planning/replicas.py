@@ -19,8 +19,6 @@ from ckpttool.planning.sources import find_sources
 from ckpttool.storage.compare import (
     CompareOptions,
     Index,
-    Stored,
-    TensorComparison,
     TensorStats,
     compare_tensors,
 )
@@ -48,9 +46,9 @@ class Slice:
     tensors: tuple[StoredTensor, ...]
 
     @property
-    def subject(self) -> TensorComparison:
-        """What there is to compare: each rank's, the lowest rank's first."""
-        return TensorComparison(self.tensors[0].meta, [Stored(tensor) for tensor in self.tensors])
+    def readings(self) -> tuple[OutputTensor, ...]:
+        """The slice of each rank, as `compare_tensors` reads it; the lowest rank comes first."""
+        return tuple(map(OutputTensor.copy_of, self.tensors))
 
     def place(self, element: Index | None) -> Index | None:
         """Index in the full tensor of an element of the slice."""
@@ -96,7 +94,7 @@ def examine_slices(
     on_progress: Callable[[int], None] | None = None,
 ) -> Iterator[tuple[Slice, TensorStats]]:
     """Read every replica of every slice, once; see `compare_tensors`."""
-    pairs = ((one, one.subject) for one in slices)
+    pairs = ((one, one.readings) for one in slices)
     yield from compare_tensors(pairs, executor, options, on_progress)
 
 
@@ -142,7 +140,7 @@ def compare_stages(
 ) -> Iterator[Finding]:
     """Parameters that several stages hold, and do not agree on."""
     pairs = (
-        ((mine, other), TensorComparison(mine.meta, (_whole(mine), _whole(other))))
+        ((mine, other), (OutputTensor.full(mine), OutputTensor.full(other)))
         for mine, other in other_stages(catalog, strategy, found)
         if mine.meta == other.meta
     )
@@ -195,10 +193,6 @@ def _only(file: FileIndex, names: Iterable[str]) -> FileIndex:
     return replace(
         file, tensors={name: file.tensors[name] for name in names if name in file.tensors}
     )
-
-
-def _whole(source: Source) -> OutputTensor:
-    return OutputTensor(source.meta, Region.whole(source.meta.shape), source)
 
 
 def find_difference(

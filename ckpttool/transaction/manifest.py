@@ -461,9 +461,9 @@ def provenance_of(plan: Plan) -> Provenance:
 
 
 def plan_digest(plan: Plan) -> str:
-    """Equal for plans that do the same with files of the same names.
+    """Return a hash that is equal for plans that do the same with files of the same names.
 
-    Where source and output folder are is left out: hosts may have mounted them elsewhere.
+    The folders of source and outputs are left out: hosts may mount them in different places.
     """
     catalog, target = plan.catalog, plan.target
     folder = target.output_folder
@@ -477,14 +477,21 @@ def plan_digest(plan: Plan) -> str:
         ),
         *(
             (
-                source.meta,
-                source.slicing.distribution_key,
-                source.parameter,
-                source.rank_cycle,
+                transfer.name,
+                transfer.dtype,
+                *(
+                    (
+                        term.weight,
+                        term.source.meta,
+                        term.source.slicing.distribution_key,
+                        term.source.parameter,
+                        term.source.rank_cycle,
+                    )
+                    for term in transfer.terms
+                ),
                 transfer.layouts,
             )
             for transfer in plan.transfers
-            for source in [transfer.source]
         ),
         *((one.kind, os.path.relpath(one.path, folder)) for one in plan.documents),
     ):

@@ -17,7 +17,6 @@ from ckpttool.errors import CkptToolError, PlanError, StrategyError, raise_all, 
 from ckpttool.model.catalog import Catalog, RankCatalog
 from ckpttool.model.diagnostics import Finding, Note, plan_error
 from ckpttool.model.plan import OutputTensor
-from ckpttool.model.region import Region
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
@@ -27,7 +26,6 @@ from ckpttool.planning.sources import Sources
 from ckpttool.storage.checksums import check_files
 from ckpttool.storage.compare import (
     CompareOptions,
-    TensorComparison,
     TensorDelta,
     Tolerance,
     compare_tensors,
@@ -262,13 +260,13 @@ def _differences(
 ) -> Iterator[TensorDifference]:
     """What differs, in the order of the pairs."""
 
-    def subjects() -> Iterator[tuple[int, TensorComparison]]:
+    def tensors() -> Iterator[tuple[int, tuple[OutputTensor, ...]]]:
         for i, pair in enumerate(pairs):
             if pair.nbytes and pair.a is not None and pair.b is not None:
-                yield i, TensorComparison(pair.a.meta, (_whole(pair.a), _whole(pair.b)))
+                yield i, (OutputTensor.full(pair.a), OutputTensor.full(pair.b))
 
     values: dict[int, TensorDelta] = {}
-    for i, facts in compare_tensors(subjects(), executor, CompareOptions(tolerance), on_progress):
+    for i, facts in compare_tensors(tensors(), executor, CompareOptions(tolerance), on_progress):
         if facts.differences[0].count:
             values[i] = facts.differences[0]
     for i, pair in enumerate(pairs):
@@ -276,7 +274,3 @@ def _differences(
             yield pair.difference(pair.kind)
         elif i in values:
             yield pair.difference("values", values[i])
-
-
-def _whole(source: Source) -> OutputTensor:
-    return OutputTensor(source.meta, Region.whole(source.meta.shape), source)

@@ -20,10 +20,11 @@ from ckpttool.execution.executors import default_jobs, open_engine, read_word
 from ckpttool.formats import get_format
 from ckpttool.formats.encryption import read_plain
 from ckpttool.model import manifest
+from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import Block, Ciphertext, Secret, TensorMeta
 from ckpttool.storage.checksums import verify_checksum
-from ckpttool.storage.compare import CompareOptions, CompareTask, CompareUnit, Stored, compare_units
+from ckpttool.storage.compare import CompareOptions, CompareTask, CompareUnit, compare_units
 from ckpttool.storage.sampling import digest
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.errors import EXAMPLES
@@ -283,8 +284,8 @@ def endless(tmp_path):
 def look_at(index):
     tensor = index.tensors["w"]
     region = Region.whole(tensor.meta.shape)
-    stretch = CompareUnit("Float32", 4, region, (tuple(Stored(tensor).pieces(region)),))
-    return compare_units(CompareTask((stretch,), CompareOptions(wants_counts=True)))
+    unit = CompareUnit(region, (OutputTensor.copy_of(tensor),))
+    return compare_units(CompareTask((unit,), CompareOptions(wants_counts=True)))
 
 
 def hash_all(index):

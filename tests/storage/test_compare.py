@@ -13,13 +13,11 @@ from hypothesis import strategies as st
 import ckpttool
 from ckpttool.model.diagnostics import Finding
 from ckpttool.model.plan import OutputTensor
-from ckpttool.model.region import Region
 from ckpttool.model.strategy import Strategy
 from ckpttool.planning.replicas import examine_slices, find_difference, slices_of
 from ckpttool.planning.sources import find_sources
 from ckpttool.storage.compare import (
     CompareOptions,
-    TensorComparison,
     TensorDelta,
     TensorStats,
     Tolerance,
@@ -204,7 +202,7 @@ def whole(catalog, strategy, name):
     sources = find_sources(catalog, strategy, {}, "first")
     assert not sources.problems
     (source,) = (source for source in sources.found if source.meta.name == name)
-    return OutputTensor(source.meta, Region.whole(source.meta.shape), source)
+    return OutputTensor.full(source)
 
 
 def check_comparison(folder, move, data, tolerance):
@@ -217,14 +215,11 @@ def check_comparison(folder, move, data, tolerance):
     write_ranks(folder / "b", cut(other, move.dst), formats[1])
     a, b = (ckpttool.scan(str(folder / side)) for side in ("a", "b"))
     names = [name for name in mine if name in src.layouts and name in dst.layouts]
-    subjects = []
-    for name in names:
-        readings = whole(a, src, name), whole(b, dst, name)
-        subjects.append((name, TensorComparison(readings[0].meta, readings)))
+    tensors = [(name, (whole(a, src, name), whole(b, dst, name))) for name in names]
     engine = data.draw(st.sampled_from(["inline", "threads:2"]))
     look = data.draw(options(tolerance))
     with ckpttool.open_engine(engine) as executor:
-        found = list(compare_tensors(subjects, executor, look))
+        found = list(compare_tensors(tensors, executor, look))
     assert [name for name, _ in found] == names
     for name, facts in found:
         difference = expected_difference(mine[name], other[name], tolerance)
@@ -336,8 +331,8 @@ def test_elements_far_into_a_band_are_located(tmp_path):
         write_ranks(tmp_path / side, {0: {"w": entry_of(full)}}, "ckpt")
     a, b = (whole(ckpttool.scan(str(tmp_path / side)), SINGLE, "w") for side in ("a", "b"))
     with ckpttool.open_engine("inline") as executor:
-        subjects = [("w", TensorComparison(a.meta, (a, b)))]
-        ((_, facts),) = compare_tensors(subjects, executor, CompareOptions(wants_counts=True))
+        tensors = [("w", (a, b))]
+        ((_, facts),) = compare_tensors(tensors, executor, CompareOptions(wants_counts=True))
     assert (facts.nans, facts.first_nan) == (1, (0, 70_000))
     assert (facts.infinities, facts.first_infinity) == (1, (2, 80_000))
     (difference,) = facts.differences
@@ -352,9 +347,7 @@ def test_zeros_in_front_do_not_make_a_tensor_zero(tmp_path):
         reading = whole(ckpttool.scan(str(tmp_path)), SINGLE, "w")
         options = CompareOptions(wants_counts=True, band_bytes=16, task_bytes=100)
         with ckpttool.open_engine("inline") as executor:
-            ((_, facts),) = compare_tensors(
-                [("w", TensorComparison(reading.meta, [reading]))], executor, options
-            )
+            ((_, facts),) = compare_tensors([("w", [reading])], executor, options)
         assert not facts.is_zero
 
 

@@ -19,9 +19,10 @@ from ckpttool.execution.execute import execute
 from ckpttool.execution.executors import open_engine
 from ckpttool.formats import read_index
 from ckpttool.formats.encryption import find_forged
+from ckpttool.model.plan import OutputTensor
 from ckpttool.model.tensors import FileStamp
 from ckpttool.storage.checksums import compute_checksum
-from ckpttool.storage.compare import Stored, TensorComparison, compare_tensors
+from ckpttool.storage.compare import compare_tensors
 from ckpttool.storage.sampling import digest, nearness, take_samples, unit_digests
 from tests.support.checkpoints import noise, write_ranks
 from tests.support.commands import message, run
@@ -124,9 +125,7 @@ READERS = {
     "hashes": lambda tensor: unit_digests(tensor, 1 << 20),
     "nearness": lambda tensor: nearness(tensor, tensor),
     "comparison": lambda tensor: list(
-        compare_tensors(
-            [(0, TensorComparison(tensor.meta, [Stored(tensor)]))], InlineExecutor(), None, None
-        )
+        compare_tensors([(0, [OutputTensor.copy_of(tensor)])], InlineExecutor())
     ),
 }
 

@@ -260,7 +260,7 @@ def test_the_record_of_a_part_goes_before_its_first_output_is_replaced(tmp_path,
 
     def fail_on(rank):
         def fail(task):
-            if f"rank_{rank}/" in task.parts[0].tensor.file.path:
+            if f"rank_{rank}/" in task.units[0].tensor.file.path:
                 raise OSError(5, "Input/output error", "x")
             return fill(task)
 
