@@ -52,7 +52,7 @@ from ckpttool.formats.strict_json import read_json_object
 
 MAP_NAME = "param_name_map.json"
 _INDEX_SUFFIX = ".index.json"
-REST = "hyper_param"  # stem of the file that goes to every rank
+COMMON_STEM = "hyper_param"  # stem of the file that goes to every rank
 MAX_INDEX_BYTES = 100_000_000  # as the header of a safetensors file; stops hostile ones
 PART_ATTRS = {"format": "pt"}
 
@@ -161,5 +161,5 @@ def part_name(number: int | None, count: int, format: str) -> str:
     >>> part_name(0, 3, "safetensors"), part_name(None, 3, "ckpt")
     ('model-00001-of-00003.safetensors', 'hyper_param.ckpt')
     """
-    stem = REST if number is None else f"model-{number + 1:05d}-of-{count:05d}"
+    stem = COMMON_STEM if number is None else f"model-{number + 1:05d}-of-{count:05d}"
     return stem + suffix_of(format)
