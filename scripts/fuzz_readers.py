@@ -35,7 +35,7 @@ with atheris.instrument_imports(include=["ckpttool"]):
     from ckpttool.formats.sandbox import Sandbox
     from ckpttool.formats.weight_index import read_index_file
     from ckpttool.model.tensors import FileIndex, TensorMeta
-    from ckpttool.strategy_files.handwritten import read_by_hand
+    from ckpttool.strategy_files.handwritten import read_handwritten
     from ckpttool.strategy_files.reader import read_strategy
     from ckpttool.transaction.journal import read_entries, read_journal, seal_line
     from ckpttool.transaction.manifest import ManifestFile
@@ -141,7 +141,7 @@ TARGETS: dict[str, tuple[Callable[[str, int], None], str]] = {
     "hdf5": (_index(Sandbox().read_index), "**/*.h5"),
     "strategy": (_strategy, "**/*strategy*.ckpt"),
     "json": (_strategy, "**/*.json"),
-    "by_hand": (_document(lambda path: read_by_hand(path, None)), "**/*.json"),
+    "by_hand": (_document(lambda path: read_handwritten(path, None)), "**/*.json"),
     "group_info": (_document(read_group_info), "**/*.pb"),
     "hyper_parallel": (_document(read_hyper_metadata), "**/*.metadata"),
     "index": (_document(read_index_file), "**/*map.json"),

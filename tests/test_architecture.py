@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import click
@@ -161,7 +162,7 @@ def test_the_library_neither_prints_nor_exits(path):
 def test_every_kind_of_note_is_one_that_programs_were_told():
     from ckpttool.model.diagnostics import Note
 
-    told = set(re.findall(r'``"([a-z ]+)"``', Note.__doc__ or ""))
+    told = set(re.findall(r'``"([a-z_]+)"``', Note.__doc__ or ""))
     used = {
         node.args[0].value
         for tree in TREES.values()
@@ -238,3 +239,49 @@ def test_the_public_names_are_all_there_and_no_others():
     assert set(ckpttool.__all__) == {*ckpttool._HOMES, "__version__"}
     with pytest.raises(AttributeError, match="nonsense"):
         ckpttool.nonsense  # noqa: B018
+
+
+def test_the_names_in_the_description_of_the_architecture_are_in_the_code():
+    text = (ROOT.parent / "docs" / "development" / "architecture.md").read_text(encoding="utf-8")
+    rooms = "|".join(sorted(room for room in ROOMS if (ROOT / room).is_dir()))
+    names = re.findall(rf"`((?:{rooms})(?:\.\w+)+)`", text)
+    assert len(names) > 20
+    for name in names:
+        parts = name.split(".")
+        depth = 2 if f"ckpttool.{'.'.join(parts[:2])}" in NAMES else 1
+        found = import_module(f"ckpttool.{'.'.join(parts[:depth])}")
+        for part in parts[depth:]:
+            found = getattr(found, part)
+    files = re.findall(rf"`((?:{rooms})/[\w/]*(?:\.py)?)`", text)
+    assert [name for name in files if not (ROOT / name).exists()] == []
+    listed = set(re.findall(r"^  (\w+)(?:/|\.py)", text, re.MULTILINE))
+    assert listed == {*ROOMS, "__init__"}
+
+
+def test_the_record_of_a_run_is_behind_few_names():
+    """What other rooms may know of it; neither journals nor their lines."""
+    used = {
+        module.removeprefix("ckpttool.transaction.")
+        for path in MODULES
+        if path.parent.name != "transaction"
+        for module in imports(path)
+        if re.fullmatch(r"ckpttool\.transaction\.\w+\.\w+", module)
+    }
+    assert used == {
+        "journal.describe_unfinished_runs",
+        "journal.incomplete_reason",
+        "journal.on_half_written",
+        "manifest.Manifest",
+        "manifest.ManifestFile",
+        "manifest.Written",
+        "manifest.changed_sources",
+        "manifest.remedy_for",
+        "manifest.require_unmodified_sources",
+        "manifest.written_strategies",
+        "parts.files_of_others",
+        "parts.finalize",
+        "record.Transaction",
+        "resume.Destination",
+        "resume.DestinationPolicy",
+        "resume.inspect_previous_run",
+    }

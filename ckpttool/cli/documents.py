@@ -23,6 +23,7 @@ from ckpttool.model.wording import count, format_bytes, format_shape, printable
 from ckpttool.verification.describe import describe_layout, describe_notes
 
 if TYPE_CHECKING:
+    from ckpttool.cli.options import ReportOptions
     from ckpttool.formats.foreign import GroupInfo, RankTable
     from ckpttool.model.diagnostics import Finding, Report
     from ckpttool.model.plan import Document, Plan
@@ -128,15 +129,13 @@ def _describe_written(output: Written) -> Json:
 MOST_ROWS = 50  # of a table; more is for programs, or asked for
 
 
-def print_report(
-    found: Report, deep: bool, crc: bool, limit: int | None, as_json: bool, quiet: bool
-) -> None:
+def print_report(found: Report, deep: bool, crc: bool, options: ReportOptions) -> None:
     """Print the answer of ``verify``."""
-    if as_json:
+    if options.as_json:
         document = describe_report(found, deep)
         findings = document["findings"]
         assert isinstance(findings, list)
-        print_json({**document, "findings": findings[:limit]})
+        print_json({**document, "findings": findings[: options.limit]})
         return
     shallow = "headers and checksums looked at" if crc else "headers read"
     depth = "all data read" if deep else f"{shallow}, not the data (--deep)"
@@ -149,8 +148,8 @@ def print_report(
     )
     clean = "nothing is wrong" if found.is_whole else "nothing is wrong with each rank by itself"
     echo(printable(f"{found.path}: {verdict or clean} ({read})"))
-    _print_findings(found.findings, limit)
-    print_notes(found.notes, quiet)
+    _print_findings(found.findings, options.limit)
+    print_notes(found.notes, options.quiet)
 
 
 def describe_report(found: Report, deep: bool) -> dict[str, object]:
@@ -194,12 +193,10 @@ def print_comparison(
     b: str,
     found: Comparison,
     tolerance: Tolerance | None,
-    limit: int | None,
-    as_json: bool,
-    quiet: bool,
+    options: ReportOptions,
 ) -> None:
     """Print the answer of ``diff``."""
-    if as_json:
+    if options.as_json:
         document = {
             "a": a,
             "b": b,
@@ -208,7 +205,7 @@ def print_comparison(
             "nbytes": found.nbytes,
             "tolerance": tolerance and {"atol": tolerance.atol, "rtol": tolerance.rtol},
             "counts": _kinds(found),
-            "differences": [_describe(one) for one in found.differences[:limit]],
+            "differences": [_describe(one) for one in found.differences[: options.limit]],
             "findings": [_describe_finding(one) for one in found.findings],
             "notes": describe_notes(found.notes),
         }
@@ -226,9 +223,9 @@ def print_comparison(
     echo(printable(f"A {a} and B {b}: {verdict} ({size})"))
     if found.differences:
         columns = ("tensor", "what", "A", "B", "differ>", "max abs>", "max rel>", "first")
-        _print_rows("differences", columns, [_row(one) for one in found.differences], limit)
-    _print_findings(found.findings, limit)
-    print_notes(found.notes, quiet)
+        _print_rows("differences", columns, [_row(one) for one in found.differences], options.limit)
+    _print_findings(found.findings, options.limit)
+    print_notes(found.notes, options.quiet)
 
 
 _WORDS = {
@@ -318,12 +315,12 @@ def show_other(path: str, as_json: bool) -> bool:
     Return False, and print nothing, for every other file.
     """
     from ckpttool.formats import format_of_content
-    from ckpttool.formats.foreign import read_group_info, read_rank_table, recognise
+    from ckpttool.formats.foreign import identify_foreign, read_group_info, read_rank_table
 
     try:
         if not Path(path).is_file() or format_of_content(path) is not None:
             return False
-        other = recognise(path)
+        other = identify_foreign(path)
     except OSError:
         return False  # the command reports that of its source
     if other is None or other.kind not in ("graph", "mindir", "group_info", "rank_table"):

@@ -162,10 +162,10 @@ def _read_common(folder: Path, notes: list[Note]) -> Mapping[str, str]:
     try:
         values = _parse_common(str(path))
     except FormatError as error:
-        notes.append(Note("passed over", f"passed over {error}"))
+        notes.append(Note("skipped", f"passed over {error}"))
         return {}
     shown = shorten((f"{key} {value}" for key, value in values.items()), 8)
-    notes.append(Note("passed over", f"{COMMON} goes into no output: {shown}"))
+    notes.append(Note("skipped", f"{COMMON} goes into no output: {shown}"))
     return values
 
 
@@ -370,7 +370,7 @@ def _select(folder: Path, named: set[str], notes: list[Note]) -> list[str]:
     ]
     if others:
         text = f"{folder}: passed over, being of another save: {shorten(others)}"
-        notes.append(Note("passed over", text))
+        notes.append(Note("skipped", text))
     _note_unnamed(folder, named, notes)
     return sorted({*named, *matches}.difference(others))
 
@@ -389,7 +389,7 @@ def _note_unnamed(folder: Path, named: Collection[str], notes: list[Note]) -> No
         text = (
             f"{folder}: passed over {shorten(unnamed)}, not called as MindFormers calls its files"
         )
-        notes.append(Note("passed over", text))
+        notes.append(Note("skipped", text))
 
 
 def _incomplete_sets(folder: Path, matches: Iterable[re.Match[str]]) -> Iterator[str]:

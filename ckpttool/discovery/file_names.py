@@ -36,7 +36,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RankFile:
     """A file that may belong to the checkpoint.
 
     Attributes

@@ -109,7 +109,7 @@ def scan_hyper_parallel(src: str, step: str | None) -> SelfDescribedCatalog | No
     tensors, objects = _read_all(paths)
     if objects:
         text = f"passed over, being no tensors: {count(len(objects), 'object')}: "
-        notes.append(Note("passed over", text + shorten(objects)))
+        notes.append(Note("skipped", text + shorten(objects)))
     named = {box.file for tensor in tensors.values() for box in tensor.stored}
     _note_others(Path(src), named, notes)
     errors: list[FormatError] = []
@@ -137,7 +137,7 @@ def _metadata_files(folder: Path, notes: list[Note]) -> list[Path]:
         return sorted(of_ranks, key=lambda path: (of_ranks[path], path.name))
     if of_ranks:
         names = shorten(sorted(path.name for path in of_ranks))
-        notes.append(Note("passed over", f"{folder}: passed over beside .metadata: {names}"))
+        notes.append(Note("skipped", f"{folder}: passed over beside .metadata: {names}"))
     return [whole]
 
 
@@ -190,7 +190,7 @@ def _note_others(folder: Path, named: set[str], notes: list[Note]) -> None:
     )
     if others:
         text = f"{folder}: passed over, .metadata does not name them: {shorten(others)}"
-        notes.append(Note("passed over", text))
+        notes.append(Note("skipped", text))
 
 
 class _Folder(NamedTuple):

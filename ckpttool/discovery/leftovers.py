@@ -23,9 +23,9 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ckpttool.discovery.file_names import Found, step_of
+from ckpttool.discovery.file_names import RankFile, step_of
 from ckpttool.formats import format_of_suffix
-from ckpttool.formats.foreign import recognise
+from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.reading import open_file
 from ckpttool.model.diagnostics import Note
 from ckpttool.model.manifest import JOURNAL, MANIFEST
@@ -37,12 +37,12 @@ UNFINISHED = (".tmp", PARTIAL)
 EMERGENCY = re.compile(r"ttp_saved_checkpoints-step_\d+(_tmp)?")
 FAILED = re.compile(r"transform_failed_rank_\d+\.txt")
 MARKER = re.compile(r"(merge_succeed|transform_succeed_rank_\d+)\.txt")
-TOLD_BY_CONTENT = (".pb", ".json", ".meta", ".mindir")
+_FOREIGN_SUFFIXES = (".pb", ".json", ".meta", ".mindir")
 BACKUP = "backup.ckpt"
 REASON_BYTES = 200  # of a text that says why a conversion failed
 
 
-def unfinished_save(path: Path) -> Path | None:
+def find_unfinished_save(path: Path) -> Path | None:
     """The emergency save that not all ranks finished: ``path``, or what it lies in; None if none.
 
     It may be the save itself, a rank's folder in it, or a file there.
@@ -52,7 +52,7 @@ def unfinished_save(path: Path) -> Path | None:
     return next((one for one in found if one.name.endswith("_tmp")), None)
 
 
-def on_unfinished_save(save: Path) -> str:
+def describe_unfinished_save(save: Path) -> str:
     """What is said of an emergency save that not all ranks finished."""
     return (
         f"{save}: an emergency save that did not finish, so files may be missing or old; if you "
@@ -74,14 +74,14 @@ def note_occasion(name: str, notes: list[Note]) -> None:
         notes.append(Note("step", f"{name}: kept for a restart, and its name tells no step"))
 
 
-def set_backups_aside(found: list[Found], notes: list[Note]) -> list[Found]:
+def drop_backups(found: list[RankFile], notes: list[Note]) -> list[RankFile]:
     """The files without those that are kept for a restart, if there are others."""
     backups = [item for item in found if item.path.name == BACKUP]
     others = [item for item in found if item.path.name != BACKUP]
     if not backups or not others:
         return found
     text = f"{format_ranks([item.rank for item in backups])}: {BACKUP}, kept for a restart, passed"
-    notes.append(Note("passed over", f"{text} over (--step backup takes it)"))
+    notes.append(Note("skipped", f"{text} over (--step backup takes it)"))
     return others
 
 
@@ -111,15 +111,15 @@ def note_leftovers(root: Path, folders: Iterable[Path], notes: list[Note]) -> No
         notes.append(Note("unfinished", text))
     notes += [Note("unfinished", f"a conversion failed: {text}") for text in failed]
     if EMERGENCY.fullmatch(root.absolute().name):
-        save = unfinished_save(root)
+        save = find_unfinished_save(root)
         if save is not None:
-            notes.append(Note("unfinished", on_unfinished_save(save)))
+            notes.append(Note("unfinished", describe_unfinished_save(save)))
         else:
             text = f"{root}: an emergency save of fault-tolerant training"
             notes.append(Note("step", text))
 
 
-def emergency_saves(folder: Path) -> list[Path]:
+def find_emergency_saves(folder: Path) -> list[Path]:
     """The emergency saves in a folder, finished or not."""
     return sorted(path for path in folder.iterdir() if EMERGENCY.fullmatch(path.name))
 
@@ -128,13 +128,13 @@ def note_emergencies(saves: Iterable[Path], notes: list[Note]) -> None:
     """Notes on emergency saves that were passed over: which may be named, which did not finish."""
     for save in saves:
         text = f"{save}: an emergency save of fault-tolerant training, passed over"
-        if unfinished_save(save):
+        if find_unfinished_save(save):
             notes.append(Note("unfinished", f"{text}; it did not finish"))
         else:
-            notes.append(Note("passed over", f"{text}; name it as SRC to use it"))
+            notes.append(Note("skipped", f"{text}; name it as SRC to use it"))
 
 
-def note_others(root: Path, others: Sequence[str], notes: list[Note]) -> None:
+def note_skipped(root: Path, others: Sequence[str], notes: list[Note]) -> None:
     """A note on what was passed over among the rank folders, each called what it is."""
     emergencies = [name for name in others if EMERGENCY.fullmatch(name)]
     known = [name for name in others if MARKER.fullmatch(name) or FAILED.fullmatch(name)]
@@ -149,15 +149,15 @@ def note_others(root: Path, others: Sequence[str], notes: list[Note]) -> None:
     ]
     note_emergencies((root / name for name in emergencies), notes)
     if rest:
-        notes.append(Note("passed over", f"{root}: passed over {shorten(rest)}"))
+        notes.append(Note("skipped", f"{root}: passed over {shorten(rest)}"))
 
 
 def _describe(path: Path) -> str:
     """The name of a file, and what it is if that is known."""
-    if path.suffix not in TOLD_BY_CONTENT or not path.is_file():
+    if path.suffix not in _FOREIGN_SUFFIXES or not path.is_file():
         return path.name
     try:
-        other = recognise(str(path))
+        other = identify_foreign(str(path))
     except OSError:
         return path.name  # the note is a courtesy; the file is not needed
     return path.name if other is None else f"{path.name} ({other.noun})"

@@ -30,8 +30,8 @@ import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from ckpttool.discovery.leftovers import emergency_saves, note_emergencies, note_leftovers
-from ckpttool.discovery.rank_folders import checkpoints_in, holds_ranks
+from ckpttool.discovery.leftovers import find_emergency_saves, note_emergencies, note_leftovers
+from ckpttool.discovery.rank_folders import find_nested_checkpoints, has_rank_files
 from ckpttool.errors import CkptToolError, PlanError
 from ckpttool.formats.foreign import Device, RankTable, read_rank_table
 from ckpttool.model.diagnostics import Note
@@ -57,7 +57,7 @@ def find_checkpoint(root: Path, notes: list[Note]) -> Path:
         There are several candidates.  In the output of a run ``checkpoint`` is preferred; in
         another folder its name means nothing.
     """
-    if holds_ranks(root):
+    if has_rank_files(root):
         return root
     there = [
         name for name in CHECKPOINTS if (root / name).is_dir() and any((root / name).iterdir())
@@ -65,26 +65,26 @@ def find_checkpoint(root: Path, notes: list[Note]) -> Path:
     if not there:
         return root
     note_leftovers(root, (), notes)
-    note_emergencies(emergency_saves(root), notes)
+    note_emergencies(find_emergency_saves(root), notes)
     if len(there) > 1 and there[0] != "checkpoint":
         have = " and ".join(f"{root / name} ({CHECKPOINTS[name]})" for name in there)
         raise PlanError([f"{root}: {have} found; say which is meant: name one as SRC"])
     if len(there) > 1:
         others = " and ".join(f"{root / name} ({CHECKPOINTS[name]})" for name in there[1:])
         text = f"{root / there[0]} taken, not {others}; name that folder to use it"
-        notes.append(Note("passed over", text))
-    beside = [path for path in checkpoints_in(root) if path.name not in CHECKPOINTS]
-    if beside and not is_tree(root):
+        notes.append(Note("skipped", text))
+    beside = [path for path in find_nested_checkpoints(root) if path.name not in CHECKPOINTS]
+    if beside and not is_run_output(root):
         others = shorten(map(str, [root / there[0], *beside]), 4)
         raise PlanError([f"{root}: several checkpoints ({others}); say which is meant: name one"])
     if beside:
         others = shorten(map(str, beside), 3)
         text = f"{root / there[0]} taken, not {others} beside it; name one of them to use it"
-        notes.append(Note("passed over", text))
+        notes.append(Note("skipped", text))
     return root / there[0]
 
 
-def is_tree(root: Path) -> bool:
+def is_run_output(root: Path) -> bool:
     """Return whether a folder has the strategies or the records of a MindFormers run."""
     return (root / "strategy").is_dir() or any(root.glob("checkpoint*/rank_*/meta.json"))
 

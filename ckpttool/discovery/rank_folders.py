@@ -24,15 +24,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from ckpttool.discovery.file_names import HYPER_METADATA, RANK_IN_NAME, STEP_IN_NAME, Found
+from ckpttool.discovery.file_names import HYPER_METADATA, RANK_IN_NAME, STEP_IN_NAME, RankFile
 from ckpttool.discovery.leftovers import (
     EMERGENCY,
-    emergency_saves,
+    drop_backups,
+    find_emergency_saves,
+    find_unfinished_save,
     note_emergencies,
     note_leftovers,
-    note_others,
-    set_backups_aside,
-    unfinished_save,
+    note_skipped,
 )
 from ckpttool.discovery.steps import choose_step
 from ckpttool.errors import (
@@ -42,11 +42,11 @@ from ckpttool.errors import (
     UnfinishedError,
     UnreadableError,
     UnsupportedError,
+    describe_os_error,
     raise_all,
-    reason_of,
 )
 from ckpttool.formats import format_of_suffix
-from ckpttool.formats.foreign import OTHERS, recognise
+from ckpttool.formats.foreign import FOREIGN_KINDS, identify_foreign
 from ckpttool.formats.weight_index import is_index_name
 from ckpttool.model.diagnostics import Note
 from ckpttool.model.wording import format_ranks, shorten
@@ -57,7 +57,7 @@ PYTORCH_SUFFIXES = (".bin", ".pt", ".pth")
 RANK_FOLDER = re.compile(r"(rank|node|ckpt|device)[_-]?(\d+)(?:_ckpt)?")
 
 
-def siblings(file: Path) -> tuple[str, list[str]]:
+def sibling_rank_folders(file: Path) -> tuple[str, list[str]]:
     """Return the rank folder that contains a file, and the names of the rank folders beside it.
 
     Siblings are of the same kind: ``node1`` is not a sibling of ``ckpt_1``.  Siblings of a folder
@@ -89,20 +89,20 @@ def note_rank_folders(root: Path, notes: list[Note]) -> None:
     if names:
         pattern = re.sub(r"\d+", "{rank}", names[0]) + "/*"
         text = f"{root}: passed over {shorten(names, 3)}, which are of another checkpoint"
-        notes.append(Note("passed over", f"{text} (--pattern '{pattern}' takes them)"))
+        notes.append(Note("skipped", f"{text} (--pattern '{pattern}' takes them)"))
 
 
-def holds_ranks(folder: Path) -> bool:
+def has_rank_files(folder: Path) -> bool:
     """Return whether a folder has rank folders, or files with their rank in the name."""
     return any(RANK_FOLDER.fullmatch(p.name) and p.is_dir() for p in folder.iterdir()) or any(
         RANK_IN_NAME.search(p.name) for p in checkpoint_files(folder)
     )
 
 
-def list_rank_files(root: Path, notes: list[Note], without: Without) -> list[Found]:
+def list_rank_files(root: Path, notes: list[Note], empty_ranks: EmptyRanks) -> list[RankFile]:
     """Return the checkpoint files in the rank folders of ``root``, or in ``root`` itself.
 
-    Ranks whose folder has none, or cannot be read, are added to ``without``.
+    Ranks whose folder has none, or cannot be read, are added to ``empty_ranks``.
     """
     folders, others, problems = _find_folders(root)
     if not folders:
@@ -118,15 +118,15 @@ def list_rank_files(root: Path, notes: list[Note], without: Without) -> list[Fou
             if len(inside) > 1 and any(is_index_name(p.name) for p in folders[rank].iterdir()):
                 indexed.append(folders[rank])
         except OSError as error:
-            without[rank] = unreadable(folder, error)
+            empty_ranks[rank] = unreadable(folder, error)
             continue
         if folders[rank] != folder:
             strategies += [str(path.relative_to(root)) for path in checkpoint_files(folder)]
         if not inside:
-            without[rank] = None
+            empty_ranks[rank] = None
             of_others += _files_of_other_ranks(folder, rank)
-        found += [Found(rank, path, path.name) for path in inside]
-    errors = {rank: error for rank, error in without.items() if error is not None}
+        found += [RankFile(rank, path, path.name) for path in inside]
+    errors = {rank: error for rank, error in empty_ranks.items() if error is not None}
     readable = (folder for rank, folder in folders.items() if rank not in errors)
     note_leftovers(root, readable, notes)
     if indexed:
@@ -138,18 +138,18 @@ def list_rank_files(root: Path, notes: list[Note], without: Without) -> list[Fou
     if not found:
         _refuse_unfinished(root)
         raise_all(errors.values())
-        where = shorten((str(folders[rank]) for rank in without), 3)
-        text = f"{format_ranks(list(without))}: no checkpoint file in {where}"
+        where = shorten((str(folders[rank]) for rank in empty_ranks), 3)
+        text = f"{format_ranks(list(empty_ranks))}: no checkpoint file in {where}"
         problems.append(text + (hint_at_pattern(root) or _hint_at_links(root, folders.values())))
     elif of_others:
         text = f"{shorten(of_others, 3)}: the path names two ranks, and nothing says which counts"
         problems.append(text + (hint_at_pattern(root) or _hint_at_links(root, folders.values())))
     if problems:
         raise PlanError([*problems, *unfinished(notes)])
-    note_others(root, others, notes)
+    note_skipped(root, others, notes)
     if strategies:
         text = f"{root}: passed over {shorten(strategies, 3)}: strategy files; -s takes them"
-        notes.append(Note("passed over", text))
+        notes.append(Note("skipped", text))
     return found
 
 
@@ -226,7 +226,7 @@ def _hint_at_links(root: Path, folders: Iterable[Path]) -> str:
     return text + "rank_N into one folder (ln -s), with the rank that its device has in the job"
 
 
-def is_of_a_rank(root: str, folder: str) -> bool:
+def is_in_rank_folder(root: str, folder: str) -> bool:
     """Return whether files in a folder belong to a rank of the checkpoint ``root``."""
     inside = Path(folder)
     if not inside.is_relative_to(root) or inside == Path(root):
@@ -236,7 +236,7 @@ def is_of_a_rank(root: str, folder: str) -> bool:
 
 
 def _is_strategy(path: Path) -> bool:
-    other = recognise(str(path))
+    other = identify_foreign(str(path))
     return other is not None and other.kind == "strategy"
 
 
@@ -245,12 +245,12 @@ def unfinished(notes: Sequence[Note]) -> Iterator[str]:
     yield from (note.text for note in notes if note.kind in ("unfinished", "absent"))
 
 
-def _list_flat_files(root: Path, notes: list[Note]) -> list[Found]:
+def _list_flat_files(root: Path, notes: list[Note]) -> list[RankFile]:
     files = list(checkpoint_files(root))
-    saves = emergency_saves(root)
+    saves = find_emergency_saves(root)
     note_emergencies(saves, notes)
     found = [
-        Found(int(match[1]), path, path.name)
+        RankFile(int(match[1]), path, path.name)
         for path in files
         if (match := RANK_IN_NAME.search(path.name)) is not None
     ]
@@ -262,10 +262,10 @@ def _list_flat_files(root: Path, notes: list[Note]) -> list[Found]:
             one = f", or its file: {files[0]}" if files else ""
             hint = f"; this is the folder of one rank, name the one above: {root.parent}{one}"
         hint = hint or f"; say where they are with --pattern{hint_at_pattern(root)}"
-        below = checkpoints_in(root)
+        below = find_nested_checkpoints(root)
         if below:
             hint = f"; a checkpoint lies in {shorten(map(str, below), 3)}: name one as SRC"
-        finished = [str(save) for save in saves if unfinished_save(save) is None]
+        finished = [str(save) for save in saves if find_unfinished_save(save) is None]
         if finished:
             hint = f"; an emergency save may do, name it as SRC: {shorten(finished, 3)}"
         text = (
@@ -287,7 +287,7 @@ def _refuse_pytorch(root: Path) -> None:
     """Raise `UnsupportedError` if a folder has PyTorch's files, by their names or contents."""
     names = [path.name for path in sorted(root.iterdir()) if path.is_file() and _is_pytorchs(path)]
     if names:
-        other = OTHERS["pytorch"]
+        other = FOREIGN_KINDS["pytorch"]
         reason = f"{other.noun} ({shorten(names, 3)}), {other.remedy}"
         raise UnsupportedError(str(root), None, reason)
 
@@ -295,11 +295,11 @@ def _refuse_pytorch(root: Path) -> None:
 def _is_pytorchs(path: Path) -> bool:
     if PYTORCH_NAME.fullmatch(path.name):
         return True
-    other = recognise(str(path)) if path.suffix in PYTORCH_SUFFIXES else None
+    other = identify_foreign(str(path)) if path.suffix in PYTORCH_SUFFIXES else None
     return other is not None and other.kind == "pytorch"
 
 
-def checkpoints_in(root: Path) -> list[Path]:
+def find_nested_checkpoints(root: Path) -> list[Path]:
     """Return the folders in a folder that are checkpoints themselves, without emergency saves."""
     found = {path.parent for path in root.glob("*/*") if _marks_checkpoint(path)}
     return sorted(path for path in found if EMERGENCY.fullmatch(path.name) is None)
@@ -325,31 +325,31 @@ def _with_suffix(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 # Ranks whose folder has no file to read, and the error if the folder is unreadable.
-Without = dict[int, FormatError | None]
+EmptyRanks = dict[int, FormatError | None]
 
 NUMBER = re.compile(r"(\d+)")
 MAX_DEPTH = 5  # folders below the root that are searched for files, to suggest a pattern
 MAX_FILES = 10_000  # that are considered for it
 
 
-def list_by_pattern(root: Path, pattern: str, without: Without) -> list[Found]:
+def list_by_pattern(root: Path, pattern: str, empty_ranks: EmptyRanks) -> list[RankFile]:
     """Return the files below ``root`` that match a pattern such as ``node{rank}/*``.
 
-    Ranks whose folder cannot be read are added to ``without``.
+    Ranks whose folder cannot be read are added to ``empty_ranks``.
     """
     if "{rank}" not in pattern:
         raise PlanError([f"the pattern {pattern} does not say where {{rank}} is in the path"])
-    found = list(_match(root, Path(pattern).parts, None, without))
+    found = list(_match(root, Path(pattern).parts, None, empty_ranks))
     if not found:
-        raise_all(filter(None, without.values()))
+        raise_all(filter(None, empty_ranks.values()))
         text = f"{root}: no file matches the pattern {pattern}"
         raise PlanError([text + hint_at_pattern(root)])
     return found
 
 
 def _match(
-    folder: Path, parts: tuple[str, ...], rank: int | None, without: Without
-) -> Iterator[Found]:
+    folder: Path, parts: tuple[str, ...], rank: int | None, empty_ranks: EmptyRanks
+) -> Iterator[RankFile]:
     """Yield the files below ``folder`` that match the rest of a pattern with one rank."""
     if not parts:
         return
@@ -364,21 +364,21 @@ def _match(
         is_meant = "*" not in parts[0] or format_of_suffix(path.name) is not None
         if len(parts) > 1 and path.is_dir():
             try:
-                yield from tuple(_match(path, parts[1:], here, without))
+                yield from tuple(_match(path, parts[1:], here, empty_ranks))
             except OSError as error:
                 if here is None:
                     raise
-                without[here] = unreadable(path, error)
+                empty_ranks[here] = unreadable(path, error)
         elif len(parts) == 1 and path.is_file() and here is not None and is_meant:
             name = path.name
             for i in range(match.re.groups, 0, -1):
                 name = name[: match.start(i)] + "{rank}" + name[match.end(i) :]
-            yield Found(here, path, name)
+            yield RankFile(here, path, name)
 
 
 def unreadable(folder: Path, error: OSError) -> FormatError:
     """Return the error of a rank whose folder cannot be read."""
-    found = UnreadableError(str(folder), None, reason_of(error))
+    found = UnreadableError(str(folder), None, describe_os_error(error))
     found.__cause__ = error
     return found
 
@@ -458,7 +458,7 @@ def _works(root: Path, pattern: str) -> bool:
     """Return whether a pattern finds the files of ranks, one for each rank and step."""
     try:
         found = list(_match(root, Path(pattern).parts, None, {}))
-        choose_step(str(root), set_backups_aside(found, []), None, [])
+        choose_step(str(root), drop_backups(found, []), None, [])
     except StepError:
         return True  # the pattern is right; no step is on every rank
     except (PlanError, OSError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,19 +11,19 @@ from ckpttool.discovery.checkpoint2 import FILE, scan_checkpoint2
 from ckpttool.discovery.file_names import RANK_IN_NAME, is_wanted, label_of
 from ckpttool.discovery.hyper_parallel import scan_hyper_parallel
 from ckpttool.discovery.leftovers import (
+    describe_unfinished_save,
+    drop_backups,
+    find_unfinished_save,
     is_unfinished_file,
     note_occasion,
-    on_unfinished_save,
-    set_backups_aside,
-    unfinished_save,
 )
 from ckpttool.discovery.mindformers_output import find_checkpoint, find_strategies
 from ckpttool.discovery.rank_folders import (
-    Without,
+    EmptyRanks,
     list_by_pattern,
     list_rank_files,
     note_rank_folders,
-    siblings,
+    sibling_rank_folders,
     unfinished,
 )
 from ckpttool.discovery.sharded_files import note_index, scan_indexed
@@ -43,12 +43,36 @@ from ckpttool.transaction.journal import (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """Which files of a folder are a checkpoint, and how they are read.
+
+    Attributes
+    ----------
+    pattern
+        Path of a rank's file below the folder, with ``{rank}`` for its number and ``*`` for
+        anything; a file name with a ``*`` matches only files with a checkpoint's suffix.
+    step
+        The step to read, as in the names (``10_1``), or a whole file name without its suffix.  By
+        default the newest that every rank has; steps are compared as numbers.
+    key
+        The key of encrypted files, as given to MindSpore (``enc_key``).
+
+    Examples
+    --------
+    >>> SourceOptions(step="10_1", key=b"0123456789abcdef")
+    SourceOptions(pattern=None, step='10_1')
+    """
+
+    pattern: str | None = None
+    step: str | None = None
+    key: bytes | Secret | None = field(default=None, repr=False)
+
+
 def scan(
     src: str,
-    pattern: str | None = None,
-    step: str | None = None,
+    options: SourceOptions = SourceOptions(),
     *,
-    key: bytes | Secret | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Catalog:
     """Return the catalog of a checkpoint: the header of every rank's file.
@@ -58,14 +82,8 @@ def scan(
     src
         A folder of rank folders, or the output folder of a MindFormers run that contains them, or
         one file, which is rank 0; or a merged checkpoint in several files: its folder or its index.
-    pattern
-        Path of a rank's file below ``src``, with ``{rank}`` for its number and ``*`` for anything;
-        a file name with a ``*`` matches only files with a checkpoint's suffix.
-    step
-        The step to read, as in the names (``10_1``), or a whole file name without its suffix.  By
-        default the newest that every rank has; steps are compared as numbers.
-    key
-        The key of encrypted files, as given to MindSpore (``enc_key``).
+    options
+        Which files of the folder are read, and the key of encrypted ones.
     on_progress
         Called with the number of rank files whose headers were read, and with their total.
 
@@ -81,7 +99,7 @@ def scan(
     OSError
         A folder cannot be read, or ``src`` if it is one file.
     """
-    catalog = scan_all(src, pattern, step, key=key, on_progress=on_progress)
+    catalog = scan_all(src, options, on_progress=on_progress)
     if catalog.findings:
         texts = [finding.text for finding in catalog.findings]
         raise_all([*catalog.damaged.values(), PlanError([*catalog.problems, *texts])])
@@ -90,32 +108,30 @@ def scan(
 
 def scan_all(
     src: str,
-    pattern: str | None = None,
-    step: str | None = None,
+    options: SourceOptions = SourceOptions(),
     *,
-    key: bytes | Secret | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Catalog:
     """Return the catalog as `scan` does, with ``Catalog.findings`` in place of errors."""
     url = why_not_a_path(src)
     if url is not None:
         raise PlanError([f"{src}: {url}"])
-    root = Path(src)
-    key = Secret(key) if isinstance(key, bytes) else key
+    root, pattern, step = Path(src), options.pattern, options.step
+    key = Secret(options.key) if isinstance(options.key, bytes) else options.key
     undivided = _scan_undivided(root, src, key) if pattern is None else None
     if undivided is not None:
         return undivided
     if not root.is_dir():
         return _scan_file(root, key, step)
     notes: list[Note] = []
-    without: Without = {}
+    empty_ranks: EmptyRanks = {}
     if pattern is None:
         root = find_checkpoint(root, notes)
         described = _scan_described(root, step, key, notes)
         if described is not None:
             return described
     try:
-        chosen, label = _choose_files(root, pattern, step, notes, without)
+        chosen, label = _choose_files(root, pattern, step, notes, empty_ranks)
     except UnfinishedError as error:
         findings = tuple(Finding("unfinished", text) for text in error.problems)
         notes += describe_unfinished_runs(root)
@@ -124,8 +140,10 @@ def scan_all(
     found_in = dict(zip(sorted(chosen), indexes, strict=True))
     files = {n: index for n, index in found_in.items() if isinstance(index, FileIndex)}
     damaged = {n: error for n, error in found_in.items() if isinstance(error, FormatError)}
-    unreadable = {rank: error for rank, error in without.items() if error is not None}
-    missing = tuple(sorted({*_gaps({*chosen, *unreadable}), *(without.keys() - unreadable.keys())}))
+    unreadable = {rank: error for rank, error in empty_ranks.items() if error is not None}
+    missing = tuple(
+        sorted({*_gaps({*chosen, *unreadable}), *(empty_ranks.keys() - unreadable.keys())})
+    )
     notes += [_missing_note(root, missing)] if missing else []
     notes += _note_encryption(files, key)
     strategy_files = find_strategies(root, chosen, notes)
@@ -151,7 +169,7 @@ def _why_one_rank(chosen: Mapping[int, Path], missing: Sequence[int]) -> str:
     ((rank, path),) = chosen.items()
     if missing:
         return f"it is of rank {rank}, and {format_ranks(missing)} should be there, too"
-    return why_one_of_several(path)
+    return rank_evidence(path)
 
 
 def _missing_note(root: Path, ranks: tuple[int, ...]) -> Note:
@@ -163,7 +181,7 @@ def _scan_undivided(root: Path, src: str, key: Secret | None) -> Catalog | None:
     found = scan_indexed(src, key)
     if found is None:
         return None
-    of_one = [why_one_of_several(Path(file.path)) for file in found.files.values()]
+    of_one = [rank_evidence(Path(file.path)) for file in found.files.values()]
     return replace(
         found,
         one_of_several=next(filter(None, of_one), ""),
@@ -187,16 +205,20 @@ def _scan_described(
 
 
 def _choose_files(
-    root: Path, pattern: str | None, step: str | None, notes: list[Note], without: Without
+    root: Path,
+    pattern: str | None,
+    step: str | None,
+    notes: list[Note],
+    empty_ranks: EmptyRanks,
 ) -> tuple[Mapping[int, Path], str | None]:
-    """Return the file of each rank, and the step; ranks without a file are added to ``without``."""
+    """Return the file of each rank, and the step; ``empty_ranks`` gets the ranks without a file."""
     if pattern is None:
-        found = list_rank_files(root, notes, without)
+        found = list_rank_files(root, notes, empty_ranks)
     else:
-        found = list_by_pattern(root, pattern, without)
+        found = list_by_pattern(root, pattern, empty_ranks)
         raise_all(error for item in found for error in _refusals(item.path))
     if step is None:
-        found = set_backups_aside(found, notes)
+        found = drop_backups(found, notes)
     try:
         return choose_step(str(root), found, step, notes)
     except PlanError as error:
@@ -227,17 +249,17 @@ def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
         files,
         notes=tuple(notes),
         problems=problems,
-        one_of_several=why_one_of_several(path),
+        one_of_several=rank_evidence(path),
     )
 
 
-def why_one_of_several(path: Path) -> str:
+def rank_evidence(path: Path) -> str:
     """Return what shows that a file holds the tensors of one of several ranks; "" if nothing does.
 
     A link is judged by its own path and by that of its target.
     """
     for one in dict.fromkeys((path.absolute(), path.resolve())):
-        folder, beside = siblings(one)
+        folder, beside = sibling_rank_folders(one)
         if beside:
             return f"beside {folder} lie {shorten(beside, 3)}"
         match = RANK_IN_NAME.search(one.name) or RANK_IN_NAME.fullmatch(one.parent.name)
@@ -261,9 +283,9 @@ def _refusals(path: Path) -> Iterator[FormatError]:
 
 def _problems(whole: Path, files: Iterable[Path] = ()) -> Iterator[str]:
     """Yield the problems of a folder or file, or of the chosen files, that are not complete."""
-    saves = [unfinished_save(path) for path in (whole, *files)]
+    saves = [find_unfinished_save(path) for path in (whole, *files)]
     for save in dict.fromkeys(filter(None, saves)):
-        yield on_unfinished_save(save)
+        yield describe_unfinished_save(save)
     reason = incomplete_reason(whole)
     yield from on_half_written(whole) if reason is None else [reason]
 

@@ -90,7 +90,7 @@ def note_index(path: Path) -> Iterator[Note]:
     indexes = [name for name in beside if is_index_name(name)]
     if indexes:
         text = f"{path}: one file, taken for the whole, though beside it lies {indexes[0]}"
-        yield Note("passed over", text)
+        yield Note("skipped", text)
 
 
 def _read_catalog(src: str, root: Path, indexes: list[WeightIndex], key: Secret | None) -> Catalog:
@@ -185,7 +185,7 @@ def _notes(
         if format_of_suffix(path.name) is not None and path.name not in named
     ]
     if others:
-        yield Note("passed over", f"{root}: passed over {shorten(others)}, not in the index")
+        yield Note("skipped", f"{root}: passed over {shorten(others)}, not in the index")
     tensors = {name: tensor.meta for file in files for name, tensor in file.tensors.items()}
     for index in indexes:
         total = sum(meta.nbytes for name, meta in tensors.items() if name in index.files)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpttool.discovery.file_names import Found, Step, is_wanted, label_of, run_of, step_of
+from ckpttool.discovery.file_names import RankFile, Step, is_wanted, label_of, run_of, step_of
 from ckpttool.discovery.leftovers import note_occasion
 from ckpttool.errors import FormatError, PlanError, StepError
 from ckpttool.formats.strict_json import read_json_object
@@ -28,7 +28,7 @@ Groups = Mapping[str, Mapping[int, Path]]  # common part of the names -> rank ->
 
 
 def choose_step(
-    src: str, found: list[Found], wanted: str | None, notes: list[Note]
+    src: str, found: list[RankFile], wanted: str | None, notes: list[Note]
 ) -> tuple[Mapping[int, Path], str | None]:
     """Return one file for each rank, all of one step, and the step's label.
 
@@ -114,7 +114,7 @@ def _record_notes(chosen: Groups, best: str, records: Mapping[int, LastSave]) ->
         yield Note("unfinished", f"{text} another run; passed over (--step takes it)")
     if others:
         text = f"{shorten(others)}: of another run than meta.json records; passed over"
-        yield Note("passed over", f"{text} (--step takes it)")
+        yield Note("skipped", f"{text} (--step takes it)")
 
 
 def _check_rivals(src: str, chosen: Groups, best: str) -> None:
@@ -151,7 +151,7 @@ def _choice_notes(
     if newest != best:
         without = format_ranks([rank for rank in ranks if rank not in chosen[newest]])
         text = f"step {label_of(best)}, the newest that every rank has "
-        yield Note("older step", f"{text}(step {label_of(newest)} is not in {without})")
+        yield Note("older_step", f"{text}(step {label_of(newest)} is not in {without})")
     elif len(chosen) > 1:
         yield Note("step", f"step {label_of(best)}, the newest of {len(chosen)}")
     if records:
@@ -160,7 +160,7 @@ def _choice_notes(
         yield Note("unfinished", text)
 
 
-def _group_by_name(found: list[Found], count: int) -> Groups:
+def _group_by_name(found: list[RankFile], count: int) -> Groups:
     """Group the files of all ranks that were saved together, by their common name.
 
     A number at the end of a name, or before its step, may be the rank (``checkpoint_3.h5``) or
@@ -191,10 +191,13 @@ class LastSave:
 
     def is_of_run(self, path: Path) -> bool:
         """Return whether the same training run saved a file of this rank, in the same format."""
-        return (run_of(path.name), path.suffix) == (run_of(self.name), Path(self.name).suffix)
+        return (run_of(path.name), path.suffix) == (
+            run_of(self.name),
+            Path(self.name).suffix,
+        )
 
 
-def _read_last_saves(found: Iterable[Found], notes: list[Note]) -> Mapping[int, LastSave]:
+def _read_last_saves(found: Iterable[RankFile], notes: list[Note]) -> Mapping[int, LastSave]:
     """Return rank to record; broken records are left out, with a note."""
     records = {}
     broken: dict[int, FormatError] = {}

@@ -14,17 +14,17 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from ckpttool.concurrency import Threads, result_of
-from ckpttool.errors import FormatError, UnreadableError, UnsupportedError, reason_of
+from ckpttool.concurrency import Threads, wait_result
+from ckpttool.errors import FormatError, UnreadableError, UnsupportedError, describe_os_error
 from ckpttool.formats.base import ChecksumPart, Format, FormatWithChecksum
 from ckpttool.formats.encryption import mode_of
-from ckpttool.formats.foreign import recognise
+from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.reading import open_file
 from ckpttool.formats.sandbox import Sandbox
 from ckpttool.model.tensors import FileIndex, Secret, SharedHeader, refuse_shared_extents
 
 if TYPE_CHECKING:
-    from ckpttool.formats.header_cache import Twins
+    from ckpttool.formats.header_cache import HeaderCache
 
 # Modules are imported when they are needed: h5py takes longer to load than all the rest.
 # The first of the suffixes is the one that is written.
@@ -126,15 +126,15 @@ def read_indexes(
     reads all HDF5 files.  ``on_progress`` is called with the number of files that were read, and
     of all.
     """
-    from ckpttool.formats.header_cache import Twins
+    from ckpttool.formats.header_cache import HeaderCache
 
     secret = Secret(key) if isinstance(key, bytes) else key
     waiting = list(paths)
-    twins = Twins()
+    cache = HeaderCache()
     with Sandbox() as sandbox:
 
         def read(path: str) -> FileIndex | FormatError:
-            return _read_index(path, twins, secret, sandbox)
+            return _read_index(path, cache, secret, sandbox)
 
         for path in waiting[:1]:
             index = read(path)
@@ -146,9 +146,9 @@ def read_indexes(
             for path, ahead in zip_longest(waiting[1:], waiting[1 + AHEAD :]):
                 futures.append(executor.submit(read, path))
                 if ahead is not None:
-                    executor.submit(twins.announce, ahead)
+                    executor.submit(cache.prefetch, ahead)
             while futures:
-                index = result_of(futures.popleft())
+                index = wait_result(futures.popleft())
                 on_progress(len(waiting) - len(futures), len(waiting))
                 yield index
         except BaseException:
@@ -159,21 +159,21 @@ def read_indexes(
 
 
 def _read_index(
-    path: str, twins: Twins, key: Secret | None, sandbox: Sandbox
+    path: str, cache: HeaderCache, key: Secret | None, sandbox: Sandbox
 ) -> FileIndex | FormatError:
     try:
         try:
-            return _read_known(path, twins, key, sandbox)
+            return _read_known(path, cache, key, sandbox)
         except FormatError as error:
             return _as_recognised(error)
     except OSError as error:
         error.filename = error.filename or path  # a read does not name it
-        unreadable = UnreadableError(path, None, reason_of(error))
+        unreadable = UnreadableError(path, None, describe_os_error(error))
         unreadable.__cause__ = error  # which is what counts if there is but one file
         return unreadable
 
 
-def _read_known(path: str, twins: Twins, key: Secret | None, sandbox: Sandbox) -> FileIndex:
+def _read_known(path: str, cache: HeaderCache, key: Secret | None, sandbox: Sandbox) -> FileIndex:
     """Return the header of a file of one of the formats; raise what is wrong with it."""
     from ckpttool.formats.ckpt import Ckpt
 
@@ -181,17 +181,17 @@ def _read_known(path: str, twins: Twins, key: Secret | None, sandbox: Sandbox) -
 
     def read(path: str) -> FileIndex:
         format = sandbox if name == "hdf5" else get_format(name)
-        index = Ckpt(twins).read_index(path, key) if name == "ckpt" else format.read_index(path)
+        index = Ckpt(cache).read_index(path, key) if name == "ckpt" else format.read_index(path)
         if not isinstance(index.tensors, SharedHeader):  # to those of a file that was checked
             refuse_shared_extents(index)
         return index
 
-    return read(path) if name == "ckpt" else twins.read_index(path, name, read)
+    return read(path) if name == "ckpt" else cache.read_index(path, name, read)
 
 
 def _as_recognised(error: FormatError) -> FormatError:
     """Return an error that names the kind of a file that is recognised as no checkpoint."""
-    other = None if isinstance(error, UnsupportedError) else recognise(error.path)
+    other = None if isinstance(error, UnsupportedError) else identify_foreign(error.path)
     if other is None:
         return error
     return UnsupportedError(error.path, None, other.refusal)

@@ -1,26 +1,22 @@
-"""Files that lie beside checkpoints, or are taken for one, recognised by what is in them.
+"""Files beside checkpoints that are not checkpoints: what kind each is, and what two kinds say.
 
-The keys of a JSON document show its kind; archives, gzip and PyTorch's pickles before 1.6 are
-recognised by their first bytes.  A later file of PyTorch is an archive whose first file is
-``NAME/data.pkl``.  The others are protobuf messages without a mark of their own, which their fields
-tell apart::
+Kinds
+-----
+A JSON document shows its kind by its keys.  Archives, gzip and PyTorch's pickles before 1.6 begin
+with fixed bytes.  A later file of PyTorch is an archive whose first file is ``NAME/data.pkl``.  The
+others are protobuf messages without a magic number; their first fields differ::
 
     graph       1 a number, then 4 a message     ``{prefix}-graph.meta``, anf_ir ``ModelProto``
     strategy    1 a number, then 2 and 3         ``ParallelStrategyMap``
     mindir      1 a version like "1.1", 2 text   mind_ir ``ModelProto``, an exported model
-    group_info  1 groups and 2 ranks             see `ckpttool.formats.foreign`
+    group_info  1 groups and 2 ranks             see below
 
-A file of any other kind is only said to be no checkpoint.
+A file of any other kind is not identified.
 
-Source
-------
-MindSpore 2.10 ``train/anf_ir.proto``, ``train/mind_ir.proto``, ``utils/node_strategy.proto``.
-
-Group information: the communication groups of one rank, and whose checkpoint can replace its.
-
-Bytes
------
-The protobuf message ``mindspore.straspb.ParallelGroupMap``; repeated numbers come packed or not::
+Group information
+-----------------
+The communication groups of one rank, and the ranks whose checkpoint can replace its own.  It is the
+protobuf message ``mindspore.straspb.ParallelGroupMap``; repeated numbers come packed or not::
 
     1 parallel_group_item            one for each group
         1 group_name                 "{size}-{hash}", perhaps with a word behind it
@@ -28,21 +24,14 @@ The protobuf message ``mindspore.straspb.ParallelGroupMap``; repeated numbers co
     2 ckpt_restore_rank_list         MUST be there
         1 dim                        ranks whose checkpoint holds the same as this rank's
 
-Nothing in the file says which rank wrote it.  Fields of other numbers are errors: a checkpoint, a
-strategy and a graph are protobuf messages, too, and this one has no mark of its own.
+Nothing in the file says which rank wrote it.  Fields of other numbers are errors: checkpoints,
+strategies and graphs are protobuf messages, too.
 
-Source
-------
-MindSpore 2.10 ``utils/node_strategy.proto``, ``parallel/_parallel_serialization.py``
-(``_restore_group_info_list``); written to ``GROUP_INFO_FILE``.
-
-Rank tables (``rank_table_8pcs.json``): which device of which server each rank ran on.
-
-A table only labels the ranks that ``inspect`` shows, so it is read and not checked.
-
-Form
-----
-A JSON object in one of two forms; numbers come as numbers or, mostly, as decimal strings::
+Rank tables
+-----------
+``rank_table_8pcs.json`` says which device of which server each rank ran on.  It only labels the
+ranks that ``inspect`` shows, so it is read and not checked.  A JSON object in one of two forms;
+numbers come as numbers or, mostly, as decimal strings::
 
     {"version": "1.0", "status": "completed", "server_count": "1",
      "server_list": [{"server_id": "10.155.111.140",
@@ -59,7 +48,9 @@ Other keys are skipped.  No rank comes twice.
 
 Source
 ------
-Ascend CANN documentation, "Rank Table Configuration", templates 1 and 2; the
+MindSpore 2.10 ``train/anf_ir.proto``, ``train/mind_ir.proto``, ``utils/node_strategy.proto`` and
+``parallel/_parallel_serialization.py`` (``_restore_group_info_list``; MindSpore writes the file to
+``GROUP_INFO_FILE``).  Ascend CANN documentation, "Rank Table Configuration", templates 1 and 2; the
 ``rank_table_8pcs.json`` of MindSpore's tutorials for 0.x and 1.x.
 """
 
@@ -75,15 +66,28 @@ from ckpttool.formats.reading import open_file
 from ckpttool.formats.strict_json import parse_json, read_json_object
 from ckpttool.formats.wire import LENGTH, VARINT, Field, WireReader
 
-HEAD_BYTES = 64 << 10  # a hand-written strategy whose key stands behind more comments is not found
-JSON_BYTES = 16 << 20  # a larger document is not recognised
-VERSION = re.compile(rb"\d+(\.\d+)+")
-VERSION_BYTES = 40
-BY_HAND = re.compile(rb"^[\"']?ckpttool_strategy[\"']?\s*:", re.MULTILINE)
+_HEAD_BYTES = 64 << 10  # a hand-written strategy is identified if its key is in these
+_MAX_JSON_BYTES = 16 << 20  # a larger document is not identified
+_MAX_VERSION_BYTES = 40
+_MAX_TABLE_BYTES = 16 << 20  # of a rank table: a hundred bytes a device, more than any cluster
+
+_ARCHIVE = b"PK\3\4"  # header of the first file: at byte 26 the length of its name, at 30 the name
+_GZIP = b"\x1f\x8b"
+_OLD_PYTORCH = bytes.fromhex("80 02 8a 0a 6c fc 9c 46 f9 20 6a a8 50 19 2e")  # a pickled number
+_VERSION = re.compile(rb"\d+(\.\d+)+")
+_HANDWRITTEN = re.compile(rb"^[\"']?ckpttool_strategy[\"']?\s*:", re.MULTILINE)
+_JSON_KEYS: Mapping[str, frozenset[str]] = {  # kind of a JSON document -> it has one of these keys
+    "rank_table": frozenset(("server_list", "group_list", "server_group_list")),
+    "strategy": frozenset(("parallel_layout_item", "parallel_strategy_item", "ckpttool_strategy")),
+    "index": frozenset(("weight_map",)),
+}
+
+
+# -------------------------------------------------------------------------------------------- kinds
 
 
 @dataclass(frozen=True, slots=True)
-class Other:
+class ForeignKind:
     """A kind of file that is not read as a checkpoint.
 
     Attributes
@@ -93,7 +97,7 @@ class Other:
     noun
         What it is, for messages.
     remedy
-        What to do who gave it for a checkpoint.
+        What to do instead, for a user who named it as a checkpoint.
     """
 
     kind: str
@@ -102,96 +106,94 @@ class Other:
 
     @property
     def refusal(self) -> str:
-        """Why it is not read, and what to do."""
+        """The reason why it is not read, and the remedy."""
         return f"{self.noun}, {self.remedy}"
 
 
-_CHECKPOINT = "not a checkpoint; name the checkpoint"
+_NOT_CHECKPOINT = "not a checkpoint; name the checkpoint"
 _CONVERT = "not a checkpoint; of another program, save it there as safetensors"
 _PYTORCH = (
     "not read; load it with PyTorch and save it as safetensors (safetensors.torch.save_file, or "
     "save_pretrained of Transformers)"
 )
-OTHERS = {
-    other.kind: other
-    for other in (
-        Other("graph", "a graph that MindSpore dumped beside a checkpoint", _CHECKPOINT),
-        Other("mindir", "an exported model (MindIR)", f"{_CHECKPOINT} that it was made from"),
-        Other("strategy", "a strategy file", f"{_CHECKPOINT}, and give this with -s or -d"),
-        Other("group_info", "group information", f"{_CHECKPOINT}; inspect shows this"),
-        Other("rank_table", "a rank table", f"{_CHECKPOINT}; inspect shows this"),
-        Other("index", "an index of checkpoint files", "not a checkpoint; name its folder"),
-        Other("pytorch", "a checkpoint of PyTorch", _PYTORCH),
-        Other("archive", "a ZIP archive, as NumPy writes them", _CONVERT),
-        Other("gzip", "compressed with gzip", "not a checkpoint; unpack it with gunzip"),
+FOREIGN_KINDS = {
+    kind.kind: kind
+    for kind in (
+        ForeignKind("graph", "a graph that MindSpore dumped beside a checkpoint", _NOT_CHECKPOINT),
+        ForeignKind(
+            "mindir", "an exported model (MindIR)", f"{_NOT_CHECKPOINT} that it was made from"
+        ),
+        ForeignKind(
+            "strategy", "a strategy file", f"{_NOT_CHECKPOINT}, and give this with -s or -d"
+        ),
+        ForeignKind("group_info", "group information", f"{_NOT_CHECKPOINT}; inspect shows this"),
+        ForeignKind("rank_table", "a rank table", f"{_NOT_CHECKPOINT}; inspect shows this"),
+        ForeignKind("index", "an index of checkpoint files", "not a checkpoint; name its folder"),
+        ForeignKind("pytorch", "a checkpoint of PyTorch", _PYTORCH),
+        ForeignKind("archive", "a ZIP archive, as NumPy writes them", _CONVERT),
+        ForeignKind("gzip", "compressed with gzip", "not a checkpoint; unpack it with gunzip"),
     )
 }
 
-KEYS: Mapping[str, frozenset[str]] = {  # of JSON documents, each of which has one of these
-    "rank_table": frozenset(("server_list", "group_list", "server_group_list")),
-    "strategy": frozenset(("parallel_layout_item", "parallel_strategy_item", "ckpttool_strategy")),
-    "index": frozenset(("weight_map",)),
-}
-ARCHIVE = b"PK\3\4"  # the header of its first file: length of the name at 26, the name at 30
-GZIP = b"\x1f\x8b"
-OLD_PYTORCH = bytes.fromhex("80 02 8a 0a 6c fc 9c 46 f9 20 6a a8 50 19 2e")  # a pickled number
 
-
-def recognise(path: str) -> Other | None:
-    """Return the kind of a file that is not a checkpoint; None if it is not recognised.
-
-    Meant for a file that could not be read as a checkpoint; of one that can be it tells nothing.
-    """
+def identify_foreign(path: str) -> ForeignKind | None:
+    """Return the kind of a file that could not be read as a checkpoint; None if not identified."""
     with open_file(path) as file:
-        head = file.read(HEAD_BYTES)
+        head = file.read(_HEAD_BYTES)
         if head.lstrip()[:1] == b"{":
-            return OTHERS.get(_json_kind(head + file.read(JSON_BYTES)))
-    if head.startswith(ARCHIVE):
+            return FOREIGN_KINDS.get(_json_kind(head + file.read(_MAX_JSON_BYTES)))
+    if head.startswith(_ARCHIVE):
         name = head[30 : 30 + int.from_bytes(head[26:28], "little")]
-        return OTHERS["pytorch" if name.endswith(b"/data.pkl") else "archive"]
-    if head.startswith(GZIP):
-        return OTHERS["gzip"]
-    if head.startswith(OLD_PYTORCH):
-        return OTHERS["pytorch"]
-    if BY_HAND.search(head):
-        return OTHERS["strategy"]
+        return FOREIGN_KINDS["pytorch" if name.endswith(b"/data.pkl") else "archive"]
+    if head.startswith(_GZIP):
+        return FOREIGN_KINDS["gzip"]
+    if head.startswith(_OLD_PYTORCH):
+        return FOREIGN_KINDS["pytorch"]
+    if _HANDWRITTEN.search(head):
+        return FOREIGN_KINDS["strategy"]
     try:
-        return OTHERS.get(_message_kind(path))
+        return FOREIGN_KINDS.get(_message_kind(path))
     except FormatError:
         return None
 
 
 def _json_kind(data: bytes) -> str:
-    """Return the kind of a JSON document, from its keys; an empty string if none is known."""
+    """Return the kind of a JSON document, from its keys; "" for other keys."""
     try:
         document = parse_json(data)
     except ValueError:
         return ""
     keys = set(document) if isinstance(document, dict) else set()
-    return next((kind for kind, marks in KEYS.items() if keys & marks), "")
+    return next((kind for kind, marks in _JSON_KEYS.items() if keys & marks), "")
 
 
 def _message_kind(path: str) -> str:
-    """Return the kind of a protobuf message, from its first fields; empty if none is known."""
+    """Return the kind of a protobuf message, from its first fields; "" for other fields.
+
+    Raises
+    ------
+    FormatError
+        The message is damaged, or of none of the kinds.
+    """
     with WireReader(path) as reader:
         fields = list(islice(reader.fields(0, reader.size), 5))
         if fields and (fields[0].number, fields[0].wire_type) == (1, VARINT):
             numbers = {field.number for field in fields[1:] if field.wire_type == LENGTH}
             return "graph" if 4 in numbers else "strategy" if numbers & {2, 3} else ""
         for number, _, _, start, stop in fields[:1]:
-            is_short = number == 1 and stop - start < VERSION_BYTES
-            if is_short and VERSION.fullmatch(reader.read(start, stop)):
+            is_short = number == 1 and stop - start < _MAX_VERSION_BYTES
+            if is_short and _VERSION.fullmatch(reader.read(start, stop)):
                 return "mindir"
     read_group_info(path)
     return "group_info"
 
 
-MAX_NAME_BYTES = 1 << 20  # a name is read into memory; none in the field comes near
+# -------------------------------------------------------------------------------- group information
 
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
-    """What the file says.
+    """The communication groups of one rank.
 
     Attributes
     ----------
@@ -206,12 +208,12 @@ class GroupInfo:
 
 
 def read_group_info(path: str) -> GroupInfo:
-    """Return the groups in a file.
+    """Return the group information in a file.
 
     Raises
     ------
     FormatError
-        It is not what the format says.
+        It is not group information.
     OSError
         It cannot be opened or read.
     """
@@ -231,11 +233,12 @@ def read_group_info(path: str) -> GroupInfo:
 
 
 def _read_group(reader: WireReader, group: Field) -> tuple[str, tuple[int, ...]]:
+    """Return the name and the ranks of a group."""
     name: str | None = None
     ranks: tuple[int, ...] | None = None
     for field in reader.fields(group.start, group.stop):
         if field.number == 1:
-            name = reader.text(field, MAX_NAME_BYTES)
+            name = reader.text(field)
         elif field.number == 2 and field.wire_type == LENGTH:
             ranks = _read_ranks(reader, field)
         else:
@@ -254,12 +257,12 @@ def _read_ranks(reader: WireReader, message: Field) -> tuple[int, ...]:
     return tuple(ranks)
 
 
-MAX_BYTES = 16 << 20  # a hundred bytes a device: more than any cluster
+# -------------------------------------------------------------------------------------- rank tables
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The device that a rank ran on; ``ip`` is None if the table does not have it."""
+    """The device that a rank ran on; ``ip`` is None if the table lacks it."""
 
     rank: int
     server: str
@@ -269,7 +272,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class RankTable:
-    """What a rank table says: its version, None in the second form, and devices by rank."""
+    """A rank table: its version (None in the second form) and its devices, ordered by rank."""
 
     version: str | None
     devices: tuple[Device, ...]
@@ -286,13 +289,13 @@ def read_rank_table(path: str) -> RankTable:
     Raises
     ------
     FormatError
-        It is not what the format says.
+        It is not a rank table.
     OSError
         It cannot be opened or read.
     """
-    table = read_json_object(path, MAX_BYTES)
+    table = read_json_object(path, _MAX_TABLE_BYTES)
     try:
-        devices = sorted(_devices(table), key=lambda device: device.rank)
+        devices = sorted(_table_devices(table), key=lambda device: device.rank)
     except ValueError as error:
         raise FormatError(path, None, f"a rank table: {error}") from error
     if len({device.rank for device in devices}) < len(devices):
@@ -301,22 +304,23 @@ def read_rank_table(path: str) -> RankTable:
     return RankTable(version if isinstance(version, str) else None, tuple(devices))
 
 
-def _devices(table: Mapping[str, object]) -> Iterator[Device]:
+def _table_devices(table: Mapping[str, object]) -> Iterator[Device]:
+    """Yield the devices of a rank table in either form."""
     if "server_list" in table:
         for server in _entries(table, "server_list"):
             for device in _entries(server, "device"):
-                yield _device(device, server, device)
+                yield _table_device(device, server, device)
         return
     for group in _entries(table, "group_list"):
         for instance in _entries(group, "instance_list"):
             for device in _entries(instance, "devices"):
-                yield _device(instance, instance, device)
+                yield _table_device(instance, instance, device)
 
 
-def _device(
+def _table_device(
     rank: Mapping[str, object], server: Mapping[str, object], device: Mapping[str, object]
 ) -> Device:
-    """Return the device of a rank; the arguments are the entries that have the key."""
+    """Return the device of a rank from the entries that hold its rank, its server and itself."""
     return Device(
         _number(rank, "rank_id" if "rank_id" in rank else "pod_name"),
         str(server.get("server_id", "")),
@@ -326,7 +330,7 @@ def _device(
 
 
 def _entries(entry: Mapping[str, object], key: str) -> list[dict[str, object]]:
-    """Return the objects of a list."""
+    """Return the value of a key: a list of objects."""
     value = entry.get(key)
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise ValueError(f"{key}: expected a list of objects, found {value!r:.40}")
@@ -334,7 +338,7 @@ def _entries(entry: Mapping[str, object], key: str) -> list[dict[str, object]]:
 
 
 def _number(entry: Mapping[str, object], key: str) -> int:
-    """Return a number, spelled as one or as a decimal string."""
+    """Return the value of a key: a number or a decimal string."""
     value = entry.get(key)
     if not str(value).isdecimal() or not isinstance(value, int | str):
         raise ValueError(f"{key}: expected a number, found {value!r:.40}")

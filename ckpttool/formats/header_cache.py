@@ -23,7 +23,7 @@ MOST_BYTES = 8 << 20  # of all of them; a usual one has 100 to 400 bytes for eac
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _Header:
     """The tensors of a file, and its bytes that are not their contents: where, and which."""
 
     tensors: Mapping[str, StoredTensor]
@@ -32,16 +32,16 @@ class _Known:
     attrs: Mapping[str, str]
 
 
-class Twins:
+class HeaderCache:
     """Headers that were read before.  Threads may share it."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, int], _Known] = {}  # by format and where the header ends
-        self._of_size: dict[int, _Known] = {}  # by size of the file
+        self._headers: dict[tuple[str, int], _Header] = {}  # by format and where the header ends
+        self._by_size: dict[int, _Header] = {}  # by size of the file
         self._free = MOST_BYTES
-        self._announced: set[str] = set()
+        self._prefetched: set[str] = set()
 
-    def announce(self, path: str) -> None:
+    def prefetch(self, path: str) -> None:
         """Ask the disk to fetch what will be compared of a file.
 
         Call it for a file some files ahead of the one that is read, so that the disk has many
@@ -50,10 +50,10 @@ class Twins:
         with suppress(OSError):  # which is raised when the file is read
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                known = self._of_size.get(os.fstat(fd).st_size)
-                if known is not None:
-                    self._announced.add(path)
-                    for start, gap in zip(known.starts, known.gaps, strict=True):
+                header = self._by_size.get(os.fstat(fd).st_size)
+                if header is not None:
+                    self._prefetched.add(path)
+                    for start, gap in zip(header.starts, header.gaps, strict=True):
                         os.posix_fadvise(fd, start, len(gap), os.POSIX_FADV_WILLNEED)
             finally:
                 os.close(fd)
@@ -64,32 +64,32 @@ class Twins:
         For formats whose header says of all bytes of a file what they are.
         """
         with WireReader(path) as reader:
-            known = self._find(format, reader, reader.size)
-            if known is not None:
-                tensors = SharedHeader(known.tensors, StoredFile(path, reader.stamp))
+            header = self._lookup(format, reader, reader.size)
+            if header is not None:
+                tensors = SharedHeader(header.tensors, StoredFile(path, reader.stamp))
                 stamps = {path: reader.stamp}
-                return FileIndex(path, format, reader.size, tensors, known.attrs, stamps=stamps)
+                return FileIndex(path, format, reader.size, tensors, header.attrs, stamps=stamps)
             index = read(path)
             demand_same(path, index.stamps[path], reader.stamp)
-            self.remember(format, reader, reader.size, index.tensors, index.attrs)
+            self.store(format, reader, reader.size, index.tensors, index.attrs)
         return index
 
-    def find(self, format: str, reader: WireReader, end: int) -> SharedHeader | None:
+    def lookup(self, format: str, reader: WireReader, end: int) -> SharedHeader | None:
         """Return the tensors of a file if it equals one before in all bytes but contents."""
-        known = self._find(format, reader, end)
-        if known is None:
+        header = self._lookup(format, reader, end)
+        if header is None:
             return None
-        return SharedHeader(known.tensors, StoredFile(reader.path, reader.stamp))
+        return SharedHeader(header.tensors, StoredFile(reader.path, reader.stamp))
 
-    def _find(self, format: str, reader: WireReader, end: int) -> _Known | None:
-        known = self._known.get((format, end))
-        if known is None:
+    def _lookup(self, format: str, reader: WireReader, end: int) -> _Header | None:
+        header = self._headers.get((format, end))
+        if header is None:
             return None
-        if reader.path not in self._announced:
-            self.announce(reader.path)
-        return known if reader.has(known.starts, known.gaps) else None
+        if reader.path not in self._prefetched:
+            self.prefetch(reader.path)
+        return header if reader.has(header.starts, header.gaps) else None
 
-    def remember(
+    def store(
         self,
         format: str,
         reader: WireReader,
@@ -100,14 +100,14 @@ class Twins:
         """Remember what a file says up to byte ``end``."""
         gaps = list(_gaps(tensors, end))
         nbytes = sum(stop - start for start, stop in gaps)
-        before = self._known.get((format, end))  # which is forgotten for it
+        before = self._headers.get((format, end))  # which is forgotten for it
         free = self._free + (0 if before is None else sum(map(len, before.gaps)))
-        if len(self._known) < MOST and nbytes <= free:
+        if len(self._headers) < MOST and nbytes <= free:
             self._free = free - nbytes
             starts = array("q", (start for start, _ in gaps))
             parts = tuple(reader.read(start, stop) for start, stop in gaps)
-            known = _Known(tensors, starts, parts, attrs)
-            self._known[format, end] = self._of_size[reader.size] = known
+            header = _Header(tensors, starts, parts, attrs)
+            self._headers[format, end] = self._by_size[reader.size] = header
 
 
 def _gaps(tensors: Mapping[str, StoredTensor], end: int) -> Iterator[tuple[int, int]]:

@@ -27,7 +27,7 @@ from ckpttool.errors import CkptToolError, FormatError
 from ckpttool.model.tensors import (
     Extent,
     FileIndex,
-    SourceStamp,
+    FileStamp,
     StoredFile,
     StoredTensor,
     TensorMeta,
@@ -212,7 +212,7 @@ def set_cpu_limit(seconds: float = CPU_SECONDS) -> None:
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
-def read_hdf5(path: str) -> tuple[SourceStamp, list[_Row]]:
+def read_hdf5(path: str) -> tuple[FileStamp, list[_Row]]:
     """Return what an HDF5 header says; each object of the file has the time of `set_cpu_limit`.
 
     Tuples, because pickling a `FileIndex` takes a quarter of the time that reading it takes.

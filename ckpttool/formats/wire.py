@@ -23,10 +23,11 @@ from typing import NamedTuple, Protocol
 
 from ckpttool.errors import FormatError
 from ckpttool.formats.reading import open_source, stamp_of
-from ckpttool.model.tensors import SourceStamp
+from ckpttool.model.tensors import FileStamp
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
+MAX_NAME_BYTES = 1 << 20  # a name is read into memory; real names are far shorter
 WINDOW_BYTES = 4096  # one read fetches the headers of a record and of the small tensors behind it
 
 
@@ -56,7 +57,7 @@ class ByteSource(Protocol):
     """
 
     size: int
-    stamp: SourceStamp
+    stamp: FileStamp
 
     def pread(self, nbytes: int, offset: int) -> bytes:
         """Return up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
@@ -70,7 +71,7 @@ class ByteSource(Protocol):
 class PlainFile:
     """The bytes of a file as they are; see `open_source`."""
 
-    def __init__(self, path: str, stamp: SourceStamp | None = None) -> None:
+    def __init__(self, path: str, stamp: FileStamp | None = None) -> None:
         self._file = open_source(path, stamp)
         self._path, self._fd = path, self._file.fileno()
         self.stamp = stamp_of(self._fd)
@@ -110,7 +111,7 @@ class WireReader:
     """
 
     def __init__(
-        self, path: str, source: ByteSource | None = None, stamp: SourceStamp | None = None
+        self, path: str, source: ByteSource | None = None, stamp: FileStamp | None = None
     ) -> None:
         self.path = path
         self._source = source or PlainFile(path, stamp)
@@ -227,12 +228,14 @@ class WireReader:
             values.append(_signed(value))
         return values
 
-    def text(self, field: Field, limit: int) -> str:
-        """Return the UTF-8 string of a field of at most ``limit`` bytes."""
+    def text(self, field: Field) -> str:
+        """Return the UTF-8 string of a field of at most `MAX_NAME_BYTES` bytes."""
         start = self._payload(field)
-        if field.stop - start > limit:
+        if field.stop - start > MAX_NAME_BYTES:
             raise FormatError(
-                self.path, start, f"a name of {field.stop - start} bytes; {limit} are the most"
+                self.path,
+                start,
+                f"a name of {field.stop - start} bytes; {MAX_NAME_BYTES} are the most",
             )
         data = self.read(start, field.stop)
         try:

@@ -17,8 +17,8 @@ class Note:
     ----------
     kind
         One of ``"absent"``, ``"checksum"``, ``"corrected"``, ``"doubt"``, ``"dropped"``,
-        ``"encryption"``, ``"follows"``, ``"format"``, ``"ignored"``, ``"older step"``,
-        ``"part"``, ``"passed over"``, ``"replica"``, ``"step"``, ``"strategy"``,
+        ``"encryption"``, ``"follows"``, ``"format"``, ``"ignored"``, ``"older_step"``,
+        ``"part"``, ``"skipped"``, ``"replica"``, ``"step"``, ``"strategy"``,
         ``"undivided"``, ``"unfinished"``, ``"unlisted"``, ``"zero"``.
     text
         A sentence for people.

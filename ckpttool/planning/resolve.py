@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from ckpttool.concurrency import InlineExecutor, result_of
+from ckpttool.concurrency import InlineExecutor, wait_result
 from ckpttool.discovery.sharded_files import scan_indexed
 from ckpttool.errors import CkptToolError, CombinedError, PlanError
 from ckpttool.formats.weight_index import MAP_NAME
@@ -356,7 +356,7 @@ def _group_ranks(
     }
     groups: dict[str, dict[Sample, list[int]]] = defaultdict(dict)
     for (name, rank), future in futures.items():
-        groups[name].setdefault(result_of(future), []).append(rank)
+        groups[name].setdefault(wait_result(future), []).append(rank)
     return groups
 
 
@@ -380,7 +380,7 @@ def find_running(
     return frozenset(
         name
         for name, of_ranks in futures.items()
-        if all(result_of(one) >= least[name] for one in of_ranks)
+        if all(wait_result(one) >= least[name] for one in of_ranks)
     )
 
 

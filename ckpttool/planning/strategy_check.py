@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
-from ckpttool.concurrency import result_of
+from ckpttool.concurrency import wait_result
 from ckpttool.errors import FormatError
 from ckpttool.formats.reading import read_file
 from ckpttool.model.catalog import Catalog, RankCatalog, SelfDescribedCatalog
@@ -153,7 +153,7 @@ def _sample(tensors: Iterable[StoredTensor], executor: Executor) -> Mapping[Stor
     futures = [(wanted, executor.submit(take_samples, wanted)) for wanted in by_path.values()]
     taken: dict[StoredTensor, Sample] = {}
     for wanted, future in futures:
-        samples = result_of(future)
+        samples = wait_result(future)
         taken.update(zip(wanted, samples, strict=True))
     return taken
 
@@ -231,7 +231,7 @@ def _is_whole(slicing: Slicing, held: Mapping[int, Sample]) -> bool:
     )
 
 
-def _alike(one: Looked, is_by_hand: bool) -> tuple[tuple[int, ...], ...]:
+def _alike(one: Looked, is_handwritten: bool) -> tuple[tuple[int, ...], ...]:
     """Ranks that should hold different slices and hold the same, group by group.
 
     Slices whose elements are all equal tell nothing, but by hand even those are looked at if all of
@@ -243,7 +243,7 @@ def _alike(one: Looked, is_by_hand: bool) -> tuple[tuple[int, ...], ...]:
         for sample in set(samples.values()):
             slices[sample] += 1
             ranks[sample] += samples
-    are_all = is_by_hand and len(slices) == 1
+    are_all = is_handwritten and len(slices) == 1
     return tuple(
         tuple(sorted(ranks[sample]))
         for sample, number in slices.items()
@@ -386,7 +386,7 @@ def _stages_that_differ(
     futures = [tuple(executor.submit(sample_box, source) for source in pair) for pair in pairs]
     differing: dict[tuple[range, range], list[str]] = defaultdict(list)
     for (mine, other), pair in zip(pairs, futures, strict=True):
-        first, second = (result_of(future) for future in pair)
+        first, second = (wait_result(future) for future in pair)
         if first != second:
             differing[mine.layout.ranks, other.layout.ranks].append(mine.meta.name)
     return [

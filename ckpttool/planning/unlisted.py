@@ -423,4 +423,4 @@ def on_strays(strategy: Strategy, holders: Mapping[str, Sequence[int]]) -> Itera
     if strays:
         text = "held by ranks of stages, too, that the strategy does not list them for, and not "
         text += f"read there: {count(len(strays), 'parameter')}: {shorten(strays)}"
-        yield Note("passed over", text)
+        yield Note("skipped", text)

@@ -204,14 +204,14 @@ CUT_KEYS = ("axis", "parts", "device_matrix", "tensor_map", "optimizer_shard", "
 T = TypeVar("T")
 
 
-def is_by_hand(path: str) -> bool:
+def is_handwritten(path: str) -> bool:
     """Return whether a strategy file is hand-written, by its name, or by its key if it is JSON."""
     if path.endswith(YAML_SUFFIXES):
         return True
     return path.endswith(".json") and f'"{KEY}"'.encode() in read_file(path)
 
 
-def read_by_hand(path: str, listed: Strategy | None) -> Strategy:
+def read_handwritten(path: str, listed: Strategy | None) -> Strategy:
     """Return a hand-written strategy, to be resolved when the names are known.
 
     Parameters

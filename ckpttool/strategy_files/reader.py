@@ -68,7 +68,7 @@ from sys import intern
 
 from ckpttool.errors import CkptToolError, FormatError, StrategyError, raise_all
 from ckpttool.formats import format_of_content
-from ckpttool.formats.foreign import recognise
+from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.reading import open_file, read_file, why_not_a_path
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.formats.wire import LENGTH, VARINT, Field, WireReader
@@ -76,9 +76,8 @@ from ckpttool.model.diagnostics import Note
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy, join_stages
 from ckpttool.model.wording import shorten
-from ckpttool.strategy_files.handwritten import KEY, is_by_hand, read_by_hand
+from ckpttool.strategy_files.handwritten import KEY, is_handwritten, read_handwritten
 
-MAX_NAME_BYTES = 1 << 20  # a name is read into memory; none in the field comes near
 MAX_USUAL_BYTES = 512  # of a layout that is remembered
 
 
@@ -138,7 +137,7 @@ def _read_layout_item(
     messages: list[Field] = []
     for part in _fields(reader, item):
         if part.number == 1:
-            name = reader.text(part, MAX_NAME_BYTES)
+            name = reader.text(part)
         elif part.number == 2:
             messages.append(part)
     if name is None:
@@ -305,7 +304,7 @@ def read_strategy(paths: str | Sequence[str]) -> Strategy:
     for path in _list_files([paths] if isinstance(paths, str) else paths):
         try:
             _check_size(path)
-            if is_by_hand(path):
+            if is_handwritten(path):
                 by_hand.append(path)
             else:
                 files.append(_read_file(path, known))
@@ -316,7 +315,7 @@ def read_strategy(paths: str | Sequence[str]) -> Strategy:
     raise_all(errors)
     if not by_hand:
         return _join_files(files)
-    return read_by_hand(by_hand[0], _join_files(files) if files else None)
+    return read_handwritten(by_hand[0], _join_files(files) if files else None)
 
 
 def _check_size(path: str) -> None:
@@ -463,7 +462,7 @@ def _find_merged_stage(
 
 def _what_without_layouts(path: str) -> str:
     """Return the message about a file that could be read and lists no parameters."""
-    other = recognise(path)
+    other = identify_foreign(path)
     if other is None:
         return "no parameter layouts in it"
     if other.kind != "strategy":
@@ -474,7 +473,7 @@ def _what_without_layouts(path: str) -> str:
 
 def _what_instead(path: str, error: FormatError) -> str:
     """Return the rest of the message about a file that is not a protobuf strategy."""
-    other = recognise(path)
+    other = identify_foreign(path)
     if other is not None and other.kind != "strategy":
         return f" but {other.noun}; {_OF_THE_RUN}"
     format = format_of_content(path)

@@ -262,7 +262,7 @@ def _on_others(folder: Path, outputs: Sequence[Written]) -> Iterator[Note]:
     others = files_of_others(one.rank, str(folder / one.path), ranks)
     if others:
         text = f"{shorten(others, 3)}: not of this set, so left from another run; it stays, and is "
-        yield Note("passed over", f"{text}taken for a part of it: move it away", is_warning=True)
+        yield Note("skipped", f"{text}taken for a part of it: move it away", is_warning=True)
 
 
 def _disagreements(folder: str, manifest: Path, records: Sequence[PartRecord]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from ckpttool.planning.unlisted import find_partly_held
 
 def is_told(note: Note) -> bool:
     """Whether a finding says what a note says; see `find_damage`, `find_gaps`, `check_unlisted`."""
-    return bool(note.ranks) or note.kind in ("older step", "unlisted")
+    return bool(note.ranks) or note.kind in ("older_step", "unlisted")
 
 
 def find_damage(catalog: Catalog, notes: Iterable[Note]) -> Iterator[Finding]:
@@ -38,7 +38,7 @@ def find_damage(catalog: Catalog, notes: Iterable[Note]) -> Iterator[Finding]:
 def find_gaps(catalog: Catalog, notes: Iterable[Note]) -> Iterator[Finding]:
     """What a merge would only note: missing ranks that are replaced, a newer step in pieces."""
     for note in notes:
-        if note.kind == "older step":
+        if note.kind == "older_step":
             yield Finding("step", note.text, "warning")
         elif note.ranks and not set(note.ranks) & set(catalog.damaged):
             yield Finding("missing", note.text, "warning", ranks=note.ranks)

@@ -25,7 +25,7 @@ from ckpttool.formats.sandbox import Sandbox
 from tests.strategies import examples, moves
 from tests.support.checkpoint2 import write_safetensors
 from tests.support.checkpoints import cut, noise
-from tests.support.commands import SUFFIXES, mentions, message, run, run_well
+from tests.support.commands import SUFFIXES, mentions, merged, message, refused, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.file_bytes import layout, strategy
 from tests.support.hyper_parallel import HyperSave, classes
@@ -52,25 +52,14 @@ def folder(tmp_path):
     return SAVE.write(tmp_path / "checkpoint")
 
 
-def merged(source, *words):
-    """The outcome of ``merge``, and what was said."""
-    out = source.parent / "merged.safetensors"
-    result = run_well("merge", source, "-o", out, "--overwrite", *words)
-    return read(out), message(result)
-
-
-def refused(source, code, *patterns):
-    """``merge`` ends with this code and says all of this."""
-    result = run("merge", source, "-o", source.parent / "never.h5")
-    text = message(result)
-    assert result.exit_code == code, text
-    assert not mentions(text, *patterns), text
-    return text
-
-
 # ------------------------------------------------------- what hyper-parallel itself has written
 
-REAL = sorted(path.parent for path in (GOLDEN / "hyper_parallel").glob("*/expected.npz"))
+REAL = [
+    pytest.param(
+        path.parent, id=path.parent.name, marks=pytest.mark.exhaustive if number > 1 else ()
+    )
+    for number, path in enumerate(sorted((GOLDEN / "hyper_parallel").glob("*/expected.npz")))
+]
 
 
 def expected(case):
@@ -87,7 +76,7 @@ def _entry(name, array):
     return bare, Entry("BFloat16", array.shape, bits.tobytes())
 
 
-@pytest.mark.parametrize("case", REAL, ids=lambda path: path.name)
+@pytest.mark.parametrize("case", REAL)
 class TestGolden:
     def test_merge_gives_the_full_tensors(self, case, tmp_path):
         for suffix in SUFFIXES.values():
@@ -221,6 +210,7 @@ def saves(draw, entries):
     )
 
 
+@pytest.mark.slow
 @examples(80)
 @given(moves(), st.data())
 def test_whatever_boxes_are_saved_are_merged_and_resharded(new_folder, move, data):
@@ -234,12 +224,19 @@ def test_whatever_boxes_are_saved_are_merged_and_resharded(new_folder, move, dat
     folder = new_folder()
     data.draw(saves(entries)).write(folder / "src")
     plan, destination = ckpttool.plan_merge(
-        ckpttool.scan(str(folder / "src")), None, str(folder / "m.ckpt"), "ckpt"
+        ckpttool.scan(str(folder / "src")),
+        None,
+        str(folder / "m.ckpt"),
+        output_options=ckpttool.OutputOptions("ckpt"),
     )
     execute(plan, destination, options=SMALL)
     assert read(folder / "m.ckpt") == entries
     plan, destination = ckpttool.plan_reshard(
-        ckpttool.scan(str(folder / "src")), None, move.dst, str(folder / "dst"), "ckpt"
+        ckpttool.scan(str(folder / "src")),
+        None,
+        move.dst,
+        str(folder / "dst"),
+        output_options=ckpttool.OutputOptions("ckpt"),
     )
     execute(plan, destination, options=SMALL)
     assert read_ranks(folder / "dst") == cut(entries, move.dst)
@@ -533,7 +530,9 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("protocol", range(2, 6))
+@pytest.mark.parametrize(
+    "protocol", [2, *(pytest.param(one, marks=pytest.mark.exhaustive) for one in (3, 4, 5))]
+)
 def test_nothing_that_a_pickle_names_is_imported_or_called(protocol, tmp_path):
     path, proof = tmp_path / ".metadata", tmp_path / "proof"
     for make in HOSTILE:

@@ -9,14 +9,15 @@ import shutil
 
 import pytest
 
-from ckpttool.discovery.scan import scan
-from ckpttool.errors import PlanError, UnsupportedError
+from ckpttool.discovery.scan import SourceOptions, scan
+from ckpttool.errors import UnsupportedError
 from tests.support.checkpoints import ROWS, cut, noise, strategy_of, write_ranks
 from tests.support.commands import mentions, message, run, run_well
 from tests.support.corpus import SAMPLES, assert_merged
 from tests.support.file_bytes import record
 from tests.support.mindformers_output import keep_strategies, save
 from tests.support.readers import read
+from tests.support.scans import notes_of, problems_of
 
 RUN = SAMPLES / "mp2_dp4"
 STRATEGY = ["-s", RUN / "strategy" / "strategy_0.ckpt"]
@@ -39,16 +40,6 @@ def emergency(folder, name, ranks=range(8)):
     return folder / name
 
 
-def notes(src, *kinds):
-    return [note.text for note in scan(str(src)).notes if note.kind in kinds]
-
-
-def problems(src, **how):
-    with pytest.raises(PlanError) as caught:
-        scan(str(src), **how)
-    return caught.value.problems
-
-
 # ------------------------------------------------------------------- saves that did not finish
 
 
@@ -56,7 +47,7 @@ def test_what_is_left_of_a_save_is_named_and_not_taken(ranks, tmp_path):
     for name in ("rank_3/net-2_1.tmp", "rank_6/net-2_1.tmp", "rank_0/net-2_1.h5.partial"):
         (ranks / name).write_bytes(record())
     assert scan(str(ranks)).step == "1_1"
-    (text,) = notes(ranks, "unfinished")
+    (text,) = notes_of(ranks, "unfinished")
     left = "rank_0/net-2_1.h5.partial, rank_3/net-2_1.tmp, rank_6/net-2_1.tmp"
     assert text == f"{ranks}: left over from a save that did not finish: {left}"
     result = run_well("merge", ranks, *STRATEGY, "-o", tmp_path / "full.h5")
@@ -66,7 +57,7 @@ def test_what_is_left_of_a_save_is_named_and_not_taken(ranks, tmp_path):
 
 def test_a_rank_with_nothing_but_a_leftover_is_explained(ranks):
     (ranks / "rank_3" / "net-1_1.ckpt").rename(ranks / "rank_3" / "net-1_1.tmp")
-    left, absent = notes(ranks, "unfinished", "absent")
+    left, absent = notes_of(ranks, "unfinished", "absent")
     assert left.endswith("left over from a save that did not finish: rank_3/net-1_1.tmp")
     assert absent == f"rank 3: no checkpoint file found in {ranks}"
 
@@ -74,7 +65,7 @@ def test_a_rank_with_nothing_but_a_leftover_is_explained(ranks):
 def test_a_step_that_a_rank_did_not_finish_is_explained(ranks):
     (ranks / "rank_3" / "net-1_1.ckpt").rename(ranks / "rank_3" / "net-2_1.ckpt")
     (ranks / "rank_3" / "net-1_1.tmp").touch()
-    first, second = problems(ranks)
+    first, second = problems_of(ranks)
     assert "no step is in every rank" in first
     assert "rank_3/net-1_1.tmp" in second
 
@@ -83,7 +74,7 @@ def test_leftovers_of_flat_files_are_named(tmp_path):
     for rank in range(2):
         (tmp_path / f"net_rank_{rank}-1_1.ckpt").write_bytes(record())
     (tmp_path / "net_rank_1-2_1.tmp").touch()
-    assert notes(tmp_path, "unfinished")[0].endswith("did not finish: net_rank_1-2_1.tmp")
+    assert notes_of(tmp_path, "unfinished")[0].endswith("did not finish: net_rank_1-2_1.tmp")
 
 
 @pytest.mark.parametrize(
@@ -191,7 +182,7 @@ def test_an_unfinished_emergency_save_is_never_offered(tmp_path):
         assert not mentions(message(result), "no rank folders", told)
         assert not re.search("as SRC|name one of these", message(result))
     emergency(tmp_path, "ttp_saved_checkpoints-step_7")
-    first, second = problems(tmp_path)
+    first, second = problems_of(tmp_path)
     assert first.endswith(f"name it as SRC: {tmp_path}/ttp_saved_checkpoints-step_7")
     assert not mentions(second, told)
 
@@ -201,25 +192,25 @@ def test_emergency_saves_beside_flat_files_are_named_as_well(tmp_path):
         (tmp_path / f"net_rank_{rank}-1_1.ckpt").write_bytes(record())
     emergency(tmp_path, "ttp_saved_checkpoints-step_7", [0])
     emergency(tmp_path, "ttp_saved_checkpoints-step_9_tmp", [0])
-    assert "step_7: an emergency save" in notes(tmp_path, "passed over")[0]
-    assert "step_9_tmp: an emergency save" in notes(tmp_path, "unfinished")[0]
+    assert "step_7: an emergency save" in notes_of(tmp_path, "skipped")[0]
+    assert "step_9_tmp: an emergency save" in notes_of(tmp_path, "unfinished")[0]
 
 
 def test_emergency_saves_beside_the_ranks_are_named_and_not_taken(ranks):
     emergency(ranks, "ttp_saved_checkpoints-step_7")
     emergency(ranks, "ttp_saved_checkpoints-step_9_tmp")
     assert scan(str(ranks)).step == "1_1"
-    (text,) = notes(ranks, "passed over")
+    (text,) = notes_of(ranks, "skipped")
     assert text == (
         f"{ranks}/ttp_saved_checkpoints-step_7: an emergency save of fault-tolerant training, "
         "passed over; name it as SRC to use it"
     )
-    assert "step_9_tmp: an emergency save" in notes(ranks, "unfinished")[0]
+    assert "step_9_tmp: an emergency save" in notes_of(ranks, "unfinished")[0]
 
 
 def test_if_there_is_nothing_but_an_emergency_save_the_error_names_it(tmp_path):
     folder = emergency(tmp_path, "ttp_saved_checkpoints-step_7")
-    (problem,) = problems(tmp_path)
+    (problem,) = problems_of(tmp_path)
     assert f"an emergency save may do, name it as SRC: {folder}" in problem
 
 
@@ -228,7 +219,7 @@ def test_emergency_saves_in_the_output_of_a_run_are_named(tmp_path):
     keep_strategies(tmp_path, "mp2_dp4")
     emergency(tmp_path, "ttp_saved_checkpoints-step_7")
     emergency(tmp_path / "checkpoint", "ttp_saved_checkpoints-step_9")
-    texts = notes(tmp_path, "passed over")
+    texts = notes_of(tmp_path, "skipped")
     assert not mentions("; ".join(texts), "step_7: an emergency", "step_9: an emergency")
     assert len(texts) == 2
 
@@ -240,11 +231,11 @@ def test_a_backup_is_passed_over_unless_it_is_asked_for(ranks):
     for rank in range(8):
         (ranks / f"rank_{rank}" / "backup.ckpt").write_bytes(record("backup"))
     assert scan(str(ranks)).step == "1_1"
-    (text,) = notes(ranks, "passed over")
+    (text,) = notes_of(ranks, "skipped")
     assert (
         text == "ranks 0-7: backup.ckpt, kept for a restart, passed over (--step backup takes it)"
     )
-    assert list(scan(str(ranks), step="backup").files[5].tensors) == ["backup"]
+    assert list(scan(str(ranks), SourceOptions(step="backup")).files[5].tensors) == ["backup"]
 
 
 def test_a_backup_alone_is_taken(tmp_path):
@@ -253,9 +244,11 @@ def test_a_backup_alone_is_taken(tmp_path):
         path.parent.mkdir()
         path.write_bytes(record())
     assert list(scan(str(tmp_path)).files) == [0, 1]
-    assert notes(tmp_path, "passed over") == []
+    assert notes_of(tmp_path, "skipped") == []
     told = ["backup.ckpt: kept for a restart, and its name tells no step"]
-    assert notes(tmp_path, "step") == notes(tmp_path / "rank_1" / "backup.ckpt", "step") == told
+    assert (
+        notes_of(tmp_path, "step") == notes_of(tmp_path / "rank_1" / "backup.ckpt", "step") == told
+    )
 
 
 def test_a_save_on_a_breakdown_is_called_so(ranks):
@@ -263,8 +256,8 @@ def test_a_save_on_a_breakdown_is_called_so(ranks):
         shutil.copyfile(folder / "net-1_1.ckpt", folder / "net-2_4_breakpoint.ckpt")
     assert scan(str(ranks)).step == "2_4_breakpoint"
     told = "step 2_4_breakpoint: saved when training broke off"
-    assert notes(ranks, "step") == ["step 2_4_breakpoint, the newest of 2", told]
-    assert notes(ranks / "rank_2" / "net-2_4_breakpoint.ckpt", "step") == [told]
+    assert notes_of(ranks, "step") == ["step 2_4_breakpoint, the newest of 2", told]
+    assert notes_of(ranks / "rank_2" / "net-2_4_breakpoint.ckpt", "step") == [told]
 
 
 # ------------------------------------------------------------------------ markers and others
@@ -281,21 +274,21 @@ def test_markers_of_success_are_passed_over_quietly(ranks):
 def test_a_conversion_that_failed_is_pointed_out_with_its_reason(folder, ranks):
     reason = "For 'transform_checkpoints',\n the checkpoint of rank_3 is missing"
     (ranks / folder / "transform_failed_rank_4.txt").write_text(reason)
-    (text,) = notes(ranks, "unfinished")
+    (text,) = notes_of(ranks, "unfinished")
     assert text.startswith("a conversion failed: ")
     assert text.endswith(
         "transform_failed_rank_4.txt: For 'transform_checkpoints', the checkpoint of rank_3 is "
         "missing"
     )
     (ranks / folder / "transform_failed_rank_4.txt").write_bytes(b"\xff" * 1000)
-    assert len(notes(ranks, "unfinished")[0]) < 500
+    assert len(notes_of(ranks, "unfinished")[0]) < 500
     (ranks / folder / "transform_failed_rank_4.txt").write_text("")
-    assert notes(ranks, "unfinished")[0].endswith("rank_4.txt: no reason told")
+    assert notes_of(ranks, "unfinished")[0].endswith("rank_4.txt: no reason told")
 
 
 def test_a_folder_called_like_the_marker_of_a_failure_is_none(ranks):
     (ranks / "transform_failed_rank_4.txt").mkdir()
-    assert notes(ranks, "unfinished") == []
+    assert notes_of(ranks, "unfinished") == []
 
 
 def test_files_of_known_kinds_beside_the_ranks_are_called_what_they_are(ranks):
@@ -303,7 +296,7 @@ def test_files_of_known_kinds_beside_the_ranks_are_called_what_they_are(ranks):
         shutil.copyfile(SAMPLES / "files" / name, ranks / name)
     (ranks / "notes.txt").touch()
     (ranks / "other.json").write_text("{}")
-    (text,) = notes(ranks, "passed over")
+    (text,) = notes_of(ranks, "skipped")
     assert text == (
         f"{ranks}: passed over group_info.pb (group information), net-graph.meta (a graph that "
         "MindSpore dumped beside a checkpoint), notes.txt, other.json"

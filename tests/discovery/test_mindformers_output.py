@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from ckpttool.discovery.scan import scan
+from ckpttool.discovery.scan import SourceOptions, scan
 from ckpttool.errors import PlanError, StrategyError
 from ckpttool.strategy_files.reader import read_strategy
 from tests.support import corpus
@@ -23,6 +23,7 @@ from tests.support.mindformers_output import (
     save,
 )
 from tests.support.readers import read, read_ranks
+from tests.support.scans import notes_of
 
 OTHER = "llama_7b_rank_{rank}_1"  # after a name clash
 STRATEGY_OF_NOBODY = strategy(operator(0), layout("0-0-nobody", (2, 4), (1, -1)))
@@ -39,11 +40,6 @@ def output(tmp_path):
     (folder / "log" / "rank_0").mkdir(parents=True)
     (folder / "log" / "rank_0" / "info.log").write_text("step 3\n")
     return folder
-
-
-def notes(src, *kinds):
-    """The texts of the notes of these kinds."""
-    return [note.text for note in scan(str(src)).notes if note.kind in kinds]
 
 
 # ------------------------------------------------------------------------------- the commands
@@ -146,11 +142,11 @@ def test_another_folder_is_taken_if_it_is_the_only_one(folder, tmp_path):
     keep_strategies(output, "pp2_opt")
     run_well("merge", output, "-o", tmp_path / "full.ckpt")
     assert all(is_weight(name) for name in read(tmp_path / "full.ckpt"))
-    assert notes(output, "passed over") == []
+    assert notes_of(output, "skipped") == []
 
 
 def test_other_checkpoints_beside_it_are_named_and_not_taken(output, tmp_path):
-    assert not notes(output, "passed over")
+    assert not notes_of(output, "skipped")
     for folder in ("old", "ttp_saved_checkpoints-step_3"):
         shutil.copytree(output / "checkpoint" / "rank_0", output / folder / "rank_0")
     said = f"{output / 'checkpoint'} taken, not {output / 'old'} beside it; name one of them to use"
@@ -309,7 +305,7 @@ def test_the_strategies_of_a_conversion_are_named_and_not_taken(output, tmp_path
     assert scan(str(output)).strategy_files == ()
     (output / "strategy").mkdir()
     keep_strategies(output, "pp2_opt")
-    assert notes(output, "strategy") == []
+    assert notes_of(output, "strategy") == []
 
 
 def test_strategies_of_other_names_are_named_and_not_taken(output):
@@ -362,10 +358,10 @@ def test_the_oldest_record_of_all_ranks_counts(output):
     record(output, "1_10", ranks=[5])
     record(output, "1_5", ranks=[2])
     assert scan(str(output)).step == "1_5"
-    assert notes(output, "step") == [
+    assert notes_of(output, "step") == [
         "step 1_5, the newest that meta.json records and every rank has, of 3"
     ]
-    (text,) = notes(output, "unfinished")
+    (text,) = notes_of(output, "unfinished")
     assert "step 1_10, 2_3: newer than meta.json records" in text
 
 
@@ -378,22 +374,22 @@ def test_a_newer_step_that_no_record_knows_is_passed_over_with_a_note(output, tm
     save(output, "pp2_opt", "3_1", is_other=True)
     run_well("merge", output, "-o", tmp_path / "full.h5")
     assert_merged(tmp_path / "full.h5", "pp2_opt")
-    (text,) = notes(output, "unfinished")
+    (text,) = notes_of(output, "unfinished")
     assert text.startswith("step 3_1: newer than meta.json records")
-    assert scan(str(output), step="3_1").step == "3_1"
+    assert scan(str(output), SourceOptions(step="3_1")).step == "3_1"
 
 
 def test_a_recorded_step_that_a_rank_lost_makes_way_for_the_one_before(output):
     (output / "checkpoint" / "rank_6" / "llama_7b_rank_6-2_3.ckpt").unlink()
     assert scan(str(output)).step == "1_10"
     phrase = "step 1_10, the newest that every rank has up to step 2_3, which meta.json records"
-    assert notes(output, "step") == [f"{phrase}, of 3"]
+    assert notes_of(output, "step") == [f"{phrase}, of 3"]
 
 
 def test_a_step_newer_than_all_records_is_taken_if_it_is_all_there_is(output):
     record(output, "1_2")
     assert scan(str(output)).step == "2_3"
-    (text,) = notes(output, "unfinished")
+    (text,) = notes_of(output, "unfinished")
     assert text == "step 2_3: meta.json records step 1_2, which not every rank has"
 
 
@@ -404,7 +400,7 @@ def test_after_a_name_clash_the_recorded_series_is_taken(output, tmp_path):
     record(output, "1_1", prefix=OTHER)
     catalog = scan(str(output))
     assert catalog.files[3].path.endswith("rank_3/llama_7b_rank_3_1-1_1.ckpt")
-    (text,) = notes(output, "passed over")
+    (text,) = notes_of(output, "skipped")
     names = [f"llama_7b_rank_0-{step}.ckpt" for step in ("1_10", "1_5", "2_3")]
     assert text.startswith(f"{', '.join(names)}: of another run than meta.json records")
 
@@ -426,7 +422,7 @@ def test_without_records_series_are_not_compared(output):
 def test_a_save_on_a_breakdown_is_not_recorded_and_passed_over(output):
     save(output, "pp2_opt", "2_3_breakpoint", is_other=True)
     assert scan(str(output)).step == "2_3"
-    assert "2_3_breakpoint" in notes(output, "unfinished")[0]
+    assert "2_3_breakpoint" in notes_of(output, "unfinished")[0]
 
 
 @pytest.mark.parametrize(
@@ -456,7 +452,7 @@ def test_a_broken_record_is_a_note_and_the_others_count(text, reason, output):
     (output / "checkpoint" / "rank_4" / "meta.json").write_text(text)
     record(output, "1_10", ranks=[1])
     assert scan(str(output)).step == "1_10"
-    (note,) = notes(output, "doubt")
+    (note,) = notes_of(output, "doubt")
     assert note.startswith("rank 4: no record of the step saved last: ")
     assert f"{output}/checkpoint/rank_4/meta.json" in note
     assert reason in note
@@ -467,13 +463,13 @@ def test_if_all_records_are_broken_the_names_tell(output):
     for path in output.rglob("meta.json"):
         path.write_text("?")
     assert scan(str(output)).step == "3_1"
-    assert notes(output, "doubt")[0].startswith("ranks 0-7: no record")
+    assert notes_of(output, "doubt")[0].startswith("ranks 0-7: no record")
 
 
 def test_records_of_one_format_choose_among_two(output):
     save(output, "pp2_opt", "2_3", suffix=".safetensors")
     assert scan(str(output)).files[0].format == "ckpt"
-    (text,) = notes(output, "passed over")
+    (text,) = notes_of(output, "skipped")
     assert text.startswith("llama_7b_rank_0-2_3.safetensors: of another run")
     for rank in RANKS:
         name = f"llama_7b_rank_{rank}-2_3.safetensors"
@@ -484,8 +480,10 @@ def test_records_of_one_format_choose_among_two(output):
 def test_a_chosen_step_needs_no_record(output):
     for path in output.rglob("meta.json"):
         path.write_text("?")
-    assert scan(str(output), step="1_5").step == "1_5"
-    assert [note for note in scan(str(output), step="1_5").notes if note.kind == "doubt"] == []
+    assert scan(str(output), SourceOptions(step="1_5")).step == "1_5"
+    assert [
+        note for note in scan(str(output), SourceOptions(step="1_5")).notes if note.kind == "doubt"
+    ] == []
 
 
 # --------------------------------------------------------------------- what else lies in trees

@@ -8,13 +8,14 @@ import shutil
 import pytest
 
 import ckpttool
-from ckpttool.discovery.scan import scan
-from ckpttool.errors import CombinedError, FormatError, PlanError
+from ckpttool.discovery.scan import SourceOptions, scan
+from ckpttool.errors import FormatError, PlanError
 from ckpttool.model.catalog import MergedCatalog
 from tests.support.checkpoints import noise, write_file, write_indexed
 from tests.support.commands import files_below, mentions, message, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.readers import read, read_indexed, read_ranks
+from tests.support.scans import notes_of, problems_of
 
 MODEL = {
     "part0.safetensors": {"w": noise("w", "Float32", (8, 4)), "b": noise("b", "Float16", (4,))},
@@ -37,16 +38,6 @@ def rewrite(folder, change, index="param_name_map.json"):
     document = json.loads(path.read_text(encoding="utf-8"))
     change(document)
     path.write_text(json.dumps(document), encoding="utf-8")
-
-
-def problems_of(src):
-    with pytest.raises((PlanError, CombinedError)) as caught:
-        scan(str(src))
-    return caught.value.problems
-
-
-def notes_of(src):
-    return [note.text for note in scan(str(src)).notes]
 
 
 # ------------------------------------------------------------------------------------ found
@@ -134,7 +125,9 @@ def test_rank_folders_beside_an_index_are_one_checkpoint_too_many(model):
     (problem,) = problems_of(model)
     assert "an index (param_name_map.json) and rank folders (rank_0): two checkpoints" in problem
     assert len(scan(str(model / "param_name_map.json")).files) == 3
-    assert list(scan(str(model), pattern="rank_{rank}/*").files[0].tensors) == list(REST)
+    assert list(scan(str(model), SourceOptions(pattern="rank_{rank}/*")).files[0].tensors) == list(
+        REST
+    )
 
 
 def test_without_an_index_nobody_knows_whether_all_parts_are_there(model):

@@ -9,11 +9,9 @@ from dataclasses import replace
 import pytest
 
 import ckpttool
-from ckpttool.formats import get_format
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
-from ckpttool.model.tensors import TensorMeta
-from tests.support.checkpoints import catalog_on_disk, noise, strategy_of
+from tests.support.checkpoints import catalog_on_disk, noise, strategy_of, write_holes
 
 MIB = 1 << 20
 RANKS = 4
@@ -50,10 +48,8 @@ def source(request, tmp_path):
     """A catalog and its strategy: one tensor over four ranks, all holes."""
     strategy = WAYS[request.param]
     for rank in range(RANKS):
-        path = tmp_path / "src" / f"rank_{rank}" / "net.ckpt"
-        path.parent.mkdir(parents=True)
         shape = strategy.layouts["w"][0].slice_shape(rank, SHAPE)
-        get_format("ckpt").create(str(path), [TensorMeta("w", "Float32", shape)], {})
+        write_holes(tmp_path / "src" / f"rank_{rank}" / "net.ckpt", shape)
     return ckpttool.scan(str(tmp_path / "src")), strategy
 
 
@@ -69,7 +65,9 @@ def test_a_merge_reads_each_byte_once_and_takes_six_calls_for_a_mebibyte(
     source, tmp_path, calls, format
 ):
     catalog, strategy = source
-    plan, destination = ckpttool.plan_merge(catalog, strategy, f"{tmp_path}/m.x", format)
+    plan, destination = ckpttool.plan_merge(
+        catalog, strategy, f"{tmp_path}/m.x", output_options=ckpttool.OutputOptions(format)
+    )
     calls.clear()
     ckpttool.execute(plan, destination)
     assert_frugal(calls)
@@ -79,7 +77,11 @@ def test_a_merge_reads_each_byte_once_and_takes_six_calls_for_a_mebibyte(
 def test_so_does_a_reshard(source, tmp_path, calls, target):
     catalog, strategy = source
     plan, destination = ckpttool.plan_reshard(
-        catalog, strategy, WAYS[target], f"{tmp_path}/out", "ckpt"
+        catalog,
+        strategy,
+        WAYS[target],
+        f"{tmp_path}/out",
+        output_options=ckpttool.OutputOptions("ckpt"),
     )
     calls.clear()
     ckpttool.execute(plan, destination)
@@ -112,7 +114,12 @@ def tables(tmp_path, monkeypatch, tensors):
         monkeypatch.setattr(table, "func", counted)
     strategy = replace(strategy_of(*stages), files=())
     with pytest.raises(ckpttool.PlanError, match="lists for other stages only"):
-        ckpttool.plan_merge(catalog, strategy, f"{tmp_path}/m.h5", unlisted="first")
+        ckpttool.plan_merge(
+            catalog,
+            strategy,
+            f"{tmp_path}/m.h5",
+            resolve_options=ckpttool.ResolveOptions(unlisted="first"),
+        )
     monkeypatch.undo()
     return counts
 

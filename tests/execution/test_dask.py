@@ -22,6 +22,7 @@ from tests.support.executors import (
     COMMAND,
     NO_DUMP,
     ROOT,
+    complete_outputs,
     contents,
     dask_cluster,
     dump_state,
@@ -69,10 +70,6 @@ def expected(source, tmp_path_factory):
 def attempts(folder):
     """Files that workers are writing."""
     return {name for name in files_below(folder) if ".partial." in name}
-
-
-def complete(folder):
-    return [name for name in files_below(folder) if name.endswith(".ckpt")]
 
 
 def patched(*lines):
@@ -127,7 +124,8 @@ def test_the_python_interface_takes_a_cluster_too(tmp_path, two_workers):
         "import ckpttool, sys\n"
         "src, strategy, out, engine = sys.argv[1:]\n"
         "plan, destination = ckpttool.plan_split(\n"
-        "    ckpttool.scan(src), ckpttool.read_strategy([strategy]), out, 'ckpt')\n"
+        "    ckpttool.scan(src), ckpttool.read_strategy([strategy]), out,\n"
+        "    output_options=ckpttool.OutputOptions('ckpt'))\n"
         "with ckpttool.open_engine(engine) as executor:\n"
         "    print(len(ckpttool.execute(plan, destination, executor)))\n"
     )
@@ -154,8 +152,8 @@ def test_a_worker_that_is_killed_while_it_works_is_replaced(
     for _ in range(100):  # stop it within a file, which it does not go on to write then
         wait_until(lambda: attempts(out), "a file on its way")
         victim.send_signal(signal.SIGSTOP)
-        before, done = attempts(out), len(complete(out))
-        wait_until(lambda: len(complete(out)) >= done + 2, "work of the other")  # noqa: B023
+        before, done = attempts(out), len(complete_outputs(out))
+        wait_until(lambda: len(complete_outputs(out)) >= done + 2, "work of the other")  # noqa: B023
         if before & attempts(out):
             break
         victim.send_signal(signal.SIGCONT)
@@ -196,14 +194,14 @@ def test_without_workers_left_the_run_ends_with_a_clear_error(tmp_path, two_work
     command = patched("from ckpttool.execution import dask", "dask.SILENT_SECONDS = 3.0")
     words = [*split_words(source, out), "--engine", f"dask:{two_workers.address}"]
     process = start(*command, *words)
-    wait_until(lambda: complete(out), "an output")
+    wait_until(lambda: complete_outputs(out), "an output")
     for worker in two_workers.workers:
         two_workers.remove_worker(worker)
     code, errors = finish(process)
     assert code == 6
     assert "not written: engine dask:tcp://" in errors
     assert "no worker was heard of for 3 s; complete before that: " in errors
-    assert {*complete(out), JOURNAL} == {*files_below(out)}
+    assert {*complete_outputs(out), JOURNAL} == {*files_below(out)}
 
 
 def test_a_scheduler_that_dies_ends_the_run_with_a_clear_error(tmp_path, hasty_cluster, source):
@@ -211,13 +209,13 @@ def test_a_scheduler_that_dies_ends_the_run_with_a_clear_error(tmp_path, hasty_c
     hasty_cluster.replace_workers()
     words = [*split_words(source, out), "--engine", f"dask:{hasty_cluster.address}"]
     process = start(*COMMAND, *words)
-    wait_until(lambda: complete(out), "an output")
+    wait_until(lambda: complete_outputs(out), "an output")
     hasty_cluster.scheduler.kill()
     code, errors = finish(process)
     assert code == 6
     assert "the connection to the scheduler was lost; complete before that: " in errors
     assert "Traceback" not in errors
-    left = {*complete(out), JOURNAL}
+    left = {*complete_outputs(out), JOURNAL}
     wait_until(lambda: left == {*files_below(out)}, "the workers to notice")
 
 
@@ -225,13 +223,13 @@ def test_a_signal_ends_a_run_on_dask_and_leaves_whole_files_only(tmp_path, two_w
     out = tmp_path / "out"
     words = [*split_words(source, out), "--engine", f"dask:{two_workers.address}"]
     process = start(*COMMAND, *words)
-    wait_until(lambda: complete(out), "an output")
+    wait_until(lambda: complete_outputs(out), "an output")
     process.send_signal(signal.SIGINT)
     code, errors = finish(process)
     assert code == 130
     assert errors.startswith("ckpttool: ended by SIGINT; nothing was left half-written; ")
     assert errors.endswith(" complete: the same command with --resume goes on from there\n")
-    left = {*complete(out), JOURNAL}
+    left = {*complete_outputs(out), JOURNAL}
     wait_until(lambda: left == {*files_below(out)}, "the workers to notice")
 
 
@@ -246,7 +244,7 @@ def test_a_signal_cancels_all_tasks_in_one_message(tmp_path, two_workers):
     )
     words = [*split_words(source, out), "--engine", f"dask:{two_workers.address}"]
     process = start(*command, *words)
-    wait_until(lambda: complete(out), "an output")
+    wait_until(lambda: complete_outputs(out), "an output")
     process.send_signal(signal.SIGINT)
     code, errors = finish(process)
     assert code == 130

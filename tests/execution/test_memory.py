@@ -11,11 +11,12 @@ import pytest
 import ckpttool
 from ckpttool.execution import memory
 from ckpttool.execution.execute import CopyOptions
+from ckpttool.execution.executors import RunOptions
 from ckpttool.execution.memory import MIB, fit_memory, peak_bytes
 from ckpttool.formats import get_format
 from ckpttool.model.layout import Layout
 from ckpttool.model.tensors import TensorMeta
-from tests.support.checkpoints import strategy_of
+from tests.support.checkpoints import strategy_of, write_holes
 from tests.support.commands import files_below, mentions, message, run, run_well
 
 LAYOUT = '{"parallel_layout_item": {"w": {"dev_matrix": [%d], "tensor_map": [%s]}}}'
@@ -38,10 +39,7 @@ def source(tmp_path_factory):
     """A tensor of 128 MiB, cut along its columns over four ranks, all holes; and its strategy."""
     folder = tmp_path_factory.mktemp("source")
     for rank in range(4):
-        path = folder / "src" / f"rank_{rank}" / "net.ckpt"
-        path.parent.mkdir(parents=True)
-        meta = TensorMeta("w", "Float32", (SHAPE[0], SHAPE[1] // 4))
-        get_format("ckpt").create(str(path), [meta], {})
+        write_holes(folder / "src" / f"rank_{rank}" / "net.ckpt", (SHAPE[0], SHAPE[1] // 4))
     (folder / "columns.json").write_text(LAYOUT % (4, "-1, 0"))
     return folder
 
@@ -90,10 +88,7 @@ def test_outputs_that_are_written_together_keep_the_least_whatever_the_tensor(tm
     for rows in (512, 6144):  # 8 and 96 MiB
         folder = tmp_path / str(rows)
         for rank in range(2):
-            path = folder / f"rank_{rank}" / "net.ckpt"
-            path.parent.mkdir(parents=True)
-            meta = TensorMeta("w", "Float32", (rows // 2, 4096))
-            get_format("ckpt").create(str(path), [meta], {})
+            write_holes(folder / f"rank_{rank}" / "net.ckpt", (rows // 2, 4096))
         words = ["reshard", folder, *strategies, "-o", tmp_path / f"out{rows}", "-q", "-j", "2"]
         budget = least_of_process(*words) + 1  # the peak before the plan varies a little
         peaks.append(peak_of(*words, "--max-memory", f"{budget}MiB"))
@@ -159,12 +154,16 @@ def test_a_budget_is_a_size(tmp_path, words):
 def test_workers_share_the_budget_and_processes_have_memory_of_their_own():
     usual = CopyOptions().band_bytes
     spare = peak_bytes() + memory.RESERVE_BYTES
-    assert fit_memory(spare + 1024 * MIB, "threads:8").band_bytes == usual
-    assert fit_memory(spare + 16 * MIB, "threads:8").band_bytes <= MIB
-    assert fit_memory(spare + 16 * MIB, "inline").band_bytes == usual
-    assert fit_memory(spare + 16 * MIB, "threads:8").max_in_flight == 32
+    assert fit_memory(RunOptions("threads:8", spare + 1024 * MIB)).band_bytes == usual
+    assert fit_memory(RunOptions("threads:8", spare + 16 * MIB)).band_bytes <= MIB
+    assert fit_memory(RunOptions("inline", spare + 16 * MIB)).band_bytes == usual
+    assert fit_memory(RunOptions("threads:8", spare + 16 * MIB)).max_in_flight == 32
     with pytest.raises(ckpttool.PlanError, match="processes:8"):
-        fit_memory(spare + 8 * memory.PROCESS_BYTES, "processes:8")
-    assert fit_memory(spare + 8 * (memory.PROCESS_BYTES + 4 * MIB), "processes:8")
-    assert fit_memory(memory.RESERVE_BYTES + memory.PROCESS_BYTES + 4 * MIB, "mpi").band_bytes
-    assert fit_memory(memory.RESERVE_BYTES + memory.DASK_BYTES + 4 * MIB, "dask:x").band_bytes
+        fit_memory(RunOptions("processes:8", spare + 8 * memory.PROCESS_BYTES))
+    assert fit_memory(RunOptions("processes:8", spare + 8 * (memory.PROCESS_BYTES + 4 * MIB)))
+    assert fit_memory(
+        RunOptions("mpi", memory.RESERVE_BYTES + memory.PROCESS_BYTES + 4 * MIB)
+    ).band_bytes
+    assert fit_memory(
+        RunOptions("dask:x", memory.RESERVE_BYTES + memory.DASK_BYTES + 4 * MIB)
+    ).band_bytes

@@ -14,6 +14,7 @@ import pytest
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.executors import (
     FORMATS,
+    complete_outputs,
     contents,
     environment,
     finish,
@@ -69,13 +70,11 @@ def test_a_worker_that_does_not_see_what_the_run_sees_is_named(tmp_path, mpiexec
     source = write_source(tmp_path / "src", ranks=3, rank_bytes=64)
     script = tmp_path / "script.py"
     script.write_text(
-        "import dataclasses\n"
         "from ckpttool.execution import cluster\n"
         "from mpi4py import MPI\n"
-        "real = cluster.Seen.at\n"
         "if MPI.COMM_WORLD.rank == 2:\n"
         "    cluster.PAUSES = (0.0,)\n"
-        "    cluster.Seen.at = lambda p: dataclasses.replace(real(p), stamp=None)\n"
+        "    cluster.stamp_at = lambda path: None\n"
         "if __name__ == '__main__':\n"
         "    from ckpttool.cli.main import main\n"
         "    main()\n"
@@ -109,15 +108,11 @@ def busy_run(tmp_path, mpiexec):
     source = write_source(tmp_path / "src", ranks=16, rank_bytes=8 << 20)
     out = tmp_path / "out"
     process = start_mpi(*mpiexec, *split_words(source, out))
-    wait_until(lambda: complete(out), "an output")
+    wait_until(lambda: complete_outputs(out), "an output")
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     yield process, sorted(map(int, children)), out, source
     process.kill()
     process.communicate()
-
-
-def complete(folder):
-    return [name for name in files_below(folder) if name.endswith(".ckpt")]
 
 
 def test_a_signal_ends_a_run_with_mpi_and_leaves_whole_files_only(busy_run):
@@ -126,7 +121,7 @@ def test_a_signal_ends_a_run_with_mpi_and_leaves_whole_files_only(busy_run):
     code, errors = finish(process)
     assert code == 143
     assert "ckpttool: ended by SIGTERM; nothing was left half-written" in errors
-    assert {*complete(out), JOURNAL} == {*files_below(out)}
+    assert {*complete_outputs(out), JOURNAL} == {*files_below(out)}
 
 
 def test_a_worker_that_dies_ends_all_and_the_next_run_cleans_up(busy_run, tmp_path, mpiexec):
@@ -137,7 +132,7 @@ def test_a_worker_that_dies_ends_all_and_the_next_run_cleans_up(busy_run, tmp_pa
     assert code != 0
     run_well(*split_words(source, tmp_path / "expected"))
     expected = contents(tmp_path / "expected")
-    assert {name: expected[name] for name in complete(out)}.items() <= contents(out).items()
+    assert {name: expected[name] for name in complete_outputs(out)}.items() <= contents(out).items()
     again = [*mpiexec, *split_words(source, out), "--overwrite"]
     code, errors = finish(start_mpi(*again))
     assert code == 0, errors

@@ -15,7 +15,7 @@ from ckpttool import formats
 from ckpttool.discovery.scan import scan
 from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats import read_index
-from ckpttool.formats.foreign import Device, read_group_info, read_rank_table, recognise
+from ckpttool.formats.foreign import Device, identify_foreign, read_group_info, read_rank_table
 from tests.support.commands import mentions, run, run_well
 from tests.support.commands import message as said
 from tests.support.corpus import SAMPLES
@@ -135,7 +135,7 @@ def test_inspect_shows_groups_and_whose_checkpoint_can_stand_in():
 def test_files_of_other_kinds_are_recognised_whatever_their_name(name, data, kind, tmp_path):
     path = tmp_path / name
     path.write_bytes(data)
-    other = recognise(str(path))
+    other = identify_foreign(str(path))
     assert other is not None
     assert other.kind == kind
     with pytest.raises(UnsupportedError) as caught:
@@ -167,7 +167,7 @@ def test_files_of_other_kinds_are_recognised_whatever_their_name(name, data, kin
 def test_other_files_are_not_taken_for_any_kind(data, tmp_path):
     path = tmp_path / "a.bin"
     path.write_bytes(data)
-    assert recognise(str(path)) is None
+    assert identify_foreign(str(path)) is None
 
 
 @pytest.mark.parametrize(("data", "kind"), [(GRAPH, "graph"), (MINDIR, "mindir")])
@@ -345,7 +345,7 @@ def test_a_rank_table_that_is_no_json_or_too_large_is_refused(tmp_path, monkeypa
     path.write_text("{")
     with pytest.raises(FormatError, match="no JSON"):
         read_rank_table(str(path))
-    monkeypatch.setattr("ckpttool.formats.foreign.MAX_BYTES", 100)
+    monkeypatch.setattr("ckpttool.formats.foreign._MAX_TABLE_BYTES", 100)
     path.write_text(json.dumps(server_table(devices(2))))
     with pytest.raises(FormatError, match="more than 100 bytes"):
         read_rank_table(str(path))
@@ -432,15 +432,15 @@ def test_a_table_beside_the_output_folder_of_a_run_is_found(tmp_path, ranks, tab
     assert document["ranks"][1]["server"] == "10.0.0.0"
 
 
-def test_a_damaged_file_that_is_deleted_before_it_is_recognised_is_named(tmp_path, monkeypatch):
+def test_a_damaged_file_that_is_deleted_before_it_is_identified_is_named(tmp_path, monkeypatch):
     whole, damaged = tmp_path / "rank_0" / "a.ckpt", tmp_path / "rank_1" / "a.ckpt"
-    recognise = formats.recognise
+    identify_foreign = formats.identify_foreign
 
     def delete_first(path):
         Path(path).unlink()
-        return recognise(path)
+        return identify_foreign(path)
 
-    monkeypatch.setattr(formats, "recognise", delete_first)
+    monkeypatch.setattr(formats, "identify_foreign", delete_first)
     for path, data in ((whole, record()), (damaged, record()[:-1])):
         path.parent.mkdir()
         path.write_bytes(data)

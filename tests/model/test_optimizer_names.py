@@ -199,4 +199,4 @@ def test_a_stage_that_has_no_use_for_a_statistic_is_not_asked_for_it():
     assert not problems
     assert found["exp_avg_sq_row_w"][0].meta.shape == (8,)
     assert found["exp_avg_sq_row_w"][0].slicing.find_slice((1,)).file.path == "run/rank_1/net.ckpt"
-    the_one(notes["passed over"], "1 parameter: exp_avg_sq_row_w")
+    the_one(notes["skipped"], "1 parameter: exp_avg_sq_row_w")

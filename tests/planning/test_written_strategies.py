@@ -15,7 +15,7 @@ import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.strategy_files.reader import read_strategy
 from tests.support.checkpoints import cut, noise, strategy_of, write_file, write_ranks
-from tests.support.commands import files_below, message, run, run_well
+from tests.support.commands import files_below, message, run, run_well, verify_document
 from tests.support.corpus import GOLDEN, SAMPLES
 from tests.support.damage import flip_byte
 from tests.support.executors import CASE, contents, ordered_words, reshard_words
@@ -363,28 +363,44 @@ def test_plans_of_the_library_write_it_too(tmp_path):
     src, dst = (read_strategy(str(CASE / f"{side}_strategy.ckpt")) for side in ("src", "dst"))
     place = str(tmp_path / "s.ckpt")
     plan, destination = ckpttool.plan_reshard(
-        catalog, src, dst, str(tmp_path / "out"), strategy_path=place
+        catalog,
+        src,
+        dst,
+        str(tmp_path / "out"),
+        output_options=ckpttool.OutputOptions(strategy_path=place),
     )
     assert [document.path for document in plan.documents] == [place]
     assert not os.path.lexists(place)
     ckpttool.execute(plan, destination)
     assert read_strategy(place).layouts == dst.layouts
     with pytest.raises(ckpttool.PlanError, match=r"taken for JSON"):
-        ckpttool.plan_reshard(catalog, src, dst, str(tmp_path / "new"), strategy_path="s.json")
+        ckpttool.plan_reshard(
+            catalog,
+            src,
+            dst,
+            str(tmp_path / "new"),
+            output_options=ckpttool.OutputOptions(strategy_path="s.json"),
+        )
     odd = replace(dst, stages=2)
     with pytest.raises(ckpttool.StrategyError, match="no parameter of stage 1"):
-        ckpttool.plan_reshard(catalog, src, odd, str(tmp_path / "new"), strategy_path=place + "2")
+        ckpttool.plan_reshard(
+            catalog,
+            src,
+            odd,
+            str(tmp_path / "new"),
+            output_options=ckpttool.OutputOptions(strategy_path=place + "2"),
+        )
 
 
 # ------------------------------------------------------------------------------ verify
 
 
 def findings_of(folder, *more):
-    """The texts of the findings of kind manifest, and of the notes on what was passed over."""
-    document = json.loads(run("verify", folder, "--json", *more).stdout)
+    """Return the texts of the findings of kind manifest, and of the notes on what was skipped."""
+    document = verify_document(folder, *more)
     assert {one["kind"] for one in document["findings"]} <= {"manifest"}
-    passed_over = [one["text"] for one in document["notes"] if one["kind"] == "passed over"]
-    return [one["text"] for one in document["findings"]], passed_over
+    skipped = [one["text"] for one in document["notes"] if one["kind"] == "skipped"]
+    return [one["text"] for one in document["findings"]], skipped
 
 
 @pytest.mark.parametrize("way", ["whole", "parts"])
@@ -411,9 +427,9 @@ def test_verify_looks_at_the_strategy_that_was_written_with_a_set(tmp_path, way)
     told.mkdir()
     assert findings_of(folder)[0] == [f"{manifest}: s.ckpt: Is a directory"]
     manifest.write_bytes(manifest.read_bytes().replace(b'"s.ckpt"', b'"s.ckp\\x"'))
-    ((text,), passed_over) = findings_of(folder)
+    ((text,), skipped) = findings_of(folder)
     assert "cannot be held against it" in text
-    assert passed_over == [f"{folder}: passed over s.ckpt"]
+    assert skipped == [f"{folder}: passed over s.ckpt"]
 
 
 def test_verify_looks_for_the_strategy_where_it_was_written(tmp_path):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from click.testing import CliRunner
+
+from tests.support.checkpoints import write_holes
+from tests.support.readers import Entry, read
 
 if TYPE_CHECKING:
     from click.testing import Result
@@ -18,7 +22,7 @@ SUFFIXES = {"ckpt": ".ckpt", "safetensors": ".safetensors", "hdf5": ".h5"}
 
 
 def run(*arguments: str | Path) -> Result:
-    """The outcome of ``ckpttool ARGUMENTS``; an exception that escapes the program is raised."""
+    """Run ``ckpttool ARGUMENTS``; raise what escapes the program."""
     from ckpttool.cli.main import main
 
     # Before click 8.2 the streams had to be asked for; since then they are always apart.
@@ -32,29 +36,55 @@ def run(*arguments: str | Path) -> Result:
 
 
 def everything(result: Result) -> str:
-    """What was printed, on both streams."""
+    """Return what was printed on both streams."""
     return result.stdout + result.stderr
 
 
 def run_well(*arguments: str | Path) -> Result:
-    """The same, for a command that has to succeed."""
+    """Run a command that has to succeed."""
     result = run(*arguments)
     assert result.exit_code == 0, everything(result)
     return result
 
 
 def message(result: Result) -> str:
-    """Everything printed, on one line, so that no line break hides a phrase."""
+    """Return everything printed, on one line, so that no line break hides a phrase."""
     return " ".join(everything(result).split())
 
 
+def merged(source: Path, *words: str | Path) -> tuple[dict[str, Entry], str]:
+    """Merge a checkpoint that describes itself; return the tensors, and what was printed."""
+    out = source.parent / "merged.safetensors"
+    result = run_well("merge", source, "-o", out, "--overwrite", *words)
+    return read(out), message(result)
+
+
+def refused(source: Path, code: int, *patterns: str) -> str:
+    """Return what ``merge`` prints when it ends with this code; it has all the patterns in it."""
+    out = source.parent / "never.h5"
+    result = run("merge", source, "-o", out)
+    text = message(result)
+    assert result.exit_code == code, text
+    assert not mentions(text, *patterns), text
+    assert not out.exists()
+    return text
+
+
+def verify_document(*words: str | Path) -> dict[str, Any]:
+    """Return what ``verify --json`` prints; its exit code follows from the findings."""
+    result = run("verify", *words, "--json")
+    document = json.loads(result.stdout)
+    assert result.exit_code == (1 if document["findings"] else 0), everything(result)
+    return document
+
+
 def mentions(text: str, *patterns: str) -> list[str]:
-    """The patterns that do not occur in a message, which should be none."""
+    """Return the patterns that are not in a message, which should be none."""
     return [pattern for pattern in patterns if not re.search(pattern, text, re.IGNORECASE)]
 
 
 def files_below(folder: Path, manifests: bool = False) -> list[str]:
-    """The files in a folder and below, as paths relative to it; none if there is no folder.
+    """Return the paths of all files below a folder, relative to it.
 
     The manifests that every output has beside it are left out, unless they are asked for.
     """
@@ -64,13 +94,9 @@ def files_below(folder: Path, manifests: bool = False) -> list[str]:
 
 def stay_small(tmp_path: Path, *arguments: str) -> None:
     """Run a command on a tensor of 768 MiB, cut in two and each half stored twice, in 160 MiB."""
-    from ckpttool.formats import get_format
-    from ckpttool.model.tensors import TensorMeta
-
     for rank in range(4):
         path = tmp_path / "src" / f"rank_{rank}" / "net-1_1.ckpt"
-        path.parent.mkdir(parents=True)
-        get_format("ckpt").create(str(path), [TensorMeta("w", "Float32", (3 << 14, 2048))], {})
+        write_holes(path, (3 << 14, 2048))
         with path.open("r+b") as file:
             file.seek(-4096, 2)
             file.write(bytes([rank % 2 + 1]) * 4096)
