@@ -16,11 +16,10 @@ import click
 from ckpttool._version import SCHEMA
 from ckpttool.cli.tables import Json, echo, print_table
 from ckpttool.model import wording
-from ckpttool.model.diagnostics import Note
+from ckpttool.model.diagnostics import Note, describe_notes
 from ckpttool.model.optimizer_names import parameter_of
 from ckpttool.model.slicing import LayoutSlicing
 from ckpttool.model.wording import count, format_bytes, format_shape, printable
-from ckpttool.verification.describe import describe_layout, describe_notes
 
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions
@@ -87,6 +86,8 @@ def describe_largest(plan: Plan) -> Sequence[Json]:
     A strategy file holds no shapes, and one of another run may fit, so a person should see these.
     Parameters come before their states; of equal shapes and layouts one is shown.
     """
+    from ckpttool.verification.describe import describe_layout
+
     sharded = {
         source.slicing.key: source
         for source in sorted(

@@ -34,6 +34,11 @@ class Note:
     is_warning: bool = False
 
 
+def describe_notes(notes: Iterable[Note]) -> list[dict[str, object]]:
+    """Return the notes of a JSON document."""
+    return [{"kind": note.kind, "text": note.text} for note in notes]
+
+
 Severity = Literal["error", "warning"]
 
 KINDS: Mapping[str, tuple[Severity, ...]] = {  # what `verify` finds, and how grave each may be

@@ -12,7 +12,7 @@ from ckpttool.discovery.mindformers_output import find_devices
 from ckpttool.errors import PlanError
 from ckpttool.formats.foreign import Device
 from ckpttool.model.catalog import Catalog, MergedCatalog, SelfDescribedCatalog
-from ckpttool.model.diagnostics import Diagnostics, Note
+from ckpttool.model.diagnostics import Diagnostics, Note, describe_notes
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex, map_of
@@ -199,11 +199,6 @@ def _describe_tensors(
     found.notes += (Note("doubt", one.text, is_warning=True) for one in doubts.findings)
     assert resolved.strategy is not None, "only a merged checkpoint has none"
     return [_describe_source(source, resolved.strategy) for source in resolved.sources]
-
-
-def describe_notes(notes: Iterable[Note]) -> list[Json]:
-    """Return the notes of a document."""
-    return [{"kind": note.kind, "text": note.text} for note in notes]
 
 
 def describe_layout(source: Source) -> Json:
