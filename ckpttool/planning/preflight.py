@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.discovery.file_names import RANK_IN_NAME
-from ckpttool.discovery.mindformers_output import CHECKPOINTS, is_run_output
+from ckpttool.discovery.mindformers_output import CHECKPOINT_FOLDERS, is_run_output
 from ckpttool.discovery.rank_folders import is_in_rank_folder
 from ckpttool.errors import CkptToolError, CombinedError, PlanError, raise_all
 from ckpttool.formats import format_of_suffix, get_format, suffix_of
@@ -318,7 +318,7 @@ def _mixtures(source: Catalog, target: Target) -> Iterator[str]:
         yield f"{source.root}: is the source folder; write to another"
         return
     is_above = has_folder and Path(os.path.realpath(target.output_folder)) == Path(root).parent
-    if is_above and Path(root).name in CHECKPOINTS and is_run_output(Path(root).parent):
+    if is_above and Path(root).name in CHECKPOINT_FOLDERS and is_run_output(Path(root).parent):
         text = "what is written there would be taken for the checkpoint of that run, in the place"
         yield f"{target.output_folder}: {text} of {source.root}; write to another folder"
     if not isinstance(source, RankCatalog):
