@@ -1,10 +1,10 @@
-"""How a thread that reads learns that nobody waits for it any more: Ctrl-C, or another's error.
+"""Threads that can be cancelled, and the other small parts that all executors share.
 
-A thread cannot be ended from outside.  Its pool sets an event when the work is not wanted any more,
-and every loop over bytes checks that event.  A thread of no pool is never cancelled.
+A thread cannot be ended from outside.  Its pool sets an event on Ctrl-C or after an error, and
+every loop over bytes checks that event.  A thread that belongs to no pool is never cancelled.
 
-Python handles a signal in its main thread, when that runs.  A signal that another thread takes, or
-that comes just before the main thread begins to wait, is not handled as long as that waits.
+Python handles signals in the main thread, and only while that thread runs.  So the main thread
+waits for results in short intervals: `wait_result`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from ckpttool.errors import EngineError
 
 
 class InlineExecutor(Executor):
-    """Runs every call at once, in the caller's thread."""
+    """An executor that runs every call immediately, in the caller's thread."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Run the call, and return a future that is done."""
+        """Run the call and return a finished future."""
         future: Future[T] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
@@ -40,11 +40,11 @@ class InlineExecutor(Executor):
 
 
 OnProgress = Callable[[int], None]
-OpenProgress = Callable[[int], AbstractContextManager[OnProgress]]  # takes the number of bytes
+OpenProgress = Callable[[int], AbstractContextManager[OnProgress]]  # takes the total in bytes
 
 
 def no_progress(nbytes: int) -> AbstractContextManager[OnProgress]:
-    """Return a context that shows nothing, as an `OpenProgress`."""
+    """Return a context that shows nothing; an `OpenProgress`."""
     return nullcontext(lambda nbytes: None)
 
 
@@ -53,38 +53,38 @@ T = TypeVar("T")
 
 WAKE_SECONDS = 0.2
 NO_ROOM = "the system has no room for more (ulimit -u, or the limit of the container)"
-_ENDED: ContextVar[Event | None] = ContextVar("ended", default=None)
+_CANCEL: ContextVar[Event | None] = ContextVar("cancel", default=None)
 
 
-def heed(ended: Event) -> None:
-    """Have this thread stop, at its next `go_on`, once ``ended`` is set."""
-    _ENDED.set(ended)
+def bind_cancel_event(event: Event) -> None:
+    """Let `check_cancelled` raise in this thread as soon as ``event`` is set."""
+    _CANCEL.set(event)
 
 
-def go_on() -> None:
-    """Raise `CancelledError` if the work of this thread is not wanted any more."""
-    ended = _ENDED.get()
-    if ended is not None and ended.is_set():
+def check_cancelled() -> None:
+    """Raise `CancelledError` if the work of this thread has been cancelled."""
+    event = _CANCEL.get()
+    if event is not None and event.is_set():
         raise CancelledError
 
 
-def result_of(future: Future[T]) -> T:
-    """Return the result of a call, once it is done; wake now and then to let signals be handled."""
+def wait_result(future: Future[T]) -> T:
+    """Wait for the result of a call, and let Python handle signals meanwhile."""
     while not wait([future], WAKE_SECONDS).done:
         pass
     return future.result()
 
 
 class Threads(ThreadPoolExecutor):
-    """Threads; a system that has no room for one more is an `EngineError`."""
+    """A thread pool that raises `EngineError` when the system cannot start another thread."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Hand a call to a thread, which may be started for it.
+        """Schedule a call; this may start a thread.
 
         Raises
         ------
         EngineError
-            No thread can be started.
+            The system cannot start another thread.
         """
         try:
             return super().submit(fn, *args, **kwargs)

@@ -1,8 +1,8 @@
-"""Every exception that ckpttool raises on purpose, with the exit code the command line gives it.
+"""Every exception that ckpttool raises on purpose, with the exit code of the command line.
 
-Messages name the place, what was expected, what was found and, if known, the remedy.  Arguments
-are positional and all of them go to ``super().__init__``: an exception that crosses a process
-border is rebuilt by calling its class with ``args``.
+A message names the place, what was expected, what was found and, if known, the remedy.  Arguments
+are positional and all go to ``super().__init__``: pickle rebuilds an exception in another process
+by calling its class with ``args``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 WORKER_DIED = "a worker died (was it killed, or out of memory? --max-memory or fewer workers help)"
 
-# What the system's words for a failure mean, or ask for.
+# What an error number of the system means to the user, or what to do about it.
 MEANINGS = {
     errno.EACCES: " (this user may not; its owner can allow it)",
     errno.EPERM: " (this user may not; its owner can)",
@@ -25,13 +25,13 @@ MEANINGS = {
 
 
 class CkptToolError(Exception):
-    """Base of all deliberate errors; exit code 1."""
+    """The base of all deliberate errors; exit code 1."""
 
     exit_code = 1
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Messages of the single problems in it, one line each."""
+        """The message of each problem, one line each."""
         return (str(self),)
 
 
@@ -43,7 +43,7 @@ class FormatError(CkptToolError):
     path
         The file.
     offset
-        Byte in the file at which the trouble was noticed, or None if no byte can be named.
+        Byte in the file where the problem was noticed; None if there is no such byte.
     reason
         What was expected and what was found.
     """
@@ -62,15 +62,15 @@ class FormatError(CkptToolError):
 
 
 class UnsupportedError(FormatError):
-    """A legal file that is not read: the message says which feature, and the way round it."""
+    """A valid file that ckpttool does not read; the message names the feature and a way round."""
 
 
 class AuthenticityError(FormatError):
-    """An encrypted file that the key does not fit, or that somebody may have changed."""
+    """An encrypted file that the key does not decrypt, or that was changed."""
 
 
 class UnreadableError(FormatError):
-    """The system cannot open or read one of several files, and says why; exit code 1."""
+    """One of several files that the system cannot open or read; exit code 1."""
 
     exit_code = 1
 
@@ -98,12 +98,12 @@ class StrategyError(CkptToolError):
 
 
 class PlanError(CkptToolError):
-    """The work cannot be done as asked, found before the first byte is written; exit code 5.
+    """The work cannot be done as requested, and nothing was written; exit code 5.
 
     Parameters
     ----------
     problems
-        One message for each problem; all that were found, not only the first.
+        One message for each problem that was found, not only for the first.
     """
 
     exit_code = 5
@@ -114,7 +114,7 @@ class PlanError(CkptToolError):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Messages of the single problems, one line each."""
+        """The message of each problem, one line each."""
         return self._problems
 
     def __str__(self) -> str:
@@ -122,14 +122,14 @@ class PlanError(CkptToolError):
 
 
 class EngineError(CkptToolError):
-    """An engine cannot be used, or its workers are lost; exit code 1.
+    """An engine that cannot be used, or that lost its workers; exit code 1.
 
     Parameters
     ----------
     engine
-        The word that names it, such as ``"dask:node7:8786"``.
+        The engine as on the command line, such as ``"dask:node7:8786"``.
     reason
-        What is wrong, and the remedy.
+        What is wrong, and what to do.
     """
 
     def __init__(self, engine: str, reason: str) -> None:
@@ -142,24 +142,24 @@ class EngineError(CkptToolError):
 
 
 class StepError(PlanError):
-    """The ranks have no step in common."""
+    """The ranks do not have a step in common."""
 
 
 class UnfinishedError(PlanError):
-    """A run of ckpttool that has not ended has completed nothing yet."""
+    """A run of ckpttool that is still running and has not completed any output."""
 
 
 class ExecutionError(CkptToolError):
-    """A copy failed after it had begun; exit code 6.
+    """A copy that failed after it had started; exit code 6.
 
     Parameters
     ----------
     output
-        Final name of the output that failed.  Nothing is left under that name.
+        Final name of the output that failed.  No file has that name.
     cause
         What happened.
     committed
-        Outputs that were complete before; they stay.
+        Outputs that were completed before; they are kept.
     """
 
     exit_code = 6
@@ -181,7 +181,7 @@ class ExecutionError(CkptToolError):
 
 
 class VerifyError(CkptToolError):
-    """What was written is not what should have been; exit code 7.
+    """Written data that differs from the expected data; exit code 7.
 
     Parameters
     ----------
@@ -200,7 +200,7 @@ class VerifyError(CkptToolError):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Messages of the single differences, one line each."""
+        """The message of each difference, one line each."""
         return tuple(f"{self.path}: {problem}" for problem in self._problems)
 
     def __str__(self) -> str:
@@ -210,8 +210,8 @@ class VerifyError(CkptToolError):
 class CombinedError(CkptToolError):
     """Several errors of one run in one report.
 
-    The exit code is that of the most basic kind in it: an unreadable file (3) before a bad
-    strategy (4) before a plan that does not work out (5), since the later follow from the earlier.
+    The exit code is the lowest one: an unreadable file (3) comes before a bad strategy (4), and a
+    bad strategy before an impossible plan (5), since the later ones follow from the earlier ones.
     """
 
     def __init__(self, errors: Sequence[CkptToolError]) -> None:
@@ -221,36 +221,38 @@ class CombinedError(CkptToolError):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Messages of the single problems, in order."""
+        """The message of each problem, in order."""
         return tuple(problem for error in self.errors for problem in error.problems)
 
     def __str__(self) -> str:
         return "\n".join(self.problems)
 
 
-def add_remark(error: BaseException, text: str) -> None:
-    """Add to any exception what happened after it, as ``add_note`` of Python 3.11 does."""
-    error.__dict__["__notes__"] = [*remarks_on(error), text]
+def add_note(error: BaseException, text: str) -> None:
+    """Add a note to an exception, as ``BaseException.add_note`` of Python 3.11 does."""
+    error.__dict__["__notes__"] = [*notes_of(error), text]
 
 
-def remarks_on(error: BaseException) -> tuple[str, ...]:
-    """What was added to an exception; its own message does not have it.
+def notes_of(error: BaseException) -> tuple[str, ...]:
+    """Return the notes that were added to an exception; its message does not contain them.
 
     Examples
     --------
-    >>> add_remark(error := CkptToolError("a"), "b")
-    >>> remarks_on(error)
+    >>> add_note(error := CkptToolError("a"), "b")
+    >>> notes_of(error)
     ('b',)
     """
     return tuple(error.__dict__.get("__notes__", ()))
 
 
-def of_side(error: CkptToolError, side: str) -> CkptToolError:
-    """The same error, that says of which side of a comparison it is; a file's own name says that.
+def with_side(error: CkptToolError, side: str) -> CkptToolError:
+    """Return the error with the side of a comparison in its message.
+
+    The message of a `FormatError` names a file already, so it is returned as it is.
 
     Examples
     --------
-    >>> str(of_side(PlanError(["no strategy"]), "B"))
+    >>> str(with_side(PlanError(["no strategy"]), "B"))
     'B: no strategy'
     """
     if isinstance(error, PlanError):
@@ -258,23 +260,23 @@ def of_side(error: CkptToolError, side: str) -> CkptToolError:
     if isinstance(error, StrategyError):
         return StrategyError(f"{side}: {error.where}", error.reason)
     if isinstance(error, CombinedError):
-        return CombinedError([of_side(one, side) for one in error.errors])
+        return CombinedError([with_side(one, side) for one in error.errors])
     return error
 
 
-def reason_of(error: OSError) -> str:
-    """What the system says of a failure, and what that means or asks for where that helps.
+def describe_os_error(error: OSError) -> str:
+    """Return the system's message of an error, and what it means to the user where that helps.
 
     Examples
     --------
-    >>> reason_of(PermissionError(errno.EACCES, "Permission denied", "net.ckpt"))
+    >>> describe_os_error(PermissionError(errno.EACCES, "Permission denied", "net.ckpt"))
     'Permission denied (this user may not; its owner can allow it)'
     """
     return (error.strerror or str(error)) + MEANINGS.get(error.errno or 0, "")
 
 
 def raise_all(errors: Iterable[CkptToolError]) -> None:
-    """Raise the one error, or all of several as one `CombinedError`; return if there is none."""
+    """Raise the only error, or several errors as one `CombinedError`; return if there is none."""
     found = tuple(errors)
     if len(found) == 1:
         raise found[0]

@@ -162,7 +162,7 @@ def test_the_library_neither_prints_nor_exits(path):
 def test_every_kind_of_note_is_one_that_programs_were_told():
     from ckpttool.model.diagnostics import Note
 
-    told = set(re.findall(r'``"([a-z ]+)"``', Note.__doc__ or ""))
+    told = set(re.findall(r'``"([a-z_]+)"``', Note.__doc__ or ""))
     used = {
         node.args[0].value
         for tree in TREES.values()
@@ -256,3 +256,32 @@ def test_the_names_in_the_description_of_the_architecture_are_in_the_code():
     assert [name for name in files if not (ROOT / name).exists()] == []
     listed = set(re.findall(r"^  (\w+)(?:/|\.py)", text, re.MULTILINE))
     assert listed == {*ROOMS, "__init__"}
+
+
+def test_the_record_of_a_run_is_behind_few_names():
+    """What other rooms may know of it; neither journals nor their lines."""
+    used = {
+        module.removeprefix("ckpttool.transaction.")
+        for path in MODULES
+        if path.parent.name != "transaction"
+        for module in imports(path)
+        if re.fullmatch(r"ckpttool\.transaction\.\w+\.\w+", module)
+    }
+    assert used == {
+        "journal.describe_unfinished_runs",
+        "journal.incomplete_reason",
+        "journal.on_half_written",
+        "manifest.Manifest",
+        "manifest.ManifestFile",
+        "manifest.Written",
+        "manifest.changed_sources",
+        "manifest.remedy_for",
+        "manifest.require_unmodified_sources",
+        "manifest.written_strategies",
+        "parts.files_of_others",
+        "parts.finalize",
+        "record.Transaction",
+        "resume.Destination",
+        "resume.DestinationPolicy",
+        "resume.inspect_previous_run",
+    }

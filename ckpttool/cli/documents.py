@@ -25,6 +25,7 @@ from ckpttool.model.wording import count, format_bytes, format_shape, printable
 from ckpttool.planning.missing import note_redundancy, set_aside
 
 if TYPE_CHECKING:
+    from ckpttool.cli.options import ReportOptions
     from ckpttool.formats.foreign import Device, GroupInfo, RankTable
     from ckpttool.model.catalog import Catalog
     from ckpttool.model.diagnostics import Finding, Report
@@ -356,15 +357,13 @@ def _describe_boxes(source: Source, slicing: BoxSlicing) -> Json:
 MOST_ROWS = 50  # of a table; more is for programs, or asked for
 
 
-def print_report(
-    found: Report, deep: bool, crc: bool, limit: int | None, as_json: bool, quiet: bool
-) -> None:
+def print_report(found: Report, deep: bool, crc: bool, options: ReportOptions) -> None:
     """Print the answer of ``verify``."""
-    if as_json:
+    if options.as_json:
         document = describe_report(found, deep)
         findings = document["findings"]
         assert isinstance(findings, list)
-        print_json({**document, "findings": findings[:limit]})
+        print_json({**document, "findings": findings[: options.limit]})
         return
     shallow = "headers and checksums looked at" if crc else "headers read"
     depth = "all data read" if deep else f"{shallow}, not the data (--deep)"
@@ -377,8 +376,8 @@ def print_report(
     )
     clean = "nothing is wrong" if found.is_whole else "nothing is wrong with each rank by itself"
     echo(printable(f"{found.path}: {verdict or clean} ({read})"))
-    _print_findings(found.findings, limit)
-    print_notes(found.notes, quiet)
+    _print_findings(found.findings, options.limit)
+    print_notes(found.notes, options.quiet)
 
 
 def describe_report(found: Report, deep: bool) -> dict[str, object]:
@@ -422,12 +421,10 @@ def print_comparison(
     b: str,
     found: Comparison,
     tolerance: Tolerance | None,
-    limit: int | None,
-    as_json: bool,
-    quiet: bool,
+    options: ReportOptions,
 ) -> None:
     """Print the answer of ``diff``."""
-    if as_json:
+    if options.as_json:
         document = {
             "a": a,
             "b": b,
@@ -436,7 +433,7 @@ def print_comparison(
             "nbytes": found.nbytes,
             "tolerance": tolerance and {"atol": tolerance.atol, "rtol": tolerance.rtol},
             "counts": _kinds(found),
-            "differences": [_describe(one) for one in found.differences[:limit]],
+            "differences": [_describe(one) for one in found.differences[: options.limit]],
             "findings": [_describe_finding(one) for one in found.findings],
             "notes": describe_notes(found.notes),
         }
@@ -454,9 +451,9 @@ def print_comparison(
     echo(printable(f"A {a} and B {b}: {verdict} ({size})"))
     if found.differences:
         columns = ("tensor", "what", "A", "B", "differ>", "max abs>", "max rel>", "first")
-        _print_rows("differences", columns, [_row(one) for one in found.differences], limit)
-    _print_findings(found.findings, limit)
-    print_notes(found.notes, quiet)
+        _print_rows("differences", columns, [_row(one) for one in found.differences], options.limit)
+    _print_findings(found.findings, options.limit)
+    print_notes(found.notes, options.quiet)
 
 
 _WORDS = {

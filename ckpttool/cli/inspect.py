@@ -13,12 +13,13 @@ from ckpttool.errors import CkptToolError, FormatError, PlanError, raise_all
 from ckpttool.model.catalog import MergedCatalog
 
 if TYPE_CHECKING:
+    from ckpttool.cli.options import ReportOptions, Source
     from ckpttool.model.catalog import Catalog
     from ckpttool.model.diagnostics import Note
-    from ckpttool.model.tensors import Secret
 
 
 @click.command(
+    cls=options.GroupedCommand,
     help="""\b
     ckpttool inspect checkpoint/ -s strategy.ckpt
 
@@ -31,34 +32,17 @@ if TYPE_CHECKING:
     are.
     """,
 )
-@options.source
-@options.src_strategy
-@options.step
-@options.pattern
-@options.dec_key_file
-@options.verify_crc
-@options.as_json
-@options.quiet
-@options.debug
-def inspect(
-    src: str,
-    src_strategy: tuple[str, ...],
-    step: str | None,
-    pattern: str | None,
-    key: Secret | None,
-    crc: bool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+@options.source()
+@options.crc
+@options.report()
+def inspect(source: Source, crc: bool, report: ReportOptions) -> None:
     """Show what a checkpoint holds, from headers alone."""
     from ckpttool.discovery.scan import scan_all
 
-    if show_other(src, as_json):
+    if show_other(source.path, report.as_json):
         return
     errors: list[CkptToolError] = []
-    catalog, strategy, _ = workflow.load(
-        src, pattern, step, src_strategy, key=key, tolerated=errors, scan=scan_all
-    )
+    catalog, strategy, _ = workflow.load(source, report, tolerated=errors, scan=scan_all)
     errors[:0] = catalog.damaged.values()
     errors += (PlanError([finding.text]) for finding in catalog.findings)
     catalog = _with_warnings(catalog)
@@ -67,15 +51,15 @@ def inspect(
         document, notes = documents.describe_undivided(catalog)
     else:
         document, notes = documents.describe_checkpoint(catalog, strategy, errors)
-    if as_json:
+    if report.as_json:
         documents.print_json(document)
     elif isinstance(catalog, MergedCatalog) and strategy is None:
         tables.print_undivided(catalog, document)
     elif catalog.files or not catalog.findings:
         tables.print_checkpoint(catalog, document)
-    if not as_json:
+    if not report.as_json:
         errors, notes = _told_once(errors, notes)
-        documents.print_notes(notes, quiet)
+        documents.print_notes(notes, report.quiet)
     raise_all(errors)
 
 

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import click
 
 import ckpttool
-from ckpttool.errors import remarks_on
+from ckpttool.errors import notes_of
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Handler = Callable[[int, FrameType | None], Any] | int | None
@@ -38,7 +38,7 @@ class Stopped(BaseException):
 
     def __str__(self) -> str:
         name = signal.Signals(self.exit_code - 128).name
-        left = "; ".join(remarks_on(self)) or "nothing was left half-written"
+        left = "; ".join(notes_of(self)) or "nothing was left half-written"
         return f"ended by {name}; {left}{self.remedy}"
 
 
@@ -199,7 +199,7 @@ class Border(click.Group):
 
     def _invoke(self, ctx: click.Context) -> object:
         from ckpttool.cli.options import ANSWERS, DEBUG, STOPPER
-        from ckpttool.errors import remarks_on
+        from ckpttool.errors import notes_of
         from ckpttool.model.wording import printable
 
         # Arrays are only moved here; the threads of numpy's linear algebra cost 0.1 s to start.
@@ -227,7 +227,7 @@ class Border(click.Group):
 
                 traceback.print_exc()
             (*problems, last), code = _explain(error)
-            problems.append("; ".join((last, *remarks_on(error))))
+            problems.append("; ".join((last, *notes_of(error))))
             if code == 1 and ctx.meta.get(ANSWERS):
                 code = 3
             if len(problems) > 1:
@@ -249,9 +249,9 @@ def _lost_output() -> Iterator[None]:
     except BrokenPipeError as error:
         raise SystemExit(PIPE_CLOSED) from error
     except OSError as error:
-        from ckpttool.errors import reason_of
+        from ckpttool.errors import describe_os_error
 
-        click.echo(f"ckpttool: standard output: {reason_of(error)}", err=True)
+        click.echo(f"ckpttool: standard output: {describe_os_error(error)}", err=True)
         raise SystemExit(1) from error
     finally:
         for stream in (sys.stdout, sys.stderr):
@@ -263,12 +263,12 @@ def _lost_output() -> Iterator[None]:
 
 def _explain(error: Exception) -> tuple[tuple[str, ...], int]:
     """Return the messages and the exit code of an exception."""
-    from ckpttool.errors import reason_of
+    from ckpttool.errors import describe_os_error
 
     if isinstance(error, ckpttool.CkptToolError):
         return error.problems, error.exit_code
     if isinstance(error, OSError):
-        reason = reason_of(error)
+        reason = describe_os_error(error)
         return (f"{error.filename}: {reason}" if error.filename else reason,), 1
     return (
         (

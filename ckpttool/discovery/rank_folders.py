@@ -40,8 +40,8 @@ from ckpttool.errors import (
     UnfinishedError,
     UnreadableError,
     UnsupportedError,
+    describe_os_error,
     raise_all,
-    reason_of,
 )
 from ckpttool.formats import format_of_suffix
 from ckpttool.formats.foreign import FOREIGN_KINDS, identify_foreign
@@ -268,7 +268,7 @@ def _is_strategy(path: Path) -> bool:
 
 def _unreadable_rank(folder: Path, error: OSError) -> FormatError:
     """Return the error of a rank whose folder cannot be read."""
-    found = UnreadableError(str(folder), None, reason_of(error))
+    found = UnreadableError(str(folder), None, describe_os_error(error))
     found.__cause__ = error
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -43,12 +43,36 @@ from ckpttool.transaction.journal import (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """Which files of a folder are a checkpoint, and how they are read.
+
+    Attributes
+    ----------
+    pattern
+        Path of a rank's file below the folder, with ``{rank}`` for its number and ``*`` for
+        anything; a file name with a ``*`` matches only files with a checkpoint's suffix.
+    step
+        The step to read, as in the names (``10_1``), or a whole file name without its suffix.  By
+        default the newest that every rank has; steps are compared as numbers.
+    key
+        The key of encrypted files, as given to MindSpore (``enc_key``).
+
+    Examples
+    --------
+    >>> SourceOptions(step="10_1", key=b"0123456789abcdef")
+    SourceOptions(pattern=None, step='10_1')
+    """
+
+    pattern: str | None = None
+    step: str | None = None
+    key: bytes | Secret | None = field(default=None, repr=False)
+
+
 def scan(
     src: str,
-    pattern: str | None = None,
-    step: str | None = None,
+    options: SourceOptions = SourceOptions(),
     *,
-    key: bytes | Secret | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Catalog:
     """Return the catalog of a checkpoint: the header of every rank's file.
@@ -59,14 +83,8 @@ def scan(
         A folder of rank folders, or the output folder of a MindFormers run that contains them; or
         one file, which is rank 0; or the folder or the index of a merged checkpoint in several
         files.
-    pattern
-        Path of a rank's file below ``src``, with ``{rank}`` for its number and ``*`` for anything;
-        a file name with a ``*`` matches only files with a checkpoint's suffix.
-    step
-        The step to read, as in the names (``10_1``), or a file name without its suffix.  The
-        default is the newest that every rank has; steps are compared as numbers.
-    key
-        The key of encrypted files, as given to MindSpore (``enc_key``).
+    options
+        Which files of the folder are read, and the key of encrypted ones.
     on_progress
         Called with the number of rank files whose headers were read, and with their total.
 
@@ -82,7 +100,7 @@ def scan(
     OSError
         A folder cannot be read, or ``src`` if it is one file.
     """
-    catalog = scan_all(src, pattern, step, key=key, on_progress=on_progress)
+    catalog = scan_all(src, options, on_progress=on_progress)
     if catalog.findings:
         texts = [finding.text for finding in catalog.findings]
         raise_all([*catalog.damaged.values(), PlanError([*catalog.problems, *texts])])
@@ -91,18 +109,16 @@ def scan(
 
 def scan_all(
     src: str,
-    pattern: str | None = None,
-    step: str | None = None,
+    options: SourceOptions = SourceOptions(),
     *,
-    key: bytes | Secret | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Catalog:
     """Return the catalog as `scan` does, with ``Catalog.findings`` in place of errors."""
     url = why_not_a_path(src)
     if url is not None:
         raise PlanError([f"{src}: {url}"])
-    root = Path(src)
-    key = Secret(key) if isinstance(key, bytes) else key
+    root, pattern, step = Path(src), options.pattern, options.step
+    key = Secret(options.key) if isinstance(options.key, bytes) else options.key
     merged = _scan_merged(root, src, key) if pattern is None else None
     if merged is not None:
         return merged

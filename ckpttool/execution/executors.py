@@ -12,10 +12,11 @@ import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from threading import Event, Thread
 from typing import ParamSpec, Protocol, TypeVar, runtime_checkable
 
-from ckpttool.concurrency import NO_ROOM, InlineExecutor, Threads, heed
+from ckpttool.concurrency import NO_ROOM, InlineExecutor, Threads, bind_cancel_event
 from ckpttool.errors import WORKER_DIED, EngineError
 
 P = ParamSpec("P")
@@ -28,7 +29,7 @@ WORDS = "threads[:N], processes[:N], dask:ADDRESS, dask:SCHEDULER_FILE, mpi"
 
 
 @runtime_checkable
-class Stoppable(Protocol):
+class Abortable(Protocol):
     """An executor that can give up all its calls without waiting for its workers."""
 
     def stop(self) -> None:
@@ -40,7 +41,7 @@ class ThreadPool(Threads):
 
     def __init__(self, jobs: int) -> None:
         self._ended = Event()
-        super().__init__(jobs, "ckpttool", heed, (self._ended,))
+        super().__init__(jobs, "ckpttool", bind_cancel_event, (self._ended,))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the threads; with ``cancel_futures`` in the middle of their calls."""
@@ -137,6 +138,36 @@ def read_word(word: str) -> tuple[str, str]:
     return kind, rest
 
 
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """Who does the work of a run, and within how much memory.
+
+    Attributes
+    ----------
+    engine
+        Name of the engine; see `open_engine`.
+    max_memory_bytes
+        Limit of memory, of all processes on this host or of each worker of a cluster; None for
+        about 50 MB and 8 MiB for each worker.  `fit_memory` turns it into `CopyOptions`.
+
+    Raises
+    ------
+    ValueError
+        There is no such engine.
+
+    Examples
+    --------
+    >>> RunOptions("threads:4").max_memory_bytes is None
+    True
+    """
+
+    engine: str = "threads"
+    max_memory_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        read_word(self.engine)
+
+
 def is_cluster(word: str) -> bool:
     """Return whether the workers of an engine may be on other hosts."""
     return read_word(word)[0] in ("dask", "mpi")
@@ -181,7 +212,7 @@ def _open_pool(name: str, kind: str, jobs: int) -> Iterator[Executor]:
     try:
         yield executor
     except BaseException as error:
-        if isinstance(executor, Stoppable):
+        if isinstance(executor, Abortable):
             executor.stop()  # nobody waits for what its workers do
         if isinstance(error, BrokenExecutor):
             raise EngineError(name, f"{WORKER_DIED}; run it again") from error

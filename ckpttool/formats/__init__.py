@@ -14,8 +14,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from ckpttool.concurrency import Threads, result_of
-from ckpttool.errors import FormatError, UnreadableError, UnsupportedError, reason_of
+from ckpttool.concurrency import Threads, wait_result
+from ckpttool.errors import FormatError, UnreadableError, UnsupportedError, describe_os_error
 from ckpttool.formats.base import ChecksumPart, Format, FormatWithChecksum
 from ckpttool.formats.encryption import mode_of
 from ckpttool.formats.foreign import identify_foreign
@@ -148,7 +148,7 @@ def read_indexes(
                 if ahead is not None:
                     executor.submit(cache.prefetch, ahead)
             while futures:
-                index = result_of(futures.popleft())
+                index = wait_result(futures.popleft())
                 on_progress(len(waiting) - len(futures), len(waiting))
                 yield index
         except BaseException:
@@ -169,7 +169,7 @@ def _read_index(
             return _with_foreign_kind(error)
     except OSError as error:
         error.filename = error.filename or path  # a read does not name it
-        unreadable = UnreadableError(path, None, reason_of(error))
+        unreadable = UnreadableError(path, None, describe_os_error(error))
         unreadable.__cause__ = error  # `read_index` raises it
         return unreadable
 

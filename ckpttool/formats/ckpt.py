@@ -95,8 +95,8 @@ from ckpttool.model.tensors import (
     Ciphertext,
     Extent,
     FileIndex,
+    FileStamp,
     Secret,
-    SourceStamp,
     StoredFile,
     StoredTensor,
     TensorMeta,
@@ -238,7 +238,7 @@ def _find_trailer(reader: WireReader) -> tuple[int, dict[str, str]]:
 
 
 def _read_encrypted(
-    file: StoredFile, cipher: Ciphertext, stamp: SourceStamp
+    file: StoredFile, cipher: Ciphertext, stamp: FileStamp
 ) -> dict[str, StoredTensor]:
     """Return the tensors in the encrypted blocks of a file."""
     with WireReader(file.path, DecryptedFile(file.path, cipher, stamp)) as reader:

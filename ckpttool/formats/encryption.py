@@ -53,10 +53,10 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckpttool.concurrency import go_on
+from ckpttool.concurrency import check_cancelled
 from ckpttool.errors import AuthenticityError, FormatError, UnsupportedError
 from ckpttool.formats.reading import open_source
-from ckpttool.model.tensors import Block, Ciphertext, Secret, SourceStamp
+from ckpttool.model.tensors import Block, Ciphertext, FileStamp, Secret
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers import CipherContext
@@ -85,7 +85,7 @@ def mode_of(head: bytes) -> str | None:
 
 
 def read_ciphertext(
-    path: str, start: int, end: int, key: Secret | None, stamp: SourceStamp
+    path: str, start: int, end: int, key: Secret | None, stamp: FileStamp
 ) -> Ciphertext:
     """Locate the blocks of an encrypted file and check that the key fits.
 
@@ -248,7 +248,7 @@ class DecryptedFile:
         The stamp of the file.
     """
 
-    def __init__(self, path: str, cipher: Ciphertext, stamp: SourceStamp) -> None:
+    def __init__(self, path: str, cipher: Ciphertext, stamp: FileStamp) -> None:
         self.size = cipher.nbytes
         self.stamp = stamp
         self._path = path
@@ -320,7 +320,7 @@ def _decryptor(path: str, cipher: Ciphertext, iv: bytes, tag: bytes = b"") -> Ci
 
 def _read(fd: int, path: str, offset: int, nbytes: int) -> bytes:
     """Return ``nbytes`` bytes of an open file; raise FormatError if it has fewer."""
-    go_on()
+    check_cancelled()
     data = os.pread(fd, nbytes, offset)
     while len(data) < nbytes:
         more = os.pread(fd, nbytes - len(data), offset + len(data))
@@ -335,7 +335,7 @@ def _read(fd: int, path: str, offset: int, nbytes: int) -> bytes:
 
 
 def find_forged(
-    path: str, cipher: Ciphertext, first: int, stop: int, stamp: SourceStamp | None = None
+    path: str, cipher: Ciphertext, first: int, stop: int, stamp: FileStamp | None = None
 ) -> tuple[int, ...]:
     """Return the numbers of the blocks from ``first`` to ``stop`` that do not match their tags.
 
@@ -370,7 +370,7 @@ def forged_blocks_error(path: str, cipher: Ciphertext, numbers: Sequence[int]) -
     return AuthenticityError(path, cipher.blocks[numbers[0]].offset, reason)
 
 
-def explain_error(error: FormatError, cipher: Ciphertext, stamp: SourceStamp) -> FormatError:
+def explain_error(error: FormatError, cipher: Ciphertext, stamp: FileStamp) -> FormatError:
     """Return an error in the records of an encrypted file, with its likely cause added."""
     forged = find_forged(error.path, cipher, 0, len(cipher.blocks), stamp)
     if forged:

@@ -48,7 +48,7 @@ from ckpttool.model.dtypes import DTYPES, TEXT
 from ckpttool.model.tensors import (
     Extent,
     FileIndex,
-    SourceStamp,
+    FileStamp,
     StoredFile,
     StoredTensor,
     TensorMeta,
@@ -247,7 +247,7 @@ def _unsupported_type_reason(kind: h5t.TypeID) -> str:
 
 def _read_datasets(
     path: str, on_object: Callable[[], None]
-) -> tuple[dict[str, StoredTensor], SourceStamp]:
+) -> tuple[dict[str, StoredTensor], FileStamp]:
     """Return the tensors of a file by name, and the stamp of the file.
 
     Parameters

@@ -27,7 +27,7 @@ from ckpttool.errors import CkptToolError, FormatError
 from ckpttool.model.tensors import (
     Extent,
     FileIndex,
-    SourceStamp,
+    FileStamp,
     StoredFile,
     StoredTensor,
     TensorMeta,
@@ -215,7 +215,7 @@ def set_cpu_limit(seconds: float = CPU_SECONDS) -> None:
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
-def read_hdf5(path: str) -> tuple[SourceStamp, list[_Row]]:
+def read_hdf5(path: str) -> tuple[FileStamp, list[_Row]]:
     """Return the stamp and the tensors of an HDF5 file; each object may take `CPU_SECONDS`.
 
     The tensors are tuples: pickling a `FileIndex` takes a quarter of the time of reading it.

@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol
 
 from ckpttool.errors import FormatError
 from ckpttool.formats.reading import open_source, stamp_of
-from ckpttool.model.tensors import SourceStamp
+from ckpttool.model.tensors import FileStamp
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
@@ -57,7 +57,7 @@ class ByteSource(Protocol):
     """
 
     size: int
-    stamp: SourceStamp
+    stamp: FileStamp
 
     def pread(self, nbytes: int, offset: int) -> bytes:
         """Return up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
@@ -71,7 +71,7 @@ class ByteSource(Protocol):
 class PlainFile:
     """The bytes of a file as they are; see `open_source`."""
 
-    def __init__(self, path: str, stamp: SourceStamp | None = None) -> None:
+    def __init__(self, path: str, stamp: FileStamp | None = None) -> None:
         self._file = open_source(path, stamp)
         self._path, self._fd = path, self._file.fileno()
         self.stamp = stamp_of(self._fd)
@@ -111,7 +111,7 @@ class WireReader:
     """
 
     def __init__(
-        self, path: str, source: ByteSource | None = None, stamp: SourceStamp | None = None
+        self, path: str, source: ByteSource | None = None, stamp: FileStamp | None = None
     ) -> None:
         self.path = path
         self._source = source or PlainFile(path, stamp)

@@ -102,7 +102,7 @@ class Stamp(NamedTuple):
     ctime_ns: int
 
 
-class SourceStamp(NamedTuple):
+class FileStamp(NamedTuple):
     """The same of a source file, and which file of its file system it is.
 
     No device: network file systems have another number for it on each host.
@@ -132,7 +132,7 @@ class StoredFile:
     """
 
     path: str
-    stamp: SourceStamp | None = field(default=None, compare=False, repr=False)
+    stamp: FileStamp | None = field(default=None, compare=False, repr=False)
     cipher: Ciphertext | None = None
 
 
@@ -228,7 +228,7 @@ class FileIndex:
     attrs: Mapping[str, str] = field(default_factory=dict)
     cipher: Ciphertext | None = None
     other_paths: tuple[str, ...] = ()
-    stamps: Mapping[str, SourceStamp] = field(default_factory=dict, compare=False)
+    stamps: Mapping[str, FileStamp] = field(default_factory=dict, compare=False)
 
     @property
     def paths(self) -> tuple[str, ...]:

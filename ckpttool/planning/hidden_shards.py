@@ -23,7 +23,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ckpttool.concurrency import result_of
+from ckpttool.concurrency import wait_result
 from ckpttool.model.diagnostics import Note
 from ckpttool.model.layout import Layout
 from ckpttool.model.optimizer_names import GRADIENTS, parameter_of, reduced_from
@@ -85,7 +85,7 @@ def _why_near(
     futures = [(source, executor.submit(nearness, *pair)) for source, pair in weights]
     near = total = 0.0
     for source, future in futures:
-        share = result_of(future)
+        share = wait_result(future)
         if share is not None:
             total += source.meta.nbytes
             near += share * source.meta.nbytes
@@ -534,7 +534,7 @@ def _read(
         }
         for source in sources
     ]
-    return [{rank: result_of(future) for rank, future in of.items()} for of in futures]
+    return [{rank: wait_result(future) for rank, future in of.items()} for of in futures]
 
 
 def _on_proven(cut: Mapping[str, int], decided: Sequence[str]) -> Iterator[Note]:

@@ -13,7 +13,7 @@ import stat
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,6 +35,7 @@ from ckpttool.planning.missing import find_lacking, set_aside
 from ckpttool.planning.optimizer_state import full_metas
 from ckpttool.planning.replicas import replica_problems
 from ckpttool.planning.resolve import (
+    ResolveOptions,
     Trust,
     compare_contents,
     find_running,
@@ -52,6 +53,74 @@ from ckpttool.storage.files import PARTIAL, access_problem
 from ckpttool.transaction.manifest import changed_sources
 from ckpttool.transaction.parts import files_of_others
 from ckpttool.transaction.resume import Destination, DestinationPolicy, inspect_previous_run
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """What is written, and what becomes of files that are there.
+
+    Attributes
+    ----------
+    format
+        Format of the outputs; None for that of the suffix, else HDF5.
+    prefix
+        Files ``rank_R/{prefix}R`` with the suffix of the format are written for the ranks of a
+        strategy.
+    ranks
+        Write only these ranks of the strategy.
+    not_in_target
+        What to do with parameters that the strategy of the target does not list: see
+        `ckpttool.model.plan.Target`.
+    strategy_path
+        Write the strategy of the outputs to this file, as MindSpore's own tools read it: see
+        `ckpttool.planning.targets`.
+    max_shard_bytes
+        Write a merged checkpoint as a folder of numbered files, by default safetensors, with at
+        most so many bytes of tensors each, and the index files of MindSpore and of Hugging Face.
+    crc
+        Verify the checksums of the source, and store one in every output.
+    part
+        ``(k, n)``: write only the outputs of the ``k``-th, from 1 on, of ``n`` runs of the same
+        plan; see `ckpttool.finalize`.
+    overwrite
+        Replace outputs that exist; an input is never replaced.
+    resume
+        Keep the outputs that an interrupted run of the same plan completed.  What that run left may
+        be replaced in any case.
+
+    Examples
+    --------
+    >>> OutputOptions("ckpt", overwrite=True).prefix
+    'checkpoint_'
+    """
+
+    format: str | None = None
+    prefix: str = "checkpoint_"
+    ranks: Collection[int] | None = None
+    not_in_target: NotInTarget = "follow"
+    strategy_path: str | None = None
+    max_shard_bytes: int | None = None
+    crc: bool = False
+    part: tuple[int, int] | None = None
+    overwrite: bool = False
+    resume: bool = False
+
+    def refuse(self, *names: str) -> None:
+        """Raise `ValueError` if an option was given that an output has no use for.
+
+        Parameters
+        ----------
+        names
+            The options that it has no use for.
+        """
+        given = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
+        unused = sorted({*given} & {*names})
+        if unused:
+            raise ValueError(f"{', '.join(unused)}: not an option of these outputs")
+
+    def policy(self, open_progress: OpenProgress) -> DestinationPolicy:
+        """Return what becomes of files that are there."""
+        return DestinationPolicy(self.overwrite, self.resume, self.part, open_progress)
 
 
 def choose_format(path: str, format: str | None, is_folder: bool = False) -> str:
@@ -85,30 +154,26 @@ def choose_format(path: str, format: str | None, is_folder: bool = False) -> str
     return format or by_name or "hdf5"
 
 
-def rank_files(
-    strategy: Strategy,
-    folder: str,
-    format: str,
-    prefix: str,
-    ranks: Collection[int] | None,
-    crc: bool,
-    not_in_target: NotInTarget = "follow",
-) -> Target:
-    """The target that writes a file for each rank, or each of ``ranks``, of a strategy.
+def rank_files(strategy: Strategy, folder: str, options: OutputOptions) -> Target:
+    """Return the target that writes a file for each rank of a strategy, or for some of them.
 
     Raises
     ------
     PlanError
-        The folder is no path.
+        The folder is a URL.
+    ValueError
+        An option is of merged checkpoints only.
     """
+    options.refuse("max_shard_bytes")
     _refuse_url(folder)
+    format = options.format or "hdf5"
     paths = {
-        rank: str(Path(folder, f"rank_{rank}", f"{prefix}{rank}{suffix_of(format)}"))
-        for rank in (strategy.ranks if ranks is None else sorted(ranks))
+        rank: str(Path(folder, f"rank_{rank}", f"{options.prefix}{rank}{suffix_of(format)}"))
+        for rank in (strategy.ranks if options.ranks is None else sorted(options.ranks))
     }
     return Target(
-        *(format, paths, len(strategy.ranks), strategy, header_attrs(crc)),
-        not_in_target=not_in_target,
+        *(format, paths, len(strategy.ranks), strategy, header_attrs(options.crc)),
+        not_in_target=options.not_in_target,
     )
 
 
@@ -554,20 +619,10 @@ def plan_merge(
     catalog: Catalog,
     strategy: Strategy | None,
     path: str,
-    format: str | None = None,
+    resolve_options: ResolveOptions = ResolveOptions(),
+    output_options: OutputOptions = OutputOptions(),
     *,
-    replicated: bool = False,
-    unlisted: Unlisted | None = None,
-    trust_strategy: bool = False,
-    optimizer_shard: int | None = None,
-    strict: bool = False,
-    check_replicas: bool = False,
-    max_part_bytes: int | None = None,
-    crc: bool = False,
-    overwrite: bool = False,
     executor: Executor | None = None,
-    part: tuple[int, int] | None = None,
-    resume: bool = False,
     open_progress: OpenProgress = no_progress,
 ) -> tuple[Plan, Destination]:
     """Plan a merge into one file, or into numbered files with an index; for `execute`.
@@ -577,40 +632,16 @@ def plan_merge(
     catalog
         The source, from `scan`.
     strategy
-        Its layouts.  None for a source that holds everything undivided, for a checkpoint that
-        describes itself, and with ``replicated``.
-    path, format
-        The file to be written and its format, by default that of its ending, else HDF5.
-    replicated
-        Every rank holds everything: take that, after comparing all replicas.  A file that looks
-        like one rank's of several is a full checkpoint.
-    unlisted
-        What to do with parameters that are not in the strategy and differ between ranks: see
-        `ckpttool.planning.sources.find_sources`.
-    overwrite
-        Whether an existing output may be replaced; an input never is.
-    trust_strategy
-        Skip the samples that show whether the strategy belongs to these files.
-    optimizer_shard
-        The optimizer shard of tensors whose contents do not tell it, where the strategy hides it;
-        1 for none.  It is a problem if contents show another.
-    strict
-        Refuse on every warning, as where replicas replace a missing or damaged rank.
-    check_replicas
-        Compare all replicas byte for byte, too; any difference is a problem.
-    max_part_bytes
-        Write a folder ``path`` of numbered files, by default safetensors, with at most so many
-        bytes of tensors each, and the index files of MindSpore and of Hugging Face.
-    crc
-        Verify the checksums of the source, and store one in the output.
+        Its layouts.  None for a source that holds full tensors, for a checkpoint that describes
+        itself, and for replicated ranks.
+    path
+        The file to be written; a folder with ``max_shard_bytes``.
+    resolve_options
+        How the source is resolved to full tensors.
+    output_options
+        What is written.
     executor
         Reads contents where they decide; by default the caller's own thread.
-    part
-        ``(k, n)``: of the output files only those that fall to the ``k``-th, from 1 on, of ``n``
-        runs of the same plan; see `ckpttool.finalize`.
-    resume
-        Keep what an interrupted run of the same plan has left complete.  What it left may be
-        replaced in any case.
     open_progress
         Called with a number of bytes that are to be read to prove what an earlier run left; gives a
         context manager of a function that is called with the bytes read since the last call.
@@ -624,39 +655,38 @@ def plan_merge(
     ------
     FormatError, PlanError
         Everything that is in the way, in one error.
+    ValueError
+        An option is of outputs for ranks only.
     """
-    format = choose_format(path, format, is_folder=max_part_bytes is not None)
-    strategy = known_strategy(catalog, strategy, replicated)
-    catalog = replace(catalog, one_of_several="") if replicated else catalog
-    care = Care(Trust(trust_strategy, optimizer_shard), strict, check_replicas)
-    policy = DestinationPolicy(overwrite, resume, part, open_progress)
-    if max_part_bytes is None:
-        target = Target(format, {0: path}, attrs=header_attrs(crc))
+    output = output_options
+    output.refuse("prefix", "ranks", "not_in_target", "strategy_path")
+    format = choose_format(path, output.format, is_folder=output.max_shard_bytes is not None)
+    strategy = known_strategy(catalog, strategy, resolve_options.replicated)
+    catalog = replace(catalog, one_of_several="") if resolve_options.replicated else catalog
+    care, unlisted = _care(resolve_options), resolve_options.unlisted
+    policy = output_options.policy(open_progress)
+    if output.max_shard_bytes is None:
+        target = Target(format, {0: path}, attrs=header_attrs(output.crc))
         return make_checked_plan(catalog, strategy, target, unlisted, executor, care, policy)
-    numbered = Numbered(path, format, max_part_bytes, header_attrs(crc))
+    numbered = Numbered(path, format, output.max_shard_bytes, header_attrs(output.crc))
     target = numbered.target()
     return make_checked_plan(catalog, strategy, target, unlisted, executor, care, policy, numbered)
+
+
+def _care(options: ResolveOptions) -> Care:
+    trust = Trust(options.trust_strategy, options.optimizer_shard)
+    return Care(trust, options.strict, options.check_replicas)
 
 
 def plan_split(
     catalog: Catalog,
     strategy: Strategy,
     folder: str,
-    format: str = "hdf5",
+    resolve_options: ResolveOptions = ResolveOptions(),
+    output_options: OutputOptions = OutputOptions(),
     *,
-    prefix: str = "checkpoint_",
-    ranks: Collection[int] | None = None,
-    replicated: bool = False,
-    unlisted: Unlisted | None = None,
-    strict: bool = False,
-    not_in_target: NotInTarget = "follow",
-    crc: bool = False,
-    overwrite: bool = False,
     executor: Executor | None = None,
-    part: tuple[int, int] | None = None,
-    resume: bool = False,
     open_progress: OpenProgress = no_progress,
-    strategy_path: str | None = None,
 ) -> tuple[Plan, Destination]:
     """Plan to shard a full checkpoint for the ranks of ``strategy``; for `execute`.
 
@@ -664,49 +694,33 @@ def plan_split(
     ----------
     catalog
         The source, from `scan`: one file, several with an index, a folder with the file of one
-        rank, with ``replicated`` of several, or a checkpoint that describes itself.
+        rank, replicated ranks, or a checkpoint that describes itself.
     strategy
         Layouts of the target.
-    folder, format, prefix
-        Files ``folder/rank_R/{prefix}R`` with the ending of the format are written.
-    ranks
-        Only these target ranks.
-    replicated
+    folder
+        Where the folders of the ranks are written.
+    resolve_options
+        How the source is resolved; ``unlisted`` also decides on tensors of which the source may
+        hold one rank's slice only.
+    output_options
+        What is written; HDF5 by default.
+    executor, open_progress
         As for `plan_merge`.
-    unlisted
-        What to do with tensors of which the source may hold one rank's slice only.
-    not_in_target
-        What to do with parameters that ``strategy`` does not list: see
-        `ckpttool.model.plan.Target`.
-    strict, crc, executor, part, resume, open_progress
-        As for `plan_merge`.
-    overwrite
-        Whether existing outputs may be replaced; an input never is.
-    strategy_path
-        Write the strategy of the outputs, too, as a file of MindSpore's: how they are cut in truth,
-        see `ckpttool.planning.targets`.
 
     Raises
     ------
     FormatError, StrategyError, PlanError
         Everything that is in the way, in one error.
+    ValueError
+        An option is of merged checkpoints only.
     """
+    replicated = resolve_options.replicated
     src_strategy = known_strategy(catalog, None, replicated) if replicated else None
     if isinstance(catalog, SelfDescribedCatalog):
         return plan_reshard(
-            *(catalog, None, strategy, folder, format),
-            prefix=prefix,
-            ranks=ranks,
-            unlisted=unlisted,
-            strict=strict,
-            not_in_target=not_in_target,
-            crc=crc,
-            overwrite=overwrite,
+            *(catalog, None, strategy, folder, resolve_options, output_options),
             executor=executor,
-            part=part,
-            resume=resume,
             open_progress=open_progress,
-            strategy_path=strategy_path,
         )
     found = sorted({*catalog.files, *catalog.damaged})
     if not isinstance(catalog, MergedCatalog) and not replicated and len(found) > 1:
@@ -714,11 +728,16 @@ def plan_split(
         text += "reshard with the strategy of these ranks (-s STRATEGY), or say --replicated if "
         raise PlanError([f"{text}every rank holds everything"])
     catalog = replace(catalog, one_of_several="") if replicated else catalog
-    target = rank_files(strategy, folder, format, prefix, ranks, crc, not_in_target)
-    care = Care(Trust(), strict, check_replicas=False)  # replicas are compared anyway
-    policy = DestinationPolicy(overwrite, resume, part, open_progress)
-    told = None if strategy_path is None else Told(strategy_path, part is not None)
+    target = rank_files(strategy, folder, output_options)
+    care, unlisted = _care(resolve_options), resolve_options.unlisted
+    policy = output_options.policy(open_progress)
+    told = _sidecar(output_options)
     return make_checked_plan(catalog, src_strategy, target, unlisted, executor, care, policy, told)
+
+
+def _sidecar(options: OutputOptions) -> Told | None:
+    path = options.strategy_path
+    return None if path is None else Told(path, options.part is not None)
 
 
 def plan_reshard(
@@ -726,23 +745,11 @@ def plan_reshard(
     src_strategy: Strategy | None,
     dst_strategy: Strategy,
     folder: str,
-    format: str = "hdf5",
+    resolve_options: ResolveOptions = ResolveOptions(),
+    output_options: OutputOptions = OutputOptions(),
     *,
-    prefix: str = "checkpoint_",
-    ranks: Collection[int] | None = None,
-    unlisted: Unlisted | None = None,
-    not_in_target: NotInTarget = "follow",
-    trust_strategy: bool = False,
-    optimizer_shard: int | None = None,
-    strict: bool = False,
-    check_replicas: bool = False,
-    crc: bool = False,
-    overwrite: bool = False,
     executor: Executor | None = None,
-    part: tuple[int, int] | None = None,
-    resume: bool = False,
     open_progress: OpenProgress = no_progress,
-    strategy_path: str | None = None,
 ) -> tuple[Plan, Destination]:
     """Plan to shard a checkpoint for the ranks of ``dst_strategy``; for `execute`.
 
@@ -752,17 +759,17 @@ def plan_reshard(
         The source, from `scan`, and its layouts; None for a checkpoint that describes itself.
     dst_strategy
         Layouts of the target.
-    folder, format, prefix, ranks, not_in_target, overwrite, strategy_path
+    folder, output_options
         As for `plan_split`.
-    unlisted, trust_strategy, optimizer_shard, strict, check_replicas
-        As for `plan_merge`.
-    crc, executor, part, resume, open_progress
+    resolve_options, executor, open_progress
         As for `plan_merge`.
 
     Raises
     ------
     FormatError, StrategyError, PlanError
         Everything that is in the way, in one error.
+    ValueError
+        An option is of merged checkpoints only.
     """
     other = (
         "or use split if it holds everything undivided"
@@ -770,8 +777,8 @@ def plan_reshard(
         else ""
     )
     src_strategy = source_layouts(catalog, src_strategy, other)
-    target = rank_files(dst_strategy, folder, format, prefix, ranks, crc, not_in_target)
-    care = Care(Trust(trust_strategy, optimizer_shard), strict, check_replicas)
-    policy = DestinationPolicy(overwrite, resume, part, open_progress)
-    told = None if strategy_path is None else Told(strategy_path, part is not None)
+    target = rank_files(dst_strategy, folder, output_options)
+    care, unlisted = _care(resolve_options), resolve_options.unlisted
+    policy = output_options.policy(open_progress)
+    told = _sidecar(output_options)
     return make_checked_plan(catalog, src_strategy, target, unlisted, executor, care, policy, told)

@@ -8,9 +8,9 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from ckpttool.concurrency import result_of
+from ckpttool.concurrency import wait_result
 from ckpttool.discovery.sharded_files import scan_indexed
 from ckpttool.errors import CkptToolError, CombinedError, PlanError
 from ckpttool.formats.weight_index import MAP_NAME
@@ -33,6 +33,56 @@ from ckpttool.planning.unlisted import Unlisted, find_contradictions, find_stati
 from ckpttool.storage.sampling import Sample, digest, find_least, sample
 
 BUFFER_BYTES = 4 << 20  # held by each worker while contents are compared
+
+
+Contents = Literal["headers", "samples", "slices", "all"]
+
+
+@dataclass(frozen=True, slots=True)
+class ResolveOptions:
+    """How a checkpoint is resolved to full tensors.
+
+    Attributes
+    ----------
+    replicated
+        Every rank holds everything.  A file that looks like one rank's of several is a full
+        checkpoint.
+    unlisted
+        What to do with parameters that are not in the strategy and differ between ranks: target
+        rank ``r`` takes that of source rank ``r`` modulo the number of source ranks (``"rank"``),
+        all take the lowest rank's (``"first"``), or none does (``"drop"``).  None makes them a
+        problem.
+    trust_strategy
+        Skip the samples that show whether the strategy belongs to these files.
+    optimizer_shard
+        The optimizer shard of tensors whose contents do not tell it, where the strategy hides it;
+        1 for none.  It is a problem if contents show another.
+    check_replicas
+        Compare all replicas byte for byte; any difference is a problem.
+    strict
+        Make every warning a problem.
+    contents
+        How far the contents of the files are read where they decide.  ``"headers"``: some pages of
+        optimizer states; the strategy is checked against headers.  ``"samples"``: some pages of
+        all tensors.  ``"slices"``: some pages, and all of slices that may hide an optimizer shard.
+        ``"all"``: also all of the parameters that are not in the strategy.
+    keep_going
+        Read contents even if headers show problems.
+
+    Examples
+    --------
+    >>> ResolveOptions(unlisted="first").strict
+    False
+    """
+
+    replicated: bool = False
+    unlisted: Unlisted | None = None
+    trust_strategy: bool = False
+    optimizer_shard: int | None = None
+    check_replicas: bool = False
+    strict: bool = False
+    contents: Contents = "all"
+    keep_going: bool = False
 
 
 class Trust(NamedTuple):
@@ -221,7 +271,7 @@ def _group_ranks(
     }
     groups: dict[str, dict[Sample, list[int]]] = defaultdict(dict)
     for (name, rank), future in futures.items():
-        groups[name].setdefault(result_of(future), []).append(rank)
+        groups[name].setdefault(wait_result(future), []).append(rank)
     return groups
 
 
@@ -245,7 +295,7 @@ def find_running(
     return frozenset(
         name
         for name, of_ranks in futures.items()
-        if all(result_of(one) >= least[name] for one in of_ranks)
+        if all(wait_result(one) >= least[name] for one in of_ranks)
     )
 
 

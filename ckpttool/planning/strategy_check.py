@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
-from ckpttool.concurrency import result_of
+from ckpttool.concurrency import wait_result
 from ckpttool.errors import FormatError
 from ckpttool.formats.reading import read_file
 from ckpttool.model.catalog import Catalog, RankCatalog, SelfDescribedCatalog
@@ -153,7 +153,7 @@ def _sample(tensors: Iterable[StoredTensor], executor: Executor) -> Mapping[Stor
     futures = [(wanted, executor.submit(take_samples, wanted)) for wanted in by_path.values()]
     taken: dict[StoredTensor, Sample] = {}
     for wanted, future in futures:
-        samples = result_of(future)
+        samples = wait_result(future)
         taken.update(zip(wanted, samples, strict=True))
     return taken
 
@@ -386,7 +386,7 @@ def _stages_that_differ(
     futures = [tuple(executor.submit(sample_box, source) for source in pair) for pair in pairs]
     differing: dict[tuple[range, range], list[str]] = defaultdict(list)
     for (mine, other), pair in zip(pairs, futures, strict=True):
-        first, second = (result_of(future) for future in pair)
+        first, second = (wait_result(future) for future in pair)
         if first != second:
             differing[mine.layout.ranks, other.layout.ranks].append(mine.meta.name)
     return [

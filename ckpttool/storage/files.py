@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ckpttool.errors import VerifyError, add_remark, reason_of, remarks_on
+from ckpttool.errors import VerifyError, add_note, describe_os_error, notes_of
 from ckpttool.formats import get_format
 from ckpttool.model.plan import OutputFile
 from ckpttool.model.tensors import FileIndex, Stamp, TensorMeta
@@ -174,7 +174,7 @@ class PartialFile:
 
 
 def clean_up(error: BaseException, *steps: Callable[[], None]) -> None:
-    """Do all of it after a failure, which gets a remark if the disk does not let us.
+    """Do all of it after a failure, which gets a note if the disk does not let us.
 
     What is to be told is the failure that came first: a disk that has failed, or is read-only
     since then, lets nothing be removed either.
@@ -183,8 +183,8 @@ def clean_up(error: BaseException, *steps: Callable[[], None]) -> None:
         try:
             step()
         except OSError:
-            if STUCK not in remarks_on(error):
-                add_remark(error, STUCK)
+            if STUCK not in notes_of(error):
+                add_note(error, STUCK)
 
 
 def write_document(path: str, data: bytes | Iterable[str], *, is_dated: bool = False) -> None:
@@ -364,7 +364,8 @@ def access_problem(path: Path, mode: int) -> str | None:
         return None
     is_read_only = os.statvfs(path).f_flag & os.ST_RDONLY
     number = errno.EROFS if is_read_only else errno.EACCES
-    return f"{path}: {reason_of(OSError(number, os.strerror(number)))}; write to another place"
+    reason = describe_os_error(OSError(number, os.strerror(number)))
+    return f"{path}: {reason}; write to another place"
 
 
 def sync_folder(folder: Path) -> None:

@@ -12,7 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
-from ckpttool.concurrency import OnProgress, OpenProgress, no_progress, result_of
+from ckpttool.concurrency import OnProgress, OpenProgress, no_progress, wait_result
 from ckpttool.errors import CkptToolError, FormatError
 from ckpttool.formats import read_index
 from ckpttool.formats.reading import is_there, read_file
@@ -508,11 +508,11 @@ def find_intact(
         looks = [(one, executor.submit(hash_units, stored[one.name])) for one in output.tensors]
         is_equal = True
         for one, hashes in looks:
-            is_equal &= result_of(hashes) == one.sha256
+            is_equal &= wait_result(hashes) == one.sha256
             on_progress(stored[one.name].meta.nbytes)
         is_equal &= index.attrs.keys() >= set(attrs)
         if is_equal and "crc_num" in index.attrs:
-            is_equal = result_of(executor.submit(verify_checksum, index)) is None
+            is_equal = wait_result(executor.submit(verify_checksum, index)) is None
         if is_equal and stamp_of(folder / output.path) == stamp:
             found[output.path] = stamp
     return found

@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
-from ckpttool.concurrency import OnProgress, result_of
+from ckpttool.concurrency import OnProgress, wait_result
 from ckpttool.discovery.rank_folders import RANK_FOLDER
 from ckpttool.errors import FormatError
 from ckpttool.formats import read_index
@@ -170,7 +170,7 @@ def _finding(path: Path, problem: str, rank: int | None = None) -> Finding:
 
 def _collect(path: Path, look: _Look, on_progress: OnProgress) -> Iterator[Finding]:
     """A finding if a tensor's hashes are not those that are listed."""
-    found, wanted = result_of(look.hashes), look.wanted.sha256
+    found, wanted = wait_result(look.hashes), look.wanted.sha256
     on_progress(look.nbytes)
     if found == wanted:
         return

@@ -8,13 +8,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from ckpttool.concurrency import InlineExecutor
-from ckpttool.discovery.scan import scan_all
+from ckpttool.discovery.scan import SourceOptions, scan_all
 from ckpttool.errors import FormatError, PlanError, StepError
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import Finding, Note, Report
 from ckpttool.model.optimizer_names import parameter_of
 from ckpttool.model.strategy import Strategy
-from ckpttool.model.tensors import FileIndex, Secret, TensorMeta
+from ckpttool.model.tensors import FileIndex, TensorMeta
 from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.planning.missing import find_lacking, notes_of_scan, set_aside
 from ckpttool.planning.optimizer_state import find_owners, owners_of_full
@@ -28,6 +28,7 @@ from ckpttool.planning.replicas import (
     slices_of,
 )
 from ckpttool.planning.resolve import (
+    ResolveOptions,
     Settled,
     Trust,
     find_running,
@@ -40,7 +41,7 @@ from ckpttool.planning.sources import Sources, find_sources, names_to_compare, u
 from ckpttool.planning.strategy_check import as_asked
 from ckpttool.planning.unlisted import OF_ONE_RANK, find_contradictions, say_running
 from ckpttool.storage.checksums import check_files
-from ckpttool.storage.compare import Facts, Index, LookOptions
+from ckpttool.storage.compare import CompareOptions, Index, TensorStats
 from ckpttool.transaction.manifest import require_unmodified_sources
 from ckpttool.verification.headers import (
     check_types,
@@ -73,7 +74,7 @@ class _Tally:
     zero_ranks: list[int] = field(default_factory=list)
     zeros: int = 0
 
-    def add(self, one: Slice, facts: Facts) -> None:
+    def add(self, one: Slice, facts: TensorStats) -> None:
         """Count a slice."""
         self.elements += facts.elements
         self.nans += facts.nans
@@ -109,7 +110,7 @@ def check_contents(
     strategy
         None if there is none; one without layouts says that every rank holds everything.
     executor, on_progress
-        See `examine`.
+        See `compare_tensors`.
     seen
         Gets a `fingerprint` of every stored tensor that is read, if hashes are wanted.
     running
@@ -119,7 +120,7 @@ def check_contents(
     findings: list[Finding] = []
     tallies: dict[tuple[str, int], _Tally] = {}
     metas: dict[str, TensorMeta] = {}
-    options = LookOptions(wants_census=True, wants_hashes=seen is not None)
+    options = CompareOptions(wants_counts=True, wants_hashes=seen is not None)
     for one, facts in examine_slices(slices, executor, options, on_progress):
         if seen is not None:
             seen.update(map(fingerprint, one.tensors, facts.hashes))
@@ -151,7 +152,7 @@ def check_contents(
 
 
 def differences(
-    one: Slice, facts: Facts, catalog: Catalog, strategy: Strategy | None
+    one: Slice, facts: TensorStats, catalog: Catalog, strategy: Strategy | None
 ) -> Iterator[Finding]:
     """Yield the finding of ranks that do not agree, if they do not."""
     source, name = one.source, one.source.meta.name
@@ -206,19 +207,17 @@ OpenProgress = Callable[[int], AbstractContextManager[Callable[[int], None]]]
 
 def scan_to_verify(
     src: str,
-    pattern: str | None = None,
-    step: str | None = None,
+    options: SourceOptions = SourceOptions(),
     *,
-    key: bytes | Secret | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Catalog:
-    """What is on disk, as of `scan`, but what is wrong with the files is in the catalog, too.
+    """Return the catalog as `scan` does, with everything that is wrong with the files in it.
 
-    That is a single file that is damaged, ranks that have no step in common, files that are not as
-    an index says, and a run that did not end and has completed none.
+    A single file may be damaged, ranks may have no step in common, files may differ from their
+    index, and a run may have ended before it completed a file.
     """
     try:
-        return scan_all(src, pattern, step, key=key, on_progress=on_progress)
+        return scan_all(src, options, on_progress=on_progress)
     except StepError as error:
         return RankCatalog(src, {}, problems=error.problems)
     except FormatError as error:
@@ -228,26 +227,26 @@ def scan_to_verify(
 def verify(
     catalog: Catalog,
     strategy: Strategy | None = None,
+    options: ResolveOptions = ResolveOptions(),
     *,
-    replicated: bool = False,
     deep: bool = False,
     crc: bool = False,
     executor: Executor | None = None,
     open_progress: OpenProgress = lambda total: nullcontext(lambda nbytes: None),
 ) -> Report:
-    """What is wrong with a checkpoint.
+    """Find what is wrong with a checkpoint.
 
     Parameters
     ----------
     catalog
         From `scan`, or from `scan_to_verify`.
     strategy
-        Its layouts.  Without, only what can be said of files by themselves is, unless the
-        checkpoint describes itself.
-    replicated
-        Every rank holds everything.
+        Its layouts.  Without them each file is verified by itself, unless the checkpoint describes
+        itself.
+    options
+        How the checkpoint is resolved: ``replicated`` counts here.
     deep
-        Read the data, too; checksums and the hashes of a manifest are verified, if there are some.
+        Read the data, and verify the checksums and the hashes of a manifest that are there.
     crc
         Verify checksums, and say where there are none.
     executor
@@ -271,11 +270,11 @@ def verify(
         for path in find_manifests(catalog):
             findings += check_manifest(catalog, path, executor, deep)
         return Report(catalog.root, findings=tuple(findings), notes=catalog.notes)
-    if strategy is not None or replicated or isinstance(catalog, SelfDescribedCatalog):
-        strategy = known_strategy(catalog, strategy, replicated)
+    if strategy is not None or options.replicated or isinstance(catalog, SelfDescribedCatalog):
+        strategy = known_strategy(catalog, strategy, options.replicated)
     if isinstance(catalog, MergedCatalog):
         strategy = None
-    if replicated:
+    if options.replicated:
         catalog = replace(catalog, one_of_several="")
     if strategy is not None:
         strategy, reasons = strategy.resolve(catalog.metas)

@@ -139,14 +139,14 @@ def test_a_signal_is_heard_while_what_is_kept_is_read(tmp_path):
     code = (  # one thread gets one signal, so the main thread does not wake by itself
         "import signal, sys, threading\n"
         "from ckpttool.cli.main import main\n"
-        "from ckpttool.concurrency import go_on\n"
+        "from ckpttool.concurrency import check_cancelled\n"
         "from ckpttool.storage import sampling\n"
         "turn = threading.Lock()\n"
         "def read_for_ever(tensor, buffer_bytes):\n"
         "    if turn.acquire(blocking=False):\n"
         "        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)\n"
         "    while True:\n"
-        "        go_on()\n"
+        "        check_cancelled()\n"
         "sampling.unit_digests = read_for_ever\n"
         "main(sys.argv[1:])"
     )
@@ -1003,8 +1003,7 @@ def test_from_python_a_plan_is_resumed(tmp_path, failing):
             ckpttool.read_strategy([str(CASE / "src_strategy.ckpt")]),
             ckpttool.read_strategy([str(CASE / "dst_strategy.ckpt")]),
             str(tmp_path),
-            "ckpt",
-            **more,
+            output_options=ckpttool.OutputOptions("ckpt", **more),
         )
 
     failing("rank_3")
