@@ -18,7 +18,7 @@ from ckpttool._version import __version__
 
 TYPE_CHECKING = False  # typing itself would be loaded before `ckpttool.__main__` minds signals
 if TYPE_CHECKING:
-    from ckpttool.discovery.scan import scan
+    from ckpttool.discovery.scan import SourceOptions, scan
     from ckpttool.errors import (
         CkptToolError,
         CombinedError,
@@ -31,9 +31,10 @@ if TYPE_CHECKING:
         VerifyError,
     )
     from ckpttool.execution.execute import CopyOptions, execute
-    from ckpttool.execution.executors import open_engine
+    from ckpttool.execution.executors import RunOptions, open_engine
+    from ckpttool.execution.memory import fit_memory
     from ckpttool.formats import read_index
-    from ckpttool.planning.preflight import plan_merge, plan_reshard, plan_split
+    from ckpttool.planning.preflight import OutputOptions, plan_merge, plan_reshard, plan_split
     from ckpttool.planning.resolve import ResolveOptions, resolve
     from ckpttool.planning.targets import write_strategy
     from ckpttool.storage.compare import Tolerance
@@ -54,8 +55,11 @@ _HOMES = {
     "EngineError": "ckpttool.errors",
     "ExecutionError": "ckpttool.errors",
     "FormatError": "ckpttool.errors",
+    "OutputOptions": "ckpttool.planning.preflight",
     "PlanError": "ckpttool.errors",
     "ResolveOptions": "ckpttool.planning.resolve",
+    "RunOptions": "ckpttool.execution.executors",
+    "SourceOptions": "ckpttool.discovery.scan",
     "StrategyError": "ckpttool.errors",
     "Tolerance": "ckpttool.storage.compare",
     "UnsupportedError": "ckpttool.errors",
@@ -65,6 +69,7 @@ _HOMES = {
     "Manifest": "ckpttool.transaction.manifest",
     "execute": "ckpttool.execution.execute",
     "finalize": "ckpttool.transaction.parts",
+    "fit_memory": "ckpttool.execution.memory",
     "open_engine": "ckpttool.execution.executors",
     "plan_merge": "ckpttool.planning.preflight",
     "plan_reshard": "ckpttool.planning.preflight",
@@ -85,8 +90,11 @@ __all__ = [
     "ExecutionError",
     "FormatError",
     "Manifest",
+    "OutputOptions",
     "PlanError",
     "ResolveOptions",
+    "RunOptions",
+    "SourceOptions",
     "StrategyError",
     "Tolerance",
     "UnsupportedError",
@@ -96,6 +104,7 @@ __all__ = [
     "diff",
     "execute",
     "finalize",
+    "fit_memory",
     "open_engine",
     "plan_merge",
     "plan_reshard",

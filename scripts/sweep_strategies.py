@@ -82,7 +82,11 @@ def merge(
     path = folder / MERGED
     try:
         plan, destination = ckpttool.plan_merge(
-            catalog, strategy, str(path), unlisted=unlisted, overwrite=True
+            catalog,
+            strategy,
+            str(path),
+            resolve_options=ckpttool.ResolveOptions(unlisted=unlisted),
+            output_options=ckpttool.OutputOptions(overwrite=True),
         )
     except ckpttool.CkptToolError as error:
         return Outcome(None, frozenset(), frozenset(), str(error))

@@ -30,7 +30,7 @@ def failing(monkeypatch):
         filled = []
 
         def fake(task):
-            path = task.parts[0].tensor.file.path
+            path = task.units[0].tensor.file.path
             if name is not None and name in path:
                 wait_until(lambda: after is None or after.exists(), f"{after}")
                 raise OSError(number, os.strerror(number))

@@ -23,12 +23,12 @@ class OracleLayout(NamedTuple):
 
     @property
     def ranks(self) -> range:
-        """The ranks of the stage."""
+        """Return the ranks of the stage."""
         return range(self.first_rank, self.first_rank + int(np.prod(self.device_matrix)))
 
 
 def take(full: np.ndarray, layout: OracleLayout, rank: int) -> np.ndarray:
-    """The slice of ``full`` that ``rank`` holds."""
+    """Return the slice of ``full`` that ``rank`` holds."""
     devices = np.arange(np.prod(layout.device_matrix)).reshape(layout.device_matrix)
     here = np.argwhere(devices == rank - layout.first_rank)[0][::-1]  # axis 0 is the innermost
     sizes = layout.device_matrix[::-1]
@@ -57,7 +57,7 @@ def take(full: np.ndarray, layout: OracleLayout, rank: int) -> np.ndarray:
 
 
 def join(slices: Mapping[int, np.ndarray], layout: OracleLayout) -> np.ndarray:
-    """The full tensor, from the slices of the ranks that are there (replicas may be missing)."""
+    """Return the full tensor, from the slices that are there (replicas may be missing)."""
     shape = full_shape(next(iter(slices.values())).shape, layout)
     numbers = np.arange(np.prod(shape, dtype=int)).reshape(shape)
     flat = np.empty(numbers.size, next(iter(slices.values())).dtype)
@@ -72,7 +72,7 @@ def join(slices: Mapping[int, np.ndarray], layout: OracleLayout) -> np.ndarray:
 
 
 def full_shape(slice_shape: Sequence[int], layout: OracleLayout) -> tuple[int, ...]:
-    """The shape before cutting, from the shape of a slice."""
+    """Return the full shape, from the shape of a slice."""
     sizes = layout.device_matrix[::-1]
     shape = [
         size * int(np.prod([sizes[axis] for axis in axes]))

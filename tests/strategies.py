@@ -46,13 +46,13 @@ NAMES = ["w", "layer.0.weight", "a/b", "größe"]
 
 
 def examples(count: int) -> settings:
-    """How many examples a test takes; a search takes many more."""
+    """Return the settings of a test with so many examples, or more for a search."""
     factor = {"search": 30, "brief": 0.2}.get(PROFILE, 1)
     return settings(max_examples=max(5, int(count * factor)))
 
 
 def device_matrices(count: int, most_axes: int = 4) -> list[tuple[int, ...]]:
-    """Every device matrix of ``count`` ranks with axes from 1 to 4."""
+    """Return every device matrix of ``count`` ranks with axes from 1 to 4."""
     return [
         sizes
         for naxes in range(1, most_axes + 1)
@@ -66,7 +66,7 @@ MATRICES = {count: device_matrices(count) for count in (1, 2, 3, 4, 6, 8, 9, 12)
 
 @st.composite
 def layouts(draw: st.DrawFn, ndim: int, count: int) -> Layout:
-    """A layout of a tensor of ``ndim`` axes on ``count`` ranks."""
+    """Draw a layout of a tensor of ``ndim`` axes on ``count`` ranks."""
     matrix = draw(st.sampled_from(MATRICES[count]))
     tensor_map: list[tuple[int, ...]] = [()] * ndim
     for device_axis in draw(st.permutations(range(len(matrix)))):
@@ -89,14 +89,14 @@ class Move(NamedTuple):
 
 @st.composite
 def grids(draw: st.DrawFn, most_stages: int) -> tuple[int, int]:
-    """Ranks of a stage, and stages."""
+    """Draw the ranks of a stage, and stages."""
     stages = draw(st.integers(1, most_stages))
     return draw(st.sampled_from([n for n in MATRICES if n * stages <= 12])), stages
 
 
 @st.composite
 def moves(draw: st.DrawFn, most_stages: int = 3, has_state: bool = False) -> Move:
-    """A checkpoint of few parameters, with layouts for two numbers of ranks.
+    """Draw a checkpoint of few parameters, with layouts for two numbers of ranks.
 
     With ``has_state`` it may have optimizer state that neither strategy lists.
     """
@@ -126,7 +126,7 @@ def moves(draw: st.DrawFn, most_stages: int = 3, has_state: bool = False) -> Mov
 
 @st.composite
 def table_moves(draw: st.DrawFn) -> Move:
-    """An embedding table and state of it, of which a side or both cut axis 0 by hand.
+    """Draw an embedding table and its state; one side or both cut axis 0 by hand.
 
     The source may be field-sliced as well, with a state that its strategy does not list.  Layouts
     are the true ones; `as_stored` makes of them what a strategy file says.
@@ -159,7 +159,7 @@ def table_moves(draw: st.DrawFn) -> Move:
 
 @st.composite
 def rows_of(draw: st.DrawFn, layout: Layout, total: int) -> tuple[int, ...]:
-    """Rows of every part before the optimizer shard, ``total`` in all."""
+    """Draw the rows of every part before the optimizer shard, ``total`` in all."""
     shard = layout.optimizer_shard
     count = layout.parts[0] // shard
     ends = sorted(draw(st.lists(st.integers(0, total // shard), min_size=count, max_size=count)))
@@ -168,7 +168,7 @@ def rows_of(draw: st.DrawFn, layout: Layout, total: int) -> tuple[int, ...]:
 
 
 def as_stored(strategy: Strategy) -> Strategy:
-    """The strategy as MindSpore writes it: without rows in the entries of states."""
+    """Return the strategy as MindSpore writes it: without rows in the entries of states."""
     stripped = {
         name: tuple(replace(layout, rows=()) if "." in name else layout for layout in held)
         for name, held in strategy.layouts.items()
@@ -178,19 +178,19 @@ def as_stored(strategy: Strategy) -> Strategy:
 
 @st.composite
 def shapes(draw: st.DrawFn, most_axes: int = 4, most: int = 5) -> tuple[int, ...]:
-    """Shapes, some of them with an empty axis."""
+    """Draw shapes, some of them with an empty axis."""
     return tuple(draw(st.lists(st.integers(0, most), max_size=most_axes)))
 
 
 @st.composite
 def regions(draw: st.DrawFn, shape: tuple[int, ...]) -> Region:
-    """A region of a tensor of that shape; it may be empty."""
+    """Draw a region of a tensor of that shape; it may be empty."""
     ends = [sorted(draw(st.tuples(*[st.integers(0, n)] * 2))) for n in shape]
     return Region(tuple(a for a, _ in ends), tuple(b for _, b in ends))
 
 
 def features(move: Move) -> Iterator[str]:
-    """Words for what is in an example."""
+    """Return words for what is in an example."""
     yield from move.entries
     for entry in move.entries.values():
         yield from (entry.dtype, f"{len(entry.shape)} axes")
@@ -206,7 +206,7 @@ def features(move: Move) -> Iterator[str]:
 
 
 def layout_features(layout: Layout) -> Iterator[str]:
-    """Words for what is in a layout."""
+    """Return words for what is in a layout."""
     used = {axis for axes in layout.tensor_map for axis in axes}
     free = [size for i, size in enumerate(layout.device_matrix[::-1]) if i not in used]
     if layout.optimizer_shard > 1:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,13 +16,57 @@ from ckpttool.errors import CkptToolError, raise_all, with_side
 from ckpttool.model.catalog import RankCatalog
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ckpttool.cli.options import ReportOptions, Source
+    from ckpttool.execution.executors import RunOptions
     from ckpttool.model.catalog import Catalog
     from ckpttool.model.strategy import Strategy
-    from ckpttool.model.tensors import Secret
-    from ckpttool.planning.unlisted import Unlisted
+    from ckpttool.planning.resolve import ResolveOptions
+
+
+def _build_sides(**values: Any) -> Mapping[str, object]:
+    """Return A and B; what is not said of B is as for A, but for the strategy."""
+    key, step, pattern = values["key"], values["step"], values["pattern"]
+    b_step, b_pattern = values["b_step"] or step, values["b_pattern"] or pattern
+    return {
+        "a": options.make_source(values["a"], pattern, step, key, values["strategy"]),
+        "b": options.make_source(values["b"], b_pattern, b_step, key, values["b_strategy"]),
+    }
+
+
+def _strategy(*flags: str, help: str) -> options.Parameter:
+    return options.option(*flags, type=options.EXISTING, multiple=True, metavar="FILE", help=help)
+
+
+sides = options.OptionGroup(
+    options.SOURCE,
+    _build_sides,
+    {
+        "a": options.argument(),
+        "b": options.argument(),
+        "strategy": _strategy(
+            "-s",
+            "--strategy",
+            help="Strategy file of A, and of B if it has no other (see --replicated); a single "
+            "file needs none.  Again, or a folder, for several pipeline stages.",
+        ),
+        "b_strategy": _strategy("--b-strategy", help="Strategy file of B, if it is not that of A."),
+        "step": options.source.parameters["step"],
+        "b_step": options.option(
+            "--b-step", metavar="STEP", help="Step of B, if it is not that of A."
+        ),
+        "pattern": options.source.parameters["pattern"],
+        "b_pattern": options.option(
+            "--b-pattern", metavar="PATTERN", help="Pattern of B, if it is not that of A."
+        ),
+        "key": options.source.parameters["key"],
+    },
+)
 
 
 @click.command(
+    cls=options.GroupedCommand,
     help="""\b
     ckpttool diff checkpoint/ merged.h5 -s strategy.ckpt
 
@@ -31,119 +76,74 @@ if TYPE_CHECKING:
     equal, 1 if they or replicas differ, 2 and more if they could not be compared.
     """,
 )
-@click.argument("a", type=options.EXISTING)
-@click.argument("b", type=options.EXISTING)
-@click.option(
-    "-s",
-    "--strategy",
-    "a_strategy",
-    type=options.EXISTING,
-    multiple=True,
-    metavar="FILE",
-    help="Strategy file of A, and of B if it has no other (see --replicated); a single file needs "
-    "none.  Again, or a folder, for several pipeline stages.",
+@sides()
+@options.resolve(
+    *("trust_strategy", "optimizer_shard"),
+    replicated=options.option(
+        "--replicated",
+        is_flag=True,
+        help="A folder without a strategy of its own (-s of A, --b-strategy of B) holds "
+        "everything on every rank.",
+    ),
+    unlisted=options.option(
+        "--unlisted",
+        type=click.Choice(["rank", "first", "drop"]),
+        default="rank",
+        show_default=True,
+        help="A parameter that is not in the strategy and differs between ranks: compared rank "
+        "by rank, or only the lowest rank's, or not at all.",
+    ),
 )
-@click.option(
-    "--b-strategy",
-    type=options.EXISTING,
-    multiple=True,
-    metavar="FILE",
-    help="Strategy file of B, if it is not that of A.",
-)
-@click.option(
-    "--replicated",
-    is_flag=True,
-    help="A folder without a strategy of its own (-s of A, --b-strategy of B) holds everything on "
-    "every rank.",
-)
-@click.option(
+@options.listed_under(
+    options.CHECKS,
+    "atol",
     "--atol",
     type=Number(),
     metavar="X",
     help="Compare numbers, not bytes: |a - b| <= ATOL + RTOL * |b| is equal, and so are NaN and "
     "NaN.  [default: 0]",
 )
-@click.option("--rtol", type=Number(), metavar="X", help="See --atol.  [default: 0]")
-@click.option(
-    "--unlisted",
-    type=click.Choice(["rank", "first", "drop"]),
-    default="rank",
-    show_default=True,
-    help="A parameter that is not in the strategy and differs between ranks: compared rank by "
-    "rank, or only the lowest rank's, or not at all.",
+@options.listed_under(
+    options.CHECKS,
+    "rtol",
+    "--rtol",
+    type=Number(),
+    metavar="X",
+    help="See --atol.  [default: 0]",
 )
-@options.trust_strategy
-@options.optimizer_shard
-@options.step
-@click.option("--b-step", metavar="STEP", help="Step of B, if it is not that of A.")
-@options.pattern
-@click.option("--b-pattern", metavar="PATTERN", help="Pattern of B, if it is not that of A.")
-@options.dec_key_file
-@options.engine
-@options.limit
-@options.as_json
-@options.quiet
-@options.debug
+@options.run("jobs", "engine")
+@options.report(limit=options.LIMIT)
 def diff(
-    a: str,
-    b: str,
-    a_strategy: tuple[str, ...],
-    b_strategy: tuple[str, ...],
-    replicated: bool,
+    a: Source,
+    b: Source,
+    resolve: ResolveOptions,
     atol: float | None,
     rtol: float | None,
-    unlisted: Unlisted,
-    trust_strategy: bool,
-    optimizer_shard: int | None,
-    step: str | None,
-    b_step: str | None,
-    pattern: str | None,
-    b_pattern: str | None,
-    key: Secret | None,
-    engine: str,
-    limit: int | None,
-    as_json: bool,
-    quiet: bool,
+    run: RunOptions,
+    report: ReportOptions,
 ) -> None:
     """Compare two checkpoints, tensor by tensor."""
-    options.answer_by_exit_code()
-    a, b = options.as_shared(engine, a, b)
-    sides = _load(
-        _Side(a, a_strategy, pattern, step),
-        _Side(b, b_strategy, b_pattern or pattern, b_step or step),
-        key,
-        replicated,
-    )
+    options.exit_code_is_answer()
+    a, b = a.for_engine(run), b.for_engine(run)
+    loaded = _load(a, b, report, resolve.replicated)
     tolerance = None
     if atol is not None or rtol is not None:
         tolerance = ckpttool.Tolerance(atol or 0.0, rtol or 0.0)
-    with ckpttool.open_engine(engine) as executor:
+    with ckpttool.open_engine(run.engine) as executor:
         found = ckpttool.diff(
-            *sides,
-            replicated=replicated,
-            unlisted=unlisted,
-            trust_strategy=trust_strategy,
-            optimizer_shard=optimizer_shard,
+            *loaded,
+            resolve,
             tolerance=tolerance,
             executor=executor,
-            open_progress=lambda total: show_progress("comparing", total, quiet or as_json),
+            open_progress=lambda total: show_progress("comparing", total, report.hides_progress),
         )
-    documents.print_comparison(a, b, found, tolerance, limit, as_json, quiet)
+    documents.print_comparison(a.path, b.path, found, tolerance, report)
     if not found.is_equal:
         click.get_current_context().exit(1)
 
 
-class _Side(NamedTuple):
-    """The options of one side of a comparison."""
-
-    path: str
-    strategy: tuple[str, ...]
-    pattern: str | None
-    step: str | None
-
-
 def _load(
-    a: _Side, b: _Side, key: Secret | None, replicated: bool
+    a: Source, b: Source, report: ReportOptions, replicated: bool
 ) -> tuple[Catalog, Catalog, Strategy | None, Strategy | None]:
     """Read catalogs and strategies of both sides, and raise all their problems at once.
 
@@ -153,18 +153,18 @@ def _load(
     errors: list[CkptToolError] = []
     catalogs: list[Catalog] = []
     strategies: list[Strategy | None] = []
-    for side, (path, own, pattern, step) in (("A", a), ("B", b)):
-        given = own if replicated else own or a.strategy
-        read = partial(
-            workflow.load, path, pattern, step, given, key=key, find_strategy=not replicated
-        )
+    if not replicated and not b.strategy_files:
+        b = replace(b, strategy_files=a.strategy_files)
+    for side, source in (("A", a), ("B", b)):
+        read = partial(workflow.load, source, report, find_strategy=not replicated)
         found: list[CkptToolError] = []
         loaded = workflow.attempt(read, found)
         errors += [with_side(error, side) for error in found]
         if loaded is not None:
             catalog, strategy, _ = loaded
+            is_of_a = source.strategy_files is a.strategy_files
             needs_none = not isinstance(catalog, RankCatalog)
-            strategies.append(None if given is a.strategy and needs_none else strategy)
+            strategies.append(None if is_of_a and needs_none else strategy)
             catalogs.append(catalog)
     raise_all(errors)
     return catalogs[0], catalogs[1], strategies[0], strategies[1]

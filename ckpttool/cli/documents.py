@@ -16,13 +16,13 @@ import click
 from ckpttool._version import SCHEMA
 from ckpttool.cli.tables import Json, echo, print_table
 from ckpttool.model import wording
-from ckpttool.model.diagnostics import Command, Diagnostic, severities
+from ckpttool.model.diagnostics import Command, Diagnostic, describe_notes, severities
 from ckpttool.model.optimizer_names import parameter_of
 from ckpttool.model.slicing import LayoutSlicing
 from ckpttool.model.wording import count, format_bytes, format_shape, printable
-from ckpttool.verification.describe import describe_layout, describe_notes
 
 if TYPE_CHECKING:
+    from ckpttool.cli.options import ReportOptions
     from ckpttool.formats.foreign import GroupInfo, RankTable
     from ckpttool.model.diagnostics import Report
     from ckpttool.model.plan import Document, Plan
@@ -87,6 +87,8 @@ def describe_largest(plan: Plan) -> Sequence[Json]:
     A strategy file holds no shapes, and one of another run may fit, so a person should see these.
     Parameters come before their states; of equal shapes and layouts one is shown.
     """
+    from ckpttool.verification.describe import describe_layout
+
     sharded = {
         source.slicing.key: source
         for source in sorted(
@@ -129,15 +131,13 @@ def _describe_written(output: Written) -> Json:
 MOST_ROWS = 50  # of a table; more is for programs, or asked for
 
 
-def print_report(
-    found: Report, deep: bool, crc: bool, limit: int | None, as_json: bool, quiet: bool
-) -> None:
+def print_report(found: Report, deep: bool, crc: bool, options: ReportOptions) -> None:
     """Print the answer of ``verify``."""
-    if as_json:
+    if options.as_json:
         document = describe_report(found, deep)
         findings = document["findings"]
         assert isinstance(findings, list)
-        print_json({**document, "findings": findings[:limit]})
+        print_json({**document, "findings": findings[: options.limit]})
         return
     shallow = "headers and checksums looked at" if crc else "headers read"
     depth = "all data read" if deep else f"{shallow}, not the data (--deep)"
@@ -150,8 +150,8 @@ def print_report(
     )
     clean = "nothing is wrong" if found.is_whole else "nothing is wrong with each rank by itself"
     echo(printable(f"{found.path}: {verdict or clean} ({read})"))
-    _print_findings(found.findings, limit, "verify")
-    print_notes(found.notes, quiet, "verify")
+    _print_findings(found.findings, options.limit, "verify")
+    print_notes(found.notes, options.quiet, "verify")
 
 
 def describe_report(found: Report, deep: bool) -> dict[str, object]:
@@ -196,12 +196,10 @@ def print_comparison(
     b: str,
     found: Comparison,
     tolerance: Tolerance | None,
-    limit: int | None,
-    as_json: bool,
-    quiet: bool,
+    options: ReportOptions,
 ) -> None:
     """Print the answer of ``diff``."""
-    if as_json:
+    if options.as_json:
         document = {
             "a": a,
             "b": b,
@@ -210,7 +208,7 @@ def print_comparison(
             "nbytes": found.nbytes,
             "tolerance": tolerance and {"atol": tolerance.atol, "rtol": tolerance.rtol},
             "counts": _kinds(found),
-            "differences": [_describe(one) for one in found.differences[:limit]],
+            "differences": [_describe(one) for one in found.differences[: options.limit]],
             "findings": [_describe_finding(one, "diff") for one in found.findings],
             "notes": describe_notes(found.notes),
         }
@@ -228,9 +226,9 @@ def print_comparison(
     echo(printable(f"A {a} and B {b}: {verdict} ({size})"))
     if found.differences:
         columns = ("tensor", "what", "A", "B", "differ>", "max abs>", "max rel>", "first")
-        _print_rows("differences", columns, [_row(one) for one in found.differences], limit)
-    _print_findings(found.findings, limit, "diff")
-    print_notes(found.notes, quiet, "diff")
+        _print_rows("differences", columns, [_row(one) for one in found.differences], options.limit)
+    _print_findings(found.findings, options.limit, "diff")
+    print_notes(found.notes, options.quiet, "diff")
 
 
 _WORDS = {

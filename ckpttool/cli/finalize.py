@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 import ckpttool
@@ -10,8 +12,12 @@ from ckpttool.cli.tables import echo
 from ckpttool.model import wording
 from ckpttool.model.wording import count, printable
 
+if TYPE_CHECKING:
+    from ckpttool.cli.options import ReportOptions
+
 
 @click.command(
+    cls=options.GroupedCommand,
     help="""\b
     ckpttool finalize new/
 
@@ -20,14 +26,12 @@ from ckpttool.model.wording import count, printable
     """,
 )
 @click.argument("folder", metavar="DIR", type=options.EXISTING)
-@options.as_json
-@options.quiet
-@options.debug
-def finalize(folder: str, as_json: bool, quiet: bool) -> None:
+@options.report()
+def finalize(folder: str, report: ReportOptions) -> None:
     """Mark the outputs of several runs with --part complete."""
     manifest = ckpttool.finalize(folder)
-    documents.print_notes(manifest.notes, quiet)
-    if as_json:
+    documents.print_notes(manifest.notes, report.quiet)
+    if report.as_json:
         documents.print_json(documents.describe_manifest(folder, manifest))
         return
     size = wording.format_bytes(sum(output.nbytes for output in manifest.outputs))

@@ -13,11 +13,12 @@ from ckpttool.errors import CkptToolError, FormatError
 from ckpttool.model.catalog import MergedCatalog
 
 if TYPE_CHECKING:
+    from ckpttool.cli.options import ReportOptions, Source
     from ckpttool.model.diagnostics import Diagnostic
-    from ckpttool.model.tensors import Secret
 
 
 @click.command(
+    cls=options.GroupedCommand,
     help="""\b
     ckpttool inspect checkpoint/ -s strategy.ckpt
 
@@ -30,50 +31,35 @@ if TYPE_CHECKING:
     are.
     """,
 )
-@options.source
-@options.src_strategy
-@options.step
-@options.pattern
-@options.dec_key_file
-@options.verify_crc
-@options.as_json
-@options.quiet
-@options.debug
-def inspect(
-    src: str,
-    src_strategy: tuple[str, ...],
-    step: str | None,
-    pattern: str | None,
-    key: Secret | None,
-    crc: bool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+@options.source()
+@options.crc
+@options.report()
+def inspect(source: Source, crc: bool, report: ReportOptions) -> None:
     """Show what a checkpoint holds, from headers alone."""
     from ckpttool.discovery.scan import scan_all
     from ckpttool.execution.executors import default_jobs
     from ckpttool.model.diagnostics import Diagnostics
 
-    if show_other(src, as_json):
+    if show_other(source.path, report.as_json):
         return
     diagnostics = Diagnostics("inspect")
     catalog, strategy, _ = workflow.load(
-        src, pattern, step, src_strategy, key=key, tolerated=diagnostics.failures, scan=scan_all
+        source, report, tolerated=diagnostics.failures, scan=scan_all
     )
     with ckpttool.open_engine(f"threads:{default_jobs()}") as executor:
         document = ckpttool.describe(
             catalog, strategy, crc=crc, executor=executor, diagnostics=diagnostics
         )
-    if as_json:
+    if report.as_json:
         documents.print_json(document)
     elif isinstance(catalog, MergedCatalog) and strategy is None:
         tables.print_undivided(catalog, document)
     elif catalog.files or not catalog.findings:
         tables.print_checkpoint(catalog, document)
-    if not as_json:
+    if not report.as_json:
         notes = diagnostics.of("note", "warning")
         diagnostics.failures, notes = _join_replaced(diagnostics.failures, notes)
-        documents.print_notes(notes, quiet, "inspect")
+        documents.print_notes(notes, report.quiet, "inspect")
     diagnostics.raise_if_errors()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -9,14 +10,16 @@ import click
 import ckpttool
 from ckpttool.cli import options, workflow
 from ckpttool.cli.params import PathName
-from ckpttool.cli.workflow import convert
 
 if TYPE_CHECKING:
-    from ckpttool.model.tensors import Secret
-    from ckpttool.planning.unlisted import Unlisted
+    from ckpttool.cli.options import ReportOptions, Source
+    from ckpttool.execution.executors import RunOptions
+    from ckpttool.planning.preflight import OutputOptions
+    from ckpttool.planning.resolve import ResolveOptions
 
 
 @click.command(
+    cls=options.GroupedCommand,
     help="""\b
     ckpttool merge checkpoint/ -s strategy.ckpt -o merged.h5
 
@@ -27,95 +30,43 @@ if TYPE_CHECKING:
     is then converted to another format.
     """,
 )
-@options.source
-@click.option(
+@options.source()
+@options.resolve()
+@options.listed_under(
+    options.OUTPUT,
+    "path",
     "-o",
     "--output",
-    "path",
     type=PathName(),
     required=True,
     metavar="OUT",
     help="Output file; a folder with --max-shard-size.",
 )
-@options.src_strategy
-@options.step
-@options.pattern
-@options.dec_key_file
-@options.replicated
-@options.unlisted
-@options.trust_strategy
-@options.optimizer_shard
-@options.strict
-@options.check_replicas
-@click.option(
-    "--format",
-    type=options.FORMAT_CHOICE,
-    help="Format of the output.  [default: by the ending of OUT, else hdf5]",
+@options.output(
+    *("max_shard_bytes", "crc", "part", "overwrite", "resume"),
+    format=options.option(
+        "--format",
+        type=options.FORMAT_CHOICE,
+        help="Format of the output.  [default: by the ending of OUT, else hdf5]",
+    ),
 )
-@options.max_shard_size
-@options.crc
-@options.part
-@options.engine
-@options.max_memory
-@options.overwrite
-@options.resume
-@options.as_json
-@options.quiet
-@options.debug
+@options.run()
+@options.report()
 def merge(
-    src: str,
+    source: Source,
+    resolve: ResolveOptions,
     path: str,
-    src_strategy: tuple[str, ...],
-    step: str | None,
-    pattern: str | None,
-    key: Secret | None,
-    replicated: bool,
-    unlisted: Unlisted | None,
-    trust_strategy: bool,
-    optimizer_shard: int | None,
-    strict: bool,
-    check_replicas: bool,
-    format: str | None,
-    max_part_bytes: int | None,
-    crc: bool,
-    part: tuple[int, int] | None,
-    engine: str,
-    max_memory: int | None,
-    overwrite: bool,
-    resume: bool,
-    as_json: bool,
-    quiet: bool,
+    output: OutputOptions,
+    run: RunOptions,
+    report: ReportOptions,
 ) -> None:
     """Merge the files of all ranks into one."""
-    options.check_source(src_strategy, replicated)
-    chosen = options.output_format(path, format, is_folder=max_part_bytes is not None)
-    options.check_crc(crc, chosen)
-    src, path = options.as_shared(engine, src, path)
+    options.refuse_two_strategies(source, resolve)
+    output = options.choose_format(path, output)
+    options.refuse_hdf5_checksum(output)
+    path = options.absolute_for_cluster(path, run)
     catalog, strategy, _ = workflow.load(
-        src, pattern, step, src_strategy, key=key, find_strategy=not replicated
+        source.for_engine(run), report, find_strategy=not resolve.replicated
     )
-    convert(
-        lambda executor, open_progress: ckpttool.plan_merge(
-            catalog,
-            strategy,
-            path,
-            chosen,
-            replicated=replicated,
-            unlisted=unlisted,
-            trust_strategy=trust_strategy,
-            optimizer_shard=optimizer_shard,
-            max_part_bytes=max_part_bytes,
-            strict=strict,
-            check_replicas=check_replicas,
-            crc=crc,
-            overwrite=overwrite,
-            resume=resume,
-            executor=executor,
-            part=part,
-            open_progress=open_progress,
-        ),
-        engine,
-        max_memory,
-        as_json,
-        quiet,
-    )
+    plan = partial(ckpttool.plan_merge, catalog, strategy, path, resolve, output)
+    workflow.convert(plan, run, report)

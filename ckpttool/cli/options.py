@@ -1,4 +1,4 @@
-"""Options that commands share, and the values that they become.
+"""Options that commands share: one object and one heading of ``--help`` for each group.
 
 The key of encrypted files comes from a file or standard input only.  Others on the machine could
 read an argument or a variable of the environment, and shells keep them in histories.
@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,8 +22,14 @@ from ckpttool.errors import PlanError
 from ckpttool.formats.reading import why_not_a_path
 from ckpttool.model.tensors import Secret, forbid_core_dumps
 
-SIZES = (16, 24, 32)  # of every key that MindSpore takes
-HEX = b"hex:"  # no key of that many digits behind it has one of these sizes
+if TYPE_CHECKING:
+    from ckpttool.discovery.scan import SourceOptions
+    from ckpttool.execution.executors import RunOptions
+    from ckpttool.planning.preflight import OutputOptions
+    from ckpttool.planning.resolve import ResolveOptions
+
+SIZES = (16, 24, 32)  # bytes of the keys that MindSpore accepts
+HEX = b"hex:"  # a key in this form is never of one of these sizes itself
 MAX_FILE_BYTES = 1024  # a larger file does not hold a key
 
 
@@ -75,28 +84,213 @@ def read_key(ctx: click.Context, param: click.Parameter, value: str | None) -> S
     return key
 
 
-Decorator = Callable[[Callable[..., object]], Callable[..., object]]
 DEBUG = "ckpttool.debug"  # key in click's meta: whether a traceback is wanted
-JOBS = "ckpttool.jobs"  # key in click's meta: what -j says
-ANSWERS = "ckpttool.answers"  # key in click's meta: whether exit code 1 is no error
-STOPPER = "ckpttool.stopper"  # key in click's meta: what turns signals into exceptions
+ANSWERS = "ckpttool.answers"  # key in click's meta: whether exit code 1 is an answer
+SIGNALS = "ckpttool.guard"  # key in click's meta: the `SignalGuard`
+
+Decorator = Callable[[Callable[..., object]], Callable[..., object]]
+Parameter = Callable[[str, str], Decorator]  # adds a parameter, by its name and heading
+
+SOURCE, RESOLVE, CHECKS = "Source options", "Resolve options", "Check options"
+OUTPUT, RUN, REPORT = "Output options", "Run options", "Report options"
 
 FORMAT_CHOICE = click.Choice(["hdf5", "ckpt", "safetensors"])  # formats.FORMAT_NAMES, unimported
 EXISTING = Existing()
 
 
-def _set_debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+class GroupedOption(click.Option):
+    """An option that ``--help`` lists under a heading."""
+
+    def __init__(self, names: Sequence[str], *, heading: str, **settings: Any) -> None:
+        super().__init__(names, **settings)
+        self.heading = heading
+
+
+class GroupedCommand(click.Command):
+    """A command whose ``--help`` lists the options of each group under a heading."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options of each group, in columns of one width."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None and isinstance(param, click.Option):
+                heading = param.heading if isinstance(param, GroupedOption) else REPORT
+                groups.setdefault(heading, []).append(record)
+        names = (name for records in groups.values() for name, _ in records)
+        width = min(max(map(len, names)), 30)  # the widest column that click makes
+        for heading, records in groups.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), text) for name, text in records])
+
+
+def option(*flags: str, **settings: Any) -> Parameter:
+    """Return an option of a group; its name and heading are those that the group has for it."""
+    return lambda name, heading: click.option(
+        *flags, name, cls=GroupedOption, heading=heading, **settings
+    )
+
+
+def listed_under(heading: str, name: str, *flags: str, **settings: Any) -> Decorator:
+    """Return an option whose value a command receives by itself, not in an object."""
+    return option(*flags, **settings)(name, heading)
+
+
+def argument() -> Parameter:
+    """Return an argument of a group, which names a path that exists."""
+    return lambda name, heading: click.argument(name, type=EXISTING)
+
+
+@dataclass(frozen=True)
+class OptionGroup:
+    """The options under one heading; a command receives what ``build`` makes of their values.
+
+    Attributes
+    ----------
+    heading
+        Heading in ``--help``.
+    build
+        Takes the values by name, and returns arguments of the command by name.
+    parameters
+        The options, by the names of their values.
+    """
+
+    heading: str
+    build: Callable[..., Mapping[str, object]]
+    parameters: Mapping[str, Parameter]
+
+    def __call__(self, *names: str, **own: Parameter) -> Decorator:
+        """Return a decorator that adds the options of these names, in the order of the group.
+
+        All are added if none is named.  ``own`` has options that the command words by itself.
+        """
+        wanted = {*(names or self.parameters), *own}
+        chosen = {name: one for name, one in {**self.parameters, **own}.items() if name in wanted}
+
+        def decorate(command: Callable[..., object]) -> Callable[..., object]:
+            @wraps(command)
+            def call(**values: object) -> object:
+                ours = {name: values.pop(name) for name in chosen}
+                return command(**values, **self.build(**ours))
+
+            decorated: Callable[..., object] = call
+            for name, parameter in reversed(chosen.items()):
+                decorated = parameter(name, self.heading)(decorated)
+            return decorated
+
+        return decorate
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A checkpoint that a command reads: its path, its strategy files, and how it is scanned."""
+
+    path: str
+    strategy_files: tuple[str, ...]
+    options: SourceOptions
+
+    def for_engine(self, run: RunOptions) -> Source:
+        """Return the source with the path that the workers of an engine need."""
+        return replace(self, path=absolute_for_cluster(self.path, run))
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOptions:
+    """How a command reports.
+
+    Attributes
+    ----------
+    as_json
+        Print one JSON document.
+    quiet
+        Print no notes and no progress on stderr.
+    debug
+        Print a traceback with an error.
+    limit
+        How many findings are listed; None for the default of the command.
+    """
+
+    as_json: bool
+    quiet: bool
+    debug: bool
+    limit: int | None = None
+
+    @property
+    def hides_progress(self) -> bool:
+        """Whether no progress is shown."""
+        return self.quiet or self.as_json
+
+
+def make_source(
+    path: str,
+    pattern: str | None,
+    step: str | None,
+    key: Secret | None,
+    strategy_files: tuple[str, ...] = (),
+) -> Source:
+    """Return a source; refuse a pattern that does not say where the rank is."""
+    from ckpttool.discovery.scan import SourceOptions
+
+    if pattern is not None and (reason := why_not_a_path(pattern)) is not None:
+        raise click.UsageError(f"--pattern {pattern!r} is {reason}.")
+    if pattern is not None and "{rank}" not in pattern:
+        raise click.UsageError(
+            "--pattern does not say where {rank} is in the path, such as 'node{rank}/*.ckpt'."
+        )
+    return Source(path, strategy_files, SourceOptions(pattern, step, key))
+
+
+def _build_source(src: str, **values: Any) -> Mapping[str, object]:
+    return {"source": make_source(src, **values)}
+
+
+def _build_resolve(**values: Any) -> Mapping[str, object]:
+    from ckpttool.planning.resolve import ResolveOptions
+
+    return {"resolve": ResolveOptions(**values)}
+
+
+def _build_output(**values: Any) -> Mapping[str, object]:
+    from ckpttool.planning.preflight import OutputOptions
+
+    return {"output": OutputOptions(**values)}
+
+
+def _build_run(
+    engine: str | None, jobs: int | None, max_memory_bytes: int | None = None
+) -> Mapping[str, object]:
+    """Return the engine that -j or --engine names, and its memory."""
+    from ckpttool.execution.executors import RunOptions
+
+    try:
+        named = RunOptions(engine or "threads", max_memory_bytes)
+        counted = named if jobs is None else RunOptions(f"threads:{jobs}", max_memory_bytes)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="'--engine'") from error
+    if jobs is not None and engine not in (None, "threads", counted.engine):
+        raise click.UsageError(f"-j {jobs} is short for --engine threads:{jobs}, not {engine}.")
+    return {"run": counted}
+
+
+def _build_report(**values: Any) -> Mapping[str, object]:
+    return {"report": ReportOptions(**values)}
+
+
+def _set_debug(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
     ctx.meta[DEBUG] = value
+    return value
 
 
-source = click.argument("src", type=EXISTING)
+def _check_prefix(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    if "/" in value or "\0" in value:
+        raise click.BadParameter("it begins a file name, so no / can be in it")
+    return value
 
 
-def _strategy(letter: str, side: str, of: str, required: bool) -> Decorator:
-    return click.option(
+def _strategy(letter: str, side: str, of: str, required: bool) -> Parameter:
+    return option(
         f"-{letter}",
         f"--{side}-strategy",
-        f"{side}_strategy",
         type=EXISTING,
         multiple=True,
         required=required,
@@ -106,257 +300,263 @@ def _strategy(letter: str, side: str, of: str, required: bool) -> Decorator:
     )
 
 
-src_strategy = _strategy("s", "src", "source", required=False)
-dst_strategy = _strategy("d", "dst", "target", required=True)
-step = click.option(
-    "--step",
-    metavar="STEP",
-    help="Step to take, as in the file names: 10_1.  [default: the newest that every rank has]",
+source = OptionGroup(
+    SOURCE,
+    _build_source,
+    {
+        "src": argument(),
+        "strategy_files": _strategy("s", "src", "source", required=False),
+        "step": option(
+            "--step",
+            metavar="STEP",
+            help="Step to take, as in the file names: 10_1.  [default: the newest that every rank "
+            "has]",
+        ),
+        "pattern": option(
+            "--pattern",
+            metavar="PATTERN",
+            help="Where the rank files are below SRC, such as 'node{rank}/CKP_1-4_32.ckpt'.",
+        ),
+        "key": option(
+            "--dec-key-file",
+            metavar="FILE",
+            callback=read_key,
+            help="File with the key of encrypted files, - for standard input: its 16, 24 or 32 "
+            "bytes, or hex: and its digits.",
+        ),
+    },
 )
-pattern = click.option(
-    "--pattern",
-    metavar="PATTERN",
-    help="Where the rank files are below SRC, such as 'node{rank}/CKP_1-4_32.ckpt'.",
+
+resolve = OptionGroup(
+    RESOLVE,
+    _build_resolve,
+    {
+        "replicated": option(
+            "--replicated",
+            is_flag=True,
+            help="Every rank holds all tensors in full (data parallel, integrated_save=True); "
+            "contents are compared.  If SRC is one rank's file, that file holds them.  Not with "
+            "-s.",
+        ),
+        "unlisted": option(
+            "--unlisted",
+            type=click.Choice(["rank", "first", "drop"]),
+            help="What to do with a parameter that is not in the source strategy and differs "
+            "between ranks.  rank: target rank r takes that of source rank r modulo source ranks; "
+            "first: all take the lowest rank's; drop: leave it out.  It decides also on a tensor "
+            "in hyper_param that may be one rank's slice.  [default: an error]",
+        ),
+        "trust_strategy": option(
+            "--trust-strategy",
+            is_flag=True,
+            help="Skip the samples of contents that show whether the strategy belongs to these "
+            "files.",
+        ),
+        "optimizer_shard": option(
+            "--optimizer-shard",
+            type=WholeNumber(min=1),
+            metavar="N",
+            help="An optimizer shard that the strategy hides: decides where contents do not tell "
+            "or fit several ways; 1 for none.  It is an error if they show another.  [default: an "
+            "error]",
+        ),
+        "strict": option(
+            "--strict",
+            is_flag=True,
+            help="Refuse on every warning: replicas that replace a missing or damaged rank, "
+            "layouts that are corrected, a strategy in doubt.",
+        ),
+        "check_replicas": option(
+            "--check-replicas",
+            is_flag=True,
+            help="Before anything is written, compare all replicas of all slices byte for byte.",
+        ),
+    },
 )
-dec_key_file = click.option(
-    "--dec-key-file",
-    "key",
-    metavar="FILE",
-    callback=read_key,
-    help="File with the key of encrypted files, - for standard input: its 16, 24 or 32 bytes, or "
-    "hex: and its digits.",
-)
-crc = click.option(
-    "--crc",
-    is_flag=True,
-    help="Verify the checksum of every source file that has one, before anything is written, and "
-    "store one in every output.",
-)
-verify_crc = click.option(
+
+crc = listed_under(
+    CHECKS,
+    "crc",
     "--crc",
     is_flag=True,
     help="Verify the checksum of every file that has one, and the tags of encrypted ones; reads "
     "them whole.",
 )
-out_folder = click.option(
-    "-o",
-    "--output",
-    "folder",
-    type=params.OutputFolder(),
-    required=True,
-    metavar="DIR",
-    help="Folder for rank_0/, rank_1/, ...",
-)
-format = click.option(
-    "--format",
-    "format",
-    type=FORMAT_CHOICE,
-    default="hdf5",
-    show_default=True,
-    help="Format of the output.",
+
+output = OptionGroup(
+    OUTPUT,
+    _build_output,
+    {
+        "format": option(
+            "--format",
+            type=FORMAT_CHOICE,
+            default="hdf5",
+            show_default=True,
+            help="Format of the output.",
+        ),
+        "prefix": option(
+            "--prefix",
+            default="checkpoint_",
+            show_default=True,
+            callback=_check_prefix,
+            help="Output files are PREFIX<rank>.",
+        ),
+        "ranks": option(
+            "--rank", type=RankList(), metavar="RANKS", help="Only these target ranks: 0,3-7."
+        ),
+        "not_in_target": option(
+            "--not-in-target",
+            type=click.Choice(["follow", "full", "drop"]),
+            default="follow",
+            show_default=True,
+            help="What to do with a parameter that is not in the target strategy.  follow: cut "
+            "optimizer state like its parameter, write the rest in full to every rank; full: "
+            "write all in full; drop: leave out all but single values.",
+        ),
+        "strategy_path": option(
+            "--write-strategy",
+            type=params.StrategyName(),
+            metavar="FILE",
+            help="Write the strategy of the output, too, for MindSpore's own tools: how it is "
+            "cut, all stages in one protobuf file.",
+        ),
+        "max_shard_bytes": option(
+            "--max-shard-size",
+            type=Size(),
+            metavar="SIZE",
+            help="Write a folder OUT of numbered files with at most SIZE of tensors each (5GB, "
+            "500MB, 2GiB), and the indexes by which MindSpore and Hugging Face load it.",
+        ),
+        "crc": option(
+            "--crc",
+            is_flag=True,
+            help="Verify the checksum of every source file that has one, before anything is "
+            "written, and store one in every output.",
+        ),
+        "part": option(
+            "--part",
+            type=params.PartOf(),
+            metavar="K/N",
+            help="Write only the K-th of N parts of the output files, about equal in size, as in "
+            "a job array; ckpttool finalize looks whether all are there.",
+        ),
+        "overwrite": option(
+            "--overwrite",
+            is_flag=True,
+            help="Replace outputs that exist; files of other names stay.",
+        ),
+        "resume": option(
+            "--resume",
+            is_flag=True,
+            help="Go on where the same command was interrupted: outputs that it left complete are "
+            "kept. What has changed since (source, strategy, options) is an error.",
+        ),
+    },
 )
 
 
-def _check_prefix(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    if "/" in value or "\0" in value:
-        raise click.BadParameter("it begins a file name, so no / can be in it")
-    return value
+def rank_outputs(command: Callable[..., object]) -> Callable[..., object]:
+    """Add what says which files of ranks are written: -o, -d and the output options."""
+    folder = listed_under(
+        OUTPUT,
+        "folder",
+        "-o",
+        "--output",
+        type=params.OutputFolder(),
+        required=True,
+        metavar="DIR",
+        help="Folder for rank_0/, rank_1/, ...",
+    )
+    strategy = _strategy("d", "dst", "target", required=True)("dst_strategy", OUTPUT)
+    added = output(*(output.parameters.keys() - {"max_shard_bytes"}))
+    return folder(strategy(added(command)))
 
 
-prefix = click.option(
-    "--prefix",
-    default="checkpoint_",
-    show_default=True,
-    callback=_check_prefix,
-    help="Output files are PREFIX<rank>.",
+run = OptionGroup(
+    RUN,
+    _build_run,
+    {
+        "jobs": option(
+            "-j",
+            "--jobs",
+            type=WholeNumber(min=1),
+            metavar="N",
+            help="Threads: short for --engine threads:N.",
+        ),
+        "engine": option(
+            "--engine",
+            metavar="ENGINE",
+            help="Who does the work: threads[:N], processes[:N], a Dask cluster (dask:ADDRESS, "
+            "dask:SCHEDULER_FILE), or mpi.  [default: threads, one for each processor, at most 8]",
+        ),
+        "max_memory_bytes": option(
+            "--max-memory",
+            type=Size(),
+            metavar="SIZE",
+            help="Most memory to take, 200MiB: of all processes on this host, or of each worker "
+            "of a cluster.  [default: about 50 MB and 8 MiB for each worker]",
+        ),
+    },
 )
-ranks = click.option(
-    "--rank", "ranks", type=RankList(), metavar="RANKS", help="Only these target ranks: 0,3-7."
-)
-unlisted = click.option(
-    "--unlisted",
-    type=click.Choice(["rank", "first", "drop"]),
-    help="What to do with a parameter that is not in the source strategy and differs between "
-    "ranks.  rank: target rank r takes that of source rank r modulo source ranks; first: all take "
-    "the lowest rank's; drop: leave it out.  It decides also on a tensor in hyper_param that may "
-    "be one rank's slice.  [default: an error]",
-)
-not_in_target = click.option(
-    "--not-in-target",
-    type=click.Choice(["follow", "full", "drop"]),
-    default="follow",
-    show_default=True,
-    help="What to do with a parameter that is not in the target strategy.  follow: cut optimizer "
-    "state like its parameter, write the rest in full to every rank; full: write all in full; "
-    "drop: leave out all but single values.",
-)
-trust_strategy = click.option(
-    "--trust-strategy",
-    is_flag=True,
-    help="Skip the samples of contents that show whether the strategy belongs to these files.",
-)
-optimizer_shard = click.option(
-    "--optimizer-shard",
-    type=WholeNumber(min=1),
-    metavar="N",
-    help="An optimizer shard that the strategy hides: decides where contents do not tell or fit "
-    "several ways; 1 for none.  It is an error if they show another.  [default: an error]",
-)
-max_shard_size = click.option(
-    "--max-shard-size",
-    "max_part_bytes",
-    type=Size(),
-    metavar="SIZE",
-    help="Write a folder OUT of numbered files with at most SIZE of tensors each (5GB, 500MB, "
-    "2GiB), and the indexes by which MindSpore and Hugging Face load it.",
-)
-replicated = click.option(
-    "--replicated",
-    is_flag=True,
-    help="Every rank holds all tensors in full (data parallel, integrated_save=True); contents are "
-    "compared.  If SRC is one rank's file, that file holds them.  Not with -s.",
-)
-strict = click.option(
-    "--strict",
-    is_flag=True,
-    help="Refuse on every warning: replicas that replace a missing or damaged rank, layouts that "
-    "are corrected, a strategy in doubt.",
-)
-check_replicas = click.option(
-    "--check-replicas",
-    is_flag=True,
-    help="Before anything is written, compare all replicas of all slices byte for byte.",
-)
-limit = click.option(
+
+LIMIT = option(
     "--limit",
     type=WholeNumber(min=0),
     metavar="N",
     help="List at most N of what was found.  [default: 50; with --json all]",
 )
-
-
-max_memory = click.option(
-    "--max-memory",
-    type=Size(),
-    metavar="SIZE",
-    help="Most memory to take, 200MiB: of all processes on this host, or of each worker of a "
-    "cluster.  [default: about 50 MB and 8 MiB for each worker]",
+report = OptionGroup(
+    REPORT,
+    _build_report,
+    {
+        "as_json": option("--json", is_flag=True, help="Print one JSON document."),
+        "quiet": option("-q", "--quiet", is_flag=True, help="No notes and no progress on stderr."),
+        "debug": option(
+            "--debug",
+            is_flag=True,
+            is_eager=True,
+            callback=_set_debug,
+            help="Print a traceback with an error.",
+        ),
+    },
 )
 
 
-def _keep_jobs(ctx: click.Context, param: click.Parameter, value: int | None) -> None:
-    ctx.meta[JOBS] = value
-
-
-def _choose_engine(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
-    """Return the engine that -j or --engine names."""
-    from ckpttool.execution.executors import read_word
-
-    jobs = ctx.meta[JOBS]
-    try:
-        read_word(value or "threads")
-        read_word(f"threads:{jobs or 1}")
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
-    if jobs is None:
-        return value or "threads"
-    if value not in (None, "threads", f"threads:{jobs}"):
-        raise click.UsageError(f"-j {jobs} is short for --engine threads:{jobs}, not {value}.")
-    return f"threads:{jobs}"
-
-
-def engine(command: Callable[..., object]) -> Callable[..., object]:
-    """Add the options -j and --engine; the command receives one word, ``engine``."""
-    jobs = click.option(
-        "-j",
-        "--jobs",
-        type=WholeNumber(min=1),
-        metavar="N",
-        expose_value=False,
-        is_eager=True,
-        callback=_keep_jobs,
-        help="Threads: short for --engine threads:N.",
-    )
-    word = click.option(
-        "--engine",
-        metavar="ENGINE",
-        callback=_choose_engine,
-        help="Who does the work: threads[:N], processes[:N], a Dask cluster (dask:ADDRESS, "
-        "dask:SCHEDULER_FILE), or mpi.  [default: threads, one for each processor, at most 8]",
-    )
-    return jobs(word(command))
-
-
-part = click.option(
-    "--part",
-    type=params.PartOf(),
-    metavar="K/N",
-    help="Write only the K-th of N parts of the output files, about equal in size, as in a job "
-    "array; ckpttool finalize looks whether all are there.",
-)
-write_strategy = click.option(
-    "--write-strategy",
-    "strategy_path",
-    type=params.StrategyName(),
-    metavar="FILE",
-    help="Write the strategy of the output, too, for MindSpore's own tools: how it is cut, all "
-    "stages in one protobuf file.",
-)
-resume = click.option(
-    "--resume",
-    is_flag=True,
-    help="Go on where the same command was interrupted: outputs that it left complete are kept. "
-    "What has changed since (source, strategy, options) is an error.",
-)
-overwrite = click.option(
-    "--overwrite", is_flag=True, help="Replace outputs that exist; files of other names stay."
-)
-as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-quiet = click.option("-q", "--quiet", is_flag=True, help="No notes and no progress on stderr.")
-debug = click.option(
-    "--debug",
-    is_flag=True,
-    expose_value=False,
-    is_eager=True,
-    callback=_set_debug,
-    help="Print a traceback with an error.",
-)
-
-
-def check_source(src_strategy: tuple[str, ...], replicated: bool) -> None:
+def refuse_two_strategies(source: Source, resolve: ResolveOptions) -> None:
     """Refuse --replicated together with a strategy."""
-    if replicated and src_strategy:
+    if resolve.replicated and source.strategy_files:
         raise click.UsageError("--replicated and -s exclude each other.")
 
 
-def answer_by_exit_code() -> None:
+def exit_code_is_answer() -> None:
     """Reserve exit code 1 for the answer of verify and diff; errors that have it get 3."""
     click.get_current_context().meta[ANSWERS] = True
 
 
-def as_shared(engine: str, *paths: str) -> list[str]:
-    """Return paths as the workers of an engine need them: absolute ones on a cluster."""
+def absolute_for_cluster(path: str, run: RunOptions) -> str:
+    """Return a path as the workers of an engine need it: an absolute one on a cluster."""
     from ckpttool.execution.executors import is_cluster
 
-    here = f"{Path.cwd()}/" if is_cluster(engine) else ""
-    return [path if path.startswith("/") else here + path for path in paths]
+    here = f"{Path.cwd()}/" if is_cluster(run.engine) else ""
+    return path if path.startswith("/") else here + path
 
 
-def output_format(path: str, format: str | None, is_folder: bool = False) -> str:
+def choose_format(path: str, output: OutputOptions) -> OutputOptions:
     """Resolve the output format from --format or the suffix of the file."""
-    from ckpttool.planning.preflight import choose_format
+    from ckpttool.planning import preflight
 
     if path == "-":
         raise click.UsageError("A checkpoint does not go to standard output; name a file.")
+    is_folder = output.max_shard_bytes is not None
     try:
-        return choose_format(path, format, is_folder)
+        return replace(output, format=preflight.choose_format(path, output.format, is_folder))
     except PlanError as error:
         raise click.UsageError(f"{error}.") from error
 
 
-def check_crc(crc: bool, format: str) -> None:
-    """Refuse --crc for HDF5, which has no place for a checksum."""
-    if crc and format == "hdf5":
+def refuse_hdf5_checksum(output: OutputOptions) -> None:
+    """Refuse --crc for HDF5, which cannot store a checksum."""
+    if output.crc and output.format == "hdf5":
         raise click.UsageError(
             "HDF5 has no place for MindSpore's checksum: with --crc write --format ckpt or "
             "safetensors, or verify the source by itself with inspect --crc."

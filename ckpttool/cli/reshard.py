@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
 import ckpttool
 from ckpttool.cli import options, workflow
-from ckpttool.cli.workflow import convert
 
 if TYPE_CHECKING:
-    from ckpttool.model.plan import NotInTarget
-    from ckpttool.model.tensors import Secret
-    from ckpttool.planning.unlisted import Unlisted
+    from ckpttool.cli.options import ReportOptions, Source
+    from ckpttool.execution.executors import RunOptions
+    from ckpttool.planning.preflight import OutputOptions
+    from ckpttool.planning.resolve import ResolveOptions
 
 
 @click.command(
+    cls=options.GroupedCommand,
     help="""\b
     ckpttool reshard checkpoint/ -s strategy.ckpt -d new_strategy.ckpt -o new/ --format ckpt
 
@@ -26,91 +28,24 @@ if TYPE_CHECKING:
     checkpoint that describes itself (MindFormers' Checkpoint 2.0) needs none.
     """,
 )
-@options.source
-@options.out_folder
-@options.src_strategy
-@options.dst_strategy
-@options.step
-@options.pattern
-@options.dec_key_file
-@options.unlisted
-@options.not_in_target
-@options.trust_strategy
-@options.optimizer_shard
-@options.strict
-@options.check_replicas
-@options.format
-@options.prefix
-@options.ranks
-@options.write_strategy
-@options.crc
-@options.part
-@options.engine
-@options.max_memory
-@options.overwrite
-@options.resume
-@options.as_json
-@options.quiet
-@options.debug
+@options.source()
+@options.resolve("unlisted", "trust_strategy", "optimizer_shard", "strict", "check_replicas")
+@options.rank_outputs
+@options.run()
+@options.report()
 def reshard(
-    src: str,
+    source: Source,
+    resolve: ResolveOptions,
     folder: str,
-    src_strategy: tuple[str, ...],
     dst_strategy: tuple[str, ...],
-    step: str | None,
-    pattern: str | None,
-    key: Secret | None,
-    unlisted: Unlisted | None,
-    not_in_target: NotInTarget,
-    trust_strategy: bool,
-    optimizer_shard: int | None,
-    strict: bool,
-    check_replicas: bool,
-    format: str,
-    prefix: str,
-    ranks: tuple[int, ...] | None,
-    strategy_path: str | None,
-    crc: bool,
-    part: tuple[int, int] | None,
-    engine: str,
-    max_memory: int | None,
-    overwrite: bool,
-    resume: bool,
-    as_json: bool,
-    quiet: bool,
+    output: OutputOptions,
+    run: RunOptions,
+    report: ReportOptions,
 ) -> None:
-    """Cut a checkpoint anew for another strategy."""
-    options.check_crc(crc, format)
-    src, folder = options.as_shared(engine, src, folder)
-    catalog, strategy, target = workflow.load(
-        src, pattern, step, src_strategy, dst_strategy, key=key
-    )
+    """Shard a checkpoint for another strategy."""
+    options.refuse_hdf5_checksum(output)
+    folder = options.absolute_for_cluster(folder, run)
+    catalog, strategy, target = workflow.load(source.for_engine(run), report, dst_strategy)
     assert target is not None, "click requires -d"
-    convert(
-        lambda executor, open_progress: ckpttool.plan_reshard(
-            catalog,
-            strategy,
-            target,
-            folder,
-            format,
-            prefix=prefix,
-            ranks=ranks,
-            unlisted=unlisted,
-            not_in_target=not_in_target,
-            trust_strategy=trust_strategy,
-            optimizer_shard=optimizer_shard,
-            strict=strict,
-            check_replicas=check_replicas,
-            crc=crc,
-            overwrite=overwrite,
-            resume=resume,
-            executor=executor,
-            part=part,
-            open_progress=open_progress,
-            strategy_path=strategy_path,
-        ),
-        engine,
-        max_memory,
-        as_json,
-        quiet,
-    )
+    plan = partial(ckpttool.plan_reshard, catalog, strategy, target, folder, resolve, output)
+    workflow.convert(plan, run, report)

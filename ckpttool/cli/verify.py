@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
@@ -13,11 +12,13 @@ from ckpttool.cli.progress import show_progress
 from ckpttool.model.diagnostics import severities
 
 if TYPE_CHECKING:
-    from ckpttool.model.catalog import Catalog
-    from ckpttool.model.tensors import Secret
+    from ckpttool.cli.options import ReportOptions, Source
+    from ckpttool.execution.executors import RunOptions
+    from ckpttool.planning.resolve import ResolveOptions
 
 
 @click.command(
+    cls=options.GroupedCommand,
     help="""\b
     ckpttool verify checkpoint/ -s strategy.ckpt --deep
 
@@ -27,11 +28,19 @@ if TYPE_CHECKING:
     if nothing is wrong, 1 if something is, 2 and more if it could not be verified.
     """,
 )
-@options.source
-@options.src_strategy
-@options.replicated
-@click.option("--deep", is_flag=True, help="Read all data, too, not only the headers.")
-@click.option(
+@options.source()
+@options.resolve("replicated")
+@options.listed_under(
+    options.CHECKS,
+    "deep",
+    "--deep",
+    is_flag=True,
+    help="Read all data, too, not only the headers.",
+)
+@options.crc
+@options.listed_under(
+    options.CHECKS,
+    "ignore",
     "--ignore",
     multiple=True,
     type=click.Choice(
@@ -39,61 +48,36 @@ if TYPE_CHECKING:
     ),
     help="Warnings of this kind are no findings, only notes; may be given again.",
 )
-@options.step
-@options.pattern
-@options.dec_key_file
-@options.verify_crc
-@options.engine
-@options.limit
-@options.as_json
-@options.quiet
-@options.debug
+@options.run("jobs", "engine")
+@options.report(limit=options.LIMIT)
 def verify(
-    src: str,
-    src_strategy: tuple[str, ...],
-    replicated: bool,
+    source: Source,
+    resolve: ResolveOptions,
     deep: bool,
-    ignore: tuple[str, ...],
-    step: str | None,
-    pattern: str | None,
-    key: Secret | None,
     crc: bool,
-    engine: str,
-    limit: int | None,
-    as_json: bool,
-    quiet: bool,
+    ignore: tuple[str, ...],
+    run: RunOptions,
+    report: ReportOptions,
 ) -> None:
     """Find what is wrong with a checkpoint."""
-    options.answer_by_exit_code()
-    options.check_source(src_strategy, replicated)
-    (src,) = options.as_shared(engine, src)
+    from ckpttool.verification.verify import scan_to_verify
+
+    options.exit_code_is_answer()
+    options.refuse_two_strategies(source, resolve)
     catalog, strategy, _ = workflow.load(
-        src, pattern, step, src_strategy, key=key, find_strategy=not replicated, scan=_scan
+        source.for_engine(run), report, find_strategy=not resolve.replicated, scan=scan_to_verify
     )
-    with ckpttool.open_engine(engine) as executor:
+    with ckpttool.open_engine(run.engine) as executor:
         found = ckpttool.verify(
             catalog,
             strategy,
-            replicated=replicated,
+            resolve,
             deep=deep,
             crc=crc,
             ignore=ignore,
             executor=executor,
-            open_progress=lambda total: show_progress("reading", total, quiet or as_json),
+            open_progress=lambda total: show_progress("reading", total, report.hides_progress),
         )
-    documents.print_report(found, deep, crc, limit, as_json, quiet)
+    documents.print_report(found, deep, crc, report)
     if found.findings:
         click.get_current_context().exit(1)
-
-
-def _scan(
-    src: str,
-    pattern: str | None,
-    step: str | None,
-    *,
-    key: Secret | None,
-    on_progress: Callable[[int, int], None],
-) -> Catalog:
-    from ckpttool.verification.verify import scan_to_verify
-
-    return scan_to_verify(src, pattern, step, key=key, on_progress=on_progress)

@@ -15,25 +15,25 @@ import click
 
 import ckpttool
 from ckpttool.cli import documents
-from ckpttool.cli.main import Stopped
-from ckpttool.cli.options import DEBUG, STOPPER
+from ckpttool.cli.main import Terminated
+from ckpttool.cli.options import SIGNALS, ReportOptions, Source
 from ckpttool.cli.progress import show_count, show_progress
 from ckpttool.cli.tables import echo, print_largest, print_table
 from ckpttool.errors import CkptToolError, raise_all
-from ckpttool.formats.reading import why_not_a_path
 from ckpttool.model import wording
 from ckpttool.model.wording import count
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from ckpttool.cli.main import Stopper
+    from ckpttool.cli.main import SignalGuard
     from ckpttool.concurrency import OpenProgress
+    from ckpttool.discovery.scan import SourceOptions
+    from ckpttool.execution.executors import RunOptions
     from ckpttool.model.catalog import Catalog
     from ckpttool.model.diagnostics import Diagnostic
     from ckpttool.model.plan import Plan
     from ckpttool.model.strategy import Strategy
-    from ckpttool.model.tensors import Secret
     from ckpttool.transaction.manifest import Written
     from ckpttool.transaction.resume import Destination
 
@@ -45,13 +45,7 @@ class Scan(Protocol):
     """A function like `ckpttool.scan`."""
 
     def __call__(
-        self,
-        src: str,
-        pattern: str | None,
-        step: str | None,
-        *,
-        key: Secret | None,
-        on_progress: Callable[[int, int], None],
+        self, src: str, options: SourceOptions, *, on_progress: Callable[[int, int], None]
     ) -> Catalog:
         """Return the catalog of a checkpoint."""
         ...
@@ -70,36 +64,25 @@ def attempt(call: Callable[[], T], errors: list[CkptToolError]) -> T | None:
 
 
 def load(
-    src: str,
-    pattern: str | None,
-    step: str | None,
-    src_strategy: tuple[str, ...],
+    source: Source,
+    report: ReportOptions,
     dst_strategy: tuple[str, ...] = (),
     *,
-    key: Secret | None = None,
     find_strategy: bool = True,
     tolerated: list[CkptToolError] | None = None,
     scan: Scan | None = None,
 ) -> tuple[Catalog, Strategy | None, Strategy | None]:
     """Read the catalog and the strategies, and raise all their problems at once.
 
-    Without ``src_strategy`` the strategy in the output folder of a MindFormers run is taken, with a
-    note, unless ``find_strategy`` is False.  If ``tolerated`` is given, errors of a strategy are
-    added to it, and the strategy is None.  ``scan`` may replace `ckpttool.scan`.
+    If no strategy file of the source is named, the strategy in the output folder of a MindFormers
+    run is taken, with a note, unless ``find_strategy`` is False.  If ``tolerated`` is given, errors
+    of a strategy are added to it, and the strategy is None.  ``scan`` may replace `ckpttool.scan`.
     """
-    if pattern is not None and (reason := why_not_a_path(pattern)) is not None:
-        raise click.UsageError(f"--pattern {pattern!r} is {reason}.")
-    if pattern is not None and "{rank}" not in pattern:
-        raise click.UsageError(
-            "--pattern does not say where {rank} is in the path, such as 'node{rank}/*.ckpt'."
-        )
     errors: list[CkptToolError] = []
-    given = click.get_current_context().params
-    look = scan or ckpttool.scan
-    with show_count("reading headers", given["quiet"] or given["as_json"]) as on_progress:
-        catalog = attempt(
-            lambda: look(src, pattern, step, key=key, on_progress=on_progress), errors
-        )
+    src_strategy = source.strategy_files
+    with show_count("reading headers", report.hides_progress) as on_progress:
+        read = partial(scan or ckpttool.scan, source.path, source.options, on_progress=on_progress)
+        catalog = attempt(read, errors)
     if find_strategy and not src_strategy and catalog is not None and catalog.strategy_files:
         src_strategy = catalog.strategy_files
         catalog = replace(catalog, notes=(*catalog.notes, _on_strategy(src_strategy)))
@@ -125,47 +108,49 @@ def _on_strategy(files: tuple[str, ...]) -> Diagnostic:
     return Diagnostic("strategy_file", f"{text}; -s takes another")
 
 
-def convert(
-    make_plan: Callable[[Executor, OpenProgress], tuple[Plan, Destination]],
-    engine: str,
-    max_memory: int | None,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+class MakePlan(Protocol):
+    """A function like `ckpttool.plan_merge`, with all but what a run lends it."""
+
+    def __call__(
+        self, *, executor: Executor, open_progress: OpenProgress
+    ) -> tuple[Plan, Destination]:
+        """Return a plan, and the state of its destination."""
+        ...
+
+
+def convert(make_plan: MakePlan, run: RunOptions, report: ReportOptions) -> None:
     """Make a plan, carry it out, and report.
 
     Parameters
     ----------
     make_plan
         Receives an executor on this host, which compares contents, and a progress function.
-    engine
-        Name of the engine; see `ckpttool.open_engine`.
-    max_memory
-        Limit of memory in bytes; None for no limit.
-    as_json, quiet
+    run
+        Who does the work, and within how much memory.
+    report
         How to report.
     """
     from ckpttool.execution.executors import is_cluster
-    from ckpttool.execution.memory import fit_memory
 
     def open_progress(nbytes: int) -> AbstractContextManager[Callable[[int], None]]:
-        return show_progress("reading what is kept", nbytes, quiet or as_json)
+        return show_progress("reading what is kept", nbytes, report.hides_progress)
 
     started = time.perf_counter()
-    if not click.get_current_context().meta.get(DEBUG):
+    if not report.debug:
         logging.disable()  # libraries that reach a cluster repeat what our errors say
-    with ckpttool.open_engine(engine) as executor:
-        if is_cluster(engine):
+    with ckpttool.open_engine(run.engine) as executor:
+        if is_cluster(run.engine):
             with ckpttool.open_engine("threads") as here:
-                plan, destination = make_plan(here, open_progress)
+                plan, destination = make_plan(executor=here, open_progress=open_progress)
         else:
-            plan, destination = make_plan(executor, open_progress)
+            plan, destination = make_plan(executor=executor, open_progress=open_progress)
         mine = plan.limited_to(destination.ranks)
-        sizes = None if max_memory is None else fit_memory(max_memory, engine, executor, mine)
-        documents.print_notes((*plan.notes, *destination.notes), quiet)
+        sizes = ckpttool.fit_memory(run, executor, mine)
+        documents.print_notes((*plan.notes, *destination.notes), report.quiet)
         total = sum(mine.sizes.values())
-        stopper: Stopper = click.get_current_context().meta[STOPPER]
-        with show_progress("writing", total, quiet or as_json) as on_progress, stopper.deferring():
+        guard: SignalGuard = click.get_current_context().meta[SIGNALS]
+        progress = show_progress("writing", total, report.hides_progress)
+        with progress as on_progress, guard.deferring():
             try:
                 written = ckpttool.execute(
                     plan,
@@ -173,14 +158,14 @@ def convert(
                     executor,
                     options=sizes,
                     on_progress=on_progress,
-                    check=stopper.check,
+                    check=guard.check,
                 )
-            except Stopped as stopped:
+            except Terminated as stopped:
                 stopped.remedy = _remedy(destination.count_kept(plan), len(destination.ranks))
                 raise
     seconds = time.perf_counter() - started
     document = documents.describe_run(plan, destination, written, seconds)
-    if as_json:
+    if report.as_json:
         documents.print_json(document)
     else:
         _print_written(plan, destination, written, seconds)

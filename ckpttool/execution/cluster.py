@@ -36,12 +36,12 @@ from ckpttool.concurrency import Threads
 from ckpttool.errors import CkptToolError, EngineError, PlanError, describe_os_error
 from ckpttool.execution.copy import TASK_PIECES, Filled, UnitHash, cut_into_tasks, fill
 from ckpttool.formats import get_format
-from ckpttool.formats.reading import is_there, stamp_of
+from ckpttool.formats.reading import is_there, open_source, stamp_of
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.region import Region
-from ckpttool.model.tensors import SourceStamp
-from ckpttool.storage.checksums import Summed, compute_checksum
+from ckpttool.model.tensors import FileStamp
+from ckpttool.storage.checksums import CrcExtent, compute_checksum
 from ckpttool.storage.files import (
     PARTIAL,
     TakenError,
@@ -114,46 +114,45 @@ class Cluster(Executor):
         return local
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A file as it is seen from here."""
-
-    path: str
-    stamp: SourceStamp
-
-    @classmethod
-    def at(cls, path: str) -> Seen:
-        """The file at ``path``; opened, since that makes a network file system look again."""
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return cls(path, stamp_of(fd))
-        finally:
-            os.close(fd)
+def stamp_at(path: str) -> FileStamp:
+    """Return the stamp of a file, which is opened: then a network file system looks again."""
+    with open_source(path, None) as file:
+        return stamp_of(file.fileno())
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """What a worker must have: the same version, all files, and a folder to write to."""
+class WorkerRequirements:
+    """What a worker must have: this version, the same files, and a folder to write to.
+
+    Attributes
+    ----------
+    version, python
+        From `software`, of the run.
+    files
+        Path and stamp of every file, as the run sees it.
+    folder
+        The folder of the outputs.
+    """
 
     version: str
     python: str
-    files: tuple[Seen, ...]
+    files: tuple[tuple[str, FileStamp], ...]
     folder: str
 
 
 def software() -> tuple[str, str]:
-    """Version of this package, and of Python without its last number."""
+    """Return the version of this package, and that of Python without its last number."""
     return __version__, ".".join(platform.python_version_tuple()[:2])
 
 
-def compare_view(view: View) -> tuple[str, ...]:
-    """What is wrong with the worker that this runs on; empty if it may work."""
+def check_worker(required: WorkerRequirements) -> tuple[str, ...]:
+    """Return the problems of the worker that this runs on; empty if it may work."""
     version, python = software()
-    if (version, python) != (view.version, view.python):
-        here = f"this run is ckpttool {view.version} on Python {view.python}"
+    if (version, python) != (required.version, required.python):
+        here = f"this run is ckpttool {required.version} on Python {required.python}"
         there = f"ckpttool {version} on Python {python}"
         return (f"has {there}, and {here}; install the same on all hosts",)
-    unseen = list(view.files)
+    unseen = list(required.files)
     for pause in PAUSES:
         time.sleep(pause)
         unseen, reasons = _unseen(unseen)
@@ -161,26 +160,30 @@ def compare_view(view: View) -> tuple[str, ...]:
             break
     problems = []
     if unseen:
-        others = f", nor {len(unseen) - 1} more of {len(view.files)} files" if unseen[1:] else ""
+        more, total = len(unseen) - 1, len(required.files)
+        others = f", nor {more} more of {total} files" if more else ""
         problems.append(
-            f"does not see {unseen[0].path} as this host does ({reasons[0]}){others}; "
+            f"does not see {unseen[0][0]} as this host does ({reasons[0]}){others}; "
             "inputs and outputs must be on a file system that all hosts share"
         )
-    elif not os.access(view.folder, os.W_OK | os.X_OK):
-        problems.append(f"has no permission to write to {view.folder}")
+    elif not os.access(required.folder, os.W_OK | os.X_OK):
+        problems.append(f"has no permission to write to {required.folder}")
     return tuple(problems)
 
 
-def _unseen(files: Sequence[Seen]) -> tuple[list[Seen], list[str]]:
+def _unseen(
+    files: Sequence[tuple[str, FileStamp]],
+) -> tuple[list[tuple[str, FileStamp]], list[str]]:
+    """Return the files that this host sees otherwise than the run, and the reason for each."""
     unseen, reasons = [], []
-    for file in files:
+    for path, stamp in files:
         try:
-            found = Seen.at(file.path)
-            reason = "another size, time of change or inode" if found != file else ""
+            is_same = stamp_at(path) == stamp
+            reason = "" if is_same else "another size, time of change or inode"
         except OSError as error:
             reason = describe_os_error(error)
         if reason:
-            unseen.append(file)
+            unseen.append((path, stamp))
             reasons.append(reason)
     return unseen, reasons
 
@@ -214,8 +217,8 @@ def check_workers(cluster: Cluster, plan: Plan, check: Callable[[], None]) -> No
         reason = "on a cluster every path has to be absolute, workers being in other folders"
         raise PlanError([Diagnostic("engine", f"{relative[0]}: {reason}")])
     with _marker(folder) as marker:
-        files = (*(Seen.at(path) for path in inputs), Seen.at(marker))
-        answers = _ask(cluster, View(*software(), files, folder), check)
+        files = tuple((path, stamp_at(path)) for path in (*inputs, marker))
+        answers = _ask(cluster, WorkerRequirements(*software(), files, folder), check)
         hosts: dict[str, list[str]] = {}  # by what is wrong there
         for host, answer in answers.items():
             if isinstance(answer, BaseException):
@@ -229,10 +232,10 @@ def check_workers(cluster: Cluster, plan: Plan, check: Callable[[], None]) -> No
 
 
 def _ask(
-    cluster: Cluster, view: View, check: Callable[[], None]
+    cluster: Cluster, required: WorkerRequirements, check: Callable[[], None]
 ) -> Mapping[str, tuple[str, ...] | BaseException]:
     beside = Threads(1)  # so that a worker that hangs does not make this process hang
-    answers = beside.submit(cluster.ask, compare_view, view)
+    answers = beside.submit(cluster.ask, check_worker, required)
     beside.shutdown(wait=False)
     until = time.monotonic() + ANSWER_SECONDS
     while not wait([answers], CHECK_SECONDS).done:
@@ -390,20 +393,20 @@ def _write(task: FileTask, path: str) -> Attempt:
     format = get_format(output.format)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        _demand(task.claim)
+        _require_claim(task.claim)
         index = format.create(path, output.metas, output.attrs)
         reserve(fd, index.nbytes)
         nbytes = 0
         hashes: list[UnitHash] = []
-        sums: list[Summed] = []
+        crcs: list[CrcExtent] = []
         sizes = task.band_bytes, task.task_bytes, task.task_pieces
         for stretch in cut_into_tasks([(output, index)], *sizes):
-            _demand(task.claim)
+            _require_claim(task.claim)
             filled = fill(stretch)
             nbytes += filled.nbytes
             hashes += filled.hashes
-            sums += filled.sums
-        crc = compute_checksum(index, known=sums) if "crc_num" in index.attrs else None
+            crcs += filled.crcs
+        crc = compute_checksum(index, known=crcs) if "crc_num" in index.attrs else None
         format.seal(path, crc)
         os.fsync(fd)  # here, since no other host can: the run only renames it
         return Attempt(path, Filled(nbytes, tuple(hashes)))
@@ -411,6 +414,7 @@ def _write(task: FileTask, path: str) -> Attempt:
         os.close(fd)
 
 
-def _demand(claim: str) -> None:
+def _require_claim(claim: str) -> None:
+    """Raise `CkptToolError` unless the run still has the claim on the output."""
     if not is_there(claim):
         raise CkptToolError(f"{claim}: is not there (the run has ended, or does not share files)")

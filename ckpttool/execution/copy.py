@@ -1,7 +1,7 @@
-"""The worker's part: a stretch of an output file is filled from its pieces, band by band.
+"""Copy slices of the sources into output files, band by band; runs on the workers.
 
-`fill` is a plain function on picklable arguments, and idempotent: doing a task again writes the
-same bytes to the same places.
+`fill` is a plain function on picklable arguments.  It is idempotent: filling a task again writes
+the same bytes to the same places.
 """
 
 from __future__ import annotations
@@ -21,53 +21,53 @@ from ckpttool.model.manifest import units
 from ckpttool.model.plan import OutputFile, OutputTensor, Piece
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import FileIndex, StoredTensor
-from ckpttool.storage.checksums import Summed, Sums
-from ckpttool.storage.region_io import Bytes, FlatFiles, find_runs, read_pieces
+from ckpttool.storage.checksums import CrcExtent, RunningCrc
+from ckpttool.storage.region_io import Bytes, FlatFiles, find_runs, read_band
 
 if TYPE_CHECKING:
     from hashlib import _Hash as HASH
 
 
-TASK_PIECES = 1 << 16  # of a task, about
+TASK_PIECES = 1 << 16  # pieces of one task, about
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A unit of an output tensor.
+class TensorUnit:
+    """One hash unit of an output tensor: what one task fills and hashes.
 
     Attributes
     ----------
     tensor
-        Where it goes.
+        Where the output tensor is stored, in the file with the temporary name.
     region
-        The elements of it.
+        The elements of the unit.
     output
-        Where they come from; the pieces are reckoned when they are read, however many there are.
-    unit
-        The number of the unit.
+        Where the elements come from.  Pieces are computed when they are read: there may be many.
+    number
+        The number of the unit in its tensor, from 0.
     """
 
     tensor: StoredTensor
     region: Region
     output: OutputTensor
-    unit: int
+    number: int
 
-    def __reduce__(self) -> tuple[type[Part], tuple[StoredTensor, Region, OutputTensor, int]]:
-        """What another process is sent: not the catalog of all files."""
-        return Part, (self.tensor, self.region, self.output.excerpt(self.region), self.unit)
+    def __reduce__(self) -> tuple[type[TensorUnit], tuple[StoredTensor, Region, OutputTensor, int]]:
+        """Pickle without the slices that the unit does not need."""
+        output = self.output.excerpt(self.region)
+        return TensorUnit, (self.tensor, self.region, output, self.number)
 
     @property
     def origin(self) -> tuple[int, ...]:
-        """Where the output tensor begins in the full tensor.
+        """Index in the full tensor of the first element of the output tensor.
 
-        Parts of one tensor in several outputs are filled side by side, in the order in which the
-        source has what they want.
+        Units of one tensor in several outputs are filled together, in the order of the source.
         """
         return self.output.region.start
 
 
 class UnitHash(NamedTuple):
-    """The SHA-256, in hexadecimal digits, of a unit of a tensor in the file at ``path``."""
+    """The SHA-256 of a unit of a tensor in the file at ``path``, in hexadecimal digits."""
 
     path: str
     name: str
@@ -77,36 +77,35 @@ class UnitHash(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """What a task has written: bytes of tensors, hashes of all units, and CRC-32s if wanted."""
+    """What a task wrote: the bytes of tensors, the hash of each unit, and CRC-32s if requested."""
 
     nbytes: int
     hashes: tuple[UnitHash, ...]
-    sums: tuple[Summed, ...] = ()
+    crcs: tuple[CrcExtent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class FillTask:
-    """Parts of one output file, or of several, to be done by one worker.
+    """Units of one or several output files that one worker fills.
 
     Attributes
     ----------
-    parts
-        What to fill, in the file under its temporary name, header in place.  There are as many as
-        units, however small the bands.
+    units
+        The units to fill, in files that have their temporary names and their headers.
     band_bytes
-        Bytes that are assembled at a time; a scratch buffer of the same size comes on top.
-    is_summed
-        Whether the CRC-32 of what is written is wanted.
+        Bytes that are assembled at a time; a scratch buffer of the same size is added to them.
+    wants_crc
+        Whether to compute the CRC-32 of the written bytes.
     """
 
-    parts: tuple[Part, ...]
+    units: tuple[TensorUnit, ...]
     band_bytes: int
-    is_summed: bool = False
+    wants_crc: bool = False
 
     @property
     def nbytes(self) -> int:
-        """Bytes that will be written."""
-        return sum(part.region.size * part.tensor.meta.itemsize for part in self.parts)
+        """Bytes that the task writes."""
+        return sum(unit.region.size * unit.tensor.meta.itemsize for unit in self.units)
 
 
 def cut_into_tasks(
@@ -115,80 +114,84 @@ def cut_into_tasks(
     task_bytes: int,
     task_pieces: int = TASK_PIECES,
 ) -> Iterator[FillTask]:
-    """The tasks that fill output files: large tensors are cut, small ones put together.
+    """Split the filling of output files into tasks: large tensors are divided, small ones grouped.
 
-    Units are hashed while they are written, so a task holds whole ones.
+    Units are hashed while they are written, so a task holds whole units.
 
     Parameters
     ----------
     outputs
-        What is to be written, and where it goes: the header of the file under its temporary name.
-        Of several, those parts come together that want the same rows of the source.
+        Each output file, and the header of its file under the temporary name.  Units of several
+        files that read the same source rows come into the same task.
     band_bytes
         See `FillTask`.
     task_bytes
-        Bytes of a task, about; more where outputs want the same rows, a unit of each at most.
+        Bytes of a task, about.  A task may exceed it by one unit of each output that reads the
+        same rows.
     task_pieces
-        A task that has as many takes no further part, though it may want the same rows.
+        A task with this many pieces takes no further unit, even if it reads the same rows.
     """
     tensors: dict[str, list[tuple[OutputTensor, StoredTensor]]] = {}
-    is_summed = any("crc_num" in index.attrs for _, index in outputs)
+    wants_crc = any("crc_num" in index.attrs for _, index in outputs)
     for output, index in outputs:
         for tensor in output.tensors:
             stored = index.tensors[tensor.meta.name]
             if stored.extents:
                 tensors.setdefault(tensor.meta.name, []).append((tensor, stored))
-    parts: list[Part] = []
+    batch: list[TensorUnit] = []
     nbytes = pieces = 0
-    for twins in tensors.values():
-        reach: tuple[int, ...] | None = None  # the last element that this task has, of the tensor
-        for part in _cut(twins):
-            place = part.region.moved_by(part.origin)
-            size = part.region.size * part.tensor.meta.itemsize
-            is_apart = reach is None or place.start > reach  # else the units end in other rows
-            most_bytes = task_bytes if is_apart else task_bytes + len(twins) * size
-            if parts and (nbytes >= most_bytes or pieces >= task_pieces):
-                yield FillTask(tuple(parts), band_bytes, is_summed)
-                parts, nbytes, pieces, reach = [], 0, 0, None
-            parts.append(part)
+    for slices in tensors.values():
+        last: tuple[int, ...] | None = None  # element of the full tensor that the task reaches
+        for unit in _units_in_source_order(slices):
+            within = unit.region.moved_by(unit.origin)
+            size = unit.region.size * unit.tensor.meta.itemsize
+            shares_rows = last is not None and within.start <= last
+            most_bytes = task_bytes + len(slices) * size if shares_rows else task_bytes
+            if batch and (nbytes >= most_bytes or pieces >= task_pieces):
+                yield FillTask(tuple(batch), band_bytes, wants_crc)
+                batch, nbytes, pieces, last = [], 0, 0, None
+            batch.append(unit)
             nbytes += size
-            pieces += part.output.count_pieces(part.region)
-            last = tuple(stop - 1 for stop in place.stop)
-            reach = last if reach is None else max(reach, last)
-    if parts:
-        yield FillTask(tuple(parts), band_bytes, is_summed)
+            pieces += unit.output.count_pieces(unit.region)
+            end = tuple(stop - 1 for stop in within.stop)
+            last = end if last is None else max(last, end)
+    if batch:
+        yield FillTask(tuple(batch), band_bytes, wants_crc)
 
 
-def _cut(twins: Sequence[tuple[OutputTensor, StoredTensor]]) -> Iterator[Part]:
-    """The units of a tensor in one output, or in several, by their place in the full tensor."""
+def _units_in_source_order(
+    slices: Sequence[tuple[OutputTensor, StoredTensor]],
+) -> Iterator[TensorUnit]:
+    """Yield the units of one tensor in all outputs, by their start in the full tensor."""
 
-    def placed(number: int) -> Iterator[tuple[tuple[int, ...], int, int, Region]]:
-        tensor = twins[number][0]
-        for unit, region in enumerate(units(tensor.meta)):
-            yield region.moved_by(tensor.region.start).start, number, unit, region
+    def starts(index: int) -> Iterator[tuple[tuple[int, ...], int, int, Region]]:
+        output = slices[index][0]
+        for number, region in enumerate(units(output.meta)):
+            yield region.moved_by(output.region.start).start, index, number, region
 
-    for _, number, unit, region in merge(*map(placed, range(len(twins)))):
-        tensor, stored = twins[number]
-        yield Part(stored, region, tensor, unit)
+    for _, index, number, region in merge(*map(starts, range(len(slices)))):
+        output, stored = slices[index]
+        yield TensorUnit(stored, region, output, number)
 
 
 class _Step(NamedTuple):
-    """A band that is next; in the order of places, then of parts."""
+    """A band to copy; steps sort by their start in the full tensor, then by number of the unit."""
 
-    place: tuple[int, ...]
-    number: int
+    start: tuple[int, ...]
+    unit: int
     band: Region
 
 
-def _steps(number: int, part: Part, band_bytes: int) -> Iterator[_Step]:
-    """The bands of a part, each when it is asked for."""
-    nbytes = _band_bytes(part.output.pieces(part.region), band_bytes)
-    for band in _bands(part.region, nbytes, part.tensor.meta.itemsize):
-        yield _Step(band.moved_by(part.origin).start, number, band)
+def _steps(index: int, unit: TensorUnit, band_bytes: int) -> Iterator[_Step]:
+    """Yield the bands of a unit lazily."""
+    nbytes = _band_bytes(unit.output.pieces(unit.region), band_bytes)
+    itemsize = max(unit.output.stored_itemsize, unit.tensor.meta.itemsize)
+    for band in _bands(unit.region, nbytes, itemsize):
+        yield _Step(band.moved_by(unit.origin).start, index, band)
 
 
 def fill(task: FillTask) -> Filled:
-    """Fill the parts of a task, and hash what is written while it is in memory.
+    """Fill the units of a task, and hash the bytes while they are in memory.
 
     Raises
     ------
@@ -197,35 +200,35 @@ def fill(task: FillTask) -> Filled:
     FormatError
         A source file has become shorter since its header was read.
     """
-    largest = max(part.region.size * part.tensor.meta.itemsize for part in task.parts)
-    widest = max(part.tensor.meta.itemsize for part in task.parts)  # a band holds one element
+    largest = max(unit.region.size * unit.tensor.meta.itemsize for unit in task.units)
+    widest = max(unit.tensor.meta.itemsize for unit in task.units)  # a band holds an element
     buffer = np.empty(max(widest, min(task.band_bytes, largest)), np.uint8)
     hashes: list[UnitHash] = []
-    sums = Sums() if task.is_summed else None
-    with FlatFiles(task.band_bytes, sums) as files:
-        for _, parts in groupby(task.parts, lambda part: part.tensor.meta.name):
-            hashes += _fill_side_by_side(files, tuple(parts), buffer, task.band_bytes)
-    return Filled(task.nbytes, tuple(hashes), () if sums is None else tuple(sums.found()))
+    crcs = RunningCrc() if task.wants_crc else None
+    with FlatFiles(task.band_bytes, crcs) as files:
+        for _, of_tensor in groupby(task.units, lambda unit: unit.tensor.meta.name):
+            hashes += _fill_together(files, tuple(of_tensor), buffer, task.band_bytes)
+    return Filled(task.nbytes, tuple(hashes), () if crcs is None else tuple(crcs.found()))
 
 
-def _fill_side_by_side(
-    files: FlatFiles, parts: Sequence[Part], buffer: Bytes, band_bytes: int
+def _fill_together(
+    files: FlatFiles, together: Sequence[TensorUnit], buffer: Bytes, band_bytes: int
 ) -> Iterator[UnitHash]:
-    """Fill parts of one tensor, their bands in the order of the full tensor."""
+    """Fill units of one tensor, with their bands in the order of the full tensor."""
     states: dict[int, HASH] = {}
-    for step in merge(*(_steps(i, part, band_bytes) for i, part in enumerate(parts))):
-        part, band = parts[step.number], step.band
-        path, itemsize = part.tensor.file.path, part.tensor.meta.itemsize
+    for step in merge(*(_steps(i, unit, band_bytes) for i, unit in enumerate(together))):
+        unit, band = together[step.unit], step.band
+        path, itemsize = unit.tensor.file.path, unit.tensor.meta.itemsize
         data = buffer[: band.size * itemsize]
-        read_pieces(files, part.output.pieces(band), band, data.reshape(*band.shape, itemsize))
-        if not is_there(path):  # taken away: the run has ended
+        read_band(files, unit.output, band, data.reshape(*band.shape, itemsize))
+        if not is_there(path):  # the coordinator removed the file: the run has ended
             raise FileNotFoundError(errno.ENOENT, "it is gone", path)
-        files.write_bytes(part.tensor, _offset(band, part.tensor.meta.shape) * itemsize, data)
-        states.setdefault(step.number, sha256()).update(data.data)
-        if band.stop == part.region.stop:  # the last in C order
-            name, sha = part.tensor.meta.name, states.pop(step.number).hexdigest()
-            yield UnitHash(path, name, part.unit, sha)
-    assert not states, f"units without their end: {[*states]}"
+        files.write_bytes(unit.tensor, _offset(band, unit.tensor.meta.shape) * itemsize, data)
+        states.setdefault(step.unit, sha256()).update(data.data)
+        if band.stop == unit.region.stop:  # the last band in C order
+            name, sha = unit.tensor.meta.name, states.pop(step.unit).hexdigest()
+            yield UnitHash(path, name, unit.number, sha)
+    assert not states, f"units without their last band: {[*states]}"
 
 
 def _bands(region: Region, nbytes: int, itemsize: int) -> Iterator[Region]:
@@ -233,12 +236,12 @@ def _bands(region: Region, nbytes: int, itemsize: int) -> Iterator[Region]:
 
 
 def _band_bytes(pieces: Iterable[Piece], most: int) -> int:
-    """Bytes of a band such that all that is read for it, with what lies between, is not more."""
+    """Return the size of a band for which at most ``most`` bytes are read, gaps included."""
     return int(most / max(read_amplification(piece) for piece in pieces))
 
 
 def read_amplification(piece: Piece) -> float:
-    """Bytes that are read for each byte of a piece that is wanted."""
+    """Return how many bytes are read for each byte of a piece; more than 1 if gaps are read."""
     meta = piece.tensor.meta
     runs = find_runs(piece.src, meta.shape, meta.itemsize)
     first, last = runs.rows
@@ -246,7 +249,7 @@ def read_amplification(piece: Piece) -> float:
 
 
 def _offset(band: Region, shape: tuple[int, ...]) -> int:
-    """Elements of the tensor before the first of the band."""
+    """Return how many elements of the tensor come before the first element of the band."""
     at = 0
     for start, size in zip(band.start, shape, strict=True):
         at = at * size + start

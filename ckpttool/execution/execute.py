@@ -35,7 +35,7 @@ from ckpttool.execution.executors import Abortable
 from ckpttool.execution.grouping import group_outputs
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.tensors import FileIndex
-from ckpttool.storage.checksums import Summed, compute_checksum
+from ckpttool.storage.checksums import CrcExtent, compute_checksum
 from ckpttool.storage.files import PARTIAL, PartialFile, TakenError, clean_up
 from ckpttool.transaction.manifest import Written
 from ckpttool.transaction.record import Transaction
@@ -73,7 +73,7 @@ class Job:
     is_submitted: bool = False
     checksum: Future[Done] | None = None  # on its way, once all tasks are done
     hashes: dict[str, dict[int, str]] = field(default_factory=dict)  # by tensor and unit
-    sums: list[Summed] = field(default_factory=list)
+    crcs: list[CrcExtent] = field(default_factory=list)
 
     def accept(self, done: Filled | Attempt) -> None:
         """Take what a call has done, which may be for others, too."""
@@ -87,7 +87,7 @@ class Job:
         for one in done.hashes:
             if one.path == path:
                 self.hashes.setdefault(one.name, {})[one.unit] = one.sha256
-        self.sums += (one for one in done.sums if one.path == path)
+        self.crcs += (one for one in done.crcs if one.path == path)
 
 
 FAILURES = (CkptToolError, OSError, BrokenExecutor)
@@ -134,7 +134,8 @@ def _calls(
         else:
             here[job.file.index.path] = job, job.file.index
     for task in cut_into_tasks([(job.output, index) for job, index in here.values()], *sizes):
-        served = tuple(here[path][0] for path in sorted({p.tensor.file.path for p in task.parts}))
+        paths = sorted({unit.tensor.file.path for unit in task.units})
+        served = tuple(here[path][0] for path in paths)
         yield partial(fill, task), served
 
 
@@ -306,7 +307,7 @@ class _Run:
         if not job.is_submitted or job.open_tasks:
             return
         if isinstance(job.file, PartialFile) and "crc_num" in job.file.index.attrs:
-            call = partial(compute_checksum, job.file.index, known=job.sums)
+            call = partial(compute_checksum, job.file.index, known=job.crcs)
             job.checksum = self.executor.submit(call)
             self.pending[job.checksum] = (job,)
         else:

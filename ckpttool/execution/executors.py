@@ -12,6 +12,7 @@ import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from threading import Event, Thread
 from typing import ParamSpec, Protocol, TypeVar, runtime_checkable
 
@@ -135,6 +136,36 @@ def read_word(word: str) -> tuple[str, str]:
             raise ValueError(f"{word!r} is not {reason}")
         raise ValueError(f"no engine {word!r}; there are {WORDS}")
     return kind, rest
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """Who does the work of a run, and within how much memory.
+
+    Attributes
+    ----------
+    engine
+        Name of the engine; see `open_engine`.
+    max_memory_bytes
+        Limit of memory, of all processes on this host or of each worker of a cluster; None for
+        about 50 MB and 8 MiB for each worker.  `fit_memory` turns it into `CopyOptions`.
+
+    Raises
+    ------
+    ValueError
+        There is no such engine.
+
+    Examples
+    --------
+    >>> RunOptions("threads:4").max_memory_bytes is None
+    True
+    """
+
+    engine: str = "threads"
+    max_memory_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        read_word(self.engine)
 
 
 def is_cluster(word: str) -> bool:

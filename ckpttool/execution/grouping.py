@@ -42,7 +42,7 @@ def _shared_rows(output: OutputFile) -> tuple[str, str] | None:
     """
     alike: dict[object, list[OutputTensor]] = {}
     for tensor in output.tensors:
-        how = tensor.source.slicing.key, tensor.region, tensor.meta.itemsize
+        how = tensor.source.slicing.key, tensor.region, tensor.stored_itemsize
         alike.setdefault(how, []).append(tensor)
     most, shared = WORTH_BYTES, None
     for first, *others in alike.values():
@@ -50,7 +50,8 @@ def _shared_rows(output: OutputFile) -> tuple[str, str] | None:
             continue
         piece = next(first.pieces(Region.whole(first.meta.shape)))
         extra = read_amplification(piece) - 1
-        in_vain = int(extra * first.meta.nbytes * (1 + len(others)))
+        read_bytes = first.region.size * first.stored_itemsize * (1 + len(others))
+        in_vain = int(extra * read_bytes)
         if extra >= 1 and in_vain >= most:
             most, shared = in_vain, (first.meta.name, piece.tensor.file.path)
     return shared

@@ -9,7 +9,7 @@ from pathlib import Path
 from ckpttool.errors import PlanError
 from ckpttool.execution.cluster import Cluster
 from ckpttool.execution.execute import CopyOptions
-from ckpttool.execution.executors import default_jobs, is_cluster, read_word
+from ckpttool.execution.executors import RunOptions, default_jobs, is_cluster, read_word
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.plan import Plan
 
@@ -29,27 +29,33 @@ DASK_BYTES = 64 * MIB  # of one that has Dask in memory, too
 
 
 def fit_memory(
-    max_bytes: int, engine: str, executor: Executor | None = None, plan: Plan | None = None
+    options: RunOptions, executor: Executor | None = None, plan: Plan | None = None
 ) -> CopyOptions:
-    """What keeps a run within a budget, from here on: to be called when the plan is made.
+    """Return what keeps a run within its memory, once its plan is made.
 
     Parameters
     ----------
-    max_bytes
-        Resident memory as the kernel counts it, of all processes on this host; of each worker, if
-        they are on others.  The page cache is not part of it.
-    engine
-        Who does the work; see `ckpttool.open_engine`.
+    options
+        The engine, and its memory: resident memory as the kernel counts it, of all processes on
+        this host; of each worker of a cluster.  The page cache is not part of it.
     executor
-        What that opened: the workers of a cluster may have several threads.
+        From `ckpttool.open_engine`: the workers of a cluster may have several threads.
     plan
-        What is to be done: headers of many tensors take memory, too.
+        From `ckpttool.plan_merge` and the like: headers of many tensors take memory, too.
+
+    Returns
+    -------
+    CopyOptions
+        For `ckpttool.execute`; the default if the memory is not limited.
 
     Raises
     ------
     PlanError
         It is too little; says the least that works.
     """
+    max_bytes, engine = options.max_memory_bytes, options.engine
+    if max_bytes is None:
+        return CopyOptions()
     kind, rest = read_word(engine)
     if is_cluster(engine):
         workers = executor.threads if isinstance(executor, Cluster) else 1

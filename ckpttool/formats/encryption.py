@@ -19,7 +19,7 @@ Numbers are unsigned, little endian.
 * AES-GCM: the nonce is the first 12 bytes of the IV, there is no associated data, and the
   ciphertext is as long as the plaintext.
 * AES-CBC, SM4-CBC: the IV is all 16 bytes, the plaintext is padded to a multiple of 16 (PKCS #7).
-  Nothing proves that the bytes are genuine: of damage only the padding and the records can tell.
+  Nothing proves that the bytes are genuine: only the padding and the records can show damage.
 * Keys have 16, 24 or 32 bytes, those of SM4 16.
 * All blocks of a file MUST have the same magic.
 * With ``crc_check=True`` the trailer of a ``.ckpt`` lies behind the last block, with the number 0,
@@ -31,13 +31,8 @@ Not read: what MindSpore 1.3 wrote, ``d8 5e 3a 7f`` for AES-CBC as well, and no 
 
 Limits: `MAX_BLOCKS` blocks; every length is checked against the file.
 
-Source
-------
-MindSpore 2.10 ``train/serialization.py`` (``_exec_save``) and ``core/utils/crypto.cc``; files of
-2.0 and 2.10.
-
-The plaintext of encrypted files, read from any byte on in a fixed amount of memory.
-
+Reading from any byte on
+------------------------
 GCM is counter mode, whose counter at byte ``16 * i`` of a block is ``2 + i``, 4 bytes big endian
 behind the nonce.  CBC goes on from any 16 bytes with the 16 bytes of ciphertext before them as the
 IV.  So no block has to be decrypted from its beginning, and no more than `PIECE_BYTES` of one are
@@ -47,7 +42,8 @@ The package cryptography is imported when the first byte is decrypted, for few u
 
 Source
 ------
-NIST SP 800-38A and 800-38D.
+MindSpore 2.10 ``train/serialization.py`` (``_exec_save``) and ``core/utils/crypto.cc``; files of
+2.0 and 2.10; NIST SP 800-38A and 800-38D.
 """
 
 from __future__ import annotations
@@ -60,47 +56,52 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckpttool.concurrency import check_cancelled
 from ckpttool.errors import AuthenticityError, FormatError, UnsupportedError
 from ckpttool.formats.reading import open_source
-from ckpttool.model.tensors import Block, Ciphertext, Secret, SourceStamp
+from ckpttool.model.tensors import Block, Ciphertext, FileStamp, Secret
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers import CipherContext
-
 
 MODES = {
     b"\xd8\x5e\x3a\x7f": "AES-GCM",
     b"\xd9\x5e\x3a\x7f": "AES-CBC",
     b"\xda\x5e\x3a\x7f": "SM4-CBC",
 }
-KEY_BYTES = {"AES-GCM": (16, 24, 32), "AES-CBC": (16, 24, 32), "SM4-CBC": (16,)}
+_KEY_BYTES = {"AES-GCM": (16, 24, 32), "AES-CBC": (16, 24, 32), "SM4-CBC": (16,)}
 MAX_BLOCKS = 1 << 16  # 4 TiB, as MindSpore cuts; stops files of nothing but headers
-
+PIECE_BYTES = 1 << 20  # decrypted at a time; less or more is slower (measured)
+UNIT = 16  # bytes that AES and SM4 encrypt at a time
+_NONCE_BYTES = 12
+_FIRST_COUNTER = 2  # GCM keeps 1 for the tag
 _WITH_TAG = struct.Struct("<4s16sII16sI")  # the header of a block
 _WITHOUT_TAG = struct.Struct("<4s0sII16sI")
 
 
 def mode_of(head: bytes) -> str | None:
-    """Return the mode that the first four bytes of a file stand for; None if not encrypted."""
+    """Return the mode that the first four bytes of a file name; None if it is not encrypted."""
     return MODES.get(head[:4])
 
 
+# ------------------------------------------------------------------------------ locating the blocks
+
+
 def read_ciphertext(
-    path: str, start: int, end: int, key: Secret | None, stamp: SourceStamp
+    path: str, start: int, end: int, key: Secret | None, stamp: FileStamp
 ) -> Ciphertext:
     """Locate the blocks of an encrypted file and check that the key fits.
 
     Read the headers of the blocks, the first bytes of the plaintext, and with CBC the end of each
-    block.  AES-GCM's tags are not checked here but by `ckpttool.formats.encryption.find_forged`.
+    block.  AES-GCM's tags are not checked here but by `find_forged`.
 
     Parameters
     ----------
     path
         The file.
     start, end
-        Where its blocks are, between records in clear and a checksum.
+        Bytes of the file that its blocks fill, between records in clear and a checksum.
     key
-        As MindSpore took it; None if there is none.
+        The key as given to MindSpore, or None.
     stamp
-        The file that was opened before; see `open_source`.
+        The stamp of the file when it was opened first; see `open_source`.
 
     Raises
     ------
@@ -109,23 +110,23 @@ def read_ciphertext(
     AuthenticityError
         The key does not fit.
     UnsupportedError
-        There is no key, or nothing to decrypt with.
+        There is no key, or no library to decrypt with.
     """
     with open_source(path, stamp) as file:
         fd = file.fileno()
-        frames = _walk(fd, path, start, end)
-        mode = MODES[frames[0].magic]
+        headers = _find_blocks(fd, path, start, end)
+        mode = MODES[headers[0].magic]
         if key is None:
             reason = f"encrypted with {mode}, and no key is given: --dec-key-file FILE"
             raise UnsupportedError(path, start, reason)
-        if len(key) not in KEY_BYTES[mode]:
-            sizes = ", ".join(map(str, KEY_BYTES[mode]))
+        if len(key) not in _KEY_BYTES[mode]:
+            sizes = ", ".join(map(str, _KEY_BYTES[mode]))
             reason = f"encrypted with {mode}, whose keys have {sizes} bytes; the one given has"
             raise AuthenticityError(path, start, f"{reason} {len(key)}")
-        return _decipher(fd, path, frames, mode, key)
+        return _decipher(fd, path, headers, mode, key)
 
 
-class _Frame(NamedTuple):
+class _BlockHeader(NamedTuple):
     """The header of a block, and where its ciphertext is."""
 
     start: int
@@ -136,33 +137,33 @@ class _Frame(NamedTuple):
     nbytes: int
 
 
-def _walk(fd: int, path: str, start: int, end: int) -> list[_Frame]:
-    """Return the blocks from byte ``start``, where there is a magic number, to byte ``end``."""
-    frames: list[_Frame] = []
+def _find_blocks(fd: int, path: str, start: int, end: int) -> list[_BlockHeader]:
+    """Return the blocks from byte ``start``, where a magic number is, to byte ``end``."""
+    headers: list[_BlockHeader] = []
     at = start
     while at < end:
-        frame = _read_frame(path, at, end, os.pread(fd, _WITH_TAG.size, at))
-        magic = frames[0].magic if frames else frame.magic
-        if frame.magic != magic:
-            reason = f"a block of {MODES[frame.magic]} behind blocks of {MODES[magic]}"
+        header = _parse_block_header(path, at, end, os.pread(fd, _WITH_TAG.size, at))
+        magic = headers[0].magic if headers else header.magic
+        if header.magic != magic:
+            reason = f"a block of {MODES[header.magic]} behind blocks of {MODES[magic]}"
             raise FormatError(path, at, reason)
-        if len(frames) == MAX_BLOCKS:
+        if len(headers) == MAX_BLOCKS:
             reason = f"more than {MAX_BLOCKS} encrypted blocks; MindSpore's have 64 MiB each"
             raise UnsupportedError(path, at, reason)
-        frames.append(frame)
-        at = frame.offset + frame.nbytes
-    return frames
+        headers.append(header)
+        at = header.offset + header.nbytes
+    return headers
 
 
-def _read_frame(path: str, at: int, end: int, head: bytes) -> _Frame:
-    """Return the block whose header ``head`` begins with, at byte ``at`` of the file."""
+def _parse_block_header(path: str, at: int, end: int, head: bytes) -> _BlockHeader:
+    """Return the header that ``head`` begins with, of the block at byte ``at`` of the file."""
     mode = mode_of(head)
     if mode is None:
         reason = f"expected an encrypted block, found the bytes {head[:4].hex(' ')} (damaged?)"
         raise FormatError(path, at, reason)
     form = _WITH_TAG if mode == "AES-GCM" else _WITHOUT_TAG
-    left = end - at - form.size
-    if left < 0:
+    rest_bytes = end - at - form.size
+    if rest_bytes < 0:
         reason = f"the header of an encrypted block has {form.size} bytes, {end - at} are left"
         raise FormatError(path, at, f"{reason} (file cut short?)")
     magic, tag, rest, iv_bytes, iv, nbytes = form.unpack(head[: form.size])
@@ -173,52 +174,56 @@ def _read_frame(path: str, at: int, end: int, head: bytes) -> _Frame:
     if rest != nbytes + 24:
         reason = f"an encrypted block of {rest} bytes with {nbytes} bytes of ciphertext, not"
         raise FormatError(path, at, f"{reason} {rest - 24}")
-    if nbytes > left:
-        reason = f"an encrypted block needs {nbytes} bytes, {left} are left (file cut short?)"
+    if nbytes > rest_bytes:
+        reason = f"an encrypted block needs {nbytes} bytes, {rest_bytes} are left (file cut short?)"
         raise FormatError(path, at, reason)
     if not nbytes or (mode != "AES-GCM" and nbytes % UNIT):
         reason = f"{nbytes} bytes of ciphertext, which {mode} never makes"
         raise FormatError(path, at, reason)
-    return _Frame(at, magic, tag, iv, at + form.size, nbytes)
+    return _BlockHeader(at, magic, tag, iv, at + form.size, nbytes)
 
 
-def _decipher(fd: int, path: str, frames: Sequence[_Frame], mode: str, key: Secret) -> Ciphertext:
-    """Return how the file is encrypted; raise what is wrong with the key or the paddings."""
+def _decipher(
+    fd: int, path: str, headers: Sequence[_BlockHeader], mode: str, key: Secret
+) -> Ciphertext:
+    """Return the mode, the key and the blocks of a file, after a check of key and paddings."""
     blocks: list[Block] = []
-    paddings = [_padding(fd, path, mode, key, frame) for frame in frames]
-    for frame, padding in zip(frames, paddings, strict=True):
+    paddings = [_padding_nbytes(fd, path, mode, key, header) for header in headers]
+    for header, padding in zip(headers, paddings, strict=True):
         start = blocks[-1].stop if blocks else 0
-        stop = start + frame.nbytes - (padding or 0)
-        blocks.append(Block(frame.offset, frame.nbytes, start, stop, frame.iv, frame.tag))
+        stop = start + header.nbytes - (padding or 0)
+        blocks.append(Block(header.offset, header.nbytes, start, stop, header.iv, header.tag))
     cipher = Ciphertext(mode, key, tuple(blocks))
     head = bytearray(min(UNIT, cipher.nbytes))
     read_plain(fd, path, cipher, 0, memoryview(head))
     if not _begins_a_record(head, cipher.nbytes):
         reason = f"encrypted with {mode}, and this is the wrong key, or the file is damaged at its "
-        reason += f"beginning: encrypted block 1 of {len(frames)} decrypts to no record"
-        raise AuthenticityError(path, frames[0].start, reason)
+        reason += f"beginning: encrypted block 1 of {len(headers)} decrypts to no record"
+        raise AuthenticityError(path, headers[0].start, reason)
     if None in paddings:
         number = paddings.index(None)
-        reason = f"encrypted block {number + 1} of {len(frames)} does not end in a padding: damaged"
-        raise FormatError(path, frames[number].start, reason)
+        reason = (
+            f"encrypted block {number + 1} of {len(headers)} does not end in a padding: damaged"
+        )
+        raise FormatError(path, headers[number].start, reason)
     return cipher
 
 
-def _padding(fd: int, path: str, mode: str, key: Secret, frame: _Frame) -> int | None:
-    """Return the bytes of padding behind a block's plaintext; None if they are not as they must."""
+def _padding_nbytes(fd: int, path: str, mode: str, key: Secret, header: _BlockHeader) -> int | None:
+    """Return the bytes of padding behind a block's plaintext; None if they are wrong."""
     if mode == "AES-GCM":
         return 0
-    block = Block(frame.offset, frame.nbytes, 0, frame.nbytes, frame.iv, frame.tag)
+    block = Block(header.offset, header.nbytes, 0, header.nbytes, header.iv, header.tag)
     end = bytearray(UNIT)
     cipher = Ciphertext(mode, key, (block,))
-    read_plain(fd, path, cipher, frame.nbytes - UNIT, memoryview(end))
+    read_plain(fd, path, cipher, header.nbytes - UNIT, memoryview(end))
     padding = end[-1]
     is_right = 0 < padding <= UNIT and end.endswith(bytes([padding]) * padding)
     return padding if is_right else None
 
 
 def _begins_a_record(head: bytes | bytearray, nbytes: int) -> bool:
-    """Return whether ``nbytes`` of plaintext may be records; of random bytes 1 in 30,000 may."""
+    """Return whether ``nbytes`` of plaintext may be records; 1 of 30,000 random strings may."""
     length = 0
     for at, byte in enumerate(head[1:11]):
         length |= (byte & 0x7F) << 7 * at
@@ -229,29 +234,7 @@ def _begins_a_record(head: bytes | bytearray, nbytes: int) -> bool:
     return False
 
 
-def forged_blocks_error(path: str, cipher: Ciphertext, numbers: Sequence[int]) -> AuthenticityError:
-    """Return the error for blocks that do not match their tags."""
-    named = ", ".join(str(number + 1) for number in numbers[:10])
-    more = ", ..." if len(numbers) > 10 else ""
-    reason = f"encrypted block {named}{more} of {len(cipher.blocks)} does not match its tag"
-    reason += ": the file is damaged, or somebody has changed it"
-    return AuthenticityError(path, cipher.blocks[numbers[0]].offset, reason)
-
-
-def explain(error: FormatError, cipher: Ciphertext, stamp: SourceStamp) -> FormatError:
-    """Return an error in the records of an encrypted file with its cause added."""
-    forged = find_forged(error.path, cipher, 0, len(cipher.blocks), stamp)
-    if forged:
-        return forged_blocks_error(error.path, cipher, forged)
-    doubt = "" if cipher.has_tags else "; damaged, or by chance the wrong key looks right"
-    reason = f"{error.reason} (bytes are counted in what the file decrypts to{doubt})"
-    return type(error)(error.path, error.offset, reason)
-
-
-UNIT = 16  # bytes that AES and SM4 work on at a time
-NONCE_BYTES = 12
-FIRST_COUNTER = 2  # GCM keeps 1 for the tag
-PIECE_BYTES = 1 << 20  # decrypted at a time; with less or more it is slower (measured)
+# --------------------------------------------------------------------------------------- decrypting
 
 
 class DecryptedFile:
@@ -265,7 +248,7 @@ class DecryptedFile:
         The stamp of the file.
     """
 
-    def __init__(self, path: str, cipher: Ciphertext, stamp: SourceStamp) -> None:
+    def __init__(self, path: str, cipher: Ciphertext, stamp: FileStamp) -> None:
         self.size = cipher.nbytes
         self.stamp = stamp
         self._path = path
@@ -291,7 +274,7 @@ def read_plain(fd: int, path: str, cipher: Ciphertext, start: int, out: memoryvi
     FormatError
         The file has become shorter since its index was read.
     UnsupportedError
-        There is nothing to decrypt with.
+        There is no library to decrypt with.
     """
     for block, at, view in cipher.split(start, out):
         part = view
@@ -300,8 +283,8 @@ def read_plain(fd: int, path: str, cipher: Ciphertext, start: int, out: memoryvi
             first = at - skip
             nbytes = min(PIECE_BYTES, -(-(skip + len(part)) // UNIT) * UNIT, block.nbytes - first)
             if cipher.mode == "AES-GCM":
-                counter = (FIRST_COUNTER + first // UNIT).to_bytes(UNIT - NONCE_BYTES, "big")
-                iv = block.iv[:NONCE_BYTES] + counter
+                counter = (_FIRST_COUNTER + first // UNIT).to_bytes(UNIT - _NONCE_BYTES, "big")
+                iv = block.iv[:_NONCE_BYTES] + counter
                 data = _read(fd, path, block.offset + first, nbytes)
             elif first == 0:
                 iv, data = block.iv, _read(fd, path, block.offset, nbytes)
@@ -313,35 +296,8 @@ def read_plain(fd: int, path: str, cipher: Ciphertext, start: int, out: memoryvi
             at, part = at + len(plain), part[len(plain) :]
 
 
-def find_forged(
-    path: str, cipher: Ciphertext, first: int, stop: int, stamp: SourceStamp | None = None
-) -> tuple[int, ...]:
-    """Return the numbers of the blocks in ``first`` to ``stop`` that do not match their tags.
-
-    Read them whole, a piece at a time.  A block without a tag is not among them.  For ``stamp``
-    see `open_source`.
-    """
-    from cryptography.exceptions import InvalidTag
-
-    found = []
-    with open_source(path, stamp) as file:
-        for number in range(first, min(stop, len(cipher.blocks))):
-            block = cipher.blocks[number]
-            if not block.tag:
-                continue
-            decryptor = _decryptor(path, cipher, block.iv[:NONCE_BYTES], block.tag)
-            for at in range(0, block.nbytes, PIECE_BYTES):
-                nbytes = min(PIECE_BYTES, block.nbytes - at)
-                decryptor.update(_read(file.fileno(), path, block.offset + at, nbytes))
-            try:
-                decryptor.finalize()
-            except InvalidTag:
-                found.append(number)
-    return tuple(found)
-
-
 def _decryptor(path: str, cipher: Ciphertext, iv: bytes, tag: bytes = b"") -> CipherContext:
-    """Return what decrypts from ``iv`` on; with a tag it also proves the block."""
+    """Return a context that decrypts from ``iv`` on, and with a tag verifies the block."""
     try:
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -363,6 +319,7 @@ def _decryptor(path: str, cipher: Ciphertext, iv: bytes, tag: bytes = b"") -> Ci
 
 
 def _read(fd: int, path: str, offset: int, nbytes: int) -> bytes:
+    """Return ``nbytes`` bytes of an open file; raise FormatError if it has fewer."""
     check_cancelled()
     data = os.pread(fd, nbytes, offset)
     while len(data) < nbytes:
@@ -372,3 +329,52 @@ def _read(fd: int, path: str, offset: int, nbytes: int) -> bytes:
             raise FormatError(path, offset + len(data), reason)
         data += more
     return data
+
+
+# ------------------------------------------------------------------------------------ forged blocks
+
+
+def find_forged(
+    path: str, cipher: Ciphertext, first: int, stop: int, stamp: FileStamp | None = None
+) -> tuple[int, ...]:
+    """Return the numbers of the blocks from ``first`` to ``stop`` that do not match their tags.
+
+    The blocks are read completely, a piece at a time.  Blocks without a tag are skipped.  For
+    ``stamp`` see `open_source`.
+    """
+    from cryptography.exceptions import InvalidTag
+
+    found = []
+    with open_source(path, stamp) as file:
+        for number in range(first, min(stop, len(cipher.blocks))):
+            block = cipher.blocks[number]
+            if not block.tag:
+                continue
+            decryptor = _decryptor(path, cipher, block.iv[:_NONCE_BYTES], block.tag)
+            for at in range(0, block.nbytes, PIECE_BYTES):
+                nbytes = min(PIECE_BYTES, block.nbytes - at)
+                decryptor.update(_read(file.fileno(), path, block.offset + at, nbytes))
+            try:
+                decryptor.finalize()
+            except InvalidTag:
+                found.append(number)
+    return tuple(found)
+
+
+def forged_blocks_error(path: str, cipher: Ciphertext, numbers: Sequence[int]) -> AuthenticityError:
+    """Return the error for blocks that do not match their tags."""
+    named = ", ".join(str(number + 1) for number in numbers[:10])
+    more = ", ..." if len(numbers) > 10 else ""
+    reason = f"encrypted block {named}{more} of {len(cipher.blocks)} does not match its tag"
+    reason += ": the file is damaged, or somebody has changed it"
+    return AuthenticityError(path, cipher.blocks[numbers[0]].offset, reason)
+
+
+def explain_error(error: FormatError, cipher: Ciphertext, stamp: FileStamp) -> FormatError:
+    """Return an error in the records of an encrypted file, with its likely cause added."""
+    forged = find_forged(error.path, cipher, 0, len(cipher.blocks), stamp)
+    if forged:
+        return forged_blocks_error(error.path, cipher, forged)
+    doubt = "" if cipher.has_tags else "; damaged, or by chance the wrong key looks right"
+    reason = f"{error.reason} (bytes are counted in what the file decrypts to{doubt})"
+    return type(error)(error.path, error.offset, reason)

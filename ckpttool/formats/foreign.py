@@ -69,7 +69,6 @@ from ckpttool.formats.wire import LENGTH, VARINT, Field, WireReader
 _HEAD_BYTES = 64 << 10  # a hand-written strategy is identified if its key is in these
 _MAX_JSON_BYTES = 16 << 20  # a larger document is not identified
 _MAX_VERSION_BYTES = 40
-_MAX_NAME_BYTES = 1 << 20  # of a group; a name is read into memory
 _MAX_TABLE_BYTES = 16 << 20  # of a rank table: a hundred bytes a device, more than any cluster
 
 _ARCHIVE = b"PK\3\4"  # header of the first file: at byte 26 the length of its name, at 30 the name
@@ -239,7 +238,7 @@ def _read_group(reader: WireReader, group: Field) -> tuple[str, tuple[int, ...]]
     ranks: tuple[int, ...] | None = None
     for field in reader.fields(group.start, group.stop):
         if field.number == 1:
-            name = reader.text(field, _MAX_NAME_BYTES)
+            name = reader.text(field)
         elif field.number == 2 and field.wire_type == LENGTH:
             ranks = _read_ranks(reader, field)
         else:

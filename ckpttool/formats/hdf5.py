@@ -1,28 +1,4 @@
-"""The types of HDF5 datasets: which stands for which element type of MindSpore.
-
-Bytes
------
-All are little endian.  The type of a dataset is a datatype message of its header:
-
-* Integers and IEEE floats are HDF5's own (H5T_STD_I8LE to H5T_STD_U64LE, H5T_IEEE_F16LE to F64LE).
-* ``Bool`` is an enumeration of 1 byte, FALSE = 0, TRUE = 1; complex types are compounds of the
-  members r and i.  h5py reads both as numpy's.
-* ``BFloat16``, ``Float8E4M3FN`` and ``Float8E5M2`` are floats whose sign, exponent and mantissa
-  fill 2, 1 and 1 bytes from the top: (8, 7), (4, 3) and (5, 2) bits, bias 127, 7 and 15.
-* What HDF5 has no type for is unsigned bytes, with an attribute ``dtype``: its name, a scalar
-  string of fixed length.
-
-Source
-------
-The HDF5 file format specification (datatype message); h5py's "Special types".
-
-What an HDF5 file holds: its datasets, walked depth first, each as a stored tensor.
-
-Bytes
------
-See `ckpttool.formats.hdf5`.  libhdf5 reads the headers; of contents only strings are read.
-
-``.h5``: one dataset for each parameter, at the path that is the parameter's exact name.
+"""``.h5``: one dataset for each parameter, at the path that is the parameter's exact name.
 
 Bytes
 -----
@@ -31,20 +7,27 @@ one extent of the file, C order, little endian; `create` allocates them and writ
 in the file depends on the time or the machine.  Groups keep the order in which links were made, so
 that parameters come back in the order in which they were given, members of a group together.
 
-* ``Bool`` is the enumeration that h5py reads as bool.  Complex types are h5py's compound (r, i).
-* ``BFloat16``, ``Float8E4M3FN`` and ``Float8E5M2`` are HDF5 floating-point types of 2, 1 and 1
-  bytes.  HDF5 knows no type without infinities: its readers show ``Float8E4M3FN`` values of 256
-  and more as Inf or NaN.  The bytes are right.
-* What HDF5 has no type for (``HiFloat8``, ``Int4``, ``random_op``) is unsigned bytes with an
-  attribute ``dtype`` that names the type.
+The type of a dataset is a datatype message of its header:
+
+* Integers and IEEE floats are HDF5's own (H5T_STD_I8LE to H5T_STD_U64LE, H5T_IEEE_F16LE to F64LE).
+* ``Bool`` is an enumeration of 1 byte, FALSE = 0, TRUE = 1; complex types are compounds of the
+  members r and i.  h5py reads both as numpy's.
+* ``BFloat16``, ``Float8E4M3FN`` and ``Float8E5M2`` are floats whose sign, exponent and mantissa
+  fill 2, 1 and 1 bytes from the top: (8, 7), (4, 3) and (5, 2) bits, bias 127, 7 and 15.  HDF5
+  knows no type without infinities: its readers show ``Float8E4M3FN`` values of 256 and more as Inf
+  or NaN.  The bytes are right.
+* What HDF5 has no type for (``HiFloat8``, ``Int4``, ``random_op``) is unsigned bytes, with an
+  attribute ``dtype``: the name of the type, a scalar string of fixed length.
 * A string entry is a scalar UTF-8 string of fixed length, padded with NUL.
 
 MUST for reading: contiguous layout, allocated, little endian, a type of the table, hard links
 only.  A dataset that h5py made without chunks or compression is like that.  Groups are only paths.
+libhdf5 reads the headers; of contents only strings are read.
 
 Source
 ------
-The HDF5 reference manual (H5P, H5T, H5D); h5py's "Special types" for bool, complex and strings.
+The HDF5 file format specification (datatype message) and reference manual (H5P, H5T, H5D); h5py's
+"Special types" for bool, complex and strings.
 """
 
 from __future__ import annotations
@@ -65,287 +48,22 @@ from ckpttool.model.dtypes import DTYPES, TEXT
 from ckpttool.model.tensors import (
     Extent,
     FileIndex,
-    SourceStamp,
+    FileStamp,
     StoredFile,
     StoredTensor,
     TensorMeta,
     refuse_shared_bytes,
 )
 
-_NAMED = b"dtype"  # the attribute
-
-
-def _hdf5_types() -> dict[str, h5t.TypeID]:
-    """Return the HDF5 type for each name in the ``hdf5`` column of `DTYPES`."""
-    types = {
-        name: h5t.py_create(np.dtype(name).newbyteorder("<"), logical=True)
-        for name in (
-            *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-            *("float16", "float32", "float64", "complex64", "complex128"),
-        )
-    }
-    types["bfloat16"] = _float_type(nbytes=2, exponent_bits=8, mantissa_bits=7, bias=127)
-    types["float8_e4m3"] = _float_type(nbytes=1, exponent_bits=4, mantissa_bits=3, bias=7)
-    types["float8_e5m2"] = _float_type(nbytes=1, exponent_bits=5, mantissa_bits=2, bias=15)
-    types["bytes"] = types["uint8"]
-    return types
-
-
-def _float_type(nbytes: int, exponent_bits: int, mantissa_bits: int, bias: int) -> h5t.TypeID:
-    """Return a little-endian IEEE-like type: sign, exponent and mantissa fill it from the top."""
-    kind = h5t.IEEE_F32LE.copy()
-    kind.set_fields(exponent_bits + mantissa_bits, mantissa_bits, exponent_bits, 0, mantissa_bits)
-    kind.set_ebias(bias)
-    kind.set_precision(8 * nbytes)
-    kind.set_size(nbytes)
-    return kind
-
-
-TYPES = _hdf5_types()
-
-
-def fixed_string(nbytes: int) -> h5t.TypeID:
-    """Return the type of UTF-8 text of fixed length, padded with NUL."""
-    kind = h5t.C_S1.copy()
-    kind.set_size(nbytes)
-    kind.set_strpad(h5t.STR_NULLPAD)
-    kind.set_cset(h5t.CSET_UTF8)
-    return kind
-
-
-def name_dtype(dataset: h5d.DatasetID, dtype: str) -> None:
-    """Write the element type of a dataset of bytes into an attribute."""
-    kind = fixed_string(len(dtype))
-    attribute = h5a.create(dataset, _NAMED, kind, h5s.create(h5s.SCALAR))
-    attribute.write(np.array(dtype.encode()), kind)
-
-
-def _dtypes_by_size() -> dict[int, list[tuple[h5t.TypeID, str]]]:
-    by_size: dict[int, list[tuple[h5t.TypeID, str]]] = {}
-    for dtype in DTYPES.values():
-        if dtype.hdf5 != "bytes":
-            by_size.setdefault(dtype.itemsize, []).append((TYPES[dtype.hdf5], dtype.name))
-    return by_size
-
-
-_DTYPES_BY_SIZE = _dtypes_by_size()  # a comparison of types takes a microsecond
-
-
-def find_dtype(kind: h5t.TypeID, dataset: h5d.DatasetID) -> str | None:
-    """Return MindSpore's name of a dataset's type, or None if it has none."""
-    for known, name in _DTYPES_BY_SIZE.get(kind.get_size(), ()):
-        if kind == known:
-            return _named_dtype(dataset) or name if known is TYPES["bytes"] else name
-    return None
-
-
-def _named_dtype(dataset: h5d.DatasetID) -> str | None:
-    """Return the element type that an attribute names for bytes; None if there is none.
-
-    Read only a string of fixed length, as `create` writes it: libhdf5 can hang on the heap of
-    strings of variable length in a damaged file.
-    """
-    if not h5a.exists(dataset, _NAMED):
-        return None
-    attribute = h5a.open(dataset, _NAMED)
-    kind = attribute.get_type()
-    if not isinstance(kind, h5t.TypeStringID) or kind.is_variable_str() or attribute.shape != ():
-        return None
-    data = np.empty((), f"S{kind.get_size()}")
-    attribute.read(data, kind)
-    named = data.item().decode(errors="replace")
-    return named if named in DTYPES and DTYPES[named].hdf5 == "bytes" else None
-
-
-def why_not(kind: h5t.TypeID) -> str:
-    """Return why a type is not an element type of MindSpore, and what to do."""
-    if isinstance(kind, h5t.TypeAtomicID) and kind.get_order() == h5t.ORDER_BE:
-        return "stored big-endian; write the dataset again in little-endian order"
-    word = {
-        h5t.INTEGER: "integer",
-        h5t.FLOAT: "float",
-        h5t.COMPOUND: "compound",
-        h5t.ENUM: "enumeration",
-    }.get(kind.get_class(), "other type")
-    return (
-        f"HDF5 {word} of {kind.get_size()} bytes, which is no element type of MindSpore; "
-        "write the dataset again with one that is, or leave it out"
-    )
-
-
-SIGNATURE_BYTES = 8
 MAX_TEXT_BYTES = 64 << 20  # a string is read into memory; larger ones are refused by name
-NEVER_WRITTEN = "never written (no storage is allocated); write its values or leave it out"
-CHUNKED = "chunked, compressed, compact or virtual; rewrite the file with `h5repack -l CONTI`"
-
-
-def read_datasets(
-    path: str, on_object: Callable[[], None]
-) -> tuple[dict[str, StoredTensor], SourceStamp]:
-    """Return the datasets of a file, by name, and the stamp of the file.
-
-    Parameters
-    ----------
-    path
-        The file.
-    on_object
-        Called before each dataset is read, as a sign of progress.
-
-    Raises
-    ------
-    FormatError
-        It is damaged, or shorter than its header says, or a dataset lies upon another, or upon the
-        header of one.
-    UnsupportedError
-        A dataset cannot be read as one extent of the file.
-    """
-    with _as_format_error(path), h5py.File(path, "r", locking=False) as file:
-        stamp = stamp_of(file.id.get_vfd_handle())
-        tensors, stored = {}, StoredFile(path, stamp)
-        base = file.userblock_size
-        contents = []
-        places = {base: (base, base + SIGNATURE_BYTES, "the head of the file")}
-        for name, dataset in _datasets(path, h5g.open(file.id, b"/")):
-            on_object()
-            tensors[name] = tensor = _read_dataset(stored, stamp.nbytes, name, dataset)
-            header = base + h5o.get_info(dataset).addr
-            if header in places:  # another link to it
-                continue
-            places[header] = (header, header + 1, f"the header of {name}")
-            nbytes = tensor.meta.nbytes
-            if tensor.meta.text is not None:
-                nbytes = dataset.get_type().get_size()
-            offset = dataset.get_offset()
-            if offset is not None and nbytes:
-                contents.append((offset, offset + nbytes, name))
-    refuse_shared_bytes(path, [*places.values(), *contents])
-    return tensors, stamp
-
-
-@contextmanager
-def _as_format_error(path: str) -> Iterator[None]:
-    """Turn what libhdf5 reports of a broken file into a `FormatError`.
-
-    h5py reports damage as OSError without an errno, RuntimeError, KeyError or ValueError.  An error
-    with an errno is the system's, and becomes an OSError.
-    """
-    try:
-        yield
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError) as error:
-        number = find_errno(error)
-        if number is not None:
-            raise OSError(number, os.strerror(number), path) from error
-        raise FormatError(path, None, f"not readable as HDF5: {error}") from error
-
-
-def find_errno(error: Exception) -> int | None:
-    """Return the errno of an error of h5py, perhaps only in its text; None without one."""
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.errno
-    found = re.search(r"errno = ([1-9]\d{0,3})\b", str(error))
-    return int(found[1]) if found else None
-
-
-def _links(group: h5g.GroupID) -> list[tuple[bytes, int]]:
-    """Return name and type of a group's links: in order of creation if recorded, else by name."""
-    found: list[tuple[bytes, int]] = []
-    tells = group.get_create_plist().get_link_creation_order() & h5p.CRT_ORDER_INDEXED
-    group.links.iterate(
-        lambda name, info: found.append((name, info.type)),
-        info=True,
-        idx_type=h5.INDEX_CRT_ORDER if tells else h5.INDEX_NAME,
-    )
-    return found
-
-
-def _datasets(path: str, root: h5g.GroupID) -> Iterator[tuple[str, h5d.DatasetID]]:
-    """Yield name and dataset of everything in the file, depth first, without recursion."""
-    seen: set[int] = set()
-    walks = [_walk(path, "", root, seen)]
-    while walks:
-        found = next(walks[-1], None)
-        if found is None:
-            walks.pop()
-        elif isinstance(found[1], h5d.DatasetID):
-            yield found
-        else:
-            walks.append(_walk(path, found[0] + "/", found[1], seen))
-
-
-def _walk(
-    path: str, prefix: str, group: h5g.GroupID, seen: set[int]
-) -> Iterator[tuple[str, h5d.DatasetID | h5g.GroupID]]:
-    """Yield name and object of each dataset and group in one group."""
-    address = h5o.get_info(group).addr
-    if address in seen:
-        raise UnsupportedError(path, None, f"{prefix}: the same group under two names")
-    seen.add(address)
-    for link, kind in _links(group):
-        try:
-            name = prefix + link.decode()
-        except UnicodeDecodeError as error:
-            raise FormatError(path, None, f"{link!r}: a name that is not UTF-8") from error
-        if kind != h5l.TYPE_HARD:
-            reason = "a soft or external link; `h5repack --merge` puts the data in place"
-            raise UnsupportedError(path, None, f"{name}: {reason}")
-        item = h5o.open(group, link)
-        if isinstance(item, h5d.DatasetID | h5g.GroupID):
-            yield name, item
-
-
-def _read_dataset(file: StoredFile, size: int, name: str, dataset: h5d.DatasetID) -> StoredTensor:
-    path = file.path
-    offset = dataset.get_offset()  # none but those of contiguous, allocated, internal ones
-    if offset is None:
-        reason = _why_unplaced(dataset)
-        if reason is not None:
-            raise UnsupportedError(path, None, f"{name}: {reason}")
-    kind = dataset.get_type()
-    if isinstance(kind, h5t.TypeStringID):
-        return StoredTensor(TensorMeta(name, TEXT, (), _read_text(path, name, dataset)), file, ())
-    dtype = find_dtype(kind, dataset)
-    if dtype is None:
-        raise UnsupportedError(path, None, f"{name}: {why_not(kind)}")
-    meta = TensorMeta(intern(name), dtype, tuple(int(n) for n in dataset.shape))
-    nbytes = meta.nbytes
-    if not nbytes:
-        return StoredTensor(meta, file, ())
-    if offset is None:
-        is_contiguous = dataset.get_create_plist().get_layout() == h5d.CONTIGUOUS
-        raise UnsupportedError(path, None, f"{name}: {NEVER_WRITTEN if is_contiguous else CHUNKED}")
-    if offset + nbytes > size:
-        raise FormatError(
-            path,
-            offset,
-            f"{name}: {nbytes} bytes from here on, the file has {size} (file cut short?)",
-        )
-    return StoredTensor(meta, file, (Extent(offset, nbytes),))
-
-
-def _why_unplaced(dataset: h5d.DatasetID) -> str | None:
-    """Return why a dataset has no bytes in the file; None if it is empty, a string or unwritten."""
-    if dataset.get_space().get_simple_extent_type() == h5s.NULL:
-        return "a dataset without a dataspace (H5S_NULL); write a value or leave it out"
-    if dataset.get_create_plist().get_external_count():
-        return "its data lie in an external file; `h5repack -l CONTI` brings them in"
-    return None
-
-
-def _read_text(path: str, name: str, dataset: h5d.DatasetID) -> str:
-    if dataset.shape != ():
-        reason = "an array of strings; write every string as a dataset of its own"
-        raise UnsupportedError(path, None, f"{name}: {reason}")
-    if dataset.get_space_status() == h5d.SPACE_STATUS_NOT_ALLOCATED:
-        raise UnsupportedError(path, None, f"{name}: {NEVER_WRITTEN}")
-    if dataset.get_type().get_size() > MAX_TEXT_BYTES:
-        raise UnsupportedError(path, None, f"{name}: a string of more than {MAX_TEXT_BYTES} bytes")
-    text = h5py.Dataset(dataset).asstr()[()]
-    return str(text).rstrip("\0")
-
-
-LEAST_HEADER_BYTES = 256  # of a dataset, name included; 330 to 400 were seen
 MAX_AXES = 32  # of a dataspace (H5S_MAX_RANK)
 MAX_PATH_COMPONENT_BYTES = 60_000  # an HDF5 link and its name share an object header of 64 KiB
+_LEAST_HEADER_BYTES = 256  # of a dataset, name included; 330 to 400 were observed
+_SIGNATURE_BYTES = 8
+_DTYPE_ATTRIBUTE = b"dtype"
+_NEVER_WRITTEN = "never written (no storage is allocated); write its values or leave it out"
+_CHUNKED = "chunked, compressed, compact or virtual; rewrite the file with `h5repack -l CONTI`"
+_IN_ORDER = h5p.CRT_ORDER_TRACKED | h5p.CRT_ORDER_INDEXED
 
 
 class Hdf5:
@@ -396,18 +114,18 @@ class Hdf5:
                 )
 
     def read_index(self, path: str) -> FileIndex:
-        """Return the datasets of the file; contents are not read, but for strings."""
-        tensors, stamp = read_datasets(path, self._on_object)
+        """Return the header of the file; of contents only strings are read."""
+        tensors, stamp = _read_datasets(path, self._on_object)
         return FileIndex(path, self.name, stamp.nbytes, tensors, stamps={path: stamp})
 
     def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> int:
-        """Return somewhat less than the size of the file that `create` makes of these tensors."""
-        return sum(meta.nbytes + LEAST_HEADER_BYTES for meta in tensors)
+        """Return the least size of the file that `create` makes, in bytes."""
+        return sum(meta.nbytes + _LEAST_HEADER_BYTES for meta in tensors)
 
     def create(
         self, path: str, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
     ) -> FileIndex:
-        """Write a file with every dataset allocated and none written, but for strings."""
+        """Write a file with every dataset allocated; only strings are written."""
         stored: dict[str, StoredTensor] = {}
         whole = StoredFile(path)
         groups: set[str] = set()
@@ -424,13 +142,260 @@ class Hdf5:
         """Do nothing: the file is complete when its contents are."""
 
 
-IN_ORDER = h5p.CRT_ORDER_TRACKED | h5p.CRT_ORDER_INDEXED
+# -------------------------------------------------------------------------------------------- types
+
+
+def _hdf5_types() -> dict[str, h5t.TypeID]:
+    """Return the HDF5 type of each name in the ``hdf5`` column of `DTYPES`."""
+    types = {
+        name: h5t.py_create(np.dtype(name).newbyteorder("<"), logical=True)
+        for name in (
+            *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+            *("float16", "float32", "float64", "complex64", "complex128"),
+        )
+    }
+    types["bfloat16"] = _float_type(nbytes=2, exponent_bits=8, mantissa_bits=7, bias=127)
+    types["float8_e4m3"] = _float_type(nbytes=1, exponent_bits=4, mantissa_bits=3, bias=7)
+    types["float8_e5m2"] = _float_type(nbytes=1, exponent_bits=5, mantissa_bits=2, bias=15)
+    types["bytes"] = types["uint8"]
+    return types
+
+
+def _float_type(nbytes: int, exponent_bits: int, mantissa_bits: int, bias: int) -> h5t.TypeID:
+    """Return a little-endian type whose sign, exponent and mantissa fill it from the top."""
+    kind = h5t.IEEE_F32LE.copy()
+    kind.set_fields(exponent_bits + mantissa_bits, mantissa_bits, exponent_bits, 0, mantissa_bits)
+    kind.set_ebias(bias)
+    kind.set_precision(8 * nbytes)
+    kind.set_size(nbytes)
+    return kind
+
+
+def _fixed_string(nbytes: int) -> h5t.TypeID:
+    """Return the type of UTF-8 text of fixed length, padded with NUL."""
+    kind = h5t.C_S1.copy()
+    kind.set_size(nbytes)
+    kind.set_strpad(h5t.STR_NULLPAD)
+    kind.set_cset(h5t.CSET_UTF8)
+    return kind
+
+
+def _write_dtype(dataset: h5d.DatasetID, dtype: str) -> None:
+    """Write the element type of a dataset of bytes into its attribute."""
+    kind = _fixed_string(len(dtype))
+    attribute = h5a.create(dataset, _DTYPE_ATTRIBUTE, kind, h5s.create(h5s.SCALAR))
+    attribute.write(np.array(dtype.encode()), kind)
+
+
+def _dtypes_by_size() -> dict[int, list[tuple[h5t.TypeID, str]]]:
+    """Return the HDF5 types and MindSpore's names of them, by their size in bytes."""
+    by_size: dict[int, list[tuple[h5t.TypeID, str]]] = {}
+    for dtype in DTYPES.values():
+        if dtype.hdf5 != "bytes":
+            by_size.setdefault(dtype.itemsize, []).append((_TYPES[dtype.hdf5], dtype.name))
+    return by_size
+
+
+_TYPES = _hdf5_types()
+_DTYPES_BY_SIZE = _dtypes_by_size()  # a comparison of types takes a microsecond
+
+
+def _find_dtype(kind: h5t.TypeID, dataset: h5d.DatasetID) -> str | None:
+    """Return MindSpore's name of a dataset's type; None for another type."""
+    for known, name in _DTYPES_BY_SIZE.get(kind.get_size(), ()):
+        if kind == known:
+            return _read_dtype(dataset) or name if known is _TYPES["bytes"] else name
+    return None
+
+
+def _read_dtype(dataset: h5d.DatasetID) -> str | None:
+    """Return the element type that the attribute of a dataset of bytes names, or None.
+
+    Read only a string of fixed length, as `create` writes it: libhdf5 can hang on the heap of
+    strings of variable length in a damaged file.
+    """
+    if not h5a.exists(dataset, _DTYPE_ATTRIBUTE):
+        return None
+    attribute = h5a.open(dataset, _DTYPE_ATTRIBUTE)
+    kind = attribute.get_type()
+    if not isinstance(kind, h5t.TypeStringID) or kind.is_variable_str() or attribute.shape != ():
+        return None
+    data = np.empty((), f"S{kind.get_size()}")
+    attribute.read(data, kind)
+    named = data.item().decode(errors="replace")
+    return named if named in DTYPES and DTYPES[named].hdf5 == "bytes" else None
+
+
+def _unsupported_type_reason(kind: h5t.TypeID) -> str:
+    """Return why a type cannot be read, and the remedy."""
+    if isinstance(kind, h5t.TypeAtomicID) and kind.get_order() == h5t.ORDER_BE:
+        return "stored big-endian; write the dataset again in little-endian order"
+    word = {
+        h5t.INTEGER: "integer",
+        h5t.FLOAT: "float",
+        h5t.COMPOUND: "compound",
+        h5t.ENUM: "enumeration",
+    }.get(kind.get_class(), "other type")
+    return (
+        f"HDF5 {word} of {kind.get_size()} bytes, which is no element type of MindSpore; "
+        "write the dataset again with one that is, or leave it out"
+    )
+
+
+# ------------------------------------------------------------------------------------------ reading
+
+
+def _read_datasets(
+    path: str, on_object: Callable[[], None]
+) -> tuple[dict[str, StoredTensor], FileStamp]:
+    """Return the tensors of a file by name, and the stamp of the file.
+
+    Parameters
+    ----------
+    path
+        The file.
+    on_object
+        Called before each dataset is read, as a sign of progress.
+
+    Raises
+    ------
+    FormatError
+        The file is damaged, or shorter than its header says, or a dataset overlaps another one or
+        a header.
+    UnsupportedError
+        A dataset cannot be read as one extent of the file.
+    """
+    with _as_format_error(path), h5py.File(path, "r", locking=False) as file:
+        stamp = stamp_of(file.id.get_vfd_handle())
+        tensors, stored = {}, StoredFile(path, stamp)
+        base = file.userblock_size
+        contents = []
+        places = {base: (base, base + _SIGNATURE_BYTES, "the head of the file")}
+        for name, dataset in _walk_file(path, h5g.open(file.id, b"/")):
+            on_object()
+            tensors[name] = tensor = _read_dataset(stored, stamp.nbytes, name, dataset)
+            header = base + h5o.get_info(dataset).addr
+            if header in places:  # another link to it
+                continue
+            places[header] = (header, header + 1, f"the header of {name}")
+            nbytes = tensor.meta.nbytes
+            if tensor.meta.text is not None:
+                nbytes = dataset.get_type().get_size()
+            offset = dataset.get_offset()
+            if offset is not None and nbytes:
+                contents.append((offset, offset + nbytes, name))
+    refuse_shared_bytes(path, [*places.values(), *contents])
+    return tensors, stamp
+
+
+def _walk_file(path: str, root: h5g.GroupID) -> Iterator[tuple[str, h5d.DatasetID]]:
+    """Yield name and dataset of every dataset in the file, depth first, without recursion."""
+    seen: set[int] = set()
+    walks = [_walk_group(path, "", root, seen)]
+    while walks:
+        found = next(walks[-1], None)
+        if found is None:
+            walks.pop()
+        elif isinstance(found[1], h5d.DatasetID):
+            yield found
+        else:
+            walks.append(_walk_group(path, found[0] + "/", found[1], seen))
+
+
+def _walk_group(
+    path: str, prefix: str, group: h5g.GroupID, seen: set[int]
+) -> Iterator[tuple[str, h5d.DatasetID | h5g.GroupID]]:
+    """Yield name and object of each dataset and group in one group."""
+    address = h5o.get_info(group).addr
+    if address in seen:
+        raise UnsupportedError(path, None, f"{prefix}: the same group under two names")
+    seen.add(address)
+    for link, kind in _links(group):
+        try:
+            name = prefix + link.decode()
+        except UnicodeDecodeError as error:
+            raise FormatError(path, None, f"{link!r}: a name that is not UTF-8") from error
+        if kind != h5l.TYPE_HARD:
+            reason = "a soft or external link; `h5repack --merge` puts the data in place"
+            raise UnsupportedError(path, None, f"{name}: {reason}")
+        item = h5o.open(group, link)
+        if isinstance(item, h5d.DatasetID | h5g.GroupID):
+            yield name, item
+
+
+def _links(group: h5g.GroupID) -> list[tuple[bytes, int]]:
+    """Return names and types of a group's links: in order of creation if recorded, else by name."""
+    found: list[tuple[bytes, int]] = []
+    is_ordered = group.get_create_plist().get_link_creation_order() & h5p.CRT_ORDER_INDEXED
+    group.links.iterate(
+        lambda name, info: found.append((name, info.type)),
+        info=True,
+        idx_type=h5.INDEX_CRT_ORDER if is_ordered else h5.INDEX_NAME,
+    )
+    return found
+
+
+def _read_dataset(file: StoredFile, size: int, name: str, dataset: h5d.DatasetID) -> StoredTensor:
+    """Return the stored tensor of a dataset; ``size`` is the file's, in bytes."""
+    path = file.path
+    offset = dataset.get_offset()  # None unless contiguous, allocated and in this file
+    if offset is None:
+        reason = _unplaced_reason(dataset)
+        if reason is not None:
+            raise UnsupportedError(path, None, f"{name}: {reason}")
+    kind = dataset.get_type()
+    if isinstance(kind, h5t.TypeStringID):
+        return StoredTensor(TensorMeta(name, TEXT, (), _read_text(path, name, dataset)), file, ())
+    dtype = _find_dtype(kind, dataset)
+    if dtype is None:
+        raise UnsupportedError(path, None, f"{name}: {_unsupported_type_reason(kind)}")
+    meta = TensorMeta(intern(name), dtype, tuple(int(n) for n in dataset.shape))
+    nbytes = meta.nbytes
+    if not nbytes:
+        return StoredTensor(meta, file, ())
+    if offset is None:
+        is_contiguous = dataset.get_create_plist().get_layout() == h5d.CONTIGUOUS
+        raise UnsupportedError(
+            path, None, f"{name}: {_NEVER_WRITTEN if is_contiguous else _CHUNKED}"
+        )
+    if offset + nbytes > size:
+        raise FormatError(
+            path,
+            offset,
+            f"{name}: {nbytes} bytes from here on, the file has {size} (file cut short?)",
+        )
+    return StoredTensor(meta, file, (Extent(offset, nbytes),))
+
+
+def _unplaced_reason(dataset: h5d.DatasetID) -> str | None:
+    """Return why a dataset cannot have bytes in the file, or None."""
+    if dataset.get_space().get_simple_extent_type() == h5s.NULL:
+        return "a dataset without a dataspace (H5S_NULL); write a value or leave it out"
+    if dataset.get_create_plist().get_external_count():
+        return "its data lie in an external file; `h5repack -l CONTI` brings them in"
+    return None
+
+
+def _read_text(path: str, name: str, dataset: h5d.DatasetID) -> str:
+    """Return the string in a dataset."""
+    if dataset.shape != ():
+        reason = "an array of strings; write every string as a dataset of its own"
+        raise UnsupportedError(path, None, f"{name}: {reason}")
+    if dataset.get_space_status() == h5d.SPACE_STATUS_NOT_ALLOCATED:
+        raise UnsupportedError(path, None, f"{name}: {_NEVER_WRITTEN}")
+    if dataset.get_type().get_size() > MAX_TEXT_BYTES:
+        raise UnsupportedError(path, None, f"{name}: a string of more than {MAX_TEXT_BYTES} bytes")
+    text = h5py.Dataset(dataset).asstr()[()]
+    return str(text).rstrip("\0")
+
+
+# ------------------------------------------------------------------------------------------ writing
 
 
 def _new_file(path: str) -> h5f.FileID:
-    """Create a file as `h5py.File` does, without the time that old versions keep in the root."""
+    """Create a file as `h5py.File` does, but without a time in its root group."""
     options = h5p.create(h5p.FILE_CREATE)
-    options.set_link_creation_order(IN_ORDER)
+    options.set_link_creation_order(_IN_ORDER)
     options.set_obj_track_times(False)
     access = h5p.create(h5p.FILE_ACCESS)
     access.set_fclose_degree(h5f.CLOSE_STRONG)
@@ -439,19 +404,13 @@ def _new_file(path: str) -> h5f.FileID:
     return h5f.create(os.fsencode(path), h5f.ACC_TRUNC, options, access)
 
 
-def _utf8_links() -> h5p.PropLCID:
-    links = h5p.create(h5p.LINK_CREATE)
-    links.set_char_encoding(h5t.CSET_UTF8)
-    return links
-
-
 def _create_groups(file: h5g.GroupID, name: str, groups: set[str]) -> None:
     """Create the groups above a dataset that are not in ``groups``, and add them to it."""
     at = name.find("/")
     while at > 0:
         if name[:at] not in groups:
             options = h5p.create(h5p.GROUP_CREATE)
-            options.set_link_creation_order(IN_ORDER)
+            options.set_link_creation_order(_IN_ORDER)
             options.set_obj_track_times(False)
             h5g.create(file, name[:at].encode(), _utf8_links(), options)
             groups.add(name[:at])
@@ -459,6 +418,7 @@ def _create_groups(file: h5g.GroupID, name: str, groups: set[str]) -> None:
 
 
 def _create_dataset(file: h5g.GroupID, meta: TensorMeta) -> h5d.DatasetID:
+    """Create the dataset of a tensor; write it if it is a string."""
     links = _utf8_links()
     options = h5p.create(h5p.DATASET_CREATE)
     options.set_layout(h5d.CONTIGUOUS)
@@ -467,7 +427,7 @@ def _create_dataset(file: h5g.GroupID, meta: TensorMeta) -> h5d.DatasetID:
     options.set_obj_track_times(False)
     if meta.text is not None:
         data = np.array(meta.text.encode(), dtype=f"S{max(1, meta.nbytes)}")
-        kind = fixed_string(max(1, meta.nbytes))
+        kind = _fixed_string(max(1, meta.nbytes))
         dataset = h5d.create(
             file, meta.name.encode(), kind, h5s.create(h5s.SCALAR), options, lcpl=links
         )
@@ -475,19 +435,53 @@ def _create_dataset(file: h5g.GroupID, meta: TensorMeta) -> h5d.DatasetID:
         return dataset
     space = h5s.create_simple(meta.shape) if meta.shape else h5s.create(h5s.SCALAR)
     hdf5 = DTYPES[meta.dtype].hdf5
-    dataset = h5d.create(file, meta.name.encode(), TYPES[hdf5], space, options, lcpl=links)
+    dataset = h5d.create(file, meta.name.encode(), _TYPES[hdf5], space, options, lcpl=links)
     if hdf5 == "bytes":
-        name_dtype(dataset, meta.dtype)
+        _write_dtype(dataset, meta.dtype)
     return dataset
+
+
+def _utf8_links() -> h5p.PropLCID:
+    """Return the properties of links whose names are UTF-8."""
+    links = h5p.create(h5p.LINK_CREATE)
+    links.set_char_encoding(h5t.CSET_UTF8)
+    return links
+
+
+# -------------------------------------------------------------------------------- errors of libhdf5
+
+
+@contextmanager
+def _as_format_error(path: str) -> Iterator[None]:
+    """Turn the errors of libhdf5 on a damaged file into `FormatError`.
+
+    h5py reports damage as OSError without an errno, RuntimeError, KeyError or ValueError.  An error
+    with an errno is the system's, and becomes an OSError.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError) as error:
+        number = _find_errno(error)
+        if number is not None:
+            raise OSError(number, os.strerror(number), path) from error
+        raise FormatError(path, None, f"not readable as HDF5: {error}") from error
 
 
 @contextmanager
 def _as_os_error(path: str) -> Iterator[None]:
-    """Turn what libhdf5 reports of a full disk into the OSError that it was."""
+    """Turn the errors of libhdf5 that the system caused, such as a full disk, into OSError."""
     try:
         yield
     except RuntimeError as error:
-        number = find_errno(error)
+        number = _find_errno(error)
         if number is None:
             raise
         raise OSError(number, os.strerror(number), path) from error
+
+
+def _find_errno(error: Exception) -> int | None:
+    """Return the errno of an error of h5py, from its attribute or its text; None without one."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    found = re.search(r"errno = ([1-9]\d{0,3})\b", str(error))
+    return int(found[1]) if found else None

@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from ckpttool.errors import PlanError
 from ckpttool.model.diagnostics import Diagnostic
-from ckpttool.model.tensors import SourceStamp
+from ckpttool.model.tensors import FileStamp
 
 # What stat says where there is nothing of a name.
 ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
@@ -133,17 +133,17 @@ def why_not_a_path(text: str) -> str | None:
     return f"{what}: name a path here and copy the files{tool}, or mount the store"
 
 
-def stamp_of(fd: int) -> SourceStamp:
+def stamp_of(fd: int) -> FileStamp:
     """Return the stamp of an open file."""
     return as_stamp(os.fstat(fd))
 
 
-def as_stamp(found: os.stat_result) -> SourceStamp:
+def as_stamp(found: os.stat_result) -> FileStamp:
     """Return the stamp in what the system reports of a file."""
-    return SourceStamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+    return FileStamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
 
 
-def open_source(path: str, stamp: SourceStamp | None) -> ReadFile:
+def open_source(path: str, stamp: FileStamp | None) -> ReadFile:
     """Open a file for reading, without a buffer.
 
     Parameters
@@ -167,7 +167,7 @@ def open_source(path: str, stamp: SourceStamp | None) -> ReadFile:
     return file
 
 
-def demand_same(path: str, found: SourceStamp, stamp: SourceStamp | None) -> None:
+def demand_same(path: str, found: FileStamp, stamp: FileStamp | None) -> None:
     """Raise `PlanError` if the stamp of an opened file is not the expected one."""
     if stamp not in (None, found):
         reason = "was written to, or the path leads to another file than when its header was read"

@@ -380,6 +380,11 @@ class Diagnostics:
         return replace(one, message=f"--strict: {one.text}", hint=hint, options=())
 
 
+def describe_notes(notes: Iterable[Diagnostic]) -> list[dict[str, object]]:
+    """Return the notes of a JSON document."""
+    return [{"kind": note.code, "text": note.text} for note in notes]
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """What `ckpttool.verify` found.

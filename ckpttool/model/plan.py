@@ -1,4 +1,4 @@
-"""A plan: for every output tensor the pieces that fill it.
+"""A plan: for every output tensor its terms, and for each term the pieces that fill it.
 
 A plan is data.  `ckpttool.planning.targets` makes and checks it.  Iterating it yields the output
 files one at a time and computes pieces only when they are needed, so its size does not grow with
@@ -23,7 +23,7 @@ from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.region import Region
-from ckpttool.model.slicing import Source
+from ckpttool.model.slicing import LayoutSlicing, NotInStrategy, Source
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta, map_of
 
@@ -49,6 +49,37 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Term:
+    """A source, and the weight of its elements in the sum that makes an output tensor.
+
+    Attributes
+    ----------
+    source
+        A full tensor, with the name and the element type that the files have.
+    weight
+        The factor of every element.
+    """
+
+    source: Source
+    weight: float = 1.0
+
+    def excerpt(self, region: Region) -> Term:
+        """Return the term with only the slices that hold ``region`` of the full tensor."""
+        slicing = self.source.slicing.excerpt(region)
+        return replace(self, source=replace(self.source, slicing=slicing))
+
+
+def single_source(terms: Sequence[Term]) -> Source:
+    """Return the source of a tensor that is a copy: one term, with weight 1.
+
+    All tensors are copies so far.  This is the only place that asserts it.
+    """
+    assert len(terms) == 1, f"{len(terms)} terms; a tensor is copied from one source"
+    assert terms[0].weight == 1, f"weight {terms[0].weight}; a tensor is copied as it is"
+    return terms[0].source
+
+
+@dataclass(frozen=True, slots=True)
 class OutputTensor:
     """One tensor of an output file.
 
@@ -58,30 +89,53 @@ class OutputTensor:
         Name, element type and shape of the output slice.
     region
         The elements of the full tensor that it holds.
-    source
-        Where they come from; an `excerpt`, sent to another process, has only the slices it needs.
+    terms
+        The sources of these elements.  An `excerpt`, which is sent to another process, has only
+        the slices that it needs.
     """
 
     meta: TensorMeta
     region: Region
-    source: Source
+    terms: tuple[Term, ...]
+
+    @classmethod
+    def full(cls, source: Source) -> OutputTensor:
+        """Return a copy of the full tensor of a source."""
+        return cls(source.meta, Region.whole(source.meta.shape), (Term(source),))
+
+    @classmethod
+    def copy_of(cls, tensor: StoredTensor) -> OutputTensor:
+        """Return a copy of one stored tensor."""
+        shape = tensor.meta.shape
+        slicing = LayoutSlicing(Layout.undivided(len(shape)), shape, {0: tensor})
+        return cls.full(Source(tensor.meta, slicing, NotInStrategy()))
+
+    @property
+    def source(self) -> Source:
+        """The only source; see `single_source`."""
+        return single_source(self.terms)
+
+    @property
+    def stored_itemsize(self) -> int:
+        """Bytes per element of the terms together, as the files have them."""
+        return sum(term.source.meta.itemsize for term in self.terms)
 
     def pieces(self, within: Region) -> Iterator[Piece]:
-        """The pieces that fill ``within``, a region of the output slice, in C order of slices.
+        """Yield the pieces that fill ``within``, a region of the output slice.
 
-        They are disjoint and fill it exactly.
+        They are disjoint, fill it exactly and come in C order of the source slices.
         """
         for tensor, src, dst in self.source.slicing.overlaps(within, self.region.start):
             yield Piece(tensor, src, dst)
 
     def count_pieces(self, within: Region) -> int:
-        """How many `pieces` there are."""
+        """Return the number of `pieces`."""
         return self.source.slicing.count_overlaps(within.moved_by(self.region.start))
 
     def excerpt(self, within: Region) -> OutputTensor:
-        """Return the same tensor with the slices that `pieces` of ``within`` need, and no more."""
-        slicing = self.source.slicing.excerpt(within.moved_by(self.region.start))
-        return replace(self, source=replace(self.source, slicing=slicing))
+        """Return the tensor with the slices that `pieces` of ``within`` need, and no others."""
+        region = within.moved_by(self.region.start)
+        return replace(self, terms=tuple(term.excerpt(region) for term in self.terms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,10 +253,40 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One parameter's way: its source, and its layouts in the target, one for each stage."""
+    """One parameter of the target.
 
-    source: Source
+    Attributes
+    ----------
+    name, dtype
+        Name and element type in the outputs.
+    terms
+        The sources, which have the stored names and element types.
+    layouts
+        The layouts in the target, one for each stage that has the parameter.
+    """
+
+    name: str
+    dtype: str
+    terms: tuple[Term, ...]
     layouts: tuple[Layout, ...]
+
+    @classmethod
+    def copy_of(cls, source: Source, layouts: tuple[Layout, ...]) -> Transfer:
+        """Return the transfer of a parameter that keeps its name, type and elements."""
+        return cls(source.meta.name, source.meta.dtype, (Term(source),), layouts)
+
+    @property
+    def source(self) -> Source:
+        """The only source; see `single_source`."""
+        return single_source(self.terms)
+
+    @property
+    def meta(self) -> TensorMeta:
+        """Name and element type of the outputs, and the full shape."""
+        stored = self.source.meta
+        if (stored.name, stored.dtype) == (self.name, self.dtype):
+            return stored
+        return replace(stored, name=self.name, dtype=self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +325,7 @@ class Plan:
             regions = _regions(ways, rank)
             shapes = tuple(None if region is None else region.shape for region in regions)
             alike.setdefault(shapes, []).append(rank)
-        last = [source.meta for source, _ in placed]  # headers share what is the same in them
+        last = [transfer.meta for transfer, _ in placed]  # headers share equal metas
         headers = {}
         for shapes, ranks in alike.items():
             metas = []
@@ -272,21 +356,23 @@ class Plan:
             path = self.target.paths[rank]
             regions = _regions(ways, rank)
             found = [
-                (region, source) for source, way in placed if (region := regions[way]) is not None
+                (region, transfer.terms)
+                for transfer, way in placed
+                if (region := regions[way]) is not None
             ]
             tensors = tuple(
                 OutputTensor(meta, *one) for meta, one in zip(metas[rank], found, strict=True)
             )
             yield OutputFile(rank, path, self.target.format, tensors, self.target.attrs)
 
-    def _ways(self) -> tuple[tuple[_Way, ...], tuple[tuple[Source, int], ...]]:
-        """How tensors are cut, and for each, wherever it goes, the number of its way.
+    def _ways(self) -> tuple[tuple[_Way, ...], tuple[tuple[Transfer, int], ...]]:
+        """Return the different ways of sharding, and for each transfer the index of each way.
 
-        Of a thousand tensors most are cut alike.
+        Of a thousand tensors most are sharded alike.
         """
         ways: dict[_Way, int] = {}
         placed = [
-            (transfer.source, ways.setdefault((layout, transfer.source.meta.shape), len(ways)))
+            (transfer, ways.setdefault((layout, transfer.meta.shape), len(ways)))
             for transfer in self.transfers
             for layout in transfer.layouts
         ]
@@ -318,7 +404,7 @@ def cut_into_parts(plan: Plan, limit: int, path: Callable[[int | None, int], str
     number = filled = 0
     for transfer, is_apart in zip(plan.transfers, apart, strict=True):
         if not is_apart:
-            nbytes = transfer.source.meta.nbytes
+            nbytes = transfer.meta.nbytes
             if filled and filled + nbytes > limit:
                 number, filled = number + 1, 0
             filled += nbytes
@@ -355,7 +441,7 @@ def balance(sizes: Sequence[int], count: int) -> list[int]:
 
 def _placed(transfer: Transfer, number: int) -> Layout:
     """The layout of a tensor that is whole in one file."""
-    return Layout.undivided(len(transfer.source.meta.shape), 1, number)
+    return Layout.undivided(len(transfer.meta.shape), 1, number)
 
 
 def _kept_apart(plan: Plan) -> Sequence[bool]:

@@ -13,12 +13,13 @@ import stat
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.discovery.file_names import RANK_IN_NAME
-from ckpttool.discovery.mindformers_output import CHECKPOINTS, is_run_output
+from ckpttool.discovery.mindformers_output import CHECKPOINT_FOLDERS, is_run_output
 from ckpttool.discovery.rank_folders import is_in_rank_folder
 from ckpttool.errors import CkptToolError, PlanError
 from ckpttool.formats import format_of_suffix, get_format, suffix_of
@@ -42,12 +43,79 @@ from ckpttool.planning.resolve import (
 )
 from ckpttool.planning.sources import why_not_full
 from ckpttool.planning.targets import Numbered, Told
-from ckpttool.planning.unlisted import Unlisted
 from ckpttool.storage.checksums import check_files
 from ckpttool.storage.files import PARTIAL, access_problem
 from ckpttool.transaction.manifest import changed_sources
 from ckpttool.transaction.parts import files_of_others
 from ckpttool.transaction.resume import Destination, DestinationPolicy, inspect_previous_run
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """What is written, and what becomes of files that are there.
+
+    Attributes
+    ----------
+    format
+        Format of the outputs; None for that of the suffix, else HDF5.
+    prefix
+        Files ``rank_R/{prefix}R`` with the suffix of the format are written for the ranks of a
+        strategy.
+    ranks
+        Write only these ranks of the strategy.
+    not_in_target
+        What to do with parameters that the strategy of the target does not list: see
+        `ckpttool.model.plan.Target`.
+    strategy_path
+        Write the strategy of the outputs to this file, as MindSpore's own tools read it: see
+        `ckpttool.planning.targets`.
+    max_shard_bytes
+        Write a merged checkpoint as a folder of numbered files, by default safetensors, with at
+        most so many bytes of tensors each, and the index files of MindSpore and of Hugging Face.
+    crc
+        Verify the checksums of the source, and store one in every output.
+    part
+        ``(k, n)``: write only the outputs of the ``k``-th, from 1 on, of ``n`` runs of the same
+        plan; see `ckpttool.finalize`.
+    overwrite
+        Replace outputs that exist; an input is never replaced.
+    resume
+        Keep the outputs that an interrupted run of the same plan completed.  What that run left may
+        be replaced in any case.
+
+    Examples
+    --------
+    >>> OutputOptions("ckpt", overwrite=True).prefix
+    'checkpoint_'
+    """
+
+    format: str | None = None
+    prefix: str = "checkpoint_"
+    ranks: Collection[int] | None = None
+    not_in_target: NotInTarget = "follow"
+    strategy_path: str | None = None
+    max_shard_bytes: int | None = None
+    crc: bool = False
+    part: tuple[int, int] | None = None
+    overwrite: bool = False
+    resume: bool = False
+
+    def refuse(self, *names: str) -> None:
+        """Raise `ValueError` if an option was given that an output has no use for.
+
+        Parameters
+        ----------
+        names
+            The options that it has no use for.
+        """
+        given = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
+        unused = sorted({*given} & {*names})
+        if unused:
+            raise ValueError(f"{', '.join(unused)}: not an option of these outputs")
+
+    def policy(self, open_progress: OpenProgress) -> DestinationPolicy:
+        """Return what becomes of files that are there."""
+        return DestinationPolicy(self.overwrite, self.resume, self.part, open_progress)
 
 
 def choose_format(path: str, format: str | None, is_folder: bool = False) -> str:
@@ -83,30 +151,26 @@ def choose_format(path: str, format: str | None, is_folder: bool = False) -> str
     return format or by_name or "hdf5"
 
 
-def rank_files(
-    strategy: Strategy,
-    folder: str,
-    format: str,
-    prefix: str,
-    ranks: Collection[int] | None,
-    crc: bool,
-    not_in_target: NotInTarget = "follow",
-) -> Target:
-    """The target that writes a file for each rank, or each of ``ranks``, of a strategy.
+def rank_files(strategy: Strategy, folder: str, options: OutputOptions) -> Target:
+    """Return the target that writes a file for each rank of a strategy, or for some of them.
 
     Raises
     ------
     PlanError
-        The folder is no path.
+        The folder is a URL.
+    ValueError
+        An option is of merged checkpoints only.
     """
+    options.refuse("max_shard_bytes")
     _refuse_url(folder)
+    format = options.format or "hdf5"
     paths = {
-        rank: str(Path(folder, f"rank_{rank}", f"{prefix}{rank}{suffix_of(format)}"))
-        for rank in (strategy.ranks if ranks is None else sorted(ranks))
+        rank: str(Path(folder, f"rank_{rank}", f"{options.prefix}{rank}{suffix_of(format)}"))
+        for rank in (strategy.ranks if options.ranks is None else sorted(options.ranks))
     }
     return Target(
-        *(format, paths, len(strategy.ranks), strategy, header_attrs(crc)),
-        not_in_target=not_in_target,
+        *(format, paths, len(strategy.ranks), strategy, header_attrs(options.crc)),
+        not_in_target=options.not_in_target,
     )
 
 
@@ -254,7 +318,7 @@ def _mixtures(source: Catalog, target: Target) -> Iterator[str]:
         yield f"{source.root}: is the source folder; write to another"
         return
     is_above = has_folder and Path(os.path.realpath(target.output_folder)) == Path(root).parent
-    if is_above and Path(root).name in CHECKPOINTS and is_run_output(Path(root).parent):
+    if is_above and Path(root).name in CHECKPOINT_FOLDERS and is_run_output(Path(root).parent):
         text = "what is written there would be taken for the checkpoint of that run, in the place"
         yield f"{target.output_folder}: {text} of {source.root}; write to another folder"
     if not isinstance(source, RankCatalog):
@@ -331,7 +395,7 @@ def stale_files(target: Target) -> str | None:
     return f"{shorten(stale, 3)}: {beyond} run" if stale else None
 
 
-Resolve = Callable[[Catalog, ResolveOptions, Executor, Diagnostics], ResolvedSources]
+Resolve = Callable[[Executor, Diagnostics], ResolvedSources]
 
 
 def _plan_and_check(
@@ -370,7 +434,7 @@ def _plan_and_check(
     diagnostics = Diagnostics(strict=options.strict)
     resolved, plan = None, None
     try:
-        resolved = resolve_source(catalog, options, executor, diagnostics)
+        resolved = resolve_source(executor, diagnostics)
         strategy = resolved.strategy
         plan = targets.plan(resolved, target, diagnostics)
         if plan is not None and beside is not None:
@@ -508,20 +572,10 @@ def plan_merge(
     catalog: Catalog,
     strategy: Strategy | None,
     path: str,
-    format: str | None = None,
+    resolve_options: ResolveOptions = ResolveOptions(),
+    output_options: OutputOptions = OutputOptions(),
     *,
-    replicated: bool = False,
-    unlisted: Unlisted | None = None,
-    trust_strategy: bool = False,
-    optimizer_shard: int | None = None,
-    strict: bool = False,
-    check_replicas: bool = False,
-    max_part_bytes: int | None = None,
-    crc: bool = False,
-    overwrite: bool = False,
     executor: Executor | None = None,
-    part: tuple[int, int] | None = None,
-    resume: bool = False,
     open_progress: OpenProgress = no_progress,
 ) -> tuple[Plan, Destination]:
     """Plan a merge into one file, or into numbered files with an index; for `execute`.
@@ -531,40 +585,16 @@ def plan_merge(
     catalog
         The source, from `scan`.
     strategy
-        Its layouts.  None for a source that holds everything undivided, for a checkpoint that
-        describes itself, and with ``replicated``.
-    path, format
-        The file to be written and its format, by default that of its ending, else HDF5.
-    replicated
-        Every rank holds everything: take that, after comparing all replicas.  A file that looks
-        like one rank's of several is a full checkpoint.
-    unlisted
-        What to do with parameters that are not in the strategy and differ between ranks: see
-        `ckpttool.planning.sources.find_sources`.
-    overwrite
-        Whether an existing output may be replaced; an input never is.
-    trust_strategy
-        Skip the samples that show whether the strategy belongs to these files.
-    optimizer_shard
-        The optimizer shard of tensors whose contents do not tell it, where the strategy hides it;
-        1 for none.  It is a problem if contents show another.
-    strict
-        Refuse on every warning, as where replicas replace a missing or damaged rank.
-    check_replicas
-        Compare all replicas byte for byte, too; any difference is a problem.
-    max_part_bytes
-        Write a folder ``path`` of numbered files, by default safetensors, with at most so many
-        bytes of tensors each, and the index files of MindSpore and of Hugging Face.
-    crc
-        Verify the checksums of the source, and store one in the output.
+        Its layouts.  None for a source that holds full tensors, for a checkpoint that describes
+        itself, and for replicated ranks.
+    path
+        The file to be written; a folder with ``max_shard_bytes``.
+    resolve_options
+        How the source is resolved to full tensors.
+    output_options
+        What is written.
     executor
         Reads contents where they decide; by default the caller's own thread.
-    part
-        ``(k, n)``: of the output files only those that fall to the ``k``-th, from 1 on, of ``n``
-        runs of the same plan; see `ckpttool.finalize`.
-    resume
-        Keep what an interrupted run of the same plan has left complete.  What it left may be
-        replaced in any case.
     open_progress
         Called with a number of bytes that are to be read to prove what an earlier run left; gives a
         context manager of a function that is called with the bytes read since the last call.
@@ -578,51 +608,31 @@ def plan_merge(
     ------
     FormatError, PlanError
         Everything that is in the way, in one error.
+    ValueError
+        An option is of outputs for ranks only.
     """
-    format = choose_format(path, format, is_folder=max_part_bytes is not None)
-    options = ResolveOptions(
-        replicated, unlisted, trust_strategy, optimizer_shard, check_replicas, strict
-    )
-    policy = DestinationPolicy(overwrite, resume, part, open_progress)
-    target, numbered = Target(format, {0: path}, attrs=header_attrs(crc)), None
-    if max_part_bytes is not None:
-        numbered = Numbered(path, format, max_part_bytes, header_attrs(crc))
+    output = output_options
+    output.refuse("prefix", "ranks", "not_in_target", "strategy_path")
+    format = choose_format(path, output.format, is_folder=output.max_shard_bytes is not None)
+    target, numbered = Target(format, {0: path}, attrs=header_attrs(output.crc)), None
+    if output.max_shard_bytes is not None:
+        numbered = Numbered(path, format, output.max_shard_bytes, header_attrs(output.crc))
         target = numbered.target()
     return _plan_and_check(
-        *(_resolver(strategy), catalog, strategy, target, options, policy, executor), numbered
+        *(partial(resolve, catalog, strategy, resolve_options), catalog, strategy, target),
+        *(resolve_options, output.policy(open_progress), executor, numbered),
     )
-
-
-def _resolver(strategy: Strategy | None) -> Resolve:
-    """Return what resolves a source with its strategy."""
-
-    def resolve_source(
-        catalog: Catalog, options: ResolveOptions, executor: Executor, diagnostics: Diagnostics
-    ) -> ResolvedSources:
-        return resolve(catalog, strategy, options, executor, diagnostics)
-
-    return resolve_source
 
 
 def plan_split(
     catalog: Catalog,
     strategy: Strategy,
     folder: str,
-    format: str = "hdf5",
+    resolve_options: ResolveOptions = ResolveOptions(),
+    output_options: OutputOptions = OutputOptions(),
     *,
-    prefix: str = "checkpoint_",
-    ranks: Collection[int] | None = None,
-    replicated: bool = False,
-    unlisted: Unlisted | None = None,
-    strict: bool = False,
-    not_in_target: NotInTarget = "follow",
-    crc: bool = False,
-    overwrite: bool = False,
     executor: Executor | None = None,
-    part: tuple[int, int] | None = None,
-    resume: bool = False,
     open_progress: OpenProgress = no_progress,
-    strategy_path: str | None = None,
 ) -> tuple[Plan, Destination]:
     """Plan to shard a full checkpoint for the ranks of ``strategy``; for `execute`.
 
@@ -630,38 +640,33 @@ def plan_split(
     ----------
     catalog
         The source, from `scan`: one file, several with an index, a folder with the file of one
-        rank, with ``replicated`` of several, or a checkpoint that describes itself.
+        rank, replicated ranks, or a checkpoint that describes itself.
     strategy
         Layouts of the target.
-    folder, format, prefix
-        Files ``folder/rank_R/{prefix}R`` with the ending of the format are written.
-    ranks
-        Only these target ranks.
-    replicated
+    folder
+        Where the folders of the ranks are written.
+    resolve_options
+        How the source is resolved; ``unlisted`` also decides on tensors of which the source may
+        hold one rank's slice only.
+    output_options
+        What is written; HDF5 by default.
+    executor, open_progress
         As for `plan_merge`.
-    unlisted
-        What to do with tensors of which the source may hold one rank's slice only.
-    not_in_target
-        What to do with parameters that ``strategy`` does not list: see
-        `ckpttool.model.plan.Target`.
-    strict, crc, executor, part, resume, open_progress
-        As for `plan_merge`.
-    overwrite
-        Whether existing outputs may be replaced; an input never is.
-    strategy_path
-        Write the strategy of the outputs, too, as a file of MindSpore's: how they are cut in truth,
-        see `ckpttool.planning.targets`.
 
     Raises
     ------
     FormatError, StrategyError, PlanError
         Everything that is in the way, in one error.
+    ValueError
+        An option is of merged checkpoints only.
     """
-    options = ResolveOptions(replicated, unlisted, strict=strict)
-    target = rank_files(strategy, folder, format, prefix, ranks, crc, not_in_target)
-    policy = DestinationPolicy(overwrite, resume, part, open_progress)
-    told = None if strategy_path is None else Told(strategy_path, part is not None)
-    return _plan_and_check(_resolve_full, catalog, None, target, options, policy, executor, told)
+    resolve_source = partial(_resolve_full, catalog, resolve_options)
+    target = rank_files(strategy, folder, output_options)
+    return _plan_and_check(
+        *(resolve_source, catalog, None, target),
+        *(resolve_options, output_options.policy(open_progress), executor),
+        _sidecar(output_options),
+    )
 
 
 def _resolve_full(
@@ -678,28 +683,21 @@ def _resolve_full(
     return resolve_merged(catalog, options, diagnostics)
 
 
+def _sidecar(options: OutputOptions) -> Told | None:
+    path = options.strategy_path
+    return None if path is None else Told(path, options.part is not None)
+
+
 def plan_reshard(
     catalog: Catalog,
     src_strategy: Strategy | None,
     dst_strategy: Strategy,
     folder: str,
-    format: str = "hdf5",
+    resolve_options: ResolveOptions = ResolveOptions(),
+    output_options: OutputOptions = OutputOptions(),
     *,
-    prefix: str = "checkpoint_",
-    ranks: Collection[int] | None = None,
-    unlisted: Unlisted | None = None,
-    not_in_target: NotInTarget = "follow",
-    trust_strategy: bool = False,
-    optimizer_shard: int | None = None,
-    strict: bool = False,
-    check_replicas: bool = False,
-    crc: bool = False,
-    overwrite: bool = False,
     executor: Executor | None = None,
-    part: tuple[int, int] | None = None,
-    resume: bool = False,
     open_progress: OpenProgress = no_progress,
-    strategy_path: str | None = None,
 ) -> tuple[Plan, Destination]:
     """Plan to shard a checkpoint for the ranks of ``dst_strategy``; for `execute`.
 
@@ -709,35 +707,32 @@ def plan_reshard(
         The source, from `scan`, and its layouts; None for a checkpoint that describes itself.
     dst_strategy
         Layouts of the target.
-    folder, format, prefix, ranks, not_in_target, overwrite, strategy_path
+    folder, output_options
         As for `plan_split`.
-    unlisted, trust_strategy, optimizer_shard, strict, check_replicas
-        As for `plan_merge`.
-    crc, executor, part, resume, open_progress
+    resolve_options, executor, open_progress
         As for `plan_merge`.
 
     Raises
     ------
     FormatError, StrategyError, PlanError
         Everything that is in the way, in one error.
+    ValueError
+        An option is of merged checkpoints only.
     """
-    options = ResolveOptions(
-        False, unlisted, trust_strategy, optimizer_shard, check_replicas, strict
-    )
-    target = rank_files(dst_strategy, folder, format, prefix, ranks, crc, not_in_target)
-    policy = DestinationPolicy(overwrite, resume, part, open_progress)
-    told = None if strategy_path is None else Told(strategy_path, part is not None)
-    resolver = _resolver(src_strategy)
-    if src_strategy is None and not isinstance(catalog, SelfDescribedCatalog):
-        resolver = _refuse_full
+    options = resolve_options
+    resolve_source: Resolve = partial(resolve, catalog, src_strategy, options)
+    is_described = isinstance(catalog, SelfDescribedCatalog)
+    if src_strategy is None and not is_described and not options.replicated:
+        resolve_source = partial(_refuse_full, catalog)
+    target = rank_files(dst_strategy, folder, output_options)
     return _plan_and_check(
-        *(resolver, catalog, src_strategy, target, options, policy, executor), told
+        *(resolve_source, catalog, src_strategy, target),
+        *(options, output_options.policy(open_progress), executor),
+        _sidecar(output_options),
     )
 
 
-def _refuse_full(
-    catalog: Catalog, options: ResolveOptions, executor: Executor, diagnostics: Diagnostics
-) -> ResolvedSources:
+def _refuse_full(catalog: Catalog, executor: Executor, diagnostics: Diagnostics) -> ResolvedSources:
     """Raise that a source has no strategy."""
     is_merged = isinstance(catalog, MergedCatalog)
     other = "or use split if it holds everything undivided" if is_merged else ""

@@ -16,7 +16,12 @@ from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex, StoredTensor
 from ckpttool.model.wording import count, format_ranks
 from ckpttool.planning.sources import find_sources
-from ckpttool.storage.compare import Facts, Index, LookOptions, Stored, Subject, examine
+from ckpttool.storage.compare import (
+    CompareOptions,
+    Index,
+    TensorStats,
+    compare_tensors,
+)
 
 REMEDY = "is one rank's file damaged? move it away, and its replicas are read"
 MOST_PROBLEMS = 20  # of an error; a strategy that is not the right one makes as many as tensors
@@ -41,9 +46,9 @@ class Slice:
     tensors: tuple[StoredTensor, ...]
 
     @property
-    def subject(self) -> Subject:
-        """What there is to compare: each rank's, the lowest rank's first."""
-        return Subject(self.tensors[0].meta, [Stored(tensor) for tensor in self.tensors])
+    def readings(self) -> tuple[OutputTensor, ...]:
+        """The slice of each rank, as `compare_tensors` reads it; the lowest rank comes first."""
+        return tuple(map(OutputTensor.copy_of, self.tensors))
 
     def place(self, element: Index | None) -> Index | None:
         """Index in the full tensor of an element of the slice."""
@@ -85,12 +90,12 @@ def slices_of(source: Source, *, is_apart: bool = False) -> Iterator[Slice]:
 def examine_slices(
     slices: Iterable[Slice],
     executor: Executor,
-    options: LookOptions | None = None,
+    options: CompareOptions | None = None,
     on_progress: Callable[[int], None] | None = None,
-) -> Iterator[tuple[Slice, Facts]]:
-    """Read every replica of every slice, once; see `examine`."""
-    pairs = ((one, one.subject) for one in slices)
-    yield from examine(pairs, executor, options, on_progress)
+) -> Iterator[tuple[Slice, TensorStats]]:
+    """Read every replica of every slice, once; see `compare_tensors`."""
+    pairs = ((one, one.readings) for one in slices)
+    yield from compare_tensors(pairs, executor, options, on_progress)
 
 
 def replica_problems(
@@ -135,11 +140,11 @@ def compare_stages(
 ) -> Iterator[Diagnostic]:
     """Parameters that several stages hold, and do not agree on."""
     pairs = (
-        ((mine, other), Subject(mine.meta, (_whole(mine), _whole(other))))
+        ((mine, other), (OutputTensor.full(mine), OutputTensor.full(other)))
         for mine, other in other_stages(catalog, strategy, found)
         if mine.meta == other.meta
     )
-    for (mine, other), facts in examine(pairs, executor, None, on_progress):
+    for (mine, other), facts in compare_tensors(pairs, executor, None, on_progress):
         (difference,) = facts.differences
         if difference.count:
             name, total = mine.meta.name, math.prod(mine.meta.shape)
@@ -190,11 +195,9 @@ def _only(file: FileIndex, names: Iterable[str]) -> FileIndex:
     )
 
 
-def _whole(source: Source) -> OutputTensor:
-    return OutputTensor(source.meta, Region.whole(source.meta.shape), source)
-
-
-def find_difference(one: Slice, facts: Facts, what: str = "replicas differ") -> Diagnostic | None:
+def find_difference(
+    one: Slice, facts: TensorStats, what: str = "replicas differ"
+) -> Diagnostic | None:
     """Which ranks hold other bytes than the rest, or None if all hold the same.
 
     Which of them is right no value tells, so all sides are shown; the few are ``Diagnostic.ranks``.

@@ -117,7 +117,7 @@ def _find_transfers(
         elif layouts is not None:
             layouts = _everywhere(source, target.ranks)
         if layouts:
-            transfers.append(Transfer(source, layouts))
+            transfers.append(Transfer.copy_of(source, layouts))
     if target.strategy is not None:
         _compare_names(sources, target.strategy, diagnostics)
         diagnostics.add(*fitting.notes(), *fitting.gradients.notes())
@@ -253,7 +253,7 @@ def outcome(plan: Plan, target: Strategy) -> Strategy:
     """
     layouts: dict[str, tuple[Layout, ...]] = {}
     for transfer in plan.transfers:
-        name = transfer.source.meta.name
+        name = transfer.name
         if _is_told(transfer, name in target.layouts or name in plan.not_listed.followed):
             placed = (*layouts.get(name, ()), *_by_stage(transfer, target))
             layouts[name] = tuple(sorted(placed, key=lambda layout: layout.first_rank))
@@ -261,7 +261,7 @@ def outcome(plan: Plan, target: Strategy) -> Strategy:
 
 
 def _is_told(transfer: Transfer, is_listed: bool) -> bool:
-    meta = transfer.source.meta
+    meta = transfer.meta
     if transfer.source.rank_cycle is not None or meta.text is not None:
         return False
     if "-" in meta.name:
@@ -407,7 +407,7 @@ class Numbered:
         """Return the plan for that one file, spread over numbered ones with their indexes."""
         plan = cut_into_parts(plan, self.limit, self._path)
         files = {meta.name: Path(output.path).name for output in plan for meta in output.metas}
-        metas = [transfer.source.meta for transfer in plan.transfers]
+        metas = [transfer.meta for transfer in plan.transfers]
         text = index_text(files, sum(meta.nbytes for meta in metas))
         documents = tuple(Document(path, text.encode()) for path in self.documents)
         large = [meta.name for meta in metas if meta.nbytes > self.limit]

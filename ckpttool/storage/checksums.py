@@ -27,7 +27,7 @@ BUFFER_BYTES = 1 << 20  # read at a time
 POLYNOMIAL = 0xEDB88320  # of CRC-32, lowest power in the highest bit
 
 
-class Summed(NamedTuple):
+class CrcExtent(NamedTuple):
     """The CRC-32 of a stretch of the file at ``path``, all in one tensor."""
 
     path: str
@@ -35,7 +35,7 @@ class Summed(NamedTuple):
     crc: int
 
 
-class Sums:
+class RunningCrc:
     """The CRC-32 of what is written, taken while it is in memory; use it in one thread."""
 
     def __init__(self) -> None:
@@ -46,13 +46,15 @@ class Sums:
         start, crc = self._open.pop((path, name, offset), (offset, 0))
         self._open[path, name, offset + len(data)] = start, zlib.crc32(data, crc)
 
-    def found(self) -> Iterator[Summed]:
+    def found(self) -> Iterator[CrcExtent]:
         """All stretches."""
         for (path, _, stop), (start, crc) in self._open.items():
-            yield Summed(path, Extent(start, stop - start), crc)
+            yield CrcExtent(path, Extent(start, stop - start), crc)
 
 
-def compute_checksum(index: FileIndex, as_saved: bool = False, known: Iterable[Summed] = ()) -> int:
+def compute_checksum(
+    index: FileIndex, as_saved: bool = False, known: Iterable[CrcExtent] = ()
+) -> int:
     """The checksum of a file with these contents, which are read a buffer at a time.
 
     Parameters
@@ -79,18 +81,18 @@ def compute_checksum(index: FileIndex, as_saved: bool = False, known: Iterable[S
                     crc = zlib.crc32(part, crc)
                 elif isinstance(part, Extent):
                     crc = _add_extent(crc, file, index.path, part, buffer)
-                elif isinstance(part, Summed):
+                elif isinstance(part, CrcExtent):
                     crc = join(crc, part.crc, part.extent.nbytes)
                 else:
                     crc = add_zeros(crc, part)
     return crc
 
 
-def _start(one: Summed) -> int:
+def _start(one: CrcExtent) -> int:
     return one.extent.offset
 
 
-def _tile(extent: Extent, in_order: Sequence[Summed]) -> Iterator[Extent | Summed]:
+def _tile(extent: Extent, in_order: Sequence[CrcExtent]) -> Iterator[Extent | CrcExtent]:
     """An extent as stretches that are known, and what is to be read between them."""
     at, stop = extent.offset, extent.offset + extent.nbytes
     for number in range(bisect_left(in_order, at, key=_start), len(in_order)):

@@ -1,9 +1,9 @@
-"""Tensors compared side by side, band by band: the one pass of `verify` and `diff`.
+"""Compare tensors band by band: the one pass of `verify`, `diff` and the replica check.
 
-A reading is one way to read a tensor: from slices of any layout, in files of any format, or from
-replicas of one slice.  A worker compares readings of a stretch of elements and returns statistics
-that add up.  `examine` hands out a bounded number of tasks and yields the statistics in the order
-of the comparisons.
+A reading is an `OutputTensor`: one way to read a tensor, from slices of any layout in files of any
+format, or from one stored slice.  A worker compares the readings of one region and returns
+statistics that can be merged.  `compare_tensors` submits a bounded number of tasks and yields the
+statistics in the order of its input.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,35 +23,34 @@ from ckpttool.concurrency import wait_result
 from ckpttool.errors import PlanError
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import units
-from ckpttool.model.plan import Piece
+from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
-from ckpttool.model.tensors import StoredTensor, TensorMeta
 from ckpttool.storage.numbers import (
     Flags,
     Float64s,
+    count_nonfinite,
     decode,
     find_differing,
     find_distances,
     find_magnitudes,
     find_same_numbers,
-    pick,
-    shrink,
-    take_census,
+    scaled,
+    take,
 )
-from ckpttool.storage.region_io import FlatFiles, read_pieces
+from ckpttool.storage.region_io import FlatFiles, read_band
 
 Index = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Numbers are equal if ``|a - b| <= atol + rtol * |b|``; NaN equals NaN, and 0 equals -0."""
+    """Numbers count as equal if ``|a - b| <= atol + rtol * |b|``; NaN equals NaN, 0 equals -0."""
 
     atol: float = 0.0
     rtol: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what no difference can be held against.
+        """Check both bounds.
 
         Raises
         ------
@@ -70,27 +69,28 @@ class Tolerance:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class TensorDelta:
     """How one reading of a tensor differs from the first.
 
     Attributes
     ----------
     count
-        Elements that differ: in their bytes, or by more than the tolerance if there is one.
+        Number of elements that differ: by more than the tolerance, or without one in any byte.
     same_number
-        Of these, those that are the same number in other bytes (0 and -0, two kinds of NaN).
+        How many of them are the same number in different bytes (0 and -0, two kinds of NaN).
     max_abs, max_rel
         Largest ``|a - b|``, and ``|a - b| / |b|`` where ``b`` is not 0, among all elements whose
-        bytes differ; None if there is none.  Inf if one of the two is, or no Float64 is as large;
-        what has no distance (NaN and a number) or no ratio (a number and Inf) is left out.
+        bytes differ; None if there are none.  Inf if one of the two is Inf, or if a Float64 cannot
+        hold it.  Pairs without a distance (NaN and a number) or without a ratio (a number and Inf)
+        do not count.
     first
         Index of the first of the ``count`` elements.
     is_other
-        Whether any bytes differ.
+        Whether any byte differs.
     content
-        Equal for two readings that differ from the first in the same way; empty if none does.
+        Equal for two readings that differ from the first in the same way; empty without difference.
     nans
-        Elements that are NaN on one side alone.
+        Number of elements that are NaN on one side only.
     """
 
     count: int = 0
@@ -102,8 +102,8 @@ class Difference:
     content: bytes = b""
     nans: int = 0
 
-    def then(self, later: Difference) -> Difference:
-        """Of this stretch and the one behind it."""
+    def merged(self, later: TensorDelta) -> TensorDelta:
+        """Return the difference in this region and in the following one together."""
         if not later.is_other:
             return self
         if not self.is_other:
@@ -111,7 +111,7 @@ class Difference:
         content = self.content or later.content
         if self.content and later.content:
             content = hashlib.sha256(self.content + later.content).digest()
-        return Difference(
+        return TensorDelta(
             self.count + later.count,
             self.same_number + later.same_number,
             _largest(self.max_abs, later.max_abs),
@@ -124,23 +124,23 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What was found out about a tensor.
+class TensorStats:
+    """Statistics of a tensor, or of a region of it.
 
     Attributes
     ----------
     elements
-        How many were counted, in the first reading.
+        Number of elements that were counted, in the first reading.
     nans, infinities
-        Of these, NaN and Inf.
+        How many of them are NaN, and Inf.
     first_nan, first_infinity
-        Their indices in the tensor.
+        Index in the tensor of the first of each.
     is_zero
-        Whether all of the elements are zero, if there are any.
+        Whether all elements are zero; true for no elements.
     differences
-        Of every other reading from the first.
+        How each other reading differs from the first.
     hashes
-        Of every reading those of its units, as a manifest lists them, if they are wanted.
+        For each reading the hashes of its units as in a manifest, if they were requested.
     """
 
     elements: int = 0
@@ -149,19 +149,19 @@ class Facts:
     first_nan: Index | None = None
     first_infinity: Index | None = None
     is_zero: bool = True
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[TensorDelta, ...] = ()
     hashes: tuple[tuple[str, ...], ...] = ()
 
-    def then(self, later: Facts) -> Facts:
-        """Of this stretch and the one behind it."""
-        return Facts(
+    def merged(self, later: TensorStats) -> TensorStats:
+        """Return the statistics of this region and the following one together."""
+        return TensorStats(
             self.elements + later.elements,
             self.nans + later.nans,
             self.infinities + later.infinities,
             later.first_nan if self.first_nan is None else self.first_nan,
             later.first_infinity if self.first_infinity is None else self.first_infinity,
             self.is_zero and later.is_zero,
-            tuple(a.then(b) for a, b in zip(self.differences, later.differences, strict=True)),
+            tuple(a.merged(b) for a, b in zip(self.differences, later.differences, strict=True)),
             tuple(a + b for a, b in zip(self.hashes, later.hashes, strict=True)),
         )
 
@@ -170,72 +170,53 @@ def _largest(a: float | None, b: float | None) -> float | None:
     return max((x for x in (a, b) if x is not None), default=None)
 
 
-BLOCK_ELEMENTS = 1 << 16  # looked at together, so that what is computed stays in the cache
+BLOCK_ELEMENTS = 1 << 16  # computed on at a time, so that intermediate arrays stay in the cache
 
 K = TypeVar("K")
 Bytes = npt.NDArray[np.uint8]
 
 
-class Reading(Protocol):
-    """A way to read a tensor: an `OutputTensor`, or a `Stored` one."""
-
-    def pieces(self, within: Region) -> Iterator[Piece]:
-        """The pieces that fill ``within``, a region of the tensor."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """A stored tensor, read as it is."""
+class CompareUnit:
+    """A C-contiguous region of a tensor, and the readings of the tensor to compare there."""
 
-    tensor: StoredTensor
-
-    def pieces(self, within: Region) -> Iterator[Piece]:
-        """The one piece that is ``within`` itself."""
-        yield Piece(self.tensor, within, within)
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """A tensor, and ways to read it that should all give the same; the first is the yardstick."""
-
-    meta: TensorMeta
-    readings: Sequence[Reading]
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """A C-contiguous region of a tensor, and for each reading the pieces that fill it."""
-
-    dtype: str
-    itemsize: int
     region: Region
-    readings: tuple[tuple[Piece, ...], ...]
+    readings: tuple[OutputTensor, ...]
+
+    def __reduce__(self) -> tuple[type[CompareUnit], tuple[Region, tuple[OutputTensor, ...]]]:
+        """Pickle without the slices that the unit does not need."""
+        readings = tuple(reading.excerpt(self.region) for reading in self.readings)
+        return CompareUnit, (self.region, readings)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are read, of all readings."""
+        return self.region.size * sum(reading.stored_itemsize for reading in self.readings)
 
 
 @dataclass(frozen=True, slots=True)
-class LookOptions:
-    """What is looked for, and how much is done at a time.
+class CompareOptions:
+    """What to compute, and how much at a time.
 
     Attributes
     ----------
     tolerance
-        What still counts as equal; None compares bytes.
-    wants_census
-        Whether NaN, Inf and zeros are counted in the first reading.
+        Which numbers count as equal; None compares bytes.
+    wants_counts
+        Whether to count NaN, Inf and zeros in the first reading.
     wants_hashes
-        Whether each unit of each reading is hashed.
+        Whether to hash each unit of each reading.
     band_bytes
         Bytes that a worker reads at a time, from each of two readings.  Memory is about workers x
         3 x ``band_bytes`` and a few MiB, whatever the size of a tensor.
     task_bytes
         Bytes that one task reads, about.
     max_in_flight
-        Tasks that exist at a time.
+        Most tasks that exist at a time.
     """
 
     tolerance: Tolerance | None = None
-    wants_census: bool = False
+    wants_counts: bool = False
     wants_hashes: bool = False
     band_bytes: int = 4 << 20
     task_bytes: int = 64 << 20
@@ -243,36 +224,37 @@ class LookOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class LookTask:
-    """Stretches, of one or several tensors, to be looked at by one worker."""
+class CompareTask:
+    """Units of one or several tensors that one worker compares."""
 
-    stretches: tuple[Stretch, ...]
-    options: LookOptions
+    units: tuple[CompareUnit, ...]
+    options: CompareOptions
 
     @property
     def nbytes(self) -> int:
-        """Bytes that will be read."""
-        return sum(s.region.size * s.itemsize * len(s.readings) for s in self.stretches)
+        """Bytes that the task reads."""
+        return sum(unit.nbytes for unit in self.units)
 
 
-def examine(
-    subjects: Iterable[tuple[K, Subject]],
+def compare_tensors(
+    tensors: Iterable[tuple[K, Sequence[OutputTensor]]],
     executor: Executor,
-    options: LookOptions | None = None,
+    options: CompareOptions | None = None,
     on_progress: Callable[[int], None] | None = None,
-) -> Iterator[tuple[K, Facts]]:
-    """The facts of every subject, in order, each with the key it came with.
+) -> Iterator[tuple[K, TensorStats]]:
+    """Compare the readings of each tensor, and yield the key and the statistics of each in order.
 
     Parameters
     ----------
-    subjects
-        Drawn as fast as they are done.
+    tensors
+        For each tensor a key and its readings, which have the same element type and shape.  All
+        are compared with the first.  The iterable is advanced as tasks complete.
     executor
-        Does the reading.
+        Reads and compares.
     options
-        What is looked for, and how much is done at a time.
+        What to compute, and how much at a time.
     on_progress
-        Called in the caller's thread with the number of bytes read since the last call.
+        Called in the caller's thread with the number of bytes that were read since the last call.
 
     Raises
     ------
@@ -281,27 +263,29 @@ def examine(
     FormatError
         A file has become shorter since its header was read.
     """
-    pending: deque[tuple[Future[tuple[Facts, ...]], LookTask, list[tuple[K, bool]]]] = deque()
-    facts: Facts | None = None
-    options = options or LookOptions()
+    pending: deque[tuple[Future[tuple[TensorStats, ...]], CompareTask, list[tuple[K, bool]]]] = (
+        deque()
+    )
+    stats: TensorStats | None = None
+    options = options or CompareOptions()
 
-    def collect() -> Iterator[tuple[K, Facts]]:
-        nonlocal facts
+    def collect() -> Iterator[tuple[K, TensorStats]]:
+        nonlocal stats
         future, task, keys = pending.popleft()
         found = wait_result(future)
         for (key, is_last), more in zip(keys, found, strict=True):
-            facts = more if facts is None else facts.then(more)
+            stats = more if stats is None else stats.merged(more)
             if is_last:
-                yield key, facts
-                facts = None
+                yield key, stats
+                stats = None
         if on_progress is not None:
             on_progress(task.nbytes)
 
     try:
-        for batch in _batches(subjects, options):
-            task = LookTask(tuple(stretch for _, _, stretch in batch), options)
+        for batch in _batches(tensors, options):
+            task = CompareTask(tuple(unit for _, _, unit in batch), options)
             keys = [(key, is_last) for key, is_last, _ in batch]
-            pending.append((executor.submit(look, task), task, keys))
+            pending.append((executor.submit(compare_units, task), task, keys))
             while len(pending) >= options.max_in_flight:
                 yield from collect()
         while pending:
@@ -312,22 +296,21 @@ def examine(
 
 
 def _batches(
-    subjects: Iterable[tuple[K, Subject]], options: LookOptions
-) -> Iterator[list[tuple[K, bool, Stretch]]]:
-    """Stretches of subjects for one task after the other, and whether each is a subject's last."""
-    batch: list[tuple[K, bool, Stretch]] = []
+    tensors: Iterable[tuple[K, Sequence[OutputTensor]]], options: CompareOptions
+) -> Iterator[list[tuple[K, bool, CompareUnit]]]:
+    """Yield the units of each task: key, whether it is the last of its tensor, and unit."""
+    batch: list[tuple[K, bool, CompareUnit]] = []
     nbytes, task_bytes = 0, options.task_bytes
-    for key, subject in subjects:
-        whole = Region.whole(subject.meta.shape)
-        itemsize = subject.meta.itemsize
-        most = max(1, task_bytes // itemsize // len(subject.readings))
-        cuts = units(subject.meta) if options.wants_hashes else whole.bands(most)
-        regions = list(cuts) or [whole]  # of an empty tensor there is a fact, too
+    for key, readings in tensors:
+        meta = readings[0].meta
+        whole = Region.whole(meta.shape)
+        most = max(1, task_bytes // meta.itemsize // len(readings))
+        bands = units(meta) if options.wants_hashes else whole.bands(most)
+        regions = list(bands) or [whole]  # an empty tensor has statistics, too
         for i, region in enumerate(regions, 1):
-            pieces = tuple(tuple(reading.pieces(region)) for reading in subject.readings)
-            stretch = Stretch(subject.meta.dtype, itemsize, region, pieces)
-            batch.append((key, i == len(regions), stretch))
-            nbytes += region.size * itemsize * len(pieces)
+            unit = CompareUnit(region, tuple(readings))
+            batch.append((key, i == len(regions), unit))
+            nbytes += unit.nbytes
             if nbytes >= task_bytes:
                 yield batch
                 batch, nbytes = [], 0
@@ -335,79 +318,86 @@ def _batches(
         yield batch
 
 
-def look(task: LookTask) -> tuple[Facts, ...]:
-    """The facts of each stretch of a task, in order."""
-    largest = max(s.region.size * s.itemsize for s in task.stretches)
-    widest = max(s.itemsize for s in task.stretches)
+def compare_units(task: CompareTask) -> tuple[TensorStats, ...]:
+    """Return the statistics of each unit of a task; runs on a worker."""
+    largest = max(unit.region.size * _itemsize(unit) for unit in task.units)
+    widest = max(map(_itemsize, task.units))  # a band holds an element
     buffers = np.empty((2, max(widest, min(task.options.band_bytes, largest))), np.uint8)
     with (
         FlatFiles(task.options.band_bytes) as files,
-        np.errstate(all="ignore"),
-    ):  # of NaN that signal
-        return tuple(_look_at(files, one, task.options, buffers) for one in task.stretches)
+        np.errstate(all="ignore"),  # signalling NaN
+    ):
+        return tuple(_compare_unit(files, unit, task.options, buffers) for unit in task.units)
 
 
-def _look_at(files: FlatFiles, stretch: Stretch, options: LookOptions, buffers: Bytes) -> Facts:
-    itemsize = stretch.itemsize
-    are_many = len(stretch.readings) > 2  # else it is clear who differs from whom
-    facts = Facts(differences=(Difference(),) * (len(stretch.readings) - 1))
-    states = [hashlib.sha256() for _ in stretch.readings if options.wants_hashes]
-    for band in stretch.region.bands(max(1, options.band_bytes // itemsize)):
+def _itemsize(unit: CompareUnit) -> int:
+    return unit.readings[0].meta.itemsize
+
+
+def _compare_unit(
+    files: FlatFiles, unit: CompareUnit, options: CompareOptions, buffers: Bytes
+) -> TensorStats:
+    first, *others = unit.readings
+    dtype, itemsize = first.meta.dtype, first.meta.itemsize
+    stats = TensorStats(differences=(TensorDelta(),) * len(others))
+    states = [hashlib.sha256() for _ in unit.readings if options.wants_hashes]
+    for band in unit.region.bands(max(1, options.band_bytes // itemsize)):
         mine, other = buffers[:, : band.size * itemsize]
-        read_pieces(files, stretch.readings[0], band, mine.reshape(*band.shape, itemsize))
-        found = _count(mine, stretch.dtype, band) if options.wants_census else Facts()
+        read_band(files, first, band, mine.reshape(*band.shape, itemsize))
+        found = _count(mine, dtype, band) if options.wants_counts else TensorStats()
         differences = []
         for state in states[:1]:
             state.update(mine.data)
-        for number, reading in enumerate(stretch.readings[1:], 1):
-            read_pieces(files, reading, band, other.reshape(*band.shape, itemsize))
+        for number, reading in enumerate(others, 1):
+            read_band(files, reading, band, other.reshape(*band.shape, itemsize))
             for state in states[number : number + 1]:
                 state.update(other.data)
-            difference = _compare(mine, other, stretch.dtype, band, options.tolerance)
-            differences.append(_mark(difference, band, other) if are_many else difference)
-        facts = facts.then(replace(found, differences=tuple(differences)))
-    is_unit = stretch.region.size > 0  # an empty tensor has none
-    return replace(facts, hashes=tuple((s.hexdigest(),) if is_unit else () for s in states))
+            difference = _compare(mine, other, dtype, band, options.tolerance)
+            # With two readings it is clear which differs from which.
+            differences.append(_mark(difference, band, other) if len(others) > 1 else difference)
+        stats = stats.merged(replace(found, differences=tuple(differences)))
+    is_unit = unit.region.size > 0  # an empty tensor has no units
+    return replace(stats, hashes=tuple((s.hexdigest(),) if is_unit else () for s in states))
 
 
-def _count(data: Bytes, dtype: str, band: Region) -> Facts:
-    """NaN, Inf and zeros of a band."""
-    facts = Facts()
+def _count(data: Bytes, dtype: str, band: Region) -> TensorStats:
+    """Count NaN, Inf and zeros in a band."""
+    stats = TensorStats()
     itemsize = len(data) // band.size
     for at in range(0, band.size, BLOCK_ELEMENTS):
         block = data[at * itemsize : (at + BLOCK_ELEMENTS) * itemsize]
         numbers = decode(block, dtype)
-        is_zero = facts.is_zero and not bool(np.any(block if numbers is None else numbers))
+        is_zero = stats.is_zero and not bool(np.any(block if numbers is None else numbers))
         if numbers is None:
-            facts = facts.then(Facts(len(block) // itemsize, is_zero=is_zero))
+            stats = stats.merged(TensorStats(len(block) // itemsize, is_zero=is_zero))
             continue
-        census = take_census(numbers)
+        counts = count_nonfinite(numbers)
         nan, infinity = (
             None if first is None else _index(band, at + first)
-            for first in (census.first_nan, census.first_infinity)
+            for first in (counts.first_nan, counts.first_infinity)
         )
-        counted = Facts(len(numbers), census.nans, census.infinities, nan, infinity, is_zero)
-        facts = facts.then(counted)
-    return facts
+        counted = TensorStats(len(numbers), counts.nans, counts.infinities, nan, infinity, is_zero)
+        stats = stats.merged(counted)
+    return stats
 
 
 def _compare(
     a: Bytes, b: Bytes, dtype: str, band: Region, tolerance: Tolerance | None
-) -> Difference:
-    """How one band differs from another of the same region."""
-    found = Difference()
+) -> TensorDelta:
+    """Compare two readings of the same band."""
+    found = TensorDelta()
     itemsize = len(a) // band.size
     for at in range(0, band.size, BLOCK_ELEMENTS):
         block = slice(at * itemsize, (at + BLOCK_ELEMENTS) * itemsize)
         differing = np.flatnonzero(find_differing(a[block], b[block], itemsize))
         if len(differing):
-            x, y = (pick(data[block], differing, itemsize) for data in (a, b))
-            found = found.then(_measure(x, y, dtype, band, at + differing, tolerance))
+            x, y = (take(data[block], differing, itemsize) for data in (a, b))
+            found = found.merged(_measure(x, y, dtype, band, at + differing, tolerance))
     return found
 
 
-def _mark(difference: Difference, band: Region, data: Bytes) -> Difference:
-    """The difference of a band, marked with what the bytes are instead."""
+def _mark(difference: TensorDelta, band: Region, data: Bytes) -> TensorDelta:
+    """Return the difference with a hash of the differing band in its ``content``."""
     if not difference.is_other:
         return difference
     content = hashlib.sha256(repr(band.start).encode())
@@ -422,37 +412,37 @@ def _measure(
     band: Region,
     at: npt.NDArray[np.intp],
     tolerance: Tolerance | None,
-) -> Difference:
-    """What there is to say of elements that differ, which lie ``at`` these places in the band."""
+) -> TensorDelta:
+    """Measure elements that differ in their bytes; ``at`` is their positions in the band."""
     x, y = decode(a, dtype), decode(b, dtype)
     if x is None or y is None:
-        return Difference(len(at), first=_index(band, int(at[0])), is_other=True)
+        return TensorDelta(len(at), first=_index(band, int(at[0])), is_other=True)
     same = find_same_numbers(x, y)
     distances, magnitudes = find_distances(x, y), find_magnitudes(y)
-    ratios, near = _hold(distances, magnitudes, tolerance)
-    large = ~(np.isfinite(distances) & np.isfinite(magnitudes))  # or Inf and NaN, which stay so
+    ratios, near = _apply(distances, magnitudes, tolerance)
+    large = ~(np.isfinite(distances) & np.isfinite(magnitudes))  # or Inf and NaN, which remain
     if large.any():
-        u, v = shrink(x[large]), shrink(y[large])
-        ratios[large], near[large] = _hold(
+        u, v = scaled(x[large]), scaled(y[large])
+        ratios[large], near[large] = _apply(
             find_distances(u, v), find_magnitudes(v), tolerance, 1 / 16
         )
     counted = np.ones(len(at), np.bool_) if tolerance is None else ~(same | near)
-    known, telling = ~np.isnan(distances), ~np.isnan(ratios)
-    return Difference(
+    has_distance, has_ratio = ~np.isnan(distances), ~np.isnan(ratios)
+    return TensorDelta(
         int(np.count_nonzero(counted)),
         0 if tolerance is not None else int(np.count_nonzero(same)),
-        float(distances[known].max()) if known.any() else None,
-        float(ratios[telling].max()) if telling.any() else None,
+        float(distances[has_distance].max()) if has_distance.any() else None,
+        float(ratios[has_ratio].max()) if has_ratio.any() else None,
         _index(band, int(at[counted.argmax()])) if counted.any() else None,
         is_other=True,
-        nans=int(np.count_nonzero(~known)),
+        nans=int(np.count_nonzero(~has_distance)),
     )
 
 
-def _hold(
+def _apply(
     distances: Float64s, magnitudes: Float64s, tolerance: Tolerance | None, scale: float = 1.0
 ) -> tuple[Float64s, Flags]:
-    """Relative distances, NaN where there is none, and which distances a tolerance allows."""
+    """Return relative distances, NaN where there is none, and which distances are tolerated."""
     ratios = np.where(magnitudes > 0, distances / magnitudes, np.nan)
     if tolerance is None:
         return ratios, np.zeros(len(distances), np.bool_)
@@ -461,6 +451,6 @@ def _hold(
 
 
 def _index(band: Region, position: int) -> tuple[int, ...]:
-    """Index in the tensor of the element at a position of the band."""
+    """Return the index in the tensor of the element at a position of the band."""
     inside = np.unravel_index(position, band.shape)
     return tuple(int(i) + start for i, start in zip(inside, band.start, strict=True))

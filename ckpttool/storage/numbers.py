@@ -43,7 +43,7 @@ _NATIVE = {
 }
 
 
-class Census(NamedTuple):
+class NonfiniteCount(NamedTuple):
     """Counts of elements that are no ordinary numbers.
 
     Attributes
@@ -79,12 +79,12 @@ def decode(data: Bytes, dtype: str) -> Numbers | None:
     return None
 
 
-def take_census(numbers: Numbers) -> Census:
+def count_nonfinite(numbers: Numbers) -> NonfiniteCount:
     """NaN and Inf among numbers from `decode`."""
     if numbers.dtype.kind not in "fc" or bool(np.isfinite(numbers).all()):
-        return Census(0, 0, None, None)
+        return NonfiniteCount(0, 0, None, None)
     nans, infinities = np.isnan(numbers), np.isinf(numbers)
-    return Census(
+    return NonfiniteCount(
         int(np.count_nonzero(nans)),
         int(np.count_nonzero(infinities)),
         int(nans.argmax()) if nans.any() else None,
@@ -99,7 +99,7 @@ def find_differing(a: Bytes, b: Bytes, itemsize: int) -> Flags:
     return differing[0::2] | differing[1::2] if itemsize == 16 else differing
 
 
-def pick(data: Bytes, positions: npt.NDArray[np.intp], itemsize: int) -> Bytes:
+def take(data: Bytes, positions: npt.NDArray[np.intp], itemsize: int) -> Bytes:
     """The bytes of the elements at these positions."""
     if len(positions) * itemsize == len(data):
         return data
@@ -151,7 +151,7 @@ def find_magnitudes(numbers: Numbers) -> Float64s:
         return magnitudes
 
 
-def shrink(numbers: Numbers) -> Numbers:
+def scaled(numbers: Numbers) -> Numbers:
     """A sixteenth of each element, in 64 bits a part: sums and differences of these are finite."""
     with np.errstate(all="ignore"):
         smaller: Numbers = _widen(numbers) / 16
@@ -171,26 +171,26 @@ def _table(dtype: str) -> npt.NDArray[np.float32]:
 
 def _float8_e4m3fn(byte: int) -> float:
     """Bias 7, no infinity, NaN where all bits but the sign are set."""
-    sign, exponent, mantissa = _parts(byte, 3)
+    sign, exponent, mantissa = _fields(byte, 3)
     if exponent == 15 and mantissa == 7:
         return math.nan
-    return sign * _scaled(exponent, mantissa / 8, 7)
+    return sign * _power(exponent, mantissa / 8, 7)
 
 
 def _float8_e5m2(byte: int) -> float:
     """Bias 15; the largest exponent is Inf and NaN."""
-    sign, exponent, mantissa = _parts(byte, 2)
+    sign, exponent, mantissa = _fields(byte, 2)
     if exponent == 31:
         return math.nan if mantissa else sign * math.inf
-    return sign * _scaled(exponent, mantissa / 4, 15)
+    return sign * _power(exponent, mantissa / 4, 15)
 
 
-def _parts(byte: int, bits: int) -> tuple[float, int, int]:
+def _fields(byte: int, bits: int) -> tuple[float, int, int]:
     """Sign, exponent field and mantissa field of ``bits`` bits."""
     return -1.0 if byte & 0x80 else 1.0, (byte & 0x7F) >> bits, byte & ((1 << bits) - 1)
 
 
-def _scaled(exponent: int, fraction: float, bias: int) -> float:
+def _power(exponent: int, fraction: float, bias: int) -> float:
     if exponent == 0:
         return math.ldexp(fraction, 1 - bias)
     return math.ldexp(1 + fraction, exponent - bias)

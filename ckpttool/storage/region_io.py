@@ -14,7 +14,7 @@ import platform
 import re
 import sys
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -30,38 +30,10 @@ from ckpttool.concurrency import check_cancelled
 from ckpttool.errors import FormatError
 from ckpttool.formats.encryption import read_plain
 from ckpttool.formats.reading import demand_same, stamp_of
-from ckpttool.model.plan import Piece
+from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
-from ckpttool.model.tensors import SourceStamp, StoredTensor
-from ckpttool.storage.checksums import Sums
-
-
-def read_pieces(files: FlatFiles, pieces: Iterable[Piece], band: Region, out: Bytes) -> None:
-    """Read a region of a tensor that is spread over pieces.
-
-    Parameters
-    ----------
-    files
-        Opens the files.
-    pieces
-        They fill ``band``, and perhaps more; ``dst`` counts in the same tensor as ``band``.
-    band
-        The elements that are wanted.
-    out
-        ``band.shape`` and one last axis of ``itemsize`` bytes.
-    """
-    filled = 0
-    for piece in pieces:
-        overlap = piece.dst.intersect(band)
-        if overlap is None:
-            continue
-        src = overlap.relative_to(piece.dst.start).moved_by(piece.src.start)
-        inside = overlap.relative_to(band.start)
-        at = tuple(slice(a, b) for a, b in zip(inside.start, inside.stop, strict=True))
-        files.read_region(piece.tensor, src, out[at])
-        filled += overlap.size
-    assert filled == band.size, f"{band}: {filled} of {band.size} elements"
-
+from ckpttool.model.tensors import FileStamp, StoredTensor
+from ckpttool.storage.checksums import RunningCrc
 
 # Bytes between two runs that are read rather than skipped.  A run read by itself takes 16
 # microseconds, in which 256 KiB are copied from the page cache (measured, rows of 1 KiB); a disk
@@ -103,7 +75,7 @@ class FlatFiles:
     Use as a context manager, in one thread.
     """
 
-    def __init__(self, scratch_bytes: int, sums: Sums | None = None) -> None:
+    def __init__(self, scratch_bytes: int, sums: RunningCrc | None = None) -> None:
         self._sums = sums  # is told what is written
         self._open: OrderedDict[tuple[str, int], int] = OrderedDict()  # by path and flags
         self._scratch_bytes = scratch_bytes
@@ -124,7 +96,7 @@ class FlatFiles:
         while self._open:
             os.close(self._open.popitem()[1])
 
-    def _descriptor(self, path: str, flags: int, stamp: SourceStamp | None = None) -> int:
+    def _descriptor(self, path: str, flags: int, stamp: FileStamp | None = None) -> int:
         fd = self._open.get((path, flags))
         if fd is None:
             if len(self._open) >= MAX_OPEN_FILES:
@@ -248,6 +220,37 @@ class FlatFiles:
             self._used = 0
         at, self._used = self._used, self._used + nbytes
         return self._scratch, at
+
+
+def read_band(files: FlatFiles, tensor: OutputTensor, band: Region, out: Bytes) -> None:
+    """Read a band of an output tensor from its terms.
+
+    Parameters
+    ----------
+    files
+        Opens the source files.
+    tensor
+        Has one term of its own element type, whose bytes are copied; see `single_source`.
+    band
+        Elements of the output slice.
+    out
+        Array of ``band.shape`` and one last axis, the bytes of an element.
+
+    Raises
+    ------
+    OSError
+        A file cannot be read.
+    FormatError
+        A file has become shorter since its header was read.
+    """
+    assert tensor.source.meta.dtype == tensor.meta.dtype, f"{tensor.meta.name}: needs a cast"
+    filled = 0
+    for piece in tensor.pieces(band):
+        inside = piece.dst.relative_to(band.start)
+        at = tuple(slice(a, b) for a, b in zip(inside.start, inside.stop, strict=True))
+        files.read_region(piece.tensor, piece.src, out[at])
+        filled += piece.dst.size
+    assert filled == band.size, f"{band}: {filled} of {band.size} elements"
 
 
 def _place(tensor: StoredTensor) -> tuple[str, int]:

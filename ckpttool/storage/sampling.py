@@ -11,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ckpttool.model.manifest import hashed, units
+from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import Source
 from ckpttool.model.tensors import StoredTensor
 from ckpttool.storage.numbers import decode, find_distances, find_magnitudes
-from ckpttool.storage.region_io import FlatFiles
+from ckpttool.storage.region_io import FlatFiles, read_band
 
 SAMPLE_BYTES = 4096  # a page; it costs a disk no more than a byte does
 NEAR = 1e-2  # of the larger magnitude; slices of weights are near each other by chance in 1 of 100
@@ -118,14 +119,12 @@ def sample_box(source: Source) -> bytes:
         side = math.isqrt(budget) if axis else budget
         sizes[axis] = max(1, min(meta.shape[axis], side))
         budget //= sizes[axis]
-    box = Region.whole(tuple(sizes))
+    box, tensor = Region.whole(tuple(sizes)), OutputTensor.full(source)
     with FlatFiles(SAMPLE_BYTES) as files:
         for at in (0, 1, 2):
             start = tuple((n - k) * at // 2 for n, k in zip(meta.shape, sizes, strict=True))
             data = np.empty((*sizes, meta.itemsize), np.uint8)
-            for tensor, in_slice, inside in source.slicing.overlaps(box, start):
-                cut = tuple(slice(a, b) for a, b in zip(inside.start, inside.stop, strict=True))
-                files.read_region(tensor, in_slice, data[cut])
+            read_band(files, tensor, box.moved_by(start), data)
             state.update(data.tobytes())
     return state.digest()
 

@@ -42,7 +42,7 @@ from ckpttool.model.manifest import (
     hashed,
 )
 from ckpttool.model.plan import Plan
-from ckpttool.model.tensors import FileIndex, SourceStamp, Stamp
+from ckpttool.model.tensors import FileIndex, FileStamp, Stamp
 from ckpttool.model.wording import count, format_ranks
 from ckpttool.storage.files import was_copied
 
@@ -461,9 +461,9 @@ def provenance_of(plan: Plan) -> Provenance:
 
 
 def plan_digest(plan: Plan) -> str:
-    """Equal for plans that do the same with files of the same names.
+    """Return a hash that is equal for plans that do the same with files of the same names.
 
-    Where source and output folder are is left out: hosts may have mounted them elsewhere.
+    The folders of source and outputs are left out: hosts may mount them in different places.
     """
     catalog, target = plan.catalog, plan.target
     folder = target.output_folder
@@ -477,14 +477,21 @@ def plan_digest(plan: Plan) -> str:
         ),
         *(
             (
-                source.meta,
-                source.slicing.distribution_key,
-                source.parameter,
-                source.rank_cycle,
+                transfer.name,
+                transfer.dtype,
+                *(
+                    (
+                        term.weight,
+                        term.source.meta,
+                        term.source.slicing.distribution_key,
+                        term.source.parameter,
+                        term.source.rank_cycle,
+                    )
+                    for term in transfer.terms
+                ),
                 transfer.layouts,
             )
             for transfer in plan.transfers
-            for source in [transfer.source]
         ),
         *((one.kind, os.path.relpath(one.path, folder)) for one in plan.documents),
     ):
@@ -529,7 +536,7 @@ def changed_inputs(plan: Plan) -> Iterator[str]:
     yield from _changes(_inputs(plan.catalog))
 
 
-def _changes(files: Mapping[str, SourceStamp | None]) -> Iterator[str]:
+def _changes(files: Mapping[str, FileStamp | None]) -> Iterator[str]:
     for path, stamp in files.items():
         try:
             now = _look_at(path)
@@ -577,14 +584,14 @@ def refuse_changed_sources(*catalogs: Catalog, cause: Exception | None = None) -
         raise PlanError(Diagnostic.each("changed", changed)) from cause
 
 
-def _inputs(catalog: Catalog) -> dict[str, SourceStamp | None]:
+def _inputs(catalog: Catalog) -> dict[str, FileStamp | None]:
     """All files of a catalog, as they were when their headers were read."""
     files = catalog.files.values()
     known = {path: stamp for file in files for path, stamp in file.stamps.items()}
     return {path: known.get(path) for path in catalog.paths}
 
 
-def _look_at(path: str) -> SourceStamp:
+def _look_at(path: str) -> FileStamp:
     return as_stamp(Path(path).stat())
 
 

@@ -12,7 +12,7 @@ from ckpttool.discovery.mindformers_output import find_devices
 from ckpttool.errors import PlanError
 from ckpttool.formats.foreign import Device
 from ckpttool.model.catalog import Catalog, MergedCatalog, SelfDescribedCatalog
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics
+from ckpttool.model.diagnostics import Diagnostic, Diagnostics, describe_notes
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex, map_of
@@ -196,11 +196,6 @@ def _describe_tensors(
     found.add(*seen, *resolved.doubts)
     assert resolved.strategy is not None, "only a merged checkpoint has none"
     return [_describe_source(source, resolved.strategy) for source in resolved.sources]
-
-
-def describe_notes(notes: Iterable[Diagnostic]) -> list[Json]:
-    """Return the notes of a document."""
-    return [{"kind": note.code, "text": note.text} for note in notes]
 
 
 def describe_layout(source: Source) -> Json:

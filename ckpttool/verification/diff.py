@@ -9,23 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ckpttool.concurrency import InlineExecutor
+from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.errors import CkptToolError, PlanError, StrategyError, raise_all, with_side
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.plan import OutputTensor
-from ckpttool.model.region import Region
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.planning.resolve import ResolveOptions, resolve
-from ckpttool.planning.unlisted import Unlisted
 from ckpttool.storage.checksums import check_files
-from ckpttool.storage.compare import Difference, LookOptions, Subject, Tolerance, examine
+from ckpttool.storage.compare import (
+    CompareOptions,
+    TensorDelta,
+    Tolerance,
+    compare_tensors,
+)
 from ckpttool.transaction.manifest import require_unmodified_sources
 
 Kind = Literal["only in A", "only in B", "dtype", "shape", "text", "values"]
@@ -66,7 +68,7 @@ class TensorDifference:
     a: TensorMeta | None
     b: TensorMeta | None
     rank: int | None = None
-    values: Difference | None = None
+    values: TensorDelta | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,32 +107,25 @@ def diff(
     b: Catalog,
     a_strategy: Strategy | None = None,
     b_strategy: Strategy | None = None,
+    options: ResolveOptions = ResolveOptions(),
     *,
-    replicated: bool = False,
-    unlisted: Unlisted = "rank",
-    trust_strategy: bool = False,
-    optimizer_shard: int | None = None,
     tolerance: Tolerance | None = None,
     executor: Executor | None = None,
-    open_progress: Callable[[int], AbstractContextManager[Callable[[int], None]]] = (
-        lambda total: nullcontext(lambda nbytes: None)
-    ),
+    open_progress: OpenProgress = no_progress,
 ) -> Comparison:
-    """What differs between two checkpoints.
+    """Find what differs between two checkpoints.
 
     Parameters
     ----------
     a, b
         From `scan`.
     a_strategy, b_strategy
-        Their layouts; None for a file that holds everything undivided, and with ``replicated``.
-    replicated
-        A side without a strategy that is no single file holds everything on every rank.
-    unlisted
-        How parameters are compared that are not listed and differ between ranks: rank by rank, or
-        only the lowest rank's (``"first"``), or not at all (``"drop"``).
-    trust_strategy, optimizer_shard
-        As for `plan_merge`.
+        Their layouts; None for a file that holds full tensors, and for replicated ranks.
+    options
+        How both sides are resolved to full tensors.  With ``replicated`` a folder without a
+        strategy holds everything on every rank.  Parameters that are not in the strategy and
+        differ between ranks are compared rank by rank (the default, ``"rank"``), or only the
+        lowest rank's (``"first"``), or not at all (``"drop"``).
     tolerance
         What counts as equal; by default only equal bytes do.
     executor
@@ -145,7 +140,7 @@ def diff(
         Replicas that differ stop none.  A file that was written to meanwhile does.
     """
     executor = executor or InlineExecutor()
-    options = ResolveOptions(replicated, unlisted, trust_strategy, optimizer_shard, keep_going=True)
+    options = replace(options, unlisted=options.unlisted or "rank", keep_going=True)
     with require_unmodified_sources(a, b):
         errors: list[CkptToolError] = []
         sides: list[Sequence[Source]] = []
@@ -153,8 +148,10 @@ def diff(
         contradictions: list[Diagnostic] = []
         for side, catalog, given in (("A", a, a_strategy), ("B", b, b_strategy)):
             found = Diagnostics("diff")
-            own = replace(options, replicated=replicated and isinstance(catalog, RankCatalog))
-            if isinstance(catalog, MergedCatalog) and given is None and unlisted != "drop":
+            own = replace(
+                options, replicated=options.replicated and isinstance(catalog, RankCatalog)
+            )
+            if isinstance(catalog, MergedCatalog) and given is None and own.unlisted != "drop":
                 own = replace(own, unlisted="first")  # a single file has no ranks
             try:
                 resolved = resolve(catalog, given, own, executor, found)
@@ -225,7 +222,7 @@ class _Pair:
             return "shape"
         return "text" if a.text != b.text else None
 
-    def difference(self, kind: Kind, values: Difference | None = None) -> TensorDifference:
+    def difference(self, kind: Kind, values: TensorDelta | None = None) -> TensorDifference:
         """What is reported of it."""
         a, b = (None if side is None else side.meta for side in (self.a, self.b))
         return TensorDifference(self.name, kind, a, b, self.rank, values)
@@ -259,13 +256,13 @@ def _differences(
 ) -> Iterator[TensorDifference]:
     """What differs, in the order of the pairs."""
 
-    def subjects() -> Iterator[tuple[int, Subject]]:
+    def tensors() -> Iterator[tuple[int, tuple[OutputTensor, ...]]]:
         for i, pair in enumerate(pairs):
             if pair.nbytes and pair.a is not None and pair.b is not None:
-                yield i, Subject(pair.a.meta, (_whole(pair.a), _whole(pair.b)))
+                yield i, (OutputTensor.full(pair.a), OutputTensor.full(pair.b))
 
-    values: dict[int, Difference] = {}
-    for i, facts in examine(subjects(), executor, LookOptions(tolerance), on_progress):
+    values: dict[int, TensorDelta] = {}
+    for i, facts in compare_tensors(tensors(), executor, CompareOptions(tolerance), on_progress):
         if facts.differences[0].count:
             values[i] = facts.differences[0]
     for i, pair in enumerate(pairs):
@@ -273,7 +270,3 @@ def _differences(
             yield pair.difference(pair.kind)
         elif i in values:
             yield pair.difference("values", values[i])
-
-
-def _whole(source: Source) -> OutputTensor:
-    return OutputTensor(source.meta, Region.whole(source.meta.shape), source)

@@ -8,14 +8,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from ckpttool.concurrency import InlineExecutor
-from ckpttool.discovery.scan import scan_all
+from ckpttool.discovery.scan import SourceOptions, scan_all
 from ckpttool.errors import FormatError, PlanError, StepError, raise_all
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics, Report
 from ckpttool.model.optimizer_names import parameter_of
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Strategy
-from ckpttool.model.tensors import FileIndex, Secret, TensorMeta
+from ckpttool.model.tensors import FileIndex, TensorMeta
 from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.planning.missing import find_lacking
 from ckpttool.planning.optimizer_state import find_owners, owners_of_full
@@ -29,6 +29,7 @@ from ckpttool.planning.replicas import (
     slices_of,
 )
 from ckpttool.planning.resolve import (
+    Contents,
     ResolvedSources,
     ResolveOptions,
     find_running,
@@ -40,7 +41,7 @@ from ckpttool.planning.sources import names_to_compare, undivided_sources
 from ckpttool.planning.strategy_check import as_asked
 from ckpttool.planning.unlisted import OF_ONE_RANK, say_running
 from ckpttool.storage.checksums import check_files
-from ckpttool.storage.compare import Facts, Index, LookOptions
+from ckpttool.storage.compare import CompareOptions, Index, TensorStats
 from ckpttool.transaction.manifest import require_unmodified_sources
 from ckpttool.verification.headers import (
     check_types,
@@ -71,7 +72,7 @@ class _Tally:
     zero_ranks: list[int] = field(default_factory=list)
     zeros: int = 0
 
-    def add(self, one: Slice, facts: Facts) -> None:
+    def add(self, one: Slice, facts: TensorStats) -> None:
         """Count a slice."""
         self.elements += facts.elements
         self.nans += facts.nans
@@ -107,7 +108,7 @@ def check_contents(
     strategy
         None if there is none; one without layouts says that every rank holds everything.
     executor, on_progress
-        See `examine`.
+        See `compare_tensors`.
     seen
         Gets a `fingerprint` of every stored tensor that is read, if hashes are wanted.
     running
@@ -117,7 +118,7 @@ def check_contents(
     findings: list[Diagnostic] = []
     tallies: dict[tuple[str, int], _Tally] = {}
     metas: dict[str, TensorMeta] = {}
-    options = LookOptions(wants_census=True, wants_hashes=seen is not None)
+    options = CompareOptions(wants_counts=True, wants_hashes=seen is not None)
     for one, facts in examine_slices(slices, executor, options, on_progress):
         if seen is not None:
             seen.update(map(fingerprint, one.tensors, facts.hashes))
@@ -148,7 +149,7 @@ def check_contents(
 
 
 def differences(
-    one: Slice, facts: Facts, catalog: Catalog, strategy: Strategy | None
+    one: Slice, facts: TensorStats, catalog: Catalog, strategy: Strategy | None
 ) -> Iterator[Diagnostic]:
     """Yield the finding of ranks that do not agree, if they do not."""
     source, name = one.source, one.source.meta.name
@@ -203,19 +204,17 @@ OpenProgress = Callable[[int], AbstractContextManager[Callable[[int], None]]]
 
 def scan_to_verify(
     src: str,
-    pattern: str | None = None,
-    step: str | None = None,
+    options: SourceOptions = SourceOptions(),
     *,
-    key: bytes | Secret | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Catalog:
-    """What is on disk, as of `scan`, but what is wrong with the files is in the catalog, too.
+    """Return the catalog as `scan` does, with everything that is wrong with the files in it.
 
-    That is a single file that is damaged, ranks that have no step in common, files that are not as
-    an index says, and a run that did not end and has completed none.
+    A single file may be damaged, ranks may have no step in common, files may differ from their
+    index, and a run may have ended before it completed a file.
     """
     try:
-        return scan_all(src, pattern, step, key=key, on_progress=on_progress)
+        return scan_all(src, options, on_progress=on_progress)
     except StepError as error:
         problems = Diagnostic.each("mixed_steps", error.problems)
         return RankCatalog(src, {}, problems=problems)
@@ -226,27 +225,27 @@ def scan_to_verify(
 def verify(
     catalog: Catalog,
     strategy: Strategy | None = None,
+    options: ResolveOptions = ResolveOptions(),
     *,
-    replicated: bool = False,
     deep: bool = False,
     crc: bool = False,
     ignore: Collection[str] = (),
     executor: Executor | None = None,
     open_progress: OpenProgress = lambda total: nullcontext(lambda nbytes: None),
 ) -> Report:
-    """What is wrong with a checkpoint.
+    """Find what is wrong with a checkpoint.
 
     Parameters
     ----------
     catalog
         From `scan`, or from `scan_to_verify`.
     strategy
-        Its layouts.  Without, only what can be said of files by themselves is, unless the
-        checkpoint describes itself.
-    replicated
-        Every rank holds everything.
+        Its layouts.  Without them each file is verified by itself, unless the checkpoint describes
+        itself.
+    options
+        How the checkpoint is resolved: ``replicated`` counts here.
     deep
-        Read the data, too; checksums and the hashes of a manifest are verified, if there are some.
+        Read the data, and verify the checksums and the hashes of a manifest that are there.
     crc
         Verify checksums, and say where there are none.
     ignore
@@ -278,7 +277,7 @@ def verify(
             raise PlanError(Diagnostic.each("strategy", reasons))
     catalog, notes = as_asked(catalog, strategy)
     with require_unmodified_sources(catalog):
-        resolved = _resolve(catalog, strategy, replicated, deep, executor, found)
+        resolved = _resolve(catalog, strategy, options, deep, executor, found)
         verification = _Verification(resolved, executor, found)
         verification.run(deep, crc, open_progress)
     found.add(*notes)
@@ -297,7 +296,7 @@ def verify(
 def _resolve(
     catalog: Catalog,
     strategy: Strategy | None,
-    replicated: bool,
+    options: ResolveOptions,
     deep: bool,
     executor: Executor,
     diagnostics: Diagnostics,
@@ -306,15 +305,14 @@ def _resolve(
 
     The strategy is corrected only if the data are read.
     """
-    options = ResolveOptions(
-        replicated, "first", contents="slices" if deep else "headers", keep_going=True
-    )
-    needs_strategy = not isinstance(catalog, MergedCatalog)
-    if strategy is not None or replicated or isinstance(catalog, SelfDescribedCatalog):
-        if needs_strategy:
+    contents: Contents = "slices" if deep else "headers"
+    options = replace(options, unlisted="first", contents=contents, keep_going=True)
+    is_described = isinstance(catalog, SelfDescribedCatalog)
+    if strategy is not None or options.replicated or is_described:
+        if not isinstance(catalog, MergedCatalog):
             return resolve(catalog, strategy, options, executor, diagnostics)
-        source_strategy(catalog, strategy, replicated)  # which refuses what does not fit
-        catalog = replace(catalog, one_of_several="") if replicated else catalog
+        source_strategy(catalog, strategy, options.replicated)  # which refuses what does not fit
+        catalog = replace(catalog, one_of_several="") if options.replicated else catalog
     return resolve_merged(catalog, options, diagnostics)
 
 

@@ -35,7 +35,10 @@ def lap(name, seconds={}):
 catalog = ckpttool.scan(src)
 strategies = [ckpttool.read_strategy([path]) for path in (src_strategy, dst_strategy)]
 lap("scan")
-plan, destination = ckpttool.plan_reshard(catalog, *strategies, src + ".new", "ckpt")
+options = ckpttool.OutputOptions("ckpt")
+plan, destination = ckpttool.plan_reshard(
+    catalog, *strategies, src + ".new", output_options=options
+)
 lap("plan")
 tensors = sum(len(output.tensors) for output in plan)
 lap("headers")

@@ -25,7 +25,7 @@ def events(monkeypatch):
 
     def filled(task):
         done = fill(task)
-        note("fill", task.parts[0].tensor.file.path)
+        note("fill", task.units[0].tensor.file.path)
         return done
 
     def synced(fd):

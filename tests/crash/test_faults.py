@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import ckpttool
-from ckpttool.cli.main import Stopped
+from ckpttool.cli.main import Terminated
 from ckpttool.errors import VerifyError
 from ckpttool.execution.execute import CopyOptions, execute
 from ckpttool.formats import hdf5
@@ -138,7 +138,7 @@ def test_that_nothing_can_be_removed_is_told_whatever_failed_before(
     def fail(*given):
         if kind == "verify":
             raise VerifyError("m.ckpt", ["w: lost"])
-        raise Stopped(signal.SIGINT)
+        raise Terminated(signal.SIGINT)
 
     def refuse(self, **more):
         if self.name.endswith(".partial"):
@@ -367,7 +367,9 @@ def test_a_source_that_is_cut_short_while_it_is_read_is_named(tmp_path, monkeypa
 
     strategy = ckpttool.read_strategy([str(source / "s.json")])
     catalog = ckpttool.scan(str(source / "m.ckpt"))
-    plan, destination = ckpttool.plan_split(catalog, strategy, str(tmp_path / "out"), "ckpt")
+    plan, destination = ckpttool.plan_split(
+        catalog, strategy, str(tmp_path / "out"), output_options=ckpttool.OutputOptions("ckpt")
+    )
     monkeypatch.setattr(os, "preadv", fake)
     with pytest.raises(ckpttool.ExecutionError) as caught:
         execute(plan, destination, options=CopyOptions(band_bytes=1 << 18))
@@ -384,7 +386,9 @@ def test_no_resume_is_offered_of_a_source_that_was_cut_short_between_two_outputs
     size, out = (source / "m.ckpt").stat().st_size, tmp_path / "out"
     strategy = ckpttool.read_strategy([str(source / "s.json")])
     catalog = ckpttool.scan(str(source / "m.ckpt"))
-    plan, destination = ckpttool.plan_split(catalog, strategy, str(out), "ckpt")
+    plan, destination = ckpttool.plan_split(
+        catalog, strategy, str(out), output_options=ckpttool.OutputOptions("ckpt")
+    )
     real = os.preadv
 
     def fake(fd, buffers, at):

@@ -105,7 +105,10 @@ def test_whatever_is_saved_is_merged_and_resharded_as_the_oracle_says(new_folder
     folder, save = new_folder(), as_saved(move, data.draw)
     save.write(folder / "src")
     plan, destination = ckpttool.plan_merge(
-        ckpttool.scan(str(folder / "src")), None, str(folder / "m.ckpt"), "ckpt"
+        ckpttool.scan(str(folder / "src")),
+        None,
+        str(folder / "m.ckpt"),
+        output_options=ckpttool.OutputOptions("ckpt"),
     )
     execute(plan, destination, options=SMALL)
     assert read(folder / "m.ckpt") == save.entries
@@ -113,7 +116,11 @@ def test_whatever_is_saved_is_merged_and_resharded_as_the_oracle_says(new_folder
         move.dst, layouts={n: held for n, held in move.dst.layouts.items() if n in save.entries}
     )
     plan, destination = ckpttool.plan_reshard(
-        ckpttool.scan(str(folder / "src")), None, dst, str(folder / "dst"), "safetensors"
+        ckpttool.scan(str(folder / "src")),
+        None,
+        dst,
+        str(folder / "dst"),
+        output_options=ckpttool.OutputOptions("safetensors"),
     )
     execute(plan, destination, options=SMALL)
     assert read_ranks(folder / "dst") == cut(save.entries, dst)
@@ -136,11 +143,17 @@ def test_a_lost_replica_does_no_harm_and_the_last_one_is_named(new_folder, move,
     catalog = ckpttool.scan(str(folder / "src"))
     if gone:
         with pytest.raises(ckpttool.PlanError) as caught:
-            ckpttool.plan_merge(catalog, None, str(folder / "m.ckpt"), "ckpt")
+            ckpttool.plan_merge(
+                catalog, None, str(folder / "m.ckpt"), output_options=ckpttool.OutputOptions("ckpt")
+            )
         (problem,) = (text for text in caught.value.problems if f"{lost} is not there" in text)
         assert set(problem.rpartition(": ")[2].split(", ")) == gone
     elif save.ranks > 1 and not any(name.startswith("unlisted") for name in save.entries):
-        execute(*ckpttool.plan_merge(catalog, None, str(folder / "m.ckpt"), "ckpt"))
+        execute(
+            *ckpttool.plan_merge(
+                catalog, None, str(folder / "m.ckpt"), output_options=ckpttool.OutputOptions("ckpt")
+            )
+        )
         assert (
             read(folder / "m.ckpt").items()
             >= {name: entry for name, entry in save.entries.items() if name in save.layouts}.items()

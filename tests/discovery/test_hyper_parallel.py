@@ -54,7 +54,12 @@ def folder(tmp_path):
 
 # ------------------------------------------------------- what hyper-parallel itself has written
 
-REAL = sorted(path.parent for path in (GOLDEN / "hyper_parallel").glob("*/expected.npz"))
+REAL = [
+    pytest.param(
+        path.parent, id=path.parent.name, marks=pytest.mark.exhaustive if number > 1 else ()
+    )
+    for number, path in enumerate(sorted((GOLDEN / "hyper_parallel").glob("*/expected.npz")))
+]
 
 
 def expected(case):
@@ -71,7 +76,7 @@ def _entry(name, array):
     return bare, Entry("BFloat16", array.shape, bits.tobytes())
 
 
-@pytest.mark.parametrize("case", REAL, ids=lambda path: path.name)
+@pytest.mark.parametrize("case", REAL)
 class TestGolden:
     def test_merge_gives_the_full_tensors(self, case, tmp_path):
         for suffix in SUFFIXES.values():
@@ -205,6 +210,7 @@ def saves(draw, entries):
     )
 
 
+@pytest.mark.slow
 @examples(80)
 @given(moves(), st.data())
 def test_whatever_boxes_are_saved_are_merged_and_resharded(new_folder, move, data):
@@ -218,12 +224,19 @@ def test_whatever_boxes_are_saved_are_merged_and_resharded(new_folder, move, dat
     folder = new_folder()
     data.draw(saves(entries)).write(folder / "src")
     plan, destination = ckpttool.plan_merge(
-        ckpttool.scan(str(folder / "src")), None, str(folder / "m.ckpt"), "ckpt"
+        ckpttool.scan(str(folder / "src")),
+        None,
+        str(folder / "m.ckpt"),
+        output_options=ckpttool.OutputOptions("ckpt"),
     )
     execute(plan, destination, options=SMALL)
     assert read(folder / "m.ckpt") == entries
     plan, destination = ckpttool.plan_reshard(
-        ckpttool.scan(str(folder / "src")), None, move.dst, str(folder / "dst"), "ckpt"
+        ckpttool.scan(str(folder / "src")),
+        None,
+        move.dst,
+        str(folder / "dst"),
+        output_options=ckpttool.OutputOptions("ckpt"),
     )
     execute(plan, destination, options=SMALL)
     assert read_ranks(folder / "dst") == cut(entries, move.dst)

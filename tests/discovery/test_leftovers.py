@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 
-from ckpttool.discovery.scan import scan
+from ckpttool.discovery.scan import SourceOptions, scan
 from ckpttool.errors import UnsupportedError
 from tests.support.checkpoints import ROWS, cut, noise, strategy_of, write_ranks
 from tests.support.commands import mentions, message, run, run_well
@@ -235,7 +235,7 @@ def test_a_backup_is_passed_over_unless_it_is_asked_for(ranks):
     assert (
         text == "ranks 0-7: backup.ckpt, kept for a restart, passed over (--step backup takes it)"
     )
-    assert list(scan(str(ranks), step="backup").files[5].tensors) == ["backup"]
+    assert list(scan(str(ranks), SourceOptions(step="backup")).files[5].tensors) == ["backup"]
 
 
 def test_a_backup_alone_is_taken(tmp_path):

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from ckpttool.discovery.scan import scan
+from ckpttool.discovery.scan import SourceOptions, scan
 from ckpttool.errors import PlanError, StrategyError
 from ckpttool.strategy_files.reader import read_strategy
 from tests.support import corpus
@@ -376,7 +376,7 @@ def test_a_newer_step_that_no_record_knows_is_passed_over_with_a_note(output, tm
     assert_merged(tmp_path / "full.h5", "pp2_opt")
     (text,) = notes_of(output, "unfinished")
     assert text.startswith("step 3_1: newer than meta.json records")
-    assert scan(str(output), step="3_1").step == "3_1"
+    assert scan(str(output), SourceOptions(step="3_1")).step == "3_1"
 
 
 def test_a_recorded_step_that_a_rank_lost_makes_way_for_the_one_before(output):
@@ -480,8 +480,10 @@ def test_records_of_one_format_choose_among_two(output):
 def test_a_chosen_step_needs_no_record(output):
     for path in output.rglob("meta.json"):
         path.write_text("?")
-    assert scan(str(output), step="1_5").step == "1_5"
-    assert [note for note in scan(str(output), step="1_5").notes if note.code == "doubt"] == []
+    assert scan(str(output), SourceOptions(step="1_5")).step == "1_5"
+    assert [
+        note for note in scan(str(output), SourceOptions(step="1_5")).notes if note.code == "doubt"
+    ] == []
 
 
 # --------------------------------------------------------------------- what else lies in trees

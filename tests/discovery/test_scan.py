@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from ckpttool.discovery.scan import scan
+from ckpttool.discovery.scan import SourceOptions, scan
 from ckpttool.errors import FormatError
 from ckpttool.model.catalog import MergedCatalog
 from tests.support.corpus import GOLDEN
@@ -28,7 +28,7 @@ def make(tmp_path):
 
 def found(src, **how):
     """Rank -> path of its file below the root, from the tensor in it."""
-    catalog = scan(src, **how)
+    catalog = scan(src, SourceOptions(**how))
     assert not catalog.damaged
     return {rank: next(iter(file.tensors)) for rank, file in catalog.files.items()}
 
@@ -318,9 +318,9 @@ def test_a_save_on_a_breakdown_is_newer_than_the_same_step(make):
 def test_a_step_is_chosen_in_several_spellings(make, wanted, taken, suffix):
     src = steps(make, "9_5", "10_2", "10_5", suffix=suffix)
     make(*(f"rank_{r}/CKP-10_5_breakpoint{suffix}" for r in range(2)))
-    catalog = scan(src, step=wanted)
+    catalog = scan(src, SourceOptions(step=wanted))
     assert catalog.step == taken
-    assert scan(src, step=f"CKP-{taken}{suffix}").step == taken
+    assert scan(src, SourceOptions(step=f"CKP-{taken}{suffix}")).step == taken
 
 
 def test_a_number_that_several_steps_have_is_an_error(make):
@@ -331,7 +331,7 @@ def test_steps_of_different_training_runs_are_not_compared(make):
     names = ("actor-9_1", "critic-12_1")
     src = make(*(f"rank_{rank}/{name}.ckpt" for rank in range(2) for name in names))
     fails(src, "nothing says which is meant", "actor-9_1.ckpt", "critic-12_1.ckpt")
-    assert scan(src, step="9_1").step == "9_1"
+    assert scan(src, SourceOptions(step="9_1")).step == "9_1"
 
 
 def test_of_rivals_the_files_of_one_rank_are_named(make):
@@ -392,7 +392,7 @@ def test_several_files_of_a_rank_without_an_order_are_an_error(make, names):
 def test_a_chosen_step_is_not_disturbed_by_files_without_one(make):
     src = steps(make, "9_5", "10_5")
     make("rank_0/best.ckpt", "rank_1/best.ckpt")
-    assert scan(src, step="10").step == "10_5"
+    assert scan(src, SourceOptions(step="10")).step == "10_5"
     assert found(src, step="best")[1] == "rank_1/best.ckpt"
 
 
@@ -432,8 +432,8 @@ def test_wildcards_stand_for_finished_checkpoints_only(make):
 
 def test_a_pattern_may_leave_steps_to_choose_from(make):
     src = make(*(f"n{r}/CKP-{step}.ckpt" for r in range(2) for step in ("9_1", "10_1")))
-    assert scan(src, pattern="n{rank}/CKP-*").step == "10_1"
-    assert scan(src, pattern="n{rank}/CKP-*", step="9_1").step == "9_1"
+    assert scan(src, SourceOptions(pattern="n{rank}/CKP-*")).step == "10_1"
+    assert scan(src, SourceOptions(pattern="n{rank}/CKP-*", step="9_1")).step == "9_1"
 
 
 def test_a_pattern_that_matches_nothing_or_has_no_rank_is_an_error(make):

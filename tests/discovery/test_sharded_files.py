@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 import ckpttool
-from ckpttool.discovery.scan import scan
+from ckpttool.discovery.scan import SourceOptions, scan
 from ckpttool.errors import FormatError, PlanError
 from ckpttool.model.catalog import MergedCatalog
 from tests.support.checkpoints import noise, write_file, write_indexed
@@ -125,7 +125,9 @@ def test_rank_folders_beside_an_index_are_one_checkpoint_too_many(model):
     (problem,) = problems_of(model)
     assert "an index (param_name_map.json) and rank folders (rank_0): two checkpoints" in problem
     assert len(scan(str(model / "param_name_map.json")).files) == 3
-    assert list(scan(str(model), pattern="rank_{rank}/*").files[0].tensors) == list(REST)
+    assert list(scan(str(model), SourceOptions(pattern="rank_{rank}/*")).files[0].tensors) == list(
+        REST
+    )
 
 
 def test_without_an_index_nobody_knows_whether_all_parts_are_there(model):

@@ -355,7 +355,7 @@ def test_the_key_is_in_nothing_that_is_printed(tmp_path, key_file):
 
 def test_the_key_is_in_no_repr_and_no_json(tmp_path):
     source = encrypt_ranks(tmp_path / "src")
-    catalog = ckpttool.scan(str(source), key=KEY)
+    catalog = ckpttool.scan(str(source), ckpttool.SourceOptions(key=KEY))
     strategy = ckpttool.read_strategy([str(CASE / "src_strategy.ckpt")])
     plan, _ = ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.h5"))
     index = catalog.files[0]
@@ -382,12 +382,16 @@ def test_a_worker_in_another_process_can_decrypt(tmp_path):
     from multiprocessing import get_context
 
     source = encrypt_ranks(tmp_path / "src")
-    catalog = ckpttool.scan(str(source), key=Secret(KEY))
+    catalog = ckpttool.scan(str(source), ckpttool.SourceOptions(key=Secret(KEY)))
     assert pickle.loads(pickle.dumps(catalog)).files[3] == catalog.files[3]
     strategy = ckpttool.read_strategy([str(CASE / "src_strategy.ckpt")])
     with ProcessPoolExecutor(1, get_context("spawn")) as executor:
         plan, destination = ckpttool.plan_merge(
-            catalog, strategy, str(tmp_path / "m.ckpt"), "ckpt", crc=True, executor=executor
+            catalog,
+            strategy,
+            str(tmp_path / "m.ckpt"),
+            output_options=ckpttool.OutputOptions("ckpt", crc=True),
+            executor=executor,
         )
         ckpttool.execute(plan, destination, executor)
     shutil.rmtree(source)

@@ -210,7 +210,11 @@ def formats_for(move: Move) -> list[str]:
 def reshard(source, src, dst, folder, format, engine="inline", options=None):
     """The folder with the outcome of resharding."""
     plan, destination = ckpttool.plan_reshard(
-        ckpttool.scan(str(source)), src, dst, str(folder), format
+        ckpttool.scan(str(source)),
+        src,
+        dst,
+        str(folder),
+        output_options=ckpttool.OutputOptions(format),
     )
     with ckpttool.open_engine(engine) as executor:
         execute(plan, destination, executor, options=options)
@@ -239,7 +243,10 @@ def test_tables_on_disk_are_resharded_and_merged_again(new_folder, move, data):
     for folder, strategy in ((source, src), (there, dst)):
         merged = folder / "merged.ckpt"
         plan, destination = ckpttool.plan_merge(
-            ckpttool.scan(str(folder)), strategy, str(merged), "ckpt"
+            ckpttool.scan(str(folder)),
+            strategy,
+            str(merged),
+            output_options=ckpttool.OutputOptions("ckpt"),
         )
         execute(plan, destination, options=SMALL)
         assert read(merged) == move.entries
@@ -253,12 +260,20 @@ def test_merging_what_was_split_gives_what_there_was(new_folder, move, data):
     full, end = folder / "full", data.draw(format)
     write_ranks(full, {0: move.entries}, end)
     plan, destination = ckpttool.plan_split(
-        ckpttool.scan(str(full)), move.dst, str(folder / "ranks"), end
+        ckpttool.scan(str(full)),
+        move.dst,
+        str(folder / "ranks"),
+        output_options=ckpttool.OutputOptions(end),
     )
     execute(plan, destination, options=SMALL)
     assert read_ranks(folder / "ranks") == cut(move.entries, move.dst)
     catalog = ckpttool.scan(str(folder / "ranks"))
-    plan, destination = ckpttool.plan_merge(catalog, move.dst, str(folder / "merged.ckpt"), "ckpt")
+    plan, destination = ckpttool.plan_merge(
+        catalog,
+        move.dst,
+        str(folder / "merged.ckpt"),
+        output_options=ckpttool.OutputOptions("ckpt"),
+    )
     execute(plan, destination)
     assert read(folder / "merged.ckpt") == move.entries
 

@@ -276,8 +276,8 @@ GROUPS = {
 }
 
 
-# The documents of these commands have the form of those of merge, and take the longest to make.
-LONGEST = {"split_json", "reshard_json"}
+# These print what merge and reshard print in other groups, and take the longest.
+LONGEST = {"split", "split_json", "reshard_json", "described_json"}
 
 
 @pytest.mark.parametrize(

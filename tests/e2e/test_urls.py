@@ -76,9 +76,17 @@ def test_in_python_too(tmp_path, monkeypatch):
         lambda: ckpttool.scan(url),
         lambda: ckpttool.read_strategy([url]),
         lambda: ckpttool.plan_merge(catalog, strategy, url),
-        lambda: ckpttool.plan_merge(catalog, strategy, url, max_part_bytes=1 << 20),
+        lambda: ckpttool.plan_merge(
+            catalog, strategy, url, output_options=ckpttool.OutputOptions(max_shard_bytes=1 << 20)
+        ),
         lambda: ckpttool.plan_reshard(catalog, strategy, strategy, url),
-        lambda: ckpttool.plan_reshard(catalog, strategy, strategy, "x", strategy_path=url),
+        lambda: ckpttool.plan_reshard(
+            catalog,
+            strategy,
+            strategy,
+            "x",
+            output_options=ckpttool.OutputOptions(strategy_path=url),
+        ),
         lambda: ckpttool.write_strategy(strategy, url),
     ):
         with pytest.raises(ckpttool.CkptToolError, match="a URL"):

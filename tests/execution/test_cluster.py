@@ -19,7 +19,13 @@ import ckpttool
 from ckpttool.errors import CkptToolError, EngineError
 from ckpttool.execution import cluster
 from ckpttool.execution import execute as execute_module
-from ckpttool.execution.cluster import Seen, View, compare_view, software, write_file
+from ckpttool.execution.cluster import (
+    WorkerRequirements,
+    check_worker,
+    software,
+    stamp_at,
+    write_file,
+)
 from ckpttool.execution.copy import Filled, fill
 from ckpttool.execution.execute import CopyOptions, execute
 from ckpttool.formats import read_index
@@ -64,13 +70,14 @@ def test_a_cluster_seals_with_the_same_checksum(tmp_path, threads, output_format
 # ------------------------------------------------------------------------------- what is asked
 
 
-def view_of(folder: Path, *paths: Path) -> View:
-    return View(*software(), tuple(Seen.at(str(path)) for path in paths), str(folder))
+def requirements(folder: Path, *paths: Path) -> WorkerRequirements:
+    files = tuple((path, stamp_at(path)) for path in map(str, paths))
+    return WorkerRequirements(*software(), files, str(folder))
 
 
 def test_a_worker_that_sees_everything_has_no_problems(tmp_path):
     (tmp_path / "a").write_bytes(b"1234")
-    assert compare_view(view_of(tmp_path, tmp_path / "a")) == ()
+    assert check_worker(requirements(tmp_path, tmp_path / "a")) == ()
     assert software()[1] == ".".join(platform.python_version().split(".")[:2])
 
 
@@ -79,16 +86,16 @@ def test_a_worker_says_which_file_it_does_not_see(tmp_path, change):
     paths = [tmp_path / name for name in "abc"]
     for path in paths:
         path.write_bytes(b"1234")
-    view = view_of(tmp_path, *paths)
+    required = requirements(tmp_path, *paths)
     for path in paths[1:]:
         if change == "remove":
             path.unlink()
         elif change == "grow":
             path.write_bytes(b"12345")
-            os.utime(path, ns=(0, view.files[1].stamp.mtime_ns))
+            os.utime(path, ns=(0, required.files[1][1].mtime_ns))
         else:
             os.utime(path, ns=(0, 1))
-    (problem,) = compare_view(view)
+    (problem,) = check_worker(required)
     reason = "No such file" if change == "remove" else "another size, time of change or inode"
     assert f"does not see {paths[1]} as this host does ({reason}" in problem
     assert "nor 1 more of 3 files" in problem
@@ -98,26 +105,26 @@ def test_a_file_that_shows_late_is_seen(tmp_path, monkeypatch):
     folder = tmp_path / "late"
     folder.mkdir()
     (folder / "file").write_bytes(b"1")
-    view = view_of(tmp_path, folder / "file")
+    required = requirements(tmp_path, folder / "file")
     folder.rename(tmp_path / "elsewhere")
     monkeypatch.setattr(cluster, "PAUSES", (0.0, 0.1))
     monkeypatch.setattr(
         cluster.time, "sleep", lambda s: s and (tmp_path / "elsewhere").rename(folder)
     )
-    assert compare_view(view) == ()
+    assert check_worker(required) == ()
 
 
 def test_another_version_of_the_package_or_of_python_is_a_problem(tmp_path):
     mine = f"has ckpttool {ckpttool.__version__} on Python {software()[1]}, and"
     for other in (("0.0.9", software()[1]), (ckpttool.__version__, "3.9")):
-        (problem,) = compare_view(View(*other, (), str(tmp_path)))
+        (problem,) = check_worker(WorkerRequirements(*other, (), str(tmp_path)))
         assert problem.startswith(mine)
         assert f"this run is ckpttool {other[0]} on Python {other[1]}; install the same" in problem
 
 
 def test_a_folder_that_a_worker_may_not_write_to_is_a_problem(tmp_path, monkeypatch):
     monkeypatch.setattr(cluster.os, "access", lambda path, mode: False)
-    assert compare_view(view_of(tmp_path)) == (f"has no permission to write to {tmp_path}",)
+    assert check_worker(requirements(tmp_path)) == (f"has no permission to write to {tmp_path}",)
 
 
 def test_every_worker_that_cannot_is_named_and_nothing_is_left(tmp_path, threads):
@@ -143,13 +150,13 @@ def test_every_worker_that_cannot_is_named_and_nothing_is_left(tmp_path, threads
 
 
 def test_all_inputs_and_the_output_folder_are_looked_at(tmp_path, threads):
-    views = []
-    threads.answers = lambda function, view: views.append(view) or {}
+    asked = []
+    threads.answers = lambda function, required: asked.append(required) or {}
     execute(*make_plan(tmp_path / "out"), threads)
-    (view,) = views
+    (required,) = asked
     inputs = {str(path) for path in (CASE / "src").rglob("*.ckpt")}
-    assert inputs == {file.path for file in view.files[:-1]}
-    assert Path(view.files[-1].path).parent == Path(view.folder) == tmp_path / "out"
+    assert inputs == {path for path, _ in required.files[:-1]}
+    assert Path(required.files[-1][0]).parent == Path(required.folder) == tmp_path / "out"
 
 
 def test_relative_paths_are_refused_since_workers_are_elsewhere(tmp_path, threads, monkeypatch):
@@ -161,7 +168,7 @@ def test_relative_paths_are_refused_since_workers_are_elsewhere(tmp_path, thread
 def test_workers_that_do_not_answer_are_not_waited_for_for_ever(tmp_path, threads, monkeypatch):
     monkeypatch.setattr(cluster, "ANSWER_SECONDS", 0)
     go_on = Future()
-    threads.answers = lambda function, view: go_on.result()
+    threads.answers = lambda function, required: go_on.result()
     with pytest.raises(EngineError, match="not all workers answered within 0 s"):
         execute(*make_plan(tmp_path / "out"), threads)
     go_on.set_result({})
@@ -176,7 +183,7 @@ def test_a_run_can_be_ended_while_workers_are_asked(tmp_path, threads):
         raise EndedError
 
     go_on = Future()
-    threads.answers = lambda function, view: go_on.result()
+    threads.answers = lambda function, required: go_on.result()
     with pytest.raises(EndedError):
         execute(*make_plan(tmp_path / "out"), threads, check=end)
     go_on.set_result({})
@@ -251,8 +258,8 @@ def test_an_error_of_a_worker_names_its_host_and_leaves_what_was_complete(
     tmp_path, threads, monkeypatch
 ):
     def fail_on_rank_2(task):
-        if "rank_2" in task.parts[0].tensor.file.path:
-            raise OSError(28, "No space left on device", task.parts[0].tensor.file.path)
+        if "rank_2" in task.units[0].tensor.file.path:
+            raise OSError(28, "No space left on device", task.units[0].tensor.file.path)
         return fill(task)
 
     monkeypatch.setattr(cluster, "fill", fail_on_rank_2)

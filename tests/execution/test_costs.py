@@ -65,7 +65,9 @@ def test_a_merge_reads_each_byte_once_and_takes_six_calls_for_a_mebibyte(
     source, tmp_path, calls, format
 ):
     catalog, strategy = source
-    plan, destination = ckpttool.plan_merge(catalog, strategy, f"{tmp_path}/m.x", format)
+    plan, destination = ckpttool.plan_merge(
+        catalog, strategy, f"{tmp_path}/m.x", output_options=ckpttool.OutputOptions(format)
+    )
     calls.clear()
     ckpttool.execute(plan, destination)
     assert_frugal(calls)
@@ -75,7 +77,11 @@ def test_a_merge_reads_each_byte_once_and_takes_six_calls_for_a_mebibyte(
 def test_so_does_a_reshard(source, tmp_path, calls, target):
     catalog, strategy = source
     plan, destination = ckpttool.plan_reshard(
-        catalog, strategy, WAYS[target], f"{tmp_path}/out", "ckpt"
+        catalog,
+        strategy,
+        WAYS[target],
+        f"{tmp_path}/out",
+        output_options=ckpttool.OutputOptions("ckpt"),
     )
     calls.clear()
     ckpttool.execute(plan, destination)
@@ -108,7 +114,12 @@ def tables(tmp_path, monkeypatch, tensors):
         monkeypatch.setattr(table, "func", counted)
     strategy = replace(strategy_of(*stages), files=())
     with pytest.raises(ckpttool.PlanError, match="lists for other stages only"):
-        ckpttool.plan_merge(catalog, strategy, f"{tmp_path}/m.h5", unlisted="first")
+        ckpttool.plan_merge(
+            catalog,
+            strategy,
+            f"{tmp_path}/m.h5",
+            resolve_options=ckpttool.ResolveOptions(unlisted="first"),
+        )
     monkeypatch.undo()
     return counts
 

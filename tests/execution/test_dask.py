@@ -124,7 +124,8 @@ def test_the_python_interface_takes_a_cluster_too(tmp_path, two_workers):
         "import ckpttool, sys\n"
         "src, strategy, out, engine = sys.argv[1:]\n"
         "plan, destination = ckpttool.plan_split(\n"
-        "    ckpttool.scan(src), ckpttool.read_strategy([strategy]), out, 'ckpt')\n"
+        "    ckpttool.scan(src), ckpttool.read_strategy([strategy]), out,\n"
+        "    output_options=ckpttool.OutputOptions('ckpt'))\n"
         "with ckpttool.open_engine(engine) as executor:\n"
         "    print(len(ckpttool.execute(plan, destination, executor)))\n"
     )

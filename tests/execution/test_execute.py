@@ -66,10 +66,10 @@ def test_a_task_survives_pickling_and_can_be_done_twice(tmp_path):
     index = get_format(output.format).create(str(path), output.metas, {})
     for task in cut_into_tasks([(output, index)], band_bytes=100, task_bytes=300):
         again = pickle.loads(pickle.dumps(task))
-        for one, part in zip(again.parts, task.parts, strict=True):
-            assert (one.tensor, one.region, one.unit) == (part.tensor, part.region, part.unit)
-            assert [*one.output.pieces(one.region)] == [*part.output.pieces(part.region)]
-            assert pickle.dumps(one) == pickle.dumps(part)  # another may be sent on
+        for one, unit in zip(again.units, task.units, strict=True):
+            assert (one.tensor, one.region, one.number) == (unit.tensor, unit.region, unit.number)
+            assert [*one.output.pieces(one.region)] == [*unit.output.pieces(unit.region)]
+            assert pickle.dumps(one) == pickle.dumps(unit)  # another may be sent on
         assert fill(task) == fill(again)
         assert fill(task).nbytes == task.nbytes
     assert {name: entry.shape for name, entry in read(path).items()} == {
@@ -79,8 +79,8 @@ def test_a_task_survives_pickling_and_can_be_done_twice(tmp_path):
 
 def test_a_failed_copy_leaves_what_was_complete_and_nothing_else(tmp_path, monkeypatch):
     def fail_on_rank_2(task):
-        if "rank_2" in task.parts[0].tensor.file.path:
-            raise OSError(errno.EIO, os.strerror(errno.EIO), task.parts[0].tensor.file.path)
+        if "rank_2" in task.units[0].tensor.file.path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), task.units[0].tensor.file.path)
         return fill(task)
 
     monkeypatch.setattr(execute_module, "fill", fail_on_rank_2)
@@ -103,7 +103,7 @@ def test_a_failure_does_not_touch_the_file_that_was_to_be_replaced(tmp_path, mon
     plan, destination = make_plan(tmp_path, overwrite=True)
 
     def fail(task):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), task.parts[0].tensor.file.path)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), task.units[0].tensor.file.path)
 
     monkeypatch.setattr(execute_module, "fill", fail)
     with pytest.raises(ckpttool.ExecutionError, match="No space left on device"):
@@ -274,7 +274,14 @@ def test_many_files_stay_within_the_limit_of_open_files(tmp_path):
     try:
         catalog = ckpttool.scan(str(tmp_path / "src"))
         strategy = ckpttool.read_strategy([str(tmp_path / "s.json")])
-        execute(*ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"), "ckpt"))
+        execute(
+            *ckpttool.plan_merge(
+                catalog,
+                strategy,
+                str(tmp_path / "m.ckpt"),
+                output_options=ckpttool.OutputOptions("ckpt"),
+            )
+        )
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, old)
     assert read(tmp_path / "m.ckpt")["w"].shape == (300, 4)
@@ -309,11 +316,15 @@ def test_an_input_with_the_temporary_name_is_never_overwritten(tmp_path):
     other.symlink_to(source)
     catalog = ckpttool.scan(str(other))
     with pytest.raises(ckpttool.PlanError, match="has the name of the temporary file"):
-        ckpttool.plan_merge(catalog, None, str(tmp_path / "m.ckpt"), "ckpt")
+        ckpttool.plan_merge(
+            catalog, None, str(tmp_path / "m.ckpt"), output_options=ckpttool.OutputOptions("ckpt")
+        )
     link = tmp_path / "z.ckpt.partial"
     link.symlink_to(source)
     with pytest.raises(ckpttool.PlanError, match="is in the way of the temporary file"):
-        ckpttool.plan_merge(catalog, None, str(tmp_path / "z.ckpt"), "ckpt")
+        ckpttool.plan_merge(
+            catalog, None, str(tmp_path / "z.ckpt"), output_options=ckpttool.OutputOptions("ckpt")
+        )
 
 
 @pytest.mark.big

@@ -20,10 +20,11 @@ from ckpttool.execution.executors import default_jobs, open_engine, read_word
 from ckpttool.formats import get_format
 from ckpttool.formats.encryption import read_plain
 from ckpttool.model import manifest
+from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import Block, Ciphertext, Secret, TensorMeta
 from ckpttool.storage.checksums import verify_checksum
-from ckpttool.storage.compare import LookOptions, LookTask, Stored, Stretch, look
+from ckpttool.storage.compare import CompareOptions, CompareTask, CompareUnit, compare_units
 from ckpttool.storage.sampling import digest
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.errors import EXAMPLES
@@ -74,7 +75,9 @@ def test_one_file_is_filled_by_all_threads_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(execute_module, "fill", fill_together)
     monkeypatch.setattr(manifest, "UNIT_BYTES", 1 << 10)  # of which a task writes all or nothing
     catalog = ckpttool.scan(str(source / "m.ckpt"))
-    plan, destination = ckpttool.plan_merge(catalog, None, str(tmp_path / "m.ckpt"), "ckpt")
+    plan, destination = ckpttool.plan_merge(
+        catalog, None, str(tmp_path / "m.ckpt"), output_options=ckpttool.OutputOptions("ckpt")
+    )
     options = ckpttool.CopyOptions(band_bytes=1 << 10, task_bytes=1 << 10)
     with open_engine(f"threads:{workers}") as executor:
         ckpttool.execute(plan, destination, executor, options=options)
@@ -281,8 +284,8 @@ def endless(tmp_path):
 def look_at(index):
     tensor = index.tensors["w"]
     region = Region.whole(tensor.meta.shape)
-    stretch = Stretch("Float32", 4, region, (tuple(Stored(tensor).pieces(region)),))
-    return look(LookTask((stretch,), LookOptions(wants_census=True)))
+    unit = CompareUnit(region, (OutputTensor.copy_of(tensor),))
+    return compare_units(CompareTask((unit,), CompareOptions(wants_counts=True)))
 
 
 def hash_all(index):

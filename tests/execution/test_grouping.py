@@ -57,7 +57,9 @@ def small_units(monkeypatch):
 def transpose(source, folder):
     """Plan to give each rank an eighth of the columns."""
     catalog = ckpttool.scan(str(source))
-    return ckpttool.plan_reshard(catalog, ROWS, COLUMNS, str(folder), "ckpt")
+    return ckpttool.plan_reshard(
+        catalog, ROWS, COLUMNS, str(folder), output_options=ckpttool.OutputOptions("ckpt")
+    )
 
 
 def contents(folder):
@@ -166,7 +168,9 @@ def test_what_lies_beside_a_middle_axis_is_read_once_for_all(tmp_path, bytes_rea
     entries = {"w": noise("w", "Float32", shape)}
     source = write_ranks(tmp_path / "source", cut(entries, rows), "ckpt")
     catalog = ckpttool.scan(str(source))
-    plan, destination = ckpttool.plan_reshard(catalog, rows, inner, str(tmp_path / "out"), "ckpt")
+    plan, destination = ckpttool.plan_reshard(
+        catalog, rows, inner, str(tmp_path / "out"), output_options=ckpttool.OutputOptions("ckpt")
+    )
     bytes_read.clear()
     execute(plan, destination, options=OPTIONS)
     assert sum(bytes_read) < 1.3 * 4 * prod(shape)
@@ -237,7 +241,7 @@ def without_v(outputs):
 def test_a_task_holds_a_unit_of_each_output_however_large_the_tensor_and_small_the_bands():
     for rows in (1024, 1 << 13):
         tasks = cut_up(without_v(outputs_of(rows)))
-        assert {len(task.parts) for task in tasks} == {RANKS}
+        assert {len(task.units) for task in tasks} == {RANKS}
 
 
 @pytest.mark.big
@@ -262,14 +266,14 @@ def test_a_task_ends_also_where_the_units_of_its_outputs_never_do_together():
     assert nbytes == sum(meta.nbytes for output in both for meta in output.metas)
     most = OPTIONS.task_bytes + (len(both) + 1) * manifest.UNIT_BYTES
     assert nbytes > most >= max(task.nbytes for task in tasks)
-    units = {(part.tensor.file.path, part.unit) for task in tasks for part in task.parts}
-    assert len(units) == sum(len(task.parts) for task in tasks)
+    units = {(unit.tensor.file.path, unit.number) for task in tasks for unit in task.units}
+    assert len(units) == sum(len(task.units) for task in tasks)
 
 
 def test_a_task_with_many_pieces_ends_with_the_unit():
     outputs = without_v(outputs_of(64))  # one unit each, of eight pieces
-    assert [len(task.parts) for task in cut_up(outputs)] == [RANKS]
-    assert [len(task.parts) for task in cut_up(outputs, task_pieces=20)] == [3, 3, 2]
+    assert [len(task.units) for task in cut_up(outputs)] == [RANKS]
+    assert [len(task.units) for task in cut_up(outputs, task_pieces=20)] == [3, 3, 2]
 
 
 def test_pieces_are_counted_without_reckoning_them():
@@ -287,14 +291,14 @@ def test_a_task_holds_no_pieces_however_many_slices_fill_a_unit():
         catalog = slice_catalog(columns, dict.fromkeys(columns.layouts, (ranks, ranks)))
         outputs = list(make(catalog, columns, rows))[:8]
         for task in cut_up(outputs):
-            list(task.parts)  # once before, for what is kept of layouts
+            list(task.units)  # once before, for what is kept of layouts
         gc.collect()
         tracemalloc.start()
         tasks = list(cut_up(outputs))
         gc.collect()
         sizes.append(tracemalloc.get_traced_memory()[0])
         tracemalloc.stop()
-        assert sum(len(task.parts) for task in tasks) == 2 * 8
+        assert sum(len(task.units) for task in tasks) == 2 * 8
     assert sizes[1] < sizes[0] + 8192  # a byte for each piece would be 15 KiB more
 
 

@@ -11,6 +11,7 @@ import pytest
 import ckpttool
 from ckpttool.execution import memory
 from ckpttool.execution.execute import CopyOptions
+from ckpttool.execution.executors import RunOptions
 from ckpttool.execution.memory import MIB, fit_memory, peak_bytes
 from ckpttool.formats import get_format
 from ckpttool.model.layout import Layout
@@ -153,12 +154,16 @@ def test_a_budget_is_a_size(tmp_path, words):
 def test_workers_share_the_budget_and_processes_have_memory_of_their_own():
     usual = CopyOptions().band_bytes
     spare = peak_bytes() + memory.RESERVE_BYTES
-    assert fit_memory(spare + 1024 * MIB, "threads:8").band_bytes == usual
-    assert fit_memory(spare + 16 * MIB, "threads:8").band_bytes <= MIB
-    assert fit_memory(spare + 16 * MIB, "inline").band_bytes == usual
-    assert fit_memory(spare + 16 * MIB, "threads:8").max_in_flight == 32
+    assert fit_memory(RunOptions("threads:8", spare + 1024 * MIB)).band_bytes == usual
+    assert fit_memory(RunOptions("threads:8", spare + 16 * MIB)).band_bytes <= MIB
+    assert fit_memory(RunOptions("inline", spare + 16 * MIB)).band_bytes == usual
+    assert fit_memory(RunOptions("threads:8", spare + 16 * MIB)).max_in_flight == 32
     with pytest.raises(ckpttool.PlanError, match="processes:8"):
-        fit_memory(spare + 8 * memory.PROCESS_BYTES, "processes:8")
-    assert fit_memory(spare + 8 * (memory.PROCESS_BYTES + 4 * MIB), "processes:8")
-    assert fit_memory(memory.RESERVE_BYTES + memory.PROCESS_BYTES + 4 * MIB, "mpi").band_bytes
-    assert fit_memory(memory.RESERVE_BYTES + memory.DASK_BYTES + 4 * MIB, "dask:x").band_bytes
+        fit_memory(RunOptions("processes:8", spare + 8 * memory.PROCESS_BYTES))
+    assert fit_memory(RunOptions("processes:8", spare + 8 * (memory.PROCESS_BYTES + 4 * MIB)))
+    assert fit_memory(
+        RunOptions("mpi", memory.RESERVE_BYTES + memory.PROCESS_BYTES + 4 * MIB)
+    ).band_bytes
+    assert fit_memory(
+        RunOptions("dask:x", memory.RESERVE_BYTES + memory.DASK_BYTES + 4 * MIB)
+    ).band_bytes

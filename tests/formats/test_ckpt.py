@@ -115,14 +115,14 @@ def test_files_of_every_kind_are_written_again_byte_for_byte(name, tmp_path):
 
 @pytest.mark.parametrize("path", CHUNKED, ids=lambda path: path.parent.name)
 def test_chunked_tensors_are_written_as_mindspore_chunks_them(path, tmp_path, monkeypatch):
-    monkeypatch.setattr(ckpt, "SLICE_BYTES", 1024)
+    monkeypatch.setattr(ckpt, "MAX_RECORD_BYTES", 1024)
     assert len(ckpt_records(path)) > len(read(path).tensors)
     assert made_again(path, tmp_path) == path.read_bytes()
 
 
 @pytest.mark.parametrize("nbytes", [1, 1023, 1024, 1025, 2048, 3000])
 def test_chunked_tensors_are_read_back_as_created(nbytes, tmp_path, monkeypatch):
-    monkeypatch.setattr(ckpt, "SLICE_BYTES", 1024)
+    monkeypatch.setattr(ckpt, "MAX_RECORD_BYTES", 1024)
     metas = [TensorMeta("a", "Int8", (nbytes,)), TensorMeta("b", "Float32", (3,))]
     created = Ckpt().create(str(tmp_path / "net.ckpt"), metas, {})
     assert len(created.tensors["a"].extents) == -(-nbytes // 1024)
@@ -317,7 +317,7 @@ def test_records_that_make_no_sense_are_errors(write, data, reason):
 
 
 def test_names_have_a_limit(write, monkeypatch):
-    monkeypatch.setattr("ckpttool.formats.ckpt.MAX_NAME_BYTES", 5000)
+    monkeypatch.setattr("ckpttool.formats.wire.MAX_NAME_BYTES", 5000)
     assert list(read(write(record("n" * 5000))).tensors) == ["n" * 5000]
     with pytest.raises(FormatError, match="a name of 5001 bytes; 5000 are the most"):
         read(write(record("n" * 5001)))

@@ -264,7 +264,7 @@ def test_many_names_in_json_are_compared_in_no_time():
 
 
 def test_the_ckpt_format_has_the_slice_size_of_mindspore():
-    assert ckpt.SLICE_BYTES == 536_870_912
+    assert ckpt.MAX_RECORD_BYTES == 536_870_912
 
 
 @pytest.mark.parametrize("size", [1, 1 << 62])

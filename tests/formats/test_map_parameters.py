@@ -140,11 +140,11 @@ def test_large_map_parameters_are_cut_into_records(tmp_path, monkeypatch):
     (tmp_path / "a.ckpt").write_bytes(data)
     index = read_index(str(tmp_path / "a.ckpt"))
     metas = [tensor.meta for tensor in index.tensors.values()]
-    monkeypatch.setattr("ckpttool.formats.ckpt.BLOCK_BYTES", 24)  # one entry has 24
+    monkeypatch.setattr("ckpttool.formats.ckpt.MAX_RECORD_BYTES", 24)  # one entry has 24
     again = Ckpt().create(str(tmp_path / "b.ckpt"), metas, {})
     write_contents(again, read_contents(index))
     assert (tmp_path / "b.ckpt").read_bytes() == data
-    monkeypatch.setattr("ckpttool.formats.ckpt.BLOCK_BYTES", 71)  # two records of two, one
+    monkeypatch.setattr("ckpttool.formats.ckpt.MAX_RECORD_BYTES", 71)  # two records of two, one
     again = Ckpt().create(str(tmp_path / "b.ckpt"), metas, {})
     write_contents(again, read_contents(index))
     assert len(again.tensors[KEYS].extents) == 3

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from ckpttool.model.catalog import MergedCatalog
-from ckpttool.model.plan import Target, cut_into_parts
+from ckpttool.model.plan import Target, Term, cut_into_parts
+from ckpttool.model.region import Region
+from ckpttool.storage.region_io import FlatFiles, read_band
+from ckpttool.transaction.manifest import plan_digest
 from tests.support.checkpoints import ONE_STAGE, catalog_of, slice_catalog, with_names
 from tests.support.in_memory import plan_in_memory
 
@@ -103,3 +107,44 @@ def test_slices_are_joined_in_their_part():
     catalog = slice_catalog(ONE_STAGE, {"w": (4, 2)})
     (output,) = cut_into_parts(merged(catalog, ONE_STAGE), 8, lambda number, count: "p")
     assert [meta.shape for meta in output.metas] == [(4, 2)]
+
+
+def with_transfer(plan, **changes):
+    """A plan of one tensor, something of which is another."""
+    return replace(plan, transfers=(replace(plan.transfers[0], **changes),))
+
+
+def test_outputs_have_the_name_and_type_of_the_target_and_terms_those_of_the_files():
+    plan = with_transfer(merged(whole(w=(2, 4))), name="v", dtype="Float16")
+    ((tensor,),) = (output.tensors for output in plan)
+    assert (tensor.meta.name, tensor.meta.dtype, tensor.meta.itemsize) == ("v", "Float16", 2)
+    assert (tensor.source.meta.name, tensor.stored_itemsize) == ("w", 4)
+    assert plan.sizes == {0: 16}
+
+
+@pytest.mark.parametrize(("count", "weight", "reason"), [(2, 1, "2 terms"), (1, 0.5, "weight 0.5")])
+def test_a_tensor_is_copied_from_one_term(count, weight, reason):
+    plan = merged(whole(w=(2, 4)))
+    term = Term(plan.transfers[0].source, weight)
+    with pytest.raises(AssertionError, match=reason):
+        list(with_transfer(plan, terms=(term,) * count))
+
+
+def test_bytes_of_another_type_are_not_copied():
+    ((tensor,),) = (o.tensors for o in with_transfer(merged(whole(w=(2,))), dtype="Int32"))
+    with pytest.raises(AssertionError, match="needs a cast"), FlatFiles(64) as files:
+        read_band(files, tensor, Region((0,), (2,)), np.empty((2, 4), np.uint8))
+
+
+def test_the_digest_tells_names_types_and_terms():
+    plan = merged(whole(w=(2, 4)))
+    (transfer,) = plan.transfers
+    others = [
+        {"name": "v"},
+        {"dtype": "Float16"},
+        {"terms": (Term(transfer.source, 0.5),)},
+        {"terms": transfer.terms * 2},
+    ]
+    plans = [plan, *(with_transfer(plan, **change) for change in others)]
+    assert len({plan_digest(one) for one in plans}) == len(plans)
+    assert plan_digest(with_transfer(plan)) == plan_digest(plan)

@@ -63,11 +63,15 @@ def checkpoint(folder, ranks, tensors):
     return catalog_on_disk(folder / "src", held)
 
 
-def merge(folder, catalog, names, **more):
+def merge(folder, catalog, names, overwrite=False, **more):
     count = len(catalog.files)
     strategy = join_stages({0: {name: Layout((count,), ((), ())) for name in names}})
     plan, destination = ckpttool.plan_merge(
-        catalog, strategy, str(folder / "m.ckpt"), "ckpt", **more
+        catalog,
+        strategy,
+        str(folder / "m.ckpt"),
+        ckpttool.ResolveOptions(**more),
+        ckpttool.OutputOptions("ckpt", overwrite=overwrite),
     )
     ckpttool.execute(plan, destination)
     return read(folder / "m.ckpt"), [note.code for note in plan.notes]
@@ -190,7 +194,9 @@ def test_a_hidden_shard_is_found_below_the_largest_tensors_with_ranks_missing(tm
     layout = Layout((4,), ((), ()))
     catalog = ckpttool.scan(str(tmp_path / "src"))
     strategy = join_stages({0: dict.fromkeys(tensors, layout)})
-    plan, destination = ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"), "ckpt")
+    plan, destination = ckpttool.plan_merge(
+        catalog, strategy, str(tmp_path / "m.ckpt"), output_options=ckpttool.OutputOptions("ckpt")
+    )
     ckpttool.execute(plan, destination)
     assert read(tmp_path / "m.ckpt")["w"] == tensors["w"][0]
 
@@ -296,7 +302,13 @@ def test_a_shard_above_the_replicas_of_a_tensor_is_all_of_them(tmp_path):
     whole, half = Layout((8,), ((), ())), Layout((4, 2), ((), (0,)))
     strategy = join_stages({0: {"w": whole, "b": half, "z": half}})
     out = str(tmp_path / "m.ckpt")
-    plan, destination = ckpttool.plan_merge(catalog, strategy, out, "ckpt", optimizer_shard=8)
+    plan, destination = ckpttool.plan_merge(
+        catalog,
+        strategy,
+        out,
+        resolve_options=ckpttool.ResolveOptions(optimizer_shard=8),
+        output_options=ckpttool.OutputOptions("ckpt"),
+    )
     ckpttool.execute(plan, destination)
     merged = read(tmp_path / "m.ckpt")
     assert (merged["w"].shape, merged["z"].shape) == ((8, 3), (8, 4))
@@ -314,7 +326,11 @@ def test_a_shard_above_the_replicas_of_every_tensor_is_all_of_them(tmp_path, sai
     for shard in (said, 2):
         out = str(tmp_path / f"{shard}.ckpt")
         plan, destination = ckpttool.plan_merge(
-            catalog, strategy, out, "ckpt", optimizer_shard=shard
+            catalog,
+            strategy,
+            out,
+            resolve_options=ckpttool.ResolveOptions(optimizer_shard=shard),
+            output_options=ckpttool.OutputOptions("ckpt"),
         )
         ckpttool.execute(plan, destination)
         merged = read(tmp_path / f"{shard}.ckpt")
@@ -339,7 +355,13 @@ def test_a_tensor_whose_replicas_the_shard_does_not_divide_is_whole(tmp_path):
     whole, half = Layout((12,), ((), ())), Layout((6, 2), ((), (0,)))  # of half six replicas
     strategy = join_stages({0: {"w": whole, "b": half, "z": half, "o": whole}})
     out = str(tmp_path / "m.ckpt")
-    plan, destination = ckpttool.plan_merge(catalog, strategy, out, "ckpt", optimizer_shard=4)
+    plan, destination = ckpttool.plan_merge(
+        catalog,
+        strategy,
+        out,
+        resolve_options=ckpttool.ResolveOptions(optimizer_shard=4),
+        output_options=ckpttool.OutputOptions("ckpt"),
+    )
     ckpttool.execute(plan, destination)
     merged = read(tmp_path / "m.ckpt")
     assert (merged["w"], merged["b"]) == (w, b)
@@ -470,7 +492,11 @@ def partial(folder, ranks, tensors, lost):
 def merge_of(folder, catalog, names, count, **more):
     strategy = join_stages({0: {name: Layout((count,), ((), ())) for name in names}})
     plan, destination = ckpttool.plan_merge(
-        catalog, strategy, str(folder / "m.ckpt"), "ckpt", **more
+        catalog,
+        strategy,
+        str(folder / "m.ckpt"),
+        ckpttool.ResolveOptions(**more),
+        ckpttool.OutputOptions("ckpt"),
     )
     ckpttool.execute(plan, destination)
     return read(folder / "m.ckpt")

@@ -161,7 +161,10 @@ def test_the_python_interface_has_the_choice_too(tmp_path):
     catalog, target = ckpttool.scan(str(CASE / "src")), str(CASE / "dst_strategy.ckpt")
     strategies = [ckpttool.read_strategy([str(WORDS[1])]), ckpttool.read_strategy([target])]
     plan, _ = ckpttool.plan_reshard(
-        catalog, *strategies, str(tmp_path / "out"), not_in_target="drop"
+        catalog,
+        *strategies,
+        str(tmp_path / "out"),
+        output_options=ckpttool.OutputOptions(not_in_target="drop"),
     )
     assert plan.not_listed.sizes["dropped"] == (24, 29056)
 
@@ -256,7 +259,13 @@ def test_merge_and_split_give_what_reshard_gives(move, choice):
 
 
 @pytest.mark.parametrize(
-    "case", ["seed001_fc_4_to_2", "pipeline_2x4_to_4x2", "optshard_size2_adam_8_to_4", "tp_conv_4d"]
+    "case",
+    [
+        "pipeline_2x4_to_4x2",
+        pytest.param("seed001_fc_4_to_2", marks=pytest.mark.exhaustive),
+        pytest.param("optshard_size2_adam_8_to_4", marks=pytest.mark.exhaustive),
+        pytest.param("tp_conv_4d", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_real_checkpoints_go_the_same_on_both_ways(tmp_path, case):
     folder, random = GOLDEN / case, Random(case)

@@ -45,12 +45,17 @@ def test_what_is_asked_for_counts_where_the_name_promises_nothing(path, asked, c
     [
         ("m.ckpt", {"format": "hdf5"}, "ends like ckpt, but --format says hdf5"),
         ("m.pth", {}, "no format has this ending"),
-        ("m.safetensors", {"max_part_bytes": 1000}, "ends like a file"),
+        ("m.safetensors", {"max_shard_bytes": 1000}, "ends like a file"),
     ],
 )
 def test_a_name_that_promises_another_format_is_refused(path, how, reason, tmp_path):
     with pytest.raises(ckpttool.PlanError, match=reason):
-        ckpttool.plan_merge(ckpttool.scan(str(SOURCE)), None, str(tmp_path / path), **how)
+        ckpttool.plan_merge(
+            ckpttool.scan(str(SOURCE)),
+            None,
+            str(tmp_path / path),
+            output_options=ckpttool.OutputOptions(**how),
+        )
     assert not [*tmp_path.iterdir()]
 
 

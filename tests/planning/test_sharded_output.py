@@ -35,9 +35,7 @@ def plan(out, limit=10_000, **how):
         ckpttool.scan(str(CASE / "src")),
         ckpttool.read_strategy([str(CASE / "src_strategy.ckpt")]),
         str(out),
-        "safetensors",
-        max_part_bytes=limit,
-        **how,
+        output_options=ckpttool.OutputOptions("safetensors", max_shard_bytes=limit, **how),
     )
 
 
@@ -245,8 +243,8 @@ def test_a_run_that_fails_leaves_no_index(tmp_path, monkeypatch, overwrite):
         assert merge(tmp_path).exit_code == 0
 
     def fail_on_the_third(task):
-        if "00003" in task.parts[0].tensor.file.path:
-            raise OSError(errno.EIO, os.strerror(errno.EIO), task.parts[0].tensor.file.path)
+        if "00003" in task.units[0].tensor.file.path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), task.units[0].tensor.file.path)
         return fill(task)
 
     work, destination = plan(tmp_path, overwrite=overwrite)

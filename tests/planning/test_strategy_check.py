@@ -20,7 +20,9 @@ def held_by(folder, text):
 
 def warnings(folder, catalog, layout):
     strategy = join_stages({0: {"w": layout}})
-    plan, _ = ckpttool.plan_merge(catalog, strategy, str(folder / "m.ckpt"), "ckpt")
+    plan, _ = ckpttool.plan_merge(
+        catalog, strategy, str(folder / "m.ckpt"), output_options=ckpttool.OutputOptions("ckpt")
+    )
     return [note.text for note in plan.notes if is_warning(note)]
 
 
@@ -58,13 +60,21 @@ def test_ranks_that_all_hold_the_same_wherever_the_strategy_cuts_are_refused(tmp
     said = r"^w: all ranks hold the same .*\(w: slices of \(32, 32\) would make \(32, 128\)\).*"
     said += "integrated_save=True.* merge --replicated, or split --replicated; --trust-strategy"
     with pytest.raises(ckpttool.PlanError, match=said):
-        ckpttool.plan_merge(catalog, strategy, place, "ckpt")
-    ckpttool.plan_merge(catalog, strategy, place, "ckpt", trust_strategy=True)
+        ckpttool.plan_merge(catalog, strategy, place, output_options=ckpttool.OutputOptions("ckpt"))
+    ckpttool.plan_merge(
+        catalog,
+        strategy,
+        place,
+        resolve_options=ckpttool.ResolveOptions(trust_strategy=True),
+        output_options=ckpttool.OutputOptions("ckpt"),
+    )
 
 
 def test_one_tensor_of_which_slices_differ_speaks_for_the_strategy(tmp_path):
     catalog, strategy = all_the_same(tmp_path, u=lambda rank: noise(f"u{rank}", "Int32", (4, 3)))
-    plan, _ = ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"), "ckpt")
+    plan, _ = ckpttool.plan_merge(
+        catalog, strategy, str(tmp_path / "m.ckpt"), output_options=ckpttool.OutputOptions("ckpt")
+    )
     (warning,) = [note.text for note in plan.notes if is_warning(note)]
     assert warning.endswith("use --replicated: w")
 
@@ -78,7 +88,11 @@ def test_where_ranks_are_missing_as_well_it_is_an_error(tmp_path):
         warnings(tmp_path, catalog, halves)
     strategy = join_stages({0: {"w": halves}})
     plan, _ = ckpttool.plan_merge(
-        catalog, strategy, str(tmp_path / "m.ckpt"), "ckpt", trust_strategy=True
+        catalog,
+        strategy,
+        str(tmp_path / "m.ckpt"),
+        resolve_options=ckpttool.ResolveOptions(trust_strategy=True),
+        output_options=ckpttool.OutputOptions("ckpt"),
     )
     assert any("contents were not looked at" in note.text for note in plan.notes)
 
@@ -94,7 +108,9 @@ def test_one_such_tensor_among_others_is_enough(tmp_path):
     }
     catalog = catalog_on_disk(tmp_path / "src", held)
     strategy = join_stages({0: dict.fromkeys(held[0], COLUMNS)})
-    plan, _ = ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"), "ckpt")
+    plan, _ = ckpttool.plan_merge(
+        catalog, strategy, str(tmp_path / "m.ckpt"), output_options=ckpttool.OutputOptions("ckpt")
+    )
     (warning,) = [note.text for note in plan.notes if is_warning(note)]
     assert warning.endswith("use --replicated: v")
 
@@ -133,7 +149,9 @@ def test_stages_that_cut_what_they_share_in_other_ways_are_compared(tmp_path, la
         src = write_ranks(tmp_path / f"src{change}", held, "ckpt")
         strategy = join_stages({0: {"e": rows}, 1: {"e": layout}})
         out = str(tmp_path / "m.ckpt")
-        return ckpttool.plan_merge(ckpttool.scan(str(src)), strategy, out, "ckpt")
+        return ckpttool.plan_merge(
+            ckpttool.scan(str(src)), strategy, out, output_options=ckpttool.OutputOptions("ckpt")
+        )
 
     plan(0)
     fact = "e: the strategy says that the stages of ranks 0, 1 and of ranks 2, 3 hold the same"
@@ -146,4 +164,6 @@ def test_gradients_of_stages_are_each_its_own(tmp_path):
     catalog = catalog_on_disk(tmp_path / "src", held)
     layouts = {"accu_grads.e": Layout((1,), ((),))}
     strategy = join_stages({0: layouts, 1: layouts})
-    ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"), "ckpt")
+    ckpttool.plan_merge(
+        catalog, strategy, str(tmp_path / "m.ckpt"), output_options=ckpttool.OutputOptions("ckpt")
+    )

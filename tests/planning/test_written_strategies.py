@@ -15,7 +15,7 @@ import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.strategy_files.reader import read_strategy
 from tests.support.checkpoints import cut, noise, strategy_of, write_file, write_ranks
-from tests.support.commands import files_below, message, run, run_well
+from tests.support.commands import files_below, message, run, run_well, verify_document
 from tests.support.corpus import GOLDEN, SAMPLES
 from tests.support.damage import flip_byte
 from tests.support.executors import CASE, contents, ordered_words, reshard_words
@@ -363,25 +363,41 @@ def test_plans_of_the_library_write_it_too(tmp_path):
     src, dst = (read_strategy(str(CASE / f"{side}_strategy.ckpt")) for side in ("src", "dst"))
     place = str(tmp_path / "s.ckpt")
     plan, destination = ckpttool.plan_reshard(
-        catalog, src, dst, str(tmp_path / "out"), strategy_path=place
+        catalog,
+        src,
+        dst,
+        str(tmp_path / "out"),
+        output_options=ckpttool.OutputOptions(strategy_path=place),
     )
     assert [document.path for document in plan.documents] == [place]
     assert not os.path.lexists(place)
     ckpttool.execute(plan, destination)
     assert read_strategy(place).layouts == dst.layouts
     with pytest.raises(ckpttool.PlanError, match=r"taken for JSON"):
-        ckpttool.plan_reshard(catalog, src, dst, str(tmp_path / "new"), strategy_path="s.json")
+        ckpttool.plan_reshard(
+            catalog,
+            src,
+            dst,
+            str(tmp_path / "new"),
+            output_options=ckpttool.OutputOptions(strategy_path="s.json"),
+        )
     odd = replace(dst, stages=2)
     with pytest.raises(ckpttool.StrategyError, match="no parameter of stage 1"):
-        ckpttool.plan_reshard(catalog, src, odd, str(tmp_path / "new"), strategy_path=place + "2")
+        ckpttool.plan_reshard(
+            catalog,
+            src,
+            odd,
+            str(tmp_path / "new"),
+            output_options=ckpttool.OutputOptions(strategy_path=place + "2"),
+        )
 
 
 # ------------------------------------------------------------------------------ verify
 
 
 def findings_of(folder, *more):
-    """The texts of the findings of kind manifest, and of the notes on what was skipped."""
-    document = json.loads(run("verify", folder, "--json", *more).stdout)
+    """Return the texts of the findings of kind manifest, and of the notes on what was skipped."""
+    document = verify_document(folder, *more)
     assert {one["kind"] for one in document["findings"]} <= {"manifest"}
     skipped = [one["text"] for one in document["notes"] if one["kind"] == "skipped"]
     return [one["text"] for one in document["findings"]], skipped

@@ -193,7 +193,7 @@ def test_what_was_summed_while_it_was_written_is_not_read(form, left_out, tmp_pa
     """The contents are taken out of the file again, but for what was not summed."""
     metas = [*METAS, TensorMeta("long", "Int8", (1000,))]
     index = replace(make(tmp_path / f"net.{form}", metas), stamps={})
-    sums = checksums.Sums()
+    sums = checksums.RunningCrc()
     data = bytearray(Path(index.path).read_bytes())
     for tensor in sorted(index.tensors.values(), key=lambda tensor: tensor.meta.shape):
         for extent in tensor.extents:
@@ -331,8 +331,7 @@ def test_every_engine_seals_with_the_same_checksum(form, tmp_path):
             ckpttool.read_strategy([str(case / "src_strategy.ckpt")]),
             ckpttool.read_strategy([str(case / "dst_strategy.ckpt")]),
             str(folder),
-            form,
-            crc=True,
+            output_options=ckpttool.OutputOptions(form, crc=True),
         )
         moved = []
         with ckpttool.open_engine(engine) as executor:
@@ -372,7 +371,9 @@ def test_hdf5_has_no_place_for_a_checksum(words, tmp_path, monkeypatch):
     assert "inspect --crc" in told(result)
     catalog = ckpttool.scan(str(source))
     with pytest.raises(ckpttool.PlanError, match="HDF5 has no place"):
-        ckpttool.plan_merge(catalog, None, "out.h5", crc=True)
+        ckpttool.plan_merge(
+            catalog, None, "out.h5", output_options=ckpttool.OutputOptions(crc=True)
+        )
     assert not files_below(tmp_path)
 
 

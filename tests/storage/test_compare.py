@@ -13,11 +13,16 @@ from hypothesis import strategies as st
 import ckpttool
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.plan import OutputTensor
-from ckpttool.model.region import Region
 from ckpttool.model.strategy import Strategy
 from ckpttool.planning.replicas import examine_slices, find_difference, slices_of
 from ckpttool.planning.sources import find_sources
-from ckpttool.storage.compare import Difference, Facts, LookOptions, Subject, Tolerance, examine
+from ckpttool.storage.compare import (
+    CompareOptions,
+    TensorDelta,
+    TensorStats,
+    Tolerance,
+    compare_tensors,
+)
 from tests.oracle import take
 from tests.strategies import as_stored, examples, moves, table_moves
 from tests.support.checkpoints import cut, oracle, write_ranks
@@ -33,9 +38,9 @@ KINDS = ["Bool", "Int8", "Int64", "UInt64", "BFloat16", "Float16", "Float32", "F
 def options(draw, tolerance=None):
     """Bands from one element on, and tasks that end within tensors."""
     sizes = st.sampled_from([1, 7, 24, 100, 1 << 20])
-    return LookOptions(
+    return CompareOptions(
         tolerance,
-        wants_census=True,
+        wants_counts=True,
         wants_hashes=draw(st.booleans()),
         band_bytes=draw(sizes),
         task_bytes=draw(sizes),
@@ -150,7 +155,7 @@ def expected_difference(a, b, tolerance):
             }
             counted = [i for i, pair in pairs.items() if not is_same(*pair) and not near[i]]
     first = np.unravel_index(counted[0], a.shape) if counted else None
-    return Difference(
+    return TensorDelta(
         len(counted),
         same,
         max(distances, default=None),
@@ -165,13 +170,13 @@ def expected_facts(entry, differences):
     values = numbers(entry)
     count = math.prod(entry.shape)
     if values is None:
-        return Facts(count, is_zero=not any(entry.data), differences=differences)
+        return TensorStats(count, is_zero=not any(entry.data), differences=differences)
     nans = [i for i, x in enumerate(values) if any(part != part for part in parts(x))]
     infs = [i for i, x in enumerate(values) if any(abs(part) == math.inf for part in parts(x))]
     first = [tuple(map(int, np.unravel_index(f[0], entry.shape))) if f else None
              for f in (nans, infs)]  # fmt: skip
     zero = all(x == 0 for x in values)
-    return Facts(count, len(nans), len(infs), *first, zero, differences)
+    return TensorStats(count, len(nans), len(infs), *first, zero, differences)
 
 
 def expected_hashes(*entries):
@@ -197,7 +202,7 @@ def whole(catalog, strategy, name):
     sources = find_sources(catalog, strategy, {}, "first")
     assert not sources.problems
     (source,) = (source for source in sources.found if source.meta.name == name)
-    return OutputTensor(source.meta, Region.whole(source.meta.shape), source)
+    return OutputTensor.full(source)
 
 
 def check_comparison(folder, move, data, tolerance):
@@ -210,14 +215,11 @@ def check_comparison(folder, move, data, tolerance):
     write_ranks(folder / "b", cut(other, move.dst), formats[1])
     a, b = (ckpttool.scan(str(folder / side)) for side in ("a", "b"))
     names = [name for name in mine if name in src.layouts and name in dst.layouts]
-    subjects = []
-    for name in names:
-        readings = whole(a, src, name), whole(b, dst, name)
-        subjects.append((name, Subject(readings[0].meta, readings)))
+    tensors = [(name, (whole(a, src, name), whole(b, dst, name))) for name in names]
     engine = data.draw(st.sampled_from(["inline", "threads:2"]))
     look = data.draw(options(tolerance))
     with ckpttool.open_engine(engine) as executor:
-        found = list(examine(subjects, executor, look))
+        found = list(compare_tensors(tensors, executor, look))
     assert [name for name, _ in found] == names
     for name, facts in found:
         difference = expected_difference(mine[name], other[name], tolerance)
@@ -329,8 +331,8 @@ def test_elements_far_into_a_band_are_located(tmp_path):
         write_ranks(tmp_path / side, {0: {"w": entry_of(full)}}, "ckpt")
     a, b = (whole(ckpttool.scan(str(tmp_path / side)), SINGLE, "w") for side in ("a", "b"))
     with ckpttool.open_engine("inline") as executor:
-        subjects = [("w", Subject(a.meta, (a, b)))]
-        ((_, facts),) = examine(subjects, executor, LookOptions(wants_census=True))
+        tensors = [("w", (a, b))]
+        ((_, facts),) = compare_tensors(tensors, executor, CompareOptions(wants_counts=True))
     assert (facts.nans, facts.first_nan) == (1, (0, 70_000))
     assert (facts.infinities, facts.first_infinity) == (1, (2, 80_000))
     (difference,) = facts.differences
@@ -343,21 +345,21 @@ def test_zeros_in_front_do_not_make_a_tensor_zero(tmp_path):
         data[at] = 1
         write_ranks(tmp_path, {0: {"w": entry_of(data)}}, "ckpt")
         reading = whole(ckpttool.scan(str(tmp_path)), SINGLE, "w")
-        options = LookOptions(wants_census=True, band_bytes=16, task_bytes=100)
+        options = CompareOptions(wants_counts=True, band_bytes=16, task_bytes=100)
         with ckpttool.open_engine("inline") as executor:
-            ((_, facts),) = examine([("w", Subject(reading.meta, [reading]))], executor, options)
+            ((_, facts),) = compare_tensors([("w", [reading])], executor, options)
         assert not facts.is_zero
 
 
 def test_facts_of_stretches_add_up():
-    one = Difference(1, 1, 2.0, None, (0, 3), True, b"x")
-    two = Difference(2, 0, 1.0, 0.5, (1, 0), True, b"y")
-    assert one.then(two).first == (0, 3)
-    assert (one.then(two).max_abs, one.then(two).max_rel) == (2.0, 0.5)
-    assert one.then(Difference()) == one
-    assert Difference().then(two) == two
-    assert one.then(two).content != two.then(one).content
-    assert one.then(two).content not in (b"", b"x", b"y")
+    one = TensorDelta(1, 1, 2.0, None, (0, 3), True, b"x")
+    two = TensorDelta(2, 0, 1.0, 0.5, (1, 0), True, b"y")
+    assert one.merged(two).first == (0, 3)
+    assert (one.merged(two).max_abs, one.merged(two).max_rel) == (2.0, 0.5)
+    assert one.merged(TensorDelta()) == one
+    assert TensorDelta().merged(two) == two
+    assert one.merged(two).content != two.merged(one).content
+    assert one.merged(two).content not in (b"", b"x", b"y")
 
 
 def test_a_caller_that_stops_early_cancels_what_has_not_begun(tmp_path):
@@ -367,6 +369,6 @@ def test_a_caller_that_stops_early_cancels_what_has_not_begun(tmp_path):
     sources = find_sources(catalog, SINGLE, {}, "first").found
     with ckpttool.open_engine("threads:1") as executor:
         slices = (one for source in sources for one in slices_of(source))
-        found = examine_slices(slices, executor, LookOptions(task_bytes=1, max_in_flight=8))
+        found = examine_slices(slices, executor, CompareOptions(task_bytes=1, max_in_flight=8))
         next(found)
         found.close()

@@ -12,14 +12,14 @@ from hypothesis.extra import numpy as arrays
 
 from ckpttool.model.dtypes import DTYPES
 from ckpttool.storage.numbers import (
-    Census,
+    NonfiniteCount,
+    count_nonfinite,
     decode,
     find_differing,
     find_distances,
     find_magnitudes,
     find_same_numbers,
-    pick,
-    take_census,
+    take,
 )
 from tests.strategies import examples
 from tests.support.readers import NUMPY_TYPES
@@ -97,14 +97,14 @@ def test_small_floats_have_the_values_that_other_programs_give_them(dtype, known
     [("Float8E4M3FN", 2, 0), ("Float8E5M2", 6, 2), ("HiFloat8", 1, 2)],
 )
 def test_a_census_of_all_bytes_finds_every_nan_and_infinity(dtype, nans, infinities):
-    census = take_census(decode(BYTES, dtype))
-    assert census[:2] == (nans, infinities)
+    counts = count_nonfinite(decode(BYTES, dtype))
+    assert counts[:2] == (nans, infinities)
 
 
 @pytest.mark.parametrize("dtype", ["Bool", "Int8", "UInt64"])
 def test_integers_are_always_numbers(dtype):
     ones = np.full(8 * DTYPES[dtype].itemsize, 255, np.uint8)
-    assert take_census(decode(ones, dtype)) == Census(0, 0, None, None)
+    assert count_nonfinite(decode(ones, dtype)) == NonfiniteCount(0, 0, None, None)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -118,13 +118,13 @@ def test_a_census_is_what_counting_one_by_one_gives(dtype, data):
     nans = [i for i, pair in enumerate(parts) if any(map(math.isnan, pair))]
     infinities = [i for i, pair in enumerate(parts) if any(map(math.isinf, pair))]
     first = [found[0] if found else None for found in (nans, infinities)]
-    assert take_census(numbers) == Census(len(nans), len(infinities), *first)
+    assert count_nonfinite(numbers) == NonfiniteCount(len(nans), len(infinities), *first)
 
 
 def test_a_complex_number_counts_if_one_of_its_parts_does():
     numbers = decode(raw(1, complex(0, math.nan), complex(math.inf, 0), dtype="Complex64"),
                      "Complex64")  # fmt: skip
-    assert take_census(numbers) == Census(1, 1, 1, 2)
+    assert count_nonfinite(numbers) == NonfiniteCount(1, 1, 1, 2)
 
 
 @pytest.mark.parametrize("itemsize", [1, 2, 4, 8, 16])
@@ -141,7 +141,7 @@ def test_elements_differ_if_one_of_their_bytes_does(itemsize, data):
     want = sorted({at // itemsize for at in changed})
     differing = np.flatnonzero(find_differing(a, b, itemsize))
     assert list(differing) == want
-    for data_, picked in ((a, pick(a, differing, itemsize)), (b, pick(b, differing, itemsize))):
+    for data_, picked in ((a, take(a, differing, itemsize)), (b, take(b, differing, itemsize))):
         rows = data_.reshape(-1, itemsize)[want]
         assert picked.tobytes() == rows.tobytes()
 

@@ -19,9 +19,10 @@ from ckpttool.execution.execute import execute
 from ckpttool.execution.executors import open_engine
 from ckpttool.formats import read_index
 from ckpttool.formats.encryption import find_forged
-from ckpttool.model.tensors import SourceStamp
+from ckpttool.model.plan import OutputTensor
+from ckpttool.model.tensors import FileStamp
 from ckpttool.storage.checksums import compute_checksum
-from ckpttool.storage.compare import Stored, Subject, examine
+from ckpttool.storage.compare import compare_tensors
 from ckpttool.storage.sampling import digest, nearness, take_samples, unit_digests
 from tests.support.checkpoints import noise, write_ranks
 from tests.support.commands import message, run
@@ -124,7 +125,7 @@ READERS = {
     "hashes": lambda tensor: unit_digests(tensor, 1 << 20),
     "nearness": lambda tensor: nearness(tensor, tensor),
     "comparison": lambda tensor: list(
-        examine([(0, Subject(tensor.meta, [Stored(tensor)]))], InlineExecutor(), None, None)
+        compare_tensors([(0, [OutputTensor.copy_of(tensor)])], InlineExecutor())
     ),
 }
 
@@ -174,7 +175,7 @@ def test_the_stamp_is_that_of_the_file_whose_header_was_read(format, tmp_path, m
     monkeypatch.setattr(formats, "_find_format", find)
     index = read_index(str(path))
     there = next((tmp_path / "b").glob("rank_3/*")).stat()
-    stamp = SourceStamp(there.st_size, there.st_mtime_ns, there.st_ctime_ns, there.st_ino)
+    stamp = FileStamp(there.st_size, there.st_mtime_ns, there.st_ctime_ns, there.st_ino)
     assert index.stamps == {str(path): stamp}
     assert {tensor.file.stamp for tensor in index.tensors.values()} == {stamp}
 

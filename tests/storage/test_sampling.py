@@ -14,7 +14,7 @@ from tests.support.file_bytes import content, write_contents
 @pytest.mark.parametrize("buffer_bytes", [1, 7, 100, 1 << 20])
 @pytest.mark.parametrize("shape", [(), (0, 3), (3,), (40, 5)])
 def test_a_digest_is_the_sha256_of_the_bytes(tmp_path, monkeypatch, shape, buffer_bytes):
-    monkeypatch.setattr(ckpt, "SLICE_BYTES", 64)  # several extents
+    monkeypatch.setattr(ckpt, "MAX_RECORD_BYTES", 64)  # several extents
     path = str(tmp_path / "net.ckpt")
     index = Ckpt().create(
         path, [TensorMeta("v", "Int8", (9,)), TensorMeta("w", "Float32", shape)], {}

@@ -32,7 +32,7 @@ COMMON = {
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Entry]) -> None:
-    """A file with these tensors, contents in the order of the names."""
+    """Write a file with these tensors, contents in the order of the names."""
     header, data = {"__metadata__": {"format": "ms"}}, b""
     for name, entry in sorted(tensors.items()):
         span = [len(data), len(data) + len(entry.data)]
@@ -43,7 +43,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, Entry]) -> None:
 
 
 def slice_number(layout: OracleLayout, rank: int) -> int:
-    """The number of the slice that a rank holds, counted through the flattened tensor map."""
+    """Return the number of the slice of a rank, counted through the flattened tensor map."""
     matrix = layout.device_matrix
     coords = np.unravel_index(rank - layout.first_rank, matrix) if matrix else ()
     number = 0
@@ -54,7 +54,7 @@ def slice_number(layout: OracleLayout, rank: int) -> int:
 
 
 def spell(layout: OracleLayout) -> dict[str, object]:
-    """A layout as ``mindspore.parallel.Layout.to_dict`` gives it."""
+    """Return a layout as ``mindspore.parallel.Layout.to_dict`` gives it."""
     spelled = {0: lambda axes: -1, 1: lambda axes: axes[0]}
     return {
         "device_matrix": list(layout.device_matrix),
@@ -86,7 +86,7 @@ class Save:
     has_rank_groups: bool = True  # since 1.9
 
     def held(self, rank: int) -> dict[str, int]:
-        """The parameters of the metadata that a rank has, and the numbers of its slices."""
+        """Return the listed parameters that a rank has, and the numbers of its slices."""
         held = dict.fromkeys(self.uncut, 0)
         for name, layouts in self.layouts.items():
             for layout in layouts:
@@ -95,7 +95,7 @@ class Save:
         return {name: held[name] for name in self.entries if name in held}
 
     def slice_of(self, name: str, rank: int) -> Entry | None:
-        """What a rank has of a tensor."""
+        """Return what a rank has of a tensor."""
         entry = self.entries[name]
         for layout in self.layouts.get(self.like.get(name, name), ()):
             if rank in layout.ranks:
@@ -105,7 +105,7 @@ class Save:
         return entry if is_everywhere else None
 
     def write(self, folder: Path) -> dict[str, object]:
-        """Write the files, ``metadata.json`` and ``common.json``; the metadata is returned."""
+        """Write the files, ``metadata.json`` and ``common.json``; return the metadata."""
         folder.mkdir(parents=True, exist_ok=True)
         places = self._balanced() if self.remove_redundancy else self._everywhere()
         contents: dict[str, dict[str, Entry]] = {}
@@ -130,7 +130,7 @@ class Save:
         return metadata
 
     def write_root(self, root: Path, iteration: int = 1, word: str = "iteration") -> Path:
-        """The same, in a folder of its iteration, which is the last complete one then."""
+        """Write the same in a folder of its iteration, which is then the last complete one."""
         folder = root / f"{word}_{iteration:08d}"
         self.write(folder)
         (root / "latest_checkpointed_iteration.txt").write_text(str(iteration))
@@ -178,7 +178,7 @@ class Save:
         }
 
     def _everywhere(self) -> list[tuple[str, int, int, str]]:
-        """Name, slice number, rank and file of everything, each rank saving all it has."""
+        """Yield name, slice number, rank and file of all slices; each rank saves all it has."""
         return [
             (name, number, rank, self._file(name, rank, self.ranks))
             for rank in range(self.ranks)
@@ -186,7 +186,7 @@ class Save:
         ]
 
     def _balanced(self) -> list[tuple[str, int, int, str]]:
-        """The same, each slice saved by one rank."""
+        """Yield the same; one rank saves each slice."""
         places = []
         for is_optimizer in (False, True):
             ranks_of: dict[str, list[int]] = {}
@@ -225,7 +225,7 @@ class Save:
 
 
 def parts_of(layout: OracleLayout | None, ndim: int) -> list[int]:
-    """Slices along each axis."""
+    """Return the number of slices along each axis."""
     if layout is None:
         return [1] * ndim
     return [math.prod(layout.device_matrix[-1 - a] for a in axes) for axes in layout.tensor_map]

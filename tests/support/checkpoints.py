@@ -26,7 +26,7 @@ WHOLE = Layout((2, 2), ((), ()))
 
 
 def stored(meta: TensorMeta, path: str = "net.ckpt") -> StoredTensor:
-    """A tensor whose bytes lie somewhere in its file."""
+    """Return a tensor whose bytes lie somewhere in its file."""
     extents = (Extent(64, meta.nbytes),) if meta.text is None and meta.nbytes else ()
     return StoredTensor(meta, StoredFile(path), extents)
 
@@ -34,7 +34,7 @@ def stored(meta: TensorMeta, path: str = "net.ckpt") -> StoredTensor:
 def catalog_of(
     ranks: Mapping[int, Mapping[str, Shape | tuple[str, Shape] | str]], root: str = "run"
 ) -> Catalog:
-    """A catalog of headers: rank to name to shape, or dtype and shape, or the text of a string."""
+    """Return a catalog of headers: rank to name to shape, dtype and shape, or text."""
     files = {}
     for rank, tensors in sorted(ranks.items()):
         metas = []
@@ -52,12 +52,12 @@ def catalog_of(
 
 
 def strategy_of(*stages: Mapping[str, Layout]) -> Strategy:
-    """A strategy of these stages, in order."""
+    """Return a strategy of these stages, in order."""
     return join_stages(dict(enumerate(stages)), ("src.ckpt",))
 
 
 def slice_catalog(strategy: Strategy, shapes: Mapping[str, Shape]) -> Catalog:
-    """The catalog of a checkpoint that a strategy describes, given the full shapes."""
+    """Return the catalog of a checkpoint that a strategy describes, given the full shapes."""
     ranks: dict[int, dict[str, Shape]] = {rank: {} for rank in strategy.ranks}
     for name, layouts in strategy.layouts.items():
         for layout in layouts:
@@ -67,7 +67,7 @@ def slice_catalog(strategy: Strategy, shapes: Mapping[str, Shape]) -> Catalog:
 
 
 def oracle(layout: Layout) -> OracleLayout:
-    """The same layout for the oracle."""
+    """Return the same layout for the oracle."""
     shard = layout.optimizer_shard
     return OracleLayout(
         layout.device_matrix,
@@ -80,12 +80,12 @@ def oracle(layout: Layout) -> OracleLayout:
 
 
 def layouts_of(strategy: Strategy, name: str) -> tuple[Layout, ...] | None:
-    """The layouts of a parameter, or of the one that it is unlisted state of."""
+    """Return the layouts of a parameter, or of the parameter whose unlisted state it is."""
     return strategy.layouts.get(name) or strategy.layouts.get(name.removeprefix("adam_m."))
 
 
 def cut(entries: Mapping[str, Entry], strategy: Strategy) -> dict[int, dict[str, Entry]]:
-    """Full tensors cut by the oracle; what the strategy does not list is on every rank."""
+    """Shard full tensors with the oracle; what the strategy does not list is on every rank."""
     ranks: dict[int, dict[str, Entry]] = {rank: {} for rank in strategy.ranks}
     for name, entry in entries.items():
         layouts = layouts_of(strategy, name)
@@ -101,7 +101,7 @@ def cut(entries: Mapping[str, Entry], strategy: Strategy) -> dict[int, dict[str,
 
 
 def noise(name: str, dtype: str, shape: Shape) -> Entry:
-    """A tensor of bytes that differ from element to element, the same in every run."""
+    """Return a tensor of bytes that differ from element to element, the same in every run."""
     nbytes = np.dtype(NUMPY_TYPES[dtype]).itemsize * int(np.prod(shape, dtype=np.int64))
     return Entry(dtype, shape, np.random.default_rng(list(name.encode())).bytes(nbytes))
 
@@ -109,7 +109,7 @@ def noise(name: str, dtype: str, shape: Shape) -> Entry:
 def write_file(
     path: Path, entries: Mapping[str, Entry], format: str, attrs: Mapping[str, str] | None = None
 ) -> None:
-    """A checkpoint file with a header by the package; contents are put where it says."""
+    """Write a file with a header by the package, and contents where the header says."""
     path.parent.mkdir(parents=True, exist_ok=True)
     metas = [TensorMeta(name, entry.dtype, entry.shape) for name, entry in entries.items()]
     index = get_format(format).create(str(path), metas, attrs or {})
@@ -137,7 +137,7 @@ def write_indexed(
     index: str = "param_name_map.json",
     rest: Mapping[str, Entry] | None = None,
 ) -> Path:
-    """A folder of files by name, with an index of all but the rest, which goes to every rank."""
+    """Write files by name and an index of all but ``rest``, which goes to every rank."""
     for name, entries in files.items():
         write_file(folder / name, entries, str(format_of_suffix(name)))
     if rest is not None:
@@ -153,7 +153,7 @@ def write_indexed(
 
 
 def write_ranks(folder: Path, ranks: Mapping[int, Mapping[str, Entry]], format: str) -> Path:
-    """A folder of rank folders with one file each."""
+    """Write rank folders with one file each."""
     for rank, entries in ranks.items():
         write_file(folder / f"rank_{rank}" / f"net{suffix_of(format)}", entries, format)
     return folder
@@ -173,7 +173,7 @@ ONE_STAGE = strategy_of({"w": ROWS})
 
 
 def find(catalog, strategy=ONE_STAGE, agreement=None, unlisted=None):
-    """Sources by name, problems, and texts of the notes by kind."""
+    """Return sources by name, problems, and texts of the notes by kind."""
     sources = find_sources(catalog, strategy, agreement or {}, unlisted)
     notes = {}
     for note in sources.notes:
@@ -185,11 +185,11 @@ def find(catalog, strategy=ONE_STAGE, agreement=None, unlisted=None):
 
 
 def with_names(shapes, ranks=range(4)):
-    """A catalog with the same names and shapes on every rank."""
+    """Return a catalog with the same names and shapes on every rank."""
     return catalog_of(dict.fromkeys(ranks, shapes))
 
 
 def the_one(problems, *words):
-    """There is one problem, and it has these words in it."""
+    """Check that there is one problem, with these words in it."""
     assert len(problems) == 1, problems
     assert not [word for word in words if word not in problems[0]], problems[0]

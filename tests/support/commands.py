@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from click.testing import CliRunner
 
@@ -21,7 +22,7 @@ SUFFIXES = {"ckpt": ".ckpt", "safetensors": ".safetensors", "hdf5": ".h5"}
 
 
 def run(*arguments: str | Path) -> Result:
-    """The outcome of ``ckpttool ARGUMENTS``; an exception that escapes the program is raised."""
+    """Run ``ckpttool ARGUMENTS``; raise what escapes the program."""
     from ckpttool.cli.main import main
 
     # Before click 8.2 the streams had to be asked for; since then they are always apart.
@@ -35,19 +36,19 @@ def run(*arguments: str | Path) -> Result:
 
 
 def everything(result: Result) -> str:
-    """What was printed, on both streams."""
+    """Return what was printed on both streams."""
     return result.stdout + result.stderr
 
 
 def run_well(*arguments: str | Path) -> Result:
-    """The same, for a command that has to succeed."""
+    """Run a command that has to succeed."""
     result = run(*arguments)
     assert result.exit_code == 0, everything(result)
     return result
 
 
 def message(result: Result) -> str:
-    """Everything printed, on one line, so that no line break hides a phrase."""
+    """Return everything printed, on one line, so that no line break hides a phrase."""
     return " ".join(everything(result).split())
 
 
@@ -69,13 +70,21 @@ def refused(source: Path, code: int, *patterns: str) -> str:
     return text
 
 
+def verify_document(*words: str | Path) -> dict[str, Any]:
+    """Return what ``verify --json`` prints; its exit code follows from the findings."""
+    result = run("verify", *words, "--json")
+    document = json.loads(result.stdout)
+    assert result.exit_code == (1 if document["findings"] else 0), everything(result)
+    return document
+
+
 def mentions(text: str, *patterns: str) -> list[str]:
-    """The patterns that do not occur in a message, which should be none."""
+    """Return the patterns that are not in a message, which should be none."""
     return [pattern for pattern in patterns if not re.search(pattern, text, re.IGNORECASE)]
 
 
 def files_below(folder: Path, manifests: bool = False) -> list[str]:
-    """The files in a folder and below, as paths relative to it; none if there is no folder.
+    """Return the paths of all files below a folder, relative to it.
 
     The manifests that every output has beside it are left out, unless they are asked for.
     """

@@ -43,34 +43,34 @@ class Conversion(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """The folder of the case."""
+        """Return the folder of the case."""
         return GOLDEN / self.case
 
     @property
     def dtypes(self) -> set[str]:
-        """The dtypes that must come out."""
+        """Return the dtypes that must come out."""
         return {dtype for tensors in self.ranks.values() for dtype, _, _ in tensors.values()}
 
 
 def case_names() -> list[str]:
-    """The cases with an expectation; ``broken_inputs`` and ``samples`` are told apart."""
+    """Return the cases with an expectation, without ``broken_inputs`` and ``samples``."""
     return sorted(path.parent.name for path in GOLDEN.glob("*/expected.json"))
 
 
 @cache
 def expected(case: str) -> dict:
-    """``expected.json`` of a case, as it lies there."""
+    """Return ``expected.json`` of a case."""
     return json.loads((GOLDEN / case / "expected.json").read_text(encoding="utf-8"))
 
 
 @cache
 def case_facts(case: str) -> dict:
-    """``case.json`` of a case, as it lies there."""
+    """Return ``case.json`` of a case."""
     return json.loads((GOLDEN / case / "case.json").read_text(encoding="utf-8"))
 
 
 def conversion(case: str, kind: str) -> Conversion:
-    """One conversion of a case."""
+    """Return one conversion of a case."""
     entries = expected(case)["conversions"]
     entry = entries[kind]
     ranks = entry["ranks"]
@@ -89,7 +89,7 @@ def conversion(case: str, kind: str) -> Conversion:
 
 
 def conversions(*kinds: str) -> list[Conversion]:
-    """All conversions of these kinds, in the order of the cases."""
+    """Return all conversions of these kinds, in the order of the cases."""
     return [
         conversion(case, kind)
         for case in case_names()
@@ -99,7 +99,7 @@ def conversions(*kinds: str) -> list[Conversion]:
 
 
 def unfold(names: dict[str, list], nranks: int) -> Ranks:
-    """From name -> (content, its ranks) to rank -> name -> content."""
+    """Turn name -> (content, its ranks) into rank -> name -> content."""
     ranks: Ranks = {rank: {} for rank in range(nranks)}
     for name, contents in names.items():
         for dtype, shape, digest, owners in contents:
@@ -109,7 +109,7 @@ def unfold(names: dict[str, list], nranks: int) -> Ranks:
 
 
 def oracle_layouts(case: str, side: str) -> dict[str, list[OracleLayout]]:
-    """The layouts of the ``src`` or ``dst`` strategy, one for each stage that lists the name."""
+    """Return the layouts of the ``src`` or ``dst`` strategy, one for each stage with the name."""
     strategy = expected(case)["strategies"][side]
     nranks = strategy["devices"] // len(strategy["stages"])
     layouts: dict[str, list[OracleLayout]] = {}
@@ -127,7 +127,7 @@ def oracle_layouts(case: str, side: str) -> dict[str, list[OracleLayout]]:
 
 
 def source_ranks(case: str, source: str = "src") -> dict[int, dict[str, Entry]]:
-    """The source checkpoint, read by the tests' own readers, as ``case.json`` names its files."""
+    """Read the files that ``case.json`` names, with the readers of the tests."""
     facts = case_facts(case)["source_files"]
     ranks = {}
     for folder in (GOLDEN / case / source).glob("rank_*"):
@@ -140,14 +140,14 @@ def source_ranks(case: str, source: str = "src") -> dict[int, dict[str, Entry]]:
 
 
 def modern_scalar(entry: Entry) -> Entry:
-    """The same, but a scalar with the dims ``[0]`` of MindSpore 1 and 2.0 has none."""
+    """Remove the dims ``[0]`` that MindSpore 1 and 2.0 give a scalar."""
     if entry.shape == (0,) and entry.data and entry.dtype != "str":
         return entry._replace(shape=())
     return entry
 
 
 def merged_by_oracle(case: str) -> dict[str, Entry]:
-    """The full checkpoint, joined from ``src`` by the oracle. Unlisted names: lowest rank."""
+    """Join the full checkpoint with the oracle; an unlisted name is the lowest rank's."""
     ranks = source_ranks(case)
     layouts = oracle_layouts(case, "src")
     merged: dict[str, Entry] = {}
@@ -166,7 +166,7 @@ def merged_by_oracle(case: str) -> dict[str, Entry]:
 
 
 def split_by_oracle(case: str, merged: dict[str, Entry]) -> dict[int, dict[str, Entry]]:
-    """The destination ranks, cut from the full checkpoint by the oracle."""
+    """Shard the full checkpoint for the destination ranks with the oracle."""
     layouts = oracle_layouts(case, "dst")
     ranks: dict[int, dict[str, Entry]] = {
         rank: {} for rank in range(expected(case)["strategies"]["dst"]["devices"])
@@ -183,7 +183,7 @@ def split_by_oracle(case: str, merged: dict[str, Entry]) -> dict[int, dict[str, 
 
 
 def digests(ranks: dict[int, dict[str, Entry]]) -> Ranks:
-    """What came out, in the form of an expectation."""
+    """Return what came out, in the form of an expectation."""
     return {
         rank: {name: entry.digest for name, entry in tensors.items()}
         for rank, tensors in ranks.items()
@@ -191,7 +191,7 @@ def digests(ranks: dict[int, dict[str, Entry]]) -> Ranks:
 
 
 def differences(want: Ranks, got: Ranks, free: Ranks | None = None) -> list[str]:
-    """One line for everything that is not as expected; names in ``free`` may hold anything."""
+    """Return a line for everything unexpected; names in ``free`` may hold anything."""
     found = []
     for rank in sorted(want.keys() | got.keys()):
         expected_here, got_here = want.get(rank), got.get(rank)
@@ -207,7 +207,7 @@ def differences(want: Ranks, got: Ranks, free: Ranks | None = None) -> list[str]
 
 
 def assert_merged(path, name):
-    """The file holds the run's full tensors, and nothing that is not in ``expected.npz``."""
+    """Check that a file holds the full tensors of a run, and nothing else."""
     got = read(path)
     with np.load(SAMPLES / name / "expected.npz") as full:
         stored = {

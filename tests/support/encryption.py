@@ -21,18 +21,18 @@ KEYS = [(mode, size) for mode in MODES for size in (16, 24, 32) if mode != "SM4-
 
 
 def u32(number: int) -> bytes:
-    """Four bytes, little endian."""
+    """Return four bytes, little endian."""
     return number.to_bytes(4, "little")
 
 
 def frame(mode: str, iv: bytes, data: bytes, tag: bytes) -> bytes:
-    """A block of ciphertext behind its header."""
+    """Return a block of ciphertext behind its header."""
     head = MAGIC[mode] + b"\x5e\x3a\x7f" + tag
     return head + u32(24 + len(data)) + u32(len(iv)) + iv + u32(len(data)) + data
 
 
 def encrypt_block(mode: str, key: bytes, iv: bytes, plain: bytes) -> tuple[bytes, bytes]:
-    """Ciphertext and tag."""
+    """Return ciphertext and tag."""
     if mode == "AES-GCM":
         sealed = AESGCM(key).encrypt(iv[:12], plain, None)
         return sealed[:-16], sealed[-16:]
@@ -46,7 +46,7 @@ def encrypt_block(mode: str, key: bytes, iv: bytes, plain: bytes) -> tuple[bytes
 def encrypt(
     plain: bytes, mode: str = "AES-GCM", key: bytes = KEY, block_bytes: int = 64 << 20
 ) -> bytes:
-    """A file that decrypts to ``plain``."""
+    """Return a file that decrypts to ``plain``."""
     out = b""
     for start in range(0, len(plain), block_bytes):
         iv = hashlib.md5(b"%d" % start).digest()

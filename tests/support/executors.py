@@ -1,4 +1,4 @@
-"""Engines for tests: a checkpoint to convert on them, and Dask schedulers and workers to run."""
+"""Runs as processes, on every engine: command lines, Dask schedulers and workers."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ PATIENCE_SECONDS = 120  # for what takes a second on a machine that is not busy
 
 
 def environment(**more: str) -> dict[str, str]:
-    """What a process of ours needs to find the package that is tested, wherever it runs."""
+    """Return the environment in which a process finds the package that is tested."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "PYTHONPATH": path, **more}
 
 
 def reshard_words(folder: Path, output_format: str) -> list[str]:
-    """A command line that reshards a golden checkpoint from 8 ranks to 4."""
+    """Return a command line that reshards a golden checkpoint from 8 ranks to 4."""
     words = ["reshard", CASE / "src", "-s", CASE / "src_strategy.ckpt"]
     words += ["-d", CASE / "dst_strategy.ckpt", "-o", folder, "--format", output_format]
     return [str(word) for word in words]
@@ -47,26 +47,26 @@ def reshard_words(folder: Path, output_format: str) -> list[str]:
 def ordered_words(
     folder: Path, output_format: str = "ckpt", source: Path = CASE / "src"
 ) -> list[str]:
-    """The same, one output after the other, and perhaps from another source."""
+    """Return the same, one output after the other, perhaps from another source."""
     command, _, *more = reshard_words(folder, output_format)
     return [command, str(source), *more, "-j", "1"]
 
 
 def merge_words(folder: Path, output_format: str) -> list[str]:
-    """A command line that merges the same checkpoint into numbered files."""
+    """Return a command line that merges the same checkpoint into numbered files."""
     words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", folder]
     words += ["--format", output_format, "--max-shard-size", "1KB"]
     return [str(word) for word in words]
 
 
 def split_words(source: Path, folder: Path) -> list[str]:
-    """A command line that splits what `write_source` wrote."""
+    """Return a command line that splits what `write_source` wrote."""
     words = ["split", source / "m.ckpt", "-d", source / "s.json", "-o", folder, "--format", "ckpt"]
     return [str(word) for word in words]
 
 
 def write_source(folder: Path, ranks: int, rank_bytes: int) -> Path:
-    """A checkpoint of one tensor that is not the same anywhere, and a strategy to split it."""
+    """Write one tensor that is not the same anywhere, and a strategy to split it."""
     entry = noise("w", "Float32", (ranks, rank_bytes // 4))
     write_file(folder / "m.ckpt", {"w": entry}, "ckpt")
     item = {"w": {"dev_matrix": [ranks], "tensor_map": [0, -1]}}
@@ -75,7 +75,7 @@ def write_source(folder: Path, ranks: int, rank_bytes: int) -> Path:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Hashes of all files in a folder and below."""
+    """Return the hashes of all files below a folder."""
     return {
         path: hashlib.sha256((folder / path).read_bytes()).hexdigest()
         for path in files_below(folder)
@@ -88,13 +88,13 @@ def complete_outputs(folder: Path) -> list[str]:
 
 
 def start(*words: str | Path, **more: object) -> subprocess.Popen[str]:
-    """A process whose messages can be read."""
+    """Start a process whose messages can be read."""
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([str(w) for w in words], **{"env": environment(), **streams, **more})
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Exit code and messages of a process that comes to an end."""
+    """Wait for a process; return its exit code and messages."""
     try:
         _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     finally:
@@ -103,7 +103,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def wait_until(is_so: Callable[[], object], what: str) -> None:
-    """Look again and again until something is so."""
+    """Wait until a condition holds."""
     until = time.monotonic() + PATIENCE_SECONDS
     while not is_so():
         assert time.monotonic() < until, f"in vain: {what}"
@@ -111,7 +111,7 @@ def wait_until(is_so: Callable[[], object], what: str) -> None:
 
 
 def dump_state(*given: object) -> tuple[tuple[int, int], int]:
-    """Whether a core dump of this process can be: the limit of its size, and PR_GET_DUMPABLE.
+    """Return the limit on the size of a core dump, and PR_GET_DUMPABLE.
 
     It is called in other processes, whatever is ``given`` to them.
     """
@@ -146,7 +146,7 @@ class DaskCluster:
     def add_worker(
         self, before: tuple[str, ...] = (), threads: int = 1, **more: str
     ) -> subprocess.Popen[str]:
-        """One more worker, ready; ``more`` is its environment, ``before`` what starts it."""
+        """Start a worker; ``more`` is its environment, ``before`` what starts it."""
         log = self._folder / f"worker-{len(self.workers)}.log"
         words = [self.address, "--nthreads", str(threads), "--no-nanny"]
         worker = self._start("worker", *words, before=before, **more)
@@ -155,18 +155,18 @@ class DaskCluster:
         return worker
 
     def replace_workers(self) -> None:
-        """Have two workers again."""
+        """Start workers until there are two again."""
         alive = sum(worker.poll() is None for worker in self.workers)
         for _ in range(alive, 2):
             self.add_worker()
 
     def remove_worker(self, worker: subprocess.Popen[str]) -> None:
-        """End a worker at once, whatever it does."""
+        """Kill a worker."""
         worker.kill()
         worker.wait()
 
     def end(self) -> None:
-        """End all of it."""
+        """Kill scheduler and workers."""
         for process in (*self.workers, self.scheduler):
             process.send_signal(signal.SIGCONT)
             process.kill()
@@ -175,7 +175,7 @@ class DaskCluster:
 
 @contextmanager
 def dask_cluster(folder: Path, workers: int = 2, **more: str) -> Iterator[DaskCluster]:
-    """A Dask cluster for a while; ``more`` is the environment of its scheduler."""
+    """Run a Dask cluster; ``more`` is the environment of its scheduler."""
     folder.mkdir(exist_ok=True)
     cluster = DaskCluster(folder, **more)
     try:
@@ -211,7 +211,7 @@ class Threads(Cluster):
         pass
 
     def end(self) -> None:
-        """Wait until what still works has noticed that nobody wants it."""
+        """Wait until the threads have noticed that nobody wants their results."""
         self._pool.shutdown(wait=True)
 
     def _explain(self, error: BaseException) -> BaseException:
@@ -219,18 +219,18 @@ class Threads(Cluster):
 
 
 def make_plan(folder, output_format="ckpt", **options):
+    """Plan the conversion of `reshard_words`."""
     return ckpttool.plan_reshard(
         ckpttool.scan(str(CASE / "src")),
         ckpttool.read_strategy([str(CASE / "src_strategy.ckpt")]),
         ckpttool.read_strategy([str(CASE / "dst_strategy.ckpt")]),
         str(folder),
-        output_format,
-        **options,
+        output_options=ckpttool.OutputOptions(output_format, **options),
     )
 
 
 def run_with_signal(number, *words):
-    """A process that gets a signal when it begins to fill its first output."""
+    """Run a process that gets a signal when it begins to fill its first output."""
     code = (
         "import os, sys\n"
         "from ckpttool.cli.main import main\n"

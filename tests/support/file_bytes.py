@@ -15,7 +15,7 @@ from ckpttool.model.tensors import FileIndex, StoredTensor, TensorMeta
 
 
 def varint(value: int) -> bytes:
-    """A varint; negative numbers in ten bytes."""
+    """Encode a varint; negative numbers have ten bytes."""
     value %= 1 << 64
     out = b""
     while value > 0x7F:
@@ -25,18 +25,18 @@ def varint(value: int) -> bytes:
 
 
 def number(field: int, *values: int) -> bytes:
-    """Varint fields, one for each value."""
+    """Encode varint fields, one for each value."""
     return b"".join(varint(field << 3) + varint(value) for value in values)
 
 
 def message(field: int, *parts: bytes) -> bytes:
-    """A length-delimited field."""
+    """Encode a length-delimited field."""
     body = b"".join(parts)
     return varint(field << 3 | 2) + varint(len(body)) + body
 
 
 def packed(field: int, *values: int) -> bytes:
-    """A packed repeated field."""
+    """Encode a packed repeated field."""
     return message(field, *(varint(value) for value in values))
 
 
@@ -49,7 +49,7 @@ def record(
     dims: tuple[int, ...] = (2,),
     content: bytes = bytes(range(8)),
 ) -> bytes:
-    """One record of a ``.ckpt``."""
+    """Encode a record of a ``.ckpt``."""
     tensor = number(1, *dims) + message(2, dtype.encode()) + message(3, content)
     return message(1, message(1, name.encode()), message(2, tensor))
 
@@ -60,7 +60,7 @@ def map_record(
     values: tuple[str, tuple[int, ...], bytes] = ("float32", (2, 3), bytes(range(24))),
     statuses: tuple[str, tuple[int, ...], bytes] = ("int32", (2,), bytes(8)),
 ) -> bytes:
-    """One record of a map parameter: for each of its tensors type, dims and content."""
+    """Encode a map parameter: for each of its tensors type, dims and content."""
     tensors = [
         message(1, number(1, *dims) + message(2, dtype.encode()) + message(3, content))
         for dtype, dims, content in (keys, values, statuses)
@@ -72,7 +72,7 @@ def map_record(
 
 
 def operator(stage: int, name: str = "MatMul_w") -> bytes:
-    """A parallel_strategy_item."""
+    """Encode a parallel_strategy_item."""
     strategies = number(1, stage) + message(2, number(1, 2, 2))
     return message(2, message(1, name.encode()), message(2, strategies))
 
@@ -88,7 +88,7 @@ def layout(
     field: int | None = 0,
     numbers=number,
 ) -> bytes:
-    """A parallel_layout_item; None leaves a field out, ``numbers=packed`` packs the dims."""
+    """Encode a parallel_layout_item; None leaves a field out, ``numbers=packed`` packs the dims."""
     parts = [message(1, numbers(1, *matrix))]
     parts += [message(2, numbers(1, *axes) if axes else b"") for axes in maps]
     parts += [message(3, number(1, *split)), message(4, number(1, *starts))]
@@ -98,7 +98,7 @@ def layout(
 
 
 def strategy(*items: bytes) -> bytes:
-    """A strategy file."""
+    """Encode a strategy file."""
     return number(1, 2) + b"".join(items)
 
 
@@ -106,13 +106,13 @@ def strategy(*items: bytes) -> bytes:
 
 
 def safetensors(header: object, data: bytes = b"", length: int | None = None) -> bytes:
-    """A file with this header: an object to be spelled in JSON, or the bytes of it."""
+    """Encode a file with this header: an object for JSON, or its bytes."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return (len(text) if length is None else length).to_bytes(8, "little") + text + data
 
 
 def entry(dtype: str, shape: list[int], begin: int, end: int) -> dict[str, object]:
-    """The header entry of one tensor."""
+    """Return the header entry of one tensor."""
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
@@ -122,7 +122,7 @@ SHAPES = ((), (1,), (5,), (2, 3, 4, 5), (0,), (0, 3), (3, 0, 2))
 
 
 def metas(format: str) -> list[TensorMeta]:
-    """Every element type that a format can hold, in every kind of shape, and strings."""
+    """Return every element type of a format, in every kind of shape, and strings."""
     tensors = [
         TensorMeta(f"{dtype}.{len(shape)}-{shape}", dtype, shape)
         for dtype in DTYPES
@@ -139,13 +139,13 @@ def metas(format: str) -> list[TensorMeta]:
 
 
 def content(tensor: StoredTensor) -> bytes:
-    """Bytes for a tensor that tell it from others."""
+    """Return bytes for a tensor that tell it from others."""
     seed = sum(tensor.meta.name.encode())
     return bytes((seed + 7 * i) % 251 for i in range(tensor.meta.nbytes))
 
 
 def write_contents(index: FileIndex, contents: dict[str, bytes]) -> None:
-    """Put contents where a header says, without the package's help."""
+    """Write contents where a header says, without the package."""
     with Path(index.path).open("r+b") as file:
         for name, tensor in index.tensors.items():
             at = 0
@@ -156,7 +156,7 @@ def write_contents(index: FileIndex, contents: dict[str, bytes]) -> None:
 
 
 def read_contents(index: FileIndex) -> dict[str, bytes]:
-    """The bytes of every tensor, from where a header says."""
+    """Read the bytes of every tensor, from where a header says."""
     data = Path(index.path).read_bytes()
     return {
         name: b"".join(data[e.offset : e.offset + e.nbytes] for e in tensor.extents)

@@ -36,7 +36,7 @@ ATTRIBUTES = {
 
 @cache
 def classes(package: str) -> types.SimpleNamespace:
-    """Stand-ins for the classes of ``hyper_parallel.core.PACKAGE``."""
+    """Return stand-ins for the classes of ``hyper_parallel.core.PACKAGE``."""
     made = {}
     for module, names in ATTRIBUTES.items():
         for name, attributes in names.items():
@@ -111,7 +111,7 @@ class HyperSave:
         return folder
 
     def part(self, name: str, box: Box) -> Entry:
-        """The elements of a box."""
+        """Return the elements of a box."""
         start, sizes = box
         array = self.entries[name].array()
         spans = tuple(slice(a, a + n) for a, n in zip(start, sizes, strict=True))

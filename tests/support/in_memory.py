@@ -20,7 +20,7 @@ from tests.support.readers import Entry
 
 
 def catalog_of_entries(ranks) -> Catalog:
-    """Headers of slices that exist in memory only."""
+    """Return the headers of slices that exist in memory only."""
     files = {}
     for rank, entries in ranks.items():
         metas = [TensorMeta(name, entry.dtype, entry.shape) for name, entry in entries.items()]
@@ -47,7 +47,7 @@ def plan_in_memory(catalog, strategy, target, agreement=None, unlisted=None):
 
 
 def make(catalog, src, dst):
-    """The plan for all target ranks; unlisted names are the same on all ranks."""
+    """Plan for all target ranks; unlisted names are the same on all ranks."""
     agreement = {
         name: (tuple(rank for rank, file in catalog.files.items() if name in file.tensors),)
         for name in {name for file in catalog.files.values() for name in file.tensors}
@@ -59,7 +59,7 @@ def make(catalog, src, dst):
 
 
 def carry_out(plan, ranks):
-    """What the pieces of a plan make of slices in memory, each element written exactly once."""
+    """Fill the outputs of a plan from slices in memory, each element exactly once."""
     outputs = {}
     for output in plan:
         outputs[output.rank] = {}

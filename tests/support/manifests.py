@@ -12,12 +12,12 @@ JOURNAL = f"{MANIFEST}.journal"  # of a run that has not ended
 
 
 def proven(text: str) -> bytes:
-    """The lines of a manifest before its last, with the last."""
+    """Return the lines of a manifest with the last one, which proves them."""
     return f'{text}], "sha256": "{sha256(text.encode()).hexdigest()}"}}\n'.encode()
 
 
 def listing_of(document: dict[str, Any]) -> bytes:
-    """A manifest or a record that says this, with the checksum that belongs to it."""
+    """Return a manifest or a record that says this, with its checksum."""
     head = {key: value for key, value in document.items() if key not in ("outputs", "sha256")}
     outputs = ",\n".join(json.dumps(output) for output in document["outputs"])
     return proven(f'{json.dumps(head)[:-1]}, "outputs": [\n{outputs}\n')

@@ -18,7 +18,7 @@ PREFIX = "llama_7b_rank_{rank}"
 
 
 def file_name(rank: int, step: str, prefix: str = PREFIX, suffix: str = ".ckpt") -> str:
-    """What the file of a rank is called."""
+    """Return the name of the file of a rank."""
     return f"{prefix.format(rank=rank)}-{step}{suffix}"
 
 
@@ -33,7 +33,7 @@ def save(
     suffix: str = ".ckpt",
     is_other: bool = False,
 ) -> None:
-    """The files of one step: those of a sample run, or others (zeros) of the same shapes.
+    """Write the files of a step: those of a sample run, or zeros of the same shapes.
 
     Outside ``checkpoint`` only the weights, as in MindFormers' ``checkpoint_network``.
     """
@@ -52,7 +52,7 @@ def save(
 
 
 def is_weight(name: str) -> bool:
-    """Whether a parameter of the samples is a weight of the network."""
+    """Return whether a parameter of the samples is a weight."""
     return name.startswith(("blocks.", "a.", "b.")) or name in ("w", "b")
 
 
@@ -64,7 +64,7 @@ def record(
     ranks: Iterable[int] = RANKS,
     **entries: object,
 ) -> None:
-    """``meta.json`` of some ranks, after the step was saved."""
+    """Write ``meta.json`` of some ranks, after the step was saved."""
     epoch, number = step.split("_")
     for rank in ranks:
         document = {
@@ -80,7 +80,7 @@ def record(
 def keep_strategies(
     output: Path, run: str, *, suffix: str = ".ckpt", ranks: Iterable[int] = RANKS
 ) -> None:
-    """``strategy/`` with a file for each rank; of JSON the samples have one for each stage."""
+    """Write ``strategy/`` with a file for each rank; JSON samples have one for each stage."""
     folder = output / "strategy"
     folder.mkdir(parents=True, exist_ok=True)
     for rank in ranks:
@@ -91,7 +91,7 @@ def keep_strategies(
 
 
 def keep_merged(output: Path, run: str, name: str = "merged_ckpt_strategy.ckpt") -> None:
-    """The merged strategy among those of the ranks, and the marker beside it."""
+    """Write the merged strategy beside those of the ranks, and its marker."""
     (output / "strategy").mkdir(parents=True, exist_ok=True)
     source = SAMPLES / run / "strategy" / f"merged{Path(name).suffix}"
     shutil.copyfile(source, output / "strategy" / name)

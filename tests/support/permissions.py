@@ -25,7 +25,7 @@ os.execv(sys.executable, [sys.executable, "-m", "ckpttool", *sys.argv[1:]])
 
 
 def run_without_rights(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """The real command, by a process for which the rights of files count."""
+    """Run a command in a process to which the rights of files matter."""
     return subprocess.run(
         [sys.executable, "-c", DROP_RIGHTS, *command.split()],
         cwd=folder,
@@ -37,7 +37,7 @@ def run_without_rights(command: str, folder: Path) -> subprocess.CompletedProces
 
 
 def give_away(path: Path, mode: int, text: str | None = None) -> None:
-    """Make a file or folder somebody's, who lets others do what the mode says."""
+    """Give a file or folder to another user, with a mode."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if text is not None:
         path.write_text(text)

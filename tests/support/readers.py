@@ -82,11 +82,11 @@ class Entry(NamedTuple):
 
     @property
     def digest(self) -> tuple[str, tuple[int, ...], str]:
-        """What ``expected.json`` records of a tensor."""
+        """Return what ``expected.json`` records of a tensor."""
         return self.dtype, self.shape, hashlib.sha256(self.data).hexdigest()
 
     def array(self) -> np.ndarray:
-        """The tensor as a NumPy array of elements of the right width."""
+        """Return a NumPy array of elements of the right width."""
         dtype = np.dtype(NUMPY_TYPES[self.dtype])
         shape = (len(self.data) // dtype.itemsize,) if self.dtype == "str" else self.shape
         return np.frombuffer(self.data, dtype).reshape(shape)
@@ -110,13 +110,13 @@ def zeros(shape: tuple[int, ...]) -> Entry:
 
 
 def read(path: Path) -> dict[str, Entry]:
-    """All tensors of one file; the suffix says which format."""
+    """Read all tensors of one file; the suffix says which format."""
     readers = {".ckpt": read_ckpt, ".safetensors": read_safetensors, ".h5": read_hdf5}
     return readers[path.suffix](path)
 
 
 def read_ranks(folder: Path) -> dict[int, dict[str, Entry]]:
-    """``{rank: {name: Entry}}`` of a folder of ``rank_N`` folders with one file each."""
+    """Return ``{rank: {name: Entry}}`` of a folder of ``rank_N`` folders with one file each."""
     ranks = {}
     for rank_folder in folder.glob("rank_*"):
         (path,) = (p for p in rank_folder.iterdir() if p.suffix != ".json")  # a manifest
@@ -131,7 +131,7 @@ def rank_file(folder: Path, rank: int) -> Path:
 
 
 def read_indexed(folder: Path, index: str = "model.safetensors.index.json") -> dict[str, Entry]:
-    """All tensors that an index names, each from the file where the index says it is."""
+    """Read all tensors that an index names, each from its file."""
     files: dict[str, dict[str, Entry]] = {}
     document = json.loads((folder / index).read_text(encoding="utf-8"))
     for file in set(document["weight_map"].values()):
@@ -146,7 +146,7 @@ def read_indexed(folder: Path, index: str = "model.safetensors.index.json") -> d
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """The variable-length integer at ``at``, and where the next byte is."""
+    """Return the variable-length integer at ``at``, and where the next byte is."""
     value = shift = 0
     while True:
         byte = data[at]
@@ -158,7 +158,7 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def fields(message: bytes) -> list[tuple[int, int | bytes]]:
-    """The fields of a protobuf message, as (number, integer or bytes), in file order."""
+    """Return the fields of a protobuf message, as (number, integer or bytes), in file order."""
     found: list[tuple[int, int | bytes]] = []
     at = 0
     while at < len(message):
@@ -179,7 +179,7 @@ def fields(message: bytes) -> list[tuple[int, int | bytes]]:
 
 
 def ckpt_records(path: Path) -> list[bytes]:
-    """The bodies of the records of a ``.ckpt`` file, without a CRC trailer."""
+    """Return the bodies of the records of a ``.ckpt`` file, without a CRC trailer."""
     data = path.read_bytes()
     if data[-17:-10] == b"crc_num":
         data = data[:-17]
@@ -187,7 +187,7 @@ def ckpt_records(path: Path) -> list[bytes]:
 
 
 def read_ckpt(path: Path) -> dict[str, Entry]:
-    """A ``.ckpt`` file; consecutive records of one name are joined."""
+    """Read a ``.ckpt`` file; join consecutive records of one name."""
     tensors: dict[str, Entry] = {}
     last = None
     for record in ckpt_records(path):
@@ -207,7 +207,7 @@ def read_ckpt(path: Path) -> dict[str, Entry]:
 
 
 def write_ckpt(path: Path, tensors: dict[str, Entry]) -> None:
-    """A ``.ckpt`` file of these tensors, one record each."""
+    """Write a ``.ckpt`` file of these tensors, one record each."""
 
     def number(value: int) -> bytes:
         out = b""
@@ -232,7 +232,7 @@ def write_ckpt(path: Path, tensors: dict[str, Entry]) -> None:
 
 
 def read_safetensors(path: Path) -> dict[str, Entry]:
-    """A ``.safetensors`` file, with MindSpore's ``__metadata__`` note of an Int4 tensor."""
+    """Read a ``.safetensors`` file, with MindSpore's note of an Int4 tensor."""
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:start])
@@ -249,7 +249,7 @@ def read_safetensors(path: Path) -> dict[str, Entry]:
 
 
 def read_hdf5(path: Path) -> dict[str, Entry]:
-    """An ``.h5`` file: types from HDF5's own description, bytes straight from the file."""
+    """Read an ``.h5`` file: types as HDF5 describes them, bytes straight from the file."""
     import h5py  # here, because the other readers also serve where h5py is not installed
 
     raw = path.read_bytes()

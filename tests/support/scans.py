@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.discovery.scan import scan
+from ckpttool.discovery.scan import SourceOptions, scan
 from ckpttool.errors import CombinedError, PlanError
 
 
 def notes_of(src: Path | str, *kinds: str, **options: object) -> list[str]:
     """Return the texts of the notes of some kinds, or of all."""
-    found = scan(str(src), **options).notes
+    found = scan(str(src), SourceOptions(**options)).notes
     return [note.text for note in found if not kinds or note.code in kinds]
 
 
 def problems_of(src: Path | str, **options: object) -> tuple[str, ...]:
     """Return the problems of a path that cannot be scanned."""
     with pytest.raises((PlanError, CombinedError)) as caught:
-        scan(str(src), **options)
+        scan(str(src), SourceOptions(**options))
     return caught.value.problems

@@ -20,7 +20,7 @@ from ckpttool.model import manifest as manifest_module
 from ckpttool.storage.region_io import FlatFiles
 from ckpttool.transaction.manifest import ManifestFile
 from tests.support.checkpoints import noise, write_file
-from tests.support.commands import SUFFIXES, files_below, message, run, run_well
+from tests.support.commands import SUFFIXES, files_below, message, run, run_well, verify_document
 from tests.support.damage import flip_byte, flipped
 from tests.support.executors import CASE, FORMATS, make_plan, reshard_words
 from tests.support.manifests import MANIFEST, listing_of, proven
@@ -175,10 +175,8 @@ def test_a_byte_that_was_changed_in_any_tensor_is_found(tmp_path, output_format)
 
 
 def findings_of(*words):
-    result = run("verify", *words, "--json")
-    document = json.loads(result.stdout)
-    assert result.exit_code == (1 if document["findings"] else 0)
-    return [one["text"] for one in document["findings"] if one["kind"] == "manifest"]
+    findings = verify_document(*words)["findings"]
+    return [one["text"] for one in findings if one["kind"] == "manifest"]
 
 
 OTHER = "is not in it, so it is of another run; if it was renamed, give it its old name again"

@@ -124,7 +124,12 @@ def test_parts_have_about_as_many_bytes_even_if_the_files_have_not(tmp_path):
     strategy = replace(strategy, files=())
     catalog = ckpttool.scan(str(tmp_path / "m.ckpt"))
     plans = [
-        ckpttool.plan_split(catalog, strategy, str(tmp_path / "out"), "ckpt", part=(number, 3))
+        ckpttool.plan_split(
+            catalog,
+            strategy,
+            str(tmp_path / "out"),
+            output_options=ckpttool.OutputOptions("ckpt", part=(number, 3)),
+        )
         for number in (1, 2, 3)
     ]
     sizes = [sum(plan.sizes[rank] for rank in destination.ranks) for plan, destination in plans]
@@ -255,7 +260,7 @@ def test_the_record_of_a_part_goes_before_its_first_output_is_replaced(tmp_path,
 
     def fail_on(rank):
         def fail(task):
-            if f"rank_{rank}/" in task.parts[0].tensor.file.path:
+            if f"rank_{rank}/" in task.units[0].tensor.file.path:
                 raise OSError(5, "Input/output error", "x")
             return fill(task)
 

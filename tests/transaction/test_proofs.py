@@ -32,9 +32,11 @@ class Small:
 
     def write(self, *parts, resume=False):
         for part in parts or (None,):
-            words = {"format": "ckpt", "resume": resume, "part": part}
+            options = ckpttool.OutputOptions("ckpt", resume=resume, part=part)
             ckpttool.execute(
-                *ckpttool.plan_split(self.catalog, self.strategy, str(self.out), **words)
+                *ckpttool.plan_split(
+                    self.catalog, self.strategy, str(self.out), output_options=options
+                )
             )
 
     def resume(self):

@@ -22,7 +22,9 @@ def plan_to(folder, **options):
     sides = [
         ckpttool.read_strategy([str(CASE / f"{side}_strategy.ckpt")]) for side in ("src", "dst")
     ]
-    return ckpttool.plan_reshard(catalog, *sides, str(folder), "ckpt", **options)
+    return ckpttool.plan_reshard(
+        catalog, *sides, str(folder), output_options=ckpttool.OutputOptions("ckpt", **options)
+    )
 
 
 def state_of(plan, destination):

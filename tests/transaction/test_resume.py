@@ -1003,8 +1003,7 @@ def test_from_python_a_plan_is_resumed(tmp_path, failing):
             ckpttool.read_strategy([str(CASE / "src_strategy.ckpt")]),
             ckpttool.read_strategy([str(CASE / "dst_strategy.ckpt")]),
             str(tmp_path),
-            "ckpt",
-            **more,
+            output_options=ckpttool.OutputOptions("ckpt", **more),
         )
 
     failing("rank_3")

@@ -8,17 +8,14 @@ import shutil
 import pytest
 
 from tests.support.checkpoints import noise, write_file
-from tests.support.commands import message, run, run_well
+from tests.support.commands import message, run, run_well, verify_document
 from tests.support.executors import CASE, reshard_words
 
 STRATEGY = ["-s", str(CASE / "dst_strategy.ckpt")]
 
 
 def verified(folder, *more):
-    result = run("verify", folder, *more, "--ignore", "zero", "--json")
-    document = json.loads(result.stdout)
-    assert result.exit_code == (1 if document["findings"] else 0)
-    return document
+    return verify_document(folder, *more, "--ignore", "zero")
 
 
 @pytest.mark.parametrize("more", [[], ["--deep"], STRATEGY, [*STRATEGY, "--deep"]])

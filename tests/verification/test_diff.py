@@ -258,8 +258,10 @@ def test_each_ranks_own_is_compared_rank_by_rank(tmp_path):
     assert found.tensors == 2 + 4
     difference = the_difference(found)
     assert (difference.name, difference.rank, difference.kind) == ("rng", 2, "values")
-    assert not ckpttool.diff(a, b, ROW_CUT, ROW_CUT, unlisted="first").differences
-    found = ckpttool.diff(a, b, ROW_CUT, ROW_CUT, unlisted="drop")
+    assert not ckpttool.diff(
+        a, b, ROW_CUT, ROW_CUT, ckpttool.ResolveOptions(unlisted="first")
+    ).differences
+    found = ckpttool.diff(a, b, ROW_CUT, ROW_CUT, ckpttool.ResolveOptions(unlisted="drop"))
     assert (found.tensors, found.differences) == (2, ())
 
 
@@ -325,7 +327,7 @@ def test_a_tolerance_that_is_no_finite_number_is_a_usage_error(merged, name, bou
 def test_folders_whose_ranks_hold_everything_need_no_strategy(tmp_path):
     folder = write_ranks(tmp_path / "a", {rank: entries() for rank in range(3)}, "ckpt")
     a, b = ckpttool.scan(str(folder)), written(tmp_path / "b", entries())
-    assert not ckpttool.diff(a, b, replicated=True).differences
+    assert not ckpttool.diff(a, b, options=ckpttool.ResolveOptions(replicated=True)).differences
     with pytest.raises(PlanError, match="no strategy"):
         ckpttool.diff(a, b)
 
@@ -345,7 +347,9 @@ def test_replicas_that_differ_are_a_finding_and_the_lowest_rank_is_compared(tmp_
         (finding,) = found.findings
         assert (finding.code, finding.ranks) == ("replica", (0, 1))
         assert finding.text.startswith(f"{side}: w: the strategy says that ranks 0, 1 hold the sa")
-        assert not ckpttool.diff(*sides, trust_strategy=True).findings
+        assert not ckpttool.diff(
+            *sides, options=ckpttool.ResolveOptions(trust_strategy=True)
+        ).findings
 
 
 def test_the_command_says_that_replicas_differ_and_never_that_sides_are_equal(tmp_path):

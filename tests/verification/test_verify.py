@@ -473,10 +473,14 @@ def test_without_a_strategy_types_gaps_and_files_cut_short_are_found(tmp_path):
 
 def test_where_every_rank_holds_everything_all_replicas_are_compared(tmp_path):
     ranks = {rank: whole() for rank in range(3)}
-    assert not check(tmp_path / "a", ranks, None, replicated=True, deep=True).findings
+    assert not check(
+        tmp_path / "a", ranks, None, options=ckpttool.ResolveOptions(replicated=True), deep=True
+    ).findings
     ranks[1]["w"] = numbers((8, 3), {})
     ranks[2]["bias"] = plain("b", 7)
-    report = check(tmp_path / "b", ranks, None, replicated=True, deep=True)
+    report = check(
+        tmp_path / "b", ranks, None, options=ckpttool.ResolveOptions(replicated=True), deep=True
+    )
     assert [(*graded(f), f.tensor) for f in report.findings] == [
         ("error", "shape", "bias"),
         ("error", "replica", "w"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from tests.oracle import OracleLayout
 from tests.support.checkpoint2 import Save
 from tests.support.checkpoints import noise
-from tests.support.commands import message, run, run_well
+from tests.support.commands import message, run, run_well, verify_document
 from tests.support.corpus import BROKEN, GOLDEN, SAMPLES
 from tests.support.damage import flip_byte
 from tests.support.mindformers_output import keep_strategies, record, save
@@ -30,9 +29,9 @@ def key(tmp_path):
 
 def findings(*words):
     """Kinds and texts, of a command that finds something."""
-    result = run("verify", *words, "--json")
-    assert result.exit_code == 1, result.output
-    return [(one["kind"], one["text"]) for one in json.loads(result.stdout)["findings"]]
+    found = verify_document(*words)["findings"]
+    assert found
+    return [(one["kind"], one["text"]) for one in found]
 
 
 # ---------------------------------------------------------------------------------- encrypted files

@@ -154,7 +154,10 @@ def test_mindspore_takes_strategies_of_our_own_making(number, ranks, stages, min
     told, ours = str(tmp_path / "told.ckpt"), tmp_path / "ours"
     strategy = replace(strategy, files=())
     plan, destination = ckpttool.plan_split(
-        catalog, strategy, str(ours), "ckpt", strategy_path=told
+        catalog,
+        strategy,
+        str(ours),
+        output_options=ckpttool.OutputOptions("ckpt", strategy_path=told),
     )
     ckpttool.execute(plan, destination)
     merge(mindspore, ours, told, tmp_path / "merged")
