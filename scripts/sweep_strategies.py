@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 import ckpttool
+from ckpttool.model.diagnostics import severities
 from ckpttool.model.layout import Layout
 from ckpttool.model.optimizer_names import parameter_of
 from ckpttool.model.strategy import Strategy
@@ -95,8 +96,9 @@ def merge(
     ckpttool.execute(plan, destination, executor)
     manifest = json.loads(Path(f"{path}.ckpttool.json").read_bytes())
     tensors = manifest["outputs"][0]["tensors"]
-    warnings = frozenset(note.text for note in plan.notes if note.is_warning)
-    notes = frozenset(note.text for note in plan.notes if not note.is_warning)
+    column = severities("convert")
+    warnings = frozenset(one.text for one in plan.notes if column[one.code] == "warning")
+    notes = frozenset(one.text for one in plan.notes if column[one.code] == "note")
     return Outcome(
         {one["name"]: (one["dtype"], one["shape"], one["sha256"]) for one in tensors},
         warnings,

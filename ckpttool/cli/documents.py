@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,13 @@ import click
 from ckpttool._version import SCHEMA
 from ckpttool.cli.tables import Json, echo, print_table
 from ckpttool.model import wording
-from ckpttool.model.diagnostics import Command, Diagnostic, describe_notes, severities
+from ckpttool.model.diagnostics import (
+    Command,
+    Diagnostic,
+    Severity,
+    describe_notes,
+    severities,
+)
 from ckpttool.model.optimizer_names import parameter_of
 from ckpttool.model.slicing import LayoutSlicing
 from ckpttool.model.wording import count, format_bytes, format_shape, printable
@@ -24,7 +30,14 @@ from ckpttool.model.wording import count, format_bytes, format_shape, printable
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions
     from ckpttool.formats.foreign import GroupInfo, RankTable
-    from ckpttool.model.diagnostics import Report
+    from ckpttool.model.diagnostics import (
+        Command,
+        Diagnostic,
+        Report,
+        Severity,
+        describe_notes,
+        severities,
+    )
     from ckpttool.model.plan import Document, Plan
     from ckpttool.model.tensors import TensorMeta
     from ckpttool.storage.compare import Tolerance
@@ -43,9 +56,16 @@ def print_json(document: Json) -> None:
     echo(json.dumps({"schema": SCHEMA, **document}))  # ASCII: right in every locale
 
 
-def print_notes(notes: Iterable[Diagnostic], quiet: bool, command: Command = "convert") -> None:
-    """Print diagnostics on stderr, a line each; ``quiet`` leaves only the warnings."""
-    column = severities(command)
+def print_notes(
+    notes: Iterable[Diagnostic],
+    quiet: bool,
+    column: Mapping[str, Severity | None] | None = None,
+) -> None:
+    """Print diagnostics on stderr, a line each; ``quiet`` leaves only the warnings.
+
+    ``column`` has their severities, by default those of a conversion.
+    """
+    column = severities("convert") if column is None else column
     for note in notes:
         if column[note.code] == "warning":
             click.echo(f"warning: {printable(note.text)}", err=True)
@@ -151,7 +171,13 @@ def print_report(found: Report, deep: bool, crc: bool, options: ReportOptions) -
     clean = "nothing is wrong" if found.is_whole else "nothing is wrong with each rank by itself"
     echo(printable(f"{found.path}: {verdict or clean} ({read})"))
     _print_findings(found.findings, options.limit, "verify")
-    print_notes(found.notes, options.quiet, "verify")
+    # Findings that are ignored are notes; what is a warning elsewhere stands out among the notes.
+    findings = severities("verify")
+    column = {
+        code: "note" if findings[code] == "warning" else severity
+        for code, severity in severities("convert").items()
+    }
+    print_notes(found.notes, options.quiet, column)
 
 
 def describe_report(found: Report, deep: bool) -> dict[str, object]:
@@ -228,7 +254,7 @@ def print_comparison(
         columns = ("tensor", "what", "A", "B", "differ>", "max abs>", "max rel>", "first")
         _print_rows("differences", columns, [_row(one) for one in found.differences], options.limit)
     _print_findings(found.findings, options.limit, "diff")
-    print_notes(found.notes, options.quiet, "diff")
+    print_notes(found.notes, options.quiet, severities("diff"))
 
 
 _WORDS = {

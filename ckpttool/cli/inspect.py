@@ -38,7 +38,7 @@ def inspect(source: Source, crc: bool, report: ReportOptions) -> None:
     """Show what a checkpoint holds, from headers alone."""
     from ckpttool.discovery.scan import scan_all
     from ckpttool.execution.executors import default_jobs
-    from ckpttool.model.diagnostics import Diagnostics
+    from ckpttool.model.diagnostics import Diagnostics, severities
 
     if show_other(source.path, report.as_json):
         return
@@ -59,7 +59,7 @@ def inspect(source: Source, crc: bool, report: ReportOptions) -> None:
     if not report.as_json:
         notes = diagnostics.of("note", "warning")
         diagnostics.failures, notes = _join_replaced(diagnostics.failures, notes)
-        documents.print_notes(notes, report.quiet, "inspect")
+        documents.print_notes(notes, report.quiet, severities("inspect"))
     diagnostics.raise_if_errors()
 
 

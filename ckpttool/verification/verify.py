@@ -277,7 +277,11 @@ def verify(
             raise PlanError(Diagnostic.each("strategy", reasons))
     catalog, notes = as_asked(catalog, strategy)
     with require_unmodified_sources(catalog):
-        resolved = _resolve(catalog, strategy, options, deep, executor, found)
+        seen = Diagnostics("verify")
+        resolved = _resolve(catalog, strategy, options, deep, executor, seen)
+        damaged = resolved.catalog.damaged.values()
+        raise_all(error for error in seen.failures if error not in damaged)
+        found.add(*catalog.problems, *catalog.findings, *find_damage(resolved.catalog, seen), *seen)
         verification = _Verification(resolved, executor, found)
         verification.run(deep, crc, open_progress)
     found.add(*notes)
@@ -354,10 +358,7 @@ class _Verification:
 
     def run(self, deep: bool, crc: bool, open_progress: OpenProgress) -> None:
         """Make all checks, one after the other."""
-        catalog, found, sources = self.catalog, self.found, self.resolved.sources
-        damaged = catalog.damaged.values()
-        raise_all(error for error in found.failures if error not in damaged)
-        found.add(*catalog.problems, *catalog.findings, *find_damage(catalog, found))
+        found, sources = self.found, self.resolved.sources
         # Replicas that differ are found once more when all are read, element by element.
         found.add(*(one for one in self.resolved.doubts if one.code != "replica"))
         with _counted(open_progress, self._bytes_to_read(sources, deep, crc)) as on_progress:

@@ -47,7 +47,7 @@ def test_what_is_left_of_a_save_is_named_and_not_taken(ranks, tmp_path):
     for name in ("rank_3/net-2_1.tmp", "rank_6/net-2_1.tmp", "rank_0/net-2_1.h5.partial"):
         (ranks / name).write_bytes(record())
     assert scan(str(ranks)).step == "1_1"
-    (text,) = notes_of(ranks, "unfinished")
+    (text,) = notes_of(ranks, "leftover")
     left = "rank_0/net-2_1.h5.partial, rank_3/net-2_1.tmp, rank_6/net-2_1.tmp"
     assert text == f"{ranks}: left over from a save that did not finish: {left}"
     result = run_well("merge", ranks, *STRATEGY, "-o", tmp_path / "full.h5")
@@ -57,7 +57,7 @@ def test_what_is_left_of_a_save_is_named_and_not_taken(ranks, tmp_path):
 
 def test_a_rank_with_nothing_but_a_leftover_is_explained(ranks):
     (ranks / "rank_3" / "net-1_1.ckpt").rename(ranks / "rank_3" / "net-1_1.tmp")
-    left, absent = notes_of(ranks, "unfinished", "absent")
+    left, absent = notes_of(ranks, "leftover", "missing_rank")
     assert left.endswith("left over from a save that did not finish: rank_3/net-1_1.tmp")
     assert absent == f"rank 3: no checkpoint file found in {ranks}"
 
@@ -74,7 +74,7 @@ def test_leftovers_of_flat_files_are_named(tmp_path):
     for rank in range(2):
         (tmp_path / f"net_rank_{rank}-1_1.ckpt").write_bytes(record())
     (tmp_path / "net_rank_1-2_1.tmp").touch()
-    assert notes_of(tmp_path, "unfinished")[0].endswith("did not finish: net_rank_1-2_1.tmp")
+    assert notes_of(tmp_path, "leftover")[0].endswith("did not finish: net_rank_1-2_1.tmp")
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_emergency_saves_beside_flat_files_are_named_as_well(tmp_path):
     emergency(tmp_path, "ttp_saved_checkpoints-step_7", [0])
     emergency(tmp_path, "ttp_saved_checkpoints-step_9_tmp", [0])
     assert "step_7: an emergency save" in notes_of(tmp_path, "skipped")[0]
-    assert "step_9_tmp: an emergency save" in notes_of(tmp_path, "unfinished")[0]
+    assert "step_9_tmp: an emergency save" in notes_of(tmp_path, "leftover")[0]
 
 
 def test_emergency_saves_beside_the_ranks_are_named_and_not_taken(ranks):
@@ -205,7 +205,7 @@ def test_emergency_saves_beside_the_ranks_are_named_and_not_taken(ranks):
         f"{ranks}/ttp_saved_checkpoints-step_7: an emergency save of fault-tolerant training, "
         "passed over; name it as SRC to use it"
     )
-    assert "step_9_tmp: an emergency save" in notes_of(ranks, "unfinished")[0]
+    assert "step_9_tmp: an emergency save" in notes_of(ranks, "leftover")[0]
 
 
 def test_if_there_is_nothing_but_an_emergency_save_the_error_names_it(tmp_path):
@@ -274,21 +274,21 @@ def test_markers_of_success_are_passed_over_quietly(ranks):
 def test_a_conversion_that_failed_is_pointed_out_with_its_reason(folder, ranks):
     reason = "For 'transform_checkpoints',\n the checkpoint of rank_3 is missing"
     (ranks / folder / "transform_failed_rank_4.txt").write_text(reason)
-    (text,) = notes_of(ranks, "unfinished")
+    (text,) = notes_of(ranks, "leftover")
     assert text.startswith("a conversion failed: ")
     assert text.endswith(
         "transform_failed_rank_4.txt: For 'transform_checkpoints', the checkpoint of rank_3 is "
         "missing"
     )
     (ranks / folder / "transform_failed_rank_4.txt").write_bytes(b"\xff" * 1000)
-    assert len(notes_of(ranks, "unfinished")[0]) < 500
+    assert len(notes_of(ranks, "leftover")[0]) < 500
     (ranks / folder / "transform_failed_rank_4.txt").write_text("")
-    assert notes_of(ranks, "unfinished")[0].endswith("rank_4.txt: no reason told")
+    assert notes_of(ranks, "leftover")[0].endswith("rank_4.txt: no reason told")
 
 
 def test_a_folder_called_like_the_marker_of_a_failure_is_none(ranks):
     (ranks / "transform_failed_rank_4.txt").mkdir()
-    assert notes_of(ranks, "unfinished") == []
+    assert notes_of(ranks, "leftover") == []
 
 
 def test_files_of_known_kinds_beside_the_ranks_are_called_what_they_are(ranks):
@@ -306,7 +306,7 @@ def test_files_of_known_kinds_beside_the_ranks_are_called_what_they_are(ranks):
 def test_the_notes_are_in_the_document(ranks):
     (ranks / "rank_3" / "net-2_1.tmp").touch()
     document = json.loads(run_well("inspect", ranks, "--json").stdout)
-    assert [note["kind"] for note in document["notes"]] == ["unfinished"]
+    assert [note["kind"] for note in document["notes"]] == ["leftover"]
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_inspect_shows_ranks_step_layouts_and_what_was_taken(output):
     assert document["step"] == "2_3"
     tensors = {tensor["name"]: tensor for tensor in document["tensors"]}
     assert tensors["blocks.0.w"]["shape"] == [16, 16]
-    assert {"strategy", "step"} <= {note["kind"] for note in document["notes"]}
+    assert {"strategy_file", "step"} <= {note["kind"] for note in document["notes"]}
     table = run_well("inspect", output).stdout
     assert not mentions(table, r"rank_7/llama_7b_rank_7-2_3\.ckpt", r"moment1\.blocks\.1\.w")
 
@@ -305,7 +305,7 @@ def test_the_strategies_of_a_conversion_are_named_and_not_taken(output, tmp_path
     assert scan(str(output)).strategy_files == ()
     (output / "strategy").mkdir()
     keep_strategies(output, "pp2_opt")
-    assert notes_of(output, "strategy") == []
+    assert notes_of(output, "strategy_file") == []
 
 
 def test_strategies_of_other_names_are_named_and_not_taken(output):
@@ -361,7 +361,7 @@ def test_the_oldest_record_of_all_ranks_counts(output):
     assert notes_of(output, "step") == [
         "step 1_5, the newest that meta.json records and every rank has, of 3"
     ]
-    (text,) = notes_of(output, "unfinished")
+    (text,) = notes_of(output, "leftover")
     assert "step 1_10, 2_3: newer than meta.json records" in text
 
 
@@ -374,7 +374,7 @@ def test_a_newer_step_that_no_record_knows_is_passed_over_with_a_note(output, tm
     save(output, "pp2_opt", "3_1", is_other=True)
     run_well("merge", output, "-o", tmp_path / "full.h5")
     assert_merged(tmp_path / "full.h5", "pp2_opt")
-    (text,) = notes_of(output, "unfinished")
+    (text,) = notes_of(output, "leftover")
     assert text.startswith("step 3_1: newer than meta.json records")
     assert scan(str(output), SourceOptions(step="3_1")).step == "3_1"
 
@@ -389,7 +389,7 @@ def test_a_recorded_step_that_a_rank_lost_makes_way_for_the_one_before(output):
 def test_a_step_newer_than_all_records_is_taken_if_it_is_all_there_is(output):
     record(output, "1_2")
     assert scan(str(output)).step == "2_3"
-    (text,) = notes_of(output, "unfinished")
+    (text,) = notes_of(output, "leftover")
     assert text == "step 2_3: meta.json records step 1_2, which not every rank has"
 
 
@@ -422,7 +422,7 @@ def test_without_records_series_are_not_compared(output):
 def test_a_save_on_a_breakdown_is_not_recorded_and_passed_over(output):
     save(output, "pp2_opt", "2_3_breakpoint", is_other=True)
     assert scan(str(output)).step == "2_3"
-    assert "2_3_breakpoint" in notes_of(output, "unfinished")[0]
+    assert "2_3_breakpoint" in notes_of(output, "leftover")[0]
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ def test_inspect_shows_the_optimizer_shard_that_the_strategy_hides():
     document = json.loads(run_well(*words).stdout)
     shown = {one["name"]: (one["shape"], one["optimizer_shard"]) for one in document["tensors"]}
     assert (shown["w"], shown["moment1.b"]) == (([16, 8], 4), ([8], 8))
-    assert "corrected" in [note["kind"] for note in document["notes"]]
+    assert "inferred" in [note["kind"] for note in document["notes"]]
 
 
 def test_inspect_points_out_what_contents_contradict(tmp_path):

@@ -97,7 +97,7 @@ def test_a_hidden_shard_is_found_and_told(tmp_path):
     tensors = {"w": (w, 4), "moments.w": (m, 4)}
     merged, kinds = merge(tmp_path, checkpoint(tmp_path, 4, tensors), tensors)
     assert (merged["w"], merged["moments.w"]) == (w, m)
-    assert "corrected" in kinds
+    assert "inferred" in kinds
 
 
 @pytest.mark.parametrize("shape", [None, [8, 3]])
@@ -181,7 +181,7 @@ def test_a_hidden_shard_is_found_below_the_largest_tensors(tmp_path, hidden):
     tensors[hidden] = (noise(hidden, "Float32", (16, 8)), 4)
     merged, kinds = merge(tmp_path, checkpoint(tmp_path, 4, tensors), tensors)
     assert merged[hidden] == tensors[hidden][0]
-    assert "corrected" in kinds
+    assert "inferred" in kinds
 
 
 @pytest.mark.parametrize("absent", [0, 3])
@@ -207,7 +207,7 @@ def test_gradients_that_each_rank_sums_up_for_itself_are_no_doubt(tmp_path):
     catalog = catalog_on_disk(tmp_path / "src", held)
     merged, kinds = merge(tmp_path, catalog, held[0])
     assert merged == held[0]
-    assert "corrected" not in kinds
+    assert "inferred" not in kinds
 
 
 def drifted(folder, by):
@@ -255,13 +255,13 @@ def test_what_speaks_for_drift_is_a_finding_and_a_proven_shard_is_none(tmp_path)
     drifted(tmp_path, 1e-3)
     strategy = join_stages({0: dict.fromkeys(("w", "v"), Layout((4,), ((), ())))})
     found = ckpttool.verify(ckpttool.scan(str(tmp_path / "src")), strategy, deep=True).findings
-    assert {"replica", "strategy"} == {finding.code for finding in found}
+    assert {"replica", "undecided_shard"} == {finding.code for finding in found}
     w = noise("w", "Float32", (8, 3))
     catalog = checkpoint(tmp_path / "cut", 4, {"w": (w, 4)})
     strategy = join_stages({0: {"w": Layout((4,), ((), ()))}})
     report = ckpttool.verify(catalog, strategy, deep=True)
     assert not report.findings
-    assert "corrected" in [note.code for note in report.notes]
+    assert "inferred" in [note.code for note in report.notes]
 
 
 @pytest.mark.parametrize(
@@ -366,7 +366,7 @@ def test_a_tensor_whose_replicas_the_shard_does_not_divide_is_whole(tmp_path):
     merged = read(tmp_path / "m.ckpt")
     assert (merged["w"], merged["b"]) == (w, b)
     assert (merged["z"].shape, merged["o"].shape) == ((2, 6), (8, 3))
-    proven, decided = (note.text for note in plan.notes if note.code == "corrected")
+    proven, decided = (note.text for note in plan.notes if note.code == "inferred")
     assert "as replicas that differ or shapes tell: 1 parameter: w;" in proven
     told = "--optimizer-shard 4 alone decides: cut: o; whole, for it does not divide their"
     assert f"{told} replicas: z; say by hand" in decided
@@ -452,7 +452,7 @@ def test_slices_that_differ_between_their_samples_only_are_proven_all_the_same(t
     assert sample(catalog.files[0].tensors["w"]) == sample(catalog.files[1].tensors["w"])
     merged, kinds = merge(tmp_path, catalog, ["w", "v"])
     assert (merged["w"], merged["v"]) == (w, v)
-    assert "corrected" in kinds
+    assert "inferred" in kinds
 
 
 def test_a_parameter_and_its_state_of_different_rows_explain_nothing(tmp_path):
@@ -470,7 +470,7 @@ def test_gradients_of_all_rows_prove_a_shard_whatever_the_contents_are(tmp_path,
     tensors["accu_grads.w"] = noise("g", "Float32", (8, 3)), 1
     merged, kinds = merge(tmp_path, checkpoint(tmp_path, ranks, tensors), tensors)
     assert merged == {name: entry for name, (entry, _) in tensors.items()}
-    assert "corrected" in kinds
+    assert "inferred" in kinds
 
 
 def test_what_gradients_prove_of_one_tensor_is_asked_of_others_that_tell_nothing(tmp_path):

@@ -292,7 +292,7 @@ def test_strict_has_nothing_against_a_whole_checkpoint(source, tmp_path):
 def test_the_document_of_a_merge_names_the_rank_that_was_replaced(source, tmp_path):
     path = cut_short(rank_file(source, 5))
     document = json.loads(merge(source, tmp_path / "m.h5", "--json").stdout)
-    (note,) = (note for note in document["notes"] if note["kind"] == "replica")
+    (note,) = (note for note in document["notes"] if note["kind"] == "damaged_replica")
     assert str(path) in note["text"]
     assert note["text"].endswith("replicas: rank 0")
 

@@ -91,7 +91,7 @@ def test_state_that_is_neither_a_slice_nor_whole_is_a_question():
     found, problems, notes = find(catalog, agreement=agreement, unlisted="first")
     assert not problems
     assert found["accu_grads.w"][0].meta.shape == (2, 3)
-    assert "unlisted" in notes
+    assert "decided" in notes
     assert "accu_grads.w" not in find(catalog, agreement=agreement, unlisted="drop")[0]
 
 

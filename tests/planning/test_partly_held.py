@@ -49,7 +49,7 @@ def test_a_name_that_some_ranks_lack_is_a_warning(name):
         sources, problems, notes = find(catalog, agreement={name: (held,)})
         assert name in sources
         assert not problems
-        (text,) = notes["unlisted"]
+        (text,) = notes["partly_held"]
         assert f"{name}: not in the strategy, and not on rank" in text
         assert f"run/rank_{missing[0]}/net.ckpt" in text
 
@@ -73,7 +73,7 @@ def test_a_person_decides_of_a_name_on_one_rank(unlisted, is_there):
     sources, problems, notes = find(catalog, unlisted=unlisted)
     assert not problems
     assert ("own" in sources) == is_there
-    (text,) = notes["unlisted" if is_there else "dropped"]
+    (text,) = notes["decided" if is_there else "dropped"]
     assert "own: not in the strategy, on rank 3 alone: " in text
 
 
@@ -113,7 +113,7 @@ def test_what_the_strategy_lists_and_no_rank_has_may_be_there_under_another_name
     alone = strategy_of({"w": ROWS, "layer1.weight": ROWS})
     catalog = with_names({"w": (4, 3), "layer1.weighv": (4, 3)})
     _, _, notes = find(catalog, alone, {"layer1.weighv": ((0, 1, 2, 3),)})
-    (text,) = notes["absent"]
+    (text,) = notes["renamed"]
     assert text.endswith("on ranks but not in the strategy: layer1.weighv; was one renamed?")
 
 

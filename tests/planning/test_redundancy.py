@@ -113,13 +113,13 @@ def test_inspect_shows_full_shapes_and_says_how_it_was_saved(saved):
     shapes = {tensor["name"]: tuple(tensor["shape"]) for tensor in document["tensors"]}
     want = corpus.conversion(CASE.name, "merge").ranks[0]
     assert shapes == {name: shape for name, (_, shape, _) in want.items()}
-    (text,) = [note["text"] for note in document["notes"] if note["kind"] == "replica"]
+    (text,) = [note["text"] for note in document["notes"] if note["kind"] == "deduplicated"]
     assert text.endswith("of ranks with equal slices one alone has each; rank 7 holds nothing")
 
 
 def test_inspect_without_a_strategy_says_so_if_the_files_do():
     document = json.loads(run_well("inspect", CASE / "src", "--json").stdout)
-    assert [note["kind"] for note in document["notes"]] == ["replica"]
+    assert [note["kind"] for note in document["notes"]] == ["deduplicated"]
     plain = GOLDEN / "safetensors_reshard" / "src"
     assert json.loads(run_well("inspect", plain, "--json").stdout)["notes"] == []
 
@@ -181,7 +181,11 @@ def test_an_empty_file_of_a_checkpoint_with_redundancy_is_damaged(plain, tmp_pat
     result = run("verify", *plain, "--json")
     assert result.exit_code == 1
     (finding,) = json.loads(result.stdout)["findings"]
-    assert (finding["severity"], finding["kind"], finding["ranks"]) == ("error", "damaged", [5])
+    assert (finding["severity"], finding["kind"], finding["ranks"]) == (
+        "error",
+        "damaged_replica",
+        [5],
+    )
 
 
 def test_inspect_says_once_that_a_file_is_empty_and_who_replaces_it(plain):
@@ -304,7 +308,7 @@ def test_an_empty_rank_is_told_even_if_all_is_there():
     _, problems, notes = find(catalog, ONE_STAGE)
     assert not problems
     text = "rank 3 holds nothing (run/rank_3/net.ckpt has 0 bytes), though the checkpoint was not "
-    assert notes == {"replica": [text + "saved without redundancy: was it cut short?"]}
+    assert notes == {"emptied": [text + "saved without redundancy: was it cut short?"]}
 
 
 def test_what_is_lost_with_redundancy_is_told_as_before():

@@ -44,7 +44,7 @@ def test_a_missing_file_does_no_harm_if_replicas_are_there_and_a_note_says_so():
     found, problems, notes = find(catalog)
     assert not problems
     assert found["w"][0].slicing.find_slice((1, 0)).file.path == "run/rank_3/net.ckpt"
-    the_one(notes["replica"], "ranks 1, 2: no checkpoint file found in run")
+    the_one(notes["missing_replica"], "ranks 1, 2: no checkpoint file found in run")
 
 
 def test_a_missing_rank_is_named_if_no_other_has_its_slice():
@@ -293,7 +293,7 @@ def test_unlisted_first_takes_the_lowest_rank_for_all():
     found, problems, notes = find(catalog, agreement={"rng": ((3,), (1, 2))}, unlisted="first")
     assert not problems
     assert [source.layout.first_rank for source in found["rng"]] == [1]
-    assert "taken from rank 1" in notes["unlisted"][0]
+    assert "taken from rank 1" in notes["decided"][0]
 
 
 def test_unlisted_drop_leaves_it_out():
@@ -308,7 +308,7 @@ def test_unlisted_rank_gives_every_rank_its_own():
     assert not problems
     assert [source.rank_cycle for source in found["rng"]] == [(0, 4), (1, 4), (2, 4), (3, 4)]
     assert [source.layout.first_rank for source in found["rng"]] == [0, 1, 2, 3]
-    assert "modulo 4, and what no target rank takes is left out" in notes["unlisted"][0]
+    assert "modulo 4, and what no target rank takes is left out" in notes["decided"][0]
 
 
 def test_unlisted_rank_never_gives_two_ranks_the_same_turn():

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import ckpttool
 from ckpttool.errors import CkptToolError, PlanError
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout
 from ckpttool.storage.compare import Tolerance
 from tests.strategies import as_stored, examples, moves
@@ -303,7 +304,7 @@ def test_an_error_says_of_which_side_it_is(tmp_path):
         with pytest.raises(PlanError, match=rf"\A{side}: .*no strategy"):
             ckpttool.diff(*sides)
     with pytest.raises(PlanError, match=r"\AB: .*did not end"):
-        ckpttool.diff(a, replace(a, problems=("a run did not end",)))
+        ckpttool.diff(a, replace(a, problems=Diagnostic.each("unfinished", ["a run did not end"])))
     words = ["diff", CASE / "src", CASE / "src", "-s", CASE / "src_strategy.ckpt"]
     result = run(*words, "--b-step", "7_7")
     assert result.exit_code == 5
@@ -400,7 +401,7 @@ def test_a_damaged_rank_is_replaced_and_told(tmp_path):
     path.write_bytes(path.read_bytes()[:-3])
     found = ckpttool.diff(ckpttool.scan(str(a)), written(tmp_path / "b", entries()), ROW_CUT)
     assert not found.differences
-    assert [note.code for note in found.notes] == ["missing_replica"]
+    assert [note.code for note in found.notes] == ["damaged_replica"]
 
 
 def test_a_hidden_optimizer_shard_is_seen_through(tmp_path):

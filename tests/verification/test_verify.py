@@ -524,7 +524,7 @@ def test_findings_are_a_summary_and_a_table_and_exit_code_1(source):
     lines = result.stdout.splitlines()
     assert lines[0].startswith(f"{source}: 1 error (7 ranks, step 2_10, 21 tensors, ")
     assert lines[1].strip() == "findings"
-    assert f"error      damaged   rank 2: {path}: byte 28091:" in result.stdout
+    assert f"error      damaged_replica   rank 2: {path}: byte 28091:" in result.stdout
     assert result.stderr == ""
 
 
