@@ -16,10 +16,10 @@ from ckpttool.model.diagnostics import Diagnostics, Note, describe_notes
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex, map_of
-from ckpttool.planning.missing import note_redundancy, notes_of_scan, set_aside
+from ckpttool.planning.missing import note_redundancy, notes_of_scan, quarantine_damaged
 from ckpttool.planning.resolve import ResolveOptions, name_commands, resolve
-from ckpttool.planning.sources import on_one_of_several, possible_slices
-from ckpttool.planning.strategy_check import as_asked
+from ckpttool.planning.sources import on_one_of_several, suspected_rank_slices
+from ckpttool.planning.strategy_check import limit_to_written_ranks
 from ckpttool.storage.checksums import check_files
 
 Json = dict[str, object]
@@ -89,7 +89,7 @@ def _describe_merged(catalog: MergedCatalog, found: Diagnostics) -> Json:
         notes = describe_notes(found.notes)
         return {**_describe_file(file), "tensors": tensors, "notes": notes}
     files = catalog.files.values()
-    slices = possible_slices(catalog).values()
+    slices = suspected_rank_slices(catalog).values()
     text = f"not in the index, so perhaps slices of rank 0: {', '.join(slices)}"
     found.notes += (Note("doubt", text),) if slices else ()
     return {
@@ -132,7 +132,7 @@ def _describe_ranks(
     catalog: Catalog, strategy: Strategy | None, executor: Executor, found: Diagnostics
 ) -> Json:
     """Describe the files of ranks, and with layouts the full tensors."""
-    catalog, of_part = as_asked(catalog, strategy)
+    catalog, of_part = limit_to_written_ranks(catalog, strategy)
     notes = [*catalog.notes]
     devices = {} if isinstance(catalog, MergedCatalog) else find_devices(catalog.root, notes)
     catalog = replace(catalog, notes=tuple(notes))
@@ -150,7 +150,7 @@ def _describe_ranks(
     if strategy is not None or isinstance(catalog, SelfDescribedCatalog):
         document["tensors"] = _describe_tensors(catalog, strategy, executor, found)
     else:
-        whole = set_aside(catalog, None)
+        whole = quarantine_damaged(catalog, None)
         found.errors += [whole.damaged[rank] for rank in catalog.files if rank not in whole.files]
         found.notes += notes_of_scan(catalog, None)
         found.notes += filter(None, [note_redundancy(whole, is_deduplicated=None)])
