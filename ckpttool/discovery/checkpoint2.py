@@ -71,7 +71,7 @@ from ckpttool.discovery.leftovers import note_leftovers
 from ckpttool.discovery.rank_folders import checkpoint_files
 from ckpttool.errors import FormatError, PlanError, raise_all
 from ckpttool.formats import read_indexes
-from ckpttool.formats.reading import open_file
+from ckpttool.formats.local import is_file, is_folder, list_folder, open_file
 from ckpttool.formats.strict_json import read_json_object
 from ckpttool.model.catalog import SelfDescribedCatalog
 from ckpttool.model.diagnostics import Note
@@ -135,7 +135,7 @@ def scan_checkpoint2(src: str, step: str | None) -> SelfDescribedCatalog | None:
     note_leftovers(folder, (), notes)
     values = _read_common(folder, notes)
     errors: list[FormatError] = []
-    read = _read_described if (folder / METADATA).is_file() else _read_whole
+    read = _read_described if is_file(folder / METADATA) else _read_whole
     files, description = read(folder, errors, notes)
     number = _iteration_number(folder)
     return SelfDescribedCatalog(
@@ -149,15 +149,15 @@ def scan_checkpoint2(src: str, step: str | None) -> SelfDescribedCatalog | None:
 
 
 def _is_iteration(folder: Path) -> bool:
-    if any(FILE.fullmatch(path.name) for path in folder.iterdir()):
+    if any(FILE.fullmatch(path.name) for path in list_folder(folder)):
         return True
     metadata = folder / METADATA
-    return metadata.is_file() and _is_metadata(str(metadata))
+    return is_file(metadata) and _is_metadata(str(metadata))
 
 
 def _read_common(folder: Path, notes: list[Note]) -> Mapping[str, str]:
     path = folder / COMMON
-    if not path.is_file():
+    if not is_file(path):
         return {}
     try:
         values = _parse_common(str(path))
@@ -255,7 +255,7 @@ def _slices_problem(
 
 def _has_iterations(root: Path) -> bool:
     """Return whether a folder holds folders of iterations."""
-    return (root / TRACKER).is_file() or bool(_iterations(root))
+    return is_file(root / TRACKER) or bool(_iterations(root))
 
 
 def _find_iteration(root: Path, wanted: str | None, notes: list[Note]) -> Path:
@@ -300,8 +300,8 @@ def _find_iteration(root: Path, wanted: str | None, notes: list[Note]) -> Path:
 
 
 def _iterations(root: Path) -> Mapping[Path, int]:
-    numbers = {path: _iteration_number(path) for path in sorted(root.iterdir())}
-    return {path: n for path, n in numbers.items() if n is not None and path.is_dir()}
+    numbers = {path: _iteration_number(path) for path in list_folder(root)}
+    return {path: n for path, n in numbers.items() if n is not None and is_folder(path)}
 
 
 def _iteration_number(folder: Path) -> int | None:
@@ -318,7 +318,7 @@ def _is_wanted(folder: Path, wanted: str) -> bool:
 
 def _last_complete(root: Path) -> int | None:
     path = root / TRACKER
-    if not path.is_file():
+    if not is_file(path):
         return None
     with open_file(path) as file:
         text = file.read(100).strip()
@@ -330,7 +330,7 @@ def _last_complete(root: Path) -> int | None:
 def _offer(folders: Mapping[Path, int], last: int) -> str:
     """List what can be read in place of the last complete iteration, whose folder is missing."""
     saved = sorted(
-        {n for path, n in folders.items() if any(FILE.fullmatch(p.name) for p in path.iterdir())}
+        {n for path, n in folders.items() if any(FILE.fullmatch(p.name) for p in list_folder(path))}
     )
     complete = [str(n) for n in saved if n <= last]
     newer = [str(n) for n in saved if n > last]
@@ -377,7 +377,7 @@ def _select(folder: Path, named: set[str], notes: list[Note]) -> list[str]:
 
 def _list_files(folder: Path) -> dict[str, re.Match[str]]:
     """Return the names of MindFormers' files in a folder, and their parts."""
-    names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    names = [path.name for path in list_folder(folder) if is_file(path)]
     return {name: match for name in names if (match := FILE.fullmatch(name)) is not None}
 
 
@@ -661,7 +661,7 @@ def read_named(folder: Path, names: Iterable[str], errors: list[FormatError]) ->
 
     The errors of damaged ones are added to ``errors``.
     """
-    there = [name for name in names if (folder / name).is_file()]
+    there = [name for name in names if is_file(folder / name)]
     files: Files = {}
     for name, index in zip(there, read_indexes(str(folder / n) for n in there), strict=True):
         if isinstance(index, FormatError):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ckpttool.errors import CkptToolError, PlanError, StrategyError, raise_all
 from ckpttool.formats import format_of_suffix
-from ckpttool.formats.reading import is_there
+from ckpttool.formats.local import is_there
 from ckpttool.formats.weight_index import (
     PART_ATTRS,
     index_names,

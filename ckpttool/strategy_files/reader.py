@@ -69,7 +69,15 @@ from sys import intern
 from ckpttool.errors import CkptToolError, FormatError, StrategyError, raise_all
 from ckpttool.formats import format_of_content
 from ckpttool.formats.foreign import identify_foreign
-from ckpttool.formats.reading import open_file, read_file, why_not_a_path
+from ckpttool.formats.local import (
+    is_file,
+    is_folder,
+    list_folder,
+    open_file,
+    read_file,
+    stat_file,
+    why_not_a_path,
+)
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.formats.wire import LENGTH, VARINT, Field, WireReader
 from ckpttool.model.diagnostics import Note
@@ -320,8 +328,8 @@ def read_strategy(paths: str | Sequence[str]) -> Strategy:
 
 def _check_size(path: str) -> None:
     """Raise if a file cannot be a strategy, before any of it is read."""
-    size = Path(path).stat().st_size
-    if not Path(path).is_file():
+    size = stat_file(path).nbytes
+    if not is_file(path):
         raise StrategyError(path, "no file; a strategy is read twice, which a pipe does not allow")
     if not size:
         raise StrategyError(path, "the strategy file is empty (0 bytes)")
@@ -381,13 +389,13 @@ def _list_files(paths: Sequence[str]) -> Iterator[str]:
         url = why_not_a_path(path)
         if url is not None:
             raise StrategyError(path, url)
-        if not Path(path).is_dir():
+        if not is_folder(path):
             yield path
             continue
-        inside = sorted(p for p in Path(path).iterdir() if p.suffix in FOLDER_SUFFIXES)
+        inside = [p for p in list_folder(path) if p.suffix in FOLDER_SUFFIXES]
         if not inside:
             raise StrategyError(path, f"no strategy file ({' or '.join(FOLDER_SUFFIXES)}) in it")
-        yield from (str(p) for p in inside if p.is_file())
+        yield from (str(p) for p in inside if is_file(p))
 
 
 def _read_file(path: str, known: dict[tuple[bool, bytes], _File]) -> _File:
