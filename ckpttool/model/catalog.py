@@ -129,7 +129,7 @@ class Catalog:
         return dict(sorted(chain(*(group.items() for group in groups)), key=itemgetter(0)))
 
     def is_expected(self, rank: int) -> bool:
-        """Whether it should have a file of a rank."""
+        """Return whether it should have a file of a rank."""
         return True
 
 
@@ -150,7 +150,7 @@ class RankCatalog(Catalog):
     expected_ranks: frozenset[int] | None = None
 
     def is_expected(self, rank: int) -> bool:
-        """Whether it should have a file of a rank."""
+        """Return whether it should have a file of a rank."""
         return self.expected_ranks is None or rank in self.expected_ranks
 
 

@@ -57,7 +57,7 @@ _OTHERS = tuple(prefix for prefix in STATE_PREFIXES if not prefix.endswith("."))
 
 
 def parameter_of(name: str) -> str | None:
-    """The parameter whose optimizer state ``name`` would be, or None if it has no such prefix.
+    """Return the parameter whose optimizer state ``name`` would be; None without such a prefix.
 
     Examples
     --------
@@ -84,7 +84,7 @@ STATISTICS = ("exp_avg_sq_", "exp_avg_insta_")  # all that they keep of second m
 
 
 def reduced_from(name: str) -> tuple[str, int] | None:
-    """The parameter whose statistic ``name`` would be, and the axis that is lost.
+    """Return the parameter whose statistic ``name`` would be, and the axis that is reduced.
 
     Examples
     --------
@@ -100,7 +100,7 @@ def reduced_from(name: str) -> tuple[str, int] | None:
 
 
 def without_axis(layout: Layout, axis: int) -> Layout | None:
-    """The layout of a statistic over tensor axis ``axis``; None if there is none.
+    """Return the layout of a statistic over tensor axis ``axis``; None if it is impossible.
 
     That is so if the tensor has less than two axes, is field-sliced, or has an optimizer shard that
     no device axes make up.
@@ -123,7 +123,7 @@ def without_axis(layout: Layout, axis: int) -> Layout | None:
 
 
 def shard_as_axes(layout: Layout) -> Layout | None:
-    """The same slices without an optimizer shard, by device axes; None if that cannot be.
+    """Return a layout of the same slices by device axes alone; None if it is impossible.
 
     A shard of ``s`` cuts by the position in the replica group modulo ``s``, which is the place
     along the innermost free device axes if their sizes make up ``s``; one may have to be split.

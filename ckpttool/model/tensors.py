@@ -69,7 +69,7 @@ class TensorMeta:
         object.__setattr__(self, "nbytes", nbytes)  # many are asked for it, many times
 
     def of_shape(self, shape: tuple[int, ...]) -> TensorMeta:
-        """The same of another shape; it is itself, which takes no memory, if that is its own."""
+        """Return the same of another shape; itself, without new memory, for its own shape."""
         return self if shape == self.shape else replace(self, shape=shape)
 
     @property
@@ -259,7 +259,7 @@ def refuse_shared_bytes(path: str, places: Iterable[tuple[int, int, str]]) -> No
 
 
 def refuse_shared_extents(index: FileIndex) -> None:
-    """The same of the tensors of a file, whatever its format.
+    """Refuse a file, of any format, whose tensors share bytes.
 
     The same bytes may have two names, where a format has links; its reader knows whether they are.
     """
@@ -278,7 +278,7 @@ ENDINGS = (".__map_keys__", ".__map_values__", ".__map_statuses__")
 
 
 def map_of(name: str) -> str | None:
-    """The map parameter that a tensor is a part of, or None.
+    """Return the map parameter that a tensor is a part of, or None.
 
     Examples
     --------
@@ -292,12 +292,12 @@ def map_of(name: str) -> str | None:
 
 
 def part_names(tag: str) -> tuple[str, ...]:
-    """Names of the keys, values and statuses of a map parameter."""
+    """Return the names of the keys, values and statuses of a map parameter."""
     return tuple(tag + ending for ending in ENDINGS)
 
 
 def find_maps(tensors: Sequence[TensorMeta]) -> Mapping[str, Mapping[str, TensorMeta]]:
-    """The parts of every map parameter among tensors, by its name and theirs."""
+    """Return the parts of every map parameter among tensors, by its name and theirs."""
     maps: dict[str, dict[str, TensorMeta]] = {}
     for meta in tensors:
         tag = map_of(meta.name)
@@ -307,7 +307,7 @@ def find_maps(tensors: Sequence[TensorMeta]) -> Mapping[str, Mapping[str, Tensor
 
 
 def map_problems(tensors: Sequence[TensorMeta]) -> Iterator[str]:
-    """Why the parts of map parameters do not belong together, a message for each."""
+    """Yield a message for each map parameter whose parts do not belong together."""
     for tag, parts in find_maps(tensors).items():
         missing = [name for name in part_names(tag) if name not in parts]
         counts = [meta.shape[:1] for meta in parts.values()]
@@ -361,7 +361,7 @@ class Secret:
         return Secret, (self._value,)  # so that a worker's is made by __init__, too
 
     def reveal(self) -> bytes:
-        """The bytes."""
+        """Return the bytes."""
         return self._value
 
     def __len__(self) -> int:
