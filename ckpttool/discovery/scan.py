@@ -30,7 +30,7 @@ from ckpttool.discovery.sharded_files import note_index, scan_indexed
 from ckpttool.discovery.steps import choose_step
 from ckpttool.errors import FormatError, PlanError, UnfinishedError, UnsupportedError, raise_all
 from ckpttool.formats import read_index, read_indexes
-from ckpttool.formats.reading import why_not_a_path
+from ckpttool.formats.local import exists, is_file, is_folder, why_not_a_path
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
 from ckpttool.model.diagnostics import Finding, Note
 from ckpttool.model.tensors import FileIndex, Secret
@@ -122,7 +122,7 @@ def scan_all(
     merged = _scan_merged(root, src, key) if pattern is None else None
     if merged is not None:
         return merged
-    if not root.is_dir():
+    if not is_folder(root):
         return _scan_file(root, key, step)
     notes: list[Note] = []
     empty_ranks: EmptyRanks = {}
@@ -188,7 +188,7 @@ def _scan_merged(root: Path, src: str, key: Secret | None) -> Catalog | None:
         found,
         one_of_several=next(filter(None, of_one), ""),
         notes=(*found.notes, *_note_encryption(found.files, key)),
-        problems=(*found.problems, *_problems(root if root.is_dir() else root.parent)),
+        problems=(*found.problems, *_problems(root if is_folder(root) else root.parent)),
     )
 
 
@@ -235,7 +235,7 @@ def _gaps(ranks: Collection[int]) -> Iterator[int]:
 
 def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
     """Return the catalog of one file."""
-    if path.exists() and not path.is_file():
+    if exists(path) and not is_file(path):
         raise PlanError([f"{path}: neither a file nor a folder"])
     label = label_of(path.name)
     if step is not None and label is not None and not matches_step(path.name, {0: path}, step):

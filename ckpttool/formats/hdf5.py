@@ -43,7 +43,7 @@ import numpy as np
 from h5py import h5, h5a, h5d, h5f, h5g, h5l, h5o, h5p, h5s, h5t
 
 from ckpttool.errors import FormatError, UnsupportedError
-from ckpttool.formats.reading import stamp_of
+from ckpttool.formats.local import stamp_of
 from ckpttool.model.dtypes import DTYPES, TEXT
 from ckpttool.model.tensors import (
     Extent,

@@ -23,7 +23,7 @@ from ckpttool.discovery.mindformers_output import CHECKPOINT_FOLDERS, is_run_out
 from ckpttool.discovery.rank_folders import is_in_rank_folder
 from ckpttool.errors import CkptToolError, PlanError
 from ckpttool.formats import format_of_suffix, get_format, suffix_of
-from ckpttool.formats.reading import is_there, why_not_a_path
+from ckpttool.formats.local import is_there, why_not_a_path
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostics, Note
 from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS

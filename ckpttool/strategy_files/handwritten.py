@@ -61,11 +61,10 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckpttool.errors import StrategyError, raise_all
-from ckpttool.formats.reading import read_file
+from ckpttool.formats.local import read_file, stat_file
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Rule, Rules, Strategy
@@ -143,7 +142,7 @@ def _collect(problems: list[str], parse: Callable[..., T], *arguments: object) -
 
 def _read_top(path: str) -> Mapping[str, Node]:
     """Return the top level of a document of this form and version."""
-    size = Path(path).stat().st_size
+    size = stat_file(path).nbytes
     if size > MAX_BYTES:
         raise ValueError(f"{size} bytes; a strategy by hand has {MAX_BYTES} at most")
     data = read_file(path)

@@ -63,7 +63,15 @@ from sys import intern
 from ckpttool.errors import CkptToolError, FormatError, StrategyError, raise_all
 from ckpttool.formats import format_of_content
 from ckpttool.formats.foreign import identify_foreign
-from ckpttool.formats.reading import open_file, read_file, why_not_a_path
+from ckpttool.formats.local import (
+    is_file,
+    is_folder,
+    list_folder,
+    open_file,
+    read_file,
+    stat_file,
+    why_not_a_path,
+)
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.formats.wire import LENGTH, VARINT, Field, WireReader
 from ckpttool.model.diagnostics import Note
@@ -130,13 +138,13 @@ def _list_files(paths: Sequence[str]) -> Iterator[str]:
         url = why_not_a_path(path)
         if url is not None:
             raise StrategyError(path, url)
-        if not Path(path).is_dir():
+        if not is_folder(path):
             yield path
             continue
-        files_inside = sorted(p for p in Path(path).iterdir() if p.suffix in FOLDER_SUFFIXES)
+        files_inside = [p for p in list_folder(path) if p.suffix in FOLDER_SUFFIXES]
         if not files_inside:
             raise StrategyError(path, f"no strategy file ({' or '.join(FOLDER_SUFFIXES)}) in it")
-        yield from (str(p) for p in files_inside if p.is_file())
+        yield from (str(p) for p in files_inside if is_file(p))
 
 
 def is_merged_name(name: str) -> bool:
@@ -146,8 +154,8 @@ def is_merged_name(name: str) -> bool:
 
 def _check_size(path: str) -> None:
     """Raise StrategyError if the size of a file shows that it is not a strategy."""
-    size = Path(path).stat().st_size
-    if not Path(path).is_file():
+    size = stat_file(path).nbytes
+    if not is_file(path):
         raise StrategyError(path, "no file; a strategy is read twice, which a pipe does not allow")
     if not size:
         raise StrategyError(path, "the strategy file is empty (0 bytes)")

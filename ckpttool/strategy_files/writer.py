@@ -55,7 +55,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
 from ckpttool.errors import StrategyError, raise_all
-from ckpttool.formats.reading import why_not_a_path
+from ckpttool.formats.local import why_not_a_path
 from ckpttool.formats.wire import encode_bytes, encode_number
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy

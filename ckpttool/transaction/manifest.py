@@ -28,7 +28,7 @@ from ckpttool.errors import (
     describe_os_error,
 )
 from ckpttool.formats import read_index
-from ckpttool.formats.reading import as_stamp, open_file, read_file
+from ckpttool.formats.local import open_file, read_file, stat_file
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.diagnostics import Note
@@ -447,7 +447,7 @@ def provenance_of(plan: Plan) -> Provenance:
         plan_digest(plan),
         plan.catalog.step,
         tuple(
-            InputFile(os.path.relpath(path, base), *(stamp or _look_at(path))[:3])
+            InputFile(os.path.relpath(path, base), *(stamp or stat_file(path))[:3])
             for path, stamp in _inputs(plan.catalog).items()
         ),
         tuple(read_strategy_file(path) for path in dict.fromkeys(plan.strategies)),
@@ -539,7 +539,7 @@ def changed_inputs(plan: Plan) -> Iterator[str]:
 def _changes(files: Mapping[str, FileStamp | None]) -> Iterator[str]:
     for path, stamp in files.items():
         try:
-            now = _look_at(path)
+            now = stat_file(path)
         except FileNotFoundError:
             yield f"{path}: is gone"
             continue
@@ -587,10 +587,6 @@ def _inputs(catalog: Catalog) -> dict[str, FileStamp | None]:
     files = catalog.files.values()
     known = {path: stamp for file in files for path, stamp in file.stamps.items()}
     return {path: known.get(path) for path in catalog.paths}
-
-
-def _look_at(path: str) -> FileStamp:
-    return as_stamp(Path(path).stat())
 
 
 def read_strategy_file(path: str) -> StrategyFile:

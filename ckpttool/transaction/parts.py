@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ckpttool.errors import CkptToolError, FormatError, PlanError, VerifyError, raise_all
 from ckpttool.formats import FORMAT_NAMES, suffix_of
-from ckpttool.formats.reading import is_there
+from ckpttool.formats.local import is_there
 from ckpttool.model.diagnostics import Note
 from ckpttool.model.manifest import JOURNAL, MANIFEST, Provenance, differences
 from ckpttool.model.plan import Document, Plan, balance
