@@ -159,11 +159,11 @@ def scan_all(
         notes=tuple(note for note in notes if note.text not in problems),  # reported once
         problems=problems,
         missing_ranks=missing,
-        one_of_several=_lone_rank_evidence(chosen, missing),
+        one_of_several=_single_rank_evidence(chosen, missing),
     )
 
 
-def _lone_rank_evidence(chosen: Mapping[int, Path], missing: Sequence[int]) -> str:
+def _single_rank_evidence(chosen: Mapping[int, Path], missing: Sequence[int]) -> str:
     """Return the evidence that a folder's only file is of one rank of several, or ""."""
     if len(chosen) != 1:
         return ""
