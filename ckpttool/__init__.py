@@ -35,12 +35,13 @@ if TYPE_CHECKING:
     from ckpttool.execution.memory import fit_memory
     from ckpttool.formats import read_index
     from ckpttool.planning.preflight import OutputOptions, plan_merge, plan_reshard, plan_split
-    from ckpttool.planning.resolve import ResolveOptions
+    from ckpttool.planning.resolve import ResolveOptions, resolve
     from ckpttool.planning.targets import write_strategy
     from ckpttool.storage.compare import Tolerance
     from ckpttool.strategy_files.reader import read_strategy
     from ckpttool.transaction.manifest import Manifest
     from ckpttool.transaction.parts import finalize
+    from ckpttool.verification.describe import describe
     from ckpttool.verification.diff import diff
     from ckpttool.verification.verify import verify
 
@@ -63,6 +64,7 @@ _HOMES = {
     "Tolerance": "ckpttool.storage.compare",
     "UnsupportedError": "ckpttool.errors",
     "VerifyError": "ckpttool.errors",
+    "describe": "ckpttool.verification.describe",
     "diff": "ckpttool.verification.diff",
     "Manifest": "ckpttool.transaction.manifest",
     "execute": "ckpttool.execution.execute",
@@ -74,6 +76,7 @@ _HOMES = {
     "plan_split": "ckpttool.planning.preflight",
     "read_index": "ckpttool.formats",
     "read_strategy": "ckpttool.strategy_files.reader",
+    "resolve": "ckpttool.planning.resolve",
     "scan": "ckpttool.discovery.scan",
     "verify": "ckpttool.verification.verify",
     "write_strategy": "ckpttool.planning.targets",
@@ -97,6 +100,7 @@ __all__ = [
     "UnsupportedError",
     "VerifyError",
     "__version__",
+    "describe",
     "diff",
     "execute",
     "finalize",
@@ -107,6 +111,7 @@ __all__ = [
     "plan_split",
     "read_index",
     "read_strategy",
+    "resolve",
     "scan",
     "verify",
     "write_strategy",

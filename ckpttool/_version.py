@@ -1,3 +1,4 @@
-"""The version, for every module that has to know it."""
+"""The version of the package and of its JSON documents."""
 
 __version__ = "0.1.0"
+SCHEMA = 1  # of every JSON document; a change that breaks a reader increments it

@@ -148,6 +148,15 @@ def test_every_module_and_every_public_name_is_documented(path):
 
 @pytest.mark.source
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_no_function_has_more_than_eight_parameters(path):
+    for node in ast.walk(TREES[path]):
+        if isinstance(node, ast.FunctionDef):
+            names = [one.arg for one in (*node.args.args, *node.args.kwonlyargs)]
+            assert len([name for name in names if name not in ("self", "cls")]) <= 8, node.name
+
+
+@pytest.mark.source
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_the_library_neither_prints_nor_exits(path):
     calls = [node.func for node in ast.walk(TREES[path]) if isinstance(node, ast.Call)]
     names = {call.id for call in calls if isinstance(call, ast.Name)}

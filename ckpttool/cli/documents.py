@@ -7,39 +7,32 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from ckpttool._version import SCHEMA
 from ckpttool.cli.tables import Json, echo, print_table
-from ckpttool.errors import CkptToolError
 from ckpttool.model import wording
-from ckpttool.model.catalog import MergedCatalog, SelfDescribedCatalog
-from ckpttool.model.diagnostics import Note
+from ckpttool.model.diagnostics import Note, describe_notes
 from ckpttool.model.optimizer_names import parameter_of
-from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
-from ckpttool.model.tensors import map_of
+from ckpttool.model.slicing import LayoutSlicing
 from ckpttool.model.wording import count, format_bytes, format_shape, printable
-from ckpttool.planning.missing import note_redundancy, set_aside
 
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions
-    from ckpttool.formats.foreign import Device, GroupInfo, RankTable
-    from ckpttool.model.catalog import Catalog
+    from ckpttool.formats.foreign import GroupInfo, RankTable
     from ckpttool.model.diagnostics import Finding, Report
     from ckpttool.model.plan import Document, Plan
-    from ckpttool.model.strategy import Strategy
-    from ckpttool.model.tensors import FileIndex, TensorMeta
-    from ckpttool.planning.sources import Agreement, Sources
+    from ckpttool.model.tensors import TensorMeta
     from ckpttool.storage.compare import Tolerance
     from ckpttool.transaction.manifest import Manifest, Written
     from ckpttool.transaction.resume import Destination
     from ckpttool.verification.diff import Comparison, TensorDifference
 
 
-SCHEMA = 1
 LARGEST = 3  # sharded tensors that a result shows
 
 
@@ -57,11 +50,6 @@ def print_notes(notes: Iterable[Note], quiet: bool) -> None:
             click.echo(f"warning: {printable(note.text)}", err=True)
         elif not quiet:
             click.echo(f"note: {printable(note.text)}", err=True)
-
-
-def describe_notes(notes: Iterable[Note]) -> Sequence[Json]:
-    """Return the notes of a document."""
-    return [{"kind": note.kind, "text": note.text} for note in notes]
 
 
 def describe_run(
@@ -98,6 +86,8 @@ def describe_largest(plan: Plan) -> Sequence[Json]:
     A strategy file holds no shapes, and one of another run may fit, so a person should see these.
     Parameters come before their states; of equal shapes and layouts one is shown.
     """
+    from ckpttool.verification.describe import describe_layout
+
     sharded = {
         source.slicing.key: source
         for source in sorted(
@@ -107,29 +97,6 @@ def describe_largest(plan: Plan) -> Sequence[Json]:
         if isinstance(source.slicing, LayoutSlicing) and math.prod(source.layout.parts) > 1
     }
     return [describe_layout(source) for source in [*reversed(sharded.values())][:LARGEST]]
-
-
-def describe_layout(source: Source) -> Json:
-    """Describe the full tensor, its slices and its layout."""
-    shape, layout = source.meta.shape, source.layout
-    return {
-        "name": source.meta.name,
-        "dtype": source.meta.dtype,
-        "shape": list(shape),
-        **describe_shapes(layout.slice_shapes(shape)),
-        "device_matrix": list(layout.device_matrix),
-        "tensor_map": [list(axes) for axes in layout.tensor_map],
-        "optimizer_shard": layout.optimizer_shard,
-        **({"rows": list(layout.rows)} if layout.rows else {}),
-        **({"fields": layout.fields} if layout.fields > 1 else {}),
-    }
-
-
-def describe_shapes(shapes: Iterable[tuple[int, ...]]) -> Json:
-    """Describe the shape of the first slice, and all shapes where slices are not alike."""
-    different = list(map(list, dict.fromkeys(shapes)))
-    more = {"slice_shapes": different} if len(different) > 1 else {}
-    return {"slice_shape": different[0], **more}
 
 
 def describe_manifest(folder: str, manifest: Manifest) -> Json:
@@ -157,200 +124,6 @@ def _describe_written(output: Written) -> Json:
         "format": output.format,
         "nbytes": output.nbytes,
         "tensors": output.tensors,
-    }
-
-
-def describe_undivided(catalog: MergedCatalog) -> tuple[Json, tuple[Note, ...]]:
-    """Return document and notes of a file, or of several with an index."""
-    from ckpttool.planning.sources import on_one_of_several, possible_slices
-
-    if not (catalog.indexes or catalog.findings):
-        (file,) = catalog.files.values()
-        text = (
-            f"{file.path}: nothing in it ({file.nbytes} bytes): cut short, or of a rank that was "
-        )
-        empty = [] if file.tensors else [Note("replica", text + "saved without redundancy")]
-        notes = (*on_one_of_several(catalog), *catalog.notes, *empty)
-        tensors = list(_describe_tensors(file))
-        return {**_describe_file(file), "tensors": tensors, "notes": describe_notes(notes)}, notes
-    files = catalog.files.values()
-    slices = possible_slices(catalog).values()
-    text = f"not in the index, so perhaps slices of rank 0: {', '.join(slices)}"
-    notes = (*on_one_of_several(catalog), *catalog.notes)
-    notes += (Note("doubt", text),) if slices else ()
-    document = {
-        "path": catalog.root,
-        "format": ", ".join(sorted({file.format for file in files})),
-        "nbytes": sum(file.nbytes for file in files),
-        "indexes": list(catalog.indexes),
-        "files": [{**_describe_file(file), "tensors": len(file.tensors)} for file in files],
-        "tensors": [
-            {**tensor, "file": file.path} for file in files for tensor in _describe_tensors(file)
-        ],
-        "notes": describe_notes(notes),
-        "problems": [*map(str, catalog.damaged.values()), *(one.text for one in catalog.findings)],
-    }
-    return document, notes
-
-
-def _describe_file(file: FileIndex) -> Json:
-    return {
-        "path": file.path,
-        "format": file.format,
-        "nbytes": file.nbytes,
-        "attrs": dict(file.attrs),
-    }
-
-
-def _describe_tensors(file: FileIndex) -> Iterator[Json]:
-    for meta in (tensor.meta for tensor in file.tensors.values()):
-        yield {
-            "name": meta.name,
-            "dtype": meta.dtype,
-            "shape": list(meta.shape),
-            "nbytes": meta.nbytes,
-            **({} if meta.text is None else {"text": meta.text}),
-            **({} if (tag := map_of(meta.name)) is None else {"map": tag}),
-        }
-
-
-def describe_checkpoint(
-    catalog: Catalog, strategy: Strategy | None, errors: list[CkptToolError]
-) -> tuple[Json, tuple[Note, ...]]:
-    """Return document and notes of rank folders; add problems to ``errors``."""
-    from ckpttool.discovery.mindformers_output import find_devices
-    from ckpttool.planning.missing import notes_of_scan
-    from ckpttool.planning.strategy_check import as_asked
-
-    catalog, of_part = as_asked(catalog, strategy)
-    notes = [*notes_of_scan(catalog, strategy), *of_part]
-    devices = {} if isinstance(catalog, MergedCatalog) else find_devices(catalog.root, notes)
-    document: dict[str, object] = {
-        "path": catalog.root,
-        "step": catalog.step,
-        "ranks": [
-            {**_describe_rank(rank, file), **_describe_place(rank, devices)}
-            for rank, file in catalog.files.items()
-        ],
-    }
-    if isinstance(catalog, SelfDescribedCatalog):
-        document["values"] = dict(catalog.description.values)
-    elif strategy is None:
-        whole = set_aside(catalog, None)
-        errors += [whole.damaged[rank] for rank in catalog.files if rank not in whole.files]
-        notes += filter(None, [note_redundancy(whole, is_deduplicated=None)])
-    if strategy is not None or isinstance(catalog, SelfDescribedCatalog):
-        document["tensors"], told = _describe_tensors_of(catalog, strategy, errors)
-        notes += told
-    document["notes"] = describe_notes(notes)
-    document["problems"] = [problem for error in errors for problem in error.problems]
-    return document, tuple(notes)
-
-
-def _describe_rank(rank: int, file: FileIndex) -> Json:
-    return {
-        "rank": rank,
-        "path": file.path,
-        "format": file.format,
-        "nbytes": file.nbytes,
-        "tensors": len(file.tensors),
-        **({"beside": list(file.other_paths)} if file.other_paths else {}),
-    }
-
-
-def _describe_tensors_of(
-    catalog: Catalog, strategy: Strategy | None, errors: list[CkptToolError]
-) -> tuple[list[Json], list[Note]]:
-    """Return the full tensors and the notes on layouts; add problems to ``errors``."""
-    from ckpttool.model.diagnostics import Finding, plan_error
-    from ckpttool.planning.resolve import source_layouts
-
-    strategy = source_layouts(catalog, strategy)
-    strategy, problems = strategy.resolve(catalog.metas)
-    whole = set_aside(catalog, strategy)
-    errors[:0] = [whole.damaged[rank] for rank in catalog.files if rank not in whole.files]
-    strategy, sources = _look(whole, strategy, errors)
-    sources.problems[:0] = [Finding("strategy", problem) for problem in problems]
-    if sources.problems:
-        errors.append(plan_error(sources.problems))
-    told = [note for note in sources.notes if note.kind != "unlisted"]
-    tensors = [_describe_source(source, strategy) for source in sources.found]
-    return tensors, [*strategy.notes, *told]
-
-
-def _look(
-    catalog: Catalog, strategy: Strategy, errors: list[CkptToolError]
-) -> tuple[Strategy, Sources]:
-    """Return the strategy, corrected by samples of the contents, and the sources.
-
-    A contradiction is a note here.  Parameters that the strategy does not list are not compared.
-    """
-    from ckpttool.execution.executors import default_jobs, open_engine
-    from ckpttool.planning.resolve import Trust, sample_states, settle, told_by_a_look
-    from ckpttool.planning.sources import find_sources
-
-    agreement: Agreement = {}
-
-    def find(strategy: Strategy) -> Sources:
-        return find_sources(catalog, strategy, agreement, "first")
-
-    try:
-        with open_engine(f"threads:{default_jobs()}") as executor:
-            agreement = sample_states(catalog, strategy, executor)
-            sources = find(strategy)
-            if sources.problems:
-                return strategy, sources
-            trust = Trust(by_samples=True)
-            settled = settle(find, sources, catalog, strategy, executor, trust)
-            settled = told_by_a_look(settled)
-    except CkptToolError as error:
-        errors.append(error)
-        return strategy, find(strategy)
-    doubts = [Note("doubt", problem.text, is_warning=True) for problem in settled.problems]
-    settled.sources.notes += [*settled.notes, *doubts]
-    return settled.strategy, settled.sources
-
-
-def _describe_place(rank: int, devices: Mapping[int, Device]) -> Json:
-    """Describe where a rank ran, if a rank table names it."""
-    if not devices:
-        return {}
-    device = devices.get(rank)
-    return {"server": device and device.server, "device": device and device.device}
-
-
-def _describe_source(source: Source, strategy: Strategy) -> Json:
-    slicing = source.slicing
-    if isinstance(slicing, BoxSlicing):
-        return _describe_boxes(source, slicing)
-    assert isinstance(slicing, LayoutSlicing)
-    name = source.meta.name
-    base = name if source.is_listed else source.parameter
-    return {
-        **describe_layout(source),
-        **({} if base else dict.fromkeys(("device_matrix", "tensor_map", "optimizer_shard"))),
-        **({"by_hand": strategy.by_hand[name]} if name in strategy.by_hand else {}),
-        "stages": list(strategy.stages_of(base)) if base else [],
-        "ranks": list(slicing.tensors),
-    }
-
-
-def _describe_boxes(source: Source, slicing: BoxSlicing) -> Json:
-    """Describe a tensor whose slices the checkpoint describes, as `_describe_source` does."""
-    slices = [(boxes[0].region, [box.rank for box in boxes]) for boxes in slicing.slices]
-    return {
-        "name": source.meta.name,
-        "dtype": source.meta.dtype,
-        "shape": list(source.meta.shape),
-        **describe_shapes(region.shape for region, _ in slices),
-        **dict.fromkeys(("device_matrix", "tensor_map", "optimizer_shard")),
-        "stages": [],
-        "ranks": sorted({rank for _, ranks in slices for rank in ranks}),
-        "parts": list(slicing.parts) if slicing.is_grid else None,
-        "slices": [
-            {"start": list(region.start), "shape": list(region.shape), "ranks": ranks}
-            for region, ranks in slices
-        ],
     }
 
 

@@ -9,12 +9,11 @@ import click
 import ckpttool
 from ckpttool.cli import documents, options, tables, workflow
 from ckpttool.cli.documents import show_other
-from ckpttool.errors import CkptToolError, FormatError, PlanError, raise_all
+from ckpttool.errors import CkptToolError, FormatError
 from ckpttool.model.catalog import MergedCatalog
 
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions, Source
-    from ckpttool.model.catalog import Catalog
     from ckpttool.model.diagnostics import Note
 
 
@@ -38,19 +37,19 @@ if TYPE_CHECKING:
 def inspect(source: Source, crc: bool, report: ReportOptions) -> None:
     """Show what a checkpoint holds, from headers alone."""
     from ckpttool.discovery.scan import scan_all
+    from ckpttool.execution.executors import default_jobs
+    from ckpttool.model.diagnostics import Diagnostics
 
     if show_other(source.path, report.as_json):
         return
-    errors: list[CkptToolError] = []
-    catalog, strategy, _ = workflow.load(source, report, tolerated=errors, scan=scan_all)
-    errors[:0] = catalog.damaged.values()
-    errors += (PlanError([finding.text]) for finding in catalog.findings)
-    catalog = _with_warnings(catalog)
-    catalog = _verify(catalog, errors) if crc else catalog
-    if isinstance(catalog, MergedCatalog) and strategy is None:
-        document, notes = documents.describe_undivided(catalog)
-    else:
-        document, notes = documents.describe_checkpoint(catalog, strategy, errors)
+    diagnostics = Diagnostics()
+    catalog, strategy, _ = workflow.load(
+        source, report, tolerated=diagnostics.errors, scan=scan_all
+    )
+    with ckpttool.open_engine(f"threads:{default_jobs()}") as executor:
+        document = ckpttool.describe(
+            catalog, strategy, crc=crc, executor=executor, diagnostics=diagnostics
+        )
     if report.as_json:
         documents.print_json(document)
     elif isinstance(catalog, MergedCatalog) and strategy is None:
@@ -58,19 +57,9 @@ def inspect(source: Source, crc: bool, report: ReportOptions) -> None:
     elif catalog.files or not catalog.findings:
         tables.print_checkpoint(catalog, document)
     if not report.as_json:
-        errors, notes = _told_once(errors, notes)
+        diagnostics.errors, notes = _told_once(diagnostics.errors, tuple(diagnostics.notes))
         documents.print_notes(notes, report.quiet)
-    raise_all(errors)
-
-
-def _with_warnings(catalog: Catalog) -> Catalog:
-    """Turn the problems of a catalog into warnings: inspect shows what is there."""
-    from dataclasses import replace
-
-    from ckpttool.model.diagnostics import Note
-
-    said = tuple(Note("unfinished", text, is_warning=True) for text in catalog.problems)
-    return replace(catalog, notes=(*said, *catalog.notes))
+    diagnostics.raise_if_errors()
 
 
 def _told_once(
@@ -86,16 +75,3 @@ def _told_once(
                 kept.remove(note)
                 break
     return errors, tuple(kept)
-
-
-def _verify(catalog: Catalog, errors: list[CkptToolError]) -> Catalog:
-    """Verify the checksums of all files; add errors to ``errors``, and a note otherwise."""
-    from dataclasses import replace
-
-    from ckpttool.execution.executors import default_jobs
-    from ckpttool.storage.checksums import check_files
-
-    with ckpttool.open_engine(f"threads:{default_jobs()}") as executor:
-        found, notes = check_files(catalog, executor, crc=True)
-    errors += found
-    return replace(catalog, notes=(*catalog.notes, *notes))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from ckpttool.errors import PlanError
+from ckpttool.errors import CkptToolError, PlanError, raise_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,11 @@ class Note:
     is_warning: bool = False
 
 
+def describe_notes(notes: Iterable[Note]) -> list[dict[str, object]]:
+    """Return the notes of a JSON document."""
+    return [{"kind": note.kind, "text": note.text} for note in notes]
+
+
 Severity = Literal["error", "warning"]
 
 KINDS: Mapping[str, tuple[Severity, ...]] = {  # what `verify` finds, and how grave each may be
@@ -55,7 +60,12 @@ KINDS: Mapping[str, tuple[Severity, ...]] = {  # what `verify` finds, and how gr
     "infinite": ("warning",),
     "zero": ("warning",),
 }
-OF_PLANS: Mapping[str, Severity] = {"unlisted": "error", "target": "error"}  # and stop a plan alone
+OF_PLANS: Mapping[str, Severity] = {  # and stop a plan alone
+    "unlisted": "error",
+    "target": "error",
+    "destination": "error",
+    "strict": "error",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +83,8 @@ class Finding:
         with the strategy), ``"strategy"`` (it is not that of these files), ``"unlisted"`` (not in
         the strategy, and different between ranks), ``"manifest"`` (not what was written),
         ``"replica"`` (ranks that should hold the same do not), ``"nan"``, ``"infinite"``,
-        ``"zero"`` (values) and ``"target"`` (does not fit a target's layout); see `KINDS`.
+        ``"zero"`` (values), ``"target"`` (does not fit a target's layout), ``"destination"``
+        (cannot be written there) and ``"strict"`` (a warning that is refused); see `KINDS`.
     text
         A sentence for people that names all of it.
     severity
@@ -147,3 +158,58 @@ class Report:
 def plan_error(findings: Iterable[Finding]) -> PlanError:
     """The error of a plan that these findings stop."""
     return PlanError([finding.text for finding in findings])
+
+
+@dataclass(slots=True)
+class Diagnostics:
+    """Everything that the stages of a run find; each stage adds to it.
+
+    Attributes
+    ----------
+    notes
+        What people should know.
+    findings
+        What is wrong.
+    errors
+        What could not be read.
+
+    Examples
+    --------
+    >>> found = Diagnostics()
+    >>> found.add_problems("target", ["rank 7: not in the target"])
+    >>> found.has_problems
+    True
+    >>> found.raise_if_errors()
+    Traceback (most recent call last):
+    ckpttool.errors.PlanError: rank 7: not in the target
+    """
+
+    notes: list[Note] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    errors: list[CkptToolError] = field(default_factory=list)
+
+    @property
+    def has_problems(self) -> bool:
+        """Whether anything stops a plan."""
+        return bool(self.errors or self.findings)
+
+    def extend(self, other: Diagnostics) -> None:
+        """Add all that another stage found."""
+        self.notes += other.notes
+        self.findings += other.findings
+        self.errors += other.errors
+
+    def add_problems(self, kind: str, texts: Iterable[str]) -> None:
+        """Add a finding of one kind for each text."""
+        self.findings += (Finding(kind, text) for text in texts)
+
+    def raise_if_errors(self) -> None:
+        """Raise everything that is wrong as one error.
+
+        Raises
+        ------
+        FormatError, StrategyError, PlanError, CombinedError
+            What was found; the errors of files first.
+        """
+        wrong = [plan_error(self.findings)] if self.findings else []
+        raise_all([*self.errors, *wrong])

@@ -11,43 +11,38 @@ import os
 import re
 import stat
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.discovery.file_names import RANK_IN_NAME
 from ckpttool.discovery.mindformers_output import CHECKPOINT_FOLDERS, is_run_output
 from ckpttool.discovery.rank_folders import is_in_rank_folder
-from ckpttool.errors import CkptToolError, CombinedError, PlanError, raise_all
+from ckpttool.errors import CkptToolError, PlanError
 from ckpttool.formats import format_of_suffix, get_format, suffix_of
 from ckpttool.formats.reading import is_there, why_not_a_path
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog, SelfDescribedCatalog
-from ckpttool.model.diagnostics import Note, plan_error
+from ckpttool.model.diagnostics import Diagnostics, Note
 from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
 from ckpttool.model.manifest import JOURNAL, MANIFEST
 from ckpttool.model.plan import NotInTarget, Plan, Target
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.wording import format_ranks, shorten
-from ckpttool.planning.missing import find_lacking, set_aside
-from ckpttool.planning.optimizer_state import full_metas
+from ckpttool.planning import targets
+from ckpttool.planning.missing import find_lacking
 from ckpttool.planning.replicas import replica_problems
 from ckpttool.planning.resolve import (
+    ResolvedSources,
     ResolveOptions,
-    Trust,
-    compare_contents,
-    find_running,
-    known_strategy,
-    settle,
-    source_layouts,
-    why_no_shard,
+    no_strategy,
+    resolve,
+    resolve_merged,
 )
-from ckpttool.planning.sources import Sources, find_sources, why_not_full
-from ckpttool.planning.strategy_check import note_asked
-from ckpttool.planning.targets import Numbered, Told, make_plan, plan_from
-from ckpttool.planning.unlisted import Unlisted
+from ckpttool.planning.sources import why_not_full
+from ckpttool.planning.targets import Numbered, Told
 from ckpttool.storage.checksums import check_files
 from ckpttool.storage.files import PARTIAL, access_problem
 from ckpttool.transaction.manifest import changed_sources
@@ -188,8 +183,9 @@ def header_attrs(crc: bool) -> dict[str, str]:
     return {"crc_num": ""} if crc else {}
 
 
-def content_problems(plan: Plan, notes: list[Note], kept: Collection[str] = ()) -> Iterator[str]:
-    """What the output format cannot hold, and whether the disk can take all that is not kept."""
+def _check_room(plan: Plan, kept: Collection[str]) -> Diagnostics:
+    """Check what the output format can hold, and whether the disk has room for all not kept."""
+    found = Diagnostics()
     format = get_format(plan.target.format)
     refused: dict[str, None] = {}
     dtypes: set[str] = set()
@@ -209,14 +205,14 @@ def content_problems(plan: Plan, notes: list[Note], kept: Collection[str] = ()) 
         if str(Path(path)) not in kept:
             replaced += is_there(path)
             need[folder if folder.is_dir() else folder.parent] += sizes[rank] - _left_over(path)
-    yield from refused
+    found.add_problems("destination", refused)
     if plan.target.format == "safetensors" and dtypes & NOT_LOADED_FROM_SAFETENSORS:
         words = ", ".join(sorted(dtypes & NOT_LOADED_FROM_SAFETENSORS))
-        notes.append(Note("format", f"MindSpore 2.10 does not load {words} from safetensors"))
+        found.notes.append(Note("format", f"MindSpore 2.10 does not load {words} from safetensors"))
     has_sum = "crc_num" in plan.target.attrs
     if plan.target.format == "safetensors" and has_sum and "BFloat16" in dtypes:
         text = "MindSpore 2.10 does not verify checksums of safetensors with BFloat16 in them: it "
-        notes.append(Note("checksum", f"{text}fails; load these without crc_check"))
+        found.notes.append(Note("checksum", f"{text}fails; load these without crc_check"))
     by_device: dict[int, tuple[Path, int]] = {}
     for folder, nbytes in need.items():
         first, total = by_device.get(folder.stat().st_dev, (folder, 0))
@@ -227,7 +223,8 @@ def content_problems(plan: Plan, notes: list[Note], kept: Collection[str] = ()) 
         if nbytes > free:
             also = ", and what is replaced stays until then" if replaced else ""
             text = f"{nbytes:,} bytes are to be written, {free:,} are free on this disk"
-            yield f"{folder}: {text}{also}"
+            found.add_problems("destination", [f"{folder}: {text}{also}"])
+    return found
 
 
 def _left_over(path: str) -> int:
@@ -395,39 +392,34 @@ def stale_files(target: Target) -> str | None:
     return f"{shorten(stale, 3)}: {beyond} run" if stale else None
 
 
-class Care(NamedTuple):
-    """How a source is looked at before it is copied."""
-
-    trust: Trust
-    strict: bool
-    check_replicas: bool
+Resolve = Callable[[Executor, Diagnostics], ResolvedSources]
 
 
-def make_checked_plan(
+def _plan_and_check(
+    resolve_source: Resolve,
     catalog: Catalog,
     strategy: Strategy | None,
     target: Target,
-    unlisted: Unlisted | None,
-    executor: Executor | None,
-    care: Care,
+    options: ResolveOptions,
     policy: DestinationPolicy,
-    more: Numbered | Told | None = None,
+    executor: Executor | None,
+    beside: Numbered | Told | None = None,
 ) -> tuple[Plan, Destination]:
-    """Plan how to carry a source over to a target, and look what lies there.
+    """Resolve a source, plan, and look what lies at the destination.
 
     Parameters
     ----------
+    resolve_source
+        Resolves the source.
     catalog, strategy
-        The source, and its layouts; None if it holds everything undivided.
+        The source, and its layouts as they were given.
     target
         What is to be written.
-    unlisted
-        See `ckpttool.planning.sources.find_sources`.
+    options, policy
+        How the source is resolved, and what becomes of what is there.
     executor
         Reads contents where they decide; by default the caller's own thread.
-    care, policy
-        How the source is looked at, and what becomes of what is there.
-    more
+    beside
         What is to be written beside the outputs.
 
     Raises
@@ -436,78 +428,111 @@ def make_checked_plan(
         Everything that is in the way, in one error.
     """
     executor = executor or InlineExecutor()
-    known = [one for one in (strategy, target.strategy) if one is not None]
-    strategies = tuple(path for one in known for path in one.files)
-    inputs = [*_files(catalog), *strategies]
-    damage, notes = check_files(catalog, executor, "crc_num" in target.attrs)
-    errors: list[CkptToolError] = [*damage]
-    problems: list[str] = []
-    if strategy is None or isinstance(catalog, MergedCatalog):
-        problems += filter(None, [why_not_full(catalog)])
-    plan = None
+    diagnostics = Diagnostics()
+    resolved, plan = None, None
     try:
-        strategy, target = _resolve(catalog, strategy, target)
-        catalog = note_asked(set_aside(catalog, strategy), strategy)
-        plan, doubts, found = _settled_plan(catalog, strategy, target, unlisted, executor, care)
-        notes += found
-        problems += doubts
-        if more is not None:
-            plan = more.complete(plan)
-            problems += more.problems(plan)
-        plan = replace(plan, strategies=strategies, notes=(*plan.notes, *notes))
-        target = plan.target
-        problems += _strict_problems(plan.notes, care)
+        resolved = resolve_source(executor, diagnostics)
+        strategy = resolved.strategy
+        plan = targets.plan(resolved, target, diagnostics)
+        if plan is not None and beside is not None:
+            plan = beside.complete(plan, diagnostics)
     except CkptToolError as error:
-        errors.append(error)
-    documents = [] if more is None else more.documents
-    whole = None if errors[len(damage) :] else plan
-    destination, places, failures = preflight(
-        catalog, target, whole, inputs, documents, policy, executor
+        diagnostics.errors.append(error)
+    forged, notes = check_files(catalog, executor, "crc_num" in target.attrs)
+    diagnostics.notes += notes
+    if resolved is not None:
+        plan = _check_contents(resolved, plan, options, executor, diagnostics)
+    if plan is not None:
+        diagnostics.add_problems("destination", () if beside is None else beside.problems(plan))
+        plan = replace(plan, notes=tuple(diagnostics.notes))
+        diagnostics.add_problems("strict", _strict_problems(plan.notes, options))
+    strategies = [path for one in (strategy, target.strategy) if one for path in one.files]
+    found = Diagnostics()
+    destination = preflight(
+        *(target if plan is None else plan.target, plan, catalog),
+        inputs=[*_files(catalog), *strategies],
+        documents=[] if beside is None else beside.documents,
+        policy=policy,
+        executor=executor,
+        diagnostics=found,
     )
-    errors += failures
-    problems += [*places, *_strict_problems(destination.notes, care)]
-    if problems:
-        errors.append(PlanError(problems))
+    diagnostics.extend(found)
+    diagnostics.add_problems("strict", _strict_problems(destination.notes, options))
+    diagnostics.errors[:0] = forged
     if catalog.problems:  # first, since what else is wrong may follow from them
-        errors.insert(0, PlanError(catalog.problems))
-    if errors and (changed := changed_sources(catalog)):
-        errors = [PlanError([*changed, *places])]  # which what else is wrong may come of
-    raise_all(errors)
+        diagnostics.errors.insert(0, PlanError(catalog.problems))
+    if diagnostics.has_problems and (changed := changed_sources(catalog)):
+        raise PlanError([*changed, *(one.text for one in found.findings)])
+    diagnostics.raise_if_errors()
     assert plan is not None, "else there is an error"
     return plan, destination
 
 
-def _strict_problems(notes: Iterable[Note], care: Care) -> list[str]:
+def _check_contents(
+    resolved: ResolvedSources,
+    plan: Plan | None,
+    options: ResolveOptions,
+    executor: Executor,
+    diagnostics: Diagnostics,
+) -> Plan | None:
+    """Add what contents say against a plan; return None if they cannot be read."""
+    catalog, strategy, doubts = resolved.catalog, resolved.strategy, resolved.doubts
+    if strategy is None or isinstance(catalog, MergedCatalog):
+        diagnostics.add_problems("strategy", filter(None, [why_not_full(catalog)]))
+    differing: list[str] = []
+    if plan is not None and strategy is not None:
+        try:
+            if options.check_replicas:
+                known = [transfer.source for transfer in plan.transfers]
+                differing = replica_problems(catalog, strategy, known, executor)
+        except CkptToolError as error:
+            diagnostics.errors.append(error)
+            plan = None
+        if not resolved.is_deduplicated:
+            diagnostics.notes += (
+                Note("replica", f"{one.text}; these are read", one.ranks, is_warning=True)
+                for one in find_lacking(catalog, resolved.sources, [])
+            )
+    diagnostics.notes += doubts.notes
+    diagnostics.findings += (
+        one for one in doubts.findings if not differing or one.kind != "replica"
+    )  # what samples show of replicas is not reported twice
+    diagnostics.add_problems("replica", differing)
+    return plan
+
+
+def _strict_problems(notes: Iterable[Note], options: ResolveOptions) -> list[str]:
     """Return the warnings as problems if warnings are refused."""
-    warnings = [note.text for note in notes if note.is_warning and care.strict]
+    warnings = [note.text for note in notes if note.is_warning and options.strict]
     return [f"--strict: {text}; mend it, or leave --strict away" for text in warnings]
 
 
 def _files(catalog: Catalog) -> list[str]:
-    """All files of a source that are there, whole or damaged."""
+    """Return all files of a source that are there, whole or damaged."""
     damaged = (error.path for error in catalog.damaged.values())
     return [*catalog.paths, *(path for path in damaged if os.access(path, os.F_OK))]
 
 
 def preflight(
-    source: Catalog,
     target: Target,
     plan: Plan | None,
+    source: Catalog,
     inputs: Sequence[str],
     documents: Sequence[str],
     policy: DestinationPolicy,
     executor: Executor,
-) -> tuple[Destination, list[str], list[CkptToolError]]:
+    diagnostics: Diagnostics,
+) -> Destination:
     """Look what lies at the destination, and find everything that keeps a run from writing there.
 
     Parameters
     ----------
-    source
-        What is read.
     target
         What is to be written.
     plan
         How; None if the source has problems that keep it from being planned.
+    source
+        What is read.
     inputs
         Every file that is read.
     documents
@@ -516,103 +541,32 @@ def preflight(
         What becomes of files that are there, and which outputs this run writes.
     executor
         Reads outputs of an earlier run where their contents decide.
-
-    Returns
-    -------
-    destination, problems, errors
-        What lies there; what is in the way; files that cannot be read.
+    diagnostics
+        Gets what is in the way, and errors of files that cannot be read.
     """
-    problems: list[str] = []
-    errors: list[CkptToolError] = []
     found = Destination(tuple(target.paths) if policy.part is None else ())
     if plan is not None:  # else nobody knows which outputs fall to a part
         found = Destination.of(plan, policy)
     target = target.limited_to(found.ranks)
     own_documents = documents if policy.part is None else ()
     if plan is not None and not any(blocked_places(target, inputs, own_documents)):
-        notes: list[Note] = []
+        problems: list[str] = []
+        room = Diagnostics()
         try:
             found = inspect_previous_run(plan, found, policy, executor, problems)
             kept = found.replaceable if policy.resume else ()
-            problems += content_problems(plan.limited_to(found.ranks), notes, kept)
+            room = _check_room(plan.limited_to(found.ranks), kept)
         except CkptToolError as error:
-            errors.append(error)
+            diagnostics.errors.append(error)
+        diagnostics.add_problems("destination", problems)
+        diagnostics.findings += room.findings
         if policy.overwrite and (stale := stale_files(target)) is not None:
             text = f"{stale}; it stays, and is taken for a part of this set: move it away"
-            notes.append(Note("skipped", text, is_warning=True))
-        found = replace(found, notes=(*found.notes, *notes))
-    problems += place_problems(
-        source, target, inputs, policy.overwrite, documents, found.replaceable
-    )
-    return found, problems, errors
-
-
-def _settled_plan(
-    catalog: Catalog,
-    strategy: Strategy | None,
-    target: Target,
-    unlisted: Unlisted | None,
-    executor: Executor,
-    care: Care,
-) -> tuple[Plan, list[str], list[Note]]:
-    """The plan, what contents say against it, and notes."""
-    if strategy is None:
-        why = why_no_shard(None, care.trust)
-        plan = make_plan(catalog, None, target, {}, unlisted)
-        return plan, [] if why is None else [why], []
-    notes: list[Note] = []
-    agreement = compare_contents(catalog, strategy, executor, notes)
-    unequal = (name for name, groups in agreement.items() if len(groups) > 1)
-    running = find_running(catalog, strategy, unequal, executor)
-
-    def find(strategy: Strategy) -> Sources:
-        return find_sources(catalog, strategy, agreement, unlisted, running)
-
-    sources = find(strategy)
-    if sources.problems or sources.damage:  # which contents could follow from
-        return plan_from(catalog, strategy, target, sources), [], notes
-    settled = settle(find, sources, catalog, strategy, executor, care.trust)
-    found = settled.problems
-    try:
-        plan = plan_from(catalog, settled.strategy, target, settled.sources)
-    except CkptToolError as error:
-        if found:
-            raise CombinedError([error, plan_error(found)]) from error
-        raise
-    differing = []
-    if care.check_replicas:
-        known = [transfer.source for transfer in plan.transfers]
-        differing = replica_problems(catalog, settled.strategy, known, executor)
-    if differing:  # what samples show of it is not told once more
-        found = [problem for problem in found if problem.kind != "replica"]
-    problems = [problem.text for problem in found]
-    if not settled.sources.is_deduplicated:
-        notes += (
-            Note("replica", f"{one.text}; these are read", one.ranks, is_warning=True)
-            for one in find_lacking(catalog, settled.sources.found, [])
-        )
-    return plan, problems + differing, [*notes, *settled.notes]
-
-
-def _resolve(
-    catalog: Catalog, strategy: Strategy | None, target: Target
-) -> tuple[Strategy | None, Target]:
-    """Source strategy and target, with the names that the checkpoint has."""
-    metas = catalog.metas
-    problems: list[str] = []
-    if strategy is not None:
-        strategy, reasons = strategy.resolve(metas)
-        problems += reasons
-    found = target.strategy
-    if found is not None:
-        full = metas
-        if found.rules is not None and strategy is not None:
-            full = full_metas(catalog, strategy)
-        found, reasons = found.resolve(full, target.not_in_target != "follow")
-        problems += reasons
-    if problems:
-        raise_all([*catalog.damaged.values(), PlanError(problems)])
-    return strategy, replace(target, strategy=found)
+            room.notes.append(Note("skipped", text, is_warning=True))
+        found = replace(found, notes=(*found.notes, *room.notes))
+    places = place_problems(source, target, inputs, policy.overwrite, documents, found.replaceable)
+    diagnostics.add_problems("destination", places)
+    return found
 
 
 def plan_merge(
@@ -661,21 +615,14 @@ def plan_merge(
     output = output_options
     output.refuse("prefix", "ranks", "not_in_target", "strategy_path")
     format = choose_format(path, output.format, is_folder=output.max_shard_bytes is not None)
-    strategy = known_strategy(catalog, strategy, resolve_options.replicated)
-    catalog = replace(catalog, one_of_several="") if resolve_options.replicated else catalog
-    care, unlisted = _care(resolve_options), resolve_options.unlisted
-    policy = output_options.policy(open_progress)
-    if output.max_shard_bytes is None:
-        target = Target(format, {0: path}, attrs=header_attrs(output.crc))
-        return make_checked_plan(catalog, strategy, target, unlisted, executor, care, policy)
-    numbered = Numbered(path, format, output.max_shard_bytes, header_attrs(output.crc))
-    target = numbered.target()
-    return make_checked_plan(catalog, strategy, target, unlisted, executor, care, policy, numbered)
-
-
-def _care(options: ResolveOptions) -> Care:
-    trust = Trust(options.trust_strategy, options.optimizer_shard)
-    return Care(trust, options.strict, options.check_replicas)
+    target, numbered = Target(format, {0: path}, attrs=header_attrs(output.crc)), None
+    if output.max_shard_bytes is not None:
+        numbered = Numbered(path, format, output.max_shard_bytes, header_attrs(output.crc))
+        target = numbered.target()
+    return _plan_and_check(
+        *(partial(resolve, catalog, strategy, resolve_options), catalog, strategy, target),
+        *(resolve_options, output.policy(open_progress), executor, numbered),
+    )
 
 
 def plan_split(
@@ -714,25 +661,27 @@ def plan_split(
     ValueError
         An option is of merged checkpoints only.
     """
-    replicated = resolve_options.replicated
-    src_strategy = known_strategy(catalog, None, replicated) if replicated else None
-    if isinstance(catalog, SelfDescribedCatalog):
-        return plan_reshard(
-            *(catalog, None, strategy, folder, resolve_options, output_options),
-            executor=executor,
-            open_progress=open_progress,
-        )
+    resolve_source = partial(_resolve_full, catalog, resolve_options)
+    target = rank_files(strategy, folder, output_options)
+    return _plan_and_check(
+        *(resolve_source, catalog, None, target),
+        *(resolve_options, output_options.policy(open_progress), executor),
+        _sidecar(output_options),
+    )
+
+
+def _resolve_full(
+    catalog: Catalog, options: ResolveOptions, executor: Executor, diagnostics: Diagnostics
+) -> ResolvedSources:
+    """Resolve a source that holds full tensors: a single rank's file may, those of several not."""
+    if options.replicated or isinstance(catalog, SelfDescribedCatalog):
+        return resolve(catalog, None, options, executor, diagnostics)
     found = sorted({*catalog.files, *catalog.damaged})
-    if not isinstance(catalog, MergedCatalog) and not replicated and len(found) > 1:
+    if not isinstance(catalog, MergedCatalog) and len(found) > 1:
         text = f"{catalog.root}: {format_ranks(found)} found; split takes one full checkpoint: use "
         text += "reshard with the strategy of these ranks (-s STRATEGY), or say --replicated if "
         raise PlanError([f"{text}every rank holds everything"])
-    catalog = replace(catalog, one_of_several="") if replicated else catalog
-    target = rank_files(strategy, folder, output_options)
-    care, unlisted = _care(resolve_options), resolve_options.unlisted
-    policy = output_options.policy(open_progress)
-    told = _sidecar(output_options)
-    return make_checked_plan(catalog, src_strategy, target, unlisted, executor, care, policy, told)
+    return resolve_merged(catalog, options, diagnostics)
 
 
 def _sidecar(options: OutputOptions) -> Told | None:
@@ -771,14 +720,21 @@ def plan_reshard(
     ValueError
         An option is of merged checkpoints only.
     """
-    other = (
-        "or use split if it holds everything undivided"
-        if isinstance(catalog, MergedCatalog)
-        else ""
-    )
-    src_strategy = source_layouts(catalog, src_strategy, other)
+    options = resolve_options
+    resolve_source: Resolve = partial(resolve, catalog, src_strategy, options)
+    is_described = isinstance(catalog, SelfDescribedCatalog)
+    if src_strategy is None and not is_described and not options.replicated:
+        resolve_source = partial(_refuse_full, catalog)
     target = rank_files(dst_strategy, folder, output_options)
-    care, unlisted = _care(resolve_options), resolve_options.unlisted
-    policy = output_options.policy(open_progress)
-    told = _sidecar(output_options)
-    return make_checked_plan(catalog, src_strategy, target, unlisted, executor, care, policy, told)
+    return _plan_and_check(
+        *(resolve_source, catalog, src_strategy, target),
+        *(options, output_options.policy(open_progress), executor),
+        _sidecar(output_options),
+    )
+
+
+def _refuse_full(catalog: Catalog, executor: Executor, diagnostics: Diagnostics) -> ResolvedSources:
+    """Raise that a source has no strategy."""
+    is_merged = isinstance(catalog, MergedCatalog)
+    other = "or use split if it holds everything undivided" if is_merged else ""
+    raise no_strategy(catalog, other)

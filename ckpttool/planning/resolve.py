@@ -1,26 +1,32 @@
-"""The sources of a checkpoint as far as they are trusted: headers, held against contents."""
+"""The one way from files to sources: a catalog and its strategy become full tensors.
+
+Headers tell names and shapes, the strategy tells layouts.  Contents decide where these do not: for
+parameters that are not in the strategy, and for optimizer shards that the strategy hides.  They
+also show whether the strategy belongs to these files.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from ckpttool.concurrency import wait_result
+from ckpttool.concurrency import InlineExecutor, wait_result
 from ckpttool.discovery.sharded_files import scan_indexed
 from ckpttool.errors import CkptToolError, CombinedError, PlanError
 from ckpttool.formats.weight_index import MAP_NAME
 from ckpttool.model.catalog import Catalog, MergedCatalog, SelfDescribedCatalog
-from ckpttool.model.diagnostics import Finding, Note
+from ckpttool.model.diagnostics import Diagnostics, Finding, Note
+from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta, map_of
 from ckpttool.model.wording import count, shorten
 from ckpttool.planning.hidden_shards import find_shards, show_shard
-from ckpttool.planning.missing import set_aside
+from ckpttool.planning.missing import notes_of_scan, set_aside
 from ckpttool.planning.sources import (
     Agreement,
     Sources,
@@ -85,35 +91,163 @@ class ResolveOptions:
     keep_going: bool = False
 
 
-class Trust(NamedTuple):
-    """How far the source strategy is believed where the contents contradict it.
+@dataclass(frozen=True, slots=True)
+class ResolvedSources:
+    """The full tensors of a checkpoint, with their layouts and owners.
 
-    ``by_samples`` says that a look is all that is wanted: what is found is told, not relied on.
+    Attributes
+    ----------
+    catalog
+        What is on disk; empty files that should hold something are among the damaged ones.
+    strategy
+        The layouts, as contents correct them; None if the checkpoint holds full tensors.
+    sources
+        The full tensors, in the order of the files.
+    is_deduplicated
+        Whether of ranks with equal slices only one has each slice.
+    doubts
+        What contents show that headers do not.  The command decides how grave a contradiction
+        between contents and strategy is.
     """
 
-    blindly: bool = False
-    optimizer_shard: int | None = None
-    by_samples: bool = False
+    catalog: Catalog
+    strategy: Strategy | None
+    sources: tuple[Source, ...] = ()
+    is_deduplicated: bool = False
+    doubts: Diagnostics = field(default_factory=Diagnostics)
 
 
-def source_layouts(
-    catalog: Catalog, strategy: Strategy | None, other: str = "", replicated: bool = False
-) -> Strategy:
-    """The layouts of the source: those that are given, none for one that describes itself.
+def resolve(
+    catalog: Catalog,
+    strategy: Strategy | None = None,
+    options: ResolveOptions = ResolveOptions(),
+    executor: Executor | None = None,
+    diagnostics: Diagnostics | None = None,
+) -> ResolvedSources:
+    """Resolve a checkpoint to full tensors: shapes, layouts and owners of every parameter.
+
+    It is the only way from files to sources, for merge, split, reshard, diff, verify and inspect.
 
     Parameters
     ----------
-    catalog, strategy
-        The source, and what was given for its layouts.
-    other
-        What else can be done where there are none, for the message.
-    replicated
-        Whether it was said that every rank holds everything.
+    catalog
+        What is on disk, from `scan`.
+    strategy
+        Its layouts; None for a checkpoint that holds full tensors or describes itself, and for
+        replicated ranks.
+    options
+        What decides where the strategy does not, and how far contents are read.
+    executor
+        Reads contents; by default the caller's own thread.
+    diagnostics
+        Gets what is wrong and what people should know; without it everything that is wrong is
+        raised.
+
+    Raises
+    ------
+    FormatError, PlanError
+        There is no strategy, or there must be none.
+
+    Examples
+    --------
+    See "From Python" in the README.
+    """
+    found = Diagnostics() if diagnostics is None else diagnostics
+    strategy = source_strategy(catalog, strategy, options.replicated)
+    if options.replicated:
+        catalog = replace(catalog, one_of_several="")
+    if strategy is None:
+        resolved = resolve_merged(catalog, options, found)
+    else:
+        resolved = _resolve_slices(catalog, strategy, options, executor or InlineExecutor(), found)
+    if diagnostics is None:
+        found.extend(resolved.doubts)
+        found.raise_if_errors()
+    return resolved
+
+
+def resolve_merged(
+    catalog: Catalog, options: ResolveOptions, diagnostics: Diagnostics
+) -> ResolvedSources:
+    """Resolve a checkpoint whose every file holds full tensors, or is taken by itself."""
+    catalog = set_aside(catalog, None)
+    diagnostics.notes += notes_of_scan(catalog, None)
+    sources = undivided_sources(catalog, options.unlisted)
+    doubts = Diagnostics()
+    why = why_no_shard(None, options)
+    doubts.add_problems("strategy", [] if why is None else [why])
+    return _resolved(catalog, None, sources, doubts, diagnostics)
+
+
+def _resolve_slices(
+    catalog: Catalog,
+    strategy: Strategy,
+    options: ResolveOptions,
+    executor: Executor,
+    diagnostics: Diagnostics,
+) -> ResolvedSources:
+    """Resolve a checkpoint whose ranks hold slices."""
+    strategy, reasons = strategy.resolve(catalog.metas)
+    if reasons:  # what else is wrong would follow from them
+        diagnostics.errors += catalog.damaged.values()
+        diagnostics.add_problems("strategy", reasons)
+        return ResolvedSources(catalog, strategy)
+    catalog = note_asked(set_aside(catalog, strategy), strategy)
+    diagnostics.notes += [*notes_of_scan(catalog, strategy), *strategy.notes]
+    doubts = Diagnostics()
+    agreement: Agreement = {}
+    running: frozenset[str] = frozenset()
+
+    def find(strategy: Strategy) -> Sources:
+        return find_sources(catalog, strategy, agreement, options.unlisted, running)
+
+    sources: Sources | None = None
+    try:
+        if options.contents == "all":
+            agreement = compare_contents(catalog, strategy, executor, doubts)
+            differing = (name for name, groups in agreement.items() if len(groups) > 1)
+            running = find_running(catalog, strategy, differing, executor)
+        else:
+            agreement = sample_states(catalog, strategy, executor)
+        sources = find(strategy)
+        if options.contents == "headers":
+            doubts.findings += find_contradictions(catalog, strategy)
+        elif options.keep_going or not sources.problems:  # contents could follow from problems
+            strategy, sources = correct_strategy(
+                find, sources, catalog, strategy, executor, options, doubts
+            )
+    except CkptToolError as error:
+        diagnostics.errors.append(error)
+        sources = sources or find(strategy)
+    return _resolved(catalog, strategy, sources, doubts, diagnostics)
+
+
+def _resolved(
+    catalog: Catalog,
+    strategy: Strategy | None,
+    sources: Sources,
+    doubts: Diagnostics,
+    diagnostics: Diagnostics,
+) -> ResolvedSources:
+    diagnostics.errors += sources.damage
+    diagnostics.findings += sources.problems
+    diagnostics.notes += sources.notes
+    found = tuple(sources.found)
+    return ResolvedSources(catalog, strategy, found, sources.is_deduplicated, doubts)
+
+
+def source_strategy(
+    catalog: Catalog, strategy: Strategy | None, replicated: bool
+) -> Strategy | None:
+    """Return the layouts of a source; None for one that holds full tensors.
+
+    A checkpoint that describes itself has none of its own.  If ``replicated`` every rank holds
+    everything, and a single file is a full checkpoint, whatever its name and place say.
 
     Raises
     ------
     PlanError
-        There are none, or a source that needs none was given some.
+        There is no strategy, or a source that needs none has one.
     """
     if isinstance(catalog, SelfDescribedCatalog):
         files = catalog.description.files
@@ -123,99 +257,50 @@ def source_layouts(
             raise PlanError([f"{catalog.root}: {reason}"])
         return Strategy({}, 1, max(catalog.files, default=0) + 1, files)
     is_merged = isinstance(catalog, MergedCatalog)
-    if isinstance(catalog, MergedCatalog) and catalog.indexes:
-        reason = f"holds everything undivided, as {catalog.indexes[0]} says, so it is merged "
-        reason += "without a source strategy (-s, --replicated), and cut with split"
-        raise PlanError([f"{catalog.root}: {reason}"])
-    if strategy is not None and is_merged and len(strategy.ranks) > 1:
+    if strategy is None and is_merged:
+        return None
+    if replicated:
+        strategy = strategy or Strategy({}, 1, len(catalog.files) + len(catalog.damaged))
+    if strategy is None:
+        other = "or say --replicated if every rank holds everything (data parallel, or "
+        raise no_strategy(catalog, f"{other}integrated_save=True)")
+    if (refusal := _on_index(catalog)) is not None:
+        raise refusal
+    if is_merged and len(strategy.ranks) > 1:
         reason = f"one undivided file, and {strategy.origin} is for {len(strategy.ranks)} ranks; "
         reason += "leave -s away (split cuts such a file), or name the folder with the files of all"
         raise PlanError([f"{catalog.root}: {reason} ranks"])
-    if strategy is None:
-        ranks = count(len(catalog.files) + len(catalog.damaged), "rank")
-        text = f"{catalog.root}: {ranks} and no strategy: nothing says how their tensors fit "
-        text += "together; give the strategy file of the training run (-s STRATEGY)"
-        seen = [note.text for note in catalog.notes if note.kind == "strategy"]
-        asked = PlanError(["; ".join([f"{text}, {other}" if other else text, *seen])])
-        damaged = catalog.damaged.values()  # tells perhaps that these are no checkpoints at all
-        raise CombinedError((*damaged, asked)) if damaged else asked
     return replace(strategy, notes=(*strategy.notes, *strategy_notes(catalog, strategy)))
 
 
-def known_strategy(
-    catalog: Catalog, strategy: Strategy | None, replicated: bool
-) -> Strategy | None:
-    """The layouts of a source as `source_layouts`; None for a file that holds all undivided.
+def no_strategy(catalog: Catalog, other: str) -> CkptToolError:
+    """Return the error that a source has no strategy; ``other`` is what else can be done."""
+    if (refusal := _on_index(catalog)) is not None:
+        return refusal
+    ranks = count(len(catalog.files) + len(catalog.damaged), "rank")
+    text = f"{catalog.root}: {ranks} and no strategy: nothing says how their tensors fit "
+    text += "together; give the strategy file of the training run (-s STRATEGY)"
+    seen = [note.text for note in catalog.notes if note.kind == "strategy"]
+    missing = PlanError(["; ".join([f"{text}, {other}" if other else text, *seen])])
+    damaged = catalog.damaged.values()  # tells perhaps that these are no checkpoints at all
+    return CombinedError((*damaged, missing)) if damaged else missing
 
-    ``replicated`` says that every rank holds everything: a strategy without layouts, and one file
-    is a full checkpoint, whatever its name and place say (`ckpttool.planning.sources`).
-    """
-    if isinstance(catalog, MergedCatalog) and strategy is None:
+
+def _on_index(catalog: Catalog) -> PlanError | None:
+    """Return the error of a merged checkpoint with an index where a strategy is expected."""
+    if not isinstance(catalog, MergedCatalog) or not catalog.indexes:
         return None
-    if replicated and not isinstance(catalog, SelfDescribedCatalog):
-        strategy = strategy or Strategy({}, 1, len(catalog.files) + len(catalog.damaged))
-    other = "or say --replicated if every rank holds everything (data parallel, or "
-    other += "integrated_save=True)"
-    return source_layouts(catalog, strategy, other, replicated)
-
-
-def gather_sources(
-    catalog: Catalog,
-    strategy: Strategy | None,
-    executor: Executor,
-    *,
-    unlisted: Unlisted | None,
-    trust: Trust,
-) -> Sources:
-    """The sources of a checkpoint, with everything that is wrong with them or in doubt.
-
-    Parameters
-    ----------
-    catalog, strategy
-        What is on disk, and its layouts; None if it is one file that holds everything undivided.
-    executor
-        Compares contents where they decide.
-    unlisted
-        See `find_sources`.
-    trust
-        How far the strategy is believed.
-
-    Raises
-    ------
-    PlanError
-        A strategy by hand does not fit the names of the checkpoint.
-    """
-    if strategy is None:
-        catalog = set_aside(catalog, None)
-        sources = undivided_sources(catalog, "drop" if unlisted == "drop" else "first")
-        why = why_no_shard(None, trust)
-        sources.problems += [] if why is None else [Finding("strategy", why)]
-        return sources
-    strategy, reasons = strategy.resolve(catalog.metas)
-    if reasons:
-        raise PlanError(reasons)
-    catalog = note_asked(set_aside(catalog, strategy), strategy)
-    notes = [*strategy.notes]
-    agreement = compare_contents(catalog, strategy, executor, notes)
-    differing = (name for name, groups in agreement.items() if len(groups) > 1)
-    running = find_running(catalog, strategy, differing, executor)
-
-    def find(strategy: Strategy) -> Sources:
-        return find_sources(catalog, strategy, agreement, unlisted, running)
-
-    settled = settle(find, find(strategy), catalog, strategy, executor, trust)
-    sources = settled.sources
-    sources.problems += settled.problems
-    sources.notes[:0] = [*notes, *settled.notes]
-    return sources
+    reason = f"holds everything undivided, as {catalog.indexes[0]} says, so it is merged "
+    reason += "without a source strategy (-s, --replicated), and cut with split"
+    return PlanError([f"{catalog.root}: {reason}"])
 
 
 def compare_contents(
-    catalog: Catalog, strategy: Strategy, executor: Executor, notes: list[Note]
+    catalog: Catalog, strategy: Strategy, executor: Executor, doubts: Diagnostics
 ) -> Agreement:
-    """Ranks grouped by equal content, for every parameter of which the contents decide.
+    """Group the ranks by equal content, for every parameter of which the contents decide.
 
-    A note is added on those of which contents tell nothing: one rank's slice may look like all.
+    A note is added on parameters whose contents tell nothing: one rank's slice may look like all.
     """
     compared = names_to_compare(catalog, strategy)
     read = partial(digest, buffer_bytes=BUFFER_BYTES)
@@ -233,7 +318,7 @@ def compare_contents(
     if mute and strategy.layouts:
         text = "not in the strategy, and all elements of all ranks are the same; taken for whole, "
         text += f"if they are slices say so in a strategy by hand (-s MORE.yaml): {shorten(mute)}"
-        notes.append(Note("doubt", text))
+        doubts.notes.append(Note("doubt", text))
     return {
         name: tuple(tuple(ranks) for ranks in by_content.values())
         for name, by_content in groups.items()
@@ -304,37 +389,16 @@ def _is_mute(meta: TensorMeta, contents: Collection[Sample]) -> bool:
     return is_constant and meta.nbytes > meta.itemsize
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """What `settle` made of a strategy, and what contents say against it.
-
-    Attributes
-    ----------
-    strategy
-        As contents correct it.
-    sources
-        With these layouts.
-    problems
-        Contradictions between strategy and contents that nothing settles.
-    notes
-        What else is to be known.
-    """
-
-    strategy: Strategy
-    sources: Sources
-    problems: list[Finding]
-    notes: list[Note]
-
-
-def settle(
+def correct_strategy(
     find: Callable[[Strategy], Sources],
     sources: Sources,
     catalog: Catalog,
     strategy: Strategy,
     executor: Executor,
-    trust: Trust,
-) -> Settled:
-    """The sources that a strategy makes, corrected where contents prove that it is wrong.
+    options: ResolveOptions,
+    doubts: Diagnostics,
+) -> tuple[Strategy, Sources]:
+    """Correct a strategy where contents prove that it is wrong, and find the sources with it.
 
     Parameters
     ----------
@@ -346,41 +410,46 @@ def settle(
         What is on disk, and the layouts as they were read.
     executor
         Does the reading.
-    trust
-        How far the strategy is believed.
+    options
+        How far the strategy is trusted, and whether some pages are enough.
+    doubts
+        Gets the contradictions between strategy and contents.
     """
-    contradiction = why_no_shard(strategy, trust)
-    if contradiction is not None or trust.blindly:
+    contradiction = why_no_shard(strategy, options)
+    if contradiction is not None or options.trust_strategy:
         if contradiction is not None:
-            return Settled(strategy, sources, [Finding("strategy", contradiction)], [])
+            doubts.add_problems("strategy", [contradiction])
+            return strategy, sources
         text = "--trust-strategy: contents were not looked at; where replicas differ, the lowest "
-        return Settled(strategy, sources, [], [Note("doubt", f"{text}rank's are taken")])
-    contradictions = [
+        doubts.notes.append(Note("doubt", f"{text}rank's are taken"))
+        return strategy, sources
+    for one in (
         *find_contradictions(catalog, strategy),
         *_compare_index_beside(catalog, sources),
-    ]
-    listed = [one for one in contradictions if one.severity == "error"]
-    warned = [
-        Note("doubt", one.text, is_warning=True)
-        for one in contradictions
-        if one.severity == "warning"
-    ]
-    doubts, doubtful = find_doubts(catalog, strategy, sources.found, executor)
+    ):
+        if one.severity == "error":
+            doubts.findings.append(one)
+        else:
+            doubts.notes.append(Note("doubt", one.text, is_warning=True))
+    found, notes = find_doubts(catalog, strategy, sources.found, executor)
     shards = None
-    is_suspect = any(doubt.kind == "replica" for doubt in doubts)
+    is_suspect = any(doubt.kind == "replica" for doubt in found)
     is_suspect = is_suspect or show_shard(strategy, sources.found)
-    if (is_suspect or trust.optimizer_shard is not None) and strategy.layouts:
+    if (is_suspect or options.optimizer_shard is not None) and strategy.layouts:
+        by_samples = options.contents == "samples"
         shards = find_shards(
-            *(strategy, sources.found, executor, trust.optimizer_shard), trust.by_samples
+            *(strategy, sources.found, executor, options.optimizer_shard), by_samples
         )
-    if shards is None:
-        return Settled(strategy, sources, [*listed, *doubts], [*warned, *doubtful])
-    problems = [Finding("strategy", problem) for problem in shards.problems]
-    sources = find(shards.strategy)  # look again, with the strategy corrected
-    others = [one for one in sources.found if one.meta.name not in shards.names]
-    doubts, doubtful = find_doubts(catalog, shards.strategy, others, executor)
-    problems = [*listed, *problems, *doubts]
-    return Settled(shards.strategy, sources, problems, [*warned, *shards.notes, *doubtful])
+    if shards is not None:
+        strategy = shards.strategy
+        doubts.add_problems("strategy", shards.problems)
+        doubts.notes += shards.notes
+        sources = find(strategy)
+        others = [one for one in sources.found if one.meta.name not in shards.names]
+        found, notes = find_doubts(catalog, strategy, others, executor)
+    doubts.findings += found
+    doubts.notes += notes
+    return strategy, sources
 
 
 def _compare_index_beside(catalog: Catalog, sources: Sources) -> Iterator[Finding]:
@@ -412,31 +481,30 @@ def _compare_index_beside(catalog: Catalog, sources: Sources) -> Iterator[Findin
             )
 
 
-def told_by_a_look(settled: Settled) -> Settled:
-    """The same for a command that only looks, and has not the options that messages advise."""
-    return replace(
-        settled,
-        problems=[replace(one, text=_name_owners(one.text)) for one in settled.problems],
-        notes=[replace(one, text=_name_owners(one.text)) for one in settled.notes],
+def name_commands(doubts: Diagnostics) -> Diagnostics:
+    """Name the commands that have the options which messages advise, for those that lack them."""
+    return Diagnostics(
+        [replace(one, text=_name_commands(one.text)) for one in doubts.notes],
+        [replace(one, text=_name_commands(one.text)) for one in doubts.findings],
     )
 
 
-def _name_owners(text: str) -> str:
+def _name_commands(text: str) -> str:
     named = [option for option in ("--trust-strategy", "--optimizer-shard") if option in text]
     if not named or "merge and reshard" in text:
         return text
     return f"{text} (merge and reshard have {' and '.join(named)})"
 
 
-def why_no_shard(strategy: Strategy | None, trust: Trust) -> str | None:
-    """Why an optimizer shard cannot be decided on the command line, or None if it can be."""
-    shard = trust.optimizer_shard
+def why_no_shard(strategy: Strategy | None, options: ResolveOptions) -> str | None:
+    """Return why an optimizer shard cannot be given; None if it can be."""
+    shard = options.optimizer_shard
     if shard is None or (shard == 1 and strategy is not None and strategy.layouts):
         return None
     if strategy is None or not strategy.layouts:
         text = "it decides what a strategy leaves open, and none is read here; leave it away"
         return f"--optimizer-shard {shard}: {text}"
-    if trust.blindly:
+    if options.trust_strategy:
         text = "it corrects the strategy, which --trust-strategy believes; leave one of them away"
         return f"--optimizer-shard {shard}: {text}"
     return None

@@ -428,7 +428,7 @@ def note_asked(catalog: Catalog, strategy: Strategy | None) -> Catalog:
 
 def _expected(catalog: Catalog, strategy: Strategy | None) -> set[int]:
     """Ranks that should have a file."""
-    has_layouts = strategy is not None and strategy.layouts
+    has_layouts = strategy is not None and (strategy.layouts or strategy.rules is not None)
     missing = catalog.missing_ranks if isinstance(catalog, RankCatalog) else ()
     return {*(strategy.ranks if strategy is not None and has_layouts else ()), *missing}
 
@@ -442,7 +442,9 @@ def _asked_ranks(catalog: Catalog, strategy: Strategy | None) -> tuple[frozenset
     path = Path(catalog.root) / MANIFEST
     there = catalog.files.keys() | catalog.damaged.keys()
     expected = _expected(catalog, strategy)
-    if not isinstance(catalog, RankCatalog) or expected <= there or not path.is_file():
+    if not isinstance(catalog, RankCatalog) or catalog.expected_ranks is not None:
+        return None, ""
+    if expected <= there or not path.is_file():
         return None, ""
     try:
         outputs = ManifestFile.read(path).manifest().outputs

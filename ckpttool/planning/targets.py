@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ckpttool.errors import CkptToolError, PlanError, StrategyError, raise_all
+from ckpttool.errors import PlanError, StrategyError
 from ckpttool.formats import format_of_suffix
 from ckpttool.formats.reading import is_there
 from ckpttool.formats.weight_index import (
@@ -23,8 +23,8 @@ from ckpttool.formats.weight_index import (
     is_index_name,
     part_name,
 )
-from ckpttool.model.catalog import Catalog, MergedCatalog
-from ckpttool.model.diagnostics import Finding, Note, plan_error
+from ckpttool.model.catalog import MergedCatalog
+from ckpttool.model.diagnostics import Diagnostics, Finding, Note
 from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.plan import Document, NotListed, Plan, Target, Transfer, cut_into_parts
@@ -32,7 +32,6 @@ from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import map_of
 from ckpttool.model.wording import count, format_ranks, shorten
-from ckpttool.planning.missing import notes_of_scan
 from ckpttool.planning.optimizer_state import (
     Gradients,
     Owners,
@@ -41,105 +40,76 @@ from ckpttool.planning.optimizer_state import (
     state_layouts,
     target_layouts,
 )
-from ckpttool.planning.sources import Agreement, Sources, find_sources, undivided_sources
-from ckpttool.planning.unlisted import Unlisted
+from ckpttool.planning.resolve import ResolvedSources
 from ckpttool.storage.files import is_within, write_document
 from ckpttool.strategy_files.writer import encode_strategy, name_problem
 
 
-def make_plan(
-    catalog: Catalog,
-    strategy: Strategy | None,
-    target: Target,
-    agreement: Agreement,
-    unlisted: Unlisted | None = None,
-) -> Plan:
-    """The plan that brings a checkpoint into the target's layout.
+def plan(resolved: ResolvedSources, target: Target, diagnostics: Diagnostics) -> Plan | None:
+    """Plan how sources are brought into the target's layout; nothing is read for it.
 
     Parameters
     ----------
-    catalog
-        What is on disk.
-    strategy
-        Layouts of the source; None if it holds everything undivided.
+    resolved
+        The sources.
     target
         What is to be written.
-    agreement
-        For each of `names_to_compare`, the ranks grouped by equal content.
-    unlisted
-        See `find_sources`.
+    diagnostics
+        Gets what does not fit the target, all of it.
 
-    Raises
-    ------
-    FormatError, PlanError
-        See `plan_from`.
+    Returns
+    -------
+    Plan or None
+        None if anything is wrong with the sources, or with how they fit the target.
     """
-    if strategy is None:
-        sources = undivided_sources(catalog, unlisted)
-    else:
-        sources = find_sources(catalog, strategy, agreement, unlisted)
-    return plan_from(catalog, strategy, target, sources)
-
-
-def plan_from(
-    catalog: Catalog, strategy: Strategy | None, target: Target, sources: Sources
-) -> Plan:
-    """The plan that brings sources into the target's layout.
-
-    Parameters
-    ----------
-    catalog, strategy
-        What is on disk, and the layouts that the sources were found with.
-    target
-        What is to be written.
-    sources
-        What does not fit the target is added to their problems, what is to be told to their notes.
-
-    Raises
-    ------
-    FormatError
-        Files of the source are damaged, and replicas do not replace them.
-    PlanError
-        Ranks or slices are missing, shapes or element types disagree, a parameter does not fit the
-        target's layout: all that was found, in one error.
-    """
-    transfers, not_listed = _find_transfers(sources, target, strategy)
+    catalog, strategy = resolved.catalog, resolved.strategy
+    target, reasons = _with_names(target, resolved)
+    diagnostics.add_problems("target", reasons)
+    transfers: list[Transfer] = []
+    not_listed = NotListed()
+    if not reasons:
+        diagnostics.notes += target.strategy.notes if target.strategy is not None else ()
+        transfers, not_listed = _find_transfers(resolved, target, diagnostics)
     outside = [rank for rank in target.paths if not 0 <= rank < target.ranks]
     if outside:
         text = f"{format_ranks(outside)}: not in the target, which has "
         text += f"{target.ranks} ranks (0-{target.ranks - 1})"
-        sources.problems.append(Finding("target", text, ranks=tuple(outside)))
-    if not transfers and not sources.problems and not sources.damage:
+        diagnostics.findings.append(Finding("target", text, ranks=tuple(outside)))
+    if not transfers and not diagnostics.has_problems:
         text = f"{catalog.root}: nothing in it that could be written"
-        sources.problems.append(Finding("missing", text))
-    errors: list[CkptToolError] = [*sources.damage]
-    if sources.problems:
-        errors.append(plan_error(sources.problems))
-    raise_all(errors)
-    of_strategies = [
-        note for one in (strategy, target.strategy) if one is not None for note in one.notes
-    ]
-    notes = (*notes_of_scan(catalog, strategy), *of_strategies, *sources.notes)
-    return Plan(catalog, target, tuple(transfers), notes, not_listed)
+        diagnostics.findings.append(Finding("missing", text))
+    if diagnostics.has_problems:
+        return None
+    files = [path for one in (strategy, target.strategy) if one is not None for path in one.files]
+    return Plan(catalog, target, tuple(transfers), (), not_listed, strategies=tuple(files))
+
+
+def _with_names(target: Target, resolved: ResolvedSources) -> tuple[Target, Sequence[str]]:
+    """Return the target with the names of the checkpoint in its strategy, and what has no name."""
+    if target.strategy is None:
+        return target, ()
+    metas = dict(resolved.catalog.metas)
+    if resolved.strategy is not None:
+        metas |= {source.meta.name: source.meta for source in resolved.sources}
+    strategy, reasons = target.strategy.resolve(metas, target.not_in_target != "follow")
+    return replace(target, strategy=strategy), reasons
 
 
 def _find_transfers(
-    sources: Sources, target: Target, strategy: Strategy | None
+    resolved: ResolvedSources, target: Target, diagnostics: Diagnostics
 ) -> tuple[list[Transfer], NotListed]:
-    """A transfer for every source that is written, and what the target does not list.
-
-    What does not fit is added to the problems of ``sources``.
-    """
+    """Return a transfer for every source that is written, and what the target does not list."""
     transfers: list[Transfer] = []
-    fitting = _Fitting(sources, target, strategy)
-    for source in sources.found:
+    sources = resolved.sources
+    fitting = _Fitting(resolved, target)
+    for source in sources:
         name, shape = source.meta.name, source.meta.shape
         layouts = fitting.layouts(source)
         if layouts:
             layouts = tuple(_folded(layout, shape) for layout in layouts)
             reasons = {_why_not_target(layout, shape) for layout in layouts} - {None}
             where = target.strategy.origin if target.strategy else ""
-            sources.problems += [
+            diagnostics.findings += [
                 Finding("target", f"{name}: target {where}: {reason}", tensor=name)
                 for reason in sorted(map(str, reasons))
             ]
@@ -150,15 +120,15 @@ def _find_transfers(
         if layouts:
             transfers.append(Transfer.copy_of(source, layouts))
     if target.strategy is not None:
-        _compare_names(sources, target.strategy)
-        sources.notes += [*fitting.notes(), *fitting.gradients.notes()]
-    turned = {source.meta.name for source in sources.found if source.rank_cycle is not None}
+        _compare_names(sources, target.strategy, diagnostics)
+        diagnostics.notes += [*fitting.notes(), *fitting.gradients.notes()]
+    turned = {source.meta.name for source in sources if source.rank_cycle is not None}
     turned -= fitting.not_listed.dropped.keys()
     nowhere = sorted(turned - {transfer.source.meta.name for transfer in transfers})
     if nowhere:
         text = "dropped, being only on source ranks whose turn does not come"
         names = f"{count(len(nowhere), 'parameter')}: {shorten(nowhere)}"
-        sources.notes.append(Note("dropped", f"{text}: {names}"))
+        diagnostics.notes.append(Note("dropped", f"{text}: {names}"))
     return transfers, fitting.not_listed
 
 
@@ -169,10 +139,10 @@ class _Fitting:
     matter whether the source is merged or spread over ranks.
     """
 
-    def __init__(self, sources: Sources, target: Target, src_strategy: Strategy | None) -> None:
+    def __init__(self, resolved: ResolvedSources, target: Target) -> None:
         self.target = target
-        self.src_strategy = src_strategy
-        self.metas = {source.meta.name: source.meta for source in sources.found}
+        self.src_strategy = resolved.strategy
+        self.metas = {source.meta.name: source.meta for source in resolved.sources}
         self.owners: Owners = {}
         if target.strategy is not None:
             self.owners = owners_of_full(target.strategy.layouts, self.metas)
@@ -252,21 +222,21 @@ def _everywhere(source: Source, ranks: int) -> tuple[Layout, ...]:
     return tuple(Layout.undivided(ndim, 1, rank) for rank in range(first, ranks, step))
 
 
-def _compare_names(sources: Sources, strategy: Strategy) -> None:
-    """Tell what the target alone lists; that nothing is in common is a problem."""
-    names = {source.meta.name for source in sources.found}
+def _compare_names(sources: Sequence[Source], strategy: Strategy, diagnostics: Diagnostics) -> None:
+    """Add a note on what only the target lists; that nothing is in common is a problem."""
+    names = {source.meta.name for source in sources}
     has_other = bool(strategy.layouts) and not names & set(strategy.layouts)
-    if names and has_other and not sources.problems:
+    if names and has_other and not diagnostics.findings:
         text = (
             f"{strategy.origin}: no parameter in common with the source: the strategy lists "
             f"{shorten(strategy.layouts, 3)}, the source holds {shorten(sorted(names), 3)}; "
             "is it the strategy of this model?"
         )
-        sources.problems.append(Finding("target", text))
+        diagnostics.findings.append(Finding("target", text))
     absent = [name for name in strategy.layouts if name not in names]
     if absent:
         text = f"in the target strategy only: {count(len(absent), 'parameter')}"
-        sources.notes.append(Note("absent", f"{text}: {shorten(absent)}"))
+        diagnostics.notes.append(Note("absent", f"{text}: {shorten(absent)}"))
 
 
 def outcome(plan: Plan, target: Strategy) -> Strategy:
@@ -362,22 +332,23 @@ class Told:
         """The strategy file."""
         return [self.path]
 
-    def complete(self, plan: Plan) -> Plan:
-        """The plan that writes the strategy of its outputs, too.
+    def complete(self, plan: Plan, diagnostics: Diagnostics) -> Plan | None:
+        """Return the plan that also writes the strategy of its outputs.
 
-        Raises
-        ------
-        StrategyError
-            MindSpore's form cannot say it.
+        None, and an error among ``diagnostics``, if MindSpore's form cannot say that strategy.
         """
         assert plan.target.strategy is not None, "rank files are cut by one"
-        data = encode_strategy(outcome(plan, plan.target.strategy))
+        try:
+            data = encode_strategy(outcome(plan, plan.target.strategy))
+        except StrategyError as error:
+            diagnostics.errors.append(error)
+            return None
         return replace(plan, documents=(*plan.documents, Document(self.path, data, "strategy")))
 
     def problems(self, plan: Plan) -> Iterator[str]:
-        """Messages for what keeps the strategy from getting its name.
+        """Yield what keeps the strategy from getting its name.
 
-        Whether something is there already is the matter of `ckpttool.planning.preflight`.
+        Whether something is there already `ckpttool.planning.preflight` finds.
         """
         reason = name_problem(self.path)
         if reason is not None:
@@ -431,8 +402,8 @@ class Numbered:
         attrs = {**PART_ATTRS, **self.attrs}
         return Target(self.format, {0: self._path(None, 0)}, attrs=attrs, is_numbered=True)
 
-    def complete(self, plan: Plan) -> Plan:
-        """The plan for that one file, spread over numbered ones with their indexes."""
+    def complete(self, plan: Plan, diagnostics: Diagnostics) -> Plan | None:
+        """Return the plan for that one file, spread over numbered ones with their indexes."""
         plan = cut_into_parts(plan, self.limit, self._path)
         files = {meta.name: Path(output.path).name for output in plan for meta in output.metas}
         metas = [transfer.meta for transfer in plan.transfers]
@@ -440,11 +411,11 @@ class Numbered:
         documents = tuple(Document(path, text.encode()) for path in self.documents)
         large = [meta.name for meta in metas if meta.nbytes > self.limit]
         more = "larger than --max-shard-size by themselves, and written whole all the same"
-        notes = (*plan.notes, Note("part", f"{more}: {shorten(large)}")) if large else plan.notes
-        return replace(plan, documents=documents, notes=notes)
+        diagnostics.notes += [Note("part", f"{more}: {shorten(large)}")] if large else []
+        return replace(plan, documents=documents)
 
     def problems(self, plan: Plan) -> Iterator[str]:
-        """A message if there are files that a loader might take for parts of this checkpoint."""
+        """Yield a message if a loader might take other files for parts of this checkpoint."""
         folder = Path(self.folder)
         ours = {Path(path).name for path in (*plan.target.paths.values(), *self.documents)}
         stale = [

@@ -7,22 +7,20 @@ compared rank by rank, and if the other side has one for all, that one with each
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.errors import CkptToolError, PlanError, StrategyError, raise_all, with_side
-from ckpttool.model.catalog import Catalog, RankCatalog
-from ckpttool.model.diagnostics import Finding, Note, plan_error
+from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
+from ckpttool.model.diagnostics import Diagnostics, Finding, Note, plan_error
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.planning.missing import notes_of_scan
-from ckpttool.planning.resolve import ResolveOptions, Trust, gather_sources, known_strategy
-from ckpttool.planning.sources import Sources
+from ckpttool.planning.resolve import ResolveOptions, resolve
 from ckpttool.storage.checksums import check_files
 from ckpttool.storage.compare import (
     CompareOptions,
@@ -136,35 +134,37 @@ def diff(
         Replicas that differ stop none.  A file that was written to meanwhile does.
     """
     executor = executor or InlineExecutor()
-    trust = Trust(options.trust_strategy, options.optimizer_shard)
-    unlisted = options.unlisted or "rank"
+    options = replace(options, unlisted=options.unlisted or "rank", keep_going=True)
     with require_unmodified_sources(a, b):
         errors: list[CkptToolError] = []
-        sides: list[Sources] = []
+        sides: list[Sequence[Source]] = []
         notes: dict[Note, str] = {}  # and the sides that have it
         contradictions: list[Finding] = []
         for side, catalog, given in (("A", a, a_strategy), ("B", b, b_strategy)):
-            needs_it = isinstance(catalog, RankCatalog)
+            found = Diagnostics()
+            own = replace(
+                options, replicated=options.replicated and isinstance(catalog, RankCatalog)
+            )
+            if isinstance(catalog, MergedCatalog) and given is None and own.unlisted != "drop":
+                own = replace(own, unlisted="first")  # a single file has no ranks
             try:
-                strategy = known_strategy(catalog, given, options.replicated and needs_it)
-                sources = gather_sources(
-                    catalog, strategy, executor, unlisted=unlisted, trust=trust
-                )
+                resolved = resolve(catalog, given, own, executor, found)
             except (PlanError, StrategyError) as error:
                 errors += [*catalog.damaged.values(), with_side(error, side)]
                 continue
+            found.extend(resolved.doubts)
             forged, more = check_files(catalog, executor, crc=False)
             if side == "B" and _is_that_of(given, a_strategy):
-                _say_that_it_is_borrowed(sources)
-            differing = [one for one in sources.problems if one.kind == "replica"]
+                _say_that_it_is_borrowed(found)
+            differing = [one for one in found.findings if one.kind == "replica"]
             contradictions += [replace(one, text=f"{side}: {one.text}") for one in differing]
-            wrong = (one.text for one in sources.problems if one.kind != "replica")
+            wrong = (one.text for one in found.findings if one.kind != "replica")
             problems = [*catalog.problems, *wrong]
-            errors += [*sources.damage, *forged]
+            errors += [*found.errors, *forged]
             errors += [with_side(PlanError(problems), side)] if problems else []
-            for note in dict.fromkeys((*notes_of_scan(catalog, strategy), *sources.notes, *more)):
+            for note in dict.fromkeys((*found.notes, *more)):
                 notes[note] = notes.get(note, "") + side
-            sides.append(sources)
+            sides.append(resolved.sources)
         raise_all([*errors, plan_error(contradictions)] if errors and contradictions else errors)
         pairs = list(_pairs(*sides))
         nbytes = sum(pair.nbytes for pair in pairs)
@@ -182,13 +182,13 @@ def _told(notes: Mapping[Note, str]) -> tuple[Note, ...]:
     )
 
 
-def _say_that_it_is_borrowed(sources: Sources) -> None:
-    """That the strategy is A's, where it does not fit or may not."""
-    if sources.problems:
-        last = sources.problems[-1]
-        sources.problems[-1] = replace(last, text=f"{last.text}; {OF_ITS_OWN}")
-    elif any(one.is_warning and one.kind in DOUBTS for one in sources.notes):
-        sources.notes.append(Note("doubt", OF_ITS_OWN, is_warning=True))
+def _say_that_it_is_borrowed(found: Diagnostics) -> None:
+    """Say that the strategy is A's, where it does not fit or may not."""
+    if found.findings:
+        last = found.findings[-1]
+        found.findings[-1] = replace(last, text=f"{last.text}; {OF_ITS_OWN}")
+    elif any(one.is_warning and one.kind in DOUBTS for one in found.notes):
+        found.notes.append(Note("doubt", OF_ITS_OWN, is_warning=True))
 
 
 def _is_that_of(b: Strategy | None, a: Strategy | None) -> bool:
@@ -232,8 +232,8 @@ class _Pair:
         return TensorDifference(self.name, kind, a, b, self.rank, values)
 
 
-def _pairs(a: Sources, b: Sources) -> Iterator[_Pair]:
-    """The tensors of both sides, those of A first."""
+def _pairs(a: Sequence[Source], b: Sequence[Source]) -> Iterator[_Pair]:
+    """Yield the tensors of both sides, those of A first."""
     sides = [_by_name(sources) for sources in (a, b)]
     for name in dict.fromkeys((*sides[0], *sides[1])):
         mine, other = (side.get(name, {}) for side in sides)
@@ -243,10 +243,10 @@ def _pairs(a: Sources, b: Sources) -> Iterator[_Pair]:
             yield _Pair(name, rank, *(held.get(rank, held.get(None)) for held in (mine, other)))
 
 
-def _by_name(sources: Sources) -> dict[str, dict[int | None, Source]]:
-    """Name to source, or to the source of each rank that has its own."""
+def _by_name(sources: Sequence[Source]) -> dict[str, dict[int | None, Source]]:
+    """Return name to source, or to the source of each rank that has its own."""
     found: dict[str, dict[int | None, Source]] = {}
-    for source in sources.found:
+    for source in sources:
         rank = None if source.rank_cycle is None else source.rank_cycle[0]
         found.setdefault(source.meta.name, {})[rank] = source
     return found

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.discovery.scan import SourceOptions, scan_all
-from ckpttool.errors import FormatError, PlanError, StepError
+from ckpttool.errors import FormatError, PlanError, StepError, raise_all
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog, SelfDescribedCatalog
-from ckpttool.model.diagnostics import Finding, Note, Report
+from ckpttool.model.diagnostics import Diagnostics, Finding, Note, Report
 from ckpttool.model.optimizer_names import parameter_of
+from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex, TensorMeta
 from ckpttool.model.wording import count, format_ranks, shorten
-from ckpttool.planning.missing import find_lacking, notes_of_scan, set_aside
+from ckpttool.planning.missing import find_lacking
 from ckpttool.planning.optimizer_state import find_owners, owners_of_full
 from ckpttool.planning.replicas import (
     REMEDY,
@@ -28,18 +29,18 @@ from ckpttool.planning.replicas import (
     slices_of,
 )
 from ckpttool.planning.resolve import (
+    Contents,
+    ResolvedSources,
     ResolveOptions,
-    Settled,
-    Trust,
     find_running,
-    known_strategy,
-    sample_states,
-    settle,
-    told_by_a_look,
+    name_commands,
+    resolve,
+    resolve_merged,
+    source_strategy,
 )
-from ckpttool.planning.sources import Sources, find_sources, names_to_compare, undivided_sources
+from ckpttool.planning.sources import names_to_compare, undivided_sources
 from ckpttool.planning.strategy_check import as_asked
-from ckpttool.planning.unlisted import OF_ONE_RANK, find_contradictions, say_running
+from ckpttool.planning.unlisted import OF_ONE_RANK, say_running
 from ckpttool.storage.checksums import check_files
 from ckpttool.storage.compare import CompareOptions, Index, TensorStats
 from ckpttool.transaction.manifest import require_unmodified_sources
@@ -270,20 +271,39 @@ def verify(
         for path in find_manifests(catalog):
             findings += check_manifest(catalog, path, executor, deep)
         return Report(catalog.root, findings=tuple(findings), notes=catalog.notes)
-    if strategy is not None or options.replicated or isinstance(catalog, SelfDescribedCatalog):
-        strategy = known_strategy(catalog, strategy, options.replicated)
-    if isinstance(catalog, MergedCatalog):
-        strategy = None
-    if options.replicated:
-        catalog = replace(catalog, one_of_several="")
-    if strategy is not None:
-        strategy, reasons = strategy.resolve(catalog.metas)
+    if strategy is not None and isinstance(catalog, RankCatalog):
+        reasons = strategy.resolve(catalog.metas)[1]
         if reasons:
             raise PlanError(reasons)
-    catalog, notes = as_asked(set_aside(catalog, strategy), strategy)
+    catalog, notes = as_asked(catalog, strategy)
     with require_unmodified_sources(catalog):
-        report = _Verification(catalog, strategy, executor).run(deep, crc, open_progress)
+        diagnostics = Diagnostics()
+        resolved = _resolve(catalog, strategy, options, deep, executor, diagnostics)
+        report = _Verification(resolved, executor).run(deep, crc, diagnostics, open_progress)
     return replace(report, notes=(*report.notes, *notes))
+
+
+def _resolve(
+    catalog: Catalog,
+    strategy: Strategy | None,
+    options: ResolveOptions,
+    deep: bool,
+    executor: Executor,
+    diagnostics: Diagnostics,
+) -> ResolvedSources:
+    """Resolve a checkpoint; without a strategy each rank's tensors are taken by themselves.
+
+    The strategy is corrected only if the data are read.
+    """
+    contents: Contents = "slices" if deep else "headers"
+    options = replace(options, unlisted="first", contents=contents, keep_going=True)
+    is_described = isinstance(catalog, SelfDescribedCatalog)
+    if strategy is not None or options.replicated or is_described:
+        if not isinstance(catalog, MergedCatalog):
+            return resolve(catalog, strategy, options, executor, diagnostics)
+        source_strategy(catalog, strategy, options.replicated)  # which refuses what does not fit
+        catalog = replace(catalog, one_of_several="") if options.replicated else catalog
+    return resolve_merged(catalog, options, diagnostics)
 
 
 @contextmanager
@@ -304,19 +324,38 @@ def _counted(open_progress: OpenProgress, total: int) -> Iterator[Callable[[int]
 
 @dataclass(slots=True)
 class _Verification:
-    catalog: Catalog
-    strategy: Strategy | None
+    resolved: ResolvedSources
     executor: Executor
 
-    def run(self, deep: bool, crc: bool, open_progress: OpenProgress) -> Report:
-        """All checks, one after the other."""
+    @property
+    def catalog(self) -> Catalog:
+        return self.resolved.catalog
+
+    @property
+    def strategy(self) -> Strategy | None:
+        return self.resolved.strategy
+
+    def run(
+        self, deep: bool, crc: bool, diagnostics: Diagnostics, open_progress: OpenProgress
+    ) -> Report:
+        """Make all checks, one after the other."""
         catalog = self.catalog
-        sources = self._sources(deep)
-        of_strategy = self.strategy.notes if self.strategy is not None else ()
-        notes = [*notes_of_scan(catalog, self.strategy), *of_strategy, *sources.notes]
+        damaged = catalog.damaged.values()
+        raise_all(error for error in diagnostics.errors if error not in damaged)
+        sources = self.resolved.sources
+        doubts = name_commands(self.resolved.doubts)
+        notes = [*diagnostics.notes, *(one for one in doubts.notes if one.kind != "doubt")]
         findings = [Finding("unfinished", problem) for problem in catalog.problems]
         findings += catalog.findings
-        findings += [*find_damage(catalog, notes), *find_gaps(catalog, notes), *sources.problems]
+        findings += [*find_damage(catalog, notes), *find_gaps(catalog, notes)]
+        findings += diagnostics.findings
+        # Replicas that differ are found once more when all are read, element by element.
+        findings += (one for one in doubts.findings if one.kind != "replica")
+        findings += (  # there is no result that a doubt would do no harm to
+            Finding("strategy", note.text, "warning")
+            for note in doubts.notes
+            if note.kind == "doubt"
+        )
         notes = [note for note in notes if not is_told(note)]
         with _counted(open_progress, self._bytes_to_read(sources, deep, crc)) as on_progress:
             findings += self._integrity(deep, crc, notes, on_progress)
@@ -336,34 +375,6 @@ class _Verification:
             or (isinstance(catalog, MergedCatalog) and not catalog.one_of_several),
         )
 
-    def _sources(self, deep: bool) -> Sources:
-        """The sources, with the strategy corrected if the data are read and prove it wrong."""
-        if self.strategy is None:
-            return undivided_sources(self.catalog, "first")
-
-        agreement = sample_states(self.catalog, self.strategy, self.executor)
-
-        def find(strategy: Strategy) -> Sources:
-            return find_sources(self.catalog, strategy, agreement, "first")
-
-        sources = find(self.strategy)
-        if not deep:
-            found = [*find_contradictions(self.catalog, self.strategy)]
-            sources.problems += told_by_a_look(Settled(self.strategy, sources, found, [])).problems
-            return sources
-        settled = told_by_a_look(
-            settle(find, sources, self.catalog, self.strategy, self.executor, Trust())
-        )
-        self.strategy, sources = settled.strategy, settled.sources
-        # Replicas that differ are found once more when all are read, element by element.
-        sources.problems += [one for one in settled.problems if one.kind != "replica"]
-        for note in settled.notes:  # there is no result that it would do no harm to
-            if note.kind == "doubt":
-                sources.problems.append(Finding("strategy", note.text, "warning"))
-            else:
-                sources.notes.append(note)
-        return sources
-
     def _told(self, deep: bool, crc: bool) -> dict[int, FileIndex]:
         """Files of which something in them tells; of the others --crc says that nothing does."""
         return {
@@ -372,7 +383,7 @@ class _Verification:
             if crc or "crc_num" in file.attrs or (deep and file.cipher is not None)
         }
 
-    def _bytes_to_read(self, sources: Sources, deep: bool, crc: bool) -> int:
+    def _bytes_to_read(self, sources: Sequence[Source], deep: bool, crc: bool) -> int:
         """About; the headers are not read again, and texts not at all."""
         total = sum(file.nbytes for file in self._told(deep, crc).values()) if deep or crc else 0
         if not deep:
@@ -380,7 +391,7 @@ class _Verification:
         total += sum(file.nbytes for file in self.catalog.files.values())
         if self.strategy is None:
             return total
-        pairs = other_stages(self.catalog, self.strategy, sources.found)
+        pairs = other_stages(self.catalog, self.strategy, sources)
         return total + sum(one.meta.nbytes for pair in pairs for one in pair)
 
     def _integrity(
@@ -400,7 +411,11 @@ class _Verification:
             yield Finding("checksum", text, ranks=(rank,))
 
     def _data(
-        self, sources: Sources, deep: bool, notes: list[Note], on_progress: Callable[[int], None]
+        self,
+        sources: Sequence[Source],
+        deep: bool,
+        notes: list[Note],
+        on_progress: Callable[[int], None],
     ) -> Iterator[Finding]:
         """What is wrong with the data, as far as they are read, and with what manifests list."""
         manifests = find_manifests(self.catalog)
@@ -417,7 +432,7 @@ class _Verification:
 
     def _contents(
         self,
-        sources: Sources,
+        sources: Sequence[Source],
         notes: list[Note],
         on_progress: Callable[[int], None],
         seen: set[bytes] | None,
@@ -435,23 +450,23 @@ class _Verification:
         yield from found
         if self.strategy is not None:
             yield from compare_stages(
-                self.catalog, self.strategy, sources.found, self.executor, on_progress
+                self.catalog, self.strategy, sources, self.executor, on_progress
             )
 
-    def _slices(self, sources: Sources) -> Iterator[Slice]:
+    def _slices(self, sources: Sequence[Source]) -> Iterator[Slice]:
         is_joined = self.strategy is not None
-        for source in sources.found:
+        for source in sources:
             yield from slices_of(source, is_apart=not is_joined)
         if self.strategy is None:
             return
-        joined = {source.meta.name for source in sources.found}
+        joined = {source.meta.name for source in sources}
         for source in undivided_sources(self.catalog, "first").found:
             if source.meta.name not in joined:  # what there is of it, each rank's by itself
                 yield from slices_of(source, is_apart=True)
-        for _, other in other_stages(self.catalog, self.strategy, sources.found):
+        for _, other in other_stages(self.catalog, self.strategy, sources):
             yield from slices_of(other)
 
-    def _names(self, sources: Sources, notes: list[Note]) -> Iterator[Finding]:
+    def _names(self, sources: Sequence[Source], notes: list[Note]) -> Iterator[Finding]:
         """What is wrong with who holds which names, types and shapes."""
         if self.strategy is None:
             if not isinstance(self.catalog, MergedCatalog):
@@ -462,12 +477,12 @@ class _Verification:
             yield from find_beginnings(self.catalog)
             return
         owners = find_owners(self.strategy.layouts, self.catalog.metas)
-        for source in sources.found:
+        for source in sources:
             held = self.catalog.metas_of(source.meta.name)
             if not source.has_layout:
                 yield from check_unlisted(self.catalog, self.strategy, held, owners)
-        yield from find_lacking(self.catalog, sources.found, notes)
-        yield from find_partial(self.catalog, self.strategy, sources.is_deduplicated)
+        yield from find_lacking(self.catalog, sources, notes)
+        yield from find_partial(self.catalog, self.strategy, self.resolved.is_deduplicated)
 
 
 def _is_unlisted_number(one: Slice) -> bool:

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from ckpttool.model.layout import Layout
 from ckpttool.model.optimizer_names import parameter_of, reduced_from, shard_as_axes, without_axis
 from ckpttool.model.plan import Target
-from ckpttool.planning.targets import make_plan
 from tests.strategies import examples, layouts
 from tests.support.checkpoints import (
     catalog_of,
@@ -22,6 +21,7 @@ from tests.support.checkpoints import (
 )
 from tests.support.commands import message, run_well
 from tests.support.file_bytes import layout, operator, strategy
+from tests.support.in_memory import plan_in_memory
 from tests.support.readers import Entry, read, read_ranks
 
 # A matrix that MindSpore 2.10 compiled for eight ranks: columns cut by two, an optimizer shard over
@@ -170,7 +170,7 @@ def test_unlisted_statistics_follow_if_their_slices_say_so(listed, tmp_path):
     assert found["exp_avg_sq_row_w"][0].parameter == "w"
     assert found["exp_avg_sq_w"][0].parameter is None
     target = strategy_of({"w": Layout((2,), ((0,), ()))})
-    made = make_plan(catalog, only, Target("ckpt", {0: "out"}, 2, target), same)
+    made = plan_in_memory(catalog, only, Target("ckpt", {0: "out"}, 2, target), same)
     (output,) = made
     shapes = {meta.name: meta.shape for meta in output.metas}
     assert (shapes["exp_avg_sq_row_w"], shapes["exp_avg_sq_col_w"]) == ((12,), (16,))

@@ -10,14 +10,14 @@ import pytest
 from ckpttool.model.catalog import MergedCatalog
 from ckpttool.model.plan import Target, Term, cut_into_parts
 from ckpttool.model.region import Region
-from ckpttool.planning.targets import make_plan
 from ckpttool.storage.region_io import FlatFiles, read_band
 from ckpttool.transaction.manifest import plan_digest
 from tests.support.checkpoints import ONE_STAGE, catalog_of, slice_catalog, with_names
+from tests.support.in_memory import plan_in_memory
 
 
 def merged(catalog, strategy=None, agreement=None):
-    return make_plan(catalog, strategy, Target("ckpt", {0: "out"}), agreement or {})
+    return plan_in_memory(catalog, strategy, Target("ckpt", {0: "out"}), agreement or {})
 
 
 def names_in_parts(plan, limit):

@@ -14,7 +14,6 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Target
 from ckpttool.planning.optimizer_state import find_owners
 from ckpttool.planning.sources import names_to_compare
-from ckpttool.planning.targets import make_plan
 from ckpttool.strategy_files.reader import read_strategy
 from tests.strategies import Move, examples, layouts, moves
 from tests.support.checkpoints import (
@@ -28,7 +27,7 @@ from tests.support.checkpoints import (
 )
 from tests.support.commands import message, run, run_well
 from tests.support.corpus import GOLDEN
-from tests.support.in_memory import carry_out, catalog_of_entries
+from tests.support.in_memory import carry_out, catalog_of_entries, plan_in_memory
 from tests.support.readers import Entry, read_ranks
 
 CHOICES = ("follow", "full", "drop")
@@ -43,7 +42,7 @@ def plan_of(catalog, strategy, target, choice, agreement=None):
     ranks = 1 if target is None else len(target.ranks)
     paths = {rank: f"out/rank_{rank}" for rank in range(ranks)}
     made = Target("ckpt", paths, ranks, target, not_in_target=choice)
-    return make_plan(catalog, strategy, made, agreement or {})
+    return plan_in_memory(catalog, strategy, made, agreement or {})
 
 
 def held_by(plan):
@@ -80,7 +79,7 @@ def test_what_each_rank_has_of_its_own_is_left_out_with_the_rest(choice):
         not_in_target=choice,
     )
     agreement = {"rng": ((0,), (1,), (2,), (3,))}
-    made = make_plan(catalog_of(ranks), strategy_of({"w": ROWS}), target, agreement, "rank")
+    made = plan_in_memory(catalog_of(ranks), strategy_of({"w": ROWS}), target, agreement, "rank")
     assert ("rng" in held_by(made)[1]) == (choice != "drop")
     assert made.not_listed.sizes["dropped" if choice == "drop" else "full"] == (1, 20)
 

@@ -10,7 +10,7 @@ from ckpttool.model.plan import Target
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.planning.optimizer_state import borrow_rows, find_owners, followed_parameter
 from ckpttool.planning.sources import find_sources
-from ckpttool.planning.targets import make_plan, write_strategy
+from ckpttool.planning.targets import write_strategy
 from tests.support.checkpoints import (
     ONE_STAGE,
     ROWS,
@@ -27,6 +27,7 @@ from tests.support.checkpoints import (
     write_ranks,
 )
 from tests.support.commands import run_well
+from tests.support.in_memory import plan_in_memory
 from tests.support.readers import Entry, read
 
 TARGET = strategy_of({"w": Layout((2,), ((0,), ()))})
@@ -36,7 +37,7 @@ def plan(catalog, strategy, target=None, **more):
     """The plan for all ranks of a target strategy, or for one file."""
     ranks = 1 if target is None else len(target.ranks)
     paths = {rank: f"out/rank_{rank}" for rank in range(ranks)}
-    return make_plan(catalog, strategy, Target("ckpt", paths, ranks, target), {}, **more)
+    return plan_in_memory(catalog, strategy, Target("ckpt", paths, ranks, target), {}, **more)
 
 
 def output_shapes(plan):

@@ -10,7 +10,6 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Target
 from ckpttool.model.region import Region
 from ckpttool.model.strategy import Strategy
-from ckpttool.planning.targets import make_plan
 from tests.support.checkpoints import (
     ONE_STAGE,
     ROWS,
@@ -21,6 +20,7 @@ from tests.support.checkpoints import (
     the_one,
     with_names,
 )
+from tests.support.in_memory import plan_in_memory
 
 TWO_ROWS = Layout((2,), ((0,), ()))
 THREE_ROWS = Layout((3,), ((0,), ()))
@@ -34,7 +34,7 @@ def target_of(strategy=None, ranks=None):
 
 
 def plan(catalog, strategy, target=None, agreement=None, unlisted=None, ranks=None):
-    return make_plan(catalog, strategy, target_of(target, ranks), agreement or {}, unlisted)
+    return plan_in_memory(catalog, strategy, target_of(target, ranks), agreement or {}, unlisted)
 
 
 def problems_of(*arguments, **more):

@@ -1,0 +1,259 @@
+"""What a checkpoint holds: files, tensors, full shapes and layouts, as one JSON document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Executor
+from dataclasses import replace
+
+from ckpttool._version import SCHEMA
+from ckpttool.concurrency import InlineExecutor
+from ckpttool.discovery.mindformers_output import find_devices
+from ckpttool.errors import PlanError
+from ckpttool.formats.foreign import Device
+from ckpttool.model.catalog import Catalog, MergedCatalog, SelfDescribedCatalog
+from ckpttool.model.diagnostics import Diagnostics, Note, describe_notes
+from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
+from ckpttool.model.strategy import Strategy
+from ckpttool.model.tensors import FileIndex, map_of
+from ckpttool.planning.missing import note_redundancy, notes_of_scan, set_aside
+from ckpttool.planning.resolve import ResolveOptions, name_commands, resolve
+from ckpttool.planning.sources import on_one_of_several, possible_slices
+from ckpttool.planning.strategy_check import as_asked
+from ckpttool.storage.checksums import check_files
+
+Json = dict[str, object]
+
+
+def describe(
+    catalog: Catalog,
+    strategy: Strategy | None = None,
+    *,
+    crc: bool = False,
+    executor: Executor | None = None,
+    diagnostics: Diagnostics | None = None,
+) -> Json:
+    """Describe what a checkpoint holds, as ``ckpttool inspect --json`` prints it.
+
+    Parameters
+    ----------
+    catalog
+        What is on disk, from `scan`.
+    strategy
+        Its layouts.  With them, or if the checkpoint describes itself, full shapes are described,
+        and some pages of the tensors show whether they are true.
+    crc
+        Verify checksums.
+    executor
+        Does the reading; by default the caller's own thread.
+    diagnostics
+        Gets what is wrong, and the notes of the document.
+
+    Raises
+    ------
+    PlanError
+        The checkpoint has no use for the strategy.
+
+    Examples
+    --------
+    See "From Python" in the README.
+    """
+    executor = executor or InlineExecutor()
+    found = Diagnostics() if diagnostics is None else diagnostics
+    found.errors[:0] = catalog.damaged.values()
+    found.errors += (PlanError([finding.text]) for finding in catalog.findings)
+    notes = [Note("unfinished", text, is_warning=True) for text in catalog.problems]
+    notes += catalog.notes
+    if crc:
+        forged, more = check_files(catalog, executor, crc=True)
+        found.errors += forged
+        notes += more
+    catalog = replace(catalog, notes=tuple(notes))
+    if isinstance(catalog, MergedCatalog) and strategy is None:
+        document = _describe_merged(catalog, found)
+    else:
+        document = _describe_ranks(catalog, strategy, executor, found)
+    return {"schema": SCHEMA, **document}
+
+
+def _describe_merged(catalog: MergedCatalog, found: Diagnostics) -> Json:
+    """Describe a file, or several with an index."""
+    found.notes += (*on_one_of_several(catalog), *catalog.notes)
+    if not (catalog.indexes or catalog.findings):
+        (file,) = catalog.files.values()
+        text = (
+            f"{file.path}: nothing in it ({file.nbytes} bytes): cut short, or of a rank that was "
+        )
+        found.notes += [] if file.tensors else [Note("replica", text + "saved without redundancy")]
+        tensors = list(_describe_stored(file))
+        notes = describe_notes(found.notes)
+        return {**_describe_file(file), "tensors": tensors, "notes": notes}
+    files = catalog.files.values()
+    slices = possible_slices(catalog).values()
+    text = f"not in the index, so perhaps slices of rank 0: {', '.join(slices)}"
+    found.notes += (Note("doubt", text),) if slices else ()
+    return {
+        "path": catalog.root,
+        "format": ", ".join(sorted({file.format for file in files})),
+        "nbytes": sum(file.nbytes for file in files),
+        "indexes": list(catalog.indexes),
+        "files": [{**_describe_file(file), "tensors": len(file.tensors)} for file in files],
+        "tensors": [
+            {**tensor, "file": file.path} for file in files for tensor in _describe_stored(file)
+        ],
+        "notes": describe_notes(found.notes),
+        "problems": [*map(str, catalog.damaged.values()), *(one.text for one in catalog.findings)],
+    }
+
+
+def _describe_file(file: FileIndex) -> Json:
+    return {
+        "path": file.path,
+        "format": file.format,
+        "nbytes": file.nbytes,
+        "attrs": dict(file.attrs),
+    }
+
+
+def _describe_stored(file: FileIndex) -> Iterator[Json]:
+    """Yield the tensors of a file as they are stored."""
+    for meta in (tensor.meta for tensor in file.tensors.values()):
+        yield {
+            "name": meta.name,
+            "dtype": meta.dtype,
+            "shape": list(meta.shape),
+            "nbytes": meta.nbytes,
+            **({} if meta.text is None else {"text": meta.text}),
+            **({} if (tag := map_of(meta.name)) is None else {"map": tag}),
+        }
+
+
+def _describe_ranks(
+    catalog: Catalog, strategy: Strategy | None, executor: Executor, found: Diagnostics
+) -> Json:
+    """Describe the files of ranks, and with layouts the full tensors."""
+    catalog, of_part = as_asked(catalog, strategy)
+    notes = [*catalog.notes]
+    devices = {} if isinstance(catalog, MergedCatalog) else find_devices(catalog.root, notes)
+    catalog = replace(catalog, notes=tuple(notes))
+    found.notes += of_part
+    document: Json = {
+        "path": catalog.root,
+        "step": catalog.step,
+        "ranks": [
+            {**_describe_rank(rank, file), **_describe_place(rank, devices)}
+            for rank, file in catalog.files.items()
+        ],
+    }
+    if isinstance(catalog, SelfDescribedCatalog):
+        document["values"] = dict(catalog.description.values)
+    if strategy is not None or isinstance(catalog, SelfDescribedCatalog):
+        document["tensors"] = _describe_tensors(catalog, strategy, executor, found)
+    else:
+        whole = set_aside(catalog, None)
+        found.errors += [whole.damaged[rank] for rank in catalog.files if rank not in whole.files]
+        found.notes += notes_of_scan(catalog, None)
+        found.notes += filter(None, [note_redundancy(whole, is_deduplicated=None)])
+    document["notes"] = describe_notes(found.notes)
+    problems = [problem for error in found.errors for problem in error.problems]
+    document["problems"] = [*problems, *(finding.text for finding in found.findings)]
+    return document
+
+
+def _describe_rank(rank: int, file: FileIndex) -> Json:
+    return {
+        "rank": rank,
+        "path": file.path,
+        "format": file.format,
+        "nbytes": file.nbytes,
+        "tensors": len(file.tensors),
+        **({"beside": list(file.other_paths)} if file.other_paths else {}),
+    }
+
+
+def _describe_place(rank: int, devices: Mapping[int, Device]) -> Json:
+    """Describe where a rank ran, if a rank table names it."""
+    if not devices:
+        return {}
+    device = devices.get(rank)
+    return {"server": device and device.server, "device": device and device.device}
+
+
+def _describe_tensors(
+    catalog: Catalog, strategy: Strategy | None, executor: Executor, found: Diagnostics
+) -> list[Json]:
+    """Describe the full tensors; what contents say against the strategy is a warning here."""
+    if strategy is not None:
+        strategy, reasons = strategy.resolve(catalog.metas)
+        found.add_problems("strategy", reasons)
+    seen = Diagnostics()
+    options = ResolveOptions(unlisted="first", contents="samples")
+    resolved = resolve(catalog, strategy, options, executor, seen)
+    damaged = resolved.catalog.damaged.values()
+    found.errors[:0] = [error for error in damaged if error not in catalog.damaged.values()]
+    found.errors += (error for error in seen.errors if error not in damaged)
+    found.findings += seen.findings
+    found.notes += (note for note in seen.notes if note.kind != "unlisted")
+    doubts = name_commands(resolved.doubts)
+    found.notes += (note for note in doubts.notes if note.kind != "unlisted")
+    found.notes += (Note("doubt", one.text, is_warning=True) for one in doubts.findings)
+    assert resolved.strategy is not None, "only a merged checkpoint has none"
+    return [_describe_source(source, resolved.strategy) for source in resolved.sources]
+
+
+def describe_layout(source: Source) -> Json:
+    """Describe the full tensor, its slices and its layout."""
+    shape, layout = source.meta.shape, source.layout
+    return {
+        "name": source.meta.name,
+        "dtype": source.meta.dtype,
+        "shape": list(shape),
+        **_describe_shapes(layout.slice_shapes(shape)),
+        "device_matrix": list(layout.device_matrix),
+        "tensor_map": [list(axes) for axes in layout.tensor_map],
+        "optimizer_shard": layout.optimizer_shard,
+        **({"rows": list(layout.rows)} if layout.rows else {}),
+        **({"fields": layout.fields} if layout.fields > 1 else {}),
+    }
+
+
+def _describe_shapes(shapes: Iterable[tuple[int, ...]]) -> Json:
+    """Describe the shape of the first slice, and all shapes where slices are not alike."""
+    different = list(map(list, dict.fromkeys(shapes)))
+    more = {"slice_shapes": different} if len(different) > 1 else {}
+    return {"slice_shape": different[0], **more}
+
+
+def _describe_source(source: Source, strategy: Strategy) -> Json:
+    slicing = source.slicing
+    if isinstance(slicing, BoxSlicing):
+        return _describe_boxes(source, slicing)
+    assert isinstance(slicing, LayoutSlicing)
+    name = source.meta.name
+    base = name if source.is_listed else source.parameter
+    return {
+        **describe_layout(source),
+        **({} if base else dict.fromkeys(("device_matrix", "tensor_map", "optimizer_shard"))),
+        **({"by_hand": strategy.by_hand[name]} if name in strategy.by_hand else {}),
+        "stages": list(strategy.stages_of(base)) if base else [],
+        "ranks": list(slicing.tensors),
+    }
+
+
+def _describe_boxes(source: Source, slicing: BoxSlicing) -> Json:
+    """Describe a tensor whose slices the checkpoint describes, as `_describe_source` does."""
+    slices = [(boxes[0].region, [box.rank for box in boxes]) for boxes in slicing.slices]
+    return {
+        "name": source.meta.name,
+        "dtype": source.meta.dtype,
+        "shape": list(source.meta.shape),
+        **_describe_shapes(region.shape for region, _ in slices),
+        **dict.fromkeys(("device_matrix", "tensor_map", "optimizer_shard")),
+        "stages": [],
+        "ranks": sorted({rank for _, ranks in slices for rank in ranks}),
+        "parts": list(slicing.parts) if slicing.is_grid else None,
+        "slices": [
+            {"start": list(region.start), "shape": list(region.shape), "ranks": ranks}
+            for region, ranks in slices
+        ],
+    }
