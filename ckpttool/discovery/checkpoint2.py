@@ -176,7 +176,7 @@ def _read_described(
 ) -> tuple[dict[int, FileIndex], Description]:
     """Return the files by rank and the description of a folder with ``metadata.json``."""
     metadata = str(folder / _METADATA)
-    parameters = _read_metadata(metadata)
+    parameters = read_metadata(metadata)
     files = read_existing_files(
         folder, _select_files(folder, set(_writers(parameters)), notes), errors
     )
@@ -496,7 +496,7 @@ def _is_metadata(path: str) -> bool:
     return "state_dict_metadata" in document and "storage_data" in document
 
 
-def _read_metadata(path: str) -> dict[str, _Parameter]:
+def read_metadata(path: str) -> dict[str, _Parameter]:
     """Return the tensors of a ``metadata.json`` by name.
 
     Raises
