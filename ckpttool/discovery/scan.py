@@ -53,8 +53,8 @@ class SourceOptions:
         Path of a rank's file below the folder, with ``{rank}`` for its number and ``*`` for
         anything; a file name with a ``*`` matches only files with a checkpoint's suffix.
     step
-        The step to read, as in the names (``10_1``), or a whole file name without its suffix.  By
-        default the newest that every rank has; steps are compared as numbers.
+        The step to read, as in the names (``10_1``), or a file name without its suffix.  The
+        default is the newest that every rank has; steps are compared as numbers.
     key
         The key of encrypted files, as given to MindSpore (``enc_key``).
 

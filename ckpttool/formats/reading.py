@@ -5,9 +5,9 @@ where a read would have to wait (EAGAIN); here that is an error like any other.
 
 A path may lead elsewhere in the middle of a run: a link is changed, a folder renamed, a file saved
 again.  So a file that is opened again is compared with the stamp that it had when its header was
-read.  The stamp has no number of the device: network file systems give every host another.  They
-give all hosts the same inode number, and nobody can set the time of change (ctime), so two files
-never agree in all of it.
+read.  The stamp has no device number: with network file systems that differs between hosts.  Inode
+numbers are the same on all hosts, and nobody can set the time of change (ctime).  So two files
+never have equal stamps.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def is_there(path: str | os.PathLike[str]) -> bool:
     return True
 
 
-# What copies from and to the stores that checkpoints lie in.
-COPIERS = {
+# Scheme of a store that has checkpoints -> the command that copies from and to it.
+_COPIERS = {
     "s3": "aws s3 cp --recursive",
     "obs": "obsutil cp -r -f",
     "gs": "gsutil cp -r",
@@ -128,7 +128,7 @@ def why_not_a_path(text: str) -> str | None:
     what = f"a URL ({match[0]}), not a path"
     if scheme == "file":
         return f"{what}: name the file itself, {text[match.end() :]}"
-    tool = f" ({COPIERS[scheme]})" if scheme in COPIERS else ""
+    tool = f" ({_COPIERS[scheme]})" if scheme in _COPIERS else ""
     return f"{what}: name a path here and copy the files{tool}, or mount the store"
 
 

@@ -33,7 +33,7 @@ as the map of an expanded tensor, which does not determine the true one.
 Stages
 ------
 In a file merged over stages every parameter is called ``"<stage>-<name>"``.  A file is taken for
-merged if all its names begin with one to three digits and a ``-``, and these numbers include the
+merged if all its names begin with one to three digits and a ``-``.  These numbers must include the
 stages of its operators.  So a parameter whose own name has a ``-`` in it does no harm.
 
 MindSpore may merge a merged file again, with the files of the ranks.  It takes it for the file of a
