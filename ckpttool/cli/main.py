@@ -25,11 +25,11 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Handler = Callable[[int, FrameType | None], Any] | int | None
 IMPORTLIB = "<frozen importlib._bootstrap>"
 WORKERS = "concurrent.futures.process"  # loaded when a run has workers that it must end itself
-WAIT_SECONDS = 0.01  # until it is seen again whether an import is done
+WAIT_SECONDS = 0.01  # between two checks whether an import is done
 
 
-class Stopped(BaseException):
-    """A signal asks the program to end; not an `Exception`, so that nobody swallows it."""
+class Terminated(BaseException):
+    """A signal to end the program; not an `Exception`, so that nobody swallows it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -42,8 +42,8 @@ class Stopped(BaseException):
         return f"ended by {name}; {left}{self.remedy}"
 
 
-class Stopper:
-    """Raises `Stopped` when a signal comes; while it defers, in `check` or at the second signal.
+class SignalGuard:
+    """Raise `Terminated` at a signal; while it defers, in `check` or at the second signal.
 
     An exception between the creation of a file and its record would leave the file behind.  An
     exception during an import may be lost or replaced (Python 3.11 does so in ``__set_name__``).
@@ -54,8 +54,8 @@ class Stopper:
     Attributes
     ----------
     number
-        The signal for which `Stopped` was, or is to be, raised; 0 for none.  Any other exception
-        of the command was then made from it.
+        The signal for which `Terminated` was or will be raised; 0 for none.  Any other exception of
+        the command then follows from it.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Stopper:
         try:
             yield
             if self.number:
-                raise Stopped(self.number)
+                raise Terminated(self.number)
         finally:
             if previous:
                 signal.setitimer(signal.ITIMER_REAL, 0)
@@ -94,7 +94,7 @@ class Stopper:
         self.check()
 
     def check(self) -> None:
-        """Raise `Stopped` if a signal has come."""
+        """Raise `Terminated` if a signal has come."""
         if self._number:
             self._raise(self._number)
 
@@ -121,7 +121,7 @@ class Stopper:
 
     def _raise(self, number: int) -> NoReturn:
         self.number = number
-        raise Stopped(number)
+        raise Terminated(number)
 
 
 def _is_importing(frame: FrameType | None) -> bool:
@@ -133,8 +133,8 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 PIPE_CLOSED = 128 + signal.SIGPIPE  # as shells count it; 1 would be an answer of verify and diff
 
-# The help of each command, which is in the module of its name.  Modules are imported when they are
-# needed, so that --version and --help take no longer than click itself.
+# The help of each command; its code is in the module of its name.  A module is imported when its
+# command is used, so that --version and --help take as long as click itself.
 COMMANDS = {
     "inspect": "Show what a checkpoint holds, from headers alone.",
     "merge": "Merge the files of all ranks into one.",
@@ -147,7 +147,7 @@ COMMANDS = {
 ALIASES = {"commit": "finalize"}
 
 
-class Border(click.Group):
+class CommandGroup(click.Group):
     """A group that turns every exception into a message on stderr and an exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -160,7 +160,7 @@ class Border(click.Group):
         if cmd_name not in COMMANDS:
             return None
         command = getattr(import_module(f"ckpttool.cli.{cmd_name}"), cmd_name)
-        assert isinstance(command, click.Command), f"{cmd_name} is no command"
+        assert isinstance(command, click.Command), f"{cmd_name} is not a command"
         return command
 
     def resolve_command(
@@ -198,7 +198,7 @@ class Border(click.Group):
             return self._invoke(ctx)
 
     def _invoke(self, ctx: click.Context) -> object:
-        from ckpttool.cli.options import ANSWERS, DEBUG, STOPPER
+        from ckpttool.cli.options import ANSWERS, DEBUG, SIGNALS
         from ckpttool.errors import notes_of
         from ckpttool.model.wording import printable
 
@@ -208,20 +208,20 @@ class Border(click.Group):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # names may not fit the locale
         try:
-            stopper = ctx.meta[STOPPER] = Stopper()
-            with stopper.installed():
+            guard = ctx.meta[SIGNALS] = SignalGuard()
+            with guard.installed():
                 return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
-        except Stopped as stopped:
+        except Terminated as stopped:
             click.echo(f"ckpttool: {stopped}", err=True)
             ctx.exit(stopped.exit_code)
         except BrokenPipeError:
             raise
         except Exception as error:
-            if stopper.number:  # a library made an error of its own from `Stopped`
-                click.echo(f"ckpttool: {Stopped(stopper.number)}", err=True)
-                ctx.exit(128 + stopper.number)
+            if guard.number:  # a library made an error of its own from `Terminated`
+                click.echo(f"ckpttool: {Terminated(guard.number)}", err=True)
+                ctx.exit(128 + guard.number)
             if ctx.meta.get(DEBUG):
                 import traceback
 
@@ -279,7 +279,7 @@ def _explain(error: Exception) -> tuple[tuple[str, ...], int]:
 
 
 @click.group(
-    cls=Border,
+    cls=CommandGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     help="""\b
     ckpttool merge checkpoint/ -s strategy.ckpt -o merged.h5

@@ -19,7 +19,7 @@ import click
 from ckpttool.cli import params
 from ckpttool.cli.params import Existing, RankList, Size, WholeNumber
 from ckpttool.errors import PlanError
-from ckpttool.formats.reading import why_not_a_path
+from ckpttool.formats.local import why_not_a_path
 from ckpttool.model.tensors import Secret, forbid_core_dumps
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from ckpttool.planning.preflight import OutputOptions
     from ckpttool.planning.resolve import ResolveOptions
 
-SIZES = (16, 24, 32)  # of every key that MindSpore takes
-HEX = b"hex:"  # no key of that many digits behind it has one of these sizes
+SIZES = (16, 24, 32)  # bytes of the keys that MindSpore accepts
+HEX = b"hex:"  # a key in this form is never of one of these sizes itself
 MAX_FILE_BYTES = 1024  # a larger file does not hold a key
 
 
@@ -85,8 +85,8 @@ def read_key(ctx: click.Context, param: click.Parameter, value: str | None) -> S
 
 
 DEBUG = "ckpttool.debug"  # key in click's meta: whether a traceback is wanted
-ANSWERS = "ckpttool.answers"  # key in click's meta: whether exit code 1 is no error
-STOPPER = "ckpttool.stopper"  # key in click's meta: what turns signals into exceptions
+ANSWERS = "ckpttool.answers"  # key in click's meta: whether exit code 1 is an answer
+SIGNALS = "ckpttool.guard"  # key in click's meta: the `SignalGuard`
 
 Decorator = Callable[[Callable[..., object]], Callable[..., object]]
 Parameter = Callable[[str, str], Decorator]  # adds a parameter, by its name and heading
@@ -132,7 +132,7 @@ def option(*flags: str, **settings: Any) -> Parameter:
 
 
 def listed_under(heading: str, name: str, *flags: str, **settings: Any) -> Decorator:
-    """Return an option that belongs to one command, and whose value has no group."""
+    """Return an option whose value a command receives by itself, not in an object."""
     return option(*flags, **settings)(name, heading)
 
 
@@ -555,7 +555,7 @@ def choose_format(path: str, output: OutputOptions) -> OutputOptions:
 
 
 def refuse_hdf5_checksum(output: OutputOptions) -> None:
-    """Refuse --crc for HDF5, which has no place for a checksum."""
+    """Refuse --crc for HDF5, which cannot store a checksum."""
     if output.crc and output.format == "hdf5":
         raise click.UsageError(
             "HDF5 has no place for MindSpore's checksum: with --crc write --format ckpt or "

@@ -1,4 +1,4 @@
-"""Progress bars on stderr: how much, how fast, time left.  Nothing if stderr is no terminal."""
+"""Progress bars on stderr: how much, how fast, time left.  A terminal is needed."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def reshard(
     run: RunOptions,
     report: ReportOptions,
 ) -> None:
-    """Cut a checkpoint anew for another strategy."""
+    """Shard a checkpoint for another strategy."""
     options.refuse_hdf5_checksum(output)
     folder = options.absolute_for_cluster(folder, run)
     catalog, strategy, target = workflow.load(source.for_engine(run), report, dst_strategy)

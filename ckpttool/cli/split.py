@@ -42,7 +42,7 @@ def split(
     run: RunOptions,
     report: ReportOptions,
 ) -> None:
-    """Cut an undivided checkpoint for the ranks of a strategy."""
+    """Shard a merged checkpoint for the ranks of a strategy."""
     options.refuse_hdf5_checksum(output)
     folder = options.absolute_for_cluster(folder, run)
     catalog, _, target = workflow.load(

@@ -15,8 +15,8 @@ import click
 
 import ckpttool
 from ckpttool.cli import documents
-from ckpttool.cli.main import Stopped
-from ckpttool.cli.options import STOPPER, ReportOptions, Source
+from ckpttool.cli.main import Terminated
+from ckpttool.cli.options import SIGNALS, ReportOptions, Source
 from ckpttool.cli.progress import show_count, show_progress
 from ckpttool.cli.tables import echo, print_largest, print_table
 from ckpttool.errors import CkptToolError, raise_all
@@ -26,7 +26,7 @@ from ckpttool.model.wording import count
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from ckpttool.cli.main import Stopper
+    from ckpttool.cli.main import SignalGuard
     from ckpttool.concurrency import OpenProgress
     from ckpttool.discovery.scan import SourceOptions
     from ckpttool.execution.executors import RunOptions
@@ -114,7 +114,7 @@ class MakePlan(Protocol):
     def __call__(
         self, *, executor: Executor, open_progress: OpenProgress
     ) -> tuple[Plan, Destination]:
-        """Return a plan, and what lies at its destination."""
+        """Return a plan, and the state of its destination."""
         ...
 
 
@@ -148,9 +148,9 @@ def convert(make_plan: MakePlan, run: RunOptions, report: ReportOptions) -> None
         sizes = ckpttool.fit_memory(run, executor, mine)
         documents.print_notes((*plan.notes, *destination.notes), report.quiet)
         total = sum(mine.sizes.values())
-        stopper: Stopper = click.get_current_context().meta[STOPPER]
+        guard: SignalGuard = click.get_current_context().meta[SIGNALS]
         progress = show_progress("writing", total, report.hides_progress)
-        with progress as on_progress, stopper.deferring():
+        with progress as on_progress, guard.deferring():
             try:
                 written = ckpttool.execute(
                     plan,
@@ -158,9 +158,9 @@ def convert(make_plan: MakePlan, run: RunOptions, report: ReportOptions) -> None
                     executor,
                     options=sizes,
                     on_progress=on_progress,
-                    check=stopper.check,
+                    check=guard.check,
                 )
-            except Stopped as stopped:
+            except Terminated as stopped:
                 stopped.remedy = _remedy(destination.count_kept(plan), len(destination.ranks))
                 raise
     seconds = time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""Reads a MindFormers "Checkpoint 2.0" folder: the iteration, its files, and which has which slice.
+"""MindFormers "Checkpoint 2.0": the iteration, its files, and which file has which slice.
 
 The root has a folder ``iteration_00000012`` for every save; development versions wrote
 ``iter_00000012``.  When a save is complete, ``latest_checkpointed_iteration.txt`` gets its number.
@@ -34,9 +34,9 @@ One JSON object in UTF-8; further keys may be there and are not read::
 * ``replica_id`` and ``rank_group`` repeat the layout, and are not read.
 
 One commit of MindFormers wrote the number of the parameter in place of the rank's, in the names of
-files as well.  So all slices of a parameter seem to be in one file.  Such metadata is recognised.
-If every rank's file exists and has every tensor of its layout, then ranks and files are taken from
-the layouts and the numbers in the files' names.
+files as well.  So all slices of a parameter seem to be in one file.  Such metadata is detected.
+Ranks and files are then taken from the layouts and the numbers in the files' names.  This needs
+every rank's file, with every tensor of its layout.
 
 Up to 2.0 metadata could name ``opt`` files for the parameters of other pipeline stages, which are
 in the ``model`` files of the same ranks.
@@ -51,8 +51,8 @@ Source
 ------
 MindFormers 1.7 to 2.1 ``mindformers/checkpoint/`` (read, and its writing functions run: see
 tests/golden/PROVENANCE.md): ``utils.py``, ``checkpoint.py``, ``sharded_tensor.py``,
-``metadata.py``.  In the last, commit e2661fcd has the wrong numbers, and 1.7 to 2.0 the wrong kind
-(``get_total_params_file_mapping_info``).
+``metadata.py``.  In the last file, commit e2661fcd has the wrong numbers, and 1.7 to 2.0 the wrong
+kind of file (``get_total_params_file_mapping_info``).
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ from ckpttool.discovery.leftovers import note_leftovers
 from ckpttool.discovery.rank_folders import checkpoint_files
 from ckpttool.errors import FormatError, PlanError, raise_all
 from ckpttool.formats import read_indexes
-from ckpttool.formats.reading import open_file
+from ckpttool.formats.local import is_file, is_folder, list_folder, open_file
 from ckpttool.formats.strict_json import read_json_object
 from ckpttool.model.catalog import SelfDescribedCatalog
 from ckpttool.model.diagnostics import Note
 from ckpttool.model.dtypes import find_word
-from ckpttool.model.layout import Layout
+from ckpttool.model.layout import MAX_RANKS, Layout
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import (
     Box,
@@ -90,24 +90,23 @@ from ckpttool.model.slicing import (
 from ckpttool.model.tensors import FileIndex, StoredTensor, TensorMeta
 from ckpttool.model.wording import count, format_ranks, shorten
 
-METADATA, COMMON = "metadata.json", "common.json"
-TRACKER = "latest_checkpointed_iteration.txt"
-FOLDER = re.compile(r"iter(?:ation)?_(\d{1,18})")
-FILE = re.compile(
+_METADATA, _COMMON = "metadata.json", "common.json"
+_TRACKER = "latest_checkpointed_iteration.txt"
+_ITERATION_FOLDER = re.compile(r"iter(?:ation)?_(\d{1,18})")
+MINDFORMERS_FILE = re.compile(
     r"(?:(?P<prefix>.*)-)?(?P<kind>model|opt)-(?P<number>\d{7,18})-(?P<total>\d{7,18})\.safetensors"
 )
-FILE_NAME = re.compile(r"(?!\.\.?$)[^/\0]+")  # in the same folder
-STORAGE_KEY = re.compile(r"""\((?P<name>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"), \((\d{1,12}),\)\)""")
-ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|(.))", re.DOTALL)
-ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
-MAX_RANKS = 1 << 20  # as of strategy files
-MAX_BYTES = 1_000_000_000  # every slice of every rank takes some hundred bytes of it
+BARE_NAME = re.compile(r"(?!\.\.?$)[^/\0]+")  # in the same folder
+_STORAGE_KEY = re.compile(r"""\((?P<name>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"), \((\d{1,12}),\)\)""")
+_ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|(.))", re.DOTALL)
+_ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
+_MAX_BYTES = 1_000_000_000  # every slice of every rank takes some hundred bytes of it
 
-Files = dict[str, FileIndex | None]  # by name; None for a damaged one
+FilesByName = dict[str, FileIndex | None]  # by name; None for a damaged one
 
 
 def scan_checkpoint2(src: str, step: str | None) -> SelfDescribedCatalog | None:
-    """Return the catalog of a checkpoint in MindFormers' folders; None if ``src`` is another.
+    """Return the catalog of a MindFormers checkpoint; None if ``src`` is something else.
 
     Parameters
     ----------
@@ -127,15 +126,15 @@ def scan_checkpoint2(src: str, step: str | None) -> SelfDescribedCatalog | None:
     if _has_iterations(folder):
         folder = _find_iteration(folder, step, notes)
         if not _is_iteration(folder):
-            raise PlanError([f"{folder}: no {METADATA} and no model-*.safetensors of MindFormers"])
+            raise PlanError([f"{folder}: no {_METADATA} and no model-*.safetensors of MindFormers"])
     elif not _is_iteration(folder):
         return None
-    elif step is not None and not _is_wanted(folder, step):
+    elif step is not None and not _is_iteration_wanted(folder, step):
         raise PlanError([f"{src}: this is not iteration {step}; name the folder above"])
     note_leftovers(folder, (), notes)
     values = _read_common(folder, notes)
     errors: list[FormatError] = []
-    read = _read_described if (folder / METADATA).is_file() else _read_whole
+    read = _read_described if is_file(folder / _METADATA) else _read_whole
     files, description = read(folder, errors, notes)
     number = _iteration_number(folder)
     return SelfDescribedCatalog(
@@ -149,23 +148,26 @@ def scan_checkpoint2(src: str, step: str | None) -> SelfDescribedCatalog | None:
 
 
 def _is_iteration(folder: Path) -> bool:
-    if any(FILE.fullmatch(path.name) for path in folder.iterdir()):
+    """Return whether a folder holds one iteration."""
+    if any(MINDFORMERS_FILE.fullmatch(path.name) for path in list_folder(folder)):
         return True
-    metadata = folder / METADATA
-    return metadata.is_file() and _is_metadata(str(metadata))
+    metadata = folder / _METADATA
+    return is_file(metadata) and _is_metadata(str(metadata))
 
 
 def _read_common(folder: Path, notes: list[Note]) -> Mapping[str, str]:
-    path = folder / COMMON
-    if not path.is_file():
+    """Return the values of ``common.json`` as text; empty if it is absent or damaged."""
+    path = folder / _COMMON
+    if not is_file(path):
         return {}
     try:
-        values = _parse_common(str(path))
+        document = read_json_object(str(path), _MAX_BYTES)
     except FormatError as error:
         notes.append(Note("skipped", f"passed over {error}"))
         return {}
+    values = {key: str(value) for key, value in document.items()}
     shown = shorten((f"{key} {value}" for key, value in values.items()), 8)
-    notes.append(Note("skipped", f"{COMMON} goes into no output: {shown}"))
+    notes.append(Note("skipped", f"{_COMMON} goes into no output: {shown}"))
     return values
 
 
@@ -173,9 +175,11 @@ def _read_described(
     folder: Path, errors: list[FormatError], notes: list[Note]
 ) -> tuple[dict[int, FileIndex], Description]:
     """Return the files by rank and the description of a folder with ``metadata.json``."""
-    metadata = str(folder / METADATA)
+    metadata = str(folder / _METADATA)
     parameters = read_metadata(metadata)
-    files = read_named(folder, _select(folder, set(_writers(parameters)), notes), errors)
+    files = read_existing_files(
+        folder, _select_files(folder, set(_writers(parameters)), notes), errors
+    )
     placement = _place_slices(parameters, str(folder), files)
     if placement.problems and _has_parameter_numbers(parameters):
         corrected = _place_by_file_numbers(parameters, files)
@@ -186,13 +190,14 @@ def _read_described(
             text += "MindFormers wrote them; ranks are taken from layouts and names of files"
             notes.append(Note("corrected", text))
     notes += placement.faults.notes()
-    if placement.elsewhere:
+    misnamed = placement.in_other_file
+    if misnamed:
         text = f"{metadata}: names the wrong one of a rank's two files for "
-        text += f"{count(len(placement.elsewhere), 'parameter')}: {shorten(placement.elsewhere)}"
+        text += f"{count(len(misnamed), 'parameter')}: {shorten(misnamed)}"
         notes.append(Note("corrected", text))
-    if placement.absent:
-        text = f"described and in no file: {count(len(placement.absent), 'parameter')}"
-        notes.append(Note("absent", f"{text}: {shorten(placement.absent)}"))
+    if placement.unlocated:
+        text = f"described and in no file: {count(len(placement.unlocated), 'parameter')}"
+        notes.append(Note("absent", f"{text}: {shorten(placement.unlocated)}"))
     by_rank, problems = _by_rank(files, _writers(parameters), parameters)
     problems = [*placement.problems, *problems]
     broken = frozenset(parameters) - placement.tensors.keys()
@@ -206,7 +211,7 @@ def _read_whole(
     """Return the files by number and the description of a folder of full tensors."""
     matches = _list_files(folder)
     _note_unnamed(folder, (), notes)
-    files = read_named(folder, matches, errors)
+    files = read_existing_files(folder, matches, errors)
     problems = list(_incomplete_sets(folder, matches.values()))
     tensors: dict[str, Source] = {}
     twice: dict[str, list[str]] = {}
@@ -224,7 +229,7 @@ def _read_whole(
             tensors[name] = Source(tensor.meta, whole, Listed())
     problems += [_slices_problem(folder, twice, matches)] if twice else []
     if len(files) > 1 and max(int(match["total"]) for match in matches.values()) > 1:
-        text = f"{folder}: no {METADATA}, so every file is taken to hold whole tensors"
+        text = f"{folder}: no {_METADATA}, so every file is taken to hold whole tensors"
         notes.append(Note("undivided", text))
     broken = frozenset(twice)
     tensors = {name: whole for name, whole in tensors.items() if name not in broken}
@@ -236,16 +241,17 @@ def _read_whole(
 def _slices_problem(
     folder: Path, twice: Mapping[str, list[str]], matches: Mapping[str, re.Match[str]]
 ) -> str:
-    """Say that parameters in several files must be slices, and what to do."""
-    held = shorten(
+    """Return the problem of parameters in several files, which must be slices, and the remedy."""
+    examples = shorten(
         (f"{name} (in {len(files)} files: {shorten(files, 2)})" for name, files in twice.items()), 3
     )
     start, stop = next(iter(matches.values())).span("number")
     first = next(iter(matches))
     return (
-        f"{folder}: no {METADATA}, without which every file holds whole tensors that no other file "
-        f"has, and {count(len(twice), 'parameter')} in several files: {held}; put {METADATA} back, "
-        "or, if every rank wrote its own file, name this folder, the strategy of the run (-s) and "
+        f"{folder}: no {_METADATA}, without which every file holds whole tensors that no other "
+        f"file has, and {count(len(twice), 'parameter')} in several files: {examples}; put "
+        f"{_METADATA} back, or, if every rank wrote its own file, name this folder, the strategy "
+        "of the run (-s) and "
         f"--pattern '{first[:start]}{{rank}}{first[stop:]}'"
     )
 
@@ -255,7 +261,7 @@ def _slices_problem(
 
 def _has_iterations(root: Path) -> bool:
     """Return whether a folder holds folders of iterations."""
-    return (root / TRACKER).is_file() or bool(_iterations(root))
+    return is_file(root / _TRACKER) or bool(_iterations(root))
 
 
 def _find_iteration(root: Path, wanted: str | None, notes: list[Note]) -> Path:
@@ -268,7 +274,7 @@ def _find_iteration(root: Path, wanted: str | None, notes: list[Note]) -> Path:
     wanted
         The iteration to read, as a number or a folder's name; by default the last complete one.
     notes
-        Gets a note on the choice, and on iterations that were not finished.
+        The list gets a note on the choice, and on iterations that were not finished.
 
     Raises
     ------
@@ -281,44 +287,46 @@ def _find_iteration(root: Path, wanted: str | None, notes: list[Note]) -> Path:
     have = f"there is {shorten(map(str, sorted(set(folders.values()))), 8) or 'none'}"
     last = _last_complete(root)
     if wanted is None and last is None:
-        reason = f"no {TRACKER}, which names the last complete iteration; choose with --step"
+        reason = f"no {_TRACKER}, which names the last complete iteration; choose with --step"
         raise PlanError([f"{root}: {reason} ({have})"])
-    name = f"iteration {last}, which {TRACKER} names" if wanted is None else f"iteration {wanted}"
+    name = f"iteration {last}, which {_TRACKER} names" if wanted is None else f"iteration {wanted}"
     chosen = [
         path
         for path, number in folders.items()
-        if (number == last if wanted is None else _is_wanted(path, wanted))
+        if (number == last if wanted is None else _is_iteration_wanted(path, wanted))
     ]
     if not chosen:
-        have = _offer(folders, last) if wanted is None and last is not None else have
+        have = _list_alternatives(folders, last) if wanted is None and last is not None else have
         raise PlanError([f"{root}: no folder of {name}; {have}"])
     if len(chosen) > 1:
         named = shorten(path.name for path in chosen)
         raise PlanError([f"{root}: several folders of {name}: {named}; name one as SRC"])
-    _note_others(folders, folders[chosen[0]], last, notes)
+    _note_choice(folders, folders[chosen[0]], last, notes)
     return chosen[0]
 
 
 def _iterations(root: Path) -> Mapping[Path, int]:
-    numbers = {path: _iteration_number(path) for path in sorted(root.iterdir())}
-    return {path: n for path, n in numbers.items() if n is not None and path.is_dir()}
+    """Return the folders of iterations, and their numbers."""
+    numbers = {path: _iteration_number(path) for path in list_folder(root)}
+    return {path: n for path, n in numbers.items() if n is not None and is_folder(path)}
 
 
 def _iteration_number(folder: Path) -> int | None:
     """Return the iteration in a folder's name, or None."""
-    match = FOLDER.fullmatch(folder.absolute().name)
+    match = _ITERATION_FOLDER.fullmatch(folder.absolute().name)
     return None if match is None else int(match[1])
 
 
-def _is_wanted(folder: Path, wanted: str) -> bool:
+def _is_iteration_wanted(folder: Path, wanted: str) -> bool:
     """Return whether ``--step`` means this folder."""
     is_number = NUMBER.fullmatch(wanted) is not None and int(wanted) == _iteration_number(folder)
     return is_number or wanted == folder.absolute().name
 
 
 def _last_complete(root: Path) -> int | None:
-    path = root / TRACKER
-    if not path.is_file():
+    """Return the number of the last complete iteration, or None if it is not recorded."""
+    path = root / _TRACKER
+    if not is_file(path):
         return None
     with open_file(path) as file:
         text = file.read(100).strip()
@@ -327,10 +335,14 @@ def _last_complete(root: Path) -> int | None:
     return int(text)
 
 
-def _offer(folders: Mapping[Path, int], last: int) -> str:
-    """List what can be read in place of the last complete iteration, whose folder is missing."""
+def _list_alternatives(folders: Mapping[Path, int], last: int) -> str:
+    """Return the iterations to read in place of the last complete one, for a message."""
     saved = sorted(
-        {n for path, n in folders.items() if any(FILE.fullmatch(p.name) for p in path.iterdir())}
+        {
+            n
+            for path, n in folders.items()
+            if any(MINDFORMERS_FILE.fullmatch(p.name) for p in list_folder(path))
+        }
     )
     complete = [str(n) for n in saved if n <= last]
     newer = [str(n) for n in saved if n > last]
@@ -341,12 +353,12 @@ def _offer(folders: Mapping[Path, int], last: int) -> str:
     return offer + (f"; {shorten(newer, 8)}: perhaps not finished" if newer else "")
 
 
-def _note_others(
+def _note_choice(
     folders: Mapping[Path, int], taken: int, last: int | None, notes: list[Note]
 ) -> None:
     """Note which of several iterations is read, and which were not finished."""
     if last is not None and taken > last:
-        text = f"iteration {taken} was perhaps not finished: {TRACKER} names {last}"
+        text = f"iteration {taken} was perhaps not finished: {_TRACKER} names {last}"
         notes.append(Note("step", text))
         return
     newer = [path.name for path, number in folders.items() if last is not None and number > last]
@@ -359,9 +371,13 @@ def _note_others(
 # ------------------------------------------------------------------------ the files of an iteration
 
 
-def _select(folder: Path, named: set[str], notes: list[Note]) -> list[str]:
-    """Return the files to read: those that metadata names, and those of the same save."""
-    sets = {match.group("prefix", "total") for name in named if (match := FILE.fullmatch(name))}
+def _select_files(folder: Path, named: set[str], notes: list[Note]) -> list[str]:
+    """Return the files that metadata names, and those of the same save."""
+    sets = {
+        match.group("prefix", "total")
+        for name in named
+        if (match := MINDFORMERS_FILE.fullmatch(name))
+    }
     matches = _list_files(folder)
     others = [
         name
@@ -377,14 +393,16 @@ def _select(folder: Path, named: set[str], notes: list[Note]) -> list[str]:
 
 def _list_files(folder: Path) -> dict[str, re.Match[str]]:
     """Return the names of MindFormers' files in a folder, and their parts."""
-    names = sorted(path.name for path in folder.iterdir() if path.is_file())
-    return {name: match for name in names if (match := FILE.fullmatch(name)) is not None}
+    names = [path.name for path in list_folder(folder) if is_file(path)]
+    return {
+        name: match for name in names if (match := MINDFORMERS_FILE.fullmatch(name)) is not None
+    }
 
 
 def _note_unnamed(folder: Path, named: Collection[str], notes: list[Note]) -> None:
     """Note checkpoint files that metadata does not name and that have other names."""
     names = (path.name for path in checkpoint_files(folder) if path.name not in named)
-    unnamed = [name for name in names if FILE.fullmatch(name) is None]
+    unnamed = [name for name in names if MINDFORMERS_FILE.fullmatch(name) is None]
     if unnamed:
         text = (
             f"{folder}: passed over {shorten(unnamed)}, not called as MindFormers calls its files"
@@ -399,15 +417,15 @@ def _incomplete_sets(folder: Path, matches: Iterable[re.Match[str]]) -> Iterator
         sets[match["prefix"] or "", match["kind"], match["total"]].add(int(match["number"]))
     for (_, kind, total), numbers in sets.items():
         if len(numbers) < int(total):
-            lacking = (n for n in range(len(numbers) + 1) if n not in numbers)
+            missing = (n for n in range(len(numbers) + 1) if n not in numbers)
             yield (
                 f"{folder}: {len(numbers)} of {int(total)} {kind} files are there; number "
-                f"{next(lacking)} is not"
+                f"{next(missing)} is not"
             )
 
 
 def _by_rank(
-    files: Files, ranks_of: Mapping[str, set[int]], described: Collection[str]
+    files: FilesByName, ranks_of: Mapping[str, set[int]], described: Collection[str]
 ) -> tuple[dict[int, FileIndex], list[str]]:
     """Join the files of each rank; return them by rank, and the problems.
 
@@ -417,7 +435,7 @@ def _by_rank(
     grouped: dict[int, list[FileIndex]] = defaultdict(list)
     for name, file in files.items():
         if file is not None:
-            match = FILE.fullmatch(name)
+            match = MINDFORMERS_FILE.fullmatch(name)
             ranks = sorted(ranks_of.get(name, ())) or [int(match["number"]) if match else 0]
             grouped[ranks[0]].append(file)
             if len(ranks) > 1:
@@ -443,7 +461,7 @@ def _by_rank(
 
 
 @dataclass(frozen=True, slots=True)
-class StorageLocation:
+class _StorageLocation:
     """Where a slice is stored: a file's name, and the rank that wrote it."""
 
     file: str
@@ -451,7 +469,7 @@ class StorageLocation:
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class _Parameter:
     """One tensor of ``metadata.json``, free of contradictions.
 
     Attributes
@@ -469,21 +487,16 @@ class Parameter:
     meta: TensorMeta
     parts: tuple[int, ...]
     number_of: Mapping[int, int] | None
-    stored: Mapping[int, tuple[StorageLocation, ...]]
+    stored: Mapping[int, tuple[_StorageLocation, ...]]
 
 
 def _is_metadata(path: str) -> bool:
-    """Return whether a JSON file of this name is MindFormers' and not another program's."""
-    document = read_json_object(path, MAX_BYTES)
+    """Return whether a ``metadata.json`` is MindFormers'."""
+    document = read_json_object(path, _MAX_BYTES)
     return "state_dict_metadata" in document and "storage_data" in document
 
 
-def _parse_common(path: str) -> dict[str, str]:
-    """Return the values of a ``common.json`` as text; raises as `read_metadata` does."""
-    return {key: str(value) for key, value in read_json_object(path, MAX_BYTES).items()}
-
-
-def read_metadata(path: str) -> dict[str, Parameter]:
+def read_metadata(path: str) -> dict[str, _Parameter]:
     """Return the tensors of a ``metadata.json`` by name.
 
     Raises
@@ -494,12 +507,12 @@ def read_metadata(path: str) -> dict[str, Parameter]:
     OSError
         The file cannot be opened or read.
     """
-    document = read_json_object(path, MAX_BYTES)
+    document = read_json_object(path, _MAX_BYTES)
     tensors, storage = (document.get(key) for key in ("state_dict_metadata", "storage_data"))
     if not isinstance(tensors, dict) or not isinstance(storage, dict):
         raise FormatError(path, None, "no objects state_dict_metadata and storage_data in it")
     errors: list[FormatError] = []
-    stored: dict[str, dict[int, tuple[StorageLocation, ...]]] = {name: {} for name in tensors}
+    stored: dict[str, dict[int, tuple[_StorageLocation, ...]]] = {name: {} for name in tensors}
     for key, entries in storage.items():
         try:
             name, number = parse_key(key)
@@ -533,44 +546,46 @@ def parse_key(key: str) -> tuple[str, int]:
     >>> parse_key(repr(('it\'s "\n"', (0,))))
     ('it\'s "\n"', 0)
     """
-    match = STORAGE_KEY.fullmatch(key)
+    match = _STORAGE_KEY.fullmatch(key)
     if match is None:
         raise ValueError("is no name and slice number, such as \"('w', (0,))\"")
-    return ESCAPE.sub(_unescape, match["name"][1:-1]), int(match[2])
+    return _ESCAPE.sub(_unescape, match["name"][1:-1]), int(match[2])
 
 
 def _unescape(match: re.Match[str]) -> str:
+    """Return the character that an escape sequence stands for."""
     digits = match[1] or match[2] or match[3]
-    if digits is None and match[4] not in ESCAPED:
+    if digits is None and match[4] not in _ESCAPED:
         raise ValueError(f"has an unknown escape {match[0]}")
-    return ESCAPED[match[4]] if digits is None else chr(int(digits, 16))
+    return _ESCAPED[match[4]] if digits is None else chr(int(digits, 16))
 
 
-def _parse_locations(entries: object) -> tuple[StorageLocation, ...]:
+def _parse_locations(entries: object) -> tuple[_StorageLocation, ...]:
+    """Return the locations of one slice; raise ValueError."""
     if not isinstance(entries, list):
         raise ValueError("is no list")
     locations = []
     for entry in entries:
-        file, rank = _field(entry, "file_name"), _field(entry, "storage_rank")
-        if not isinstance(file, str) or FILE_NAME.fullmatch(file) is None:
+        file, rank = _require(entry, "file_name"), _require(entry, "storage_rank")
+        if not isinstance(file, str) or BARE_NAME.fullmatch(file) is None:
             raise ValueError(f"file_name {short(file)} is no file's name")
         if type(rank) is not int or not 0 <= rank < MAX_RANKS:
             raise ValueError(f"storage_rank {short(rank)} is no rank below {MAX_RANKS}")
-        locations.append(StorageLocation(file, rank))
+        locations.append(_StorageLocation(file, rank))
     return tuple(locations)
 
 
 def _parse_parameter(
-    name: str, entry: object, stored: Mapping[int, tuple[StorageLocation, ...]]
-) -> Parameter:
-    """Return one tensor; raises ValueError."""
-    shape = _sizes(entry, "global_shape")
-    parts = _sizes(entry, "axis_fragmentations", default=(1,) * len(shape))
+    name: str, entry: object, stored: Mapping[int, tuple[_StorageLocation, ...]]
+) -> _Parameter:
+    """Return one tensor; raise ValueError if its entry is wrong."""
+    shape = _parse_sizes(entry, "global_shape")
+    parts = _parse_sizes(entry, "axis_fragmentations", default=(1,) * len(shape))
     if len(parts) != len(shape) or any(
         n < 1 or size % n for size, n in zip(shape, parts, strict=True)
     ):
         raise ValueError(f"axis_fragmentations {parts} do not divide global_shape {shape}")
-    word = _field(_field(entry, "properties"), "dtype")
+    word = _require(_require(entry, "properties"), "dtype")
     dtype = find_word(word) if isinstance(word, str) else None
     if dtype is None:
         raise ValueError(f"dtype {short(word)} is none of MindSpore's")
@@ -585,19 +600,20 @@ def _parse_parameter(
         raise ValueError(f"storage_data has slice {beyond[0]}, its slices are 0 to {total - 1}")
     layout = entry.get("layout") if isinstance(entry, dict) else None
     number_of = None if layout is None else _parse_layout(layout, parts)
-    return Parameter(TensorMeta(name, dtype.name, shape), parts, number_of, stored)
+    return _Parameter(TensorMeta(name, dtype.name, shape), parts, number_of, stored)
 
 
 def _parse_slice_numbers(entry: object, slice_shape: tuple[int, ...]) -> set[int]:
-    chunks = _field(entry, "chunk")
+    """Return the numbers of the slices of a tensor, which have to be of one shape."""
+    chunks = _require(entry, "chunk")
     if not isinstance(chunks, list):
         raise ValueError(f"chunk {short(chunks)} is no list")
     numbers = set()
     for chunk in chunks:
-        number = _sizes(chunk, "global_offset")
+        number = _parse_sizes(chunk, "global_offset")
         if len(number) != 1:
             raise ValueError(f"global_offset {number} is not one slice number")
-        if (local := _sizes(chunk, "local_shape")) != slice_shape:
+        if (local := _parse_sizes(chunk, "local_shape")) != slice_shape:
             raise ValueError(
                 f"slice {number[0]} has local_shape {local}, global_shape and axis_fragmentations "
                 f"make {slice_shape}"
@@ -608,14 +624,14 @@ def _parse_slice_numbers(entry: object, slice_shape: tuple[int, ...]) -> set[int
 
 def _parse_layout(spelled: object, parts: tuple[int, ...]) -> dict[int, int]:
     """Return the slice number of every rank of a layout, which has to match ``parts``."""
-    matrix, ranks = _sizes(spelled, "device_matrix"), _sizes(spelled, "rank_list")
+    matrix, ranks = _parse_sizes(spelled, "device_matrix"), _parse_sizes(spelled, "rank_list")
     if math.prod(matrix) != len(ranks) or len(set(ranks)) != len(ranks):
         raise ValueError(
             f"layout: rank_list of {len(ranks)} ranks for the device matrix {list(matrix)}"
         )
     if max(ranks, default=0) >= MAX_RANKS:
         raise ValueError(f"layout: rank_list has {short(max(ranks))}, no rank below {MAX_RANKS}")
-    tensor_map = _field(spelled, "tensor_map")
+    tensor_map = _require(spelled, "tensor_map")
     if not isinstance(tensor_map, list):
         raise ValueError(f"layout: tensor_map {short(tensor_map)} is no list")
     layout = Layout(matrix, tuple(_parse_device_axes(axes) for axes in tensor_map))
@@ -631,6 +647,7 @@ def _parse_layout(spelled: object, parts: tuple[int, ...]) -> dict[int, int]:
 
 
 def _parse_device_axes(spelled: object) -> tuple[int, ...]:
+    """Return the device axes that shard a tensor axis."""
     spellings = spelled if isinstance(spelled, list) else [spelled]
     axes = [axis for axis in spellings if type(axis) is int]
     if len(axes) < len(spellings):
@@ -638,14 +655,18 @@ def _parse_device_axes(spelled: object) -> tuple[int, ...]:
     return tuple(axis for axis in axes if axis != -1)
 
 
-def _field(entry: object, key: str) -> object:
+def _require(entry: object, key: str) -> object:
+    """Return the value of a key; raise ValueError without one."""
     if not isinstance(entry, dict) or key not in entry:
         raise ValueError(f"no {key}")
     return entry[key]
 
 
-def _sizes(entry: object, key: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
-    value = _field(entry, key)
+def _parse_sizes(
+    entry: object, key: str, default: tuple[int, ...] | None = None
+) -> tuple[int, ...]:
+    """Return a list of sizes, or ``default`` for null; raise ValueError for anything else."""
+    value = _require(entry, key)
     if value is None and default is not None:
         return default
     if not isinstance(value, list) or any(type(n) is not int or n < 0 for n in value):
@@ -656,13 +677,12 @@ def _sizes(entry: object, key: str, default: tuple[int, ...] | None = None) -> t
 # ------------------------------------------------------------------------ files that metadata names
 
 
-def read_named(folder: Path, names: Iterable[str], errors: list[FormatError]) -> Files:
-    """Return the headers of those files that exist.
-
-    The errors of damaged ones are added to ``errors``.
-    """
-    there = [name for name in names if (folder / name).is_file()]
-    files: Files = {}
+def read_existing_files(
+    folder: Path, names: Iterable[str], errors: list[FormatError]
+) -> FilesByName:
+    """Return the headers of those files that exist; ``errors`` gets those of damaged files."""
+    there = [name for name in names if is_file(folder / name)]
+    files: FilesByName = {}
     for name, index in zip(there, read_indexes(str(folder / n) for n in there), strict=True):
         if isinstance(index, FormatError):
             errors.append(index)
@@ -674,16 +694,17 @@ def read_named(folder: Path, names: Iterable[str], errors: list[FormatError]) ->
 class Faults:
     """Faults of files, as sentences, and the tensors that lack slices because of them.
 
-    A fault is harmless if other files have the same slices.  An empty fault is reported elsewhere.
+    A fault is harmless if other files have the same slices.  The empty fault stands for one that
+    is reported elsewhere.
     """
 
-    lacking: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    missing: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     harmless: dict[str, None] = field(default_factory=dict)
 
     def add_missing(self, faults: Iterable[str], name: str) -> None:
         """Record faults because of which a tensor lacks slices."""
         for fault in dict.fromkeys(faults):
-            self.lacking[fault].append(name)
+            self.missing[fault].append(name)
 
     def add_harmless(self, faults: Iterable[str]) -> None:
         """Record faults of files whose slices other files have."""
@@ -691,14 +712,14 @@ class Faults:
 
     def problems(self) -> Iterator[str]:
         """Yield a problem for every fault because of which slices are missing."""
-        for fault, names in self.lacking.items():
+        for fault, names in self.missing.items():
             if fault:
                 lost = f"{count(len(names), 'parameter')}: {shorten(names)}"
                 yield f"{fault}, and no other file has these slices of {lost}"
 
     def notes(self) -> Iterator[Note]:
         """Yield a note on the harmless faults, if there are any."""
-        harmless = [fault for fault in self.harmless if fault and fault not in self.lacking]
+        harmless = [fault for fault in self.harmless if fault and fault not in self.missing]
         if harmless:
             text = f"{shorten(harmless, 3)}; other files have all of these slices"
             yield Note("replica", text, is_warning=True)
@@ -720,19 +741,21 @@ class _Placement:
     faults
         Problems of files.
     elsewhere
-        Names of parameters that are in the other file of the same rank.
+        Names of parameters in the other file of the same rank.
     problems
         All problems, one sentence each.
     """
 
     tensors: dict[str, Source] = field(default_factory=dict)
-    absent: list[str] = field(default_factory=list)
+    unlocated: list[str] = field(default_factory=list)
     faults: Faults = field(default_factory=Faults)
-    elsewhere: list[str] = field(default_factory=list)
+    in_other_file: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
-def _place_slices(parameters: Mapping[str, Parameter], folder: str, files: Files) -> _Placement:
+def _place_slices(
+    parameters: Mapping[str, _Parameter], folder: str, files: FilesByName
+) -> _Placement:
     """Find the slices of all parameters at their locations.
 
     Parameters
@@ -746,15 +769,15 @@ def _place_slices(parameters: Mapping[str, Parameter], folder: str, files: Files
         elsewhere.
     """
     placement = _Placement()
-    held = _HeldFiles(folder, files, _writers(parameters))
+    written = _WrittenFiles(folder, files, _writers(parameters))
     for name, parameter in parameters.items():
         if not parameter.stored:
-            placement.absent.append(name)
+            placement.unlocated.append(name)
             continue
         boxes: list[Box] = []
         missing: list[str] = []
         for number in range(math.prod(parameter.parts)):
-            here, faults = _boxes(parameter, number, held)
+            here, faults = _find_boxes(parameter, number, written)
             boxes += here
             if here:
                 placement.faults.add_harmless(faults)
@@ -764,16 +787,16 @@ def _place_slices(parameters: Mapping[str, Parameter], folder: str, files: Files
             placement.faults.add_missing(missing, name)
             placement.problems += misfits(parameter.meta, boxes)
         else:
-            _add(placement, parameter, boxes)
+            _add_parameter(placement, parameter, boxes)
     placement.problems += placement.faults.problems()
     return placement
 
 
-def _add(placement: _Placement, parameter: Parameter, boxes: list[Box]) -> None:
+def _add_parameter(placement: _Placement, parameter: _Parameter, boxes: list[Box]) -> None:
     """Add a parameter that is stored completely, or its problems."""
     named = {location.file for locations in parameter.stored.values() for location in locations}
     if any(box.tensor.file.path.rpartition("/")[2] not in named for box in boxes):
-        placement.elsewhere.append(parameter.meta.name)
+        placement.in_other_file.append(parameter.meta.name)
     wrong = list(_layout_problems(parameter, boxes))
     filled = wrong or fill_with_boxes(parameter.meta, boxes)
     if isinstance(filled, BoxSlicing):
@@ -782,7 +805,7 @@ def _add(placement: _Placement, parameter: Parameter, boxes: list[Box]) -> None:
         placement.problems += filled
 
 
-def _layout_problems(parameter: Parameter, boxes: list[Box]) -> Iterator[str]:
+def _layout_problems(parameter: _Parameter, boxes: list[Box]) -> Iterator[str]:
     """Yield a problem for each box that a rank cannot have by its layout."""
     number_of = parameter.number_of or {}
     regions = {number: _region(parameter, number) for number in set(number_of.values())}
@@ -796,25 +819,27 @@ def _layout_problems(parameter: Parameter, boxes: list[Box]) -> Iterator[str]:
             )
 
 
-def _boxes(parameter: Parameter, number: int, held: _HeldFiles) -> tuple[list[Box], list[str]]:
+def _find_boxes(
+    parameter: _Parameter, number: int, written: _WrittenFiles
+) -> tuple[list[Box], list[str]]:
     """Return the stored boxes of a slice, and its faults; "" for one reported elsewhere."""
     region = _region(parameter, number)
     boxes, faults = [], []
     for location in parameter.stored.get(number, ()):
-        if location.file not in held.files:
-            faults.append(f"{held.folder}/{location.file} is not there")
-        elif held.files[location.file] is None:
+        if location.file not in written.files:
+            faults.append(f"{written.folder}/{location.file} is not there")
+        elif written.files[location.file] is None:
             faults.append("")
-        elif (tensor := held.find(parameter.meta.name, location)) is not None:
+        elif (tensor := written.find(parameter.meta.name, location)) is not None:
             boxes.append(Box(region, location.rank, tensor))
         else:
-            faults.append(f"{held.folder}/{location.file} does not hold what metadata.json says")
+            faults.append(f"{written.folder}/{location.file} does not hold what metadata.json says")
     if not boxes and not faults:
-        faults.append(f"{held.folder}/metadata.json names no file for some slices")
+        faults.append(f"{written.folder}/metadata.json names no file for some slices")
     return boxes, faults
 
 
-def _region(parameter: Parameter, number: int) -> Region:
+def _region(parameter: _Parameter, number: int) -> Region:
     """Return the region of a slice from its number in C order."""
     index: list[int] = []
     for n in reversed(parameter.parts):
@@ -827,17 +852,17 @@ def _region(parameter: Parameter, number: int) -> Region:
     )
 
 
-class _HeldFiles(NamedTuple):
+class _WrittenFiles(NamedTuple):
     """The files of a folder, and the ranks that wrote them according to metadata."""
 
     folder: str
-    files: Files
+    files: FilesByName
     writers: Mapping[str, set[int]]
 
-    def find(self, name: str, location: StorageLocation) -> StoredTensor | None:
+    def find(self, name: str, location: _StorageLocation) -> StoredTensor | None:
         """Return the tensor in the file of a location, or in the other file of the same rank."""
         file = self.files[location.file]
-        match = FILE.fullmatch(location.file)
+        match = MINDFORMERS_FILE.fullmatch(location.file)
         if file is not None and name not in file.tensors and match is not None:
             start, stop = match.span("kind")
             kind = "opt" if match["kind"] == "model" else "model"
@@ -847,7 +872,7 @@ class _HeldFiles(NamedTuple):
         return None if file is None else file.tensors.get(name)
 
 
-def _writers(parameters: Mapping[str, Parameter]) -> dict[str, set[int]]:
+def _writers(parameters: Mapping[str, _Parameter]) -> dict[str, set[int]]:
     """Return the ranks that wrote each file, according to metadata."""
     found: dict[str, set[int]] = defaultdict(set)
     for parameter in parameters.values():
@@ -857,16 +882,16 @@ def _writers(parameters: Mapping[str, Parameter]) -> dict[str, set[int]]:
     return found
 
 
-def _has_parameter_numbers(parameters: Mapping[str, Parameter]) -> bool:
+def _has_parameter_numbers(parameters: Mapping[str, _Parameter]) -> bool:
     """Return whether the ranks in metadata are numbers of parameters.
 
-    Then metadata names the same file for every slice of a parameter, once for each rank that has
-    it, and the number in the file's name is the recorded rank.
+    Such metadata names the same file for every slice of a parameter, once for each rank that has
+    it.  The number in the file's name is the recorded rank.
     """
     most = 0
     for parameter in parameters.values():
-        locations = [location for held in parameter.stored.values() for location in held]
-        match = FILE.fullmatch(locations[0].file) if locations else None
+        locations = [one for replicas in parameter.stored.values() for one in replicas]
+        match = MINDFORMERS_FILE.fullmatch(locations[0].file) if locations else None
         if len(set(locations)) > 1 or (
             match is not None and int(match["number"]) != locations[0].rank
         ):
@@ -876,17 +901,17 @@ def _has_parameter_numbers(parameters: Mapping[str, Parameter]) -> bool:
 
 
 def _place_by_file_numbers(
-    parameters: Mapping[str, Parameter], files: Files
-) -> dict[str, Parameter] | None:
+    parameters: Mapping[str, _Parameter], files: FilesByName
+) -> dict[str, _Parameter] | None:
     """Return the parameters, located by layouts and the files' numbers; None if that fails.
 
-    It needs the files of all ranks of one save, and exactly one file with the tensor for each rank
-    of its layout.
+    All ranks of one save must have a file, and each rank of a layout exactly one file with the
+    tensor.
     """
     by_rank: dict[int, dict[str, FileIndex]] = defaultdict(dict)
     sets = set()
     for name, file in files.items():
-        match = FILE.fullmatch(name)
+        match = MINDFORMERS_FILE.fullmatch(name)
         if match is None or file is None:
             return None
         by_rank[int(match["number"])][name] = file
@@ -897,17 +922,17 @@ def _place_by_file_numbers(
     for name, parameter in parameters.items():
         if parameter.number_of is None and math.prod(parameter.parts) > 1:
             return None
-        stored: dict[int, tuple[StorageLocation, ...]] = {}
+        stored: dict[int, tuple[_StorageLocation, ...]] = {}
         for rank in sorted(by_rank if parameter.number_of is None else parameter.number_of):
             if rank not in by_rank:
                 return None
-            held = [file for file, index in by_rank[rank].items() if name in index.tensors]
-            if len(held) > 1 or (not held and parameter.number_of is not None):
+            found = [file for file, index in by_rank[rank].items() if name in index.tensors]
+            if len(found) > 1 or (not found and parameter.number_of is not None):
                 return None
             number = 0 if parameter.number_of is None else parameter.number_of[rank]
             stored[number] = (
                 *stored.get(number, ()),
-                *(StorageLocation(file, rank) for file in held),
+                *(_StorageLocation(file, rank) for file in found),
             )
         placed[name] = replace(parameter, stored=stored)
     return placed

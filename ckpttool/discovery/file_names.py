@@ -85,7 +85,7 @@ def label_of(name: str) -> str | None:
     return None if step is None else step.label
 
 
-def is_wanted(key: str, files: Mapping[int, Path], wanted: str) -> bool:
+def matches_step(key: str, files: Mapping[int, Path], wanted: str) -> bool:
     """Return whether ``--step wanted`` means these files, whose common name is ``key``."""
     step = step_of(key)
     requested = step_of("-" + wanted)

@@ -1,4 +1,4 @@
-"""Reads a hyper-parallel checkpoint: which file holds which box of which tensor.
+"""Checkpoints of hyper-parallel: which file holds which box of which tensor.
 
 A folder has ``_rank3_.safetensors`` for every rank that saved tensors and one ``.metadata`` that
 names the file of every box.  If the ranks saved without communicating, each has a metadata file of
@@ -51,10 +51,10 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import NamedTuple
 
-from ckpttool.discovery.checkpoint2 import Faults, Files, read_named
+from ckpttool.discovery.checkpoint2 import BARE_NAME, Faults, FilesByName, read_existing_files
 from ckpttool.discovery.file_names import HYPER_METADATA
 from ckpttool.errors import CkptToolError, FormatError, PlanError, UnsupportedError, raise_all
-from ckpttool.formats.reading import open_file
+from ckpttool.formats.local import is_file, list_folder, open_file, stat_file
 from ckpttool.formats.sandbox import CPU_SECONDS, Sandbox
 from ckpttool.model.catalog import SelfDescribedCatalog
 from ckpttool.model.diagnostics import Note
@@ -73,14 +73,13 @@ from ckpttool.model.tensors import FileIndex, StoredTensor, TensorMeta
 from ckpttool.model.wording import count, shorten
 
 MAX_BYTES = 200_000_000  # a hundred bytes and more for every slice of every rank
-BYTES_PER_SECOND = 2_000_000  # that the slowest machine reads of a metadata file
+_BYTES_PER_SECOND = 2_000_000  # of a metadata file, read by the slowest machine
 MAX_CHUNKS = 5_000_000  # of all tensors together
 MAX_AXES = 32
-VERSIONS = ("1.0", "2.0")
+_VERSIONS = ("1.0", "2.0")
 
-TENSORS = re.compile(r"_rank(\d{1,9})_\.safetensors")
-FILE_NAME = re.compile(r"(?!\.\.?$)[^/\0]+")  # in the same folder
-PICKLE = b"\x80"  # first byte of every pickle of protocol 2 and later
+_TENSOR_FILE = re.compile(r"_rank(\d{1,9})_\.safetensors")
+_PICKLE = b"\x80"  # first byte of every pickle of protocol 2 and later
 
 
 def scan_hyper_parallel(src: str, step: str | None) -> SelfDescribedCatalog | None:
@@ -111,10 +110,10 @@ def scan_hyper_parallel(src: str, step: str | None) -> SelfDescribedCatalog | No
         text = f"passed over, being no tensors: {count(len(objects), 'object')}: "
         notes.append(Note("skipped", text + shorten(objects)))
     named = {box.file for tensor in tensors.values() for box in tensor.stored}
-    _note_others(Path(src), named, notes)
+    _note_unnamed(Path(src), named, notes)
     errors: list[FormatError] = []
-    folder = _Folder(Path(src), read_named(Path(src), sorted(named), errors))
-    description = replace(_place(tensors, folder, notes), files=tuple(map(str, paths)))
+    folder = _Folder(Path(src), read_existing_files(Path(src), sorted(named), errors))
+    description = replace(_place_boxes(tensors, folder, notes), files=tuple(map(str, paths)))
     return SelfDescribedCatalog(
         src,
         folder.by_rank(tensors),
@@ -127,7 +126,7 @@ def scan_hyper_parallel(src: str, step: str | None) -> SelfDescribedCatalog | No
 def _metadata_files(folder: Path, notes: list[Note]) -> list[Path]:
     """Return the metadata file, or those of the ranks, lowest first."""
     whole = folder / ".metadata"
-    matches = {path: HYPER_METADATA.fullmatch(path.name) for path in folder.iterdir()}
+    matches = {path: HYPER_METADATA.fullmatch(path.name) for path in list_folder(folder)}
     of_ranks = {
         path: int(match[1] or match[2])
         for path, match in matches.items()
@@ -142,21 +141,22 @@ def _metadata_files(folder: Path, notes: list[Note]) -> list[Path]:
 
 
 def _is_pickle(path: Path) -> bool:
-    if not path.is_file():
+    """Return whether a file is there and begins as a pickle does."""
+    if not is_file(path):
         return False
     with open_file(path) as file:
-        return file.read(1) == PICKLE
+        return file.read(1) == _PICKLE
 
 
-def _read_all(paths: Sequence[Path]) -> tuple[dict[str, HyperTensor], tuple[str, ...]]:
-    """Return what all metadata files say together; they have to agree on types and shapes."""
-    tensors: dict[str, HyperTensor] = {}
+def _read_all(paths: Sequence[Path]) -> tuple[dict[str, _HyperTensor], tuple[str, ...]]:
+    """Return the tensors and objects of all metadata files; types and shapes have to agree."""
+    tensors: dict[str, _HyperTensor] = {}
     objects: dict[str, None] = {}
     problems: list[str] = []
     errors: list[CkptToolError] = []
     with Sandbox() as sandbox:
         for path in paths:
-            seconds = CPU_SECONDS + path.stat().st_size / BYTES_PER_SECOND
+            seconds = CPU_SECONDS + stat_file(path).nbytes / _BYTES_PER_SECOND
             try:
                 found, others = sandbox.run(
                     read_metadata, str(path), "the unpickler", "a pickle", seconds
@@ -181,12 +181,13 @@ def _read_all(paths: Sequence[Path]) -> tuple[dict[str, HyperTensor], tuple[str,
     return tensors, tuple(objects)
 
 
-def _note_others(folder: Path, named: set[str], notes: list[Note]) -> None:
+def _note_unnamed(folder: Path, named: set[str], notes: list[Note]) -> None:
     """Note the files of tensors and layouts that no metadata names."""
     others = sorted(
         path.name
-        for path in folder.iterdir()
-        if path.name not in named and (path.suffix == ".layout" or TENSORS.fullmatch(path.name))
+        for path in list_folder(folder)
+        if path.name not in named
+        and (path.suffix == ".layout" or _TENSOR_FILE.fullmatch(path.name))
     )
     if others:
         text = f"{folder}: passed over, .metadata does not name them: {shorten(others)}"
@@ -197,10 +198,10 @@ class _Folder(NamedTuple):
     """The files that metadata names and that exist."""
 
     path: Path
-    files: Files
+    files: FilesByName
 
-    def find(self, name: str, box: StoredBox) -> Box | str:
-        """Return a stored box of tensor ``name``, or why it is missing; "" if already reported."""
+    def find(self, name: str, box: _StoredBox) -> Box | str:
+        """Return a box of a tensor, or why it is missing; "" if that is reported elsewhere."""
         file = self.files.get(box.file)
         if box.file not in self.files:
             return f"{self.path / box.file} is not there"
@@ -209,12 +210,12 @@ class _Folder(NamedTuple):
         if box.key not in file.tensors:
             return f"{file.path} does not hold what .metadata says"
         region = Region(box.start, box.stop)
-        return Box(region, _rank_of(box.file), _named(name, file.tensors[box.key]))
+        return Box(region, _rank_of(box.file), _with_name(name, file.tensors[box.key]))
 
-    def by_rank(self, tensors: Mapping[str, HyperTensor]) -> dict[int, FileIndex]:
+    def by_rank(self, tensors: Mapping[str, _HyperTensor]) -> dict[int, FileIndex]:
         """Return the headers by rank, with the tensors' names in place of the keys in the file.
 
-        The header has the first of several boxes of one tensor; `Description` has all of them.
+        The header has the first of a tensor's boxes in a file; `Description` has all of them.
         """
         own: dict[str, dict[str, str]] = defaultdict(dict)
         for name, tensor in tensors.items():
@@ -224,27 +225,30 @@ class _Folder(NamedTuple):
         for file, index in sorted(self.files.items(), key=lambda item: _rank_of(item[0])):
             if index is not None:
                 renamed: dict[str, StoredTensor] = {}
-                for key, held in index.tensors.items():
+                for key, stored in index.tensors.items():
                     name = own[file].get(key, key)
-                    renamed.setdefault(name, _named(name, held))
+                    renamed.setdefault(name, _with_name(name, stored))
                 found[_rank_of(file)] = replace(index, tensors=renamed)
         return found
 
 
-def _named(name: str, held: StoredTensor) -> StoredTensor:
-    """Return a stored tensor under the name that it has in the checkpoint, whatever its key is."""
-    return replace(held, meta=replace(held.meta, name=name))
+def _with_name(name: str, stored: StoredTensor) -> StoredTensor:
+    """Return a stored tensor with its name in the checkpoint in place of its key."""
+    return replace(stored, meta=replace(stored.meta, name=name))
 
 
 def _rank_of(file: str) -> int:
-    match = TENSORS.fullmatch(file)
+    """Return the rank that wrote a file, from its name."""
+    match = _TENSOR_FILE.fullmatch(file)
     if match is None:
         reason = "named by .metadata and not _rankN_.safetensors: which rank wrote it is not known"
         raise PlanError([f"{file}: {reason}"])
     return int(match[1])
 
 
-def _place(tensors: Mapping[str, HyperTensor], folder: _Folder, notes: list[Note]) -> Description:
+def _place_boxes(
+    tensors: Mapping[str, _HyperTensor], folder: _Folder, notes: list[Note]
+) -> Description:
     """Return the boxes of all tensors, from the files that metadata names."""
     placed: dict[str, Source] = {}
     problems: list[str] = []
@@ -270,7 +274,7 @@ def _place(tensors: Mapping[str, HyperTensor], folder: _Folder, notes: list[Note
 # ---------------------------------------------------------------------------- the metadata file
 
 
-class StoredBox(NamedTuple):
+class _StoredBox(NamedTuple):
     """Where a box of a tensor is stored: a file's name, and the tensor's name in it."""
 
     start: tuple[int, ...]
@@ -279,13 +283,13 @@ class StoredBox(NamedTuple):
     key: str
 
 
-class HyperTensor(NamedTuple):
-    """What metadata says of one tensor: its full shape, and which boxes are stored."""
+class _HyperTensor(NamedTuple):
+    """One tensor of the metadata: its full shape, and the boxes that are stored."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    stored: tuple[StoredBox, ...] = ()
+    stored: tuple[_StoredBox, ...] = ()
 
 
 class _Sealed(type):
@@ -321,7 +325,7 @@ CLASSES: Mapping[tuple[str, str], type] = {
 
 
 class _Unpickler(pickle.Unpickler):
-    """An unpickler that finds only `CLASSES`; so a pickle can call nothing else."""
+    """An unpickler that finds only `CLASSES`, so that a pickle can call nothing else."""
 
     path = ""
 
@@ -335,6 +339,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _load(path: str) -> object:
+    """Return the object in a metadata file."""
     with open_file(path) as file:
         nbytes = os.fstat(file.fileno()).st_size
         if nbytes > MAX_BYTES:
@@ -350,7 +355,7 @@ def _load(path: str) -> object:
             raise FormatError(path, None, reason) from error
 
 
-def read_metadata(path: str) -> tuple[dict[str, HyperTensor], tuple[str, ...]]:
+def read_metadata(path: str) -> tuple[dict[str, _HyperTensor], tuple[str, ...]]:
     """Return the tensors of a metadata file by name, and the names of its other objects.
 
     Called in the limited process.
@@ -366,25 +371,27 @@ def read_metadata(path: str) -> tuple[dict[str, HyperTensor], tuple[str, ...]]:
     """
     top = _load(path)
     try:
-        version = _get(top, "Metadata", "version", VERSIONS[0])
-        described = _dict(_get(top, "Metadata", "state_dict_metadata"), "state_dict_metadata")
-        storage = _dict(_get(top, "Metadata", "storage_data"), "storage_data")
+        version = _attribute(top, "Metadata", "version", _VERSIONS[0])
+        described = _parse_dict(
+            _attribute(top, "Metadata", "state_dict_metadata"), "state_dict_metadata"
+        )
+        storage = _parse_dict(_attribute(top, "Metadata", "storage_data"), "storage_data")
     except ValueError as error:
         raise FormatError(path, None, str(error)) from error
-    if version not in VERSIONS:
-        known = " and ".join(VERSIONS)
+    if version not in _VERSIONS:
+        known = " and ".join(_VERSIONS)
         raise UnsupportedError(
             path, None, f"a version of .metadata that is not known ({known} are)"
         )
     errors: list[FormatError] = []
-    tensors: dict[str, HyperTensor] = {}
+    tensors: dict[str, _HyperTensor] = {}
     objects: dict[str, None] = {}
     regions: dict[str, dict[tuple[int, ...], tuple[int, ...]]] = {}
     budget = MAX_CHUNKS
     for key, entry in described.items():
         try:
-            name = _text(key, "a name in state_dict_metadata")
-            if _is(entry, "BytesStorageMetadata"):
+            name = _parse_text(key, "a name in state_dict_metadata")
+            if _is_of_class(entry, "BytesStorageMetadata"):
                 objects[name] = None
                 continue
             tensors[name] = _parse_tensor(name, entry)
@@ -392,11 +399,13 @@ def read_metadata(path: str) -> tuple[dict[str, HyperTensor], tuple[str, ...]]:
             budget -= len(regions[name])
         except ValueError as error:
             errors.append(FormatError(path, None, f"{short(key)}: {error}"))
-    stored: dict[str, dict[StoredBox, None]] = {name: {} for name in tensors}
+    stored: dict[str, dict[_StoredBox, None]] = {name: {} for name in tensors}
     for index, info in storage.items():
         name = "storage_data"
         try:
-            name = _text(_get(index, "MetadataIndex", "fqn"), "the fqn of a MetadataIndex")
+            name = _parse_text(
+                _attribute(index, "MetadataIndex", "fqn"), "the fqn of a MetadataIndex"
+            )
             if name in regions:
                 stored[name][_parse_box(name, regions[name], index, info)] = None
             elif name not in objects and not errors:
@@ -408,28 +417,28 @@ def read_metadata(path: str) -> tuple[dict[str, HyperTensor], tuple[str, ...]]:
     return found, tuple(objects)
 
 
-def _parse_tensor(name: str, entry: object) -> HyperTensor:
-    """Return one tensor, without its boxes; raises ValueError."""
-    shape = _sizes(_get(entry, "TensorStorageMetadata", "size"), "size")
-    properties = _get(entry, "TensorStorageMetadata", "properties")
-    word = _text(_get(properties, "TensorProperties", "dtype"), "dtype")
+def _parse_tensor(name: str, entry: object) -> _HyperTensor:
+    """Return one tensor, without its boxes; raise ValueError if its entry is wrong."""
+    shape = _parse_sizes(_attribute(entry, "TensorStorageMetadata", "size"), "size")
+    properties = _attribute(entry, "TensorStorageMetadata", "properties")
+    word = _parse_text(_attribute(properties, "TensorProperties", "dtype"), "dtype")
     dtype = find_word(word)
     if dtype is None:
         raise ValueError(f"dtype {word[:40]!r} is not known")
-    return HyperTensor(name, dtype.name, shape)
+    return _HyperTensor(name, dtype.name, shape)
 
 
 def _parse_chunks(
-    tensor: HyperTensor, entry: object, budget: int
+    tensor: _HyperTensor, entry: object, budget: int
 ) -> dict[tuple[int, ...], tuple[int, ...]]:
-    """Return where the boxes of a tensor begin and end, stored or not; raises ValueError."""
-    chunks = _get(entry, "TensorStorageMetadata", "chunks")
+    """Return the start of each box of a tensor, stored or not, and its stop; raise ValueError."""
+    chunks = _attribute(entry, "TensorStorageMetadata", "chunks")
     if not isinstance(chunks, list) or len(chunks) > budget:
         raise ValueError(f"no list of at most {budget} chunks")
     regions: dict[tuple[int, ...], tuple[int, ...]] = {}
     for chunk in chunks:
-        start = _sizes(_get(chunk, "ChunkStorageMetadata", "offsets"), "offsets")
-        sizes = _sizes(_get(chunk, "ChunkStorageMetadata", "sizes"), "sizes")
+        start = _parse_sizes(_attribute(chunk, "ChunkStorageMetadata", "offsets"), "offsets")
+        sizes = _parse_sizes(_attribute(chunk, "ChunkStorageMetadata", "sizes"), "sizes")
         if not len(start) == len(sizes) == len(tensor.shape):
             raise ValueError(
                 f"a chunk of {len(sizes)} axes at {start}, the shape is {tensor.shape}"
@@ -446,47 +455,53 @@ def _parse_box(
     regions: Mapping[tuple[int, ...], tuple[int, ...]],
     index: object,
     info: object,
-) -> StoredBox:
-    """Return where a box is stored; raises ValueError."""
-    start = _sizes(_get(index, "MetadataIndex", "offset"), "offset")
+) -> _StoredBox:
+    """Return the location of a box; raise ValueError if it is wrong."""
+    start = _parse_sizes(_attribute(index, "MetadataIndex", "offset"), "offset")
     if start not in regions:
         raise ValueError(f"storage_data has a chunk at {start}, where the tensor has none")
-    file = _text(_get(info, "StorageInfo", "relative_path"), "relative_path")
-    if FILE_NAME.fullmatch(file) is None:
+    file = _parse_text(_attribute(info, "StorageInfo", "relative_path"), "relative_path")
+    if BARE_NAME.fullmatch(file) is None:
         raise ValueError(f"relative_path {file[:100]!r} is no file's name")
-    span = _get(info, "StorageInfo", "offset"), _get(info, "StorageInfo", "length")
+    span = _attribute(info, "StorageInfo", "offset"), _attribute(info, "StorageInfo", "length")
     if span != (0, -1):
         raise ValueError(f"a tensor at byte {short(span[0])} of {file}, expected all of an entry")
-    key = _get(info, "StorageInfo", "tensor_key", None)
-    return StoredBox(start, regions[start], file, name if key is None else _text(key, "tensor_key"))
+    key = _attribute(info, "StorageInfo", "tensor_key", None)
+    return _StoredBox(
+        start, regions[start], file, name if key is None else _parse_text(key, "tensor_key")
+    )
 
 
-def _is(value: object, cls: str) -> bool:
+def _is_of_class(value: object, cls: str) -> bool:
+    """Return whether a value is an object of one of `CLASSES`, by name."""
     return isinstance(value, _Object) and type(value).__name__ == cls
 
 
-def _get(value: object, cls: str, name: str, *default: object) -> object:
-    """Return an attribute of an object of a class; raises ValueError."""
-    if not _is(value, cls):
+def _attribute(value: object, cls: str, name: str, *default: object) -> object:
+    """Return an attribute of an object of a class; raise ValueError without it."""
+    if not _is_of_class(value, cls):
         raise ValueError(f"{type(value).__name__} where a {cls} is expected")
     if name not in vars(value) and not default:
         raise ValueError(f"a {cls} without {name}")
     return vars(value).get(name, *default)
 
 
-def _dict(value: object, what: str) -> dict[object, object]:
+def _parse_dict(value: object, what: str) -> dict[object, object]:
+    """Return a dictionary; raise ValueError, with ``what`` in it, for anything else."""
     if not isinstance(value, dict):
         raise ValueError(f"{what} is no dictionary")
     return value
 
 
-def _text(value: object, what: str) -> str:
+def _parse_text(value: object, what: str) -> str:
+    """Return a string; raise ValueError for anything else."""
     if not isinstance(value, str):
         raise ValueError(f"{what} is no text")
     return value
 
 
-def _sizes(value: object, what: str) -> tuple[int, ...]:
+def _parse_sizes(value: object, what: str) -> tuple[int, ...]:
+    """Return sizes, at most `MAX_AXES`; raise ValueError for anything else."""
     if not isinstance(value, tuple | list) or len(value) > MAX_AXES:
         raise ValueError(f"{what} is no tuple of at most {MAX_AXES} numbers")
     sizes = tuple(n for n in value if type(n) is int and 0 <= n < 1 << 62)

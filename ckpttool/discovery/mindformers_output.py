@@ -34,18 +34,19 @@ from ckpttool.discovery.leftovers import find_emergency_saves, note_emergencies,
 from ckpttool.discovery.rank_folders import find_nested_checkpoints, has_rank_files
 from ckpttool.errors import CkptToolError, PlanError
 from ckpttool.formats.foreign import Device, RankTable, read_rank_table
+from ckpttool.formats.local import find_paths, is_file, is_folder, list_folder
 from ckpttool.model.diagnostics import Note
 from ckpttool.model.wording import shorten
 from ckpttool.strategy_files.reader import FOLDER_SUFFIXES, STRATEGY_OF_RANK, is_merged_name
 
-CHECKPOINTS: Mapping[str, str] = {
+CHECKPOINT_FOLDERS: Mapping[str, str] = {
     "checkpoint": "all that was saved",
     "checkpoint_network": "weights alone",
     "checkpoint_trainable": "what is trained alone",
 }
-CONVERSION = "merged_strategy"
+_CONVERSION = "merged_strategy"
 # rank_table_8pcs.json, hccl_8p_01234567_10.0.0.1.json, ranktable.json
-TABLE_NAME = re.compile(r"(?:.*[_-])?(?:rank_?table|hccl)(?:[_.-].*)?\.json", re.IGNORECASE)
+_TABLE_NAME = re.compile(r"(?:.*[_-])?(?:rank_?table|hccl)(?:[_.-].*)?\.json", re.IGNORECASE)
 
 
 def find_checkpoint(root: Path, notes: list[Note]) -> Path:
@@ -54,39 +55,41 @@ def find_checkpoint(root: Path, notes: list[Note]) -> Path:
     Raises
     ------
     PlanError
-        There are several candidates.  In the output of a run ``checkpoint`` is preferred; in
-        another folder its name means nothing.
+        There are several candidates.  In the output of a run ``checkpoint`` is preferred; in any
+        other folder the name means nothing.
     """
     if has_rank_files(root):
         return root
-    there = [
-        name for name in CHECKPOINTS if (root / name).is_dir() and any((root / name).iterdir())
+    present = [
+        name
+        for name in CHECKPOINT_FOLDERS
+        if is_folder(root / name) and any(list_folder(root / name))
     ]
-    if not there:
+    if not present:
         return root
     note_leftovers(root, (), notes)
     note_emergencies(find_emergency_saves(root), notes)
-    if len(there) > 1 and there[0] != "checkpoint":
-        have = " and ".join(f"{root / name} ({CHECKPOINTS[name]})" for name in there)
+    if len(present) > 1 and present[0] != "checkpoint":
+        have = " and ".join(f"{root / name} ({CHECKPOINT_FOLDERS[name]})" for name in present)
         raise PlanError([f"{root}: {have} found; say which is meant: name one as SRC"])
-    if len(there) > 1:
-        others = " and ".join(f"{root / name} ({CHECKPOINTS[name]})" for name in there[1:])
-        text = f"{root / there[0]} taken, not {others}; name that folder to use it"
+    if len(present) > 1:
+        others = " and ".join(f"{root / name} ({CHECKPOINT_FOLDERS[name]})" for name in present[1:])
+        text = f"{root / present[0]} taken, not {others}; name that folder to use it"
         notes.append(Note("skipped", text))
-    beside = [path for path in find_nested_checkpoints(root) if path.name not in CHECKPOINTS]
-    if beside and not is_run_output(root):
-        others = shorten(map(str, [root / there[0], *beside]), 4)
+    nested = [path for path in find_nested_checkpoints(root) if path.name not in CHECKPOINT_FOLDERS]
+    if nested and not is_run_output(root):
+        others = shorten(map(str, [root / present[0], *nested]), 4)
         raise PlanError([f"{root}: several checkpoints ({others}); say which is meant: name one"])
-    if beside:
-        others = shorten(map(str, beside), 3)
-        text = f"{root / there[0]} taken, not {others} beside it; name one of them to use it"
+    if nested:
+        others = shorten(map(str, nested), 3)
+        text = f"{root / present[0]} taken, not {others} beside it; name one of them to use it"
         notes.append(Note("skipped", text))
-    return root / there[0]
+    return root / present[0]
 
 
 def is_run_output(root: Path) -> bool:
     """Return whether a folder has the strategies or the records of a MindFormers run."""
-    return (root / "strategy").is_dir() or any(root.glob("checkpoint*/rank_*/meta.json"))
+    return is_folder(root / "strategy") or any(find_paths(root, "checkpoint*/rank_*/meta.json"))
 
 
 def find_strategies(folder: Path, ranks: Collection[int], notes: list[Note]) -> tuple[str, ...]:
@@ -99,22 +102,22 @@ def find_strategies(folder: Path, ranks: Collection[int], notes: list[Note]) -> 
     ranks
         The ranks that were found there.
     notes
-        Gets a note on strategies that perhaps belong to the checkpoint and are not read.
+        The list gets a note on strategies that may belong to the checkpoint and are not read.
 
     Returns
     -------
     tuple of str
-        Paths for `ckpttool.strategy_files.reader.read_strategy`; empty if ``folder`` is in no such
-        tree, or there is no strategy in it.
+        Paths for `ckpttool.strategy_files.reader.read_strategy`; empty if ``folder`` is not in such
+        an output, or the output has no strategy.
     """
-    real = Path(os.path.abspath(folder))  # noqa: PTH100 (resolve() would follow links)
-    if real.name not in CHECKPOINTS:
+    real_path = Path(os.path.abspath(folder))  # noqa: PTH100 (resolve() would follow links)
+    if real_path.name not in CHECKPOINT_FOLDERS:
         return ()
-    output = folder.parent if folder.name == real.name else real.parent
+    output = folder.parent if folder.name == real_path.name else real_path.parent
     single: dict[Path, int] = {}
     merged: list[Path] = []
     others: list[Path] = []
-    for path in _strategies(output / "strategy"):
+    for path in _list_strategies(output / "strategy"):
         match = STRATEGY_OF_RANK.fullmatch(path.name)
         if is_merged_name(path.name):
             merged.append(path)
@@ -125,17 +128,18 @@ def find_strategies(folder: Path, ranks: Collection[int], notes: list[Note]) -> 
     if set(ranks) <= set(single.values()):
         merged = []
     taken = (*merged[:1], *single)  # the other merged ones say the same, or worse
-    others += _strategies(output / CONVERSION)
+    others += _list_strategies(output / _CONVERSION)
     if others and not taken:
         text = f"{shorten(map(str, others))}: perhaps not of this checkpoint"
         notes.append(Note("strategy", f"{text}, so taken only if it is given with -s"))
     return tuple(map(str, taken))
 
 
-def _strategies(folder: Path) -> list[Path]:
-    if not folder.is_dir():
+def _list_strategies(folder: Path) -> list[Path]:
+    """Return the strategy files in a folder; none if it is absent."""
+    if not is_folder(folder):
         return []
-    return sorted(p for p in folder.iterdir() if p.suffix in FOLDER_SUFFIXES and p.is_file())
+    return [p for p in list_folder(folder) if p.suffix in FOLDER_SUFFIXES and is_file(p)]
 
 
 def find_devices(root: str, notes: list[Note]) -> Mapping[int, Device]:
@@ -144,17 +148,17 @@ def find_devices(root: str, notes: list[Note]) -> Mapping[int, Device]:
     Parameters
     ----------
     root
-        The folder of the rank folders; rank tables are searched in it and in the folder above, and
-        in the output of a MindFormers run in the one above that.
+        The folder of the rank folders.  Rank tables are searched in it and in the folder above; in
+        the output of a MindFormers run also in the one above that.
     notes
-        Gets a note on tables that are broken or contradict each other.
+        The list gets a note on tables that are damaged or contradict each other.
     """
     tables: dict[Path, RankTable] = {}
     folder = Path(root)
     folders = [folder, folder.absolute().parent]
-    folders += [folders[-1].parent] if folder.absolute().name in CHECKPOINTS else []
+    folders += [folders[-1].parent] if folder.absolute().name in CHECKPOINT_FOLDERS else []
     for searched in folders:
-        for path in _table_files(searched):
+        for path in _list_rank_tables(searched):
             try:
                 tables[path] = read_rank_table(str(path))
             except (CkptToolError, OSError) as error:
@@ -167,8 +171,9 @@ def find_devices(root: str, notes: list[Note]) -> Mapping[int, Device]:
     return {device.rank: device for device in devices}
 
 
-def _table_files(folder: Path) -> list[Path]:
+def _list_rank_tables(folder: Path) -> list[Path]:
+    """Return the rank tables in a folder, by name; none if it cannot be read."""
     try:
-        return sorted(p for p in folder.iterdir() if TABLE_NAME.fullmatch(p.name) and p.is_file())
+        return [p for p in list_folder(folder) if _TABLE_NAME.fullmatch(p.name) and is_file(p)]
     except OSError:
         return []  # the folder above need not be readable

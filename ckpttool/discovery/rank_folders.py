@@ -1,17 +1,15 @@
-"""Lists the files of all ranks in a folder, of every step.
+"""The files of all ranks in a folder, of every step.
 
 A rank folder is called ``rank_3``, ``rank_03``, ``rank3``, ``node3``, ``ckpt_3``, ``rank_3_ckpt``
 or ``device3``; its files may be in one folder of the same rank in it, as in ``device3/ckpt_3``.
-Without rank folders, files with ``rank_3`` in their names count, as MindFormers writes them.  A
-pattern overrides both.
+Without rank folders, files with ``rank_3`` in their names count, as MindFormers writes them.
+
+A pattern such as ``node{rank}/CKP_1-4_32.ckpt`` overrides both.  ``{rank}`` stands for the number
+of the rank, the same wherever it occurs; ``*`` for anything.
 
 Source
 ------
 MindSpore 2.10 ``parallel/checkpoint_transform.py``.
-
-Patterns of the paths of rank files, such as ``node{rank}/CKP_1-4_32.ckpt``.
-
-``{rank}`` stands for the number of the rank, the same wherever it occurs; ``*`` for anything.
 """
 
 from __future__ import annotations
@@ -47,62 +45,27 @@ from ckpttool.errors import (
 )
 from ckpttool.formats import format_of_suffix
 from ckpttool.formats.foreign import FOREIGN_KINDS, identify_foreign
+from ckpttool.formats.local import exists, find_paths, is_file, is_folder, list_folder
 from ckpttool.formats.weight_index import is_index_name
 from ckpttool.model.diagnostics import Note
 from ckpttool.model.wording import format_ranks, shorten
 from ckpttool.transaction.journal import incomplete_reason
 
-PYTORCH_NAME = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
-PYTORCH_SUFFIXES = (".bin", ".pt", ".pth")
 RANK_FOLDER = re.compile(r"(rank|node|ckpt|device)[_-]?(\d+)(?:_ckpt)?")
+_PYTORCH_NAME = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
+_PYTORCH_SUFFIXES = (".bin", ".pt", ".pth")
+_DIGITS = re.compile(r"(\d+)")
+_MAX_DEPTH = 5  # of the folders that are searched to suggest a pattern
+_MAX_FILES = 10_000  # that are considered to suggest a pattern
 
-
-def sibling_rank_folders(file: Path) -> tuple[str, list[str]]:
-    """Return the rank folder that contains a file, and the names of the rank folders beside it.
-
-    Siblings are of the same kind: ``node1`` is not a sibling of ``ckpt_1``.  Siblings of a folder
-    further up count only if they hold a file with the same path, but for numbers.
-    """
-    for depth, folder in enumerate(file.parents[:3]):
-        kind = RANK_FOLDER.fullmatch(folder.name)
-        if kind is None:
-            continue
-        try:
-            beside = sorted(path for path in folder.parent.iterdir() if path.is_dir())
-        except OSError:
-            continue  # a folder further up need not be readable
-        place = re.sub(r"\d+", "*", glob.escape(str(file.relative_to(folder))))
-        others = [
-            path.name
-            for path in beside
-            if (match := RANK_FOLDER.fullmatch(path.name)) and match[1] == kind[1]
-            if path != folder and (not depth or any(path.glob(place)))
-        ]
-        if others:
-            return folder.name, others
-    return "", []
-
-
-def note_rank_folders(root: Path, notes: list[Note]) -> None:
-    """Note rank folders in a checkpoint that describes itself: they are of another checkpoint."""
-    names = sorted(p.name for p in root.iterdir() if RANK_FOLDER.fullmatch(p.name) and p.is_dir())
-    if names:
-        pattern = re.sub(r"\d+", "{rank}", names[0]) + "/*"
-        text = f"{root}: passed over {shorten(names, 3)}, which are of another checkpoint"
-        notes.append(Note("skipped", f"{text} (--pattern '{pattern}' takes them)"))
-
-
-def has_rank_files(folder: Path) -> bool:
-    """Return whether a folder has rank folders, or files with their rank in the name."""
-    return any(RANK_FOLDER.fullmatch(p.name) and p.is_dir() for p in folder.iterdir()) or any(
-        RANK_IN_NAME.search(p.name) for p in checkpoint_files(folder)
-    )
+# Rank of a folder without a file to read -> the error if the folder is unreadable.
+EmptyRanks = dict[int, FormatError | None]
 
 
 def list_rank_files(root: Path, notes: list[Note], empty_ranks: EmptyRanks) -> list[RankFile]:
     """Return the checkpoint files in the rank folders of ``root``, or in ``root`` itself.
 
-    Ranks whose folder has none, or cannot be read, are added to ``empty_ranks``.
+    ``empty_ranks`` gets the ranks whose folder has none, or cannot be read.
     """
     folders, others, problems = _find_folders(root)
     if not folders:
@@ -111,20 +74,20 @@ def list_rank_files(root: Path, notes: list[Note], empty_ranks: EmptyRanks) -> l
     found = []
     indexed = []
     strategies: list[str] = []
-    of_others: list[str] = []
+    ambiguous_files: list[str] = []
     for rank, folder in sorted(folders.items()):
         try:
             folders[rank], inside = _find_files(folder, rank)
-            if len(inside) > 1 and any(is_index_name(p.name) for p in folders[rank].iterdir()):
+            if len(inside) > 1 and any(is_index_name(p.name) for p in list_folder(folders[rank])):
                 indexed.append(folders[rank])
         except OSError as error:
-            empty_ranks[rank] = unreadable(folder, error)
+            empty_ranks[rank] = _unreadable_rank(folder, error)
             continue
         if folders[rank] != folder:
             strategies += [str(path.relative_to(root)) for path in checkpoint_files(folder)]
         if not inside:
             empty_ranks[rank] = None
-            of_others += _files_of_other_ranks(folder, rank)
+            ambiguous_files += _files_of_other_ranks(folder, rank)
         found += [RankFile(rank, path, path.name) for path in inside]
     errors = {rank: error for rank, error in empty_ranks.items() if error is not None}
     readable = (folder for rank, folder in folders.items() if rank not in errors)
@@ -140,12 +103,13 @@ def list_rank_files(root: Path, notes: list[Note], empty_ranks: EmptyRanks) -> l
         raise_all(errors.values())
         where = shorten((str(folders[rank]) for rank in empty_ranks), 3)
         text = f"{format_ranks(list(empty_ranks))}: no checkpoint file in {where}"
-        problems.append(text + (hint_at_pattern(root) or _hint_at_links(root, folders.values())))
-    elif of_others:
-        text = f"{shorten(of_others, 3)}: the path names two ranks, and nothing says which counts"
-        problems.append(text + (hint_at_pattern(root) or _hint_at_links(root, folders.values())))
+        problems.append(text + (_hint_at_pattern(root) or _hint_at_links(root, folders.values())))
+    elif ambiguous_files:
+        named = shorten(ambiguous_files, 3)
+        text = f"{named}: the path names two ranks, and nothing says which counts"
+        problems.append(text + (_hint_at_pattern(root) or _hint_at_links(root, folders.values())))
     if problems:
-        raise PlanError([*problems, *unfinished(notes)])
+        raise PlanError([*problems, *explain_missing_files(notes)])
     note_skipped(root, others, notes)
     if strategies:
         text = f"{root}: passed over {shorten(strategies, 3)}: strategy files; -s takes them"
@@ -153,77 +117,31 @@ def list_rank_files(root: Path, notes: list[Note], empty_ranks: EmptyRanks) -> l
     return found
 
 
-def _find_folders(root: Path) -> tuple[dict[int, Path], list[str], list[str]]:
-    """Return the rank folders by rank, the names of other files and folders, and the problems."""
-    folders: dict[int, Path] = {}
-    words: dict[str, str] = {}
-    problems: list[str] = []
-    others: list[str] = []
-    for path in sorted(root.iterdir()):
-        match = RANK_FOLDER.fullmatch(path.name) if path.is_dir() else None
-        if match is None:
-            others += [path.name] if path.exists() else []
-            continue
-        words.setdefault(match[1], path.name)
-        rank = int(match[2])
-        if rank in folders and len(words) == 1:
-            problems.append(f"rank {rank}: two folders, {folders[rank]} and {path}")
-        folders[rank] = path
-    if len(words) > 1:
-        kinds = f"{root}: rank folders of several kinds ({', '.join(words.values())})"
-        patterns = [shlex.quote(pattern) for pattern, _ in suggest_patterns(root)]
-        which = f": {' or '.join(patterns)}" if patterns else ""
-        problems = [f"{kinds}; say which with --pattern{which}"]
-    return folders, others, problems
+def explain_missing_files(notes: Sequence[Note]) -> Iterator[str]:
+    """Yield the texts of notes that may explain missing files, for the error about these."""
+    yield from (note.text for note in notes if note.kind in ("unfinished", "absent"))
 
 
-def _find_files(folder: Path, rank: int) -> tuple[Path, list[Path]]:
-    """Return the checkpoint files of a rank, and their folder.
-
-    That is its rank folder; or the only rank folder in it that has files, if it is of the same
-    rank and the outer one has only strategy files.  A script that changes into ``device0`` to
-    train leaves ``device0/ckpt_0``, and perhaps its strategy file in ``device0``.  In
-    ``node0/device0`` beside ``node0/device1`` the numbers of the folders are not ranks.
-    """
-    names = sorted(folder.iterdir())
-    files = list(_with_suffix(names))
-    below = [
-        (int(match[2]), _find_files(path, int(match[2])))
-        for path in names
-        if (match := RANK_FOLDER.fullmatch(path.name)) and path.is_dir()
-    ]
-    below = [(number, found) for number, found in below if found[1]]
-    if [number for number, _ in below] == [rank] and all(map(_is_strategy, files)):
-        return below[0][1]
-    return folder, files
+def checkpoint_files(folder: Path) -> Iterator[Path]:
+    """Yield the files in a folder that have a checkpoint's suffix, sorted."""
+    yield from _with_checkpoint_suffix(list_folder(folder))
 
 
-def _files_of_other_ranks(folder: Path, rank: int) -> list[str]:
-    """Return the checkpoint files in a folder of another rank inside a rank folder.
-
-    A script that changes into ``device1`` and does not know its rank leaves ``device1/ckpt_0``.
-    """
-    return [
-        str(file)
-        for path in sorted(folder.iterdir())
-        if (match := RANK_FOLDER.fullmatch(path.name)) is not None
-        if int(match[2]) != rank and path.is_dir()
-        for file in checkpoint_files(path)
-    ]
+def _with_checkpoint_suffix(paths: Iterable[Path]) -> Iterator[Path]:
+    """Yield the files with a checkpoint's suffix; ``.tmp`` and ``-graph.meta`` are none."""
+    for path in paths:
+        if format_of_suffix(path.name) is not None and is_file(path):
+            yield path
 
 
-def _hint_at_links(root: Path, folders: Iterable[Path]) -> str:
-    """Return the end of a message on files in rank folders in rank folders, as of several hosts."""
-    below = (path for folder in folders for path in sorted(folder.glob("*/*")))
-    found = [
-        str(path.relative_to(root))
-        for path in below
-        if RANK_FOLDER.fullmatch(path.parent.name) and format_of_suffix(path.name) is not None
-    ]
-    if not found:
-        return ""
-    text = f"; found {shorten(found, 3)}, and no pattern tells their ranks: link each folder as "
-    return text + "rank_N into one folder (ln -s), with the rank that its device has in the job"
+# ------------------------------------------------------------------------------------- rank folders
+
+
+def has_rank_files(folder: Path) -> bool:
+    """Return whether a folder has rank folders, or files with their rank in the name."""
+    return any(RANK_FOLDER.fullmatch(p.name) and is_folder(p) for p in list_folder(folder)) or any(
+        RANK_IN_NAME.search(p.name) for p in checkpoint_files(folder)
+    )
 
 
 def is_in_rank_folder(root: str, folder: str) -> bool:
@@ -235,17 +153,134 @@ def is_in_rank_folder(root: str, folder: str) -> bool:
     return None not in matches and len({int(match[2]) for match in matches if match}) == 1
 
 
+def note_rank_folders(root: Path, notes: list[Note]) -> None:
+    """Note rank folders in a self-described checkpoint: they are of another checkpoint."""
+    names = sorted(
+        p.name for p in list_folder(root) if RANK_FOLDER.fullmatch(p.name) and is_folder(p)
+    )
+    if names:
+        pattern = re.sub(r"\d+", "{rank}", names[0]) + "/*"
+        text = f"{root}: passed over {shorten(names, 3)}, which are of another checkpoint"
+        notes.append(Note("skipped", f"{text} (--pattern '{pattern}' takes them)"))
+
+
+def sibling_rank_folders(file: Path) -> tuple[str, list[str]]:
+    """Return the name of the rank folder that contains a file, and those of its siblings.
+
+    Siblings are of the same kind: ``node1`` is not a sibling of ``ckpt_1``.  Siblings of a folder
+    further up count only if they hold a file with the same path, but for numbers.
+    """
+    for depth, folder in enumerate(file.parents[:3]):
+        own = RANK_FOLDER.fullmatch(folder.name)
+        if own is None:
+            continue
+        try:
+            folders = [path for path in list_folder(folder.parent) if is_folder(path)]
+        except OSError:
+            continue  # a folder further up need not be readable
+        place = re.sub(r"\d+", "*", glob.escape(str(file.relative_to(folder))))
+        others = [
+            path.name
+            for path in folders
+            if (match := RANK_FOLDER.fullmatch(path.name)) and match[1] == own[1]
+            if path != folder and (not depth or any(find_paths(path, place)))
+        ]
+        if others:
+            return folder.name, others
+    return "", []
+
+
+def find_nested_checkpoints(root: Path) -> list[Path]:
+    """Return the folders in a folder that are checkpoints, except for emergency saves."""
+    found = {path.parent for path in find_paths(root, "*/*") if _marks_checkpoint(path)}
+    return sorted(path for path in found if EMERGENCY.fullmatch(path.name) is None)
+
+
+def _marks_checkpoint(path: Path) -> bool:
+    """Return whether a path shows that its folder is a checkpoint; logs have rank folders too."""
+    if is_index_name(path.name) or path.name == ".metadata" or HYPER_METADATA.fullmatch(path.name):
+        return True
+    match = RANK_FOLDER.fullmatch(path.name)
+    return match is not None and is_folder(path) and bool(_find_files(path, int(match[2]))[1])
+
+
+def _find_folders(root: Path) -> tuple[dict[int, Path], list[str], list[str]]:
+    """Return the rank folders by rank, the names of all else in ``root``, and the problems."""
+    folders: dict[int, Path] = {}
+    words: dict[str, str] = {}
+    problems: list[str] = []
+    others: list[str] = []
+    for path in list_folder(root):
+        match = RANK_FOLDER.fullmatch(path.name) if is_folder(path) else None
+        if match is None:
+            others += [path.name] if exists(path) else []
+            continue
+        words.setdefault(match[1], path.name)
+        rank = int(match[2])
+        if rank in folders and len(words) == 1:
+            problems.append(f"rank {rank}: two folders, {folders[rank]} and {path}")
+        folders[rank] = path
+    if len(words) > 1:
+        kinds = f"{root}: rank folders of several kinds ({', '.join(words.values())})"
+        patterns = [shlex.quote(pattern) for pattern, _ in _suggest_patterns(root)]
+        which = f": {' or '.join(patterns)}" if patterns else ""
+        problems = [f"{kinds}; say which with --pattern{which}"]
+    return folders, others, problems
+
+
+def _find_files(folder: Path, rank: int) -> tuple[Path, list[Path]]:
+    """Return the checkpoint files of a rank, and their folder.
+
+    The folder is the rank folder, or the only rank folder in it that has files.  The inner one must
+    be of the same rank, and the outer one may have only strategy files.  A script that changes into
+    ``device0`` to train leaves ``device0/ckpt_0``, and perhaps its strategy file in ``device0``.
+    With both ``node0/device0`` and ``node0/device1`` the numbers of the folders are not ranks.
+    """
+    names = list_folder(folder)
+    files = list(_with_checkpoint_suffix(names))
+    nested = [
+        (int(match[2]), _find_files(path, int(match[2])))
+        for path in names
+        if (match := RANK_FOLDER.fullmatch(path.name)) and is_folder(path)
+    ]
+    nested = [(number, found) for number, found in nested if found[1]]
+    if [number for number, _ in nested] == [rank] and all(map(_is_strategy, files)):
+        return nested[0][1]
+    return folder, files
+
+
+def _files_of_other_ranks(folder: Path, rank: int) -> list[str]:
+    """Return the checkpoint files in a folder of another rank inside a rank folder.
+
+    A script that changes into ``device1`` and does not know its rank leaves ``device1/ckpt_0``.
+    """
+    return [
+        str(file)
+        for path in list_folder(folder)
+        if (match := RANK_FOLDER.fullmatch(path.name)) is not None
+        if int(match[2]) != rank and is_folder(path)
+        for file in checkpoint_files(path)
+    ]
+
+
 def _is_strategy(path: Path) -> bool:
-    other = identify_foreign(str(path))
-    return other is not None and other.kind == "strategy"
+    """Return whether a file is a strategy, by its content."""
+    kind = identify_foreign(str(path))
+    return kind is not None and kind.kind == "strategy"
 
 
-def unfinished(notes: Sequence[Note]) -> Iterator[str]:
-    """Yield the notes that may explain missing files, for the error about them."""
-    yield from (note.text for note in notes if note.kind in ("unfinished", "absent"))
+def _unreadable_rank(folder: Path, error: OSError) -> FormatError:
+    """Return the error of a rank whose folder cannot be read."""
+    found = UnreadableError(str(folder), None, describe_os_error(error))
+    found.__cause__ = error
+    return found
+
+
+# --------------------------------------------------------------------- folders without rank folders
 
 
 def _list_flat_files(root: Path, notes: list[Note]) -> list[RankFile]:
+    """Return the checkpoint files in a folder with the ranks that their names have."""
     files = list(checkpoint_files(root))
     saves = find_emergency_saves(root)
     note_emergencies(saves, notes)
@@ -261,10 +296,10 @@ def _list_flat_files(root: Path, notes: list[Note]) -> list[RankFile]:
         if RANK_FOLDER.fullmatch(root.absolute().name) is not None:
             one = f", or its file: {files[0]}" if files else ""
             hint = f"; this is the folder of one rank, name the one above: {root.parent}{one}"
-        hint = hint or f"; say where they are with --pattern{hint_at_pattern(root)}"
-        below = find_nested_checkpoints(root)
-        if below:
-            hint = f"; a checkpoint lies in {shorten(map(str, below), 3)}: name one as SRC"
+        hint = hint or f"; say where they are with --pattern{_hint_at_pattern(root)}"
+        nested = find_nested_checkpoints(root)
+        if nested:
+            hint = f"; a checkpoint lies in {shorten(map(str, nested), 3)}: name one as SRC"
         finished = [str(save) for save in saves if find_unfinished_save(save) is None]
         if finished:
             hint = f"; an emergency save may do, name it as SRC: {shorten(finished, 3)}"
@@ -272,192 +307,177 @@ def _list_flat_files(root: Path, notes: list[Note]) -> list[RankFile]:
             f"{root}: no rank folders (rank_0, rank_1, ...) and no checkpoint files with "
             f"rank_N in their names{hint}"
         )
-        raise PlanError([text, *unfinished(notes)])
+        raise PlanError([text, *explain_missing_files(notes)])
     return found
 
 
 def _refuse_unfinished(root: Path) -> None:
     """Raise `UnfinishedError` if a run of ckpttool stopped before it wrote any file."""
-    said = incomplete_reason(root)
-    if said is not None:
-        raise UnfinishedError([said])
+    reason = incomplete_reason(root)
+    if reason is not None:
+        raise UnfinishedError([reason])
 
 
 def _refuse_pytorch(root: Path) -> None:
-    """Raise `UnsupportedError` if a folder has PyTorch's files, by their names or contents."""
-    names = [path.name for path in sorted(root.iterdir()) if path.is_file() and _is_pytorchs(path)]
+    """Raise `UnsupportedError` if a folder has files of PyTorch."""
+    names = [path.name for path in list_folder(root) if is_file(path) and _is_pytorch_file(path)]
     if names:
-        other = FOREIGN_KINDS["pytorch"]
-        reason = f"{other.noun} ({shorten(names, 3)}), {other.remedy}"
+        kind = FOREIGN_KINDS["pytorch"]
+        reason = f"{kind.noun} ({shorten(names, 3)}), {kind.remedy}"
         raise UnsupportedError(str(root), None, reason)
 
 
-def _is_pytorchs(path: Path) -> bool:
-    if PYTORCH_NAME.fullmatch(path.name):
+def _is_pytorch_file(path: Path) -> bool:
+    """Return whether a file is PyTorch's, by its name or content."""
+    if _PYTORCH_NAME.fullmatch(path.name):
         return True
-    other = identify_foreign(str(path)) if path.suffix in PYTORCH_SUFFIXES else None
-    return other is not None and other.kind == "pytorch"
+    kind = identify_foreign(str(path)) if path.suffix in _PYTORCH_SUFFIXES else None
+    return kind is not None and kind.kind == "pytorch"
 
 
-def find_nested_checkpoints(root: Path) -> list[Path]:
-    """Return the folders in a folder that are checkpoints themselves, without emergency saves."""
-    found = {path.parent for path in root.glob("*/*") if _marks_checkpoint(path)}
-    return sorted(path for path in found if EMERGENCY.fullmatch(path.name) is None)
-
-
-def _marks_checkpoint(path: Path) -> bool:
-    """Return whether a path shows that its folder is a checkpoint; logs have rank folders too."""
-    if is_index_name(path.name) or path.name == ".metadata" or HYPER_METADATA.fullmatch(path.name):
-        return True
-    match = RANK_FOLDER.fullmatch(path.name)
-    return match is not None and path.is_dir() and bool(_find_files(path, int(match[2]))[1])
-
-
-def checkpoint_files(folder: Path) -> Iterator[Path]:
-    """Yield files with a checkpoint's suffix; ``.tmp``, ``-graph.meta`` and others have none."""
-    yield from _with_suffix(sorted(folder.iterdir()))
-
-
-def _with_suffix(paths: Iterable[Path]) -> Iterator[Path]:
-    for path in paths:
-        if format_of_suffix(path.name) is not None and path.is_file():
-            yield path
-
-
-# Ranks whose folder has no file to read, and the error if the folder is unreadable.
-EmptyRanks = dict[int, FormatError | None]
-
-NUMBER = re.compile(r"(\d+)")
-MAX_DEPTH = 5  # folders below the root that are searched for files, to suggest a pattern
-MAX_FILES = 10_000  # that are considered for it
+# ----------------------------------------------------------------------------------------- patterns
 
 
 def list_by_pattern(root: Path, pattern: str, empty_ranks: EmptyRanks) -> list[RankFile]:
     """Return the files below ``root`` that match a pattern such as ``node{rank}/*``.
 
-    Ranks whose folder cannot be read are added to ``empty_ranks``.
+    ``empty_ranks`` gets the ranks whose folder cannot be read.
     """
     if "{rank}" not in pattern:
         raise PlanError([f"the pattern {pattern} does not say where {{rank}} is in the path"])
-    found = list(_match(root, Path(pattern).parts, None, empty_ranks))
+    found = list(_match_pattern(root, Path(pattern).parts, None, empty_ranks))
     if not found:
         raise_all(filter(None, empty_ranks.values()))
         text = f"{root}: no file matches the pattern {pattern}"
-        raise PlanError([text + hint_at_pattern(root)])
+        raise PlanError([text + _hint_at_pattern(root)])
     return found
 
 
-def _match(
+def _match_pattern(
     folder: Path, parts: tuple[str, ...], rank: int | None, empty_ranks: EmptyRanks
 ) -> Iterator[RankFile]:
     """Yield the files below ``folder`` that match the rest of a pattern with one rank."""
     if not parts:
         return
-    spelled = re.escape(parts[0]).replace(r"\{rank\}", r"(\d+)").replace(r"\*", ".*")
-    for path in sorted(folder.iterdir()):
-        match = re.fullmatch(spelled, path.name)
+    expression = re.escape(parts[0]).replace(r"\{rank\}", r"(\d+)").replace(r"\*", ".*")
+    for path in list_folder(folder):
+        match = re.fullmatch(expression, path.name)
         ranks = {int(text) for text in match.groups()} if match else set()
         ranks |= set() if rank is None else {rank}
         if match is None or len(ranks) > 1:
             continue
-        here = next(iter(ranks), None)
-        is_meant = "*" not in parts[0] or format_of_suffix(path.name) is not None
-        if len(parts) > 1 and path.is_dir():
+        found_rank = next(iter(ranks), None)
+        is_matched = "*" not in parts[0] or format_of_suffix(path.name) is not None
+        if len(parts) > 1 and is_folder(path):
             try:
-                yield from tuple(_match(path, parts[1:], here, empty_ranks))
+                yield from tuple(_match_pattern(path, parts[1:], found_rank, empty_ranks))
             except OSError as error:
-                if here is None:
+                if found_rank is None:
                     raise
-                empty_ranks[here] = unreadable(path, error)
-        elif len(parts) == 1 and path.is_file() and here is not None and is_meant:
+                empty_ranks[found_rank] = _unreadable_rank(path, error)
+        elif len(parts) == 1 and is_file(path) and found_rank is not None and is_matched:
             name = path.name
             for i in range(match.re.groups, 0, -1):
                 name = name[: match.start(i)] + "{rank}" + name[match.end(i) :]
-            yield RankFile(here, path, name)
+            yield RankFile(found_rank, path, name)
 
 
-def unreadable(folder: Path, error: OSError) -> FormatError:
-    """Return the error of a rank whose folder cannot be read."""
-    found = UnreadableError(str(folder), None, describe_os_error(error))
-    found.__cause__ = error
-    return found
+# -------------------------------------------------------------------------------- hints in messages
 
 
-def hint_at_pattern(root: Path) -> str:
-    """Return the end of a message that names a file and a pattern, or "" if none fits."""
-    for pattern, first in suggest_patterns(root):
+def _hint_at_links(root: Path, folders: Iterable[Path]) -> str:
+    """Return the end of a message on files in nested rank folders, as of several hosts."""
+    nested = (path for folder in folders for path in sorted(find_paths(folder, "*/*")))
+    found = [
+        str(path.relative_to(root))
+        for path in nested
+        if RANK_FOLDER.fullmatch(path.parent.name) and format_of_suffix(path.name) is not None
+    ]
+    if not found:
+        return ""
+    text = f"; found {shorten(found, 3)}, and no pattern tells their ranks: link each folder as "
+    return text + "rank_N into one folder (ln -s), with the rank that its device has in the job"
+
+
+def _hint_at_pattern(root: Path) -> str:
+    """Return the end of a message, with a file and a pattern; "" if no pattern fits."""
+    for pattern, first in _suggest_patterns(root):
         return f"; found {first}: --pattern {shlex.quote(pattern)}, if that is its rank"
     return ""
 
 
-def suggest_patterns(root: Path) -> Iterator[tuple[str, str]]:
+def _suggest_patterns(root: Path) -> Iterator[tuple[str, str]]:
     """Yield patterns made from the names of the checkpoint files below a folder.
 
-    Each takes one file of every rank that it finds, or one of every step.
+    Each matches one file of every rank, or one of every rank and step.
 
     Yields
     ------
     pattern, first
-        The pattern of most files first, and the path of the first of them below ``root``.
+        A pattern, that of most files first, and the path of its first file below ``root``.
     """
     groups: dict[tuple[str, str], list[Path]] = defaultdict(list)
-    for path in islice(_files_below(root, MAX_DEPTH), MAX_FILES):
+    for path in islice(_files_below(root, _MAX_DEPTH), _MAX_FILES):
         inside = path.relative_to(root)
-        groups[NUMBER.sub("#", str(inside.parent)), path.suffix].append(inside)
+        groups[_DIGITS.sub("#", str(inside.parent)), path.suffix].append(inside)
     for files in sorted(groups.values(), key=len, reverse=True):
-        pattern = next((one for one in _patterns(files) if _works(root, one)), None)
+        pattern = next((one for one in _possible_patterns(files) if _finds_ranks(root, one)), None)
         if pattern is not None:
             yield pattern, str(files[0])
 
 
 def _files_below(folder: Path, depth: int) -> Iterator[Path]:
+    """Yield the checkpoint files at most ``depth`` folders below a folder."""
     try:
-        inside = sorted(folder.iterdir())
+        inside = list_folder(folder)
     except OSError:
         return  # a suggestion needs no folder that cannot be read
     for path in inside:
-        if path.is_dir():
+        if is_folder(path):
             if depth and not EMERGENCY.fullmatch(path.name):
                 yield from _files_below(path, depth - 1)
-        elif format_of_suffix(path.name) is not None and path.is_file():
+        elif format_of_suffix(path.name) is not None and is_file(path):
             yield path
 
 
-def _patterns(files: Sequence[Path]) -> Iterator[str]:
-    """Yield possible patterns of files whose folders differ in numbers alone."""
+def _possible_patterns(files: Sequence[Path]) -> Iterator[str]:
+    """Yield possible patterns of files whose folders differ only in numbers."""
     suffix = files[0].suffix
     folders = [str(path.parent) for path in files]
-    for folder in _spell(folders):
+    for folder in _with_rank_placeholders(folders):
         yield f"{folder}/*{suffix}"
     heads: dict[str, list[str]] = defaultdict(list)
     for path in files:
         head = STEP_IN_NAME.sub("-*", str(path.with_suffix("")))
-        heads[NUMBER.sub("#", head)].append(head)
-    for head in _spell(max(heads.values(), key=len)):
+        heads[_DIGITS.sub("#", head)].append(head)
+    for head in _with_rank_placeholders(max(heads.values(), key=len)):
         yield head + suffix
 
 
-def _spell(names: Sequence[str]) -> Iterator[str]:
-    """Yield names that differ in numbers alone as one, with ``{rank}`` in place of some.
+def _with_rank_placeholders(names: Sequence[str]) -> Iterator[str]:
+    """Yield one pattern of names that differ only in numbers, for each choice of the rank.
 
-    Numbers that are equal in every name are replaced together; others that vary become ``*``.
+    ``{rank}`` replaces all numbers that vary like the rank; other numbers that vary become ``*``.
     """
-    split = [NUMBER.split(name) for name in names]
-    columns = {i: tuple(int(parts[i]) for parts in split) for i in range(1, len(split[0]), 2)}
+    parts_of_names = [_DIGITS.split(name) for name in names]
+    columns = {
+        i: tuple(int(parts[i]) for parts in parts_of_names)
+        for i in range(1, len(parts_of_names[0]), 2)
+    }
     varying = {i: numbers for i, numbers in columns.items() if len(set(numbers)) > 1}
     if columns and not varying:
         varying = {max(columns): columns[max(columns)]}
     for ranks in sorted(dict.fromkeys(varying.values()), key=lambda one: -len(set(one))):
         yield "".join(
             "{rank}" if columns.get(i) == ranks else "*" if i in varying else part
-            for i, part in enumerate(split[0])
+            for i, part in enumerate(parts_of_names[0])
         )
 
 
-def _works(root: Path, pattern: str) -> bool:
+def _finds_ranks(root: Path, pattern: str) -> bool:
     """Return whether a pattern finds the files of ranks, one for each rank and step."""
     try:
-        found = list(_match(root, Path(pattern).parts, None, {}))
+        found = list(_match_pattern(root, Path(pattern).parts, None, {}))
         choose_step(str(root), drop_backups(found, []), None, [])
     except StepError:
         return True  # the pattern is right; no step is on every rank

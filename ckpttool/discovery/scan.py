@@ -1,4 +1,4 @@
-"""Finds the files of a checkpoint, one for each rank, all of one step, and reads their headers."""
+"""The catalog of a checkpoint: one file for each rank, all of one step, and their headers."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
-from ckpttool.discovery.checkpoint2 import FILE, scan_checkpoint2
-from ckpttool.discovery.file_names import RANK_IN_NAME, is_wanted, label_of
+from ckpttool.discovery.checkpoint2 import MINDFORMERS_FILE, scan_checkpoint2
+from ckpttool.discovery.file_names import RANK_IN_NAME, label_of, matches_step
 from ckpttool.discovery.hyper_parallel import scan_hyper_parallel
 from ckpttool.discovery.leftovers import (
     describe_unfinished_save,
     drop_backups,
     find_unfinished_save,
-    is_unfinished_file,
-    note_occasion,
+    is_unfinished_name,
+    note_special_save,
 )
 from ckpttool.discovery.mindformers_output import find_checkpoint, find_strategies
 from ckpttool.discovery.rank_folders import (
     EmptyRanks,
+    explain_missing_files,
     list_by_pattern,
     list_rank_files,
     note_rank_folders,
     sibling_rank_folders,
-    unfinished,
 )
 from ckpttool.discovery.sharded_files import note_index, scan_indexed
 from ckpttool.discovery.steps import choose_step
 from ckpttool.errors import FormatError, PlanError, UnfinishedError, UnsupportedError, raise_all
 from ckpttool.formats import read_index, read_indexes
-from ckpttool.formats.reading import why_not_a_path
+from ckpttool.formats.local import exists, is_file, is_folder, why_not_a_path
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
 from ckpttool.model.diagnostics import Finding, Note
 from ckpttool.model.tensors import FileIndex, Secret
@@ -53,8 +53,8 @@ class SourceOptions:
         Path of a rank's file below the folder, with ``{rank}`` for its number and ``*`` for
         anything; a file name with a ``*`` matches only files with a checkpoint's suffix.
     step
-        The step to read, as in the names (``10_1``), or a whole file name without its suffix.  By
-        default the newest that every rank has; steps are compared as numbers.
+        The step to read, as in the names (``10_1``), or a file name without its suffix.  The
+        default is the newest that every rank has; steps are compared as numbers.
     key
         The key of encrypted files, as given to MindSpore (``enc_key``).
 
@@ -80,8 +80,9 @@ def scan(
     Parameters
     ----------
     src
-        A folder of rank folders, or the output folder of a MindFormers run that contains them, or
-        one file, which is rank 0; or a merged checkpoint in several files: its folder or its index.
+        A folder of rank folders, or the output folder of a MindFormers run that contains them; or
+        one file, which is rank 0; or the folder or the index of a merged checkpoint in several
+        files.
     options
         Which files of the folder are read, and the key of encrypted ones.
     on_progress
@@ -94,8 +95,8 @@ def scan(
     StepError
         There is no step that every rank has.
     FormatError
-        ``src`` is one file and is damaged.  Files that are damaged or unreadable among several are
-        in ``Catalog.damaged``.
+        ``src`` is one file and is damaged.  Damaged and unreadable files among several are in
+        ``Catalog.damaged``.
     OSError
         A folder cannot be read, or ``src`` if it is one file.
     """
@@ -118,16 +119,16 @@ def scan_all(
         raise PlanError([f"{src}: {url}"])
     root, pattern, step = Path(src), options.pattern, options.step
     key = Secret(options.key) if isinstance(options.key, bytes) else options.key
-    undivided = _scan_undivided(root, src, key) if pattern is None else None
-    if undivided is not None:
-        return undivided
-    if not root.is_dir():
+    merged = _scan_merged(root, src, key) if pattern is None else None
+    if merged is not None:
+        return merged
+    if not is_folder(root):
         return _scan_file(root, key, step)
     notes: list[Note] = []
     empty_ranks: EmptyRanks = {}
     if pattern is None:
         root = find_checkpoint(root, notes)
-        described = _scan_described(root, step, key, notes)
+        described = _scan_self_described(root, step, key, notes)
         if described is not None:
             return described
     try:
@@ -158,42 +159,43 @@ def scan_all(
         notes=tuple(note for note in notes if note.text not in problems),  # reported once
         problems=problems,
         missing_ranks=missing,
-        one_of_several=_why_one_rank(chosen, missing),
+        one_of_several=_single_rank_evidence(chosen, missing),
     )
 
 
-def _why_one_rank(chosen: Mapping[int, Path], missing: Sequence[int]) -> str:
-    """Return what shows that a folder's only file is of one rank of several; "" if nothing does."""
+def _single_rank_evidence(chosen: Mapping[int, Path], missing: Sequence[int]) -> str:
+    """Return the evidence that a folder's only file is of one rank of several, or ""."""
     if len(chosen) != 1:
         return ""
     ((rank, path),) = chosen.items()
     if missing:
         return f"it is of rank {rank}, and {format_ranks(missing)} should be there, too"
-    return rank_evidence(path)
+    return _rank_evidence(path)
 
 
 def _missing_note(root: Path, ranks: tuple[int, ...]) -> Note:
+    """Return the note on missing ranks."""
     return Note("absent", f"{format_ranks(ranks)}: no checkpoint file found in {root}", ranks)
 
 
-def _scan_undivided(root: Path, src: str, key: Secret | None) -> Catalog | None:
+def _scan_merged(root: Path, src: str, key: Secret | None) -> Catalog | None:
     """Return a merged checkpoint in several files; None if ``src`` is neither folder nor index."""
     found = scan_indexed(src, key)
     if found is None:
         return None
-    of_one = [rank_evidence(Path(file.path)) for file in found.files.values()]
+    of_one = [_rank_evidence(Path(file.path)) for file in found.files.values()]
     return replace(
         found,
         one_of_several=next(filter(None, of_one), ""),
         notes=(*found.notes, *_note_encryption(found.files, key)),
-        problems=(*found.problems, *_problems(root if root.is_dir() else root.parent)),
+        problems=(*found.problems, *_problems(root if is_folder(root) else root.parent)),
     )
 
 
-def _scan_described(
+def _scan_self_described(
     root: Path, step: str | None, key: Secret | None, notes: list[Note]
 ) -> Catalog | None:
-    """Return a checkpoint that describes itself; None if this one does not."""
+    """Return a self-described checkpoint; None if ``root`` is another one."""
     described = scan_checkpoint2(str(root), step)
     if described is None:
         described = scan_hyper_parallel(str(root), step)
@@ -222,25 +224,26 @@ def _choose_files(
     try:
         return choose_step(str(root), found, step, notes)
     except PlanError as error:
-        raise type(error)([*error.problems, *unfinished(notes)]) from error
+        raise type(error)([*error.problems, *explain_missing_files(notes)]) from error
 
 
 def _gaps(ranks: Collection[int]) -> Iterator[int]:
-    """Yield the numbers that are left out, at most 1000 in a row: a name may have a wild one."""
+    """Yield the missing numbers, at most 1000 in a row: a name may have a huge one."""
     for low, high in pairwise((-1, *sorted(ranks))):
         yield from range(low + 1, min(high, low + 1000))
 
 
 def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
-    if path.exists() and not path.is_file():
+    """Return the catalog of one file."""
+    if exists(path) and not is_file(path):
         raise PlanError([f"{path}: neither a file nor a folder"])
     label = label_of(path.name)
-    if step is not None and label is not None and not is_wanted(path.name, {0: path}, step):
+    if step is not None and label is not None and not matches_step(path.name, {0: path}, step):
         raise PlanError([f"{path}: a file of step {label}, as its name says, and not of {step}"])
     raise_all(_refusals(path))
     notes: list[Note] = []
     notes += note_index(path)
-    note_occasion(path.name, notes)
+    note_special_save(path.name, notes)
     files = {0: read_index(str(path), key)}
     notes += _note_encryption(files, key)
     problems = tuple(_problems(path))
@@ -249,31 +252,31 @@ def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
         files,
         notes=tuple(notes),
         problems=problems,
-        one_of_several=rank_evidence(path),
+        one_of_several=_rank_evidence(path),
     )
 
 
-def rank_evidence(path: Path) -> str:
-    """Return what shows that a file holds the tensors of one of several ranks; "" if nothing does.
+def _rank_evidence(path: Path) -> str:
+    """Return the evidence that a file holds the tensors of one of several ranks, or "".
 
-    A link is judged by its own path and by that of its target.
+    The evidence of a link is in its own path and in that of its target.
     """
-    for one in dict.fromkeys((path.absolute(), path.resolve())):
-        folder, beside = sibling_rank_folders(one)
-        if beside:
-            return f"beside {folder} lie {shorten(beside, 3)}"
-        match = RANK_IN_NAME.search(one.name) or RANK_IN_NAME.fullmatch(one.parent.name)
-        if match is not None and (match.string == one.name or int(match[1])):
+    for candidate in dict.fromkeys((path.absolute(), path.resolve())):
+        folder, others = sibling_rank_folders(candidate)
+        if others:
+            return f"beside {folder} lie {shorten(others, 3)}"
+        match = RANK_IN_NAME.search(candidate.name) or RANK_IN_NAME.fullmatch(candidate.parent.name)
+        if match is not None and (match.string == candidate.name or int(match[1])):
             return f"{match.string} says that it is rank {int(match[1])}"
-        numbered = FILE.fullmatch(one.name)
+        numbered = MINDFORMERS_FILE.fullmatch(candidate.name)
         if numbered is not None and int(numbered["total"]) > 1:
-            return f"{one.name} says that it is one of {int(numbered['total'])} files"
+            return f"{candidate.name} says that it is one of {int(numbered['total'])} files"
     return ""
 
 
 def _refusals(path: Path) -> Iterator[FormatError]:
-    """Yield why a file is not read, if its name says that it is incomplete."""
-    if is_unfinished_file(path):
+    """Yield the error of a file whose name marks it as incomplete."""
+    if is_unfinished_name(path):
         reason = "a save that did not finish; if you know that it is all there, rename it"
         if path.suffix == PARTIAL:
             reason = "the temporary file of a run of ckpttool that did not end: of full size, and "
@@ -282,7 +285,7 @@ def _refusals(path: Path) -> Iterator[FormatError]:
 
 
 def _problems(whole: Path, files: Iterable[Path] = ()) -> Iterator[str]:
-    """Yield the problems of a folder or file, or of the chosen files, that are not complete."""
+    """Yield the problems of a folder or file, or of the chosen files, that are incomplete."""
     saves = [find_unfinished_save(path) for path in (whole, *files)]
     for save in dict.fromkeys(filter(None, saves)):
         yield describe_unfinished_save(save)
@@ -291,7 +294,7 @@ def _problems(whole: Path, files: Iterable[Path] = ()) -> Iterator[str]:
 
 
 def _note_encryption(files: Mapping[int, FileIndex], key: Secret | None) -> Iterator[Note]:
-    """Yield notes on a key, on a lacking key, and on checksums of encrypted files."""
+    """Yield notes on an unused key, on plain files, and on checksums of encrypted files."""
     encrypted = {rank: file for rank, file in files.items() if file.cipher is not None}
     if key is not None and files and not encrypted:
         yield Note("encryption", "no file is encrypted, so the key was not needed")
@@ -299,8 +302,9 @@ def _note_encryption(files: Mapping[int, FileIndex], key: Secret | None) -> Iter
     if encrypted and plain:
         text = f"{format_ranks(plain)}: not encrypted, though others are; are they of this run?"
         yield Note("encryption", text, is_warning=True)
-    void = [rank for rank, file in encrypted.items() if file.attrs.get("crc_num") == "0"]
-    if void:
-        text = f"{format_ranks(void)}: encrypted and saved with crc_check, for which MindSpore "
-        text += "stores the checksum 0 and cannot read the file; read here, without a checksum"
+    zero_checksum = [rank for rank, file in encrypted.items() if file.attrs.get("crc_num") == "0"]
+    if zero_checksum:
+        text = f"{format_ranks(zero_checksum)}: encrypted and saved with crc_check, for which "
+        text += "MindSpore stores the checksum 0 and cannot read the file; read here, without a "
+        text += "checksum"
         yield Note("encryption", text)

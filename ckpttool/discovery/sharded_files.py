@@ -1,4 +1,4 @@
-"""Finds a merged checkpoint in several files, and compares its index with them.
+"""Merged checkpoints in several files, compared with their index.
 
 Its folder has an index file (`ckpttool.formats.weight_index`), or just one ``model.safetensors``.
 """
@@ -13,8 +13,9 @@ from pathlib import Path
 from ckpttool.discovery.rank_folders import RANK_FOLDER
 from ckpttool.errors import FormatError, PlanError
 from ckpttool.formats import format_of_suffix, read_index, read_indexes
+from ckpttool.formats.local import is_file, is_folder, list_folder
 from ckpttool.formats.weight_index import (
-    REST,
+    COMMON_STEM,
     WeightIndex,
     is_index_name,
     is_inside,
@@ -25,14 +26,14 @@ from ckpttool.model.diagnostics import Finding, Note
 from ckpttool.model.tensors import FileIndex, Secret
 from ckpttool.model.wording import count, shorten
 
-SINGLE = "model.safetensors"  # what Hugging Face calls a checkpoint in one file
-PART = re.compile(r"(part\d+|[\w.-]*model-\d{5}-of-\d{5}|hyper_param)\.\w+")
+_SINGLE_FILE = "model.safetensors"  # what Hugging Face calls a checkpoint in one file
+_PART_FILE = re.compile(r"(part\d+|[\w.-]*model-\d{5}-of-\d{5}|hyper_param)\.\w+")
 
 
 def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
     """Return the catalog of a merged checkpoint in a folder; None if ``src`` is something else.
 
-    Files are numbered from 0 in the order of their names, in which numbers count as numbers; the
+    Files are numbered from 0 in the order of their names; numbers in names compare as numbers.  The
     file that goes to every rank is the last.  Contradictions between an index and the files are in
     ``Catalog.findings``.
 
@@ -53,24 +54,24 @@ def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
         A folder or a file cannot be read.
     """
     root = Path(src)
-    if root.is_file() and is_index_name(root.name):
+    if is_file(root) and is_index_name(root.name):
         return _read_catalog(src, root.parent, [read_index_file(src)], key)
-    if not root.is_dir():
+    if not is_folder(root):
         return None
-    inside = sorted(root.iterdir())
-    indexes = [read_index_file(str(p)) for p in inside if is_index_name(p.name) and p.is_file()]
-    files = [path for path in inside if format_of_suffix(path.name) is not None and path.is_file()]
-    ranks = [path.name for path in inside if RANK_FOLDER.fullmatch(path.name) and path.is_dir()]
+    inside = list_folder(root)
+    indexes = [read_index_file(str(p)) for p in inside if is_index_name(p.name) and is_file(p)]
+    files = [path for path in inside if format_of_suffix(path.name) is not None and is_file(path)]
+    ranks = [path.name for path in inside if RANK_FOLDER.fullmatch(path.name) and is_folder(path)]
     if not indexes:
-        if [path.name for path in files] == [SINGLE] and not ranks:
+        if [path.name for path in files] == [_SINGLE_FILE] and not ranks:
             return MergedCatalog(src, {0: read_index(str(files[0]), key)})
-        if files and not ranks and all(PART.fullmatch(path.name) for path in files):
+        if files and not ranks and all(_PART_FILE.fullmatch(path.name) for path in files):
             names = shorten((path.name for path in files), 3)
             reason = f"{src}: {names}: parts of a checkpoint, and no index that says whether they "
             reason += "are all (param_name_map.json or model.safetensors.index.json); was the run "
             lost = Finding("missing", reason + "that wrote them cut short?")
-            held, damaged = _read_headers([str(path) for path in files], key)
-            return MergedCatalog(src, held, damaged=damaged, findings=(lost,))
+            read, damaged = _read_headers([str(path) for path in files], key)
+            return MergedCatalog(src, read, damaged=damaged, findings=(lost,))
         return None
     named = shorten(Path(index.path).name for index in indexes)
     if ranks:
@@ -82,12 +83,12 @@ def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
 
 
 def note_index(path: Path) -> Iterator[Note]:
-    """Yield a note if a single file is beside an index, which names further files."""
+    """Yield a note if the folder of a single file has an index, which names further files."""
     try:
-        beside = sorted(other.name for other in path.absolute().parent.iterdir())
+        names = [other.name for other in list_folder(path.absolute().parent)]
     except OSError:
         return  # the note is a courtesy; a folder need not be readable
-    indexes = [name for name in beside if is_index_name(name)]
+    indexes = [name for name in names if is_index_name(name)]
     if indexes:
         text = f"{path}: one file, taken for the whole, though beside it lies {indexes[0]}"
         yield Note("skipped", text)
@@ -105,23 +106,25 @@ def _read_catalog(src: str, root: Path, indexes: list[WeightIndex], key: Secret 
         if not is_inside(file)
     ]
     for suffix in sorted({Path(file).suffix for file in named}):
-        if (root / (REST + suffix)).is_file():
-            named.setdefault(REST + suffix, [])
+        if is_file(root / (COMMON_STEM + suffix)):
+            named.setdefault(COMMON_STEM + suffix, [])
     inside = sorted(filter(is_inside, named), key=_sort_key)
-    there = [file for file in inside if (root / file).is_file()]
+    there = [file for file in inside if is_file(root / file)]
     for file in (file for file in inside if file not in there):
-        text = f"{root / file}: not there, and {index.path} says it has {_tensors(named[file])}"
+        text = (
+            f"{root / file}: not there, and {index.path} says it has {_format_tensors(named[file])}"
+        )
         findings.append(Finding("missing", text))
     files, damaged = _read_headers([str(root / file) for file in there], key)
-    held = {Path(file.path).relative_to(root).as_posix(): file for file in files.values()}
-    findings += _contradictions(index, named, held)
-    rest = next((file for at, file in held.items() if Path(at).stem == REST), None)
+    by_name = {Path(file.path).relative_to(root).as_posix(): file for file in files.values()}
+    findings += _contradictions(index, named, by_name)
+    rest = next((file for at, file in by_name.items() if Path(at).stem == COMMON_STEM), None)
     is_partial = bool(damaged or findings)
     return MergedCatalog(
         src,
         files,
         damaged=damaged,
-        notes=tuple(_notes(root, indexes, named, files.values(), is_partial)),
+        notes=tuple(_index_notes(root, indexes, named, files.values(), is_partial)),
         indexes=tuple(index.path for index in indexes),
         common_tensors=(
             {} if rest is None else {name: name in index.files for name in rest.tensors}
@@ -144,34 +147,37 @@ def _sort_key(file: str) -> tuple[bool, list[tuple[int, str]]]:
     words = re.split(r"(\d+)", file)
     for i in range(1, len(words), 2):
         words[i] = words[i].lstrip("0")
-    return Path(file).stem == REST, [(len(w) * (i % 2), w) for i, w in enumerate(words)]
+    return Path(file).stem == COMMON_STEM, [(len(w) * (i % 2), w) for i, w in enumerate(words)]
 
 
 def _contradictions(
-    index: WeightIndex, named: Mapping[str, list[str]], held: Mapping[str, FileIndex]
+    index: WeightIndex, named: Mapping[str, list[str]], by_name: Mapping[str, FileIndex]
 ) -> Iterator[Finding]:
     """Yield the contradictions between the index and the files."""
-    for at, file in held.items():
+    for at, file in by_name.items():
         lost = [name for name in named[at] if name not in file.tensors]
         if lost:
-            text = f"{file.path}: lacks {_tensors(lost)} that {index.path} says are in it"
+            text = f"{file.path}: lacks {_format_tensors(lost)} that {index.path} says are in it"
             yield Finding("missing", text)
         twice = [name for name in file.tensors if index.files.get(name, at) != at]
         if twice:
             there = shorten(sorted({index.files[name] for name in twice}), 3)
-            text = f"{file.path}: holds {_tensors(twice)} that {index.path} says are in {there}"
+            text = (
+                f"{file.path}: holds {_format_tensors(twice)} that {index.path} says are in {there}"
+            )
             yield Finding("damaged", text)
         unknown = [name for name in file.tensors if name not in index.files]
-        if unknown and Path(at).stem != REST:
-            text = f"{file.path}: holds {_tensors(unknown)} that {index.path} does not name"
+        if unknown and Path(at).stem != COMMON_STEM:
+            text = f"{file.path}: holds {_format_tensors(unknown)} that {index.path} does not name"
             yield Finding("damaged", text)
 
 
-def _tensors(names: list[str]) -> str:
+def _format_tensors(names: list[str]) -> str:
+    """Return the number of some tensors, and some of their names."""
     return f"{count(len(names), 'tensor')} ({shorten(names, 3)})"
 
 
-def _notes(
+def _index_notes(
     root: Path,
     indexes: Iterable[WeightIndex],
     named: Mapping[str, list[str]],
@@ -181,7 +187,7 @@ def _notes(
     """Yield notes on skipped files, and on a total size that does not match."""
     others = [
         path.name
-        for path in sorted(root.iterdir())
+        for path in list_folder(root)
         if format_of_suffix(path.name) is not None and path.name not in named
     ]
     if others:

@@ -1,4 +1,4 @@
-"""Chooses one step of a checkpoint: a file for each rank, all saved together.
+"""The choice of one step of a checkpoint: a file for each rank, all saved together.
 
 MindFormers records the last save of a rank in ``meta.json`` in the rank's folder: an object with
 ``last_epoch`` and ``last_step`` (numbers) and ``last_ckpt_file`` (a name that ends in the same
@@ -15,9 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpttool.discovery.file_names import RankFile, Step, is_wanted, label_of, run_of, step_of
-from ckpttool.discovery.leftovers import note_occasion
+from ckpttool.discovery.file_names import RankFile, Step, label_of, matches_step, run_of, step_of
+from ckpttool.discovery.leftovers import note_special_save
 from ckpttool.errors import FormatError, PlanError, StepError
+from ckpttool.formats.local import is_file
 from ckpttool.formats.strict_json import read_json_object
 from ckpttool.model.diagnostics import Note
 from ckpttool.model.wording import format_ranks, shorten
@@ -32,14 +33,14 @@ def choose_step(
 ) -> tuple[Mapping[int, Path], str | None]:
     """Return one file for each rank, all of one step, and the step's label.
 
-    The step is ``wanted``, or else the newest that every rank has; where MindFormers kept records,
-    the newest recorded one.
+    The step is ``wanted``, or else the newest that every rank has.  If MindFormers has recorded
+    steps, it is the newest recorded one.
     """
     ranks = sorted({item.rank for item in found})
     groups = _group_by_name(found, len(ranks))
-    keys = [key for key in groups if wanted is None or is_wanted(key, groups[key], wanted)]
+    keys = [key for key in groups if wanted is None or matches_step(key, groups[key], wanted)]
     if not keys or (wanted is not None and wanted.isdecimal() and len(keys) > 1):
-        have = shorten(sorted({_spell(key, groups[key]) for key in keys or groups}), 8)
+        have = shorten(sorted({_display_name(key, groups[key]) for key in keys or groups}), 8)
         if keys:
             raise PlanError([f"{src}: --step {wanted} may be any of {have}; give epoch and step"])
         are = f"is only {have}" if len(groups) == 1 else f"are {have}"
@@ -52,26 +53,28 @@ def choose_step(
     chosen = {key: groups[key] for key in keys}
     records = _read_last_saves(found, notes) if wanted is None else {}
     recorded = [key for key in complete if _is_recorded(groups[key], records)]
-    best = max(recorded or complete, key=_order_of)
+    best = max(recorded or complete, key=_step_order)
     if recorded:
         notes += _record_notes(chosen, best, records)
     else:
         _check_rivals(src, chosen, best)
         notes += _choice_notes(chosen, best, ranks, records)
-    note_occasion(best, notes)
+    note_special_save(best, notes)
     return groups[best], label_of(best)
 
 
-def _spell(key: str, files: Mapping[int, Path]) -> str:
+def _display_name(key: str, files: Mapping[int, Path]) -> str:
     """Return the step in a name, or else the name of the lowest rank's file."""
     return label_of(key) or files[min(files)].name
 
 
-def _order_of(key: str) -> Step:
+def _step_order(key: str) -> Step:
+    """Return the step in a name for comparison; names without a step come first."""
     return step_of(key) or Step(-1, -1, False)
 
 
 def _incomplete_problem(src: str, groups: Groups, keys: Sequence[str], ranks: Sequence[int]) -> str:
+    """Return the problem that no wanted step is on every rank."""
     absent = [
         f"{key} is not in {format_ranks([rank for rank in ranks if rank not in groups[key]])}"
         for key in keys
@@ -84,19 +87,19 @@ def _incomplete_problem(src: str, groups: Groups, keys: Sequence[str], ranks: Se
     return f"{src}: {shorten(absent)}; {have}"
 
 
-def _is_recorded(files: Mapping[int, Path], records: Mapping[int, LastSave]) -> bool:
+def _is_recorded(files: Mapping[int, Path], records: Mapping[int, _LastSave]) -> bool:
     """Return whether every rank with a record recorded these files, or later ones of the run."""
     return bool(records) and all(
-        record.is_of_run(files[rank]) and _order_of(files[rank].name) <= record.step
+        record.is_of_run(files[rank]) and _step_order(files[rank].name) <= record.step
         for rank, record in records.items()
     )
 
 
-def _record_notes(chosen: Groups, best: str, records: Mapping[int, LastSave]) -> Iterator[Note]:
+def _record_notes(chosen: Groups, best: str, records: Mapping[int, _LastSave]) -> Iterator[Note]:
     """Yield notes on the choice by records, and on skipped files."""
     last = min(record.step for record in records.values())
     text = f"step {label_of(best)}, the newest that meta.json records and every rank has"
-    if _order_of(best) != last:
+    if _step_order(best) != last:
         text = f"step {label_of(best)}, the newest that every rank has up to step {last.label}, "
         text += "which meta.json records"
     if len(chosen) > 1:
@@ -107,7 +110,7 @@ def _record_notes(chosen: Groups, best: str, records: Mapping[int, LastSave]) ->
     for key, files in chosen.items():
         if any((run_of(path.name), path.suffix) != series[rank] for rank, path in files.items()):
             others.append(files[min(files)].name)
-        elif _order_of(key) > last:
+        elif _step_order(key) > last:
             newer.append(str(label_of(key)))
     if newer:
         text = f"step {shorten(newer)}: newer than meta.json records, so unfinished or left from"
@@ -118,16 +121,16 @@ def _record_notes(chosen: Groups, best: str, records: Mapping[int, LastSave]) ->
 
 
 def _check_rivals(src: str, chosen: Groups, best: str) -> None:
-    """Raise PlanError if the chosen files differ in more than their steps."""
+    """Raise PlanError if files of several runs or of equal steps are candidates."""
     has_nameless = any(step_of(key) is None for key in chosen)
     rivals = [
         key
         for key in chosen
         if key != best
-        and (has_nameless or _order_of(key) == _order_of(best) or run_of(key) != run_of(best))
+        and (has_nameless or _step_order(key) == _step_order(best) or run_of(key) != run_of(best))
     ]
     if rivals:
-        first = min(chosen[rivals[0]])  # the others of the rivals may not be of this rank
+        first = min(chosen[rivals[0]])  # other rivals may lack this rank
         files = (
             chosen[key].get(first, next(iter(chosen[key].values()))) for key in (best, *rivals)
         )
@@ -144,10 +147,10 @@ def _check_rivals(src: str, chosen: Groups, best: str) -> None:
 
 
 def _choice_notes(
-    chosen: Groups, best: str, ranks: Sequence[int], records: Mapping[int, LastSave]
+    chosen: Groups, best: str, ranks: Sequence[int], records: Mapping[int, _LastSave]
 ) -> Iterator[Note]:
-    """Yield notes on the choice among several steps, and on records that it does not match."""
-    newest = max(chosen, key=_order_of)
+    """Yield notes on the choice among several steps, and on records that contradict it."""
+    newest = max(chosen, key=_step_order)
     if newest != best:
         without = format_ranks([rank for rank in ranks if rank not in chosen[newest]])
         text = f"step {label_of(best)}, the newest that every rank has "
@@ -183,7 +186,7 @@ def _group_by_name(found: list[RankFile], count: int) -> Groups:
 
 
 @dataclass(frozen=True, slots=True)
-class LastSave:
+class _LastSave:
     """The last save of one rank: its step and the name of its file."""
 
     step: Step
@@ -197,13 +200,13 @@ class LastSave:
         )
 
 
-def _read_last_saves(found: Iterable[RankFile], notes: list[Note]) -> Mapping[int, LastSave]:
+def _read_last_saves(found: Iterable[RankFile], notes: list[Note]) -> Mapping[int, _LastSave]:
     """Return rank to record; broken records are left out, with a note."""
     records = {}
     broken: dict[int, FormatError] = {}
     for rank, folder in sorted({(item.rank, item.path.parent) for item in found}):
         path = folder / "meta.json"
-        if not path.is_file():
+        if not is_file(path):
             continue
         try:
             records[rank] = _read_last_save(path)
@@ -215,7 +218,8 @@ def _read_last_saves(found: Iterable[RankFile], notes: list[Note]) -> Mapping[in
     return records
 
 
-def _read_last_save(path: Path) -> LastSave:
+def _read_last_save(path: Path) -> _LastSave:
+    """Return the record in a ``meta.json``; raise FormatError if it is broken."""
     entries = read_json_object(str(path), MAX_BYTES)
     epoch, step = (entries.get(key) for key in ("last_epoch", "last_step"))
     name = entries.get("last_ckpt_file")
@@ -225,4 +229,4 @@ def _read_last_save(path: Path) -> LastSave:
     recorded = step_of(name)
     if recorded is None or recorded[:2] != (epoch, step):
         raise FormatError(str(path), None, f"says step {epoch}_{step} and names the file {name}")
-    return LastSave(recorded, name)
+    return _LastSave(recorded, name)

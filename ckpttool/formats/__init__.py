@@ -1,6 +1,6 @@
-"""What the bytes mean: one module per file format, and the registry that finds the right one.
+"""File formats: one module for each, and the registry that finds the right one.
 
-A format is a codec of headers only.  It gives the place of a tensor's bytes as extents, and
+A format is a codec of headers only.  It gives the bytes of a tensor as extents, and
 `ckpttool.storage.region_io` moves the bytes for all formats.
 """
 
@@ -19,28 +19,28 @@ from ckpttool.errors import FormatError, UnreadableError, UnsupportedError, desc
 from ckpttool.formats.base import ChecksumPart, Format, FormatWithChecksum
 from ckpttool.formats.encryption import mode_of
 from ckpttool.formats.foreign import identify_foreign
-from ckpttool.formats.reading import open_file
+from ckpttool.formats.local import open_file
 from ckpttool.formats.sandbox import Sandbox
 from ckpttool.model.tensors import FileIndex, Secret, SharedHeader, refuse_shared_extents
 
 if TYPE_CHECKING:
     from ckpttool.formats.header_cache import HeaderCache
 
-# Modules are imported when they are needed: h5py takes longer to load than all the rest.
-# The first of the suffixes is the one that is written.
+# Module, class and suffixes.  Modules are imported when they are needed, as h5py takes longer to
+# load than all the rest.  Files are written with the first suffix.
 _FORMATS = {
     "hdf5": ("ckpttool.formats.hdf5", "Hdf5", (".h5", ".hdf5")),
     "ckpt": ("ckpttool.formats.ckpt", "Ckpt", (".ckpt",)),
     "safetensors": ("ckpttool.formats.safetensors", "Safetensors", (".safetensors",)),
 }
 
-# Threads that read headers, and how many files before it the disk is asked for a file.  For 1,024
-# files of 600 tensors that are not in the page cache one thread takes 17.7 s, these 12.1.  More
-# threads wait for each other: eight take 8.0 s of what is in the page cache, these 5.5 (measured).
+# Threads that read headers, and how many files ahead of them the disk prefetches.  For 1,024 files
+# of 600 tensors that are not in the page cache one thread takes 17.7 s, three take 12.1 s.  More
+# threads wait for each other: of cached files eight take 8.0 s, three take 5.5 s (measured).
 READERS = 3
-AHEAD = 8
+FILES_AHEAD = 8
 
-HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 FORMAT_NAMES = tuple(_FORMATS)
 
 
@@ -51,7 +51,7 @@ def get_format(name: str) -> Format:
 
 
 def checksum_parts(index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumPart]:
-    """Yield what the checksum of a file is taken over, in order; HDF5 has none."""
+    """Yield the bytes that the checksum of a file covers, in order; HDF5 has no checksum."""
     return cast(FormatWithChecksum, get_format(index.format)).checksum_parts(index, as_saved)
 
 
@@ -61,7 +61,7 @@ def suffix_of(name: str) -> str:
 
 
 def format_of_suffix(path: str) -> str | None:
-    """Return the name of the format that a file name's suffix stands for, or None.
+    """Return the format that the suffix of a file name stands for, or None.
 
     Examples
     --------
@@ -78,7 +78,7 @@ def format_of_content(path: str) -> str | None:
         head = file.read(16)
         size = file.seek(0, 2)
         at = 0  # HDF5 allows a user block: its signature is at byte 0, 512, 1024, 2048, ...
-        while at < size and file.seek(at) == at and file.read(8) != HDF5_SIGNATURE:
+        while at < size and file.seek(at) == at and file.read(8) != _HDF5_SIGNATURE:
             at = max(512, 2 * at)
     if at < size:
         return "hdf5"
@@ -90,24 +90,24 @@ def format_of_content(path: str) -> str | None:
 def read_index(path: str, key: bytes | Secret | None = None) -> FileIndex:
     """Return the header of a file of any format; the content decides which, then the suffix.
 
-    A ``.ckpt`` has no mark of its own, so its suffix stands before a first byte that would do.
+    A ``.ckpt`` has no magic number: its suffix decides, or else a first byte that fits.
 
     Parameters
     ----------
     path
         The file.
     key
-        That of an encrypted ``.ckpt``, as MindSpore took it (``enc_key``).
+        The key of an encrypted ``.ckpt``, as given to MindSpore (``enc_key``).
 
     Raises
     ------
     FormatError
-        It is in none of the formats, or damaged, or the key does not fit.
+        The file is in none of the formats, or damaged, or the key does not fit.
     UnsupportedError
-        It is a recognised file of another kind, or encrypted and there is no key, or it uses
-        something else that is not read.
+        The file is of an identified foreign kind, or encrypted and there is no key, or it uses a
+        feature that is not read.
     OSError
-        It cannot be opened or read.
+        The file cannot be opened or read.
     """
     found = next(read_indexes([path], key))
     if isinstance(found, FormatError):
@@ -120,11 +120,11 @@ def read_indexes(
     key: bytes | Secret | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Iterator[FileIndex | FormatError]:
-    """Yield the headers of files, as `read_index` does, or what is wrong with them, in order.
+    """Yield the headers of files, as `read_index` does, or their errors, in order.
 
-    After the first, to which the others may be equal, read several at a time.  One other process
-    reads all HDF5 files.  ``on_progress`` is called with the number of files that were read, and
-    of all.
+    After the first file, which the others may equal, several are read at a time.  One limited
+    process reads all HDF5 files.  ``on_progress`` is called with the number of files that were
+    read, and with their total.
     """
     from ckpttool.formats.header_cache import HeaderCache
 
@@ -143,7 +143,7 @@ def read_indexes(
         executor = Threads(READERS, thread_name_prefix="ckpttool-headers")
         try:
             futures = deque[Future[FileIndex | FormatError]]()
-            for path, ahead in zip_longest(waiting[1:], waiting[1 + AHEAD :]):
+            for path, ahead in zip_longest(waiting[1:], waiting[1 + FILES_AHEAD :]):
                 futures.append(executor.submit(read, path))
                 if ahead is not None:
                     executor.submit(cache.prefetch, ahead)
@@ -161,20 +161,21 @@ def read_indexes(
 def _read_index(
     path: str, cache: HeaderCache, key: Secret | None, sandbox: Sandbox
 ) -> FileIndex | FormatError:
+    """Return the header of a file, or its error."""
     try:
         try:
-            return _read_known(path, cache, key, sandbox)
+            return _read_cached(path, cache, key, sandbox)
         except FormatError as error:
-            return _as_recognised(error)
+            return _with_foreign_kind(error)
     except OSError as error:
         error.filename = error.filename or path  # a read does not name it
         unreadable = UnreadableError(path, None, describe_os_error(error))
-        unreadable.__cause__ = error  # which is what counts if there is but one file
+        unreadable.__cause__ = error  # `read_index` raises it
         return unreadable
 
 
-def _read_known(path: str, cache: HeaderCache, key: Secret | None, sandbox: Sandbox) -> FileIndex:
-    """Return the header of a file of one of the formats; raise what is wrong with it."""
+def _read_cached(path: str, cache: HeaderCache, key: Secret | None, sandbox: Sandbox) -> FileIndex:
+    """Return the header of a file, from the cache if it equals another; raise its error."""
     from ckpttool.formats.ckpt import Ckpt
 
     name = _find_format(path)
@@ -182,22 +183,23 @@ def _read_known(path: str, cache: HeaderCache, key: Secret | None, sandbox: Sand
     def read(path: str) -> FileIndex:
         format = sandbox if name == "hdf5" else get_format(name)
         index = Ckpt(cache).read_index(path, key) if name == "ckpt" else format.read_index(path)
-        if not isinstance(index.tensors, SharedHeader):  # to those of a file that was checked
+        if not isinstance(index.tensors, SharedHeader):  # the header it shares was checked
             refuse_shared_extents(index)
         return index
 
     return read(path) if name == "ckpt" else cache.read_index(path, name, read)
 
 
-def _as_recognised(error: FormatError) -> FormatError:
-    """Return an error that names the kind of a file that is recognised as no checkpoint."""
-    other = None if isinstance(error, UnsupportedError) else identify_foreign(error.path)
-    if other is None:
+def _with_foreign_kind(error: FormatError) -> FormatError:
+    """Return the error of a file; it names the kind of the file if that is foreign."""
+    kind = None if isinstance(error, UnsupportedError) else identify_foreign(error.path)
+    if kind is None:
         return error
-    return UnsupportedError(error.path, None, other.refusal)
+    return UnsupportedError(error.path, None, kind.refusal)
 
 
 def _find_format(path: str) -> str:
+    """Return the format of a file, by content, suffix or first byte; raise FormatError if none."""
     name = format_of_content(path) or format_of_suffix(path)
     if name is None:
         with open_file(path) as file:

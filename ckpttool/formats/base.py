@@ -1,4 +1,4 @@
-"""What a file format is to the rest of the program: a codec of headers."""
+"""The protocol of file formats, which are codecs of headers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol, TypeAlias
 
 from ckpttool.model.tensors import Extent, FileIndex, TensorMeta
 
-# Bytes themselves, bytes of the file, or a number of zero bytes.
+# Bytes, an extent of the file, or a number of zero bytes.
 ChecksumPart: TypeAlias = bytes | Extent | int
 
 
@@ -17,7 +17,7 @@ class Format(Protocol):
     Attributes
     ----------
     name
-        As in ``--format``, in reports and in ``FileIndex.format``.
+        The name in ``--format``, in reports and in ``FileIndex.format``.
     """
 
     @property
@@ -30,21 +30,21 @@ class Format(Protocol):
         ...
 
     def read_index(self, path: str) -> FileIndex:
-        """Return the header of a file.  Contents of tensors are not read.
+        """Return the header of a file; contents of tensors are not read.
 
         Raises
         ------
         FormatError
-            The file is not what the format says.
+            The file does not follow the format.
         UnsupportedError
-            The file uses something that is not read.
+            The file uses a feature that is not read.
         OSError
-            It cannot be opened or read.
+            The file cannot be opened or read.
         """
         ...
 
     def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> int:
-        """Return the size of the file that `create` makes, or somewhat less."""
+        """Return the size in bytes of the file that `create` makes, or somewhat less."""
         ...
 
     def create(
@@ -53,23 +53,23 @@ class Format(Protocol):
         """Write a new file with a complete header, strings included, and no contents yet.
 
         Overwrite an existing file in place.  `refusals` must have yielded nothing.  A
-        ``"crc_num"`` in ``attrs``, of any value, asks for a place for a checksum, which `seal`
-        fills; the index then has one as well.  No other attribute is written.
+        ``"crc_num"`` in ``attrs``, of any value, reserves a place for a checksum, which `seal`
+        fills; the index then has the attribute, too.  No other attribute is written.
         """
         ...
 
     def seal(self, path: str, crc: int | None = None) -> None:
-        """Write what must come after the contents: the checksum, if there is a place for one."""
+        """Write the checksum after the contents, if `create` reserved a place for it."""
         ...
 
 
 class FormatWithChecksum(Format, Protocol):
-    """A format that has a place for MindSpore's checksum: ``crc_num``."""
+    """A format with a place for MindSpore's checksum ``crc_num``."""
 
     def checksum_parts(self, index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumPart]:
-        """Yield what the checksum of a file is taken over, in order.
+        """Yield the bytes that the checksum of a file covers, in order.
 
-        It is what MindSpore's loader counts, or ``as_saved`` what its saver counts.  The two are
-        not always the same.
+        They are those that MindSpore's loader counts, or with ``as_saved`` those that its saver
+        counts.  The two differ in some cases.
         """
         ...

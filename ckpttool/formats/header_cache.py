@@ -1,9 +1,8 @@
-"""Headers that are equal to one read before are compared with it instead of understood again.
+"""A cache of headers: a file whose header equals a cached one is compared with it, not parsed.
 
-What a file means follows from where its header ends and from its bytes that are no contents of
-tensors.  So a file that is equal in these to one that was read before says the same, and reading it
-is comparing: of a ``.ckpt`` a third of the time that it takes to understand it, of a safetensors
-file a tenth, of HDF5 a fiftieth.
+What a file means follows from the byte where its header ends, and from all its bytes but the
+contents of tensors.  A file that equals an earlier one in these means the same.  Comparing takes a
+third of the time of parsing for a ``.ckpt``, a tenth for a safetensors file, a fiftieth for HDF5.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ckpttool.formats.reading import demand_same
+from ckpttool.formats.local import demand_same, open_descriptor, stamp_of
 from ckpttool.formats.wire import WireReader
 from ckpttool.model.tensors import FileIndex, SharedHeader, StoredFile, StoredTensor
 
-MOST = 64  # headers that are remembered; a large model has as many as it has stages
-MOST_BYTES = 8 << 20  # of all of them; a usual one has 100 to 400 bytes for each tensor
+MAX_HEADERS = 64  # a large model has as many different ones as stages
+MAX_BYTES = 8 << 20  # of all headers; a usual one has 100 to 400 bytes for each tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,38 +32,21 @@ class _Header:
 
 
 class HeaderCache:
-    """Headers that were read before.  Threads may share it."""
+    """Headers of files that were read before.  Threads may share it."""
 
     def __init__(self) -> None:
-        self._headers: dict[tuple[str, int], _Header] = {}  # by format and where the header ends
+        self._by_end: dict[tuple[str, int], _Header] = {}  # by format and the byte behind it
         self._by_size: dict[int, _Header] = {}  # by size of the file
-        self._free = MOST_BYTES
+        self._free_bytes = MAX_BYTES
         self._prefetched: set[str] = set()
 
-    def prefetch(self, path: str) -> None:
-        """Ask the disk to fetch what will be compared of a file.
-
-        Call it for a file some files ahead of the one that is read, so that the disk has many
-        requests at a time.
-        """
-        with suppress(OSError):  # which is raised when the file is read
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                header = self._by_size.get(os.fstat(fd).st_size)
-                if header is not None:
-                    self._prefetched.add(path)
-                    for start, gap in zip(header.starts, header.gaps, strict=True):
-                        os.posix_fadvise(fd, start, len(gap), os.POSIX_FADV_WILLNEED)
-            finally:
-                os.close(fd)
-
     def read_index(self, path: str, format: str, read: Callable[[str], FileIndex]) -> FileIndex:
-        """Return the header of a file; call ``read`` if it is not equal to one before.
+        """Return the header of a file; call ``read`` unless it equals a cached one.
 
-        For formats whose header says of all bytes of a file what they are.
+        For formats whose header accounts for every byte of a file.
         """
         with WireReader(path) as reader:
-            header = self._lookup(format, reader, reader.size)
+            header = self._find(format, reader, reader.size)
             if header is not None:
                 tensors = SharedHeader(header.tensors, StoredFile(path, reader.stamp))
                 stamps = {path: reader.stamp}
@@ -75,19 +57,11 @@ class HeaderCache:
         return index
 
     def lookup(self, format: str, reader: WireReader, end: int) -> SharedHeader | None:
-        """Return the tensors of a file if it equals one before in all bytes but contents."""
-        header = self._lookup(format, reader, end)
+        """Return the tensors of a file whose header, up to byte ``end``, equals a cached one."""
+        header = self._find(format, reader, end)
         if header is None:
             return None
         return SharedHeader(header.tensors, StoredFile(reader.path, reader.stamp))
-
-    def _lookup(self, format: str, reader: WireReader, end: int) -> _Header | None:
-        header = self._headers.get((format, end))
-        if header is None:
-            return None
-        if reader.path not in self._prefetched:
-            self.prefetch(reader.path)
-        return header if reader.has(header.starts, header.gaps) else None
 
     def store(
         self,
@@ -97,17 +71,43 @@ class HeaderCache:
         tensors: Mapping[str, StoredTensor],
         attrs: Mapping[str, str],
     ) -> None:
-        """Remember what a file says up to byte ``end``."""
+        """Cache the header of a file up to byte ``end``, if there is room for it."""
         gaps = list(_gaps(tensors, end))
         nbytes = sum(stop - start for start, stop in gaps)
-        before = self._headers.get((format, end))  # which is forgotten for it
-        free = self._free + (0 if before is None else sum(map(len, before.gaps)))
-        if len(self._headers) < MOST and nbytes <= free:
-            self._free = free - nbytes
+        replaced = self._by_end.get((format, end))
+        free = self._free_bytes + (0 if replaced is None else sum(map(len, replaced.gaps)))
+        if len(self._by_end) < MAX_HEADERS and nbytes <= free:
+            self._free_bytes = free - nbytes
             starts = array("q", (start for start, _ in gaps))
             parts = tuple(reader.read(start, stop) for start, stop in gaps)
             header = _Header(tensors, starts, parts, attrs)
-            self._headers[format, end] = self._by_size[reader.size] = header
+            self._by_end[format, end] = self._by_size[reader.size] = header
+
+    def prefetch(self, path: str) -> None:
+        """Let the disk fetch the bytes of a file that will be compared.
+
+        Call it some files ahead of the file that is read, so that the disk has many requests at a
+        time.
+        """
+        with suppress(OSError):  # reading the file raises it again
+            fd = open_descriptor(path, None)
+            try:
+                header = self._by_size.get(stamp_of(fd).nbytes)
+                if header is not None:
+                    self._prefetched.add(path)
+                    for start, gap in zip(header.starts, header.gaps, strict=True):
+                        os.posix_fadvise(fd, start, len(gap), os.POSIX_FADV_WILLNEED)
+            finally:
+                os.close(fd)
+
+    def _find(self, format: str, reader: WireReader, end: int) -> _Header | None:
+        """Return the cached header that the header of a file equals, or None."""
+        header = self._by_end.get((format, end))
+        if header is None:
+            return None
+        if reader.path not in self._prefetched:
+            self.prefetch(reader.path)
+        return header if reader.has(header.starts, header.gaps) else None
 
 
 def _gaps(tensors: Mapping[str, StoredTensor], end: int) -> Iterator[tuple[int, int]]:

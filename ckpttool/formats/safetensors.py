@@ -13,14 +13,14 @@ offsets from the end of the header.  ``__metadata__`` maps strings to strings.
 
 * Contents MUST lie back to back, without gaps, overlaps or bytes behind the last (the standard).
 * MindSpore's own reader also wants the header to list the tensors in the order of their offsets.
-  What is written does: larger element types first, then by name, as the safetensors library sorts.
+  Written files do: larger element types first, then by name, as the safetensors library sorts.
 * MindSpore marks its files ``"format": "ms"``; ``attrs`` may put another mark in its place.  An
   ``Int4`` tensor is ``I8`` with a metadata entry ``"<name>": "Int4"``.  A tensor called ``format``
   displaces the mark: MindSpore would take the mark for that tensor's type.
 * ``crc_num`` of the metadata is a checksum: CRC-32, in decimal, of the names (UTF-8) in sorted
   order, behind each its contents.  An integer without axes counts as that many zero bytes, by an
   oversight in MindSpore (``bytes(5)``); a negative one it cannot save, and here its bytes count.
-* ``crc_num`` and ``remove_redundancy`` are kept in ``attrs``.
+* ``attrs`` has ``crc_num`` and ``remove_redundancy``.
 * F8_E4M3, F8_E5M2 and C64 are read and written; MindSpore 2.10 does neither.
 
 Limits: a header of at most 100,000,000 bytes, as in the safetensors library; names are unique.
@@ -42,14 +42,14 @@ from sys import intern
 
 from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats.base import ChecksumPart
-from ckpttool.formats.reading import open_file, open_source, stamp_of
+from ckpttool.formats.local import open_file, open_source, stamp_of
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.dtypes import DTYPES, TEXT
 from ckpttool.model.tensors import MAX_AXES, Extent, FileIndex, StoredFile, StoredTensor, TensorMeta
 
 MAX_HEADER_BYTES = 100_000_000  # as safetensors; stops hostile headers
 METADATA = "__metadata__"
-MAX_CRC = str(2**32 - 1)  # the longest; keeps room until the checksum is known
+_MAX_CRC = str(2**32 - 1)  # the longest; reserves the place of the checksum
 
 # The order of contents in a file: the library sorts by its enumeration of types (tensor.rs,
 # Dtype), last first.
@@ -68,7 +68,7 @@ class Safetensors:
     name = "safetensors"
 
     def refusals(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> Iterator[str]:
-        """Yield a message for each thing that the format cannot hold."""
+        """Yield a message for each tensor that the format cannot hold."""
         for meta in tensors:
             if meta.name in attrs and meta.name != "format":
                 yield f"{meta.name}: a safetensors file with a checksum uses this name itself"
@@ -95,27 +95,30 @@ class Safetensors:
                     if len(length) == 8 and nbytes <= MAX_HEADER_BYTES
                     else f"no safetensors header: {size} bytes, header length {nbytes}",
                 )
-            header = _parse(path, file.read(nbytes))
-        attrs = _metadata(path, header.pop(METADATA, {}))
+            header = _parse_header(path, file.read(nbytes))
+        attrs = _parse_metadata(path, header.pop(METADATA, {}))
         stored = StoredFile(path, stamp)
         tensors = {
-            name: _entry(stored, name, entry, 8 + nbytes, attrs) for name, entry in header.items()
+            name: _parse_entry(stored, name, entry, 8 + nbytes, attrs)
+            for name, entry in header.items()
         }
         _check_coverage(path, tensors, 8 + nbytes, size)
-        kept = {key: value for key, value in attrs.items() if key not in tensors}
-        return FileIndex(path, self.name, size, tensors, kept, stamps={path: stamp})
+        attrs = {key: value for key, value in attrs.items() if key not in tensors}
+        return FileIndex(path, self.name, size, tensors, attrs, stamps={path: stamp})
 
     def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> int:
-        """Return the size of the file that `create` makes, with no attribute but a checksum."""
+        """Return the size in bytes of the file that `create` makes, with its checksum if any."""
         known = {"crc_num": ""} if "crc_num" in attrs else {}
-        return 8 + len(_header(_ordered(tensors), known)) + sum(meta.nbytes for meta in tensors)
+        return (
+            8 + len(_make_header(_ordered(tensors), known)) + sum(meta.nbytes for meta in tensors)
+        )
 
     def create(
         self, path: str, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
     ) -> FileIndex:
-        """Write a file with its header and its full size, its contents still to be filled in."""
+        """Write a file with its header and its full size; contents are filled in later."""
         ordered = _ordered(tensors)
-        text = _header(ordered, attrs)
+        text = _make_header(ordered, attrs)
         if len(text) > MAX_HEADER_BYTES:
             raise UnsupportedError(path, 0, f"a header of {len(text)} bytes for so many tensors")
         with Path(path).open("wb") as file:
@@ -127,22 +130,22 @@ class Safetensors:
             extents = (Extent(offset, meta.nbytes),) if meta.nbytes else ()
             stored[meta.name] = StoredTensor(meta, whole, extents)
             offset += meta.nbytes
-        kept = {"crc_num": MAX_CRC} if "crc_num" in attrs else {}
-        return FileIndex(path, self.name, offset, stored, kept)
+        written = {"crc_num": _MAX_CRC} if "crc_num" in attrs else {}
+        return FileIndex(path, self.name, offset, stored, written)
 
     def checksum_parts(self, index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumPart]:
-        """Yield names in sorted order, behind each the tensor's bytes, as MindSpore counts them."""
+        """Yield the names in sorted order, and behind each the bytes of its tensor."""
         with open_source(index.path, index.stamps.get(index.path)) as file:
             for name, tensor in sorted(index.tensors.items()):
                 yield name.encode()
-                number = _number(file, tensor)
+                number = _unsigned_scalar(file, tensor)
                 if number is None:
                     yield from tensor.extents
                 else:
                     yield number
 
     def seal(self, path: str, crc: int | None = None) -> None:
-        """Write the checksum into the header, where `create` has left room for it."""
+        """Write the checksum into the place in the header that `create` reserved."""
         if crc is None:
             return
         with Path(path).open("r+b") as file:
@@ -150,39 +153,40 @@ class Safetensors:
             header = json.loads(file.read(nbytes))
             header[METADATA]["crc_num"] = str(crc)
             file.seek(8)
-            file.write(_spell(header).ljust(nbytes))
+            file.write(_to_json(header).ljust(nbytes))
 
 
 def _ordered(tensors: Sequence[TensorMeta]) -> list[TensorMeta]:
     """Return the tensors in the order of their contents."""
-    return sorted(tensors, key=lambda meta: (-_ORDER.index(_word(meta)), meta.name))
+    return sorted(tensors, key=lambda meta: (-_ORDER.index(_type_name(meta)), meta.name))
 
 
-def _header(ordered: Sequence[TensorMeta], attrs: Mapping[str, str]) -> bytes:
+def _make_header(ordered: Sequence[TensorMeta], attrs: Mapping[str, str]) -> bytes:
     """Return the JSON of a header, padded so that contents begin at a multiple of 8."""
     metadata = {"format": "ms", **attrs}
     if any(meta.name == "format" for meta in ordered):
         del metadata["format"]
     metadata |= {meta.name: "Int4" for meta in ordered if meta.dtype == "Int4"}
-    metadata |= {"crc_num": MAX_CRC} if "crc_num" in attrs else {}
+    metadata |= {"crc_num": _MAX_CRC} if "crc_num" in attrs else {}
     header: dict[str, object] = {METADATA: dict(sorted(metadata.items()))}
     at = 0
     for meta in ordered:
         header[meta.name] = {
-            "dtype": _word(meta),
+            "dtype": _type_name(meta),
             "shape": list(meta.shape),
             "data_offsets": [at, at + meta.nbytes],
         }
         at += meta.nbytes
-    text = _spell(header)
+    text = _to_json(header)
     return text + b" " * (-len(text) % 8)
 
 
-def _spell(header: Mapping[str, object]) -> bytes:
+def _to_json(header: Mapping[str, object]) -> bytes:
+    """Return the JSON of a header."""
     return json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _number(file: FileIO, tensor: StoredTensor) -> int | None:
+def _unsigned_scalar(file: FileIO, tensor: StoredTensor) -> int | None:
     """Return the value of an integer without axes that is not negative; None for other tensors."""
     if tensor.meta.shape or not tensor.meta.dtype.startswith(("Int", "UInt")):
         return None
@@ -192,13 +196,15 @@ def _number(file: FileIO, tensor: StoredTensor) -> int | None:
     return number if number >= 0 else None
 
 
-def _word(meta: TensorMeta) -> str:
+def _type_name(meta: TensorMeta) -> str:
+    """Return the name of a tensor's element type in safetensors."""
     word = DTYPES[meta.dtype].safetensors
-    assert word is not None, "refusals() was not asked"
+    assert word is not None, "the caller has called refusals()"
     return word
 
 
-def _parse(path: str, text: bytes) -> dict[str, object]:
+def _parse_header(path: str, text: bytes) -> dict[str, object]:
+    """Return the object in a header."""
     try:
         header = parse_json(text)
     except ValueError as error:
@@ -208,7 +214,8 @@ def _parse(path: str, text: bytes) -> dict[str, object]:
     return header
 
 
-def _metadata(path: str, metadata: object) -> dict[str, str]:
+def _parse_metadata(path: str, metadata: object) -> dict[str, str]:
+    """Return the strings in ``__metadata__``."""
     if not isinstance(metadata, dict) or not all(
         isinstance(value, str) for value in metadata.values()
     ):
@@ -216,9 +223,11 @@ def _metadata(path: str, metadata: object) -> dict[str, str]:
     return metadata
 
 
-def _entry(
+def _parse_entry(
     file: StoredFile, name: str, entry: object, data_start: int, attrs: Mapping[str, str]
 ) -> StoredTensor:
+    """Return the tensor of a header entry; contents begin at byte ``data_start``."""
+
     def bad(reason: str) -> FormatError:
         return FormatError(file.path, 8, f"{name}: {reason}")
 
@@ -245,6 +254,7 @@ def _entry(
 
 
 def _sizes(value: object) -> tuple[int, ...] | None:
+    """Return a list of sizes; None if the value is anything else."""
     if not isinstance(value, list) or any(type(n) is not int or n < 0 for n in value):
         return None
     return tuple(value)
@@ -253,6 +263,7 @@ def _sizes(value: object) -> tuple[int, ...] | None:
 def _check_coverage(
     path: str, tensors: Mapping[str, StoredTensor], data_start: int, size: int
 ) -> None:
+    """Raise FormatError unless the contents lie back to back and fill the file."""
     at = data_start
     extents = [(e.offset, e.nbytes, name) for name, t in tensors.items() for e in t.extents]
     for offset, nbytes, name in sorted(extents):

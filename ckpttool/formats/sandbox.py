@@ -1,11 +1,11 @@
-"""Files from outside, read in a process that can do no more harm than end.
+"""A limited process that reads files which may crash or hang their reader.
 
 libhdf5 parses the headers of HDF5 files. On damaged files some of its versions crash, some never
-return, and some ask for all the memory there is. So another process reads them, with limits on its
-memory and on its processor time. It starts with the first file and reads them one after another.
+return, and some allocate all memory. So another process reads them, with limits on its memory and
+on its processor time. It starts with the first file and reads them one after another.
 
-Processor time tells a hang from a slow disk: the kernel ends the process if one object of a file
-takes more than `CPU_SECONDS` of it.
+Processor time distinguishes a hang from a slow disk. The kernel ends the process if one object of a
+file takes more than `CPU_SECONDS` of it.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ _START = (
 
 
 class _Child(NamedTuple):
+    """The limited process, and the pipe to it."""
+
     process: subprocess.Popen[bytes]
     connection: Connection
 
@@ -77,7 +79,7 @@ class Sandbox:
         self._end()
 
     def stop(self) -> None:
-        """End the process at once, whatever it reads; its answer is not wanted any more."""
+        """End the process at once, even while it reads a file."""
         self._stopped.set()
         if self._child is not None:
             self._child.process.kill()
@@ -123,14 +125,14 @@ class Sandbox:
         path
             The file.
         library, format
-            Names, for the error that the process did not survive the file.
+            Names, for the error after the process has died.
         cpu_seconds
             Processor time until the first `set_cpu_limit` of ``function``.
 
         Raises
         ------
         FormatError
-            The process did not survive the file.
+            The process died while it read the file.
         CkptToolError, OSError
             As raised by ``function``.
         """
@@ -147,7 +149,7 @@ class Sandbox:
         return answer
 
     def _start(self) -> _Child:
-        """Return the process, which is started if there is none."""
+        """Return the process; start it if there is none."""
         if self._stopped.is_set():
             raise CancelledError
         child = self._child = self._child or _start()
@@ -158,7 +160,7 @@ class Sandbox:
         return child
 
     def _end(self, library: str = "") -> str:
-        """End the process, and return how it ended."""
+        """End the process, and return the reason for a message."""
         child, self._child = self._child, None
         if child is None:
             return ""
@@ -172,6 +174,7 @@ class Sandbox:
 
 
 def _start() -> _Child:
+    """Start the limited process."""
     ours, theirs = Pipe()
     with theirs:
         code = _START.format(path=sys.path, fd=theirs.fileno())
@@ -186,7 +189,7 @@ def _start() -> _Child:
 
 
 def serve(fd: int) -> None:
-    """Answer the calls that come through a pipe, in the limited process, until it is closed."""
+    """Answer the calls from a pipe until it is closed; the limited process runs this."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends, and closes the pipe
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
@@ -208,14 +211,14 @@ def serve(fd: int) -> None:
 
 
 def set_cpu_limit(seconds: float = CPU_SECONDS) -> None:
-    """Have the kernel end this process after ``seconds`` of processor time; 0 for never."""
+    """Let the kernel end this process after ``seconds`` more of processor time; 0 for never."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def read_hdf5(path: str) -> tuple[FileStamp, list[_Row]]:
-    """Return what an HDF5 header says; each object of the file has the time of `set_cpu_limit`.
+    """Return the stamp and the tensors of an HDF5 file; each object may take `CPU_SECONDS`.
 
-    Tuples, because pickling a `FileIndex` takes a quarter of the time that reading it takes.
+    The tensors are tuples: pickling a `FileIndex` takes a quarter of the time of reading it.
     """
     from ckpttool.formats.hdf5 import Hdf5
 

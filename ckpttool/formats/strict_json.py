@@ -1,4 +1,4 @@
-"""JSON without second meanings: every name once in its object, and strings that are text."""
+"""JSON with one meaning: every name once in its object, and strings that are text."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 import re
 
 from ckpttool.errors import FormatError
-from ckpttool.formats.reading import open_file
+from ckpttool.formats.local import open_file
 
-LONG = re.compile(rb"\d{4301}")  # digits of a number that Python does not read since 3.10.7
-SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half a character; two of them are one character
+_LONG_NUMBER = re.compile(rb"\d{4301}")  # digits of a number that Python does not read since 3.10.7
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half a character; two of them are one character
 
 
 def parse_json(data: bytes, halves: str = "strict") -> object:
@@ -26,8 +26,8 @@ def parse_json(data: bytes, halves: str = "strict") -> object:
     Raises
     ------
     ValueError
-        It is not JSON, or nested too deep; a name comes twice in one object; a number has
-        thousands of digits; a string holds half of a character, which cannot be written.
+        The document is not JSON, or nested too deep; a name comes twice in one object; a number
+        has thousands of digits; a string holds half of a character, which cannot be written.
 
     Examples
     --------
@@ -40,14 +40,14 @@ def parse_json(data: bytes, halves: str = "strict") -> object:
     """
     try:
         document: object = json.loads(data.decode(), object_pairs_hook=_object)
-        if SURROGATE.search(data):
+        if _SURROGATE.search(data):
             json.dumps(document, ensure_ascii=False).encode(errors=halves)
     except RecursionError as error:
         raise ValueError("no JSON: nested too deep") from error
     except (UnicodeError, json.JSONDecodeError) as error:
         raise ValueError(f"no JSON: {error}") from error
     except ValueError as error:
-        if LONG.search(data):  # Python's message tells how to have it read all the same
+        if _LONG_NUMBER.search(data):  # Python's message describes how to lift its limit
             raise ValueError("a number of more than 4300 digits") from error
         raise
     return document
@@ -59,9 +59,9 @@ def read_json_object(path: str, max_bytes: int) -> dict[str, object]:
     Raises
     ------
     FormatError
-        It is larger, or no JSON object; see `parse_json`.
+        The file is larger, or not a JSON object; see `parse_json`.
     OSError
-        It cannot be opened or read.
+        The file cannot be opened or read.
     """
     with open_file(path) as file:
         data = file.read(max_bytes + 1)
@@ -77,6 +77,7 @@ def read_json_object(path: str, max_bytes: int) -> dict[str, object]:
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return the object of names and values; raise ValueError if a name comes twice."""
     entries = dict(pairs)
     if len(entries) < len(pairs):
         seen: set[str] = set()

@@ -16,17 +16,18 @@ A JSON object in UTF-8, of any indentation::
   MindFormers also calls it ``ms-model.safetensors.index.json``.  Any ``NAME.index.json`` is read
   where ``NAME`` ends like a checkpoint.
 * Paths MUST stay inside the folder.  Every name comes once.
-* ``total_size`` proves nothing: the header of each file tells what is in it, and tools that leave
-  tensors out or convert their element type often keep the old one.
+* ``total_size`` proves nothing: the header of each file determines its tensors, and tools that omit
+  tensors or convert their element type often keep the old number.
 * A ``crc_num`` in a part of MindSpore's is that of a rank's file, carried over; it proves nothing.
-* ``hyper_param.safetensors`` beside an index belongs to it, named or not.  MindSpore puts there
-  what it did not merge: the tensors of rank 0's file that the strategy does not list, but also
-  rank 0's slices of ``accu_grads.*`` and of parameters that were not chosen.  Its loader gives all
-  of that file to every rank, uncut, and what is in the map only to ranks whose strategy lists it.
+* ``hyper_param.safetensors`` in the folder of an index belongs to it, named or not.  MindSpore puts
+  there what it did not merge: the tensors of rank 0's file that the strategy does not list.  It
+  also puts there rank 0's slices of ``accu_grads.*`` and of parameters that were not chosen.  Its
+  loader gives every rank this file as it is; tensors of the map go to ranks whose strategy lists
+  them.
 
-What is written: both indexes, of the same content (so either loader finds everything, and finds it
-in the same files), names sorted, indented by two.  The parts of a safetensors checkpoint are marked
-``"format": "pt"``: MindSpore's loaders do not look at the mark, and Hugging Face's refuse ``"ms"``.
+Both indexes are written, with the same content, so that either loader finds everything in the same
+files.  Names are sorted, and the indentation is two.  The parts of a safetensors checkpoint are
+marked ``"format": "pt"``: MindSpore's loaders ignore the mark, and Hugging Face's refuse ``"ms"``.
 
 Limits: an index of at most 100,000,000 bytes.
 
@@ -50,15 +51,15 @@ from ckpttool.formats import format_of_suffix, suffix_of
 from ckpttool.formats.strict_json import read_json_object
 
 MAP_NAME = "param_name_map.json"
-INDEX_SUFFIX = ".index.json"
-REST = "hyper_param"  # stem of the file that goes to every rank
+_INDEX_SUFFIX = ".index.json"
+COMMON_STEM = "hyper_param"  # stem of the file that goes to every rank
 MAX_INDEX_BYTES = 100_000_000  # as the header of a safetensors file; stops hostile ones
 PART_ATTRS = {"format": "pt"}
 
 
 @dataclass(frozen=True, slots=True)
 class WeightIndex:
-    """What an index file says.
+    """The content of an index file.
 
     Attributes
     ----------
@@ -67,7 +68,7 @@ class WeightIndex:
     files
         Name of a tensor to the path of its file, from the folder of the index.
     total_size
-        Bytes of all tensors, as it claims; None if it does not.
+        Bytes of all tensors as recorded, or None.
     """
 
     path: str
@@ -85,31 +86,31 @@ def is_index_name(name: str) -> bool:
     """
     if name == MAP_NAME:
         return True
-    return name.endswith(INDEX_SUFFIX) and bool(format_of_suffix(name.removesuffix(INDEX_SUFFIX)))
+    return name.endswith(_INDEX_SUFFIX) and bool(format_of_suffix(name.removesuffix(_INDEX_SUFFIX)))
 
 
 def read_index_file(path: str) -> WeightIndex:
-    """Return what an index file says; whether it is true is not checked.
+    """Return the content of an index file; it is not compared with the files.
 
     Raises
     ------
     FormatError
-        It is no index.
+        The file is not an index.
     OSError
-        It cannot be read.
+        The file cannot be read.
     """
     document = read_json_object(path, MAX_INDEX_BYTES)
     files = document.get("weight_map", document if Path(path).name == MAP_NAME else None)
     if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
         raise FormatError(path, None, "no index: weight_map does not map names to files")
     metadata = document.get("metadata")
-    claimed = metadata.get("total_size") if isinstance(metadata, dict) else None
-    total = int(claimed) if isinstance(claimed, int | float) and math.isfinite(claimed) else None
+    recorded = metadata.get("total_size") if isinstance(metadata, dict) else None
+    total = int(recorded) if isinstance(recorded, int | float) and math.isfinite(recorded) else None
     return WeightIndex(path, {name: str(PurePosixPath(at)) for name, at in files.items()}, total)
 
 
 def is_inside(name: str) -> bool:
-    """Return whether the path of a file in an index stays in the folder of the index.
+    """Return whether a path in an index stays inside the folder of the index.
 
     Examples
     --------
@@ -142,7 +143,7 @@ def index_names(format: str) -> tuple[str, str]:
     >>> index_names("ckpt")
     ('param_name_map.json', 'model.ckpt.index.json')
     """
-    return MAP_NAME, f"model{suffix_of(format)}{INDEX_SUFFIX}"
+    return MAP_NAME, f"model{suffix_of(format)}{_INDEX_SUFFIX}"
 
 
 def part_name(number: int | None, count: int, format: str) -> str:
@@ -151,7 +152,7 @@ def part_name(number: int | None, count: int, format: str) -> str:
     Parameters
     ----------
     number
-        From 0; None for what goes to every rank.
+        From 0; None for the file that goes to every rank.
     count
         Number of numbered files.
 
@@ -160,5 +161,5 @@ def part_name(number: int | None, count: int, format: str) -> str:
     >>> part_name(0, 3, "safetensors"), part_name(None, 3, "ckpt")
     ('model-00001-of-00003.safetensors', 'hyper_param.ckpt')
     """
-    stem = REST if number is None else f"model-{number + 1:05d}-of-{count:05d}"
+    stem = COMMON_STEM if number is None else f"model-{number + 1:05d}-of-{count:05d}"
     return stem + suffix_of(format)

@@ -1,4 +1,4 @@
-"""Protocol buffers wire format, read with seeks: a value's bytes are only fetched when asked for.
+"""Protocol buffers wire format, read with seeks: only requested values are fetched.
 
 A message is a sequence of fields.  Each is a key, the varint ``number << 3 | wire type``, and a
 value: wire type 0 a varint, 1 eight bytes, 2 a varint length and that many bytes, 5 four bytes.
@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import NamedTuple, Protocol
 
 from ckpttool.errors import FormatError
-from ckpttool.formats.reading import open_source, stamp_of
+from ckpttool.formats.local import open_source, stamp_of
 from ckpttool.model.tensors import FileStamp
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
@@ -46,12 +46,12 @@ class Field(NamedTuple):
 
 
 class ByteSource(Protocol):
-    """Bytes that are addressed by offset: those of a file, or what they decrypt to.
+    """Bytes that are addressed by offset: of a file, or of its plaintext.
 
     Attributes
     ----------
     size
-        How many there are.
+        Number of the bytes.
     stamp
         The stamp of the open file.
     """
@@ -64,7 +64,7 @@ class ByteSource(Protocol):
         ...
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close the file."""
         ...
 
 
@@ -79,7 +79,7 @@ class PlainFile:
 
     def pread(self, nbytes: int, offset: int) -> bytes:
         """Return up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
-        try:  # not `named`, which takes longer than the call; headers take many
+        try:  # not `named`, which takes longer than the call; a header takes many calls
             return os.pread(self._fd, nbytes, offset)
         except OSError as error:
             error.filename = self._path
@@ -98,16 +98,16 @@ class WireReader:
     Parameters
     ----------
     path
-        The file, as errors name it.
+        The file, for errors.
     source
-        Its bytes, if they are not those on disk; closed by the reader.
+        The bytes, if they are not those on disk; the reader closes it.
     stamp
-        What the file was when its header was read, if that is long ago; see `open_source`.
+        The expected stamp of the file; see `open_source`.
 
     Raises
     ------
     FormatError
-        From every method, when the bytes are not what the wire format says.
+        Every method raises it when the bytes do not follow the wire format.
     """
 
     def __init__(
@@ -152,9 +152,9 @@ class WireReader:
         return all(map(eq, map(self._source.pread, map(len, parts), starts), parts))
 
     def window(self, start: int, nbytes: int) -> tuple[bytes, int]:
-        """Return bytes of the file, and where in them byte ``start`` is.
+        """Return bytes of the file, and the index of byte ``start`` in them.
 
-        Behind it are at least ``nbytes`` more, or all that the file has.
+        At least ``nbytes`` bytes follow there, or all that the file has.
         """
         at = start - self._window_start
         if at < 0 or at + nbytes > len(self._window):
@@ -164,10 +164,10 @@ class WireReader:
         return self._window, at
 
     def varint(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the unsigned number at ``start`` and the offset behind it, not beyond ``stop``."""
+        """Return the unsigned number at ``start`` and the offset behind it, at most ``stop``."""
         at = start - self._window_start
         if start < stop and 0 <= at < len(self._window) and self._window[at] < 0x80:
-            return self._window[at], start + 1  # nearly all; an index takes a fifth less time
+            return self._window[at], start + 1  # nearly all: saves a fifth of the time of an index
         data = self.read(start, min(start + 10, stop))
         value = shift = 0
         for at, byte in enumerate(data):
@@ -244,6 +244,7 @@ class WireReader:
             raise FormatError(self.path, start, f"a name that is not UTF-8: {error}") from error
 
     def _payload(self, field: Field) -> int:
+        """Return the start of a length-delimited field's payload."""
         if field.wire_type != LENGTH:
             raise FormatError(
                 self.path,
@@ -254,6 +255,7 @@ class WireReader:
 
 
 def _signed(value: int) -> int:
+    """Return the signed 64-bit number that an unsigned one stands for."""
     value &= (1 << 64) - 1  # ten bytes of seven bits could hold more; protobuf drops the excess
     return value - (1 << 64) if value >> 63 else value
 

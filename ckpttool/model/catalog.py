@@ -36,7 +36,7 @@ class _TensorsOfRanks(Mapping[int, StoredTensor]):
 
 @dataclass(frozen=True, kw_only=True)  # no slots: tables of names are made once and kept
 class Catalog:
-    """What is on disk: the headers of the files of a checkpoint.
+    """The headers of the files of a checkpoint.
 
     It is a `RankCatalog`, a `MergedCatalog` or a `SelfDescribedCatalog`.
 
@@ -66,7 +66,7 @@ class Catalog:
         empty if nothing does.
     headers
         The different headers by the ranks that have them, ascending, from that of the lowest rank
-        on.  Questions about all tensors of all ranks are asked of these few.
+        on.  What concerns all tensors of all ranks is computed from these few.
     """
 
     root: str = field(kw_only=False)
@@ -129,7 +129,7 @@ class Catalog:
         return dict(sorted(chain(*(group.items() for group in groups)), key=itemgetter(0)))
 
     def is_expected(self, rank: int) -> bool:
-        """Whether it should have a file of a rank."""
+        """Return whether it should have a file of a rank."""
         return True
 
 
@@ -150,7 +150,7 @@ class RankCatalog(Catalog):
     expected_ranks: frozenset[int] | None = None
 
     def is_expected(self, rank: int) -> bool:
-        """Whether it should have a file of a rank."""
+        """Return whether it should have a file of a rank."""
         return self.expected_ranks is None or rank in self.expected_ranks
 
 
@@ -180,6 +180,6 @@ class MergedCatalog(Catalog):
 
 @dataclass(frozen=True, kw_only=True)
 class SelfDescribedCatalog(Catalog):
-    """A checkpoint that needs no strategy: ``description`` tells which box each rank holds."""
+    """A checkpoint without need of a strategy: ``description`` has the boxes of each rank."""
 
     description: Description

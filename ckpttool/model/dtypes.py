@@ -76,7 +76,7 @@ NOT_LOADED_FROM_SAFETENSORS = frozenset({"Float8E4M3FN", "Float8E5M2", "Complex6
 
 
 def find_dtype(name: str) -> DType | None:
-    """The type of that name or alias, or None if there is no such type.
+    """Return the type of a name or alias, or None.
 
     Examples
     --------
@@ -89,7 +89,7 @@ def find_dtype(name: str) -> DType | None:
 
 
 def find_word(word: str) -> DType | None:
-    """The type that frameworks print like this: in any case, with or without their own name.
+    """Return the type that frameworks print like this: in any case, with or without their name.
 
     Examples
     --------

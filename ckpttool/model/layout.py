@@ -2,14 +2,14 @@
 
 The ranks of a stage form a grid, the device matrix, in row-major order: the last device axis
 varies fastest.  Device axis ``a`` is counted from the right, 0 is the last entry of the matrix.
-The tensor map gives for every tensor axis the device axes that shard it, outermost split first, so
-with ``e = (a1, ..., ak)`` the axis is split into ``n = d1 * ... * dk`` equal slices and a rank at
+The tensor map gives for every tensor axis the device axes that shard it, outermost split first.
+With ``e = (a1, ..., ak)`` the axis is split into ``n = d1 * ... * dk`` equal slices; a rank at
 coordinates ``c`` holds slice ``(...(c1 * d2 + c2) * d3 + ...) * dk + ck``.
 
 The ranks that agree on all device axes in use hold equal slices: a replica group, ascending.  An
 optimizer shard of ``s`` splits axis 0 of the slice once more into ``s`` equal parts; the rank at
 position ``p`` of its replica group holds part ``p mod s``.  ``s`` need not be a product of device
-axes (six replicas split in two over a 2 x 3 grid), so it is kept as a number beside the tensor map.
+axes, as with six replicas split in two over a 2 x 3 grid.  So it is a field of its own.
 
 Two kinds of embedding table are split along axis 0 in other ways.  With a manual split the slices
 have given numbers of rows.  With ``F`` fields every slice holds its share of each field: of the
@@ -21,13 +21,13 @@ Where several device axes shard one tensor axis, MindSpore's JSON form describes
 an axis of ``d`` elements that device axes of sizes ``n1, ..., nk`` shard becomes ``k`` axes of
 ``n1, ..., n(k-1)`` and ``d / (n1 * ... * n(k-1))`` elements, each sharded by one of them.  Folding
 joins neighbours of which all but the last have the size of the device axis that shards them.  There
-can be several ways to fold; then the slices alone do not tell which is meant.  Ways that differ
+can be several ways to fold; then the slices alone do not decide between them.  Ways that differ
 only in the place of a device axis of size 1 are equal.
 
-``Layout(...)(("a", "None"), "b")`` has "None" beside a device axis.  It stands for an axis of the
+``Layout(...)(("a", "None"), "b")`` has "None" with a device axis.  It stands for an axis of the
 expanded tensor that nothing shards, of size 1 unless it is the last of its tensor axis.  Nearly
-every tensor with an unsharded axis could be read so, and next to none is.  Such ways count only
-where there is no other.
+every tensor with an unsharded axis could be read so, but few are written so.  Such ways count only
+if there are no others.
 
 Source
 ------
@@ -47,6 +47,11 @@ from itertools import combinations, islice, pairwise, product
 
 from ckpttool.model.region import Region, count_overlaps, grid_overlaps
 
+MAX_RANKS = 1 << 20  # ten times the largest clusters; layouts are tables over all ranks
+MAX_LAYOUT_AXES = 64  # of a tensor or a device matrix in a file; as NumPy 2
+_FEW_OVERLAPS = 16  # cached for a region; more are not
+_MAX_WAYS = 10_000  # to fold; ten device axes can be joined in 252, a damaged file in 10**17
+
 
 @dataclass(frozen=True, slots=True)
 class Grid:
@@ -55,7 +60,7 @@ class Grid:
     Attributes
     ----------
     parts
-        How many there are along each tensor axis.
+        Number of slices along each tensor axis.
     index
         For each rank of the stage, the lowest first, the position of its slice along each axis.
     owners
@@ -67,14 +72,14 @@ class Grid:
     owners: dict[tuple[int, ...], tuple[int, ...]]
 
 
-@lru_cache(maxsize=4096)  # a model has few distinct layouts and asks for them for every parameter
+@lru_cache(maxsize=4096)  # a model has few distinct layouts, each of many parameters
 def make_grid(
     device_matrix: tuple[int, ...],
     tensor_map: tuple[tuple[int, ...], ...],
     optimizer_shard: int,
     first_rank: int,
 ) -> Grid:
-    """The grid of a layout; its parameters are `Layout`'s, which has seen that they are possible.
+    """Return the slices of a layout; the arguments are fields of a valid `Layout`.
 
     Examples
     --------
@@ -107,7 +112,7 @@ def _mixed_radix(axes: list[int], coords: tuple[int, ...], sizes: tuple[int, ...
 
 
 def nearest_divisors(size: int, parts: int) -> tuple[int, ...]:
-    """The divisors of ``size`` next to ``parts``: the largest below, the smallest above.
+    """Return the divisors of ``size`` next to ``parts``: the largest below, the smallest above.
 
     Examples
     --------
@@ -118,10 +123,6 @@ def nearest_divisors(size: int, parts: int) -> tuple[int, ...]:
     divisors = sorted({*small, *(size // n for n in small)})
     at = bisect_left(divisors, parts)
     return tuple(divisors[max(0, at - 1) : at + 1])
-
-
-FEW = 16  # slices that a region overlaps; how is remembered
-MAX_WAYS = 10_000  # to fold; ten device axes can be joined in 252, a damaged file in 10**17
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +200,7 @@ class Layout:
 
     @staticmethod
     def undivided(ndim: int, ranks: int = 1, first_rank: int = 0) -> Layout:
-        """The layout of a tensor that every one of ``ranks`` ranks holds whole."""
+        """Return the layout of a tensor that each of ``ranks`` ranks holds in full."""
         return _undivided(ndim, ranks, first_rank)
 
     @property
@@ -242,15 +243,15 @@ class Layout:
         return self.device_matrix[len(self.device_matrix) - 1 - axis]
 
     def slice_index(self, rank: int) -> tuple[int, ...]:
-        """Which slice ``rank`` holds, as a position along each tensor axis."""
+        """Return the slice of ``rank``, as a position along each tensor axis."""
         return self._grid.index[rank - self.first_rank]
 
     def gaps(self, ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """The owners of each slice, in C order, that none of ``ranks`` of the stage holds."""
+        """Return the owners of each slice that none of ``ranks`` holds, slices in C order."""
         return _gaps(self, ranks)
 
     def owners(self, index: tuple[int, ...]) -> tuple[int, ...]:
-        """The ranks that hold the slice at ``index``, ascending."""
+        """Return the ranks that hold the slice at ``index``, ascending."""
         return self._grid.owners[index]
 
     def slice_owners(self) -> Iterator[tuple[int, ...]]:
@@ -259,7 +260,7 @@ class Layout:
         return (owners[index] for index in self.slice_indices())
 
     def cuts_like(self, other: Layout) -> bool:
-        """Whether every rank has the same slice, be the device matrices spelled as they may.
+        """Return whether every rank has the same slice, whatever the device matrices.
 
         Examples
         --------
@@ -274,11 +275,11 @@ class Layout:
         )
 
     def slice_indices(self) -> Iterator[tuple[int, ...]]:
-        """Positions of all slices, in C order."""
+        """Yield the positions of all slices, in C order."""
         return product(*(range(n) for n in self.parts))
 
     def boundaries(self, axis: int, size: int) -> Sequence[int]:
-        """Where tensor axis ``axis`` of ``size`` elements is cut: ascending, from 0 to ``size``.
+        """Return where tensor axis ``axis`` of ``size`` elements is cut, from 0 to ``size``.
 
         Slice ``i`` along the axis holds the elements from boundary ``i`` to boundary ``i + 1``; of
         ``n`` slices of a field-sliced embedding slice ``i`` also holds those from ``i + n`` on, and
@@ -303,7 +304,7 @@ class Layout:
         return tuple(cut)
 
     def slice_shape(self, rank: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of the slice that ``rank`` holds of a full tensor of ``shape``."""
+        """Return the shape of the slice of ``rank``, of a full tensor of ``shape``."""
         if not self.has_boxes:
             return tuple(size // n for size, n in zip(shape, self.parts, strict=True))
         return self.region(rank, shape).shape
@@ -314,9 +315,9 @@ class Layout:
         return (self.slice_shape(rank, shape) for rank in ranks)
 
     def box(self, index: tuple[int, ...], shape: tuple[int, ...]) -> Region:
-        """The elements of a full tensor of ``shape`` that the slice at ``index`` holds.
+        """Return the elements of a full tensor of ``shape`` in the slice at ``index``.
 
-        Not of a field-sliced embedding, whose slices are no boxes.
+        Not for a field-sliced embedding, whose slices are not boxes.
         """
         if not self.has_boxes:
             raise ValueError(f"a slice of {self.fields} fields is no box")
@@ -327,7 +328,7 @@ class Layout:
         )
 
     def region(self, rank: int, shape: tuple[int, ...]) -> Region:
-        """The elements of a full tensor of ``shape`` that ``rank`` holds.
+        """Return the elements of a full tensor of ``shape`` that ``rank`` holds.
 
         Examples
         --------
@@ -339,7 +340,7 @@ class Layout:
     def overlaps(
         self, within: Region, origin: tuple[int, ...], shape: tuple[int, ...]
     ) -> Iterator[tuple[tuple[int, ...], Region, Region]]:
-        """Every stretch of a slice that shares an element with ``within``, counted from ``origin``.
+        """Yield every stretch of a slice that overlaps ``within``, counted from ``origin``.
 
         As of `grid_overlaps`, but that the last is counted from ``origin``, too.
         """
@@ -347,24 +348,24 @@ class Layout:
         return _overlaps(self, within, origin, shape) if few is None else iter(few)
 
     def touched(self, wanted: Region, shape: tuple[int, ...]) -> set[tuple[int, ...]]:
-        """Positions of the slices that share an element with ``wanted``."""
+        """Return the positions of the slices that overlap ``wanted``."""
         return {index for index, _, _ in self.overlaps(wanted, (0,) * len(shape), shape)}
 
     def count_overlaps(self, wanted: Region, shape: tuple[int, ...]) -> int:
-        """How many `overlaps` there are."""
+        """Return the number of `overlaps`."""
         return count_overlaps(_cuts(self, shape), wanted)
 
     def implied_shape(self, slice_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Full shape of a tensor whose slices have ``slice_shape``."""
+        """Return the full shape of a tensor whose slices have ``slice_shape``."""
         full = tuple(size * n for size, n in zip(slice_shape, self.parts, strict=True))
         return (sum(self.rows), *full[1:]) if self.rows else full
 
     def fills(self, slice_shape: tuple[int, ...]) -> bool:
-        """Whether slices of ``slice_shape`` make up the full shape that the strategy gives."""
+        """Return whether slices of ``slice_shape`` form the full shape that the strategy gives."""
         return self.implied_shape(slice_shape) == self.full_shape
 
     def why_not(self, shape: tuple[int, ...]) -> str | None:
-        """Why a full tensor of ``shape`` cannot be cut like this, or None if it can.
+        """Return why a full tensor of ``shape`` cannot be sharded like this, or None.
 
         Examples
         --------
@@ -411,9 +412,9 @@ def _gaps(layout: Layout, ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]
     return tuple(layout.owners(index) for index in layout.slice_indices() if index not in held)
 
 
-@lru_cache(maxsize=65536)  # of a layout and a shape, of which a model has few; ranks have many
+@lru_cache(maxsize=65536)  # a model has few pairs of layout and shape, a rank needs them often
 def _cuts(layout: Layout, shape: tuple[int, ...]) -> tuple[Sequence[int], ...]:
-    """Boundaries of all tensor axes."""
+    """Return the boundaries of all tensor axes."""
     return tuple(layout.boundaries(axis, size) for axis, size in enumerate(shape))
 
 
@@ -425,15 +426,15 @@ def _overlaps(
         yield index, in_slice, in_full.relative_to(origin)
 
 
-# Of a thousand tensors of a rank most are alike, and cut alike.  More entries would be those of a
-# large tensor, whose units are asked for once.  These take 4 MiB at most.
+# Most of a rank's thousand tensors have equal shapes and layouts.  More entries would be those of a
+# large tensor, whose units are needed once.  These take 4 MiB at most.
 @lru_cache(maxsize=512)
 def _few_overlaps(
     layout: Layout, within: Region, origin: tuple[int, ...], shape: tuple[int, ...]
 ) -> tuple[tuple[tuple[int, ...], Region, Region], ...] | None:
-    """The overlaps; None if they are many, which are not to be remembered."""
-    found = tuple(islice(_overlaps(layout, within, origin, shape), FEW + 1))
-    return found if len(found) <= FEW else None
+    """Return the overlaps; None if they are many, which are not cached."""
+    found = tuple(islice(_overlaps(layout, within, origin, shape), _FEW_OVERLAPS + 1))
+    return found if len(found) <= _FEW_OVERLAPS else None
 
 
 def _listed(tensor_map: tuple[tuple[int, ...], ...]) -> list[list[int]]:
@@ -466,7 +467,7 @@ def fold_layout(
     usual, joins = _seams(layout, shape), len(shape) - ndim
     ways: dict[object, Layout] = {}
     for seams in (usual, sorted(usual + _seams_at_none(layout, shape))):
-        if ways or math.comb(len(seams), joins) > MAX_WAYS:
+        if ways or math.comb(len(seams), joins) > _MAX_WAYS:
             break
         for joined in combinations(seams, joins):
             way = _join_axes(layout, shape, joined)
@@ -501,7 +502,7 @@ def _seams(layout: Layout, shape: tuple[int, ...]) -> list[int]:
 
 
 def _seams_at_none(layout: Layout, shape: tuple[int, ...]) -> list[int]:
-    """Return the same where "None" stands beside device axes."""
+    """Return the same for tensor maps with "None" and device axes in one entry."""
     sizes = tuple(reversed(layout.device_matrix))
     return [
         i

@@ -1,4 +1,4 @@
-"""What was written and from what: the document ``ckpttool.json`` that comes with every output.
+"""The provenance of outputs: the document ``ckpttool.json`` that comes with every output.
 
 The document
 ------------
@@ -97,7 +97,7 @@ class Provenance:
     options: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     def head(self) -> Mapping[str, object]:
-        """What a manifest says of it: all but the times."""
+        """Return the entry of a manifest: all but the times."""
         strategies = [asdict(file) for file in self.dst_strategies]
         return {
             "schema": SCHEMA,
@@ -110,7 +110,7 @@ class Provenance:
         }
 
     def as_told_at(self, time_ns: int) -> Provenance:
-        """As a manifest of that time has it, which tells no times; those of younger files stay."""
+        """Return the provenance without the times of files that are older than ``time_ns``."""
         inputs = (
             file if file.mtime_ns > time_ns else replace(file, mtime_ns=0, ctime_ns=0)
             for file in self.inputs
@@ -118,7 +118,7 @@ class Provenance:
         return replace(self, inputs=tuple(inputs))
 
     def head_with_times(self) -> Mapping[str, object]:
-        """What a journal says of it, by which a run that is continued knows it again."""
+        """Return the entry of a journal, by which a continued run identifies it."""
         options = {"options": dict(self.options)} if self.options else {}
         return {**self.head(), "inputs": [asdict(file) for file in self.inputs], **options}
 
@@ -153,7 +153,7 @@ class OutputEntry:
 
 
 def units(meta: TensorMeta) -> Iterator[Region]:
-    """The stretches of a tensor that are hashed each by itself; together they are it, in C order.
+    """Yield the stretches of a tensor that are hashed separately, in C order.
 
     They follow from its type and shape alone.
 
@@ -167,7 +167,7 @@ def units(meta: TensorMeta) -> Iterator[Region]:
 
 
 def hashed(meta: TensorMeta, of_units: Mapping[int, str]) -> TensorEntry:
-    """A tensor with the hashes of its units by number; a string needs none."""
+    """Return a tensor with the hashes of its units by number; a string needs none."""
     if meta.text is not None:
         of_units = {0: hashlib.sha256(meta.text.encode()).hexdigest()}
     found = tuple(of_units[number] for number in range(len(of_units)))
@@ -175,7 +175,7 @@ def hashed(meta: TensorMeta, of_units: Mapping[int, str]) -> TensorEntry:
 
 
 def differences(mine: Provenance, other: Provenance) -> Iterator[str]:
-    """What has changed from ``other`` to ``mine``, a message each; none if nothing has."""
+    """Yield a message for each change from ``other`` to ``mine``."""
     if mine.version != other.version:
         yield f"ckpttool {other.version} wrote that, this is {mine.version}"
     theirs = {file.path: file for file in other.inputs}

@@ -36,7 +36,7 @@ class Region:
 
     @staticmethod
     def whole(shape: tuple[int, ...]) -> Region:
-        """The region of all elements of a tensor of ``shape``."""
+        """Return the region of all elements of a tensor of ``shape``."""
         return _whole(shape)
 
     @property
@@ -53,7 +53,7 @@ class Region:
         return f"[{', '.join(f'{a}:{b}' for a, b in zip(self.start, self.stop, strict=True))}]"
 
     def intersect(self, other: Region) -> Region | None:
-        """The elements in both, or None if there are none.
+        """Return the elements in both, or None without common ones.
 
         Examples
         --------
@@ -69,17 +69,17 @@ class Region:
         return Region(start, stop)
 
     def contains(self, index: tuple[int, ...]) -> bool:
-        """Whether the element at ``index`` is in it."""
+        """Return whether the element at ``index`` is in it."""
         return all(a <= i < b for a, i, b in zip(self.start, index, self.stop, strict=True))
 
     def relative_to(self, origin: tuple[int, ...]) -> Region:
-        """The same box, counted from ``origin`` instead of zero."""
+        """Return the same box, counted from ``origin`` instead of zero."""
         if len(self.start) != len(origin):
             raise ValueError(f"an origin of {len(origin)} axes for {self}")
         return Region(tuple(map(sub, self.start, origin)), tuple(map(sub, self.stop, origin)))
 
     def moved_by(self, offset: tuple[int, ...]) -> Region:
-        """The same box, ``offset`` further along each axis; undoes `relative_to`."""
+        """Return the same box, ``offset`` further along each axis; undoes `relative_to`."""
         if len(self.start) != len(offset):
             raise ValueError(f"an offset of {len(offset)} axes for {self}")
         return Region(tuple(map(add, self.start, offset)), tuple(map(add, self.stop, offset)))
@@ -135,7 +135,7 @@ def _whole(shape: tuple[int, ...]) -> Region:
 def grid_overlaps(
     cuts: Sequence[Sequence[int]], parts: Sequence[int], wanted: Region
 ) -> Iterator[tuple[tuple[int, ...], Region, Region]]:
-    """Every stretch of a slice that shares an element with ``wanted``, in C order.
+    """Yield every stretch of a slice that overlaps ``wanted``, in C order.
 
     Found by arithmetic on the boundaries, never by search.
 
@@ -163,7 +163,7 @@ def grid_overlaps(
             a, b = max(low, cut[i]), min(high, cut[i + 1])
             if a == b:  # a part without rows, between others
                 continue
-            # Of several stretches of one slice, those before this one lie before it in it.
+            # A slice holds its stretches one behind the other, in their order in the full tensor.
             shift = i // n * (cut[i + 1] - cut[i]) - cut[i]
             span.append((i % n, a + shift, b + shift, a, b))
         spans.append(span)
@@ -176,7 +176,7 @@ def grid_overlaps(
 
 
 def count_overlaps(cuts: Sequence[Sequence[int]], wanted: Region) -> int:
-    """How many stretches share an element with ``wanted``; empty ones between them count, too.
+    """Return how many stretches overlap ``wanted``; empty ones between them count, too.
 
     Examples
     --------
@@ -188,7 +188,7 @@ def count_overlaps(cuts: Sequence[Sequence[int]], wanted: Region) -> int:
 
 
 def _touched(cut: Sequence[int], low: int, high: int) -> range:
-    """Stretches along an axis from the one that holds ``low`` to the one that ends at ``high``."""
+    """Return the stretches of an axis, from that with ``low`` to that which ends at ``high``."""
     return range(bisect_right(cut, low) - 1, bisect_left(cut, high))
 
 

@@ -43,7 +43,7 @@ class Slicing(Protocol):
     ) -> Iterator[tuple[StoredTensor, Region, Region]]:
         """Yield the stored slices that hold ``within``, in C order.
 
-        Of replicas, the slice of the lowest rank is taken: should replicas differ, all outputs see
+        The slice of the lowest rank is taken among replicas: if replicas differ, all outputs get
         the same one.
 
         Parameters
@@ -331,7 +331,7 @@ class Description:
     tensors
         Name to tensor, for the tensors whose elements are all stored.
     broken
-        Names of the tensors of which something is missing or wrong.
+        Names of the tensors with missing or wrong slices.
     problems
         What is missing or wrong, a message each.
     values
@@ -426,7 +426,7 @@ def odd_state(base: Source, meta: TensorMeta) -> str | None:
 
 
 def _misfit(meta: TensorMeta, box: Box) -> str | None:
-    """What is wrong with a single box."""
+    """Return the problem of a single box, or None."""
     found, shape = box.tensor.meta, box.region.shape
     where = f"{meta.name}: rank {box.rank} ({box.tensor.file.path})"
     if len(shape) != len(meta.shape) or any(
@@ -456,13 +456,13 @@ def _boundaries(axis: int, size: int, regions: Sequence[Region]) -> tuple[int, .
 
 
 def _cells(region: Region, cuts: Sequence[Sequence[int]]) -> Iterator[range]:
-    """For each axis the cells that a region covers; an axis without elements has one cell."""
+    """Return for each axis the cells that a region covers; an empty axis has one cell."""
     for start, stop, cut in zip(region.start, region.stop, cuts, strict=True):
         yield range(bisect_left(cut, start), bisect_left(cut, stop)) if cut[-1] else range(1)
 
 
 def _cell_number(index: tuple[int, ...], parts: tuple[int, ...]) -> int:
-    """The number of a cell, in C order."""
+    """Return the number of a cell, in C order."""
     place = 0
     for i, n in zip(index, parts, strict=True):
         place = place * n + i

@@ -36,9 +36,9 @@ class Strategy:
     notes
         What was noticed when it was read or resolved.
     rules
-        What was written by hand, until `resolve` turns it into layouts.
+        The rules of a hand-written file, until `resolve` turns them into layouts.
     by_hand
-        Names whose layouts were written by hand, and where.
+        Names with hand-written layouts, and the place of each.
     replicates_rest
         Whether a person wrote that ranks hold the same of all other names.
     """
@@ -63,18 +63,18 @@ class Strategy:
         return range(self.stages * self.stage_ranks)
 
     def stages_of(self, name: str) -> tuple[int, ...]:
-        """The stages that list ``name``; none if no stage does."""
+        """Return the stages that list ``name``."""
         layouts = self.layouts.get(name, ())
         return tuple(layout.first_rank // self.stage_ranks for layout in layouts)
 
     def resolve(
         self, metas: Mapping[str, TensorMeta], is_rest_decided: bool = False
     ) -> tuple[Strategy, tuple[str, ...]]:
-        """The strategy with its rules turned into layouts, itself if it has none; and problems.
+        """Return the strategy with layouts in place of its rules, and the problems.
 
-        Problems are names that no rule matches and that nothing else is said of, and rules that
-        contradict the listed layouts, which stay as they are.  A single value needs no rule: it is
-        copied if all ranks hold the same.
+        Problems are names that neither a rule nor a layout is for, and rules that contradict listed
+        layouts, which stay as they are.  A single value needs no rule: it is copied if all ranks
+        hold the same.
 
         Parameters
         ----------
@@ -137,7 +137,7 @@ class Strategy:
 def join_stages(
     stages: Mapping[int, Mapping[str, Layout]], files: tuple[str, ...] = ()
 ) -> Strategy:
-    """One strategy from the layouts of every stage.
+    """Return one strategy from the layouts of every stage.
 
     Parameters
     ----------
@@ -175,7 +175,7 @@ def join_stages(
 
 
 def _agree(listed: Iterable[Layout], said: Iterable[Layout]) -> bool:
-    """Whether ``said`` cuts like ``listed`` in each stage that is listed."""
+    """Return whether ``said`` shards like ``listed`` in each listed stage."""
     by_stage = {layout.first_rank: layout for layout in said}
     return all(
         layout.first_rank in by_stage and layout.cuts_like(by_stage[layout.first_rank])
@@ -184,7 +184,7 @@ def _agree(listed: Iterable[Layout], said: Iterable[Layout]) -> bool:
 
 
 def _folded_like(listed: tuple[Layout, ...], said: Iterable[Layout]) -> tuple[Layout, ...]:
-    """The listed layouts, of expanded ones the way to fold them that ``said`` has, if it is one."""
+    """Return the listed layouts; expanded ones folded like ``said``, if that is possible."""
     by_stage = {layout.first_rank: layout for layout in said}
     ndim = max((len(layout.tensor_map) for layout in by_stage.values()), default=0)
 
@@ -220,7 +220,7 @@ class Rule:
     layout
         Of the first stage.
     is_open
-        True if the tensor may have more axes than the layout, which are undivided.
+        True if the tensor may have more axes than the layout, which are not sharded.
     stages
         The stages that hold it.
     place
@@ -238,7 +238,7 @@ class Rule:
         object.__setattr__(self, "_regex", re.compile(translate(self.pattern)))
 
     def matches(self, name: str) -> bool:
-        """Whether the rule is for the parameter ``name``.
+        """Return whether the rule is for the parameter ``name``.
 
         Examples
         --------
@@ -249,7 +249,7 @@ class Rule:
         return name == self.pattern or self._regex.match(name) is not None
 
     def why_not(self, meta: TensorMeta) -> str | None:
-        """Why the rule cannot be for a tensor, of which ``meta`` is a slice, or None if it can."""
+        """Return why the rule cannot be for the tensor with the slice ``meta``, or None."""
         axis = len(self.layout.tensor_map) - 1
         if not self.is_open or axis < len(meta.shape) or meta.text is not None:
             return None
@@ -257,7 +257,7 @@ class Rule:
         return f"{meta.name}: {self.place} cuts axis {axis} ({counted}), its shape is {meta.shape}"
 
     def layouts(self, ndim: int) -> tuple[Layout, ...]:
-        """The layouts of a tensor of ``ndim`` axes, one for each stage that holds it."""
+        """Return the layouts of a tensor of ``ndim`` axes, one for each stage that holds it."""
         size = len(self.layout.ranks)
         more = ndim - len(self.layout.tensor_map) if self.is_open else 0
         tensor_map = (*self.layout.tensor_map, *((),) * more)
@@ -269,7 +269,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """A strategy by hand: the first rule that matches a name decides.
+    """The rules of a hand-written strategy: the first that matches a name decides.
 
     Attributes
     ----------
@@ -287,11 +287,11 @@ class Rules:
     replicates_rest: bool = False
 
     def find(self, name: str) -> Rule | None:
-        """The rule that decides on ``name``."""
+        """Return the first rule for ``name``, or None."""
         return next((rule for rule in self.rules if rule.matches(name)), None)
 
     def notes(self, found: Mapping[str, Rule]) -> tuple[Note, ...]:
-        """What to say of rules that decided on none of the names ``found``."""
+        """Return the notes on rules that are for none of the names ``found``."""
         used = {rule.pattern for rule in found.values()}
         idle = [f"{rule.pattern} ({rule.place})" for rule in self.rules if rule.pattern not in used]
         if not idle:

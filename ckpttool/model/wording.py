@@ -29,7 +29,7 @@ def format_ranks(ranks: Sequence[int], word: str = "rank") -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """A number and its noun.
+    """Return a number and its noun.
 
     Examples
     --------
@@ -40,7 +40,7 @@ def count(number: int, noun: str) -> str:
 
 
 def shorten(names: Iterable[str], most: int = 5) -> str:
-    """Names for a message: the first ``most``, and how many more there are.
+    """Return names for a message: the first ``most``, and the number of the others.
 
     Examples
     --------

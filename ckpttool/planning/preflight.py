@@ -19,11 +19,11 @@ from pathlib import Path
 
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.discovery.file_names import RANK_IN_NAME
-from ckpttool.discovery.mindformers_output import CHECKPOINTS, is_run_output
+from ckpttool.discovery.mindformers_output import CHECKPOINT_FOLDERS, is_run_output
 from ckpttool.discovery.rank_folders import is_in_rank_folder
 from ckpttool.errors import CkptToolError, PlanError
 from ckpttool.formats import format_of_suffix, get_format, suffix_of
-from ckpttool.formats.reading import is_there, why_not_a_path
+from ckpttool.formats.local import is_there, why_not_a_path
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostics, Note
 from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
@@ -315,7 +315,7 @@ def _mixtures(source: Catalog, target: Target) -> Iterator[str]:
         yield f"{source.root}: is the source folder; write to another"
         return
     is_above = has_folder and Path(os.path.realpath(target.output_folder)) == Path(root).parent
-    if is_above and Path(root).name in CHECKPOINTS and is_run_output(Path(root).parent):
+    if is_above and Path(root).name in CHECKPOINT_FOLDERS and is_run_output(Path(root).parent):
         text = "what is written there would be taken for the checkpoint of that run, in the place"
         yield f"{target.output_folder}: {text} of {source.root}; write to another folder"
     if not isinstance(source, RankCatalog):

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from ckpttool.concurrency import wait_result
 from ckpttool.errors import FormatError
-from ckpttool.formats.reading import read_file
+from ckpttool.formats.local import read_file
 from ckpttool.model.catalog import Catalog, RankCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import Finding, Note
 from ckpttool.model.manifest import MANIFEST

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ckpttool.errors import PlanError, StrategyError
 from ckpttool.formats import format_of_suffix
-from ckpttool.formats.reading import is_there
+from ckpttool.formats.local import is_there
 from ckpttool.formats.weight_index import (
     PART_ATTRS,
     index_names,

@@ -17,7 +17,7 @@ from ckpttool.concurrency import check_cancelled, wait_result
 from ckpttool.errors import FormatError
 from ckpttool.formats import checksum_parts
 from ckpttool.formats.encryption import find_forged, forged_blocks_error
-from ckpttool.formats.reading import open_source
+from ckpttool.formats.local import open_source
 from ckpttool.model.catalog import Catalog, MergedCatalog
 from ckpttool.model.diagnostics import Note
 from ckpttool.model.tensors import Ciphertext, Extent, FileIndex, map_of

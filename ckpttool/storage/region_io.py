@@ -29,7 +29,7 @@ import numpy.typing as npt
 from ckpttool.concurrency import check_cancelled
 from ckpttool.errors import FormatError
 from ckpttool.formats.encryption import read_plain
-from ckpttool.formats.reading import demand_same, stamp_of
+from ckpttool.formats.local import open_descriptor
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import FileStamp, StoredTensor
@@ -101,9 +101,11 @@ class FlatFiles:
         if fd is None:
             if len(self._open) >= MAX_OPEN_FILES:
                 os.close(self._open.popitem(last=False)[1])
-            fd = self._open[path, flags] = os.open(path, flags | os.O_CLOEXEC)
-            if stamp is not None:
-                demand_same(path, stamp_of(fd), stamp)
+            if flags == os.O_RDONLY:
+                fd = open_descriptor(path, stamp)
+            else:
+                fd = os.open(path, flags | os.O_CLOEXEC)
+            self._open[path, flags] = fd
         self._open.move_to_end((path, flags))
         return fd
 

@@ -1,1 +1,1 @@
-"""Strategy files: how parameters are sharded, read from MindSpore's files or written by hand."""
+"""Strategy files: MindSpore's, read and written, and hand-written ones."""

@@ -1,26 +1,13 @@
-"""YAML and JSON without second meanings, and the line and the column of what YAML says.
+"""Hand-written strategy files: how parameters are sharded where MindSpore keeps no record of it.
 
-Only what JSON has is read: mappings with text for keys, sequences, text, whole numbers and nothing
-(``null``, ``~`` or no value).  A number is a plain decimal one; ``010``, ``1_000``, ``1:30``,
-``yes`` and ``1.5`` are text, as are dates.  One document in UTF-8 of at most 1 MiB.
-
-Refused: a key that comes twice in its mapping, tags (``!!python/object``), and aliases (``*a``).
-Nothing else is constructed, and nothing is larger than the file.
-
-Source
-------
-YAML 1.1, as PyYAML composes it; none of its constructors is used.
-
-Hand-written strategy files: how parameters are sharded where MindSpore keeps no record of it.
-
-In hybrid parallel training by hand (``layerwise_parallel``) each rank saves its own tensors and
+In manual hybrid-parallel training (``layerwise_parallel``) each rank saves its own tensors and
 nothing else.  A file of this kind says what they are slices of.  Beside MindSpore's own strategy
-file it speaks of the parameters that are not in that one.
+file it describes the parameters that are not in that one.
 
 Text
 ----
-YAML, of which only what JSON has is read (`strict_yaml`), in a file whose name ends in ``.yaml`` or
-``.yml``; or the same in JSON, in a file whose name ends in ``.json``::
+YAML in a file whose name ends in ``.yaml`` or ``.yml``, or the same in JSON, in a file whose name
+ends in ``.json``; one document in UTF-8 of at most 1 MiB::
 
     ckpttool_strategy: 1          MUST be there: the version of this form
     ranks: 8                      of all stages together; MAY be absent beside a file of MindSpore's
@@ -32,29 +19,40 @@ YAML, of which only what JSON has is read (`strict_yaml`), in a file whose name 
     otherwise: replicated         what no pattern matches is the same on all ranks, which is checked
 
 Without ``otherwise``, names that no pattern matches are an error.  Beside a file of MindSpore's,
-they may be in that one, or in none: then the same is done with them as without this file.
+they may be in that one, or in none: then they are treated as without this file.
 
 In a pattern ``*`` stands for any characters (dots, too), ``?`` for one, ``[ab]`` for one of these.
 A cut is one of
 
-- ``replicated``: every rank holds all of it.
-- ``[4, 1]``: parts along each tensor axis, as in MindSpore's ``shard``.  If that makes fewer slices
-  than a stage has ranks, neighbours hold the same: of two slices on four ranks, ranks 0 and 1 the
-  first.  More slices than ranks, or a number that does not divide theirs, are an error.
+- ``replicated``: every rank holds the full tensor.
+- ``[4, 1]``: slices along each tensor axis, as in MindSpore's ``shard``.  If that makes fewer
+  slices than a stage has ranks, neighbours hold the same: of two slices on four ranks, ranks 0 and
+  1 hold the first.  More slices than ranks, or a number that does not divide theirs, are an error.
 - ``{axis: 0, parts: 4}``: the same for a tensor of any number of axes; without ``parts`` as many as
   a stage has ranks, each its own.
-- ``{parts: [4, 1]}``: as ``[4, 1]``, for what may stand beside it.
-- ``{device_matrix: [2, 4], tensor_map: [1, -1]}``: as in a strategy file.  The device axes that cut
-  a tensor axis are counted from the right, ``[[1, 0], []]`` has several; -1 is none, wherever it
-  stands.
+- ``{parts: [4, 1]}``: as ``[4, 1]``, with further keys.
+- ``{device_matrix: [2, 4], tensor_map: [1, -1]}``: as in a strategy file.  The device axes that
+  shard a tensor axis are counted from the right, ``[[1, 0], []]`` has several; -1 is none, wherever
+  it stands.
 
-All but ``replicated`` may have beside them
+All but ``replicated`` may have the further keys
 
-- ``optimizer_shard: 2``: parts into which axis 0 of the slice is cut once more, among its replicas.
-- ``rows: [6, 4]``: the rows of each part of axis 0, if they are not equal.
+- ``optimizer_shard: 2``: slices into which axis 0 of the slice is cut once more, among its
+  replicas.
+- ``rows: [6, 4]``: the rows of each slice of axis 0, if they are not equal.
 - ``stages: [0]``: the stages that hold it; all of them if absent.
 
-Any other key is an error, and so is a key that comes twice.
+Any other key is an error.
+
+Only what JSON has is read of YAML: mappings with text for keys, sequences, text, whole numbers and
+nothing (``null``, ``~`` or no value).  A number is a plain decimal one; ``010``, ``1_000``,
+``1:30``, ``yes`` and ``1.5`` are text, as are dates.  Refused: a key that comes twice in its
+mapping, tags (``!!python/object``), and aliases (``*a``).  Nothing else is constructed, and nothing
+is larger than the file.
+
+Source
+------
+YAML 1.1, as PyYAML composes it; none of its constructors is used.
 """
 
 from __future__ import annotations
@@ -63,36 +61,332 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckpttool.errors import StrategyError, raise_all
-from ckpttool.formats.reading import read_file
+from ckpttool.formats.local import read_file, stat_file
 from ckpttool.formats.strict_json import parse_json
-from ckpttool.model.layout import Layout
+from ckpttool.model.layout import MAX_LAYOUT_AXES, MAX_RANKS, Layout
 from ckpttool.model.strategy import Rule, Rules, Strategy
 from ckpttool.model.wording import count
 
 if TYPE_CHECKING:
     import yaml
 
+KEY = "ckpttool_strategy"
+_VERSION = 1
+_YAML_SUFFIXES = (".yaml", ".yml")
+_TOP_KEYS = (KEY, "ranks", "stages", "parameters", "otherwise")
+_CUT_KEYS = ("axis", "parts", "device_matrix", "tensor_map", "optimizer_shard", "rows", "stages")
+MAX_BYTES = 1 << 20  # ten thousand lines; the parser takes seconds for each MiB
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
+_NOTHING = ("", "~", "null")
+_QUOTE_HINT = 'a name or a pattern that begins with * stands in quotes: "*.weight"'
 
-MAX_BYTES = 1 << 20  # ten thousand lines by hand; the parser takes seconds for each MiB
-NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
-NOTHING = ("", "~", "null")
-QUOTE = 'a name or a pattern that begins with * stands in quotes: "*.weight"'
+T = TypeVar("T")
+
+
+def is_handwritten(path: str) -> bool:
+    """Return whether a strategy file is hand-written: by its name, and in JSON by its key."""
+    if path.endswith(_YAML_SUFFIXES):
+        return True
+    return path.endswith(".json") and f'"{KEY}"'.encode() in read_file(path)
+
+
+def read_handwritten(path: str, listed: Strategy | None) -> Strategy:
+    """Return a hand-written strategy; its rules are resolved when names are known.
+
+    Parameters
+    ----------
+    path
+        The file.
+    listed
+        The strategy of MindSpore's own files, if there are any; it is part of the result.
+
+    Raises
+    ------
+    StrategyError
+        The file is malformed, has other ranks than ``listed``, or a cut in it is impossible; every
+        mistake is named.
+    OSError
+        The file cannot be read.
+    """
+    problems: list[str] = []
+    try:
+        top = _read_top(path)
+    except ValueError as error:
+        raise StrategyError(path, str(error)) from error
+    problems += _unknown_keys(top, "", _TOP_KEYS)
+    sizes = _collect(problems, _parse_sizes, top, listed)
+    otherwise = top.get("otherwise")
+    if otherwise is not None and otherwise.value != "replicated":
+        problems.append(str(_unexpected(otherwise, "otherwise", "the word replicated")))
+    cuts = _collect(problems, _parse_mapping, top.get("parameters", Node({})), "parameters") or {}
+    rules = [_parse_rule(path, pattern, node, sizes, problems) for pattern, node in cuts.items()]
+    raise_all([StrategyError(path, problem) for problem in problems])
+    strategy = listed or Strategy({}, *(sizes or (1, 1)))
+    checked = Rules(path, tuple(rule for rule in rules if rule), otherwise is not None)
+    return replace(strategy, files=(*strategy.files, path), rules=checked)
+
+
+def _collect(problems: list[str], parse: Callable[..., T], *arguments: object) -> T | None:
+    """Return the result of ``parse``, or None after its ValueError went into ``problems``."""
+    try:
+        return parse(*arguments)
+    except ValueError as error:
+        problems.append(str(error))
+        return None
+
+
+def _read_top(path: str) -> Mapping[str, Node]:
+    """Return the top level of a document of this form and version."""
+    size = stat_file(path).nbytes
+    if size > MAX_BYTES:
+        raise ValueError(f"{size} bytes; a strategy by hand has {MAX_BYTES} at most")
+    data = read_file(path)
+    root = nodes_of_json(data) if path.endswith(".json") else parse_yaml(data)
+    if not isinstance(root.value, dict) or KEY not in root.value:
+        raise ValueError(
+            f"the key {KEY} is missing; a hand-written strategy begins with {KEY}: {_VERSION}"
+        )
+    if root.value[KEY].value != _VERSION:
+        raise _unexpected(root.value[KEY], KEY, f"{_VERSION}, the version that this program reads")
+    return root.value
+
+
+def _parse_sizes(top: Mapping[str, Node], listed: Strategy | None) -> tuple[int, int]:
+    """Return the number of stages, and the ranks of each."""
+    default = Node(listed.stages if listed else 1), Node(len(listed.ranks) if listed else None)
+    stages = _parse_number(top.get("stages", default[0]), "stages")
+    if listed is None and "ranks" not in top:
+        raise ValueError("the number of ranks is missing; add a line such as ranks: 4")
+    ranks = _parse_number(top.get("ranks", default[1]), "ranks")
+    place = next((top[key].place for key in ("ranks", "stages") if key in top), "")
+    if listed is not None and (stages, ranks) != (listed.stages, len(listed.ranks)):
+        raise ValueError(
+            f"{place}{ranks} ranks in {count(stages, 'stage')}, but {listed.origin} is for "
+            f"{len(listed.ranks)} in {listed.stages}"
+        )
+    if not 0 < stages <= ranks <= MAX_RANKS or ranks % stages:
+        raise ValueError(
+            f"{place}{ranks} ranks in {count(stages, 'stage')}, expected equally many in each, and "
+            f"at most {MAX_RANKS}"
+        )
+    return stages, ranks // stages
+
+
+# ----------------------------------------------------------------------------------- rules and cuts
+
+
+def _parse_rule(
+    path: str, pattern: str, node: Node, sizes: tuple[int, int] | None, problems: list[str]
+) -> Rule | None:
+    """Return the rule for a pattern, or None after its mistakes went into ``problems``.
+
+    ``sizes`` are the stages and the ranks of each; None if they are wrong.
+    """
+    stages, ranks = sizes or (1, 0)
+    place = f"{path}, {node.place.split(',')[0]}" if node.place else path
+    everywhere = tuple(range(stages))
+    if node.value == "replicated":
+        return Rule(pattern, Layout((max(ranks, 1),), ()), True, everywhere, place)
+    if isinstance(node.value, tuple):
+        node = Node({"parts": node}, node.place)
+    if not isinstance(node.value, dict):
+        expected = "replicated, a list of parts such as [4, 1], or a mapping"
+        problems.append(str(_unexpected(node, pattern, expected)))
+        return None
+    mistakes: list[str] = []
+    cut = _parse_cut(pattern, node.value, stages if sizes else None, mistakes)
+    layout = None
+    if not mistakes:
+        layout = _collect(mistakes, _make_layout, f"{node.place}{pattern}", cut, ranks)
+    problems += mistakes
+    if mistakes or layout is None:
+        return None
+    return Rule(pattern, layout, cut.axis is not None, cut.stages or everywhere, place)
+
+
+@dataclass(slots=True)
+class _Cut:
+    """The values of a cut; None for absent keys."""
+
+    axis: int | None = None
+    axis_parts: int | None = None  # ``parts``, if there is an ``axis``
+    parts: tuple[int, ...] | None = None
+    device_matrix: tuple[int, ...] | None = None
+    tensor_map: tuple[tuple[int, ...], ...] | None = None
+    optimizer_shard: int | None = None
+    rows: tuple[int, ...] | None = None
+    stages: tuple[int, ...] | None = None
+
+
+def _parse_cut(
+    pattern: str, entries: Mapping[str, Node], stages: int | None, mistakes: list[str]
+) -> _Cut:
+    """Return the values of a cut; mistakes in single values go into ``mistakes``."""
+    cut = _Cut()
+    mistakes += _unknown_keys(entries, pattern, _CUT_KEYS)
+    for key, node in entries.items():
+        what = f"{pattern}: {key}"
+        if key == "axis":
+            cut.axis = _collect(mistakes, _parse_axis, node, what)
+        elif key == "parts" and "axis" in entries:
+            cut.axis_parts = _collect(mistakes, _parse_number, node, what)
+        elif key == "parts":
+            cut.parts = _collect(mistakes, _parse_numbers, node, what)
+        elif key == "device_matrix":
+            cut.device_matrix = _collect(mistakes, _parse_numbers, node, what)
+        elif key == "tensor_map":
+            cut.tensor_map = _collect(mistakes, _parse_tensor_map, node, what)
+        elif key == "optimizer_shard":
+            cut.optimizer_shard = _collect(mistakes, _parse_number, node, what)
+        elif key == "rows":
+            cut.rows = _collect(mistakes, _parse_numbers, node, what)
+        elif key == "stages":
+            cut.stages = _collect(mistakes, _parse_stages, node, what, stages)
+    return cut
+
+
+def _parse_axis(node: Node, what: str) -> int:
+    """Return the number of a tensor axis; ``what`` names the value in messages, as everywhere."""
+    axis = _parse_number(node, what)
+    if axis >= MAX_LAYOUT_AXES:
+        raise _unexpected(node, what, f"less than {MAX_LAYOUT_AXES}")
+    return axis
+
+
+def _parse_stages(node: Node, what: str, stages: int | None) -> tuple[int, ...]:
+    """Return some of ``stages`` stages, ascending; their number may be unknown."""
+    chosen = tuple(sorted(set(_parse_numbers(node, what))))
+    if not chosen or (stages is not None and chosen[-1] >= stages):
+        raise _unexpected(node, what, f"some of 0 to {(stages or MAX_RANKS) - 1}")
+    return chosen
+
+
+def _parse_tensor_map(node: Node, what: str) -> tuple[tuple[int, ...], ...]:
+    """Return the device axes that shard each tensor axis."""
+    if not isinstance(node.value, tuple):
+        raise _unexpected(node, what, "a list of device axes, or of such lists")
+    lists = [item.value if isinstance(item.value, tuple) else (item,) for item in node.value]
+    return tuple(
+        _parse_numbers(Node(tuple(axis for axis in axes if axis.value != -1)), what)
+        for axes in lists
+    )
+
+
+def _make_layout(what: str, cut: _Cut, ranks: int) -> Layout:
+    """Return the layout of a cut over the ranks of a stage; ``ranks`` is 0 if unknown."""
+    matrix, tensor_map = _make_grid(what, cut, ranks)
+    shard = 1 if cut.optimizer_shard is None else cut.optimizer_shard
+    try:
+        return Layout(matrix, tensor_map, shard, rows=cut.rows or ())
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from error
+
+
+def _make_grid(
+    what: str, cut: _Cut, ranks: int
+) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """Return device matrix and tensor map of a cut."""
+    has_axis = cut.axis is not None or cut.axis_parts is not None
+    ways = {
+        "axis": has_axis,
+        "device_matrix": cut.device_matrix is not None,
+        "parts": cut.parts is not None,
+        "tensor_map": cut.tensor_map is not None,
+    }
+    named = [way for way, is_there in ways.items() if is_there]
+    if cut.device_matrix is not None and cut.tensor_map is not None and len(named) == 2:
+        if ranks and math.prod(cut.device_matrix) != ranks:
+            shown = list(cut.device_matrix)
+            raise ValueError(
+                f"{what}: device_matrix: {shown}, expected {ranks} ranks, as a stage has"
+            )
+        return cut.device_matrix, cut.tensor_map
+    if cut.parts is not None and len(named) == 1:
+        parts = cut.parts
+    elif cut.axis is not None and len(named) == 1:
+        axis_parts = (
+            cut.axis_parts if cut.axis_parts is not None else len(cut.rows or ()) or ranks or 1
+        )
+        parts = (1,) * cut.axis + (axis_parts,)
+    else:
+        raise ValueError(
+            f"{what}: {' and '.join(named) or 'no cut'}, expected axis (and parts), or parts, or "
+            "device_matrix and tensor_map"
+        )
+    slices = math.prod(parts)
+    if 0 in parts or (ranks and ranks % slices):
+        raise ValueError(
+            f"{what}: cut into {list(parts)}, {slices} slices, which {count(ranks, 'rank')} of a "
+            "stage cannot hold in equal shares"
+        )
+    # As MindSpore has it: axes of size 1 are left out, and replicas are the innermost axis.
+    sizes = [n for n in (*parts, ranks // slices) if n > 1] or [1]
+    axes = iter(range(len(sizes) - 1, -1, -1))
+    return tuple(sizes), tuple((next(axes),) if n > 1 else () for n in parts)
+
+
+# ----------------------------------------------------------------------------------- checked values
+
+
+def _parse_mapping(node: Node, what: str) -> dict[str, Node]:
+    """Return the entries of a mapping."""
+    if not isinstance(node.value, dict):
+        raise _unexpected(node, what, "a mapping")
+    return node.value
+
+
+def _parse_numbers(node: Node, what: str) -> tuple[int, ...]:
+    """Return the whole numbers in a sequence."""
+    if not isinstance(node.value, tuple):
+        raise _unexpected(node, what, "a list of numbers")
+    return tuple(_parse_number(item, what) for item in node.value)
+
+
+def _parse_number(node: Node, what: str) -> int:
+    """Return a whole number."""
+    if not isinstance(node.value, int) or node.value < 0:
+        raise _unexpected(node, what, "a whole number, 0 or more")
+    return node.value
+
+
+def _unknown_keys(entries: Mapping[str, Node], what: str, keys: Sequence[str]) -> Iterator[str]:
+    """Yield a problem for each key that is none of ``keys``."""
+    for key, node in entries.items():
+        if key not in keys:
+            place = f"{node.place}{what}{what and ': '}"
+            yield f"{place}unknown key {key}; known are {', '.join(keys)}"
+
+
+def _unexpected(node: Node, what: str, expected: str) -> ValueError:
+    """Return the error for a value that is not as expected."""
+    return ValueError(f"{node.place}{what}: {_format_node(node)}, expected {expected}")
+
+
+def _format_node(node: Node) -> str:
+    """Return a value as messages show it, shortened."""
+    if isinstance(node.value, dict):
+        return "a mapping"
+    if isinstance(node.value, tuple):
+        return f"[{', '.join(_format_node(item) for item in node.value[:8])}]"
+    return "nothing" if node.value is None else repr(node.value)[:80]
+
+
+# ---------------------------------------------------------------------------- documents with places
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A value of a document, and where it stands.
+    """A value of a document, and its place there.
 
     Attributes
     ----------
     value
         Text, a number, None, a sequence or a mapping.
     place
-        ``"line 3, column 5: "``, of a mapping's value where its key stands; empty in JSON.
+        ``"line 3, column 5: "``; for a value in a mapping the place of its key; empty in JSON.
     """
 
     value: str | int | tuple[Node, ...] | dict[str, Node] | None
@@ -105,7 +399,7 @@ def parse_yaml(data: bytes) -> Node:
     Raises
     ------
     ValueError
-        It is no YAML, or of the kinds that are refused; the message begins with line and column.
+        The document is not YAML, or has a refused part; the message begins with line and column.
 
     Examples
     --------
@@ -116,7 +410,7 @@ def parse_yaml(data: bytes) -> Node:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """A loader that refuses what is not in the text itself."""
+        """A loader that refuses aliases and tags."""
 
         def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
             event: Any = self.peek_event()  # type: ignore[no-untyped-call]
@@ -137,7 +431,7 @@ def parse_yaml(data: bytes) -> Node:
         raise ValueError("no YAML: nested too deep") from error
     except yaml.MarkedYAMLError as error:
         marks = [mark.index for mark in (error.context_mark, error.problem_mark) if mark]
-        hint = f"; {QUOTE}" if any(text[at : at + 1] == "*" for at in marks) else ""
+        hint = f"; {_QUOTE_HINT}" if any(text[at : at + 1] == "*" for at in marks) else ""
         raise ValueError(f"{_place(error.problem_mark)}no YAML: {error.problem}{hint}") from error
     except yaml.YAMLError as error:
         raise ValueError(f"no YAML: {str(error).splitlines()[0]}") from error
@@ -158,12 +452,8 @@ def nodes_of_json(data: bytes) -> Node:
         raise ValueError("no JSON: nested too deep") from error
 
 
-def _place(mark: Any) -> str:
-    return "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
-
-
 def _from_yaml(node: yaml.Node, place: str) -> Node:
-    """Return the value of a node of PyYAML, which may stand elsewhere than its key."""
+    """Return the value of a node of PyYAML, with the given place."""
     import yaml
 
     if isinstance(node, yaml.SequenceNode):
@@ -179,13 +469,14 @@ def _from_yaml(node: yaml.Node, place: str) -> Node:
             entries[key.value] = _from_yaml(value, at)
         return Node(entries, place)
     is_plain = isinstance(node, yaml.ScalarNode) and node.style is None
-    if is_plain and node.value in NOTHING:
+    if is_plain and node.value in _NOTHING:
         return Node(None, place)
-    is_number = is_plain and NUMBER.fullmatch(node.value)
+    is_number = is_plain and _NUMBER.fullmatch(node.value)
     return Node(int(node.value) if is_number else node.value, place)
 
 
 def _from_json(value: object) -> Node:
+    """Return a value of a JSON document; other numbers than whole ones become text."""
     if isinstance(value, dict):
         return Node({str(key): _from_json(item) for key, item in value.items()})
     if isinstance(value, list):
@@ -193,282 +484,6 @@ def _from_json(value: object) -> Node:
     return Node(value if isinstance(value, str | None) or type(value) is int else str(value))
 
 
-KEY = "ckpttool_strategy"
-VERSION = 1
-YAML_SUFFIXES = (".yaml", ".yml")
-MAX_RANKS = 1 << 20  # as of MindSpore's files
-MAX_AXES = 64  # of a tensor; as NumPy 2
-TOP_KEYS = (KEY, "ranks", "stages", "parameters", "otherwise")
-CUT_KEYS = ("axis", "parts", "device_matrix", "tensor_map", "optimizer_shard", "rows", "stages")
-
-T = TypeVar("T")
-
-
-def is_handwritten(path: str) -> bool:
-    """Return whether a strategy file is hand-written, by its name, or by its key if it is JSON."""
-    if path.endswith(YAML_SUFFIXES):
-        return True
-    return path.endswith(".json") and f'"{KEY}"'.encode() in read_file(path)
-
-
-def read_handwritten(path: str, listed: Strategy | None) -> Strategy:
-    """Return a hand-written strategy, to be resolved when the names are known.
-
-    Parameters
-    ----------
-    path
-        The file.
-    listed
-        What MindSpore's own files say, if they are given as well; it is part of the result.
-
-    Raises
-    ------
-    StrategyError
-        The file is malformed, speaks of other ranks than ``listed``, or a cut in it is impossible;
-        every mistake is named.
-    OSError
-        The file cannot be read.
-    """
-    problems: list[str] = []
-    try:
-        top = _top(path)
-    except ValueError as error:
-        raise StrategyError(path, str(error)) from error
-    problems += _unknown_keys(top, "", TOP_KEYS)
-    sizes = _attempt(problems, _sizes, top, listed)
-    otherwise = top.get("otherwise")
-    if otherwise is not None and otherwise.value != "replicated":
-        problems.append(str(_wrong(otherwise, "otherwise", "the word replicated")))
-    cuts = _attempt(problems, _mapping, top.get("parameters", Node({})), "parameters") or {}
-    rules = [_rule(path, pattern, node, sizes, problems) for pattern, node in cuts.items()]
-    raise_all([StrategyError(path, problem) for problem in problems])
-    known = listed or Strategy({}, *(sizes or (1, 1)))
-    said = Rules(path, tuple(rule for rule in rules if rule), otherwise is not None)
-    return replace(known, files=(*known.files, path), rules=said)
-
-
-def _attempt(problems: list[str], parse: Callable[..., T], *given: object) -> T | None:
-    """Return what ``parse`` returns; None if it finds a mistake, which is added to ``problems``."""
-    try:
-        return parse(*given)
-    except ValueError as error:
-        problems.append(str(error))
-        return None
-
-
-def _top(path: str) -> Mapping[str, Node]:
-    """Return the document's own keys, checked to be of this form and version."""
-    size = Path(path).stat().st_size
-    if size > MAX_BYTES:
-        raise ValueError(f"{size} bytes; a strategy by hand has {MAX_BYTES} at most")
-    data = read_file(path)
-    root = nodes_of_json(data) if path.endswith(".json") else parse_yaml(data)
-    if not isinstance(root.value, dict) or KEY not in root.value:
-        raise ValueError(
-            f"the key {KEY} is missing; a hand-written strategy begins with {KEY}: {VERSION}"
-        )
-    if root.value[KEY].value != VERSION:
-        raise _wrong(root.value[KEY], KEY, f"{VERSION}, the version that this program reads")
-    return root.value
-
-
-def _sizes(top: Mapping[str, Node], listed: Strategy | None) -> tuple[int, int]:
-    """Return the stages, and the ranks of each."""
-    default = Node(listed.stages if listed else 1), Node(len(listed.ranks) if listed else None)
-    stages = _number(top.get("stages", default[0]), "stages")
-    if listed is None and "ranks" not in top:
-        raise ValueError("the number of ranks is missing; add a line such as ranks: 4")
-    ranks = _number(top.get("ranks", default[1]), "ranks")
-    place = next((top[key].place for key in ("ranks", "stages") if key in top), "")
-    if listed is not None and (stages, ranks) != (listed.stages, len(listed.ranks)):
-        raise ValueError(
-            f"{place}{ranks} ranks in {count(stages, 'stage')}, but {listed.origin} is for "
-            f"{len(listed.ranks)} in {listed.stages}"
-        )
-    if not 0 < stages <= ranks <= MAX_RANKS or ranks % stages:
-        raise ValueError(
-            f"{place}{ranks} ranks in {count(stages, 'stage')}, expected equally many in each, and "
-            f"at most {MAX_RANKS}"
-        )
-    return stages, ranks // stages
-
-
-@dataclass(slots=True)
-class _Cut:
-    """The values of a mapping that says how something is cut; None for those that are absent."""
-
-    axis: int | None = None
-    number: int | None = None  # parts beside an axis
-    parts: tuple[int, ...] | None = None
-    device_matrix: tuple[int, ...] | None = None
-    tensor_map: tuple[tuple[int, ...], ...] | None = None
-    optimizer_shard: int | None = None
-    rows: tuple[int, ...] | None = None
-    stages: tuple[int, ...] | None = None
-
-
-def _rule(
-    path: str, pattern: str, node: Node, sizes: tuple[int, int] | None, problems: list[str]
-) -> Rule | None:
-    """Return the rule for a pattern; None if it is wrong.
-
-    ``sizes`` are stages, and ranks of each; None if they are wrong themselves.
-    """
-    stages, ranks = sizes or (1, 0)
-    place = f"{path}, {node.place.split(',')[0]}" if node.place else path
-    everywhere = tuple(range(stages))
-    if node.value == "replicated":
-        return Rule(pattern, Layout((max(ranks, 1),), ()), True, everywhere, place)
-    if isinstance(node.value, tuple):
-        node = Node({"parts": node}, node.place)
-    if not isinstance(node.value, dict):
-        expected = "replicated, a list of parts such as [4, 1], or a mapping"
-        problems.append(str(_wrong(node, pattern, expected)))
-        return None
-    mistakes: list[str] = []
-    cut = _values(pattern, node.value, stages if sizes else None, mistakes)
-    layout = None
-    if not mistakes:
-        layout = _attempt(mistakes, _layout, f"{node.place}{pattern}", cut, ranks)
-    problems += mistakes
-    if mistakes or layout is None:
-        return None
-    return Rule(pattern, layout, cut.axis is not None, cut.stages or everywhere, place)
-
-
-def _values(
-    pattern: str, written: Mapping[str, Node], stages: int | None, mistakes: list[str]
-) -> _Cut:
-    """Return the values of a cut, each checked by itself."""
-    cut = _Cut()
-    mistakes += _unknown_keys(written, pattern, CUT_KEYS)
-    for key, node in written.items():
-        what = f"{pattern}: {key}"
-        if key == "axis":
-            cut.axis = _attempt(mistakes, _axis, node, what)
-        elif key == "parts" and "axis" in written:
-            cut.number = _attempt(mistakes, _number, node, what)
-        elif key == "parts":
-            cut.parts = _attempt(mistakes, _numbers, node, what)
-        elif key == "device_matrix":
-            cut.device_matrix = _attempt(mistakes, _numbers, node, what)
-        elif key == "tensor_map":
-            cut.tensor_map = _attempt(mistakes, _tensor_map, node, what)
-        elif key == "optimizer_shard":
-            cut.optimizer_shard = _attempt(mistakes, _number, node, what)
-        elif key == "rows":
-            cut.rows = _attempt(mistakes, _numbers, node, what)
-        elif key == "stages":
-            cut.stages = _attempt(mistakes, _stages, node, what, stages)
-    return cut
-
-
-def _axis(node: Node, what: str) -> int:
-    axis = _number(node, what)
-    if axis >= MAX_AXES:
-        raise _wrong(node, what, f"less than {MAX_AXES}")
-    return axis
-
-
-def _stages(node: Node, what: str, stages: int | None) -> tuple[int, ...]:
-    chosen = tuple(sorted(set(_numbers(node, what))))
-    if not chosen or (stages is not None and chosen[-1] >= stages):
-        raise _wrong(node, what, f"some of 0 to {(stages or MAX_RANKS) - 1}")
-    return chosen
-
-
-def _layout(what: str, cut: _Cut, ranks: int) -> Layout:
-    """Return the layout of a cut over ``ranks`` ranks; 0 if their number is unknown."""
-    matrix, tensor_map = _grid(what, cut, ranks)
-    shard = 1 if cut.optimizer_shard is None else cut.optimizer_shard
-    try:
-        return Layout(matrix, tensor_map, shard, rows=cut.rows or ())
-    except ValueError as error:
-        raise ValueError(f"{what}: {error}") from error
-
-
-def _grid(what: str, cut: _Cut, ranks: int) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """Return device matrix and tensor map of a cut."""
-    by_axis = cut.axis is not None or cut.number is not None
-    ways = {
-        "axis": by_axis,
-        "device_matrix": cut.device_matrix is not None,
-        "parts": cut.parts is not None,
-        "tensor_map": cut.tensor_map is not None,
-    }
-    named = [way for way, is_there in ways.items() if is_there]
-    if cut.device_matrix is not None and cut.tensor_map is not None and len(named) == 2:
-        if ranks and math.prod(cut.device_matrix) != ranks:
-            shown = list(cut.device_matrix)
-            raise ValueError(
-                f"{what}: device_matrix: {shown}, expected {ranks} ranks, as a stage has"
-            )
-        return cut.device_matrix, cut.tensor_map
-    if cut.parts is not None and len(named) == 1:
-        parts = cut.parts
-    elif cut.axis is not None and len(named) == 1:
-        number = cut.number if cut.number is not None else len(cut.rows or ()) or ranks or 1
-        parts = (1,) * cut.axis + (number,)
-    else:
-        raise ValueError(
-            f"{what}: {' and '.join(named) or 'no cut'}, expected axis (and parts), or parts, or "
-            "device_matrix and tensor_map"
-        )
-    slices = math.prod(parts)
-    if 0 in parts or (ranks and ranks % slices):
-        raise ValueError(
-            f"{what}: cut into {list(parts)}, {slices} slices, which {count(ranks, 'rank')} of a "
-            "stage cannot hold in equal shares"
-        )
-    # As MindSpore has it: axes of size 1 are left out, and replicas are the innermost axis.
-    sizes = [n for n in (*parts, ranks // slices) if n > 1] or [1]
-    axes = iter(range(len(sizes) - 1, -1, -1))
-    return tuple(sizes), tuple((next(axes),) if n > 1 else () for n in parts)
-
-
-def _tensor_map(node: Node, what: str) -> tuple[tuple[int, ...], ...]:
-    if not isinstance(node.value, tuple):
-        raise _wrong(node, what, "a list of device axes, or of such lists")
-    lists = [item.value if isinstance(item.value, tuple) else (item,) for item in node.value]
-    return tuple(
-        _numbers(Node(tuple(axis for axis in axes if axis.value != -1)), what) for axes in lists
-    )
-
-
-def _mapping(node: Node, what: str) -> dict[str, Node]:
-    if not isinstance(node.value, dict):
-        raise _wrong(node, what, "a mapping")
-    return node.value
-
-
-def _unknown_keys(written: Mapping[str, Node], what: str, keys: Sequence[str]) -> Iterator[str]:
-    """Yield a problem for each key that is none of ``keys``."""
-    for key, node in written.items():
-        if key not in keys:
-            place = f"{node.place}{what}{what and ': '}"
-            yield f"{place}unknown key {key}; known are {', '.join(keys)}"
-
-
-def _numbers(node: Node, what: str) -> tuple[int, ...]:
-    if not isinstance(node.value, tuple):
-        raise _wrong(node, what, "a list of numbers")
-    return tuple(_number(item, what) for item in node.value)
-
-
-def _number(node: Node, what: str) -> int:
-    if not isinstance(node.value, int) or node.value < 0:
-        raise _wrong(node, what, "a whole number, 0 or more")
-    return node.value
-
-
-def _wrong(node: Node, what: str, expected: str) -> ValueError:
-    return ValueError(f"{node.place}{what}: {_shown(node)}, expected {expected}")
-
-
-def _shown(node: Node) -> str:
-    """Return a value for a message, not too long."""
-    if isinstance(node.value, dict):
-        return "a mapping"
-    if isinstance(node.value, tuple):
-        return f"[{', '.join(_shown(item) for item in node.value[:8])}]"
-    return "nothing" if node.value is None else repr(node.value)[:80]
+def _place(mark: Any) -> str:
+    """Return line and column of a mark of PyYAML, for the beginning of a message."""
+    return "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "

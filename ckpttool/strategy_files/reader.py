@@ -1,4 +1,4 @@
-"""How a MindSpore strategy file spells its layouts: protobuf and JSON.
+"""MindSpore's strategy files: of one stage or merged over pipeline stages, one or many.
 
 Bytes
 -----
@@ -13,42 +13,36 @@ A file whose name ends in ``.json`` is JSON, any other is the protobuf message
         1 param_name
         2 parallel_layouts
             1 dev_matrix          1 dim: device matrix, outermost first
-            2 tensor_map          1 dim: device axes counted from the right, -1 for undivided
+            2 tensor_map          1 dim: device axes counted from the right, -1 for none
             3 param_split_shape   1 dim: rows of a manual split; normally empty
             4 indices_offset      1 dim: its first rows; normally empty
             5 field               > 0 for a field-sliced embedding
             6 opt_weight_shard_step     a hint that is sometimes wrong; not used
-            7 opt_weight_shard_size     0 none, -1 the whole replica group, else the parts
+            7 opt_weight_shard_size     0 none, -1 the whole replica group, else the shards
 
 One ``tensor_map`` message holds an entry for each tensor axis.  Several are one for each tensor
-axis, with the device axes that cut it, outermost first; a tensor of one axis is told from one of
-two by an extra empty message at the end.  -1 may stand beside device axes, in any place:
+axis, with the device axes that shard it, outermost first; an extra empty message at the end marks
+a tensor of one axis.  -1 may stand with device axes, in any place:
 ``Layout(...)(("a", "None"), "b")`` writes it, and it shards nothing.  (MindSpore's own transform
 fails if it stands first.)  Absent fields are 0 (MindSpore 1.0 wrote no 6 and 7).
 
 The JSON form has the keys ``parallel_strategy_item`` and ``parallel_layout_item`` with the same
 names inside, and ``tensor_shape``, the full shape.  MindSpore writes a multi-axis tensor map there
-as the map of an expanded tensor, from which the true one cannot be told.
+as the map of an expanded tensor, which does not determine the true one.
 
-Source
+Stages
 ------
-MindSpore 2.10 ``utils/node_strategy.proto``, ``parallel/_parallel_serialization.py``, and the
-writer ``ccsrc/frontend/parallel/strategy_checkpoint``.
-
-Strategy files: of one stage or merged over pipeline stages, one or many, and hand-written.
-
-`ckpttool.strategy_files.reader` reads the bytes, protobuf and JSON, and
-`ckpttool.strategy_files.handwritten` hand-written files.
-
 In a file merged over stages every parameter is called ``"<stage>-<name>"``.  A file is taken for
-merged if all its names begin with one to three digits and a ``-``, and the stages of its operators
-occur among these numbers; so a parameter whose own name has a ``-`` in it does no harm.
+merged if all its names begin with one to three digits and a ``-``.  These numbers must include the
+stages of its operators.  So a parameter whose own name has a ``-`` in it does no harm.
 
-If a merged file lies among those of the ranks when they are merged once more, MindSpore takes it
-for the file of a stage, and its names become ``"0-0-<name>"``, ``"0-1-<name>"``.  This is undone: a
-stage whose names are those of a complete merged file, and which contradicts no other stage, is one.
+MindSpore may merge a merged file again, with the files of the ranks.  It takes it for the file of a
+stage, and its names become ``"0-0-<name>"``, ``"0-1-<name>"``.  This is undone: a
+stage is taken for a merged file if its names are those of a complete one, and no other stage
+contradicts it.
 
 Not read: JSON files of operator strategies, which hold no parameter layouts.
+`ckpttool.strategy_files.handwritten` reads hand-written files.
 
 Source
 ------
@@ -69,21 +63,229 @@ from sys import intern
 from ckpttool.errors import CkptToolError, FormatError, StrategyError, raise_all
 from ckpttool.formats import format_of_content
 from ckpttool.formats.foreign import identify_foreign
-from ckpttool.formats.reading import open_file, read_file, why_not_a_path
+from ckpttool.formats.local import (
+    is_file,
+    is_folder,
+    list_folder,
+    open_file,
+    read_file,
+    stat_file,
+    why_not_a_path,
+)
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.formats.wire import LENGTH, VARINT, Field, WireReader
 from ckpttool.model.diagnostics import Note
-from ckpttool.model.layout import Layout
+from ckpttool.model.layout import MAX_LAYOUT_AXES, MAX_RANKS, Layout
 from ckpttool.model.strategy import Strategy, join_stages
 from ckpttool.model.wording import shorten
 from ckpttool.strategy_files.handwritten import KEY, is_handwritten, read_handwritten
 
-MAX_USUAL_BYTES = 512  # of a layout that is remembered
+MAX_BYTES = 100_000_000  # thousands of parameters take one; what is larger is something else
+MAX_STAGES = 1000  # no model has so many layers; a damaged number must not lead to a long list
+_CACHED_LAYOUT_BYTES = 512  # longest encoded layout that is cached
+FOLDER_SUFFIXES = (".ckpt", ".json")  # what counts as a strategy file when a folder is named
+STRATEGY_OF_RANK = re.compile(r".*_rank_(\d+)\.[a-z]+")
+_MERGED_NAME = re.compile(r"([0-9]{1,3})-(.+)", re.DOTALL)
+_GIVE_RUN_FILE = "give the file that the training run wrote (strategy_ckpt_config), or one by hand"
+
+
+def read_strategy(paths: str | Sequence[str]) -> Strategy:
+    """Return the strategy in one or several files.
+
+    Parameters
+    ----------
+    paths
+        A file or several: of single stages, merged, or folders of them.  Several files of one
+        stage must agree.  A merged file is used for the stages that no rank's file lists, with a
+        note.  One file may be hand-written, and adds to the others.
+
+    Raises
+    ------
+    StrategyError
+        A file is empty, malformed or impossible, a stage is missing, two files disagree, or several
+        are hand-written.
+    OSError
+        A file cannot be read.
+    """
+    errors: list[CkptToolError] = []
+    files: list[_StrategyFile] = []
+    cache: dict[tuple[bool, bytes], _StrategyFile] = {}
+    handwritten: list[str] = []
+    for path in _list_files([paths] if isinstance(paths, str) else paths):
+        try:
+            _check_size(path)
+            if is_handwritten(path):
+                handwritten.append(path)
+            else:
+                files.append(_read_file(path, cache))
+        except CkptToolError as error:
+            errors.append(error)
+    if len(set(handwritten)) > 1:
+        errors.append(
+            StrategyError(handwritten[1], f"by hand, as {handwritten[0]} is; put them together")
+        )
+    raise_all(errors)
+    if not handwritten:
+        return _join_files(files)
+    return read_handwritten(handwritten[0], _join_files(files) if files else None)
+
+
+def _list_files(paths: Sequence[str]) -> Iterator[str]:
+    """Yield the files that are named, and those in the folders that are named."""
+    for path in paths:
+        url = why_not_a_path(path)
+        if url is not None:
+            raise StrategyError(path, url)
+        if not is_folder(path):
+            yield path
+            continue
+        files_inside = [p for p in list_folder(path) if p.suffix in FOLDER_SUFFIXES]
+        if not files_inside:
+            raise StrategyError(path, f"no strategy file ({' or '.join(FOLDER_SUFFIXES)}) in it")
+        yield from (str(p) for p in files_inside if is_file(p))
+
+
+def is_merged_name(name: str) -> bool:
+    """Return whether MindFormers gives this name to a strategy merged over stages."""
+    return name.startswith("merged")
+
+
+def _check_size(path: str) -> None:
+    """Raise StrategyError if the size of a file shows that it is not a strategy."""
+    size = stat_file(path).nbytes
+    if not is_file(path):
+        raise StrategyError(path, "no file; a strategy is read twice, which a pipe does not allow")
+    if not size:
+        raise StrategyError(path, "the strategy file is empty (0 bytes)")
+    if size > MAX_BYTES:
+        format = format_of_content(path)
+        what = f"a checkpoint ({format})" if format else f"{size} bytes; {MAX_BYTES} are the most"
+        raise StrategyError(path, f"not a strategy file but {what}; {_GIVE_RUN_FILE}")
+
+
+# ----------------------------------------------------------------------------------------- one file
+
+
+@dataclass(frozen=True, slots=True)
+class _StrategyFile:
+    """One strategy file, its layouts by stage.
+
+    ``from_json`` is False for protobuf; ``is_remerged`` is True if it was merged more than once.
+    """
+
+    path: str
+    stages: Mapping[int, Mapping[str, Layout]]
+    from_json: bool
+    is_remerged: bool
+
+
+def _read_file(path: str, cache: dict[tuple[bool, bytes], _StrategyFile]) -> _StrategyFile:
+    """Return the content of a file; ``cache`` maps form and digest, equal for most ranks, to it."""
+    with open_file(path) as file:
+        digest = hashlib.sha256()
+        while data := file.read(1 << 20):
+            digest.update(data)
+    key = path.endswith(".json"), digest.digest()
+    if key not in cache:
+        cache[key] = _parse_file(path)
+    return replace(cache[key], path=path)
+
+
+def _parse_file(path: str) -> _StrategyFile:
+    """Return the content of a file, its names split by stage."""
+    from_json = path.endswith(".json")
+    try:
+        entries, operator_stages = (_read_json if from_json else _read_protobuf)(path)
+    except FormatError as error:
+        raise StrategyError(
+            path, f"not a strategy file{_not_a_strategy_reason(path, error)}"
+        ) from error
+    if not entries:
+        raise StrategyError(path, _no_layouts_reason(path))
+    impossible = sorted(stage for stage in operator_stages if not 0 <= stage < MAX_STAGES)
+    if impossible:
+        raise StrategyError(
+            path, f"operators of stage {impossible[0]}; stages are 0 to {MAX_STAGES - 1}"
+        )
+    by_stage = split_once = _split_names(entries)
+    while by_stage and (nested := _find_merged_stage(by_stage)):
+        by_stage = nested
+    if not by_stage or not operator_stages <= by_stage.keys():
+        if len(operator_stages) > 1:
+            raise StrategyError(
+                path, f"operators of stages {sorted(operator_stages)} in a file that is not merged"
+            )
+        by_stage = split_once = {next(iter(operator_stages), 0): entries}
+    stages: dict[int, dict[str, Layout]] = {}
+    errors: list[CkptToolError] = []
+    for stage, of_stage in by_stage.items():
+        for name, entry in of_stage.items():
+            try:
+                stages.setdefault(stage, {})[name] = _make_layout(entry)
+            except ValueError as error:
+                errors.append(StrategyError(path, f"{name}: {error}"))
+    raise_all(errors)
+    return _StrategyFile(path, stages, from_json, is_remerged=by_stage is not split_once)
+
+
+def _split_names(entries: Mapping[str, _LayoutEntry]) -> dict[int, dict[str, _LayoutEntry]] | None:
+    """Return the entries of a merged file by stage; None if any name is without a stage."""
+    stages: dict[int, dict[str, _LayoutEntry]] = {}
+    for name, entry in entries.items():
+        match = _MERGED_NAME.fullmatch(name)
+        if match is None:
+            return None
+        stages.setdefault(int(match[1]), {})[intern(match[2])] = entry
+    return stages
+
+
+def _find_merged_stage(
+    stages: Mapping[int, Mapping[str, _LayoutEntry]],
+) -> dict[int, dict[str, _LayoutEntry]] | None:
+    """Return the stages of a merged file that is a stage of this file; None if there is none."""
+    for stage, entries in stages.items():
+        nested = _split_names(entries)
+        if nested and stage in nested and len(nested) == max(nested) + 1:
+            others = [(n, of_stage) for n, of_stage in stages.items() if n != stage]
+            if all(nested.get(n) == of_stage for n, of_stage in others):
+                return nested
+    return None
+
+
+def _no_layouts_reason(path: str) -> str:
+    """Return the message about a readable file that lists no parameters."""
+    other = identify_foreign(path)
+    if other is None:
+        return "no parameter layouts in it"
+    if other.kind != "strategy":
+        return f"not a strategy file but {other.noun}; {_GIVE_RUN_FILE}"
+    text = "no parameter layouts in it, only operators"
+    return f"{text}; give the file of strategy_ckpt_config of the run instead"
+
+
+def _not_a_strategy_reason(path: str, error: FormatError) -> str:
+    """Return the end of the message about a file that is not a protobuf strategy."""
+    other = identify_foreign(path)
+    if other is not None and other.kind != "strategy":
+        return f" but {other.noun}; {_GIVE_RUN_FILE}"
+    format = format_of_content(path)
+    if format is not None:
+        return f" but a checkpoint ({format}); {_GIVE_RUN_FILE}"
+    with open_file(path) as file:
+        head = file.read(4096)
+    if KEY.encode() in head:
+        return ", unless by hand: then its name ends in .yaml, .yml or .json"
+    if head.lstrip().startswith(b"{"):
+        return ": JSON, but its name does not end in .json"
+    return f": byte {error.offset}: {error.reason}"
+
+
+# --------------------------------------------------------------------------------------- one layout
 
 
 @dataclass(slots=True)
-class Entry:
-    """The layout of one parameter as a file spells it."""
+class _LayoutEntry:
+    """The layout of one parameter as a file encodes it."""
 
     device_matrix: list[int] = field(default_factory=list)
     tensor_maps: list[list[int]] = field(default_factory=list)
@@ -94,421 +296,28 @@ class Entry:
     full_shape: list[int] | None = None
 
 
-def read_protobuf(path: str) -> tuple[dict[str, Entry], set[int]]:
-    """Return layouts by parameter name, and the stages of the operators.
-
-    Raises
-    ------
-    FormatError
-        The file is no protobuf message of this kind.
-    """
-    entries: dict[str, Entry] = {}
-    stages: set[int] = set()
-    known: dict[bytes, Entry] = {}
-    with WireReader(path) as reader:
-        for item in reader.fields(0, reader.size):
-            if item.number == 2:
-                for part in _fields(reader, item):
-                    if part.number == 2:
-                        stages |= {reader.number(f) for f in _fields(reader, part) if f.number == 1}
-            elif item.number == 3:
-                name, entry = _read_layout_item(reader, item, known)
-                if name in entries:
-                    raise FormatError(path, item.start, f"{name}: listed twice")
-                entries[name] = entry
-            elif item.number == 1 and item.wire_type != VARINT:
-                raise FormatError(
-                    path, 0, "expected current_stage, a number; a checkpoint file begins like this"
-                )
-    return entries, stages
-
-
-def _fields(reader: WireReader, message: Field) -> Iterator[Field]:
-    if message.wire_type != LENGTH:
-        raise FormatError(reader.path, message.start, f"field {message.number} is no message")
-    return reader.fields(message.start, message.stop)
-
-
-def _read_layout_item(
-    reader: WireReader, item: Field, known: dict[bytes, Entry]
-) -> tuple[str, Entry]:
-    """Return a name and its layout; ``known`` holds those read before, of which a model has few."""
-    name: str | None = None
-    messages: list[Field] = []
-    for part in _fields(reader, item):
-        if part.number == 1:
-            name = reader.text(part)
-        elif part.number == 2:
-            messages.append(part)
-    if name is None:
-        raise FormatError(reader.path, item.start, "a layout without a parameter name")
-    is_usual = len(messages) == 1 and messages[0].stop - messages[0].start <= MAX_USUAL_BYTES
-    if not is_usual or messages[0].wire_type != LENGTH:
-        return name, _read_layout(reader, messages)
-    spelled = reader.read(messages[0].start, messages[0].stop)
-    if spelled not in known:
-        known[spelled] = _read_layout(reader, messages)
-    return name, known[spelled]
-
-
-def _read_layout(reader: WireReader, messages: Sequence[Field]) -> Entry:
-    """Return a layout; if it is spelled in several messages, they add up."""
-
-    def dims(message: Field) -> list[int]:
-        return [n for f in _fields(reader, message) if f.number == 1 for n in reader.numbers(f)]
-
-    entry = Entry()
-    for f in (f for message in messages for f in _fields(reader, message)):
-        if f.number == 1:
-            entry.device_matrix = dims(f)
-        elif f.number == 2:
-            entry.tensor_maps.append(dims(f))
-        elif f.number == 3:
-            entry.split_shape = dims(f)
-        elif f.number == 4:
-            entry.split_starts = dims(f)
-        elif f.number == 5:
-            entry.field_count = reader.number(f)
-        elif f.number == 7:
-            entry.shard_size = reader.number(f)
-    return entry
-
-
-def read_json(path: str) -> tuple[dict[str, Entry], set[int]]:
-    """Return layouts by parameter name, and the stages of the operators.
-
-    Raises
-    ------
-    StrategyError
-        The file is no JSON document of this kind.
-    """
-    try:
-        document = parse_json(read_file(path))
-    except ValueError as error:
-        raise StrategyError(path, f"not a strategy file: {error}") from error
-    if not isinstance(document, dict):
-        raise StrategyError(path, "not a strategy file: no JSON object")
-    if "parallel_layout_item" not in document and any("out_strategy" in key for key in document):
-        raise StrategyError(
-            path,
-            "an operator strategy (of set_op_strategy_config), which holds no parameter layouts; "
-            "give the file of strategy_ckpt_config instead",
-        )
-    items = _object(path, "parallel_layout_item", document.get("parallel_layout_item", {}))
-    operators = _object(path, "parallel_strategy_item", document.get("parallel_strategy_item", {}))
-    stages = {
-        _number(path, name, _object(path, name, item), "stage") for name, item in operators.items()
-    }
-    return {name: _json_entry(path, name, item) for name, item in items.items()}, stages
-
-
-def _json_entry(path: str, name: str, item: object) -> Entry:
-    entry = _object(path, name, item)
-
-    def numbers(key: str) -> list[int]:
-        value = _numbers(entry.get(key, []))
-        if value is None:
-            raise StrategyError(path, f"{name}: {key} {entry[key]!r} is no list of numbers")
-        return value
-
-    return Entry(
-        numbers("dev_matrix"),
-        _json_tensor_maps(path, name, entry.get("tensor_map")),
-        numbers("param_split_shape"),
-        numbers("indices_offset"),
-        _number(path, name, entry, "field"),
-        _number(path, name, entry, "opt_weight_shard_size"),
-        numbers("tensor_shape") if "tensor_shape" in entry else None,
-    )
-
-
-def _json_tensor_maps(path: str, name: str, tensor_map: object) -> list[list[int]]:
-    """Return the tensor map as protobuf has it; MindSpore itself reads no list of lists."""
-    plain = _numbers(tensor_map)
-    if plain is not None:
-        return [plain]
-    nested = (
-        [_numbers(axes if isinstance(axes, list) else [axes]) for axes in tensor_map]
-        if isinstance(tensor_map, list)
-        else [None]
-    )
-    if None in nested:
-        raise StrategyError(path, f"{name}: tensor_map {tensor_map!r} is no list of device axes")
-    return [axes for axes in nested if axes is not None] + [[]]
-
-
-def _object(path: str, name: str, value: object) -> dict[str, object]:
-    if not isinstance(value, dict):
-        raise StrategyError(path, f"{name}: {value!r} is no JSON object")
-    return value
-
-
-def _number(path: str, name: str, entry: Mapping[str, object], key: str) -> int:
-    value = entry.get(key, 0)
-    if type(value) is not int:
-        raise StrategyError(path, f"{name}: {key} {value!r} is no number")
-    return value
-
-
-def _numbers(value: object) -> list[int] | None:
-    if not isinstance(value, list) or any(type(n) is not int for n in value):
-        return None
-    return value
-
-
-_OF_THE_RUN = "give the file that the training run wrote (strategy_ckpt_config), or one by hand"
-MAX_STAGES = 1000  # no model has so many layers; a damaged number must not lead to a long list
-MAX_RANKS = 1 << 20  # ten times the largest clusters; layouts are tables over all ranks
-MAX_AXES = 64  # of a tensor or a device matrix; as NumPy 2
-MAX_BYTES = 100_000_000  # thousands of parameters take one; what is larger is something else
-MERGED_NAME = re.compile(r"([0-9]{1,3})-(.+)", re.DOTALL)
-FOLDER_SUFFIXES = (".ckpt", ".json")  # what counts as a strategy file when a folder is named
-STRATEGY_OF_RANK = re.compile(r".*_rank_(\d+)\.[a-z]+")
-
-
-@dataclass(frozen=True, slots=True)
-class _File:
-    """One strategy file, its layouts by stage.
-
-    ``from_json`` tells which form it had, ``is_remerged`` whether it was merged more than once.
-    """
-
-    path: str
-    stages: Mapping[int, Mapping[str, Layout]]
-    from_json: bool
-    is_remerged: bool
-
-
-def read_strategy(paths: str | Sequence[str]) -> Strategy:
-    """Return the strategy in one or several files.
-
-    Parameters
-    ----------
-    paths
-        A file or several: of single stages, merged, or folders of them.  Several files of one
-        stage must say the same.  A merged file stands in for the stages that no rank's file
-        lists, with a note.  One file may be hand-written, and adds to the others.
-
-    Raises
-    ------
-    StrategyError
-        A file is empty, malformed or impossible, a stage is missing, two files disagree, or several
-        are written by hand.
-    OSError
-        A file cannot be read.
-    """
-    errors: list[CkptToolError] = []
-    files: list[_File] = []
-    known: dict[tuple[bool, bytes], _File] = {}
-    by_hand: list[str] = []
-    for path in _list_files([paths] if isinstance(paths, str) else paths):
-        try:
-            _check_size(path)
-            if is_handwritten(path):
-                by_hand.append(path)
-            else:
-                files.append(_read_file(path, known))
-        except CkptToolError as error:
-            errors.append(error)
-    if len(set(by_hand)) > 1:
-        errors.append(StrategyError(by_hand[1], f"by hand, as {by_hand[0]} is; put them together"))
-    raise_all(errors)
-    if not by_hand:
-        return _join_files(files)
-    return read_handwritten(by_hand[0], _join_files(files) if files else None)
-
-
-def _check_size(path: str) -> None:
-    """Raise if a file cannot be a strategy, before any of it is read."""
-    size = Path(path).stat().st_size
-    if not Path(path).is_file():
-        raise StrategyError(path, "no file; a strategy is read twice, which a pipe does not allow")
-    if not size:
-        raise StrategyError(path, "the strategy file is empty (0 bytes)")
-    if size > MAX_BYTES:
-        format = format_of_content(path)
-        what = f"a checkpoint ({format})" if format else f"{size} bytes; {MAX_BYTES} are the most"
-        raise StrategyError(path, f"not a strategy file but {what}; {_OF_THE_RUN}")
-
-
-def _join_files(files: Sequence[_File]) -> Strategy:
-    """Return the strategy that several files of MindSpore's make together."""
-    stages: dict[int, dict[str, Layout]] = {}
-    origins: dict[int, _File] = {}
-    listed = [file.path for file in files]
-    of_ranks = [Path(path) for path in listed if STRATEGY_OF_RANK.fullmatch(Path(path).name)]
-    folders = {path.parent for path in of_ranks if not is_merged_name(path.name)}
-    spare = {p for p in listed if is_merged_name(Path(p).name) and Path(p).parent in folders}
-    # Protobuf before JSON: it says more.
-    for file in sorted(files, key=lambda file: (file.path in spare, file.from_json)):
-        for stage, layouts in file.stages.items():
-            if stage not in stages:
-                stages[stage], origins[stage] = dict(layouts), file
-            elif file.path not in spare and layouts is not origins[stage].stages[stage]:
-                _check_agreement(origins[stage], file, stage, stages[stage], layouts)
-    again = [file.path for file in files if file.is_remerged and file.path not in spare]
-    text = "a merged strategy file was merged once more (names like 0-0-NAME), which is undone: "
-    notes = [Note("corrected", text + shorten(again))] if again else []
-    used = {origin.path: origin for origin in origins.values() if origin.path in spare}
-    notes += [_stand_in(file, stages, origins) for file in used.values()]
-    return replace(join_stages(stages, tuple(file.path for file in files)), notes=tuple(notes))
-
-
-def _stand_in(
-    file: _File, stages: Mapping[int, dict[str, Layout]], origins: Mapping[int, _File]
-) -> Note:
-    """Return the note on a merged file that is used for the stages that no rank's file lists.
-
-    Raise if it contradicts the files of the other stages: then it is of another run.  A merged file
-    that is not needed may be of any run.
-    """
-    mine = [stage for stage in sorted(file.stages) if origins[stage] is file]
-    for stage in file.stages.keys() - set(mine):
-        common = {n: one for n, one in file.stages[stage].items() if n in stages[stage]}
-        _check_layouts(origins[stage], file, stage, stages[stage], common)
-    named = f"stage{'s' * (len(mine) > 1)} {', '.join(map(str, mine))}"
-    text = f"{file.path} tells how {named} is cut, of which no file of a rank does"
-    return Note("strategy", text)
-
-
-def is_merged_name(name: str) -> bool:
-    """Return whether a name is one that MindFormers gives a strategy merged over stages."""
-    return name.startswith("merged")
-
-
-def _list_files(paths: Sequence[str]) -> Iterator[str]:
-    for path in paths:
-        url = why_not_a_path(path)
-        if url is not None:
-            raise StrategyError(path, url)
-        if not Path(path).is_dir():
-            yield path
-            continue
-        inside = sorted(p for p in Path(path).iterdir() if p.suffix in FOLDER_SUFFIXES)
-        if not inside:
-            raise StrategyError(path, f"no strategy file ({' or '.join(FOLDER_SUFFIXES)}) in it")
-        yield from (str(p) for p in inside if p.is_file())
-
-
-def _read_file(path: str, known: dict[tuple[bool, bytes], _File]) -> _File:
-    """Return what a file says; ``known`` holds those before, for the ranks' files are equal."""
-    with open_file(path) as file:
-        digest = hashlib.sha256()
-        while data := file.read(1 << 20):
-            digest.update(data)
-    key = path.endswith(".json"), digest.digest()
-    if key not in known:
-        known[key] = _parse_file(path)
-    return replace(known[key], path=path)
-
-
-def _parse_file(path: str) -> _File:
-    from_json = path.endswith(".json")
-    try:
-        entries, operator_stages = (read_json if from_json else read_protobuf)(path)
-    except FormatError as error:
-        raise StrategyError(path, f"not a strategy file{_what_instead(path, error)}") from error
-    if not entries:
-        raise StrategyError(path, _what_without_layouts(path))
-    impossible = sorted(stage for stage in operator_stages if not 0 <= stage < MAX_STAGES)
-    if impossible:
-        raise StrategyError(
-            path, f"operators of stage {impossible[0]}; stages are 0 to {MAX_STAGES - 1}"
-        )
-    spelled = once = _split_names(entries)
-    while spelled and (inner := _find_merged_stage(spelled)):
-        spelled = inner
-    if not spelled or not operator_stages <= spelled.keys():
-        if len(operator_stages) > 1:
-            raise StrategyError(
-                path, f"operators of stages {sorted(operator_stages)} in a file that is not merged"
-            )
-        spelled = once = {next(iter(operator_stages), 0): entries}
-    stages: dict[int, dict[str, Layout]] = {}
-    errors: list[CkptToolError] = []
-    for stage, of_stage in spelled.items():
-        for name, entry in of_stage.items():
-            try:
-                stages.setdefault(stage, {})[name] = _to_layout(entry)
-            except ValueError as error:
-                errors.append(StrategyError(path, f"{name}: {error}"))
-    raise_all(errors)
-    return _File(path, stages, from_json, is_remerged=spelled is not once)
-
-
-def _split_names(entries: Mapping[str, Entry]) -> dict[int, dict[str, Entry]] | None:
-    """Return the entries of a merged file, by stage; None if not all names are those of one."""
-    stages: dict[int, dict[str, Entry]] = {}
-    for name, entry in entries.items():
-        match = MERGED_NAME.fullmatch(name)
-        if match is None:
-            return None
-        stages.setdefault(int(match[1]), {})[intern(match[2])] = entry
-    return stages
-
-
-def _find_merged_stage(
-    stages: Mapping[int, Mapping[str, Entry]],
-) -> dict[int, dict[str, Entry]] | None:
-    """Return the stages of a merged file that is itself a stage; None if there is none."""
-    for stage, entries in stages.items():
-        inner = _split_names(entries)
-        if inner and stage in inner and len(inner) == max(inner) + 1:
-            others = [(n, of_stage) for n, of_stage in stages.items() if n != stage]
-            if all(inner.get(n) == of_stage for n, of_stage in others):
-                return inner
-    return None
-
-
-def _what_without_layouts(path: str) -> str:
-    """Return the message about a file that could be read and lists no parameters."""
-    other = identify_foreign(path)
-    if other is None:
-        return "no parameter layouts in it"
-    if other.kind != "strategy":
-        return f"not a strategy file but {other.noun}; {_OF_THE_RUN}"
-    text = "no parameter layouts in it, only operators"
-    return f"{text}; give the file of strategy_ckpt_config of the run instead"
-
-
-def _what_instead(path: str, error: FormatError) -> str:
-    """Return the rest of the message about a file that is not a protobuf strategy."""
-    other = identify_foreign(path)
-    if other is not None and other.kind != "strategy":
-        return f" but {other.noun}; {_OF_THE_RUN}"
-    format = format_of_content(path)
-    if format is not None:
-        return f" but a checkpoint ({format}); {_OF_THE_RUN}"
-    with open_file(path) as file:
-        head = file.read(4096)
-    if KEY.encode() in head:
-        return ", unless by hand: then its name ends in .yaml, .yml or .json"
-    if head.lstrip().startswith(b"{"):
-        return ": JSON, but its name does not end in .json"
-    return f": byte {error.offset}: {error.reason}"
-
-
-def _to_layout(entry: Entry) -> Layout:
+def _make_layout(entry: _LayoutEntry) -> Layout:
+    """Return the layout that an entry encodes; raise ValueError if it is impossible."""
     maps = entry.tensor_maps
     axes = max(len(entry.device_matrix), len(maps), *(len(axes) for axes in maps), 0)
-    if axes > MAX_AXES or math.prod(entry.device_matrix) > MAX_RANKS:
+    if axes > MAX_LAYOUT_AXES or math.prod(entry.device_matrix) > MAX_RANKS:
         raise ValueError(
-            f"a layout of {axes} axes or {math.prod(entry.device_matrix[:MAX_AXES])} ranks; "
-            f"{MAX_AXES} and {MAX_RANKS} are the most"
+            f"a layout of {axes} axes or {math.prod(entry.device_matrix[:MAX_LAYOUT_AXES])} ranks; "
+            f"{MAX_LAYOUT_AXES} and {MAX_RANKS} are the most"
         )
     if len(maps) == 1:
-        tensor_map = tuple(_device_axes([axis]) for axis in maps[0])
+        tensor_map = tuple(_without_none([axis]) for axis in maps[0])
     else:
         while maps and not maps[-1]:
             maps = maps[:-1]
-        tensor_map = tuple(_device_axes(axes) for axes in maps)
+        tensor_map = tuple(_without_none(axes) for axes in maps)
     full_shape = None if entry.full_shape is None else tuple(entry.full_shape)
     whole = Layout(tuple(entry.device_matrix), tensor_map)
     parts = whole.replicas if entry.shard_size == -1 else max(1, entry.shard_size)
     if entry.shard_size < -1:
         raise ValueError(f"opt_weight_shard_size {entry.shard_size}, expected -1 or more")
     if not tensor_map:
-        parts = 1 if entry.shard_size == -1 else parts  # a scalar has no axis to cut
+        parts = 1 if entry.shard_size == -1 else parts  # a scalar cannot be sharded
     rows = tuple(entry.split_shape) if any(entry.split_shape) else ()
     starts = [sum(rows[:i]) for i in range(len(rows))]
     if rows and entry.split_starts and entry.split_starts != starts:
@@ -522,19 +331,246 @@ def _to_layout(entry: Entry) -> Layout:
     return Layout(whole.device_matrix, tensor_map, parts, 0, full_shape, rows, fields)
 
 
-def _device_axes(axes: list[int]) -> tuple[int, ...]:
-    """Return the device axes that shard a tensor axis; -1 ("None") may stand beside them."""
+def _without_none(axes: list[int]) -> tuple[int, ...]:
+    """Return the device axes that shard a tensor axis, without -1 ("None")."""
     return tuple(axis for axis in axes if axis != -1)
 
 
-def _check_agreement(
-    first: _File,
-    other: _File,
+# ----------------------------------------------------------------------------------------- protobuf
+
+
+def _read_protobuf(path: str) -> tuple[dict[str, _LayoutEntry], set[int]]:
+    """Return layouts by parameter name, and the stages of the operators.
+
+    Raises
+    ------
+    FormatError
+        The file is not a protobuf message of this kind.
+    """
+    entries: dict[str, _LayoutEntry] = {}
+    stages: set[int] = set()
+    cache: dict[bytes, _LayoutEntry] = {}
+    with WireReader(path) as reader:
+        for item in reader.fields(0, reader.size):
+            if item.number == 2:
+                for part in _message_fields(reader, item):
+                    if part.number == 2:
+                        stages |= {
+                            reader.number(f) for f in _message_fields(reader, part) if f.number == 1
+                        }
+            elif item.number == 3:
+                name, entry = _read_layout_item(reader, item, cache)
+                if name in entries:
+                    raise FormatError(path, item.start, f"{name}: listed twice")
+                entries[name] = entry
+            elif item.number == 1 and item.wire_type != VARINT:
+                raise FormatError(
+                    path, 0, "expected current_stage, a number; a checkpoint file begins like this"
+                )
+    return entries, stages
+
+
+def _read_layout_item(
+    reader: WireReader, item: Field, cache: dict[bytes, _LayoutEntry]
+) -> tuple[str, _LayoutEntry]:
+    """Return a name and its layout; ``cache`` maps encoded layouts, few in a model, to entries."""
+    name: str | None = None
+    messages: list[Field] = []
+    for part in _message_fields(reader, item):
+        if part.number == 1:
+            name = reader.text(part)
+        elif part.number == 2:
+            messages.append(part)
+    if name is None:
+        raise FormatError(reader.path, item.start, "a layout without a parameter name")
+    is_usual = len(messages) == 1 and messages[0].stop - messages[0].start <= _CACHED_LAYOUT_BYTES
+    if not is_usual or messages[0].wire_type != LENGTH:
+        return name, _read_layout(reader, messages)
+    encoded = reader.read(messages[0].start, messages[0].stop)
+    if encoded not in cache:
+        cache[encoded] = _read_layout(reader, messages)
+    return name, cache[encoded]
+
+
+def _read_layout(reader: WireReader, messages: Sequence[Field]) -> _LayoutEntry:
+    """Return the layout in one message, or in several that complement each other."""
+
+    def dims(message: Field) -> list[int]:
+        return [
+            n for f in _message_fields(reader, message) if f.number == 1 for n in reader.numbers(f)
+        ]
+
+    entry = _LayoutEntry()
+    for part in (part for message in messages for part in _message_fields(reader, message)):
+        if part.number == 1:
+            entry.device_matrix = dims(part)
+        elif part.number == 2:
+            entry.tensor_maps.append(dims(part))
+        elif part.number == 3:
+            entry.split_shape = dims(part)
+        elif part.number == 4:
+            entry.split_starts = dims(part)
+        elif part.number == 5:
+            entry.field_count = reader.number(part)
+        elif part.number == 7:
+            entry.shard_size = reader.number(part)
+    return entry
+
+
+def _message_fields(reader: WireReader, message: Field) -> Iterator[Field]:
+    """Return the fields of a message inside another."""
+    if message.wire_type != LENGTH:
+        raise FormatError(reader.path, message.start, f"field {message.number} is no message")
+    return reader.fields(message.start, message.stop)
+
+
+# --------------------------------------------------------------------------------------------- JSON
+
+
+def _read_json(path: str) -> tuple[dict[str, _LayoutEntry], set[int]]:
+    """Return layouts by parameter name, and the stages of the operators.
+
+    Raises
+    ------
+    StrategyError
+        The file is not a JSON document of this kind.
+    """
+    try:
+        document = parse_json(read_file(path))
+    except ValueError as error:
+        raise StrategyError(path, f"not a strategy file: {error}") from error
+    if not isinstance(document, dict):
+        raise StrategyError(path, "not a strategy file: no JSON object")
+    if "parallel_layout_item" not in document and any("out_strategy" in key for key in document):
+        raise StrategyError(
+            path,
+            "an operator strategy (of set_op_strategy_config), which holds no parameter layouts; "
+            "give the file of strategy_ckpt_config instead",
+        )
+    items = _json_object(path, "parallel_layout_item", document.get("parallel_layout_item", {}))
+    operators = _json_object(
+        path, "parallel_strategy_item", document.get("parallel_strategy_item", {})
+    )
+    stages = {
+        _json_number(path, name, _json_object(path, name, item), "stage")
+        for name, item in operators.items()
+    }
+    return {name: _parse_json_entry(path, name, item) for name, item in items.items()}, stages
+
+
+def _parse_json_entry(path: str, name: str, item: object) -> _LayoutEntry:
+    """Return the layout of the parameter ``name``."""
+    entry = _json_object(path, name, item)
+
+    def numbers(key: str) -> list[int]:
+        value = _json_numbers(entry.get(key, []))
+        if value is None:
+            raise StrategyError(path, f"{name}: {key} {entry[key]!r} is no list of numbers")
+        return value
+
+    return _LayoutEntry(
+        numbers("dev_matrix"),
+        _parse_json_tensor_maps(path, name, entry.get("tensor_map")),
+        numbers("param_split_shape"),
+        numbers("indices_offset"),
+        _json_number(path, name, entry, "field"),
+        _json_number(path, name, entry, "opt_weight_shard_size"),
+        numbers("tensor_shape") if "tensor_shape" in entry else None,
+    )
+
+
+def _parse_json_tensor_maps(path: str, name: str, tensor_map: object) -> list[list[int]]:
+    """Return the tensor maps as protobuf has them; MindSpore itself refuses lists of lists."""
+    plain = _json_numbers(tensor_map)
+    if plain is not None:
+        return [plain]
+    nested = (
+        [_json_numbers(axes if isinstance(axes, list) else [axes]) for axes in tensor_map]
+        if isinstance(tensor_map, list)
+        else [None]
+    )
+    if None in nested:
+        raise StrategyError(path, f"{name}: tensor_map {tensor_map!r} is no list of device axes")
+    return [axes for axes in nested if axes is not None] + [[]]
+
+
+def _json_object(path: str, name: str, value: object) -> dict[str, object]:
+    """Return a JSON object; ``name`` names it in the error."""
+    if not isinstance(value, dict):
+        raise StrategyError(path, f"{name}: {value!r} is no JSON object")
+    return value
+
+
+def _json_number(path: str, name: str, entry: Mapping[str, object], key: str) -> int:
+    """Return the number of a key; 0 if the key is absent."""
+    value = entry.get(key, 0)
+    if type(value) is not int:
+        raise StrategyError(path, f"{name}: {key} {value!r} is no number")
+    return value
+
+
+def _json_numbers(value: object) -> list[int] | None:
+    """Return a list of numbers; None if the value is anything else."""
+    if not isinstance(value, list) or any(type(n) is not int for n in value):
+        return None
+    return value
+
+
+# ------------------------------------------------------------------------------------ several files
+
+
+def _join_files(files: Sequence[_StrategyFile]) -> Strategy:
+    """Return the strategy that several files of MindSpore's form together."""
+    stages: dict[int, dict[str, Layout]] = {}
+    origins: dict[int, _StrategyFile] = {}
+    listed = [file.path for file in files]
+    rank_files = [Path(path) for path in listed if STRATEGY_OF_RANK.fullmatch(Path(path).name)]
+    folders = {path.parent for path in rank_files if not is_merged_name(path.name)}
+    merged_copies = {
+        p for p in listed if is_merged_name(Path(p).name) and Path(p).parent in folders
+    }
+    # Protobuf before JSON, which lacks the true map of a multi-axis tensor.
+    for file in sorted(files, key=lambda file: (file.path in merged_copies, file.from_json)):
+        for stage, layouts in file.stages.items():
+            if stage not in stages:
+                stages[stage], origins[stage] = dict(layouts), file
+            elif file.path not in merged_copies and layouts is not origins[stage].stages[stage]:
+                _check_same_stage(origins[stage], file, stage, stages[stage], layouts)
+    remerged = [file.path for file in files if file.is_remerged and file.path not in merged_copies]
+    text = "a merged strategy file was merged once more (names like 0-0-NAME), which is undone: "
+    notes = [Note("corrected", text + shorten(remerged))] if remerged else []
+    used = {origin.path: origin for origin in origins.values() if origin.path in merged_copies}
+    notes += [_merged_file_note(file, stages, origins) for file in used.values()]
+    return replace(join_stages(stages, tuple(file.path for file in files)), notes=tuple(notes))
+
+
+def _merged_file_note(
+    file: _StrategyFile,
+    stages: Mapping[int, dict[str, Layout]],
+    origins: Mapping[int, _StrategyFile],
+) -> Note:
+    """Return the note on a merged file that is used for the stages that no rank's file lists.
+
+    Raise StrategyError if it contradicts the files of the other stages: then it is of another run.
+    A merged file that is not needed may be of any run.
+    """
+    used_stages = [stage for stage in sorted(file.stages) if origins[stage] is file]
+    for stage in file.stages.keys() - set(used_stages):
+        common = {n: one for n, one in file.stages[stage].items() if n in stages[stage]}
+        _check_layouts(origins[stage], file, stage, stages[stage], common)
+    named = f"stage{'s' * (len(used_stages) > 1)} {', '.join(map(str, used_stages))}"
+    text = f"{file.path} tells how {named} is cut, of which no file of a rank does"
+    return Note("strategy", text)
+
+
+def _check_same_stage(
+    first: _StrategyFile,
+    other: _StrategyFile,
     stage: int,
     known: dict[str, Layout],
     layouts: Mapping[str, Layout],
 ) -> None:
-    """Raise if two files give one stage different layouts; take over full shapes from JSON."""
+    """Raise StrategyError if two files give one stage different layouts; see `_check_layouts`."""
     only = sorted(set(known) ^ set(layouts))
     if only:
         raise StrategyError(
@@ -546,18 +582,22 @@ def _check_agreement(
 
 
 def _check_layouts(
-    first: _File,
-    other: _File,
+    first: _StrategyFile,
+    other: _StrategyFile,
     stage: int,
     known: dict[str, Layout],
     layouts: Mapping[str, Layout],
 ) -> None:
-    """Raise if two files give the parameters ``layouts``, which both have, different layouts."""
+    """Raise StrategyError if two files give parameters different layouts.
+
+    ``known`` are the layouts of the first file, which get the full shapes of ``layouts``, those of
+    the other.
+    """
     for name, layout in layouts.items():
-        twin = known[name]
-        if layout == twin:
-            known[name] = layout if twin.full_shape is None else twin
-        elif not (_is_expanded(layout, twin) or _is_expanded(twin, layout)):
+        before = known[name]
+        if layout == before:
+            known[name] = layout if before.full_shape is None else before
+        elif not (_is_expanded(layout, before) or _is_expanded(before, layout)):
             raise StrategyError(
                 other.path,
                 f"stage {stage} has another layout for {name} in {first.path}; are both of one "
@@ -565,12 +605,13 @@ def _check_layouts(
             )
 
 
-def _is_expanded(layout: Layout, twin: Layout) -> bool:
-    """Return whether ``layout``, as JSON files have it, may be ``twin`` with more tensor axes.
+def _is_expanded(layout: Layout, folded: Layout) -> bool:
+    """Return whether ``layout``, from a JSON file, may be ``folded`` with more tensor axes.
 
-    JSON files write one tensor axis for each device axis, so the same device axes stand there in
-    the same order.
+    JSON files write one tensor axis for each device axis, so the device axes are the same in the
+    same order.
     """
-    joined = [tuple(axis for axes in one.tensor_map for axis in axes) for one in (layout, twin)]
-    same = replace(layout, tensor_map=twin.tensor_map) == twin
-    return len(layout.tensor_map) > len(twin.tensor_map) and joined[0] == joined[1] and same
+    joined = [tuple(axis for axes in one.tensor_map for axis in axes) for one in (layout, folded)]
+    has_more_axes = len(layout.tensor_map) > len(folded.tensor_map)
+    is_same = replace(layout, tensor_map=folded.tensor_map) == folded
+    return has_more_axes and joined[0] == joined[1] and is_same

@@ -1,4 +1,4 @@
-"""Writes MindSpore's strategy files, of one stage or merged over pipeline stages.
+"""Writer of MindSpore's strategy files, of one stage or merged over pipeline stages.
 
 Bytes
 -----
@@ -19,25 +19,25 @@ The protobuf message that `ckpttool.strategy_files.reader` describes, its fields
             30 NN               opt_weight_shard_step
             38 NN               opt_weight_shard_size, the number of parts; both 0 for none
 
-An item of operators is there for each stage since MindSpore calls a file without any empty, and
-knows the stage of a file by it.  Numbers are not packed; -1 takes ten bytes.
+Each stage has an item of operators: MindSpore calls a file without any empty, and takes the stage
+of a file from it.  Numbers are not packed; -1 takes ten bytes.
 
-One ``tensor_map`` holds an entry for each tensor axis.  Where a tensor axis is cut by several
-device axes there is one for each tensor axis, in which ``-1`` stands for undivided (MindSpore drops
-empty ones), and an empty one behind that of a tensor of one axis.  This form is taken in one more
-case: if only the outermost device axis cuts no tensor axis, and an optimizer shard cuts along it,
-MindSpore's ``transform_checkpoints`` takes the others to cut the tensor axes in the order of the
-device matrix.  Where they do not it would swap slices without a word; of this form it does not.
-Versions up to 2.4 know one ``tensor_map`` only, and refuse it.
+One ``tensor_map`` holds an entry for each tensor axis.  If several device axes shard one tensor
+axis, there is one for each tensor axis instead.  In it ``-1`` stands for no device axis (MindSpore
+drops empty ones), and an empty one follows that of a tensor of one axis.  This form is written in
+one more case.  An optimizer shard may use the outermost device axis, while all others shard tensor
+axes.  Then MindSpore's ``transform_checkpoints`` assigns those in the order of the device matrix.
+Where that is wrong it would swap slices silently; with this form it does not.  Versions up to 2.4
+know one ``tensor_map`` only, and refuse it.
 
 ``opt_weight_shard_step`` is the mean distance between neighbours in the replica group of rank 0,
-rounded down, as MindSpore reckons it.  Its documents call it informative, but with 0 its transform
-takes the slices for not sharded, and with a wrong one it refuses them.  The size is written as a
-number also if it is that of the whole group, for which MindSpore writes -1: it loads the number
-right in more cases.
+rounded down, as MindSpore computes it.  Its documents call it informative.  But with 0 its
+transform takes the slices for not sharded, and with a wrong one it refuses them.  The size is
+always written as a number.  MindSpore writes -1 for the whole group, but loads the number correctly
+in more cases.
 
-What cannot be said
--------------------
+Refused
+-------
 An empty name, and one with a ``-`` in it, at which MindSpore cuts every name in two; a stage
 without parameters; a manual split of which no part has a row.
 
@@ -55,13 +55,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
 from ckpttool.errors import StrategyError, raise_all
-from ckpttool.formats.reading import why_not_a_path
+from ckpttool.formats.local import why_not_a_path
 from ckpttool.formats.wire import encode_bytes, encode_number
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.wording import count, shorten
 
-OTHER_FORMS = {
+_OTHER_FORMS = {
     ".json": "a file of this name is taken for JSON",
     ".yaml": "a file of this name is taken for one written by hand",
     ".yml": "a file of this name is taken for one written by hand",
@@ -79,19 +79,19 @@ def name_problem(path: str) -> str | None:
     url = why_not_a_path(path)
     if url is not None:
         return f"{path} is {url}"
-    for suffix, reason in OTHER_FORMS.items():
+    for suffix, reason in _OTHER_FORMS.items():
         if path.endswith(suffix):
             return f"{reason}, and this is protobuf; call it {path.removesuffix(suffix)}.ckpt"
     return None
 
 
 def encode_strategy(strategy: Strategy) -> bytes:
-    """Return the bytes of a file that says what ``strategy`` says, but for full shapes.
+    """Return the bytes of a strategy file; full shapes are not written.
 
     Raises
     ------
     StrategyError
-        MindSpore's form cannot say it, or a hand-written strategy is not resolved yet; all
+        MindSpore's form cannot express it, or a hand-written strategy is not resolved yet; all
         reasons, with the parameters.
     """
     items = [
@@ -105,19 +105,19 @@ def encode_strategy(strategy: Strategy) -> bytes:
     for stage in range(strategy.stages):
         operators = encode_bytes(1, f"ckpttool_stage_{stage}".encode())
         out.append(encode_bytes(2, operators + encode_bytes(2, encode_number(1, stage))))
-    known: dict[Layout, bytes] = {}  # a model has few layouts
+    encoded: dict[Layout, bytes] = {}  # a model has few layouts
     for stage, name, layout in items:
-        if layout not in known:
-            known[layout] = encode_bytes(2, _encode_layout(layout))
-        spelled = name if strategy.stages == 1 else f"{stage}-{name}"
-        out.append(encode_bytes(3, encode_bytes(1, spelled.encode()) + known[layout]))
+        if layout not in encoded:
+            encoded[layout] = encode_bytes(2, _encode_layout(layout))
+        full_name = name if strategy.stages == 1 else f"{stage}-{name}"
+        out.append(encode_bytes(3, encode_bytes(1, full_name.encode()) + encoded[layout]))
     return b"".join(out)
 
 
 def _refusals(
     strategy: Strategy, items: Iterable[tuple[int, str, Layout]]
 ) -> Iterator[tuple[str, str]]:
-    """Yield where and why MindSpore's form cannot say something."""
+    """Yield what MindSpore's form cannot express, and why."""
     if strategy.rules is not None:
         text = (
             "it speaks of patterns of names, and MindSpore's form of parameters; split and reshard "
@@ -130,14 +130,15 @@ def _refusals(
         yield strategy.origin, f"{text}; MindSpore reads no strategy that has none of a stage"
     refused: dict[str, dict[str, None]] = {}
     for _, name, layout in items:
-        reason = _why_not(name, layout, strategy.stage_ranks)
+        reason = _unsupported_reason(name, layout, strategy.stage_ranks)
         if reason is not None:
             refused.setdefault(reason, {})[name] = None
     for reason, names in refused.items():
         yield shorten(map(repr, names)), f"{count(len(names), 'parameter')} {reason}"
 
 
-def _why_not(name: str, layout: Layout, stage_ranks: int) -> str | None:
+def _unsupported_reason(name: str, layout: Layout, stage_ranks: int) -> str | None:
+    """Return why MindSpore's form cannot express a parameter, or None."""
     if not name or "-" in name:
         return (
             "with a name that MindSpore cannot read in a strategy: it must not be empty, and at "
@@ -157,7 +158,7 @@ def _encode_layout(layout: Layout) -> bytes:
     return b"".join(
         (
             _encode_dims(1, layout.device_matrix),
-            *(_encode_dims(2, axes) for axes in _tensor_maps(layout)),
+            *(_encode_dims(2, axes) for axes in _encoded_tensor_maps(layout)),
             _encode_dims(3, layout.rows),
             _encode_dims(4, starts),
             encode_number(5, layout.fields if layout.fields > 1 else 0),
@@ -168,10 +169,11 @@ def _encode_layout(layout: Layout) -> bytes:
 
 
 def _encode_dims(number: int, dims: Iterable[int]) -> bytes:
+    """Return a field that is a message of repeated numbers."""
     return encode_bytes(number, b"".join(encode_number(1, dim) for dim in dims))
 
 
-def _tensor_maps(layout: Layout) -> list[Sequence[int]]:
+def _encoded_tensor_maps(layout: Layout) -> list[Sequence[int]]:
     """Return the one tensor map, or one for each tensor axis."""
     spelled: list[Sequence[int]] = [axes or (-1,) for axes in layout.tensor_map]
     if all(len(axes) == 1 for axes in spelled) and not _is_misread(layout):
@@ -180,7 +182,7 @@ def _tensor_maps(layout: Layout) -> list[Sequence[int]]:
 
 
 def _is_misread(layout: Layout) -> bool:
-    """Return whether MindSpore would swap slices if the tensor map were one list; see above."""
+    """Return whether MindSpore would swap slices if there were one ``tensor_map``; see above."""
     sizes = layout.device_matrix[::-1]
     used = [axis for axes in layout.tensor_map for axis in axes if sizes[axis] > 1]
     free = [axis for axis, size in enumerate(sizes) if size > 1 and axis not in used]

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 import ckpttool
-from ckpttool.cli.main import Stopped
+from ckpttool.cli.main import Terminated
 from ckpttool.errors import VerifyError
 from ckpttool.execution.execute import CopyOptions, execute
 from ckpttool.formats import hdf5
 from ckpttool.formats.hdf5 import Hdf5
-from ckpttool.formats.reading import ReadFile, open_file
+from ckpttool.formats.local import ReadFile, open_file
 from ckpttool.formats.wire import PlainFile
 from ckpttool.storage import region_io
 from ckpttool.transaction.manifest import ManifestFile
@@ -138,7 +138,7 @@ def test_that_nothing_can_be_removed_is_told_whatever_failed_before(
     def fail(*given):
         if kind == "verify":
             raise VerifyError("m.ckpt", ["w: lost"])
-        raise Stopped(signal.SIGINT)
+        raise Terminated(signal.SIGINT)
 
     def refuse(self, **more):
         if self.name.endswith(".partial"):

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from ckpttool.cli.main import WORKERS, Stopped, Stopper
+from ckpttool.cli.main import WORKERS, SignalGuard, Terminated
 from tests.support.executors import COMMAND, environment, finish, reshard_words, start
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
@@ -71,11 +71,11 @@ def handled():
 def test_a_signal_during_an_import_goes_to_the_handler_before(trap, monkeypatch, handled):
     monkeypatch.delitem(sys.modules, WORKERS, raising=False)
     monkeypatch.syspath_prepend(trap("trapped", signal.SIGTERM))
-    with Stopper().installed():
+    with SignalGuard().installed():
         __import__("trapped")
     del sys.modules["trapped"]
     assert handled == [signal.SIGTERM]
-    with pytest.raises(Stopped), Stopper().installed():
+    with pytest.raises(Terminated), SignalGuard().installed():
         signal.raise_signal(signal.SIGTERM)
     assert len(handled) == 1
 
@@ -85,11 +85,11 @@ def test_if_there_are_workers_it_waits_for_the_end_of_the_import(trap, monkeypat
     monkeypatch.syspath_prepend(trap("trapped", signal.SIGTERM))
 
     def run():
-        with Stopper().installed():
+        with SignalGuard().installed():
             __import__("trapped")
             signal.sigtimedwait([], 10)  # which the alarm ends
 
-    with pytest.raises(Stopped):
+    with pytest.raises(Terminated):
         run()
     assert sys.modules.pop("trapped").Owner
     assert not handled
@@ -101,7 +101,7 @@ def test_a_second_signal_does_not_wait_for_the_import(trap, monkeypatch, handled
     twice = "".join(f"class Owner{n}:\n    trap = Trap()\n" for n in range(2))
     (folder / "trapped.py").write_text(TRAP.format(number=int(signal.SIGTERM)) + twice)
     monkeypatch.syspath_prepend(folder)
-    with pytest.raises(Stopped), Stopper().installed():
+    with pytest.raises(Terminated), SignalGuard().installed():
         __import__("trapped")
     assert handled == [signal.SIGTERM] * 2
     del sys.modules["trapped"]
@@ -109,14 +109,14 @@ def test_a_second_signal_does_not_wait_for_the_import(trap, monkeypatch, handled
 
 def test_a_signal_during_an_import_waits_while_files_are_written(trap, monkeypatch, handled):
     monkeypatch.syspath_prepend(trap("trapped", signal.SIGTERM))
-    stopper = Stopper()
+    guard = SignalGuard()
 
     def run():
-        with stopper.installed(), stopper.deferring():
+        with guard.installed(), guard.deferring():
             signal.raise_signal(signal.SIGTERM)
             __import__("trapped")  # where the second comes
 
-    with pytest.raises(Stopped):
+    with pytest.raises(Terminated):
         run()
     assert sys.modules.pop("trapped").Owner
     assert not handled

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from ckpttool.discovery.scan import scan
 from ckpttool.errors import FormatError, UnreadableError
-from ckpttool.formats import AHEAD, READERS, ckpt, get_format, read_index, read_indexes, suffix_of
+from ckpttool.formats import (
+    FILES_AHEAD,
+    READERS,
+    ckpt,
+    get_format,
+    read_index,
+    read_indexes,
+    suffix_of,
+)
 from ckpttool.formats.ckpt import Ckpt
 from ckpttool.formats.header_cache import HeaderCache
 from ckpttool.formats.sandbox import Sandbox
@@ -167,7 +175,7 @@ def test_so_is_a_file_of_another_format(tmp_path, format):
 @pytest.mark.parametrize("format", ["safetensors", "hdf5"])
 def test_a_header_of_another_format_is_understood_once_for_all_ranks(tmp_path, format):
     paths = []
-    for rank in range(READERS + AHEAD + 4):
+    for rank in range(READERS + FILES_AHEAD + 4):
         path = tmp_path / f"{rank}{suffix_of(format)}"
         paths.append(str(path))
         index = get_format(format).create(str(path), METAS, {})
@@ -182,7 +190,7 @@ def test_a_header_of_another_format_is_understood_once_for_all_ranks(tmp_path, f
 
 
 def test_the_disk_is_told_of_each_header_before_it_is_compared(tmp_path, monkeypatch):
-    paths = [str(tmp_path / f"{rank}.ckpt") for rank in range(AHEAD + 8)]
+    paths = [str(tmp_path / f"{rank}.ckpt") for rank in range(FILES_AHEAD + 8)]
     for path in paths:
         Path(path).write_bytes(
             b"".join(record(f"w{i}", "Int8", (9000,), bytes(9000)) for i in range(5))
@@ -204,20 +212,20 @@ def test_the_disk_is_told_of_each_header_before_it_is_compared(tmp_path, monkeyp
 
 
 def test_headers_are_remembered_within_limits(tmp_path, monkeypatch):
-    monkeypatch.setattr("ckpttool.formats.header_cache.MOST", 2)
-    monkeypatch.setattr("ckpttool.formats.header_cache.MOST_BYTES", 200)
+    monkeypatch.setattr("ckpttool.formats.header_cache.MAX_HEADERS", 2)
+    monkeypatch.setattr("ckpttool.formats.header_cache.MAX_BYTES", 200)
     cache = HeaderCache()
     for names in (1, 2, 9, 3):  # 9 are too long, and 3 one too many
         path = tmp_path / f"{names}.ckpt"
         path.write_bytes(b"".join(record(f"{i}", "Int8", (1,), b"x") for i in range(names)))
         for _ in range(2):
             assert len(outcome(str(path), cache)) == names
-    assert len(cache._headers) == 2
+    assert len(cache._by_end) == 2
 
 
 def test_a_header_that_takes_the_place_of_another_takes_its_room(tmp_path, monkeypatch):
     """As those of pipeline stages do, which differ in the numbers of layers alone."""
-    monkeypatch.setattr("ckpttool.formats.header_cache.MOST_BYTES", 100)
+    monkeypatch.setattr("ckpttool.formats.header_cache.MAX_BYTES", 100)
     cache = HeaderCache()
     for stage in range(9):
         path = tmp_path / f"{stage}.ckpt"

@@ -447,9 +447,9 @@ def test_an_hdf5_checkpoint_is_told_to_be_one(tmp_path):
 
 def test_equal_files_of_ranks_are_understood_once(write, tmp_path, monkeypatch):
     understood = []
-    parse = reader.read_protobuf
+    parse = reader._read_protobuf
     monkeypatch.setattr(
-        reader, "read_protobuf", lambda path: understood.append(path) or parse(path)
+        reader, "_read_protobuf", lambda path: understood.append(path) or parse(path)
     )
     for rank in range(8):
         write(strategy(operator(rank // 4), layout("w", (4,), (0, -1))), f"f/s_rank_{rank}.ckpt")

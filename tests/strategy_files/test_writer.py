@@ -175,7 +175,7 @@ def numbers(path):
         for item in reader.fields(0, reader.size):
             if item.number == 3:
                 parts = {part.number: part for part in fields(item)}
-                spelled = found[reader.text(parts[1], 1000)] = {n: [] for n in range(1, 8)}
+                spelled = found[reader.text(parts[1])] = {n: [] for n in range(1, 8)}
                 for one in fields(parts[2]):
                     dims = one.number < 5 and [n for f in fields(one) for n in reader.numbers(f)]
                     spelled[one.number].append(reader.number(one) if dims is False else dims)
