@@ -1,4 +1,7 @@
-"""What a checkpoint holds: files, tensors, full shapes and layouts, as one JSON document."""
+"""What a checkpoint holds: files, tensors, full shapes and layouts, as one JSON document.
+
+What reads contents is imported late: a single file is described from its header, without numpy.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,7 @@ from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex, map_of
 from ckpttool.planning.missing import note_redundancy, notes_of_scan, quarantine_damaged
-from ckpttool.planning.resolve import ResolveOptions, name_commands, resolve
 from ckpttool.planning.sources import on_one_of_several, suspected_rank_slices
-from ckpttool.planning.strategy_check import limit_to_written_ranks
-from ckpttool.storage.checksums import check_files
 
 Json = dict[str, object]
 
@@ -65,6 +65,8 @@ def describe(
     notes = [Note("unfinished", text, is_warning=True) for text in catalog.problems]
     notes += catalog.notes
     if crc:
+        from ckpttool.storage.checksums import check_files
+
         forged, more = check_files(catalog, executor, crc=True)
         found.errors += forged
         notes += more
@@ -132,6 +134,8 @@ def _describe_ranks(
     catalog: Catalog, strategy: Strategy | None, executor: Executor, found: Diagnostics
 ) -> Json:
     """Describe the files of ranks, and with layouts the full tensors."""
+    from ckpttool.planning.strategy_check import limit_to_written_ranks
+
     catalog, of_part = limit_to_written_ranks(catalog, strategy)
     notes = [*catalog.notes]
     devices = {} if isinstance(catalog, MergedCatalog) else find_devices(catalog.root, notes)
@@ -183,6 +187,8 @@ def _describe_tensors(
     catalog: Catalog, strategy: Strategy | None, executor: Executor, found: Diagnostics
 ) -> list[Json]:
     """Describe the full tensors; what contents say against the strategy is a warning here."""
+    from ckpttool.planning.resolve import ResolveOptions, name_commands, resolve
+
     if strategy is not None:
         strategy, reasons = strategy.resolve(catalog.metas)
         found.add_problems("strategy", reasons)
