@@ -76,7 +76,7 @@ from ckpttool.formats.strict_json import read_json_object
 from ckpttool.model.catalog import SelfDescribedCatalog
 from ckpttool.model.diagnostics import Note
 from ckpttool.model.dtypes import find_word
-from ckpttool.model.layout import Layout
+from ckpttool.model.layout import MAX_RANKS, Layout
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import (
     Box,
@@ -100,7 +100,6 @@ BARE_NAME = re.compile(r"(?!\.\.?$)[^/\0]+")  # in the same folder
 _STORAGE_KEY = re.compile(r"""\((?P<name>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"), \((\d{1,12}),\)\)""")
 _ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|(.))", re.DOTALL)
 _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
-MAX_RANKS = 1 << 20  # as of strategy files
 _MAX_BYTES = 1_000_000_000  # every slice of every rank takes some hundred bytes of it
 
 FilesByName = dict[str, FileIndex | None]  # by name; None for a damaged one
@@ -177,7 +176,7 @@ def _read_described(
 ) -> tuple[dict[int, FileIndex], Description]:
     """Return the files by rank and the description of a folder with ``metadata.json``."""
     metadata = str(folder / _METADATA)
-    parameters = _read_metadata(metadata)
+    parameters = read_metadata(metadata)
     files = read_existing_files(
         folder, _select_files(folder, set(_writers(parameters)), notes), errors
     )
@@ -497,7 +496,7 @@ def _is_metadata(path: str) -> bool:
     return "state_dict_metadata" in document and "storage_data" in document
 
 
-def _read_metadata(path: str) -> dict[str, _Parameter]:
+def read_metadata(path: str) -> dict[str, _Parameter]:
     """Return the tensors of a ``metadata.json`` by name.
 
     Raises

@@ -53,8 +53,8 @@ class SourceOptions:
         Path of a rank's file below the folder, with ``{rank}`` for its number and ``*`` for
         anything; a file name with a ``*`` matches only files with a checkpoint's suffix.
     step
-        The step to read, as in the names (``10_1``), or a whole file name without its suffix.  By
-        default the newest that every rank has; steps are compared as numbers.
+        The step to read, as in the names (``10_1``), or a file name without its suffix.  The
+        default is the newest that every rank has; steps are compared as numbers.
     key
         The key of encrypted files, as given to MindSpore (``enc_key``).
 
@@ -159,11 +159,11 @@ def scan_all(
         notes=tuple(note for note in notes if note.text not in problems),  # reported once
         problems=problems,
         missing_ranks=missing,
-        one_of_several=_lone_rank_evidence(chosen, missing),
+        one_of_several=_single_rank_evidence(chosen, missing),
     )
 
 
-def _lone_rank_evidence(chosen: Mapping[int, Path], missing: Sequence[int]) -> str:
+def _single_rank_evidence(chosen: Mapping[int, Path], missing: Sequence[int]) -> str:
     """Return the evidence that a folder's only file is of one rank of several, or ""."""
     if len(chosen) != 1:
         return ""

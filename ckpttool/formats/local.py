@@ -11,9 +11,9 @@ Python's readers return None where a read would have to wait (EAGAIN); here that
 
 A path may lead elsewhere in the middle of a run: a link is changed, a folder renamed, a file saved
 again.  So a file that is opened again is compared with the stamp that it had when its header was
-read.  The stamp has no number of the device, since network file systems give every host another.
-They give all hosts the same inode number, and nobody can set the time of change (ctime).  So two
-files never agree in the whole stamp.
+read.  The stamp has no device number: with network file systems that differs between hosts.  Inode
+numbers are the same on all hosts, and nobody can set the time of change (ctime).  So two files
+never have equal stamps.
 """
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ def is_there(path: AnyPath) -> bool:
     return True
 
 
-# What copies from and to the stores that checkpoints lie in.
-COPIERS = {
+# Scheme of a store that has checkpoints -> the command that copies from and to it.
+_COPIERS = {
     "s3": "aws s3 cp --recursive",
     "obs": "obsutil cp -r -f",
     "gs": "gsutil cp -r",
@@ -171,7 +171,7 @@ def why_not_a_path(text: str) -> str | None:
     what = f"a URL ({match[0]}), not a path"
     if scheme == "file":
         return f"{what}: name the file itself, {text[match.end() :]}"
-    tool = f" ({COPIERS[scheme]})" if scheme in COPIERS else ""
+    tool = f" ({_COPIERS[scheme]})" if scheme in _COPIERS else ""
     return f"{what}: name a path here and copy the files{tool}, or mount the store"
 
 

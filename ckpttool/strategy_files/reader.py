@@ -33,7 +33,7 @@ as the map of an expanded tensor, which does not determine the true one.
 Stages
 ------
 In a file merged over stages every parameter is called ``"<stage>-<name>"``.  A file is taken for
-merged if all its names begin with one to three digits and a ``-``, and these numbers include the
+merged if all its names begin with one to three digits and a ``-``.  These numbers must include the
 stages of its operators.  So a parameter whose own name has a ``-`` in it does no harm.
 
 MindSpore may merge a merged file again, with the files of the ranks.  It takes it for the file of a
@@ -75,15 +75,13 @@ from ckpttool.formats.local import (
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.formats.wire import LENGTH, VARINT, Field, WireReader
 from ckpttool.model.diagnostics import Note
-from ckpttool.model.layout import Layout
+from ckpttool.model.layout import MAX_LAYOUT_AXES, MAX_RANKS, Layout
 from ckpttool.model.strategy import Strategy, join_stages
 from ckpttool.model.wording import shorten
 from ckpttool.strategy_files.handwritten import KEY, is_handwritten, read_handwritten
 
 MAX_BYTES = 100_000_000  # thousands of parameters take one; what is larger is something else
 MAX_STAGES = 1000  # no model has so many layers; a damaged number must not lead to a long list
-MAX_RANKS = 1 << 20  # ten times the largest clusters; layouts are tables over all ranks
-MAX_AXES = 64  # of a tensor or a device matrix; as NumPy 2
 _CACHED_LAYOUT_BYTES = 512  # longest encoded layout that is cached
 FOLDER_SUFFIXES = (".ckpt", ".json")  # what counts as a strategy file when a folder is named
 STRATEGY_OF_RANK = re.compile(r".*_rank_(\d+)\.[a-z]+")
@@ -302,10 +300,10 @@ def _make_layout(entry: _LayoutEntry) -> Layout:
     """Return the layout that an entry encodes; raise ValueError if it is impossible."""
     maps = entry.tensor_maps
     axes = max(len(entry.device_matrix), len(maps), *(len(axes) for axes in maps), 0)
-    if axes > MAX_AXES or math.prod(entry.device_matrix) > MAX_RANKS:
+    if axes > MAX_LAYOUT_AXES or math.prod(entry.device_matrix) > MAX_RANKS:
         raise ValueError(
-            f"a layout of {axes} axes or {math.prod(entry.device_matrix[:MAX_AXES])} ranks; "
-            f"{MAX_AXES} and {MAX_RANKS} are the most"
+            f"a layout of {axes} axes or {math.prod(entry.device_matrix[:MAX_LAYOUT_AXES])} ranks; "
+            f"{MAX_LAYOUT_AXES} and {MAX_RANKS} are the most"
         )
     if len(maps) == 1:
         tensor_map = tuple(_without_none([axis]) for axis in maps[0])
