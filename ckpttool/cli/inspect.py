@@ -55,7 +55,7 @@ def inspect(source: Source, crc: bool, report: ReportOptions) -> None:
     if report.as_json:
         documents.print_json(document)
     elif isinstance(catalog, MergedCatalog) and strategy is None:
-        tables.print_undivided(catalog, document)
+        tables.print_merged(catalog, document)
     elif catalog.files or not catalog.findings:
         tables.print_checkpoint(catalog, document)
     if not report.as_json:

@@ -245,7 +245,7 @@ def verify(
         Its layouts.  Without them each file is verified by itself, unless the checkpoint describes
         itself.
     options
-        How the checkpoint is resolved: ``replicated`` counts here.
+        How the checkpoint is resolved; ``unlisted`` is always ``"first"``.
     deep
         Read the data, and verify the checksums and the hashes of a manifest that are there.
     crc
