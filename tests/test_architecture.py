@@ -234,6 +234,25 @@ def test_the_start_loads_click_and_next_to_nothing_else(argument):
     assert len(loaded) <= 20  # it was 80 when every command was loaded
 
 
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_one_module_lists_stats_and_opens_the_files_of_sources(path):
+    """Others do that for outputs: `create` and `seal` of a format, and libhdf5 for itself."""
+    name = name_of(path)
+    rooms = {"formats", "discovery", "strategy_files"}
+    if room_of(name) not in rooms or name in ("ckpttool.formats.local", "ckpttool.formats.hdf5"):
+        return
+    words = {"iterdir", "glob", "rglob", "listdir", "scandir", "walk", "stat", "lstat"}
+    words |= {"is_file", "is_dir", "is_symlink", "exists", "read_bytes", "read_text"}
+    calls = [node for node in ast.walk(TREES[path]) if isinstance(node, ast.Call)]
+    methods = {one.func.attr for one in calls if isinstance(one.func, ast.Attribute)}
+    assert not methods & words
+    for call in calls:
+        function = ast.unparse(call.func)
+        if function.rpartition(".")[2] == "open":
+            assert function.startswith("Path("), "a file is opened by formats.local"
+            assert ast.unparse(call.args[0]) in ("'wb'", "'r+b'"), "and not one of a source"
+
+
 def test_every_command_is_in_a_module_of_its_name():
     context = click.Context(main)
     assert [main.get_command(context, name).name for name in COMMANDS] == list(COMMANDS)

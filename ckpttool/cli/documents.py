@@ -148,7 +148,7 @@ def _describe_written(output: Written) -> Json:
     }
 
 
-MOST_ROWS = 50  # of a table; more is for programs, or asked for
+MOST_ROWS = 50  # of a table; programs, and people who say --limit, may get more
 
 
 def print_report(found: Report, deep: bool, crc: bool, options: ReportOptions) -> None:

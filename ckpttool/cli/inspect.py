@@ -46,14 +46,16 @@ def inspect(source: Source, crc: bool, report: ReportOptions) -> None:
     catalog, strategy, _ = workflow.load(
         source, report, tolerated=diagnostics.failures, scan=scan_all
     )
-    with ckpttool.open_engine(f"threads:{default_jobs()}") as executor:
+    reads_header_only = isinstance(catalog, MergedCatalog) and strategy is None and not crc
+    engine = "inline" if reads_header_only else f"threads:{default_jobs()}"
+    with ckpttool.open_engine(engine) as executor:
         document = ckpttool.describe(
             catalog, strategy, crc=crc, executor=executor, diagnostics=diagnostics
         )
     if report.as_json:
         documents.print_json(document)
     elif isinstance(catalog, MergedCatalog) and strategy is None:
-        tables.print_undivided(catalog, document)
+        tables.print_merged(catalog, document)
     elif catalog.files or not catalog.findings:
         tables.print_checkpoint(catalog, document)
     if not report.as_json:

@@ -19,7 +19,7 @@ import click
 from ckpttool.cli import params
 from ckpttool.cli.params import Existing, RankList, Size, WholeNumber
 from ckpttool.errors import PlanError
-from ckpttool.formats.reading import why_not_a_path
+from ckpttool.formats.local import why_not_a_path
 from ckpttool.model.tensors import Secret, forbid_core_dumps
 
 if TYPE_CHECKING:

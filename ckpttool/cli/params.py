@@ -47,7 +47,7 @@ class PathName(click.Path):
         self, name: str, param: click.Parameter | None, ctx: click.Context | None
     ) -> None:
         """Refuse a URL."""
-        from ckpttool.formats.reading import why_not_a_path
+        from ckpttool.formats.local import why_not_a_path
 
         reason = why_not_a_path(name)
         if reason is not None:
@@ -83,7 +83,7 @@ class Existing(PathName):
         ctx: click.Context | None,
     ) -> str | bytes | os.PathLike[str]:
         """Return the path; raise the system's error if this user may not look at it."""
-        from ckpttool.formats.reading import ABSENT
+        from ckpttool.formats.local import ABSENT
 
         path = super().convert(value, param, ctx)
         try:

@@ -141,7 +141,7 @@ MOST_SLICES = 8  # of a tensor, in a table
 LAYOUT = ("slice", "device matrix", "tensor map", "shard>")  # columns
 
 
-def print_undivided(catalog: MergedCatalog, document: Json) -> None:
+def print_merged(catalog: MergedCatalog, document: Json) -> None:
     """Print the table of a file, or of several with an index."""
     stored = [tensor for file in catalog.files.values() for tensor in file.tensors.values()]
     several = bool(catalog.indexes or catalog.findings)

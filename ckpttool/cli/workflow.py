@@ -85,7 +85,7 @@ def load(
         catalog = attempt(read, errors)
     if find_strategy and not src_strategy and catalog is not None and catalog.strategy_files:
         src_strategy = catalog.strategy_files
-        catalog = replace(catalog, notes=(*catalog.notes, _on_strategy(src_strategy)))
+        catalog = replace(catalog, notes=(*catalog.notes, _found_strategy_note(src_strategy)))
     strategies = [
         attempt(partial(ckpttool.read_strategy, paths), errors) if paths else None
         for paths in (src_strategy, dst_strategy)
@@ -98,7 +98,7 @@ def load(
     return catalog, strategies[0], strategies[1]
 
 
-def _on_strategy(files: tuple[str, ...]) -> Diagnostic:
+def _found_strategy_note(files: tuple[str, ...]) -> Diagnostic:
     """Return the note on strategy files that were found and not named."""
     from ckpttool.model.diagnostics import Diagnostic
     from ckpttool.model.wording import count, shorten

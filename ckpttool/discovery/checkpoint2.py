@@ -71,12 +71,12 @@ from ckpttool.discovery.leftovers import note_leftovers
 from ckpttool.discovery.rank_folders import checkpoint_files
 from ckpttool.errors import FormatError, PlanError, raise_all
 from ckpttool.formats import read_indexes
-from ckpttool.formats.reading import open_file
+from ckpttool.formats.local import is_file, is_folder, list_folder, open_file
 from ckpttool.formats.strict_json import read_json_object
 from ckpttool.model.catalog import SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.dtypes import find_word
-from ckpttool.model.layout import Layout
+from ckpttool.model.layout import MAX_RANKS, Layout
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import (
     Box,
@@ -100,7 +100,6 @@ BARE_NAME = re.compile(r"(?!\.\.?$)[^/\0]+")  # in the same folder
 _STORAGE_KEY = re.compile(r"""\((?P<name>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"), \((\d{1,12}),\)\)""")
 _ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|(.))", re.DOTALL)
 _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
-MAX_RANKS = 1 << 20  # as of strategy files
 _MAX_BYTES = 1_000_000_000  # every slice of every rank takes some hundred bytes of it
 
 FilesByName = dict[str, FileIndex | None]  # by name; None for a damaged one
@@ -144,7 +143,7 @@ def scan_checkpoint2(src: str, step: str | None) -> SelfDescribedCatalog | None:
     note_leftovers(folder, (), notes)
     values = _read_common(folder, notes)
     errors: list[FormatError] = []
-    read = _read_described if (folder / _METADATA).is_file() else _read_whole
+    read = _read_described if is_file(folder / _METADATA) else _read_whole
     files, description = read(folder, errors, notes)
     number = _iteration_number(folder)
     return SelfDescribedCatalog(
@@ -159,16 +158,16 @@ def scan_checkpoint2(src: str, step: str | None) -> SelfDescribedCatalog | None:
 
 def _is_iteration(folder: Path) -> bool:
     """Return whether a folder holds one iteration."""
-    if any(MINDFORMERS_FILE.fullmatch(path.name) for path in folder.iterdir()):
+    if any(MINDFORMERS_FILE.fullmatch(path.name) for path in list_folder(folder)):
         return True
     metadata = folder / _METADATA
-    return metadata.is_file() and _is_metadata(str(metadata))
+    return is_file(metadata) and _is_metadata(str(metadata))
 
 
 def _read_common(folder: Path, notes: list[Diagnostic]) -> Mapping[str, str]:
     """Return the values of ``common.json`` as text; empty if it is absent or damaged."""
     path = folder / _COMMON
-    if not path.is_file():
+    if not is_file(path):
         return {}
     try:
         document = read_json_object(str(path), _MAX_BYTES)
@@ -186,7 +185,7 @@ def _read_described(
 ) -> tuple[dict[int, FileIndex], Description]:
     """Return the files by rank and the description of a folder with ``metadata.json``."""
     metadata = str(folder / _METADATA)
-    parameters = _read_metadata(metadata)
+    parameters = read_metadata(metadata)
     files = read_existing_files(
         folder, _select_files(folder, set(_writers(parameters)), notes), errors
     )
@@ -271,7 +270,7 @@ def _slices_problem(
 
 def _has_iterations(root: Path) -> bool:
     """Return whether a folder holds folders of iterations."""
-    return (root / _TRACKER).is_file() or bool(_iterations(root))
+    return is_file(root / _TRACKER) or bool(_iterations(root))
 
 
 def _find_iteration(root: Path, wanted: str | None, notes: list[Diagnostic]) -> Path:
@@ -319,8 +318,8 @@ def _find_iteration(root: Path, wanted: str | None, notes: list[Diagnostic]) -> 
 
 def _iterations(root: Path) -> Mapping[Path, int]:
     """Return the folders of iterations, and their numbers."""
-    numbers = {path: _iteration_number(path) for path in sorted(root.iterdir())}
-    return {path: n for path, n in numbers.items() if n is not None and path.is_dir()}
+    numbers = {path: _iteration_number(path) for path in list_folder(root)}
+    return {path: n for path, n in numbers.items() if n is not None and is_folder(path)}
 
 
 def _iteration_number(folder: Path) -> int | None:
@@ -338,7 +337,7 @@ def _is_iteration_wanted(folder: Path, wanted: str) -> bool:
 def _last_complete(root: Path) -> int | None:
     """Return the number of the last complete iteration, or None if it is not recorded."""
     path = root / _TRACKER
-    if not path.is_file():
+    if not is_file(path):
         return None
     with open_file(path) as file:
         text = file.read(100).strip()
@@ -353,7 +352,7 @@ def _list_alternatives(folders: Mapping[Path, int], last: int) -> str:
         {
             n
             for path, n in folders.items()
-            if any(MINDFORMERS_FILE.fullmatch(p.name) for p in path.iterdir())
+            if any(MINDFORMERS_FILE.fullmatch(p.name) for p in list_folder(path))
         }
     )
     complete = [str(n) for n in saved if n <= last]
@@ -405,7 +404,7 @@ def _select_files(folder: Path, named: set[str], notes: list[Diagnostic]) -> lis
 
 def _list_files(folder: Path) -> dict[str, re.Match[str]]:
     """Return the names of MindFormers' files in a folder, and their parts."""
-    names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    names = [path.name for path in list_folder(folder) if is_file(path)]
     return {
         name: match for name in names if (match := MINDFORMERS_FILE.fullmatch(name)) is not None
     }
@@ -508,7 +507,7 @@ def _is_metadata(path: str) -> bool:
     return "state_dict_metadata" in document and "storage_data" in document
 
 
-def _read_metadata(path: str) -> dict[str, _Parameter]:
+def read_metadata(path: str) -> dict[str, _Parameter]:
     """Return the tensors of a ``metadata.json`` by name.
 
     Raises
@@ -693,7 +692,7 @@ def read_existing_files(
     folder: Path, names: Iterable[str], errors: list[FormatError]
 ) -> FilesByName:
     """Return the headers of those files that exist; ``errors`` gets those of damaged files."""
-    there = [name for name in names if (folder / name).is_file()]
+    there = [name for name in names if is_file(folder / name)]
     files: FilesByName = {}
     for name, index in zip(there, read_indexes(str(folder / n) for n in there), strict=True):
         if isinstance(index, FormatError):

@@ -54,7 +54,7 @@ from typing import NamedTuple
 from ckpttool.discovery.checkpoint2 import BARE_NAME, Faults, FilesByName, read_existing_files
 from ckpttool.discovery.file_names import HYPER_METADATA
 from ckpttool.errors import CkptToolError, FormatError, PlanError, UnsupportedError, raise_all
-from ckpttool.formats.reading import open_file
+from ckpttool.formats.local import is_file, list_folder, open_file, stat_file
 from ckpttool.formats.sandbox import CPU_SECONDS, Sandbox
 from ckpttool.model.catalog import SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostic
@@ -132,7 +132,7 @@ def scan_hyper_parallel(src: str, step: str | None) -> SelfDescribedCatalog | No
 def _metadata_files(folder: Path, notes: list[Diagnostic]) -> list[Path]:
     """Return the metadata file, or those of the ranks, lowest first."""
     whole = folder / ".metadata"
-    matches = {path: HYPER_METADATA.fullmatch(path.name) for path in folder.iterdir()}
+    matches = {path: HYPER_METADATA.fullmatch(path.name) for path in list_folder(folder)}
     of_ranks = {
         path: int(match[1] or match[2])
         for path, match in matches.items()
@@ -148,7 +148,7 @@ def _metadata_files(folder: Path, notes: list[Diagnostic]) -> list[Path]:
 
 def _is_pickle(path: Path) -> bool:
     """Return whether a file is there and begins as a pickle does."""
-    if not path.is_file():
+    if not is_file(path):
         return False
     with open_file(path) as file:
         return file.read(1) == _PICKLE
@@ -162,7 +162,7 @@ def _read_all(paths: Sequence[Path]) -> tuple[dict[str, _HyperTensor], tuple[str
     errors: list[CkptToolError] = []
     with Sandbox() as sandbox:
         for path in paths:
-            seconds = CPU_SECONDS + path.stat().st_size / _BYTES_PER_SECOND
+            seconds = CPU_SECONDS + stat_file(path).nbytes / _BYTES_PER_SECOND
             try:
                 found, others = sandbox.run(
                     read_metadata, str(path), "the unpickler", "a pickle", seconds
@@ -191,7 +191,7 @@ def _note_unnamed(folder: Path, named: set[str], notes: list[Diagnostic]) -> Non
     """Note the files of tensors and layouts that no metadata names."""
     others = sorted(
         path.name
-        for path in folder.iterdir()
+        for path in list_folder(folder)
         if path.name not in named
         and (path.suffix == ".layout" or _TENSOR_FILE.fullmatch(path.name))
     )

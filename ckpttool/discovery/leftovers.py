@@ -26,7 +26,7 @@ from pathlib import Path
 from ckpttool.discovery.file_names import RankFile, step_of
 from ckpttool.formats import format_of_suffix
 from ckpttool.formats.foreign import identify_foreign
-from ckpttool.formats.reading import open_file
+from ckpttool.formats.local import exists, is_file, is_folder, is_link, list_folder, open_file
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import JOURNAL, MANIFEST
 from ckpttool.model.wording import format_ranks, shorten
@@ -92,14 +92,14 @@ def note_leftovers(root: Path, folders: Iterable[Path], notes: list[Diagnostic])
     broken_links = []
     special_files = []
     for folder in (root, *(folder for folder in folders if folder != root)):
-        for path in sorted(folder.iterdir()):
-            if is_unfinished_name(path) and path.is_file():
+        for path in list_folder(folder):
+            if is_unfinished_name(path) and is_file(path):
                 unfinished.append(str(path.relative_to(root)))
-            elif _FAILED_CONVERSION.fullmatch(path.name) and path.is_file():
+            elif _FAILED_CONVERSION.fullmatch(path.name) and is_file(path):
                 failed.append(f"{path}: {_read_reason(path)}")
-            elif path.is_symlink() and not path.exists():
+            elif is_link(path) and not exists(path):
                 broken_links.append(str(path.relative_to(root)))
-            elif format_of_suffix(path.name) and not (path.is_file() or path.is_dir()):
+            elif format_of_suffix(path.name) and not (is_file(path) or is_folder(path)):
                 special_files.append(str(path.relative_to(root)))
     if broken_links:
         notes.append(
@@ -123,7 +123,7 @@ def note_leftovers(root: Path, folders: Iterable[Path], notes: list[Diagnostic])
 
 def find_emergency_saves(folder: Path) -> list[Path]:
     """Return the emergency saves in a folder, finished or not."""
-    return sorted(path for path in folder.iterdir() if EMERGENCY.fullmatch(path.name))
+    return [path for path in list_folder(folder) if EMERGENCY.fullmatch(path.name)]
 
 
 def note_emergencies(saves: Iterable[Path], notes: list[Diagnostic]) -> None:
@@ -160,7 +160,7 @@ def note_skipped(root: Path, others: Sequence[str], notes: list[Diagnostic]) -> 
 
 def _describe(path: Path) -> str:
     """Return the name of a file, with its kind if it is identified."""
-    if path.suffix not in _FOREIGN_SUFFIXES or not path.is_file():
+    if path.suffix not in _FOREIGN_SUFFIXES or not is_file(path):
         return path.name
     try:
         kind = identify_foreign(str(path))

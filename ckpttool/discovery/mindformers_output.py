@@ -34,6 +34,7 @@ from ckpttool.discovery.leftovers import find_emergency_saves, note_emergencies,
 from ckpttool.discovery.rank_folders import find_nested_checkpoints, has_rank_files
 from ckpttool.errors import CkptToolError, PlanError
 from ckpttool.formats.foreign import Device, RankTable, read_rank_table
+from ckpttool.formats.local import find_paths, is_file, is_folder, list_folder
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.wording import shorten
 from ckpttool.strategy_files.reader import FOLDER_SUFFIXES, STRATEGY_OF_RANK, is_merged_name
@@ -62,7 +63,7 @@ def find_checkpoint(root: Path, notes: list[Diagnostic]) -> Path:
     present = [
         name
         for name in CHECKPOINT_FOLDERS
-        if (root / name).is_dir() and any((root / name).iterdir())
+        if is_folder(root / name) and any(list_folder(root / name))
     ]
     if not present:
         return root
@@ -97,7 +98,7 @@ def find_checkpoint(root: Path, notes: list[Diagnostic]) -> Path:
 
 def is_run_output(root: Path) -> bool:
     """Return whether a folder has the strategies or the records of a MindFormers run."""
-    return (root / "strategy").is_dir() or any(root.glob("checkpoint*/rank_*/meta.json"))
+    return is_folder(root / "strategy") or any(find_paths(root, "checkpoint*/rank_*/meta.json"))
 
 
 def find_strategies(
@@ -147,9 +148,9 @@ def find_strategies(
 
 def _list_strategies(folder: Path) -> list[Path]:
     """Return the strategy files in a folder; none if it is absent."""
-    if not folder.is_dir():
+    if not is_folder(folder):
         return []
-    return sorted(p for p in folder.iterdir() if p.suffix in FOLDER_SUFFIXES and p.is_file())
+    return [p for p in list_folder(folder) if p.suffix in FOLDER_SUFFIXES and is_file(p)]
 
 
 def find_devices(root: str, notes: list[Diagnostic]) -> Mapping[int, Device]:
@@ -184,6 +185,6 @@ def find_devices(root: str, notes: list[Diagnostic]) -> Mapping[int, Device]:
 def _list_rank_tables(folder: Path) -> list[Path]:
     """Return the rank tables in a folder, by name; none if it cannot be read."""
     try:
-        return sorted(p for p in folder.iterdir() if _TABLE_NAME.fullmatch(p.name) and p.is_file())
+        return [p for p in list_folder(folder) if _TABLE_NAME.fullmatch(p.name) and is_file(p)]
     except OSError:
         return []  # the folder above need not be readable

@@ -45,6 +45,7 @@ from ckpttool.errors import (
 )
 from ckpttool.formats import format_of_suffix
 from ckpttool.formats.foreign import FOREIGN_KINDS, identify_foreign
+from ckpttool.formats.local import exists, find_paths, is_file, is_folder, list_folder
 from ckpttool.formats.weight_index import is_index_name
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.wording import format_ranks, shorten
@@ -77,7 +78,7 @@ def list_rank_files(root: Path, notes: list[Diagnostic], empty_ranks: EmptyRanks
     for rank, folder in sorted(folders.items()):
         try:
             folders[rank], inside = _find_files(folder, rank)
-            if len(inside) > 1 and any(is_index_name(p.name) for p in folders[rank].iterdir()):
+            if len(inside) > 1 and any(is_index_name(p.name) for p in list_folder(folders[rank])):
                 indexed.append(folders[rank])
         except OSError as error:
             empty_ranks[rank] = _unreadable_rank(folder, error)
@@ -123,13 +124,13 @@ def explain_missing_files(notes: Sequence[Diagnostic]) -> Iterator[Diagnostic]:
 
 def checkpoint_files(folder: Path) -> Iterator[Path]:
     """Yield the files in a folder that have a checkpoint's suffix, sorted."""
-    yield from _with_checkpoint_suffix(sorted(folder.iterdir()))
+    yield from _with_checkpoint_suffix(list_folder(folder))
 
 
 def _with_checkpoint_suffix(paths: Iterable[Path]) -> Iterator[Path]:
     """Yield the files with a checkpoint's suffix; ``.tmp`` and ``-graph.meta`` are none."""
     for path in paths:
-        if format_of_suffix(path.name) is not None and path.is_file():
+        if format_of_suffix(path.name) is not None and is_file(path):
             yield path
 
 
@@ -138,7 +139,7 @@ def _with_checkpoint_suffix(paths: Iterable[Path]) -> Iterator[Path]:
 
 def has_rank_files(folder: Path) -> bool:
     """Return whether a folder has rank folders, or files with their rank in the name."""
-    return any(RANK_FOLDER.fullmatch(p.name) and p.is_dir() for p in folder.iterdir()) or any(
+    return any(RANK_FOLDER.fullmatch(p.name) and is_folder(p) for p in list_folder(folder)) or any(
         RANK_IN_NAME.search(p.name) for p in checkpoint_files(folder)
     )
 
@@ -154,7 +155,9 @@ def is_in_rank_folder(root: str, folder: str) -> bool:
 
 def note_rank_folders(root: Path, notes: list[Diagnostic]) -> None:
     """Note rank folders in a self-described checkpoint: they are of another checkpoint."""
-    names = sorted(p.name for p in root.iterdir() if RANK_FOLDER.fullmatch(p.name) and p.is_dir())
+    names = sorted(
+        p.name for p in list_folder(root) if RANK_FOLDER.fullmatch(p.name) and is_folder(p)
+    )
     if names:
         pattern = re.sub(r"\d+", "{rank}", names[0]) + "/*"
         text = f"{root}: passed over {shorten(names, 3)}, which are of another checkpoint"
@@ -172,7 +175,7 @@ def sibling_rank_folders(file: Path) -> tuple[str, list[str]]:
         if own is None:
             continue
         try:
-            folders = sorted(path for path in folder.parent.iterdir() if path.is_dir())
+            folders = [path for path in list_folder(folder.parent) if is_folder(path)]
         except OSError:
             continue  # a folder further up need not be readable
         place = re.sub(r"\d+", "*", glob.escape(str(file.relative_to(folder))))
@@ -180,7 +183,7 @@ def sibling_rank_folders(file: Path) -> tuple[str, list[str]]:
             path.name
             for path in folders
             if (match := RANK_FOLDER.fullmatch(path.name)) and match[1] == own[1]
-            if path != folder and (not depth or any(path.glob(place)))
+            if path != folder and (not depth or any(find_paths(path, place)))
         ]
         if others:
             return folder.name, others
@@ -189,7 +192,7 @@ def sibling_rank_folders(file: Path) -> tuple[str, list[str]]:
 
 def find_nested_checkpoints(root: Path) -> list[Path]:
     """Return the folders in a folder that are checkpoints, except for emergency saves."""
-    found = {path.parent for path in root.glob("*/*") if _marks_checkpoint(path)}
+    found = {path.parent for path in find_paths(root, "*/*") if _marks_checkpoint(path)}
     return sorted(path for path in found if EMERGENCY.fullmatch(path.name) is None)
 
 
@@ -198,7 +201,7 @@ def _marks_checkpoint(path: Path) -> bool:
     if is_index_name(path.name) or path.name == ".metadata" or HYPER_METADATA.fullmatch(path.name):
         return True
     match = RANK_FOLDER.fullmatch(path.name)
-    return match is not None and path.is_dir() and bool(_find_files(path, int(match[2]))[1])
+    return match is not None and is_folder(path) and bool(_find_files(path, int(match[2]))[1])
 
 
 def _find_folders(root: Path) -> tuple[dict[int, Path], list[str], list[str]]:
@@ -207,10 +210,10 @@ def _find_folders(root: Path) -> tuple[dict[int, Path], list[str], list[str]]:
     words: dict[str, str] = {}
     problems: list[str] = []
     others: list[str] = []
-    for path in sorted(root.iterdir()):
-        match = RANK_FOLDER.fullmatch(path.name) if path.is_dir() else None
+    for path in list_folder(root):
+        match = RANK_FOLDER.fullmatch(path.name) if is_folder(path) else None
         if match is None:
-            others += [path.name] if path.exists() else []
+            others += [path.name] if exists(path) else []
             continue
         words.setdefault(match[1], path.name)
         rank = int(match[2])
@@ -233,12 +236,12 @@ def _find_files(folder: Path, rank: int) -> tuple[Path, list[Path]]:
     ``device0`` to train leaves ``device0/ckpt_0``, and perhaps its strategy file in ``device0``.
     With both ``node0/device0`` and ``node0/device1`` the numbers of the folders are not ranks.
     """
-    names = sorted(folder.iterdir())
+    names = list_folder(folder)
     files = list(_with_checkpoint_suffix(names))
     nested = [
         (int(match[2]), _find_files(path, int(match[2])))
         for path in names
-        if (match := RANK_FOLDER.fullmatch(path.name)) and path.is_dir()
+        if (match := RANK_FOLDER.fullmatch(path.name)) and is_folder(path)
     ]
     nested = [(number, found) for number, found in nested if found[1]]
     if [number for number, _ in nested] == [rank] and all(map(_is_strategy, files)):
@@ -253,9 +256,9 @@ def _files_of_other_ranks(folder: Path, rank: int) -> list[str]:
     """
     return [
         str(file)
-        for path in sorted(folder.iterdir())
+        for path in list_folder(folder)
         if (match := RANK_FOLDER.fullmatch(path.name)) is not None
-        if int(match[2]) != rank and path.is_dir()
+        if int(match[2]) != rank and is_folder(path)
         for file in checkpoint_files(path)
     ]
 
@@ -317,9 +320,7 @@ def _refuse_unfinished(root: Path) -> None:
 
 def _refuse_pytorch(root: Path) -> None:
     """Raise `UnsupportedError` if a folder has files of PyTorch."""
-    names = [
-        path.name for path in sorted(root.iterdir()) if path.is_file() and _is_pytorch_file(path)
-    ]
+    names = [path.name for path in list_folder(root) if is_file(path) and _is_pytorch_file(path)]
     if names:
         kind = FOREIGN_KINDS["pytorch"]
         reason = f"{kind.noun} ({shorten(names, 3)}), {kind.remedy}"
@@ -365,7 +366,7 @@ def _match_pattern(
     if not parts:
         return
     expression = re.escape(parts[0]).replace(r"\{rank\}", r"(\d+)").replace(r"\*", ".*")
-    for path in sorted(folder.iterdir()):
+    for path in list_folder(folder):
         match = re.fullmatch(expression, path.name)
         ranks = {int(text) for text in match.groups()} if match else set()
         ranks |= set() if rank is None else {rank}
@@ -373,14 +374,14 @@ def _match_pattern(
             continue
         found_rank = next(iter(ranks), None)
         is_matched = "*" not in parts[0] or format_of_suffix(path.name) is not None
-        if len(parts) > 1 and path.is_dir():
+        if len(parts) > 1 and is_folder(path):
             try:
                 yield from tuple(_match_pattern(path, parts[1:], found_rank, empty_ranks))
             except OSError as error:
                 if found_rank is None:
                     raise
                 empty_ranks[found_rank] = _unreadable_rank(path, error)
-        elif len(parts) == 1 and path.is_file() and found_rank is not None and is_matched:
+        elif len(parts) == 1 and is_file(path) and found_rank is not None and is_matched:
             name = path.name
             for i in range(match.re.groups, 0, -1):
                 name = name[: match.start(i)] + "{rank}" + name[match.end(i) :]
@@ -392,7 +393,7 @@ def _match_pattern(
 
 def _hint_at_links(root: Path, folders: Iterable[Path]) -> str:
     """Return the end of a message on files in nested rank folders, as of several hosts."""
-    nested = (path for folder in folders for path in sorted(folder.glob("*/*")))
+    nested = (path for folder in folders for path in sorted(find_paths(folder, "*/*")))
     found = [
         str(path.relative_to(root))
         for path in nested
@@ -434,14 +435,14 @@ def _suggest_patterns(root: Path) -> Iterator[tuple[str, str]]:
 def _files_below(folder: Path, depth: int) -> Iterator[Path]:
     """Yield the checkpoint files at most ``depth`` folders below a folder."""
     try:
-        inside = sorted(folder.iterdir())
+        inside = list_folder(folder)
     except OSError:
         return  # a suggestion needs no folder that cannot be read
     for path in inside:
-        if path.is_dir():
+        if is_folder(path):
             if depth and not EMERGENCY.fullmatch(path.name):
                 yield from _files_below(path, depth - 1)
-        elif format_of_suffix(path.name) is not None and path.is_file():
+        elif format_of_suffix(path.name) is not None and is_file(path):
             yield path
 
 

@@ -30,7 +30,7 @@ from ckpttool.discovery.sharded_files import note_index, scan_indexed
 from ckpttool.discovery.steps import choose_step
 from ckpttool.errors import FormatError, PlanError, UnfinishedError, UnsupportedError, raise_all
 from ckpttool.formats import read_index, read_indexes
-from ckpttool.formats.reading import why_not_a_path
+from ckpttool.formats.local import exists, is_file, is_folder, why_not_a_path
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.tensors import FileIndex, Secret
@@ -53,8 +53,8 @@ class SourceOptions:
         Path of a rank's file below the folder, with ``{rank}`` for its number and ``*`` for
         anything; a file name with a ``*`` matches only files with a checkpoint's suffix.
     step
-        The step to read, as in the names (``10_1``), or a whole file name without its suffix.  By
-        default the newest that every rank has; steps are compared as numbers.
+        The step to read, as in the names (``10_1``), or a file name without its suffix.  The
+        default is the newest that every rank has; steps are compared as numbers.
     key
         The key of encrypted files, as given to MindSpore (``enc_key``).
 
@@ -122,7 +122,7 @@ def scan_all(
     merged = _scan_merged(root, src, key) if pattern is None else None
     if merged is not None:
         return merged
-    if not root.is_dir():
+    if not is_folder(root):
         return _scan_file(root, key, step)
     notes: list[Diagnostic] = []
     empty_ranks: EmptyRanks = {}
@@ -160,11 +160,11 @@ def scan_all(
         notes=tuple(note for note in notes if note.path is None or note.path not in reported),
         problems=problems,
         missing_ranks=missing,
-        one_of_several=_lone_rank_evidence(chosen, missing),
+        one_of_several=_single_rank_evidence(chosen, missing),
     )
 
 
-def _lone_rank_evidence(chosen: Mapping[int, Path], missing: Sequence[int]) -> str:
+def _single_rank_evidence(chosen: Mapping[int, Path], missing: Sequence[int]) -> str:
     """Return the evidence that a folder's only file is of one rank of several, or ""."""
     if len(chosen) != 1:
         return ""
@@ -190,7 +190,7 @@ def _scan_merged(root: Path, src: str, key: Secret | None) -> Catalog | None:
         found,
         one_of_several=next(filter(None, of_one), ""),
         notes=(*found.notes, *_note_encryption(found.files, key)),
-        problems=(*found.problems, *_problems(root if root.is_dir() else root.parent)),
+        problems=(*found.problems, *_problems(root if is_folder(root) else root.parent)),
     )
 
 
@@ -237,7 +237,7 @@ def _gaps(ranks: Collection[int]) -> Iterator[int]:
 
 def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
     """Return the catalog of one file."""
-    if path.exists() and not path.is_file():
+    if exists(path) and not is_file(path):
         raise PlanError([Diagnostic("source", f"{path}: neither a file nor a folder")])
     label = label_of(path.name)
     if step is not None and label is not None and not matches_step(path.name, {0: path}, step):

@@ -13,6 +13,7 @@ from pathlib import Path
 from ckpttool.discovery.rank_folders import RANK_FOLDER
 from ckpttool.errors import FormatError, PlanError
 from ckpttool.formats import format_of_suffix, read_index, read_indexes
+from ckpttool.formats.local import is_file, is_folder, list_folder
 from ckpttool.formats.weight_index import (
     COMMON_STEM,
     WeightIndex,
@@ -53,14 +54,14 @@ def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
         A folder or a file cannot be read.
     """
     root = Path(src)
-    if root.is_file() and is_index_name(root.name):
+    if is_file(root) and is_index_name(root.name):
         return _read_catalog(src, root.parent, [read_index_file(src)], key)
-    if not root.is_dir():
+    if not is_folder(root):
         return None
-    inside = sorted(root.iterdir())
-    indexes = [read_index_file(str(p)) for p in inside if is_index_name(p.name) and p.is_file()]
-    files = [path for path in inside if format_of_suffix(path.name) is not None and path.is_file()]
-    ranks = [path.name for path in inside if RANK_FOLDER.fullmatch(path.name) and path.is_dir()]
+    inside = list_folder(root)
+    indexes = [read_index_file(str(p)) for p in inside if is_index_name(p.name) and is_file(p)]
+    files = [path for path in inside if format_of_suffix(path.name) is not None and is_file(path)]
+    ranks = [path.name for path in inside if RANK_FOLDER.fullmatch(path.name) and is_folder(path)]
     if not indexes:
         if [path.name for path in files] == [_SINGLE_FILE] and not ranks:
             return MergedCatalog(src, {0: read_index(str(files[0]), key)})
@@ -92,7 +93,7 @@ def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
 def note_index(path: Path) -> Iterator[Diagnostic]:
     """Yield a note if the folder of a single file has an index, which names further files."""
     try:
-        names = sorted(other.name for other in path.absolute().parent.iterdir())
+        names = [other.name for other in list_folder(path.absolute().parent)]
     except OSError:
         return  # the note is a courtesy; a folder need not be readable
     indexes = [name for name in names if is_index_name(name)]
@@ -113,10 +114,10 @@ def _read_catalog(src: str, root: Path, indexes: list[WeightIndex], key: Secret 
         if not is_inside(file)
     ]
     for suffix in sorted({Path(file).suffix for file in named}):
-        if (root / (COMMON_STEM + suffix)).is_file():
+        if is_file(root / (COMMON_STEM + suffix)):
             named.setdefault(COMMON_STEM + suffix, [])
     inside = sorted(filter(is_inside, named), key=_sort_key)
-    there = [file for file in inside if (root / file).is_file()]
+    there = [file for file in inside if is_file(root / file)]
     for file in (file for file in inside if file not in there):
         text = (
             f"{root / file}: not there, and {index.path} says it has {_format_tensors(named[file])}"
@@ -194,7 +195,7 @@ def _index_notes(
     """Yield notes on skipped files, and on a total size that does not match."""
     others = [
         path.name
-        for path in sorted(root.iterdir())
+        for path in list_folder(root)
         if format_of_suffix(path.name) is not None and path.name not in named
     ]
     if others:

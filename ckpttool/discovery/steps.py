@@ -18,6 +18,7 @@ from pathlib import Path
 from ckpttool.discovery.file_names import RankFile, Step, label_of, matches_step, run_of, step_of
 from ckpttool.discovery.leftovers import note_special_save
 from ckpttool.errors import FormatError, PlanError, StepError
+from ckpttool.formats.local import is_file
 from ckpttool.formats.strict_json import read_json_object
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.wording import format_ranks, shorten
@@ -211,7 +212,7 @@ def _read_last_saves(found: Iterable[RankFile], notes: list[Diagnostic]) -> Mapp
     broken: dict[int, FormatError] = {}
     for rank, folder in sorted({(item.rank, item.path.parent) for item in found}):
         path = folder / "meta.json"
-        if not path.is_file():
+        if not is_file(path):
             continue
         try:
             records[rank] = _read_last_save(path)

@@ -1,6 +1,6 @@
 """Workers on other hosts: checked before the first byte, then given whole output files.
 
-They share the files with this process, and nothing else.  Every worker is asked first whether it
+They share the files with this process, and nothing else.  Every worker first reports whether it
 sees the inputs and the output folder, and which version it runs.
 
 No two processes ever write the same file.  A worker writes under a name of its own, an attempt; the
@@ -12,7 +12,7 @@ writes whole pages, and the bytes around those in its page may be older than wha
 written.)
 
 An attempt lasts no longer than the claim.  A worker makes its file first and checks the claim then,
-and again before every stretch that it fills; the run gives up the claim first and removes the
+and again before every task that it fills; the run gives up the claim first and removes the
 attempts then.  Whoever comes second sees what the first one did.
 """
 
@@ -36,7 +36,7 @@ from ckpttool.concurrency import Threads
 from ckpttool.errors import CkptToolError, EngineError, PlanError, describe_os_error
 from ckpttool.execution.copy import TASK_PIECES, Filled, UnitHash, cut_into_tasks, fill
 from ckpttool.formats import get_format
-from ckpttool.formats.reading import is_there, open_source, stamp_of
+from ckpttool.formats.local import is_there, open_source, stamp_of
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.region import Region
@@ -76,16 +76,16 @@ class Cluster(Executor):
 
     @property
     def width(self) -> int:
-        """Calls that can be worked on at a time."""
+        """Number of calls that all workers run at a time."""
         raise NotImplementedError
 
     @property
     def threads(self) -> int:
-        """Calls that one worker works on at a time, at most."""
+        """Most calls that one worker runs at a time."""
         return 1
 
     def ask(self, function: Callable[[A], T], argument: A) -> Mapping[str, T | BaseException]:
-        """What each worker answers to one call, or its exception; by host and address."""
+        """Return the answer of each worker to one call or its exception, by host and address."""
         raise NotImplementedError
 
     def watch(self) -> None:
@@ -93,11 +93,11 @@ class Cluster(Executor):
         raise NotImplementedError
 
     def _explain(self, error: BaseException) -> BaseException:
-        """An error of a worker, in words of ours where those of the cluster are its own."""
+        """Translate an error of the cluster's own; return any other as it is."""
         raise NotImplementedError
 
     def _pass_on(self, remote: Future[T]) -> Future[T]:
-        """A future with the outcome of ``remote``, its errors explained."""
+        """Return a future with the outcome of ``remote`` and explained errors."""
         local: Future[T] = Future()
 
         def settle(done: Future[T]) -> None:
@@ -248,7 +248,7 @@ def _ask(
 
 @contextmanager
 def _marker(folder: str) -> Iterator[str]:
-    """A file in a folder, there for a while; folders that are made for it go if an error comes."""
+    """Create a file in a folder for a while; after an error, remove the folders made for it."""
     made = [path for path in (Path(folder), *Path(folder).parents) if not path.exists()]
     Path(folder).mkdir(parents=True, exist_ok=True)
     path = Path(folder, f".ckpttool-{secrets.token_hex(8)}")
@@ -323,7 +323,7 @@ class RemoteFile:
         self.attempt: Attempt | None = None
 
     def task(self, band_bytes: int, task_bytes: int, task_pieces: int = TASK_PIECES) -> FileTask:
-        """What a worker has to do; see `CopyOptions`."""
+        """Return the task of a worker; see `CopyOptions`."""
         tensors = (
             tensor.excerpt(Region.whole(tensor.meta.shape)) for tensor in self._output.tensors
         )
@@ -331,7 +331,7 @@ class RemoteFile:
         return FileTask(str(self._path), output, band_bytes, task_bytes, task_pieces)
 
     def commit(self, before: Callable[[int], None], crc: int | None = None) -> int:
-        """Give the attempt the output's name; returns its size in bytes.
+        """Give the attempt the name of the output, and return its size in bytes.
 
         Raises
         ------
@@ -368,7 +368,7 @@ class RemoteFile:
 
 
 def write_file(task: FileTask) -> Attempt:
-    """Write a whole output file, under a new name; the worker's part.
+    """Write a whole output file under a new name; runs on a worker.
 
     Raises
     ------

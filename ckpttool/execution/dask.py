@@ -1,6 +1,6 @@
-"""The workers of a Dask cluster that is running already.
+"""Run tasks on the workers of a running Dask cluster.
 
-Dask does a task again on another worker if one dies with it.
+If a worker dies, Dask repeats its task on another worker.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SILENT_SECONDS = 60.0  # without a worker, or without an answer of the scheduler
 
 @contextmanager
 def open_dask(name: str, where: str) -> Iterator[Executor]:
-    """The workers of a Dask scheduler.
+    """Open the workers of a Dask scheduler.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def open_dask(name: str, where: str) -> Iterator[Executor]:
 
 
 def _address(name: str, where: str) -> str:
-    """The address of a scheduler, read from its scheduler file if ``where`` is one."""
+    """Return the address of a scheduler; ``where`` may be a scheduler file."""
     if "://" in where or not ("/" in where or where.endswith(".json")):
         return where
     try:
@@ -120,7 +120,7 @@ class DaskCluster(Cluster):
         return max(self._nthreads.values(), default=1)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Hand a call to any worker."""
+        """Submit a call to any worker."""
         return self._pass_on(self._pool.submit(fn, *args, **kwargs))
 
     def stop(self) -> None:
@@ -128,7 +128,7 @@ class DaskCluster(Cluster):
         self._pool.shutdown(wait=False)
 
     def ask(self, function: Callable[[A], T], argument: A) -> Mapping[str, T | BaseException]:
-        """What each worker answers, or its exception; by host and address."""
+        """Return the answer of each worker or its exception, by host and address."""
         hosts = self._client.run(socket.gethostname, on_error="return")
         answers = self._client.run(function, argument, on_error="return")
         named = {f"worker on {hosts.get(at)} ({at})": answer for at, answer in answers.items()}

@@ -43,7 +43,7 @@ from ckpttool.transaction.resume import Destination
 
 
 def cause_of(error: CkptToolError | OSError | BrokenExecutor) -> str:
-    """What happened, in the system's words if it was the system; libhdf5 buries them."""
+    """Return the cause of an error; the system's message if there is one, which libhdf5 hides."""
     if isinstance(error, TakenError):
         return f"another run is writing this output ({error.filename} is in use): wait for its end"
     if isinstance(error, OSError) and error.errno:
@@ -56,7 +56,7 @@ def cause_of(error: CkptToolError | OSError | BrokenExecutor) -> str:
 
 
 def next_step(done: Collection[object]) -> str:
-    """What to do after a failure when nothing but the failure is in the way."""
+    """Return what to do after a failure that left no complete output."""
     return "" if done else "; nothing is complete yet: run it again when that is mended"
 
 
@@ -65,7 +65,7 @@ Done: TypeAlias = int | Filled | Attempt  # of a call: a checksum, stretches, a 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """An output on its way."""
+    """An output that is being written."""
 
     output: OutputFile
     file: PartialFile | RemoteFile
@@ -76,7 +76,7 @@ class Job:
     crcs: list[CrcExtent] = field(default_factory=list)
 
     def accept(self, done: Filled | Attempt) -> None:
-        """Take what a call has done, which may be for others, too."""
+        """Add the results of a call that belong to this output."""
         if isinstance(done, Attempt):
             assert isinstance(self.file, RemoteFile), "only workers of a cluster make attempts"
             self.file.attempt = done
@@ -125,7 +125,7 @@ class CopyOptions:
 def _calls(
     jobs: Sequence[Job], options: CopyOptions
 ) -> Iterator[tuple[Callable[[], Done], tuple[Job, ...]]]:
-    """What workers have to do: stretches of files on this host, whole files on others; for whom."""
+    """Yield the calls for workers, units on this host and whole files on others, and their jobs."""
     sizes = options.band_bytes, options.task_bytes, options.task_pieces
     here: dict[str, tuple[Job, FileIndex]] = {}
     for job in jobs:
@@ -245,7 +245,7 @@ class _Run:
         return self.transaction
 
     def in_order(self) -> tuple[Written, ...]:
-        """What is written, in an order that does not tell which worker was faster."""
+        """Return the written outputs by rank, whichever was faster."""
         return tuple(sorted(self.written, key=lambda written: written.rank))
 
     def start(self, outputs: Sequence[OutputFile]) -> None:

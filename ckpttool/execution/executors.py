@@ -30,14 +30,14 @@ WORDS = "threads[:N], processes[:N], dask:ADDRESS, dask:SCHEDULER_FILE, mpi"
 
 @runtime_checkable
 class Abortable(Protocol):
-    """An executor that can give up all its calls without waiting for its workers."""
+    """An executor that can abandon all calls without waiting for its workers."""
 
     def stop(self) -> None:
-        """Give up; all open calls fail, and no new ones are taken."""
+        """Abandon all calls; open calls fail, and new ones are refused."""
 
 
 class ThreadPool(Threads):
-    """Threads that stop reading when their results are not needed any more."""
+    """Threads that stop reading when they are cancelled."""
 
     def __init__(self, jobs: int) -> None:
         self._ended = Event()
@@ -68,7 +68,7 @@ class ProcessPool(Executor):
             self._pool = ProcessPoolExecutor(jobs, context, initializer=_prepare_worker)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Hand a call to a worker, which may be started for it."""
+        """Submit a call; this may start a worker."""
         with _starting_workers():  # so that `stop` finds all of them
             return self._pool.submit(fn, *args, **kwargs)
 

@@ -1,7 +1,7 @@
-"""Outputs that are best written at the same time, since they want parts of the same source rows.
+"""Group outputs that read the same source rows, so that they are written at the same time.
 
-Where the source is cut along its rows and the target along its columns, an output wants a few bytes
-of every row, and another output those beside them.  A disk and a page cache deliver both at once.
+If the source is sharded along rows and the target along columns, an output reads a few bytes of
+every row, and another output the bytes beside them.  A disk and a page cache deliver both at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WORTH_BYTES = 1 << 20  # read for an output in vain; below it nothing is gained
 
 
 def group_outputs(plan: Plan, most_tensors: int) -> Iterator[tuple[OutputFile, ...]]:
-    """All outputs, those that want the same rows of the source together.
+    """Yield all outputs in groups that read the same rows of the source.
 
     They are found before the first is written: ranks whose columns are neighbours need not be
     neighbours themselves.  No group has more than ``most_tensors``, unless one output has.

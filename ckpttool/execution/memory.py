@@ -1,4 +1,4 @@
-"""How much is done at a time within a given amount of memory."""
+"""Choose sizes of bands and tasks that fit a given amount of memory."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def fit_memory(
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has had so far."""
+    """Return the peak memory of this process so far, in bytes."""
     # Not ru_maxrss where it can be helped: it counts what the parent had when it forked.
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.exists() else []

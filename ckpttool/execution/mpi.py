@@ -30,7 +30,7 @@ START = "mpiexec -n N python -m mpi4py.futures -m ckpttool ..."
 
 @contextmanager
 def open_mpi(name: str) -> Iterator[Executor]:
-    """The workers of this MPI job.
+    """Open the workers of this MPI job.
 
     Raises
     ------
@@ -70,11 +70,11 @@ class MpiCluster(Cluster):
         return int(self._pool.num_workers)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Hand a call to any worker."""
+        """Submit a call to any worker."""
         return self._pass_on(self._pool.submit(fn, *args, **kwargs))
 
     def ask(self, function: Callable[[A], T], argument: A) -> Mapping[str, T | BaseException]:
-        """What each worker answers, or its exception; by host and MPI rank."""
+        """Return the answer of each worker or its exception, by host and MPI rank."""
         calls = [self._pool.submit(_answer, function, argument) for _ in range(self.width)]
         return dict(call.result() for call in calls)
 

@@ -19,7 +19,7 @@ from ckpttool.errors import FormatError, UnreadableError, UnsupportedError, desc
 from ckpttool.formats.base import ChecksumPart, Format, FormatWithChecksum
 from ckpttool.formats.encryption import mode_of
 from ckpttool.formats.foreign import identify_foreign
-from ckpttool.formats.reading import open_file
+from ckpttool.formats.local import open_file
 from ckpttool.formats.sandbox import Sandbox
 from ckpttool.model.tensors import FileIndex, Secret, SharedHeader, refuse_shared_extents
 

@@ -55,7 +55,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.concurrency import check_cancelled
 from ckpttool.errors import AuthenticityError, FormatError, UnsupportedError
-from ckpttool.formats.reading import open_source
+from ckpttool.formats.local import open_source
 from ckpttool.model.tensors import Block, Ciphertext, FileStamp, Secret
 
 if TYPE_CHECKING:

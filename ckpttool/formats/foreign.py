@@ -62,7 +62,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from ckpttool.errors import FormatError
-from ckpttool.formats.reading import open_file
+from ckpttool.formats.local import open_file
 from ckpttool.formats.strict_json import parse_json, read_json_object
 from ckpttool.formats.wire import LENGTH, VARINT, Field, WireReader
 

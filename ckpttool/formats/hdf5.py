@@ -2,10 +2,10 @@
 
 Bytes
 -----
-An ordinary HDF5 file.  Every tensor is a dataset with contiguous layout, so that its bytes are
-one extent of the file, C order, little endian; `create` allocates them and writes none.  Nothing
-in the file depends on the time or the machine.  Groups keep the order in which links were made, so
-that parameters come back in the order in which they were given, members of a group together.
+An ordinary HDF5 file.  Every tensor is a dataset with contiguous layout, so that its bytes are one
+extent of the file, C order, little endian; `create` allocates them and writes none.  Nothing in the
+file depends on the time or the machine.  Groups record the order of their links.  So parameters are
+read back in the order in which they were written, members of a group together.
 
 The type of a dataset is a datatype message of its header:
 
@@ -43,7 +43,7 @@ import numpy as np
 from h5py import h5, h5a, h5d, h5f, h5g, h5l, h5o, h5p, h5s, h5t
 
 from ckpttool.errors import FormatError, UnsupportedError
-from ckpttool.formats.reading import stamp_of
+from ckpttool.formats.local import stamp_of
 from ckpttool.model.dtypes import DTYPES, TEXT
 from ckpttool.model.tensors import (
     Extent,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ckpttool.formats.reading import demand_same
+from ckpttool.formats.local import demand_same, open_descriptor, stamp_of
 from ckpttool.formats.wire import WireReader
 from ckpttool.model.tensors import FileIndex, SharedHeader, StoredFile, StoredTensor
 
@@ -90,9 +90,9 @@ class HeaderCache:
         time.
         """
         with suppress(OSError):  # reading the file raises it again
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = open_descriptor(path, None)
             try:
-                header = self._by_size.get(os.fstat(fd).st_size)
+                header = self._by_size.get(stamp_of(fd).nbytes)
                 if header is not None:
                     self._prefetched.add(path)
                     for start, gap in zip(header.starts, header.gaps, strict=True):

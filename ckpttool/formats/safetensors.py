@@ -42,7 +42,7 @@ from sys import intern
 
 from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats.base import ChecksumPart
-from ckpttool.formats.reading import open_file, open_source, stamp_of
+from ckpttool.formats.local import open_file, open_source, stamp_of
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.dtypes import DTYPES, TEXT
 from ckpttool.model.tensors import MAX_AXES, Extent, FileIndex, StoredFile, StoredTensor, TensorMeta

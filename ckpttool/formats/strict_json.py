@@ -6,7 +6,7 @@ import json
 import re
 
 from ckpttool.errors import FormatError
-from ckpttool.formats.reading import open_file
+from ckpttool.formats.local import open_file
 
 _LONG_NUMBER = re.compile(rb"\d{4301}")  # digits of a number that Python does not read since 3.10.7
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half a character; two of them are one character

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import NamedTuple, Protocol
 
 from ckpttool.errors import FormatError
-from ckpttool.formats.reading import open_source, stamp_of
+from ckpttool.formats.local import open_source, stamp_of
 from ckpttool.model.tensors import FileStamp
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5

@@ -36,7 +36,7 @@ class _TensorsOfRanks(Mapping[int, StoredTensor]):
 
 @dataclass(frozen=True, kw_only=True)  # no slots: tables of names are made once and kept
 class Catalog:
-    """What is on disk: the headers of the files of a checkpoint.
+    """The headers of the files of a checkpoint.
 
     It is a `RankCatalog`, a `MergedCatalog` or a `SelfDescribedCatalog`.
 
@@ -66,7 +66,7 @@ class Catalog:
         empty if nothing does.
     headers
         The different headers by the ranks that have them, ascending, from that of the lowest rank
-        on.  Questions about all tensors of all ranks are asked of these few.
+        on.  What concerns all tensors of all ranks is computed from these few.
     """
 
     root: str = field(kw_only=False)
@@ -180,6 +180,6 @@ class MergedCatalog(Catalog):
 
 @dataclass(frozen=True, kw_only=True)
 class SelfDescribedCatalog(Catalog):
-    """A checkpoint that needs no strategy: ``description`` tells which box each rank holds."""
+    """A checkpoint without need of a strategy: ``description`` has the boxes of each rank."""
 
     description: Description

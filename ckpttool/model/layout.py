@@ -9,7 +9,7 @@ coordinates ``c`` holds slice ``(...(c1 * d2 + c2) * d3 + ...) * dk + ck``.
 The ranks that agree on all device axes in use hold equal slices: a replica group, ascending.  An
 optimizer shard of ``s`` splits axis 0 of the slice once more into ``s`` equal parts; the rank at
 position ``p`` of its replica group holds part ``p mod s``.  ``s`` need not be a product of device
-axes (six replicas split in two over a 2 x 3 grid), so it is a field of its own.
+axes, as with six replicas split in two over a 2 x 3 grid.  So it is a field of its own.
 
 Two kinds of embedding table are split along axis 0 in other ways.  With a manual split the slices
 have given numbers of rows.  With ``F`` fields every slice holds its share of each field: of the
@@ -46,6 +46,11 @@ from functools import lru_cache
 from itertools import combinations, islice, pairwise, product
 
 from ckpttool.model.region import Region, count_overlaps, grid_overlaps
+
+MAX_RANKS = 1 << 20  # ten times the largest clusters; layouts are tables over all ranks
+MAX_LAYOUT_AXES = 64  # of a tensor or a device matrix in a file; as NumPy 2
+_FEW_OVERLAPS = 16  # cached for a region; more are not
+_MAX_WAYS = 10_000  # to fold; ten device axes can be joined in 252, a damaged file in 10**17
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +123,6 @@ def nearest_divisors(size: int, parts: int) -> tuple[int, ...]:
     divisors = sorted({*small, *(size // n for n in small)})
     at = bisect_left(divisors, parts)
     return tuple(divisors[max(0, at - 1) : at + 1])
-
-
-FEW = 16  # slices that a region overlaps; how is remembered
-MAX_WAYS = 10_000  # to fold; ten device axes can be joined in 252, a damaged file in 10**17
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +317,7 @@ class Layout:
     def box(self, index: tuple[int, ...], shape: tuple[int, ...]) -> Region:
         """Return the elements of a full tensor of ``shape`` in the slice at ``index``.
 
-        Not of a field-sliced embedding, whose slices are no boxes.
+        Not for a field-sliced embedding, whose slices are not boxes.
         """
         if not self.has_boxes:
             raise ValueError(f"a slice of {self.fields} fields is no box")
@@ -411,7 +412,7 @@ def _gaps(layout: Layout, ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]
     return tuple(layout.owners(index) for index in layout.slice_indices() if index not in held)
 
 
-@lru_cache(maxsize=65536)  # of a layout and a shape, of which a model has few; ranks have many
+@lru_cache(maxsize=65536)  # a model has few pairs of layout and shape, a rank needs them often
 def _cuts(layout: Layout, shape: tuple[int, ...]) -> tuple[Sequence[int], ...]:
     """Return the boundaries of all tensor axes."""
     return tuple(layout.boundaries(axis, size) for axis, size in enumerate(shape))
@@ -425,15 +426,15 @@ def _overlaps(
         yield index, in_slice, in_full.relative_to(origin)
 
 
-# Of a thousand tensors of a rank most are alike, and cut alike.  More entries would be those of a
-# large tensor, whose units are asked for once.  These take 4 MiB at most.
+# Most of a rank's thousand tensors have equal shapes and layouts.  More entries would be those of a
+# large tensor, whose units are needed once.  These take 4 MiB at most.
 @lru_cache(maxsize=512)
 def _few_overlaps(
     layout: Layout, within: Region, origin: tuple[int, ...], shape: tuple[int, ...]
 ) -> tuple[tuple[tuple[int, ...], Region, Region], ...] | None:
     """Return the overlaps; None if they are many, which are not cached."""
-    found = tuple(islice(_overlaps(layout, within, origin, shape), FEW + 1))
-    return found if len(found) <= FEW else None
+    found = tuple(islice(_overlaps(layout, within, origin, shape), _FEW_OVERLAPS + 1))
+    return found if len(found) <= _FEW_OVERLAPS else None
 
 
 def _listed(tensor_map: tuple[tuple[int, ...], ...]) -> list[list[int]]:
@@ -466,7 +467,7 @@ def fold_layout(
     usual, joins = _seams(layout, shape), len(shape) - ndim
     ways: dict[object, Layout] = {}
     for seams in (usual, sorted(usual + _seams_at_none(layout, shape))):
-        if ways or math.comb(len(seams), joins) > MAX_WAYS:
+        if ways or math.comb(len(seams), joins) > _MAX_WAYS:
             break
         for joined in combinations(seams, joins):
             way = _join_axes(layout, shape, joined)

@@ -1,4 +1,4 @@
-"""What was written and from what: the document ``ckpttool.json`` that comes with every output.
+"""The provenance of outputs: the document ``ckpttool.json`` that comes with every output.
 
 The document
 ------------

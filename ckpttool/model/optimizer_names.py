@@ -1,10 +1,10 @@
-"""Names of optimizer state: prefixes of parameters, and statistics with an axis less.
+"""Names of optimizer state: prefixes of parameters, and statistics with one axis less.
 
-AdaFactor and CAME keep of a parameter's second moments the means over its last axis (rows) and over
-the one before it (columns).  A rank computes them from its own slice, so what it holds of a
-statistic are the places along the axes that are left; ranks that differ only along the lost axis
-hold the same.  The optimizer shard of the parameter cuts the statistics as well if it is axis 0
-that they keep, and MindSpore's strategy files do not say so.
+AdaFactor and CAME store the means of a parameter's second moments, over its last axis (rows) and
+over the one before it (columns).  A rank computes them from its own slice.  So its slice of a
+statistic has its place along the remaining axes, and ranks that differ only along the reduced axis
+hold equal slices.  The optimizer shard of the parameter shards statistics with axis 0 as well, and
+MindSpore's strategy files do not record it.
 
 Source
 ------
@@ -18,13 +18,13 @@ from dataclasses import replace
 
 from ckpttool.model.layout import Layout
 
-GRADIENTS = "accu_grads."  # summed up over micro batches by each rank, or each stage, for itself
+GRADIENTS = "accu_grads."  # sums over micro batches, which each rank or stage computes for itself
 
 # Prefixes of optimizer state in MindSpore 2.10 (nn, mint and experimental.optim) and MindFormers.
-# Names and shapes show what is state (`ckpttool.planning.optimizer_state.find_owners`).  The list
-# is for what they cannot show: that a tensor of another shape than its parameter's slices is odd,
-# that a statistic has an axis less, that gradients have rules of their own.  Prefixes that modules
-# have as well are not in it (``linear.`` of FTRL, ``prev.`` of Rprop).
+# Names and shapes identify state (`ckpttool.planning.optimizer_state.find_owners`).  The list is
+# for the rest: a tensor of another shape than its parameter's slices is suspicious, a statistic has
+# one axis less, and gradients have rules of their own.  Prefixes of modules are not in it
+# (``linear.`` of FTRL, ``prev.`` of Rprop).
 STATE_PREFIXES = (
     "moments.",  # Momentum, FTRL, THOR
     "moment1.",  # Adam, LazyAdam, AdaMax
@@ -125,8 +125,9 @@ def without_axis(layout: Layout, axis: int) -> Layout | None:
 def shard_as_axes(layout: Layout) -> Layout | None:
     """Return a layout of the same slices by device axes alone; None if it is impossible.
 
-    A shard of ``s`` cuts by the position in the replica group modulo ``s``, which is the place
-    along the innermost free device axes if their sizes make up ``s``; one may have to be split.
+    A shard of ``s`` cuts by the position in the replica group modulo ``s``.  That is the place
+    along the innermost free device axes if the product of their sizes is ``s``; one may have to be
+    split.
 
     Examples
     --------

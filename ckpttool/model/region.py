@@ -163,7 +163,7 @@ def grid_overlaps(
             a, b = max(low, cut[i]), min(high, cut[i + 1])
             if a == b:  # a part without rows, between others
                 continue
-            # Of several stretches of one slice, those before this one lie before it in it.
+            # A slice holds its stretches one behind the other, in their order in the full tensor.
             shift = i // n * (cut[i + 1] - cut[i]) - cut[i]
             span.append((i % n, a + shift, b + shift, a, b))
         spans.append(span)

@@ -43,7 +43,7 @@ class Slicing(Protocol):
     ) -> Iterator[tuple[StoredTensor, Region, Region]]:
         """Yield the stored slices that hold ``within``, in C order.
 
-        Of replicas, the slice of the lowest rank is taken: should replicas differ, all outputs see
+        The slice of the lowest rank is taken among replicas: if replicas differ, all outputs get
         the same one.
 
         Parameters
@@ -331,7 +331,7 @@ class Description:
     tensors
         Name to tensor, for the tensors whose elements are all stored.
     broken
-        Names of the tensors of which something is missing or wrong.
+        Names of the tensors with missing or wrong slices.
     problems
         What is missing or wrong, a message each.
     values

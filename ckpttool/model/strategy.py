@@ -36,9 +36,9 @@ class Strategy:
     notes
         What was noticed when it was read or resolved.
     rules
-        What was written by hand, until `resolve` turns it into layouts.
+        The rules of a hand-written file, until `resolve` turns them into layouts.
     by_hand
-        Names whose layouts were written by hand, and where.
+        Names with hand-written layouts, and the place of each.
     replicates_rest
         Whether a person wrote that ranks hold the same of all other names.
     """
@@ -72,9 +72,9 @@ class Strategy:
     ) -> tuple[Strategy, tuple[str, ...]]:
         """Return the strategy with layouts in place of its rules, and the problems.
 
-        Problems are names that no rule matches and that nothing else is said of, and rules that
-        contradict the listed layouts, which stay as they are.  A single value needs no rule: it is
-        copied if all ranks hold the same.
+        Problems are names that neither a rule nor a layout is for, and rules that contradict listed
+        layouts, which stay as they are.  A single value needs no rule: it is copied if all ranks
+        hold the same.
 
         Parameters
         ----------
@@ -220,7 +220,7 @@ class Rule:
     layout
         Of the first stage.
     is_open
-        True if the tensor may have more axes than the layout, which are undivided.
+        True if the tensor may have more axes than the layout, which are not sharded.
     stages
         The stages that hold it.
     place
@@ -269,7 +269,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """A strategy by hand: the first rule that matches a name decides.
+    """The rules of a hand-written strategy: the first that matches a name decides.
 
     Attributes
     ----------

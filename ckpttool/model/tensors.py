@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ckpttool.errors import FormatError
 from ckpttool.model.dtypes import DTYPES, TEXT
 
-# Of a tensor.  Arrays here have one axis more, the bytes of an element, and NumPy 2 has 64 at most.
+# Axes of a tensor.  Its arrays have one more, the bytes of an element, and NumPy 2 has 64 at most.
 MAX_AXES = 63
 
 
@@ -44,7 +44,7 @@ class TensorMeta:
     Raises
     ------
     ValueError
-        There is no such tensor; it has too many axes, for one.
+        The tensor is impossible, such as one with too many axes.
     """
 
     name: str
@@ -66,7 +66,7 @@ class TensorMeta:
             nbytes = math.prod(self.shape) * DTYPES[self.dtype].itemsize
         else:
             raise ValueError(f"{self.name}: no element type {self.dtype}")
-        object.__setattr__(self, "nbytes", nbytes)  # many are asked for it, many times
+        object.__setattr__(self, "nbytes", nbytes)  # computed once, as it is needed often
 
     def of_shape(self, shape: tuple[int, ...]) -> TensorMeta:
         """Return the same of another shape; itself, without new memory, for its own shape."""
@@ -92,9 +92,9 @@ class Extent:
 
 
 class Stamp(NamedTuple):
-    """By what a file is known again: one that was written to or saved anew has another.
+    """The identity of a file's content: a file that is written to or saved again gets another.
 
-    The time of change (ctime) tells even if the time of modification was set back.
+    The time of change (ctime) differs even if the time of modification was set back.
     """
 
     nbytes: int
@@ -168,7 +168,7 @@ class StoredTensor:
 class SharedHeader(Mapping[str, StoredTensor]):
     """The tensors of a file whose header is equal to that of another file.
 
-    Of a thousand ranks nearly all have the header of another, with a thousand tensors each.  A
+    Nearly all of a thousand ranks have the header of another, with a thousand tensors each.  A
     tensor is made when it is looked up.
 
     Attributes
@@ -265,7 +265,7 @@ def refuse_shared_extents(index: FileIndex) -> None:
     """
     known: dict[tuple[str, bool], dict[tuple[int, int], str]] = {}
     for name, tensor in index.tensors.items():
-        # What is encrypted is counted in what it decrypts to.
+        # The extents of encrypted tensors are those of the plaintext.
         places = known.setdefault((tensor.file.path, tensor.file.cipher is not None), {})
         for extent in tensor.extents:
             if extent.nbytes:
@@ -325,10 +325,10 @@ PR_SET_DUMPABLE = 4  # of Linux, <sys/prctl.h>
 
 @cache  # once for a process; what is forked from it inherits both
 def forbid_core_dumps() -> None:
-    """Have this process write no core dump, whatever ends it.
+    """Forbid this process to write core dumps.
 
-    A limit of 0 bytes counts for dumps into files, and on Linux a process that is not "dumpable"
-    is not handed to a program that collects dumps either.
+    A limit of 0 bytes stops dumps into files.  On Linux a process that is not "dumpable" is not
+    dumped to a program that collects dumps either.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(ImportError, OSError, AttributeError):  # a Python without ctypes; no Linux

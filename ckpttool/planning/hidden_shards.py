@@ -35,7 +35,7 @@ from ckpttool.planning.optimizer_state import owners_of_full
 from ckpttool.storage.sampling import Sample, digest, nearness, sample
 
 
-def why_unproven(
+def ambiguity_reason(
     listed: Sequence[Source],
     contents: Sequence[Contents],
     shards: Mapping[str, int],
@@ -105,7 +105,7 @@ def _two_that_differ(source: Source, held: Contents) -> tuple[StoredTensor, Stor
 Contents = Mapping[int, Sample]  # of one source, by rank
 
 
-def smallest_shard(layout: Layout, contents: Contents) -> int | None:
+def infer_shard(layout: Layout, contents: Contents) -> int | None:
     """The optimizer shard that these contents of ranks show.
 
     None if any may be, all elements being the same; 0 if there is none that explains them: some
@@ -213,7 +213,7 @@ def settle_constants(
     return unclear, decided
 
 
-def contradictions(listed: Sequence[Source], shards: Mapping[str, int]) -> list[str]:
+def inconsistent_states(listed: Sequence[Source], shards: Mapping[str, int]) -> list[str]:
     """States that would have other rows than their parameter."""
     rows, parameters = _rows(listed, shards), _parameters(listed)
     return [name for name, n in rows.items() if rows.get(parameters[name]) not in (n, None)]
@@ -234,7 +234,7 @@ def _parameters(listed: Sequence[Source]) -> dict[str, str]:
     return {name: owners.get(name) or parameter_of(name) or name for name in metas}
 
 
-def questions(
+def ambiguity_problems(
     unclear: Sequence[Source], ways: Mapping[str, Sequence[int]]
 ) -> tuple[Diagnostic, ...]:
     """What is asked of tensors of which nothing tells how they are cut."""
@@ -360,7 +360,7 @@ def _shards(listed: Sequence[Source], contents: Sequence[Contents]) -> list[int 
     """What each tensor by itself shows, or if it tells nothing the shape of its gradients."""
     by_shape = shards_by_gradients(listed)
     seen = [
-        None if possible_shards(one, held) else smallest_shard(one.layout, held)
+        None if possible_shards(one, held) else infer_shard(one.layout, held)
         for one, held in zip(listed, contents, strict=True)
     ]
     return [
@@ -396,7 +396,7 @@ def _judge(
         if shard is not None
     }
     unclear, decided = settle_constants(listed, shards_of, wanted)
-    odd = contradictions(listed, shards_of)
+    odd = inconsistent_states(listed, shards_of)
     if odd and wanted is not None:
         text = f"{shorten(odd)}: with --optimizer-shard {wanted}, and as contents show, they would "
         text += "have other rows than their parameters"
@@ -405,7 +405,7 @@ def _judge(
         )
     if odd:
         return None
-    if wanted is None and (why := why_unproven(listed, contents, shards_of, executor)):
+    if wanted is None and (why := ambiguity_reason(listed, contents, shards_of, executor)):
         return _question(strategy, listed, shards_of, why)
     cut = {name: shard for name, shard in shards_of.items() if shard > 1}
     names = frozenset(source.meta.name for source in unclear)
@@ -414,7 +414,7 @@ def _judge(
         *_on_proven(cut, decided),
         *_on_decided(shards_of, decided, wanted),
     )
-    return Shards(_corrected(strategy, cut), notes, questions(unclear, ways), names)
+    return Shards(_corrected(strategy, cut), notes, ambiguity_problems(unclear, ways), names)
 
 
 def _is_one_shard(

@@ -80,7 +80,7 @@ Lacking = Mapping[tuple[int, ...], Sequence[str]]  # parameters, by the owners t
 
 
 @dataclass(frozen=True, slots=True)
-class Losses:
+class MissingSlices:
     """What files that are not there, or cannot be read, take with them.
 
     Attributes
@@ -98,13 +98,13 @@ class Losses:
     damage: tuple[FormatError, ...]
 
 
-def find_losses(
+def find_missing_slices(
     catalog: Catalog,
     strategy: Strategy,
     lacking: Lacking,
     own: Collection[str],
     is_deduplicated: bool,
-) -> Losses:
+) -> MissingSlices:
     """What is lost with files that are missing or damaged, and what is replaced.
 
     Parameters
@@ -119,17 +119,17 @@ def find_losses(
         Whether it was saved without redundancy.
     """
     if isinstance(catalog, SelfDescribedCatalog):
-        return _described_losses(catalog.damaged.values(), catalog.description.broken)
+        return _described_missing(catalog.damaged.values(), catalog.description.broken)
     lacking = _of_expected(catalog, lacking)
     lost = {rank for owners in lacking for rank in owners}
     problems = [
-        _lack(catalog, owners, names, is_deduplicated)
+        _missing_problem(catalog, owners, names, is_deduplicated)
         for owners, names in _in_groups(catalog, lacking)
     ]
     damage: list[FormatError] = []
     notes: list[Diagnostic] = []
     absent = tuple(rank for rank in _absent(catalog, strategy) if rank not in lost)
-    owned = _owned(catalog, strategy) if catalog.damaged or absent else []
+    owned = _holders_and_layouts(catalog, strategy) if catalog.damaged or absent else []
     for rank, error in catalog.damaged.items():
         reason = "" if rank in lost else _why_unknown(catalog, strategy, rank, is_deduplicated)
         if reason is None:
@@ -159,20 +159,23 @@ def find_losses(
     elif own and absent:
         text += f"{format_ranks(absent)}, if there was one, is lost"
         notes.append(Diagnostic("missing_own", text, ranks=absent))
-    return Losses(tuple(problems), tuple(notes), tuple(damage))
+    return MissingSlices(tuple(problems), tuple(notes), tuple(damage))
 
 
-def _described_losses(damaged: Iterable[FormatError], broken: Collection[str]) -> Losses:
+def _described_missing(damaged: Iterable[FormatError], broken: Collection[str]) -> MissingSlices:
     """Of a checkpoint that describes itself, which knows its files by name and not by rank."""
     errors = tuple(damaged)
     if broken or any(isinstance(error, _NEVER_REPLACED) for error in errors):
-        return Losses((), (), errors)
+        return MissingSlices((), (), errors)
     texts = (f"{error}; other files have all of its slices" for error in errors)
-    return Losses((), tuple(Diagnostic("faulty_replica", text) for text in texts), ())
+    return MissingSlices((), tuple(Diagnostic("faulty_replica", text) for text in texts), ())
 
 
 def notes_of_scan(catalog: Catalog, strategy: Strategy | None) -> tuple[Diagnostic, ...]:
-    """The notes of a catalog; of missing ranks `find_losses` says more, if there is a strategy."""
+    """Return the notes of a catalog.
+
+    With a strategy those on missing ranks are left out: `find_missing_slices` says more.
+    """
     notes = []
     for note in catalog.notes:
         if note.code == "missing_rank":
@@ -235,7 +238,7 @@ def _why_unknown(
 _Owned = Sequence[tuple[Collection[int], Sequence[Layout]]]
 
 
-def _owned(catalog: Catalog, strategy: Strategy) -> _Owned:
+def _holders_and_layouts(catalog: Catalog, strategy: Strategy) -> _Owned:
     """For every parameter that has layouts, the ranks that have a slice of it, and the layouts."""
     found = []
     owners = find_owners(strategy.layouts, catalog.metas)
@@ -266,7 +269,7 @@ def _in_groups(catalog: Catalog, lacking: Lacking) -> Iterator[tuple[Sequence[in
         yield sorted(ranks), names
 
 
-def _lack(
+def _missing_problem(
     catalog: Catalog, owners: Sequence[int], names: Sequence[str], is_deduplicated: bool
 ) -> Diagnostic:
     """The problem of slices that nobody has."""
@@ -384,10 +387,10 @@ def absent_ranks(catalog: Catalog) -> Iterator[str]:
         )
 
 
-def set_aside(catalog: Catalog, strategy: Strategy | None) -> Catalog:
-    """The catalog with such files among the damaged ones, so that replicas may replace them.
+def quarantine_damaged(catalog: Catalog, strategy: Strategy | None) -> Catalog:
+    """Return the catalog with empty files among the damaged ones, so that replicas replace them.
 
-    ``strategy`` is None for a source that holds everything undivided, or of which nothing is known.
+    ``strategy`` is None for a source that holds full tensors, or that has no known layouts.
     """
     if isinstance(catalog, SelfDescribedCatalog):
         return catalog

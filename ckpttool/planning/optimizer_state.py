@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from ckpttool.model.catalog import Catalog, SelfDescribedCatalog
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.optimizer_names import (
@@ -108,19 +108,6 @@ def follows_in_full(name: str, owners: Owners, metas: Mapping[str, TensorMeta]) 
     """Whether a state has the full shape that its parameter tells."""
     base = owners.get(name, "")
     return base in metas and metas[name].shape == _reduced(name, metas[base].shape)
-
-
-def full_metas(catalog: Catalog, strategy: Strategy) -> dict[str, TensorMeta]:
-    """Return name to full tensor, as far as layouts or the checkpoint tell; else to a slice."""
-    metas = dict(catalog.metas)
-    if isinstance(catalog, SelfDescribedCatalog):
-        return metas | {name: one.meta for name, one in catalog.description.tensors.items()}
-    owners = find_owners(strategy.layouts, metas)
-    for name, meta in metas.items():
-        layouts = strategy.layouts.get(name) or state_layouts(strategy, name, owners)
-        if layouts and len(layouts[0].tensor_map) == len(meta.shape):
-            metas[name] = meta.of_shape(layouts[0].implied_shape(meta.shape))
-    return metas
 
 
 def state_layouts(strategy: Strategy, name: str, owners: Owners) -> tuple[Layout, ...]:
@@ -467,7 +454,7 @@ class Gradients:
     left: list[str] = field(default_factory=list)
     believed: list[str] = field(default_factory=list)
 
-    def uncut(
+    def drop_unproven_shard(
         self, source: Source, strategy: Strategy | None, layouts: tuple[Layout, ...]
     ) -> tuple[Layout, ...]:
         """The target's layouts of a source, without a shard that its slices do not have.

@@ -23,7 +23,7 @@ from ckpttool.discovery.mindformers_output import CHECKPOINT_FOLDERS, is_run_out
 from ckpttool.discovery.rank_folders import is_in_rank_folder
 from ckpttool.errors import CkptToolError, PlanError
 from ckpttool.formats import format_of_suffix, get_format, suffix_of
-from ckpttool.formats.reading import is_there, why_not_a_path
+from ckpttool.formats.local import is_there, why_not_a_path
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
@@ -42,7 +42,7 @@ from ckpttool.planning.resolve import (
     resolve_merged,
 )
 from ckpttool.planning.sources import why_not_full
-from ckpttool.planning.targets import Numbered, Told
+from ckpttool.planning.targets import ShardedOutput, StrategySidecar
 from ckpttool.storage.checksums import check_files
 from ckpttool.storage.files import PARTIAL, access_problem
 from ckpttool.transaction.manifest import changed_sources
@@ -119,7 +119,7 @@ class OutputOptions:
 
 
 def choose_format(path: str, format: str | None, is_folder: bool = False) -> str:
-    """The format of an output file: as asked for, else by its ending, else HDF5.
+    """Return the format of an output file: the given one, else that of its suffix, else HDF5.
 
     Parameters
     ----------
@@ -181,7 +181,7 @@ def _refuse_url(path: str) -> None:
 
 
 def header_attrs(crc: bool) -> dict[str, str]:
-    """What the header of every output is to have: a place for a checksum, if wanted."""
+    """Return the attributes of every output's header: a place for a checksum, if wanted."""
     return {"crc_num": ""} if crc else {}
 
 
@@ -231,7 +231,7 @@ def _check_room(plan: Plan, kept: Collection[str]) -> Diagnostics:
 
 
 def _left_over(path: str) -> int:
-    """Bytes of the disk that are free again when the temporary file of a killed run goes."""
+    """Return the bytes that the temporary file of a killed run frees when it is replaced."""
     try:
         return Path(path + PARTIAL).lstat().st_blocks * 512
     except OSError:
@@ -251,7 +251,7 @@ def place_problems(
     documents: Collection[str] = (),
     ours: Collection[str] = (),
 ) -> Iterator[str]:
-    """Messages for everything that stands in the way of the outputs' names.
+    """Yield everything that stands in the way of the outputs' names.
 
     Parameters
     ----------
@@ -292,15 +292,15 @@ def place_problems(
 def blocked_places(
     target: Target, inputs: Collection[str], documents: Collection[str] = ()
 ) -> Iterator[str]:
-    """Messages for outputs that cannot be written whatever may be replaced.
+    """Yield outputs that cannot be written even with ``--overwrite``.
 
-    If there are any, what is there cannot be looked at either.
+    If there are any, what lies there is not read either.
     """
     yield from dict.fromkeys(_blocked(target, inputs, documents).values())
 
 
 def _blocked(target: Target, inputs: Collection[str], documents: Collection[str]) -> dict[str, str]:
-    """Outputs that cannot be written, with the messages; what has the same trouble has the same."""
+    """Return outputs that cannot be written, with a message; one cause has one message."""
     taken = {_file_id(Path(path)) for path in inputs}
     paths = [*target.paths.values(), *documents, *([target.manifest_path] if target.paths else [])]
     found = {path: text for path in paths for text in _problems_of(path, taken)}
@@ -311,7 +311,7 @@ def _blocked(target: Target, inputs: Collection[str], documents: Collection[str]
 
 
 def _mixtures(source: Catalog, target: Target) -> Iterator[str]:
-    """Messages for outputs that whoever reads the source the next time takes for files of it."""
+    """Yield outputs that the next scan of the source would take for files of it."""
     root, files = os.path.realpath(source.root), source.files.values()
     has_folder = target.paths and (target.strategy is not None or target.is_numbered)
     if has_folder and os.path.realpath(target.output_folder) == root:
@@ -338,7 +338,7 @@ def _mixtures(source: Catalog, target: Target) -> Iterator[str]:
 
 
 def _problems_of(name: str, taken: Collection[FileId]) -> Iterator[str]:
-    """What is wrong with one output; the same message for all that have the same trouble."""
+    """Yield what is wrong with one output; one cause has one message."""
     path, partial = Path(name), Path(name + PARTIAL)
     folder = next(p for p in path.absolute().parents if os.path.lexists(p))
     if not folder.is_dir():
@@ -358,7 +358,7 @@ def _problems_of(name: str, taken: Collection[FileId]) -> Iterator[str]:
 
 
 def _long_name(path: Path, folder: Path) -> str | None:
-    """The message that the file system has no room for a name, or for that of what lies beside."""
+    """Return a message if a name, or that of a file beside it, is too long; else None."""
     limit = os.pathconf(folder, "PC_NAME_MAX")  # -1 or 0 where none is known
     *folders, name = path.absolute().relative_to(folder).parts
     longest = max(len(os.fsencode(part)) for part in (*folders, name + PARTIAL, name + JOURNAL))
@@ -388,7 +388,7 @@ def _file_id(path: Path) -> FileId:
 
 
 def stale_files(target: Target) -> str | None:
-    """What is there of ranks or formats that the target does not have; None if nothing is."""
+    """Return a message on files of ranks or formats that the target does not have, if any."""
     samples = [] if target.strategy is None else list(target.paths.items())[:1]
     stale = [path for one in samples for path in files_of_others(*one, range(target.ranks))]
     beyond = f"not of the {target.ranks} ranks of the target in its format, so left from another"
@@ -406,7 +406,7 @@ def _plan_and_check(
     options: ResolveOptions,
     policy: DestinationPolicy,
     executor: Executor | None,
-    beside: Numbered | Told | None = None,
+    beside: ShardedOutput | StrategySidecar | None = None,
 ) -> tuple[Plan, Destination]:
     """Resolve a source, plan, and look what lies at the destination.
 
@@ -616,7 +616,7 @@ def plan_merge(
     format = choose_format(path, output.format, is_folder=output.max_shard_bytes is not None)
     target, numbered = Target(format, {0: path}, attrs=header_attrs(output.crc)), None
     if output.max_shard_bytes is not None:
-        numbered = Numbered(path, format, output.max_shard_bytes, header_attrs(output.crc))
+        numbered = ShardedOutput(path, format, output.max_shard_bytes, header_attrs(output.crc))
         target = numbered.target()
     return _plan_and_check(
         *(partial(resolve, catalog, strategy, resolve_options), catalog, strategy, target),
@@ -683,9 +683,9 @@ def _resolve_full(
     return resolve_merged(catalog, options, diagnostics)
 
 
-def _sidecar(options: OutputOptions) -> Told | None:
+def _sidecar(options: OutputOptions) -> StrategySidecar | None:
     path = options.strategy_path
-    return None if path is None else Told(path, options.part is not None)
+    return None if path is None else StrategySidecar(path, options.part is not None)
 
 
 def plan_reshard(

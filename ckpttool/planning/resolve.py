@@ -26,15 +26,20 @@ from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta, map_of
 from ckpttool.model.wording import count, shorten
 from ckpttool.planning.hidden_shards import find_shards, show_shard
-from ckpttool.planning.missing import notes_of_scan, set_aside
+from ckpttool.planning.missing import notes_of_scan, quarantine_damaged
 from ckpttool.planning.sources import (
     Agreement,
     Sources,
+    content_decided_names,
     find_sources,
-    names_to_compare,
     undivided_sources,
 )
-from ckpttool.planning.strategy_check import SKIPS_CHECK, find_doubts, note_asked, strategy_notes
+from ckpttool.planning.strategy_check import (
+    SKIPS_CHECK,
+    check_strategy,
+    note_written_ranks,
+    strategy_notes,
+)
 from ckpttool.planning.unlisted import Unlisted, find_contradictions, find_statistics
 from ckpttool.storage.sampling import Sample, digest, find_least, sample
 
@@ -170,7 +175,7 @@ def resolve_merged(
     catalog: Catalog, options: ResolveOptions, diagnostics: Diagnostics
 ) -> ResolvedSources:
     """Resolve a checkpoint whose every file holds full tensors, or is taken by itself."""
-    catalog = set_aside(catalog, None)
+    catalog = quarantine_damaged(catalog, None)
     diagnostics.add(*notes_of_scan(catalog, None))
     sources = undivided_sources(catalog, options.unlisted)
     doubts = Diagnostics(diagnostics.command)
@@ -192,7 +197,7 @@ def _resolve_slices(
         diagnostics.failures += catalog.damaged.values()
         diagnostics.add(*Diagnostic.each("strategy", reasons))
         return ResolvedSources(catalog, strategy)
-    catalog = note_asked(set_aside(catalog, strategy), strategy)
+    catalog = note_written_ranks(quarantine_damaged(catalog, strategy), strategy)
     diagnostics.add(*notes_of_scan(catalog, strategy), *strategy.notes)
     doubts = Diagnostics(diagnostics.command)
     agreement: Agreement = {}
@@ -302,7 +307,7 @@ def compare_contents(
 
     A note is added on parameters whose contents tell nothing: one rank's slice may look like all.
     """
-    compared = names_to_compare(catalog, strategy)
+    compared = content_decided_names(catalog, strategy)
     read = partial(digest, buffer_bytes=BUFFER_BYTES)
     groups = _group_ranks(catalog, compared, read, executor)
     metas = catalog.metas
@@ -326,12 +331,11 @@ def compare_contents(
 
 
 def sample_states(catalog: Catalog, strategy: Strategy, executor: Executor) -> Agreement:
-    """Ranks grouped by equal samples, for what names and shapes show to be state.
+    """Group the ranks by equal samples, for what may be optimizer state by name and shape.
 
-    It is what a command that only looks needs to know of contents, to tell state from parameters
-    that are whole; see `find_sources`.
+    Samples tell state from parameters that are replicated; see `find_sources`.
     """
-    compared = names_to_compare(catalog, strategy)
+    compared = content_decided_names(catalog, strategy)
     names = [name for name, follows in compared.items() if follows is not None]
     metas = catalog.metas
     return {
@@ -347,7 +351,7 @@ def _group_ranks(
     read: Callable[[StoredTensor], Sample],
     executor: Executor,
 ) -> dict[str, dict[Sample, list[int]]]:
-    """For each name the ranks of which the same is read."""
+    """Return for each name the ranks with equal samples, by sample."""
     futures = {
         (name, rank): executor.submit(read, file.tensors[name])
         for name in names
@@ -424,7 +428,7 @@ def correct_strategy(
         doubts.add(Diagnostic("doubt", f"{text}rank's are taken"))
         return strategy, sources
     doubts.add(*find_contradictions(catalog, strategy), *_compare_index_beside(catalog, sources))
-    found = find_doubts(catalog, strategy, sources.found, executor)
+    found = check_strategy(catalog, strategy, sources.found, executor)
     shards = None
     is_suspect = any(doubt.code == "replica" for doubt in found)
     is_suspect = is_suspect or show_shard(strategy, sources.found)
@@ -438,7 +442,7 @@ def correct_strategy(
         doubts.add(*shards.problems, *shards.notes)
         sources = find(strategy)
         others = [one for one in sources.found if one.meta.name not in shards.names]
-        found = find_doubts(catalog, strategy, others, executor)
+        found = check_strategy(catalog, strategy, others, executor)
     doubts.add(*found)
     return strategy, sources
 

@@ -35,9 +35,9 @@ from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta, map_of, part_names
 from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.planning.missing import (
-    Losses,
+    MissingSlices,
     absent_ranks,
-    find_losses,
+    find_missing_slices,
     hold_alike,
     is_deduplicated,
     note_redundancy,
@@ -58,12 +58,12 @@ from ckpttool.planning.unlisted import (
     Unlisted,
     decision,
     find_partly_held,
+    layout_notes,
     on_contradictions,
     on_guesses,
-    on_layouts,
-    on_strays,
     questions,
-    set_apart,
+    split_by_meaning,
+    stray_notes,
 )
 
 _T = TypeVar("_T", bound=Hashable)
@@ -166,14 +166,14 @@ class Sources:
     is_deduplicated: bool = False
     damage: list[FormatError] = field(default_factory=list)
 
-    def add(self, losses: Losses) -> None:
+    def add(self, losses: MissingSlices) -> None:
         """Take over what is lost, and what is replaced."""
         self.problems += losses.problems
         self.notes += losses.notes
         self.damage += losses.damage
 
 
-def names_to_compare(catalog: Catalog, strategy: Strategy) -> dict[str, str | None]:
+def content_decided_names(catalog: Catalog, strategy: Strategy) -> dict[str, str | None]:
     """Parameters of which the contents decide: not listed, on several ranks, alike by header.
 
     Returns
@@ -230,7 +230,7 @@ def find_sources(
         The layouts; one without layouts says that every rank holds everything, unless the
         checkpoint describes itself.
     agreement
-        For each of `names_to_compare`, the ranks grouped by equal content.
+        For each of `content_decided_names`, the ranks grouped by equal content.
     unlisted
         What to do with a parameter that is not listed and differs between ranks: target rank ``r``
         takes what source rank ``r`` modulo the number of source ranks holds (``"rank"``), the
@@ -264,11 +264,11 @@ def find_sources(
     sources.problems += on_contradictions(strategy, sources.found)
     each = [name for of in search.differing.values() for name in of if unlisted == "rank"]
     lacking = presence.lacking
-    sources.add(find_losses(catalog, strategy, lacking, each, sources.is_deduplicated))
-    sources.notes += on_layouts(sources.found, search.corrected, search.where)
+    sources.add(find_missing_slices(catalog, strategy, lacking, each, sources.is_deduplicated))
+    sources.notes += layout_notes(sources.found, search.corrected, search.where)
     listed = _listed_names(catalog, strategy)
     sources.notes += on_guesses(sources.found, listed, owners)
-    sources.notes += on_strays(strategy, catalog.holders)
+    sources.notes += stray_notes(strategy, catalog.holders)
     if not isinstance(catalog, SelfDescribedCatalog):
         note = note_redundancy(catalog, sources.is_deduplicated)
         sources.notes += [] if note is None else [note]
@@ -376,7 +376,7 @@ class _Search:
         if self.unlisted is not None:
             self._settle(self.differing, self.unlisted)
         elif is_complete:
-            own, rest = set_apart(self.differing)
+            own, rest = split_by_meaning(self.differing)
             self._settle(own, "drop")
             is_cut = bool(self.strategy.layouts)
             is_described = isinstance(self.catalog, SelfDescribedCatalog)
@@ -535,7 +535,7 @@ def undivided_sources(catalog: Catalog, unlisted: Unlisted | None = None) -> Sou
     """
     sources = Sources(damage=list(catalog.damaged.values()))
     sources.notes += on_one_of_several(catalog)
-    slices = possible_slices(catalog)
+    slices = suspected_rank_slices(catalog)
     if slices:
         question, note = _settle_slices(catalog, slices, unlisted)
         sources.problems += [Diagnostic("unlisted", question)] if question else []
@@ -565,7 +565,7 @@ def why_not_full(catalog: Catalog) -> str | None:
     )
 
 
-def possible_slices(catalog: Catalog) -> Mapping[str, str]:
+def suspected_rank_slices(catalog: Catalog) -> Mapping[str, str]:
     """What an undivided checkpoint keeps apart and what may be rank 0's slice of it all.
 
     MindSpore puts there what it did not merge: what the strategy does not list, but also
@@ -605,7 +605,7 @@ def _owner(metas: Mapping[str, TensorMeta], owners: Owners, name: str) -> str:
 def _settle_slices(
     catalog: Catalog, slices: Mapping[str, str], unlisted: Unlisted | None
 ) -> tuple[str | None, Diagnostic | None]:
-    """The question that `possible_slices` raise, or a note of how the user decided it."""
+    """The question that `suspected_rank_slices` raise, or a note of how the user decided it."""
     listed = f"{catalog.root}: {shorten(slices.values())}"
     if unlisted == "drop":
         return None, Diagnostic("dropped", f"{listed}: perhaps rank 0's slices only: dropped")

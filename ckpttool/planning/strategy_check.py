@@ -26,7 +26,7 @@ from pathlib import Path
 
 from ckpttool.concurrency import wait_result
 from ckpttool.errors import FormatError
-from ckpttool.formats.reading import read_file
+from ckpttool.formats.local import read_file
 from ckpttool.model.catalog import Catalog, RankCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import MANIFEST
@@ -47,7 +47,7 @@ Held = Sequence[Mapping[int, StoredTensor]]  # of each slice, what each rank has
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class SampledTensor:
     """A source with the samples of its slices, by slice and rank; one slice of it if a probe."""
 
     source: Source
@@ -72,8 +72,10 @@ class Looked:
                 yield slice_, samples
 
 
-def look(sources: Iterable[Source], by_hand: Mapping[str, str], executor: Executor) -> list[Looked]:
-    """Samples of all tensors that may tell something; every file is opened once."""
+def sample_tensors(
+    sources: Iterable[Source], by_hand: Mapping[str, str], executor: Executor
+) -> list[SampledTensor]:
+    """Sample all tensors that may tell something; every file is opened once."""
     chosen, others = _choose(sources, by_hand)
     held: list[Held] = [list(source.slicing.replicas()) for source in chosen]
     wanted: list[Held] = [*held]
@@ -84,7 +86,7 @@ def look(sources: Iterable[Source], by_hand: Mapping[str, str], executor: Execut
         wanted.append([_first_and_last(source, best)])
     samples = _sample((one for of in wanted for ranks in of for one in ranks.values()), executor)
     return [
-        Looked(
+        SampledTensor(
             source,
             slices,
             [{rank: samples[one] for rank, one in ranks.items()} for ranks in seen],
@@ -162,7 +164,7 @@ SKIPS_CHECK = ("--trust-strategy skips this check", ("--trust-strategy",))  # hi
 LEAST_BYTES = 4096  # of slices; less may be the same as it was made by hand, a table of signs, say
 
 
-def find_doubts(
+def check_strategy(
     catalog: Catalog, strategy: Strategy, sources: Iterable[Source], executor: Executor
 ) -> list[Diagnostic]:
     """Problems and notes about layouts that the contents contradict.
@@ -176,8 +178,8 @@ def find_doubts(
     """
     by_hand = strategy.by_hand
     sources = list(sources)
-    looked = look(sources, by_hand, executor)
-    differing: dict[tuple[str | None, tuple[int, ...]], list[Looked]] = defaultdict(list)
+    looked = sample_tensors(sources, by_hand, executor)
+    differing: dict[tuple[str | None, tuple[int, ...]], list[SampledTensor]] = defaultdict(list)
     alike: dict[tuple[tuple[int, ...], ...], list[str]] = defaultdict(list)
     whole: list[str] = []
     for one in looked:
@@ -230,7 +232,7 @@ def _is_whole(slicing: Slicing, held: Mapping[int, Sample]) -> bool:
     )
 
 
-def _alike(one: Looked, is_handwritten: bool) -> tuple[tuple[int, ...], ...]:
+def _alike(one: SampledTensor, is_handwritten: bool) -> tuple[tuple[int, ...], ...]:
     """Ranks that should hold different slices and hold the same, group by group.
 
     Slices whose elements are all equal tell nothing, but by hand even those are looked at if all of
@@ -250,7 +252,7 @@ def _alike(one: Looked, is_handwritten: bool) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def _are_all_alike(looked: Iterable[Looked], by_hand: Mapping[str, str]) -> bool:
+def _are_all_alike(looked: Iterable[SampledTensor], by_hand: Mapping[str, str]) -> bool:
     """Whether all slices of each tensor are the same, wherever that tells anything.
 
     It tells nothing if all elements are equal, and what a person wrote is more than a strategy that
@@ -268,7 +270,7 @@ def _are_all_alike(looked: Iterable[Looked], by_hand: Mapping[str, str]) -> bool
 
 
 def _contradicted(
-    looked: Iterable[Looked],
+    looked: Iterable[SampledTensor],
     alike: Mapping[tuple[tuple[int, ...], ...], Sequence[str]],
     by_hand: Mapping[str, str],
 ) -> Diagnostic | None:
@@ -300,7 +302,9 @@ def _contradicted(
     )
 
 
-def _on_differing(catalog: Catalog, place: str | None, those: Sequence[Looked]) -> Diagnostic:
+def _on_differing(
+    catalog: Catalog, place: str | None, those: Sequence[SampledTensor]
+) -> Diagnostic:
     """What is said of tensors whose replicas differ between the same ranks."""
     owners, groups = those[0].differing, those[0].groups
     text = f"{shorten(one.source.meta.name for one in those)}: {place or _told_by(catalog)} says "
@@ -310,21 +314,21 @@ def _on_differing(catalog: Catalog, place: str | None, those: Sequence[Looked]) 
     return Diagnostic("replica", text, hint, options, ranks=owners)
 
 
-def _on_whole(names: Sequence[str], shown: Looked) -> Diagnostic:
+def _on_whole(names: Sequence[str], shown: SampledTensor) -> Diagnostic:
     text = f"{shorten(names)}: the strategy says that an optimizer shard cuts them, and the "
     text += f"ranks that should hold different slices hold the same ({_shapes(shown)}): is it "
     text += "the strategy of this run?"
     return Diagnostic("contradicted", text, *SKIPS_CHECK)
 
 
-def _on_all_alike(names: Sequence[str], shown: Looked) -> Diagnostic:
+def _on_all_alike(names: Sequence[str], shown: SampledTensor) -> Diagnostic:
     text = f"{shorten(names)}: all ranks hold the same where the strategy cuts ({_shapes(shown)}), "
     text += "and nothing differs anywhere: they hold everything (integrated_save=True), so leave "
     text += "the strategy away: merge --replicated, or split --replicated"
     return Diagnostic("contradicted", text, *SKIPS_CHECK)
 
 
-def _shapes(one: Looked) -> str:
+def _shapes(one: SampledTensor) -> str:
     held = next(tensor.meta.shape for ranks in one.held for tensor in ranks.values())
     return f"{one.source.meta.name}: slices of {held} would make {one.source.meta.shape}"
 
@@ -407,12 +411,14 @@ def _stages_that_differ(
     ]
 
 
-def as_asked(catalog: Catalog, strategy: Strategy | None) -> tuple[Catalog, list[Diagnostic]]:
-    """The same, with the ranks that a set was written for, if not for all (--rank), and a note.
+def limit_to_written_ranks(
+    catalog: Catalog, strategy: Strategy | None
+) -> tuple[Catalog, list[Diagnostic]]:
+    """Limit a catalog to the ranks that a set was written for, if not for all (--rank).
 
-    For those who look at what there is, and do not want all of it.
+    Inspect and verify want no other ranks; a note says so.
     """
-    asked, told = _asked_ranks(catalog, strategy)
+    asked, told = _written_ranks(catalog, strategy)
     if asked is None:
         return catalog, []
     others = format_ranks(sorted(_expected(catalog, strategy) - asked))
@@ -421,12 +427,12 @@ def as_asked(catalog: Catalog, strategy: Strategy | None) -> tuple[Catalog, list
     return replace(catalog, expected_ranks=asked), [Diagnostic("part", text)]
 
 
-def note_asked(catalog: Catalog, strategy: Strategy | None) -> Catalog:
-    """The same with a note of the ranks that a set was written for, if not for all (--rank).
+def note_written_ranks(catalog: Catalog, strategy: Strategy | None) -> Catalog:
+    """Add a note on the ranks that a set was written for, if not for all (--rank).
 
-    For those who want all of it, and name what is missing.
+    Conversions want all ranks, and name what is missing.
     """
-    asked, told = _asked_ranks(catalog, strategy)
+    asked, told = _written_ranks(catalog, strategy)
     if asked is None:
         return catalog
     return replace(catalog, notes=(*catalog.notes, Diagnostic("part", told)))
@@ -439,7 +445,9 @@ def _expected(catalog: Catalog, strategy: Strategy | None) -> set[int]:
     return {*(strategy.ranks if strategy is not None and has_layouts else ()), *missing}
 
 
-def _asked_ranks(catalog: Catalog, strategy: Strategy | None) -> tuple[frozenset[int] | None, str]:
+def _written_ranks(
+    catalog: Catalog, strategy: Strategy | None
+) -> tuple[frozenset[int] | None, str]:
     """The ranks that a set was written for, and how that is known; None if for all.
 
     Its manifest, which comes when the set is complete, lists these alone.  Of one that cannot be

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ckpttool.errors import PlanError, StrategyError
 from ckpttool.formats import format_of_suffix
-from ckpttool.formats.reading import is_there
+from ckpttool.formats.local import is_there
 from ckpttool.formats.weight_index import (
     PART_ATTRS,
     index_names,
@@ -132,7 +132,7 @@ def _find_transfers(
 
 
 class _Fitting:
-    """What a target makes of sources.
+    """The layouts that sources get in a target.
 
     What its strategy does not list is decided by names and full shapes alone, so that it does not
     matter whether the source is merged or spread over ranks.
@@ -150,7 +150,7 @@ class _Fitting:
         self.not_listed = NotListed()
 
     def layouts(self, source: Source) -> tuple[Layout, ...] | None:
-        """The layouts of a source in the target, none if it is whole; None if it is left out."""
+        """Return the layouts of a source in the target; () for a full tensor, None to drop it."""
         target, strategy, name = self.target, self.target.strategy, source.meta.name
         if strategy is None or source.meta.text is not None:
             return ()
@@ -172,15 +172,15 @@ class _Fitting:
         return ()
 
     def _listed(self, source: Source, strategy: Strategy) -> tuple[Layout, ...]:
-        """The layouts of a source that the strategy lists, corrected."""
+        """Return the corrected layouts of a source that the strategy lists."""
         name = source.meta.name
         layouts = target_layouts(strategy, name, self.owners)
         if [layout.parts for layout in strategy.layouts[name]] != [one.parts for one in layouts]:
             self.recut.append(name)
-        return self.gradients.uncut(source, self.src_strategy, layouts)
+        return self.gradients.drop_unproven_shard(source, self.src_strategy, layouts)
 
     def notes(self) -> Iterator[Diagnostic]:
-        """What is to be told of it."""
+        """Yield notes on what is not as the target strategy says."""
         if self.recut:
             text = "cut for the target like their parameters, whose optimizer shard their own "
             text += f"entries lack: {count(len(self.recut), 'optimizer state')}"
@@ -200,20 +200,20 @@ class _Fitting:
 
 
 def _folded(layout: Layout, shape: tuple[int, ...]) -> Layout:
-    """The layout for a full tensor of ``shape``, which tells how to fold an expanded one."""
+    """Return the layout for a full tensor of ``shape``, folded if it was expanded."""
     ways = fold_layout(layout, len(shape), lambda way: way.full_shape == shape)
     return ways[0] if len(ways) == 1 else layout
 
 
 def _why_not_target(layout: Layout, shape: tuple[int, ...]) -> str | None:
-    """Why a full tensor of ``shape`` cannot be cut for a target, or None if it can."""
+    """Return why a full tensor of ``shape`` cannot be sharded for a target; None if it can."""
     if not layout.has_boxes:
         return f"field-sliced ({layout.fields} fields), which can be merged but not be cut"
     return layout.why_not(shape)
 
 
 def _everywhere(source: Source, ranks: int) -> tuple[Layout, ...]:
-    """Layouts that give the whole tensor to every target rank, or to those whose turn it is."""
+    """Return layouts that give the full tensor to every target rank, or to those of its cycle."""
     ndim = len(source.meta.shape)
     if source.rank_cycle is None:
         return (Layout.undivided(ndim, ranks),)
@@ -238,10 +238,10 @@ def _compare_names(sources: Sequence[Source], strategy: Strategy, diagnostics: D
         diagnostics.add(Diagnostic("absent", f"{text}: {shorten(absent)}"))
 
 
-def outcome(plan: Plan, target: Strategy) -> Strategy:
-    """The layouts of all parameters in the outputs of ``plan``, whose target is ``target``.
+def written_strategy(plan: Plan, target: Strategy) -> Strategy:
+    """Return the layouts of all parameters in the outputs of ``plan``, whose target is ``target``.
 
-    They are those by which it cuts: patterns of names resolved, expanded maps folded, states that
+    They are those of the transfers: patterns of names resolved, expanded maps folded, states that
     follow their parameter in their own names, corrections made.  What every rank gets undivided,
     since ``target`` does not list it, is listed as undivided in each stage: of a parameter that one
     strategy does not list and another cuts MindSpore's transform takes one rank's slice for all.
@@ -270,7 +270,7 @@ def _is_told(transfer: Transfer, is_listed: bool) -> bool:
 
 
 def _by_stage(transfer: Transfer, target: Strategy) -> Iterator[Layout]:
-    """The layouts of a transfer; one that is for all stages at once as one for each."""
+    """Yield the layouts of a transfer, one for each stage."""
     for layout in transfer.layouts:
         if len(layout.ranks) == target.stage_ranks:
             yield layout
@@ -314,8 +314,8 @@ def write_strategy(strategy: Strategy, path: str, *, overwrite: bool = False) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """The strategy of rank files, written with them.
+class StrategySidecar:
+    """The strategy file that is written beside rank files.
 
     Attributes
     ----------
@@ -340,7 +340,7 @@ class Told:
         """
         assert plan.target.strategy is not None, "rank files are cut by one"
         try:
-            data = encode_strategy(outcome(plan, plan.target.strategy))
+            data = encode_strategy(written_strategy(plan, plan.target.strategy))
         except StrategyError as error:
             diagnostics.failures.append(error)
             return None
@@ -375,8 +375,8 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Numbered:
-    """An output of `ckpttool.planning.preflight.plan_merge`.
+class ShardedOutput:
+    """A merged checkpoint in numbered files, with their indexes.
 
     Attributes
     ----------
@@ -399,7 +399,7 @@ class Numbered:
         return [str(Path(self.folder, name)) for name in index_names(self.format)]
 
     def target(self) -> Target:
-        """A target of one file, as long as nobody knows how many there will be."""
+        """Return a target of one file; `complete` spreads it over as many as it takes."""
         attrs = {**PART_ATTRS, **self.attrs}
         return Target(self.format, {0: self._path(None, 0)}, attrs=attrs, is_numbered=True)
 

@@ -182,7 +182,7 @@ CHOICES = (
 )
 
 
-def set_apart(
+def split_by_meaning(
     differing: Differing, own_names: Collection[str] = OF_ONE_RANK
 ) -> tuple[Differing, Differing]:
     """What differs between ranks by its meaning, and all else."""
@@ -220,7 +220,7 @@ def questions(
     running
         Those that are running statistics; all of these make one problem.
     """
-    apart, differing = set_apart(differing, running)
+    apart, differing = split_by_meaning(differing, running)
     found = [_on_running(apart)] if apart else []
     if not differing:
         return found
@@ -312,7 +312,7 @@ def _show(groups: Groups) -> str:
     return shown + (f" | and {len(groups) - 8} more" if len(groups) > 8 else "")
 
 
-def on_layouts(
+def layout_notes(
     found: Sequence[Source], corrected: Sequence[str], where: str
 ) -> Iterator[Diagnostic]:
     """Notes on sources whose layout is not as ``where``, the strategy, says.
@@ -416,7 +416,7 @@ def _find_other_stages(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnos
             )
 
 
-def on_strays(strategy: Strategy, holders: Mapping[str, Sequence[int]]) -> Iterator[Diagnostic]:
+def stray_notes(strategy: Strategy, holders: Mapping[str, Sequence[int]]) -> Iterator[Diagnostic]:
     """A note if ranks of a stage hold what the strategy lists for other stages only."""
     strays = [
         name

@@ -17,7 +17,7 @@ from ckpttool.concurrency import check_cancelled, wait_result
 from ckpttool.errors import FormatError
 from ckpttool.formats import checksum_parts
 from ckpttool.formats.encryption import find_forged, forged_blocks_error
-from ckpttool.formats.reading import open_source
+from ckpttool.formats.local import open_source
 from ckpttool.model.catalog import Catalog, MergedCatalog
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.tensors import Ciphertext, Extent, FileIndex, map_of
@@ -28,7 +28,7 @@ POLYNOMIAL = 0xEDB88320  # of CRC-32, lowest power in the highest bit
 
 
 class CrcExtent(NamedTuple):
-    """The CRC-32 of a stretch of the file at ``path``, all in one tensor."""
+    """The CRC-32 of an extent of the file at ``path``, inside one tensor."""
 
     path: str
     extent: Extent
@@ -36,18 +36,18 @@ class CrcExtent(NamedTuple):
 
 
 class RunningCrc:
-    """The CRC-32 of what is written, taken while it is in memory; use it in one thread."""
+    """Computes the CRC-32 of written bytes while they are in memory; for one thread."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str, int], tuple[int, int]] = {}  # by file, tensor and end
 
     def add(self, path: str, name: str, offset: int, data: memoryview) -> None:
-        """Count bytes of a tensor that go to an offset of a file, where a stretch may go on."""
+        """Add bytes of a tensor that are written at an offset; they may continue an extent."""
         start, crc = self._open.pop((path, name, offset), (offset, 0))
         self._open[path, name, offset + len(data)] = start, zlib.crc32(data, crc)
 
     def found(self) -> Iterator[CrcExtent]:
-        """All stretches."""
+        """Yield all extents."""
         for (path, _, stop), (start, crc) in self._open.items():
             yield CrcExtent(path, Extent(start, stop - start), crc)
 
@@ -55,16 +55,16 @@ class RunningCrc:
 def compute_checksum(
     index: FileIndex, as_saved: bool = False, known: Iterable[CrcExtent] = ()
 ) -> int:
-    """The checksum of a file with these contents, which are read a buffer at a time.
+    """Return the checksum of a file; its contents are read a buffer at a time.
 
     Parameters
     ----------
     index
         The header of the file.
     as_saved
-        As MindSpore's saver counts, where its loader counts otherwise.
+        Count as MindSpore's saver does where its loader counts differently.
     known
-        Stretches of it that need not be read.
+        Extents whose CRC is known, so that they are not read.
 
     Raises
     ------
@@ -93,7 +93,7 @@ def _start(one: CrcExtent) -> int:
 
 
 def _tile(extent: Extent, in_order: Sequence[CrcExtent]) -> Iterator[Extent | CrcExtent]:
-    """An extent as stretches that are known, and what is to be read between them."""
+    """Yield an extent as known extents and the extents between them, which have to be read."""
     at, stop = extent.offset, extent.offset + extent.nbytes
     for number in range(bisect_left(in_order, at, key=_start), len(in_order)):
         one = in_order[number]
@@ -121,7 +121,7 @@ def _add_extent(crc: int, file: FileIO, path: str, extent: Extent, buffer: memor
 
 
 def join(crc: int, following: int, nbytes: int) -> int:
-    """The CRC-32 of data with this CRC-32 and, behind it, ``nbytes`` with the CRC-32 ``following``.
+    """Return the CRC-32 of data followed by ``nbytes`` bytes with the CRC-32 ``following``.
 
     Examples
     --------
@@ -132,9 +132,7 @@ def join(crc: int, following: int, nbytes: int) -> int:
 
 
 def add_zeros(crc: int, count: int) -> int:
-    """The CRC-32 of data with this CRC-32 and ``count`` zero bytes behind it.
-
-    It takes some hundred steps, however many they are.
+    """Return the CRC-32 of data followed by ``count`` zero bytes, in a few hundred steps.
 
     Examples
     --------
@@ -146,7 +144,7 @@ def add_zeros(crc: int, count: int) -> int:
 
 @lru_cache(1024)  # most stretches have the same length
 def _shift(count: int) -> int:
-    """By what so many bytes behind it multiply a remainder: x**8 for each."""
+    """Return the factor by which ``count`` following bytes multiply a remainder: x**8 each."""
     power, factor = 1 << 31, 1 << 31 - 8  # 1, x**8
     while count:
         if count & 1:
@@ -157,7 +155,7 @@ def _shift(count: int) -> int:
 
 
 def _multiply(a: int, b: int) -> int:
-    """The product of two polynomials over GF(2), modulo the polynomial of CRC-32."""
+    """Multiply two polynomials over GF(2), modulo the polynomial of CRC-32."""
     product = 0
     for power in range(31, -1, -1):
         if a >> power & 1:
@@ -167,7 +165,7 @@ def _multiply(a: int, b: int) -> int:
 
 
 def verify_checksum(index: FileIndex) -> FormatError | None:
-    """What is wrong with the contents of a file that has a checksum, None if nothing is."""
+    """Return the error if the contents of a file do not have its checksum, else None."""
     stored = index.attrs["crc_num"]
     number = int(stored) if re.fullmatch(r"[0-9]{1,18}", stored) else None
     found = compute_checksum(index)
@@ -192,7 +190,7 @@ def check_files(
     crc: bool,
     on_progress: Callable[[int], None] = lambda nbytes: None,
 ) -> tuple[list[FormatError], list[Diagnostic]]:
-    """What is wrong with the files of a catalog, and what should be known of the others.
+    """Check the tags and checksums of the files of a catalog; return errors and notes.
 
     Parameters
     ----------
@@ -261,7 +259,7 @@ def _has_checksum(file: FileIndex, has_index: bool) -> bool:
 def _check_tags(
     file: FileIndex, cipher: Ciphertext, executor: Executor
 ) -> list[Future[tuple[int, ...]]]:
-    """The numbers of forged blocks, on their way."""
+    """Submit tasks that find the numbers of forged blocks."""
     stamp = file.stamps[file.path]
     return [
         executor.submit(find_forged, file.path, cipher, first, first + BLOCKS_PER_TASK, stamp)

@@ -18,18 +18,18 @@ from ckpttool.formats import get_format
 from ckpttool.model.plan import OutputFile
 from ckpttool.model.tensors import FileIndex, Stamp, TensorMeta
 
-# What a file system says that cannot lock a file or reserve space, as some network ones.
+# Error numbers of file systems that cannot lock a file or reserve space, such as some network ones.
 UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL})
 
 
 class TakenError(OSError):
-    """Another run has a file, or has put its own in the place of ours."""
+    """Another run has locked a file, or has replaced it with its own."""
 
 
 def lock(path: Path, fd: int, is_shared: bool = False) -> int:
-    """Lock an open file; where the file system knows no locks its name alone has to do.
+    """Lock an open file; on a file system without locks only its name protects it.
 
-    It is closed if that fails: a `TakenError` if another run has it.
+    Close the file if that fails; raise `TakenError` if another run has locked it.
     """
     try:
         try:
@@ -48,7 +48,7 @@ def lock(path: Path, fd: int, is_shared: bool = False) -> int:
 
 
 def lock_holder(path: Path) -> str | None:
-    """Who is writing what a journal becomes; None if nobody is."""
+    """Return who is writing a journal; None if nobody is."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -61,7 +61,7 @@ def lock_holder(path: Path) -> str | None:
 
 
 def name_lock_holder(path: Path) -> str:
-    """Who writes, or wrote, a journal, as its first line says."""
+    """Return who writes or wrote a journal, from its first line."""
     try:
         with path.open("rb") as file:
             return str(json.loads(file.readline(1 << 16).rpartition(b" ")[0])["by"])
@@ -70,7 +70,7 @@ def name_lock_holder(path: Path) -> str:
 
 
 def is_open_as(path: Path, fd: int) -> bool:
-    """Whether the file at ``path`` is the one that is open as ``fd``."""
+    """Return whether the file at ``path`` is the one that is open as ``fd``."""
     try:
         there = path.stat(follow_symlinks=False)
     except FileNotFoundError:
@@ -156,12 +156,12 @@ class PartialFile:
             self._close()
 
     def withdraw(self) -> None:
-        """Remove what is still there under the temporary name: no task goes on with it."""
+        """Remove the file with the temporary name, so that no task continues with it."""
         if self._fd >= 0 and is_open_as(self._path, self._fd):
             self._path.unlink()
 
     def discard(self) -> None:
-        """Remove it, and give up the lock."""
+        """Remove the file and release the lock."""
         try:
             self.withdraw()
         finally:
@@ -174,10 +174,9 @@ class PartialFile:
 
 
 def clean_up(error: BaseException, *steps: Callable[[], None]) -> None:
-    """Do all of it after a failure, which gets a note if the disk does not let us.
+    """Run all steps after a failure, and add a note to it if one of them fails.
 
-    What is to be told is the failure that came first: a disk that has failed, or is read-only
-    since then, lets nothing be removed either.
+    The first failure is reported: on a disk that has failed nothing can be removed either.
     """
     for step in steps:
         try:
@@ -188,9 +187,9 @@ def clean_up(error: BaseException, *steps: Callable[[], None]) -> None:
 
 
 def write_document(path: str, data: bytes | Iterable[str], *, is_dated: bool = False) -> None:
-    """Write a small file, or a text that is given in pieces, whole or not at all.
+    """Write a small file, or a text in pieces, completely or not at all.
 
-    The folder is made if it is not there.  If ``is_dated``, the file is changed later than it is
+    Create the folder if necessary.  If ``is_dated``, the file is changed later than it is
     written, by which it is told from a copy; see `ckpttool.storage.files.was_copied`.
 
     Raises
@@ -228,7 +227,7 @@ def _date(fd: int) -> None:
 
 
 def remove_document(path: str) -> None:
-    """Remove a file if there is one, for good before anything else is written."""
+    """Remove a file if it exists, durably, before anything else is written."""
     try:
         Path(path).unlink()
     except FileNotFoundError:
@@ -237,9 +236,9 @@ def remove_document(path: str) -> None:
 
 
 def publish(path: Path, output: OutputFile, before: Callable[[int], None]) -> int:
-    """Give a file that is complete and on disk its final name; returns its size in bytes.
+    """Give a complete and synced file its final name, and return its size in bytes.
 
-    Its header is read back first, and then ``before`` is called.
+    Read its header back first, then call ``before``.
     """
     found = get_format(output.format).read_index(str(path))
     _compare(output, [tensor.meta for tensor in found.tensors.values()])
@@ -250,7 +249,7 @@ def publish(path: Path, output: OutputFile, before: Callable[[int], None]) -> in
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those that it lies in, their names on disk before anything is in them."""
+    """Create a folder and its parents, and sync their names before anything is in them."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in reversed(made):
@@ -264,7 +263,7 @@ def is_within(folder: Path, name: str) -> bool:
 
 
 def remove_stale(folder: Path, name: str) -> None:
-    """Remove the temporary file that a killed run left, unless another run is writing it.
+    """Remove the temporary file of a killed run, unless another run is writing it.
 
     A journal says which it is, and anybody may have written that, so nothing goes that a link
     leads to outside the folder; a run that writes there itself replaces it anyway.
@@ -284,9 +283,9 @@ def remove_stale(folder: Path, name: str) -> None:
 
 
 def claim(path: Path) -> int:
-    """A new, empty, locked file, open for writing.
+    """Create an empty, locked file and return its descriptor, open for writing.
 
-    What a run left that was killed is replaced; what another run is writing is refused.
+    Replace the file of a killed run; refuse a file that another run is writing.
     """
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
@@ -308,19 +307,19 @@ def claim(path: Path) -> int:
 
 
 def name_attempt(path: str) -> str:
-    """A new name for a file that goes with the one at ``path``, and may outlast it by mistake."""
+    """Return a new name for a file that belongs to the one at ``path``."""
     return f"{path}.{secrets.token_hex(8)}"
 
 
 def remove_attempts(path: Path) -> None:
-    """Remove all files named by `name_attempt`, the one at ``path`` being gone."""
+    """Remove all files named by `name_attempt`, after the one at ``path`` was removed."""
     for attempt in path.parent.glob(f"{glob.escape(path.name)}.*"):
         if re.fullmatch(r"\.[0-9a-f]{16}", attempt.name[len(path.name) :]):
             attempt.unlink(missing_ok=True)
 
 
 def reserve(fd: int, nbytes: int) -> None:
-    """Have the disk set space aside, so that a full one fails now and not in an hour."""
+    """Reserve disk space, so that a full disk fails now and not in an hour."""
     if not nbytes:
         return
     try:
@@ -331,7 +330,7 @@ def reserve(fd: int, nbytes: int) -> None:
 
 
 def stamp_of(path: Path) -> Stamp | None:
-    """By what the file at ``path`` itself, no link, is known again; None if there is none."""
+    """Return the stamp of the file at ``path``, links not followed; None if it is absent."""
     try:
         found = path.stat(follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):
@@ -369,7 +368,7 @@ def access_problem(path: Path, mode: int) -> str | None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the new name on disk, where the file system lets one ask for that."""
+    """Sync the names in a folder, where the file system supports that."""
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     except PermissionError:

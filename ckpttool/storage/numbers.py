@@ -1,7 +1,7 @@
-"""What the bits of elements mean: numbers, NaN, Inf and zero, for every element type.
+"""The numbers that elements of every type stand for: values, NaN, Inf and zero.
 
-Bytes are compared as bytes; numbers are only asked for where something has to be said about them.
-All arrays of bytes here hold whole elements, little endian, one after another.
+Tensors are compared as bytes; only bytes that differ are decoded.  All arrays of bytes here hold
+whole elements, little endian, one after another.
 
 Source
 ------
@@ -44,14 +44,14 @@ _NATIVE = {
 
 
 class NonfiniteCount(NamedTuple):
-    """Counts of elements that are no ordinary numbers.
+    """Counts of NaN and Inf.
 
     Attributes
     ----------
     nans, infinities
-        How many; a complex number counts if one of its parts does.
+        Number of elements; a complex number counts if its real or imaginary value does.
     first_nan, first_infinity
-        Position of the first, or None.
+        Position of the first one, or None.
     """
 
     nans: int
@@ -61,7 +61,7 @@ class NonfiniteCount(NamedTuple):
 
 
 def decode(data: Bytes, dtype: str) -> Numbers | None:
-    """The elements as numbers, exactly; None for a type whose bytes are no numbers.
+    """Return the exact numbers of elements; None for a type that has no number per byte.
 
     Examples
     --------
@@ -80,7 +80,7 @@ def decode(data: Bytes, dtype: str) -> Numbers | None:
 
 
 def count_nonfinite(numbers: Numbers) -> NonfiniteCount:
-    """NaN and Inf among numbers from `decode`."""
+    """Count NaN and Inf in numbers from `decode`."""
     if numbers.dtype.kind not in "fc" or bool(np.isfinite(numbers).all()):
         return NonfiniteCount(0, 0, None, None)
     nans, infinities = np.isnan(numbers), np.isinf(numbers)
@@ -93,14 +93,14 @@ def count_nonfinite(numbers: Numbers) -> NonfiniteCount:
 
 
 def find_differing(a: Bytes, b: Bytes, itemsize: int) -> Flags:
-    """For each element whether its bytes differ."""
+    """Return for each element whether its bytes differ."""
     word = f"<u{min(itemsize, 8)}"
     differing: Flags = a.view(word) != b.view(word)
     return differing[0::2] | differing[1::2] if itemsize == 16 else differing
 
 
 def take(data: Bytes, positions: npt.NDArray[np.intp], itemsize: int) -> Bytes:
-    """The bytes of the elements at these positions."""
+    """Return the bytes of the elements at some positions."""
     if len(positions) * itemsize == len(data):
         return data
     word = "<c16" if itemsize == 16 else f"<u{itemsize}"
@@ -108,7 +108,7 @@ def take(data: Bytes, positions: npt.NDArray[np.intp], itemsize: int) -> Bytes:
 
 
 def find_same_numbers(a: Numbers, b: Numbers) -> Flags:
-    """For each element whether it is the same number in both; NaN is the same as NaN, 0 as -0."""
+    """Return for each element whether both numbers are equal; NaN equals NaN, and 0 equals -0."""
     if a.dtype.kind == "c":
         part = "<f4" if a.dtype.itemsize == 8 else "<f8"
         parts = find_same_numbers(a.view(part), b.view(part))
@@ -120,10 +120,11 @@ def find_same_numbers(a: Numbers, b: Numbers) -> Flags:
 
 
 def find_distances(a: Numbers, b: Numbers) -> Float64s:
-    """``|a - b|`` of each element; 0 where both are the same number, which NaN and Inf may be, too.
+    """Return ``|a - b|`` of each element; 0 where both are the same number, NaN and Inf included.
 
-    It is Inf where one is, or where no Float64 is as large, and NaN where one of them alone is NaN.
-    Integers are subtracted as integers, so that large ones that differ by little do differ.
+    The distance is Inf where one number is Inf, or where a Float64 cannot hold it.  It is NaN where
+    only one number is NaN.  Integers are subtracted as integers, so that large ones that differ by
+    little have a distance.
     """
     if a.dtype.kind in "iu":
         wide = "<i8" if a.dtype.kind == "i" else "<u8"
@@ -145,27 +146,27 @@ def find_distances(a: Numbers, b: Numbers) -> Float64s:
 
 
 def find_magnitudes(numbers: Numbers) -> Float64s:
-    """``|x|`` of each element."""
+    """Return ``|x|`` of each element."""
     with np.errstate(all="ignore"):
         magnitudes: Float64s = np.abs(_widen(numbers))
         return magnitudes
 
 
 def scaled(numbers: Numbers) -> Numbers:
-    """A sixteenth of each element, in 64 bits a part: sums and differences of these are finite."""
+    """Return a sixteenth of each element in Float64, so that sums and differences are finite."""
     with np.errstate(all="ignore"):
         smaller: Numbers = _widen(numbers) / 16
         return smaller
 
 
 def _widen(numbers: Numbers) -> npt.NDArray[np.float64 | np.complex128]:
-    """The same numbers in 64 bits a part."""
+    """Return the same numbers as Float64 or Complex128."""
     return numbers.astype("<c16" if numbers.dtype.kind == "c" else "<f8")
 
 
 @lru_cache(maxsize=8)
 def _table(dtype: str) -> npt.NDArray[np.float32]:
-    """The number of each of the 256 bytes."""
+    """Return the number of each of the 256 bytes."""
     return np.array([_SMALL_FLOATS[dtype](byte) for byte in range(256)], np.float32)
 
 

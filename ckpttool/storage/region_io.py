@@ -1,8 +1,8 @@
 """Reads and writes regions of tensors, for every format, since each is extents of a file.
 
-A region of a C-order tensor is a set of byte runs.  Runs that lie close together are read at once
-with the bytes between them; runs that lie far apart are read one by one.  Nothing larger than the
-caller's buffer and a scratch buffer of the same size is held.
+A region of a C-order tensor is a set of byte runs.  Runs that are close together are read at once,
+with the bytes between them; runs that are far apart are read one by one.  Memory is the caller's
+buffer and a scratch buffer of the same size.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import numpy.typing as npt
 from ckpttool.concurrency import check_cancelled
 from ckpttool.errors import FormatError
 from ckpttool.formats.encryption import read_plain
-from ckpttool.formats.reading import demand_same, stamp_of
+from ckpttool.formats.local import open_descriptor
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import FileStamp, StoredTensor
@@ -76,7 +76,7 @@ class FlatFiles:
     """
 
     def __init__(self, scratch_bytes: int, sums: RunningCrc | None = None) -> None:
-        self._sums = sums  # is told what is written
+        self._sums = sums  # counts the written bytes
         self._open: OrderedDict[tuple[str, int], int] = OrderedDict()  # by path and flags
         self._scratch_bytes = scratch_bytes
         self._scratch: Bytes | None = None
@@ -101,9 +101,11 @@ class FlatFiles:
         if fd is None:
             if len(self._open) >= MAX_OPEN_FILES:
                 os.close(self._open.popitem(last=False)[1])
-            fd = self._open[path, flags] = os.open(path, flags | os.O_CLOEXEC)
-            if stamp is not None:
-                demand_same(path, stamp_of(fd), stamp)
+            if flags == os.O_RDONLY:
+                fd = open_descriptor(path, stamp)
+            else:
+                fd = os.open(path, flags | os.O_CLOEXEC)
+            self._open[path, flags] = fd
         self._open.move_to_end((path, flags))
         return fd
 
@@ -198,7 +200,7 @@ class FlatFiles:
                 self.read_region(tensor, half, out[at])
 
     def _read_through(self, tensor: StoredTensor, region: Region, runs: Runs, out: Bytes) -> None:
-        """Read runs with what is between them, unless the scratch buffer has them already."""
+        """Read runs with the bytes between them, unless the scratch buffer holds them."""
         key = _place(tensor)
         held = self._held.get(key)
         if held is None or runs.first < held.first or held.last < runs.last:
@@ -212,7 +214,7 @@ class FlatFiles:
         np.copyto(out, _as_view(part, region, tensor.meta.shape, tensor.meta.itemsize))
 
     def _take(self, nbytes: int) -> tuple[Bytes, int]:
-        """The scratch buffer, and where it is free; if it is full, what it holds is given up."""
+        """Return the scratch buffer and its first free byte; clear it if it is too full."""
         if self._scratch is None:
             self._scratch = np.empty(self._scratch_bytes, np.uint8)
         if self._used + nbytes > self._scratch_bytes:
@@ -260,10 +262,7 @@ def _place(tensor: StoredTensor) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """Bytes of a tensor from the first to before the last, and where the scratch buffer has them.
-
-    ``data`` begins with them.
-    """
+    """Bytes ``first`` to ``last`` of a tensor, with which ``data`` begins."""
 
     first: int
     last: int
@@ -277,9 +276,9 @@ class Runs:
     Attributes
     ----------
     first, last
-        Byte of the tensor where the first begins, and where the last ends.
+        Byte of the tensor where the first run begins, and where the last run ends.
     count, nbytes
-        How many there are, and bytes of all.
+        Number of runs, and bytes of all of them.
     axis
         The first axis of which a run holds more than one position; the axes before it are walked.
     stride
@@ -295,19 +294,19 @@ class Runs:
 
     @property
     def are_close(self) -> bool:
-        """Whether what is between them is better read than skipped."""
+        """Whether reading the gaps is faster than skipping them."""
         return self.last - self.first - self.nbytes <= (self.count - 1) * GAP_BYTES
 
     @property
     def rows(self) -> tuple[int, int]:
-        """First and last byte of all that a run is a part of, in each step along the stride."""
+        """First and last byte of the whole rows, one stride each, that contain the runs."""
         if self.count == 1:
             return self.first, self.last
         return self.first // self.stride * self.stride, -(-self.last // self.stride) * self.stride
 
 
 def find_runs(region: Region, shape: tuple[int, ...], itemsize: int) -> Runs:
-    """The runs of a region that is not empty, in a tensor of ``shape``."""
+    """Return the runs of a non-empty region in a tensor of ``shape``."""
     wanted = region.shape
     strides = _strides(shape, itemsize)
     axis = len(shape)
@@ -321,7 +320,7 @@ def find_runs(region: Region, shape: tuple[int, ...], itemsize: int) -> Runs:
 
 
 def _halves(region: Region) -> Iterator[tuple[Region, tuple[slice, ...]]]:
-    """Two halves of a region along its first long axis, and where each is in an array of all."""
+    """Yield both halves of a region along its first long axis, and the index of each in it."""
     shape = region.shape
     axis = next(i for i, n in enumerate(shape) if n > 1)
     middle = shape[axis] // 2
@@ -335,7 +334,7 @@ def _halves(region: Region) -> Iterator[tuple[Region, tuple[slice, ...]]]:
 
 
 def _split(tensor: StoredTensor, offset: int, view: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """File offset and part of ``view`` for each extent that it falls on."""
+    """Yield file offset and part of ``view`` for each extent that it overlaps."""
     for extent in tensor.extents:
         if not view:
             return
@@ -350,6 +349,6 @@ def _split(tensor: StoredTensor, offset: int, view: memoryview) -> Iterator[tupl
 
 
 def _as_view(scratch: Bytes, region: Region, shape: tuple[int, ...], itemsize: int) -> Bytes:
-    """The region, seen in a buffer that begins at its first byte."""
+    """Return a view of the region in a buffer that begins at its first byte."""
     strides = (*_strides(shape, itemsize), 1)
     return np.ndarray((*region.shape, itemsize), np.uint8, scratch, 0, strides)

@@ -32,7 +32,7 @@ class Sample(NamedTuple):
 
 
 def digest(tensor: StoredTensor, buffer_bytes: int) -> Sample:
-    """SHA-256 of all of a tensor's bytes, of which ``buffer_bytes`` are in memory at a time."""
+    """Return a hash of all bytes of a tensor, with ``buffer_bytes`` in memory at a time."""
     state = hashlib.sha256()
     nbytes, itemsize = tensor.meta.nbytes, tensor.meta.itemsize
     buffer = np.empty(max(itemsize, min(buffer_bytes // itemsize * itemsize, nbytes)), np.uint8)
@@ -49,7 +49,7 @@ def digest(tensor: StoredTensor, buffer_bytes: int) -> Sample:
 
 
 def unit_digests(tensor: StoredTensor, buffer_bytes: int) -> list[str]:
-    """SHA-256 of each of a tensor's units, in hexadecimal digits, as a manifest lists them."""
+    """Return the SHA-256 of each unit of a tensor in hexadecimal digits, as in a manifest."""
     digests = []
     offset, itemsize = 0, tensor.meta.itemsize
     buffer = np.empty(max(itemsize, min(buffer_bytes, tensor.meta.nbytes)), np.uint8)
@@ -91,7 +91,7 @@ def find_least(tensor: StoredTensor, buffer_bytes: int) -> float:
 
 
 def take_samples(tensors: Sequence[StoredTensor]) -> list[Sample]:
-    """Samples of tensors in one file, each of its first, middle and last elements."""
+    """Return samples of tensors in one file, each of its first, middle and last elements."""
     samples = []
     with FlatFiles(SAMPLE_BYTES) as files:
         for tensor in tensors:
@@ -103,14 +103,14 @@ def take_samples(tensors: Sequence[StoredTensor]) -> list[Sample]:
 
 
 def sample(tensor: StoredTensor) -> Sample:
-    """The sample of one tensor, as of `take_samples`."""
+    """Return the sample of one tensor; see `take_samples`."""
     return take_samples([tensor])[0]
 
 
 def sample_box(source: Source) -> bytes:
-    """A hash of three boxes of a full tensor: its first, middle and last elements.
+    """Return a hash of three boxes of a full tensor: its first, middle and last elements.
 
-    Each is at most a page, and read from all of the slices that it meets, from their lowest owners.
+    A box is at most a page.  It is read from all slices that it overlaps, from their lowest owners.
     """
     meta, state = source.meta, hashlib.sha256()
     sizes = [1] * len(meta.shape)
@@ -130,9 +130,9 @@ def sample_box(source: Source) -> bytes:
 
 
 def nearness(a: StoredTensor, b: StoredTensor) -> float | None:
-    """Of the sampled elements of two tensors the share that are nearly the same number in both.
+    """Return the share of sampled elements that are nearly the same number in two tensors.
 
-    Elements that are zero in both tell nothing; None if no others are sampled.
+    Elements that are zero in both do not count; None if no others are sampled.
     """
     with FlatFiles(SAMPLE_BYTES) as files:
         x, y = (decode(_read_pages(files, one).reshape(-1), one.meta.dtype) for one in (a, b))
@@ -147,7 +147,7 @@ def nearness(a: StoredTensor, b: StoredTensor) -> float | None:
 
 
 def _read_pages(files: FlatFiles, tensor: StoredTensor) -> npt.NDArray[np.uint8]:
-    """The first, middle and last bytes of a tensor, one row each; no row comes twice."""
+    """Return the first, middle and last bytes of a tensor, one row each, without repetition."""
     nbytes, itemsize = tensor.meta.nbytes, tensor.meta.itemsize
     count = min(SAMPLE_BYTES, nbytes) // itemsize * itemsize
     middle = (nbytes - count) // 2 // itemsize * itemsize

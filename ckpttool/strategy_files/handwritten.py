@@ -61,13 +61,12 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckpttool.errors import StrategyError, raise_all
-from ckpttool.formats.reading import read_file
+from ckpttool.formats.local import read_file, stat_file
 from ckpttool.formats.strict_json import parse_json
-from ckpttool.model.layout import Layout
+from ckpttool.model.layout import MAX_LAYOUT_AXES, MAX_RANKS, Layout
 from ckpttool.model.strategy import Rule, Rules, Strategy
 from ckpttool.model.wording import count
 
@@ -80,8 +79,6 @@ _YAML_SUFFIXES = (".yaml", ".yml")
 _TOP_KEYS = (KEY, "ranks", "stages", "parameters", "otherwise")
 _CUT_KEYS = ("axis", "parts", "device_matrix", "tensor_map", "optimizer_shard", "rows", "stages")
 MAX_BYTES = 1 << 20  # ten thousand lines; the parser takes seconds for each MiB
-MAX_RANKS = 1 << 20  # as of MindSpore's files
-MAX_AXES = 64  # of a tensor; as NumPy 2
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _NOTHING = ("", "~", "null")
 _QUOTE_HINT = 'a name or a pattern that begins with * stands in quotes: "*.weight"'
@@ -143,7 +140,7 @@ def _collect(problems: list[str], parse: Callable[..., T], *arguments: object) -
 
 def _read_top(path: str) -> Mapping[str, Node]:
     """Return the top level of a document of this form and version."""
-    size = Path(path).stat().st_size
+    size = stat_file(path).nbytes
     if size > MAX_BYTES:
         raise ValueError(f"{size} bytes; a strategy by hand has {MAX_BYTES} at most")
     data = read_file(path)
@@ -254,8 +251,8 @@ def _parse_cut(
 def _parse_axis(node: Node, what: str) -> int:
     """Return the number of a tensor axis; ``what`` names the value in messages, as everywhere."""
     axis = _parse_number(node, what)
-    if axis >= MAX_AXES:
-        raise _unexpected(node, what, f"less than {MAX_AXES}")
+    if axis >= MAX_LAYOUT_AXES:
+        raise _unexpected(node, what, f"less than {MAX_LAYOUT_AXES}")
     return axis
 
 

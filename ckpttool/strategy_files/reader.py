@@ -33,7 +33,7 @@ as the map of an expanded tensor, which does not determine the true one.
 Stages
 ------
 In a file merged over stages every parameter is called ``"<stage>-<name>"``.  A file is taken for
-merged if all its names begin with one to three digits and a ``-``, and these numbers include the
+merged if all its names begin with one to three digits and a ``-``.  These numbers must include the
 stages of its operators.  So a parameter whose own name has a ``-`` in it does no harm.
 
 MindSpore may merge a merged file again, with the files of the ranks.  It takes it for the file of a
@@ -63,19 +63,25 @@ from sys import intern
 from ckpttool.errors import CkptToolError, FormatError, StrategyError, raise_all
 from ckpttool.formats import format_of_content
 from ckpttool.formats.foreign import identify_foreign
-from ckpttool.formats.reading import open_file, read_file, why_not_a_path
+from ckpttool.formats.local import (
+    is_file,
+    is_folder,
+    list_folder,
+    open_file,
+    read_file,
+    stat_file,
+    why_not_a_path,
+)
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.formats.wire import LENGTH, VARINT, Field, WireReader
 from ckpttool.model.diagnostics import Diagnostic
-from ckpttool.model.layout import Layout
+from ckpttool.model.layout import MAX_LAYOUT_AXES, MAX_RANKS, Layout
 from ckpttool.model.strategy import Strategy, join_stages
 from ckpttool.model.wording import shorten
 from ckpttool.strategy_files.handwritten import KEY, is_handwritten, read_handwritten
 
 MAX_BYTES = 100_000_000  # thousands of parameters take one; what is larger is something else
 MAX_STAGES = 1000  # no model has so many layers; a damaged number must not lead to a long list
-MAX_RANKS = 1 << 20  # ten times the largest clusters; layouts are tables over all ranks
-MAX_AXES = 64  # of a tensor or a device matrix; as NumPy 2
 _CACHED_LAYOUT_BYTES = 512  # longest encoded layout that is cached
 FOLDER_SUFFIXES = (".ckpt", ".json")  # what counts as a strategy file when a folder is named
 STRATEGY_OF_RANK = re.compile(r".*_rank_(\d+)\.[a-z]+")
@@ -130,13 +136,13 @@ def _list_files(paths: Sequence[str]) -> Iterator[str]:
         url = why_not_a_path(path)
         if url is not None:
             raise StrategyError(path, url)
-        if not Path(path).is_dir():
+        if not is_folder(path):
             yield path
             continue
-        files_inside = sorted(p for p in Path(path).iterdir() if p.suffix in FOLDER_SUFFIXES)
+        files_inside = [p for p in list_folder(path) if p.suffix in FOLDER_SUFFIXES]
         if not files_inside:
             raise StrategyError(path, f"no strategy file ({' or '.join(FOLDER_SUFFIXES)}) in it")
-        yield from (str(p) for p in files_inside if p.is_file())
+        yield from (str(p) for p in files_inside if is_file(p))
 
 
 def is_merged_name(name: str) -> bool:
@@ -146,8 +152,8 @@ def is_merged_name(name: str) -> bool:
 
 def _check_size(path: str) -> None:
     """Raise StrategyError if the size of a file shows that it is not a strategy."""
-    size = Path(path).stat().st_size
-    if not Path(path).is_file():
+    size = stat_file(path).nbytes
+    if not is_file(path):
         raise StrategyError(path, "no file; a strategy is read twice, which a pipe does not allow")
     if not size:
         raise StrategyError(path, "the strategy file is empty (0 bytes)")
@@ -294,10 +300,10 @@ def _make_layout(entry: _LayoutEntry) -> Layout:
     """Return the layout that an entry encodes; raise ValueError if it is impossible."""
     maps = entry.tensor_maps
     axes = max(len(entry.device_matrix), len(maps), *(len(axes) for axes in maps), 0)
-    if axes > MAX_AXES or math.prod(entry.device_matrix) > MAX_RANKS:
+    if axes > MAX_LAYOUT_AXES or math.prod(entry.device_matrix) > MAX_RANKS:
         raise ValueError(
-            f"a layout of {axes} axes or {math.prod(entry.device_matrix[:MAX_AXES])} ranks; "
-            f"{MAX_AXES} and {MAX_RANKS} are the most"
+            f"a layout of {axes} axes or {math.prod(entry.device_matrix[:MAX_LAYOUT_AXES])} ranks; "
+            f"{MAX_LAYOUT_AXES} and {MAX_RANKS} are the most"
         )
     if len(maps) == 1:
         tensor_map = tuple(_without_none([axis]) for axis in maps[0])

@@ -25,8 +25,8 @@ of a file from it.  Numbers are not packed; -1 takes ten bytes.
 One ``tensor_map`` holds an entry for each tensor axis.  If several device axes shard one tensor
 axis, there is one for each tensor axis instead.  In it ``-1`` stands for no device axis (MindSpore
 drops empty ones), and an empty one follows that of a tensor of one axis.  This form is written in
-one more case.  If only the outermost device axis shards no tensor axis, and an optimizer shard uses
-it, MindSpore's ``transform_checkpoints`` assigns the others in the order of the device matrix.
+one more case.  An optimizer shard may use the outermost device axis, while all others shard tensor
+axes.  Then MindSpore's ``transform_checkpoints`` assigns those in the order of the device matrix.
 Where that is wrong it would swap slices silently; with this form it does not.  Versions up to 2.4
 know one ``tensor_map`` only, and refuse it.
 
@@ -55,7 +55,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
 from ckpttool.errors import StrategyError, raise_all
-from ckpttool.formats.reading import why_not_a_path
+from ckpttool.formats.local import why_not_a_path
 from ckpttool.formats.wire import encode_bytes, encode_number
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy

@@ -28,7 +28,7 @@ from ckpttool.errors import (
     describe_os_error,
 )
 from ckpttool.formats import read_index
-from ckpttool.formats.reading import as_stamp, open_file, read_file
+from ckpttool.formats.local import open_file, read_file, stat_file
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.diagnostics import Diagnostic
@@ -85,7 +85,7 @@ class Manifest:
 
 
 def manifest_text(head: Mapping[str, object], outputs: Iterable[str]) -> Iterator[str]:
-    """The pieces of a listing; ``outputs`` are lines of `entry_text`."""
+    """Yield the text of a manifest; ``outputs`` are lines of `entry_text`."""
     state = hashlib.sha256()
     for piece in _before_seal(head, outputs):
         state.update(piece.encode("ascii"))
@@ -94,6 +94,7 @@ def manifest_text(head: Mapping[str, object], outputs: Iterable[str]) -> Iterato
 
 
 def _before_seal(head: Mapping[str, object], outputs: Iterable[str]) -> Iterator[str]:
+    """Yield the text of a manifest but for its last line."""
     yield json.dumps(head).removesuffix("}") + OPEN
     comma = ""
     for line in outputs:
@@ -103,12 +104,12 @@ def _before_seal(head: Mapping[str, object], outputs: Iterable[str]) -> Iterator
 
 
 def _seal(digest: str) -> str:
-    """The last line of a listing, if the others have this SHA-256."""
+    """Return the last line of a manifest, from the SHA-256 of the others."""
     return f'{CLOSE}{digest}"}}\n'
 
 
 def entry_text(output: OutputEntry) -> str:
-    """An output's line, without its end."""
+    """Return the line of an output, without a newline."""
     tensors = [  # by hand: asdict() takes ten times as long, of which there are millions
         {"name": one.name, "dtype": one.dtype, "shape": one.shape, "sha256": one.sha256}
         for one in output.tensors
@@ -169,7 +170,7 @@ def _parse_head(path: Path, line: bytes) -> JsonObject:
 
 
 def read_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
-    """The lines of a file; raises `FormatError` at one that is longer than any of ours."""
+    """Yield the lines of a file; raise `FormatError` at one of more than `MAX_LINE_BYTES`."""
     while line := file.readline(MAX_LINE_BYTES + 1):
         if len(line) > MAX_LINE_BYTES:
             raise _too_large(path)
@@ -189,7 +190,7 @@ class JsonObject:
 
     @classmethod
     def parse(cls, path: Path, text: bytes) -> JsonObject:
-        """The object that a text of a file holds."""
+        """Return the JSON object in a text of a file."""
         try:
             document = parse_json(text, halves="surrogateescape")  # paths
         except ValueError as error:
@@ -197,34 +198,34 @@ class JsonObject:
         return cls(path, document if isinstance(document, dict) else {})
 
     def wrong(self, name: str, expected: str) -> FormatError:
-        """The error that says so of an entry."""
+        """Return the error of an entry that is not as expected."""
         found = json.dumps(self.entries.get(name))
         found = found if len(found) < 80 else f"{found[:80]} ..."
         return FormatError(str(self.path), None, f"{name}: expected {expected}, found {found}")
 
     def text(self, name: str) -> str:
-        """An entry that is a string."""
+        """Return an entry that is a string."""
         value = self.entries.get(name)
         if not isinstance(value, str):
             raise self.wrong(name, "a string")
         return value
 
     def number(self, name: str) -> int:
-        """An entry that is a count."""
+        """Return an entry that is a count."""
         value = self.entries.get(name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise self.wrong(name, "a count")
         return value
 
     def data(self, name: str) -> bytes:
-        """An entry that is bytes, in base64."""
+        """Return an entry that is bytes, in base64."""
         try:
             return b64decode(self.text(name), validate=True)
         except ValueError as error:
             raise self.wrong(name, "bytes in base64") from error
 
     def file(self, name: str) -> str:
-        """An entry that is the path of a file in the folder or below."""
+        """Return an entry that is the path of a file in the folder or below."""
         value = self.text(name)
         parts = PurePosixPath(value).parts
         if not parts or parts[0] == "/" or ".." in parts or "\0" in value:
@@ -232,25 +233,25 @@ class JsonObject:
         return value
 
     def stamp(self) -> Stamp:
-        """The entries by which a file is known again."""
+        """Return the stamp of a file."""
         return Stamp(self.number("nbytes"), self.number("mtime_ns"), self.number("ctime_ns"))
 
     def _known(self) -> Stamp:
         return self.stamp() if "mtime_ns" in self.entries else Stamp(self.number("nbytes"), 0, 0)
 
     def objects(self, name: str) -> tuple[JsonObject, ...]:
-        """An entry that is a list of objects."""
+        """Return an entry that is a list of objects."""
         value = self.entries.get(name)
         if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
             raise self.wrong(name, "a list of objects")
         return tuple(JsonObject(self.path, item) for item in value)
 
     def step(self) -> str | None:
-        """The step of the source, if it has one."""
+        """Return the step of the source, or None."""
         return None if self.entries.get("step") is None else self.text("step")
 
     def provenance(self) -> Provenance:
-        """An origin; that of a manifest has no times, here 0."""
+        """Return the provenance; times are 0 in that of a manifest, which lacks them."""
         return Provenance(
             self.text("ckpttool"),
             self.text("plan"),
@@ -274,7 +275,7 @@ class JsonObject:
         )
 
     def output(self) -> OutputEntry:
-        """An output, this being its line."""
+        """Return the output that this line describes."""
         return OutputEntry(
             self.number("rank"),
             self.file("path"),
@@ -321,7 +322,7 @@ class ManifestFile:
 
     @classmethod
     def read(cls, path: Path) -> ManifestFile:
-        """The listing in a file, all of it proven, of which the outputs are not read yet.
+        """Return the manifest in a file, verified; its outputs are read later.
 
         Raises
         ------
@@ -342,12 +343,12 @@ class ManifestFile:
         return cls(path, head, found.st_mtime_ns, was_copied(found))
 
     def is_unmodified(self, output: OutputEntry, stamp: Stamp) -> bool:
-        """Whether an output that is there is as it was when it was listed, by size and times."""
+        """Return whether size and times of an output are those in the manifest."""
         is_older = stamp.ctime_ns <= self.mtime_ns and not self.is_copy
         return stamp.nbytes == output.nbytes and is_older
 
     def outputs(self) -> Iterator[OutputEntry]:
-        """The outputs, one at a time.
+        """Yield the outputs.
 
         Raises
         ------
@@ -387,7 +388,7 @@ class ManifestFile:
                 yield f"{text} SHA-256 {one.sha256}, found {found}"
 
     def manifest(self) -> Manifest:
-        """All of it but the tensors."""
+        """Return the manifest without its tensors."""
         outputs = tuple(
             Written(out.rank, out.path, out.format, out.nbytes, len(out.tensors))
             for out in self.outputs()
@@ -396,7 +397,7 @@ class ManifestFile:
 
 
 def remedy_for(error: FormatError) -> str:
-    """What to do about a listing that cannot be used; of one that cannot be read, it says so."""
+    """Return the remedy for a manifest that cannot be used or read."""
     if isinstance(error, UnreadableError):
         return "see to it that it can be read"
     return "put a copy of it back, or write the set anew (--overwrite)"
@@ -404,7 +405,7 @@ def remedy_for(error: FormatError) -> str:
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
-    """A small file of ours, open; raises `UnreadableError`, and does not wait for a pipe."""
+    """Open a small file of the record; raise `UnreadableError`, and never wait for a pipe."""
     try:
         if not (path.is_file() or path.is_dir()) and path.exists():
             raise UnreadableError(str(path), None, "is a pipe or a device, and no file")
@@ -417,7 +418,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def _proven_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
-    """The lines of a listing but the last, which proves them; raises `FormatError` at the end."""
+    """Yield the lines before the last; raise `FormatError` unless the last has their SHA-256."""
     state = hashlib.sha256()
     line = b""
     for following in read_lines(path, file):
@@ -447,7 +448,7 @@ def provenance_of(plan: Plan) -> Provenance:
         plan_digest(plan),
         plan.catalog.step,
         tuple(
-            InputFile(os.path.relpath(path, base), *(stamp or _look_at(path))[:3])
+            InputFile(os.path.relpath(path, base), *(stamp or stat_file(path))[:3])
             for path, stamp in _inputs(plan.catalog).items()
         ),
         tuple(read_strategy_file(path) for path in dict.fromkeys(plan.strategies)),
@@ -500,7 +501,7 @@ def plan_digest(plan: Plan) -> str:
 
 
 def options_of(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """What was asked for, of what the digest tells only that it is another; see `Provenance`."""
+    """Return the options of a plan, to name what differs if the digest does; see `Provenance`."""
     target, folder = plan.target, plan.target.output_folder
     outputs = [(rank, os.path.relpath(path, folder)) for rank, path in target.paths.items()]
     strategies = [
@@ -521,7 +522,7 @@ def options_of(plan: Plan) -> tuple[tuple[str, str], ...]:
 def options_of_outputs(
     format: str, outputs: Sequence[tuple[int, str]]
 ) -> Iterator[tuple[str, str]]:
-    """The same, as far as the paths of outputs tell, counted from their folder."""
+    """Return the options that the paths of outputs, relative to their folder, show."""
     yield "format", f"--format {format}"
     rank, path = outputs[0]
     if Path(path).parent.name == f"rank_{rank}":
@@ -532,14 +533,14 @@ def options_of_outputs(
 
 
 def changed_inputs(plan: Plan) -> Iterator[str]:
-    """What has become of each source file that is not as it was when its header was read."""
+    """Yield a message for each source file that differs from when its header was read."""
     yield from _changes(_inputs(plan.catalog))
 
 
 def _changes(files: Mapping[str, FileStamp | None]) -> Iterator[str]:
     for path, stamp in files.items():
         try:
-            now = _look_at(path)
+            now = stat_file(path)
         except FileNotFoundError:
             yield f"{path}: is gone"
             continue
@@ -552,7 +553,7 @@ def _changes(files: Mapping[str, FileStamp | None]) -> Iterator[str]:
 
 @contextmanager
 def require_unmodified_sources(*catalogs: Catalog) -> Iterator[None]:
-    """Refuse what is found in files that are not the same at the end.
+    """Raise `PlanError` at the end if source files have changed.
 
     Raises
     ------
@@ -572,31 +573,27 @@ def require_unmodified_sources(*catalogs: Catalog) -> Iterator[None]:
 
 
 def changed_sources(*catalogs: Catalog) -> list[str]:
-    """Messages for files that are not as they were when their headers were read."""
+    """Return messages on files that have changed since their headers were read."""
     known = {path: stamp for one in catalogs for path, stamp in _inputs(one).items() if stamp}
     return [f"{text}; run again" for text in _changes(known)]
 
 
 def refuse_changed_sources(*catalogs: Catalog, cause: Exception | None = None) -> None:
-    """Raise `PlanError` if files are not as they were when their headers were read."""
+    """Raise `PlanError` if files have changed since their headers were read."""
     changed = changed_sources(*catalogs)
     if changed:
         raise PlanError(Diagnostic.each("changed", changed)) from cause
 
 
 def _inputs(catalog: Catalog) -> dict[str, FileStamp | None]:
-    """All files of a catalog, as they were when their headers were read."""
+    """Return all files of a catalog, with the stamps of when their headers were read."""
     files = catalog.files.values()
     known = {path: stamp for file in files for path, stamp in file.stamps.items()}
     return {path: known.get(path) for path in catalog.paths}
 
 
-def _look_at(path: str) -> FileStamp:
-    return as_stamp(Path(path).stat())
-
-
 def read_strategy_file(path: str) -> StrategyFile:
-    """A strategy file as a manifest names it.
+    """Return a strategy file as a manifest names it.
 
     Raises
     ------

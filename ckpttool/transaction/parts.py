@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ckpttool.errors import CkptToolError, FormatError, PlanError, VerifyError, raise_all
 from ckpttool.formats import FORMAT_NAMES, suffix_of
-from ckpttool.formats.reading import is_there
+from ckpttool.formats.local import is_there
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import JOURNAL, MANIFEST, Provenance, differences
 from ckpttool.model.plan import Document, Plan, balance
@@ -91,7 +91,7 @@ class PartRecord:
 
     @classmethod
     def read(cls, path: Path, manifest: Path) -> PartRecord:
-        """The record in a file; raises `FormatError` if it is none."""
+        """Return the record in a file; raise `FormatError` if it is not one."""
         file = ManifestFile.read(path)
         head = file.head
         part, parts, files = (head.number(name) for name in ("part", "parts", "files"))
@@ -187,7 +187,7 @@ def _mark(folder: str, manifest: Path) -> None:
 
 
 def _read_records(folder: str, manifest: Path) -> list[PartRecord]:
-    """The records of all parts, which have nothing against them."""
+    """Return the records of all parts, which are complete and of one plan."""
     errors: list[CkptToolError] = []
     records = []
     for path in find_part_records(manifest):
@@ -214,7 +214,7 @@ def _read_records(folder: str, manifest: Path) -> list[PartRecord]:
 
 
 def _on_outputs(folder: Path, record: PartRecord) -> Iterator[str]:
-    """What is wrong with a part's outputs, and how its run is to be done again: not as before."""
+    """Yield the problems of a part's outputs, and how to run the part again."""
     changed = [out for out in record.outputs if is_there(folder / out.path)]
     is_changed = any(size_problems(folder, changed))
     remedy = f"run part {record.part}/{record.parts} again, with "
@@ -227,7 +227,7 @@ def _with_remedy(error: FormatError, remedy: str) -> FormatError:
 
 
 def _look_again(folder: str, path: Path) -> Manifest:
-    """The manifest of a set that is complete already; its outputs are there."""
+    """Return the manifest of a set that is complete already."""
     if not path.exists():
         reason = "no records of parts in it; a run with --part K/N leaves one when it is done"
         other = find_other_set(path.parent)
@@ -251,7 +251,7 @@ def _look_again(folder: str, path: Path) -> Manifest:
 
 
 def _on_set(path: Path, outputs: Sequence[Written]) -> Iterator[str]:
-    """What is wrong with the outputs of a set that was complete, and what to do."""
+    """Yield the problems of the outputs of a complete set, and the remedy."""
     for output in outputs:
         has_one = is_there(path.parent / output.path)
         remedy = "the command that wrote the set, without --part, writes it again with --resume"
@@ -260,7 +260,7 @@ def _on_set(path: Path, outputs: Sequence[Written]) -> Iterator[str]:
 
 
 def _on_others(folder: Path, outputs: Sequence[Written]) -> Iterator[Diagnostic]:
-    """A warning of files that whoever reads a set takes for a part of it, and that are none."""
+    """Yield a warning about files that readers would take for outputs of the set."""
     one = outputs[0] if outputs else None
     if one is None or Path(one.path).parent != Path(f"rank_{one.rank}"):
         return
@@ -272,7 +272,7 @@ def _on_others(folder: Path, outputs: Sequence[Written]) -> Iterator[Diagnostic]
 
 
 def _disagreements(folder: str, manifest: Path, records: Sequence[PartRecord]) -> Iterator[str]:
-    """What keeps records from being those of one plan, all of it."""
+    """Yield the reasons why records are not those of all parts of one plan."""
     counts = sorted({record.parts for record in records})
     if len(counts) > 1:
         paths = {record.parts: record.file.path for record in reversed(records)}

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ckpttool.concurrency import OnProgress, OpenProgress, no_progress, wait_result
 from ckpttool.errors import CkptToolError, FormatError
 from ckpttool.formats import read_index
-from ckpttool.formats.reading import is_there, read_file
+from ckpttool.formats.local import is_there, read_file
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import JOURNAL, OutputEntry, Provenance, differences
 from ckpttool.model.plan import Document, Plan

@@ -1,4 +1,7 @@
-"""What a checkpoint holds: files, tensors, full shapes and layouts, as one JSON document."""
+"""What a checkpoint holds: files, tensors, full shapes and layouts, as one JSON document.
+
+What reads contents is imported late: a single file is described from its header, without numpy.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,8 @@ from ckpttool.model.diagnostics import Diagnostic, Diagnostics, describe_notes
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex, map_of
-from ckpttool.planning.missing import note_redundancy, notes_of_scan, set_aside
-from ckpttool.planning.resolve import ResolveOptions, resolve
-from ckpttool.planning.sources import on_one_of_several, possible_slices
-from ckpttool.planning.strategy_check import as_asked
-from ckpttool.storage.checksums import check_files
+from ckpttool.planning.missing import note_redundancy, notes_of_scan, quarantine_damaged
+from ckpttool.planning.sources import on_one_of_several, suspected_rank_slices
 
 Json = dict[str, object]
 
@@ -64,6 +64,8 @@ def describe(
     found.failures += (PlanError([finding]) for finding in catalog.findings)
     notes = [*catalog.problems, *catalog.notes]
     if crc:
+        from ckpttool.storage.checksums import check_files
+
         forged, more = check_files(catalog, executor, crc=True)
         found.failures += forged
         notes += more
@@ -89,7 +91,7 @@ def _describe_merged(catalog: MergedCatalog, found: Diagnostics) -> Json:
         notes = describe_notes(found.of("note", "warning"))
         return {**_describe_file(file), "tensors": tensors, "notes": notes}
     files = catalog.files.values()
-    slices = possible_slices(catalog).values()
+    slices = suspected_rank_slices(catalog).values()
     text = f"not in the index, so perhaps slices of rank 0: {', '.join(slices)}"
     if slices:
         found.add(Diagnostic("doubt", text))
@@ -133,7 +135,9 @@ def _describe_ranks(
     catalog: Catalog, strategy: Strategy | None, executor: Executor, found: Diagnostics
 ) -> Json:
     """Describe the files of ranks, and with layouts the full tensors."""
-    catalog, of_part = as_asked(catalog, strategy)
+    from ckpttool.planning.strategy_check import limit_to_written_ranks
+
+    catalog, of_part = limit_to_written_ranks(catalog, strategy)
     notes = [*catalog.notes]
     devices = {} if isinstance(catalog, MergedCatalog) else find_devices(catalog.root, notes)
     catalog = replace(catalog, notes=tuple(notes))
@@ -151,7 +155,7 @@ def _describe_ranks(
     if strategy is not None or isinstance(catalog, SelfDescribedCatalog):
         document["tensors"] = _describe_tensors(catalog, strategy, executor, found)
     else:
-        whole = set_aside(catalog, None)
+        whole = quarantine_damaged(catalog, None)
         found.failures += [whole.damaged[rank] for rank in catalog.files if rank not in whole.files]
         found.add(*notes_of_scan(catalog, None))
         found.add(*filter(None, [note_redundancy(whole, is_deduplicated=None)]))
@@ -184,6 +188,8 @@ def _describe_tensors(
     catalog: Catalog, strategy: Strategy | None, executor: Executor, found: Diagnostics
 ) -> list[Json]:
     """Describe the full tensors; what contents say against the strategy is a warning here."""
+    from ckpttool.planning.resolve import ResolveOptions, resolve
+
     if strategy is not None:
         strategy, reasons = strategy.resolve(catalog.metas)
         found.add(*Diagnostic.each("strategy", reasons))

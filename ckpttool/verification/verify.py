@@ -37,8 +37,8 @@ from ckpttool.planning.resolve import (
     resolve_merged,
     source_strategy,
 )
-from ckpttool.planning.sources import names_to_compare, undivided_sources
-from ckpttool.planning.strategy_check import as_asked
+from ckpttool.planning.sources import content_decided_names, undivided_sources
+from ckpttool.planning.strategy_check import limit_to_written_ranks
 from ckpttool.planning.unlisted import OF_ONE_RANK, say_running
 from ckpttool.storage.checksums import check_files
 from ckpttool.storage.compare import CompareOptions, Index, TensorStats
@@ -243,7 +243,7 @@ def verify(
         Its layouts.  Without them each file is verified by itself, unless the checkpoint describes
         itself.
     options
-        How the checkpoint is resolved: ``replicated`` counts here.
+        How the checkpoint is resolved; ``unlisted`` is always ``"first"``.
     deep
         Read the data, and verify the checksums and the hashes of a manifest that are there.
     crc
@@ -275,7 +275,7 @@ def verify(
         reasons = strategy.resolve(catalog.metas)[1]
         if reasons:
             raise PlanError(Diagnostic.each("strategy", reasons))
-    catalog, notes = as_asked(catalog, strategy)
+    catalog, notes = limit_to_written_ranks(catalog, strategy)
     with require_unmodified_sources(catalog):
         seen = Diagnostics("verify")
         resolved = _resolve(catalog, strategy, options, deep, executor, seen)
@@ -430,7 +430,7 @@ class _Verification:
         slices = self._slices(sources)
         running: frozenset[str] = frozenset()
         if self.strategy is not None:
-            names = names_to_compare(self.catalog, self.strategy)
+            names = content_decided_names(self.catalog, self.strategy)
             running = find_running(self.catalog, self.strategy, names, self.executor)
         self.found.add(
             *check_contents(

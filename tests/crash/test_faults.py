@@ -20,7 +20,7 @@ from ckpttool.errors import VerifyError
 from ckpttool.execution.execute import CopyOptions, execute
 from ckpttool.formats import hdf5
 from ckpttool.formats.hdf5 import Hdf5
-from ckpttool.formats.reading import ReadFile, open_file
+from ckpttool.formats.local import ReadFile, open_file
 from ckpttool.formats.wire import PlainFile
 from ckpttool.storage import region_io
 from ckpttool.transaction.manifest import ManifestFile

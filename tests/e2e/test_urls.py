@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import ckpttool
-from ckpttool.formats.reading import why_not_a_path
+from ckpttool.formats.local import why_not_a_path
 from tests.support.commands import message, run
 from tests.support.corpus import GOLDEN, SAMPLES
 

@@ -19,7 +19,7 @@ from ckpttool.execution.copy import cut_into_tasks, fill
 from ckpttool.execution.execute import CopyOptions, execute
 from ckpttool.execution.executors import open_engine
 from ckpttool.formats import get_format, suffix_of
-from ckpttool.formats.reading import demand_same
+from ckpttool.formats.local import demand_same
 from ckpttool.model.tensors import TensorMeta
 from tests.support.checkpoints import write_file, write_holes
 from tests.support.commands import files_below

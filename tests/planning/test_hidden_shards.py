@@ -9,7 +9,7 @@ import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import join_stages
 from ckpttool.planning import hidden_shards
-from ckpttool.planning.hidden_shards import smallest_shard
+from ckpttool.planning.hidden_shards import infer_shard
 from ckpttool.storage.sampling import Sample, digest, sample
 from tests.support.checkpoints import catalog_on_disk, noise
 from tests.support.commands import mentions, message, run, run_well
@@ -43,13 +43,13 @@ def contents(text):
     ],
 )
 def test_the_shard_is_the_smallest_that_explains_all_ranks(layout, held, shard):
-    assert smallest_shard(layout, contents(held)) == shard
+    assert infer_shard(layout, contents(held)) == shard
 
 
 def test_ranks_that_are_missing_do_not_hide_the_shard():
     held = contents("abcabc")
     del held[0], held[4]
-    assert smallest_shard(SIX, held) == 3
+    assert infer_shard(SIX, held) == 3
 
 
 def checkpoint(folder, ranks, tensors):

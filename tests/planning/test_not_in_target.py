@@ -13,7 +13,7 @@ from ckpttool.errors import PlanError
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Target
 from ckpttool.planning.optimizer_state import find_owners
-from ckpttool.planning.sources import names_to_compare
+from ckpttool.planning.sources import content_decided_names
 from ckpttool.strategy_files.reader import read_strategy
 from tests.strategies import Move, examples, layouts, moves
 from tests.support.checkpoints import (
@@ -231,7 +231,7 @@ def true_slices(move):
 def agreement_of(catalog, strategy, ranks):
     """Ranks by equal content, as `compare_contents` finds them."""
     found = {}
-    for name, follows in names_to_compare(catalog, strategy).items():
+    for name, follows in content_decided_names(catalog, strategy).items():
         groups = {}
         for rank, held in ranks.items():
             if name in held:

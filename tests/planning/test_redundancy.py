@@ -11,7 +11,7 @@ import pytest
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex
-from ckpttool.planning.missing import is_deduplicated, set_aside
+from ckpttool.planning.missing import is_deduplicated, quarantine_damaged
 from tests.support import corpus
 from tests.support.checkpoints import (
     ONE_STAGE,
@@ -227,9 +227,9 @@ def test_a_checkpoint_of_empty_files_is_damaged_with_and_without_a_strategy(plai
 def test_a_stage_without_layouts_may_hold_nothing():
     catalog = emptied(with_names({"w": (4, 3)}, range(4)), *range(4, 8))
     two_stages = Strategy(ONE_STAGE.layouts, 2, 4)
-    assert set_aside(catalog, two_stages) == catalog
+    assert quarantine_damaged(catalog, two_stages) == catalog
     catalog = emptied(catalog, 3)
-    assert list(set_aside(catalog, two_stages).damaged) == [3]
+    assert list(quarantine_damaged(catalog, two_stages).damaged) == [3]
 
 
 # ------------------------------------------------------------------------- without any layouts

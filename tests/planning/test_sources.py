@@ -6,7 +6,7 @@ from ckpttool.errors import FormatError
 from ckpttool.model.catalog import RankCatalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy
-from ckpttool.planning.sources import find_sources, names_to_compare, undivided_sources
+from ckpttool.planning.sources import content_decided_names, find_sources, undivided_sources
 from tests.support.checkpoints import (
     ONE_STAGE,
     ROWS,
@@ -253,7 +253,7 @@ def test_only_unlisted_names_that_are_alike_on_several_ranks_are_compared():
             1: {"w": (4, 3), "adam_m.w": (4, 3), "step": (), "odd": (2,), "text": "y"},
         }
     )
-    assert names_to_compare(catalog, ONE_STAGE) == {"step": None}
+    assert content_decided_names(catalog, ONE_STAGE) == {"step": None}
 
 
 def test_an_unlisted_name_that_is_equal_everywhere_is_one_undivided_tensor():

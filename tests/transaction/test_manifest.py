@@ -15,7 +15,7 @@ import pytest
 import ckpttool
 from ckpttool.execution.execute import CopyOptions, execute
 from ckpttool.execution.executors import open_engine
-from ckpttool.formats.reading import ReadFile
+from ckpttool.formats.local import ReadFile
 from ckpttool.model import manifest as manifest_module
 from ckpttool.storage.region_io import FlatFiles
 from ckpttool.transaction.manifest import ManifestFile

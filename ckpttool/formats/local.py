@@ -1,13 +1,19 @@
-"""Files that are opened for reading: their errors name them, and their stamps are compared.
+"""The storage of the sources: local files.  Only this module lists, stats and opens them.
 
-The system names a file when it is opened, and not when it is read.  Python's readers return None
-where a read would have to wait (EAGAIN); here that is an error like any other.
+Discovery, the formats, strategy files and the copy all come through these functions, so that a
+store of objects can be added here: a second module with the same functions, and a choice by the
+form of a path.  The storage lies among the formats, below `ckpttool.storage`, because codecs open
+the files whose headers they read, and imports go down only.  Outputs, locks and the record of a run
+are on local disks and do not come here.  libhdf5 opens HDF5 files itself.
+
+The system names a file in errors of opening and not in errors of reading; `ReadFile` adds the name.
+Python's readers return None where a read would have to wait (EAGAIN); here that is an error.
 
 A path may lead elsewhere in the middle of a run: a link is changed, a folder renamed, a file saved
 again.  So a file that is opened again is compared with the stamp that it had when its header was
-read.  The stamp has no number of the device: network file systems give every host another.  They
-give all hosts the same inode number, and nobody can set the time of change (ctime), so two files
-never agree in all of it.
+read.  The stamp has no device number: with network file systems that differs between hosts.  Inode
+numbers are the same on all hosts, and nobody can set the time of change (ctime).  So two files
+never have equal stamps.
 """
 
 from __future__ import annotations
@@ -18,20 +24,57 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from pathlib import Path
+from typing import TypeAlias, TypeVar
 
 from ckpttool.errors import PlanError
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.tensors import FileStamp
 
-# What stat says where there is nothing of a name.
+# Error numbers of stat for a name that does not exist.
 ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
 
 T = TypeVar("T")
+AnyPath: TypeAlias = "str | os.PathLike[str]"
+
+
+def list_folder(folder: AnyPath) -> list[Path]:
+    """Return the paths of everything in a folder, sorted."""
+    return sorted(Path(folder).iterdir())
+
+
+def find_paths(folder: AnyPath, pattern: str) -> Iterator[Path]:
+    """Yield the paths below a folder that match a pattern of ``Path.glob``, in any order."""
+    return Path(folder).glob(pattern)
+
+
+def exists(path: AnyPath) -> bool:
+    """Return whether a path leads to anything; a broken link does not."""
+    return Path(path).exists()
+
+
+def is_link(path: AnyPath) -> bool:
+    """Return whether a path is a symbolic link, which may be broken."""
+    return Path(path).is_symlink()
+
+
+def is_file(path: AnyPath) -> bool:
+    """Return whether a path leads to a regular file."""
+    return Path(path).is_file()
+
+
+def is_folder(path: AnyPath) -> bool:
+    """Return whether a path leads to a folder."""
+    return Path(path).is_dir()
+
+
+def stat_file(path: AnyPath) -> FileStamp:
+    """Return the stamp of a file without opening it."""
+    return _as_stamp(Path(path).stat())
 
 
 @contextmanager
-def named(path: str | os.PathLike[str]) -> Iterator[None]:
+def named(path: AnyPath) -> Iterator[None]:
     """Add the file's name to an error of the system that has none."""
     try:
         yield
@@ -44,7 +87,7 @@ def named(path: str | os.PathLike[str]) -> Iterator[None]:
 class ReadFile(io.FileIO):
     """A file open for reading, without a buffer; its errors name it."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: AnyPath) -> None:
         super().__init__(path, "rb")
         self._path = path
 
@@ -66,25 +109,25 @@ class ReadFile(io.FileIO):
             return _given(super().readall(), self._path)
 
 
-def _given(found: T | None, path: str | os.PathLike[str]) -> T:
+def _given(found: T | None, path: AnyPath) -> T:
     """Return what was read; raise if it is None, as of a read that would have to wait."""
     if found is None:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), os.fspath(path))
     return found
 
 
-def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
+def open_file(path: AnyPath) -> io.BufferedReader:
     """Open a file for reading, with a buffer."""
     return io.BufferedReader(ReadFile(path))
 
 
-def read_file(path: str | os.PathLike[str]) -> bytes:
+def read_file(path: AnyPath) -> bytes:
     """Return all bytes of a file."""
     with ReadFile(path) as file:
         return file.readall()
 
 
-def is_there(path: str | os.PathLike[str]) -> bool:
+def is_there(path: AnyPath) -> bool:
     """Return whether something has this name, if only a link that leads nowhere.
 
     A name that this user may not see counts as absent; it cannot be written to either.
@@ -103,8 +146,8 @@ def is_there(path: str | os.PathLike[str]) -> bool:
     return True
 
 
-# What copies from and to the stores that checkpoints lie in.
-COPIERS = {
+# Scheme of a store that has checkpoints -> the command that copies from and to it.
+_COPIERS = {
     "s3": "aws s3 cp --recursive",
     "obs": "obsutil cp -r -f",
     "gs": "gsutil cp -r",
@@ -129,18 +172,28 @@ def why_not_a_path(text: str) -> str | None:
     what = f"a URL ({match[0]}), not a path"
     if scheme == "file":
         return f"{what}: name the file itself, {text[match.end() :]}"
-    tool = f" ({COPIERS[scheme]})" if scheme in COPIERS else ""
+    tool = f" ({_COPIERS[scheme]})" if scheme in _COPIERS else ""
     return f"{what}: name a path here and copy the files{tool}, or mount the store"
 
 
 def stamp_of(fd: int) -> FileStamp:
     """Return the stamp of an open file."""
-    return as_stamp(os.fstat(fd))
+    return _as_stamp(os.fstat(fd))
 
 
-def as_stamp(found: os.stat_result) -> FileStamp:
-    """Return the stamp in what the system reports of a file."""
+def _as_stamp(found: os.stat_result) -> FileStamp:
     return FileStamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+
+
+def open_descriptor(path: str, stamp: FileStamp | None) -> int:
+    """Open a file for reading, and return its descriptor; see `open_source`."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        demand_same(path, stamp_of(fd), stamp)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def open_source(path: str, stamp: FileStamp | None) -> ReadFile:

@@ -1,0 +1,73 @@
+"""The one way from files to full tensors, and the one error of all that is wrong on it."""
+
+from dataclasses import replace
+
+import pytest
+
+import ckpttool
+from ckpttool.errors import CombinedError
+from ckpttool.model.diagnostics import Diagnostics
+from tests.support.checkpoints import ONE_STAGE, ROWS, catalog_on_disk, noise, strategy_of
+
+RANKS = range(4)
+
+
+@pytest.fixture
+def catalog(tmp_path):
+    """Four ranks: two slices of ``w``, and a ``b`` that no two ranks agree on."""
+    ranks = {
+        rank: {
+            "w": noise(f"w{rank // 2}", "Float32", (4, 3)),
+            "b": noise(f"b{rank}", "Float32", (5,)),
+        }
+        for rank in RANKS
+    }
+    return catalog_on_disk(tmp_path / "src", ranks)
+
+
+def test_a_checkpoint_is_resolved_to_full_tensors(catalog):
+    resolved = ckpttool.resolve(catalog, ONE_STAGE, ckpttool.ResolveOptions(unlisted="first"))
+    assert [(one.meta.name, one.meta.shape) for one in resolved.sources] == [
+        ("w", (8, 3)),
+        ("b", (5,)),
+    ]
+    assert resolved.strategy is not None
+    assert resolved.strategy.layouts == ONE_STAGE.layouts
+
+
+def test_what_is_wrong_is_raised_or_goes_to_the_diagnostics(catalog):
+    with pytest.raises(ckpttool.PlanError, match="different between ranks") as raised:
+        ckpttool.resolve(catalog, ONE_STAGE)
+    found = Diagnostics()
+    resolved = ckpttool.resolve(catalog, ONE_STAGE, diagnostics=found)
+    assert [source.meta.name for source in resolved.sources] == ["w"]
+    with pytest.raises(ckpttool.PlanError) as collected:
+        found.raise_if_errors()
+    assert collected.value.problems == raised.value.problems
+
+
+def test_without_a_strategy_ranks_are_not_resolved(catalog):
+    with pytest.raises(ckpttool.PlanError, match="4 ranks and no strategy"):
+        ckpttool.resolve(catalog)
+
+
+def test_the_destination_is_checked_though_the_source_has_no_strategy(catalog, tmp_path):
+    (tmp_path / "merged.h5").write_bytes(b"mine")
+    with pytest.raises(ckpttool.CkptToolError) as raised:
+        ckpttool.plan_merge(catalog, None, str(tmp_path / "merged.h5"))
+    assert isinstance(raised.value, CombinedError)
+    first, second = raised.value.problems
+    assert "no strategy" in first
+    assert "exists already" in second
+
+
+def test_so_it_is_though_the_target_does_not_fit(catalog, tmp_path):
+    source, target = (
+        replace(strategy_of(layouts), files=()) for layouts in ({"w": ROWS}, {"w": ROWS, "b": ROWS})
+    )
+    (tmp_path / "out").write_bytes(b"a file")
+    options = ckpttool.ResolveOptions(unlisted="first")
+    with pytest.raises(ckpttool.PlanError) as raised:
+        ckpttool.plan_reshard(catalog, source, target, str(tmp_path / "out"), options)
+    assert "target" in raised.value.problems[0]
+    assert "is a file" in raised.value.problems[-1]
