@@ -49,7 +49,8 @@ def test_inspect_shows_what_was_asked_for_and_calls_nothing_lost(tmp_path, more)
 def test_of_ranks_that_are_gone_those_that_were_asked_for_are_named(tmp_path, more):
     run_well(*reshard_words(tmp_path, "ckpt"), "--rank", "0-1,3")
     shutil.rmtree(tmp_path / "rank_1")
-    found = [one for one in verified(tmp_path, *more)["findings"] if one["kind"] == "missing"]
+    code = "missing" if more else "missing_rank"
+    found = [one for one in verified(tmp_path, *more)["findings"] if one["kind"] == code]
     assert found
     for one in found:
         assert one["ranks"] == [1]
