@@ -152,7 +152,7 @@ def test_a_source_that_shrinks_while_it_is_read_is_noticed(tmp_path, monkeypatch
         demand_same(path, found, stamp)
         os.truncate(source, 1 << 19)
 
-    monkeypatch.setattr("ckpttool.storage.region_io.demand_same", shrink)
+    monkeypatch.setattr("ckpttool.formats.local.demand_same", shrink)
     with pytest.raises(ckpttool.ExecutionError, match=r"m\.ckpt.*the file ends here"):
         execute(plan, destination)
     assert files_below(tmp_path) == ["m.ckpt"]
