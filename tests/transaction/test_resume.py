@@ -670,7 +670,7 @@ def test_a_file_of_a_run_that_did_not_end_well_is_no_checkpoint(tmp_path, monkey
     result = run_well("inspect", file)
     assert f"warning: {said}" in message(result)
     document = json.loads(run_well("inspect", file, "--json").stdout)
-    assert document["notes"] == [{"kind": "resumed", "text": said}]
+    assert document["notes"] == [{"kind": "unfinished", "text": said}]
     strategy = ["-d", CASE / "dst_strategy.ckpt"]
     for more in (["-o", tmp_path / "m.h5"], [*strategy, "-o", tmp_path / "out"]):
         result = run("merge" if len(more) == 2 else "split", file, *more)
@@ -733,7 +733,7 @@ def test_a_file_that_the_next_run_had_not_replaced_yet_is_as_good_as_before(tmp_
         partial.rename(file)
         for path in (file, out) if manifest else (file,):
             (problem,) = scan(str(path)).problems
-            assert f"{file}: {out / JOURNAL} {RENAMED}" in problem
+            assert f"{file}: {out / JOURNAL} {RENAMED}" in problem.text
         run_well(*ordered_words(out), "--overwrite")
         assert scan(str(file)).problems == scan(str(out)).problems == ()
 
