@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ckpttool.execution.executors import RunOptions, open_engine
     from ckpttool.execution.memory import fit_memory
     from ckpttool.formats import read_index
+    from ckpttool.model.diagnostics import Diagnostic, Diagnostics
     from ckpttool.planning.preflight import OutputOptions, plan_merge, plan_reshard, plan_split
     from ckpttool.planning.resolve import ResolveOptions, resolve
     from ckpttool.planning.targets import write_strategy
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "CkptToolError": "ckpttool.errors",
     "CombinedError": "ckpttool.errors",
+    "Diagnostic": "ckpttool.model.diagnostics",
+    "Diagnostics": "ckpttool.model.diagnostics",
     "CopyOptions": "ckpttool.execution.execute",
     "EngineError": "ckpttool.errors",
     "ExecutionError": "ckpttool.errors",
@@ -86,6 +89,8 @@ __all__ = [
     "CkptToolError",
     "CombinedError",
     "CopyOptions",
+    "Diagnostic",
+    "Diagnostics",
     "EngineError",
     "ExecutionError",
     "FormatError",
