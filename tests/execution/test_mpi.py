@@ -44,8 +44,13 @@ def mpiexec():
 
 
 def start_mpi(*words):
-    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return start(*words, "--engine", "mpi", env=environment(**allowed))
+    settings = {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        # Open MPI 4.1 joins equal messages of ranks; at MPI_Abort that may leave mpiexec hanging.
+        "OMPI_MCA_orte_base_help_aggregate": "0",
+    }
+    return start(*words, "--engine", "mpi", env=environment(**settings))
 
 
 @pytest.mark.parametrize("output_format", FORMATS)
