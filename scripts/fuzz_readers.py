@@ -13,6 +13,7 @@ changes of a good one: an offset of two bytes and a byte that is flipped there, 
 from __future__ import annotations
 
 import contextlib
+import resource
 import sys
 import tempfile
 from collections.abc import Callable
@@ -48,6 +49,7 @@ SMALL = [
     TensorMeta("s", "str", (), "text"),
     TensorMeta("q", "Int4", (3,)),
 ]
+SPARE_BYTES = 512 << 20  # for a target with limited memory
 SEED_BYTES = 20_000  # larger files teach a fuzzer nothing that small ones do not
 
 
@@ -90,6 +92,22 @@ def _document(read: Callable[[str], object]) -> Callable[[str, int], None]:
             read(path)
 
     return target
+
+
+def _limited(target: Callable[[str, int], None]) -> Callable[[str, int], None]:
+    """Let a target take little memory, as the process does that reads such files in a command."""
+
+    def limited(path: str, size: int) -> None:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        before = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (used + SPARE_BYTES, before[1]))
+        try:
+            with contextlib.suppress(MemoryError):
+                target(path, size)
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, before)
+
+    return limited
 
 
 def _manifest(path: str) -> None:
@@ -143,7 +161,7 @@ TARGETS: dict[str, tuple[Callable[[str, int], None], str]] = {
     "json": (_strategy, "**/*.json"),
     "by_hand": (_document(lambda path: read_handwritten(path, None)), "**/*.json"),
     "group_info": (_document(read_group_info), "**/*.pb"),
-    "hyper_parallel": (_document(read_hyper_metadata), "**/*.metadata"),
+    "hyper_parallel": (_limited(_document(read_hyper_metadata)), "**/*.metadata"),
     "index": (_document(read_index_file), "**/*map.json"),
     "journal": (_document(_journal), "**/*.journal"),
     "manifest": (_document(_manifest), "**/ckpttool.json"),
