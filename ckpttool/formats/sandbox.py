@@ -11,6 +11,7 @@ file takes more than `CPU_SECONDS` of it.
 from __future__ import annotations
 
 import gc
+import pickle
 import resource
 import signal
 import subprocess
@@ -139,7 +140,8 @@ class Sandbox:
         with self._lock:
             child = self._start()
             try:
-                child.connection.send((function, path, cpu_seconds))
+                # `send` of Python 3.13 warns of its own buffer if the process has died.
+                child.connection.send_bytes(pickle.dumps((function, path, cpu_seconds)))
                 answer: T | CkptToolError | OSError = child.connection.recv()
             except (EOFError, ConnectionError) as error:
                 reason = f"not readable as {format}: {self._end(library)}"
