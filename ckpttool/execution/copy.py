@@ -208,7 +208,7 @@ def fill(task: FillTask) -> Filled:
     with FlatFiles(task.band_bytes, crcs) as files:
         for _, of_tensor in groupby(task.units, lambda unit: unit.tensor.meta.name):
             hashes += _fill_together(files, tuple(of_tensor), buffer, task.band_bytes)
-    return Filled(task.nbytes, tuple(hashes), () if crcs is None else tuple(crcs.found()))
+    return Filled(task.nbytes, tuple(hashes), () if crcs is None else tuple(crcs.extents()))
 
 
 def _fill_together(
