@@ -45,8 +45,8 @@ WRITE_BYTES = 1 << 20
 # With this flag of pwritev2, written pages leave the page cache once they are on disk.  The next
 # writes reuse them, and the cached files of other programs stay cached.  Measured on a virtual
 # machine that returns free memory to its host: 4 GiB written and synced in 3.9 s, without the flag
-# in 9.4 s.  Reads do not use it: Linux would drop a page of 2 MiB of which half was read, and read
-# it again (1.4 times as many bytes).
+# in 9.4 s.  Reads do not use it: Linux would drop a half-read page of 2 MiB and read it again (1.4
+# times as many bytes).
 RWF_DONTCACHE = 0x80
 MAX_OPEN_FILES = 128  # of one worker; the usual limit of a process with several is 1024
 
