@@ -262,7 +262,7 @@ def test_every_command_is_in_a_module_of_its_name():
 def test_the_public_names_are_all_there_and_no_others():
     for name in ckpttool.__all__:
         assert getattr(ckpttool, name) is not None
-    assert set(ckpttool.__all__) == {*ckpttool._HOMES, "__version__"}
+    assert set(ckpttool.__all__) == {*ckpttool._MODULES, "__version__"}
     with pytest.raises(AttributeError, match="nonsense"):
         ckpttool.nonsense  # noqa: B018
 
