@@ -56,7 +56,7 @@ def inspect(source: Source, crc: bool, report: ReportOptions) -> None:
         documents.print_json(document)
     elif isinstance(catalog, MergedCatalog) and strategy is None:
         tables.print_merged(catalog, document)
-    elif catalog.files or not catalog.findings:
+    elif catalog.files or not catalog.errors("inspect"):
         tables.print_checkpoint(catalog, document)
     if not report.as_json:
         notes = diagnostics.of("note", "warning")

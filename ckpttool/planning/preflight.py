@@ -462,8 +462,8 @@ def _plan_and_check(
     diagnostics.extend(found)
     diagnostics.add(*destination.notes)
     diagnostics.failures[:0] = forged
-    if catalog.problems:  # first, since what else is wrong may follow from them
-        diagnostics.failures.insert(0, PlanError(catalog.problems))
+    if catalog.errors():  # first, since what else is wrong may follow from them
+        diagnostics.failures.insert(0, PlanError(catalog.errors()))
     has_errors = bool(diagnostics.failures or diagnostics.errors)
     if has_errors and (changed := changed_sources(catalog)):
         raise PlanError([*Diagnostic.each("changed", changed), *found.errors])

@@ -167,7 +167,7 @@ def diff(
                 elif any(one.code in DOUBTS for one in found):
                     found.add(Diagnostic("borrowed_strategy", OF_ITS_OWN))
             contradictions += [one.on_side(side) for one in wrong if one.code == "replica"]
-            problems = [*catalog.problems, *(one for one in wrong if one.code != "replica")]
+            problems = [*catalog.errors(), *(one for one in wrong if one.code != "replica")]
             errors += [*found.failures, *forged]
             errors += [with_side(PlanError(problems), side)] if problems else []
             for note in dict.fromkeys((*found.of("note", "warning"), *more)):
