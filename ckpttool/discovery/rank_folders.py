@@ -19,6 +19,7 @@ import re
 import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -49,7 +50,7 @@ from ckpttool.formats.local import exists, find_paths, is_file, is_folder, list_
 from ckpttool.formats.weight_index import is_index_name
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.wording import format_ranks, shorten
-from ckpttool.transaction.journal import incomplete_reason
+from ckpttool.transaction.journal import find_unfinished_run
 
 RANK_FOLDER = re.compile(r"(rank|node|ckpt|device)[_-]?(\d+)(?:_ckpt)?")
 _PYTORCH_NAME = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
@@ -315,9 +316,9 @@ def _list_flat_files(root: Path, diagnostics: Diagnostics) -> list[RankFile]:
 
 def _refuse_unfinished(root: Path) -> None:
     """Raise `UnfinishedError` if a run of ckpttool stopped before it wrote any file."""
-    reason = incomplete_reason(root)
-    if reason is not None:
-        raise UnfinishedError([Diagnostic("nothing_complete", reason)])
+    unfinished = find_unfinished_run(root)
+    if unfinished is not None:
+        raise UnfinishedError([replace(unfinished, code="nothing_complete")])
 
 
 def _refuse_pytorch(root: Path) -> None:

@@ -38,7 +38,7 @@ from ckpttool.model.wording import format_ranks, shorten
 from ckpttool.storage.files import PARTIAL
 from ckpttool.transaction.journal import (
     describe_unfinished_runs,
-    incomplete_reason,
+    find_unfinished_run,
     on_half_written,
 )
 
@@ -293,9 +293,8 @@ def _problems(whole: Path, files: Iterable[Path] = ()) -> Iterator[Diagnostic]:
     saves = [find_unfinished_save(path) for path in (whole, *files)]
     for save in dict.fromkeys(filter(None, saves)):
         yield Diagnostic("unfinished", describe_unfinished_save(save), path=str(save))
-    reason = incomplete_reason(whole)
-    for text in on_half_written(whole) if reason is None else [reason]:
-        yield Diagnostic("unfinished", text)
+    unfinished = find_unfinished_run(whole)
+    yield from on_half_written(whole) if unfinished is None else [unfinished]
 
 
 def _encryption_notes(files: Mapping[int, FileIndex], key: Secret | None) -> Iterator[Diagnostic]:
