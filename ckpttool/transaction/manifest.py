@@ -512,7 +512,7 @@ def options_of(plan: Plan) -> tuple[tuple[str, str], ...]:
     options["dst_strategies"] = (
         f"--write-strategy {strategies[0]}" if strategies else "no --write-strategy"
     )
-    if target.strategy is not None:
+    if not target.is_merged:
         choice = target.not_in_target
         is_asked = choice != "follow"
         options["not listed"] = f"--not-in-target {choice}" if is_asked else "no --not-in-target"

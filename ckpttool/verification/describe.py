@@ -16,7 +16,7 @@ from ckpttool.formats.foreign import Device
 from ckpttool.model.catalog import Catalog, MergedCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics, describe_notes
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
-from ckpttool.model.strategy import Strategy
+from ckpttool.model.strategy import Merged, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, map_of
 from ckpttool.planning.missing import note_redundancy, notes_of_scan, quarantine_damaged
 from ckpttool.planning.sources import on_one_of_several, suspected_rank_slices
@@ -151,9 +151,9 @@ def _describe_ranks(
     if strategy is not None or isinstance(catalog, SelfDescribedCatalog):
         document["tensors"] = _describe_tensors(catalog, strategy, executor, found)
     else:
-        whole = quarantine_damaged(catalog, None)
+        whole = quarantine_damaged(catalog, Merged())
         found.failures += [whole.damaged[rank] for rank in catalog.files if rank not in whole.files]
-        found.add(*notes_of_scan(catalog, None))
+        found.add(*notes_of_scan(catalog, Merged()))
         found.add(*filter(None, [note_redundancy(whole, is_deduplicated=None)]))
     document["notes"] = describe_notes(found.of("note", "warning"))
     problems = [problem for error in found.failures for problem in error.problems]
@@ -196,8 +196,7 @@ def _describe_tensors(
     found.failures[:0] = [error for error in damaged if error not in catalog.damaged.values()]
     found.failures += (error for error in seen.failures if error not in damaged)
     found.add(*seen, *resolved.doubts)
-    assert resolved.strategy is not None, "only a merged checkpoint has none"
-    return [_describe_source(source, resolved.strategy) for source in resolved.sources]
+    return [_describe_source(source, resolved.sharding) for source in resolved.sources]
 
 
 def describe_layout(source: Source) -> Json:
@@ -223,7 +222,7 @@ def _describe_shapes(shapes: Iterable[tuple[int, ...]]) -> Json:
     return {"slice_shape": different[0], **more}
 
 
-def _describe_source(source: Source, strategy: Strategy) -> Json:
+def _describe_source(source: Source, sharding: Sharding) -> Json:
     slicing = source.slicing
     if isinstance(slicing, BoxSlicing):
         return _describe_boxes(source, slicing)
@@ -233,8 +232,8 @@ def _describe_source(source: Source, strategy: Strategy) -> Json:
     return {
         **describe_layout(source),
         **({} if base else dict.fromkeys(("device_matrix", "tensor_map", "optimizer_shard"))),
-        **({"by_hand": strategy.by_hand[name]} if name in strategy.by_hand else {}),
-        "stages": list(strategy.stages_of(base)) if base else [],
+        **({"by_hand": sharding.by_hand[name]} if name in sharding.by_hand else {}),
+        "stages": list(sharding.stages_of(base)) if base and isinstance(sharding, Strategy) else [],
         "ranks": list(slicing.tensors),
     }
 
