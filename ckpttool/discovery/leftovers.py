@@ -103,16 +103,13 @@ def note_leftovers(root: Path, folders: Iterable[Path], diagnostics: Diagnostics
                 broken_links.append(str(path.relative_to(root)))
             elif format_of_suffix(path.name) and not (is_file(path) or is_folder(path)):
                 special_files.append(str(path.relative_to(root)))
-    if broken_links:
-        diagnostics.add(
-            Diagnostic("absent", f"{root}: links that lead nowhere: {shorten(broken_links)}")
-        )
-    if special_files:
-        text = f"{root}: pipes or devices, which are not read: {shorten(special_files)}"
-        diagnostics.add(Diagnostic("absent", text))
-    if unfinished:
-        text = f"{root}: left over from a save that did not finish: {shorten(unfinished)}"
-        diagnostics.add(Diagnostic("leftover", text))
+    for code, text, paths in (
+        ("absent", "links that lead nowhere", broken_links),
+        ("absent", "pipes or devices, which are not read", special_files),
+        ("leftover", "left over from a save that did not finish", unfinished),
+    ):
+        if paths:
+            diagnostics.add(Diagnostic(code, f"{text}: {shorten(paths)}", where=str(root)))
     failures = (f"a conversion failed: {text}" for text in failed)
     diagnostics.add(*Diagnostic.each("leftover", failures))
     if EMERGENCY.fullmatch(root.absolute().name):

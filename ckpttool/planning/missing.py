@@ -278,7 +278,7 @@ def _missing_problem(
     if gone:
         codes = ("leftover", "absent", "part")
         told = [note for note in catalog.diagnostics if note.code in codes]
-        left = "; ".join(note.text.removeprefix(f"{catalog.root}: ") for note in told)
+        left = "; ".join(note.message if note.where == catalog.root else note.text for note in told)
         reasons.append(f"{format_ranks(gone)}: {NO_FILE} {catalog.root}")
         reasons[-1] += f" ({left})" if left else ""
     if damaged:

@@ -787,10 +787,8 @@ def describe_unfinished_runs(folder: Path) -> Iterator[Diagnostic]:
         text += f"; begun: {shorten(sorted(told.begun), 3)}" if told.begun else ""
         yield Diagnostic("leftover", text)
     if len(journals) > MOST:
-        text = (
-            f"{folder}: {count(len(journals) - MOST, 'more journal')} of runs that have not ended"
-        )
-        yield Diagnostic("leftover", text)
+        text = f"{count(len(journals) - MOST, 'more journal')} of runs that have not ended"
+        yield Diagnostic("leftover", text, where=str(folder))
 
 
 def on_half_written(path: Path) -> Iterator[Diagnostic]:
