@@ -460,8 +460,8 @@ def _plan_and_check(
     diagnostics.extend(found)
     diagnostics.add(*destination.notes)
     diagnostics.failures[:0] = forged
-    if catalog.problems:  # first, since what else is wrong may follow from them
-        diagnostics.failures.insert(0, PlanError(catalog.problems))
+    if catalog.errors():  # first, since what else is wrong may follow from them
+        diagnostics.failures.insert(0, PlanError(catalog.errors()))
     has_errors = bool(diagnostics.failures or diagnostics.errors)
     if has_errors and (changed := changed_sources(catalog)):
         raise PlanError([*Diagnostic.each("changed", changed), *found.errors])
@@ -548,19 +548,18 @@ def preflight(
     target = target.limited_to(found.ranks)
     own_documents = documents if policy.part is None else ()
     if plan is not None and not any(blocked_places(target, inputs, own_documents)):
-        problems: list[str] = []
-        room = Diagnostics()
+        seen = Diagnostics()
         try:
-            found = inspect_previous_run(plan, found, policy, executor, problems)
+            found = inspect_previous_run(plan, found, policy, executor, seen)
             kept = found.replaceable if policy.resume else ()
-            room = _check_room(plan.limited_to(found.ranks), kept)
+            seen.extend(_check_room(plan.limited_to(found.ranks), kept))
         except CkptToolError as error:
             diagnostics.failures.append(error)
-        diagnostics.add(*Diagnostic.each("destination", problems), *room.errors)
+        diagnostics.add(*seen.errors)
         if policy.overwrite and (stale := stale_files(target)) is not None:
             text = f"{stale}; it stays, and is taken for a part of this set: move it away"
-            room.add(Diagnostic("stale", text))
-        found = replace(found, notes=(*found.notes, *room.of("note", "warning")))
+            seen.add(Diagnostic("stale", text))
+        found = replace(found, notes=(*found.notes, *seen.of("note", "warning")))
     places = place_problems(source, target, inputs, policy.overwrite, documents, found.replaceable)
     diagnostics.add(*Diagnostic.each("destination", places))
     return found

@@ -265,7 +265,7 @@ def no_strategy(catalog: Catalog, other: str) -> CkptToolError:
     ranks = count(len(catalog.files) + len(catalog.damaged), "rank")
     text = f"{catalog.root}: {ranks} and no strategy: nothing says how their tensors fit "
     text += "together; give the strategy file of the training run (-s STRATEGY)"
-    seen = [note.text for note in catalog.notes if note.code == "strategy_file"]
+    seen = [note.text for note in catalog.diagnostics if note.code == "strategy_file"]
     text = "; ".join([f"{text}, {other}" if other else text, *seen])
     missing = PlanError([Diagnostic("strategy", text)])
     damaged = catalog.damaged.values()  # tells perhaps that these are no checkpoints at all

@@ -435,7 +435,7 @@ def note_written_ranks(catalog: Catalog, sharding: Sharding) -> Catalog:
     asked, told = _written_ranks(catalog, sharding)
     if asked is None:
         return catalog
-    return replace(catalog, notes=(*catalog.notes, Diagnostic("part", told)))
+    return replace(catalog, diagnostics=(*catalog.diagnostics, Diagnostic("part", told)))
 
 
 def _expected(catalog: Catalog, sharding: Sharding | None) -> set[int]:

@@ -207,8 +207,8 @@ def scan_to_verify(
     try:
         return scan_all(src, options, on_progress=on_progress)
     except StepError as error:
-        problems = Diagnostic.each("mixed_steps", error.problems)
-        return RankCatalog(src, {}, problems=problems)
+        mixed = Diagnostic.each("mixed_steps", error.problems)
+        return RankCatalog(src, {}, diagnostics=mixed)
     except FormatError as error:
         return MergedCatalog(src, {}, damaged={0: error})
 
@@ -258,7 +258,7 @@ def verify(
     executor = executor or InlineExecutor()
     found = Diagnostics("verify", ignore=ignore)
     if not catalog.files and not catalog.damaged:
-        found.add(*catalog.findings, *catalog.problems, *catalog.notes)
+        found.add(*catalog.diagnostics)
         for path in find_manifests(catalog):
             found.add(*check_manifest(catalog, path, executor, deep))
         return Report(catalog.root, findings=found.findings, notes=found.of("note"))
@@ -272,7 +272,7 @@ def verify(
         resolved = _resolve(catalog, strategy, options, deep, executor, seen)
         damaged = resolved.catalog.damaged.values()
         raise_all(error for error in seen.failures if error not in damaged)
-        found.add(*catalog.problems, *catalog.findings, *find_damage(resolved.catalog, seen), *seen)
+        found.add(*catalog.errors(), *find_damage(resolved.catalog, seen), *seen)
         verification = _Verification(resolved, executor, found)
         verification.run(deep, crc, open_progress)
     found.add(*notes)
