@@ -22,7 +22,7 @@ from ckpttool.discovery.mindformers_output import CHECKPOINT_FOLDERS, is_run_out
 from ckpttool.discovery.rank_folders import is_in_rank_folder
 from ckpttool.errors import CkptToolError, PlanError
 from ckpttool.formats import format_of_suffix, get_format, suffix_of
-from ckpttool.formats.local import is_there, why_not_a_path
+from ckpttool.formats.local import why_not_a_path
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
@@ -42,7 +42,7 @@ from ckpttool.planning.resolve import (
 from ckpttool.planning.sources import why_not_full
 from ckpttool.planning.targets import ShardedOutput, StrategySidecar
 from ckpttool.storage.checksums import check_files
-from ckpttool.storage.files import PARTIAL, access_problem
+from ckpttool.storage.files import PARTIAL, access_problem, is_there
 from ckpttool.transaction.manifest import changed_sources
 from ckpttool.transaction.parts import files_of_others
 from ckpttool.transaction.resume import Destination, DestinationPolicy, inspect_previous_run

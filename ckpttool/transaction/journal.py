@@ -37,7 +37,7 @@ from pathlib import Path
 from zlib import crc32
 
 from ckpttool.errors import CkptToolError, FormatError, PlanError, VerifyError
-from ckpttool.formats.local import is_there, open_file
+from ckpttool.formats.local import open_file
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import JOURNAL, MANIFEST, OutputEntry, Provenance, differences
 from ckpttool.model.plan import Document, Plan
@@ -47,6 +47,7 @@ from ckpttool.storage.files import (
     PARTIAL,
     TakenError,
     is_open_as,
+    is_there,
     lock,
     lock_holder,
     make_folder,

@@ -17,12 +17,11 @@ from pathlib import Path
 
 from ckpttool.errors import CkptToolError, FormatError, PlanError, VerifyError, raise_all
 from ckpttool.formats import FORMAT_NAMES, suffix_of
-from ckpttool.formats.local import is_there
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import JOURNAL, MANIFEST, Provenance, differences
 from ckpttool.model.plan import Document, Plan, balance
 from ckpttool.model.wording import format_ranks, shorten
-from ckpttool.storage.files import is_within, remove_document, write_document
+from ckpttool.storage.files import is_there, is_within, remove_document, write_document
 from ckpttool.transaction.journal import (
     Part,
     active_writer,

@@ -15,14 +15,14 @@ from typing import NamedTuple
 from ckpttool.concurrency import OnProgress, OpenProgress, no_progress, wait_result
 from ckpttool.errors import CkptToolError, FormatError
 from ckpttool.formats import read_index
-from ckpttool.formats.local import is_there, read_file
+from ckpttool.formats.local import read_file
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.manifest import JOURNAL, OutputEntry, Provenance, differences
 from ckpttool.model.plan import Document, Plan
 from ckpttool.model.tensors import Stamp
 from ckpttool.model.wording import count, shorten
 from ckpttool.storage.checksums import verify_checksum
-from ckpttool.storage.files import PARTIAL, access_problem, lock_holder, stamp_of
+from ckpttool.storage.files import PARTIAL, access_problem, is_there, lock_holder, stamp_of
 from ckpttool.storage.sampling import hash_units
 from ckpttool.transaction.journal import (
     JournalState,
