@@ -15,9 +15,9 @@ import click
 
 import ckpttool
 from ckpttool.cli import documents
-from ckpttool.cli.main import Terminated
 from ckpttool.cli.options import SIGNALS, ReportOptions, Source
 from ckpttool.cli.progress import show_count, show_progress
+from ckpttool.cli.signals import Terminated
 from ckpttool.cli.tables import echo, print_largest, print_table
 from ckpttool.errors import CkptToolError, raise_all
 from ckpttool.model.diagnostics import Diagnostic
@@ -26,7 +26,7 @@ from ckpttool.model.wording import count, format_bytes, shorten
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from ckpttool.cli.main import SignalGuard
+    from ckpttool.cli.signals import SignalGuard
     from ckpttool.concurrency import OpenProgress
     from ckpttool.discovery.scan import SourceOptions
     from ckpttool.execution.executors import RunOptions
