@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,9 +16,7 @@ import click
 from ckpttool._version import SCHEMA
 from ckpttool.cli.tables import Json, echo, print_table
 from ckpttool.model.diagnostics import (
-    Command,
     Diagnostic,
-    Severity,
     describe_notes,
     severities,
 )
@@ -29,7 +27,7 @@ from ckpttool.model.wording import count, format_bytes, format_shape, printable
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions
     from ckpttool.formats.foreign import GroupInfo, RankTable
-    from ckpttool.model.diagnostics import Report
+    from ckpttool.model.diagnostics import Report, SeverityOf
     from ckpttool.model.plan import Document, Plan
     from ckpttool.model.tensors import TensorMeta
     from ckpttool.storage.compare import Tolerance
@@ -51,7 +49,7 @@ def print_json(document: Json) -> None:
 def print_notes(
     notes: Iterable[Diagnostic],
     quiet: bool,
-    severity_of: Mapping[str, Severity | None] | None = None,
+    severity_of: SeverityOf | None = None,
 ) -> None:
     """Print diagnostics on stderr, one line each; if ``quiet``, only the warnings.
 
@@ -167,14 +165,8 @@ def print_report(found: Report, deep: bool, crc: bool, options: ReportOptions) -
     )
     clean = "nothing is wrong" if found.is_whole else "nothing is wrong with each rank by itself"
     echo(printable(f"{found.path}: {verdict or clean} ({read})"))
-    _print_findings(found.findings, options.limit, "verify")
-    # Ignored findings are among the notes and stay notes; other warnings of a conversion stand out.
-    of_verify = severities("verify")
-    severity_of = {
-        code: "note" if of_verify[code] == "warning" else severity
-        for code, severity in severities("convert").items()
-    }
-    print_notes(found.notes, options.quiet, severity_of)
+    _print_findings(found.findings, options.limit, found.severity_of)
+    print_notes(found.notes, options.quiet, found.severity_of)
 
 
 def describe_report(found: Report, deep: bool) -> dict[str, object]:
@@ -190,14 +182,14 @@ def describe_report(found: Report, deep: bool) -> dict[str, object]:
         "clean": not found.findings,
         "errors": counts["error"],
         "warnings": counts["warning"],
-        "findings": [_describe_finding(finding, "verify") for finding in found.findings],
+        "findings": [_describe_finding(finding, found.severity_of) for finding in found.findings],
         "notes": describe_notes(found.notes),
     }
 
 
-def _describe_finding(finding: Diagnostic, command: Command) -> dict[str, object]:
+def _describe_finding(finding: Diagnostic, severity_of: SeverityOf) -> dict[str, object]:
     return {
-        "severity": severities(command)[finding.code],
+        "severity": severity_of[finding.code],
         "kind": finding.code,
         "text": finding.text,
         "tensor": finding.tensor,
@@ -207,8 +199,9 @@ def _describe_finding(finding: Diagnostic, command: Command) -> dict[str, object
     }
 
 
-def _print_findings(findings: Sequence[Diagnostic], limit: int | None, command: Command) -> None:
-    severity_of = severities(command)
+def _print_findings(
+    findings: Sequence[Diagnostic], limit: int | None, severity_of: SeverityOf
+) -> None:
     rows = [(str(severity_of[found.code]), found.code, found.text) for found in findings]
     if rows:
         _print_rows("findings", ("severity", "kind", "what"), rows, limit)
@@ -222,6 +215,7 @@ def print_comparison(
     options: ReportOptions,
 ) -> None:
     """Print the result of ``diff``."""
+    severity_of = severities("diff")
     if options.as_json:
         document = {
             "a": a,
@@ -232,7 +226,7 @@ def print_comparison(
             "tolerance": tolerance and {"atol": tolerance.atol, "rtol": tolerance.rtol},
             "counts": _count_kinds(found),
             "differences": [_describe(tensor) for tensor in found.differences[: options.limit]],
-            "findings": [_describe_finding(finding, "diff") for finding in found.findings],
+            "findings": [_describe_finding(finding, severity_of) for finding in found.findings],
             "notes": describe_notes(found.notes),
         }
         print_json(document)
@@ -253,8 +247,8 @@ def print_comparison(
         columns = ("tensor", "what", "A", "B", "differ>", "max abs>", "max rel>", "first")
         rows = [_row(tensor) for tensor in found.differences]
         _print_rows("differences", columns, rows, options.limit)
-    _print_findings(found.findings, options.limit, "diff")
-    print_notes(found.notes, options.quiet, severities("diff"))
+    _print_findings(found.findings, options.limit, severity_of)
+    print_notes(found.notes, options.quiet, severity_of)
 
 
 _WORDS = {  # by kind of difference
