@@ -161,14 +161,14 @@ def _load(
         b = replace(b, strategy_files=a.strategy_files)
     for side, source in (("A", a), ("B", b)):
         read = partial(workflow.load, source, report, find_strategy=not replicated)
-        side_errors: list[CkptToolError] = []
-        loaded = workflow.attempt(read, side_errors)
-        errors += [with_side(error, side) for error in side_errors]
-        if loaded is not None:
-            catalog, strategy, _ = loaded
-            is_of_a = source.strategy_files is a.strategy_files
-            needs_none = not isinstance(catalog, RankCatalog)
-            strategies.append(None if is_of_a and needs_none else strategy)
-            catalogs.append(catalog)
+        loaded = workflow.attempt(read)
+        if isinstance(loaded, CkptToolError):
+            errors.append(with_side(loaded, side))
+            continue
+        catalog, strategy, _ = loaded
+        is_of_a = source.strategy_files is a.strategy_files
+        needs_none = not isinstance(catalog, RankCatalog)
+        strategies.append(None if is_of_a and needs_none else strategy)
+        catalogs.append(catalog)
     raise_all(errors)
     return catalogs[0], catalogs[1], strategies[0], strategies[1]

@@ -43,9 +43,7 @@ def inspect(source: Source, crc: bool, report: ReportOptions) -> None:
         (tables.print_json if report.as_json else tables.print_foreign)(foreign)
         return
     diagnostics = Diagnostics("inspect")
-    catalog, strategy, _ = workflow.load(
-        source, report, tolerated=diagnostics.failures, scan=scan_all
-    )
+    catalog, strategy, _ = workflow.load(source, report, diagnostics=diagnostics, scan=scan_all)
     reads_header_only = isinstance(catalog, MergedCatalog) and strategy is None and not crc
     engine = "inline" if reads_header_only else f"threads:{default_jobs()}"
     with ckpttool.open_engine(engine) as executor:
