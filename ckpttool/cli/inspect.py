@@ -12,7 +12,7 @@ from ckpttool.model.catalog import MergedCatalog
 from ckpttool.model.diagnostics import Diagnostics
 
 if TYPE_CHECKING:
-    from ckpttool.cli.options import ReportOptions, Source
+    from ckpttool.cli.options import ReportOptions, Side
 
 
 @click.command(
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     are.
     """,
 )
-@options.source()
+@options.source_options()
 @options.crc
-@options.report()
-def inspect(source: Source, crc: bool, report: ReportOptions) -> None:
+@options.report_options()
+def inspect(source: Side, crc: bool, report: ReportOptions) -> None:
     """Show the contents of a checkpoint, from headers alone."""
     from ckpttool.discovery.scan import scan_all
     from ckpttool.execution.executors import default_jobs

@@ -15,7 +15,7 @@ import click
 
 import ckpttool
 from ckpttool.cli import documents, tables
-from ckpttool.cli.options import SIGNALS, ReportOptions, Source
+from ckpttool.cli.options import SIGNALS, ReportOptions, Side
 from ckpttool.cli.progress import show_count, show_progress
 from ckpttool.cli.signals import Terminated
 from ckpttool.errors import CkptToolError, raise_all
@@ -61,7 +61,7 @@ def attempt(call: Callable[[], T]) -> T | CkptToolError:
 
 
 def load(
-    source: Source,
+    source: Side,
     report: ReportOptions,
     dst_strategy: tuple[str, ...] = (),
     *,
