@@ -83,11 +83,11 @@ class Existing(PathName):
         ctx: click.Context | None,
     ) -> str | bytes | os.PathLike[str]:
         """Return the path; raise the system's error if this user may not look at it."""
-        from ckpttool.formats.local import ABSENT
+        from ckpttool.formats.local import ABSENT, stat_file
 
         path = super().convert(value, param, ctx)
         try:
-            os.stat(value)  # noqa: PTH116
+            stat_file(value)
         except OSError as error:
             if error.errno not in ABSENT:
                 raise

@@ -36,6 +36,7 @@ ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG
 
 T = TypeVar("T")
 AnyPath: TypeAlias = "str | os.PathLike[str]"
+FileId: TypeAlias = tuple[int, int]  # device and inode
 
 
 def list_folder(folder: AnyPath) -> list[Path]:
@@ -70,7 +71,18 @@ def is_folder(path: AnyPath) -> bool:
 
 def stat_file(path: AnyPath) -> FileStamp:
     """Return the stamp of a file without opening it."""
-    return _as_stamp(Path(path).stat())
+    return _as_stamp(os.stat(path))  # noqa: PTH116 - Path drops a slash at the end
+
+
+def is_visible(path: AnyPath) -> bool:
+    """Return whether a path leads to anything; not below a folder that is closed to this user."""
+    return os.access(path, os.F_OK)
+
+
+def identify_file(path: AnyPath) -> FileId:
+    """Return which file of this host a path leads to, to tell an input from an output."""
+    found = Path(path).stat()
+    return found.st_dev, found.st_ino
 
 
 @contextmanager

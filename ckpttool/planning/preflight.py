@@ -22,7 +22,7 @@ from ckpttool.discovery.mindformers_output import CHECKPOINT_FOLDERS, is_run_out
 from ckpttool.discovery.rank_folders import is_in_rank_folder
 from ckpttool.errors import CkptToolError, PlanError
 from ckpttool.formats import format_of_suffix, get_format, suffix_of
-from ckpttool.formats.local import why_not_a_path
+from ckpttool.formats.local import FileId, identify_file, is_visible, why_not_a_path
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
@@ -238,8 +238,6 @@ def _left_over(path: str) -> int:
 
 IS_INPUT = "is an input of this run"
 
-FileId = tuple[int, int]  # device and inode
-
 
 def place_problems(
     source: Catalog,
@@ -299,7 +297,7 @@ def blocked_places(
 
 def _blocked(target: Target, inputs: Collection[str], documents: Collection[str]) -> dict[str, str]:
     """Return outputs that cannot be written, with a message; one cause has one message."""
-    taken = {_file_id(Path(path)) for path in inputs}
+    taken = {identify_file(path) for path in inputs}
     paths = [*target.paths.values(), *documents, *([target.manifest_path] if target.paths else [])]
     found = {path: text for path in paths for text in _problems_of(path, taken)}
     inputs = [path for path, text in found.items() if text == IS_INPUT]
@@ -349,7 +347,7 @@ def _problems_of(name: str, taken: Collection[FileId]) -> Iterator[str]:
         yield f"{name}: {what} a folder; name the file to be written"
     elif path.exists() and not path.is_file():
         yield f"{path}: is a device or a pipe; name a file to be written"
-    elif path.exists() and _file_id(path) in taken:
+    elif path.exists() and identify_file(path) in taken:
         yield IS_INPUT  # as all files of a folder may be, which are told together
     else:
         yield from _problems_of_partial(partial, taken)
@@ -378,11 +376,6 @@ def _problems_of_partial(partial: Path, taken: Collection[FileId]) -> Iterator[s
         yield f"{partial}: an input of this run has the name of the temporary file; rename it"
     elif closed := access_problem(partial, os.R_OK | os.W_OK):
         yield closed
-
-
-def _file_id(path: Path) -> FileId:
-    found = path.stat()
-    return found.st_dev, found.st_ino
 
 
 def stale_files(target: Target) -> str | None:
@@ -508,7 +501,7 @@ def _check_contents(
 def _files(catalog: Catalog) -> list[str]:
     """Return all files of a source that are there, whole or damaged."""
     damaged = (error.path for error in catalog.damaged.values())
-    return [*catalog.paths, *(path for path in damaged if os.access(path, os.F_OK))]
+    return [*catalog.paths, *(path for path in damaged if is_visible(path))]
 
 
 def preflight(

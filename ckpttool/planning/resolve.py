@@ -18,6 +18,7 @@ from typing import Literal
 from ckpttool.concurrency import InlineExecutor, wait_result
 from ckpttool.discovery.sharded_files import scan_indexed
 from ckpttool.errors import CkptToolError, CombinedError, PlanError
+from ckpttool.formats.local import is_file
 from ckpttool.formats.weight_index import MAP_NAME
 from ckpttool.model.catalog import Catalog, MergedCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
@@ -434,7 +435,7 @@ def _compare_index_beside(catalog: Catalog, sources: Sources) -> Iterator[Diagno
     """
     root = Path(catalog.root).absolute()
     for path in (folder / MAP_NAME for folder in (root, root.parent)):
-        if not path.is_file():
+        if not is_file(path):
             continue
         try:
             known = scan_indexed(str(path))

@@ -15,6 +15,7 @@ from ckpttool.concurrency import OnProgress, wait_result
 from ckpttool.discovery.rank_folders import RANK_FOLDER
 from ckpttool.errors import FormatError
 from ckpttool.formats import read_index
+from ckpttool.formats.local import is_file, is_folder
 from ckpttool.model.catalog import Catalog, MergedCatalog
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import MANIFEST, OutputEntry, TensorEntry
@@ -39,13 +40,13 @@ def find_manifests(catalog: Catalog) -> list[Path]:
     """The manifests that may speak of what was scanned: of folders, and of single files."""
     paths = [Path(path) for path in _paths(catalog)]
     places = [*_folders(catalog), *(path.with_name(f"{path.name}.{MANIFEST}") for path in paths)]
-    return [path for path in dict.fromkeys(places) if path.is_file()]
+    return [path for path in dict.fromkeys(places) if is_file(path)]
 
 
 def _folders(catalog: Catalog) -> Iterator[Path]:
     """Manifests of the folder that was scanned, or of those that a single file may be listed in."""
     root = Path(catalog.root)
-    if root.is_dir():
+    if is_folder(root):
         yield root / MANIFEST
         return
     folder = root.absolute().parent
@@ -55,8 +56,8 @@ def _folders(catalog: Catalog) -> Iterator[Path]:
 
 
 def _is_single(catalog: Catalog) -> bool:
-    is_file = not Path(catalog.root).is_dir()
-    return isinstance(catalog, MergedCatalog) and not catalog.indexes and is_file
+    is_merged = isinstance(catalog, MergedCatalog) and not catalog.indexes
+    return is_merged and not is_folder(catalog.root)
 
 
 def _paths(catalog: Catalog) -> list[str]:
