@@ -48,7 +48,7 @@ STATE_PREFIXES = (
     "exp_avg_sq.",  # Adam, AdamW of mint and experimental; NAdam, RAdam there
     "max_exp_avg_sq.",  # AdamW, Adam with amsgrad
     "exp_inf.",  # AdaMax of experimental
-    "exp_avg_sq_",  # AdaFactor; for its statistics of rows and columns see `reduced`
+    "exp_avg_sq_",  # AdaFactor; for its statistics of rows and columns see `reduced_from`
     "muon_m.",  # Muon of MindFormers
     GRADIENTS,
 )

@@ -262,7 +262,7 @@ def place_problems(
     documents
         Small files that are written with the outputs.
     ours
-        Outputs that may be replaced in any case; see `ckpttool.transaction.resume.find_remains`.
+        Outputs that may be replaced in any case; `inspect_previous_run` finds them.
     """
     blocked = _blocked(target, inputs, documents)
     yield from dict.fromkeys(blocked.values())
