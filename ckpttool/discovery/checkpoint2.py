@@ -62,6 +62,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from reprlib import repr as short
 from typing import NamedTuple
@@ -460,11 +461,8 @@ def _by_rank(
                 problems.append(f"{first.path} and {file.path}: both have {shorten(again)}")
             tensors = {**file.tensors, **tensors}
         nbytes = sum(file.nbytes for file in (first, *more))
-        other_paths = tuple(file.path for file in more)
-        stamps = {path: stamp for file in (first, *more) for path, stamp in file.stamps.items()}
-        joined[rank] = replace(
-            first, nbytes=nbytes, tensors=tensors, other_paths=other_paths, stamps=stamps
-        )
+        stored = tuple(chain.from_iterable(file.files for file in (first, *more)))
+        joined[rank] = replace(first, files=stored, nbytes=nbytes, tensors=tensors)
     return joined, problems
 
 

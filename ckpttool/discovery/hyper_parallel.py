@@ -47,6 +47,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from io import BufferedReader
 from pathlib import Path
 from reprlib import repr as short
 from typing import NamedTuple
@@ -54,7 +55,7 @@ from typing import NamedTuple
 from ckpttool.discovery.checkpoint2 import BARE_NAME, Faults, FilesByName, read_existing_files
 from ckpttool.discovery.file_names import HYPER_METADATA
 from ckpttool.errors import CkptToolError, FormatError, PlanError, UnsupportedError, raise_all
-from ckpttool.formats.local import is_file, list_folder, open_file, stat_file
+from ckpttool.formats.local import is_file, list_folder, open_file, open_source, stat_file
 from ckpttool.formats.sandbox import CPU_SECONDS, Sandbox
 from ckpttool.model.catalog import SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostic
@@ -69,7 +70,7 @@ from ckpttool.model.slicing import (
     fill_with_boxes,
     misfits,
 )
-from ckpttool.model.tensors import FileIndex, StoredTensor, TensorMeta
+from ckpttool.model.tensors import FileIndex, StoredFile, StoredTensor, TensorMeta
 from ckpttool.model.wording import count, shorten
 
 MAX_BYTES = 200_000_000  # a hundred bytes and more for every slice of every rank
@@ -165,7 +166,7 @@ def _read_all(paths: Sequence[Path]) -> tuple[dict[str, _HyperTensor], tuple[str
             seconds = CPU_SECONDS + stat_file(path).nbytes / _BYTES_PER_SECOND
             try:
                 found, others = sandbox.run(
-                    read_metadata, str(path), "the unpickler", "a pickle", seconds
+                    read_metadata, StoredFile(str(path)), "the unpickler", "a pickle", seconds
                 )
             except CkptToolError as error:
                 errors.append(error)
@@ -344,13 +345,14 @@ class _Unpickler(pickle.Unpickler):
         return found
 
 
-def _load(path: str) -> object:
+def _load(file: StoredFile) -> object:
     """Return the object in a metadata file."""
-    with open_file(path) as file:
-        nbytes = os.fstat(file.fileno()).st_size
+    path = file.path
+    with BufferedReader(open_source(file)) as opened:
+        nbytes = os.fstat(opened.fileno()).st_size
         if nbytes > MAX_BYTES:
             raise UnsupportedError(path, None, f"{nbytes} bytes, expected at most {MAX_BYTES}")
-        unpickler = _Unpickler(file)
+        unpickler = _Unpickler(opened)
         unpickler.path = path
         try:
             return unpickler.load()
@@ -361,7 +363,7 @@ def _load(path: str) -> object:
             raise FormatError(path, None, reason) from error
 
 
-def read_metadata(path: str) -> tuple[dict[str, _HyperTensor], tuple[str, ...]]:
+def read_metadata(file: StoredFile) -> tuple[dict[str, _HyperTensor], tuple[str, ...]]:
     """Return the tensors of a metadata file by name, and the names of its other objects.
 
     Called in the limited process.
@@ -375,7 +377,7 @@ def read_metadata(path: str) -> tuple[dict[str, _HyperTensor], tuple[str, ...]]:
     OSError
         The file cannot be opened or read.
     """
-    top = _load(path)
+    path, top = file.path, _load(file)
     try:
         version = _attribute(top, "Metadata", "version", _VERSIONS[0])
         described = _parse_dict(

@@ -36,11 +36,11 @@ from ckpttool.concurrency import Threads
 from ckpttool.errors import CkptToolError, EngineError, PlanError, describe_os_error
 from ckpttool.execution.copy import TASK_PIECES, Filled, UnitHash, cut_into_tasks, fill
 from ckpttool.formats import get_format
-from ckpttool.formats.local import open_source, stamp_of
+from ckpttool.formats.local import identify_file
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.region import Region
-from ckpttool.model.tensors import FileStamp
+from ckpttool.model.tensors import StoredFile
 from ckpttool.storage.checksums import CrcExtent, compute_checksum
 from ckpttool.storage.files import (
     PARTIAL,
@@ -115,12 +115,6 @@ class Cluster(Executor):
         return local
 
 
-def stamp_at(path: str) -> FileStamp:
-    """Return the stamp of a file, which is opened: then a network file system looks again."""
-    with open_source(path, None) as file:
-        return stamp_of(file.fileno())
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerRequirements:
     """What a worker must have: this version, the same files, and a folder to write to.
@@ -130,14 +124,14 @@ class WorkerRequirements:
     version, python
         From `software`, of the run.
     files
-        Path and stamp of every file, as the run sees it.
+        Every file, with its stamp as the run sees it.
     folder
         The folder of the outputs.
     """
 
     version: str
     python: str
-    files: tuple[tuple[str, FileStamp], ...]
+    files: tuple[StoredFile, ...]
     folder: str
 
 
@@ -164,7 +158,7 @@ def check_worker(required: WorkerRequirements) -> tuple[str, ...]:
         more, total = len(unseen) - 1, len(required.files)
         others = f", nor {more} more of {total} files" if more else ""
         problems.append(
-            f"does not see {unseen[0][0]} as this host does ({reasons[0]}){others}; "
+            f"does not see {unseen[0].path} as this host does ({reasons[0]}){others}; "
             "inputs and outputs must be on a file system that all hosts share"
         )
     elif not os.access(required.folder, os.W_OK | os.X_OK):
@@ -172,19 +166,17 @@ def check_worker(required: WorkerRequirements) -> tuple[str, ...]:
     return tuple(problems)
 
 
-def _unseen(
-    files: Sequence[tuple[str, FileStamp]],
-) -> tuple[list[tuple[str, FileStamp]], list[str]]:
+def _unseen(files: Sequence[StoredFile]) -> tuple[list[StoredFile], list[str]]:
     """Return the files that this host sees otherwise than the run, and the reason for each."""
     unseen, reasons = [], []
-    for path, stamp in files:
+    for file in files:
         try:
-            is_same = stamp_at(path) == stamp
+            is_same = identify_file(file.path).stamp == file.stamp
             reason = "" if is_same else "another size, time of change or inode"
         except OSError as error:
             reason = describe_os_error(error)
         if reason:
-            unseen.append((path, stamp))
+            unseen.append(file)
             reasons.append(reason)
     return unseen, reasons
 
@@ -218,7 +210,7 @@ def check_workers(cluster: Cluster, plan: Plan, check: Callable[[], None]) -> No
         reason = "on a cluster every path has to be absolute, workers being in other folders"
         raise PlanError([Diagnostic("engine", f"{relative[0]}: {reason}")])
     with _marker(folder) as marker:
-        files = tuple((path, stamp_at(path)) for path in (*inputs, marker))
+        files = tuple(map(identify_file, (*inputs, marker)))
         answers = _ask(cluster, WorkerRequirements(*software(), files, folder), check)
         hosts: dict[str, list[str]] = {}  # by what is wrong there
         for host, answer in answers.items():

@@ -19,9 +19,15 @@ from ckpttool.errors import FormatError, UnreadableError, UnsupportedError, desc
 from ckpttool.formats.base import ChecksumPart, Format, FormatWithChecksum
 from ckpttool.formats.encryption import mode_of
 from ckpttool.formats.foreign import identify_foreign
-from ckpttool.formats.local import open_file
+from ckpttool.formats.local import identify_file, open_file
 from ckpttool.formats.sandbox import Sandbox
-from ckpttool.model.tensors import FileIndex, Secret, SharedHeader, refuse_shared_extents
+from ckpttool.model.tensors import (
+    FileIndex,
+    Secret,
+    SharedHeader,
+    StoredFile,
+    refuse_shared_extents,
+)
 
 if TYPE_CHECKING:
     from ckpttool.formats.header_cache import HeaderCache
@@ -178,16 +184,17 @@ def _read_cached(path: str, cache: HeaderCache, key: Secret | None, sandbox: San
     """Return the header of a file, from the cache if it equals another; raise its error."""
     from ckpttool.formats.ckpt import Ckpt
 
+    file = identify_file(path)
     name = _find_format(path)
 
-    def read(path: str) -> FileIndex:
+    def read(file: StoredFile) -> FileIndex:
         format = sandbox if name == "hdf5" else get_format(name)
-        index = Ckpt(cache).read_index(path, key) if name == "ckpt" else format.read_index(path)
+        index = Ckpt(cache).read_index(file, key) if name == "ckpt" else format.read_index(file)
         if not isinstance(index.tensors, SharedHeader):  # the header it shares was checked
             refuse_shared_extents(index)
         return index
 
-    return read(path) if name == "ckpt" else cache.read_index(path, name, read)
+    return read(file) if name == "ckpt" else cache.read_index(file, name, read)
 
 
 def _with_foreign_kind(error: FormatError) -> FormatError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
-from ckpttool.model.tensors import Extent, FileIndex, TensorMeta
+from ckpttool.model.tensors import Extent, FileIndex, StoredFile, TensorMeta
 
 # A reader holds a string in memory and refuses a longer one by name: the length is a number in the
 # file, which damage can make huge.
@@ -33,7 +33,7 @@ class Format(Protocol):
         """Yield a message for each reason why these tensors and attributes cannot be written."""
         ...
 
-    def read_index(self, path: str) -> FileIndex:
+    def read_index(self, file: StoredFile) -> FileIndex:
         """Return the header of a file; contents of tensors are not read.
 
         Raises
@@ -42,6 +42,8 @@ class Format(Protocol):
             The file does not follow the format.
         UnsupportedError
             The file uses a feature that is not read.
+        PlanError
+            The opened file does not have the stamp.
         OSError
             The file cannot be opened or read.
         """

@@ -70,7 +70,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from sys import intern
@@ -95,7 +95,6 @@ from ckpttool.model.tensors import (
     Ciphertext,
     Extent,
     FileIndex,
-    FileStamp,
     Secret,
     StoredFile,
     StoredTensor,
@@ -140,32 +139,31 @@ class Ckpt:
         """Yield a message for each map parameter that lacks a part; all else can be written."""
         yield from map_problems(tensors)
 
-    def read_index(self, path: str, key: Secret | None = None) -> FileIndex:
+    def read_index(self, file: StoredFile, key: Secret | None = None) -> FileIndex:
         """Return the header of the file from the headers of its records.
 
         ``key`` is the key of an encrypted file; it is ignored for other files.
         """
-        with WireReader(path) as reader:
+        with WireReader(file) as reader:
+            nbytes = reader.size
             end, attrs = _find_trailer(reader)
             is_encrypted = mode_of(reader.read(0, min(4, end))) is not None
             tensors, stop = ({}, 0) if is_encrypted else self._read_tensors(reader, end)
-            stamp = reader.stamp
-        cipher = None
         if stop < end:
-            cipher = read_ciphertext(path, stop, end, key, stamp)
-            hidden = _read_encrypted(StoredFile(path, stamp, cipher), cipher, stamp)
+            cipher = read_ciphertext(file, stop, end, key)
+            file = replace(file, cipher=cipher)
+            hidden = _read_encrypted(file, cipher)
             for name in hidden.keys() & tensors.keys():
-                raise FormatError(path, stop, f"{name}: stored twice, in clear and encrypted")
+                raise FormatError(file.path, stop, f"{name}: stored twice, in clear and encrypted")
             tensors = {**tensors, **hidden}
-        stamps = {path: stamp}
-        return FileIndex(path, self.name, stamp.nbytes, tensors, attrs, cipher, stamps=stamps)
+        return FileIndex((file,), self.name, nbytes, tensors, attrs)
 
     def _read_tensors(self, reader: WireReader, end: int) -> tuple[Mapping[str, StoredTensor], int]:
         """Do as the function `_read_tensors`, with the cache."""
         known = None if self._cache is None else self._cache.lookup(self.name, reader, end)
         if known is not None:
             return known, end
-        tensors, stop = _read_tensors(reader, end, StoredFile(reader.path, reader.stamp))
+        tensors, stop = _read_tensors(reader, end, reader.file)
         if self._cache is not None and stop == end:
             self._cache.store(self.name, reader, end, tensors, {})
         return tensors, stop
@@ -181,24 +179,24 @@ class Ckpt:
         """Write a file with every record's header in place; contents are filled in later."""
         extents: dict[str, list[Extent]] = {meta.name: [] for meta in tensors}
         offset = 0
-        with Path(path).open("wb") as file:
+        with Path(path).open("wb") as opened:
             for step in _steps(tensors):
-                file.seek(offset)
-                file.write(step.header)
+                opened.seek(offset)
+                opened.write(step.header)
                 offset += len(step.header)
                 if step.text:
-                    file.write(step.text)
+                    opened.write(step.text)
                 elif step.nbytes:
                     extents[step.name].append(Extent(offset, step.nbytes))
                 offset += step.nbytes
-            file.truncate(offset)
+            opened.truncate(offset)
             if "crc_num" in attrs:
-                file.seek(offset)
-                offset += file.write(_trailer(0))
-        whole = StoredFile(path)
-        stored = {m.name: StoredTensor(m, whole, tuple(extents[m.name])) for m in tensors}
+                opened.seek(offset)
+                offset += opened.write(_trailer(0))
+        file = StoredFile(path)
+        stored = {m.name: StoredTensor(m, file, tuple(extents[m.name])) for m in tensors}
         written = {"crc_num": "0"} if "crc_num" in attrs else {}
-        return FileIndex(path, self.name, offset, stored, written)
+        return FileIndex((file,), self.name, offset, stored, written)
 
     def checksum_parts(self, index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumPart]:
         """Yield all bytes before the trailer.
@@ -208,7 +206,7 @@ class Ckpt:
         """
         end = index.nbytes - _TRAILER_BYTES
         start = at = 0
-        with WireReader(index.path, stamp=index.stamps.get(index.path)) as reader:
+        with WireReader(index.file) as reader:
             for record in reader.fields(0, end if as_saved and index.cipher is None else 0):
                 if _is_map_record(reader, record):
                     yield Extent(start, at - start)
@@ -236,15 +234,13 @@ def _find_trailer(reader: WireReader) -> tuple[int, dict[str, str]]:
     return start, {"crc_num": str(int.from_bytes(crc, "big"))}
 
 
-def _read_encrypted(
-    file: StoredFile, cipher: Ciphertext, stamp: FileStamp
-) -> dict[str, StoredTensor]:
+def _read_encrypted(file: StoredFile, cipher: Ciphertext) -> dict[str, StoredTensor]:
     """Return the tensors in the encrypted blocks of a file."""
-    with WireReader(file.path, DecryptedFile(file.path, cipher, stamp)) as reader:
+    with WireReader(file, DecryptedFile(file, cipher)) as reader:
         try:
             tensors, _ = _read_tensors(reader, reader.size, file)
         except FormatError as error:
-            raise explain_error(error, cipher, stamp) from error
+            raise explain_error(error, file, cipher) from error
     return tensors
 
 

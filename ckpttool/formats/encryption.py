@@ -56,7 +56,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckpttool.concurrency import check_cancelled
 from ckpttool.errors import AuthenticityError, FormatError, UnsupportedError
 from ckpttool.formats.local import open_source
-from ckpttool.model.tensors import Block, Ciphertext, FileStamp, Secret
+from ckpttool.model.tensors import Block, Ciphertext, Secret, StoredFile
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers import CipherContext
@@ -84,9 +84,7 @@ def mode_of(head: bytes) -> str | None:
 # ------------------------------------------------------------------------------ locating the blocks
 
 
-def read_ciphertext(
-    path: str, start: int, end: int, key: Secret | None, stamp: FileStamp
-) -> Ciphertext:
+def read_ciphertext(file: StoredFile, start: int, end: int, key: Secret | None) -> Ciphertext:
     """Locate the blocks of an encrypted file and check that the key fits.
 
     Read the headers of the blocks, the first bytes of the plaintext, and with CBC the end of each
@@ -94,14 +92,12 @@ def read_ciphertext(
 
     Parameters
     ----------
-    path
-        The file.
+    file
+        The file; see `open_source`.
     start, end
         Bytes of the file that its blocks fill, between records in clear and a checksum.
     key
         The key as given to MindSpore, or None.
-    stamp
-        The stamp of the file when it was opened first; see `open_source`.
 
     Raises
     ------
@@ -112,8 +108,9 @@ def read_ciphertext(
     UnsupportedError
         There is no key, or no library to decrypt with.
     """
-    with open_source(path, stamp) as file:
-        fd = file.fileno()
+    path = file.path
+    with open_source(file) as opened:
+        fd = opened.fileno()
         headers = _find_blocks(fd, path, start, end)
         mode = MODES[headers[0].magic]
         if key is None:
@@ -244,16 +241,13 @@ class DecryptedFile:
     ----------
     size
         Bytes of the plaintext.
-    stamp
-        The stamp of the file.
     """
 
-    def __init__(self, path: str, cipher: Ciphertext, stamp: FileStamp) -> None:
+    def __init__(self, file: StoredFile, cipher: Ciphertext) -> None:
         self.size = cipher.nbytes
-        self.stamp = stamp
-        self._path = path
+        self._path = file.path
         self._cipher = cipher
-        self._file = open_source(path, stamp)
+        self._file = open_source(file)
 
     def pread(self, nbytes: int, offset: int) -> bytes:
         """Return up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
@@ -334,18 +328,15 @@ def _read(fd: int, path: str, offset: int, nbytes: int) -> bytes:
 # ------------------------------------------------------------------------------------ forged blocks
 
 
-def find_forged(
-    path: str, cipher: Ciphertext, first: int, stop: int, stamp: FileStamp | None = None
-) -> tuple[int, ...]:
+def find_forged(file: StoredFile, cipher: Ciphertext, first: int, stop: int) -> tuple[int, ...]:
     """Return the numbers of the blocks from ``first`` to ``stop`` that do not match their tags.
 
-    The blocks are read completely, a piece at a time.  Blocks without a tag are skipped.  For
-    ``stamp`` see `open_source`.
+    The blocks are read completely, a piece at a time.  Blocks without a tag are skipped.
     """
     from cryptography.exceptions import InvalidTag
 
-    found = []
-    with open_source(path, stamp) as file:
+    path, found = file.path, []
+    with open_source(file) as opened:
         for number in range(first, min(stop, len(cipher.blocks))):
             block = cipher.blocks[number]
             if not block.tag:
@@ -353,7 +344,7 @@ def find_forged(
             decryptor = _decryptor(path, cipher, block.iv[:_NONCE_BYTES], block.tag)
             for at in range(0, block.nbytes, PIECE_BYTES):
                 nbytes = min(PIECE_BYTES, block.nbytes - at)
-                decryptor.update(_read(file.fileno(), path, block.offset + at, nbytes))
+                decryptor.update(_read(opened.fileno(), path, block.offset + at, nbytes))
             try:
                 decryptor.finalize()
             except InvalidTag:
@@ -370,9 +361,9 @@ def forged_blocks_error(path: str, cipher: Ciphertext, numbers: Sequence[int]) -
     return AuthenticityError(path, cipher.blocks[numbers[0]].offset, reason)
 
 
-def explain_error(error: FormatError, cipher: Ciphertext, stamp: FileStamp) -> FormatError:
+def explain_error(error: FormatError, file: StoredFile, cipher: Ciphertext) -> FormatError:
     """Return an error in the records of an encrypted file, with its likely cause added."""
-    forged = find_forged(error.path, cipher, 0, len(cipher.blocks), stamp)
+    forged = find_forged(file, cipher, 0, len(cipher.blocks))
     if forged:
         return forged_blocks_error(error.path, cipher, forged)
     doubt = "" if cipher.has_tags else "; damaged, or by chance the wrong key looks right"

@@ -65,6 +65,7 @@ from ckpttool.errors import FormatError
 from ckpttool.formats.local import open_file
 from ckpttool.formats.strict_json import parse_json, read_json_object
 from ckpttool.formats.wire import LENGTH, VARINT, Field, WireReader
+from ckpttool.model.tensors import StoredFile
 
 _HEAD_BYTES = 64 << 10  # a hand-written strategy is identified if its key is in these
 _MAX_JSON_BYTES = 16 << 20  # a larger document is not identified
@@ -175,7 +176,7 @@ def _message_kind(path: str) -> str:
     FormatError
         The message is damaged, or of none of the kinds.
     """
-    with WireReader(path) as reader:
+    with WireReader(StoredFile(path)) as reader:
         fields = list(islice(reader.fields(0, reader.size), 5))
         if fields and (fields[0].number, fields[0].wire_type) == (1, VARINT):
             numbers = {field.number for field in fields[1:] if field.wire_type == LENGTH}
@@ -219,7 +220,7 @@ def read_group_info(path: str) -> GroupInfo:
     """
     groups: list[tuple[str, tuple[int, ...]]] = []
     restore: tuple[int, ...] | None = None
-    with WireReader(path) as reader:
+    with WireReader(StoredFile(path)) as reader:
         for field in reader.fields(0, reader.size):
             if field.number == 1 and field.wire_type == LENGTH:
                 groups.append(_read_group(reader, field))

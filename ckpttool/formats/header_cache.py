@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ckpttool.formats.local import demand_same, open_descriptor, stamp_of
+from ckpttool.formats.local import open_descriptor
 from ckpttool.formats.wire import WireReader
 from ckpttool.model.tensors import FileIndex, SharedHeader, StoredFile, StoredTensor
 
@@ -40,28 +40,26 @@ class HeaderCache:
         self._free_bytes = MAX_BYTES
         self._prefetched: set[str] = set()
 
-    def read_index(self, path: str, format: str, read: Callable[[str], FileIndex]) -> FileIndex:
+    def read_index(
+        self, file: StoredFile, format: str, read: Callable[[StoredFile], FileIndex]
+    ) -> FileIndex:
         """Return the header of a file; call ``read`` unless it equals a cached one.
 
         For formats whose header accounts for every byte of a file.
         """
-        with WireReader(path) as reader:
+        with WireReader(file) as reader:
             header = self._find(format, reader, reader.size)
             if header is not None:
-                tensors = SharedHeader(header.tensors, StoredFile(path, reader.stamp))
-                stamps = {path: reader.stamp}
-                return FileIndex(path, format, reader.size, tensors, header.attrs, stamps=stamps)
-            index = read(path)
-            demand_same(path, index.stamps[path], reader.stamp)
+                tensors = SharedHeader(header.tensors, file)
+                return FileIndex((file,), format, reader.size, tensors, header.attrs)
+            index = read(file)
             self.store(format, reader, reader.size, index.tensors, index.attrs)
         return index
 
     def lookup(self, format: str, reader: WireReader, end: int) -> SharedHeader | None:
         """Return the tensors of a file whose header, up to byte ``end``, equals a cached one."""
         header = self._find(format, reader, end)
-        if header is None:
-            return None
-        return SharedHeader(header.tensors, StoredFile(reader.path, reader.stamp))
+        return None if header is None else SharedHeader(header.tensors, reader.file)
 
     def store(
         self,
@@ -90,9 +88,9 @@ class HeaderCache:
         time.
         """
         with suppress(OSError):  # reading the file raises it again
-            fd = open_descriptor(path, None)
+            fd = open_descriptor(StoredFile(path))
             try:
-                header = self._by_size.get(stamp_of(fd).nbytes)
+                header = self._by_size.get(os.fstat(fd).st_size)
                 if header is not None:
                     self._prefetched.add(path)
                     for start, gap in zip(header.starts, header.gaps, strict=True):

@@ -29,7 +29,7 @@ from typing import TypeAlias, TypeVar
 
 from ckpttool.errors import PlanError
 from ckpttool.model.diagnostics import Diagnostic
-from ckpttool.model.tensors import FileStamp
+from ckpttool.model.tensors import FileStamp, StoredFile
 
 # Error numbers of stat for a name that does not exist.
 ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
@@ -157,6 +157,15 @@ def why_not_a_path(text: str) -> str | None:
     return f"{what}: name a path here and copy the files{tool}, or mount the store"
 
 
+def identify_file(path: str) -> StoredFile:
+    """Return a file with its stamp; each later opening compares the file with it.
+
+    The file is opened, because a network file system then asks its server for the stamp.
+    """
+    with ReadFile(path) as file:
+        return StoredFile(path, stamp_of(file.fileno()))
+
+
 def stamp_of(fd: int) -> FileStamp:
     """Return the stamp of an open file."""
     return _as_stamp(os.fstat(fd))
@@ -166,43 +175,38 @@ def _as_stamp(found: os.stat_result) -> FileStamp:
     return FileStamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
 
 
-def open_descriptor(path: str, stamp: FileStamp | None) -> int:
+def open_descriptor(file: StoredFile) -> int:
     """Open a file for reading, and return its descriptor; see `open_source`."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        demand_same(path, stamp_of(fd), stamp)
+        demand_same(file, stamp_of(fd))
     except BaseException:
         os.close(fd)
         raise
     return fd
 
 
-def open_source(path: str, stamp: FileStamp | None) -> ReadFile:
+def open_source(file: StoredFile) -> ReadFile:
     """Open a file for reading, without a buffer.
-
-    Parameters
-    ----------
-    path, stamp
-        The file, and its stamp when its header was read; None to compare with nothing.
 
     Raises
     ------
     PlanError
-        It is another file now.
+        The opened file does not have the stamp.
     OSError
-        It cannot be opened.
+        The file cannot be opened.
     """
-    file = ReadFile(path)
+    opened = ReadFile(file.path)
     try:
-        demand_same(path, stamp_of(file.fileno()), stamp)
+        demand_same(file, stamp_of(opened.fileno()))
     except BaseException:
-        file.close()
+        opened.close()
         raise
-    return file
+    return opened
 
 
-def demand_same(path: str, found: FileStamp, stamp: FileStamp | None) -> None:
-    """Raise `PlanError` if the stamp of an opened file is not the expected one."""
-    if stamp not in (None, found):
+def demand_same(file: StoredFile, found: FileStamp) -> None:
+    """Raise `PlanError` if a file has a stamp, and the opened one has another."""
+    if file.stamp not in (None, found):
         reason = "was written to, or the path leads to another file than when its header was read"
-        raise PlanError([Diagnostic("changed", f"{path}: {reason}; run again")])
+        raise PlanError([Diagnostic("changed", f"{file.path}: {reason}; run again")])

@@ -28,7 +28,6 @@ from ckpttool.errors import CkptToolError, FormatError
 from ckpttool.model.tensors import (
     Extent,
     FileIndex,
-    FileStamp,
     StoredFile,
     StoredTensor,
     TensorMeta,
@@ -85,7 +84,7 @@ class Sandbox:
         if self._child is not None:
             self._child.process.kill()
 
-    def read_index(self, path: str) -> FileIndex:
+    def read_index(self, file: StoredFile) -> FileIndex:
         """Return the header of an HDF5 file.
 
         Raises
@@ -97,8 +96,7 @@ class Sandbox:
         OSError
             The file cannot be opened or read.
         """
-        stamp, rows = self.run(read_hdf5, path, "libhdf5", "HDF5")
-        file = StoredFile(path, stamp)
+        nbytes, rows = self.run(read_hdf5, file, "libhdf5", "HDF5")
         tensors = {
             name: StoredTensor(
                 TensorMeta(name, dtype, shape, text),
@@ -107,23 +105,23 @@ class Sandbox:
             )
             for name, dtype, shape, text, extents in rows
         }
-        return FileIndex(path, "hdf5", stamp.nbytes, tensors, stamps={path: stamp})
+        return FileIndex((file,), "hdf5", nbytes, tensors)
 
     def run(
         self,
-        function: Callable[[str], T],
-        path: str,
+        function: Callable[[StoredFile], T],
+        file: StoredFile,
         library: str,
         format: str,
         cpu_seconds: float = CPU_SECONDS,
     ) -> T:
-        """Return ``function(path)`` as computed by the process.
+        """Return ``function(file)`` as computed by the process.
 
         Parameters
         ----------
         function
             A function of a module; its result has to be picklable.
-        path
+        file
             The file.
         library, format
             Names, for the error after the process has died.
@@ -141,11 +139,11 @@ class Sandbox:
             child = self._start()
             try:
                 # `send` of Python 3.13 warns of its own buffer if the process has died.
-                child.connection.send_bytes(pickle.dumps((function, path, cpu_seconds)))
+                child.connection.send_bytes(pickle.dumps((function, file, cpu_seconds)))
                 answer: T | CkptToolError | OSError = child.connection.recv()
             except (EOFError, ConnectionError) as error:
                 reason = f"not readable as {format}: {self._end(library)}"
-                raise FormatError(path, None, reason) from error
+                raise FormatError(file.path, None, reason) from error
         if isinstance(answer, CkptToolError | OSError):
             raise answer
         return answer
@@ -200,12 +198,12 @@ def serve(fd: int) -> None:
     with Connection(fd) as connection:
         while True:
             try:
-                function, path, cpu_seconds = connection.recv()
+                function, file, cpu_seconds = connection.recv()
             except EOFError:
                 return
             set_cpu_limit(cpu_seconds)
             try:
-                answer = function(path)
+                answer = function(file)
             except (CkptToolError, OSError) as error:
                 answer = error
             connection.send(answer)
@@ -217,14 +215,14 @@ def set_cpu_limit(seconds: float = CPU_SECONDS) -> None:
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
-def read_hdf5(path: str) -> tuple[FileStamp, list[_Row]]:
-    """Return the stamp and the tensors of an HDF5 file; each object may take `CPU_SECONDS`.
+def read_hdf5(file: StoredFile) -> tuple[int, list[_Row]]:
+    """Return the size and the tensors of an HDF5 file; each object may take `CPU_SECONDS`.
 
     The tensors are tuples: pickling a `FileIndex` takes a quarter of the time of reading it.
     """
     from ckpttool.formats.hdf5 import Hdf5
 
-    index = Hdf5(on_object=set_cpu_limit).read_index(path)
+    index = Hdf5(on_object=set_cpu_limit).read_index(file)
     rows: list[_Row] = [
         (
             tensor.meta.name,
@@ -235,4 +233,4 @@ def read_hdf5(path: str) -> tuple[FileStamp, list[_Row]]:
         )
         for tensor in index.tensors.values()
     ]
-    return index.stamps[path], rows
+    return index.nbytes, rows

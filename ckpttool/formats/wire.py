@@ -22,8 +22,8 @@ from types import TracebackType
 from typing import NamedTuple, Protocol
 
 from ckpttool.errors import FormatError
-from ckpttool.formats.local import open_source, stamp_of
-from ckpttool.model.tensors import FileStamp
+from ckpttool.formats.local import open_source
+from ckpttool.model.tensors import StoredFile
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
@@ -52,12 +52,9 @@ class ByteSource(Protocol):
     ----------
     size
         Number of the bytes.
-    stamp
-        The stamp of the open file.
     """
 
     size: int
-    stamp: FileStamp
 
     def pread(self, nbytes: int, offset: int) -> bytes:
         """Return up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
@@ -71,11 +68,10 @@ class ByteSource(Protocol):
 class PlainFile:
     """The bytes of a file as they are; see `open_source`."""
 
-    def __init__(self, path: str, stamp: FileStamp | None = None) -> None:
-        self._file = open_source(path, stamp)
-        self._path, self._fd = path, self._file.fileno()
-        self.stamp = stamp_of(self._fd)
-        self.size = self.stamp.nbytes
+    def __init__(self, file: StoredFile) -> None:
+        self._file = open_source(file)
+        self._path, self._fd = file.path, self._file.fileno()
+        self.size = os.fstat(self._fd).st_size
 
     def pread(self, nbytes: int, offset: int) -> bytes:
         """Return up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
@@ -97,12 +93,10 @@ class WireReader:
 
     Parameters
     ----------
-    path
-        The file, for errors.
+    file
+        The file; see `open_source`.
     source
         The bytes, if they are not those on disk; the reader closes it.
-    stamp
-        The expected stamp of the file; see `open_source`.
 
     Raises
     ------
@@ -110,13 +104,10 @@ class WireReader:
         Every method raises it when the bytes do not follow the wire format.
     """
 
-    def __init__(
-        self, path: str, source: ByteSource | None = None, stamp: FileStamp | None = None
-    ) -> None:
-        self.path = path
-        self._source = source or PlainFile(path, stamp)
+    def __init__(self, file: StoredFile, source: ByteSource | None = None) -> None:
+        self.file, self.path = file, file.path
+        self._source = source or PlainFile(file)
         self.size = self._source.size
-        self.stamp = self._source.stamp
         self._window = b""
         self._window_start = 0
 

@@ -118,15 +118,15 @@ class FileStamp(NamedTuple):
 class StoredFile:
     """A file that holds tensors; one object for all of its tensors.
 
-    A file of which only a part is encrypted is two of them, with and without ``cipher``.
+    A file with an encrypted and a plain part is two of them, with and without ``cipher``.
 
     Attributes
     ----------
     path
         Carried as a value, never opened here.
     stamp
-        The file as it was when its header was read.  Whoever opens it for the contents compares
-        what was opened with that.  None for a file that is being written.
+        The stamp from before its header was read.  Each later opening compares the file with it.
+        None for a file that is being written, which nothing compares.
     cipher
         How the tensors are encrypted; None if they are not.
     """
@@ -198,42 +198,48 @@ class SharedHeader(Mapping[str, StoredTensor]):
 
 @dataclass(frozen=True, slots=True)
 class FileIndex:
-    """The header of one checkpoint file.
+    """The header of one checkpoint file, or of all files of one rank.
 
     Attributes
     ----------
-    path
-        As given; carried as a value, never opened here.
+    files
+        The file, and behind it further files of the same rank, if ``tensors`` has theirs.
     format
         Name of the format: ``"ckpt"``, ``"safetensors"`` or ``"hdf5"``.
     nbytes
-        Size of the file.
+        Size of all files.
     tensors
         Name to tensor, in the order of the file.
     attrs
         What else the header says: the metadata of a safetensors file, the checksum of a ``.ckpt``.
         ``"crc_num"`` is MindSpore's checksum wherever there is one.
-    cipher
-        How the file is encrypted; None if it is not.
-    other_paths
-        Further files of the same rank, whose tensors are among ``tensors``.
-    stamps
-        Of each file as it was when it was opened for its header; none of one that was just written.
     """
 
-    path: str
+    files: tuple[StoredFile, ...]
     format: str
     nbytes: int
     tensors: Mapping[str, StoredTensor]
     attrs: Mapping[str, str] = field(default_factory=dict)
-    cipher: Ciphertext | None = None
-    other_paths: tuple[str, ...] = ()
-    stamps: Mapping[str, FileStamp] = field(default_factory=dict, compare=False)
+
+    @property
+    def file(self) -> StoredFile:
+        """The first file, mostly the only one."""
+        return self.files[0]
+
+    @property
+    def path(self) -> str:
+        """Path of the first file."""
+        return self.file.path
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """All files."""
-        return (self.path, *self.other_paths)
+        """Paths of all files."""
+        return tuple(file.path for file in self.files)
+
+    @property
+    def cipher(self) -> Ciphertext | None:
+        """How the first file is encrypted; None if it is not."""
+        return self.file.cipher
 
     @property
     def header(self) -> Mapping[str, StoredTensor]:

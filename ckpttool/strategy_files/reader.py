@@ -77,6 +77,7 @@ from ckpttool.formats.wire import LENGTH, VARINT, Field, WireReader
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import MAX_LAYOUT_AXES, MAX_RANKS, Layout
 from ckpttool.model.strategy import Strategy, join_stages
+from ckpttool.model.tensors import StoredFile
 from ckpttool.model.wording import shorten
 from ckpttool.strategy_files.handwritten import KEY, is_handwritten, read_handwritten
 
@@ -350,7 +351,7 @@ def _read_protobuf(path: str) -> tuple[dict[str, _LayoutEntry], set[int]]:
     entries: dict[str, _LayoutEntry] = {}
     stages: set[int] = set()
     cache: dict[bytes, _LayoutEntry] = {}
-    with WireReader(path) as reader:
+    with WireReader(StoredFile(path)) as reader:
         for item in reader.fields(0, reader.size):
             if item.number == 2:
                 for part in _message_fields(reader, item):

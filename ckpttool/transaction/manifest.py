@@ -588,7 +588,7 @@ def refuse_changed_sources(*catalogs: Catalog, cause: Exception | None = None) -
 def _inputs(catalog: Catalog) -> dict[str, FileStamp | None]:
     """Return all files of a catalog, with the stamps of when their headers were read."""
     files = catalog.files.values()
-    known = {path: stamp for file in files for path, stamp in file.stamps.items()}
+    known = {stored.path: stored.stamp for file in files for stored in file.files}
     return {path: known.get(path) for path in catalog.paths}
 
 

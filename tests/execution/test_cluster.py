@@ -23,12 +23,12 @@ from ckpttool.execution.cluster import (
     WorkerRequirements,
     check_worker,
     software,
-    stamp_at,
     write_file,
 )
 from ckpttool.execution.copy import Filled, fill
 from ckpttool.execution.execute import CopyOptions, execute
 from ckpttool.formats import read_index
+from ckpttool.formats.local import identify_file
 from ckpttool.model.layout import Layout
 from ckpttool.storage.checksums import verify_checksum
 from tests.support.checkpoints import slice_catalog, strategy_of
@@ -71,7 +71,7 @@ def test_a_cluster_seals_with_the_same_checksum(tmp_path, threads, output_format
 
 
 def requirements(folder: Path, *paths: Path) -> WorkerRequirements:
-    files = tuple((path, stamp_at(path)) for path in map(str, paths))
+    files = tuple(map(identify_file, map(str, paths)))
     return WorkerRequirements(*software(), files, str(folder))
 
 

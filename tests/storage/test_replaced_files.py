@@ -158,7 +158,7 @@ def test_tags_are_of_the_file_that_is_meant(tmp_path):
     index = read_index(str(paths[0]), b"0123456789ABCDEF")
     shutil.copy(paths[0], tmp_path / "net.ckpt")
     with pytest.raises(PlanError, match=OTHER):
-        find_forged(str(tmp_path / "net.ckpt"), index.cipher, 0, 1, index.stamps[index.path])
+        find_forged(index.file, index.cipher, 0, 1)
 
 
 @pytest.mark.parametrize("format", ["ckpt", "safetensors", "hdf5"])
@@ -176,7 +176,7 @@ def test_the_stamp_is_that_of_the_file_whose_header_was_read(format, tmp_path, m
     index = read_index(str(path))
     there = next((tmp_path / "b").glob("rank_3/*")).stat()
     stamp = FileStamp(there.st_size, there.st_mtime_ns, there.st_ctime_ns, there.st_ino)
-    assert index.stamps == {str(path): stamp}
+    assert index.file.stamp == stamp
     assert {tensor.file.stamp for tensor in index.tensors.values()} == {stamp}
 
 
