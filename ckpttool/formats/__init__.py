@@ -184,8 +184,8 @@ def _read_cached(path: str, cache: HeaderCache, key: Secret | None, sandbox: San
     """Return the header of a file, from the cache if it equals another; raise its error."""
     from ckpttool.formats.ckpt import Ckpt
 
-    file = identify_file(path)
     name = _find_format(path)
+    file = identify_file(path)
 
     def read(file: StoredFile) -> FileIndex:
         format = sandbox if name == "hdf5" else get_format(name)

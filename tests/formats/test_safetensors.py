@@ -264,6 +264,6 @@ def test_contents_are_not_read(tmp_path, monkeypatch):
             nbytes += len(data)
             return data
 
-    monkeypatch.setattr(module, "open_file", lambda path: io.BufferedReader(Counted(path)))
+    monkeypatch.setattr(module, "open_source", lambda file: Counted(file.path))
     assert dict(read(index.path).tensors) == dict(index.tensors)
     assert 0 < nbytes <= 2 * io.DEFAULT_BUFFER_SIZE

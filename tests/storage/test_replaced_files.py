@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -158,7 +159,7 @@ def test_tags_are_of_the_file_that_is_meant(tmp_path):
     index = read_index(str(paths[0]), b"0123456789ABCDEF")
     shutil.copy(paths[0], tmp_path / "net.ckpt")
     with pytest.raises(PlanError, match=OTHER):
-        find_forged(index.file, index.cipher, 0, 1)
+        find_forged(replace(index.file, path=str(tmp_path / "net.ckpt")), index.cipher, 0, 1)
 
 
 @pytest.mark.parametrize("format", ["ckpt", "safetensors", "hdf5"])
