@@ -72,7 +72,7 @@ from ckpttool.discovery.leftovers import note_leftovers
 from ckpttool.discovery.rank_folders import checkpoint_files
 from ckpttool.errors import FormatError, PlanError, raise_all
 from ckpttool.formats import read_indexes
-from ckpttool.formats.local import is_file, is_folder, list_folder, open_file
+from ckpttool.formats.local import identify_file, is_file, is_folder, list_folder, open_file
 from ckpttool.formats.strict_json import read_json_object
 from ckpttool.model.catalog import SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
@@ -144,7 +144,9 @@ def scan_checkpoint2(src: str, step: str | None) -> SelfDescribedCatalog | None:
     note_leftovers(folder, (), diagnostics)
     values = _read_common(folder, diagnostics)
     errors: list[FormatError] = []
-    read = _read_described if is_file(folder / _METADATA) else _read_whole
+    metadata = folder / _METADATA
+    documents = (identify_file(str(metadata)),) if is_file(metadata) else ()
+    read = _read_described if documents else _read_whole
     files, description = read(folder, errors, diagnostics)
     number = _iteration_number(folder)
     return SelfDescribedCatalog(
@@ -153,6 +155,7 @@ def scan_checkpoint2(src: str, step: str | None) -> SelfDescribedCatalog | None:
         step=None if number is None else str(number),
         damaged=dict(enumerate(errors)),  # one rank may have two damaged files; keys are not ranks
         diagnostics=tuple(diagnostics),
+        documents=documents,
         description=replace(description, values=values),
     )
 

@@ -55,7 +55,14 @@ from typing import NamedTuple
 from ckpttool.discovery.checkpoint2 import BARE_NAME, Faults, FilesByName, read_existing_files
 from ckpttool.discovery.file_names import HYPER_METADATA
 from ckpttool.errors import CkptToolError, FormatError, PlanError, UnsupportedError, raise_all
-from ckpttool.formats.local import is_file, list_folder, open_file, open_source, stat_file
+from ckpttool.formats.local import (
+    identify_file,
+    is_file,
+    list_folder,
+    open_file,
+    open_source,
+    stat_file,
+)
 from ckpttool.formats.sandbox import CPU_SECONDS, Sandbox
 from ckpttool.model.catalog import SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
@@ -112,7 +119,8 @@ def scan_hyper_parallel(src: str, step: str | None) -> SelfDescribedCatalog | No
                 )
             ]
         )
-    tensors, objects = _read_all(paths)
+    documents = tuple(identify_file(str(path)) for path in paths)
+    tensors, objects = _read_all(documents)
     if objects:
         text = f"passed over, being no tensors: {count(len(objects), 'object')}: "
         diagnostics.add(Diagnostic("skipped", text + shorten(objects)))
@@ -126,6 +134,7 @@ def scan_hyper_parallel(src: str, step: str | None) -> SelfDescribedCatalog | No
         folder.by_rank(tensors),
         damaged=dict(enumerate(errors)),
         diagnostics=tuple(diagnostics),
+        documents=documents,
         description=description,
     )
 
@@ -155,18 +164,18 @@ def _is_pickle(path: Path) -> bool:
         return file.read(1) == _PICKLE
 
 
-def _read_all(paths: Sequence[Path]) -> tuple[dict[str, _HyperTensor], tuple[str, ...]]:
+def _read_all(files: Sequence[StoredFile]) -> tuple[dict[str, _HyperTensor], tuple[str, ...]]:
     """Return the tensors and objects of all metadata files; types and shapes have to agree."""
     tensors: dict[str, _HyperTensor] = {}
     objects: dict[str, None] = {}
     problems: list[str] = []
     errors: list[CkptToolError] = []
     with Sandbox() as sandbox:
-        for path in paths:
-            seconds = CPU_SECONDS + stat_file(path).nbytes / _BYTES_PER_SECOND
+        for file in files:
+            seconds = CPU_SECONDS + stat_file(file.path).nbytes / _BYTES_PER_SECOND
             try:
                 found, others = sandbox.run(
-                    read_metadata, StoredFile(str(path)), "the unpickler", "a pickle", seconds
+                    read_metadata, file, "the unpickler", "a pickle", seconds
                 )
             except CkptToolError as error:
                 errors.append(error)
@@ -176,7 +185,7 @@ def _read_all(paths: Sequence[Path]) -> tuple[dict[str, _HyperTensor], tuple[str
                 known = tensors.setdefault(name, tensor)
                 if known[:3] != tensor[:3]:
                     problems.append(
-                        f"{name}: {path} has {tensor.dtype} {tensor.shape}, others have "
+                        f"{name}: {file.path} has {tensor.dtype} {tensor.shape}, others have "
                         f"{known.dtype} {known.shape}"
                     )
                 elif known is not tensor:

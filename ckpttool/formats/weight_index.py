@@ -48,7 +48,9 @@ from pathlib import Path, PurePosixPath
 
 from ckpttool.errors import FormatError
 from ckpttool.formats import format_of_suffix, suffix_of
+from ckpttool.formats.local import identify_file
 from ckpttool.formats.strict_json import read_json_object
+from ckpttool.model.tensors import StoredFile
 
 MAP_NAME = "param_name_map.json"
 _INDEX_SUFFIX = ".index.json"
@@ -63,7 +65,7 @@ class WeightIndex:
 
     Attributes
     ----------
-    path
+    file
         The index file.
     files
         Name of a tensor to the path of its file, from the folder of the index.
@@ -71,9 +73,14 @@ class WeightIndex:
         Bytes of all tensors as recorded, or None.
     """
 
-    path: str
+    file: StoredFile
     files: Mapping[str, str]
     total_size: int | None = None
+
+    @property
+    def path(self) -> str:
+        """Path of the index file."""
+        return self.file.path
 
 
 def is_index_name(name: str) -> bool:
@@ -99,6 +106,7 @@ def read_index_file(path: str) -> WeightIndex:
     OSError
         The file cannot be read.
     """
+    file = identify_file(path)
     document = read_json_object(path, MAX_INDEX_BYTES)
     files = document.get("weight_map", document if Path(path).name == MAP_NAME else None)
     if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
@@ -106,7 +114,7 @@ def read_index_file(path: str) -> WeightIndex:
     metadata = document.get("metadata")
     recorded = metadata.get("total_size") if isinstance(metadata, dict) else None
     total = int(recorded) if isinstance(recorded, int | float) and math.isfinite(recorded) else None
-    return WeightIndex(path, {name: str(PurePosixPath(at)) for name, at in files.items()}, total)
+    return WeightIndex(file, {name: str(PurePosixPath(at)) for name, at in files.items()}, total)
 
 
 def is_inside(name: str) -> bool:
