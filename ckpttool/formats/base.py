@@ -59,8 +59,8 @@ class Format(Protocol):
         """Write a new file with a complete header, strings included, and no contents yet.
 
         Overwrite an existing file in place.  `refusals` must have yielded nothing.  A
-        ``"crc_num"`` in ``attrs``, of any value, reserves a place for a checksum, which `seal`
-        fills; the index then has the attribute, too.  No other attribute is written.
+        ``"crc_num"`` in ``attrs``, of any value, reserves space for a checksum; `seal` fills it.
+        The index then has the attribute, too.
         """
         ...
 
@@ -75,7 +75,7 @@ class FormatWithChecksum(Format, Protocol):
     def checksum_parts(self, index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumPart]:
         """Yield the bytes that the checksum of a file covers, in order.
 
-        They are those that MindSpore's loader counts, or with ``as_saved`` those that its saver
-        counts.  The two differ in some cases.
+        MindSpore's loader counts these bytes, or with ``as_saved`` its saver.  The two differ in
+        some cases.
         """
         ...

@@ -2,10 +2,10 @@
 
 Bytes
 -----
-An ordinary HDF5 file.  Every tensor is a dataset with contiguous layout, so that its bytes are one
-extent of the file, C order, little endian; `create` allocates them and writes none.  Nothing in the
-file depends on the time or the machine.  Groups record the order of their links.  So parameters are
-read back in the order in which they were written, members of a group together.
+An ordinary HDF5 file.  Every tensor is a dataset with contiguous layout: its bytes are one extent
+of the file, C order, little endian.  `create` allocates them and writes none.  The file does not
+depend on the time or the machine.  Groups record the order of their links.  So parameters are read
+back in the order of writing, members of a group together.
 
 The type of a dataset is a datatype message of its header:
 
@@ -13,16 +13,16 @@ The type of a dataset is a datatype message of its header:
 * ``Bool`` is an enumeration of 1 byte, FALSE = 0, TRUE = 1; complex types are compounds of the
   members r and i.  h5py reads both as numpy's.
 * ``BFloat16``, ``Float8E4M3FN`` and ``Float8E5M2`` are floats whose sign, exponent and mantissa
-  fill 2, 1 and 1 bytes from the top: (8, 7), (4, 3) and (5, 2) bits, bias 127, 7 and 15.  HDF5
-  knows no type without infinities: its readers show ``Float8E4M3FN`` values of 256 and more as Inf
-  or NaN.  The bytes are right.
-* What HDF5 has no type for (``HiFloat8``, ``Int4``, ``random_op``) is unsigned bytes, with an
-  attribute ``dtype``: the name of the type, a scalar string of fixed length.
+  fill 2, 1 and 1 bytes from the top: (8, 7), (4, 3) and (5, 2) bits, bias 127, 7 and 15.  All float
+  types of HDF5 have infinities.  So its readers show ``Float8E4M3FN`` values of 256 and more as Inf
+  or NaN; the bytes are right.
+* ``HiFloat8``, ``Int4`` and ``random_op``, which HDF5 lacks, are unsigned bytes with an attribute
+  ``dtype``: the name of the type, a scalar string of fixed length.
 * A string entry is a scalar UTF-8 string of fixed length, padded with NUL.
 
-MUST for reading: contiguous layout, allocated, little endian, a type of the table, hard links
-only.  A dataset that h5py made without chunks or compression is like that.  Groups are only paths.
-libhdf5 reads the headers; of contents only strings are read.
+A dataset that is read MUST be contiguous, allocated and little endian, of a type of the table, with
+hard links only.  h5py makes such datasets without chunks and compression.  Groups are only paths.
+libhdf5 reads the headers; only strings are read from the contents.
 
 Source
 ------
@@ -113,7 +113,7 @@ class Hdf5:
                 )
 
     def read_index(self, file: StoredFile) -> FileIndex:
-        """Return the header of the file; of contents only strings are read."""
+        """Return the header of the file; only strings are read from the contents."""
         tensors, nbytes = _read_datasets(file, self._on_object)
         return FileIndex((file,), self.name, nbytes, tensors)
 
@@ -200,7 +200,7 @@ _DTYPES_BY_SIZE = _dtypes_by_size()  # a comparison of types takes a microsecond
 
 
 def _find_dtype(kind: h5t.TypeID, dataset: h5d.DatasetID) -> str | None:
-    """Return MindSpore's name of a dataset's type; None for another type."""
+    """Return MindSpore's name of a dataset's type; None if MindSpore lacks the type."""
     for known, name in _DTYPES_BY_SIZE.get(kind.get_size(), ()):
         if kind == known:
             return _read_dtype(dataset) or name if known is _TYPES["bytes"] else name

@@ -1,8 +1,9 @@
 """A cache of headers: a file whose header equals a cached one is compared with it, not parsed.
 
-What a file means follows from the byte where its header ends, and from all its bytes but the
-contents of tensors.  A file that equals an earlier one in these means the same.  Comparing takes a
-third of the time of parsing for a ``.ckpt``, a tenth for a safetensors file, a fiftieth for HDF5.
+Two things determine the header of a file: the byte where it ends, and all bytes that are not
+contents of tensors.  If both equal those of an earlier file, the headers are equal.  Comparing
+takes a third of the time of parsing for a ``.ckpt``, a tenth for a safetensors file, a fiftieth for
+HDF5.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from ckpttool.formats.local import open_descriptor
 from ckpttool.formats.wire import WireReader
 from ckpttool.model.tensors import FileIndex, SharedHeader, StoredFile, StoredTensor
 
-MAX_HEADERS = 64  # a large model has as many different ones as stages
-MAX_BYTES = 8 << 20  # of all headers; a usual one has 100 to 400 bytes for each tensor
+MAX_HEADERS = 64  # a large model has a different header for each stage
+MAX_BYTES = 8 << 20  # of all headers; a usual header has 100 to 400 bytes for each tensor
 
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """The tensors of a file, and its bytes that are not their contents: where, and which."""
+    """The tensors of a file, and the starts and bytes of the gaps between their contents."""
 
     tensors: Mapping[str, StoredTensor]
     starts: array[int]
@@ -32,10 +33,10 @@ class _Header:
 
 
 class HeaderCache:
-    """Headers of files that were read before.  Threads may share it."""
+    """A cache of the headers of files.  Threads may share it."""
 
     def __init__(self) -> None:
-        self._by_end: dict[tuple[str, int], _Header] = {}  # by format and the byte behind it
+        self._by_end: dict[tuple[str, int], _Header] = {}  # by format and end of the header
         self._by_size: dict[int, _Header] = {}  # by size of the file
         self._free_bytes = MAX_BYTES
         self._prefetched: set[str] = set()
@@ -45,7 +46,7 @@ class HeaderCache:
     ) -> FileIndex:
         """Return the header of a file; call ``read`` unless it equals a cached one.
 
-        For formats whose header accounts for every byte of a file.
+        This method serves formats whose header accounts for every byte of a file.
         """
         with WireReader(file) as reader:
             header = self._find(format, reader, reader.size)
@@ -82,10 +83,9 @@ class HeaderCache:
             self._by_end[format, end] = self._by_size[reader.size] = header
 
     def prefetch(self, path: str) -> None:
-        """Let the disk fetch the bytes of a file that will be compared.
+        """Ask the disk for the bytes of a file that will be compared.
 
-        Call it some files ahead of the file that is read, so that the disk has many requests at a
-        time.
+        Call it some files ahead of the reader, so that the disk has many requests at a time.
         """
         with suppress(OSError):  # reading the file raises it again
             fd = open_descriptor(StoredFile(path))

@@ -17,9 +17,10 @@ offsets from the end of the header.  ``__metadata__`` maps strings to strings.
 * MindSpore marks its files ``"format": "ms"``; ``attrs`` may put another mark in its place.  An
   ``Int4`` tensor is ``I8`` with a metadata entry ``"<name>": "Int4"``.  A tensor called ``format``
   displaces the mark: MindSpore would take the mark for that tensor's type.
-* ``crc_num`` of the metadata is a checksum: CRC-32, in decimal, of the names (UTF-8) in sorted
-  order, behind each its contents.  An integer without axes counts as that many zero bytes, by an
-  oversight in MindSpore (``bytes(5)``); a negative one it cannot save, and here its bytes count.
+* ``crc_num`` of the metadata is a checksum, in decimal: the CRC-32 of the names (UTF-8) in sorted
+  order, each with its contents behind it.  An integer without axes counts as that many zero bytes,
+  by an oversight in MindSpore (``bytes(5)``).  MindSpore cannot save a negative one; here its bytes
+  count.
 * ``attrs`` has ``crc_num`` and ``remove_redundancy``.
 * F8_E4M3, F8_E5M2 and C64 are read and written; MindSpore 2.10 does neither.
 
@@ -52,8 +53,8 @@ MAX_HEADER_BYTES = 100_000_000  # as safetensors; stops hostile headers
 METADATA = "__metadata__"
 _MAX_CRC = str(2**32 - 1)  # the longest; reserves the place of the checksum
 
-# The order of contents in a file: the library sorts by its enumeration of types (tensor.rs,
-# Dtype), last first.
+# The order of contents in a file: the library sorts by its enumeration of types (tensor.rs, Dtype),
+# the last type first.
 _ORDER = "BOOL U8 I8 F8_E5M2 F8_E4M3 I16 U16 F16 BF16 I32 U32 F32 C64 F64 I64 U64".split()  # noqa: SIM905
 
 _BY_WORD = {
@@ -187,7 +188,7 @@ def _to_json(header: Mapping[str, object]) -> bytes:
 
 
 def _unsigned_scalar(file: FileIO, tensor: StoredTensor) -> int | None:
-    """Return the value of an integer without axes that is not negative; None for other tensors."""
+    """Return the value of a non-negative integer without axes; None for other tensors."""
     if tensor.meta.shape or not tensor.meta.dtype.startswith(("Int", "UInt")):
         return None
     file.seek(tensor.extents[0].offset)

@@ -1,11 +1,11 @@
 """A limited process that reads files which may crash or hang their reader.
 
-libhdf5 parses the headers of HDF5 files. On damaged files some of its versions crash, some never
-return, and some allocate all memory. So another process reads them, with limits on its memory and
-on its processor time. It starts with the first file and reads them one after another.
+libhdf5 parses the headers of HDF5 files.  On damaged files some of its versions crash, some never
+return, and some allocate all memory.  So another process reads them, with limits on its memory and
+its processor time.  It starts with the first file and reads one file after another.
 
-Processor time distinguishes a hang from a slow disk. The kernel ends the process if one object of a
-file takes more than `CPU_SECONDS` of it.
+Processor time distinguishes a hang from a slow disk.  The kernel ends the process if one object of
+a file takes more than `CPU_SECONDS`.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from ckpttool.model.tensors import (
 T = TypeVar("T")
 _Row = tuple[str, str, tuple[int, ...], "str | None", list[tuple[int, int]]]
 
-CPU_SECONDS = 10.0  # for one object; a thousand times what the slowest ordinary one takes
+CPU_SECONDS = 10.0  # for one object; a thousand times the slowest ordinary one
 MEMORY_BYTES = 4 << 30  # of the process; an index of a million datasets takes a quarter of it
 
-# No class of `multiprocessing` starts the process: "fork" may deadlock in a program with threads,
-# "spawn" and "forkserver" run the program's main module again. The first statement sets the path,
+# `multiprocessing` does not start the process: "fork" may deadlock in a program with threads, and
+# "spawn" and "forkserver" run the program's main module again.  The first statement sets the path,
 # so that nothing is imported from the current folder.
 _START = (
     "import sys; sys.path[:] = {path!r}; from ckpttool.formats.sandbox import serve; serve({fd})"
@@ -92,7 +92,7 @@ class Sandbox:
         FormatError
             The file is damaged, or libhdf5 crashed or hung on it.
         UnsupportedError
-            The file uses something that is not read.
+            The file uses a feature that is not read.
         OSError
             The file cannot be opened or read.
         """
@@ -154,7 +154,7 @@ class Sandbox:
         if self._stopped.is_set():
             raise CancelledError
         child = self._child = self._child or _start()
-        if self._stopped.is_set():  # by another thread, which has not seen this process
+        if self._stopped.is_set():  # by another thread, which did not see this process
             self.stop()
             self._end()
             raise CancelledError
@@ -195,7 +195,7 @@ def serve(fd: int) -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    gc.disable()  # three quarters of the time of a large pickle, and nothing read has cycles
+    gc.disable()  # it takes three quarters of the time of a large pickle; headers have no cycles
     with Connection(fd) as connection:
         while True:
             try:
@@ -212,7 +212,7 @@ def serve(fd: int) -> None:
 
 
 def set_cpu_limit(seconds: float = CPU_SECONDS) -> None:
-    """Let the kernel end this process after ``seconds`` more of processor time; 0 for never."""
+    """Let the kernel end this process after ``seconds`` of processor time from now; 0: never."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
