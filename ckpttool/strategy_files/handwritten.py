@@ -47,8 +47,8 @@ Any other key is an error.
 Only what JSON has is read of YAML: mappings with text for keys, sequences, text, whole numbers and
 nothing (``null``, ``~`` or no value).  A number is a plain decimal one; ``010``, ``1_000``,
 ``1:30``, ``yes`` and ``1.5`` are text, as are dates.  Refused: a key that comes twice in its
-mapping, tags (``!!python/object``), and aliases (``*a``).  Nothing else is constructed, and nothing
-is larger than the file.
+mapping, tags (``!!python/object``), anchors (``&a``) and aliases (``*a``).  Nothing else is
+constructed, and nothing is larger than the file.
 
 Source
 ------
@@ -410,14 +410,18 @@ def parse_yaml(data: bytes) -> Node:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """A loader that refuses aliases and tags."""
+        """A loader that refuses anchors, aliases and tags."""
 
         def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
             event: Any = self.peek_event()  # type: ignore[no-untyped-call]
-            is_alias = isinstance(event, yaml.AliasEvent)
-            if is_alias or event.tag is not None:
-                problem = f"{'an alias' if is_alias else 'a tag'}, which is not read"
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+            place = _place(event.start_mark)
+            if isinstance(event, yaml.AliasEvent):
+                text = f"an alias, *{event.anchor}, which is not read; {_QUOTE_HINT}"
+                raise ValueError(f"{place}{text}")
+            if event.anchor is not None:
+                raise ValueError(f"{place}an anchor, &{event.anchor}, which is not read")
+            if event.tag is not None:
+                raise ValueError(f"{place}a tag, {event.tag}, which is not read")
             return super().compose_node(parent, index)
 
     if len(data) > MAX_BYTES:
@@ -429,6 +433,9 @@ def parse_yaml(data: bytes) -> Node:
         raise ValueError(f"not UTF-8: {error}") from error
     except RecursionError as error:
         raise ValueError("no YAML: nested too deep") from error
+    except yaml.composer.ComposerError as error:  # not one of anchors, refused above
+        place = _place(error.problem_mark)
+        raise ValueError(f"{place}a second document; expected one") from error
     except yaml.MarkedYAMLError as error:
         marks = [mark.index for mark in (error.context_mark, error.problem_mark) if mark]
         hint = f"; {_QUOTE_HINT}" if any(text[at : at + 1] == "*" for at in marks) else ""
