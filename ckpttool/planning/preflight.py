@@ -478,10 +478,10 @@ def _check_contents(
     diagnostics: Diagnostics,
 ) -> Plan | None:
     """Add what contents say against a plan; return None if they cannot be read."""
-    catalog, sharding, doubts = resolved.catalog, resolved.sharding, resolved.doubts
+    catalog, sharding = resolved.catalog, resolved.sharding
     if isinstance(sharding, Merged) or isinstance(catalog, MergedCatalog):
         diagnostics.add(*Diagnostic.each("strategy", filter(None, [why_not_full(catalog)])))
-    differing: list[str] = []
+    differing: list[Diagnostic] = []
     if plan is not None and not isinstance(sharding, Merged):
         try:
             if options.check_replicas:
@@ -499,9 +499,9 @@ def _check_contents(
                 )
             )
     # What samples show of replicas is not reported twice.
-    diagnostics.add(*(one for one in doubts if not differing or one.code != "replica"))
-    diagnostics.failures += doubts.failures
-    diagnostics.add(*Diagnostic.each("replica", differing))
+    shown = resolved.content_diagnostics
+    diagnostics.add(*(one for one in shown if not differing or one.code != "replica"))
+    diagnostics.add(*differing)
     return plan
 
 

@@ -100,8 +100,8 @@ def examine_slices(
 
 def replica_problems(
     catalog: Catalog, sharding: Sharding, sources: Sequence[Source], executor: Executor
-) -> list[str]:
-    """A message for every slice whose replicas differ, or for the first of very many.
+) -> list[Diagnostic]:
+    """Return a problem for each slice whose replicas differ, at most `MOST_PROBLEMS` and a rest.
 
     Parameters
     ----------
@@ -118,16 +118,16 @@ def replica_problems(
         if len(one.ranks) > 1
     )
     found = [
-        finding.text
+        problem
         for one, facts in examine_slices(compared, executor)
-        if (finding := find_difference(one, facts)) is not None
+        if (problem := find_difference(one, facts)) is not None
     ]
     if found:
-        found[0] += f"; {REMEDY}"
-    found += [finding.text for finding in compare_stages(catalog, sharding, sources, executor)]
+        found[0] = replace(found[0], hint=REMEDY)
+    found += compare_stages(catalog, sharding, sources, executor)
     if len(found) > MOST_PROBLEMS:
-        more = len(found) - MOST_PROBLEMS
-        found[MOST_PROBLEMS:] = [f"and {count(more, 'more slice')} whose replicas differ"]
+        text = f"and {count(len(found) - MOST_PROBLEMS, 'more slice')} whose replicas differ"
+        found[MOST_PROBLEMS:] = [Diagnostic("replica", text)]
     return found
 
 

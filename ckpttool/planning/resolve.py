@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -109,16 +109,16 @@ class ResolvedSources:
         The full tensors, in the order of the files.
     is_deduplicated
         Whether of ranks with equal slices only one has each slice.
-    doubts
-        What contents show that headers do not.  The command decides how grave a contradiction
-        between contents and strategy is.
+    content_diagnostics
+        What the contents show, and headers do not.  Apart from the other diagnostics, since merge
+        and verify may replace those of replicas with the result of a full comparison.
     """
 
     catalog: Catalog
     sharding: Sharding
     sources: tuple[Source, ...] = ()
     is_deduplicated: bool = False
-    doubts: Diagnostics = field(default_factory=Diagnostics)
+    content_diagnostics: tuple[Diagnostic, ...] = ()
 
 
 def resolve(
@@ -162,7 +162,7 @@ def resolve(
         catalog = replace(catalog, one_of_several="")
     resolved = _resolve(catalog, sharding, options, executor or InlineExecutor(), found)
     if diagnostics is None:
-        found.extend(resolved.doubts)
+        found.add(*resolved.content_diagnostics)
         found.raise_if_errors()
     return resolved
 
@@ -216,7 +216,7 @@ def _resolve(
     diagnostics.failures += sources.damage
     diagnostics.add(*sources.problems, *sources.notes)
     found = tuple(sources.found)
-    return ResolvedSources(catalog, sharding, found, sources.is_deduplicated, doubts)
+    return ResolvedSources(catalog, sharding, found, sources.is_deduplicated, tuple(doubts))
 
 
 def source_sharding(

@@ -195,7 +195,7 @@ def _describe_tensors(
     damaged = resolved.catalog.damaged.values()
     found.failures[:0] = [error for error in damaged if error not in catalog.damaged.values()]
     found.failures += (error for error in seen.failures if error not in damaged)
-    found.add(*seen, *resolved.doubts)
+    found.add(*seen, *resolved.content_diagnostics)
     return [_describe_source(source, resolved.sharding) for source in resolved.sources]
 
 

@@ -158,7 +158,7 @@ def diff(
             except (PlanError, StrategyError) as error:
                 errors += [*catalog.damaged.values(), with_side(error, side)]
                 continue
-            found.extend(resolved.doubts)
+            found.add(*resolved.content_diagnostics)
             forged, more = check_files(catalog, executor, crc=False)
             wrong = list(found.errors)
             if side == "B" and _is_that_of(given, a_strategy):

@@ -347,7 +347,7 @@ class _Verification:
         """Make all checks, one after the other."""
         found, sources = self.found, self.resolved.sources
         # Replicas that differ are found once more when all are read, element by element.
-        found.add(*(one for one in self.resolved.doubts if one.code != "replica"))
+        found.add(*(one for one in self.resolved.content_diagnostics if one.code != "replica"))
         with _counted(open_progress, self._bytes_to_read(sources, deep, crc)) as on_progress:
             self._check_integrity(deep, crc, on_progress)
             self._check_names(sources)
