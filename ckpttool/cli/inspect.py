@@ -35,14 +35,13 @@ if TYPE_CHECKING:
 @options.report()
 def inspect(source: Source, crc: bool, report: ReportOptions) -> None:
     """Show the contents of a checkpoint, from headers alone."""
-    from ckpttool.discovery.scan import scan_all
     from ckpttool.execution.executors import default_jobs
 
     if documents.print_foreign(source.path, report.as_json):
         return
     diagnostics = Diagnostics("inspect")
     catalog, strategy, _ = workflow.load(
-        source, report, tolerated=diagnostics.failures, scan=scan_all
+        source, report, tolerated=diagnostics.failures, command="inspect"
     )
     reads_header_only = isinstance(catalog, MergedCatalog) and strategy is None and not crc
     engine = "inline" if reads_header_only else f"threads:{default_jobs()}"

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from ckpttool.cli.main import SignalGuard
     from ckpttool.concurrency import OpenProgress
-    from ckpttool.discovery.scan import SourceOptions
     from ckpttool.execution.executors import RunOptions
     from ckpttool.model.catalog import Catalog
+    from ckpttool.model.diagnostics import Command
     from ckpttool.model.plan import Plan
     from ckpttool.model.strategy import Strategy
     from ckpttool.transaction.manifest import Written
@@ -38,16 +38,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-
-
-class Scan(Protocol):
-    """A function like `ckpttool.scan`."""
-
-    def __call__(
-        self, src: str, options: SourceOptions, *, on_progress: Callable[[int, int], None]
-    ) -> Catalog:
-        """Return the catalog of a checkpoint."""
-        ...
 
 
 def attempt(call: Callable[[], T], errors: list[CkptToolError]) -> T | None:
@@ -69,7 +59,7 @@ def load(
     *,
     find_strategy: bool = True,
     tolerated: list[CkptToolError] | None = None,
-    scan: Scan | None = None,
+    command: Command = "convert",
 ) -> tuple[Catalog, Strategy | None, Strategy | None]:
     """Read the catalog and the strategies, and raise all their problems at once.
 
@@ -86,14 +76,14 @@ def load(
         source names none.
     tolerated
         List to which errors of a strategy are added; the strategy is then None.
-    scan
-        Replaces `ckpttool.scan`.
+    command
+        What the catalog is for; see `ckpttool.scan`.
     """
     errors: list[CkptToolError] = []
     src_strategy = source.strategy_files
     with show_count("reading headers", report.hides_progress) as on_progress:
-        read = partial(scan or ckpttool.scan, source.path, source.options, on_progress=on_progress)
-        catalog = attempt(read, errors)
+        read = partial(ckpttool.scan, source.path, source.options, command=command)
+        catalog = attempt(partial(read, on_progress=on_progress), errors)
     if find_strategy and not src_strategy and catalog is not None and catalog.strategy_files:
         src_strategy = catalog.strategy_files
         found = _found_strategy_note(src_strategy)

@@ -311,6 +311,8 @@ class Diagnostics:
     def __init__(
         self, command: Command = "convert", *, strict: bool = False, ignore: Collection[str] = ()
     ) -> None:
+        if command not in COMMANDS:
+            raise ValueError(f"command={command!r}, expected one of {COMMANDS}")
         self.command = command
         self.failures: list[CkptToolError] = []
         self._usual = severities(command)

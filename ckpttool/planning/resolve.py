@@ -13,7 +13,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from ckpttool.concurrency import InlineExecutor, wait_result
 from ckpttool.discovery.sharded_files import scan_indexed
@@ -27,6 +27,7 @@ from ckpttool.model.tensors import StoredTensor, TensorMeta, map_of
 from ckpttool.model.wording import count, shorten
 from ckpttool.planning.hidden_shards import find_shards, show_shard
 from ckpttool.planning.missing import notes_of_scan, quarantine_damaged
+from ckpttool.planning.replicas import replica_problems
 from ckpttool.planning.sources import (
     Agreement,
     Sources,
@@ -71,13 +72,6 @@ class ResolveOptions:
         Compare all replicas byte for byte; any difference is a problem.
     strict
         Make every warning a problem.
-    contents
-        How far the contents of the files are read where they decide.  ``"headers"``: some pages of
-        optimizer states; the strategy is checked against headers.  ``"samples"``: some pages of
-        all tensors.  ``"slices"``: some pages, and all of slices that may hide an optimizer shard.
-        ``"all"``: also all of the parameters that are not in the strategy.
-    keep_going
-        Read contents even if headers show problems.
 
     Examples
     --------
@@ -91,8 +85,12 @@ class ResolveOptions:
     optimizer_shard: int | None = None
     check_replicas: bool = False
     strict: bool = False
-    contents: Contents = "all"
-    keep_going: bool = False
+
+    def __post_init__(self) -> None:
+        if self.unlisted not in (None, *get_args(Unlisted)):
+            raise ValueError(f"unlisted={self.unlisted!r}, expected one of {get_args(Unlisted)}")
+        if self.optimizer_shard is not None and self.optimizer_shard < 1:
+            raise ValueError(f"optimizer_shard={self.optimizer_shard}, expected 1 or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +125,9 @@ def resolve(
     options: ResolveOptions = ResolveOptions(),
     executor: Executor | None = None,
     diagnostics: Diagnostics | None = None,
+    *,
+    contents: Contents = "all",
+    keep_going: bool = False,
 ) -> ResolvedSources:
     """Resolve a checkpoint to full tensors: shapes, layouts and owners of every parameter.
 
@@ -140,12 +141,19 @@ def resolve(
         Its layouts; None for a checkpoint that holds full tensors or describes itself, and for
         replicated ranks.  `Merged` takes each file by itself, whatever the catalog looks like.
     options
-        What decides where the strategy does not, and how far contents are read.
+        What decides where the strategy does not.
     executor
         Reads contents; by default the caller's own thread.
     diagnostics
         Gets what is wrong and what people should know; without it everything that is wrong is
         raised.
+    contents
+        How much is read where contents decide.  ``"headers"``: some pages of optimizer states; the
+        strategy is checked against headers.  ``"samples"``: some pages of all tensors.
+        ``"slices"``: some pages, and all of slices that may hide an optimizer shard.  ``"all"``:
+        also all of the parameters that are not in the strategy, as a conversion needs.
+    keep_going
+        Read contents even if headers show problems.
 
     Raises
     ------
@@ -156,11 +164,12 @@ def resolve(
     --------
     See "From Python" in the README.
     """
-    found = Diagnostics() if diagnostics is None else diagnostics
+    found = Diagnostics(strict=options.strict) if diagnostics is None else diagnostics
     sharding = source_sharding(catalog, strategy, options.replicated)
     if options.replicated:
         catalog = replace(catalog, one_of_several="")
-    resolved = _resolve(catalog, sharding, options, executor or InlineExecutor(), found)
+    executor = executor or InlineExecutor()
+    resolved = _resolve(catalog, sharding, options, contents, keep_going, executor, found)
     if diagnostics is None:
         found.add(*resolved.content_diagnostics)
         found.raise_if_errors()
@@ -171,6 +180,8 @@ def _resolve(
     catalog: Catalog,
     sharding: Sharding,
     options: ResolveOptions,
+    contents: Contents,
+    keep_going: bool,
     executor: Executor,
     diagnostics: Diagnostics,
 ) -> ResolvedSources:
@@ -193,8 +204,9 @@ def _resolve(
         return find_sources(catalog, sharding, agreement, options.unlisted, running)
 
     sources: Sources | None = None
+    replicas: list[Diagnostic] = []
     try:
-        if options.contents == "all":
+        if contents == "all":
             agreement = compare_contents(catalog, sharding, executor, doubts)
             differing = [name for name, groups in agreement.items() if len(groups) > 1]
             running = find_running(catalog, sharding, differing, executor)
@@ -204,19 +216,25 @@ def _resolve(
         problem = shard_problem(sharding, options)
         if problem is not None:
             doubts.add(Diagnostic("options", problem))
-        elif options.contents == "headers":
+        elif contents == "headers":
             doubts.add(*find_contradictions(catalog, sharding))
-        elif options.keep_going or not sources.problems:  # contents could follow from problems
+        elif keep_going or not (sources.problems or sources.damage):  # else they follow from these
+            by_samples = contents == "samples"
             sharding, sources = correct_strategy(
-                find, sources, catalog, sharding, executor, options, doubts
+                find, sources, catalog, sharding, executor, options, by_samples, doubts
             )
+            if options.check_replicas and not isinstance(sharding, Merged):
+                replicas = replica_problems(catalog, sharding, sources.found, executor)
     except CkptToolError as error:
         diagnostics.failures.append(error)
         sources = sources or find(sharding)
     diagnostics.failures += sources.damage
     diagnostics.add(*sources.problems, *sources.notes)
-    found = tuple(sources.found)
-    return ResolvedSources(catalog, sharding, found, sources.is_deduplicated, tuple(doubts))
+    # What samples show of replicas is not reported twice.
+    shown = (one for one in doubts if not replicas or one.code != "replica")
+    return ResolvedSources(
+        catalog, sharding, tuple(sources.found), sources.is_deduplicated, (*shown, *replicas)
+    )
 
 
 def source_sharding(
@@ -381,6 +399,7 @@ def correct_strategy(
     sharding: Sharding,
     executor: Executor,
     options: ResolveOptions,
+    by_samples: bool,
     doubts: Diagnostics,
 ) -> tuple[Sharding, Sources]:
     """Correct a strategy where contents prove that it is wrong, and find the sources with it.
@@ -413,7 +432,6 @@ def correct_strategy(
         is_suspect = any(doubt.code == "replica" for doubt in found)
         is_suspect = is_suspect or show_shard(sharding, sources.found)
         if is_suspect or options.optimizer_shard is not None:
-            by_samples = options.contents == "samples"
             shards = find_shards(
                 *(sharding, sources.found, executor, options.optimizer_shard), by_samples
             )

@@ -190,8 +190,8 @@ def _describe_tensors(
         strategy, reasons = strategy.resolve(catalog.metas)
         found.add(*Diagnostic.each("strategy", reasons))
     seen = Diagnostics("inspect")
-    options = ResolveOptions(unlisted="first", contents="samples")
-    resolved = resolve(catalog, strategy, options, executor, seen)
+    options = ResolveOptions(unlisted="first")
+    resolved = resolve(catalog, strategy, options, executor, seen, contents="samples")
     damaged = resolved.catalog.damaged.values()
     found.failures[:0] = [error for error in damaged if error not in catalog.damaged.values()]
     found.failures += (error for error in seen.failures if error not in damaged)

@@ -140,21 +140,21 @@ def diff(
         Replicas that differ stop none.  A file that was written to meanwhile does.
     """
     executor = executor or InlineExecutor()
-    options = replace(options, unlisted=options.unlisted or "rank", keep_going=True)
+    options = replace(options, unlisted=options.unlisted or "rank")
     with require_unmodified_sources(a, b):
         errors: list[CkptToolError] = []
         sides: list[Sequence[Source]] = []
         notes: dict[Diagnostic, str] = {}  # and the sides that have it
         contradictions: list[Diagnostic] = []
         for side, catalog, given in (("A", a, a_strategy), ("B", b, b_strategy)):
-            found = Diagnostics("diff")
+            found = Diagnostics("diff", strict=options.strict)
             own = replace(
                 options, replicated=options.replicated and isinstance(catalog, RankCatalog)
             )
             if isinstance(catalog, MergedCatalog) and given is None and own.unlisted != "drop":
                 own = replace(own, unlisted="first")  # a single file has no ranks
             try:
-                resolved = resolve(catalog, given, own, executor, found)
+                resolved = resolve(catalog, given, own, executor, found, keep_going=True)
             except (PlanError, StrategyError) as error:
                 errors += [*catalog.damaged.values(), with_side(error, side)]
                 continue

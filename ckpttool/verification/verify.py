@@ -8,8 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from ckpttool.concurrency import InlineExecutor
-from ckpttool.discovery.scan import SourceOptions, scan_all
-from ckpttool.errors import FormatError, PlanError, StepError, raise_all
+from ckpttool.errors import PlanError, raise_all
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics, Report
 from ckpttool.model.optimizer_names import parameter_of
@@ -193,26 +192,6 @@ def _first(a: Index | None, b: Index | None) -> Index | None:
 OpenProgress = Callable[[int], AbstractContextManager[Callable[[int], None]]]
 
 
-def scan_to_verify(
-    src: str,
-    options: SourceOptions = SourceOptions(),
-    *,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Catalog:
-    """Return the catalog as `scan` does, with everything that is wrong with the files in it.
-
-    A single file may be damaged, ranks may have no step in common, files may differ from their
-    index, and a run may have ended before it completed a file.
-    """
-    try:
-        return scan_all(src, options, on_progress=on_progress)
-    except StepError as error:
-        mixed = Diagnostic.each("mixed_steps", error.problems)
-        return RankCatalog(src, {}, diagnostics=mixed)
-    except FormatError as error:
-        return MergedCatalog(src, {}, damaged={0: error})
-
-
 def verify(
     catalog: Catalog,
     strategy: Strategy | None = None,
@@ -229,7 +208,7 @@ def verify(
     Parameters
     ----------
     catalog
-        From `scan`, or from `scan_to_verify`.
+        From `scan`; with ``command="verify"`` its files may be damaged.
     strategy
         Its layouts.  Without them each file is verified by itself, unless the checkpoint describes
         itself.
@@ -301,10 +280,12 @@ def _resolve(
     The strategy is corrected only if the data are read.
     """
     contents: Contents = "slices" if deep else "headers"
-    options = replace(options, unlisted="first", contents=contents, keep_going=True)
+    options = replace(options, unlisted="first", check_replicas=False)  # all are read with deep
     is_unknown = strategy is None and isinstance(catalog, RankCatalog) and not options.replicated
     given = Merged() if is_unknown else strategy
-    return resolve(catalog, given, options, executor, diagnostics)
+    return resolve(
+        catalog, given, options, executor, diagnostics, contents=contents, keep_going=True
+    )
 
 
 @contextmanager
