@@ -295,7 +295,7 @@ def test_the_record_of_a_run_is_behind_few_names():
     }
     assert used == {
         "journal.describe_unfinished_runs",
-        "journal.incomplete_reason",
+        "journal.find_unfinished_run",
         "journal.on_half_written",
         "manifest.Manifest",
         "manifest.ManifestFile",

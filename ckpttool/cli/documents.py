@@ -80,7 +80,7 @@ def describe_run(
         "dst_bytes": sum(out.nbytes for out in written),
         "seconds": round(seconds, 6),
         **({"largest_sharded": sharded} if (sharded := describe_largest(plan)) else {}),
-        **({"not_in_target": _describe_not_listed(plan)} if plan.target.strategy else {}),
+        **({"not_in_target": _describe_not_listed(plan)} if not plan.target.is_merged else {}),
         "notes": describe_notes((*plan.notes, *destination.notes)),
         **({"indexes": indexes} if indexes else {}),
         **({"strategy": strategies[0]} if strategies else {}),

@@ -54,7 +54,7 @@ def inspect(source: Source, crc: bool, report: ReportOptions) -> None:
         documents.print_json(document)
     elif isinstance(catalog, MergedCatalog) and strategy is None:
         tables.print_merged(catalog, document)
-    elif catalog.files or not catalog.findings:
+    elif catalog.files or not catalog.errors("inspect"):
         tables.print_checkpoint(catalog, document)
     if not report.as_json:
         notes = diagnostics.of("note", "warning")
@@ -70,10 +70,8 @@ def _join_replaced(
     replaced = {note.path: note for note in notes if note.code == "damaged_replica"}
     joined: list[CkptToolError] = []
     for error in errors:
-        note = replaced.get(error.path) if isinstance(error, FormatError) else None
-        if note is not None and isinstance(error, FormatError):
+        if isinstance(error, FormatError) and (note := replaced.get(error.path)) is not None:
             where = f"rank {note.ranks[0]}: {error.path}"
-            joined.append(type(error)(where, error.offset, f"{error.reason}; {note.hint}"))
-        else:
-            joined.append(error)
+            error = type(error)(where, error.offset, f"{error.reason}; {note.hint}")
+        joined.append(error)
     return joined, tuple(note for note in notes if note.code != "damaged_replica")

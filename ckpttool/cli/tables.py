@@ -144,7 +144,7 @@ LAYOUT = ("slice", "device matrix", "tensor map", "shard>")  # columns
 def print_merged(catalog: MergedCatalog, document: Json) -> None:
     """Print the table of a single file, or of several files with an index."""
     stored = [tensor for file in catalog.files.values() for tensor in file.tensors.values()]
-    several = bool(catalog.indexes or catalog.findings)
+    several = "files" in document
     of_files = f"{len(catalog.files)} files, " if several else ""
     print_table(
         f"{document['path']}: {of_files}{document['format']}, "

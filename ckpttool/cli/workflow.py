@@ -96,7 +96,8 @@ def load(
         catalog = attempt(read, errors)
     if find_strategy and not src_strategy and catalog is not None and catalog.strategy_files:
         src_strategy = catalog.strategy_files
-        catalog = replace(catalog, notes=(*catalog.notes, _found_strategy_note(src_strategy)))
+        found = _found_strategy_note(src_strategy)
+        catalog = replace(catalog, diagnostics=(*catalog.diagnostics, found))
     strategies = [
         attempt(partial(ckpttool.read_strategy, paths), errors) if paths else None
         for paths in (src_strategy, dst_strategy)

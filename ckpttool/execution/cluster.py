@@ -35,7 +35,7 @@ from ckpttool.concurrency import Threads
 from ckpttool.errors import CkptToolError, EngineError, PlanError, describe_os_error
 from ckpttool.execution.copy import TASK_PIECES, Filled, UnitHash, cut_into_tasks, fill
 from ckpttool.formats import get_format
-from ckpttool.formats.local import is_there, open_source, stamp_of
+from ckpttool.formats.local import open_source, stamp_of
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.region import Region
@@ -47,6 +47,7 @@ from ckpttool.storage.files import (
     claim,
     clean_up,
     is_open_as,
+    is_there,
     make_folder,
     name_attempt,
     publish,

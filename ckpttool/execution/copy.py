@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ckpttool.formats.local import is_there
 from ckpttool.model.manifest import units
 from ckpttool.model.plan import OutputFile, OutputTensor, Piece
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import FileIndex, StoredTensor
 from ckpttool.storage.checksums import CrcExtent, RunningCrc
+from ckpttool.storage.files import is_there
 from ckpttool.storage.region_io import Bytes, FlatFiles, find_runs, read_band
 
 if TYPE_CHECKING:

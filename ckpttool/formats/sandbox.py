@@ -11,7 +11,6 @@ file takes more than `CPU_SECONDS` of it.
 from __future__ import annotations
 
 import gc
-import pickle
 import resource
 import signal
 import subprocess
@@ -20,6 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from threading import Event, Lock
 from types import TracebackType
 from typing import NamedTuple, TypeVar
@@ -140,8 +140,9 @@ class Sandbox:
         with self._lock:
             child = self._start()
             try:
-                # `send` of Python 3.13 warns of its own buffer if the process has died.
-                child.connection.send_bytes(pickle.dumps((function, path, cpu_seconds)))
+                # Not `send`: of its buffer Python 3.13 warns if the process has died.
+                call = bytes(ForkingPickler.dumps((function, path, cpu_seconds)))
+                child.connection.send_bytes(call)
                 answer: T | CkptToolError | OSError = child.connection.recv()
             except (EOFError, ConnectionError) as error:
                 reason = f"not readable as {format}: {self._end(library)}"

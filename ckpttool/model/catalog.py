@@ -9,7 +9,7 @@ from itertools import chain
 from operator import itemgetter
 
 from ckpttool.errors import FormatError
-from ckpttool.model.diagnostics import Diagnostic
+from ckpttool.model.diagnostics import Command, Diagnostic, severities
 from ckpttool.model.slicing import Description
 from ckpttool.model.tensors import FileIndex, StoredTensor, TensorMeta
 
@@ -51,16 +51,13 @@ class Catalog:
         have none.
     damaged
         Ranks whose file could not be read, with the reason.
-    notes
-        What was skipped or chosen while looking for the files.
+    diagnostics
+        What was found while looking for the files: what was skipped or chosen, what prevents a
+        conversion, and what does not fit together.  `scan` raises what is an error even for
+        ``inspect``.
     strategy_files
         The strategy files that certainly belong to it, if it lies in the output folder of a
         MindFormers run; for those who name none.
-    problems
-        What prevents a conversion, but not an inspection.
-    findings
-        What does not fit together: an index and its files, an unfinished run.  Only `verify` and
-        `inspect` get a catalog that has some; `scan` raises them.
     one_of_several
         What shows that its only file is one rank's of several, so that tensors may be slices;
         empty if nothing does.
@@ -73,10 +70,8 @@ class Catalog:
     files: Mapping[int, FileIndex] = field(kw_only=False)
     step: str | None = None
     damaged: Mapping[int, FormatError] = field(default_factory=dict)
-    notes: tuple[Diagnostic, ...] = ()
+    diagnostics: tuple[Diagnostic, ...] = ()
     strategy_files: tuple[str, ...] = ()
-    problems: tuple[Diagnostic, ...] = ()
-    findings: tuple[Diagnostic, ...] = ()
     one_of_several: str = ""
     headers: Mapping[tuple[int, ...], Mapping[str, StoredTensor]] = field(
         init=False, repr=False, compare=False
@@ -88,6 +83,11 @@ class Catalog:
             found.setdefault(id(file.header), ([], file.header))[0].append(rank)
         headers = {tuple(ranks): header for ranks, header in found.values()}
         object.__setattr__(self, "headers", headers)
+
+    def errors(self, command: Command = "convert") -> tuple[Diagnostic, ...]:
+        """Return what is an error for a command."""
+        column = severities(command)
+        return tuple(one for one in self.diagnostics if column[one.code] == "error")
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import LayoutSlicing, NotInStrategy, Source
-from ckpttool.model.strategy import Strategy
+from ckpttool.model.strategy import Merged, Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta, map_of
 
 NotInTarget = Literal["follow", "full", "drop"]
@@ -166,14 +166,14 @@ class Target:
         Rank to output file, ascending; only the ranks that are wanted.
     ranks
         Number of ranks of the whole target.
-    strategy
-        The layouts; None if everything is written undivided.
+    sharding
+        The layouts of rank files; `Merged` if full tensors are written.
     attrs
         What else the headers say, as formats take it; ``"crc_num"`` for a checksum.
     is_numbered
         Whether it is a folder of numbered files, and not a single one.
     not_in_target
-        What becomes of parameters that ``strategy`` does not list: optimizer state is cut like its
+        What becomes of parameters that a strategy does not list: optimizer state is cut like its
         parameter and the rest is written in full to every rank (``"follow"``), all is written in
         full (``"full"``), or nothing is written (``"drop"``).  Single values go to every rank.
     """
@@ -181,7 +181,7 @@ class Target:
     format: str
     paths: Mapping[int, str]
     ranks: int = 1
-    strategy: Strategy | None = None
+    sharding: Strategy | Merged = Merged()
     attrs: Mapping[str, str] = field(default_factory=dict)
     is_numbered: bool = False
     not_in_target: NotInTarget = "follow"
@@ -192,15 +192,20 @@ class Target:
         return replace(self, paths={r: path for r, path in self.paths.items() if r in wanted})
 
     @property
+    def is_merged(self) -> bool:
+        """Whether full tensors are written, not slices for ranks."""
+        return isinstance(self.sharding, Merged)
+
+    @property
     def output_folder(self) -> str:
         """The folder that holds all outputs: of rank files the one that holds the rank folders."""
         folder = posixpath.dirname(next(iter(self.paths.values())))
-        return (folder if self.strategy is None else posixpath.dirname(folder)) or "."
+        return (folder if self.is_merged else posixpath.dirname(folder)) or "."
 
     @property
     def manifest_path(self) -> str:
         """Path of the manifest: in the output folder, or beside a single file."""
-        if self.strategy is None and not self.is_numbered:
+        if self.is_merged and not self.is_numbered:
             return f"{next(iter(self.paths.values()))}.{MANIFEST}"
         folder = self.output_folder
         return MANIFEST if folder == "." else posixpath.join(folder, MANIFEST)

@@ -1,7 +1,8 @@
-"""What strategy files hold: for each parameter its layouts, one per pipeline stage.
+"""How tensors are spread over files: by the layouts of a strategy, or in one of three other ways.
 
-A hand-written strategy lists patterns of names (rules).  It has no layouts until it is resolved
-with the names of a checkpoint.
+A strategy file holds for each parameter its layouts, one per pipeline stage.  A hand-written one
+lists patterns of names (rules).  It has no layouts until it is resolved with the names of a
+checkpoint.
 """
 
 from __future__ import annotations
@@ -132,6 +133,58 @@ class Strategy:
             replicates_rest=rules.replicates_rest,
         )
         return resolved, tuple(problems)
+
+
+@dataclass(frozen=True, slots=True)
+class _WithoutLayouts:
+    """What the ways of sharding have in common that need no strategy.
+
+    Attributes
+    ----------
+    ranks
+        The ranks that have a file.
+    files
+        The files that say so; empty if the user or the catalog does.
+    notes
+        What was noticed when they were read.
+    """
+
+    ranks: range = range(1)
+    files: tuple[str, ...] = ()
+    notes: tuple[Diagnostic, ...] = ()
+
+    @property
+    def layouts(self) -> Mapping[str, tuple[Layout, ...]]:
+        """Name to layouts: none."""
+        return {}
+
+    @property
+    def by_hand(self) -> Mapping[str, str]:
+        """Names with hand-written layouts: none."""
+        return {}
+
+    @property
+    def origin(self) -> str:
+        """Where it comes from, for messages."""
+        return shorten(self.files, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Replicated(_WithoutLayouts):
+    """Every rank holds full tensors, and all ranks the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class SelfDescribed(_WithoutLayouts):
+    """The checkpoint says itself which box of each tensor a rank holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merged(_WithoutLayouts):
+    """Each file holds full tensors, or is taken by itself since nothing says how files join."""
+
+
+Sharding = Strategy | Replicated | SelfDescribed | Merged
 
 
 def join_stages(

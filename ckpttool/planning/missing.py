@@ -25,11 +25,11 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from ckpttool.errors import AuthenticityError, FormatError, UnsupportedError
-from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog, SelfDescribedCatalog
+from ckpttool.model.catalog import Catalog, RankCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout
 from ckpttool.model.slicing import Source
-from ckpttool.model.strategy import Strategy
+from ckpttool.model.strategy import Merged, Sharding, Strategy
 from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.planning.optimizer_state import find_owners, followed_parameter
 
@@ -100,7 +100,7 @@ class MissingSlices:
 
 def find_missing_slices(
     catalog: Catalog,
-    strategy: Strategy,
+    sharding: Sharding,
     lacking: Lacking,
     own: Collection[str],
     is_deduplicated: bool,
@@ -128,10 +128,10 @@ def find_missing_slices(
     ]
     damage: list[FormatError] = []
     notes: list[Diagnostic] = []
-    absent = tuple(rank for rank in _absent(catalog, strategy) if rank not in lost)
-    owned = _holders_and_layouts(catalog, strategy) if catalog.damaged or absent else []
+    absent = tuple(rank for rank in _absent(catalog, sharding) if rank not in lost)
+    owned = _holders_and_layouts(catalog, sharding) if catalog.damaged or absent else []
     for rank, error in catalog.damaged.items():
-        reason = "" if rank in lost else _why_unknown(catalog, strategy, rank, is_deduplicated)
+        reason = "" if rank in lost else _why_unknown(catalog, sharding, rank, is_deduplicated)
         if reason is None:
             others = format_ranks(_replacements(owned, [rank], catalog))
             notes.append(
@@ -171,22 +171,20 @@ def _described_missing(damaged: Iterable[FormatError], broken: Collection[str]) 
     return MissingSlices((), tuple(Diagnostic("faulty_replica", text) for text in texts), ())
 
 
-def notes_of_scan(catalog: Catalog, strategy: Strategy | None) -> tuple[Diagnostic, ...]:
-    """Return the notes of a catalog.
+def notes_of_scan(catalog: Catalog, sharding: Sharding) -> Iterator[Diagnostic]:
+    """Yield the diagnostics of a catalog that are no errors for a conversion.
 
     With a strategy those on missing ranks are left out: `find_missing_slices` says more.
     """
-    notes = []
-    for note in catalog.notes:
-        if note.code == "missing_rank":
-            ranks = tuple(filter(catalog.is_expected, note.ranks))
+    errors = catalog.errors()
+    for one in catalog.diagnostics:
+        if one.code != "missing_rank":
+            yield from () if one in errors else (one,)
+        elif isinstance(sharding, Merged) and (
+            ranks := tuple(filter(catalog.is_expected, one.ranks))
+        ):
             text = f"{format_ranks(ranks)}: {NO_FILE} {catalog.root}"
-            notes += (
-                [replace(note, message=text, ranks=ranks)] if ranks and strategy is None else []
-            )
-        else:
-            notes.append(note)
-    return tuple(notes)
+            yield replace(one, message=text, ranks=ranks)
 
 
 def hold_alike(catalog: Catalog, ranks: Collection[int]) -> bool:
@@ -195,11 +193,11 @@ def hold_alike(catalog: Catalog, ranks: Collection[int]) -> bool:
     return bool(held) and all(names == held[0] for names in held)
 
 
-def _absent(catalog: Catalog, strategy: Strategy) -> list[int]:
+def _absent(catalog: Catalog, sharding: Sharding) -> list[int]:
     """Ranks that should have a file and have none, not even a damaged one."""
     known = {*catalog.files, *catalog.damaged}
     missing = catalog.missing_ranks if isinstance(catalog, RankCatalog) else ()
-    expected = strategy.ranks if strategy.layouts else missing
+    expected = sharding.ranks if isinstance(sharding, Strategy) else missing
     return [rank for rank in expected if rank not in known and catalog.is_expected(rank)]
 
 
@@ -214,17 +212,17 @@ def _of_expected(catalog: Catalog, lacking: Lacking) -> Lacking:
 
 
 def _why_unknown(
-    catalog: Catalog, strategy: Strategy, rank: int, is_deduplicated: bool
+    catalog: Catalog, sharding: Sharding, rank: int, is_deduplicated: bool
 ) -> str | None:
     """Why it cannot be known what a damaged file held; None if it can, "" if that needs no word."""
     fellows: Collection[int] = catalog.files
     if isinstance(catalog.damaged[rank], _NEVER_REPLACED):
         return ""  # the message says what to do
-    if strategy.layouts:
-        if rank not in strategy.ranks:
+    if isinstance(sharding, Strategy):
+        if rank not in sharding.ranks:
             return ""  # that it does not belong there is told elsewhere
-        first = rank - rank % strategy.stage_ranks
-        fellows = range(first, first + strategy.stage_ranks)
+        first = rank - rank % sharding.stage_ranks
+        fellows = range(first, first + sharding.stage_ranks)
     if hold_alike(catalog, fellows) and not is_deduplicated:
         return None
     if not any(fellow in catalog.files for fellow in fellows):
@@ -238,13 +236,13 @@ def _why_unknown(
 _Owned = Sequence[tuple[Collection[int], Sequence[Layout]]]
 
 
-def _holders_and_layouts(catalog: Catalog, strategy: Strategy) -> _Owned:
+def _holders_and_layouts(catalog: Catalog, sharding: Sharding) -> _Owned:
     """For every parameter that has layouts, the ranks that have a slice of it, and the layouts."""
     found = []
-    owners = find_owners(strategy.layouts, catalog.metas)
+    owners = find_owners(sharding.layouts, catalog.metas)
     for name, ranks in catalog.holders.items():
-        base = followed_parameter(catalog, strategy, name, ranks, owners) or name
-        found.append((frozenset(ranks), strategy.layouts.get(base, ())))
+        base = followed_parameter(catalog, sharding, name, ranks, owners) or name
+        found.append((frozenset(ranks), sharding.layouts.get(base, ())))
     return found
 
 
@@ -279,8 +277,8 @@ def _missing_problem(
     told = []
     if gone:
         codes = ("leftover", "absent", "part")
-        told = [note for note in catalog.notes if note.code in codes]
-        left = "; ".join(note.text.removeprefix(f"{catalog.root}: ") for note in told)
+        told = [note for note in catalog.diagnostics if note.code in codes]
+        left = "; ".join(note.message if note.where == catalog.root else note.text for note in told)
         reasons.append(f"{format_ranks(gone)}: {NO_FILE} {catalog.root}")
         reasons[-1] += f" ({left})" if left else ""
     if damaged:
@@ -302,7 +300,7 @@ def _missing_problem(
     text = f"{', '.join(reasons)}; no other rank has them{why}: {many}"
     if any(note.code == "part" for note in told):
         text += "; write all ranks, without --rank, or put back what is lost"
-    elif (gone or damaged) and not catalog.problems:  # which tell more of the cause
+    elif (gone or damaged) and not catalog.errors():  # which tell more of the cause
         text += "; put back what is lost, or take another step (--step)"
     tensor = names[0] if len(names) == 1 else None
     return Diagnostic("missing", text, tensor=tensor, ranks=tuple(owners))
@@ -322,7 +320,7 @@ def is_marked(catalog: Catalog) -> bool:
     return any(file.attrs.get(MARK) == "True" for file in catalog.files.values())
 
 
-def is_deduplicated(catalog: Catalog, strategy: Strategy) -> bool:
+def is_deduplicated(catalog: Catalog, sharding: Sharding) -> bool:
     """Whether a checkpoint was saved without redundancy, as its files say or show.
 
     They show it if no slice is held twice, and one is held by one rank and not by another that
@@ -335,11 +333,11 @@ def is_deduplicated(catalog: Catalog, strategy: Strategy) -> bool:
     if any(MARK in file.attrs for file in catalog.files.values()):
         return False
     files = catalog.files
-    if not strategy.layouts:
+    if not sharding.layouts:
         held = Counter(name for file in files.values() for name in file.header)
         return len(files) > 1 and bool(held) and max(held.values()) == 1
     is_short = False
-    for name, layouts in strategy.layouts.items():
+    for name, layouts in sharding.layouts.items():
         for layout in layouts:
             if math.prod(layout.parts) == len(layout.ranks):
                 continue  # no two ranks share a slice, which need not be counted
@@ -387,14 +385,11 @@ def absent_ranks(catalog: Catalog) -> Iterator[str]:
         )
 
 
-def quarantine_damaged(catalog: Catalog, strategy: Strategy | None) -> Catalog:
-    """Return the catalog with empty files among the damaged ones, so that replicas replace them.
-
-    ``strategy`` is None for a source that holds full tensors, or that has no known layouts.
-    """
+def quarantine_damaged(catalog: Catalog, sharding: Sharding) -> Catalog:
+    """Return the catalog with empty files among the damaged ones, so that replicas replace them."""
     if isinstance(catalog, SelfDescribedCatalog):
         return catalog
-    return _with_damaged(catalog, _find_empty(catalog, strategy))
+    return _with_damaged(catalog, _find_empty(catalog, sharding))
 
 
 def _with_damaged(catalog: Catalog, reasons: Mapping[int, str]) -> Catalog:
@@ -410,20 +405,21 @@ def _with_damaged(catalog: Catalog, reasons: Mapping[int, str]) -> Catalog:
     )
 
 
-def _find_empty(catalog: Catalog, strategy: Strategy | None) -> dict[int, str]:
+def _find_empty(catalog: Catalog, sharding: Sharding) -> dict[int, str]:
     """Files of 0 bytes, where each should hold something.
 
     Only without redundancy may a rank hold nothing, or if its stage has no layouts at all.  Without
     a strategy that is not known, unless no file holds anything.
     """
     empty = {rank for rank, file in catalog.files.items() if not file.nbytes}
-    if not empty or (strategy is not None and is_deduplicated(catalog, strategy)):
+    if not empty:
         return {}
-    if strategy is None:
-        empty &= set(
-            catalog.files if isinstance(catalog, MergedCatalog) or not catalog.metas else ()
-        )
-    elif strategy.layouts:
-        layouts = {layout for named in strategy.layouts.values() for layout in named}
+    if isinstance(sharding, Merged):
+        if isinstance(catalog, RankCatalog) and catalog.metas:
+            return {}
+    elif is_deduplicated(catalog, sharding):
+        return {}
+    elif isinstance(sharding, Strategy):
+        layouts = {layout for named in sharding.layouts.values() for layout in named}
         empty &= {rank for layout in layouts for rank in layout.ranks}
     return dict.fromkeys(empty, "empty (0 bytes), as a full disk or a crash leaves it")

@@ -29,7 +29,7 @@ from ckpttool.model.optimizer_names import (
     without_axis,
 )
 from ckpttool.model.slicing import Source
-from ckpttool.model.strategy import Strategy
+from ckpttool.model.strategy import Sharding, Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.model.wording import count, shorten
 
@@ -110,13 +110,13 @@ def follows_in_full(name: str, owners: Owners, metas: Mapping[str, TensorMeta]) 
     return base in metas and metas[name].shape == _reduced(name, metas[base].shape)
 
 
-def state_layouts(strategy: Strategy, name: str, owners: Owners) -> tuple[Layout, ...]:
+def state_layouts(sharding: Sharding, name: str, owners: Owners) -> tuple[Layout, ...]:
     """The layouts that ``name`` has if it is state of a listed parameter; none if it is not.
 
     They are the parameter's, with an axis less for statistics of rows and columns.
     """
     base, reduced = owners.get(name), reduced_from(name)
-    layouts = () if base is None else strategy.layouts.get(base, ())
+    layouts = () if base is None else sharding.layouts.get(base, ())
     if reduced is None:
         return layouts
     found = [without_axis(layout, reduced[1]) for layout in layouts]
@@ -124,7 +124,7 @@ def state_layouts(strategy: Strategy, name: str, owners: Owners) -> tuple[Layout
 
 
 def followed_parameter(
-    catalog: Catalog, strategy: Strategy, name: str, ranks: Sequence[int], owners: Owners
+    catalog: Catalog, sharding: Sharding, name: str, ranks: Sequence[int], owners: Owners
 ) -> str | None:
     """The parameter whose layouts an unlisted ``name`` has, since it is state of it.
 
@@ -133,10 +133,10 @@ def followed_parameter(
     another.
     """
     base = owners.get(name)
-    if base is None or name in strategy.layouts or not state_layouts(strategy, name, owners):
+    if base is None or name in sharding.layouts or not state_layouts(sharding, name, owners):
         return None
     shapes: dict[int, tuple[int, ...]] = {}
-    for layout in strategy.layouts[base]:
+    for layout in sharding.layouts[base]:
         for rank, shape in _slice_shapes(catalog, base, layout).items():
             shapes[rank] = _reduced(name, shape)
     if all(shapes.get(rank) == catalog.files[rank].header[name].meta.shape for rank in ranks):
@@ -162,22 +162,22 @@ def borrow_rows(layouts: tuple[Layout, ...], twins: tuple[Layout, ...]) -> tuple
     )
 
 
-def target_layouts(strategy: Strategy, name: str, owners: Owners) -> tuple[Layout, ...]:
+def target_layouts(sharding: Sharding, name: str, owners: Owners) -> tuple[Layout, ...]:
     """The layouts that a listed parameter has in a target.
 
     Those of states are corrected by their parameters, see `true_layouts`.
     """
-    own, of_state = strategy.layouts[name], state_layouts(strategy, name, owners)
-    is_statistic = name.startswith(STATISTICS) and name not in strategy.by_hand
+    own, of_state = sharding.layouts[name], state_layouts(sharding, name, owners)
+    is_statistic = name.startswith(STATISTICS) and name not in sharding.by_hand
     base = owners.get(name, name)
-    is_cut = any(layout.optimizer_shard > 1 for layout in strategy.layouts.get(base, ()))
+    is_cut = any(layout.optimizer_shard > 1 for layout in sharding.layouts.get(base, ()))
     if of_state and is_statistic and is_cut:
         return of_state  # whose shard their own entries lack
     return borrow_rows(own, of_state)
 
 
 def true_layouts(
-    catalog: Catalog, strategy: Strategy, name: str, owners: Owners
+    catalog: Catalog, sharding: Sharding, name: str, owners: Owners
 ) -> tuple[Layout, ...]:
     """The layouts of a listed parameter, corrected by what its slices and its parameter tell.
 
@@ -192,11 +192,11 @@ def true_layouts(
 
     What a person wrote is not corrected, and no tensor map is: see `find_unlike_states`.
     """
-    layouts = strategy.layouts[name]
-    if name in strategy.by_hand:
+    layouts = sharding.layouts[name]
+    if name in sharding.by_hand:
         return layouts
     shaped = tuple(_shard_by_full_shape(catalog, name, layout) for layout in layouts)
-    twins = state_layouts(strategy, name, owners)
+    twins = state_layouts(sharding, name, owners)
     if shaped != layouts or not twins:
         return shaped
     split = borrow_rows(layouts, twins)
@@ -206,7 +206,7 @@ def true_layouts(
                 return tried
     if owner_of(name) is None:
         return shaped
-    shapes = _shapes(catalog, strategy, name, owners[name])
+    shapes = _shapes(catalog, sharding, name, owners[name])
     truth = next((full for _, full in shapes if full is not None), None)
     own = {one.ranks: one for one in layouts}
     by_stage = {
@@ -259,16 +259,16 @@ def _shard_of_expanded(layout: Layout, piece: tuple[int, ...]) -> Layout:
     return fitting[0] if len(fitting) == 1 else layout
 
 
-def odd_shape(catalog: Catalog, strategy: Strategy, meta: TensorMeta, owners: Owners) -> str | None:
+def odd_shape(catalog: Catalog, sharding: Sharding, meta: TensorMeta, owners: Owners) -> str | None:
     """Why an unlisted state is not taken as it is: it is no slice of its parameter, nor whole.
 
     Only a prefix of MindSpore's shows that it is state all the same.
     """
     if math.prod(meta.shape) == 1 or owner_of(meta.name) is None:
         return None
-    if not state_layouts(strategy, meta.name, owners):
+    if not state_layouts(sharding, meta.name, owners):
         return None
-    for piece, full in _shapes(catalog, strategy, meta.name, owners[meta.name]):
+    for piece, full in _shapes(catalog, sharding, meta.name, owners[meta.name]):
         if full is not None and len(full) == len(meta.shape) and full != meta.shape:
             return (
                 f"{meta.name}: not in the strategy, and its shape {meta.shape} is neither that of "
@@ -391,10 +391,10 @@ def _reduced(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _shapes(
-    catalog: Catalog, strategy: Strategy, name: str, base: str
+    catalog: Catalog, sharding: Sharding, name: str, base: str
 ) -> Iterator[tuple[tuple[int, ...] | None, tuple[int, ...] | None]]:
     """Slice shape and full shape that a state must have, as its parameter tells, for each stage."""
-    for layout in strategy.layouts[base]:
+    for layout in sharding.layouts[base]:
         piece, full = _slice_shape(catalog, base, layout), _full_shape(catalog, base, layout)
         if piece is None or full is None:
             yield None, None
@@ -455,7 +455,7 @@ class Gradients:
     believed: list[str] = field(default_factory=list)
 
     def drop_unproven_shard(
-        self, source: Source, strategy: Strategy | None, layouts: tuple[Layout, ...]
+        self, source: Source, sharding: Sharding, layouts: tuple[Layout, ...]
     ) -> tuple[Layout, ...]:
         """The target's layouts of a source, without a shard that its slices do not have.
 
@@ -463,8 +463,8 @@ class Gradients:
         ----------
         source
             As it was found.
-        strategy
-            What the source's own strategy says; None if there is none.
+        sharding
+            How the source is sharded.
         layouts
             What the target's says.
         """
@@ -472,7 +472,7 @@ class Gradients:
         is_claimed = any(layout.optimizer_shard > 1 for layout in layouts)
         if not name.startswith(GRADIENTS) or not is_claimed:
             return layouts
-        claimed = () if strategy is None else strategy.layouts.get(name, ())
+        claimed = sharding.layouts.get(name, ())
         if not any(layout.optimizer_shard > 1 for layout in claimed):
             self.believed.append(name)
             return layouts

@@ -11,10 +11,9 @@ import os
 import re
 import stat
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from pathlib import Path
 
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
@@ -23,13 +22,13 @@ from ckpttool.discovery.mindformers_output import CHECKPOINT_FOLDERS, is_run_out
 from ckpttool.discovery.rank_folders import is_in_rank_folder
 from ckpttool.errors import CkptToolError, PlanError
 from ckpttool.formats import format_of_suffix, get_format, suffix_of
-from ckpttool.formats.local import is_there, why_not_a_path
+from ckpttool.formats.local import why_not_a_path
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
 from ckpttool.model.manifest import JOURNAL, MANIFEST
 from ckpttool.model.plan import NotInTarget, Plan, Target
-from ckpttool.model.strategy import Strategy
+from ckpttool.model.strategy import Merged, Strategy
 from ckpttool.model.wording import format_ranks, shorten
 from ckpttool.planning import targets
 from ckpttool.planning.missing import find_lacking
@@ -39,12 +38,11 @@ from ckpttool.planning.resolve import (
     ResolveOptions,
     no_strategy,
     resolve,
-    resolve_merged,
 )
 from ckpttool.planning.sources import why_not_full
 from ckpttool.planning.targets import ShardedOutput, StrategySidecar
 from ckpttool.storage.checksums import check_files
-from ckpttool.storage.files import PARTIAL, access_problem
+from ckpttool.storage.files import PARTIAL, access_problem, is_there
 from ckpttool.transaction.manifest import changed_sources
 from ckpttool.transaction.parts import files_of_others
 from ckpttool.transaction.resume import Destination, DestinationPolicy, inspect_previous_run
@@ -282,7 +280,7 @@ def place_problems(
             have = f"{len(existing)} outputs exist already ({shorten(existing, 3)})"
         yield f"{have}; --overwrite replaces what is there"
     yield from _mixtures(source, target)
-    if target.strategy is None:
+    if target.is_merged:
         return
     stale = None if overwrite or blocked else stale_files(target)
     if stale:
@@ -313,7 +311,7 @@ def _blocked(target: Target, inputs: Collection[str], documents: Collection[str]
 def _mixtures(source: Catalog, target: Target) -> Iterator[str]:
     """Yield outputs that the next scan of the source would take for files of it."""
     root, files = os.path.realpath(source.root), source.files.values()
-    has_folder = target.paths and (target.strategy is not None or target.is_numbered)
+    has_folder = target.paths and (target.is_numbered or not target.is_merged)
     if has_folder and os.path.realpath(target.output_folder) == root:
         yield f"{source.root}: is the source folder; write to another"
         return
@@ -389,19 +387,18 @@ def _file_id(path: Path) -> FileId:
 
 def stale_files(target: Target) -> str | None:
     """Return a message on files of ranks or formats that the target does not have, if any."""
-    samples = [] if target.strategy is None else list(target.paths.items())[:1]
-    stale = [path for one in samples for path in files_of_others(*one, range(target.ranks))]
+    if target.is_merged:
+        return None
+    first = list(target.paths.items())[:1]
+    stale = [path for one in first for path in files_of_others(*one, range(target.ranks))]
     beyond = f"not of the {target.ranks} ranks of the target in its format, so left from another"
     return f"{shorten(stale, 3)}: {beyond} run" if stale else None
 
 
-Resolve = Callable[[Executor, Diagnostics], ResolvedSources]
-
-
 def _plan_and_check(
-    resolve_source: Resolve,
     catalog: Catalog,
-    strategy: Strategy | None,
+    strategy: Strategy | Merged | None,
+    refusal: CkptToolError | None,
     target: Target,
     options: ResolveOptions,
     policy: DestinationPolicy,
@@ -412,10 +409,10 @@ def _plan_and_check(
 
     Parameters
     ----------
-    resolve_source
-        Resolves the source.
     catalog, strategy
-        The source, and its layouts as they were given.
+        The source, and its layouts as they were given; see `resolve`.
+    refusal
+        Why the command does not take the source, if it does not.
     target
         What is to be written.
     options, policy
@@ -434,8 +431,9 @@ def _plan_and_check(
     diagnostics = Diagnostics(strict=options.strict)
     resolved, plan = None, None
     try:
-        resolved = resolve_source(executor, diagnostics)
-        strategy = resolved.strategy
+        if refusal is not None:
+            raise refusal
+        resolved = resolve(catalog, strategy, options, executor, diagnostics)
         plan = targets.plan(resolved, target, diagnostics)
         if plan is not None and beside is not None:
             plan = beside.complete(plan, diagnostics)
@@ -449,11 +447,11 @@ def _plan_and_check(
         if beside is not None:
             diagnostics.add(*Diagnostic.each("destination", beside.problems(plan)))
         plan = replace(plan, notes=diagnostics.of("note", "warning"))
-    strategies = [path for one in (strategy, target.strategy) if one for path in one.files]
+    source_files = resolved.sharding.files if resolved else strategy.files if strategy else ()
     found = Diagnostics()
     destination = preflight(
         *(target if plan is None else plan.target, plan, catalog),
-        inputs=[*_files(catalog), *strategies],
+        inputs=[*_files(catalog), *source_files, *target.sharding.files],
         documents=[] if beside is None else beside.documents,
         policy=policy,
         executor=executor,
@@ -462,8 +460,8 @@ def _plan_and_check(
     diagnostics.extend(found)
     diagnostics.add(*destination.notes)
     diagnostics.failures[:0] = forged
-    if catalog.problems:  # first, since what else is wrong may follow from them
-        diagnostics.failures.insert(0, PlanError(catalog.problems))
+    if catalog.errors():  # first, since what else is wrong may follow from them
+        diagnostics.failures.insert(0, PlanError(catalog.errors()))
     has_errors = bool(diagnostics.failures or diagnostics.errors)
     if has_errors and (changed := changed_sources(catalog)):
         raise PlanError([*Diagnostic.each("changed", changed), *found.errors])
@@ -480,15 +478,15 @@ def _check_contents(
     diagnostics: Diagnostics,
 ) -> Plan | None:
     """Add what contents say against a plan; return None if they cannot be read."""
-    catalog, strategy, doubts = resolved.catalog, resolved.strategy, resolved.doubts
-    if strategy is None or isinstance(catalog, MergedCatalog):
+    catalog, sharding, doubts = resolved.catalog, resolved.sharding, resolved.doubts
+    if isinstance(sharding, Merged) or isinstance(catalog, MergedCatalog):
         diagnostics.add(*Diagnostic.each("strategy", filter(None, [why_not_full(catalog)])))
     differing: list[str] = []
-    if plan is not None and strategy is not None:
+    if plan is not None and not isinstance(sharding, Merged):
         try:
             if options.check_replicas:
                 known = [transfer.source for transfer in plan.transfers]
-                differing = replica_problems(catalog, strategy, known, executor)
+                differing = replica_problems(catalog, sharding, known, executor)
         except CkptToolError as error:
             diagnostics.failures.append(error)
             plan = None
@@ -550,19 +548,18 @@ def preflight(
     target = target.limited_to(found.ranks)
     own_documents = documents if policy.part is None else ()
     if plan is not None and not any(blocked_places(target, inputs, own_documents)):
-        problems: list[str] = []
-        room = Diagnostics()
+        seen = Diagnostics()
         try:
-            found = inspect_previous_run(plan, found, policy, executor, problems)
+            found = inspect_previous_run(plan, found, policy, executor, seen)
             kept = found.replaceable if policy.resume else ()
-            room = _check_room(plan.limited_to(found.ranks), kept)
+            seen.extend(_check_room(plan.limited_to(found.ranks), kept))
         except CkptToolError as error:
             diagnostics.failures.append(error)
-        diagnostics.add(*Diagnostic.each("destination", problems), *room.errors)
+        diagnostics.add(*seen.errors)
         if policy.overwrite and (stale := stale_files(target)) is not None:
             text = f"{stale}; it stays, and is taken for a part of this set: move it away"
-            room.add(Diagnostic("stale", text))
-        found = replace(found, notes=(*found.notes, *room.of("note", "warning")))
+            seen.add(Diagnostic("stale", text))
+        found = replace(found, notes=(*found.notes, *seen.of("note", "warning")))
     places = place_problems(source, target, inputs, policy.overwrite, documents, found.replaceable)
     diagnostics.add(*Diagnostic.each("destination", places))
     return found
@@ -619,8 +616,14 @@ def plan_merge(
         numbered = ShardedOutput(path, format, output.max_shard_bytes, header_attrs(output.crc))
         target = numbered.target()
     return _plan_and_check(
-        *(partial(resolve, catalog, strategy, resolve_options), catalog, strategy, target),
-        *(resolve_options, output.policy(open_progress), executor, numbered),
+        catalog,
+        strategy,
+        None,
+        target,
+        resolve_options,
+        output.policy(open_progress),
+        executor,
+        numbered,
     )
 
 
@@ -660,27 +663,27 @@ def plan_split(
     ValueError
         An option is of merged checkpoints only.
     """
-    resolve_source = partial(_resolve_full, catalog, resolve_options)
-    target = rank_files(strategy, folder, output_options)
+    is_full = not (resolve_options.replicated or isinstance(catalog, SelfDescribedCatalog))
     return _plan_and_check(
-        *(resolve_source, catalog, None, target),
-        *(resolve_options, output_options.policy(open_progress), executor),
+        catalog,
+        Merged() if is_full else None,
+        _why_not_one(catalog) if is_full else None,
+        rank_files(strategy, folder, output_options),
+        resolve_options,
+        output_options.policy(open_progress),
+        executor,
         _sidecar(output_options),
     )
 
 
-def _resolve_full(
-    catalog: Catalog, options: ResolveOptions, executor: Executor, diagnostics: Diagnostics
-) -> ResolvedSources:
-    """Resolve a source that holds full tensors: a single rank's file may, those of several not."""
-    if options.replicated or isinstance(catalog, SelfDescribedCatalog):
-        return resolve(catalog, None, options, executor, diagnostics)
+def _why_not_one(catalog: Catalog) -> PlanError | None:
+    """Return why files do not make one full checkpoint: those of several ranks do not."""
     found = sorted({*catalog.files, *catalog.damaged})
-    if not isinstance(catalog, MergedCatalog) and len(found) > 1:
-        text = f"{catalog.root}: {format_ranks(found)} found; split takes one full checkpoint: use "
-        text += "reshard with the strategy of these ranks (-s STRATEGY), or say --replicated if "
-        raise PlanError([Diagnostic("strategy", f"{text}every rank holds everything")])
-    return resolve_merged(catalog, options, diagnostics)
+    if isinstance(catalog, MergedCatalog) or len(found) < 2:
+        return None
+    text = f"{catalog.root}: {format_ranks(found)} found; split takes one full checkpoint: use "
+    text += "reshard with the strategy of these ranks (-s STRATEGY), or say --replicated if "
+    return PlanError([Diagnostic("strategy", f"{text}every rank holds everything")])
 
 
 def _sidecar(options: OutputOptions) -> StrategySidecar | None:
@@ -719,21 +722,19 @@ def plan_reshard(
     ValueError
         An option is of merged checkpoints only.
     """
-    options = resolve_options
-    resolve_source: Resolve = partial(resolve, catalog, src_strategy, options)
+    refusal = None
     is_described = isinstance(catalog, SelfDescribedCatalog)
-    if src_strategy is None and not is_described and not options.replicated:
-        resolve_source = partial(_refuse_full, catalog)
-    target = rank_files(dst_strategy, folder, output_options)
+    if src_strategy is None and not is_described and not resolve_options.replicated:
+        is_merged = isinstance(catalog, MergedCatalog)
+        other = "or use split if it holds everything undivided" if is_merged else ""
+        refusal = no_strategy(catalog, other)
     return _plan_and_check(
-        *(resolve_source, catalog, src_strategy, target),
-        *(options, output_options.policy(open_progress), executor),
+        catalog,
+        src_strategy,
+        refusal,
+        rank_files(dst_strategy, folder, output_options),
+        resolve_options,
+        output_options.policy(open_progress),
+        executor,
         _sidecar(output_options),
     )
-
-
-def _refuse_full(catalog: Catalog, executor: Executor, diagnostics: Diagnostics) -> ResolvedSources:
-    """Raise that a source has no strategy."""
-    is_merged = isinstance(catalog, MergedCatalog)
-    other = "or use split if it holds everything undivided" if is_merged else ""
-    raise no_strategy(catalog, other)

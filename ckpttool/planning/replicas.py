@@ -12,7 +12,7 @@ from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import LayoutSlicing, Source
-from ckpttool.model.strategy import Strategy
+from ckpttool.model.strategy import Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, StoredTensor
 from ckpttool.model.wording import count, format_ranks
 from ckpttool.planning.sources import find_sources
@@ -99,14 +99,14 @@ def examine_slices(
 
 
 def replica_problems(
-    catalog: Catalog, strategy: Strategy, sources: Sequence[Source], executor: Executor
+    catalog: Catalog, sharding: Sharding, sources: Sequence[Source], executor: Executor
 ) -> list[str]:
     """A message for every slice whose replicas differ, or for the first of very many.
 
     Parameters
     ----------
-    catalog, strategy, sources
-        What is on disk, how it is cut, and what follows.
+    catalog, sharding, sources
+        What is on disk, how it is sharded, and what follows.
     executor
         Does the reading.
     """
@@ -124,7 +124,7 @@ def replica_problems(
     ]
     if found:
         found[0] += f"; {REMEDY}"
-    found += [finding.text for finding in compare_stages(catalog, strategy, sources, executor)]
+    found += [finding.text for finding in compare_stages(catalog, sharding, sources, executor)]
     if len(found) > MOST_PROBLEMS:
         more = len(found) - MOST_PROBLEMS
         found[MOST_PROBLEMS:] = [f"and {count(more, 'more slice')} whose replicas differ"]
@@ -133,7 +133,7 @@ def replica_problems(
 
 def compare_stages(
     catalog: Catalog,
-    strategy: Strategy,
+    sharding: Sharding,
     found: Iterable[Source],
     executor: Executor,
     on_progress: Callable[[int], None] | None = None,
@@ -141,7 +141,7 @@ def compare_stages(
     """Parameters that several stages hold, and do not agree on."""
     pairs = (
         ((mine, other), (OutputTensor.full(mine), OutputTensor.full(other)))
-        for mine, other in other_stages(catalog, strategy, found)
+        for mine, other in other_stages(catalog, sharding, found)
         if mine.meta == other.meta
     )
     for (mine, other), facts in compare_tensors(pairs, executor, None, on_progress):
@@ -165,15 +165,17 @@ def compare_stages(
 
 
 def other_stages(
-    catalog: Catalog, strategy: Strategy, found: Iterable[Source]
+    catalog: Catalog, sharding: Sharding, found: Iterable[Source]
 ) -> Iterator[tuple[Source, Source]]:
     """Of parameters that several stages hold, the source, and that of each other stage."""
+    if not isinstance(sharding, Strategy):
+        return
     sources = {source.meta.name: source for source in found if source.is_listed}
-    most = max((len(layouts) for layouts in strategy.layouts.values()), default=0)
+    most = max((len(layouts) for layouts in sharding.layouts.values()), default=0)
     for k in range(most):
         layouts = {
             name: (of_stages[k],)
-            for name, of_stages in strategy.layouts.items()
+            for name, of_stages in sharding.layouts.items()
             if k < len(of_stages) > 1
             and name in sources
             and of_stages[k].ranks != sources[name].layout.ranks
@@ -184,7 +186,7 @@ def other_stages(
                 rank: _only(file, layouts) for rank, file in catalog.files.items() if rank in ranks
             }
             stage = RankCatalog(catalog.root, files)
-            of_stage = find_sources(stage, replace(strategy, layouts=layouts), {}, "first")
+            of_stage = find_sources(stage, replace(sharding, layouts=layouts), {}, "first")
             for source in of_stage.found:
                 yield sources[source.meta.name], source
 

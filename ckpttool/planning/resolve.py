@@ -22,7 +22,7 @@ from ckpttool.formats.weight_index import MAP_NAME
 from ckpttool.model.catalog import Catalog, MergedCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.slicing import Source
-from ckpttool.model.strategy import Strategy
+from ckpttool.model.strategy import Merged, Replicated, SelfDescribed, Sharding, Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta, map_of
 from ckpttool.model.wording import count, shorten
 from ckpttool.planning.hidden_shards import find_shards, show_shard
@@ -32,7 +32,6 @@ from ckpttool.planning.sources import (
     Sources,
     content_decided_names,
     find_sources,
-    undivided_sources,
 )
 from ckpttool.planning.strategy_check import (
     SKIPS_CHECK,
@@ -104,8 +103,8 @@ class ResolvedSources:
     ----------
     catalog
         What is on disk; empty files that should hold something are among the damaged ones.
-    strategy
-        The layouts, as contents correct them; None if the checkpoint holds full tensors.
+    sharding
+        How its tensors are spread over the files; layouts as contents correct them.
     sources
         The full tensors, in the order of the files.
     is_deduplicated
@@ -116,7 +115,7 @@ class ResolvedSources:
     """
 
     catalog: Catalog
-    strategy: Strategy | None
+    sharding: Sharding
     sources: tuple[Source, ...] = ()
     is_deduplicated: bool = False
     doubts: Diagnostics = field(default_factory=Diagnostics)
@@ -124,7 +123,7 @@ class ResolvedSources:
 
 def resolve(
     catalog: Catalog,
-    strategy: Strategy | None = None,
+    strategy: Strategy | Merged | None = None,
     options: ResolveOptions = ResolveOptions(),
     executor: Executor | None = None,
     diagnostics: Diagnostics | None = None,
@@ -139,7 +138,7 @@ def resolve(
         What is on disk, from `scan`.
     strategy
         Its layouts; None for a checkpoint that holds full tensors or describes itself, and for
-        replicated ranks.
+        replicated ranks.  `Merged` takes each file by itself, whatever the catalog looks like.
     options
         What decides where the strategy does not, and how far contents are read.
     executor
@@ -158,113 +157,95 @@ def resolve(
     See "From Python" in the README.
     """
     found = Diagnostics() if diagnostics is None else diagnostics
-    strategy = source_strategy(catalog, strategy, options.replicated)
+    sharding = source_sharding(catalog, strategy, options.replicated)
     if options.replicated:
         catalog = replace(catalog, one_of_several="")
-    if strategy is None:
-        resolved = resolve_merged(catalog, options, found)
-    else:
-        resolved = _resolve_slices(catalog, strategy, options, executor or InlineExecutor(), found)
+    resolved = _resolve(catalog, sharding, options, executor or InlineExecutor(), found)
     if diagnostics is None:
         found.extend(resolved.doubts)
         found.raise_if_errors()
     return resolved
 
 
-def resolve_merged(
-    catalog: Catalog, options: ResolveOptions, diagnostics: Diagnostics
-) -> ResolvedSources:
-    """Resolve a checkpoint whose every file holds full tensors, or is taken by itself."""
-    catalog = quarantine_damaged(catalog, None)
-    diagnostics.add(*notes_of_scan(catalog, None))
-    sources = undivided_sources(catalog, options.unlisted)
-    doubts = Diagnostics(diagnostics.command)
-    why = why_no_shard(None, options)
-    doubts.add(*Diagnostic.each("options", [] if why is None else [why]))
-    return _resolved(catalog, None, sources, doubts, diagnostics)
-
-
-def _resolve_slices(
+def _resolve(
     catalog: Catalog,
-    strategy: Strategy,
+    sharding: Sharding,
     options: ResolveOptions,
     executor: Executor,
     diagnostics: Diagnostics,
 ) -> ResolvedSources:
-    """Resolve a checkpoint whose ranks hold slices."""
-    strategy, reasons = strategy.resolve(catalog.metas)
-    if reasons:  # what else is wrong would follow from them
-        diagnostics.failures += catalog.damaged.values()
-        diagnostics.add(*Diagnostic.each("strategy", reasons))
-        return ResolvedSources(catalog, strategy)
-    catalog = note_written_ranks(quarantine_damaged(catalog, strategy), strategy)
-    diagnostics.add(*notes_of_scan(catalog, strategy), *strategy.notes)
+    """Resolve a checkpoint whose kind of sharding is known."""
+    if isinstance(sharding, Strategy):
+        sharding, reasons = sharding.resolve(catalog.metas)
+        if reasons:  # what else is wrong would follow from them
+            diagnostics.failures += catalog.damaged.values()
+            diagnostics.add(*Diagnostic.each("strategy", reasons))
+            return ResolvedSources(catalog, sharding)
+        if not sharding.layouts:  # a person wrote that nothing is sharded
+            sharding = Replicated(sharding.ranks, sharding.files, sharding.notes)
+    catalog = note_written_ranks(quarantine_damaged(catalog, sharding), sharding)
+    diagnostics.add(*notes_of_scan(catalog, sharding), *sharding.notes)
     doubts = Diagnostics(diagnostics.command)
     agreement: Agreement = {}
     running: frozenset[str] = frozenset()
 
-    def find(strategy: Strategy) -> Sources:
-        return find_sources(catalog, strategy, agreement, options.unlisted, running)
+    def find(sharding: Sharding) -> Sources:
+        return find_sources(catalog, sharding, agreement, options.unlisted, running)
 
     sources: Sources | None = None
     try:
         if options.contents == "all":
-            agreement = compare_contents(catalog, strategy, executor, doubts)
-            differing = (name for name, groups in agreement.items() if len(groups) > 1)
-            running = find_running(catalog, strategy, differing, executor)
+            agreement = compare_contents(catalog, sharding, executor, doubts)
+            differing = [name for name, groups in agreement.items() if len(groups) > 1]
+            running = find_running(catalog, sharding, differing, executor)
         else:
-            agreement = sample_states(catalog, strategy, executor)
-        sources = find(strategy)
-        if options.contents == "headers":
-            doubts.add(*find_contradictions(catalog, strategy))
+            agreement = sample_states(catalog, sharding, executor)
+        sources = find(sharding)
+        problem = shard_problem(sharding, options)
+        if problem is not None:
+            doubts.add(Diagnostic("options", problem))
+        elif options.contents == "headers":
+            doubts.add(*find_contradictions(catalog, sharding))
         elif options.keep_going or not sources.problems:  # contents could follow from problems
-            strategy, sources = correct_strategy(
-                find, sources, catalog, strategy, executor, options, doubts
+            sharding, sources = correct_strategy(
+                find, sources, catalog, sharding, executor, options, doubts
             )
     except CkptToolError as error:
         diagnostics.failures.append(error)
-        sources = sources or find(strategy)
-    return _resolved(catalog, strategy, sources, doubts, diagnostics)
-
-
-def _resolved(
-    catalog: Catalog,
-    strategy: Strategy | None,
-    sources: Sources,
-    doubts: Diagnostics,
-    diagnostics: Diagnostics,
-) -> ResolvedSources:
+        sources = sources or find(sharding)
     diagnostics.failures += sources.damage
     diagnostics.add(*sources.problems, *sources.notes)
     found = tuple(sources.found)
-    return ResolvedSources(catalog, strategy, found, sources.is_deduplicated, doubts)
+    return ResolvedSources(catalog, sharding, found, sources.is_deduplicated, doubts)
 
 
-def source_strategy(
-    catalog: Catalog, strategy: Strategy | None, replicated: bool
-) -> Strategy | None:
-    """Return the layouts of a source; None for one that holds full tensors.
+def source_sharding(
+    catalog: Catalog, strategy: Strategy | Merged | None, replicated: bool
+) -> Sharding:
+    """Return how a source is sharded: as its strategy says, or in one of three other ways.
 
-    A checkpoint that describes itself has none of its own.  If ``replicated`` every rank holds
-    everything, and a single file is a full checkpoint, whatever its name and place say.
+    If ``replicated`` every rank holds everything, and a single file is a full checkpoint, whatever
+    its name and place say.
 
     Raises
     ------
     PlanError
         There is no strategy, or a source that needs none has one.
     """
+    if isinstance(strategy, Merged):
+        return strategy
     if isinstance(catalog, SelfDescribedCatalog):
         files = catalog.description.files
         if strategy is not None or replicated:
             given = "--replicated" if strategy is None else f"-s {strategy.origin}"
             reason = f"describes itself ({shorten(files, 2)}); leave {given} away"
             raise PlanError([Diagnostic("strategy", f"{catalog.root}: {reason}")])
-        return Strategy({}, 1, max(catalog.files, default=0) + 1, files)
+        return SelfDescribed(range(max(catalog.files, default=0) + 1), files)
     is_merged = isinstance(catalog, MergedCatalog)
     if strategy is None and is_merged:
-        return None
-    if replicated:
-        strategy = strategy or Strategy({}, 1, len(catalog.files) + len(catalog.damaged))
+        return Merged()
+    if strategy is None and replicated:
+        return Replicated(range(len(catalog.files) + len(catalog.damaged)))
     if strategy is None:
         other = "or say --replicated if every rank holds everything (data parallel, or "
         raise no_strategy(catalog, f"{other}integrated_save=True)")
@@ -284,7 +265,7 @@ def no_strategy(catalog: Catalog, other: str) -> CkptToolError:
     ranks = count(len(catalog.files) + len(catalog.damaged), "rank")
     text = f"{catalog.root}: {ranks} and no strategy: nothing says how their tensors fit "
     text += "together; give the strategy file of the training run (-s STRATEGY)"
-    seen = [note.text for note in catalog.notes if note.code == "strategy_file"]
+    seen = [note.text for note in catalog.diagnostics if note.code == "strategy_file"]
     text = "; ".join([f"{text}, {other}" if other else text, *seen])
     missing = PlanError([Diagnostic("strategy", text)])
     damaged = catalog.damaged.values()  # tells perhaps that these are no checkpoints at all
@@ -301,13 +282,13 @@ def _on_index(catalog: Catalog) -> PlanError | None:
 
 
 def compare_contents(
-    catalog: Catalog, strategy: Strategy, executor: Executor, doubts: Diagnostics
+    catalog: Catalog, sharding: Sharding, executor: Executor, doubts: Diagnostics
 ) -> Agreement:
     """Group the ranks by equal content, for every parameter of which the contents decide.
 
     A note is added on parameters whose contents tell nothing: one rank's slice may look like all.
     """
-    compared = content_decided_names(catalog, strategy)
+    compared = content_decided_names(catalog, sharding)
     read = partial(digest, buffer_bytes=BUFFER_BYTES)
     groups = _group_ranks(catalog, compared, read, executor)
     metas = catalog.metas
@@ -320,7 +301,7 @@ def compare_contents(
         if compared[name] is not None:  # as states are when training begins: the shape decides
             del groups[name]
     mute = [name for name in mute if name in groups]
-    if mute and strategy.layouts:
+    if mute and isinstance(sharding, Strategy):
         text = "not in the strategy, and all elements of all ranks are the same; taken for whole, "
         text += f"if they are slices say so in a strategy by hand (-s MORE.yaml): {shorten(mute)}"
         doubts.add(Diagnostic("doubt", text))
@@ -330,12 +311,12 @@ def compare_contents(
     }
 
 
-def sample_states(catalog: Catalog, strategy: Strategy, executor: Executor) -> Agreement:
+def sample_states(catalog: Catalog, sharding: Sharding, executor: Executor) -> Agreement:
     """Group the ranks by equal samples, for what may be optimizer state by name and shape.
 
     Samples tell state from parameters that are replicated; see `find_sources`.
     """
-    compared = content_decided_names(catalog, strategy)
+    compared = content_decided_names(catalog, sharding)
     names = [name for name, follows in compared.items() if follows is not None]
     metas = catalog.metas
     return {
@@ -365,13 +346,13 @@ def _group_ranks(
 
 
 def find_running(
-    catalog: Catalog, strategy: Strategy, names: Iterable[str], executor: Executor
+    catalog: Catalog, sharding: Sharding, names: Collection[str], executor: Executor
 ) -> frozenset[str]:
     """Return those of ``names`` that are running statistics by name, shape and values.
 
     On every rank all numbers are finite, and no variance is negative.
     """
-    least = find_statistics(catalog.metas, strategy)
+    least = find_statistics(catalog.metas, sharding) if names else {}
     futures = {
         name: [
             executor.submit(find_least, file.tensors[name], BUFFER_BYTES)
@@ -394,14 +375,14 @@ def _is_mute(meta: TensorMeta, contents: Collection[Sample]) -> bool:
 
 
 def correct_strategy(
-    find: Callable[[Strategy], Sources],
+    find: Callable[[Sharding], Sources],
     sources: Sources,
     catalog: Catalog,
-    strategy: Strategy,
+    sharding: Sharding,
     executor: Executor,
     options: ResolveOptions,
     doubts: Diagnostics,
-) -> tuple[Strategy, Sources]:
+) -> tuple[Sharding, Sources]:
     """Correct a strategy where contents prove that it is wrong, and find the sources with it.
 
     Parameters
@@ -410,7 +391,7 @@ def correct_strategy(
         Finds the sources with a strategy.
     sources
         Those with the strategy as it was read; contents of them are read.
-    catalog, strategy
+    catalog, sharding
         What is on disk, and the layouts as they were read.
     executor
         Does the reading.
@@ -419,32 +400,31 @@ def correct_strategy(
     doubts
         Gets the contradictions between strategy and contents.
     """
-    contradiction = why_no_shard(strategy, options)
-    if contradiction is not None or options.trust_strategy:
-        if contradiction is not None:
-            doubts.add(Diagnostic("options", contradiction))
-            return strategy, sources
+    if isinstance(sharding, Merged):
+        return sharding, sources
+    if options.trust_strategy:
         text = "--trust-strategy: contents were not looked at; where replicas differ, the lowest "
         doubts.add(Diagnostic("doubt", f"{text}rank's are taken"))
-        return strategy, sources
-    doubts.add(*find_contradictions(catalog, strategy), *_compare_index_beside(catalog, sources))
-    found = check_strategy(catalog, strategy, sources.found, executor)
+        return sharding, sources
+    doubts.add(*find_contradictions(catalog, sharding), *_compare_index_beside(catalog, sources))
+    found = check_strategy(catalog, sharding, sources.found, executor)
     shards = None
-    is_suspect = any(doubt.code == "replica" for doubt in found)
-    is_suspect = is_suspect or show_shard(strategy, sources.found)
-    if (is_suspect or options.optimizer_shard is not None) and strategy.layouts:
-        by_samples = options.contents == "samples"
-        shards = find_shards(
-            *(strategy, sources.found, executor, options.optimizer_shard), by_samples
-        )
+    if isinstance(sharding, Strategy):
+        is_suspect = any(doubt.code == "replica" for doubt in found)
+        is_suspect = is_suspect or show_shard(sharding, sources.found)
+        if is_suspect or options.optimizer_shard is not None:
+            by_samples = options.contents == "samples"
+            shards = find_shards(
+                *(sharding, sources.found, executor, options.optimizer_shard), by_samples
+            )
     if shards is not None:
-        strategy = shards.strategy
+        sharding = shards.strategy
         doubts.add(*shards.problems, *shards.notes)
-        sources = find(strategy)
+        sources = find(sharding)
         others = [one for one in sources.found if one.meta.name not in shards.names]
-        found = check_strategy(catalog, strategy, others, executor)
+        found = check_strategy(catalog, sharding, others, executor)
     doubts.add(*found)
-    return strategy, sources
+    return sharding, sources
 
 
 def _compare_index_beside(catalog: Catalog, sources: Sources) -> Iterator[Diagnostic]:
@@ -477,12 +457,12 @@ def _compare_index_beside(catalog: Catalog, sources: Sources) -> Iterator[Diagno
             )
 
 
-def why_no_shard(strategy: Strategy | None, options: ResolveOptions) -> str | None:
+def shard_problem(sharding: Sharding, options: ResolveOptions) -> str | None:
     """Return why an optimizer shard cannot be given; None if it can be."""
     shard = options.optimizer_shard
-    if shard is None or (shard == 1 and strategy is not None and strategy.layouts):
+    if shard is None or (shard == 1 and isinstance(sharding, Strategy)):
         return None
-    if strategy is None or not strategy.layouts:
+    if not isinstance(sharding, Strategy):
         text = "it decides what a strategy leaves open, and none is read here; leave it away"
         return f"--optimizer-shard {shard}: {text}"
     if options.trust_strategy:

@@ -31,7 +31,7 @@ from ckpttool.model.slicing import (
     follow,
     odd_state,
 )
-from ckpttool.model.strategy import Strategy
+from ckpttool.model.strategy import Merged, Replicated, SelfDescribed, Sharding, Strategy
 from ckpttool.model.tensors import TensorMeta, map_of, part_names
 from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.planning.missing import (
@@ -173,7 +173,7 @@ class Sources:
         self.damage += losses.damage
 
 
-def content_decided_names(catalog: Catalog, strategy: Strategy) -> dict[str, str | None]:
+def content_decided_names(catalog: Catalog, sharding: Sharding) -> dict[str, str | None]:
     """Parameters of which the contents decide: not listed, on several ranks, alike by header.
 
     Returns
@@ -182,12 +182,14 @@ def content_decided_names(catalog: Catalog, strategy: Strategy) -> dict[str, str
         Of each that may be state, as names and shapes show, the parameter; contents may contradict.
         A state of one of MindSpore's optimizers needs no contents.
     """
-    found = {}
-    owners = _owners_in(catalog, strategy)
+    found: dict[str, str | None] = {}
+    if isinstance(sharding, Merged):
+        return found
+    owners = _owners_in(catalog, sharding)
     for name, ranks in catalog.holders.items():
-        if name in strategy.layouts:
+        if name in sharding.layouts:
             continue
-        follows = followed_parameter(catalog, strategy, name, ranks, owners)
+        follows = followed_parameter(catalog, sharding, name, ranks, owners)
         described = _described_source(catalog, name, ranks, owners)
         if described is not None:
             if described.parameter is None:
@@ -201,34 +203,33 @@ def content_decided_names(catalog: Catalog, strategy: Strategy) -> dict[str, str
     return found
 
 
-def _listed_names(catalog: Catalog, strategy: Strategy) -> Collection[str]:
+def _listed_names(catalog: Catalog, sharding: Sharding) -> Collection[str]:
     """Return the names of which the strategy, or the checkpoint itself, gives the slices."""
     if isinstance(catalog, SelfDescribedCatalog):
         return catalog.description.tensors.keys()
-    return strategy.layouts.keys()
+    return sharding.layouts.keys()
 
 
-def _owners_in(catalog: Catalog, strategy: Strategy) -> dict[str, str]:
+def _owners_in(catalog: Catalog, sharding: Sharding) -> dict[str, str]:
     """Return the parameter of every optimizer state, as far as names tell."""
-    return find_owners(_listed_names(catalog, strategy), catalog.metas)
+    return find_owners(_listed_names(catalog, sharding), catalog.metas)
 
 
 def find_sources(
     catalog: Catalog,
-    strategy: Strategy,
+    sharding: Sharding,
     agreement: Agreement,
     unlisted: Unlisted | None,
     running: Collection[str] = (),
 ) -> Sources:
-    """Sources of all parameters of a checkpoint that is spread over ranks.
+    """Find the sources of all parameters of a checkpoint.
 
     Parameters
     ----------
     catalog
         What is on disk.
-    strategy
-        The layouts; one without layouts says that every rank holds everything, unless the
-        checkpoint describes itself.
+    sharding
+        How the tensors are spread over its files; a strategy has no rules any more.
     agreement
         For each of `content_decided_names`, the ranks grouped by equal content.
     unlisted
@@ -238,19 +239,20 @@ def find_sources(
     running
         Parameters that are running statistics, so that they differ by design.
     """
-    assert strategy.rules is None, "Strategy.resolve() comes first"
-    presence = check_presence(catalog, strategy)
+    if isinstance(sharding, Merged):
+        return _full_sources(catalog, unlisted)
+    presence = check_presence(catalog, sharding)
     sources = Sources(
         problems=presence.problems,
         notes=presence.notes,
         is_deduplicated=presence.is_deduplicated,
     )
     is_complete = not sources.problems
-    owners = _owners_in(catalog, strategy)
-    partly = find_partly_held(catalog, strategy, sources.is_deduplicated)
+    owners = _owners_in(catalog, sharding)
+    partly = find_partly_held(catalog, sharding, sources.is_deduplicated)
     alone = {name: one for one in partly if one.is_alone for name in one.names}
     search = _Search(
-        catalog, strategy, agreement, unlisted, running, sources, presence.lacking, owners, alone
+        catalog, sharding, agreement, unlisted, running, sources, presence.lacking, owners, alone
     )
     for name, ranks in catalog.holders.items():
         search.take(name, ranks)
@@ -261,15 +263,15 @@ def find_sources(
         for one in partly
         if not asked.issuperset(one.names)
     )
-    sources.problems += on_contradictions(strategy, sources.found)
+    sources.problems += on_contradictions(sharding, sources.found)
     each = [name for of in search.differing.values() for name in of if unlisted == "rank"]
     lacking = presence.lacking
-    sources.add(find_missing_slices(catalog, strategy, lacking, each, sources.is_deduplicated))
+    sources.add(find_missing_slices(catalog, sharding, lacking, each, sources.is_deduplicated))
     sources.notes += layout_notes(sources.found, search.corrected, search.where)
-    listed = _listed_names(catalog, strategy)
+    listed = _listed_names(catalog, sharding)
     sources.notes += on_guesses(sources.found, listed, owners)
-    sources.notes += stray_notes(strategy, catalog.holders)
-    if not isinstance(catalog, SelfDescribedCatalog):
+    sources.notes += stray_notes(sharding, catalog.holders)
+    if not isinstance(sharding, SelfDescribed):
         note = note_redundancy(catalog, sources.is_deduplicated)
         sources.notes += [] if note is None else [note]
     return sources
@@ -294,7 +296,7 @@ class _Search:
     """
 
     catalog: Catalog
-    strategy: Strategy
+    sharding: Sharding
     agreement: Agreement
     unlisted: Unlisted | None
     running: Collection[str]
@@ -308,12 +310,12 @@ class _Search:
     @property
     def where(self) -> str:
         """What says how tensors are cut."""
-        is_described = isinstance(self.catalog, SelfDescribedCatalog)
+        is_described = isinstance(self.sharding, SelfDescribed)
         return "the description" if is_described else "the strategy"
 
     def take(self, name: str, ranks: Sequence[int]) -> None:
         """Find the source of one parameter, which ``ranks`` hold."""
-        catalog, strategy = self.catalog, self.strategy
+        catalog, sharding = self.catalog, self.sharding
         described = _described_source(catalog, name, ranks, self.owners)
         if described is not None and described.parameter is not None:
             is_contradicted = self._is_contradicted(name, described.slicing.owners())
@@ -322,16 +324,16 @@ class _Search:
             self.sources.found.append(described)
         if described is not None or _is_broken(catalog, name):
             return
-        followed = followed_parameter(catalog, strategy, name, ranks, self.owners)
-        layouts = state_layouts(strategy, name, self.owners)
+        followed = followed_parameter(catalog, sharding, name, ranks, self.owners)
+        layouts = state_layouts(sharding, name, self.owners)
         if followed is not None and self._is_contradicted(name, _shares(layouts)):
             followed = None
-        if name not in strategy.layouts and followed is None:
+        if name not in sharding.layouts and followed is None:
             self._take_unlisted(name, ranks)
             return
         if followed is None:
-            layouts = true_layouts(catalog, strategy, name, self.owners)
-            self.corrected += [name] if layouts != strategy.layouts[name] else []
+            layouts = true_layouts(catalog, sharding, name, self.owners)
+            self.corrected += [name] if layouts != sharding.layouts[name] else []
         origin = Listed() if followed is None else FollowsParameter(followed)
         source = _sharded_source(catalog, layouts, name, ranks, origin, self.lacking, self.sources)
         if source is not None:
@@ -357,7 +359,7 @@ class _Search:
         catalog = self.catalog
         groups = _group_by_content(catalog, self.agreement, name, ranks)
         meta = catalog.files[ranks[0]].header[name].meta
-        odd = _odd_shape(catalog, self.strategy, meta, self.owners)
+        odd = _odd_shape(catalog, self.sharding, meta, self.owners)
         is_decided = odd is not None and self.unlisted is not None
         if _may_be_parts(catalog, name, groups) or name in self.alone or is_decided:
             self.differing.setdefault(groups, []).append(name)
@@ -378,16 +380,15 @@ class _Search:
         elif is_complete:
             own, rest = split_by_meaning(self.differing)
             self._settle(own, "drop")
-            is_cut = bool(self.strategy.layouts)
-            is_described = isinstance(self.catalog, SelfDescribedCatalog)
-            told_by = self.where if is_cut or is_described else None
+            told_by = None if isinstance(self.sharding, Replicated) else self.where
             number = len(self.catalog.holders)
+            is_cut = isinstance(self.sharding, Strategy)
             asked = questions(told_by, rest, number, self.alone, is_cut, self.running)
             self.sources.problems += [Diagnostic("unlisted", question) for question in asked]
 
     def _settle(self, differing: Differing, unlisted: Unlisted) -> None:
         catalog, sources = self.catalog, self.sources
-        cycle = max(len(self.strategy.ranks), max(catalog.files, default=0) + 1)
+        cycle = max(len(self.sharding.ranks), max(catalog.files, default=0) + 1)
         for groups, names in differing.items():
             ranks = sorted(rank for group in groups for rank in group)
             if unlisted == "first":
@@ -430,11 +431,11 @@ def _shaped_owner(name: str, owners: Owners) -> str:
 
 
 def _odd_shape(
-    catalog: Catalog, strategy: Strategy, meta: TensorMeta, owners: Owners
+    catalog: Catalog, sharding: Sharding, meta: TensorMeta, owners: Owners
 ) -> str | None:
     """Why optimizer state without a layout is not taken as it is, or None if nothing speaks so."""
     if not isinstance(catalog, SelfDescribedCatalog):
-        return odd_shape(catalog, strategy, meta, owners)
+        return odd_shape(catalog, sharding, meta, owners)
     if owner_of(meta.name) is None:
         return None
     base = catalog.description.tensors.get(_shaped_owner(meta.name, owners))
@@ -527,11 +528,10 @@ def _on_stages(chosen: Source, meta: TensorMeta, layout: Layout, path: str) -> s
     return f"{text}stages hold the same of what they share: is it the strategy of this run?"
 
 
-def undivided_sources(catalog: Catalog, unlisted: Unlisted | None = None) -> Sources:
-    """Sources of a checkpoint that holds every parameter undivided, in one file or several.
+def _full_sources(catalog: Catalog, unlisted: Unlisted | None) -> Sources:
+    """Return the sources of a checkpoint whose files hold full tensors.
 
-    ``unlisted`` decides, as in `find_sources`, what becomes of tensors of which it may hold only
-    one rank's slice.
+    ``unlisted`` decides what becomes of tensors of which it may hold only one rank's slice.
     """
     sources = Sources(damage=list(catalog.damaged.values()))
     sources.notes += on_one_of_several(catalog)
@@ -638,13 +638,13 @@ class Presence:
     lacking: dict[tuple[int, ...], list[str]] = field(default_factory=lambda: defaultdict(list))
 
 
-def check_presence(catalog: Catalog, strategy: Strategy) -> Presence:
+def check_presence(catalog: Catalog, sharding: Sharding) -> Presence:
     """Hold the ranks and names that are on disk against those of the strategy, or description."""
-    presence = Presence(is_deduplicated(catalog, strategy))
+    presence = Presence(is_deduplicated(catalog, sharding))
     if isinstance(catalog, SelfDescribedCatalog):
         presence.problems += [Diagnostic("missing", text) for text in catalog.description.problems]
-    elif strategy.layouts:
-        _check_strategy(catalog, strategy, presence)
+    elif isinstance(sharding, Strategy):
+        _check_strategy(catalog, sharding, presence)
     elif presence.is_deduplicated:
         presence.problems += [Diagnostic("missing", text) for text in absent_ranks(catalog)]
     else:

@@ -32,7 +32,7 @@ from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.optimizer_names import GRADIENTS, parameter_of
 from ckpttool.model.slicing import LayoutSlicing, Slicing, Source
-from ckpttool.model.strategy import Strategy
+from ckpttool.model.strategy import SelfDescribed, Sharding, Strategy
 from ckpttool.model.tensors import StoredTensor
 from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.planning.missing import is_deduplicated
@@ -165,7 +165,7 @@ LEAST_BYTES = 4096  # of slices; less may be the same as it was made by hand, a 
 
 
 def check_strategy(
-    catalog: Catalog, strategy: Strategy, sources: Iterable[Source], executor: Executor
+    catalog: Catalog, sharding: Sharding, sources: Iterable[Source], executor: Executor
 ) -> list[Diagnostic]:
     """Problems and notes about layouts that the contents contradict.
 
@@ -176,7 +176,7 @@ def check_strategy(
 
     All tensors whose layouts a person wrote are looked at closely.
     """
-    by_hand = strategy.by_hand
+    by_hand = sharding.by_hand
     sources = list(sources)
     looked = sample_tensors(sources, by_hand, executor)
     differing: dict[tuple[str | None, tuple[int, ...]], list[SampledTensor]] = defaultdict(list)
@@ -196,19 +196,19 @@ def check_strategy(
             are_all = groups == (tuple(sorted(by_rank)),)
             alike[() if are_all else groups].append(name)
     found = [_on_differing(catalog, place, those) for (place, _), those in differing.items()]
-    if isinstance(catalog, SelfDescribedCatalog):
+    if isinstance(sharding, SelfDescribed):
         return found
     shown = {one.source.meta.name: one for one in looked}
     found += [_on_whole(whole, shown[whole[0]])] if whole else []
-    found += _stages_that_differ(catalog, strategy, sources, executor)
+    found += _stages_that_differ(catalog, sharding, sources, executor)
     names = alike.get((), [])
     if names and _are_all_alike(looked, by_hand):
         return [*found, _on_all_alike(names, shown[names[0]])]
     if contradicted := _contradicted(looked, alike, by_hand):
         return [*found, contradicted]
     notes = [_note(groups, names, by_hand) for groups, names in alike.items()]
-    lost = [rank for rank in strategy.ranks if rank not in catalog.files]
-    if lost and notes and not is_deduplicated(catalog, strategy):
+    lost = [rank for rank in sharding.ranks if rank not in catalog.files]
+    if lost and notes and not is_deduplicated(catalog, sharding):
         # Each may be by chance.  Together they say that these files are of another strategy.
         texts = [f"{format_ranks(lost)} not there, and {note.text}" for note in notes]
         notes = [Diagnostic("contradicted", text, *SKIPS_CHECK) for text in texts]
@@ -380,7 +380,7 @@ def _remedy(
 
 
 def _stages_that_differ(
-    catalog: Catalog, strategy: Strategy, sources: Sequence[Source], executor: Executor
+    catalog: Catalog, sharding: Sharding, sources: Sequence[Source], executor: Executor
 ) -> list[Diagnostic]:
     """Parameters that several stages hold, and of which samples differ; gradients are each its own.
 
@@ -388,7 +388,7 @@ def _stages_that_differ(
     """
     pairs = [
         (mine, other)
-        for mine, other in other_stages(catalog, strategy, sources)
+        for mine, other in other_stages(catalog, sharding, sources)
         if mine.meta == other.meta and mine.meta.nbytes and not mine.meta.name.startswith(GRADIENTS)
     ]
     futures = [tuple(executor.submit(sample_box, source) for source in pair) for pair in pairs]
@@ -412,41 +412,40 @@ def _stages_that_differ(
 
 
 def limit_to_written_ranks(
-    catalog: Catalog, strategy: Strategy | None
+    catalog: Catalog, sharding: Sharding | None
 ) -> tuple[Catalog, list[Diagnostic]]:
     """Limit a catalog to the ranks that a set was written for, if not for all (--rank).
 
     Inspect and verify want no other ranks; a note says so.
     """
-    asked, told = _written_ranks(catalog, strategy)
+    asked, told = _written_ranks(catalog, sharding)
     if asked is None:
         return catalog, []
-    others = format_ranks(sorted(_expected(catalog, strategy) - asked))
+    others = format_ranks(sorted(_expected(catalog, sharding) - asked))
     text = f"{others}: not looked for, since {told}"
     assert isinstance(catalog, RankCatalog)
     return replace(catalog, expected_ranks=asked), [Diagnostic("part", text)]
 
 
-def note_written_ranks(catalog: Catalog, strategy: Strategy | None) -> Catalog:
+def note_written_ranks(catalog: Catalog, sharding: Sharding) -> Catalog:
     """Add a note on the ranks that a set was written for, if not for all (--rank).
 
     Conversions want all ranks, and name what is missing.
     """
-    asked, told = _written_ranks(catalog, strategy)
+    asked, told = _written_ranks(catalog, sharding)
     if asked is None:
         return catalog
-    return replace(catalog, notes=(*catalog.notes, Diagnostic("part", told)))
+    return replace(catalog, diagnostics=(*catalog.diagnostics, Diagnostic("part", told)))
 
 
-def _expected(catalog: Catalog, strategy: Strategy | None) -> set[int]:
+def _expected(catalog: Catalog, sharding: Sharding | None) -> set[int]:
     """Ranks that should have a file."""
-    has_layouts = strategy is not None and (strategy.layouts or strategy.rules is not None)
     missing = catalog.missing_ranks if isinstance(catalog, RankCatalog) else ()
-    return {*(strategy.ranks if strategy is not None and has_layouts else ()), *missing}
+    return {*(sharding.ranks if isinstance(sharding, Strategy) else ()), *missing}
 
 
 def _written_ranks(
-    catalog: Catalog, strategy: Strategy | None
+    catalog: Catalog, sharding: Sharding | None
 ) -> tuple[frozenset[int] | None, str]:
     """The ranks that a set was written for, and how that is known; None if for all.
 
@@ -455,7 +454,7 @@ def _written_ranks(
     """
     path = Path(catalog.root) / MANIFEST
     there = catalog.files.keys() | catalog.damaged.keys()
-    expected = _expected(catalog, strategy)
+    expected = _expected(catalog, sharding)
     if not isinstance(catalog, RankCatalog) or catalog.expected_ranks is not None:
         return None, ""
     if expected <= there or not path.is_file():

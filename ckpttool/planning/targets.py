@@ -15,7 +15,6 @@ from pathlib import Path
 
 from ckpttool.errors import PlanError, StrategyError
 from ckpttool.formats import format_of_suffix
-from ckpttool.formats.local import is_there
 from ckpttool.formats.weight_index import (
     PART_ATTRS,
     index_names,
@@ -29,7 +28,7 @@ from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.plan import Document, NotListed, Plan, Target, Transfer, cut_into_parts
 from ckpttool.model.slicing import Source
-from ckpttool.model.strategy import Strategy
+from ckpttool.model.strategy import Merged, Strategy
 from ckpttool.model.tensors import map_of
 from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.planning.optimizer_state import (
@@ -41,7 +40,7 @@ from ckpttool.planning.optimizer_state import (
     target_layouts,
 )
 from ckpttool.planning.resolve import ResolvedSources
-from ckpttool.storage.files import is_within, write_document
+from ckpttool.storage.files import is_there, is_within, write_document
 from ckpttool.strategy_files.writer import encode_strategy, name_problem
 
 
@@ -62,13 +61,13 @@ def plan(resolved: ResolvedSources, target: Target, diagnostics: Diagnostics) ->
     Plan or None
         None if anything is wrong with the sources, or with how they fit the target.
     """
-    catalog, strategy = resolved.catalog, resolved.strategy
+    catalog = resolved.catalog
     target, reasons = _with_names(target, resolved)
     diagnostics.add(*Diagnostic.each("target", reasons))
     transfers: list[Transfer] = []
     not_listed = NotListed()
     if not reasons:
-        diagnostics.add(*(target.strategy.notes if target.strategy is not None else ()))
+        diagnostics.add(*target.sharding.notes)
         transfers, not_listed = _find_transfers(resolved, target, diagnostics)
     outside = [rank for rank in target.paths if not 0 <= rank < target.ranks]
     if outside:
@@ -80,19 +79,18 @@ def plan(resolved: ResolvedSources, target: Target, diagnostics: Diagnostics) ->
         diagnostics.add(Diagnostic("missing", text))
     if diagnostics.has_errors:
         return None
-    files = [path for one in (strategy, target.strategy) if one is not None for path in one.files]
-    return Plan(catalog, target, tuple(transfers), (), not_listed, strategies=tuple(files))
+    files = (*resolved.sharding.files, *target.sharding.files)
+    return Plan(catalog, target, tuple(transfers), (), not_listed, strategies=files)
 
 
 def _with_names(target: Target, resolved: ResolvedSources) -> tuple[Target, Sequence[str]]:
     """Return the target with the names of the checkpoint in its strategy, and what has no name."""
-    if target.strategy is None:
+    if isinstance(target.sharding, Merged):
         return target, ()
-    metas = dict(resolved.catalog.metas)
-    if resolved.strategy is not None:
-        metas |= {source.meta.name: source.meta for source in resolved.sources}
-    strategy, reasons = target.strategy.resolve(metas, target.not_in_target != "follow")
-    return replace(target, strategy=strategy), reasons
+    metas = {**resolved.catalog.metas}
+    metas |= {source.meta.name: source.meta for source in resolved.sources}
+    strategy, reasons = target.sharding.resolve(metas, target.not_in_target != "follow")
+    return replace(target, sharding=strategy), reasons
 
 
 def _find_transfers(
@@ -108,7 +106,7 @@ def _find_transfers(
         if layouts:
             layouts = tuple(_folded(layout, shape) for layout in layouts)
             reasons = {_why_not_target(layout, shape) for layout in layouts} - {None}
-            where = target.strategy.origin if target.strategy else ""
+            where = target.sharding.origin
             for reason in sorted(map(str, reasons)):
                 text = f"{name}: target {where}: {reason}"
                 diagnostics.add(Diagnostic("target", text, tensor=name))
@@ -118,8 +116,8 @@ def _find_transfers(
             layouts = _everywhere(source, target.ranks)
         if layouts:
             transfers.append(Transfer.copy_of(source, layouts))
-    if target.strategy is not None:
-        _compare_names(sources, target.strategy, diagnostics)
+    if isinstance(target.sharding, Strategy):
+        _compare_names(sources, target.sharding, diagnostics)
         diagnostics.add(*fitting.notes(), *fitting.gradients.notes())
     turned = {source.meta.name for source in sources if source.rank_cycle is not None}
     turned -= fitting.not_listed.dropped.keys()
@@ -140,19 +138,19 @@ class _Fitting:
 
     def __init__(self, resolved: ResolvedSources, target: Target) -> None:
         self.target = target
-        self.src_strategy = resolved.strategy
+        self.src_sharding = resolved.sharding
         self.metas = {source.meta.name: source.meta for source in resolved.sources}
         self.owners: Owners = {}
-        if target.strategy is not None:
-            self.owners = owners_of_full(target.strategy.layouts, self.metas)
+        if isinstance(target.sharding, Strategy):
+            self.owners = owners_of_full(target.sharding.layouts, self.metas)
         self.recut: list[str] = []
         self.gradients = Gradients()
         self.not_listed = NotListed()
 
     def layouts(self, source: Source) -> tuple[Layout, ...] | None:
         """Return the layouts of a source in the target; () for a full tensor, None to drop it."""
-        target, strategy, name = self.target, self.target.strategy, source.meta.name
-        if strategy is None or source.meta.text is not None:
+        target, strategy, name = self.target, self.target.sharding, source.meta.name
+        if isinstance(strategy, Merged) or source.meta.text is not None:
             return ()
         if name in strategy.layouts:
             return () if source.rank_cycle is not None else self._listed(source, strategy)
@@ -177,7 +175,7 @@ class _Fitting:
         layouts = target_layouts(strategy, name, self.owners)
         if [layout.parts for layout in strategy.layouts[name]] != [one.parts for one in layouts]:
             self.recut.append(name)
-        return self.gradients.drop_unproven_shard(source, self.src_strategy, layouts)
+        return self.gradients.drop_unproven_shard(source, self.src_sharding, layouts)
 
     def notes(self) -> Iterator[Diagnostic]:
         """Yield notes on what is not as the target strategy says."""
@@ -338,9 +336,9 @@ class StrategySidecar:
 
         None, and an error among ``diagnostics``, if MindSpore's form cannot say that strategy.
         """
-        assert plan.target.strategy is not None, "rank files are cut by one"
+        assert isinstance(plan.target.sharding, Strategy), "rank files are sharded by one"
         try:
-            data = encode_strategy(written_strategy(plan, plan.target.strategy))
+            data = encode_strategy(written_strategy(plan, plan.target.sharding))
         except StrategyError as error:
             diagnostics.failures.append(error)
             return None

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
 
-from ckpttool.model.catalog import Catalog, SelfDescribedCatalog
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.slicing import Source
-from ckpttool.model.strategy import Strategy
+from ckpttool.model.strategy import Sharding, Strategy
 from ckpttool.model.tensors import TensorMeta, map_of
 from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.planning.optimizer_state import (
@@ -64,7 +64,7 @@ class PartlyHeld:
 
 
 def find_partly_held(
-    catalog: Catalog, strategy: Strategy, is_deduplicated: bool
+    catalog: Catalog, sharding: Sharding, is_deduplicated: bool
 ) -> tuple[PartlyHeld, ...]:
     """Parameters that no strategy lists, and that only some ranks of their stage have.
 
@@ -73,30 +73,30 @@ def find_partly_held(
     is if all that are not on every rank are on one.  Ranks that hold nothing, and map parameters,
     are judged elsewhere.
     """
-    if isinstance(catalog, SelfDescribedCatalog) or not strategy.layouts:
+    if not isinstance(sharding, Strategy):
         return ()
     names: dict[tuple[int, ...], list[str]] = defaultdict(list)
     for name, ranks in catalog.holders.items():
         names[ranks].append(name)
     stages: dict[int, set[int]] = defaultdict(set)
     for rank in (rank for rank, file in catalog.files.items() if file.tensors):
-        stages[rank // strategy.stage_ranks].add(rank)
+        stages[rank // sharding.stage_ranks].add(rank)
     missing: dict[tuple[int, ...], tuple[int, ...]] = {}
     for ranks in names:
-        of_stages = {rank // strategy.stage_ranks for rank in ranks}
+        of_stages = {rank // sharding.stage_ranks for rank in ranks}
         there = {rank for stage in of_stages for rank in stages[stage]}
         missing[ranks] = tuple(sorted(there.difference(ranks)))
     if not any(missing.values()):
         return ()
-    owners = find_owners(strategy.layouts, catalog.metas)
+    owners = find_owners(sharding.layouts, catalog.metas)
     found = []
     for ranks, lacking in missing.items():
         unlisted = tuple(
             name
             for name in (names[ranks] if lacking else ())
-            if name not in strategy.layouts
+            if name not in sharding.layouts
             and map_of(name) is None
-            and followed_parameter(catalog, strategy, name, ranks, owners) is None
+            and followed_parameter(catalog, sharding, name, ranks, owners) is None
         )
         if unlisted:
             text = _on_others(catalog, unlisted, lacking)
@@ -105,7 +105,7 @@ def find_partly_held(
                 text = _on_one(catalog, unlisted, ranks[0], list(instead))
             found.append(PartlyHeld(unlisted, ranks, lacking, text))
     if is_deduplicated and all(
-        len(one.ranks) == len({rank // strategy.stage_ranks for rank in one.ranks}) for one in found
+        len(one.ranks) == len({rank // sharding.stage_ranks for rank in one.ranks}) for one in found
     ):
         return ()
     return tuple(found)
@@ -136,7 +136,7 @@ WEIGHTS = ("gamma", "weight")  # of the same layers
 FLOATS = ("Float16", "BFloat16", "Float32", "Float64")
 
 
-def find_statistics(metas: Mapping[str, TensorMeta], strategy: Strategy) -> dict[str, float]:
+def find_statistics(metas: Mapping[str, TensorMeta], sharding: Sharding) -> dict[str, float]:
     """Return the parameters that are running statistics by their names and shapes.
 
     A mean and a variance of one layer come in a pair, one number for each channel.  What the
@@ -154,10 +154,10 @@ def find_statistics(metas: Mapping[str, TensorMeta], strategy: Strategy) -> dict
         if pair is None or (meta.dtype, meta.shape) != (pair.dtype, pair.shape):
             continue
         names = {name, pair.name}
-        is_told = names & strategy.layouts.keys() or any(
+        is_told = names & sharding.layouts.keys() or any(
             math.prod(layout.parts) > 1
             for weight in WEIGHTS
-            for layout in strategy.layouts.get(_in(layer, weight), ())
+            for layout in sharding.layouts.get(_in(layer, weight), ())
         )
         if meta.dtype in FLOATS and len(meta.shape) == 1 and not is_told:
             found |= {name: -math.inf, pair.name: 0.0}
@@ -362,9 +362,9 @@ def on_guesses(
         yield Diagnostic("guessed", text)
 
 
-def on_contradictions(strategy: Strategy, found: Sequence[Source]) -> Iterator[Diagnostic]:
+def on_contradictions(sharding: Sharding, found: Sequence[Source]) -> Iterator[Diagnostic]:
     """Problems of states that a person cut otherwise than the parameter, so that shapes differ."""
-    by_hand = strategy.by_hand
+    by_hand = sharding.by_hand
     shapes = {source.meta.name: source.meta.shape for source in found}
     for meta in (source.meta for source in found):
         base = owner_of(meta.name) or ""
@@ -376,10 +376,11 @@ def on_contradictions(strategy: Strategy, found: Sequence[Source]) -> Iterator[D
             yield Diagnostic("shape", text, tensor=meta.name)
 
 
-def find_contradictions(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnostic]:
+def find_contradictions(catalog: Catalog, sharding: Sharding) -> Iterator[Diagnostic]:
     """Yield what headers show to be wrong with the layouts that a strategy lists."""
-    yield from find_unlike_states(catalog, strategy)
-    yield from _find_other_stages(catalog, strategy)
+    if isinstance(sharding, Strategy):
+        yield from find_unlike_states(catalog, sharding)
+        yield from _find_other_stages(catalog, sharding)
 
 
 def _find_other_stages(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnostic]:
@@ -388,8 +389,10 @@ def _find_other_stages(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnos
     Stages share a few parameters at most.  A strategy of two stages for ranks that all hold every
     layer would leave half of the files unread.
     """
-    holders = catalog.holders if strategy.stages > 1 else {}
-    for stage in range(strategy.stages if strategy.stages > 1 else 0):
+    if strategy.stages == 1:
+        return
+    holders = catalog.holders
+    for stage in range(strategy.stages):
         first = stage * strategy.stage_ranks
         ranks = range(first, first + strategy.stage_ranks)
         header = next((catalog.files[rank].header for rank in ranks if rank in catalog.files), {})
@@ -416,14 +419,16 @@ def _find_other_stages(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnos
             )
 
 
-def stray_notes(strategy: Strategy, holders: Mapping[str, Sequence[int]]) -> Iterator[Diagnostic]:
+def stray_notes(sharding: Sharding, holders: Mapping[str, Sequence[int]]) -> Iterator[Diagnostic]:
     """A note if ranks of a stage hold what the strategy lists for other stages only."""
+    if not isinstance(sharding, Strategy) or sharding.stages == 1:
+        return
     strays = [
         name
         for name, ranks in holders.items()
-        if name in strategy.layouts and strategy.stages > 1
-        if {rank // strategy.stage_ranks for rank in ranks if rank in strategy.ranks}
-        - set(strategy.stages_of(name))
+        if name in sharding.layouts
+        if {rank // sharding.stage_ranks for rank in ranks if rank in sharding.ranks}
+        - set(sharding.stages_of(name))
     ]
     if strays:
         text = "held by ranks of stages, too, that the strategy does not list them for, and not "

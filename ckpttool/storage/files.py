@@ -15,11 +15,31 @@ from pathlib import Path
 
 from ckpttool.errors import VerifyError, add_note, describe_os_error, notes_of
 from ckpttool.formats import get_format
+from ckpttool.formats.local import ABSENT
 from ckpttool.model.plan import OutputFile
 from ckpttool.model.tensors import FileIndex, Stamp, TensorMeta
 
 # Errors of file systems that cannot lock a file or reserve space, as some network file systems.
 UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL})
+
+
+def is_there(path: str | Path) -> bool:
+    """Return whether anything has this name, even a broken link.
+
+    A name that this user may not see counts as absent; the user cannot write to it either.
+
+    Raises
+    ------
+    OSError
+        The system cannot tell, as with a disk that has failed.
+    """
+    try:
+        os.lstat(path)
+    except OSError as error:
+        if error.errno in ABSENT or isinstance(error, PermissionError):
+            return False
+        raise
+    return True
 
 
 class TakenError(OSError):

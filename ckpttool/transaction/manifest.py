@@ -517,7 +517,7 @@ def _options_of(plan: Plan) -> tuple[tuple[str, str], ...]:
     options["dst_strategies"] = (
         f"--write-strategy {strategies[0]}" if strategies else "no --write-strategy"
     )
-    if target.strategy is not None:
+    if not target.is_merged:
         choice = target.not_in_target
         is_default = choice == "follow"
         options["not listed"] = "no --not-in-target" if is_default else f"--not-in-target {choice}"

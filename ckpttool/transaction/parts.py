@@ -17,19 +17,18 @@ from pathlib import Path
 
 from ckpttool.errors import CkptToolError, FormatError, PlanError, VerifyError, raise_all
 from ckpttool.formats import FORMAT_NAMES, suffix_of
-from ckpttool.formats.local import is_there
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import JOURNAL, MANIFEST, Provenance, differences
 from ckpttool.model.plan import Document, Plan, balance
 from ckpttool.model.wording import format_ranks, shorten
-from ckpttool.storage.files import is_within, remove_document, write_document
+from ckpttool.storage.files import is_there, is_within, remove_document, write_document
 from ckpttool.transaction.journal import (
     Part,
     active_writer,
     find_other_set,
     find_part_records,
+    find_unfinished_run,
     has_text,
-    incomplete_reason,
     journal_path,
     lock_set,
     part_record_path,
@@ -148,9 +147,9 @@ def finalize(folder: str) -> Manifest:
     journal = journal_path(manifest)
     was_killed = manifest.exists() and journal.exists() and not has_text(journal)
     if not find_part_records(manifest) and not was_killed:
-        reason = incomplete_reason(Path(folder))
-        if reason is not None:
-            raise PlanError([Diagnostic("unfinished", reason)])
+        unfinished = find_unfinished_run(Path(folder))
+        if unfinished is not None:
+            raise PlanError([unfinished])
         return _check_complete(folder, manifest)
     with lock_set(manifest):
         if find_part_records(manifest) and not _is_marked(manifest):

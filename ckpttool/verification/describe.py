@@ -12,12 +12,11 @@ from dataclasses import replace
 from ckpttool._version import SCHEMA
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.discovery.mindformers_output import find_devices
-from ckpttool.errors import PlanError
 from ckpttool.formats.foreign import Device
 from ckpttool.model.catalog import Catalog, MergedCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics, describe_notes
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
-from ckpttool.model.strategy import Strategy
+from ckpttool.model.strategy import Merged, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, map_of
 from ckpttool.planning.missing import note_redundancy, notes_of_scan, quarantine_damaged
 from ckpttool.planning.sources import on_one_of_several, suspected_rank_slices
@@ -61,15 +60,12 @@ def describe(
     executor = executor or InlineExecutor()
     found = Diagnostics("inspect") if diagnostics is None else diagnostics
     found.failures[:0] = catalog.damaged.values()
-    found.failures += (PlanError([finding]) for finding in catalog.findings)
-    notes = [*catalog.problems, *catalog.notes]
     if crc:
         from ckpttool.storage.checksums import check_files
 
         forged, more = check_files(catalog, executor, crc=True)
         found.failures += forged
-        notes += more
-    catalog = replace(catalog, notes=tuple(notes))
+        catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *more))
     if isinstance(catalog, MergedCatalog) and strategy is None:
         document = _describe_merged(catalog, found)
     else:
@@ -79,8 +75,8 @@ def describe(
 
 def _describe_merged(catalog: MergedCatalog, found: Diagnostics) -> Json:
     """Describe a file, or several with an index."""
-    found.add(*on_one_of_several(catalog), *catalog.notes)
-    if not (catalog.indexes or catalog.findings):
+    found.add(*on_one_of_several(catalog), *catalog.diagnostics)
+    if not (catalog.indexes or catalog.errors("inspect")):
         (file,) = catalog.files.values()
         text = (
             f"{file.path}: nothing in it ({file.nbytes} bytes): cut short, or of a rank that was "
@@ -105,7 +101,7 @@ def _describe_merged(catalog: MergedCatalog, found: Diagnostics) -> Json:
             {**tensor, "file": file.path} for file in files for tensor in _describe_stored(file)
         ],
         "notes": describe_notes(found.of("note", "warning")),
-        "problems": [*map(str, catalog.damaged.values()), *(one.text for one in catalog.findings)],
+        "problems": [*map(str, catalog.damaged.values()), *(one.text for one in found.errors)],
     }
 
 
@@ -138,10 +134,10 @@ def _describe_ranks(
     from ckpttool.planning.strategy_check import limit_to_written_ranks
 
     catalog, of_part = limit_to_written_ranks(catalog, strategy)
-    notes = [*catalog.notes]
-    devices = {} if isinstance(catalog, MergedCatalog) else find_devices(catalog.root, notes)
-    catalog = replace(catalog, notes=tuple(notes))
-    found.add(*of_part)
+    table = Diagnostics("inspect")
+    devices = {} if isinstance(catalog, MergedCatalog) else find_devices(catalog.root, table)
+    catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *table))
+    found.add(*of_part, *catalog.errors())
     document: Json = {
         "path": catalog.root,
         "step": catalog.step,
@@ -155,9 +151,9 @@ def _describe_ranks(
     if strategy is not None or isinstance(catalog, SelfDescribedCatalog):
         document["tensors"] = _describe_tensors(catalog, strategy, executor, found)
     else:
-        whole = quarantine_damaged(catalog, None)
+        whole = quarantine_damaged(catalog, Merged())
         found.failures += [whole.damaged[rank] for rank in catalog.files if rank not in whole.files]
-        found.add(*notes_of_scan(catalog, None))
+        found.add(*notes_of_scan(catalog, Merged()))
         found.add(*filter(None, [note_redundancy(whole, is_deduplicated=None)]))
     document["notes"] = describe_notes(found.of("note", "warning"))
     problems = [problem for error in found.failures for problem in error.problems]
@@ -200,8 +196,7 @@ def _describe_tensors(
     found.failures[:0] = [error for error in damaged if error not in catalog.damaged.values()]
     found.failures += (error for error in seen.failures if error not in damaged)
     found.add(*seen, *resolved.doubts)
-    assert resolved.strategy is not None, "only a merged checkpoint has none"
-    return [_describe_source(source, resolved.strategy) for source in resolved.sources]
+    return [_describe_source(source, resolved.sharding) for source in resolved.sources]
 
 
 def describe_layout(source: Source) -> Json:
@@ -227,7 +222,7 @@ def _describe_shapes(shapes: Iterable[tuple[int, ...]]) -> Json:
     return {"slice_shape": different[0], **more}
 
 
-def _describe_source(source: Source, strategy: Strategy) -> Json:
+def _describe_source(source: Source, sharding: Sharding) -> Json:
     slicing = source.slicing
     if isinstance(slicing, BoxSlicing):
         return _describe_boxes(source, slicing)
@@ -237,8 +232,8 @@ def _describe_source(source: Source, strategy: Strategy) -> Json:
     return {
         **describe_layout(source),
         **({} if base else dict.fromkeys(("device_matrix", "tensor_map", "optimizer_shard"))),
-        **({"by_hand": strategy.by_hand[name]} if name in strategy.by_hand else {}),
-        "stages": list(strategy.stages_of(base)) if base else [],
+        **({"by_hand": sharding.by_hand[name]} if name in sharding.by_hand else {}),
+        "stages": list(sharding.stages_of(base)) if base and isinstance(sharding, Strategy) else [],
         "ranks": list(slicing.tensors),
     }
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from ckpttool.errors import AuthenticityError, UnreadableError, UnsupportedError
-from ckpttool.model.catalog import Catalog, RankCatalog, SelfDescribedCatalog
+from ckpttool.model.catalog import Catalog, RankCatalog
 from ckpttool.model.diagnostics import Diagnostic
-from ckpttool.model.strategy import Strategy
+from ckpttool.model.strategy import Replicated, Sharding
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.model.wording import format_ranks
 from ckpttool.planning.optimizer_state import Owners, odd_shape
@@ -45,32 +45,31 @@ def check_types(catalog: Catalog, held: Mapping[int, TensorMeta]) -> Iterator[Di
 
 
 def check_unlisted(
-    catalog: Catalog, strategy: Strategy, held: Mapping[int, TensorMeta], owners: Owners
+    catalog: Catalog, sharding: Sharding, held: Mapping[int, TensorMeta], owners: Owners
 ) -> Iterator[Diagnostic]:
     """What is wrong with the headers of a parameter that the strategy does not list."""
     ranks = tuple(held)
     meta = held[ranks[0]]
-    is_described = isinstance(catalog, SelfDescribedCatalog)
     found = [*check_types(catalog, held)]
     shapes = group_ranks(ranks, lambda rank: held[rank].text or held[rank].shape)
     if not found and len(shapes) > 1:
         text = disagreement(catalog, meta.name, "text" if meta.text else "shape", shapes)
-        if strategy.layouts or is_described:
+        if not isinstance(sharding, Replicated):
             text += "; nothing says how it is cut"
             found = [Diagnostic("unlisted", text, tensor=meta.name, ranks=ranks)]
         else:
             found = [Diagnostic("shape", text, tensor=meta.name, ranks=ranks)]
-    odd = None if is_described else odd_shape(catalog, strategy, meta, owners)
+    odd = odd_shape(catalog, sharding, meta, owners)
     if not found and odd is not None:
         found = [Diagnostic("unlisted", odd, tensor=meta.name, ranks=ranks)]
     yield from found
 
 
 def find_partial(
-    catalog: Catalog, strategy: Strategy, is_deduplicated: bool
+    catalog: Catalog, sharding: Sharding, is_deduplicated: bool
 ) -> Iterator[Diagnostic]:
     """Parameters that no strategy lists, and that only some ranks of their stage have."""
-    for one in find_partly_held(catalog, strategy, is_deduplicated):
+    for one in find_partly_held(catalog, sharding, is_deduplicated):
         code, ranks = ("unlisted", one.ranks) if one.is_alone else ("lacking", one.missing)
         tensor = one.names[0] if len(one.names) == 1 else None
         yield Diagnostic(code, one.text, tensor=tensor, ranks=ranks)

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.discovery.scan import SourceOptions, scan_all
 from ckpttool.errors import FormatError, PlanError, StepError, raise_all
-from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog, SelfDescribedCatalog
+from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics, Report
 from ckpttool.model.optimizer_names import parameter_of
 from ckpttool.model.slicing import Source
-from ckpttool.model.strategy import Strategy
+from ckpttool.model.strategy import Merged, Replicated, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, TensorMeta
 from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.planning.missing import find_lacking
@@ -34,10 +34,8 @@ from ckpttool.planning.resolve import (
     ResolveOptions,
     find_running,
     resolve,
-    resolve_merged,
-    source_strategy,
 )
-from ckpttool.planning.sources import content_decided_names, undivided_sources
+from ckpttool.planning.sources import content_decided_names, find_sources
 from ckpttool.planning.strategy_check import limit_to_written_ranks
 from ckpttool.planning.unlisted import OF_ONE_RANK, say_running
 from ckpttool.storage.checksums import check_files
@@ -90,8 +88,7 @@ class _Tally:
 
 def check_contents(
     slices: Iterable[Slice],
-    catalog: Catalog,
-    strategy: Strategy | None,
+    sharding: Sharding,
     executor: Executor,
     on_progress: Progress,
     seen: set[bytes] | None = None,
@@ -103,10 +100,8 @@ def check_contents(
     ----------
     slices
         Each slice with all of its replicas.
-    catalog
-        What is on disk.
-    strategy
-        None if there is none; one without layouts says that every rank holds everything.
+    sharding
+        How the checkpoint is sharded; of a merged one each file is taken by itself.
     executor, on_progress
         See `compare_tensors`.
     seen
@@ -124,8 +119,9 @@ def check_contents(
             seen.update(map(fingerprint, one.tensors, facts.hashes))
         source = one.source
         told = apart if source.meta.name in running else findings
-        told += differences(one, facts, catalog, strategy)
-        key = source.meta.name, 0 if strategy is None else next(source.slicing.owners())[0]
+        told += differences(one, facts, sharding)
+        stage = 0 if isinstance(sharding, Merged) else next(source.slicing.owners())[0]
+        key = source.meta.name, stage
         tallies.setdefault(key, _Tally()).add(one, facts)
         metas[source.meta.name] = source.meta
     states = owners_of_full((), metas)
@@ -148,17 +144,12 @@ def check_contents(
     return findings
 
 
-def differences(
-    one: Slice, facts: TensorStats, catalog: Catalog, strategy: Strategy | None
-) -> Iterator[Diagnostic]:
+def differences(one: Slice, facts: TensorStats, sharding: Sharding) -> Iterator[Diagnostic]:
     """Yield the finding of ranks that do not agree, if they do not."""
     source, name = one.source, one.source.meta.name
-    is_replica = source.has_layout
-    is_replicated = strategy is not None and not strategy.layouts
-    is_replicated = is_replicated and not isinstance(catalog, SelfDescribedCatalog)
     if name in OF_ONE_RANK:
         return
-    if is_replica or strategy is None or is_replicated:
+    if source.has_layout or isinstance(sharding, Merged | Replicated):
         finding = find_difference(one, facts)
         if finding is not None:
             yield finding
@@ -216,8 +207,8 @@ def scan_to_verify(
     try:
         return scan_all(src, options, on_progress=on_progress)
     except StepError as error:
-        problems = Diagnostic.each("mixed_steps", error.problems)
-        return RankCatalog(src, {}, problems=problems)
+        mixed = Diagnostic.each("mixed_steps", error.problems)
+        return RankCatalog(src, {}, diagnostics=mixed)
     except FormatError as error:
         return MergedCatalog(src, {}, damaged={0: error})
 
@@ -267,7 +258,7 @@ def verify(
     executor = executor or InlineExecutor()
     found = Diagnostics("verify", ignore=ignore)
     if not catalog.files and not catalog.damaged:
-        found.add(*catalog.findings, *catalog.problems, *catalog.notes)
+        found.add(*catalog.diagnostics)
         for path in find_manifests(catalog):
             found.add(*check_manifest(catalog, path, executor, deep))
         return Report(catalog.root, findings=found.findings, notes=found.of("note"))
@@ -281,7 +272,7 @@ def verify(
         resolved = _resolve(catalog, strategy, options, deep, executor, seen)
         damaged = resolved.catalog.damaged.values()
         raise_all(error for error in seen.failures if error not in damaged)
-        found.add(*catalog.problems, *catalog.findings, *find_damage(resolved.catalog, seen), *seen)
+        found.add(*catalog.errors(), *find_damage(resolved.catalog, seen), *seen)
         verification = _Verification(resolved, executor, found)
         verification.run(deep, crc, open_progress)
     found.add(*notes)
@@ -311,13 +302,9 @@ def _resolve(
     """
     contents: Contents = "slices" if deep else "headers"
     options = replace(options, unlisted="first", contents=contents, keep_going=True)
-    is_described = isinstance(catalog, SelfDescribedCatalog)
-    if strategy is not None or options.replicated or is_described:
-        if not isinstance(catalog, MergedCatalog):
-            return resolve(catalog, strategy, options, executor, diagnostics)
-        source_strategy(catalog, strategy, options.replicated)  # which refuses what does not fit
-        catalog = replace(catalog, one_of_several="") if options.replicated else catalog
-    return resolve_merged(catalog, options, diagnostics)
+    is_unknown = strategy is None and isinstance(catalog, RankCatalog) and not options.replicated
+    given = Merged() if is_unknown else strategy
+    return resolve(catalog, given, options, executor, diagnostics)
 
 
 @contextmanager
@@ -347,14 +334,14 @@ class _Verification:
         return self.resolved.catalog
 
     @property
-    def strategy(self) -> Strategy | None:
-        return self.resolved.strategy
+    def sharding(self) -> Sharding:
+        return self.resolved.sharding
 
     @property
     def is_whole(self) -> bool:
         """Return `Report.is_whole`."""
         is_merged = isinstance(self.catalog, MergedCatalog) and not self.catalog.one_of_several
-        return self.strategy is not None or is_merged
+        return not isinstance(self.sharding, Merged) or is_merged
 
     def run(self, deep: bool, crc: bool, open_progress: OpenProgress) -> None:
         """Make all checks, one after the other."""
@@ -383,9 +370,7 @@ class _Verification:
         if not deep:
             return total
         total += sum(file.nbytes for file in self.catalog.files.values())
-        if self.strategy is None:
-            return total
-        pairs = other_stages(self.catalog, self.strategy, sources)
+        pairs = other_stages(self.catalog, self.sharding, sources)
         return total + sum(one.meta.nbytes for pair in pairs for one in pair)
 
     def _check_integrity(self, deep: bool, crc: bool, on_progress: Callable[[int], None]) -> None:
@@ -411,10 +396,10 @@ class _Verification:
         if deep:
             wanted = seen if manifests else None
             self._check_contents(sources, on_progress, wanted)
-        elif self.strategy is not None:
+        elif not isinstance(self.sharding, Merged):
             numbers = (one for one in self._slices(sources) if _is_unlisted_number(one))
             for one, facts in examine_slices(numbers, self.executor):
-                self.found.add(*differences(one, facts, self.catalog, self.strategy))
+                self.found.add(*differences(one, facts, self.sharding))
         for path in manifests:
             self.found.add(
                 *check_manifest(self.catalog, path, self.executor, deep, on_progress, seen)
@@ -427,37 +412,30 @@ class _Verification:
         seen: set[bytes] | None,
     ) -> None:
         """Check all data; add to ``seen`` as `check_contents` does."""
-        slices = self._slices(sources)
-        running: frozenset[str] = frozenset()
-        if self.strategy is not None:
-            names = content_decided_names(self.catalog, self.strategy)
-            running = find_running(self.catalog, self.strategy, names, self.executor)
+        catalog, sharding, slices = self.catalog, self.sharding, self._slices(sources)
+        names = content_decided_names(catalog, sharding)
+        running = find_running(catalog, sharding, names, self.executor)
         self.found.add(
-            *check_contents(
-                slices, self.catalog, self.strategy, self.executor, on_progress, seen, running
-            )
+            *check_contents(slices, sharding, self.executor, on_progress, seen, running),
+            *compare_stages(catalog, sharding, sources, self.executor, on_progress),
         )
-        if self.strategy is not None:
-            self.found.add(
-                *compare_stages(self.catalog, self.strategy, sources, self.executor, on_progress)
-            )
 
     def _slices(self, sources: Sequence[Source]) -> Iterator[Slice]:
-        is_joined = self.strategy is not None
+        is_apart = isinstance(self.sharding, Merged)
         for source in sources:
-            yield from slices_of(source, is_apart=not is_joined)
-        if self.strategy is None:
+            yield from slices_of(source, is_apart=is_apart)
+        if is_apart:
             return
         joined = {source.meta.name for source in sources}
-        for source in undivided_sources(self.catalog, "first").found:
+        for source in find_sources(self.catalog, Merged(), {}, "first").found:
             if source.meta.name not in joined:  # what there is of it, each rank's by itself
                 yield from slices_of(source, is_apart=True)
-        for _, other in other_stages(self.catalog, self.strategy, sources):
+        for _, other in other_stages(self.catalog, self.sharding, sources):
             yield from slices_of(other)
 
     def _check_names(self, sources: Sequence[Source]) -> None:
         """Check which ranks hold which names, types and shapes."""
-        if self.strategy is None:
+        if isinstance(self.sharding, Merged):
             if not isinstance(self.catalog, MergedCatalog):
                 text = "no strategy (-s) and no --replicated: whether the ranks' slices fit "
                 text += "together, and replicas agree, is not known"
@@ -466,13 +444,13 @@ class _Verification:
                 self.found.add(*check_types(self.catalog, self.catalog.metas_of(name)))
             self.found.add(*find_beginnings(self.catalog))
             return
-        owners = find_owners(self.strategy.layouts, self.catalog.metas)
+        owners = find_owners(self.sharding.layouts, self.catalog.metas)
         for source in sources:
             held = self.catalog.metas_of(source.meta.name)
             if not source.has_layout:
-                self.found.add(*check_unlisted(self.catalog, self.strategy, held, owners))
+                self.found.add(*check_unlisted(self.catalog, self.sharding, held, owners))
         self.found.add(*find_lacking(self.catalog, sources))
-        self.found.add(*find_partial(self.catalog, self.strategy, self.resolved.is_deduplicated))
+        self.found.add(*find_partial(self.catalog, self.sharding, self.resolved.is_deduplicated))
 
 
 def _is_unlisted_number(one: Slice) -> bool:

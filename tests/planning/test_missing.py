@@ -10,7 +10,7 @@ import ckpttool
 from ckpttool.errors import FormatError, UnreadableError, UnsupportedError
 from ckpttool.model.catalog import RankCatalog
 from ckpttool.model.layout import Layout
-from ckpttool.model.strategy import Strategy
+from ckpttool.model.strategy import Replicated
 from ckpttool.planning.sources import find_sources
 from tests.support.checkpoints import (
     ONE_STAGE,
@@ -166,12 +166,12 @@ def test_each_ranks_own_of_a_missing_rank_is_told_to_be_lost():
 
 def test_where_every_rank_holds_everything_any_other_replaces_a_damaged_one():
     catalog = damaged(catalog_of({rank: {"w": (4, 3)} for rank in range(3)}), 0)
-    strategy = Strategy({}, 1, 3)
+    strategy = Replicated(range(3))
     damage, problems, notes = outcome(catalog, strategy, agreement={"w": ((1, 2),)})
     assert not damage
     assert not problems
     assert "replicas: rank 1" in notes[0]
-    damage, *_ = outcome(damaged(catalog_of({0: {"w": (4,)}}), 0), Strategy({}, 1, 1))
+    damage, *_ = outcome(damaged(catalog_of({0: {"w": (4,)}}), 0), Replicated(range(1)))
     assert len(damage) == 1
 
 

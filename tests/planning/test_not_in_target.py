@@ -12,6 +12,7 @@ import ckpttool
 from ckpttool.errors import PlanError
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Target
+from ckpttool.model.strategy import Merged
 from ckpttool.planning.optimizer_state import find_owners
 from ckpttool.planning.sources import content_decided_names
 from ckpttool.strategy_files.reader import read_strategy
@@ -41,7 +42,7 @@ def plan_of(catalog, strategy, target, choice, agreement=None):
     """The plan for all ranks of a target strategy, or for one file."""
     ranks = 1 if target is None else len(target.ranks)
     paths = {rank: f"out/rank_{rank}" for rank in range(ranks)}
-    made = Target("ckpt", paths, ranks, target, not_in_target=choice)
+    made = Target("ckpt", paths, ranks, target or Merged(), not_in_target=choice)
     return plan_in_memory(catalog, strategy, made, agreement or {})
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Target
+from ckpttool.model.strategy import Merged
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.planning.optimizer_state import borrow_rows, find_owners, followed_parameter
 from ckpttool.planning.sources import find_sources
@@ -38,7 +39,9 @@ def plan(catalog, strategy, target=None, **more):
     """The plan for all ranks of a target strategy, or for one file."""
     ranks = 1 if target is None else len(target.ranks)
     paths = {rank: f"out/rank_{rank}" for rank in range(ranks)}
-    return plan_in_memory(catalog, strategy, Target("ckpt", paths, ranks, target), {}, **more)
+    return plan_in_memory(
+        catalog, strategy, Target("ckpt", paths, ranks, target or Merged()), {}, **more
+    )
 
 
 def output_shapes(plan):

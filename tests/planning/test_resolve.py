@@ -31,8 +31,7 @@ def test_a_checkpoint_is_resolved_to_full_tensors(catalog):
         ("w", (8, 3)),
         ("b", (5,)),
     ]
-    assert resolved.strategy is not None
-    assert resolved.strategy.layouts == ONE_STAGE.layouts
+    assert resolved.sharding.layouts == ONE_STAGE.layouts
 
 
 def test_what_is_wrong_is_raised_or_goes_to_the_diagnostics(catalog):

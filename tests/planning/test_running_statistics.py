@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ckpttool.model.layout import Layout
-from ckpttool.model.strategy import Strategy
+from ckpttool.model.strategy import Replicated, Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.planning.unlisted import find_statistics
 from tests.support.checkpoints import noise
@@ -103,7 +103,7 @@ def metas(**shapes):
 
 
 def test_names_and_shapes_tell_which_they_are():
-    none = Strategy({}, 1, 4)
+    none = Replicated(range(4))
     pair = metas(bn__moving_mean=(8,), bn__moving_variance=(8,), bn__gamma=(8,))
     assert set(find_statistics(pair, none)) == {"bn.moving_mean", "bn.moving_variance"}
     mint = metas(running_mean=(8,), running_var=(8,), num_batches_tracked=())

@@ -5,8 +5,8 @@ import pytest
 from ckpttool.errors import FormatError
 from ckpttool.model.catalog import RankCatalog
 from ckpttool.model.layout import Layout
-from ckpttool.model.strategy import Strategy
-from ckpttool.planning.sources import content_decided_names, find_sources, undivided_sources
+from ckpttool.model.strategy import Merged, Replicated
+from ckpttool.planning.sources import content_decided_names, find_sources
 from tests.support.checkpoints import (
     ONE_STAGE,
     ROWS,
@@ -180,7 +180,7 @@ def test_a_strategy_of_another_model_is_a_problem():
 
 
 def test_a_strategy_without_layouts_says_that_all_ranks_hold_everything():
-    empty = Strategy({}, 1, 2)
+    empty = Replicated(range(2))
     found, problems, _ = find(with_names({"w": (8, 3)}, [0, 4]), empty, {"w": ((0, 4),)})
     assert not problems
     assert found["w"][0].meta.shape == (8, 3)
@@ -312,7 +312,7 @@ def test_unlisted_rank_gives_every_rank_its_own():
 
 
 def test_unlisted_rank_never_gives_two_ranks_the_same_turn():
-    empty = Strategy({}, 1, 2)
+    empty = Replicated(range(2))
     catalog = with_names({"rng": (2,)}, [0, 4])
     found, _, _ = find(catalog, empty, {"rng": ((0,), (4,))}, "rank")
     assert [source.rank_cycle for source in found["rng"]] == [(0, 5), (4, 5)]
@@ -326,7 +326,7 @@ def test_many_groups_are_not_all_listed():
 
 
 def test_an_undivided_checkpoint_has_every_parameter_whole():
-    sources = undivided_sources(catalog_of({3: {"w": (4, 3), "s": "x"}}))
+    sources = find_sources(catalog_of({3: {"w": (4, 3), "s": "x"}}), Merged(), {}, None)
     assert [source.meta.name for source in sources.found] == ["w", "s"]
     assert sources.found[0].slicing.find_slice((0, 0)).file.path == "run/rank_3/net.ckpt"
-    assert not undivided_sources(RankCatalog("run", {})).found
+    assert not find_sources(RankCatalog("run", {}), Merged(), {}, None).found

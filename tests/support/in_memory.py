@@ -10,10 +10,11 @@ from ckpttool.model.catalog import Catalog, RankCatalog
 from ckpttool.model.diagnostics import Diagnostics
 from ckpttool.model.plan import Target
 from ckpttool.model.region import Region
+from ckpttool.model.strategy import Merged
 from ckpttool.model.tensors import FileIndex, TensorMeta
 from ckpttool.planning.missing import notes_of_scan
 from ckpttool.planning.resolve import ResolvedSources
-from ckpttool.planning.sources import find_sources, undivided_sources
+from ckpttool.planning.sources import find_sources
 from ckpttool.planning.targets import plan
 from tests.support.checkpoints import stored
 from tests.support.readers import Entry
@@ -31,16 +32,13 @@ def catalog_of_entries(ranks) -> Catalog:
 
 def plan_in_memory(catalog, strategy, target, agreement=None, unlisted=None):
     """The plan of a catalog of which nothing is read: ``agreement`` says which ranks are equal."""
-    notes = [*notes_of_scan(catalog, strategy)]
-    if strategy is None:
-        sources = undivided_sources(catalog, unlisted)
-    else:
-        sources = find_sources(catalog, strategy, agreement or {}, unlisted)
-        notes += strategy.notes
+    sharding = Merged() if strategy is None else strategy
+    notes = [*notes_of_scan(catalog, sharding), *sharding.notes]
+    sources = find_sources(catalog, sharding, agreement or {}, unlisted)
     found = Diagnostics()
     found.failures += sources.damage
     found.add(*notes, *sources.notes, *sources.problems)
-    resolved = ResolvedSources(catalog, strategy, tuple(sources.found), sources.is_deduplicated)
+    resolved = ResolvedSources(catalog, sharding, tuple(sources.found), sources.is_deduplicated)
     made = plan(resolved, target, found)
     found.raise_if_errors()
     return replace(made, notes=found.of("note", "warning"))
@@ -55,7 +53,7 @@ def make(catalog, src, dst):
     }
     ranks = 1 if dst is None else len(dst.ranks)
     paths = {rank: f"out_{rank}" for rank in range(ranks)}
-    return plan_in_memory(catalog, src, Target("ckpt", paths, ranks, dst), agreement)
+    return plan_in_memory(catalog, src, Target("ckpt", paths, ranks, dst or Merged()), agreement)
 
 
 def carry_out(plan, ranks):
