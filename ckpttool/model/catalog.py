@@ -1,4 +1,4 @@
-"""Catalogs: what a checkpoint has on disk, as slices of ranks, merged, or described by itself."""
+"""Catalogs: the headers of a checkpoint's files, of one of three kinds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ckpttool.model.tensors import FileIndex, StoredTensor, TensorMeta
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _TensorsOfRanks(Mapping[int, StoredTensor]):
-    """Rank to stored tensor of one name; a tensor is made when it is looked up."""
+    """Rank to stored tensor of one name; each tensor is created when it is looked up."""
 
     name: str
     files: Mapping[int, FileIndex]
@@ -34,7 +34,7 @@ class _TensorsOfRanks(Mapping[int, StoredTensor]):
         return sum(self.name in file.header for file in self.files.values())
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots: tables of names are made once and kept
+@dataclass(frozen=True, kw_only=True)  # no slots, for cached_property
 class Catalog:
     """The headers of the files of a checkpoint.
 
@@ -45,25 +45,22 @@ class Catalog:
     root
         The folder or file that was scanned.
     files
-        Rank to header, ascending; in a `MergedCatalog` number of file to header.
+        Rank to header, ascending; in a `MergedCatalog`, file number to header.
     step
-        Label of the step that was taken, as in the file names (``"10_1"``); None if the names
-        have none.
+        Label of the selected step, as in the file names (``"10_1"``); None if the names have none.
     damaged
-        Ranks whose file could not be read, with the reason.
+        Rank to the error of its file, for files that could not be read.
     diagnostics
-        What was found while looking for the files: what was skipped or chosen, what prevents a
-        conversion, and what does not fit together.  `scan` raises what is an error even for
-        ``inspect``.
+        Files that were skipped or selected, problems that prevent a conversion, and files that
+        contradict each other.  `scan` raises what is an error even for ``inspect``.
     strategy_files
-        The strategy files that certainly belong to it, if it lies in the output folder of a
-        MindFormers run; for those who name none.
+        The default strategy files: those in the output folder of the same MindFormers run.
     one_of_several
-        What shows that its only file is one rank's of several, so that tensors may be slices;
-        empty if nothing does.
+        Evidence that the only file is one rank's of several, so that tensors may be slices; empty
+        if there is none.
     headers
-        The different headers by the ranks that have them, ascending, from that of the lowest rank
-        on.  What concerns all tensors of all ranks is computed from these few.
+        The distinct headers by the ranks that share each, lowest rank first.  Computing from these
+        few saves time when thousands of ranks have equal headers.
     """
 
     root: str = field(kw_only=False)
@@ -78,10 +75,10 @@ class Catalog:
     )
 
     def __post_init__(self) -> None:
-        found: dict[int, tuple[list[int], Mapping[str, StoredTensor]]] = {}
+        groups: dict[int, tuple[list[int], Mapping[str, StoredTensor]]] = {}
         for rank, file in self.files.items():
-            found.setdefault(id(file.header), ([], file.header))[0].append(rank)
-        headers = {tuple(ranks): header for ranks, header in found.values()}
+            groups.setdefault(id(file.header), ([], file.header))[0].append(rank)
+        headers = {tuple(ranks): header for ranks, header in groups.values()}
         object.__setattr__(self, "headers", headers)
 
     def errors(self, command: Command = "convert") -> tuple[Diagnostic, ...]:
@@ -91,34 +88,36 @@ class Catalog:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """All files that were read as parts of the checkpoint."""
+        """The paths of all files of the checkpoint."""
         return tuple(path for file in self.files.values() for path in file.paths)
 
     @cached_property
     def metas(self) -> Mapping[str, TensorMeta]:
-        """Name to tensor, as the lowest rank that has one holds it."""
-        found: dict[str, TensorMeta] = {}
+        """Name to tensor, full or a slice, as the lowest rank that has it stores it."""
+        metas: dict[str, TensorMeta] = {}
         for header in self.headers.values():
             for name, tensor in header.items():
-                found.setdefault(name, tensor.meta)
-        return found
+                metas.setdefault(name, tensor.meta)
+        return metas
 
     @cached_property
     def holders(self) -> Mapping[str, tuple[int, ...]]:
-        """The ranks that have each parameter, ascending; names in the order of the files."""
-        found: dict[str, list[tuple[int, ...]]] = {}
+        """Name to the ranks that have the parameter, ascending; names in the order of the files."""
+        groups_of: dict[str, list[tuple[int, ...]]] = {}
         for ranks, header in self.headers.items():
             for name in header:
-                found.setdefault(name, []).append(ranks)
-        joined = {groups: tuple(sorted(chain(*groups))) for groups in map(tuple, found.values())}
-        return {name: joined[tuple(groups)] for name, groups in found.items()}
+                groups_of.setdefault(name, []).append(ranks)
+        joined = {
+            groups: tuple(sorted(chain(*groups))) for groups in map(tuple, groups_of.values())
+        }
+        return {name: joined[tuple(groups)] for name, groups in groups_of.items()}
 
     def tensors_of(self, name: str) -> Mapping[int, StoredTensor]:
-        """Return rank to stored tensor of a name; ranks ascending."""
+        """Return rank to stored tensor of the parameter ``name``; ranks ascending."""
         return _TensorsOfRanks(name, self.files)
 
     def metas_of(self, name: str) -> dict[int, TensorMeta]:
-        """Return rank to tensor of a name, without its bytes; ranks ascending."""
+        """Return rank to header entry of the parameter ``name``; ranks ascending."""
         groups = [
             dict.fromkeys(ranks, header[name].meta)
             for ranks, header in self.headers.items()
@@ -129,28 +128,27 @@ class Catalog:
         return dict(sorted(chain(*(group.items() for group in groups)), key=itemgetter(0)))
 
     def is_expected(self, rank: int) -> bool:
-        """Return whether it should have a file of a rank."""
+        """Return whether the checkpoint should have a file for ``rank``."""
         return True
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankCatalog(Catalog):
-    """A checkpoint whose ranks hold slices, one file or more for each rank.
+    """A checkpoint whose files, one or more for each rank, hold slices.
 
     Attributes
     ----------
     missing_ranks
-        Ranks that seem to belong to it and have no file: gaps, and rank folders without one.
+        Ranks without a file: gaps in the numbers, and rank folders without a checkpoint.
     expected_ranks
-        Ranks that it was written for, where its manifest names them and it is verified; None for
-        all.
+        The ranks that the manifest of a verified set lists; None for all.
     """
 
     missing_ranks: tuple[int, ...] = ()
     expected_ranks: frozenset[int] | None = None
 
     def is_expected(self, rank: int) -> bool:
-        """Return whether it should have a file of a rank."""
+        """Return whether the checkpoint should have a file for ``rank``."""
         return self.expected_ranks is None or rank in self.expected_ranks
 
 
@@ -158,15 +156,15 @@ class RankCatalog(Catalog):
 class MergedCatalog(Catalog):
     """A checkpoint of full tensors: one file, or several with an index.
 
-    A single file may be one rank's all the same, if the user gives its strategy.
+    A single file may still be the file of one rank, if the user gives its strategy.
 
     Attributes
     ----------
     indexes
         The index files that were read.
     common_tensors
-        The tensors in the file for what no strategy lists, which goes to every rank as it is.
-        True for one that an index names; any other may be one rank's slice.
+        The tensors of the common file, which loaders give to every rank.  True if an index lists
+        the tensor; other tensors may be slices of one rank.
     """
 
     indexes: tuple[str, ...] = ()
@@ -174,12 +172,12 @@ class MergedCatalog(Catalog):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """All files that were read as parts of the checkpoint, the indexes first."""
+        """The paths of all files of the checkpoint, the indexes first."""
         return (*self.indexes, *super().paths)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelfDescribedCatalog(Catalog):
-    """A checkpoint without need of a strategy: ``description`` has the boxes of each rank."""
+    """A checkpoint that needs no strategy: ``description`` has the boxes of each rank."""
 
     description: Description

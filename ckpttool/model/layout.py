@@ -199,9 +199,9 @@ class Layout:
             )
 
     @staticmethod
-    def undivided(ndim: int, ranks: int = 1, first_rank: int = 0) -> Layout:
+    def unsharded(ndim: int, ranks: int = 1, first_rank: int = 0) -> Layout:
         """Return the layout of a tensor that each of ``ranks`` ranks holds in full."""
-        return _undivided(ndim, ranks, first_rank)
+        return _unsharded(ndim, ranks, first_rank)
 
     @property
     def is_even(self) -> bool:
@@ -402,7 +402,7 @@ class Layout:
 
 
 @lru_cache(maxsize=64)  # all that nothing cuts share them
-def _undivided(ndim: int, ranks: int, first_rank: int) -> Layout:
+def _unsharded(ndim: int, ranks: int, first_rank: int) -> Layout:
     return Layout((ranks,), ((),) * ndim, 1, first_rank)
 
 

@@ -1,12 +1,12 @@
 """A plan: for every output tensor its terms, and for each term the pieces that fill it.
 
 A plan is data.  `ckpttool.planning.targets` makes and checks it.  Iterating it yields the output
-files one at a time and computes pieces only when they are needed, so its size does not grow with
+files one at a time and computes pieces only when they are needed.  Its size does not grow with
 their number.
 
-Numbered files have a limit of bytes each.  Parameters are put into them in the order of the plan;
-where the next one does not fit, the next file begins.  A tensor that is larger than the limit has a
-file of its own.  Tensors without a layout go to a separate file, which loaders give to every rank.
+Each numbered file has a limit of bytes.  Parameters fill the files in the order of the plan.  A
+parameter that does not fit begins the next file.  A tensor larger than the limit has its own file.
+Tensors without a layout go to a common file, which loaders give to every rank.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Piece(NamedTuple):
     Attributes
     ----------
     tensor
-        The source slice, stored.
+        The stored source slice.
     src
-        Elements, counted in the source slice.
+        The region of the source slice to read.
     dst
-        Elements, counted in the output slice; of the same shape as ``src``.
+        The region of the output slice to fill; it has the shape of ``src``.
     """
 
     tensor: StoredTensor
@@ -55,7 +55,7 @@ class Term:
     Attributes
     ----------
     source
-        A full tensor, with the name and the element type that the files have.
+        A full tensor, with the stored name and element type.
     weight
         The factor of every element.
     """
@@ -64,7 +64,7 @@ class Term:
     weight: float = 1.0
 
     def excerpt(self, region: Region) -> Term:
-        """Return the term with only the slices that hold ``region`` of the full tensor."""
+        """Return the term with only the slices that overlap ``region`` of the full tensor."""
         slicing = self.source.slicing.excerpt(region)
         return replace(self, source=replace(self.source, slicing=slicing))
 
@@ -72,10 +72,10 @@ class Term:
 def single_source(terms: Sequence[Term]) -> Source:
     """Return the source of a tensor that is a copy: one term, with weight 1.
 
-    All tensors are copies so far.  This is the only place that asserts it.
+    All tensors are copies at present.  Only this function asserts it.
     """
     assert len(terms) == 1, f"{len(terms)} terms; a tensor is copied from one source"
-    assert terms[0].weight == 1, f"weight {terms[0].weight}; a tensor is copied as it is"
+    assert terms[0].weight == 1, f"weight {terms[0].weight}; a tensor is copied unchanged"
     return terms[0].source
 
 
@@ -88,10 +88,10 @@ class OutputTensor:
     meta
         Name, element type and shape of the output slice.
     region
-        The elements of the full tensor that it holds.
+        The region of the full tensor that the output slice holds.
     terms
-        The sources of these elements.  An `excerpt`, which is sent to another process, has only
-        the slices that it needs.
+        The sources of these elements.  An `excerpt` for another process has only the slices that it
+        needs.
     """
 
     meta: TensorMeta
@@ -107,7 +107,7 @@ class OutputTensor:
     def copy_of(cls, tensor: StoredTensor) -> OutputTensor:
         """Return a copy of one stored tensor."""
         shape = tensor.meta.shape
-        slicing = LayoutSlicing(Layout.undivided(len(shape)), shape, {0: tensor})
+        slicing = LayoutSlicing(Layout.unsharded(len(shape)), shape, {0: tensor})
         return cls.full(Source(tensor.meta, slicing, NotInStrategy()))
 
     @property
@@ -117,30 +117,30 @@ class OutputTensor:
 
     @property
     def stored_itemsize(self) -> int:
-        """Bytes per element of the terms together, as the files have them."""
+        """The stored bytes per element, summed over the terms."""
         return sum(term.source.meta.itemsize for term in self.terms)
 
     def pieces(self, within: Region) -> Iterator[Piece]:
         """Yield the pieces that fill ``within``, a region of the output slice.
 
-        They are disjoint, fill it exactly and come in C order of the source slices.
+        Pieces are disjoint, fill ``within`` exactly and come in C order of the source slices.
         """
         for tensor, src, dst in self.source.slicing.overlaps(within, self.region.start):
             yield Piece(tensor, src, dst)
 
     def count_pieces(self, within: Region) -> int:
-        """Return the number of `pieces`."""
+        """Return the number of `pieces` that fill ``within``."""
         return self.source.slicing.count_overlaps(within.moved_by(self.region.start))
 
     def excerpt(self, within: Region) -> OutputTensor:
-        """Return the tensor with the slices that `pieces` of ``within`` need, and no others."""
+        """Return the tensor with only the slices that the `pieces` of ``within`` need."""
         region = within.moved_by(self.region.start)
         return replace(self, terms=tuple(term.excerpt(region) for term in self.terms))
 
 
 @dataclass(frozen=True, slots=True)
 class OutputFile:
-    """One file to be written, all its tensors in order."""
+    """One output file, with its tensors in order."""
 
     rank: int
     path: str
@@ -150,32 +150,32 @@ class OutputFile:
 
     @property
     def metas(self) -> tuple[TensorMeta, ...]:
-        """What the file's header says."""
+        """The tensors of the file's header."""
         return tuple(tensor.meta for tensor in self.tensors)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is to be written.
+    """The outputs of a run, and how they are sharded.
 
     Attributes
     ----------
     format
         ``"hdf5"``, ``"ckpt"`` or ``"safetensors"``.
     paths
-        Rank to output file, ascending; only the ranks that are wanted.
+        Rank to output file, ascending; only the ranks to write.
     ranks
-        Number of ranks of the whole target.
+        Number of all ranks of the target.
     sharding
         The layouts of rank files; `Merged` if full tensors are written.
     attrs
-        What else the headers say, as formats take it; ``"crc_num"`` for a checksum.
+        Attributes of every header, as formats take them; ``"crc_num"`` for a checksum.
     is_numbered
-        Whether it is a folder of numbered files, and not a single one.
+        Whether the output is a folder of numbered files.
     not_in_target
-        What becomes of parameters that a strategy does not list: optimizer state is cut like its
-        parameter and the rest is written in full to every rank (``"follow"``), all is written in
-        full (``"full"``), or nothing is written (``"drop"``).  Single values go to every rank.
+        How to write parameters that the target strategy does not list.  ``"follow"`` shards
+        optimizer state like its parameter and writes the rest in full to every rank.  ``"full"``
+        writes everything in full.  ``"drop"`` writes nothing.  Single values go to every rank.
     """
 
     format: str
@@ -187,24 +187,24 @@ class Target:
     not_in_target: NotInTarget = "follow"
 
     def limited_to(self, ranks: Iterable[int]) -> Target:
-        """Return the target with the outputs of some ranks, in the order of this one."""
-        wanted = set(ranks)
-        return replace(self, paths={r: path for r, path in self.paths.items() if r in wanted})
+        """Return the target with only the outputs of ``ranks``, in the same order."""
+        kept = set(ranks)
+        return replace(self, paths={r: path for r, path in self.paths.items() if r in kept})
 
     @property
     def is_merged(self) -> bool:
-        """Whether full tensors are written, not slices for ranks."""
+        """Whether the outputs hold full tensors."""
         return isinstance(self.sharding, Merged)
 
     @property
     def output_folder(self) -> str:
-        """The folder that holds all outputs: of rank files the one that holds the rank folders."""
+        """The folder that holds the output files, or the rank folders."""
         folder = posixpath.dirname(next(iter(self.paths.values())))
         return (folder if self.is_merged else posixpath.dirname(folder)) or "."
 
     @property
     def manifest_path(self) -> str:
-        """Path of the manifest: in the output folder, or beside a single file."""
+        """The path of the manifest: in the output folder, or next to a single file."""
         if self.is_merged and not self.is_numbered:
             return f"{next(iter(self.paths.values()))}.{MANIFEST}"
         folder = self.output_folder
@@ -218,9 +218,9 @@ class NotListed:
     Attributes
     ----------
     followed
-        Optimizer states that are cut like their parameters.
+        Optimizer states that are sharded like their parameters.
     full, dropped
-        What is written in full to every rank, and what is not written; no single values.
+        Tensors written in full to every rank, and tensors not written.  Neither has single values.
     """
 
     followed: dict[str, TensorMeta] = field(default_factory=dict)
@@ -229,24 +229,24 @@ class NotListed:
 
     @property
     def sizes(self) -> dict[str, tuple[int, int]]:
-        """How many tensors there are of each kind, and their bytes."""
+        """The number of tensors of each kind, and their bytes."""
         kinds = {"followed": self.followed, "full": self.full, "dropped": self.dropped}
         return {
-            kind: (len(found), sum(meta.nbytes for meta in found.values()))
-            for kind, found in kinds.items()
+            kind: (len(metas), sum(meta.nbytes for meta in metas.values()))
+            for kind, metas in kinds.items()
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A small file that is written when all outputs are complete.
+    """A small file that describes the outputs and is written when all of them are complete.
 
-    It speaks of them, so an old one is removed before the first of them is replaced.
+    An old one is removed before the first output is replaced.
 
     Attributes
     ----------
     path, data
-        The file, and all that is in it.
+        The file and its content.
     kind
         ``"index"`` of numbered files, or ``"strategy"`` of rank files.
     """
@@ -258,14 +258,14 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One parameter of the target.
+    """One parameter, with its sources and its layouts in the target.
 
     Attributes
     ----------
     name, dtype
         Name and element type in the outputs.
     terms
-        The sources, which have the stored names and element types.
+        The sources, with stored names and element types.
     layouts
         The layouts in the target, one for each stage that has the parameter.
     """
@@ -287,7 +287,7 @@ class Transfer:
 
     @property
     def meta(self) -> TensorMeta:
-        """Name and element type of the outputs, and the full shape."""
+        """The full tensor, with the name and element type of the outputs."""
         stored = self.source.meta
         if (stored.name, stored.dtype) == (self.name, self.dtype):
             return stored
@@ -296,15 +296,15 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to write, and from what; iterate it for the output files, afresh each time.
+    """The outputs and the sources of each; iterating it yields the output files.
 
-    It says nothing of what lies at the destination, and not which outputs one run of several
+    It does not depend on the files at the destination, or on the outputs that one run of several
     writes: see `ckpttool.transaction.resume.Destination`.
 
     Attributes
     ----------
     not_listed
-        What the target strategy does not list.
+        The tensors that the target strategy does not list.
     strategies
         The files that the strategies were read from.
     """
@@ -318,118 +318,125 @@ class Plan:
     strategies: tuple[str, ...] = ()
 
     def limited_to(self, ranks: Iterable[int]) -> Plan:
-        """Return the plan of some of the outputs, in the order of this one."""
+        """Return the plan of only the outputs of ``ranks``, in the same order."""
         return replace(self, target=self.target.limited_to(ranks))
 
     @property
     def headers(self) -> dict[tuple[int, ...], tuple[TensorMeta, ...]]:
-        """The different headers of the outputs, by the ranks that have them."""
-        ways, placed = self._ways()
-        alike: dict[tuple[tuple[int, ...] | None, ...], list[int]] = {}
+        """The distinct headers of the outputs, by the ranks that share each."""
+        layouts, entries = self._distinct_layouts()
+        ranks_of: dict[tuple[tuple[int, ...] | None, ...], list[int]] = {}
         for rank in self.target.paths:
-            regions = _regions(ways, rank)
+            regions = _regions(layouts, rank)
             shapes = tuple(None if region is None else region.shape for region in regions)
-            alike.setdefault(shapes, []).append(rank)
-        last = [transfer.meta for transfer, _ in placed]  # headers share equal metas
+            ranks_of.setdefault(shapes, []).append(rank)
+        last = [transfer.meta for transfer, _ in entries]  # headers share equal metas
         headers = {}
-        for shapes, ranks in alike.items():
+        for shapes, ranks in ranks_of.items():
             metas = []
-            for number, (_, way) in enumerate(placed):
-                shape = shapes[way]
+            for i, (_, index) in enumerate(entries):
+                shape = shapes[index]
                 if shape is not None:
-                    last[number] = last[number].of_shape(shape)
-                    metas.append(last[number])
+                    last[i] = last[i].of_shape(shape)
+                    metas.append(last[i])
             headers[tuple(ranks)] = tuple(metas)
         return headers
 
     @property
     def sizes(self) -> dict[int, int]:
-        """The bytes of the tensors of each output, by its rank."""
-        found = {}
+        """Rank to the bytes of the tensors of its output."""
+        nbytes = {}
         for ranks, metas in self.headers.items():
-            found.update(dict.fromkeys(ranks, sum(meta.nbytes for meta in metas)))
-        return found
+            nbytes.update(dict.fromkeys(ranks, sum(meta.nbytes for meta in metas)))
+        return nbytes
 
     def __iter__(self) -> Iterator[OutputFile]:
         return self.outputs(self.target.paths)
 
     def outputs(self, ranks: Iterable[int]) -> Iterator[OutputFile]:
-        """The output files of some ranks, in their order."""
-        ways, placed = self._ways()
+        """Yield the output files of ``ranks``, in their order."""
+        layouts, entries = self._distinct_layouts()
         metas = {rank: header for ranks, header in self.headers.items() for rank in ranks}
         for rank in ranks:
             path = self.target.paths[rank]
-            regions = _regions(ways, rank)
-            found = [
+            regions = _regions(layouts, rank)
+            stored = [
                 (region, transfer.terms)
-                for transfer, way in placed
-                if (region := regions[way]) is not None
+                for transfer, index in entries
+                if (region := regions[index]) is not None
             ]
             tensors = tuple(
-                OutputTensor(meta, *one) for meta, one in zip(metas[rank], found, strict=True)
+                OutputTensor(meta, region, terms)
+                for meta, (region, terms) in zip(metas[rank], stored, strict=True)
             )
             yield OutputFile(rank, path, self.target.format, tensors, self.target.attrs)
 
-    def _ways(self) -> tuple[tuple[_Way, ...], tuple[tuple[Transfer, int], ...]]:
-        """Return the different ways of sharding, and for each transfer the index of each way.
+    def _distinct_layouts(
+        self,
+    ) -> tuple[tuple[_LayoutOfShape, ...], tuple[tuple[Transfer, int], ...]]:
+        """Return the distinct layouts, and each transfer with the index of each of its layouts.
 
-        Of a thousand tensors most are sharded alike.
+        Most of a model's tensors share few layouts, so regions are computed once for each.
         """
-        ways: dict[_Way, int] = {}
-        placed = [
-            (transfer, ways.setdefault((layout, transfer.meta.shape), len(ways)))
+        numbers: dict[_LayoutOfShape, int] = {}
+        entries = [
+            (transfer, numbers.setdefault((layout, transfer.meta.shape), len(numbers)))
             for transfer in self.transfers
             for layout in transfer.layouts
         ]
-        return tuple(ways), tuple(placed)
+        return tuple(numbers), tuple(entries)
 
 
-_Way = tuple[Layout, tuple[int, ...]]  # and the full shape
+_LayoutOfShape = tuple[Layout, tuple[int, ...]]  # a layout and a full shape
 
 
-def _regions(ways: Iterable[_Way], rank: int) -> list[Region | None]:
-    """What a rank has of each; None if it has no part of it."""
-    return [layout.region(rank, shape) if rank in layout.ranks else None for layout, shape in ways]
+def _regions(layouts: Iterable[_LayoutOfShape], rank: int) -> list[Region | None]:
+    """Return the region of a rank by each layout; None if the layout is not for the rank."""
+    return [
+        layout.region(rank, shape) if rank in layout.ranks else None for layout, shape in layouts
+    ]
 
 
-def cut_into_parts(plan: Plan, limit: int, path: Callable[[int | None, int], str]) -> Plan:
-    """The plan of a merge, its one output spread over files.
+def number_files(plan: Plan, limit: int, path: Callable[[int | None, int], str]) -> Plan:
+    """Return the plan of a merge with its one output spread over numbered files.
 
     Parameters
     ----------
     plan
-        Of one output that holds everything.
+        A plan whose one output holds everything.
     limit
-        Bytes of tensors in a numbered file, at most.
+        Maximum bytes of tensors in a numbered file.
     path
-        Gives the file of a number, from 0, of so many; the number is None for the file apart.
+        Returns the path for a number, from 0, and the count of numbered files.  The number is None
+        for the common file.
     """
-    apart = _kept_apart(plan)
+    are_common = _are_common(plan)
     numbers: list[int] = []
     number = filled = 0
-    for transfer, is_apart in zip(plan.transfers, apart, strict=True):
-        if not is_apart:
+    for transfer, is_common in zip(plan.transfers, are_common, strict=True):
+        if not is_common:
             nbytes = transfer.meta.nbytes
             if filled and filled + nbytes > limit:
                 number, filled = number + 1, 0
             filled += nbytes
         numbers.append(number)
-    count = 0 if all(apart) else number + 1
+    count = 0 if all(are_common) else number + 1
     transfers = tuple(
-        replace(transfer, layouts=(_placed(transfer, count if is_apart else number),))
-        for transfer, is_apart, number in zip(plan.transfers, apart, numbers, strict=True)
+        replace(transfer, layouts=(_layout_in_file(transfer, count if is_common else number),))
+        for transfer, is_common, number in zip(plan.transfers, are_common, numbers, strict=True)
     )
     paths = {number: path(number, count) for number in range(count)}
-    if any(apart):
+    if any(are_common):
         paths[count] = path(None, count)
     target = replace(plan.target, paths=paths, ranks=len(paths))
     return replace(plan, target=target, transfers=transfers)
 
 
 def balance(sizes: Sequence[int], count: int) -> list[int]:
-    """For every size one of ``count`` parts, from 0 on, so that the parts are about equal.
+    """Assign each size to one of ``count`` parts, numbered from 0, with nearly equal sums.
 
-    The largest are dealt first, each to the part that has the least; always in the same way.
+    Each size, from the largest on, goes to the part with the smallest sum.  Ties go to the lowest
+    number, so equal input has equal output.
 
     Examples
     --------
@@ -437,23 +444,23 @@ def balance(sizes: Sequence[int], count: int) -> list[int]:
     [0, 0, 1, 1]
     """
     parts = [0] * len(sizes)
-    held = [(0, part) for part in range(count)]
-    for item in sorted(range(len(sizes)), key=lambda item: (-sizes[item], item)):
-        nbytes, parts[item] = held[0]
-        heapreplace(held, (nbytes + sizes[item], parts[item]))
+    sums = [(0, part) for part in range(count)]
+    for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        nbytes, parts[i] = sums[0]
+        heapreplace(sums, (nbytes + sizes[i], parts[i]))
     return parts
 
 
-def _placed(transfer: Transfer, number: int) -> Layout:
-    """The layout of a tensor that is whole in one file."""
-    return Layout.undivided(len(transfer.meta.shape), 1, number)
+def _layout_in_file(transfer: Transfer, number: int) -> Layout:
+    """Return the layout of a full tensor in the file with a number."""
+    return Layout.unsharded(len(transfer.meta.shape), 1, number)
 
 
-def _kept_apart(plan: Plan) -> Sequence[bool]:
-    """Of every transfer whether it goes to the file apart.
+def _are_common(plan: Plan) -> Sequence[bool]:
+    """Return for each transfer whether it goes to the common file.
 
-    That is what the source keeps apart or its strategy does not list.  Without a strategy it is
-    what cannot be cut: a single element, and map parameters, of which a file needs all parts.
+    With a source strategy these are the tensors without a layout.  Without one they are the common
+    tensors of the source, and tensors that are never sharded: single elements and map parameters.
     """
     sources = [transfer.source for transfer in plan.transfers]
     if any(source.is_listed for source in sources):

@@ -1,8 +1,8 @@
 """How tensors are spread over files: by the layouts of a strategy, or in one of three other ways.
 
-A strategy file holds for each parameter its layouts, one per pipeline stage.  A hand-written one
-lists patterns of names (rules).  It has no layouts until it is resolved with the names of a
-checkpoint.
+A strategy file holds for each parameter its layouts, one per pipeline stage.  A hand-written
+strategy lists patterns of names (rules).  `Strategy.resolve` turns its rules into layouts with the
+names of a checkpoint.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from ckpttool.model.wording import count, shorten
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """Name to layouts, one for each stage that has the parameter, lowest stage first.
+    """The layouts of parameters, as a strategy file lists them.
 
     Attributes
     ----------
     layouts
-        Only the parameters that the file lists.
+        Name to layouts, one for each stage that has the parameter, lowest stage first.
     stages
         Number of pipeline stages.
     stage_ranks
-        Ranks of each stage.
+        Number of ranks of each stage.
     files
-        The files it was read from; empty if it was made in memory.
+        The files that were read; empty for a strategy made in memory.
     notes
-        What was noticed when it was read or resolved.
+        Notes of reading and resolving it.
     rules
         The rules of a hand-written file, until `resolve` turns them into layouts.
-    by_hand
-        Names with hand-written layouts, and the place of each.
+    handwritten
+        Name to file and line, for parameters with hand-written layouts.
     replicates_rest
-        Whether a person wrote that ranks hold the same of all other names.
+        Whether a hand-written file says that all other parameters are replicated.
     """
 
     layouts: Mapping[str, tuple[Layout, ...]]
@@ -50,12 +50,12 @@ class Strategy:
     files: tuple[str, ...] = ()
     notes: tuple[Diagnostic, ...] = ()
     rules: Rules | None = None
-    by_hand: Mapping[str, str] = field(default_factory=dict)
+    handwritten: Mapping[str, str] = field(default_factory=dict)
     replicates_rest: bool = False
 
     @property
     def origin(self) -> str:
-        """Where it comes from, for messages."""
+        """The files that were read, for messages."""
         return shorten(self.files, 2) or "the strategy"
 
     @property
@@ -71,65 +71,64 @@ class Strategy:
     def resolve(
         self, metas: Mapping[str, TensorMeta], is_rest_decided: bool = False
     ) -> tuple[Strategy, tuple[str, ...]]:
-        """Return the strategy with layouts in place of its rules, and the problems.
+        """Return the strategy with layouts in place of its rules, and messages of problems.
 
-        Problems are names that neither a rule nor a layout is for, and rules that contradict listed
-        layouts, which stay as they are.  A single value needs no rule: it is copied if all ranks
-        hold the same.
+        Problems are names without a rule and a layout, and rules that contradict listed layouts.
+        Listed layouts stay unchanged.  A single value needs no rule: it is copied if all ranks hold
+        the same.
 
         Parameters
         ----------
         metas
-            Name to tensor, a slice or all of it: all names of the checkpoint.
+            Name to tensor, full or a slice, for all names of the checkpoint.
         is_rest_decided
-            Whether an option says what becomes of names that no rule matches.
+            Whether an option decides how names without a rule are written.
         """
         rules = self.rules
         if rules is None:
             return self, ()
-        found = {name: rule for name in metas if (rule := rules.find(name)) is not None}
+        matched = {name: rule for name in metas if (rule := rules.find(name)) is not None}
         problems = []
-        idle = rules.notes(found)
+        notes = rules.unused_notes(matched)
         is_decided = is_rest_decided or rules.replicates_rest or self.layouts
-        unmatched = [name for name in metas if name not in found]
-        silent = [name for name in unmatched if not metas[name].is_single]
-        if silent and not is_decided:
+        unmatched = [name for name in metas if name not in matched]
+        undecided = [name for name in unmatched if not metas[name].is_single]
+        if undecided and not is_decided:
             problems.append(
-                f"{rules.path}: nothing is said of {count(len(silent), 'parameter')}: "
-                f"{shorten(silent, 20)}; add a pattern for each, or `otherwise: replicated` if all "
-                "ranks hold the same of them" + "".join(f"; {note.text}" for note in idle)
+                f"{rules.path}: nothing is said of {count(len(undecided), 'parameter')}: "
+                f"{shorten(undecided, 20)}; add a pattern for each, or `otherwise: replicated` if "
+                "all ranks hold the same of them" + "".join(f"; {note.text}" for note in notes)
             )
-        layouts, by_hand = dict(self.layouts), dict(self.by_hand)
-        for name, rule in found.items():
+        layouts, handwritten = dict(self.layouts), dict(self.handwritten)
+        for name, rule in matched.items():
             meta = metas[name]
-            reason = rule.why_not(meta)
-            if reason is not None:
-                problems.append(reason)
+            problem = rule.mismatch_message(meta)
+            if problem is not None:
+                problems.append(problem)
                 continue
-            said = rule.layouts(len(meta.shape))
+            written = rule.layouts(len(meta.shape))
             listed = self.layouts.get(name)
-            if listed is not None and not _agree(listed, said):
-                listed = _folded_like(listed, said)
-            if listed is not None and not _agree(listed, said):
+            if listed is not None and not _shard_equally(listed, written):
+                listed = _fold_like(listed, written)
+            if listed is not None and not _shard_equally(listed, written):
                 others = shorten([path for path in self.files if path != rules.path], 2)
                 problems.append(
                     f"{name}: {rule.place} cuts it otherwise than {others}; a strategy by hand "
                     "adds to another, it corrects nothing"
                 )
-            elif meta.text is None:  # a string is never cut
-                layouts[name], by_hand[name] = listed or said, rule.place
+            elif meta.text is None:  # a string is never sharded
+                layouts[name], handwritten[name] = listed or written, rule.place
         single = [name for name in unmatched if metas[name].is_single]
         if single and not is_decided:
             text = f"{rules.path}: no pattern for {count(len(single), 'single value')}, which "
             text += f"must be the same on all ranks: {shorten(single)}"
-            idle = (*idle, Diagnostic("no_pattern", text))
-        notes = (*self.notes, *idle)
+            notes = (*notes, Diagnostic("no_pattern", text))
         resolved = replace(
             self,
             layouts=layouts,
             rules=None,
-            by_hand=by_hand,
-            notes=notes,
+            handwritten=handwritten,
+            notes=(*self.notes, *notes),
             replicates_rest=rules.replicates_rest,
         )
         return resolved, tuple(problems)
@@ -137,16 +136,16 @@ class Strategy:
 
 @dataclass(frozen=True, slots=True)
 class _WithoutLayouts:
-    """What the ways of sharding have in common that need no strategy.
+    """Common fields of the kinds of sharding that need no strategy.
 
     Attributes
     ----------
     ranks
         The ranks that have a file.
     files
-        The files that say so; empty if the user or the catalog does.
+        The files that describe the sharding; empty if an option or the catalog shows it.
     notes
-        What was noticed when they were read.
+        Notes of reading these files.
     """
 
     ranks: range = range(1)
@@ -155,33 +154,33 @@ class _WithoutLayouts:
 
     @property
     def layouts(self) -> Mapping[str, tuple[Layout, ...]]:
-        """Name to layouts: none."""
+        """An empty mapping; see `Strategy.layouts`."""
         return {}
 
     @property
-    def by_hand(self) -> Mapping[str, str]:
-        """Names with hand-written layouts: none."""
+    def handwritten(self) -> Mapping[str, str]:
+        """An empty mapping; see `Strategy.handwritten`."""
         return {}
 
     @property
     def origin(self) -> str:
-        """Where it comes from, for messages."""
+        """The files that were read, for messages."""
         return shorten(self.files, 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Replicated(_WithoutLayouts):
-    """Every rank holds full tensors, and all ranks the same."""
+    """Every rank holds the same full tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class SelfDescribed(_WithoutLayouts):
-    """The checkpoint says itself which box of each tensor a rank holds."""
+    """The checkpoint lists the boxes of each tensor that a rank holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Merged(_WithoutLayouts):
-    """Each file holds full tensors, or is taken by itself since nothing says how files join."""
+    """Each file holds full tensors, or is read separately because layouts are not available."""
 
 
 Sharding = Strategy | Replicated | SelfDescribed | Merged
@@ -195,14 +194,15 @@ def join_stages(
     Parameters
     ----------
     stages
-        Stage number to name to layout; the layouts need no ``first_rank`` yet.
+        Stage number to name to layout; ``first_rank`` of the layouts is ignored.
     files
-        The files they were read from.
+        The files that were read.
 
     Raises
     ------
     StrategyError
-        No layouts at all, a stage is missing, or the layouts are for different numbers of ranks.
+        There are no layouts, a stage is missing, or device matrices have different numbers of
+        ranks.
     """
     origin = shorten(files, 2) or "the strategy"
     if not any(stages.values()):
@@ -217,72 +217,72 @@ def join_stages(
         )
     stage_ranks = _common_ranks(stages, origin)
     layouts: dict[str, tuple[Layout, ...]] = {}
-    known: dict[tuple[Layout, tuple[int, ...] | None], Layout] = {}
+    distinct: dict[tuple[Layout, tuple[int, ...] | None], Layout] = {}
     for stage in sorted(stages):
         for name, layout in stages[stage].items():
             placed = replace(layout, first_rank=stage * stage_ranks)
-            # A model has few layouts; one object for each is found faster in what is known of it.
-            placed = known.setdefault((placed, placed.full_shape), placed)
+            # Equal layouts share one object, so that caches by layout find it faster.
+            placed = distinct.setdefault((placed, placed.full_shape), placed)
             layouts[name] = (*layouts.get(name, ()), placed)
     return Strategy(layouts, len(stages), stage_ranks, files)
 
 
-def _agree(listed: Iterable[Layout], said: Iterable[Layout]) -> bool:
-    """Return whether ``said`` shards like ``listed`` in each listed stage."""
-    by_stage = {layout.first_rank: layout for layout in said}
+def _shard_equally(listed: Iterable[Layout], written: Iterable[Layout]) -> bool:
+    """Return whether ``written`` shards like ``listed`` in each listed stage."""
+    by_stage = {layout.first_rank: layout for layout in written}
     return all(
         layout.first_rank in by_stage and layout.cuts_like(by_stage[layout.first_rank])
         for layout in listed
     )
 
 
-def _folded_like(listed: tuple[Layout, ...], said: Iterable[Layout]) -> tuple[Layout, ...]:
-    """Return the listed layouts; expanded ones folded like ``said``, if that is possible."""
-    by_stage = {layout.first_rank: layout for layout in said}
+def _fold_like(listed: tuple[Layout, ...], written: Iterable[Layout]) -> tuple[Layout, ...]:
+    """Return the listed layouts, expanded ones folded like ``written`` where possible."""
+    by_stage = {layout.first_rank: layout for layout in written}
     ndim = max((len(layout.tensor_map) for layout in by_stage.values()), default=0)
 
-    def fits(way: Layout) -> bool:
-        return way.first_rank in by_stage and way.cuts_like(by_stage[way.first_rank])
+    def fits(folded: Layout) -> bool:
+        return folded.first_rank in by_stage and folded.cuts_like(by_stage[folded.first_rank])
 
     return tuple(next(iter(fold_layout(layout, ndim, fits)), layout) for layout in listed)
 
 
 def _common_ranks(stages: Mapping[int, Mapping[str, Layout]], origin: str) -> int:
-    named: dict[int, list[str]] = {}
+    labels: dict[int, list[str]] = {}
     for stage in sorted(stages):
         for name, layout in stages[stage].items():
             label = name if len(stages) == 1 else f"stage {stage} {name}"
-            named.setdefault(math.prod(layout.device_matrix), []).append(label)
-    if len(named) > 1:
+            labels.setdefault(math.prod(layout.device_matrix), []).append(label)
+    if len(labels) > 1:
         raise StrategyError(
             origin,
             "every device matrix of a strategy is for the same number of ranks, but "
-            + "; ".join(f"{n} ranks: {shorten(names)}" for n, names in sorted(named.items())),
+            + "; ".join(f"{n} ranks: {shorten(names)}" for n, names in sorted(labels.items())),
         )
-    return next(iter(named))
+    return next(iter(labels))
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A pattern of names and one way to cut.
+    """A pattern of names, and the layout of the parameters that match it.
 
     Attributes
     ----------
     pattern
-        A name, or one with ``*`` (any characters), ``?`` (any one) or ``[abc]`` in it.
+        A name; it may contain ``*`` (any characters), ``?`` (any one character) or ``[abc]``.
     layout
-        Of the first stage.
-    is_open
-        True if the tensor may have more axes than the layout, which are not sharded.
+        The layout of the first stage.
+    allows_more_axes
+        Whether a tensor may have more axes than the layout; these are not sharded.
     stages
-        The stages that hold it.
+        The stages that hold the parameters.
     place
-        File and line, for messages.
+        File and line of the rule, for messages.
     """
 
     pattern: str
     layout: Layout
-    is_open: bool
+    allows_more_axes: bool
     stages: tuple[int, ...]
     place: str
     _regex: re.Pattern[str] = field(init=False, repr=False, compare=False)
@@ -291,7 +291,7 @@ class Rule:
         object.__setattr__(self, "_regex", re.compile(translate(self.pattern)))
 
     def matches(self, name: str) -> bool:
-        """Return whether the rule is for the parameter ``name``.
+        """Return whether the pattern matches the parameter ``name``.
 
         Examples
         --------
@@ -301,10 +301,10 @@ class Rule:
         """
         return name == self.pattern or self._regex.match(name) is not None
 
-    def why_not(self, meta: TensorMeta) -> str | None:
-        """Return why the rule cannot be for the tensor with the slice ``meta``, or None."""
+    def mismatch_message(self, meta: TensorMeta) -> str | None:
+        """Return a message if the slice ``meta`` has too few axes for the rule; else None."""
         axis = len(self.layout.tensor_map) - 1
-        if not self.is_open or axis < len(meta.shape) or meta.text is not None:
+        if not self.allows_more_axes or axis < len(meta.shape) or meta.text is not None:
             return None
         counted = "axes count from 0"
         return f"{meta.name}: {self.place} cuts axis {axis} ({counted}), its shape is {meta.shape}"
@@ -312,7 +312,7 @@ class Rule:
     def layouts(self, ndim: int) -> tuple[Layout, ...]:
         """Return the layouts of a tensor of ``ndim`` axes, one for each stage that holds it."""
         size = len(self.layout.ranks)
-        more = ndim - len(self.layout.tensor_map) if self.is_open else 0
+        more = ndim - len(self.layout.tensor_map) if self.allows_more_axes else 0
         tensor_map = (*self.layout.tensor_map, *((),) * more)
         return tuple(
             replace(self.layout, tensor_map=tensor_map, first_rank=stage * size)
@@ -322,17 +322,17 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The rules of a hand-written strategy: the first that matches a name decides.
+    """The rules of a hand-written strategy; the first rule that matches a name decides.
 
     Attributes
     ----------
     path
-        The file it was read from.
+        The file that was read.
     rules
-        In the order of the file.
+        The rules, in the order of the file.
     replicates_rest
-        True if all ranks hold the same of what no rule matches; else such names are an error,
-        unless another strategy lists parameters, too.
+        Whether parameters without a rule are replicated.  If not, they are an error, unless another
+        strategy lists parameters.
     """
 
     path: str
@@ -340,14 +340,16 @@ class Rules:
     replicates_rest: bool = False
 
     def find(self, name: str) -> Rule | None:
-        """Return the first rule for ``name``, or None."""
+        """Return the first rule that matches ``name``, or None."""
         return next((rule for rule in self.rules if rule.matches(name)), None)
 
-    def notes(self, found: Mapping[str, Rule]) -> tuple[Diagnostic, ...]:
-        """Return the notes on rules that are for none of the names ``found``."""
-        used = {rule.pattern for rule in found.values()}
-        idle = [f"{rule.pattern} ({rule.place})" for rule in self.rules if rule.pattern not in used]
-        if not idle:
+    def unused_notes(self, matched: Mapping[str, Rule]) -> tuple[Diagnostic, ...]:
+        """Return a note on the rules that are not among ``matched``, if there are any."""
+        used = {rule.pattern for rule in matched.values()}
+        unused = [
+            f"{rule.pattern} ({rule.place})" for rule in self.rules if rule.pattern not in used
+        ]
+        if not unused:
             return ()
         text = "patterns that match no parameter, or none that an earlier one leaves"
-        return (Diagnostic("absent", f"{text}: {', '.join(idle)}"),)
+        return (Diagnostic("absent", f"{text}: {', '.join(unused)}"),)

@@ -337,7 +337,7 @@ def _candidates(strategy: Strategy, sources: Iterable[Source]) -> list[Source]:
     return [
         source
         for source in sources
-        if _can_be_cut(source) and source.meta.name not in strategy.by_hand
+        if _can_be_cut(source) and source.meta.name not in strategy.handwritten
     ]
 
 

@@ -168,7 +168,7 @@ def target_layouts(sharding: Sharding, name: str, owners: Owners) -> tuple[Layou
     Those of states are corrected by their parameters, see `true_layouts`.
     """
     own, of_state = sharding.layouts[name], state_layouts(sharding, name, owners)
-    is_statistic = name.startswith(STATISTICS) and name not in sharding.by_hand
+    is_statistic = name.startswith(STATISTICS) and name not in sharding.handwritten
     base = owners.get(name, name)
     is_cut = any(layout.optimizer_shard > 1 for layout in sharding.layouts.get(base, ()))
     if of_state and is_statistic and is_cut:
@@ -193,7 +193,7 @@ def true_layouts(
     What a person wrote is not corrected, and no tensor map is: see `find_unlike_states`.
     """
     layouts = sharding.layouts[name]
-    if name in sharding.by_hand:
+    if name in sharding.handwritten:
         return layouts
     shaped = tuple(_shard_by_full_shape(catalog, name, layout) for layout in layouts)
     twins = state_layouts(sharding, name, owners)

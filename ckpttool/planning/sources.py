@@ -469,7 +469,7 @@ def full_source(
 ) -> Source:
     """Return the source of a full tensor that the file of ``rank`` holds."""
     meta = catalog.files[rank].header[name].meta
-    layout = Layout.undivided(len(meta.shape), 1, rank)
+    layout = Layout.unsharded(len(meta.shape), 1, rank)
     slicing = LayoutSlicing(layout, meta.shape, catalog.tensors_of(name))
     return Source(meta, slicing, NotInStrategy(rank_cycle))
 

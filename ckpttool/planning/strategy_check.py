@@ -176,7 +176,7 @@ def check_strategy(
 
     All tensors whose layouts a person wrote are looked at closely.
     """
-    by_hand = sharding.by_hand
+    by_hand = sharding.handwritten
     sources = list(sources)
     looked = sample_tensors(sources, by_hand, executor)
     differing: dict[tuple[str | None, tuple[int, ...]], list[SampledTensor]] = defaultdict(list)

@@ -26,7 +26,7 @@ from ckpttool.model.catalog import MergedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.manifest import MANIFEST
-from ckpttool.model.plan import Document, NotListed, Plan, Target, Transfer, cut_into_parts
+from ckpttool.model.plan import Document, NotListed, Plan, Target, Transfer, number_files
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Strategy
 from ckpttool.model.tensors import map_of
@@ -214,9 +214,9 @@ def _everywhere(source: Source, ranks: int) -> tuple[Layout, ...]:
     """Return layouts that give the full tensor to every target rank, or to those of its cycle."""
     ndim = len(source.meta.shape)
     if source.rank_cycle is None:
-        return (Layout.undivided(ndim, ranks),)
+        return (Layout.unsharded(ndim, ranks),)
     first, step = source.rank_cycle
-    return tuple(Layout.undivided(ndim, 1, rank) for rank in range(first, ranks, step))
+    return tuple(Layout.unsharded(ndim, 1, rank) for rank in range(first, ranks, step))
 
 
 def _compare_names(sources: Sequence[Source], strategy: Strategy, diagnostics: Diagnostics) -> None:
@@ -274,7 +274,7 @@ def _by_stage(transfer: Transfer, target: Strategy) -> Iterator[Layout]:
             yield layout
             continue
         for first in range(layout.ranks.start, layout.ranks.stop, target.stage_ranks):
-            yield Layout.undivided(len(layout.tensor_map), target.stage_ranks, first)
+            yield Layout.unsharded(len(layout.tensor_map), target.stage_ranks, first)
 
 
 def write_strategy(strategy: Strategy, path: str, *, overwrite: bool = False) -> None:
@@ -403,7 +403,7 @@ class ShardedOutput:
 
     def complete(self, plan: Plan, diagnostics: Diagnostics) -> Plan | None:
         """Return the plan for that one file, spread over numbered ones with their indexes."""
-        plan = cut_into_parts(plan, self.limit, self._path)
+        plan = number_files(plan, self.limit, self._path)
         files = {meta.name: Path(output.path).name for output in plan for meta in output.metas}
         metas = [transfer.meta for transfer in plan.transfers]
         text = index_text(files, sum(meta.nbytes for meta in metas))

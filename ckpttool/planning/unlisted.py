@@ -364,7 +364,7 @@ def on_guesses(
 
 def on_contradictions(sharding: Sharding, found: Sequence[Source]) -> Iterator[Diagnostic]:
     """Problems of states that a person cut otherwise than the parameter, so that shapes differ."""
-    by_hand = sharding.by_hand
+    by_hand = sharding.handwritten
     shapes = {source.meta.name: source.meta.shape for source in found}
     for meta in (source.meta for source in found):
         base = owner_of(meta.name) or ""

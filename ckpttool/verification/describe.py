@@ -232,7 +232,7 @@ def _describe_source(source: Source, sharding: Sharding) -> Json:
     return {
         **describe_layout(source),
         **({} if base else dict.fromkeys(("device_matrix", "tensor_map", "optimizer_shard"))),
-        **({"by_hand": sharding.by_hand[name]} if name in sharding.by_hand else {}),
+        **({"by_hand": sharding.handwritten[name]} if name in sharding.handwritten else {}),
         "stages": list(sharding.stages_of(base)) if base and isinstance(sharding, Strategy) else [],
         "ranks": list(slicing.tensors),
     }

@@ -197,8 +197,8 @@ def test_a_scalar_overlaps_in_its_one_element_and_an_empty_tensor_nowhere():
     assert not list(Layout((4,), ((0,),)).overlaps(Region((0,), (0,)), (0,), (0,)))
 
 
-def test_an_undivided_tensor_is_whole_on_every_rank():
-    layout = Layout.undivided(2, 3, 5)
+def test_an_unsharded_tensor_is_whole_on_every_rank():
+    layout = Layout.unsharded(2, 3, 5)
     assert list(layout.ranks) == [5, 6, 7]
     assert layout.owners((0, 0)) == (5, 6, 7)
     assert all(layout.region(rank, (4, 6)) == Region.whole((4, 6)) for rank in layout.ranks)

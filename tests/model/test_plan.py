@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ckpttool.model.catalog import MergedCatalog
-from ckpttool.model.plan import Target, Term, cut_into_parts
+from ckpttool.model.plan import Target, Term, number_files
 from ckpttool.model.region import Region
 from ckpttool.storage.region_io import FlatFiles, read_band
 from ckpttool.transaction.manifest import plan_digest
@@ -22,7 +22,7 @@ def merged(catalog, strategy=None, agreement=None):
 
 def names_in_parts(plan, limit):
     """Names by file, as tuples, in the order of the files."""
-    parts = cut_into_parts(plan, limit, lambda number, count: f"{number}/{count}")
+    parts = number_files(plan, limit, lambda number, count: f"{number}/{count}")
     assert parts.target.ranks == len(parts.target.paths)
     return {output.path: tuple(meta.name for meta in output.metas) for output in parts}
 
@@ -94,7 +94,7 @@ def test_nothing_but_what_goes_apart_is_one_file():
 def test_a_source_of_several_files_is_read_from_each():
     files = catalog_of({0: {"a": (4,)}, 1: {"b": (4,)}}).files
     plan = merged(MergedCatalog("m", files, indexes=("i",)))
-    parts = cut_into_parts(plan, 1000, lambda number, count: f"{number}")
+    parts = number_files(plan, 1000, lambda number, count: f"{number}")
     (output,) = parts
     pieces = [piece for tensor in output.tensors for piece in tensor.pieces(tensor.region)]
     assert [piece.tensor.file.path for piece in pieces] == [
@@ -105,7 +105,7 @@ def test_a_source_of_several_files_is_read_from_each():
 
 def test_slices_are_joined_in_their_part():
     catalog = slice_catalog(ONE_STAGE, {"w": (4, 2)})
-    (output,) = cut_into_parts(merged(catalog, ONE_STAGE), 8, lambda number, count: "p")
+    (output,) = number_files(merged(catalog, ONE_STAGE), 8, lambda number, count: "p")
     assert [meta.shape for meta in output.metas] == [(4, 2)]
 
 

@@ -116,7 +116,7 @@ def test_what_the_target_does_not_list_is_undivided_in_each_stage(tmp_path):
     )
     words = ["-d", tmp_path / "d.ckpt", "-o", tmp_path / "out", "--format", "ckpt", "-q"]
     run_well("split", tmp_path / "m.ckpt", *words, "--write-strategy", tmp_path / "s.ckpt")
-    whole = tuple(Layout.undivided(2, 4, first) for first in (0, 4))
+    whole = tuple(Layout.unsharded(2, 4, first) for first in (0, 4))
     told = read_strategy(str(tmp_path / "s.ckpt"))
     assert told.layouts == {
         "w": (cut_in_stage_1,),

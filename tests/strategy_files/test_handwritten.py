@@ -115,7 +115,7 @@ def test_every_form_of_a_cut_is_read(write, name, written, expected):
     found = resolved([path], metas(w=(12, 12)))
     assert found.layouts == {"w": (expected,)}
     assert (found.stages, found.stage_ranks, found.files) == (1, 4, (path,))
-    assert found.by_hand["w"].startswith(path)
+    assert found.handwritten["w"].startswith(path)
     assert not found.notes
 
 
@@ -380,7 +380,7 @@ def test_a_strategy_by_hand_adds_to_another_one(write, listed):
     assert found.layouts["x"][1] == Layout((2,), ((), (0,)), first_rank=2)
     assert found.layouts["w"] == read_strategy(listed).layouts["w"]
     assert set(found.layouts) == {"v", "w", "x"}  # y is what it was without the file: not listed
-    assert set(found.by_hand) == {"w", "x"}  # what is said twice is not corrected by contents
+    assert set(found.handwritten) == {"w", "x"}  # what is said twice is not corrected by contents
     assert found.files == (*listed, hand)
 
 
