@@ -151,10 +151,7 @@ MAX_ROWS = 50  # of a table without --limit
 def print_report(found: Report, deep: bool, crc: bool, options: ReportOptions) -> None:
     """Print the result of ``verify``."""
     if options.as_json:
-        document = describe_report(found, deep)
-        findings = document["findings"]
-        assert isinstance(findings, list)
-        print_json({**document, "findings": findings[: options.limit]})
+        print_json(_describe_report(found, deep, options.limit))
         return
     shallow = "headers and checksums looked at" if crc else "headers read"
     depth = "all data read" if deep else f"{shallow}, not the data (--deep)"
@@ -177,8 +174,8 @@ def print_report(found: Report, deep: bool, crc: bool, options: ReportOptions) -
     print_notes(found.notes, options.quiet, severity_of)
 
 
-def describe_report(found: Report, deep: bool) -> dict[str, object]:
-    """Return the JSON document of ``verify``."""
+def _describe_report(found: Report, deep: bool, limit: int | None) -> Json:
+    """Return the JSON document of ``verify``, with the first ``limit`` findings."""
     counts = found.count_severities()
     return {
         "path": found.path,
@@ -190,7 +187,7 @@ def describe_report(found: Report, deep: bool) -> dict[str, object]:
         "clean": not found.findings,
         "errors": counts["error"],
         "warnings": counts["warning"],
-        "findings": [_describe_finding(finding, "verify") for finding in found.findings],
+        "findings": [_describe_finding(finding, "verify") for finding in found.findings[:limit]],
         "notes": describe_notes(found.notes),
     }
 
