@@ -168,7 +168,7 @@ def _describe_rank(rank: int, file: FileIndex) -> Json:
         "format": file.format,
         "nbytes": file.nbytes,
         "tensors": len(file.tensors),
-        **({"beside": list(file.other_paths)} if file.other_paths else {}),
+        **({"beside": list(file.paths[1:])} if len(file.files) > 1 else {}),
     }
 
 
