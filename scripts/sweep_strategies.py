@@ -43,7 +43,7 @@ from ckpttool.model.diagnostics import severities
 from ckpttool.model.layout import Layout
 from ckpttool.model.optimizer_names import parameter_of
 from ckpttool.model.strategy import Strategy
-from ckpttool.planning.optimizer_state import owners_of_full, state_layouts
+from ckpttool.planning.optimizer_state import match_states_by_shape, state_layouts
 from ckpttool.storage.region_io import FlatFiles
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def is_legal(catalog: Catalog, strategy: Strategy, path: Path) -> bool:
     """Return whether the ranks' files are those of the merged checkpoint under ``strategy``."""
     full = ckpttool.read_index(str(path)).tensors
     content = {name: _read(tensor) for name, tensor in full.items()}
-    owners = owners_of_full(strategy.layouts, {name: one.meta for name, one in full.items()})
+    owners = match_states_by_shape(strategy.layouts, {name: one.meta for name, one in full.items()})
     for rank, file in catalog.files.items():
         for name, tensor in file.tensors.items():
             if name not in content:

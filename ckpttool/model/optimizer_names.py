@@ -21,7 +21,7 @@ from ckpttool.model.layout import Layout
 GRADIENTS = "accu_grads."  # sums over micro batches, which each rank or stage computes for itself
 
 # Prefixes of optimizer state in MindSpore 2.10 (nn, mint and experimental.optim) and MindFormers.
-# Names and shapes identify state (`ckpttool.planning.optimizer_state.find_owners`).  The list is
+# Names and shapes identify state (`planning.optimizer_state.match_states_by_name`).  The list is
 # for the rest: a tensor of another shape than its parameter's slices is suspicious, a statistic has
 # one axis less, and gradients have rules of their own.  Prefixes of modules are not in it
 # (``linear.`` of FTRL, ``prev.`` of Rprop).

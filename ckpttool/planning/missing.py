@@ -31,7 +31,7 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Sharding, Strategy
 from ckpttool.model.wording import count, format_ranks, shorten
-from ckpttool.planning.optimizer_state import find_owners, followed_parameter
+from ckpttool.planning.optimizer_state import followed_parameter, match_states_by_name
 
 
 def find_lacking(catalog: Catalog, found: Iterable[Source]) -> Iterator[Diagnostic]:
@@ -239,7 +239,7 @@ _Owned = Sequence[tuple[Collection[int], Sequence[Layout]]]
 def _holders_and_layouts(catalog: Catalog, sharding: Sharding) -> _Owned:
     """For every parameter that has layouts, the ranks that have a slice of it, and the layouts."""
     found = []
-    owners = find_owners(sharding.layouts, catalog.metas)
+    owners = match_states_by_name(sharding.layouts, catalog.metas)
     for name, ranks in catalog.holders.items():
         base = followed_parameter(catalog, sharding, name, ranks, owners) or name
         found.append((frozenset(ranks), sharding.layouts.get(base, ())))

@@ -43,13 +43,13 @@ from ckpttool.planning.missing import (
     note_redundancy,
 )
 from ckpttool.planning.optimizer_state import (
-    Owners,
-    find_owners,
+    ParameterOfState,
+    correct_layouts,
     followed_parameter,
-    odd_shape,
-    owner_of,
+    match_states_by_name,
+    parameter_by_prefix,
     state_layouts,
-    true_layouts,
+    state_shape_message,
 )
 from ckpttool.planning.unlisted import (
     Differing,
@@ -195,7 +195,7 @@ def content_decided_names(catalog: Catalog, sharding: Sharding) -> dict[str, str
             if described.parameter is None:
                 continue
             follows = described.parameter
-        if follows is not None and owner_of(name) is not None:
+        if follows is not None and parameter_by_prefix(name) is not None:
             continue
         metas = {header[name].meta for header in catalog.headers.values() if name in header}
         if len(ranks) > 1 and len(metas) == 1 and next(iter(metas)).text is None:
@@ -212,7 +212,7 @@ def _listed_names(catalog: Catalog, sharding: Sharding) -> Collection[str]:
 
 def _owners_in(catalog: Catalog, sharding: Sharding) -> dict[str, str]:
     """Return the parameter of every optimizer state, as far as names tell."""
-    return find_owners(_listed_names(catalog, sharding), catalog.metas)
+    return match_states_by_name(_listed_names(catalog, sharding), catalog.metas)
 
 
 def find_sources(
@@ -286,7 +286,7 @@ class _Search:
     sources, lacking
         Where what is found goes, and what is lost, by the ranks that should have it.
     owners
-        See `find_owners`.
+        See `match_states_by_name`.
     alone
         Names without a layout that one rank alone has, though its stage has others.
     corrected
@@ -302,7 +302,7 @@ class _Search:
     running: Collection[str]
     sources: Sources
     lacking: dict[tuple[int, ...], list[str]]
-    owners: Owners
+    owners: ParameterOfState
     alone: Mapping[str, PartlyHeld]
     corrected: list[str] = field(default_factory=list)
     differing: dict[Groups, list[str]] = field(default_factory=dict)
@@ -332,7 +332,7 @@ class _Search:
             self._take_unlisted(name, ranks)
             return
         if followed is None:
-            layouts = true_layouts(catalog, sharding, name, self.owners)
+            layouts = correct_layouts(catalog, sharding, name, self.owners)
             self.corrected += [name] if layouts != sharding.layouts[name] else []
         origin = Listed() if followed is None else FollowsParameter(followed)
         source = _sharded_source(catalog, layouts, name, ranks, origin, self.lacking, self.sources)
@@ -346,7 +346,7 @@ class _Search:
         state would differ, hold a parameter that is whole.  The prefixes of MindSpore's optimizers
         need no such proof.
         """
-        if owner_of(name) is not None:
+        if parameter_by_prefix(name) is not None:
             return False
         groups = self.agreement.get(name, ())
         place = {rank: number for number, group in enumerate(groups) for rank in group}
@@ -409,7 +409,7 @@ def _shares(layouts: Iterable[Layout]) -> Iterator[Sequence[int]]:
 
 
 def _described_source(
-    catalog: Catalog, name: str, ranks: Sequence[int], owners: Owners
+    catalog: Catalog, name: str, ranks: Sequence[int], owners: ParameterOfState
 ) -> Source | None:
     """Return the source of a described tensor, or of its state; None if nothing describes it."""
     if not isinstance(catalog, SelfDescribedCatalog):
@@ -425,18 +425,18 @@ def _is_broken(catalog: Catalog, name: str) -> bool:
     return isinstance(catalog, SelfDescribedCatalog) and name in catalog.description.broken
 
 
-def _shaped_owner(name: str, owners: Owners) -> str:
+def _shaped_owner(name: str, owners: ParameterOfState) -> str:
     """The parameter of a state that has its shape; none of a statistic, which has not."""
     return owners.get(name, "") if reduced_from(name) is None else ""
 
 
 def _odd_shape(
-    catalog: Catalog, sharding: Sharding, meta: TensorMeta, owners: Owners
+    catalog: Catalog, sharding: Sharding, meta: TensorMeta, owners: ParameterOfState
 ) -> str | None:
     """Why optimizer state without a layout is not taken as it is, or None if nothing speaks so."""
     if not isinstance(catalog, SelfDescribedCatalog):
-        return odd_shape(catalog, sharding, meta, owners)
-    if owner_of(meta.name) is None:
+        return state_shape_message(catalog, sharding, meta, owners)
+    if parameter_by_prefix(meta.name) is None:
         return None
     base = catalog.description.tensors.get(_shaped_owner(meta.name, owners))
     return None if base is None else odd_state(base, meta)
@@ -581,7 +581,7 @@ def suspected_rank_slices(catalog: Catalog) -> Mapping[str, str]:
     if not isinstance(catalog, MergedCatalog):
         return {}
     metas = catalog.metas
-    owners = find_owners((), metas)
+    owners = match_states_by_name((), metas)
     found = {}
     for name, is_named in catalog.common_tensors.items():
         meta, base = metas[name], metas.get(_owner(metas, owners, name))
@@ -595,7 +595,7 @@ def suspected_rank_slices(catalog: Catalog) -> Mapping[str, str]:
     return found
 
 
-def _owner(metas: Mapping[str, TensorMeta], owners: Owners, name: str) -> str:
+def _owner(metas: Mapping[str, TensorMeta], owners: ParameterOfState, name: str) -> str:
     """The parameter whose state ``name`` is, by its prefix or by its shape; itself if of none."""
     base = owners.get(name, name)
     is_alike = metas[base].shape == metas[name].shape
@@ -702,7 +702,7 @@ def _check_absent(
     should hold its slices are there and do not.  And optimizer state of a kind that no rank holds
     anything of was not saved: many keep the weights alone.
     """
-    owners = find_owners(strategy.layouts, catalog.metas)
+    owners = match_states_by_name(strategy.layouts, catalog.metas)
     saved = {name.removesuffix(owners.get(name, "")) for name in holders}
     unsaved = []
     for name in absent:
@@ -726,7 +726,7 @@ def _check_absent(
         presence.notes.append(Diagnostic("renamed" if others else "absent", text))
 
 
-def _unlisted_weights(catalog: Catalog, strategy: Strategy, owners: Owners) -> list[str]:
+def _unlisted_weights(catalog: Catalog, strategy: Strategy, owners: ParameterOfState) -> list[str]:
     """Names that the strategy does not list and that are no single values and no states."""
     metas = catalog.metas
     return [

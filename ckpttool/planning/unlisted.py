@@ -27,12 +27,12 @@ from ckpttool.model.strategy import Sharding, Strategy
 from ckpttool.model.tensors import TensorMeta, map_of
 from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.planning.optimizer_state import (
-    Owners,
-    find_owners,
-    find_unlike_states,
+    ParameterOfState,
+    find_mismatched_states,
     followed_parameter,
-    odd_full_shape,
-    owner_of,
+    match_states_by_name,
+    parameter_by_prefix,
+    shape_difference_message,
 )
 
 
@@ -88,7 +88,7 @@ def find_partly_held(
         missing[ranks] = tuple(sorted(there.difference(ranks)))
     if not any(missing.values()):
         return ()
-    owners = find_owners(sharding.layouts, catalog.metas)
+    owners = match_states_by_name(sharding.layouts, catalog.metas)
     found = []
     for ranks, lacking in missing.items():
         unlisted = tuple(
@@ -330,14 +330,14 @@ def layout_notes(
         text = f"not cut as the strategy says, but as slices and shapes tell: {cut}"
         yield Diagnostic("corrected", f"{text}: {shorten(corrected)}")
     shapes = {source.meta.name: source.meta.shape for source in found}
-    odd = [words for source in found if (words := odd_full_shape(source.meta, shapes))]
+    odd = [words for source in found if (words := shape_difference_message(source.meta, shapes))]
     if odd:
         text = "states of other shapes than their parameters have; are they slices?"
         yield Diagnostic("doubt", f"{text}: {shorten(odd)}")
 
 
 def on_guesses(
-    found: Sequence[Source], listed: Collection[str], owners: Owners
+    found: Sequence[Source], listed: Collection[str], owners: ParameterOfState
 ) -> Iterator[Diagnostic]:
     """A warning of states that may be parameters: names and shapes alone speak for them.
 
@@ -350,7 +350,7 @@ def on_guesses(
         f"{source.meta.name} (as {source.parameter})"
         for source in found
         if source.parameter is not None
-        and owner_of(source.meta.name) is None
+        and parameter_by_prefix(source.meta.name) is None
         and 2 * most[source.meta.name.removesuffix(owners[source.meta.name])] < parameters
     ]
     if names:
@@ -367,8 +367,12 @@ def on_contradictions(sharding: Sharding, found: Sequence[Source]) -> Iterator[D
     by_hand = sharding.handwritten
     shapes = {source.meta.name: source.meta.shape for source in found}
     for meta in (source.meta for source in found):
-        base = owner_of(meta.name) or ""
-        if meta.name in by_hand and base in by_hand and odd_full_shape(meta, shapes) is not None:
+        base = parameter_by_prefix(meta.name) or ""
+        if (
+            meta.name in by_hand
+            and base in by_hand
+            and shape_difference_message(meta, shapes) is not None
+        ):
             text = (
                 f"{meta.name}: {by_hand[meta.name]} makes it {meta.shape}, and {by_hand[base]} "
                 f"makes {base} {shapes[base]}, of which it is state; correct one of them"
@@ -379,7 +383,7 @@ def on_contradictions(sharding: Sharding, found: Sequence[Source]) -> Iterator[D
 def find_contradictions(catalog: Catalog, sharding: Sharding) -> Iterator[Diagnostic]:
     """Yield what headers show to be wrong with the layouts that a strategy lists."""
     if isinstance(sharding, Strategy):
-        yield from find_unlike_states(catalog, sharding)
+        yield from find_mismatched_states(catalog, sharding)
         yield from _find_other_stages(catalog, sharding)
 
 

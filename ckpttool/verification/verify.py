@@ -18,7 +18,7 @@ from ckpttool.model.strategy import Merged, Replicated, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, TensorMeta
 from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.planning.missing import find_lacking
-from ckpttool.planning.optimizer_state import find_owners, owners_of_full
+from ckpttool.planning.optimizer_state import match_states_by_name, match_states_by_shape
 from ckpttool.planning.replicas import (
     REMEDY,
     Slice,
@@ -124,7 +124,7 @@ def check_contents(
         key = source.meta.name, stage
         tallies.setdefault(key, _Tally()).add(one, facts)
         metas[source.meta.name] = source.meta
-    states = owners_of_full((), metas)
+    states = match_states_by_shape((), metas)
     zeros: list[str] = []
     for (name, _), tally in tallies.items():
         findings += _no_numbers(name, tally)
@@ -444,7 +444,7 @@ class _Verification:
                 self.found.add(*check_types(self.catalog, self.catalog.metas_of(name)))
             self.found.add(*find_beginnings(self.catalog))
             return
-        owners = find_owners(self.sharding.layouts, self.catalog.metas)
+        owners = match_states_by_name(self.sharding.layouts, self.catalog.metas)
         for source in sources:
             held = self.catalog.metas_of(source.meta.name)
             if not source.has_layout:
