@@ -238,7 +238,7 @@ def correct_layouts(
     if parameter_by_prefix(name) is None:
         return with_shard
     expected = _expected_shapes(catalog, sharding, name, parameter_of_state[name])
-    full_shape = next((shape for _, shape in expected if shape is not None), None)
+    full_shape = next((shape for _, shape in expected), None)
     listed = {layout.ranks: layout for layout in layouts}
     followed = {
         layout.ranks: layout
@@ -311,11 +311,7 @@ def state_shape_message(
         return None
     parameter = parameter_of_state[meta.name]
     for slice_shape, full_shape in _expected_shapes(catalog, sharding, meta.name, parameter):
-        if (
-            full_shape is not None
-            and len(full_shape) == len(meta.shape)
-            and full_shape != meta.shape
-        ):
+        if len(full_shape) == len(meta.shape) and full_shape != meta.shape:
             return (
                 f"{meta.name}: not in the strategy, and its shape {meta.shape} is neither that of "
                 f"a slice of {parameter} {slice_shape} nor of all of it {full_shape}; take it as "
@@ -445,16 +441,12 @@ def _state_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _expected_shapes(
     catalog: Catalog, sharding: Sharding, name: str, parameter: str
-) -> Iterator[tuple[tuple[int, ...] | None, tuple[int, ...] | None]]:
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Yield the slice shape and full shape of a state that follow from its parameter, by stage."""
     for layout in sharding.layouts[parameter]:
-        slice_shape, full_shape = (
-            _slice_shape(catalog, parameter, layout),
-            _full_shape(catalog, parameter, layout),
-        )
-        if slice_shape is None or full_shape is None:
-            yield None, None
-        else:
+        slice_shape = _slice_shape(catalog, parameter, layout)
+        full_shape = _full_shape(catalog, parameter, layout)
+        if slice_shape is not None and full_shape is not None:
             yield _state_shape(name, slice_shape), _state_shape(name, full_shape)
 
 
