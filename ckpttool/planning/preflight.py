@@ -31,7 +31,7 @@ from ckpttool.model.plan import NotInTarget, Plan, Target
 from ckpttool.model.strategy import Merged, Strategy
 from ckpttool.model.wording import format_ranks, shorten
 from ckpttool.planning import targets
-from ckpttool.planning.missing import find_lacking
+from ckpttool.planning.missing import find_incomplete_files
 from ckpttool.planning.replicas import replica_problems
 from ckpttool.planning.resolve import (
     ResolvedSources,
@@ -494,7 +494,7 @@ def _check_contents(
             diagnostics.add(
                 *(
                     replace(one, message=f"{one.message}; these are read")
-                    for one in find_lacking(catalog, resolved.sources)
+                    for one in find_incomplete_files(catalog, resolved.sources)
                     if one.code == "lacking"
                 )
             )

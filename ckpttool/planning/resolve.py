@@ -26,7 +26,7 @@ from ckpttool.model.strategy import Merged, Replicated, SelfDescribed, Sharding,
 from ckpttool.model.tensors import StoredTensor, TensorMeta, map_of
 from ckpttool.model.wording import count, shorten
 from ckpttool.planning.hidden_shards import find_shards, show_shard
-from ckpttool.planning.missing import notes_of_scan, quarantine_damaged
+from ckpttool.planning.missing import quarantine_damaged, scan_notes
 from ckpttool.planning.sources import (
     Agreement,
     Sources,
@@ -184,7 +184,7 @@ def _resolve(
         if not sharding.layouts:  # a person wrote that nothing is sharded
             sharding = Replicated(sharding.ranks, sharding.files, sharding.notes)
     catalog = note_written_ranks(quarantine_damaged(catalog, sharding), sharding)
-    diagnostics.add(*notes_of_scan(catalog, sharding), *sharding.notes)
+    diagnostics.add(*scan_notes(catalog, sharding), *sharding.notes)
     doubts = Diagnostics(diagnostics.command)
     agreement: Agreement = {}
     running: frozenset[str] = frozenset()

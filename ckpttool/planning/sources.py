@@ -36,11 +36,11 @@ from ckpttool.model.tensors import TensorMeta, map_of, part_names
 from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.planning.missing import (
     MissingSlices,
-    absent_ranks,
     find_missing_slices,
-    hold_alike,
+    hold_same_parameters,
     is_deduplicated,
-    note_redundancy,
+    missing_rank_problems,
+    redundancy_note,
 )
 from ckpttool.planning.optimizer_state import (
     ParameterOfState,
@@ -272,7 +272,7 @@ def find_sources(
     sources.notes += on_guesses(sources.found, listed, owners)
     sources.notes += stray_notes(sharding, catalog.holders)
     if not isinstance(sharding, SelfDescribed):
-        note = note_redundancy(catalog, sources.is_deduplicated)
+        note = redundancy_note(catalog, sources.is_deduplicated)
         sources.notes += [] if note is None else [note]
     return sources
 
@@ -646,7 +646,7 @@ def check_presence(catalog: Catalog, sharding: Sharding) -> Presence:
     elif isinstance(sharding, Strategy):
         _check_strategy(catalog, sharding, presence)
     elif presence.is_deduplicated:
-        presence.problems += [Diagnostic("missing", text) for text in absent_ranks(catalog)]
+        presence.problems += missing_rank_problems(catalog)
     else:
         presence.problems += _incomplete_replicas(catalog)
     return presence
@@ -743,6 +743,6 @@ def _is_answered(catalog: Catalog, layout: Layout) -> bool:
     if all(rank in catalog.files for rank in layout.ranks):
         return True
     groups = (layout.owners(index) for index in layout.slice_indices())
-    return hold_alike(catalog, layout.ranks) and all(
+    return hold_same_parameters(catalog, layout.ranks) and all(
         any(rank in catalog.files for rank in owners) for owners in groups
     )

@@ -17,7 +17,7 @@ from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, TensorMeta
 from ckpttool.model.wording import count, format_ranks, shorten
-from ckpttool.planning.missing import find_lacking
+from ckpttool.planning.missing import find_incomplete_files
 from ckpttool.planning.optimizer_state import match_states_by_name, match_states_by_shape
 from ckpttool.planning.replicas import (
     REMEDY,
@@ -449,7 +449,7 @@ class _Verification:
             held = self.catalog.metas_of(source.meta.name)
             if not source.has_layout:
                 self.found.add(*check_unlisted(self.catalog, self.sharding, held, owners))
-        self.found.add(*find_lacking(self.catalog, sources))
+        self.found.add(*find_incomplete_files(self.catalog, sources))
         self.found.add(*find_partial(self.catalog, self.sharding, self.resolved.is_deduplicated))
 
 
