@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from ckpttool.model.catalog import Catalog
     from ckpttool.model.tensors import StoredTensor
-    from ckpttool.planning.unlisted import Unlisted
+    from ckpttool.planning.unlisted import UnlistedChoice
 
 
 ROOT = Path(__file__).parent.parent
@@ -77,7 +77,7 @@ def merge(
     strategy: Strategy,
     folder: Path,
     executor: Executor,
-    unlisted: Unlisted | None = None,
+    unlisted: UnlistedChoice | None = None,
 ) -> Outcome:
     """Merge by ``strategy`` and hash what comes of it."""
     path = folder / MERGED

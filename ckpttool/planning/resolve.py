@@ -39,7 +39,11 @@ from ckpttool.planning.strategy_check import (
     note_written_ranks,
     strategy_notes,
 )
-from ckpttool.planning.unlisted import Unlisted, find_contradictions, find_statistics
+from ckpttool.planning.unlisted import (
+    UnlistedChoice,
+    find_contradictions,
+    find_statistic_candidates,
+)
 from ckpttool.storage.sampling import Sample, digest, find_least, sample
 
 BUFFER_BYTES = 4 << 20  # held by each worker while contents are compared
@@ -86,7 +90,7 @@ class ResolveOptions:
     """
 
     replicated: bool = False
-    unlisted: Unlisted | None = None
+    unlisted: UnlistedChoice | None = None
     trust_strategy: bool = False
     optimizer_shard: int | None = None
     check_replicas: bool = False
@@ -352,7 +356,7 @@ def find_running(
 
     On every rank all numbers are finite, and no variance is negative.
     """
-    least = find_statistics(catalog.metas, sharding) if names else {}
+    least = find_statistic_candidates(catalog.metas, sharding) if names else {}
     futures = {
         name: [
             executor.submit(find_least, file.tensors[name], BUFFER_BYTES)

@@ -52,18 +52,19 @@ from ckpttool.planning.optimizer_state import (
     state_shape_message,
 )
 from ckpttool.planning.unlisted import (
-    Differing,
-    Groups,
+    RANK_SPECIFIC_NAMES,
+    DifferingNames,
     PartlyHeld,
-    Unlisted,
-    decision,
+    RankGroups,
+    UnlistedChoice,
+    decision_note,
     find_partly_held,
+    guessed_state_notes,
+    handwritten_shape_problems,
     layout_notes,
-    on_contradictions,
-    on_guesses,
-    questions,
-    split_by_meaning,
-    stray_notes,
+    misplaced_notes,
+    split_names,
+    unlisted_problems,
 )
 
 _T = TypeVar("_T", bound=Hashable)
@@ -149,7 +150,7 @@ def group_ranks(ranks: Sequence[int], key: Callable[[int], _T]) -> dict[_T, tupl
     return {value: tuple(members) for value, members in groups.items()}
 
 
-Agreement = Mapping[str, Groups]  # of the content of a parameter
+Agreement = Mapping[str, RankGroups]  # of the content of a parameter
 
 
 @dataclass(slots=True)
@@ -219,7 +220,7 @@ def find_sources(
     catalog: Catalog,
     sharding: Sharding,
     agreement: Agreement,
-    unlisted: Unlisted | None,
+    unlisted: UnlistedChoice | None,
     running: Collection[str] = (),
 ) -> Sources:
     """Find the sources of all parameters of a checkpoint.
@@ -250,7 +251,7 @@ def find_sources(
     is_complete = not sources.problems
     owners = _owners_in(catalog, sharding)
     partly = find_partly_held(catalog, sharding, sources.is_deduplicated)
-    alone = {name: one for one in partly if one.is_alone for name in one.names}
+    alone = {name: one for one in partly if one.is_on_one_rank for name in one.names}
     search = _Search(
         catalog, sharding, agreement, unlisted, running, sources, presence.lacking, owners, alone
     )
@@ -259,18 +260,18 @@ def find_sources(
     search.settle(is_complete)
     asked = {name for names in search.differing.values() for name in names}
     sources.notes += (
-        Diagnostic("partly_held", f"{one.text}; taken from {format_ranks(one.ranks[:1])}")
+        Diagnostic("partly_held", f"{one.message}; taken from {format_ranks(one.ranks[:1])}")
         for one in partly
         if not asked.issuperset(one.names)
     )
-    sources.problems += on_contradictions(sharding, sources.found)
+    sources.problems += handwritten_shape_problems(sharding, sources.found)
     each = [name for of in search.differing.values() for name in of if unlisted == "rank"]
     lacking = presence.lacking
     sources.add(find_missing_slices(catalog, sharding, lacking, each, sources.is_deduplicated))
     sources.notes += layout_notes(sources.found, search.corrected, search.where)
     listed = _listed_names(catalog, sharding)
-    sources.notes += on_guesses(sources.found, listed, owners)
-    sources.notes += stray_notes(sharding, catalog.holders)
+    sources.notes += guessed_state_notes(sources.found, listed, owners)
+    sources.notes += misplaced_notes(sharding, catalog.holders)
     if not isinstance(sharding, SelfDescribed):
         note = redundancy_note(catalog, sources.is_deduplicated)
         sources.notes += [] if note is None else [note]
@@ -298,14 +299,14 @@ class _Search:
     catalog: Catalog
     sharding: Sharding
     agreement: Agreement
-    unlisted: Unlisted | None
+    unlisted: UnlistedChoice | None
     running: Collection[str]
     sources: Sources
     lacking: dict[tuple[int, ...], list[str]]
     owners: ParameterOfState
     alone: Mapping[str, PartlyHeld]
     corrected: list[str] = field(default_factory=list)
-    differing: dict[Groups, list[str]] = field(default_factory=dict)
+    differing: dict[RankGroups, list[str]] = field(default_factory=dict)
 
     @property
     def where(self) -> str:
@@ -378,15 +379,16 @@ class _Search:
         if self.unlisted is not None:
             self._settle(self.differing, self.unlisted)
         elif is_complete:
-            own, rest = split_by_meaning(self.differing)
+            own, rest = split_names(self.differing, RANK_SPECIFIC_NAMES)
             self._settle(own, "drop")
             told_by = None if isinstance(self.sharding, Replicated) else self.where
             number = len(self.catalog.holders)
             is_cut = isinstance(self.sharding, Strategy)
-            asked = questions(told_by, rest, number, self.alone, is_cut, self.running)
-            self.sources.problems += [Diagnostic("unlisted", question) for question in asked]
+            self.sources.problems += unlisted_problems(
+                told_by, rest, number, self.alone, is_cut, self.running
+            )
 
-    def _settle(self, differing: Differing, unlisted: Unlisted) -> None:
+    def _settle(self, differing: DifferingNames, unlisted: UnlistedChoice) -> None:
         catalog, sources = self.catalog, self.sources
         cycle = max(len(self.sharding.ranks), max(catalog.files, default=0) + 1)
         for groups, names in differing.items():
@@ -399,7 +401,7 @@ class _Search:
                     for name in names
                     for rank in ranks
                 ]
-            sources.notes.append(decision(names, groups, unlisted, cycle, self.where))
+            sources.notes.append(decision_note(names, groups, unlisted, cycle, self.where))
 
 
 def _shares(layouts: Iterable[Layout]) -> Iterator[Sequence[int]]:
@@ -442,7 +444,7 @@ def _odd_shape(
     return None if base is None else odd_state(base, meta)
 
 
-def _may_be_parts(catalog: Catalog, name: str, groups: Groups) -> bool:
+def _may_be_parts(catalog: Catalog, name: str, groups: RankGroups) -> bool:
     """Whether ranks hold different things, or only some of them a map parameter."""
     holders = sum(len(group) for group in groups)
     return len(groups) > 1 or (map_of(name) is not None and holders < len(catalog.files))
@@ -450,7 +452,7 @@ def _may_be_parts(catalog: Catalog, name: str, groups: Groups) -> bool:
 
 def _group_by_content(
     catalog: Catalog, agreement: Agreement, name: str, ranks: Sequence[int]
-) -> Groups:
+) -> RankGroups:
     """Ranks grouped by equal bytes, as far as is known; of a map parameter by all of its parts."""
     tag = map_of(name)
     parts = (name,) if tag is None else part_names(tag)
@@ -528,7 +530,7 @@ def _on_stages(chosen: Source, meta: TensorMeta, layout: Layout, path: str) -> s
     return f"{text}stages hold the same of what they share: is it the strategy of this run?"
 
 
-def _full_sources(catalog: Catalog, unlisted: Unlisted | None) -> Sources:
+def _full_sources(catalog: Catalog, unlisted: UnlistedChoice | None) -> Sources:
     """Return the sources of a checkpoint whose files hold full tensors.
 
     ``unlisted`` decides what becomes of tensors of which it may hold only one rank's slice.
@@ -603,7 +605,7 @@ def _owner(metas: Mapping[str, TensorMeta], owners: ParameterOfState, name: str)
 
 
 def _settle_slices(
-    catalog: Catalog, slices: Mapping[str, str], unlisted: Unlisted | None
+    catalog: Catalog, slices: Mapping[str, str], unlisted: UnlistedChoice | None
 ) -> tuple[str | None, Diagnostic | None]:
     """The question that `suspected_rank_slices` raise, or a note of how the user decided it."""
     listed = f"{catalog.root}: {shorten(slices.values())}"

@@ -70,9 +70,9 @@ def find_partial(
 ) -> Iterator[Diagnostic]:
     """Parameters that no strategy lists, and that only some ranks of their stage have."""
     for one in find_partly_held(catalog, sharding, is_deduplicated):
-        code, ranks = ("unlisted", one.ranks) if one.is_alone else ("lacking", one.missing)
+        code, ranks = ("unlisted", one.ranks) if one.is_on_one_rank else ("lacking", one.missing)
         tensor = one.names[0] if len(one.names) == 1 else None
-        yield Diagnostic(code, one.text, tensor=tensor, ranks=ranks)
+        yield Diagnostic(code, one.message, tensor=tensor, ranks=ranks)
 
 
 def find_beginnings(catalog: Catalog) -> Iterator[Diagnostic]:

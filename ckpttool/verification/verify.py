@@ -37,7 +37,7 @@ from ckpttool.planning.resolve import (
 )
 from ckpttool.planning.sources import content_decided_names, find_sources
 from ckpttool.planning.strategy_check import limit_to_written_ranks
-from ckpttool.planning.unlisted import OF_ONE_RANK, say_running
+from ckpttool.planning.unlisted import RANK_SPECIFIC_NAMES, running_statistics_message
 from ckpttool.storage.checksums import check_files
 from ckpttool.storage.compare import CompareOptions, Index, TensorStats
 from ckpttool.transaction.manifest import require_unmodified_sources
@@ -136,7 +136,8 @@ def check_contents(
     if apart:
         names = [finding.tensor for finding in apart if finding.tensor is not None]
         ranks = tuple(sorted({rank for finding in apart for rank in finding.ranks}))
-        text = f"{say_running(names, ranks)}; merge --unlisted first takes the lowest rank's"
+        text = running_statistics_message(names, ranks)
+        text += "; merge --unlisted first takes the lowest rank's"
         findings.append(Diagnostic("unlisted", text, ranks=ranks))
     if zeros:
         text = f"all elements are zero, as they are when training begins: {shorten(zeros)}"
@@ -147,7 +148,7 @@ def check_contents(
 def differences(one: Slice, facts: TensorStats, sharding: Sharding) -> Iterator[Diagnostic]:
     """Yield the finding of ranks that do not agree, if they do not."""
     source, name = one.source, one.source.meta.name
-    if name in OF_ONE_RANK:
+    if name in RANK_SPECIFIC_NAMES:
         return
     if source.has_layout or isinstance(sharding, Merged | Replicated):
         finding = find_difference(one, facts)
