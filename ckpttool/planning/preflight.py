@@ -32,7 +32,7 @@ from ckpttool.model.plan import NotInTarget, Plan, Target
 from ckpttool.model.strategy import Merged, Strategy
 from ckpttool.model.wording import format_ranks, shorten
 from ckpttool.planning import targets
-from ckpttool.planning.missing import find_lacking
+from ckpttool.planning.missing import find_incomplete_files
 from ckpttool.planning.resolve import (
     ResolvedSources,
     ResolveOptions,
@@ -489,7 +489,7 @@ def _check_contents(resolved: ResolvedSources, plan: Plan | None, diagnostics: D
         diagnostics.add(
             *(
                 replace(one, message=f"{one.message}; these are read")
-                for one in find_lacking(catalog, resolved.sources)
+                for one in find_incomplete_files(catalog, resolved.sources)
                 if one.code == "lacking"
             )
         )

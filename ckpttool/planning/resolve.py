@@ -26,7 +26,7 @@ from ckpttool.model.strategy import Merged, Replicated, SelfDescribed, Sharding,
 from ckpttool.model.tensors import StoredTensor, TensorMeta, map_of
 from ckpttool.model.wording import count, shorten
 from ckpttool.planning.hidden_shards import find_shards, show_shard
-from ckpttool.planning.missing import notes_of_scan, quarantine_damaged
+from ckpttool.planning.missing import quarantine_damaged, scan_notes
 from ckpttool.planning.replicas import replica_problems
 from ckpttool.planning.sources import (
     Agreement,
@@ -40,7 +40,11 @@ from ckpttool.planning.strategy_check import (
     note_written_ranks,
     strategy_notes,
 )
-from ckpttool.planning.unlisted import Unlisted, find_contradictions, find_statistics
+from ckpttool.planning.unlisted import (
+    UnlistedChoice,
+    find_contradictions,
+    find_statistic_candidates,
+)
 from ckpttool.storage.sampling import Sample, digest, find_least, sample
 
 BUFFER_BYTES = 4 << 20  # held by each worker while contents are compared
@@ -80,15 +84,17 @@ class ResolveOptions:
     """
 
     replicated: bool = False
-    unlisted: Unlisted | None = None
+    unlisted: UnlistedChoice | None = None
     trust_strategy: bool = False
     optimizer_shard: int | None = None
     check_replicas: bool = False
     strict: bool = False
 
     def __post_init__(self) -> None:
-        if self.unlisted not in (None, *get_args(Unlisted)):
-            raise ValueError(f"unlisted={self.unlisted!r}, expected one of {get_args(Unlisted)}")
+        if self.unlisted not in (None, *get_args(UnlistedChoice)):
+            raise ValueError(
+                f"unlisted={self.unlisted!r}, expected one of {get_args(UnlistedChoice)}"
+            )
         if self.optimizer_shard is not None and self.optimizer_shard < 1:
             raise ValueError(f"optimizer_shard={self.optimizer_shard}, expected 1 or more")
 
@@ -195,7 +201,7 @@ def _resolve(
         if not sharding.layouts:  # a person wrote that nothing is sharded
             sharding = Replicated(sharding.ranks, sharding.files, sharding.notes)
     catalog = note_written_ranks(quarantine_damaged(catalog, sharding), sharding)
-    diagnostics.add(*notes_of_scan(catalog, sharding), *sharding.notes)
+    diagnostics.add(*scan_notes(catalog, sharding), *sharding.notes)
     doubts = Diagnostics(diagnostics.command)
     agreement: Agreement = {}
     running: frozenset[str] = frozenset()
@@ -370,7 +376,7 @@ def find_running(
 
     On every rank all numbers are finite, and no variance is negative.
     """
-    least = find_statistics(catalog.metas, sharding) if names else {}
+    least = find_statistic_candidates(catalog.metas, sharding) if names else {}
     futures = {
         name: [
             executor.submit(find_least, file.tensors[name], BUFFER_BYTES)

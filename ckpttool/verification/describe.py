@@ -18,7 +18,7 @@ from ckpttool.model.diagnostics import Diagnostic, Diagnostics, describe_notes
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Merged, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, map_of
-from ckpttool.planning.missing import note_redundancy, notes_of_scan, quarantine_damaged
+from ckpttool.planning.missing import quarantine_damaged, redundancy_note, scan_notes
 from ckpttool.planning.sources import on_one_of_several, suspected_rank_slices
 
 Json = dict[str, object]
@@ -153,8 +153,8 @@ def _describe_ranks(
     else:
         whole = quarantine_damaged(catalog, Merged())
         found.failures += [whole.damaged[rank] for rank in catalog.files if rank not in whole.files]
-        found.add(*notes_of_scan(catalog, Merged()))
-        found.add(*filter(None, [note_redundancy(whole, is_deduplicated=None)]))
+        found.add(*scan_notes(catalog, Merged()))
+        found.add(*filter(None, [redundancy_note(whole, is_deduplicated=None)]))
     document["notes"] = describe_notes(found.of("note", "warning"))
     problems = [problem for error in found.failures for problem in error.problems]
     document["problems"] = [*problems, *(one.text for one in found.errors)]

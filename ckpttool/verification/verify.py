@@ -16,8 +16,8 @@ from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, TensorMeta
 from ckpttool.model.wording import count, format_ranks, shorten
-from ckpttool.planning.missing import find_lacking
-from ckpttool.planning.optimizer_state import find_owners, owners_of_full
+from ckpttool.planning.missing import find_incomplete_files
+from ckpttool.planning.optimizer_state import match_states_by_name, match_states_by_shape
 from ckpttool.planning.replicas import (
     REMEDY,
     Slice,
@@ -36,7 +36,7 @@ from ckpttool.planning.resolve import (
 )
 from ckpttool.planning.sources import content_decided_names, find_sources
 from ckpttool.planning.strategy_check import limit_to_written_ranks
-from ckpttool.planning.unlisted import OF_ONE_RANK, say_running
+from ckpttool.planning.unlisted import RANK_SPECIFIC_NAMES, running_statistics_message
 from ckpttool.storage.checksums import check_files
 from ckpttool.storage.compare import CompareOptions, Index, TensorStats
 from ckpttool.transaction.manifest import require_unmodified_sources
@@ -123,7 +123,7 @@ def check_contents(
         key = source.meta.name, stage
         tallies.setdefault(key, _Tally()).add(one, facts)
         metas[source.meta.name] = source.meta
-    states = owners_of_full((), metas)
+    states = match_states_by_shape((), metas)
     zeros: list[str] = []
     for (name, _), tally in tallies.items():
         findings += _no_numbers(name, tally)
@@ -135,7 +135,8 @@ def check_contents(
     if apart:
         names = [finding.tensor for finding in apart if finding.tensor is not None]
         ranks = tuple(sorted({rank for finding in apart for rank in finding.ranks}))
-        text = f"{say_running(names, ranks)}; merge --unlisted first takes the lowest rank's"
+        text = running_statistics_message(names, ranks)
+        text += "; merge --unlisted first takes the lowest rank's"
         findings.append(Diagnostic("unlisted", text, ranks=ranks))
     if zeros:
         text = f"all elements are zero, as they are when training begins: {shorten(zeros)}"
@@ -146,7 +147,7 @@ def check_contents(
 def differences(one: Slice, facts: TensorStats, sharding: Sharding) -> Iterator[Diagnostic]:
     """Yield the finding of ranks that do not agree, if they do not."""
     source, name = one.source, one.source.meta.name
-    if name in OF_ONE_RANK:
+    if name in RANK_SPECIFIC_NAMES:
         return
     if source.has_layout or isinstance(sharding, Merged | Replicated):
         finding = find_difference(one, facts)
@@ -425,12 +426,12 @@ class _Verification:
                 self.found.add(*check_types(self.catalog, self.catalog.metas_of(name)))
             self.found.add(*find_beginnings(self.catalog))
             return
-        owners = find_owners(self.sharding.layouts, self.catalog.metas)
+        owners = match_states_by_name(self.sharding.layouts, self.catalog.metas)
         for source in sources:
             held = self.catalog.metas_of(source.meta.name)
             if not source.has_layout:
                 self.found.add(*check_unlisted(self.catalog, self.sharding, held, owners))
-        self.found.add(*find_lacking(self.catalog, sources))
+        self.found.add(*find_incomplete_files(self.catalog, sources))
         self.found.add(*find_partial(self.catalog, self.sharding, self.resolved.is_deduplicated))
 
 
