@@ -16,7 +16,7 @@ from importlib import import_module
 
 from ckpttool._version import __version__
 
-TYPE_CHECKING = False  # typing itself would be loaded before `ckpttool.__main__` minds signals
+TYPE_CHECKING = False  # an import of typing would delay the signal handlers of `__main__`
 if TYPE_CHECKING:
     from ckpttool.discovery.scan import SourceOptions, scan
     from ckpttool.errors import (
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from ckpttool.verification.verify import verify
 
 
-# Where each public name lives.  They are looked up when they are first used, so that a command
-# that needs no arrays (--help, --version, completion) does not wait for numpy and h5py.
-_HOMES = {
+# The module of each public name.  A name is imported when it is first used, so that a command
+# without arrays (--help, --version, completion) does not wait for numpy and h5py.
+_MODULES = {
     "CkptToolError": "ckpttool.errors",
     "CombinedError": "ckpttool.errors",
     "Diagnostic": "ckpttool.model.diagnostics",
@@ -128,6 +128,6 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

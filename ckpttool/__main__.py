@@ -1,4 +1,4 @@
-"""``python -m ckpttool``, and what the console script calls."""
+"""The entry point of ``python -m ckpttool`` and of the console script."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from types import FrameType
 
 
 def run() -> None:
-    """Run the command line; handle signals from the start, before packages are imported.
+    """Run the command line; handle signals even while packages are imported.
 
-    Commands install handlers of their own: see `ckpttool.cli.main`.
+    Commands install handlers of their own; see `ckpttool.cli.main`.
     """
     _open_closed_streams()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
-            signal.signal(number, _end)
+            signal.signal(number, _exit_at_once)
     from ckpttool.cli.main import main
 
     try:
         main()
-    finally:  # otherwise Python searches all modules for garbage before it ends
+    finally:  # without it, Python searches all modules for garbage at exit
         gc.freeze()
 
 
 def _open_closed_streams() -> None:
     """Open /dev/null for the standard streams that are closed (``>&-``).
 
-    Otherwise the next file gets descriptor 1, and receives what is printed.
+    Otherwise the next file gets descriptor 1, and receives the printed text.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
@@ -40,11 +40,11 @@ def _open_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115, PTH123
 
 
-def _end(number: int, frame: FrameType | None) -> None:
-    """End at once, with one line and the exit code that shells give to a signal.
+def _exit_at_once(number: int, frame: FrameType | None) -> None:
+    """Exit with one line, and with the exit code that shells use for a signal.
 
-    There is nothing to clean up yet.  An exception could be lost: during an import Python 3.11 may
-    replace it.
+    There is nothing to clean up yet.  An exception would not be safe: Python 3.11 may replace it
+    during an import.
     """
     with suppress(OSError):
         os.write(2, f"ckpttool: ended by {signal.Signals(number).name}\n".encode())

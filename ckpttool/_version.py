@@ -1,4 +1,4 @@
 """The version of the package and of its JSON documents."""
 
 __version__ = "0.1.0"
-SCHEMA = 1  # of every JSON document; a change that breaks a reader increments it
+SCHEMA = 1  # of every JSON document; incremented by a change that breaks readers

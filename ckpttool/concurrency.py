@@ -1,10 +1,10 @@
-"""Threads that can be cancelled, and the other small parts that all executors share.
+"""Threads that can be cancelled, and other small parts that all executors share.
 
-A thread cannot be ended from outside.  Its pool sets an event on Ctrl-C or after an error, and
+A thread cannot be stopped from outside.  Its pool sets an event on Ctrl-C or after an error, and
 every loop over bytes checks that event.  A thread that belongs to no pool is never cancelled.
 
-Python handles signals in the main thread, and only while that thread runs.  So the main thread
-waits for results in short intervals: `wait_result`.
+Python handles signals in the main thread, and only while that thread runs.  The main thread
+therefore waits for results in short intervals; see `wait_result`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OpenProgress = Callable[[int], AbstractContextManager[OnProgress]]  # takes the 
 
 
 def no_progress(nbytes: int) -> AbstractContextManager[OnProgress]:
-    """Return a context that shows nothing; an `OpenProgress`."""
+    """Return a context that shows no progress; an `OpenProgress`."""
     return nullcontext(lambda nbytes: None)
 
 
@@ -57,19 +57,19 @@ _CANCEL: ContextVar[Event | None] = ContextVar("cancel", default=None)
 
 
 def bind_cancel_event(event: Event) -> None:
-    """Let `check_cancelled` raise in this thread as soon as ``event`` is set."""
+    """Make `check_cancelled` raise in this thread as soon as ``event`` is set."""
     _CANCEL.set(event)
 
 
 def check_cancelled() -> None:
-    """Raise `CancelledError` if the work of this thread has been cancelled."""
+    """Raise `CancelledError` if the work of this thread was cancelled."""
     event = _CANCEL.get()
     if event is not None and event.is_set():
         raise CancelledError
 
 
 def wait_result(future: Future[T]) -> T:
-    """Wait for the result of a call, and let Python handle signals meanwhile."""
+    """Wait for the result of a call and return it; Python handles signals meanwhile."""
     while not wait([future], WAKE_SECONDS).done:
         pass
     return future.result()

@@ -1,8 +1,8 @@
 """Every exception that ckpttool raises on purpose, with the exit code of the command line.
 
-A message names the place, what was expected, what was found and, if known, the remedy.  Arguments
-are positional and all go to ``super().__init__``: pickle rebuilds an exception in another process
-by calling its class with ``args``.
+A message names the place, what was expected, what was found and, if possible, the remedy.
+Arguments are positional and all go to ``super().__init__``: pickle rebuilds an exception in another
+process by calling its class with ``args``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 WORKER_DIED = "a worker died (was it killed, or out of memory? --max-memory or fewer workers help)"
 
-# What an error number of the system means to the user, or what to do about it.
+# Meaning of a system error for the user, or its remedy.
 MEANINGS = {
     errno.EACCES: " (this user may not; its owner can allow it)",
     errno.EPERM: " (this user may not; its owner can)",
@@ -23,23 +23,23 @@ MEANINGS = {
     errno.EIO: " (the disk, or the way to it, has failed)",
 }
 
-TYPE_CHECKING = False  # typing itself would be loaded before signals are handled
+TYPE_CHECKING = False  # an import of typing would delay the signal handlers of `__main__`
 if TYPE_CHECKING:
     from typing import Protocol
 
-    class Stated(Protocol):
-        """A problem: what `PlanError` uses of a `Diagnostic`, which a higher room defines."""
+    class Problem(Protocol):
+        """The part of a `Diagnostic` that `PlanError` uses; this module does not import it."""
 
         @property
         def code(self) -> str:
-            """What kind of problem it is, for programs."""
+            """The kind of the problem, for programs."""
 
         @property
         def text(self) -> str:
-            """The problem, for people; one line."""
+            """The problem in one line, for people."""
 
-        def on_side(self, side: str) -> Stated:
-            """Return the problem with the side of a comparison that it is about."""
+        def on_side(self, side: str) -> Problem:
+            """Return the problem with its side of a comparison in the text."""
 
 
 class CkptToolError(Exception):
@@ -80,7 +80,7 @@ class FormatError(CkptToolError):
 
 
 class UnsupportedError(FormatError):
-    """A valid file that ckpttool does not read; the message names the feature and a way round."""
+    """A valid file that ckpttool cannot read; the message names the feature and a workaround."""
 
 
 class AuthenticityError(FormatError):
@@ -126,13 +126,13 @@ class PlanError(CkptToolError):
 
     exit_code = 5
 
-    def __init__(self, diagnostics: Sequence[Stated]) -> None:
+    def __init__(self, diagnostics: Sequence[Problem]) -> None:
         super().__init__(tuple(diagnostics))
         self.diagnostics = tuple(diagnostics)
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Messages of the single problems, one line each."""
+        """The message of each problem, one line each."""
         return tuple(one.text for one in self.diagnostics)
 
     def __str__(self) -> str:
@@ -164,11 +164,11 @@ class StepError(PlanError):
 
 
 class UnfinishedError(PlanError):
-    """A run of ckpttool that is still running and has not completed any output."""
+    """A folder to which a run of ckpttool has written no complete output yet."""
 
 
 class ExecutionError(CkptToolError):
-    """A copy that failed after it had started; exit code 6.
+    """A run that failed after it had started to write; exit code 6.
 
     Parameters
     ----------
@@ -177,7 +177,7 @@ class ExecutionError(CkptToolError):
     cause
         What happened.
     committed
-        Outputs that were completed before; they are kept.
+        Outputs that were complete before; they are kept.
     """
 
     exit_code = 6
@@ -228,8 +228,8 @@ class VerifyError(CkptToolError):
 class CombinedError(CkptToolError):
     """Several errors of one run in one report.
 
-    The exit code is the lowest one: an unreadable file (3) comes before a bad strategy (4), and a
-    bad strategy before an impossible plan (5), since the later ones follow from the earlier ones.
+    The exit code is the lowest of all.  An unreadable file (3) may cause a bad strategy (4), and
+    both may cause an impossible plan (5).
     """
 
     def __init__(self, errors: Sequence[CkptToolError]) -> None:
@@ -266,7 +266,7 @@ def notes_of(error: BaseException) -> tuple[str, ...]:
 def with_side(error: CkptToolError, side: str) -> CkptToolError:
     """Return the error with the side of a comparison in its message.
 
-    The message of a `FormatError` names a file already, so it is returned as it is.
+    A `FormatError` already names its file, and is returned unchanged.
 
     Examples
     --------
@@ -274,16 +274,16 @@ def with_side(error: CkptToolError, side: str) -> CkptToolError:
     'B: s.ckpt: empty'
     """
     if isinstance(error, PlanError):
-        return type(error)([one.on_side(side) for one in error.diagnostics])
+        return type(error)([problem.on_side(side) for problem in error.diagnostics])
     if isinstance(error, StrategyError):
         return StrategyError(f"{side}: {error.where}", error.reason)
     if isinstance(error, CombinedError):
-        return CombinedError([with_side(one, side) for one in error.errors])
+        return CombinedError([with_side(part, side) for part in error.errors])
     return error
 
 
 def describe_os_error(error: OSError) -> str:
-    """Return the system's message of an error, and what it means to the user where that helps.
+    """Return the system's message of an error, with its meaning for the user where that helps.
 
     Examples
     --------

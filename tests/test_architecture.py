@@ -262,7 +262,7 @@ def test_every_command_is_in_a_module_of_its_name():
 def test_the_public_names_are_all_there_and_no_others():
     for name in ckpttool.__all__:
         assert getattr(ckpttool, name) is not None
-    assert set(ckpttool.__all__) == {*ckpttool._HOMES, "__version__"}
+    assert set(ckpttool.__all__) == {*ckpttool._MODULES, "__version__"}
     with pytest.raises(AttributeError, match="nonsense"):
         ckpttool.nonsense  # noqa: B018
 
@@ -295,7 +295,7 @@ def test_the_record_of_a_run_is_behind_few_names():
     }
     assert used == {
         "journal.describe_unfinished_runs",
-        "journal.incomplete_reason",
+        "journal.find_unfinished_run",
         "journal.on_half_written",
         "manifest.Manifest",
         "manifest.ManifestFile",

@@ -1,1 +1,1 @@
-"""What people see: commands, tables, progress.  No arithmetic."""
+"""The command line: commands, tables and progress bars, without arithmetic."""

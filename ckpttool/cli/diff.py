@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def _build_sides(**values: Any) -> Mapping[str, object]:
-    """Return A and B; what is not said of B is as for A, but for the strategy."""
+    """Return A and B; B has the step and the pattern of A by default, but not its strategy."""
     key, step, pattern = values["key"], values["step"], values["pattern"]
     b_step, b_pattern = values["b_step"] or step, values["b_pattern"] or pattern
     return {
@@ -145,10 +145,10 @@ def diff(
 def _load(
     a: Source, b: Source, report: ReportOptions, replicated: bool
 ) -> tuple[Catalog, Catalog, Strategy | None, Strategy | None]:
-    """Read catalogs and strategies of both sides, and raise all their problems at once.
+    """Read the catalogs and strategies of both sides, and raise all their problems at once.
 
-    B takes the strategy of A if it has no strategy of its own, unless its ranks hold full tensors.
-    Single files and checkpoints that describe themselves need no strategy.
+    B has the strategy of A if none is named for it, unless its ranks hold full tensors.  Single
+    files and checkpoints that describe themselves need no strategy.
     """
     errors: list[CkptToolError] = []
     catalogs: list[Catalog] = []
@@ -157,9 +157,9 @@ def _load(
         b = replace(b, strategy_files=a.strategy_files)
     for side, source in (("A", a), ("B", b)):
         read = partial(workflow.load, source, report, find_strategy=not replicated)
-        found: list[CkptToolError] = []
-        loaded = workflow.attempt(read, found)
-        errors += [with_side(error, side) for error in found]
+        side_errors: list[CkptToolError] = []
+        loaded = workflow.attempt(read, side_errors)
+        errors += [with_side(error, side) for error in side_errors]
         if loaded is not None:
             catalog, strategy, _ = loaded
             is_of_a = source.strategy_files is a.strategy_files

@@ -1,6 +1,6 @@
-"""The JSON documents of all commands, and the lines that report them to people.
+"""The JSON documents of all commands, and the reports of verify and diff for people.
 
-Every document has ``"schema": 1``; a change that breaks a reader increments it.
+Every document has ``"schema"``; see `ckpttool._version.SCHEMA`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import click
 
 from ckpttool._version import SCHEMA
 from ckpttool.cli.tables import Json, echo, print_table
-from ckpttool.model import wording
 from ckpttool.model.diagnostics import (
     Command,
     Diagnostic,
@@ -30,14 +29,7 @@ from ckpttool.model.wording import count, format_bytes, format_shape, printable
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions
     from ckpttool.formats.foreign import GroupInfo, RankTable
-    from ckpttool.model.diagnostics import (
-        Command,
-        Diagnostic,
-        Report,
-        Severity,
-        describe_notes,
-        severities,
-    )
+    from ckpttool.model.diagnostics import Report
     from ckpttool.model.plan import Document, Plan
     from ckpttool.model.tensors import TensorMeta
     from ckpttool.storage.compare import Tolerance
@@ -46,28 +38,28 @@ if TYPE_CHECKING:
     from ckpttool.verification.diff import Comparison, TensorDifference
 
 
-LARGEST = 3  # sharded tensors that a result shows
+MAX_SHARDED = 3  # tensors that `describe_largest` returns
 
 
 def print_json(document: Json) -> None:
     """Print one JSON document."""
     import json
 
-    echo(json.dumps({"schema": SCHEMA, **document}))  # ASCII: right in every locale
+    echo(json.dumps({"schema": SCHEMA, **document}))  # ASCII, which every locale can print
 
 
 def print_notes(
     notes: Iterable[Diagnostic],
     quiet: bool,
-    column: Mapping[str, Severity | None] | None = None,
+    severity_of: Mapping[str, Severity | None] | None = None,
 ) -> None:
-    """Print diagnostics on stderr, a line each; ``quiet`` leaves only the warnings.
+    """Print diagnostics on stderr, one line each; if ``quiet``, only the warnings.
 
-    ``column`` has their severities, by default those of a conversion.
+    ``severity_of`` has the severity of each code, by default for a conversion.
     """
-    column = severities("convert") if column is None else column
+    severity_of = severities("convert") if severity_of is None else severity_of
     for note in notes:
-        if column[note.code] == "warning":
+        if severity_of[note.code] == "warning":
             click.echo(f"warning: {printable(note.text)}", err=True)
         elif not quiet:
             click.echo(f"note: {printable(note.text)}", err=True)
@@ -82,10 +74,10 @@ def describe_run(
     strategies = [document.path for document in documents if document.kind == "strategy"]
     manifest, part = str(Path(plan.target.manifest_path)), destination.part
     return {
-        "outputs": [{**_describe_written(one), "kept": one.is_kept} for one in written],
+        "outputs": [{**_describe_written(out), "kept": out.is_kept} for out in written],
         "step": plan.catalog.step,
         "src_bytes": sum(file.nbytes for file in plan.catalog.files.values()),
-        "dst_bytes": sum(output.nbytes for output in written),
+        "dst_bytes": sum(out.nbytes for out in written),
         "seconds": round(seconds, 6),
         **({"largest_sharded": sharded} if (sharded := describe_largest(plan)) else {}),
         **({"not_in_target": _describe_not_listed(plan)} if not plan.target.is_merged else {}),
@@ -97,15 +89,16 @@ def describe_run(
 
 
 def documents_of(plan: Plan, destination: Destination) -> tuple[Document, ...]:
-    """Return the documents that a run has written; those of a set in parts come at the end."""
+    """Return the documents that a run has written; for a set in parts, `finalize` writes them."""
     return plan.documents if destination.part is None else ()
 
 
 def describe_largest(plan: Plan) -> Sequence[Json]:
-    """Describe the largest sharded tensors and the layouts that they were read by.
+    """Describe the largest sharded tensors and the layouts with which they were read.
 
-    A strategy file holds no shapes, and one of another run may fit, so a person should see these.
-    Parameters come before their states; of equal shapes and layouts one is shown.
+    A strategy file contains no shapes, and a file from a different run may fit.  A person can see
+    that in the shapes.  Parameters come before their states; equal shapes and layouts are shown
+    once.
     """
     from ckpttool.verification.describe import describe_layout
 
@@ -113,18 +106,22 @@ def describe_largest(plan: Plan) -> Sequence[Json]:
         source.slicing.key: source
         for source in sorted(
             (transfer.source for transfer in plan.transfers),
-            key=lambda one: (parameter_of(one.meta.name) is None, one.meta.nbytes),
+            key=lambda source: (parameter_of(source.meta.name) is None, source.meta.nbytes),
         )
         if isinstance(source.slicing, LayoutSlicing) and math.prod(source.layout.parts) > 1
     }
-    return [describe_layout(source) for source in [*reversed(sharded.values())][:LARGEST]]
+    return [describe_layout(source) for source in [*reversed(sharded.values())][:MAX_SHARDED]]
 
 
 def describe_manifest(folder: str, manifest: Manifest) -> Json:
-    """Return the JSON document of commit."""
-    outputs = [_describe_written(output) for output in manifest.outputs]
-    more = {"step": manifest.step, "plan": manifest.plan, "notes": describe_notes(manifest.notes)}
-    return {"path": folder, "outputs": outputs, **more}
+    """Return the JSON document of finalize."""
+    return {
+        "path": folder,
+        "outputs": [_describe_written(out) for out in manifest.outputs],
+        "step": manifest.step,
+        "plan": manifest.plan,
+        "notes": describe_notes(manifest.notes),
+    }
 
 
 def _describe_not_listed(plan: Plan) -> Json:
@@ -148,11 +145,11 @@ def _describe_written(output: Written) -> Json:
     }
 
 
-MOST_ROWS = 50  # of a table; programs, and people who say --limit, may get more
+MAX_ROWS = 50  # of a table without --limit
 
 
 def print_report(found: Report, deep: bool, crc: bool, options: ReportOptions) -> None:
-    """Print the answer of ``verify``."""
+    """Print the result of ``verify``."""
     if options.as_json:
         document = describe_report(found, deep)
         findings = document["findings"]
@@ -163,26 +160,26 @@ def print_report(found: Report, deep: bool, crc: bool, options: ReportOptions) -
     depth = "all data read" if deep else f"{shallow}, not the data (--deep)"
     of_step = f", step {found.step}" if found.step else ""
     read = f"{count(len(found.ranks), 'rank')}{of_step}, {count(found.tensors, 'tensor')}, "
-    read += f"{wording.format_bytes(found.nbytes)}; {depth}"
-    number = found.count_severities()
+    read += f"{format_bytes(found.nbytes)}; {depth}"
+    counts = found.count_severities()
     verdict = ", ".join(
-        count(number[severity], severity) for severity in ("error", "warning") if number[severity]
+        count(counts[severity], severity) for severity in ("error", "warning") if counts[severity]
     )
     clean = "nothing is wrong" if found.is_whole else "nothing is wrong with each rank by itself"
     echo(printable(f"{found.path}: {verdict or clean} ({read})"))
     _print_findings(found.findings, options.limit, "verify")
-    # Findings that are ignored are notes; what is a warning elsewhere stands out among the notes.
-    findings = severities("verify")
-    column = {
-        code: "note" if findings[code] == "warning" else severity
+    # Ignored findings are among the notes and stay notes; other warnings of a conversion stand out.
+    of_verify = severities("verify")
+    severity_of = {
+        code: "note" if of_verify[code] == "warning" else severity
         for code, severity in severities("convert").items()
     }
-    print_notes(found.notes, options.quiet, column)
+    print_notes(found.notes, options.quiet, severity_of)
 
 
 def describe_report(found: Report, deep: bool) -> dict[str, object]:
     """Return the JSON document of ``verify``."""
-    number = found.count_severities()
+    counts = found.count_severities()
     return {
         "path": found.path,
         "step": found.step,
@@ -191,8 +188,8 @@ def describe_report(found: Report, deep: bool) -> dict[str, object]:
         "nbytes": found.nbytes,
         "deep": deep,
         "clean": not found.findings,
-        "errors": number["error"],
-        "warnings": number["warning"],
+        "errors": counts["error"],
+        "warnings": counts["warning"],
         "findings": [_describe_finding(finding, "verify") for finding in found.findings],
         "notes": describe_notes(found.notes),
     }
@@ -211,8 +208,8 @@ def _describe_finding(finding: Diagnostic, command: Command) -> dict[str, object
 
 
 def _print_findings(findings: Sequence[Diagnostic], limit: int | None, command: Command) -> None:
-    column = severities(command)
-    rows = [(str(column[one.code]), one.code, one.text) for one in findings]
+    severity_of = severities(command)
+    rows = [(str(severity_of[found.code]), found.code, found.text) for found in findings]
     if rows:
         _print_rows("findings", ("severity", "kind", "what"), rows, limit)
 
@@ -224,7 +221,7 @@ def print_comparison(
     tolerance: Tolerance | None,
     options: ReportOptions,
 ) -> None:
-    """Print the answer of ``diff``."""
+    """Print the result of ``diff``."""
     if options.as_json:
         document = {
             "a": a,
@@ -233,31 +230,34 @@ def print_comparison(
             "tensors": found.tensors,
             "nbytes": found.nbytes,
             "tolerance": tolerance and {"atol": tolerance.atol, "rtol": tolerance.rtol},
-            "counts": _kinds(found),
-            "differences": [_describe(one) for one in found.differences[: options.limit]],
-            "findings": [_describe_finding(one, "diff") for one in found.findings],
+            "counts": _count_kinds(found),
+            "differences": [_describe(tensor) for tensor in found.differences[: options.limit]],
+            "findings": [_describe_finding(finding, "diff") for finding in found.findings],
             "notes": describe_notes(found.notes),
         }
         print_json(document)
         return
     how = "bytes" if tolerance is None else f"atol {tolerance.atol:g}, rtol {tolerance.rtol:g}"
-    size = f"{count(found.tensors, 'tensor')}, {wording.format_bytes(found.nbytes)} compared, {how}"
+    size = f"{count(found.tensors, 'tensor')}, {format_bytes(found.nbytes)} compared, {how}"
     verdict = "equal"
     if found.differences:
-        parts = (f"{number} {_WORDS[kind]}" for kind, number in _kinds(found).items())
+        parts = (f"{number} {_WORDS[kind]}" for kind, number in _count_kinds(found).items())
         verdict = f"different: {', '.join(parts)}"
     if found.findings:
-        inside = "replicas differ (the lowest rank's are compared)"
-        verdict = f"{verdict}; {inside}" if found.differences else f"{inside}, nothing else does"
+        replicas = "replicas differ (the lowest rank's are compared)"
+        verdict = (
+            f"{verdict}; {replicas}" if found.differences else f"{replicas}, nothing else does"
+        )
     echo(printable(f"A {a} and B {b}: {verdict} ({size})"))
     if found.differences:
         columns = ("tensor", "what", "A", "B", "differ>", "max abs>", "max rel>", "first")
-        _print_rows("differences", columns, [_row(one) for one in found.differences], options.limit)
+        rows = [_row(tensor) for tensor in found.differences]
+        _print_rows("differences", columns, rows, options.limit)
     _print_findings(found.findings, options.limit, "diff")
     print_notes(found.notes, options.quiet, severities("diff"))
 
 
-_WORDS = {
+_WORDS = {  # by kind of difference
     "only in A": "only in A",
     "only in B": "only in B",
     "dtype": "of another type",
@@ -267,23 +267,22 @@ _WORDS = {
 }
 
 
-def _kinds(found: Comparison) -> dict[str, int]:
-    number = Counter(one.kind for one in found.differences)
-    return {kind: number[kind] for kind in number}
+def _count_kinds(found: Comparison) -> dict[str, int]:
+    return dict(Counter(tensor.kind for tensor in found.differences))
 
 
-def _describe(one: TensorDifference) -> dict[str, object]:
-    values = one.values
+def _describe(tensor: TensorDifference) -> dict[str, object]:
+    values = tensor.values
     document: dict[str, object] = {
-        "name": one.name,
-        "rank": one.rank,
-        "kind": one.kind,
-        "a": _describe_meta(one.a),
-        "b": _describe_meta(one.b),
+        "name": tensor.name,
+        "rank": tensor.rank,
+        "kind": tensor.kind,
+        "a": _describe_meta(tensor.a),
+        "b": _describe_meta(tensor.b),
     }
-    if values is not None and one.a is not None:
+    if values is not None and tensor.a is not None:
         document["values"] = {
-            "elements": math.prod(one.a.shape),
+            "elements": math.prod(tensor.a.shape),
             "differing": values.count,
             "same_number": values.same_number,
             "nan_on_one_side": values.nans,
@@ -295,7 +294,7 @@ def _describe(one: TensorDifference) -> dict[str, object]:
 
 
 def _as_json(number: float | None) -> float | str | None:
-    """Return a number as JSON can hold it: Infinity becomes a string."""
+    """Return a number that JSON can represent: Infinity becomes a string."""
     return "Infinity" if number == math.inf else number
 
 
@@ -306,19 +305,19 @@ def _describe_meta(meta: TensorMeta | None) -> dict[str, object] | None:
     return {"dtype": meta.dtype, "shape": list(meta.shape), **text}
 
 
-def _row(one: TensorDifference) -> Sequence[str]:
-    name = one.name if one.rank is None else f"{one.name} (rank {one.rank})"
-    a, b = ("" if meta is None else _show(meta) for meta in (one.a, one.b))
-    if one.values is None or one.a is None:
-        return (name, one.kind, a, b, "", "", "", "")
-    values = one.values
-    differ = f"{values.count} of {math.prod(one.a.shape)}"
-    of_these = {"the same number": values.same_number, "NaN on one side": values.nans}
-    if any(of_these.values()):
-        differ += f" ({', '.join(f'{n} {what}' for what, n in of_these.items() if n)})"
+def _row(tensor: TensorDifference) -> Sequence[str]:
+    name = tensor.name if tensor.rank is None else f"{tensor.name} (rank {tensor.rank})"
+    a, b = ("" if meta is None else _show(meta) for meta in (tensor.a, tensor.b))
+    if tensor.values is None or tensor.a is None:
+        return (name, tensor.kind, a, b, "", "", "", "")
+    values = tensor.values
+    differ = f"{values.count} of {math.prod(tensor.a.shape)}"
+    details = {"the same number": values.same_number, "NaN on one side": values.nans}
+    if any(details.values()):
+        differ += f" ({', '.join(f'{n} {what}' for what, n in details.items() if n)})"
     largest = ("" if x is None else f"{x:.6g}" for x in (values.max_abs, values.max_rel))
     first = "" if values.first is None else format_shape(values.first)
-    return (name, one.kind, a, b, differ, *largest, first)
+    return (name, tensor.kind, a, b, differ, *largest, first)
 
 
 def _show(meta: TensorMeta) -> str:
@@ -330,18 +329,18 @@ def _show(meta: TensorMeta) -> str:
 def _print_rows(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], limit: int | None
 ) -> None:
-    """Print a table of the first rows, and how many more there are."""
-    most = MOST_ROWS if limit is None else limit
-    if most:
-        print_table(title, columns, rows[:most])
-    if len(rows) > most:
-        echo(f"and {len(rows) - most} more (--limit N shows N, --json all)")
+    """Print a table of the first rows, and the number of the others."""
+    max_rows = MAX_ROWS if limit is None else limit
+    if max_rows:
+        print_table(title, columns, rows[:max_rows])
+    if len(rows) > max_rows:
+        echo(f"and {len(rows) - max_rows} more (--limit N shows N, --json all)")
 
 
-def show_other(path: str, as_json: bool) -> bool:
-    """Print a file that is a graph, an exported model, group information or a rank table.
+def print_foreign(path: str, as_json: bool) -> bool:
+    """Print a graph, an exported model, group information or a rank table, and return True.
 
-    Return False, and print nothing, for every other file.
+    Print nothing for any other file, and return False.
     """
     from ckpttool.formats import format_of_content
     from ckpttool.formats.foreign import identify_foreign, read_group_info, read_rank_table
@@ -349,21 +348,21 @@ def show_other(path: str, as_json: bool) -> bool:
     try:
         if not Path(path).is_file() or format_of_content(path) is not None:
             return False
-        other = identify_foreign(path)
+        foreign = identify_foreign(path)
     except OSError:
-        return False  # the command reports that of its source
-    if other is None or other.kind not in ("graph", "mindir", "group_info", "rank_table"):
+        return False  # the scan of the source reports the error
+    if foreign is None or foreign.kind not in ("graph", "mindir", "group_info", "rank_table"):
         return False
-    info = read_group_info(path) if other.kind == "group_info" else None
-    table = read_rank_table(path) if other.kind == "rank_table" else None
+    info = read_group_info(path) if foreign.kind == "group_info" else None
+    table = read_rank_table(path) if foreign.kind == "rank_table" else None
     nbytes = Path(path).stat().st_size
     if as_json:
-        document: dict[str, object] = {"path": path, "kind": other.kind, "nbytes": nbytes}
+        document: dict[str, object] = {"path": path, "kind": foreign.kind, "nbytes": nbytes}
         document |= _describe_groups(info) if info is not None else {}
         document |= _describe_table(table) if table is not None else {}
         print_json(document)
         return True
-    echo(printable(f"{path}: {other.noun}, {format_bytes(nbytes)}"))
+    echo(printable(f"{path}: {foreign.noun}, {format_bytes(nbytes)}"))
     if info is not None:
         _print_groups(info)
     if table is not None:

@@ -9,8 +9,7 @@ import click
 import ckpttool
 from ckpttool.cli import documents, options
 from ckpttool.cli.tables import echo
-from ckpttool.model import wording
-from ckpttool.model.wording import count, printable
+from ckpttool.model.wording import count, format_bytes, printable
 
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions
@@ -34,7 +33,7 @@ def finalize(folder: str, report: ReportOptions) -> None:
     if report.as_json:
         documents.print_json(documents.describe_manifest(folder, manifest))
         return
-    size = wording.format_bytes(sum(output.nbytes for output in manifest.outputs))
+    size = format_bytes(sum(output.nbytes for output in manifest.outputs))
     step = f", step {manifest.step}" if manifest.step else ""
     text = f"{folder}: complete: {count(len(manifest.outputs), 'file')}, {size}{step}"
     echo(printable(text))

@@ -8,13 +8,12 @@ import click
 
 import ckpttool
 from ckpttool.cli import documents, options, tables, workflow
-from ckpttool.cli.documents import show_other
 from ckpttool.errors import CkptToolError, FormatError
 from ckpttool.model.catalog import MergedCatalog
+from ckpttool.model.diagnostics import Diagnostic, Diagnostics, severities
 
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions, Source
-    from ckpttool.model.diagnostics import Diagnostic
 
 
 @click.command(
@@ -35,12 +34,11 @@ if TYPE_CHECKING:
 @options.crc
 @options.report()
 def inspect(source: Source, crc: bool, report: ReportOptions) -> None:
-    """Show what a checkpoint holds, from headers alone."""
+    """Show the contents of a checkpoint, from headers alone."""
     from ckpttool.discovery.scan import scan_all
     from ckpttool.execution.executors import default_jobs
-    from ckpttool.model.diagnostics import Diagnostics, severities
 
-    if show_other(source.path, report.as_json):
+    if documents.print_foreign(source.path, report.as_json):
         return
     diagnostics = Diagnostics("inspect")
     catalog, strategy, _ = workflow.load(
@@ -56,7 +54,7 @@ def inspect(source: Source, crc: bool, report: ReportOptions) -> None:
         documents.print_json(document)
     elif isinstance(catalog, MergedCatalog) and strategy is None:
         tables.print_merged(catalog, document)
-    elif catalog.files or not catalog.findings:
+    elif catalog.files or not catalog.errors("inspect"):
         tables.print_checkpoint(catalog, document)
     if not report.as_json:
         notes = diagnostics.of("note", "warning")
@@ -68,14 +66,12 @@ def inspect(source: Source, crc: bool, report: ReportOptions) -> None:
 def _join_replaced(
     errors: list[CkptToolError], notes: tuple[Diagnostic, ...]
 ) -> tuple[list[CkptToolError], tuple[Diagnostic, ...]]:
-    """Join the diagnostic on who replaces a damaged file with the error of that file."""
+    """Join the error of a damaged file with the diagnostic on the replicas that replace it."""
     replaced = {note.path: note for note in notes if note.code == "damaged_replica"}
     joined: list[CkptToolError] = []
     for error in errors:
-        note = replaced.get(error.path) if isinstance(error, FormatError) else None
-        if note is not None and isinstance(error, FormatError):
+        if isinstance(error, FormatError) and (note := replaced.get(error.path)) is not None:
             where = f"rank {note.ranks[0]}: {error.path}"
-            joined.append(type(error)(where, error.offset, f"{error.reason}; {note.hint}"))
-        else:
-            joined.append(error)
+            error = type(error)(where, error.offset, f"{error.reason}; {note.hint}")
+        joined.append(error)
     return joined, tuple(note for note in notes if note.code != "damaged_replica")

@@ -1,6 +1,6 @@
-"""The command group, the border where an error becomes a message and an exit code, and signals.
+"""The command group, which turns errors and signals into messages and exit codes.
 
-A signal becomes an exception, where that leaves nothing behind.
+A signal becomes an exception at moments when that leaves no half-written file.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from typing import Any, NoReturn
 import click
 
 import ckpttool
-from ckpttool.errors import notes_of
+from ckpttool.errors import describe_os_error, notes_of
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Handler = Callable[[int, FrameType | None], Any] | int | None
 IMPORTLIB = "<frozen importlib._bootstrap>"
-WORKERS = "concurrent.futures.process"  # loaded when a run has workers that it must end itself
-WAIT_SECONDS = 0.01  # between two checks whether an import is done
+WORKERS = "concurrent.futures.process"  # imported when a run may have worker processes
+WAIT_SECONDS = 0.01  # between two checks whether an import is complete
 
 
 class Terminated(BaseException):
-    """A signal to end the program; not an `Exception`, so that nobody swallows it."""
+    """A signal to end the program; not an `Exception`, which a library might catch."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
-        self.exit_code = 128 + number  # as shells count it: 130 for Ctrl-C
+        self.exit_code = 128 + number  # as in shells: 130 for Ctrl-C
         self.remedy = ""
 
     def __str__(self) -> str:
@@ -43,36 +43,38 @@ class Terminated(BaseException):
 
 
 class SignalGuard:
-    """Raise `Terminated` at a signal; while it defers, in `check` or at the second signal.
+    """Raise `Terminated` at a signal; while deferring, in `check` or at the second signal.
 
-    An exception between the creation of a file and its record would leave the file behind.  An
-    exception during an import may be lost or replaced (Python 3.11 does so in ``__set_name__``).
-    Such a signal goes to the previous handler, which ends the program; while files are written it
-    waits for `check`.  If there may be workers it waits for the end of the import, or for a second
-    signal: a program that does not end its workers gets warnings of the resource tracker.
+    While files are written, a signal waits for `check`: an exception between the creation of a file
+    and its record would leave the file behind.
+
+    An exception during an import may be lost or replaced (Python 3.11 does so in ``__set_name__``).
+    The previous handler then ends the program.  If there may be worker processes, the signal waits
+    for the end of the import, or for a second signal.  A program that does not end its workers gets
+    warnings of the resource tracker.
 
     Attributes
     ----------
     number
-        The signal for which `Terminated` was or will be raised; 0 for none.  Any other exception of
-        the command then follows from it.
+        The signal for which `Terminated` was or will be raised; 0 for none.  It is then the cause
+        of any other exception.
     """
 
     def __init__(self) -> None:
         self.number = 0
         self._is_deferring = False
-        self._number = 0
+        self._deferred = 0  # the signal that waits for `check`
         self._previous: dict[int, Handler] = {}
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Take over the signals; one that is ignored stays so (nohup ignores SIGHUP)."""
+        """Handle the signals in this context, except ignored ones (nohup ignores SIGHUP)."""
         previous = self._previous
         if threading.current_thread() is threading.main_thread():
-            for number in ENDING:
+            for number in STOP_SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     previous[number] = signal.signal(number, self._handle)
-            previous[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._look_again)
+            previous[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._retry)
         try:
             yield
             if self.number:
@@ -80,12 +82,12 @@ class SignalGuard:
         finally:
             if previous:
                 signal.setitimer(signal.ITIMER_REAL, 0)
-            for ended, handler in previous.items():
-                signal.signal(ended, handler)
+            for handled, handler in previous.items():
+                signal.signal(handled, handler)
 
     @contextmanager
     def deferring(self) -> Iterator[None]:
-        """Keep the first signal for `check`, which is called once more at the end."""
+        """Keep the first signal for `check`; call it at the end, too."""
         self._is_deferring = True
         try:
             yield
@@ -94,13 +96,13 @@ class SignalGuard:
         self.check()
 
     def check(self) -> None:
-        """Raise `Terminated` if a signal has come."""
-        if self._number:
-            self._raise(self._number)
+        """Raise `Terminated` if a signal was deferred."""
+        if self._deferred:
+            self._raise(self._deferred)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._is_deferring and (not self._number or _is_importing(frame)):
-            self._number = number
+        if self._is_deferring and (not self._deferred or _is_importing(frame)):
+            self._deferred = number
         elif not _is_importing(frame):
             self._raise(number)
         elif WORKERS in sys.modules and not self.number:
@@ -111,9 +113,10 @@ class SignalGuard:
         else:
             self._raise(number)
 
-    def _look_again(self, alarm: int, frame: FrameType | None) -> None:
+    def _retry(self, alarm: int, frame: FrameType | None) -> None:
+        """Raise `Terminated` for the signal that came during an import, if that is complete."""
         if self._is_deferring:
-            self._number = self.number
+            self._deferred = self.number
         elif _is_importing(frame):
             signal.setitimer(signal.ITIMER_REAL, WAIT_SECONDS)
         else:
@@ -131,10 +134,10 @@ def _is_importing(frame: FrameType | None) -> bool:
     return frame is not None
 
 
-PIPE_CLOSED = 128 + signal.SIGPIPE  # as shells count it; 1 would be an answer of verify and diff
+PIPE_CLOSED = 128 + signal.SIGPIPE  # as in shells; 1 would be an answer of verify and diff
 
-# The help of each command; its code is in the module of its name.  A module is imported when its
-# command is used, so that --version and --help take as long as click itself.
+# The help of each command.  The module of that name is imported only when the command is used, so
+# that --version and --help stay fast.
 COMMANDS = {
     "inspect": "Show what a checkpoint holds, from headers alone.",
     "merge": "Merge the files of all ranks into one.",
@@ -166,14 +169,14 @@ class CommandGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that is meant; an unknown name fails with the known ones."""
+        """Return the requested command; if the name is unknown, fail with a suggestion."""
         known = {*COMMANDS, *ALIASES}
         if args[0] not in known and not args[0].startswith("-"):
             from difflib import get_close_matches
 
             near = get_close_matches(args[0], COMMANDS, 1)
-            meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}."
-            ctx.fail(f"No such command {args[0]!r}; {meant}")
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}."
+            ctx.fail(f"No such command {args[0]!r}; {hint}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -188,21 +191,20 @@ class CommandGroup(click.Group):
         parent: click.Context | None = None,
         **extra: object,
     ) -> click.Context:
-        """Read the command line, and print what --help shows."""
-        with _lost_output():
+        """Parse the command line; --help and --version print here."""
+        with _output_errors():
             return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> object:
         """Run a command; see `ckpttool.errors` for the exit codes."""
-        with _lost_output():
+        with _output_errors():
             return self._invoke(ctx)
 
     def _invoke(self, ctx: click.Context) -> object:
         from ckpttool.cli.options import ANSWERS, DEBUG, SIGNALS
-        from ckpttool.errors import notes_of
         from ckpttool.model.wording import printable
 
-        # Arrays are only moved here; the threads of numpy's linear algebra cost 0.1 s to start.
+        # No command uses linear algebra, and numpy would take 0.1 s to start threads for it.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
@@ -219,52 +221,48 @@ class CommandGroup(click.Group):
         except BrokenPipeError:
             raise
         except Exception as error:
-            if guard.number:  # a library made an error of its own from `Terminated`
+            if guard.number:  # a library turned `Terminated` into an error of its own
                 click.echo(f"ckpttool: {Terminated(guard.number)}", err=True)
                 ctx.exit(128 + guard.number)
             if ctx.meta.get(DEBUG):
                 import traceback
 
                 traceback.print_exc()
-            (*problems, last), code = _explain(error)
+            (*problems, last), code = _describe_error(error)
             problems.append("; ".join((last, *notes_of(error))))
             if code == 1 and ctx.meta.get(ANSWERS):
                 code = 3
             if len(problems) > 1:
                 click.echo(f"ckpttool: {len(problems)} problems:", err=True)
             for problem in problems:
-                lead = "  - " if len(problems) > 1 else "ckpttool: "
-                click.echo(lead + printable(problem), err=True)
+                prefix = "  - " if len(problems) > 1 else "ckpttool: "
+                click.echo(prefix + printable(problem), err=True)
             ctx.exit(code)
 
 
 @contextmanager
-def _lost_output() -> Iterator[None]:
-    """End the program with one line when the help cannot be written.
+def _output_errors() -> Iterator[None]:
+    """End the program with one line if standard output cannot be written.
 
-    When the reader of a standard stream has gone (``| head``) it ends as the signal does.
+    If its reader has closed the pipe (``| head``), end without a line, as SIGPIPE would.
     """
     try:
         yield
     except BrokenPipeError as error:
         raise SystemExit(PIPE_CLOSED) from error
     except OSError as error:
-        from ckpttool.errors import describe_os_error
-
         click.echo(f"ckpttool: standard output: {describe_os_error(error)}", err=True)
         raise SystemExit(1) from error
     finally:
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
-            except OSError:  # Python would try it again when it ends
+            except OSError:  # otherwise Python flushes the stream again at exit
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _explain(error: Exception) -> tuple[tuple[str, ...], int]:
+def _describe_error(error: Exception) -> tuple[tuple[str, ...], int]:
     """Return the messages and the exit code of an exception."""
-    from ckpttool.errors import describe_os_error
-
     if isinstance(error, ckpttool.CkptToolError):
         return error.problems, error.exit_code
     if isinstance(error, OSError):

@@ -1,7 +1,7 @@
 """Options that commands share: one object and one heading of ``--help`` for each group.
 
-The key of encrypted files comes from a file or standard input only.  Others on the machine could
-read an argument or a variable of the environment, and shells keep them in histories.
+The key of encrypted files comes from a file or standard input only.  Other users could read an
+argument or a variable of the environment, and shells keep them in histories.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ if TYPE_CHECKING:
     from ckpttool.planning.preflight import OutputOptions
     from ckpttool.planning.resolve import ResolveOptions
 
-SIZES = (16, 24, 32)  # bytes of the keys that MindSpore accepts
-HEX = b"hex:"  # a key in this form is never of one of these sizes itself
-MAX_FILE_BYTES = 1024  # a larger file does not hold a key
+KEY_SIZES = (16, 24, 32)  # bytes of the keys that MindSpore accepts
+HEX_PREFIX = b"hex:"  # a key in this form never has one of these sizes
+MAX_KEY_FILE_BYTES = 1024  # a larger file does not hold a key
 
 
 def parse_key(data: bytes) -> Secret | None:
-    r"""Return the key that a file holds, or None.
+    r"""Return the key that the contents of a file hold, or None.
 
-    The file holds the bytes that MindSpore took, or ``hex:`` and their digits.  One line end after
-    it is ignored.
+    They are the bytes of the key, or ``hex:`` and its digits.  One line end after them is ignored.
 
     Examples
     --------
@@ -51,18 +50,18 @@ def parse_key(data: bytes) -> Secret | None:
         key = data.removesuffix(end)
         if not data.endswith(end):
             continue
-        if len(key) not in SIZES and key.startswith(HEX):
+        if len(key) not in KEY_SIZES and key.startswith(HEX_PREFIX):
             try:
-                key = bytes.fromhex(key.removeprefix(HEX).decode("ascii"))
+                key = bytes.fromhex(key.removeprefix(HEX_PREFIX).decode("ascii"))
             except ValueError:
                 continue
-        if len(key) in SIZES:
+        if len(key) in KEY_SIZES:
             return Secret(key)
     return None
 
 
 def read_key(ctx: click.Context, param: click.Parameter, value: str | None) -> Secret | None:
-    """Read the key; messages never repeat the argument, which may be the key itself."""
+    """Read the key from a file; no message repeats the argument, which may be the key itself."""
     if value is None:
         return None
     if why_not_a_path(value) is not None:
@@ -70,23 +69,25 @@ def read_key(ctx: click.Context, param: click.Parameter, value: str | None) -> S
     forbid_core_dumps()
     try:
         with click.open_file(value, "rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-            if data is None:  # a read that would block
+            data = file.read(MAX_KEY_FILE_BYTES + 1)
+            if data is None:  # the read would block
                 raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
     except OSError as error:
         reason = f"it cannot be read ({error.strerror}); it names a file that holds the key"
         raise click.BadParameter(reason, ctx, param) from None
-    key = parse_key(data) if len(data) <= MAX_FILE_BYTES else None
+    is_small = len(data) <= MAX_KEY_FILE_BYTES
+    key = parse_key(data) if is_small else None
     if key is None:
-        sizes = f"{len(data)} bytes" if len(data) <= MAX_FILE_BYTES else "too many bytes"
-        reason = f"the file holds {sizes}; keys have 16, 24 or 32, or are spelled hex:00ff..."
+        size = f"{len(data)} bytes" if is_small else "too many bytes"
+        reason = f"the file holds {size}; keys have 16, 24 or 32, or are spelled hex:00ff..."
         raise click.BadParameter(reason, ctx, param)
     return key
 
 
-DEBUG = "ckpttool.debug"  # key in click's meta: whether a traceback is wanted
-ANSWERS = "ckpttool.answers"  # key in click's meta: whether exit code 1 is an answer
-SIGNALS = "ckpttool.guard"  # key in click's meta: the `SignalGuard`
+# Keys of click's ``Context.meta``.
+DEBUG = "ckpttool.debug"  # whether to print a traceback
+ANSWERS = "ckpttool.answers"  # whether exit code 1 is an answer
+SIGNALS = "ckpttool.guard"  # the `SignalGuard`
 
 Decorator = Callable[[Callable[..., object]], Callable[..., object]]
 Parameter = Callable[[str, str], Decorator]  # adds a parameter, by its name and heading
@@ -94,7 +95,7 @@ Parameter = Callable[[str, str], Decorator]  # adds a parameter, by its name and
 SOURCE, RESOLVE, CHECKS = "Source options", "Resolve options", "Check options"
 OUTPUT, RUN, REPORT = "Output options", "Run options", "Report options"
 
-FORMAT_CHOICE = click.Choice(["hdf5", "ckpt", "safetensors"])  # formats.FORMAT_NAMES, unimported
+FORMAT_CHOICE = click.Choice(["hdf5", "ckpt", "safetensors"])  # `formats.FORMAT_NAMES`
 EXISTING = Existing()
 
 
@@ -118,39 +119,39 @@ class GroupedCommand(click.Command):
                 heading = param.heading if isinstance(param, GroupedOption) else REPORT
                 groups.setdefault(heading, []).append(record)
         names = (name for records in groups.values() for name, _ in records)
-        width = min(max(map(len, names)), 30)  # the widest column that click makes
+        width = min(max(map(len, names)), 30)  # click's widest column
         for heading, records in groups.items():
             with formatter.section(heading):
                 formatter.write_dl([(name.ljust(width), text) for name, text in records])
 
 
 def option(*flags: str, **settings: Any) -> Parameter:
-    """Return an option of a group; its name and heading are those that the group has for it."""
+    """Return an option for a group, which gives it its name and heading."""
     return lambda name, heading: click.option(
         *flags, name, cls=GroupedOption, heading=heading, **settings
     )
 
 
 def listed_under(heading: str, name: str, *flags: str, **settings: Any) -> Decorator:
-    """Return an option whose value a command receives by itself, not in an object."""
+    """Return a decorator that adds a single option, whose value is an argument of the command."""
     return option(*flags, **settings)(name, heading)
 
 
 def argument() -> Parameter:
-    """Return an argument of a group, which names a path that exists."""
+    """Return a positional argument for a group: a path that exists."""
     return lambda name, heading: click.argument(name, type=EXISTING)
 
 
 @dataclass(frozen=True)
 class OptionGroup:
-    """The options under one heading; a command receives what ``build`` makes of their values.
+    """The options under one heading; a command receives the objects that ``build`` returns.
 
     Attributes
     ----------
     heading
         Heading in ``--help``.
     build
-        Takes the values by name, and returns arguments of the command by name.
+        Takes the values by name, and returns the arguments of the command by name.
     parameters
         The options, by the names of their values.
     """
@@ -160,21 +161,22 @@ class OptionGroup:
     parameters: Mapping[str, Parameter]
 
     def __call__(self, *names: str, **own: Parameter) -> Decorator:
-        """Return a decorator that adds the options of these names, in the order of the group.
+        """Return a decorator that adds the named options, or all, in the order of the group.
 
-        All are added if none is named.  ``own`` has options that the command words by itself.
+        ``own`` has options that are specific to the command; they replace those of the group.
         """
         wanted = {*(names or self.parameters), *own}
-        chosen = {name: one for name, one in {**self.parameters, **own}.items() if name in wanted}
+        available = {**self.parameters, **own}
+        added = {name: available[name] for name in available if name in wanted}
 
         def decorate(command: Callable[..., object]) -> Callable[..., object]:
             @wraps(command)
             def call(**values: object) -> object:
-                ours = {name: values.pop(name) for name in chosen}
-                return command(**values, **self.build(**ours))
+                of_group = {name: values.pop(name) for name in added}
+                return command(**values, **self.build(**of_group))
 
             decorated: Callable[..., object] = call
-            for name, parameter in reversed(chosen.items()):
+            for name, parameter in reversed(added.items()):
                 decorated = parameter(name, self.heading)(decorated)
             return decorated
 
@@ -183,14 +185,14 @@ class OptionGroup:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A checkpoint that a command reads: its path, its strategy files, and how it is scanned."""
+    """A checkpoint that a command reads: its path, its strategy files, and options of its scan."""
 
     path: str
     strategy_files: tuple[str, ...]
     options: SourceOptions
 
     def for_engine(self, run: RunOptions) -> Source:
-        """Return the source with the path that the workers of an engine need."""
+        """Return the source with a path that is valid for the workers of an engine."""
         return replace(self, path=absolute_for_cluster(self.path, run))
 
 
@@ -201,13 +203,13 @@ class ReportOptions:
     Attributes
     ----------
     as_json
-        Print one JSON document.
+        Whether to print one JSON document.
     quiet
-        Print no notes and no progress on stderr.
+        Whether to print no notes and no progress on stderr.
     debug
-        Print a traceback with an error.
+        Whether to print a traceback with an error.
     limit
-        How many findings are listed; None for the default of the command.
+        Largest number of listed findings; None for the default of the command.
     """
 
     as_json: bool
@@ -217,7 +219,7 @@ class ReportOptions:
 
     @property
     def hides_progress(self) -> bool:
-        """Whether no progress is shown."""
+        """Whether to show no progress."""
         return self.quiet or self.as_json
 
 
@@ -228,7 +230,7 @@ def make_source(
     key: Secret | None,
     strategy_files: tuple[str, ...] = (),
 ) -> Source:
-    """Return a source; refuse a pattern that does not say where the rank is."""
+    """Return a source; refuse a pattern without ``{rank}``."""
     from ckpttool.discovery.scan import SourceOptions
 
     if pattern is not None and (reason := why_not_a_path(pattern)) is not None:
@@ -259,17 +261,18 @@ def _build_output(**values: Any) -> Mapping[str, object]:
 def _build_run(
     engine: str | None, jobs: int | None, max_memory_bytes: int | None = None
 ) -> Mapping[str, object]:
-    """Return the engine that -j or --engine names, and its memory."""
+    """Return the engine from -j or --engine, and its limit of memory."""
     from ckpttool.execution.executors import RunOptions
 
     try:
-        named = RunOptions(engine or "threads", max_memory_bytes)
-        counted = named if jobs is None else RunOptions(f"threads:{jobs}", max_memory_bytes)
+        chosen = RunOptions(engine or "threads", max_memory_bytes)
+        if jobs is not None:
+            chosen = RunOptions(f"threads:{jobs}", max_memory_bytes)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="'--engine'") from error
-    if jobs is not None and engine not in (None, "threads", counted.engine):
+    if jobs is not None and engine not in (None, "threads", chosen.engine):
         raise click.UsageError(f"-j {jobs} is short for --engine threads:{jobs}, not {engine}.")
-    return {"run": counted}
+    return {"run": chosen}
 
 
 def _build_report(**values: Any) -> Mapping[str, object]:
@@ -456,7 +459,7 @@ output = OptionGroup(
 
 
 def rank_outputs(command: Callable[..., object]) -> Callable[..., object]:
-    """Add what says which files of ranks are written: -o, -d and the output options."""
+    """Add -o, -d and the output options of commands that write rank files."""
     folder = listed_under(
         OUTPUT,
         "folder",
@@ -529,16 +532,16 @@ def refuse_two_strategies(source: Source, resolve: ResolveOptions) -> None:
 
 
 def exit_code_is_answer() -> None:
-    """Reserve exit code 1 for the answer of verify and diff; errors that have it get 3."""
+    """Reserve exit code 1 for the answer of verify and diff; errors with this code get 3."""
     click.get_current_context().meta[ANSWERS] = True
 
 
 def absolute_for_cluster(path: str, run: RunOptions) -> str:
-    """Return a path as the workers of an engine need it: an absolute one on a cluster."""
+    """Return an absolute path if the engine is a cluster, else the same path."""
     from ckpttool.execution.executors import is_cluster
 
-    here = f"{Path.cwd()}/" if is_cluster(run.engine) else ""
-    return path if path.startswith("/") else here + path
+    prefix = f"{Path.cwd()}/" if is_cluster(run.engine) else ""
+    return path if path.startswith("/") else prefix + path
 
 
 def choose_format(path: str, output: OutputOptions) -> OutputOptions:

@@ -1,4 +1,4 @@
-"""Progress bars on stderr: how much, how fast, time left.  A terminal is needed."""
+"""Progress bars on stderr with amount, speed and remaining time; only on a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def show_progress(what: str, total_bytes: int, quiet: bool) -> Iterator[Callable[[int], None]]:
     """Yield a function that takes the number of bytes done since the last call.
 
-    ``FORCE_COLOR`` and the like change nothing here: a bar in a log is noise.
+    Without a terminal it shows nothing, even with ``FORCE_COLOR``: a bar does not belong in a log.
     """
     if quiet or not sys.stderr.isatty():
         yield lambda nbytes: None
@@ -24,7 +24,7 @@ def show_progress(what: str, total_bytes: int, quiet: bool) -> Iterator[Callable
     from rich.text import Text
 
     class Speed(TransferSpeedColumn):
-        """The speed, once there is one."""
+        """The speed, or an empty text before it is measured."""
 
         def render(self, task: Task) -> Text:
             return super().render(task) if task.finished_speed or task.speed else Text("")
@@ -36,7 +36,7 @@ def show_progress(what: str, total_bytes: int, quiet: bool) -> Iterator[Callable
 
 @contextmanager
 def show_count(what: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function that takes the number of things done so far, and of all."""
+    """Yield a function that takes the number of items done so far, and the total."""
     if quiet or not sys.stderr.isatty():
         yield lambda done, total: None
         return
@@ -50,7 +50,7 @@ def show_count(what: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
 def _bar(
     what: str, total: int | None, *columns: ProgressColumn
 ) -> Iterator[tuple[Progress, TaskID]]:
-    """Show a bar with these columns and the time left; ``total`` may be set later."""
+    """Show a bar with these columns and the remaining time; ``total`` may be set later."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -1,7 +1,7 @@
 """Tables on stdout: as wide as needed in a pipe, folded to fit on a terminal.
 
-No word is ever broken, so a name can be found and copied wherever it is shown.  Where columns do
-not fit beside each other, that with the longest words gets lines of its own.
+No word is ever broken, so that a name can be found and copied.  If the columns do not fit on the
+terminal, the column with the longest words gets lines of its own.
 """
 
 from __future__ import annotations
@@ -40,76 +40,76 @@ def echo(text: str) -> None:
 Json = Mapping[str, object]
 
 MARGIN, SPACE = 2, 3  # columns before a row, and between two cells
-INDENT = 2  # further columns before what stands below or above the rest of its row
+INDENT = 2  # more columns before a cell that has lines of its own, or before the rest of its row
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table; align columns whose name ends in ``>`` right, and do not fold them."""
+    """Print a table; columns whose name ends in ``>`` are aligned right and not folded."""
     table = [[column.rstrip(">") for column in columns]]
     table += [[printable(cell) for cell in row] for row in rows]
     is_right = [column.endswith(">") for column in columns]
     widths = [max(map(_width, cells)) for cells in zip(*table, strict=True)]
-    beside = list(range(len(columns)))
-    terminal = shutil.get_terminal_size().columns  # of no terminal COLUMNS, or 80
-    room = terminal - MARGIN - 1  # the rule sticks out
+    terminal = shutil.get_terminal_size().columns  # $COLUMNS or 80 without a terminal
+    room = terminal - MARGIN - 1  # the rule is longer than the rows
     if sys.stdout.isatty():
-        beside = _fit(table, is_right, widths, room)
-    rule = _row_width(widths, beside) + 2
-    if not sys.stdout.isatty():
-        rule = min(rule, terminal - 2)
-    header, *body = ("\n".join(_lines(row, widths, is_right, beside, room)) for row in table)
+        inline = _fit(table, is_right, widths, room)
+        rule = _row_width(widths, inline) + 2
+    else:
+        inline = list(range(len(columns)))
+        rule = min(_row_width(widths, inline) + 2, terminal - 2)
+    header, *body = ("\n".join(_lines(row, widths, is_right, inline, room)) for row in table)
     echo("\n".join((printable(title), "", header, f" {'─' * rule}", *body, "")))
 
 
 def _fit(
     table: Sequence[Sequence[str]], is_right: Sequence[bool], widths: list[int], room: int
 ) -> list[int]:
-    """Narrow columns, the widest first, until a row fits; return those that stay beside others."""
+    """Narrow the columns, the widest first, until a row fits; return those that share a line."""
     words = [
         [word for cell in cells for word in cell.split(" ")] for cells in zip(*table, strict=True)
     ]
-    least = [widths[i] if is_right[i] else max(map(_width, found)) for i, found in enumerate(words)]
-    beside = list(range(len(widths)))
-    while len(beside) > 1 and _row_width(least, beside) > room:
-        beside.remove(max(beside, key=lambda i: least[i]))
-    while _row_width(widths, beside) > room:
-        foldable = [i for i in beside if widths[i] > least[i]]
+    least = [widths[i] if is_right[i] else max(map(_width, cells)) for i, cells in enumerate(words)]
+    inline = list(range(len(widths)))
+    while len(inline) > 1 and _row_width(least, inline) > room:
+        inline.remove(max(inline, key=lambda i: least[i]))
+    while _row_width(widths, inline) > room:
+        foldable = [i for i in inline if widths[i] > least[i]]
         if not foldable:
             break
         widths[max(foldable, key=lambda i: widths[i])] -= 1
-    return beside
+    return inline
 
 
-def _row_width(widths: Sequence[int], beside: Sequence[int]) -> int:
-    indent = 0 if 0 in beside else INDENT
-    return indent + sum(widths[i] + SPACE for i in beside) - SPACE
+def _row_width(widths: Sequence[int], inline: Sequence[int]) -> int:
+    indent = 0 if 0 in inline else INDENT
+    return indent + sum(widths[i] + SPACE for i in inline) - SPACE
 
 
 def _lines(
     cells: Sequence[str],
     widths: Sequence[int],
     is_right: Sequence[bool],
-    beside: Sequence[int],
+    inline: Sequence[int],
     room: int,
 ) -> Iterator[str]:
-    """Yield the lines of a row; a first cell that stands alone comes first, any other last."""
+    """Yield the lines of a row: a first cell with its own lines, inline cells, other cells."""
     margin = " " * MARGIN
-    if 0 not in beside:
+    if 0 not in inline:
         yield from (f"{margin}{part}".rstrip() for part in _fold(cells[0], room))
         margin += " " * INDENT
-    for parts in zip_longest(*(_fold(cells[i], widths[i]) for i in beside), fillvalue=""):
+    for parts in zip_longest(*(_fold(cells[i], widths[i]) for i in inline), fillvalue=""):
         line = margin
-        for i, part in zip(beside, parts, strict=True):
+        for i, part in zip(inline, parts, strict=True):
             padding = " " * (widths[i] - _width(part))
             line += (padding + part if is_right[i] else part + padding) + " " * SPACE
         yield line.rstrip()
     margin = " " * (MARGIN + INDENT)
-    for i in sorted({*range(1, len(cells))}.difference(beside)):
+    for i in sorted({*range(1, len(cells))}.difference(inline)):
         yield from (f"{margin}{part}" for part in _fold(cells[i], room - INDENT) if part)
 
 
 def _fold(cell: str, width: int) -> list[str]:
-    """Fold a cell between words into parts of ``width`` columns, or of a word that is wider.
+    """Fold a cell between words into parts of at most ``width`` columns, or of one wider word.
 
     Examples
     --------
@@ -129,7 +129,7 @@ def _fold(cell: str, width: int) -> list[str]:
 
 
 def _width(text: str) -> int:
-    """Return the columns that a text takes on a terminal: two for an ideograph, 0 for an accent."""
+    """Return the columns of a text on a terminal: 2 for an ideograph, 0 for an accent."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -142,9 +142,9 @@ LAYOUT = ("slice", "device matrix", "tensor map", "shard>")  # columns
 
 
 def print_merged(catalog: MergedCatalog, document: Json) -> None:
-    """Print the table of a file, or of several with an index."""
+    """Print the table of a single file, or of several files with an index."""
     stored = [tensor for file in catalog.files.values() for tensor in file.tensors.values()]
-    several = bool(catalog.indexes or catalog.findings)
+    several = "files" in document
     of_files = f"{len(catalog.files)} files, " if several else ""
     print_table(
         f"{document['path']}: {of_files}{document['format']}, "

@@ -1,4 +1,4 @@
-"""What merge, split and reshard share: load the inputs, carry out the plan, report."""
+"""The steps that commands share: load the inputs, execute the plan, report."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ckpttool.cli.options import SIGNALS, ReportOptions, Source
 from ckpttool.cli.progress import show_count, show_progress
 from ckpttool.cli.tables import echo, print_largest, print_table
 from ckpttool.errors import CkptToolError, raise_all
-from ckpttool.model import wording
-from ckpttool.model.wording import count
+from ckpttool.model.diagnostics import Diagnostic
+from ckpttool.model.wording import count, format_bytes, shorten
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from ckpttool.discovery.scan import SourceOptions
     from ckpttool.execution.executors import RunOptions
     from ckpttool.model.catalog import Catalog
-    from ckpttool.model.diagnostics import Diagnostic
     from ckpttool.model.plan import Plan
     from ckpttool.model.strategy import Strategy
     from ckpttool.transaction.manifest import Written
@@ -54,7 +53,7 @@ class Scan(Protocol):
 def attempt(call: Callable[[], T], errors: list[CkptToolError]) -> T | None:
     """Return the result of ``call``, or add its error to ``errors`` and return None.
 
-    So one run reports a bad strategy and a bad checkpoint at once; end with `raise_all`.
+    One run can then report a bad strategy and a bad checkpoint together; see `raise_all`.
     """
     try:
         return call()
@@ -74,9 +73,21 @@ def load(
 ) -> tuple[Catalog, Strategy | None, Strategy | None]:
     """Read the catalog and the strategies, and raise all their problems at once.
 
-    If no strategy file of the source is named, the strategy in the output folder of a MindFormers
-    run is taken, with a note, unless ``find_strategy`` is False.  If ``tolerated`` is given, errors
-    of a strategy are added to it, and the strategy is None.  ``scan`` may replace `ckpttool.scan`.
+    Parameters
+    ----------
+    source
+        The checkpoint and its strategy files.
+    report
+        Whether to show progress.
+    dst_strategy
+        Strategy files of the target.
+    find_strategy
+        Whether to use the strategy in the output folder of a MindFormers run, with a note, if the
+        source names none.
+    tolerated
+        List to which errors of a strategy are added; the strategy is then None.
+    scan
+        Replaces `ckpttool.scan`.
     """
     errors: list[CkptToolError] = []
     src_strategy = source.strategy_files
@@ -85,7 +96,8 @@ def load(
         catalog = attempt(read, errors)
     if find_strategy and not src_strategy and catalog is not None and catalog.strategy_files:
         src_strategy = catalog.strategy_files
-        catalog = replace(catalog, notes=(*catalog.notes, _found_strategy_note(src_strategy)))
+        found = _found_strategy_note(src_strategy)
+        catalog = replace(catalog, diagnostics=(*catalog.diagnostics, found))
     strategies = [
         attempt(partial(ckpttool.read_strategy, paths), errors) if paths else None
         for paths in (src_strategy, dst_strategy)
@@ -99,17 +111,14 @@ def load(
 
 
 def _found_strategy_note(files: tuple[str, ...]) -> Diagnostic:
-    """Return the note on strategy files that were found and not named."""
-    from ckpttool.model.diagnostics import Diagnostic
-    from ckpttool.model.wording import count, shorten
-
+    """Return the note on strategy files that were found without -s."""
     names = shorten((Path(path).name for path in files), 3)
     text = f"strategy: {count(len(files), 'file')} in {Path(files[0]).parent} ({names})"
     return Diagnostic("strategy_file", f"{text}; -s takes another")
 
 
 class MakePlan(Protocol):
-    """A function like `ckpttool.plan_merge`, with all but what a run lends it."""
+    """A function like `ckpttool.plan_merge`, with all other arguments bound."""
 
     def __call__(
         self, *, executor: Executor, open_progress: OpenProgress
@@ -119,14 +128,14 @@ class MakePlan(Protocol):
 
 
 def convert(make_plan: MakePlan, run: RunOptions, report: ReportOptions) -> None:
-    """Make a plan, carry it out, and report.
+    """Make a plan, execute it, and report.
 
     Parameters
     ----------
     make_plan
         Receives an executor on this host, which compares contents, and a progress function.
     run
-        Who does the work, and within how much memory.
+        The engine and its limit of memory.
     report
         How to report.
     """
@@ -137,11 +146,11 @@ def convert(make_plan: MakePlan, run: RunOptions, report: ReportOptions) -> None
 
     started = time.perf_counter()
     if not report.debug:
-        logging.disable()  # libraries that reach a cluster repeat what our errors say
+        logging.disable()  # the libraries of a cluster also log the errors that we raise
     with ckpttool.open_engine(run.engine) as executor:
         if is_cluster(run.engine):
-            with ckpttool.open_engine("threads") as here:
-                plan, destination = make_plan(executor=here, open_progress=open_progress)
+            with ckpttool.open_engine("threads") as local:
+                plan, destination = make_plan(executor=local, open_progress=open_progress)
         else:
             plan, destination = make_plan(executor=executor, open_progress=open_progress)
         mine = plan.limited_to(destination.ranks)
@@ -174,17 +183,14 @@ def convert(make_plan: MakePlan, run: RunOptions, report: ReportOptions) -> None
 def _print_written(
     plan: Plan, destination: Destination, written: Sequence[Written], seconds: float
 ) -> None:
-    """Print the outputs, and how many of them an earlier run had written."""
-    rows = [
-        (out.path, out.format, str(out.tensors), wording.format_bytes(out.nbytes))
-        for out in written
-    ]
+    """Print the outputs, and the number of those that an earlier run wrote."""
+    rows = [(out.path, out.format, str(out.tensors), format_bytes(out.nbytes)) for out in written]
     rows += [
-        (document.path, document.kind, "", wording.format_bytes(len(document.data)))
+        (document.path, document.kind, "", format_bytes(len(document.data)))
         for document in documents.documents_of(plan, destination)
     ]
     kept = sum(out.is_kept for out in written)
-    if rows:  # a part may have none, as a note says
+    if rows:  # a part may have no outputs, which a note reports
         title = "outputs" if kept else "wrote"
         print_table(title, ("path", "format", "tensors>", "size>"), rows)
         print_largest(documents.describe_largest(plan))
@@ -194,21 +200,21 @@ def _print_written(
     of_part = f", part {part.number}/{part.count}" if part else ""
     of_kept = f" ({kept} kept, {len(written) - kept} written)" if kept else ""
     echo(
-        f"{count(len(written), 'file')}, {wording.format_bytes(nbytes)}"
+        f"{count(len(written), 'file')}, {format_bytes(nbytes)}"
         f"{of_kept} in {seconds:.2f} s{of_step}{of_part}"
     )
     words = {"followed": "cut like their parameters", "full": "in full", "dropped": "left out"}
-    found = [
-        f"{tensors} {words[kind]} ({wording.format_bytes(nbytes)})"
+    not_listed = [
+        f"{tensors} {words[kind]} ({format_bytes(nbytes)})"
         for kind, (tensors, nbytes) in plan.not_listed.sizes.items()
         if tensors
     ]
-    if found:
-        echo(f"not in the target strategy: {', '.join(found)}")
+    if not_listed:
+        echo(f"not in the target strategy: {', '.join(not_listed)}")
 
 
 def _remedy(kept: int, outputs: int) -> str:
-    """Return the advice for a stopped run of whose outputs ``kept`` are complete."""
+    """Return the advice for a stopped run with ``kept`` complete outputs."""
     if not kept:
         return "; nothing is complete yet: run it again"
     done = f"{kept} of {outputs} outputs {'is' if kept == 1 else 'are'} complete"

@@ -74,7 +74,7 @@ from ckpttool.formats import read_indexes
 from ckpttool.formats.local import is_file, is_folder, list_folder, open_file
 from ckpttool.formats.strict_json import read_json_object
 from ckpttool.model.catalog import SelfDescribedCatalog
-from ckpttool.model.diagnostics import Diagnostic
+from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.dtypes import find_word
 from ckpttool.model.layout import MAX_RANKS, Layout
 from ckpttool.model.region import Region
@@ -122,9 +122,9 @@ def scan_checkpoint2(src: str, step: str | None) -> SelfDescribedCatalog | None:
     OSError
         A folder or a file cannot be read.
     """
-    folder, notes = Path(src), list[Diagnostic]()
+    folder, diagnostics = Path(src), Diagnostics()
     if _has_iterations(folder):
-        folder = _find_iteration(folder, step, notes)
+        folder = _find_iteration(folder, step, diagnostics)
         if not _is_iteration(folder):
             raise PlanError(
                 [
@@ -140,18 +140,18 @@ def scan_checkpoint2(src: str, step: str | None) -> SelfDescribedCatalog | None:
         raise PlanError(
             [Diagnostic("source", f"{src}: this is not iteration {step}; name the folder above")]
         )
-    note_leftovers(folder, (), notes)
-    values = _read_common(folder, notes)
+    note_leftovers(folder, (), diagnostics)
+    values = _read_common(folder, diagnostics)
     errors: list[FormatError] = []
     read = _read_described if is_file(folder / _METADATA) else _read_whole
-    files, description = read(folder, errors, notes)
+    files, description = read(folder, errors, diagnostics)
     number = _iteration_number(folder)
     return SelfDescribedCatalog(
         src,
         files,
         step=None if number is None else str(number),
         damaged=dict(enumerate(errors)),  # one rank may have two damaged files; keys are not ranks
-        notes=tuple(notes),
+        diagnostics=tuple(diagnostics),
         description=replace(description, values=values),
     )
 
@@ -164,7 +164,7 @@ def _is_iteration(folder: Path) -> bool:
     return is_file(metadata) and _is_metadata(str(metadata))
 
 
-def _read_common(folder: Path, notes: list[Diagnostic]) -> Mapping[str, str]:
+def _read_common(folder: Path, diagnostics: Diagnostics) -> Mapping[str, str]:
     """Return the values of ``common.json`` as text; empty if it is absent or damaged."""
     path = folder / _COMMON
     if not is_file(path):
@@ -172,22 +172,22 @@ def _read_common(folder: Path, notes: list[Diagnostic]) -> Mapping[str, str]:
     try:
         document = read_json_object(str(path), _MAX_BYTES)
     except FormatError as error:
-        notes.append(Diagnostic("skipped", f"passed over {error}"))
+        diagnostics.add(Diagnostic("skipped", f"passed over {error}"))
         return {}
     values = {key: str(value) for key, value in document.items()}
     shown = shorten((f"{key} {value}" for key, value in values.items()), 8)
-    notes.append(Diagnostic("skipped", f"{_COMMON} goes into no output: {shown}"))
+    diagnostics.add(Diagnostic("skipped", f"{_COMMON} goes into no output: {shown}"))
     return values
 
 
 def _read_described(
-    folder: Path, errors: list[FormatError], notes: list[Diagnostic]
+    folder: Path, errors: list[FormatError], diagnostics: Diagnostics
 ) -> tuple[dict[int, FileIndex], Description]:
     """Return the files by rank and the description of a folder with ``metadata.json``."""
     metadata = str(folder / _METADATA)
     parameters = read_metadata(metadata)
     files = read_existing_files(
-        folder, _select_files(folder, set(_writers(parameters)), notes), errors
+        folder, _select_files(folder, set(_writers(parameters)), diagnostics), errors
     )
     placement = _place_slices(parameters, str(folder), files)
     if placement.problems and _has_parameter_numbers(parameters):
@@ -197,16 +197,16 @@ def _read_described(
             placement = _place_slices(parameters, str(folder), files)
             text = f"{metadata}: has numbers of parameters for those of ranks, as an early "
             text += "MindFormers wrote them; ranks are taken from layouts and names of files"
-            notes.append(Diagnostic("corrected", text))
-    notes += placement.faults.notes()
+            diagnostics.add(Diagnostic("corrected", text))
+    diagnostics.add(*placement.faults.notes())
     misnamed = placement.in_other_file
     if misnamed:
         text = f"{metadata}: names the wrong one of a rank's two files for "
         text += f"{count(len(misnamed), 'parameter')}: {shorten(misnamed)}"
-        notes.append(Diagnostic("corrected", text))
+        diagnostics.add(Diagnostic("corrected", text))
     if placement.unlocated:
         text = f"described and in no file: {count(len(placement.unlocated), 'parameter')}"
-        notes.append(Diagnostic("absent", f"{text}: {shorten(placement.unlocated)}"))
+        diagnostics.add(Diagnostic("absent", f"{text}: {shorten(placement.unlocated)}"))
     by_rank, problems = _by_rank(files, _writers(parameters), parameters)
     problems = [*placement.problems, *problems]
     broken = frozenset(parameters) - placement.tensors.keys()
@@ -215,11 +215,11 @@ def _read_described(
 
 
 def _read_whole(
-    folder: Path, errors: list[FormatError], notes: list[Diagnostic]
+    folder: Path, errors: list[FormatError], diagnostics: Diagnostics
 ) -> tuple[dict[int, FileIndex], Description]:
     """Return the files by number and the description of a folder of full tensors."""
     matches = _list_files(folder)
-    _note_unnamed(folder, (), notes)
+    _note_unnamed(folder, (), diagnostics)
     files = read_existing_files(folder, matches, errors)
     problems = list(_incomplete_sets(folder, matches.values()))
     tensors: dict[str, Source] = {}
@@ -239,7 +239,7 @@ def _read_whole(
     problems += [_slices_problem(folder, twice, matches)] if twice else []
     if len(files) > 1 and max(int(match["total"]) for match in matches.values()) > 1:
         text = f"{folder}: no {_METADATA}, so every file is taken to hold whole tensors"
-        notes.append(Diagnostic("undivided", text))
+        diagnostics.add(Diagnostic("undivided", text))
     broken = frozenset(twice)
     tensors = {name: whole for name, whole in tensors.items() if name not in broken}
     by_rank, _ = _by_rank(files, {}, {*tensors, *broken})
@@ -273,7 +273,7 @@ def _has_iterations(root: Path) -> bool:
     return is_file(root / _TRACKER) or bool(_iterations(root))
 
 
-def _find_iteration(root: Path, wanted: str | None, notes: list[Diagnostic]) -> Path:
+def _find_iteration(root: Path, wanted: str | None, diagnostics: Diagnostics) -> Path:
     """Return the folder of one iteration below ``root``.
 
     Parameters
@@ -282,8 +282,8 @@ def _find_iteration(root: Path, wanted: str | None, notes: list[Diagnostic]) -> 
         A folder for which `_has_iterations` holds.
     wanted
         The iteration to read, as a number or a folder's name; by default the last complete one.
-    notes
-        The list gets a note on the choice, and on iterations that were not finished.
+    diagnostics
+        Gets a note on the choice, and on iterations that were not finished.
 
     Raises
     ------
@@ -312,7 +312,7 @@ def _find_iteration(root: Path, wanted: str | None, notes: list[Diagnostic]) -> 
         raise PlanError(
             [Diagnostic("source", f"{root}: several folders of {name}: {named}; name one as SRC")]
         )
-    _note_choice(folders, folders[chosen[0]], last, notes)
+    _note_choice(folders, folders[chosen[0]], last, diagnostics)
     return chosen[0]
 
 
@@ -365,24 +365,24 @@ def _list_alternatives(folders: Mapping[Path, int], last: int) -> str:
 
 
 def _note_choice(
-    folders: Mapping[Path, int], taken: int, last: int | None, notes: list[Diagnostic]
+    folders: Mapping[Path, int], taken: int, last: int | None, diagnostics: Diagnostics
 ) -> None:
     """Note which of several iterations is read, and which were not finished."""
     if last is not None and taken > last:
         text = f"iteration {taken} was perhaps not finished: {_TRACKER} names {last}"
-        notes.append(Diagnostic("step", text))
+        diagnostics.add(Diagnostic("step", text))
         return
     newer = [path.name for path, number in folders.items() if last is not None and number > last]
     if len(folders) > 1:
         text = f"iteration {taken}, of {count(len(folders), 'iteration')}"
         text += f"; not finished: {shorten(newer)}" if newer else ""
-        notes.append(Diagnostic("step", text))
+        diagnostics.add(Diagnostic("step", text))
 
 
 # ------------------------------------------------------------------------ the files of an iteration
 
 
-def _select_files(folder: Path, named: set[str], notes: list[Diagnostic]) -> list[str]:
+def _select_files(folder: Path, named: set[str], diagnostics: Diagnostics) -> list[str]:
     """Return the files that metadata names, and those of the same save."""
     sets = {
         match.group("prefix", "total")
@@ -397,8 +397,8 @@ def _select_files(folder: Path, named: set[str], notes: list[Diagnostic]) -> lis
     ]
     if others:
         text = f"{folder}: passed over, being of another save: {shorten(others)}"
-        notes.append(Diagnostic("skipped", text))
-    _note_unnamed(folder, named, notes)
+        diagnostics.add(Diagnostic("skipped", text))
+    _note_unnamed(folder, named, diagnostics)
     return sorted({*named, *matches}.difference(others))
 
 
@@ -410,7 +410,7 @@ def _list_files(folder: Path) -> dict[str, re.Match[str]]:
     }
 
 
-def _note_unnamed(folder: Path, named: Collection[str], notes: list[Diagnostic]) -> None:
+def _note_unnamed(folder: Path, named: Collection[str], diagnostics: Diagnostics) -> None:
     """Note checkpoint files that metadata does not name and that have other names."""
     names = (path.name for path in checkpoint_files(folder) if path.name not in named)
     unnamed = [name for name in names if MINDFORMERS_FILE.fullmatch(name) is None]
@@ -418,7 +418,7 @@ def _note_unnamed(folder: Path, named: Collection[str], notes: list[Diagnostic])
         text = (
             f"{folder}: passed over {shorten(unnamed)}, not called as MindFormers calls its files"
         )
-        notes.append(Diagnostic("skipped", text))
+        diagnostics.add(Diagnostic("skipped", text))
 
 
 def _incomplete_sets(folder: Path, matches: Iterable[re.Match[str]]) -> Iterator[str]:

@@ -57,7 +57,7 @@ from ckpttool.errors import CkptToolError, FormatError, PlanError, UnsupportedEr
 from ckpttool.formats.local import is_file, list_folder, open_file, stat_file
 from ckpttool.formats.sandbox import CPU_SECONDS, Sandbox
 from ckpttool.model.catalog import SelfDescribedCatalog
-from ckpttool.model.diagnostics import Diagnostic
+from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.dtypes import find_word
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import (
@@ -99,8 +99,8 @@ def scan_hyper_parallel(src: str, step: str | None) -> SelfDescribedCatalog | No
     OSError
         A file cannot be read.
     """
-    notes: list[Diagnostic] = []
-    paths = _metadata_files(Path(src), notes)
+    diagnostics = Diagnostics()
+    paths = _metadata_files(Path(src), diagnostics)
     if not paths:
         return None
     if step is not None:
@@ -114,22 +114,22 @@ def scan_hyper_parallel(src: str, step: str | None) -> SelfDescribedCatalog | No
     tensors, objects = _read_all(paths)
     if objects:
         text = f"passed over, being no tensors: {count(len(objects), 'object')}: "
-        notes.append(Diagnostic("skipped", text + shorten(objects)))
+        diagnostics.add(Diagnostic("skipped", text + shorten(objects)))
     named = {box.file for tensor in tensors.values() for box in tensor.stored}
-    _note_unnamed(Path(src), named, notes)
+    _note_unnamed(Path(src), named, diagnostics)
     errors: list[FormatError] = []
     folder = _Folder(Path(src), read_existing_files(Path(src), sorted(named), errors))
-    description = replace(_place_boxes(tensors, folder, notes), files=tuple(map(str, paths)))
+    description = replace(_place_boxes(tensors, folder, diagnostics), files=tuple(map(str, paths)))
     return SelfDescribedCatalog(
         src,
         folder.by_rank(tensors),
         damaged=dict(enumerate(errors)),
-        notes=tuple(notes),
+        diagnostics=tuple(diagnostics),
         description=description,
     )
 
 
-def _metadata_files(folder: Path, notes: list[Diagnostic]) -> list[Path]:
+def _metadata_files(folder: Path, diagnostics: Diagnostics) -> list[Path]:
     """Return the metadata file, or those of the ranks, lowest first."""
     whole = folder / ".metadata"
     matches = {path: HYPER_METADATA.fullmatch(path.name) for path in list_folder(folder)}
@@ -142,7 +142,7 @@ def _metadata_files(folder: Path, notes: list[Diagnostic]) -> list[Path]:
         return sorted(of_ranks, key=lambda path: (of_ranks[path], path.name))
     if of_ranks:
         names = shorten(sorted(path.name for path in of_ranks))
-        notes.append(Diagnostic("skipped", f"{folder}: passed over beside .metadata: {names}"))
+        diagnostics.add(Diagnostic("skipped", f"{folder}: passed over beside .metadata: {names}"))
     return [whole]
 
 
@@ -187,7 +187,7 @@ def _read_all(paths: Sequence[Path]) -> tuple[dict[str, _HyperTensor], tuple[str
     return tensors, tuple(objects)
 
 
-def _note_unnamed(folder: Path, named: set[str], notes: list[Diagnostic]) -> None:
+def _note_unnamed(folder: Path, named: set[str], diagnostics: Diagnostics) -> None:
     """Note the files of tensors and layouts that no metadata names."""
     others = sorted(
         path.name
@@ -197,7 +197,7 @@ def _note_unnamed(folder: Path, named: set[str], notes: list[Diagnostic]) -> Non
     )
     if others:
         text = f"{folder}: passed over, .metadata does not name them: {shorten(others)}"
-        notes.append(Diagnostic("skipped", text))
+        diagnostics.add(Diagnostic("skipped", text))
 
 
 class _Folder(NamedTuple):
@@ -253,7 +253,7 @@ def _rank_of(file: str) -> int:
 
 
 def _place_boxes(
-    tensors: Mapping[str, _HyperTensor], folder: _Folder, notes: list[Diagnostic]
+    tensors: Mapping[str, _HyperTensor], folder: _Folder, diagnostics: Diagnostics
 ) -> Description:
     """Return the boxes of all tensors, from the files that metadata names."""
     placed: dict[str, Source] = {}
@@ -273,7 +273,7 @@ def _place_boxes(
             problems += wrong or ([] if reasons else filled)
             faults.add_missing(reasons, name)
     problems += faults.problems()
-    notes += faults.notes()
+    diagnostics.add(*faults.notes())
     return Description((), placed, frozenset(tensors) - placed.keys(), tuple(problems))
 
 

@@ -27,7 +27,7 @@ from ckpttool.discovery.file_names import RankFile, step_of
 from ckpttool.formats import format_of_suffix
 from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.local import exists, is_file, is_folder, is_link, list_folder, open_file
-from ckpttool.model.diagnostics import Diagnostic
+from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.manifest import JOURNAL, MANIFEST
 from ckpttool.model.wording import format_ranks, shorten
 from ckpttool.storage.files import PARTIAL
@@ -65,27 +65,29 @@ def is_unfinished_name(path: Path) -> bool:
     return path.suffix in _UNFINISHED_SUFFIXES
 
 
-def note_special_save(name: str, notes: list[Diagnostic]) -> None:
+def note_special_save(name: str, diagnostics: Diagnostics) -> None:
     """Note a file whose name shows a save at a breakdown or for a restart."""
     step = step_of(name)
     if step is not None and step.is_breakpoint:
-        notes.append(Diagnostic("step", f"step {step.label}: saved when training broke off"))
+        diagnostics.add(Diagnostic("step", f"step {step.label}: saved when training broke off"))
     if name == _BACKUP:
-        notes.append(Diagnostic("step", f"{name}: kept for a restart, and its name tells no step"))
+        diagnostics.add(
+            Diagnostic("step", f"{name}: kept for a restart, and its name tells no step")
+        )
 
 
-def drop_backups(found: list[RankFile], notes: list[Diagnostic]) -> list[RankFile]:
+def drop_backups(found: list[RankFile], diagnostics: Diagnostics) -> list[RankFile]:
     """Return the files without backups for a restart, unless there are only backups."""
     backups = [item for item in found if item.path.name == _BACKUP]
     others = [item for item in found if item.path.name != _BACKUP]
     if not backups or not others:
         return found
     text = f"{format_ranks([item.rank for item in backups])}: {_BACKUP}, kept for a restart, passed"
-    notes.append(Diagnostic("skipped", f"{text} over (--step backup takes it)"))
+    diagnostics.add(Diagnostic("skipped", f"{text} over (--step backup takes it)"))
     return others
 
 
-def note_leftovers(root: Path, folders: Iterable[Path], notes: list[Diagnostic]) -> None:
+def note_leftovers(root: Path, folders: Iterable[Path], diagnostics: Diagnostics) -> None:
     """Note unfinished and failed saves, broken links and special files in some folders."""
     unfinished = []
     failed = []
@@ -101,24 +103,22 @@ def note_leftovers(root: Path, folders: Iterable[Path], notes: list[Diagnostic])
                 broken_links.append(str(path.relative_to(root)))
             elif format_of_suffix(path.name) and not (is_file(path) or is_folder(path)):
                 special_files.append(str(path.relative_to(root)))
-    if broken_links:
-        notes.append(
-            Diagnostic("absent", f"{root}: links that lead nowhere: {shorten(broken_links)}")
-        )
-    if special_files:
-        text = f"{root}: pipes or devices, which are not read: {shorten(special_files)}"
-        notes.append(Diagnostic("absent", text))
-    if unfinished:
-        text = f"{root}: left over from a save that did not finish: {shorten(unfinished)}"
-        notes.append(Diagnostic("leftover", text))
-    notes += [Diagnostic("leftover", f"a conversion failed: {text}") for text in failed]
+    for code, text, paths in (
+        ("absent", "links that lead nowhere", broken_links),
+        ("absent", "pipes or devices, which are not read", special_files),
+        ("leftover", "left over from a save that did not finish", unfinished),
+    ):
+        if paths:
+            diagnostics.add(Diagnostic(code, f"{text}: {shorten(paths)}", where=str(root)))
+    failures = (f"a conversion failed: {text}" for text in failed)
+    diagnostics.add(*Diagnostic.each("leftover", failures))
     if EMERGENCY.fullmatch(root.absolute().name):
         save = find_unfinished_save(root)
         if save is not None:
-            notes.append(Diagnostic("leftover", describe_unfinished_save(save), path=str(save)))
+            diagnostics.add(Diagnostic("leftover", describe_unfinished_save(save), path=str(save)))
         else:
             text = f"{root}: an emergency save of fault-tolerant training"
-            notes.append(Diagnostic("step", text))
+            diagnostics.add(Diagnostic("step", text))
 
 
 def find_emergency_saves(folder: Path) -> list[Path]:
@@ -126,17 +126,17 @@ def find_emergency_saves(folder: Path) -> list[Path]:
     return [path for path in list_folder(folder) if EMERGENCY.fullmatch(path.name)]
 
 
-def note_emergencies(saves: Iterable[Path], notes: list[Diagnostic]) -> None:
+def note_emergencies(saves: Iterable[Path], diagnostics: Diagnostics) -> None:
     """Note skipped emergency saves, and which of them are complete."""
     for save in saves:
         text = f"{save}: an emergency save of fault-tolerant training, passed over"
         if find_unfinished_save(save):
-            notes.append(Diagnostic("leftover", f"{text}; it did not finish"))
+            diagnostics.add(Diagnostic("leftover", f"{text}; it did not finish"))
         else:
-            notes.append(Diagnostic("skipped", f"{text}; name it as SRC to use it"))
+            diagnostics.add(Diagnostic("skipped", f"{text}; name it as SRC to use it"))
 
 
-def note_skipped(root: Path, others: Sequence[str], notes: list[Diagnostic]) -> None:
+def note_skipped(root: Path, others: Sequence[str], diagnostics: Diagnostics) -> None:
     """Note the skipped files and folders among the rank folders, with their kinds."""
     emergencies = [name for name in others if EMERGENCY.fullmatch(name)]
     markers = [
@@ -153,9 +153,9 @@ def note_skipped(root: Path, others: Sequence[str], notes: list[Diagnostic]) -> 
         and not name.endswith((MANIFEST, JOURNAL))
         and not name.startswith(".ckpttool-part-")
     ]
-    note_emergencies((root / name for name in emergencies), notes)
+    note_emergencies((root / name for name in emergencies), diagnostics)
     if unknown:
-        notes.append(Diagnostic("skipped", f"{root}: passed over {shorten(unknown)}"))
+        diagnostics.add(Diagnostic("skipped", f"{root}: passed over {shorten(unknown)}"))
 
 
 def _describe(path: Path) -> str:

@@ -35,7 +35,7 @@ from ckpttool.discovery.rank_folders import find_nested_checkpoints, has_rank_fi
 from ckpttool.errors import CkptToolError, PlanError
 from ckpttool.formats.foreign import Device, RankTable, read_rank_table
 from ckpttool.formats.local import find_paths, is_file, is_folder, list_folder
-from ckpttool.model.diagnostics import Diagnostic
+from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.wording import shorten
 from ckpttool.strategy_files.reader import FOLDER_SUFFIXES, STRATEGY_OF_RANK, is_merged_name
 
@@ -49,7 +49,7 @@ _CONVERSION = "merged_strategy"
 _TABLE_NAME = re.compile(r"(?:.*[_-])?(?:rank_?table|hccl)(?:[_.-].*)?\.json", re.IGNORECASE)
 
 
-def find_checkpoint(root: Path, notes: list[Diagnostic]) -> Path:
+def find_checkpoint(root: Path, diagnostics: Diagnostics) -> Path:
     """Return the folder of rank folders in the output of a MindFormers run; else ``root`` itself.
 
     Raises
@@ -67,8 +67,8 @@ def find_checkpoint(root: Path, notes: list[Diagnostic]) -> Path:
     ]
     if not present:
         return root
-    note_leftovers(root, (), notes)
-    note_emergencies(find_emergency_saves(root), notes)
+    note_leftovers(root, (), diagnostics)
+    note_emergencies(find_emergency_saves(root), diagnostics)
     if len(present) > 1 and present[0] != "checkpoint":
         have = " and ".join(f"{root / name} ({CHECKPOINT_FOLDERS[name]})" for name in present)
         raise PlanError(
@@ -77,7 +77,7 @@ def find_checkpoint(root: Path, notes: list[Diagnostic]) -> Path:
     if len(present) > 1:
         others = " and ".join(f"{root / name} ({CHECKPOINT_FOLDERS[name]})" for name in present[1:])
         text = f"{root / present[0]} taken, not {others}; name that folder to use it"
-        notes.append(Diagnostic("skipped", text))
+        diagnostics.add(Diagnostic("skipped", text))
     nested = [path for path in find_nested_checkpoints(root) if path.name not in CHECKPOINT_FOLDERS]
     if nested and not is_run_output(root):
         others = shorten(map(str, [root / present[0], *nested]), 4)
@@ -92,7 +92,7 @@ def find_checkpoint(root: Path, notes: list[Diagnostic]) -> Path:
     if nested:
         others = shorten(map(str, nested), 3)
         text = f"{root / present[0]} taken, not {others} beside it; name one of them to use it"
-        notes.append(Diagnostic("skipped", text))
+        diagnostics.add(Diagnostic("skipped", text))
     return root / present[0]
 
 
@@ -102,7 +102,7 @@ def is_run_output(root: Path) -> bool:
 
 
 def find_strategies(
-    folder: Path, ranks: Collection[int], notes: list[Diagnostic]
+    folder: Path, ranks: Collection[int], diagnostics: Diagnostics
 ) -> tuple[str, ...]:
     """Return the strategy files of a MindFormers run whose rank folders are in ``folder``.
 
@@ -112,8 +112,8 @@ def find_strategies(
         The folder that `find_checkpoint` returns.
     ranks
         The ranks that were found there.
-    notes
-        The list gets a note on strategies that may belong to the checkpoint and are not read.
+    diagnostics
+        Gets a note on strategies that may belong to the checkpoint and are not read.
 
     Returns
     -------
@@ -142,7 +142,9 @@ def find_strategies(
     others += _list_strategies(output / _CONVERSION)
     if others and not taken:
         text = f"{shorten(map(str, others))}: perhaps not of this checkpoint"
-        notes.append(Diagnostic("strategy_file", f"{text}, so taken only if it is given with -s"))
+        diagnostics.add(
+            Diagnostic("strategy_file", f"{text}, so taken only if it is given with -s")
+        )
     return tuple(map(str, taken))
 
 
@@ -153,7 +155,7 @@ def _list_strategies(folder: Path) -> list[Path]:
     return [p for p in list_folder(folder) if p.suffix in FOLDER_SUFFIXES and is_file(p)]
 
 
-def find_devices(root: str, notes: list[Diagnostic]) -> Mapping[int, Device]:
+def find_devices(root: str, diagnostics: Diagnostics) -> Mapping[int, Device]:
     """Return rank to device from the rank table; empty if there is none, or if several differ.
 
     Parameters
@@ -161,8 +163,8 @@ def find_devices(root: str, notes: list[Diagnostic]) -> Mapping[int, Device]:
     root
         The folder of the rank folders.  Rank tables are searched in it and in the folder above; in
         the output of a MindFormers run also in the one above that.
-    notes
-        The list gets a note on tables that are damaged or contradict each other.
+    diagnostics
+        Gets a note on tables that are damaged or contradict each other.
     """
     tables: dict[Path, RankTable] = {}
     folder = Path(root)
@@ -173,10 +175,10 @@ def find_devices(root: str, notes: list[Diagnostic]) -> Mapping[int, Device]:
             try:
                 tables[path] = read_rank_table(str(path))
             except (CkptToolError, OSError) as error:
-                notes.append(Diagnostic("doubt", f"no servers shown: {error}"))
+                diagnostics.add(Diagnostic("doubt", f"no servers shown: {error}"))
     if len({table.devices for table in tables.values()}) > 1:
         text = f"no servers shown: rank tables that differ: {shorten(map(str, tables))}"
-        notes.append(Diagnostic("doubt", text))
+        diagnostics.add(Diagnostic("doubt", text))
         return {}
     devices = next((table.devices for table in tables.values()), ())
     return {device.rank: device for device in devices}

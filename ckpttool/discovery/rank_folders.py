@@ -19,6 +19,7 @@ import re
 import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -47,9 +48,9 @@ from ckpttool.formats import format_of_suffix
 from ckpttool.formats.foreign import FOREIGN_KINDS, identify_foreign
 from ckpttool.formats.local import exists, find_paths, is_file, is_folder, list_folder
 from ckpttool.formats.weight_index import is_index_name
-from ckpttool.model.diagnostics import Diagnostic
+from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.wording import format_ranks, shorten
-from ckpttool.transaction.journal import incomplete_reason
+from ckpttool.transaction.journal import find_unfinished_run
 
 RANK_FOLDER = re.compile(r"(rank|node|ckpt|device)[_-]?(\d+)(?:_ckpt)?")
 _PYTORCH_NAME = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
@@ -62,15 +63,17 @@ _MAX_FILES = 10_000  # that are considered to suggest a pattern
 EmptyRanks = dict[int, FormatError | None]
 
 
-def list_rank_files(root: Path, notes: list[Diagnostic], empty_ranks: EmptyRanks) -> list[RankFile]:
+def list_rank_files(
+    root: Path, diagnostics: Diagnostics, empty_ranks: EmptyRanks
+) -> list[RankFile]:
     """Return the checkpoint files in the rank folders of ``root``, or in ``root`` itself.
 
     ``empty_ranks`` gets the ranks whose folder has none, or cannot be read.
     """
     folders, others, problems = _find_folders(root)
     if not folders:
-        note_leftovers(root, (), notes)
-        return _list_flat_files(root, notes)
+        note_leftovers(root, (), diagnostics)
+        return _list_flat_files(root, diagnostics)
     found = []
     indexed = []
     strategies: list[str] = []
@@ -91,7 +94,7 @@ def list_rank_files(root: Path, notes: list[Diagnostic], empty_ranks: EmptyRanks
         found += [RankFile(rank, path, path.name) for path in inside]
     errors = {rank: error for rank, error in empty_ranks.items() if error is not None}
     readable = (folder for rank, folder in folders.items() if rank not in errors)
-    note_leftovers(root, readable, notes)
+    note_leftovers(root, readable, diagnostics)
     if indexed:
         problems.append(
             f"{shorten(map(str, indexed), 3)}: what one rank holds lies in several files, as an "
@@ -109,17 +112,17 @@ def list_rank_files(root: Path, notes: list[Diagnostic], empty_ranks: EmptyRanks
         text = f"{named}: the path names two ranks, and nothing says which counts"
         problems.append(text + (_hint_at_pattern(root) or _hint_at_links(root, folders.values())))
     if problems:
-        raise PlanError((*Diagnostic.each("source", problems), *explain_missing_files(notes)))
-    note_skipped(root, others, notes)
+        raise PlanError((*Diagnostic.each("source", problems), *explain_missing_files(diagnostics)))
+    note_skipped(root, others, diagnostics)
     if strategies:
         text = f"{root}: passed over {shorten(strategies, 3)}: strategy files; -s takes them"
-        notes.append(Diagnostic("skipped", text))
+        diagnostics.add(Diagnostic("skipped", text))
     return found
 
 
-def explain_missing_files(notes: Sequence[Diagnostic]) -> Iterator[Diagnostic]:
+def explain_missing_files(diagnostics: Diagnostics) -> Iterator[Diagnostic]:
     """Yield the notes that may explain missing files, for the error about these."""
-    yield from (note for note in notes if note.code in ("leftover", "absent"))
+    yield from (one for one in diagnostics if one.code in ("leftover", "absent"))
 
 
 def checkpoint_files(folder: Path) -> Iterator[Path]:
@@ -153,7 +156,7 @@ def is_in_rank_folder(root: str, folder: str) -> bool:
     return None not in matches and len({int(match[2]) for match in matches if match}) == 1
 
 
-def note_rank_folders(root: Path, notes: list[Diagnostic]) -> None:
+def note_rank_folders(root: Path, diagnostics: Diagnostics) -> None:
     """Note rank folders in a self-described checkpoint: they are of another checkpoint."""
     names = sorted(
         p.name for p in list_folder(root) if RANK_FOLDER.fullmatch(p.name) and is_folder(p)
@@ -161,7 +164,7 @@ def note_rank_folders(root: Path, notes: list[Diagnostic]) -> None:
     if names:
         pattern = re.sub(r"\d+", "{rank}", names[0]) + "/*"
         text = f"{root}: passed over {shorten(names, 3)}, which are of another checkpoint"
-        notes.append(Diagnostic("skipped", f"{text} (--pattern '{pattern}' takes them)"))
+        diagnostics.add(Diagnostic("skipped", f"{text} (--pattern '{pattern}' takes them)"))
 
 
 def sibling_rank_folders(file: Path) -> tuple[str, list[str]]:
@@ -279,11 +282,11 @@ def _unreadable_rank(folder: Path, error: OSError) -> FormatError:
 # --------------------------------------------------------------------- folders without rank folders
 
 
-def _list_flat_files(root: Path, notes: list[Diagnostic]) -> list[RankFile]:
+def _list_flat_files(root: Path, diagnostics: Diagnostics) -> list[RankFile]:
     """Return the checkpoint files in a folder with the ranks that their names have."""
     files = list(checkpoint_files(root))
     saves = find_emergency_saves(root)
-    note_emergencies(saves, notes)
+    note_emergencies(saves, diagnostics)
     found = [
         RankFile(int(match[1]), path, path.name)
         for path in files
@@ -307,15 +310,15 @@ def _list_flat_files(root: Path, notes: list[Diagnostic]) -> list[RankFile]:
             f"{root}: no rank folders (rank_0, rank_1, ...) and no checkpoint files with "
             f"rank_N in their names{hint}"
         )
-        raise PlanError((Diagnostic("source", text), *explain_missing_files(notes)))
+        raise PlanError((Diagnostic("source", text), *explain_missing_files(diagnostics)))
     return found
 
 
 def _refuse_unfinished(root: Path) -> None:
     """Raise `UnfinishedError` if a run of ckpttool stopped before it wrote any file."""
-    reason = incomplete_reason(root)
-    if reason is not None:
-        raise UnfinishedError([Diagnostic("nothing_complete", reason)])
+    unfinished = find_unfinished_run(root)
+    if unfinished is not None:
+        raise UnfinishedError([replace(unfinished, code="nothing_complete")])
 
 
 def _refuse_pytorch(root: Path) -> None:
@@ -484,7 +487,7 @@ def _finds_ranks(root: Path, pattern: str) -> bool:
     """Return whether a pattern finds the files of ranks, one for each rank and step."""
     try:
         found = list(_match_pattern(root, Path(pattern).parts, None, {}))
-        choose_step(str(root), drop_backups(found, []), None, [])
+        choose_step(str(root), drop_backups(found, Diagnostics()), None, Diagnostics())
     except StepError:
         return True  # the pattern is right; no step is on every rank
     except (PlanError, OSError):

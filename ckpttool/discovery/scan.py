@@ -32,13 +32,13 @@ from ckpttool.errors import FormatError, PlanError, UnfinishedError, Unsupported
 from ckpttool.formats import read_index, read_indexes
 from ckpttool.formats.local import exists, is_file, is_folder, why_not_a_path
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
-from ckpttool.model.diagnostics import Diagnostic
+from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.tensors import FileIndex, Secret
 from ckpttool.model.wording import format_ranks, shorten
 from ckpttool.storage.files import PARTIAL
 from ckpttool.transaction.journal import (
     describe_unfinished_runs,
-    incomplete_reason,
+    find_unfinished_run,
     on_half_written,
 )
 
@@ -101,9 +101,8 @@ def scan(
         A folder cannot be read, or ``src`` if it is one file.
     """
     catalog = scan_all(src, options, on_progress=on_progress)
-    if catalog.findings:
-        problem = PlanError((*catalog.problems, *catalog.findings))
-        raise_all([*catalog.damaged.values(), problem])
+    if catalog.errors("inspect"):  # which goes on where others cannot
+        raise_all([*catalog.damaged.values(), PlanError(catalog.errors())])
     return catalog
 
 
@@ -113,7 +112,7 @@ def scan_all(
     *,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Catalog:
-    """Return the catalog as `scan` does, with ``Catalog.findings`` in place of errors."""
+    """Return the catalog as `scan` does, with errors in ``Catalog.diagnostics``."""
     url = why_not_a_path(src)
     if url is not None:
         raise PlanError([Diagnostic("source", f"{src}: {url}")])
@@ -124,19 +123,19 @@ def scan_all(
         return merged
     if not is_folder(root):
         return _scan_file(root, key, step)
-    notes: list[Diagnostic] = []
+    diagnostics = Diagnostics()
     empty_ranks: EmptyRanks = {}
     if pattern is None:
-        root = find_checkpoint(root, notes)
-        described = _scan_self_described(root, step, key, notes)
+        root = find_checkpoint(root, diagnostics)
+        described = _scan_self_described(root, step, key, diagnostics)
         if described is not None:
             return described
     try:
-        chosen, label = _choose_files(root, pattern, step, notes, empty_ranks)
+        chosen, label = _choose_files(root, pattern, step, diagnostics, empty_ranks)
     except UnfinishedError as error:
-        findings = tuple(Diagnostic("nothing_complete", text) for text in error.problems)
-        notes += describe_unfinished_runs(root)
-        return RankCatalog(str(root), {}, notes=tuple(notes), findings=findings)
+        nothing = Diagnostic.each("nothing_complete", error.problems)
+        diagnostics.add(*nothing, *describe_unfinished_runs(root))
+        return RankCatalog(str(root), {}, diagnostics=tuple(diagnostics))
     indexes = read_indexes((str(chosen[rank]) for rank in sorted(chosen)), key, on_progress)
     found_in = dict(zip(sorted(chosen), indexes, strict=True))
     files = {n: index for n, index in found_in.items() if isinstance(index, FileIndex)}
@@ -145,20 +144,24 @@ def scan_all(
     missing = tuple(
         sorted({*_gaps({*chosen, *unreadable}), *(empty_ranks.keys() - unreadable.keys())})
     )
-    notes += [_missing_note(root, missing)] if missing else []
-    notes += _note_encryption(files, key)
-    strategy_files = find_strategies(root, chosen, notes)
+    if missing:
+        text = f"{format_ranks(missing)}: no checkpoint file found in {root}"
+        diagnostics.add(Diagnostic("missing_rank", text, ranks=missing))
+    diagnostics.add(*_encryption_notes(files, key))
+    strategy_files = find_strategies(root, chosen, diagnostics)
     problems = tuple(_problems(root, chosen.values()))
     reported = {one.path for one in problems}
-    notes += describe_unfinished_runs(root)
+    diagnostics.add(*describe_unfinished_runs(root))
     return RankCatalog(
         str(root),
         files,
         step=label,
         damaged=dict(sorted({**damaged, **unreadable}.items())),
         strategy_files=strategy_files,
-        notes=tuple(note for note in notes if note.path is None or note.path not in reported),
-        problems=problems,
+        diagnostics=(
+            *problems,
+            *(one for one in diagnostics if one.path is None or one.path not in reported),
+        ),
         missing_ranks=missing,
         one_of_several=_single_rank_evidence(chosen, missing),
     )
@@ -174,12 +177,6 @@ def _single_rank_evidence(chosen: Mapping[int, Path], missing: Sequence[int]) ->
     return _rank_evidence(path)
 
 
-def _missing_note(root: Path, ranks: tuple[int, ...]) -> Diagnostic:
-    """Return the note on missing ranks."""
-    text = f"{format_ranks(ranks)}: no checkpoint file found in {root}"
-    return Diagnostic("missing_rank", text, ranks=ranks)
-
-
 def _scan_merged(root: Path, src: str, key: Secret | None) -> Catalog | None:
     """Return a merged checkpoint in several files; None if ``src`` is neither folder nor index."""
     found = scan_indexed(src, key)
@@ -189,13 +186,16 @@ def _scan_merged(root: Path, src: str, key: Secret | None) -> Catalog | None:
     return replace(
         found,
         one_of_several=next(filter(None, of_one), ""),
-        notes=(*found.notes, *_note_encryption(found.files, key)),
-        problems=(*found.problems, *_problems(root if is_folder(root) else root.parent)),
+        diagnostics=(
+            *_problems(root if is_folder(root) else root.parent),
+            *found.diagnostics,
+            *_encryption_notes(found.files, key),
+        ),
     )
 
 
 def _scan_self_described(
-    root: Path, step: str | None, key: Secret | None, notes: list[Diagnostic]
+    root: Path, step: str | None, key: Secret | None, diagnostics: Diagnostics
 ) -> Catalog | None:
     """Return a self-described checkpoint; None if ``root`` is another one."""
     described = scan_checkpoint2(str(root), step)
@@ -203,30 +203,30 @@ def _scan_self_described(
         described = scan_hyper_parallel(str(root), step)
     if described is None:
         return None
-    notes += [*described.notes, *_note_encryption(described.files, key)]
-    note_rank_folders(root, notes)
-    return replace(described, notes=tuple(notes))
+    diagnostics.add(*described.diagnostics, *_encryption_notes(described.files, key))
+    note_rank_folders(root, diagnostics)
+    return replace(described, diagnostics=tuple(diagnostics))
 
 
 def _choose_files(
     root: Path,
     pattern: str | None,
     step: str | None,
-    notes: list[Diagnostic],
+    diagnostics: Diagnostics,
     empty_ranks: EmptyRanks,
 ) -> tuple[Mapping[int, Path], str | None]:
     """Return the file of each rank, and the step; ``empty_ranks`` gets the ranks without a file."""
     if pattern is None:
-        found = list_rank_files(root, notes, empty_ranks)
+        found = list_rank_files(root, diagnostics, empty_ranks)
     else:
         found = list_by_pattern(root, pattern, empty_ranks)
         raise_all(error for item in found for error in _refusals(item.path))
     if step is None:
-        found = drop_backups(found, notes)
+        found = drop_backups(found, diagnostics)
     try:
-        return choose_step(str(root), found, step, notes)
+        return choose_step(str(root), found, step, diagnostics)
     except PlanError as error:
-        raise type(error)([*error.diagnostics, *explain_missing_files(notes)]) from error
+        raise type(error)([*error.diagnostics, *explain_missing_files(diagnostics)]) from error
 
 
 def _gaps(ranks: Collection[int]) -> Iterator[int]:
@@ -249,18 +249,14 @@ def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
             ]
         )
     raise_all(_refusals(path))
-    notes: list[Diagnostic] = []
-    notes += note_index(path)
-    note_special_save(path.name, notes)
+    diagnostics = Diagnostics()
+    diagnostics.add(*_problems(path))
+    note_index(path, diagnostics)
+    note_special_save(path.name, diagnostics)
     files = {0: read_index(str(path), key)}
-    notes += _note_encryption(files, key)
-    problems = tuple(_problems(path))
+    diagnostics.add(*_encryption_notes(files, key))
     return MergedCatalog(
-        str(path),
-        files,
-        notes=tuple(notes),
-        problems=problems,
-        one_of_several=_rank_evidence(path),
+        str(path), files, diagnostics=tuple(diagnostics), one_of_several=_rank_evidence(path)
     )
 
 
@@ -297,12 +293,11 @@ def _problems(whole: Path, files: Iterable[Path] = ()) -> Iterator[Diagnostic]:
     saves = [find_unfinished_save(path) for path in (whole, *files)]
     for save in dict.fromkeys(filter(None, saves)):
         yield Diagnostic("unfinished", describe_unfinished_save(save), path=str(save))
-    reason = incomplete_reason(whole)
-    for text in on_half_written(whole) if reason is None else [reason]:
-        yield Diagnostic("unfinished", text)
+    unfinished = find_unfinished_run(whole)
+    yield from on_half_written(whole) if unfinished is None else [unfinished]
 
 
-def _note_encryption(files: Mapping[int, FileIndex], key: Secret | None) -> Iterator[Diagnostic]:
+def _encryption_notes(files: Mapping[int, FileIndex], key: Secret | None) -> Iterator[Diagnostic]:
     """Yield notes on an unused key, on plain files, and on checksums of encrypted files."""
     encrypted = {rank: file for rank, file in files.items() if file.cipher is not None}
     if key is not None and files and not encrypted:

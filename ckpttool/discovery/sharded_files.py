@@ -22,7 +22,7 @@ from ckpttool.formats.weight_index import (
     read_index_file,
 )
 from ckpttool.model.catalog import Catalog, MergedCatalog
-from ckpttool.model.diagnostics import Diagnostic
+from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.tensors import FileIndex, Secret
 from ckpttool.model.wording import count, shorten
 
@@ -35,7 +35,7 @@ def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
 
     Files are numbered from 0 in the order of their names; numbers in names compare as numbers.  The
     file that goes to every rank is the last.  Contradictions between an index and the files are in
-    ``Catalog.findings``.
+    ``Catalog.diagnostics``.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
             reason += "are all (param_name_map.json or model.safetensors.index.json); was the run "
             lost = Diagnostic("missing", reason + "that wrote them cut short?")
             read, damaged = _read_headers([str(path) for path in files], key)
-            return MergedCatalog(src, read, damaged=damaged, findings=(lost,))
+            return MergedCatalog(src, read, damaged=damaged, diagnostics=(lost,))
         return None
     named = shorten(Path(index.path).name for index in indexes)
     if ranks:
@@ -90,8 +90,8 @@ def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
     return _read_catalog(src, root, indexes, key)
 
 
-def note_index(path: Path) -> Iterator[Diagnostic]:
-    """Yield a note if the folder of a single file has an index, which names further files."""
+def note_index(path: Path, diagnostics: Diagnostics) -> None:
+    """Note if the folder of a single file has an index, which names further files."""
     try:
         names = [other.name for other in list_folder(path.absolute().parent)]
     except OSError:
@@ -99,7 +99,7 @@ def note_index(path: Path) -> Iterator[Diagnostic]:
     indexes = [name for name in names if is_index_name(name)]
     if indexes:
         text = f"{path}: one file, taken for the whole, though beside it lies {indexes[0]}"
-        yield Diagnostic("skipped", text)
+        diagnostics.add(Diagnostic("skipped", text))
 
 
 def _read_catalog(src: str, root: Path, indexes: list[WeightIndex], key: Secret | None) -> Catalog:
@@ -132,12 +132,14 @@ def _read_catalog(src: str, root: Path, indexes: list[WeightIndex], key: Secret 
         src,
         files,
         damaged=damaged,
-        notes=tuple(_index_notes(root, indexes, named, files.values(), is_partial)),
         indexes=tuple(index.path for index in indexes),
         common_tensors=(
             {} if rest is None else {name: name in index.files for name in rest.tensors}
         ),
-        findings=tuple(findings),
+        diagnostics=(
+            *findings,
+            *_index_notes(root, indexes, named, files.values(), is_partial),
+        ),
     )
 
 

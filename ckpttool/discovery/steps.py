@@ -20,7 +20,7 @@ from ckpttool.discovery.leftovers import note_special_save
 from ckpttool.errors import FormatError, PlanError, StepError
 from ckpttool.formats.local import is_file
 from ckpttool.formats.strict_json import read_json_object
-from ckpttool.model.diagnostics import Diagnostic
+from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.wording import format_ranks, shorten
 
 MAX_BYTES = 1 << 16  # of meta.json: three short entries; what is larger is something else
@@ -29,7 +29,7 @@ Groups = Mapping[str, Mapping[int, Path]]  # common part of the names -> rank ->
 
 
 def choose_step(
-    src: str, found: list[RankFile], wanted: str | None, notes: list[Diagnostic]
+    src: str, found: list[RankFile], wanted: str | None, diagnostics: Diagnostics
 ) -> tuple[Mapping[int, Path], str | None]:
     """Return one file for each rank, all of one step, and the step's label.
 
@@ -60,15 +60,15 @@ def choose_step(
     if not complete:
         raise StepError([Diagnostic("mixed_steps", _incomplete_problem(src, groups, keys, ranks))])
     chosen = {key: groups[key] for key in keys}
-    records = _read_last_saves(found, notes) if wanted is None else {}
+    records = _read_last_saves(found, diagnostics) if wanted is None else {}
     recorded = [key for key in complete if _is_recorded(groups[key], records)]
     best = max(recorded or complete, key=_step_order)
     if recorded:
-        notes += _record_notes(chosen, best, records)
+        diagnostics.add(*_record_notes(chosen, best, records))
     else:
         _check_rivals(src, chosen, best)
-        notes += _choice_notes(chosen, best, ranks, records)
-    note_special_save(best, notes)
+        diagnostics.add(*_choice_notes(chosen, best, ranks, records))
+    note_special_save(best, diagnostics)
     return groups[best], label_of(best)
 
 
@@ -206,7 +206,9 @@ class _LastSave:
         )
 
 
-def _read_last_saves(found: Iterable[RankFile], notes: list[Diagnostic]) -> Mapping[int, _LastSave]:
+def _read_last_saves(
+    found: Iterable[RankFile], diagnostics: Diagnostics
+) -> Mapping[int, _LastSave]:
     """Return rank to record; broken records are left out, with a note."""
     records = {}
     broken: dict[int, FormatError] = {}
@@ -220,7 +222,7 @@ def _read_last_saves(found: Iterable[RankFile], notes: list[Diagnostic]) -> Mapp
             broken[rank] = error
     if broken:
         text = f"{format_ranks(tuple(broken))}: no record of the step saved last"
-        notes.append(Diagnostic("doubt", f"{text}: {next(iter(broken.values()))}"))
+        diagnostics.add(Diagnostic("doubt", f"{text}: {next(iter(broken.values()))}"))
     return records
 
 

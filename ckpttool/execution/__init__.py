@@ -1,1 +1,1 @@
-"""From a plan to files: copying, memory, and the executors that do the work."""
+"""Execute plans: copying, limits of memory, and the executors that do the work."""

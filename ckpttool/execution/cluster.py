@@ -1,19 +1,18 @@
 """Workers on other hosts: checked before the first byte, then given whole output files.
 
-They share the files with this process, and nothing else.  Every worker first reports whether it
-sees the inputs and the output folder, and which version it runs.
+They share files with this process, and nothing else.  Every worker first reports its version, and
+whether it sees the inputs and the output folder.
 
-No two processes ever write the same file.  A worker writes under a name of its own, an attempt; the
-run, which holds a claim on the output (the ``.partial`` file, locked), checks one complete attempt
-and gives it the final name.  A worker that was given up, because its host lost the network, may
-still write: its task is done again elsewhere, into another file, and its own file is never renamed.
-(Two writers of the same bytes to the same places would not do: the cache of a network file system
-writes whole pages, and the bytes around those in its page may be older than what the other has
-written.)
+No two processes ever write the same file.  A worker writes its *attempt* under a random name.  The
+run holds a *claim* on the output: the ``.partial`` file, locked.  It checks one complete attempt
+and gives it the final name.  A worker whose host lost the network may still write.  Another worker
+then repeats its task in another file, and the first file is never renamed.  (Two workers must not
+write the same bytes to one file.  A network file system writes whole pages from its cache, and may
+overwrite bytes of the other worker with older ones.)
 
-An attempt lasts no longer than the claim.  A worker makes its file first and checks the claim then,
-and again before every task that it fills; the run gives up the claim first and removes the
-attempts then.  Whoever comes second sees what the first one did.
+An attempt exists no longer than the claim.  A worker first creates its file, then checks the claim,
+and checks it again before every task that it fills.  The run first gives up the claim, then removes
+the attempts.  In either order, the later process sees what the earlier one did.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from ckpttool.concurrency import Threads
 from ckpttool.errors import CkptToolError, EngineError, PlanError, describe_os_error
 from ckpttool.execution.copy import TASK_PIECES, Filled, UnitHash, cut_into_tasks, fill
 from ckpttool.formats import get_format
-from ckpttool.formats.local import is_there, open_source, stamp_of
+from ckpttool.formats.local import open_source, stamp_of
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.region import Region
@@ -48,6 +47,7 @@ from ckpttool.storage.files import (
     claim,
     clean_up,
     is_open_as,
+    is_there,
     make_folder,
     name_attempt,
     publish,
@@ -59,8 +59,8 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 PAUSES = (0.0, 0.5, 1.5, 3.0)  # seconds; a network file system may show a new file late
-CHECK_SECONDS = 0.2  # how long a request to end the run may go unnoticed
-ANSWER_SECONDS = 60  # for all workers to answer; they look at files that may be slow to appear
+CHECK_SECONDS = 0.2  # between two checks for a request to end the run
+ANSWER_SECONDS = 60  # for all workers to answer; the marker may appear late on their hosts
 
 
 class Cluster(Executor):
@@ -69,7 +69,7 @@ class Cluster(Executor):
     Attributes
     ----------
     name
-        The word that it was opened with.
+        The name of the engine, as passed to `open_engine`.
     """
 
     name: str
@@ -84,20 +84,22 @@ class Cluster(Executor):
         """Most calls that one worker runs at a time."""
         return 1
 
-    def ask(self, function: Callable[[A], T], argument: A) -> Mapping[str, T | BaseException]:
-        """Return the answer of each worker to one call or its exception, by host and address."""
+    def run_on_each(
+        self, function: Callable[[A], T], argument: A
+    ) -> Mapping[str, T | BaseException]:
+        """Run one call on each worker; return each result or exception, by host and address."""
         raise NotImplementedError
 
     def watch(self) -> None:
-        """Raise `EngineError` if the cluster is lost; called several times a second."""
+        """Raise `EngineError` if the workers are lost; called several times a second."""
         raise NotImplementedError
 
     def _explain(self, error: BaseException) -> BaseException:
-        """Translate an error of the cluster's own; return any other as it is."""
+        """Translate an error of the cluster's library; return any other error unchanged."""
         raise NotImplementedError
 
-    def _pass_on(self, remote: Future[T]) -> Future[T]:
-        """Return a future with the outcome of ``remote`` and explained errors."""
+    def _wrap(self, remote: Future[T]) -> Future[T]:
+        """Return a future with the result of ``remote``, or with its error explained."""
         local: Future[T] = Future()
 
         def settle(done: Future[T]) -> None:
@@ -115,7 +117,7 @@ class Cluster(Executor):
 
 
 def stamp_at(path: str) -> FileStamp:
-    """Return the stamp of a file, which is opened: then a network file system looks again."""
+    """Open a file and return its stamp; opening makes a network file system update its cache."""
     with open_source(path, None) as file:
         return stamp_of(file.fileno())
 
@@ -127,9 +129,9 @@ class WorkerRequirements:
     Attributes
     ----------
     version, python
-        From `software`, of the run.
+        From `software`, in the run's process.
     files
-        Path and stamp of every file, as the run sees it.
+        Path and stamp of every file on the run's host.
     folder
         The folder of the outputs.
     """
@@ -141,12 +143,12 @@ class WorkerRequirements:
 
 
 def software() -> tuple[str, str]:
-    """Return the version of this package, and that of Python without its last number."""
+    """Return the version of this package, and the major and minor version of Python."""
     return __version__, ".".join(platform.python_version_tuple()[:2])
 
 
 def check_worker(required: WorkerRequirements) -> tuple[str, ...]:
-    """Return the problems of the worker that this runs on; empty if it may work."""
+    """Return the problems of the worker that runs this call; empty if there are none."""
     version, python = software()
     if (version, python) != (required.version, required.python):
         here = f"this run is ckpttool {required.version} on Python {required.python}"
@@ -155,7 +157,7 @@ def check_worker(required: WorkerRequirements) -> tuple[str, ...]:
     unseen = list(required.files)
     for pause in PAUSES:
         time.sleep(pause)
-        unseen, reasons = _unseen(unseen)
+        unseen, reasons = _find_unseen(unseen)
         if not unseen:
             break
     problems = []
@@ -171,10 +173,10 @@ def check_worker(required: WorkerRequirements) -> tuple[str, ...]:
     return tuple(problems)
 
 
-def _unseen(
+def _find_unseen(
     files: Sequence[tuple[str, FileStamp]],
 ) -> tuple[list[tuple[str, FileStamp]], list[str]]:
-    """Return the files that this host sees otherwise than the run, and the reason for each."""
+    """Return the files that differ or are missing on this host, and the reason for each."""
     unseen, reasons = [], []
     for path, stamp in files:
         try:
@@ -189,24 +191,24 @@ def _unseen(
 
 
 def check_workers(cluster: Cluster, plan: Plan, check: Callable[[], None]) -> None:
-    """Ask every worker whether it can do its part of a plan.
+    """Check whether every worker can do its part of a plan.
 
-    For the time of asking there is a file with a random name in the output folder, which is made
-    if it is not there.
+    Create the output folder if necessary.  During the check it contains a marker: an empty file
+    with a random name.
 
     Parameters
     ----------
     cluster
-        Whose workers are asked.
+        The workers to check.
     plan
-        What is to be done.
+        Its inputs and its output folder have to exist on every host.
     check
-        Called several times a second, to end the run.
+        Called several times a second; raises to end the run.
 
     Raises
     ------
     PlanError
-        Each worker that cannot, by the name of its host.
+        A worker cannot do its part; the error names its host.
     EngineError
         Workers do not answer.
     """
@@ -216,10 +218,10 @@ def check_workers(cluster: Cluster, plan: Plan, check: Callable[[], None]) -> No
     if relative:
         reason = "on a cluster every path has to be absolute, workers being in other folders"
         raise PlanError([Diagnostic("engine", f"{relative[0]}: {reason}")])
-    with _marker(folder) as marker:
+    with _temporary_marker(folder) as marker:
         files = tuple((path, stamp_at(path)) for path in (*inputs, marker))
-        answers = _ask(cluster, WorkerRequirements(*software(), files, folder), check)
-        hosts: dict[str, list[str]] = {}  # by what is wrong there
+        answers = _check_each(cluster, WorkerRequirements(*software(), files, folder), check)
+        hosts: dict[str, list[str]] = {}  # by problem
         for host, answer in answers.items():
             if isinstance(answer, BaseException):
                 answer = (f"cannot run ckpttool {__version__}: {answer}",)
@@ -231,24 +233,25 @@ def check_workers(cluster: Cluster, plan: Plan, check: Callable[[], None]) -> No
             )
 
 
-def _ask(
+def _check_each(
     cluster: Cluster, required: WorkerRequirements, check: Callable[[], None]
 ) -> Mapping[str, tuple[str, ...] | BaseException]:
-    beside = Threads(1)  # so that a worker that hangs does not make this process hang
-    answers = beside.submit(cluster.ask, check_worker, required)
-    beside.shutdown(wait=False)
-    until = time.monotonic() + ANSWER_SECONDS
+    """Return the problems of each worker or its exception; do not hang if a worker hangs."""
+    thread = Threads(1)
+    answers = thread.submit(cluster.run_on_each, check_worker, required)
+    thread.shutdown(wait=False)
+    deadline = time.monotonic() + ANSWER_SECONDS
     while not wait([answers], CHECK_SECONDS).done:
         check()
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             reason = f"not all workers answered within {ANSWER_SECONDS} s"
             raise EngineError(cluster.name, reason)
     return answers.result()
 
 
 @contextmanager
-def _marker(folder: str) -> Iterator[str]:
-    """Create a file in a folder for a while; after an error, remove the folders made for it."""
+def _temporary_marker(folder: str) -> Iterator[str]:
+    """Create a file in a folder, and remove it; after an error, also remove new folders."""
     made = [path for path in (Path(folder), *Path(folder).parents) if not path.exists()]
     Path(folder).mkdir(parents=True, exist_ok=True)
     path = Path(folder, f".ckpttool-{secrets.token_hex(8)}")
@@ -271,9 +274,9 @@ class FileTask:
     Attributes
     ----------
     claim
-        The run's own file; the output is wanted as long as it is there.
+        Path of the claim; the worker stops when this file is gone.
     output
-        What to write; it has no more slices than it wants, and no pieces, which the worker reckons.
+        What to write, with only the slices that it needs.  The worker computes the pieces.
     band_bytes, task_bytes, task_pieces
         See `CopyOptions`.
     """
@@ -294,7 +297,7 @@ class Attempt:
     path
         Its temporary name.
     filled
-        What is in it.
+        The bytes and hashes of its tensors.
     """
 
     path: str
@@ -312,7 +315,7 @@ class RemoteFile:
     Attributes
     ----------
     attempt
-        The complete file that a worker has written; None as long as there is none.
+        The complete file that a worker has written; None until then.
     """
 
     def __init__(self, output: OutputFile) -> None:
@@ -336,12 +339,12 @@ class RemoteFile:
         Raises
         ------
         VerifyError
-            The header does not say what it should.
+            The header does not describe the tensors of the output.
         OSError
-            It is not there or cannot be renamed, or another run has taken over the claim.
+            The attempt is missing or cannot be renamed, or another run has taken the claim.
         """
-        assert self.attempt is not None, "a worker has made it"
-        assert crc is None, "and has put the checksum in"
+        assert self.attempt is not None, "a worker has written it"
+        assert crc is None, "the worker has stored the checksum"
         try:
             if not is_open_as(self._path, self._fd):
                 raise TakenError(errno.EEXIST, "another run has taken it", str(self._path))
@@ -353,10 +356,10 @@ class RemoteFile:
         return nbytes
 
     def withdraw(self) -> None:
-        """Nothing: what workers write has names of its own, and is removed with the claim."""
+        """Do nothing: attempts have names of their own, and `discard` removes them."""
 
     def discard(self) -> None:
-        """Give up the claim, and remove all attempts that are still there."""
+        """Give up the claim, and remove all remaining attempts."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             try:
@@ -373,7 +376,7 @@ def write_file(task: FileTask) -> Attempt:
     Raises
     ------
     CkptToolError
-        It cannot be written, or is no longer wanted: names the host.
+        The file cannot be written, or the claim is gone; the error names the host.
     """
     path = name_attempt(task.claim)
     try:
@@ -382,10 +385,10 @@ def write_file(task: FileTask) -> Attempt:
         Path(path).unlink(missing_ok=True)
         if not isinstance(error, CkptToolError | OSError):
             raise
-        what = str(error)
+        reason = str(error)
         if isinstance(error, OSError):
-            what = f"{error.filename}: {describe_os_error(error)}"
-        raise CkptToolError(f"on {socket.gethostname()}: {what}") from error
+            reason = f"{error.filename}: {describe_os_error(error)}"
+        raise CkptToolError(f"on {socket.gethostname()}: {reason}") from error
 
 
 def _write(task: FileTask, path: str) -> Attempt:
@@ -400,15 +403,15 @@ def _write(task: FileTask, path: str) -> Attempt:
         hashes: list[UnitHash] = []
         crcs: list[CrcExtent] = []
         sizes = task.band_bytes, task.task_bytes, task.task_pieces
-        for stretch in cut_into_tasks([(output, index)], *sizes):
+        for fill_task in cut_into_tasks([(output, index)], *sizes):
             _require_claim(task.claim)
-            filled = fill(stretch)
+            filled = fill(fill_task)
             nbytes += filled.nbytes
             hashes += filled.hashes
             crcs += filled.crcs
         crc = compute_checksum(index, known=crcs) if "crc_num" in index.attrs else None
         format.seal(path, crc)
-        os.fsync(fd)  # here, since no other host can: the run only renames it
+        os.fsync(fd)  # no other host can sync the pages that this host has in its cache
         return Attempt(path, Filled(nbytes, tuple(hashes)))
     finally:
         os.close(fd)

@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ckpttool.formats.local import is_there
 from ckpttool.model.manifest import units
 from ckpttool.model.plan import OutputFile, OutputTensor, Piece
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import FileIndex, StoredTensor
 from ckpttool.storage.checksums import CrcExtent, RunningCrc
+from ckpttool.storage.files import is_there
 from ckpttool.storage.region_io import Bytes, FlatFiles, find_runs, read_band
 
 if TYPE_CHECKING:
     from hashlib import _Hash as HASH
 
 
-TASK_PIECES = 1 << 16  # pieces of one task, about
+TASK_PIECES = 1 << 16  # default of ``task_pieces``; see `CopyOptions`
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class TensorUnit:
     region
         The elements of the unit.
     output
-        Where the elements come from.  Pieces are computed when they are read: there may be many.
+        The sources of the elements.  Pieces are computed when they are read: there may be many.
     number
         The number of the unit in its tensor, from 0.
     """
@@ -59,9 +59,9 @@ class TensorUnit:
 
     @property
     def origin(self) -> tuple[int, ...]:
-        """Index in the full tensor of the first element of the output tensor.
+        """Index in the full tensor of the output tensor's first element.
 
-        Units of one tensor in several outputs are filled together, in the order of the source.
+        It puts the units of one tensor in several outputs into the order of the source.
         """
         return self.output.region.start
 
@@ -77,7 +77,7 @@ class UnitHash(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """What a task wrote: the bytes of tensors, the hash of each unit, and CRC-32s if requested."""
+    """What a task wrote: the number of bytes, a hash for each unit, and CRC-32s if requested."""
 
     nbytes: int
     hashes: tuple[UnitHash, ...]
@@ -93,7 +93,7 @@ class FillTask:
     units
         The units to fill, in files that have their temporary names and their headers.
     band_bytes
-        Bytes that are assembled at a time; a scratch buffer of the same size is added to them.
+        Bytes that are assembled at a time; a scratch buffer has the same size.
     wants_crc
         Whether to compute the CRC-32 of the written bytes.
     """
@@ -121,15 +121,15 @@ def cut_into_tasks(
     Parameters
     ----------
     outputs
-        Each output file, and the header of its file under the temporary name.  Units of several
-        files that read the same source rows come into the same task.
+        Each output file, and the header of its file under the temporary name.  A task contains
+        units of several files if they read the same source rows.
     band_bytes
         See `FillTask`.
     task_bytes
-        Bytes of a task, about.  A task may exceed it by one unit of each output that reads the
-        same rows.
+        Approximate number of bytes of a task.  A task may exceed it by one unit of each output
+        that reads the same rows.
     task_pieces
-        A task with this many pieces takes no further unit, even if it reads the same rows.
+        A task with this many pieces gets no further unit, even if it reads the same rows.
     """
     tensors: dict[str, list[tuple[OutputTensor, StoredTensor]]] = {}
     wants_crc = any("crc_num" in index.attrs for _, index in outputs)
@@ -141,7 +141,7 @@ def cut_into_tasks(
     batch: list[TensorUnit] = []
     nbytes = pieces = 0
     for slices in tensors.values():
-        last: tuple[int, ...] | None = None  # element of the full tensor that the task reaches
+        last: tuple[int, ...] | None = None  # furthest element of the full tensor
         for unit in _units_in_source_order(slices):
             within = unit.region.moved_by(unit.origin)
             size = unit.region.size * unit.tensor.meta.itemsize
@@ -162,7 +162,7 @@ def cut_into_tasks(
 def _units_in_source_order(
     slices: Sequence[tuple[OutputTensor, StoredTensor]],
 ) -> Iterator[TensorUnit]:
-    """Yield the units of one tensor in all outputs, by their start in the full tensor."""
+    """Yield the units of one tensor in all outputs, sorted by their start in the full tensor."""
 
     def starts(index: int) -> Iterator[tuple[tuple[int, ...], int, int, Region]]:
         output = slices[index][0]
@@ -175,7 +175,7 @@ def _units_in_source_order(
 
 
 class _Step(NamedTuple):
-    """A band to copy; steps sort by their start in the full tensor, then by number of the unit."""
+    """A band to copy; steps sort by their start in the full tensor, then by unit."""
 
     start: tuple[int, ...]
     unit: int
@@ -184,9 +184,9 @@ class _Step(NamedTuple):
 
 def _steps(index: int, unit: TensorUnit, band_bytes: int) -> Iterator[_Step]:
     """Yield the bands of a unit lazily."""
-    nbytes = _band_bytes(unit.output.pieces(unit.region), band_bytes)
+    nbytes = _fit_band(unit.output.pieces(unit.region), band_bytes)
     itemsize = max(unit.output.stored_itemsize, unit.tensor.meta.itemsize)
-    for band in _bands(unit.region, nbytes, itemsize):
+    for band in unit.region.bands(max(1, nbytes // itemsize)):
         yield _Step(band.moved_by(unit.origin).start, index, band)
 
 
@@ -201,23 +201,25 @@ def fill(task: FillTask) -> Filled:
         A source file has become shorter since its header was read.
     """
     largest = max(unit.region.size * unit.tensor.meta.itemsize for unit in task.units)
-    widest = max(unit.tensor.meta.itemsize for unit in task.units)  # a band holds an element
+    widest = max(
+        unit.tensor.meta.itemsize for unit in task.units
+    )  # a band holds at least one element
     buffer = np.empty(max(widest, min(task.band_bytes, largest)), np.uint8)
     hashes: list[UnitHash] = []
-    crcs = RunningCrc() if task.wants_crc else None
-    with FlatFiles(task.band_bytes, crcs) as files:
-        for _, of_tensor in groupby(task.units, lambda unit: unit.tensor.meta.name):
-            hashes += _fill_together(files, tuple(of_tensor), buffer, task.band_bytes)
-    return Filled(task.nbytes, tuple(hashes), () if crcs is None else tuple(crcs.found()))
+    crc = RunningCrc() if task.wants_crc else None
+    with FlatFiles(task.band_bytes, crc) as files:
+        for _, units_of_tensor in groupby(task.units, lambda unit: unit.tensor.meta.name):
+            hashes += _fill_tensor(files, tuple(units_of_tensor), buffer, task.band_bytes)
+    return Filled(task.nbytes, tuple(hashes), () if crc is None else tuple(crc.extents()))
 
 
-def _fill_together(
-    files: FlatFiles, together: Sequence[TensorUnit], buffer: Bytes, band_bytes: int
+def _fill_tensor(
+    files: FlatFiles, parts: Sequence[TensorUnit], buffer: Bytes, band_bytes: int
 ) -> Iterator[UnitHash]:
-    """Fill units of one tensor, with their bands in the order of the full tensor."""
+    """Fill units of one tensor, band by band in the order of the full tensor; yield the hashes."""
     states: dict[int, HASH] = {}
-    for step in merge(*(_steps(i, unit, band_bytes) for i, unit in enumerate(together))):
-        unit, band = together[step.unit], step.band
+    for step in merge(*(_steps(i, unit, band_bytes) for i, unit in enumerate(parts))):
+        unit, band = parts[step.unit], step.band
         path, itemsize = unit.tensor.file.path, unit.tensor.meta.itemsize
         data = buffer[: band.size * itemsize]
         read_band(files, unit.output, band, data.reshape(*band.shape, itemsize))
@@ -231,17 +233,13 @@ def _fill_together(
     assert not states, f"units without their last band: {[*states]}"
 
 
-def _bands(region: Region, nbytes: int, itemsize: int) -> Iterator[Region]:
-    return region.bands(max(1, nbytes // itemsize))
-
-
-def _band_bytes(pieces: Iterable[Piece], most: int) -> int:
-    """Return the size of a band for which at most ``most`` bytes are read, gaps included."""
-    return int(most / max(read_amplification(piece) for piece in pieces))
+def _fit_band(pieces: Iterable[Piece], max_bytes: int) -> int:
+    """Return the bytes of a band for which at most ``max_bytes`` are read, gaps included."""
+    return int(max_bytes / max(read_amplification(piece) for piece in pieces))
 
 
 def read_amplification(piece: Piece) -> float:
-    """Return how many bytes are read for each byte of a piece; more than 1 if gaps are read."""
+    """Return the bytes read for each byte of a piece; more than 1 if gaps are read."""
     meta = piece.tensor.meta
     runs = find_runs(piece.src, meta.shape, meta.itemsize)
     first, last = runs.rows
@@ -249,7 +247,7 @@ def read_amplification(piece: Piece) -> float:
 
 
 def _offset(band: Region, shape: tuple[int, ...]) -> int:
-    """Return how many elements of the tensor come before the first element of the band."""
+    """Return the number of elements before the band in a tensor of ``shape``."""
     at = 0
     for start, size in zip(band.start, shape, strict=True):
         at = at * size + start

@@ -28,8 +28,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 CONNECT_SECONDS = 10
-POLL_SECONDS = 2.0  # between two looks at which workers there are
-SILENT_SECONDS = 60.0  # without a worker, or without an answer of the scheduler
+POLL_SECONDS = 2.0  # between two requests for the list of workers
+SILENT_SECONDS = 60.0  # without a worker, or without an answer of the scheduler, before the error
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def open_dask(name: str, where: str) -> Iterator[Executor]:
     Parameters
     ----------
     name
-        The word for the engine.
+        The name of the engine, for errors.
     where
         The scheduler's address, or the path of its scheduler file.
 
@@ -55,8 +55,8 @@ def open_dask(name: str, where: str) -> Iterator[Executor]:
         reason = f"it needs Dask: pip install 'ckpttool[dask]' ({error})"
         raise EngineError(name, reason) from error
     address = _address(name, where)
-    _knock(name, address)
-    # Tasks are large where a file is put together from many; that is no mistake to be told of.
+    _check_reachable(name, address)
+    # An output that is assembled from many files has a large task, which is not a mistake.
     with (
         dask.config.set({"distributed.admin.large-graph-warning-threshold": "1GB"}),
         Client(address, timeout=CONNECT_SECONDS, set_as_default=False) as client,
@@ -75,17 +75,17 @@ def _address(name: str, where: str) -> str:
         raise EngineError(name, reason) from error
 
 
-def _knock(name: str, address: str) -> None:
-    """Raise `EngineError` if no scheduler answers; a client would wait for ever, for some."""
+def _check_reachable(name: str, address: str) -> None:
+    """Raise `EngineError` if no scheduler answers; a client would wait for ever at some hosts."""
     from distributed import Security
     from distributed.comm import connect
 
-    async def reach() -> None:
+    async def open_connection() -> None:
         security = Security().get_connection_args("client")
         await (await connect(address, timeout=CONNECT_SECONDS, **security)).close()
 
     try:
-        asyncio.run(asyncio.wait_for(reach(), CONNECT_SECONDS))
+        asyncio.run(asyncio.wait_for(open_connection(), CONNECT_SECONDS))
     except (OSError, ValueError, asyncio.TimeoutError) as error:
         reason = f"no scheduler answers at {address} within {CONNECT_SECONDS} s"
         reason += f" ({error})" if str(error) else ""
@@ -105,49 +105,51 @@ class DaskCluster(Cluster):
         if not self._nthreads:
             reason = "the scheduler has no workers; start some with: dask worker ADDRESS"
             raise EngineError(name, reason)
-        self._beside = Threads(1)  # a scheduler that hangs does not make the run hang
+        self._poll_thread = Threads(1)  # so that a hanging scheduler does not block the run
         self._poll: Future[Mapping[str, int]] | None = None
-        self._polled = self._heard = time.monotonic()
+        self._polled = self._answered = time.monotonic()
 
     @property
     def width(self) -> int:
-        """Threads of all workers."""
+        """Number of threads of all workers."""
         return sum(self._nthreads.values())
 
     @property
     def threads(self) -> int:
-        """Those of the worker that has the most."""
+        """Number of threads of the worker that has the most."""
         return max(self._nthreads.values(), default=1)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Submit a call to any worker."""
-        return self._pass_on(self._pool.submit(fn, *args, **kwargs))
+        return self._wrap(self._pool.submit(fn, *args, **kwargs))
 
     def stop(self) -> None:
-        """Cancel all calls in one message; what workers do now goes on until they look about."""
+        """Cancel all calls in one message; a running call continues to its next claim check."""
         self._pool.shutdown(wait=False)
 
-    def ask(self, function: Callable[[A], T], argument: A) -> Mapping[str, T | BaseException]:
-        """Return the answer of each worker or its exception, by host and address."""
+    def run_on_each(
+        self, function: Callable[[A], T], argument: A
+    ) -> Mapping[str, T | BaseException]:
+        """Run one call on each worker; return each result or exception, by host and address."""
         hosts = self._client.run(socket.gethostname, on_error="return")
         answers = self._client.run(function, argument, on_error="return")
         named = {f"worker on {hosts.get(at)} ({at})": answer for at, answer in answers.items()}
-        try:  # it unpacks what it hands on
+        try:  # the scheduler unpickles tasks, so it needs the package too
             self._client.run_on_scheduler(callable, function)
         except Exception as error:
             named["scheduler"] = error
         return named
 
     def watch(self) -> None:
-        """Raise `EngineError` if no worker was there for a while, or the scheduler is gone."""
+        """Raise `EngineError` after `SILENT_SECONDS` without a worker or the scheduler."""
         now = time.monotonic()
         if self._poll is None and now > self._polled + POLL_SECONDS:
-            self._poll, self._polled = self._beside.submit(self._client.nthreads), now
+            self._poll, self._polled = self._poll_thread.submit(self._client.nthreads), now
         if self._poll is not None and self._poll.done():
             self._nthreads = {} if self._poll.exception() else self._poll.result()
             self._poll = None
-            self._heard = now if self._nthreads else self._heard
-        if now > self._heard + SILENT_SECONDS:
+            self._answered = now if self._nthreads else self._answered
+        if now > self._answered + SILENT_SECONDS:
             raise EngineError(self.name, f"no worker was heard of for {SILENT_SECONDS:.0f} s")
 
     def _explain(self, error: BaseException) -> BaseException:
@@ -155,7 +157,7 @@ class DaskCluster(Cluster):
 
         if isinstance(error, KilledWorker):
             return EngineError(self.name, f"workers died one after the other: {error}")
-        if isinstance(error, RuntimeError | ImportError | AttributeError):  # what unpickling raises
+        if isinstance(error, RuntimeError | ImportError | AttributeError):  # from unpickling
             return EngineError(self.name, f"a worker cannot take a task: {error}")
         if isinstance(error, CancelledError):
             return EngineError(self.name, "the connection to the scheduler was lost")

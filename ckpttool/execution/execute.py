@@ -1,6 +1,6 @@
-"""Carry out a plan: create, fill and commit every output file, on any executor.
+"""Execute a plan: create, fill and commit every output file, on any executor.
 
-A bounded number of tasks is submitted at a time, and the plan is iterated as they complete.
+A bounded number of tasks is submitted at a time, and the plan advances as they complete.
 """
 
 from __future__ import annotations
@@ -42,8 +42,11 @@ from ckpttool.transaction.record import Transaction
 from ckpttool.transaction.resume import Destination
 
 
-def cause_of(error: CkptToolError | OSError | BrokenExecutor) -> str:
-    """Return the cause of an error; the system's message if there is one, which libhdf5 hides."""
+def _describe_cause(error: CkptToolError | OSError | BrokenExecutor) -> str:
+    """Return the cause of an error: the system's message if it has a number, else its own.
+
+    The message of libhdf5 would hide that of the system.
+    """
     if isinstance(error, TakenError):
         return f"another run is writing this output ({error.filename} is in use): wait for its end"
     if isinstance(error, OSError) and error.errno:
@@ -55,12 +58,12 @@ def cause_of(error: CkptToolError | OSError | BrokenExecutor) -> str:
     return str(error)
 
 
-def next_step(done: Collection[object]) -> str:
-    """Return what to do after a failure that left no complete output."""
+def _advise(done: Collection[object]) -> str:
+    """Return what to do after a failure if no output is complete, else an empty text."""
     return "" if done else "; nothing is complete yet: run it again when that is mended"
 
 
-Done: TypeAlias = int | Filled | Attempt  # of a call: a checksum, stretches, a whole file
+CallResult: TypeAlias = int | Filled | Attempt  # a checksum, filled units, a whole file
 
 
 @dataclass(slots=True, eq=False)
@@ -71,23 +74,22 @@ class Job:
     file: PartialFile | RemoteFile
     open_tasks: int = 0
     is_submitted: bool = False
-    checksum: Future[Done] | None = None  # on its way, once all tasks are done
     hashes: dict[str, dict[int, str]] = field(default_factory=dict)  # by tensor and unit
     crcs: list[CrcExtent] = field(default_factory=list)
 
-    def accept(self, done: Filled | Attempt) -> None:
-        """Add the results of a call that belong to this output."""
-        if isinstance(done, Attempt):
+    def accept(self, result: Filled | Attempt) -> None:
+        """Add the part of a call's result that belongs to this output."""
+        if isinstance(result, Attempt):
             assert isinstance(self.file, RemoteFile), "only workers of a cluster make attempts"
-            self.file.attempt = done
-            path, done = done.path, done.filled
+            self.file.attempt = result
+            path, filled = result.path, result.filled
         else:
-            assert isinstance(self.file, PartialFile), "those that fill are on this host"
-            path = self.file.index.path
-        for one in done.hashes:
-            if one.path == path:
-                self.hashes.setdefault(one.name, {})[one.unit] = one.sha256
-        self.crcs += (one for one in done.crcs if one.path == path)
+            assert isinstance(self.file, PartialFile), "only workers of this host fill units"
+            path, filled = self.file.index.path, result
+        for unit_hash in filled.hashes:
+            if unit_hash.path == path:
+                self.hashes.setdefault(unit_hash.name, {})[unit_hash.unit] = unit_hash.sha256
+        self.crcs += (crc_extent for crc_extent in filled.crcs if crc_extent.path == path)
 
 
 FAILURES = (CkptToolError, OSError, BrokenExecutor)
@@ -102,17 +104,17 @@ class CopyOptions:
     ----------
     band_bytes
         Bytes that a worker assembles at a time.  Memory is about workers x 2 x ``band_bytes``,
-        whatever the size of the model.  Of a unit of 8 MiB it takes half and a row more, so that
-        the rest is one band; more gain nothing, these fit into a processor's cache.
+        for models of any size.  The default is slightly more than half of a unit of 8 MiB, which
+        then has two bands.  These fit into a processor's cache, so fewer bands gain nothing.
     task_bytes
-        Bytes of an output that one task fills, about.
+        Approximate number of bytes of an output that one task fills.
     max_in_flight
-        Tasks that exist at a time; the plan is drawn as fast as they are done.
+        Largest number of tasks that exist at a time; the plan advances as they complete.
     task_pieces
-        A task that has as many pieces takes no further unit.
+        A task with this many pieces gets no further unit.
     group_tensors
-        Tensors of outputs that are written side by side, as they want the same rows: what is
-        known of each is in memory, about 600 bytes.
+        Largest number of tensors in a group of outputs that are written together, because they
+        read the same rows.  Each takes about 600 bytes of memory.
     """
 
     band_bytes: int = 17 << 18
@@ -124,19 +126,21 @@ class CopyOptions:
 
 def _calls(
     jobs: Sequence[Job], options: CopyOptions
-) -> Iterator[tuple[Callable[[], Done], tuple[Job, ...]]]:
-    """Yield the calls for workers, units on this host and whole files on others, and their jobs."""
+) -> Iterator[tuple[Callable[[], CallResult], tuple[Job, ...]]]:
+    """Yield the calls for workers, each with its jobs.
+
+    A call fills units on this host, or writes a whole file on another host.
+    """
     sizes = options.band_bytes, options.task_bytes, options.task_pieces
-    here: dict[str, tuple[Job, FileIndex]] = {}
+    local: dict[str, tuple[Job, FileIndex]] = {}
     for job in jobs:
         if isinstance(job.file, RemoteFile):
             yield partial(write_file, job.file.task(*sizes)), (job,)
         else:
-            here[job.file.index.path] = job, job.file.index
-    for task in cut_into_tasks([(job.output, index) for job, index in here.values()], *sizes):
+            local[job.file.index.path] = job, job.file.index
+    for task in cut_into_tasks([(job.output, index) for job, index in local.values()], *sizes):
         paths = sorted({unit.tensor.file.path for unit in task.units})
-        served = tuple(here[path][0] for path in paths)
-        yield partial(fill, task), served
+        yield partial(fill, task), tuple(local[path][0] for path in paths)
 
 
 def execute(
@@ -148,40 +152,40 @@ def execute(
     on_progress: Callable[[int], None] | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> tuple[Written, ...]:
-    """Write the outputs of a plan and its manifest; of a part, its record for `finalize`.
+    """Write the outputs of a plan and its manifest; for a part, its record for `finalize`.
 
-    A run that is resumed does not write the outputs again that an earlier run completed.
+    A resumed run keeps the outputs that an earlier run completed.
 
     Parameters
     ----------
     plan, destination
         From `plan_merge`, `plan_split` or `plan_reshard`.
     executor
-        Does the copying; by default the caller's own thread.  The outputs are the same bytes
-        whichever it is.  The workers of a cluster are asked first whether they see the files;
-        all paths have to be absolute then.
+        Does the copying; by default the caller's own thread.  Every executor writes the same
+        bytes.  With a cluster all paths have to be absolute, and `check_workers` checks first
+        whether its workers see the files.
     options
         How much is done at a time.
     on_progress
         Called in the caller's thread with the number of bytes that were written since the last
         call.
     check
-        Called several times a second at moments when it may raise, to end the run.
+        Called several times a second, when it is safe to end the run; raises to end it.
 
     Raises
     ------
     PlanError
-        A source file was changed after the plan was made, a worker of a cluster cannot do its
-        part, another run is writing the same set or has written it since the plan was made, or
-        what is to be resumed is of another plan; nothing was written.
+        A source file has changed since the plan was made, or a worker of a cluster cannot do its
+        part.  Or another run is writing this set, or has written it since the plan was made.  Or
+        the run to resume has another plan.  Nothing was written.
     EngineError
         The workers of a cluster do not answer; nothing was written.
     VerifyError
-        An output could be read back, and was not what it should be.
+        The header of an output does not describe its tensors.
     ExecutionError
-        An output could not be written, or a source file was changed meanwhile.  Outputs that
-        were complete before stay and are named, for a run that is resumed, unless the source was
-        changed; nothing is left of the others.
+        An output could not be written, or a source file has changed since.  Unless the source has
+        changed, the error names the complete outputs, which a resumed run keeps.  Unfinished
+        outputs are removed.
     """
     run = _Run(executor or InlineExecutor(), options or CopyOptions(), on_progress, check)
     mine = plan.limited_to(destination.ranks)
@@ -190,7 +194,7 @@ def execute(
     try:
         transaction = run.transaction = Transaction.open(plan, destination)
     except OSError as error:
-        cause = cause_of(error) + next_step(())
+        cause = _describe_cause(error) + _advise(())
         raise ExecutionError(str(Path(plan.target.manifest_path)), cause) from error
     try:
         run.keep(mine.outputs(rank for rank in destination.ranks if rank in transaction.kept))
@@ -208,28 +212,30 @@ def execute(
             clean_up(error, transaction.abandon)
         if isinstance(error, FAILURES) and not isinstance(error, VerifyError | ExecutionError):
             changes = transaction.describe_source_changes()
-            done = [] if changes else [written.path for written in run.in_order()]
-            then = changes or next_step(run.written)
-            cause = "; ".join((cause_of(error) + then, *notes_of(error)))
+            done = [] if changes else [written.path for written in run.written_by_rank()]
+            advice = changes or _advise(run.written)
+            cause = "; ".join((_describe_cause(error) + advice, *notes_of(error)))
             raise ExecutionError(transaction.writing or run.current, cause, done) from error
         raise
-    return run.in_order()
+    return run.written_by_rank()
 
 
 @dataclass(slots=True)
 class _Run:
+    """The outputs that a call of `execute` writes, and the tasks of their workers."""
+
     executor: Executor
     options: CopyOptions
     on_progress: Callable[[int], None] | None
     check: Callable[[], None]
-    current: str = ""  # the output that is worked on, for the error
-    pending: dict[Future[Done], tuple[Job, ...]] = field(default_factory=dict)
+    current: str = ""  # path of the output in work, for the error
+    pending: dict[Future[CallResult], tuple[Job, ...]] = field(default_factory=dict)
     jobs: list[Job] = field(default_factory=list)
     written: list[Written] = field(default_factory=list)
     transaction: Transaction | None = None
 
     def keep(self, outputs: Iterable[OutputFile]) -> None:
-        """Count outputs as written that an earlier run completed."""
+        """Record the outputs that an earlier run completed as written."""
         for output in outputs:
             self._note_written(output, Path(output.path).stat().st_size, is_kept=True)
             if self.on_progress is not None:
@@ -244,12 +250,12 @@ class _Run:
         assert self.transaction is not None, "it is opened before the first output"
         return self.transaction
 
-    def in_order(self) -> tuple[Written, ...]:
-        """Return the written outputs by rank, whichever was faster."""
+    def written_by_rank(self) -> tuple[Written, ...]:
+        """Return the written outputs, sorted by rank."""
         return tuple(sorted(self.written, key=lambda written: written.rank))
 
     def start(self, outputs: Sequence[OutputFile]) -> None:
-        """Create outputs and hand out their tasks; waits while too many are on their way."""
+        """Create outputs and submit their tasks; wait while too many tasks are pending."""
         is_remote = isinstance(self.executor, Cluster)
         jobs: list[Job] = []
         self.current = outputs[0].path
@@ -259,18 +265,18 @@ class _Run:
             job = Job(output, RemoteFile(output) if is_remote else PartialFile(output))
             self.jobs.append(job)
             jobs.append(job)
-        for call, served in _calls(jobs, self.options):
+        for call, jobs_of_call in _calls(jobs, self.options):
             while len(self.pending) >= self._max_in_flight():
                 self.collect()
-            for job in served:
+            for job in jobs_of_call:
                 job.open_tasks += 1
-            self.pending[self.executor.submit(call)] = served
+            self.pending[self.executor.submit(call)] = jobs_of_call
         for job in jobs:
             job.is_submitted = True
             self._commit_if_done(job)
 
     def collect(self) -> None:
-        """Wait for a task to end, and commit the outputs that are complete."""
+        """Wait until a task completes, and commit the complete outputs."""
         while not wait(self.pending, CHECK_SECONDS, FIRST_COMPLETED).done:
             self.check()
             if isinstance(self.executor, Cluster):
@@ -279,26 +285,24 @@ class _Run:
         self.collect_done()
 
     def collect_done(self) -> None:
-        """Commit the outputs that are complete; in the order of submission, without waiting."""
+        """Commit the complete outputs, in the order of submission and without waiting."""
         self.check()
         for future in [future for future in self.pending if future.done()]:
             jobs = self.pending.pop(future)
             self.current = jobs[0].output.path
-            done = future.result()
-            if future is jobs[0].checksum:
-                assert isinstance(done, int), "checksums are no attempts"
-                self._commit(jobs[0], done)
+            result = future.result()
+            if isinstance(result, int):
+                self._commit(jobs[0], result)
                 continue
-            assert not isinstance(done, int), "calls that fill say what they wrote"
             if self.on_progress is not None:
-                self.on_progress(done.nbytes)
+                self.on_progress(result.nbytes)
             for job in jobs:
-                job.accept(done)
+                job.accept(result)
                 job.open_tasks -= 1
                 self._commit_if_done(job)
 
     def _max_in_flight(self) -> int:
-        """Enough for every worker to find its next task at once."""
+        """Return the limit of pending tasks, which is at least two for each worker of a cluster."""
         if isinstance(self.executor, Cluster):
             return min(MAX_CLAIMS, max(self.options.max_in_flight, 2 * self.executor.width))
         return self.options.max_in_flight
@@ -308,8 +312,7 @@ class _Run:
             return
         if isinstance(job.file, PartialFile) and "crc_num" in job.file.index.attrs:
             call = partial(compute_checksum, job.file.index, known=job.crcs)
-            job.checksum = self.executor.submit(call)
-            self.pending[job.checksum] = (job,)
+            self.pending[self.executor.submit(call)] = (job,)
         else:
             self._commit(job, None)
 
@@ -323,14 +326,14 @@ class _Run:
         self._transaction().commit(job.output, job.hashes, rename)
 
     def abandon(self, error: BaseException) -> None:
-        """Stop what has not begun, wait for the rest, and remove the unfinished outputs.
+        """Cancel the waiting tasks, wait for the running ones, and remove unfinished outputs.
 
-        Workers of a cluster are not waited for: they may be lost, and they write to files with
-        names of their own.
+        Do not wait for the workers of a cluster: they may be lost, and their attempts have names
+        of their own.
         """
         clean_up(error, *(job.file.withdraw for job in self.jobs))
         if isinstance(self.executor, Abortable):
-            self.executor.stop()  # a call that is cancelled meanwhile would never be done
+            self.executor.stop()  # without `cancel`: a future cancelled meanwhile never completes
         else:
             for future in self.pending:
                 future.cancel()

@@ -1,8 +1,4 @@
-"""Executors of one host, and the words of ``--engine`` that choose one.
-
-Processes come from a server that was started with nothing in it (``forkserver``): a process with
-threads must not be forked.  They leave signals to the run, and end with it.
-"""
+"""Executors of one host, and the names that ``--engine`` accepts."""
 
 from __future__ import annotations
 
@@ -22,10 +18,11 @@ from ckpttool.errors import WORKER_DIED, EngineError
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# What a terminal or `timeout` sends to a whole process group, and the alarm of `cli.signals`.
-LEFT_TO_THE_RUN = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGALRM)
+# A terminal or `timeout` sends the first three to a whole process group; the last is the alarm of
+# `cli.signals`.  Only the process of the run handles them.
+RUN_SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGALRM)
 
-WORDS = "threads[:N], processes[:N], dask:ADDRESS, dask:SCHEDULER_FILE, mpi"
+ENGINE_NAMES = "threads[:N], processes[:N], dask:ADDRESS, dask:SCHEDULER_FILE, mpi"
 
 
 @runtime_checkable
@@ -33,27 +30,27 @@ class Abortable(Protocol):
     """An executor that can abandon all calls without waiting for its workers."""
 
     def stop(self) -> None:
-        """Abandon all calls; open calls fail, and new ones are refused."""
+        """Abandon all calls: open calls fail, and new calls are refused."""
 
 
 class ThreadPool(Threads):
-    """Threads that stop reading when they are cancelled."""
+    """Threads whose running calls can be cancelled; see `check_cancelled`."""
 
     def __init__(self, jobs: int) -> None:
-        self._ended = Event()
-        super().__init__(jobs, "ckpttool", bind_cancel_event, (self._ended,))
+        self._cancelled = Event()
+        super().__init__(jobs, "ckpttool", bind_cancel_event, (self._cancelled,))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the threads; with ``cancel_futures`` in the middle of their calls."""
+        """End the threads; ``cancel_futures`` also ends their running calls."""
         if cancel_futures:
-            self._ended.set()
+            self._cancelled.set()
         super().shutdown(wait, cancel_futures=cancel_futures)
 
 
 class ProcessPool(Executor):
-    """Processes of this host, which leave signals to the run and end with it.
+    """Processes of this host, which ignore `RUN_SIGNALS` and end with the run.
 
-    They come from a `forkserver`: a process that has threads must not be forked.
+    They come from a `forkserver`, because a process with threads must not be forked.
     """
 
     def __init__(self, jobs: int) -> None:
@@ -62,14 +59,14 @@ class ProcessPool(Executor):
 
         with _starting_workers():  # workers inherit the blocked signals from the server
             resource_tracker.ensure_running()
-            signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_THE_RUN)  # that unblocked two of them
+            signal.pthread_sigmask(signal.SIG_BLOCK, RUN_SIGNALS)  # ensure_running unblocked two
             forkserver.ensure_running()
             context = get_context("forkserver")
             self._pool = ProcessPoolExecutor(jobs, context, initializer=_prepare_worker)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Submit a call; this may start a worker."""
-        with _starting_workers():  # so that `stop` finds all of them
+        with _starting_workers():  # a signal in between would hide a worker from `stop`
             return self._pool.submit(fn, *args, **kwargs)
 
     def stop(self) -> None:
@@ -84,23 +81,24 @@ class ProcessPool(Executor):
 
 @contextmanager
 def _starting_workers() -> Iterator[None]:
-    """Block signals while a worker starts; raise `EngineError` if the system has no room for it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_THE_RUN)
+    """Block signals while a worker starts; raise `EngineError` if the system cannot start it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, RUN_SIGNALS)
     try:
         yield
-    except (OSError, EOFError) as error:  # EOFError if the server ends at that
+    except (OSError, EOFError) as error:  # EOFError: the fork server ended
         raise EngineError("processes", f"no worker starts ({error}); {NO_ROOM}") from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _prepare_worker() -> None:
-    """Block signals, and end with the run: a worker that waits for a task does not notice it."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_THE_RUN)
-    Thread(target=_end_with_the_run, daemon=True).start()
+    """Block signals, and start a thread that ends this worker when the run has ended."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, RUN_SIGNALS)
+    Thread(target=_exit_with_run, daemon=True).start()
 
 
-def _end_with_the_run() -> None:
+def _exit_with_run() -> None:
+    """Wait until the process of the run ends, then kill this one, which may wait for a task."""
     from multiprocessing import connection, parent_process
 
     run = parent_process()
@@ -110,12 +108,12 @@ def _end_with_the_run() -> None:
 
 
 def default_jobs() -> int:
-    """Return the default number of workers: that of the processors, at most 8."""
+    """Return the default number of workers: the number of processors, at most 8."""
     return min(8, len(os.sched_getaffinity(0)))
 
 
-def read_word(word: str) -> tuple[str, str]:
-    """Split the name of an engine into its kind and what follows the colon.
+def split_engine_name(name: str) -> tuple[str, str]:
+    """Split the name of an engine into its kind and the text after the colon.
 
     Raises
     ------
@@ -124,30 +122,30 @@ def read_word(word: str) -> tuple[str, str]:
 
     Examples
     --------
-    >>> read_word("threads:4"), read_word("dask:tcp://node7:8786")
+    >>> split_engine_name("threads:4"), split_engine_name("dask:tcp://node7:8786")
     (('threads', '4'), ('dask', 'tcp://node7:8786'))
     """
-    kind, _, rest = word.partition(":")
+    kind, _, rest = name.partition(":")
     forms = {"inline": "", "threads": r"(:(?=\d*[1-9])\d{1,6})?", "dask": ":.+", "mpi": ""}
     forms["processes"] = forms["threads"]
-    if kind not in forms or not re.fullmatch(kind + forms[kind], word):
+    if kind not in forms or not re.fullmatch(kind + forms[kind], name):
         if kind in ("threads", "processes"):
             reason = f"{kind}:N with a number N of {kind} from 1 to 999999"
-            raise ValueError(f"{word!r} is not {reason}")
-        raise ValueError(f"no engine {word!r}; there are {WORDS}")
+            raise ValueError(f"{name!r} is not {reason}")
+        raise ValueError(f"no engine {name!r}; there are {ENGINE_NAMES}")
     return kind, rest
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """Who does the work of a run, and within how much memory.
+    """The engine of a run, and its limit of memory.
 
     Attributes
     ----------
     engine
         Name of the engine; see `open_engine`.
     max_memory_bytes
-        Limit of memory, of all processes on this host or of each worker of a cluster; None for
+        Limit for all processes on this host together, or for each worker of a cluster.  None for
         about 50 MB and 8 MiB for each worker.  `fit_memory` turns it into `CopyOptions`.
 
     Raises
@@ -165,32 +163,32 @@ class RunOptions:
     max_memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        read_word(self.engine)
+        split_engine_name(self.engine)
 
 
-def is_cluster(word: str) -> bool:
+def is_cluster(name: str) -> bool:
     """Return whether the workers of an engine may be on other hosts."""
-    return read_word(word)[0] in ("dask", "mpi")
+    return split_engine_name(name)[0] in ("dask", "mpi")
 
 
 def open_engine(name: str) -> AbstractContextManager[Executor]:
-    """Return a context manager that gives the executor of an engine and shuts it down.
+    """Return a context manager that yields the executor of an engine and shuts it down.
 
     Parameters
     ----------
     name
         ``"inline"``, ``"threads:N"``, ``"processes:N"``, ``"dask:ADDRESS"``,
-        ``"dask:SCHEDULER_FILE"`` or ``"mpi"``.  Without ``N`` it is `default_jobs`.  With processes
-        and with MPI the script has to guard what it does by ``if __name__ == "__main__"``.
+        ``"dask:SCHEDULER_FILE"`` or ``"mpi"``.  ``N`` is `default_jobs` by default.  A script that
+        uses processes or MPI needs the guard ``if __name__ == "__main__"``.
 
     Raises
     ------
     ValueError
         There is no such engine.
     EngineError
-        It is not installed or cannot be reached; or, when it is used, its workers are lost.
+        The engine is not installed or cannot be reached; or, during use, its workers are lost.
     """
-    kind, rest = read_word(name)
+    kind, rest = split_engine_name(name)
     if kind == "dask":
         from ckpttool.execution.dask import open_dask
 
@@ -213,7 +211,7 @@ def _open_pool(name: str, kind: str, jobs: int) -> Iterator[Executor]:
         yield executor
     except BaseException as error:
         if isinstance(executor, Abortable):
-            executor.stop()  # nobody waits for what its workers do
+            executor.stop()  # before `shutdown`, which waits for running calls
         if isinstance(error, BrokenExecutor):
             raise EngineError(name, f"{WORKER_DIED}; run it again") from error
         raise

@@ -1,7 +1,8 @@
 """Group outputs that read the same source rows, so that they are written at the same time.
 
 If the source is sharded along rows and the target along columns, an output reads a few bytes of
-every row, and another output the bytes beside them.  A disk and a page cache deliver both at once.
+every row.  Another output reads the next bytes.  One read of the disk or the page cache serves
+both.
 """
 
 from __future__ import annotations
@@ -12,46 +13,46 @@ from ckpttool.execution.copy import read_amplification
 from ckpttool.model.plan import OutputFile, OutputTensor, Plan
 from ckpttool.model.region import Region
 
-MOST = 64  # outputs at a time; each is an open file
-WORTH_BYTES = 1 << 20  # read for an output in vain; below it nothing is gained
+MAX_OUTPUTS = 64  # in a group; each is an open file
+MIN_GAP_BYTES = 1 << 20  # that an output reads without use; for fewer, grouping gains nothing
 
 
-def group_outputs(plan: Plan, most_tensors: int) -> Iterator[tuple[OutputFile, ...]]:
+def group_outputs(plan: Plan, max_tensors: int) -> Iterator[tuple[OutputFile, ...]]:
     """Yield all outputs in groups that read the same rows of the source.
 
-    They are found before the first is written: ranks whose columns are neighbours need not be
-    neighbours themselves.  No group has more than ``most_tensors``, unless one output has.
+    All groups are formed before the first is written, because the ranks of adjacent columns need
+    not be adjacent.  A group has at most ``max_tensors``, or one output.
     """
     groups: dict[tuple[str, str] | int, list[int]] = {}
     tensors = 1
     for output in plan:
         groups.setdefault(_shared_rows(output) or output.rank, []).append(output.rank)
         tensors = max(tensors, len(output.tensors))
-    most = max(1, min(MOST, most_tensors // tensors))
-    cut = [ranks[i : i + most] for ranks in groups.values() for i in range(0, len(ranks), most)]
-    outputs = plan.outputs(rank for ranks in cut for rank in ranks)
-    for ranks in cut:
+    size = max(1, min(MAX_OUTPUTS, max_tensors // tensors))
+    batches = [ranks[i : i + size] for ranks in groups.values() for i in range(0, len(ranks), size)]
+    outputs = plan.outputs(rank for ranks in batches for rank in ranks)
+    for ranks in batches:
         yield tuple(next(outputs) for _ in ranks)
 
 
 def _shared_rows(output: OutputFile) -> tuple[str, str] | None:
-    """A tensor and the file whose rows an output wants parts of; None if it wants whole rows.
+    """Return the tensor and file whose rows an output reads only parts of; None if it has none.
 
-    Of those tensors that are cut alike, one stands for all; of these the one counts for which, all
-    together, most is read in vain.
+    The first of several tensors with equal slicing represents them.  The result is the tensor for
+    which the output reads the most gap bytes.
     """
-    alike: dict[object, list[OutputTensor]] = {}
+    by_slicing: dict[object, list[OutputTensor]] = {}
     for tensor in output.tensors:
-        how = tensor.source.slicing.key, tensor.region, tensor.stored_itemsize
-        alike.setdefault(how, []).append(tensor)
-    most, shared = WORTH_BYTES, None
-    for first, *others in alike.values():
+        key = tensor.source.slicing.key, tensor.region, tensor.stored_itemsize
+        by_slicing.setdefault(key, []).append(tensor)
+    most_bytes, shared = MIN_GAP_BYTES, None
+    for first, *others in by_slicing.values():
         if not first.meta.nbytes:
             continue
         piece = next(first.pieces(Region.whole(first.meta.shape)))
-        extra = read_amplification(piece) - 1
-        read_bytes = first.region.size * first.stored_itemsize * (1 + len(others))
-        in_vain = int(extra * read_bytes)
-        if extra >= 1 and in_vain >= most:
-            most, shared = in_vain, (first.meta.name, piece.tensor.file.path)
+        gap_ratio = read_amplification(piece) - 1
+        used_bytes = first.region.size * first.stored_itemsize * (1 + len(others))
+        gap_bytes = int(gap_ratio * used_bytes)
+        if gap_ratio >= 1 and gap_bytes >= most_bytes:
+            most_bytes, shared = gap_bytes, (first.meta.name, piece.tensor.file.path)
     return shared

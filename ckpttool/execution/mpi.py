@@ -1,7 +1,7 @@
 """The processes of an MPI job as workers: ``mpiexec -n N python -m mpi4py.futures -m ckpttool``.
 
-The process of rank 0 is the run, the others are its workers.  If one of them dies MPI ends them
-all, so nothing is done again elsewhere.
+The process of rank 0 is the run, the others are its workers.  If one process dies, MPI ends all of
+them, so no task is repeated on another worker.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ def open_mpi(name: str) -> Iterator[Executor]:
     Raises
     ------
     EngineError
-        mpi4py or MPI itself is not installed, or this process was not started as MPI's.
+        mpi4py or MPI is not installed, or this process was not started with `START`.
     """
     try:
         from mpi4py.futures import MPIPoolExecutor
     except ModuleNotFoundError as error:
         reason = f"it needs an MPI library and mpi4py: pip install 'ckpttool[mpi]' ({error})"
         raise EngineError(name, reason) from error
-    except (ImportError, RuntimeError) as error:  # mpi4py is there and finds no libmpi
-        said = "; ".join(str(error).splitlines())
+    except (ImportError, RuntimeError) as error:  # mpi4py is installed, but finds no libmpi
+        details = "; ".join(str(error).splitlines())
         reason = "it needs an MPI library: install Open MPI or MPICH (Debian: openmpi-bin)"
-        reason = f"{reason} ({said})"
+        reason = f"{reason} ({details})"
         raise EngineError(name, reason) from error
     if "mpi4py.futures" not in sys.orig_argv:
         raise EngineError(name, f"start it with {START}")
@@ -66,20 +66,22 @@ class MpiCluster(Cluster):
 
     @property
     def width(self) -> int:
-        """One for each process that is a worker."""
+        """Number of processes that are workers."""
         return int(self._pool.num_workers)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Submit a call to any worker."""
-        return self._pass_on(self._pool.submit(fn, *args, **kwargs))
+        return self._wrap(self._pool.submit(fn, *args, **kwargs))
 
-    def ask(self, function: Callable[[A], T], argument: A) -> Mapping[str, T | BaseException]:
-        """Return the answer of each worker or its exception, by host and MPI rank."""
-        calls = [self._pool.submit(_answer, function, argument) for _ in range(self.width)]
+    def run_on_each(
+        self, function: Callable[[A], T], argument: A
+    ) -> Mapping[str, T | BaseException]:
+        """Run one call on each worker; return each result or exception, by host and MPI rank."""
+        calls = [self._pool.submit(_run_once, function, argument) for _ in range(self.width)]
         return dict(call.result() for call in calls)
 
     def watch(self) -> None:
-        """Nothing: if a process dies MPI ends all of them."""
+        """Do nothing: if a process dies, MPI ends all of them."""
 
     def _explain(self, error: BaseException) -> BaseException:
         if isinstance(error, BrokenExecutor):
@@ -87,15 +89,15 @@ class MpiCluster(Cluster):
         return error
 
 
-def _answer(function: Callable[[A], T], argument: A) -> tuple[str, T | BaseException]:
-    """The worker's part of `ask`: nobody goes on before all are there, so each does it once."""
+def _run_once(function: Callable[[A], T], argument: A) -> tuple[str, T | BaseException]:
+    """Run a call and return its result or exception; a barrier keeps workers from a second one."""
     from mpi4py.futures import get_comm_workers
 
     workers = get_comm_workers()
-    arrival = workers.Ibarrier()
-    until = time.monotonic() + ANSWER_SECONDS
-    while not arrival.Test():
-        if time.monotonic() > until:
+    barrier = workers.Ibarrier()
+    deadline = time.monotonic() + ANSWER_SECONDS
+    while not barrier.Test():
+        if time.monotonic() > deadline:
             raise EngineError("mpi", f"not all workers answered within {ANSWER_SECONDS} s")
         time.sleep(0.001)
     host = f"worker on {socket.gethostname()} (MPI rank {workers.Get_rank() + 1})"

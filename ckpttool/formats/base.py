@@ -7,6 +7,10 @@ from typing import Protocol, TypeAlias
 
 from ckpttool.model.tensors import Extent, FileIndex, TensorMeta
 
+# A reader holds a string in memory and refuses a longer one by name: the length is a number in the
+# file, which damage can make huge.
+MAX_TEXT_BYTES = 64 << 20
+
 # Bytes, an extent of the file, or a number of zero bytes.
 ChecksumPart: TypeAlias = bytes | Extent | int
 

@@ -77,7 +77,7 @@ from sys import intern
 from typing import NamedTuple
 
 from ckpttool.errors import FormatError, UnsupportedError
-from ckpttool.formats.base import ChecksumPart
+from ckpttool.formats.base import MAX_TEXT_BYTES, ChecksumPart
 from ckpttool.formats.encryption import DecryptedFile, explain_error, mode_of, read_ciphertext
 from ckpttool.formats.header_cache import HeaderCache
 from ckpttool.formats.wire import (
@@ -107,7 +107,6 @@ from ckpttool.model.tensors import (
 )
 
 MAX_RECORD_BYTES = 512 << 20  # contents of one record, as MindSpore (SLICE_SIZE); protobuf: < 2 GiB
-MAX_TEXT_BYTES = 64 << 20  # a string is read into memory; larger ones are refused by name
 _TRAILER = b"crc_num"
 _TRAILER_BYTES = 17
 _DTYPES_OF_NUMPY = {dtype.hdf5: dtype for dtype in DTYPES.values() if dtype.hdf5 != "bytes"}

@@ -43,6 +43,7 @@ import numpy as np
 from h5py import h5, h5a, h5d, h5f, h5g, h5l, h5o, h5p, h5s, h5t
 
 from ckpttool.errors import FormatError, UnsupportedError
+from ckpttool.formats.base import MAX_TEXT_BYTES
 from ckpttool.formats.local import stamp_of
 from ckpttool.model.dtypes import DTYPES, TEXT
 from ckpttool.model.tensors import (
@@ -55,7 +56,6 @@ from ckpttool.model.tensors import (
     refuse_shared_bytes,
 )
 
-MAX_TEXT_BYTES = 64 << 20  # a string is read into memory; larger ones are refused by name
 MAX_AXES = 32  # of a dataspace (H5S_MAX_RANK)
 MAX_PATH_COMPONENT_BYTES = 60_000  # an HDF5 link and its name share an object header of 64 KiB
 _LEAST_HEADER_BYTES = 256  # of a dataset, name included; 330 to 400 were observed

@@ -127,25 +127,6 @@ def read_file(path: AnyPath) -> bytes:
         return file.readall()
 
 
-def is_there(path: AnyPath) -> bool:
-    """Return whether something has this name, if only a link that leads nowhere.
-
-    A name that this user may not see counts as absent; it cannot be written to either.
-
-    Raises
-    ------
-    OSError
-        The system cannot tell, as with a disk that has failed.
-    """
-    try:
-        os.lstat(path)
-    except OSError as error:
-        if error.errno in ABSENT or isinstance(error, PermissionError):
-            return False
-        raise
-    return True
-
-
 # Scheme of a store that has checkpoints -> the command that copies from and to it.
 _COPIERS = {
     "s3": "aws s3 cp --recursive",

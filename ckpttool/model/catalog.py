@@ -9,7 +9,7 @@ from itertools import chain
 from operator import itemgetter
 
 from ckpttool.errors import FormatError
-from ckpttool.model.diagnostics import Diagnostic
+from ckpttool.model.diagnostics import Command, Diagnostic, severities
 from ckpttool.model.slicing import Description
 from ckpttool.model.tensors import FileIndex, StoredTensor, TensorMeta
 
@@ -50,15 +50,11 @@ class Catalog:
         Label of the selected step, as in the file names (``"10_1"``); None if the names have none.
     damaged
         Rank to the error of its file, for files that could not be read.
-    notes
-        Files that were skipped or selected.
+    diagnostics
+        Files that were skipped or selected, problems that prevent a conversion, and files that
+        contradict each other.  `scan` raises what is an error even for ``inspect``.
     strategy_files
         The default strategy files: those in the output folder of the same MindFormers run.
-    problems
-        Problems that prevent a conversion, but not an inspection.
-    findings
-        Files that contradict each other, such as an index and its files, or an unfinished run.
-        `scan` raises them; only the catalogs of `verify` and `inspect` have some.
     one_of_several
         Evidence that the only file is one rank's of several, so that tensors may be slices; empty
         if there is none.
@@ -71,10 +67,8 @@ class Catalog:
     files: Mapping[int, FileIndex] = field(kw_only=False)
     step: str | None = None
     damaged: Mapping[int, FormatError] = field(default_factory=dict)
-    notes: tuple[Diagnostic, ...] = ()
+    diagnostics: tuple[Diagnostic, ...] = ()
     strategy_files: tuple[str, ...] = ()
-    problems: tuple[Diagnostic, ...] = ()
-    findings: tuple[Diagnostic, ...] = ()
     one_of_several: str = ""
     headers: Mapping[tuple[int, ...], Mapping[str, StoredTensor]] = field(
         init=False, repr=False, compare=False
@@ -86,6 +80,11 @@ class Catalog:
             groups.setdefault(id(file.header), ([], file.header))[0].append(rank)
         headers = {tuple(ranks): header for ranks, header in groups.values()}
         object.__setattr__(self, "headers", headers)
+
+    def errors(self, command: Command = "convert") -> tuple[Diagnostic, ...]:
+        """Return what is an error for a command."""
+        column = severities(command)
+        return tuple(one for one in self.diagnostics if column[one.code] == "error")
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -221,6 +221,8 @@ class Diagnostic:
         What kind of fact; one of `CODES`.
     message
         The fact, in words.
+    where
+        Where it is so, said before the message: a folder, or a side of a comparison.
     hint
         The one thing to do; "" if there is none.
     options
@@ -246,6 +248,7 @@ class Diagnostic:
     path: str | None = None
     count: int | None = None
     first: tuple[int, ...] | None = None
+    where: str = ""
 
     def __post_init__(self) -> None:
         if self.code not in CODES:
@@ -258,9 +261,10 @@ class Diagnostic:
 
     @property
     def text(self) -> str:
-        """Message and hint, for people."""
-        between = " " if self.message.endswith(("?", ".")) else "; "
-        return f"{self.message}{between}{self.hint}" if self.hint else self.message
+        """Place, message and hint, for people."""
+        text = f"{self.where}: {self.message}" if self.where else self.message
+        between = " " if text.endswith(("?", ".")) else "; "
+        return f"{text}{between}{self.hint}" if self.hint else text
 
     def for_command(self, command: Command) -> Diagnostic:
         """Return the diagnostic without its hint if ``command`` lacks an option it names.
@@ -276,7 +280,7 @@ class Diagnostic:
 
     def on_side(self, side: str) -> Diagnostic:
         """Return the diagnostic with the side of a comparison that it is about."""
-        return replace(self, message=f"{side}: {self.message}")
+        return replace(self, where=f"{side}: {self.where}" if self.where else side)
 
 
 class Diagnostics:
@@ -311,7 +315,7 @@ class Diagnostics:
         self.failures: list[CkptToolError] = []
         self._usual = severities(command)
         self._severities = severities(command, strict=strict, ignore=ignore)
-        self._found: dict[tuple[str, str | None, tuple[int, ...], str], Diagnostic] = {}
+        self._found: dict[tuple[str, str | None, tuple[int, ...], str, str], Diagnostic] = {}
 
     def __iter__(self) -> Iterator[Diagnostic]:
         return iter(self._found.values())
@@ -323,7 +327,7 @@ class Diagnostics:
         """Add facts that are not there yet; what this command does not report is left out."""
         for one in found:
             if self._severities[one.code] is not None:
-                key = (one.code, one.tensor, one.ranks, one.message)
+                key = (one.code, one.tensor, one.ranks, one.where, one.message)
                 self._found.setdefault(key, one.for_command(self.command))
 
     def extend(self, other: Diagnostics) -> None:
@@ -377,7 +381,7 @@ class Diagnostics:
         if self._usual[one.code] == "error":
             return one
         hint = "mend it, or leave --strict away"
-        return replace(one, message=f"--strict: {one.text}", hint=hint, options=())
+        return replace(one, where="", message=f"--strict: {one.text}", hint=hint, options=())
 
 
 def describe_notes(notes: Iterable[Diagnostic]) -> list[dict[str, object]]:

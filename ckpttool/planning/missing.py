@@ -171,21 +171,20 @@ def _described_missing(damaged: Iterable[FormatError], broken: Collection[str]) 
     return MissingSlices((), tuple(Diagnostic("faulty_replica", text) for text in texts), ())
 
 
-def notes_of_scan(catalog: Catalog, sharding: Sharding) -> tuple[Diagnostic, ...]:
-    """Return the notes of a catalog.
+def notes_of_scan(catalog: Catalog, sharding: Sharding) -> Iterator[Diagnostic]:
+    """Yield the diagnostics of a catalog that are no errors for a conversion.
 
     With a strategy those on missing ranks are left out: `find_missing_slices` says more.
     """
-    notes = []
-    for note in catalog.notes:
-        if note.code == "missing_rank":
-            ranks = tuple(filter(catalog.is_expected, note.ranks))
+    errors = catalog.errors()
+    for one in catalog.diagnostics:
+        if one.code != "missing_rank":
+            yield from () if one in errors else (one,)
+        elif isinstance(sharding, Merged) and (
+            ranks := tuple(filter(catalog.is_expected, one.ranks))
+        ):
             text = f"{format_ranks(ranks)}: {NO_FILE} {catalog.root}"
-            if ranks and isinstance(sharding, Merged):
-                notes.append(replace(note, message=text, ranks=ranks))
-        else:
-            notes.append(note)
-    return tuple(notes)
+            yield replace(one, message=text, ranks=ranks)
 
 
 def hold_alike(catalog: Catalog, ranks: Collection[int]) -> bool:
@@ -278,8 +277,8 @@ def _missing_problem(
     told = []
     if gone:
         codes = ("leftover", "absent", "part")
-        told = [note for note in catalog.notes if note.code in codes]
-        left = "; ".join(note.text.removeprefix(f"{catalog.root}: ") for note in told)
+        told = [note for note in catalog.diagnostics if note.code in codes]
+        left = "; ".join(note.message if note.where == catalog.root else note.text for note in told)
         reasons.append(f"{format_ranks(gone)}: {NO_FILE} {catalog.root}")
         reasons[-1] += f" ({left})" if left else ""
     if damaged:
@@ -301,7 +300,7 @@ def _missing_problem(
     text = f"{', '.join(reasons)}; no other rank has them{why}: {many}"
     if any(note.code == "part" for note in told):
         text += "; write all ranks, without --rank, or put back what is lost"
-    elif (gone or damaged) and not catalog.problems:  # which tell more of the cause
+    elif (gone or damaged) and not catalog.errors():  # which tell more of the cause
         text += "; put back what is lost, or take another step (--step)"
     tensor = names[0] if len(names) == 1 else None
     return Diagnostic("missing", text, tensor=tensor, ranks=tuple(owners))

@@ -22,7 +22,7 @@ from ckpttool.discovery.mindformers_output import CHECKPOINT_FOLDERS, is_run_out
 from ckpttool.discovery.rank_folders import is_in_rank_folder
 from ckpttool.errors import CkptToolError, PlanError
 from ckpttool.formats import format_of_suffix, get_format, suffix_of
-from ckpttool.formats.local import is_there, why_not_a_path
+from ckpttool.formats.local import why_not_a_path
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
@@ -42,7 +42,7 @@ from ckpttool.planning.resolve import (
 from ckpttool.planning.sources import why_not_full
 from ckpttool.planning.targets import ShardedOutput, StrategySidecar
 from ckpttool.storage.checksums import check_files
-from ckpttool.storage.files import PARTIAL, access_problem
+from ckpttool.storage.files import PARTIAL, access_problem, is_there
 from ckpttool.transaction.manifest import changed_sources
 from ckpttool.transaction.parts import files_of_others
 from ckpttool.transaction.resume import Destination, DestinationPolicy, inspect_previous_run
@@ -460,8 +460,8 @@ def _plan_and_check(
     diagnostics.extend(found)
     diagnostics.add(*destination.notes)
     diagnostics.failures[:0] = forged
-    if catalog.problems:  # first, since what else is wrong may follow from them
-        diagnostics.failures.insert(0, PlanError(catalog.problems))
+    if catalog.errors():  # first, since what else is wrong may follow from them
+        diagnostics.failures.insert(0, PlanError(catalog.errors()))
     has_errors = bool(diagnostics.failures or diagnostics.errors)
     if has_errors and (changed := changed_sources(catalog)):
         raise PlanError([*Diagnostic.each("changed", changed), *found.errors])
@@ -548,19 +548,18 @@ def preflight(
     target = target.limited_to(found.ranks)
     own_documents = documents if policy.part is None else ()
     if plan is not None and not any(blocked_places(target, inputs, own_documents)):
-        problems: list[str] = []
-        room = Diagnostics()
+        seen = Diagnostics()
         try:
-            found = inspect_previous_run(plan, found, policy, executor, problems)
+            found = inspect_previous_run(plan, found, policy, executor, seen)
             kept = found.replaceable if policy.resume else ()
-            room = _check_room(plan.limited_to(found.ranks), kept)
+            seen.extend(_check_room(plan.limited_to(found.ranks), kept))
         except CkptToolError as error:
             diagnostics.failures.append(error)
-        diagnostics.add(*Diagnostic.each("destination", problems), *room.errors)
+        diagnostics.add(*seen.errors)
         if policy.overwrite and (stale := stale_files(target)) is not None:
             text = f"{stale}; it stays, and is taken for a part of this set: move it away"
-            room.add(Diagnostic("stale", text))
-        found = replace(found, notes=(*found.notes, *room.of("note", "warning")))
+            seen.add(Diagnostic("stale", text))
+        found = replace(found, notes=(*found.notes, *seen.of("note", "warning")))
     places = place_problems(source, target, inputs, policy.overwrite, documents, found.replaceable)
     diagnostics.add(*Diagnostic.each("destination", places))
     return found

@@ -203,7 +203,7 @@ def find_difference(
     groups: dict[bytes, list[int]] = {b"": [one.ranks[0]]}
     others = list(zip(one.ranks[1:], stats.differences, strict=True))
     for rank, difference in others:
-        groups.setdefault(difference.content or bytes(difference.is_other), []).append(rank)
+        groups.setdefault(difference.content or bytes(difference.differs), []).append(rank)
     if len(groups) == 1:
         return None
     largest = max(len(ranks) for ranks in groups.values())

@@ -261,7 +261,7 @@ def no_strategy_error(catalog: Catalog, other: str) -> CkptToolError:
     ranks = count(len(catalog.files) + len(catalog.damaged), "rank")
     text = f"{catalog.root}: {ranks} and no strategy: nothing says how their tensors fit "
     text += "together; give the strategy file of the training run (-s STRATEGY)"
-    seen = [note.text for note in catalog.notes if note.code == "strategy_file"]
+    seen = [note.text for note in catalog.diagnostics if note.code == "strategy_file"]
     text = "; ".join([f"{text}, {other}" if other else text, *seen])
     missing = PlanError([Diagnostic("strategy", text)])
     damaged = catalog.damaged.values()  # the files may not be checkpoints at all

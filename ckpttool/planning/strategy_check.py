@@ -462,7 +462,8 @@ def note_written_ranks(catalog: Catalog, sharding: Sharding) -> Catalog:
     written, reason = _written_ranks(catalog, sharding)
     if written is None:
         return catalog
-    return replace(catalog, notes=(*catalog.notes, Diagnostic("part", reason)))
+    note = Diagnostic("part", reason)
+    return replace(catalog, diagnostics=(*catalog.diagnostics, note))
 
 
 def _expected_ranks(catalog: Catalog, sharding: Sharding | None) -> set[int]:

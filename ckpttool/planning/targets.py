@@ -15,7 +15,6 @@ from pathlib import Path
 
 from ckpttool.errors import PlanError, StrategyError
 from ckpttool.formats import format_of_suffix
-from ckpttool.formats.local import is_there
 from ckpttool.formats.weight_index import (
     PART_ATTRS,
     index_names,
@@ -41,7 +40,7 @@ from ckpttool.planning.optimizer_state import (
     target_layouts,
 )
 from ckpttool.planning.resolve import ResolvedSources
-from ckpttool.storage.files import is_within, write_document
+from ckpttool.storage.files import is_there, is_within, write_document
 from ckpttool.strategy_files.writer import encode_strategy, name_problem
 
 

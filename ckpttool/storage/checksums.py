@@ -36,18 +36,18 @@ class CrcExtent(NamedTuple):
 
 
 class RunningCrc:
-    """Computes the CRC-32 of written bytes while they are in memory; for one thread."""
+    """The CRC-32 of written bytes, computed while they are in memory; for one thread."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str, int], tuple[int, int]] = {}  # by file, tensor and end
 
     def add(self, path: str, name: str, offset: int, data: memoryview) -> None:
-        """Add bytes of a tensor that are written at an offset; they may continue an extent."""
+        """Add bytes that are written at an offset; they may continue an extent of the tensor."""
         start, crc = self._open.pop((path, name, offset), (offset, 0))
         self._open[path, name, offset + len(data)] = start, zlib.crc32(data, crc)
 
-    def found(self) -> Iterator[CrcExtent]:
-        """Yield all extents."""
+    def extents(self) -> Iterator[CrcExtent]:
+        """Yield the extents that the added bytes form."""
         for (path, _, stop), (start, crc) in self._open.items():
             yield CrcExtent(path, Extent(start, stop - start), crc)
 
@@ -55,16 +55,16 @@ class RunningCrc:
 def compute_checksum(
     index: FileIndex, as_saved: bool = False, known: Iterable[CrcExtent] = ()
 ) -> int:
-    """Return the checksum of a file; its contents are read a buffer at a time.
+    """Read a file, a buffer at a time, and return its checksum.
 
     Parameters
     ----------
     index
         The header of the file.
     as_saved
-        Count as MindSpore's saver does where its loader counts differently.
+        Compute it as MindSpore's saver does where its loader differs.
     known
-        Extents whose CRC is known, so that they are not read.
+        Extents with a known CRC-32, which are not read.
 
     Raises
     ------
@@ -72,7 +72,7 @@ def compute_checksum(
         The file has become shorter since its header was read.
     """
     crc = 0
-    in_order = sorted(known, key=_start)
+    in_order = sorted(known, key=_start_of)
     buffer = memoryview(bytearray(BUFFER_BYTES))
     with open_source(index.path, index.stamps.get(index.path)) as file:
         for whole in checksum_parts(index, as_saved):
@@ -88,20 +88,20 @@ def compute_checksum(
     return crc
 
 
-def _start(one: CrcExtent) -> int:
-    return one.extent.offset
+def _start_of(known: CrcExtent) -> int:
+    return known.extent.offset
 
 
 def _tile(extent: Extent, in_order: Sequence[CrcExtent]) -> Iterator[Extent | CrcExtent]:
-    """Yield an extent as known extents and the extents between them, which have to be read."""
+    """Yield the known extents inside an extent, and the unknown extents between them."""
     at, stop = extent.offset, extent.offset + extent.nbytes
-    for number in range(bisect_left(in_order, at, key=_start), len(in_order)):
-        one = in_order[number]
-        end = one.extent.offset + one.extent.nbytes
+    for number in range(bisect_left(in_order, at, key=_start_of), len(in_order)):
+        known = in_order[number]
+        end = known.extent.offset + known.extent.nbytes
         if end > stop:
             break
-        yield Extent(at, one.extent.offset - at)
-        yield one
+        yield Extent(at, known.extent.offset - at)
+        yield known
         at = end
     yield Extent(at, stop - at)
 
@@ -112,7 +112,7 @@ def _add_extent(crc: int, file: FileIO, path: str, extent: Extent, buffer: memor
     while left:
         check_cancelled()
         got = file.readinto(buffer[:left])
-        if not got or not os.fstat(file.fileno()).st_nlink:  # cut short, or taken away
+        if not got or not os.fstat(file.fileno()).st_nlink:  # truncated, or removed
             reason = "the file ends here; it has changed while read"
             raise FormatError(path, extent.offset + extent.nbytes - left, reason)
         crc = zlib.crc32(buffer[:got], crc)
@@ -142,9 +142,9 @@ def add_zeros(crc: int, count: int) -> int:
     return _multiply(crc ^ 0xFFFFFFFF, _shift(count)) ^ 0xFFFFFFFF
 
 
-@lru_cache(1024)  # most stretches have the same length
+@lru_cache(1024)  # few lengths occur, and most of them often
 def _shift(count: int) -> int:
-    """Return the factor by which ``count`` following bytes multiply a remainder: x**8 each."""
+    """Return the factor that ``count`` following bytes apply to a remainder: x**8 for each."""
     power, factor = 1 << 31, 1 << 31 - 8  # 1, x**8
     while count:
         if count & 1:
@@ -165,7 +165,7 @@ def _multiply(a: int, b: int) -> int:
 
 
 def verify_checksum(index: FileIndex) -> FormatError | None:
-    """Return the error if the contents of a file do not have its checksum, else None."""
+    """Return the error if a file's contents do not match its checksum, else None."""
     stored = index.attrs["crc_num"]
     number = int(stored) if re.fullmatch(r"[0-9]{1,18}", stored) else None
     found = compute_checksum(index)
@@ -195,13 +195,13 @@ def check_files(
     Parameters
     ----------
     catalog
-        From `scan`; what is in ``catalog.damaged`` is not looked at.
+        From `scan`; ``catalog.damaged`` is ignored.
     executor
-        Reads: every block that has a tag, and with ``crc`` every file that has a checksum, whole.
+        Reads every block that has a tag and, with ``crc``, every file that has a checksum.
     crc
-        Whether checksums are verified.
+        Whether to verify checksums.
     on_progress
-        Called with the bytes of each file that was read.
+        Called with the size of each file that was read.
     """
     files = catalog.files
 
@@ -212,54 +212,58 @@ def check_files(
 
     def note(code: str, text: str, ranks: Collection[int]) -> list[Diagnostic]:
         named = format_ranks(sorted(ranks))
-        if isinstance(catalog, MergedCatalog):  # then these are no ranks
+        if isinstance(catalog, MergedCatalog):  # its files are numbered and have no ranks
             named = shorten(files[number].path for number in sorted(ranks))
         return [Diagnostic(code, f"{named}: {text}")] if ranks else []
 
     has_index = isinstance(catalog, MergedCatalog) and bool(catalog.indexes)
-    with_sum = [rank for rank, file in files.items() if _has_checksum(file, has_index)]
+    with_checksum = [rank for rank, file in files.items() if _has_checksum(file, has_index)]
     with_tags = {
         rank: file.cipher
         for rank, file in files.items()
         if file.cipher is not None and file.cipher.has_tags
     }
-    sums = {rank: executor.submit(verify_checksum, files[rank]) for rank in with_sum if crc}
+    checksums = {
+        rank: executor.submit(verify_checksum, files[rank]) for rank in with_checksum if crc
+    }
     tags = {rank: _check_tags(files[rank], cipher, executor) for rank, cipher in with_tags.items()}
     forged = {
         rank: forged_blocks_error(files[rank].path, with_tags[rank], numbers)
         for rank, futures in tags.items()
         if (numbers := [number for found in await_all(rank, futures) for number in found])
     }
-    wrong = {rank: error for rank, of in sums.items() if (error := await_all(rank, [of])[0])}
+    wrong = {
+        rank: error for rank, future in checksums.items() if (error := await_all(rank, [future])[0])
+    }
     errors = [*forged.values(), *wrong.values()]
     if not crc:
         text = "saved with a checksum (crc_check), which is not verified; verify --crc does that"
-        return errors, note("unverified", text, with_sum)
-    notes = note("verified", "the checksum is right", sums.keys() - wrong.keys())
+        return errors, note("unverified", text, with_checksum)
+    notes = note("verified", "the checksum is right", checksums.keys() - wrong.keys())
     notes += note(
         "verified", "the tags of all encrypted blocks are right", tags.keys() - forged.keys()
     )
-    others = files.keys() - sums.keys() - tags.keys()
+    others = files.keys() - checksums.keys() - tags.keys()
     text = "saved without a checksum, so nothing tells of damage"
     return errors, notes + note("no_checksum", text, others)
 
 
 def _has_checksum(file: FileIndex, has_index: bool) -> bool:
-    """Whether there is a checksum of what a header speaks of.
+    """Return whether a file has a checksum of the contents that its header describes.
 
-    The 0 that MindSpore puts behind encrypted blocks is none, nor is what its
-    ``unified_safetensors`` writes into a part: that of a rank's file, carried over.  And that of
-    one file is not that of several that a rank has.
+    MindSpore writes 0 after encrypted blocks, which is not a checksum.  Its ``unified_safetensors``
+    copies the checksum of a rank's file into a part.  If a rank has several files, the checksum of
+    one does not cover the others.
     """
-    is_void = file.cipher is not None and file.attrs.get("crc_num") == "0"
-    is_void = is_void or (has_index and file.attrs.get("format") == "ms")
-    return "crc_num" in file.attrs and not is_void and not file.other_paths
+    is_placeholder = file.cipher is not None and file.attrs.get("crc_num") == "0"
+    is_copied = has_index and file.attrs.get("format") == "ms"
+    return "crc_num" in file.attrs and not (is_placeholder or is_copied or file.other_paths)
 
 
 def _check_tags(
     file: FileIndex, cipher: Ciphertext, executor: Executor
 ) -> list[Future[tuple[int, ...]]]:
-    """Submit tasks that find the numbers of forged blocks."""
+    """Submit the tasks that find the numbers of a file's forged blocks."""
     stamp = file.stamps[file.path]
     return [
         executor.submit(find_forged, file.path, cipher, first, first + BLOCKS_PER_TASK, stamp)

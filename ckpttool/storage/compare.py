@@ -1,7 +1,7 @@
-"""Compare tensors band by band: the one pass of `verify`, `diff` and the replica check.
+"""Compare tensors band by band, for `verify`, `diff` and the check of replicas.
 
-A reading is an `OutputTensor`: one way to read a tensor, from slices of any layout in files of any
-format, or from one stored slice.  A worker compares the readings of one region and returns
+A reading is an `OutputTensor`: one way to read a tensor.  It reads slices of any layout in files
+of any format, or one stored slice.  A worker compares the readings of one region and returns
 statistics that can be merged.  `compare_tensors` submits a bounded number of tasks and yields the
 statistics in the order of its input.
 """
@@ -34,7 +34,7 @@ from ckpttool.storage.numbers import (
     find_distances,
     find_magnitudes,
     find_same_numbers,
-    scaled,
+    scale_down,
     take,
 )
 from ckpttool.storage.region_io import FlatFiles, read_band
@@ -75,20 +75,20 @@ class TensorDelta:
     Attributes
     ----------
     count
-        Number of elements that differ: by more than the tolerance, or without one in any byte.
+        Number of elements that differ by more than the tolerance; without a tolerance, in any byte.
     same_number
         How many of them are the same number in different bytes (0 and -0, two kinds of NaN).
     max_abs, max_rel
         Largest ``|a - b|``, and ``|a - b| / |b|`` where ``b`` is not 0, among all elements whose
-        bytes differ; None if there are none.  Inf if one of the two is Inf, or if a Float64 cannot
-        hold it.  Pairs without a distance (NaN and a number) or without a ratio (a number and Inf)
-        do not count.
+        bytes differ; None if there are none.  Inf if ``a`` or ``b`` is Inf, or if a Float64 cannot
+        hold the result.  Pairs without a distance (NaN and a number) or without a ratio (a number
+        and Inf) do not count.
     first
         Index of the first of the ``count`` elements.
-    is_other
+    differs
         Whether any byte differs.
     content
-        Equal for two readings that differ from the first in the same way; empty without difference.
+        Equal for two readings that differ from the first in the same way; empty if none differs.
     nans
         Number of elements that are NaN on one side only.
     """
@@ -98,15 +98,15 @@ class TensorDelta:
     max_abs: float | None = None
     max_rel: float | None = None
     first: Index | None = None
-    is_other: bool = False
+    differs: bool = False
     content: bytes = b""
     nans: int = 0
 
     def merged(self, later: TensorDelta) -> TensorDelta:
-        """Return the difference in this region and in the following one together."""
-        if not later.is_other:
+        """Return the difference in this region and the following one together."""
+        if not later.differs:
             return self
-        if not self.is_other:
+        if not self.differs:
             return later
         content = self.content or later.content
         if self.content and later.content:
@@ -130,17 +130,17 @@ class TensorStats:
     Attributes
     ----------
     elements
-        Number of elements that were counted, in the first reading.
+        Number of elements counted, in the first reading.
     nans, infinities
         How many of them are NaN, and Inf.
     first_nan, first_infinity
-        Index in the tensor of the first of each.
+        Index in the tensor of the first NaN, and the first Inf.
     is_zero
         Whether all elements are zero; true for no elements.
     differences
         How each other reading differs from the first.
     hashes
-        For each reading the hashes of its units as in a manifest, if they were requested.
+        For each reading the hashes of its units as in a manifest; empty unless requested.
     """
 
     elements: int = 0
@@ -190,7 +190,7 @@ class CompareUnit:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are read, of all readings."""
+        """Bytes that all readings together read."""
         return self.region.size * sum(reading.stored_itemsize for reading in self.readings)
 
 
@@ -208,11 +208,11 @@ class CompareOptions:
         Whether to hash each unit of each reading.
     band_bytes
         Bytes that a worker reads at a time, from each of two readings.  Memory is about workers x
-        3 x ``band_bytes`` and a few MiB, whatever the size of a tensor.
+        3 x ``band_bytes`` and a few MiB, for tensors of any size.
     task_bytes
-        Bytes that one task reads, about.
+        Approximate number of bytes that one task reads.
     max_in_flight
-        Most tasks that exist at a time.
+        Largest number of tasks that exist at a time.
     """
 
     tolerance: Tolerance | None = None
@@ -242,13 +242,13 @@ def compare_tensors(
     options: CompareOptions | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> Iterator[tuple[K, TensorStats]]:
-    """Compare the readings of each tensor, and yield the key and the statistics of each in order.
+    """Compare the readings of each tensor, and yield its key and statistics in order.
 
     Parameters
     ----------
     tensors
-        For each tensor a key and its readings, which have the same element type and shape.  All
-        are compared with the first.  The iterable is advanced as tasks complete.
+        For each tensor a key and its readings, which have the same element type and shape.  The
+        first is compared with all others.  The iterable advances as tasks complete.
     executor
         Reads and compares.
     options
@@ -306,7 +306,7 @@ def _batches(
         whole = Region.whole(meta.shape)
         most = max(1, task_bytes // meta.itemsize // len(readings))
         bands = units(meta) if options.wants_hashes else whole.bands(most)
-        regions = list(bands) or [whole]  # an empty tensor has statistics, too
+        regions = list(bands) or [whole]  # an empty tensor has statistics but no bands
         for i, region in enumerate(regions, 1):
             unit = CompareUnit(region, tuple(readings))
             batch.append((key, i == len(regions), unit))
@@ -321,11 +321,11 @@ def _batches(
 def compare_units(task: CompareTask) -> tuple[TensorStats, ...]:
     """Return the statistics of each unit of a task; runs on a worker."""
     largest = max(unit.region.size * _itemsize(unit) for unit in task.units)
-    widest = max(map(_itemsize, task.units))  # a band holds an element
+    widest = max(map(_itemsize, task.units))  # a band holds at least one element
     buffers = np.empty((2, max(widest, min(task.options.band_bytes, largest))), np.uint8)
     with (
         FlatFiles(task.options.band_bytes) as files,
-        np.errstate(all="ignore"),  # signalling NaN
+        np.errstate(all="ignore"),  # a signalling NaN would cause a warning
     ):
         return tuple(_compare_unit(files, unit, task.options, buffers) for unit in task.units)
 
@@ -353,7 +353,7 @@ def _compare_unit(
             for state in states[number : number + 1]:
                 state.update(other.data)
             difference = _compare(mine, other, dtype, band, options.tolerance)
-            # With two readings it is clear which differs from which.
+            # Marks group three or more readings; with two there is nothing to group.
             differences.append(_mark(difference, band, other) if len(others) > 1 else difference)
         stats = stats.merged(replace(found, differences=tuple(differences)))
     is_unit = unit.region.size > 0  # an empty tensor has no units
@@ -398,7 +398,7 @@ def _compare(
 
 def _mark(difference: TensorDelta, band: Region, data: Bytes) -> TensorDelta:
     """Return the difference with a hash of the differing band in its ``content``."""
-    if not difference.is_other:
+    if not difference.differs:
         return difference
     content = hashlib.sha256(repr(band.start).encode())
     content.update(data.data)
@@ -413,16 +413,17 @@ def _measure(
     at: npt.NDArray[np.intp],
     tolerance: Tolerance | None,
 ) -> TensorDelta:
-    """Measure elements that differ in their bytes; ``at`` is their positions in the band."""
+    """Measure the elements whose bytes differ, at the positions ``at`` of the band."""
     x, y = decode(a, dtype), decode(b, dtype)
     if x is None or y is None:
-        return TensorDelta(len(at), first=_index(band, int(at[0])), is_other=True)
+        return TensorDelta(len(at), first=_index(band, int(at[0])), differs=True)
     same = find_same_numbers(x, y)
     distances, magnitudes = find_distances(x, y), find_magnitudes(y)
     ratios, near = _apply(distances, magnitudes, tolerance)
-    large = ~(np.isfinite(distances) & np.isfinite(magnitudes))  # or Inf and NaN, which remain
+    # Elements too large for a Float64 are scaled down; Inf and NaN stay the same.
+    large = ~(np.isfinite(distances) & np.isfinite(magnitudes))
     if large.any():
-        u, v = scaled(x[large]), scaled(y[large])
+        u, v = scale_down(x[large]), scale_down(y[large])
         ratios[large], near[large] = _apply(
             find_distances(u, v), find_magnitudes(v), tolerance, 1 / 16
         )
@@ -434,7 +435,7 @@ def _measure(
         float(distances[has_distance].max()) if has_distance.any() else None,
         float(ratios[has_ratio].max()) if has_ratio.any() else None,
         _index(band, int(at[counted.argmax()])) if counted.any() else None,
-        is_other=True,
+        differs=True,
         nans=int(np.count_nonzero(~has_distance)),
     )
 
@@ -442,7 +443,7 @@ def _measure(
 def _apply(
     distances: Float64s, magnitudes: Float64s, tolerance: Tolerance | None, scale: float = 1.0
 ) -> tuple[Float64s, Flags]:
-    """Return relative distances, NaN where there is none, and which distances are tolerated."""
+    """Return relative distances (NaN if undefined), and which distances are tolerated."""
     ratios = np.where(magnitudes > 0, distances / magnitudes, np.nan)
     if tolerance is None:
         return ratios, np.zeros(len(distances), np.bool_)

@@ -15,11 +15,31 @@ from pathlib import Path
 
 from ckpttool.errors import VerifyError, add_note, describe_os_error, notes_of
 from ckpttool.formats import get_format
+from ckpttool.formats.local import ABSENT
 from ckpttool.model.plan import OutputFile
 from ckpttool.model.tensors import FileIndex, Stamp, TensorMeta
 
-# Error numbers of file systems that cannot lock a file or reserve space, such as some network ones.
+# Errors of file systems that cannot lock a file or reserve space, as some network file systems.
 UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL})
+
+
+def is_there(path: str | Path) -> bool:
+    """Return whether anything has this name, even a broken link.
+
+    A name that this user may not see counts as absent; the user cannot write to it either.
+
+    Raises
+    ------
+    OSError
+        The system cannot tell, as with a disk that has failed.
+    """
+    try:
+        os.lstat(path)
+    except OSError as error:
+        if error.errno in ABSENT or isinstance(error, PermissionError):
+            return False
+        raise
+    return True
 
 
 class TakenError(OSError):
@@ -27,9 +47,14 @@ class TakenError(OSError):
 
 
 def lock(path: Path, fd: int, is_shared: bool = False) -> int:
-    """Lock an open file; on a file system without locks only its name protects it.
+    """Lock an open file and return its descriptor; close it on failure.
 
-    Close the file if that fails; raise `TakenError` if another run has locked it.
+    On a file system without locks, only the name of the file protects it.
+
+    Raises
+    ------
+    TakenError
+        Another run has locked or replaced the file.
     """
     try:
         try:
@@ -72,26 +97,25 @@ def name_lock_holder(path: Path) -> str:
 def is_open_as(path: Path, fd: int) -> bool:
     """Return whether the file at ``path`` is the one that is open as ``fd``."""
     try:
-        there = path.stat(follow_symlinks=False)
+        found = path.stat(follow_symlinks=False)
     except FileNotFoundError:
         return False
-    here = os.fstat(fd)
-    return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
+    return os.path.samestat(found, os.fstat(fd))
 
 
-PARTIAL = ".partial"  # how temporary files of ckpttool end
+PARTIAL = ".partial"  # suffix of temporary files
 
 
 def was_copied(found: os.stat_result) -> bool:
-    """Whether a dated document has been written to since, or was copied without its times.
+    """Return whether a dated document was written again, or copied without its times.
 
-    Both times are then those of that moment, which says nothing of how old its contents are.  A
-    copy that was renamed afterwards is not told.
+    Both times are then the time of that event, and do not show the age of the contents.  A copy
+    that was renamed afterwards is not recognized.
     """
     return found.st_ctime_ns == found.st_mtime_ns
 
 
-DATE_TRIES, DATE_SECONDS = 550, 0.002  # clocks of files go on in ms, on some network ones in s
+DATE_TRIES, DATE_SECONDS = 550, 0.002  # file times advance every few ms, or every second (NFS)
 STUCK = "what is half-written could not be removed: the next run does that"
 
 
@@ -101,14 +125,14 @@ class PartialFile:
     Attributes
     ----------
     index
-        Where the output's tensors lie in it.
+        Where the output's tensors are stored in it.
 
     Raises
     ------
     TakenError
         Another run is writing the same output.
     OSError
-        The file cannot be made, for one because the disk cannot take all of it.
+        The file cannot be created, for example because the disk is too small for it.
     """
 
     def __init__(self, output: OutputFile) -> None:
@@ -125,23 +149,23 @@ class PartialFile:
             raise
 
     def commit(self, before: Callable[[int], None], crc: int | None = None) -> int:
-        """Give the complete file its final name; returns its size in bytes.
+        """Give the complete file its final name, and return its size in bytes.
 
-        Its header is read back first, and all of it is on disk before it is renamed.
+        Sync the file and read its header back first.
 
         Parameters
         ----------
         before
-            Called before that, with the size.
+            Called with the size, before the file is renamed.
         crc
-            Its checksum, if it is to have one.
+            The checksum to store in the file, if any.
 
         Raises
         ------
         VerifyError
-            The header does not say what it should.
+            The header does not describe the tensors of the output.
         OSError
-            It cannot be synced or renamed, or somebody has put another file in its place.
+            The file cannot be synced or renamed, or another file has its name.
         """
         try:
             self._format.seal(str(self._path), crc)
@@ -156,7 +180,7 @@ class PartialFile:
             self._close()
 
     def withdraw(self) -> None:
-        """Remove the file with the temporary name, so that no task continues with it."""
+        """Remove the temporary file, so that no task continues to write it."""
         if self._fd >= 0 and is_open_as(self._path, self._fd):
             self._path.unlink()
 
@@ -174,9 +198,9 @@ class PartialFile:
 
 
 def clean_up(error: BaseException, *steps: Callable[[], None]) -> None:
-    """Run all steps after a failure, and add a note to it if one of them fails.
+    """Run all steps after a failure, and add a note to the failure if a step fails.
 
-    The first failure is reported: on a disk that has failed nothing can be removed either.
+    A failing step does not replace the first failure: both often have the same cause.
     """
     for step in steps:
         try:
@@ -189,8 +213,8 @@ def clean_up(error: BaseException, *steps: Callable[[], None]) -> None:
 def write_document(path: str, data: bytes | Iterable[str], *, is_dated: bool = False) -> None:
     """Write a small file, or a text in pieces, completely or not at all.
 
-    Create the folder if necessary.  If ``is_dated``, the file is changed later than it is
-    written, by which it is told from a copy; see `ckpttool.storage.files.was_copied`.
+    Create the folder if necessary.  If ``is_dated``, make the time of change later than the time
+    of writing, so that `was_copied` recognizes a copy.
 
     Raises
     ------
@@ -217,7 +241,7 @@ def write_document(path: str, data: bytes | Iterable[str], *, is_dated: bool = F
 
 
 def _date(fd: int) -> None:
-    """Keep a file's time of writing, and change it until its time of change is another."""
+    """Set a file's time of writing to itself until the time of change is later."""
     written_ns = os.fstat(fd).st_mtime_ns
     for _ in range(DATE_TRIES):
         os.utime(fd, ns=(written_ns, written_ns))
@@ -227,7 +251,7 @@ def _date(fd: int) -> None:
 
 
 def remove_document(path: str) -> None:
-    """Remove a file if it exists, durably, before anything else is written."""
+    """Remove a file if it exists, and sync its folder."""
     try:
         Path(path).unlink()
     except FileNotFoundError:
@@ -238,10 +262,10 @@ def remove_document(path: str) -> None:
 def publish(path: Path, output: OutputFile, before: Callable[[int], None]) -> int:
     """Give a complete and synced file its final name, and return its size in bytes.
 
-    Read its header back first, then call ``before``.
+    Before the rename, read the header back and call ``before`` with the size.
     """
     found = get_format(output.format).read_index(str(path))
-    _compare(output, [tensor.meta for tensor in found.tensors.values()])
+    _check_header(output, [tensor.meta for tensor in found.tensors.values()])
     before(found.nbytes)
     path.replace(output.path)
     sync_folder(path.parent)
@@ -249,7 +273,7 @@ def publish(path: Path, output: OutputFile, before: Callable[[int], None]) -> in
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and its parents, and sync their names before anything is in them."""
+    """Create a folder and its parents, and sync their names."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in reversed(made):
@@ -257,16 +281,16 @@ def make_folder(folder: Path) -> None:
 
 
 def is_within(folder: Path, name: str) -> bool:
-    """Whether a file of this name really lies in a folder or below: links do not lead out of it."""
-    parent = os.path.realpath((folder / name).parent)  # which takes links in a circle, too
+    """Return whether a file of this name is in a folder or below, after links are resolved."""
+    parent = os.path.realpath((folder / name).parent)  # Path.resolve fails on links in a circle
     return Path(parent).is_relative_to(os.path.realpath(folder))
 
 
 def remove_stale(folder: Path, name: str) -> None:
     """Remove the temporary file of a killed run, unless another run is writing it.
 
-    A journal says which it is, and anybody may have written that, so nothing goes that a link
-    leads to outside the folder; a run that writes there itself replaces it anyway.
+    The name comes from a journal, which anybody may have written.  A file outside the folder is
+    therefore not removed; a run that writes there replaces it.
     """
     path = folder / name
     if not is_within(folder, name):
@@ -285,7 +309,12 @@ def remove_stale(folder: Path, name: str) -> None:
 def claim(path: Path) -> int:
     """Create an empty, locked file and return its descriptor, open for writing.
 
-    Replace the file of a killed run; refuse a file that another run is writing.
+    Replace the file of a killed run.
+
+    Raises
+    ------
+    TakenError
+        Another run is writing the file.
     """
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
@@ -307,19 +336,19 @@ def claim(path: Path) -> int:
 
 
 def name_attempt(path: str) -> str:
-    """Return a new name for a file that belongs to the one at ``path``."""
+    """Return a new random name for an attempt at the file at ``path``."""
     return f"{path}.{secrets.token_hex(8)}"
 
 
 def remove_attempts(path: Path) -> None:
-    """Remove all files named by `name_attempt`, after the one at ``path`` was removed."""
+    """Remove all attempts at a file, named by `name_attempt`; the file was removed before."""
     for attempt in path.parent.glob(f"{glob.escape(path.name)}.*"):
         if re.fullmatch(r"\.[0-9a-f]{16}", attempt.name[len(path.name) :]):
             attempt.unlink(missing_ok=True)
 
 
 def reserve(fd: int, nbytes: int) -> None:
-    """Reserve disk space, so that a full disk fails now and not in an hour."""
+    """Reserve disk space, so that a full disk is reported before the copy starts."""
     if not nbytes:
         return
     try:
@@ -330,7 +359,7 @@ def reserve(fd: int, nbytes: int) -> None:
 
 
 def stamp_of(path: Path) -> Stamp | None:
-    """Return the stamp of the file at ``path``, links not followed; None if it is absent."""
+    """Return the stamp of the file at ``path``, or of a link; None if there is none."""
     try:
         found = path.stat(follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):
@@ -338,13 +367,14 @@ def stamp_of(path: Path) -> Stamp | None:
     return Stamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
-def _compare(output: OutputFile, found: list[TensorMeta]) -> None:
-    wanted = {meta.name: meta for meta in output.metas}
-    got = {meta.name: meta for meta in found}
+def _check_header(output: OutputFile, metas: list[TensorMeta]) -> None:
+    """Raise `VerifyError` unless the tensors of a header are those of the output."""
+    expected = {meta.name: meta for meta in output.metas}
+    found = {meta.name: meta for meta in metas}
     problems = [
-        f"{name}: expected {_describe(wanted.get(name))}, found {_describe(got.get(name))}"
-        for name in sorted({*got, *wanted})
-        if got.get(name) != wanted.get(name)
+        f"{name}: expected {_describe(expected.get(name))}, found {_describe(found.get(name))}"
+        for name in sorted({*found, *expected})
+        if found.get(name) != expected.get(name)
     ]
     if problems:
         raise VerifyError(output.path, problems)
@@ -355,9 +385,9 @@ def _describe(meta: TensorMeta | None) -> str:
 
 
 def access_problem(path: Path, mode: int) -> str | None:
-    """Return the message that this user may not use a path as ``mode`` says.
+    """Return the message if this user does not have ``mode`` access to a path, else None.
 
-    None if the user may, or if nothing is there.
+    A path that does not exist is not a problem.
     """
     if os.access(path, mode) or not os.access(path, os.F_OK):
         return None
@@ -372,7 +402,7 @@ def sync_folder(folder: Path) -> None:
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     except PermissionError:
-        return  # a folder that may be written to and not be read
+        return  # a folder may be writable but not readable
     try:
         os.fsync(fd)
     except OSError as error:

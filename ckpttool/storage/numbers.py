@@ -1,6 +1,6 @@
-"""The numbers that elements of every type stand for: values, NaN, Inf and zero.
+"""The numbers that elements of every type represent: values, NaN, Inf and zero.
 
-Tensors are compared as bytes; only bytes that differ are decoded.  All arrays of bytes here hold
+Tensors are compared as bytes; only bytes that differ are decoded.  Every array of bytes here holds
 whole elements, little endian, one after another.
 
 Source
@@ -61,7 +61,7 @@ class NonfiniteCount(NamedTuple):
 
 
 def decode(data: Bytes, dtype: str) -> Numbers | None:
-    """Return the exact numbers of elements; None for a type that has no number per byte.
+    """Return the exact numbers of elements; None for a type without one number per element.
 
     Examples
     --------
@@ -93,7 +93,7 @@ def count_nonfinite(numbers: Numbers) -> NonfiniteCount:
 
 
 def find_differing(a: Bytes, b: Bytes, itemsize: int) -> Flags:
-    """Return for each element whether its bytes differ."""
+    """Return whether the bytes of each element differ."""
     word = f"<u{min(itemsize, 8)}"
     differing: Flags = a.view(word) != b.view(word)
     return differing[0::2] | differing[1::2] if itemsize == 16 else differing
@@ -108,7 +108,7 @@ def take(data: Bytes, positions: npt.NDArray[np.intp], itemsize: int) -> Bytes:
 
 
 def find_same_numbers(a: Numbers, b: Numbers) -> Flags:
-    """Return for each element whether both numbers are equal; NaN equals NaN, and 0 equals -0."""
+    """Return whether each two numbers are equal; NaN equals NaN, and 0 equals -0."""
     if a.dtype.kind == "c":
         part = "<f4" if a.dtype.itemsize == 8 else "<f8"
         parts = find_same_numbers(a.view(part), b.view(part))
@@ -123,8 +123,8 @@ def find_distances(a: Numbers, b: Numbers) -> Float64s:
     """Return ``|a - b|`` of each element; 0 where both are the same number, NaN and Inf included.
 
     The distance is Inf where one number is Inf, or where a Float64 cannot hold it.  It is NaN where
-    only one number is NaN.  Integers are subtracted as integers, so that large ones that differ by
-    little have a distance.
+    only one number is NaN.  Integers are subtracted as integers, because Float64 may round two
+    large ones to the same number.
     """
     if a.dtype.kind in "iu":
         wide = "<i8" if a.dtype.kind == "i" else "<u8"
@@ -152,7 +152,7 @@ def find_magnitudes(numbers: Numbers) -> Float64s:
         return magnitudes
 
 
-def scaled(numbers: Numbers) -> Numbers:
+def scale_down(numbers: Numbers) -> Numbers:
     """Return a sixteenth of each element in Float64, so that sums and differences are finite."""
     with np.errstate(all="ignore"):
         smaller: Numbers = _widen(numbers) / 16
@@ -166,42 +166,43 @@ def _widen(numbers: Numbers) -> npt.NDArray[np.float64 | np.complex128]:
 
 @lru_cache(maxsize=8)
 def _table(dtype: str) -> npt.NDArray[np.float32]:
-    """Return the number of each of the 256 bytes."""
+    """Return the number that each of the 256 bytes represents."""
     return np.array([_SMALL_FLOATS[dtype](byte) for byte in range(256)], np.float32)
 
 
 def _float8_e4m3fn(byte: int) -> float:
-    """Bias 7, no infinity, NaN where all bits but the sign are set."""
+    """Decode Float8E4M3FN: bias 7, no infinity, NaN where all bits except the sign are set."""
     sign, exponent, mantissa = _fields(byte, 3)
     if exponent == 15 and mantissa == 7:
         return math.nan
-    return sign * _power(exponent, mantissa / 8, 7)
+    return sign * _magnitude(exponent, mantissa / 8, 7)
 
 
 def _float8_e5m2(byte: int) -> float:
-    """Bias 15; the largest exponent is Inf and NaN."""
+    """Decode Float8E5M2: bias 15; the largest exponent marks Inf and NaN."""
     sign, exponent, mantissa = _fields(byte, 2)
     if exponent == 31:
         return math.nan if mantissa else sign * math.inf
-    return sign * _power(exponent, mantissa / 4, 15)
+    return sign * _magnitude(exponent, mantissa / 4, 15)
 
 
 def _fields(byte: int, bits: int) -> tuple[float, int, int]:
-    """Sign, exponent field and mantissa field of ``bits`` bits."""
+    """Return the sign, the exponent field and the mantissa field of ``bits`` bits."""
     return -1.0 if byte & 0x80 else 1.0, (byte & 0x7F) >> bits, byte & ((1 << bits) - 1)
 
 
-def _power(exponent: int, fraction: float, bias: int) -> float:
+def _magnitude(exponent: int, fraction: float, bias: int) -> float:
     if exponent == 0:
         return math.ldexp(fraction, 1 - bias)
     return math.ldexp(1 + fraction, exponent - bias)
 
 
 def _hifloat8(byte: int) -> float:
-    """A prefix code says how many of the seven bits are exponent (0 to 4); the rest is mantissa.
+    """Decode HiFloat8, which has one zero and one NaN.
 
-    The exponent is sign and magnitude, its leading one left out.  Below the smallest prefix the
-    three bits left are powers of two, from 2**-22 to 2**-16.  There is one zero and one NaN.
+    A prefix code gives the number of exponent bits (0 to 4); the bits after them are the mantissa.
+    The exponent is sign and magnitude, without its leading one.  Below the smallest prefix, the
+    last three bits encode a power of two, from 2**-22 to 2**-16.
     """
     sign, bits = (-1.0 if byte & 0x80 else 1.0), byte & 0x7F
     if bits == 0:

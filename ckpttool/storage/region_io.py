@@ -1,8 +1,8 @@
-"""Reads and writes regions of tensors, for every format, since each is extents of a file.
+"""Read and write regions of tensors, which every format stores as extents of a file.
 
-A region of a C-order tensor is a set of byte runs.  Runs that are close together are read at once,
-with the bytes between them; runs that are far apart are read one by one.  Memory is the caller's
-buffer and a scratch buffer of the same size.
+A region of a C-order tensor is a set of byte runs.  Runs that are close together are read in one
+call, with the bytes between them; runs that are far apart are read one by one.  Memory is the
+caller's buffer and a scratch buffer of the same size.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from functools import cache
 from itertools import product
 from math import prod
 from operator import mul
-from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
@@ -35,21 +34,21 @@ from ckpttool.model.region import Region
 from ckpttool.model.tensors import FileStamp, StoredTensor
 from ckpttool.storage.checksums import RunningCrc
 
-# Bytes between two runs that are read rather than skipped.  A run read by itself takes 16
-# microseconds, in which 256 KiB are copied from the page cache (measured, rows of 1 KiB); a disk
-# that has to be waited for moves the balance further towards reading through.
+# The largest gap between two runs that is read rather than skipped.  Reading a run by itself takes
+# 16 microseconds; in that time 256 KiB are copied from the page cache (measured, rows of 1 KiB).  A
+# slow disk favours reading the gap even more.
 GAP_BYTES = 128 * 1024
-# Bytes written by one call.  For more, Linux takes pages of 2 MiB for its cache.  A virtual machine
-# that returns free memory to its host has to ask for these anew, which takes ten times as long as
-# the copy (measured: 1 GiB in 4.0 s, in calls of 1 MiB in 0.3 s).
+# Bytes written by one call.  For larger calls, Linux uses cache pages of 2 MiB.  A virtual machine
+# that returns free memory to its host must request such pages again.  That takes ten times as long
+# as the copy (measured: 1 GiB in 4.0 s, in calls of 1 MiB in 0.3 s).
 WRITE_BYTES = 1 << 20
-# Written pages that leave the page cache once they are on disk: the next ones take their place, and
-# what others have in the cache stays there (measured: 4 GiB written and synced in 3.9 s, with pages
-# that stay in 9.4 s, on a virtual machine whose host has to give memory back first).  Reads gain
-# nothing: a page of 2 MiB is dropped though half of it was wanted, and read again (1.4 times as
-# many bytes).
+# With this flag of pwritev2, written pages leave the page cache once they are on disk.  The next
+# writes reuse them, and the cached files of other programs stay cached.  Measured on a virtual
+# machine that returns free memory to its host: 4 GiB written and synced in 3.9 s, without the flag
+# in 9.4 s.  Reads do not use it: Linux would drop a half-read page of 2 MiB and read it again (1.4
+# times as many bytes).
 RWF_DONTCACHE = 0x80
-MAX_OPEN_FILES = 128  # well below the usual limit of 1024 file descriptors, several workers counted
+MAX_OPEN_FILES = 128  # of one worker; the usual limit of a process with several is 1024
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -62,37 +61,32 @@ def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 
 @cache
-def _keeps_cache_free() -> bool:
-    """Whether the kernel has `RWF_DONTCACHE`: Linux 6.14, and without its faults since 6.16."""
+def _has_dontcache() -> bool:
+    """Return whether the kernel has a working `RWF_DONTCACHE`: Linux 6.16; 6.14 has defects."""
     version = re.match(r"(\d+)\.(\d+)", platform.release())
-    since = (int(version[1]), int(version[2])) >= (6, 16) if version else False
-    return sys.platform == "linux" and since
+    is_recent = (int(version[1]), int(version[2])) >= (6, 16) if version else False
+    return sys.platform == "linux" and is_recent
 
 
 class FlatFiles:
-    """Open files by path, the least recently used closed when there are too many.
+    """Open files by path; when there are too many, the least recently used is closed.
 
     Use as a context manager, in one thread.
     """
 
-    def __init__(self, scratch_bytes: int, sums: RunningCrc | None = None) -> None:
-        self._sums = sums  # counts the written bytes
+    def __init__(self, scratch_bytes: int, written_crc: RunningCrc | None = None) -> None:
+        self._written_crc = written_crc
         self._open: OrderedDict[tuple[str, int], int] = OrderedDict()  # by path and flags
         self._scratch_bytes = scratch_bytes
         self._scratch: Bytes | None = None
-        self._used = 0
-        self._held: dict[tuple[str, int], _Held] = {}  # by path and offset of the first extent
-        self._keeps_cache_free = _keeps_cache_free()
+        self._scratch_used = 0
+        self._cached: dict[tuple[str, int], _CachedBytes] = {}  # by `_first_byte`
+        self._uses_dontcache = _has_dontcache()
 
     def __enter__(self) -> FlatFiles:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         while self._open:
             os.close(self._open.popitem()[1])
 
@@ -110,11 +104,11 @@ class FlatFiles:
         return fd
 
     def read_bytes(self, tensor: StoredTensor, offset: int, out: Bytes) -> None:
-        """Fill ``out`` with the tensor's bytes from ``offset`` on, across extents, decrypted."""
+        """Fill ``out`` with the tensor's decrypted bytes from ``offset`` on, across its extents."""
         check_cancelled()
         fd = self._descriptor(tensor.file.path, os.O_RDONLY, tensor.file.stamp)
         try:
-            for at, part in _split(tensor, offset, out.data):
+            for at, part in _split_at_extents(tensor, offset, out.data):
                 if tensor.file.cipher is not None:
                     read_plain(fd, tensor.file.path, tensor.file.cipher, at, part)
                     continue
@@ -124,17 +118,17 @@ class FlatFiles:
                         reason = "the file ends here; it has changed while read"
                         raise FormatError(tensor.file.path, at, f"{tensor.meta.name}: {reason}")
                     at, part = at + got, part[got:]
-        except OSError as error:  # of a descriptor, so the system does not say of which file
+        except OSError as error:  # names no file, because the call has a descriptor
             error.filename = error.filename or tensor.file.path
             raise
 
     def write_bytes(self, tensor: StoredTensor, offset: int, data: Bytes) -> None:
         """Write ``data`` over the tensor's bytes from ``offset`` on, across its extents."""
-        self._held.pop(_place(tensor), None)
+        self._cached.pop(_first_byte(tensor), None)
         fd = self._descriptor(tensor.file.path, os.O_RDWR)
-        for start, part in _split(tensor, offset, data.data):
-            if self._sums is not None:
-                self._sums.add(tensor.file.path, tensor.meta.name, start, part)
+        for start, part in _split_at_extents(tensor, offset, data.data):
+            if self._written_crc is not None:
+                self._written_crc.add(tensor.file.path, tensor.meta.name, start, part)
             at = start
             try:
                 while part:
@@ -143,30 +137,30 @@ class FlatFiles:
             except OSError as error:
                 error.filename = error.filename or tensor.file.path
                 raise
-            # This begins to write what is dirty, so that the disk works while the next band is
-            # read, and little is left to be synced in the end.  A file system need not know it.
-            if not self._keeps_cache_free:
+            # POSIX_FADV_DONTNEED starts the write to disk, which then runs while the next band is
+            # read and leaves little for the final sync.  A file system may refuse the advice.
+            if not self._uses_dontcache:
                 with suppress(OSError):
                     os.posix_fadvise(fd, start, at - start, os.POSIX_FADV_DONTNEED)
 
     def _write(self, fd: int, part: memoryview, at: int) -> int:
-        """Write the first bytes of ``part`` at ``at``; returns how many.
+        """Write the first bytes of ``part`` at ``at``; return how many.
 
-        A page that is written in part stays in the cache: the rest of it comes with another call,
-        for which it would have to be read again.
+        An incomplete page stays in the cache, because another call writes the rest of it.
+        Otherwise that call would read the page from disk again.
         """
-        if not self._keeps_cache_free:
+        if not self._uses_dontcache:
             return os.pwritev(fd, [part[:WRITE_BYTES]], at)
         nbytes = min(len(part), -at % mmap.PAGESIZE or WRITE_BYTES)
         whole = 0 if at % mmap.PAGESIZE else nbytes // mmap.PAGESIZE * mmap.PAGESIZE
         try:
             return os.pwritev(fd, [part[: whole or nbytes]], at, RWF_DONTCACHE if whole else 0)
-        except OSError as error:  # perhaps the file system has it not
+        except OSError as error:  # EOPNOTSUPP: the file system does not support the flag
             if not whole or error.errno != errno.EOPNOTSUPP:
                 raise
-        except NotImplementedError:  # a Python that was built for Linux without pwritev2
-            assert whole, "without flags every Python has it"
-        self._keeps_cache_free = False
+        except NotImplementedError:  # a Python that was built for a Linux without pwritev2
+            assert whole, "a call without flags does not need pwritev2"
+        self._uses_dontcache = False
         return self._write(fd, part, at)
 
     def read_region(self, tensor: StoredTensor, region: Region, out: Bytes) -> None:
@@ -175,12 +169,12 @@ class FlatFiles:
         Parameters
         ----------
         tensor
-            Where it is stored.
+            Where the tensor is stored.
         region
-            Elements of it.
+            Elements to read.
         out
-            ``region.shape`` and one last axis of ``itemsize`` bytes, any strides but for that
-            last axis.
+            Array of ``region.shape`` and one last axis of ``itemsize`` bytes.  Its strides are
+            free, except that the last axis is contiguous.
         """
         if not region.size:
             return
@@ -196,31 +190,31 @@ class FlatFiles:
                 offset = runs.first + sum(map(mul, index, strides))
                 self.read_bytes(tensor, offset, out[index].reshape(-1))
         else:
-            for half, at in _halves(region):
+            for half, at in _split_in_half(region):
                 self.read_region(tensor, half, out[at])
 
     def _read_through(self, tensor: StoredTensor, region: Region, runs: Runs, out: Bytes) -> None:
-        """Read runs with the bytes between them, unless the scratch buffer holds them."""
-        key = _place(tensor)
-        held = self._held.get(key)
-        if held is None or runs.first < held.first or held.last < runs.last:
-            first, last = runs.rows  # in which the next region may find what it wants
+        """Copy runs from the scratch buffer; first read them into it, gaps included, if needed."""
+        key = _first_byte(tensor)
+        cached = self._cached.get(key)
+        if cached is None or runs.first < cached.first or cached.last < runs.last:
+            first, last = runs.rows  # whole rows, because the next region often needs their rest
             if last - first > self._scratch_bytes:
                 first, last = runs.first, runs.last
-            scratch, at = self._take(last - first)
+            scratch, at = self._take_scratch(last - first)
             self.read_bytes(tensor, first, scratch[at : at + last - first])
-            held = self._held[key] = _Held(first, last, scratch[at:])
-        part = held.data[runs.first - held.first :]
+            cached = self._cached[key] = _CachedBytes(first, last, scratch[at:])
+        part = cached.data[runs.first - cached.first :]
         np.copyto(out, _as_view(part, region, tensor.meta.shape, tensor.meta.itemsize))
 
-    def _take(self, nbytes: int) -> tuple[Bytes, int]:
+    def _take_scratch(self, nbytes: int) -> tuple[Bytes, int]:
         """Return the scratch buffer and its first free byte; clear it if it is too full."""
         if self._scratch is None:
             self._scratch = np.empty(self._scratch_bytes, np.uint8)
-        if self._used + nbytes > self._scratch_bytes:
-            self._held.clear()
-            self._used = 0
-        at, self._used = self._used, self._used + nbytes
+        if self._scratch_used + nbytes > self._scratch_bytes:
+            self._cached.clear()
+            self._scratch_used = 0
+        at, self._scratch_used = self._scratch_used, self._scratch_used + nbytes
         return self._scratch, at
 
 
@@ -232,11 +226,11 @@ def read_band(files: FlatFiles, tensor: OutputTensor, band: Region, out: Bytes) 
     files
         Opens the source files.
     tensor
-        Has one term of its own element type, whose bytes are copied; see `single_source`.
+        Has one term of its own element type, so that bytes can be copied; see `single_source`.
     band
         Elements of the output slice.
     out
-        Array of ``band.shape`` and one last axis, the bytes of an element.
+        Array of ``band.shape`` and one last axis of ``itemsize`` bytes.
 
     Raises
     ------
@@ -255,14 +249,14 @@ def read_band(files: FlatFiles, tensor: OutputTensor, band: Region, out: Bytes) 
     assert filled == band.size, f"{band}: {filled} of {band.size} elements"
 
 
-def _place(tensor: StoredTensor) -> tuple[str, int]:
-    """Return where a tensor's bytes begin; several slices of one name may lie in one file."""
+def _first_byte(tensor: StoredTensor) -> tuple[str, int]:
+    """Return the path and offset of a tensor's bytes; its name may occur twice in a file."""
     return tensor.file.path, tensor.extents[0].offset if tensor.extents else 0
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
-    """Bytes ``first`` to ``last`` of a tensor, with which ``data`` begins."""
+class _CachedBytes:
+    """Bytes ``first`` to ``last`` of a tensor, at the start of ``data``."""
 
     first: int
     last: int
@@ -278,11 +272,12 @@ class Runs:
     first, last
         Byte of the tensor where the first run begins, and where the last run ends.
     count, nbytes
-        Number of runs, and bytes of all of them.
+        Number of runs, and bytes in all runs together.
     axis
-        The first axis of which a run holds more than one position; the axes before it are walked.
+        First axis along which one run holds several positions.  Each index of the axes before it
+        has a run of its own.
     stride
-        Bytes from one step to the next along the first axis that is walked for more than one.
+        Bytes between two positions on the first of those axes where the region has several.
     """
 
     first: int
@@ -299,7 +294,7 @@ class Runs:
 
     @property
     def rows(self) -> tuple[int, int]:
-        """First and last byte of the whole rows, one stride each, that contain the runs."""
+        """First and last byte of the rows, one stride long, that contain the runs."""
         if self.count == 1:
             return self.first, self.last
         return self.first // self.stride * self.stride, -(-self.last // self.stride) * self.stride
@@ -319,8 +314,8 @@ def find_runs(region: Region, shape: tuple[int, ...], itemsize: int) -> Runs:
     return Runs(first, last, count, prod(wanted) * itemsize, axis, outer)
 
 
-def _halves(region: Region) -> Iterator[tuple[Region, tuple[slice, ...]]]:
-    """Yield both halves of a region along its first long axis, and the index of each in it."""
+def _split_in_half(region: Region) -> Iterator[tuple[Region, tuple[slice, ...]]]:
+    """Yield both halves of a region along its first divisible axis, and their slices of it."""
     shape = region.shape
     axis = next(i for i, n in enumerate(shape) if n > 1)
     middle = shape[axis] // 2
@@ -333,8 +328,10 @@ def _halves(region: Region) -> Iterator[tuple[Region, tuple[slice, ...]]]:
         yield inside.moved_by(region.start), at
 
 
-def _split(tensor: StoredTensor, offset: int, view: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yield file offset and part of ``view`` for each extent that it overlaps."""
+def _split_at_extents(
+    tensor: StoredTensor, offset: int, view: memoryview
+) -> Iterator[tuple[int, memoryview]]:
+    """Yield the file offset and the part of ``view`` for each extent that it overlaps."""
     for extent in tensor.extents:
         if not view:
             return
@@ -349,6 +346,6 @@ def _split(tensor: StoredTensor, offset: int, view: memoryview) -> Iterator[tupl
 
 
 def _as_view(scratch: Bytes, region: Region, shape: tuple[int, ...], itemsize: int) -> Bytes:
-    """Return a view of the region in a buffer that begins at its first byte."""
+    """Return a view of a region in a buffer that begins with the region's first byte."""
     strides = (*_strides(shape, itemsize), 1)
     return np.ndarray((*region.shape, itemsize), np.uint8, scratch, 0, strides)

@@ -1,4 +1,4 @@
-"""Hashes of stored contents, to tell replicas that differ without holding them."""
+"""Hashes of stored contents, to compare replicas without holding them in memory."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ckpttool.model.tensors import StoredTensor
 from ckpttool.storage.numbers import decode, find_distances, find_magnitudes
 from ckpttool.storage.region_io import FlatFiles, read_band
 
-SAMPLE_BYTES = 4096  # a page; it costs a disk no more than a byte does
-NEAR = 1e-2  # of the larger magnitude; slices of weights are near each other by chance in 1 of 100
+SAMPLE_BYTES = 4096  # a page; a disk reads it as fast as one byte
+NEAR = 1e-2  # of the larger magnitude; by chance, 1 of 100 elements of two weights is near
 
-UNIT_BUFFER_BYTES = 8 << 20  # read at a time where units are hashed
+UNIT_BUFFER_BYTES = 8 << 20  # read at a time by `hash_units`
 
 
 class Sample(NamedTuple):
-    """A hash of some bytes of a tensor, and whether all elements among them are the same."""
+    """A hash of some elements of a tensor, and whether all of them are the same."""
 
     digest: bytes
     is_constant: bool
@@ -67,14 +67,14 @@ def unit_digests(tensor: StoredTensor, buffer_bytes: int) -> list[str]:
 
 
 def hash_units(tensor: StoredTensor) -> tuple[str, ...]:
-    """Return the SHA-256 of each unit of a stored tensor; runs on a worker."""
+    """Return the SHA-256 of each unit of a stored tensor, as in a manifest; runs on a worker."""
     return hashed(tensor.meta, dict(enumerate(unit_digests(tensor, UNIT_BUFFER_BYTES)))).sha256
 
 
 def find_least(tensor: StoredTensor, buffer_bytes: int) -> float:
-    """Return the least number of a tensor; NaN if one is NaN or infinite, or there are none.
+    """Return the least number of a tensor, with ``buffer_bytes`` in memory at a time.
 
-    ``buffer_bytes`` are in memory at a time.
+    The result is NaN if a number is NaN or infinite, or if the tensor is empty.
     """
     least = math.inf
     nbytes, itemsize = tensor.meta.nbytes, tensor.meta.itemsize
@@ -91,7 +91,10 @@ def find_least(tensor: StoredTensor, buffer_bytes: int) -> float:
 
 
 def take_samples(tensors: Sequence[StoredTensor]) -> list[Sample]:
-    """Return samples of tensors in one file, each of its first, middle and last elements."""
+    """Return a sample of each tensor: its first, middle and last elements.
+
+    All tensors are in one file.
+    """
     samples = []
     with FlatFiles(SAMPLE_BYTES) as files:
         for tensor in tensors:
@@ -110,12 +113,12 @@ def sample(tensor: StoredTensor) -> Sample:
 def sample_box(source: Source) -> bytes:
     """Return a hash of three boxes of a full tensor: its first, middle and last elements.
 
-    A box is at most a page.  It is read from all slices that it overlaps, from their lowest owners.
+    A box has at most one page.  It is read from the lowest owner of each slice that it overlaps.
     """
     meta, state = source.meta, hashlib.sha256()
     sizes = [1] * len(meta.shape)
     budget = SAMPLE_BYTES // meta.itemsize
-    for axis in reversed(range(len(sizes))):  # square in the last two axes, to meet slices of both
+    for axis in reversed(range(len(sizes))):  # square, to overlap slices along both last axes
         side = math.isqrt(budget) if axis else budget
         sizes[axis] = max(1, min(meta.shape[axis], side))
         budget //= sizes[axis]
@@ -132,22 +135,22 @@ def sample_box(source: Source) -> bytes:
 def nearness(a: StoredTensor, b: StoredTensor) -> float | None:
     """Return the share of sampled elements that are nearly the same number in two tensors.
 
-    Elements that are zero in both do not count; None if no others are sampled.
+    Elements that are zero in both tensors do not count; return None if all are.
     """
     with FlatFiles(SAMPLE_BYTES) as files:
-        x, y = (decode(_read_pages(files, one).reshape(-1), one.meta.dtype) for one in (a, b))
+        x, y = (decode(_read_pages(files, t).reshape(-1), t.meta.dtype) for t in (a, b))
     if x is None or y is None or a.meta.dtype == "Bool":
         return None
-    sizes = np.maximum(find_magnitudes(x), find_magnitudes(y))
-    telling = np.isfinite(sizes) & (sizes > 0)
-    if not telling.any():
+    magnitudes = np.maximum(find_magnitudes(x), find_magnitudes(y))
+    is_compared = np.isfinite(magnitudes) & (magnitudes > 0)
+    if not is_compared.any():
         return None
-    near = find_distances(x, y)[telling] < NEAR * sizes[telling]
-    return float(np.count_nonzero(near)) / int(np.count_nonzero(telling))
+    is_near = find_distances(x, y)[is_compared] < NEAR * magnitudes[is_compared]
+    return float(np.count_nonzero(is_near)) / int(np.count_nonzero(is_compared))
 
 
 def _read_pages(files: FlatFiles, tensor: StoredTensor) -> npt.NDArray[np.uint8]:
-    """Return the first, middle and last bytes of a tensor, one row each, without repetition."""
+    """Return the first, middle and last page of a tensor, one row each; a small one has fewer."""
     nbytes, itemsize = tensor.meta.nbytes, tensor.meta.itemsize
     count = min(SAMPLE_BYTES, nbytes) // itemsize * itemsize
     middle = (nbytes - count) // 2 // itemsize * itemsize

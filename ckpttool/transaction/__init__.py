@@ -1,1 +1,1 @@
-"""What makes a set of outputs whole: manifest, journal, resuming, array jobs."""
+"""Complete or resumable sets of outputs: manifest, journal, resuming, array jobs."""

@@ -37,7 +37,7 @@ from pathlib import Path
 from zlib import crc32
 
 from ckpttool.errors import CkptToolError, FormatError, PlanError, VerifyError
-from ckpttool.formats.local import is_there, open_file
+from ckpttool.formats.local import open_file
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import JOURNAL, MANIFEST, OutputEntry, Provenance, differences
 from ckpttool.model.plan import Document, Plan
@@ -47,6 +47,7 @@ from ckpttool.storage.files import (
     PARTIAL,
     TakenError,
     is_open_as,
+    is_there,
     lock,
     lock_holder,
     make_folder,
@@ -72,7 +73,7 @@ PATH_ENTRY = re.compile(rb'"path": ("[^"\\]*(?:\\.[^"\\]*)*")')
 HEAD_BYTES = 100_000_000  # of a line of a manifest or journal
 
 
-def incomplete_reason(path: Path) -> str | None:
+def find_unfinished_run(path: Path) -> Diagnostic | None:
     """Return why a folder, or a single file, is not a complete output; None if nothing says so.
 
     The manifest is removed before the first output is replaced, and written last.
@@ -82,13 +83,14 @@ def incomplete_reason(path: Path) -> str | None:
         return None
     if by := active_writer(manifest):
         text = f"a run of ckpttool is writing here ({by}), so files are missing, or of another run"
-        return f"{path}: {text}; wait until it ends"
+        return Diagnostic("unfinished", f"{path}: {text}; wait until it ends")
     if any(find_journals(manifest)):
         text = "a run of ckpttool has not ended here, so files may be missing or of another run; "
-        return f"{path}: {text}finish it with the same command and --resume"
+        text += "finish it with the same command and --resume"
+        return Diagnostic("unfinished", f"{path}: {text}")
     if find_part_records(manifest):
         text = "written in parts (--part) that are not finalized, so files may be missing; run"
-        return f"{path}: {text} ckpttool finalize {path}"
+        return Diagnostic("unfinished", f"{path}: {text} ckpttool finalize {path}")
     return None
 
 
@@ -456,9 +458,7 @@ def acquire_lock(path: Path, is_shared: bool = False) -> int:
             return lock(path, os.open(path, flags, 0o666), is_shared)
         except TakenError as error:
             if not left:
-                raise PlanError(
-                    [Diagnostic("busy", busy_problem(path, name_lock_holder(path)))]
-                ) from error
+                raise PlanError([busy_problem(path, name_lock_holder(path))]) from error
             time.sleep(PAUSE_SECONDS)
     raise AssertionError("the last try returns or raises")
 
@@ -477,10 +477,10 @@ def lock_set(manifest: Path) -> Iterator[None]:
             os.close(fd)
 
 
-def busy_problem(journal: Path, by: str) -> str:
-    """Return the message that another run is writing the set of a journal."""
-    finished = str(journal).removesuffix(JOURNAL)
-    return f"{finished}: another run is writing it ({by}); wait until it ends, or write elsewhere"
+def busy_problem(journal: Path, by: str) -> Diagnostic:
+    """Return the problem that another run is writing the set of a journal."""
+    text = f"{str(journal).removesuffix(JOURNAL)}: another run is writing it ({by})"
+    return Diagnostic("busy", f"{text}; wait until it ends, or write elsewhere")
 
 
 COMPLETE, END = '{"complete": [', "]}"  # around an output in its line
@@ -605,7 +605,7 @@ class Journal:
         if before is not None and is_resumed:
             changes = list(differences(self._set.provenance, before.provenance))
             if changes:
-                raise PlanError(Diagnostic.each("resume", resume_problems(self._path, changes)))
+                raise PlanError(resume_problems(self._path, changes))
         # It goes before the first output is replaced: while it is there a journal knows no more.
         finished = self._set.find_finished(self.record) if is_resumed else None
         goes_on = before if is_resumed and finished is None else None
@@ -757,10 +757,11 @@ def _line_of(kind: str, name: str, stamp: Stamp) -> str:
     return seal_line(json.dumps({kind: name, **stamp._asdict()}))
 
 
-def resume_problems(journal: Path, changes: list[str]) -> list[str]:
-    """Return the messages that what a run left is not of this command."""
+def resume_problems(journal: Path, changes: Iterable[str]) -> tuple[Diagnostic, ...]:
+    """Return the problems that what a run left is not of this command."""
     first = f"{journal}: --resume: what was left there is of another run"
-    return [f"{first}: {change}; without --resume all is written anew" for change in changes]
+    texts = (f"{first}: {change}; without --resume all is written anew" for change in changes)
+    return Diagnostic.each("resume", texts)
 
 
 BEGUN_LINE = re.compile(rb'\{"begun": ("[^"\\]*(?:\\.[^"\\]*)*")')  # of a journal
@@ -787,14 +788,12 @@ def describe_unfinished_runs(folder: Path) -> Iterator[Diagnostic]:
         text += f"; begun: {shorten(sorted(told.begun), 3)}" if told.begun else ""
         yield Diagnostic("leftover", text)
     if len(journals) > MOST:
-        text = (
-            f"{folder}: {count(len(journals) - MOST, 'more journal')} of runs that have not ended"
-        )
-        yield Diagnostic("leftover", text)
+        text = f"{count(len(journals) - MOST, 'more journal')} of runs that have not ended"
+        yield Diagnostic("leftover", text, where=str(folder))
 
 
-def on_half_written(path: Path) -> Iterator[str]:
-    """Why a file, or files in a folder, may be temporary files of a run that somebody renamed.
+def on_half_written(path: Path) -> Iterator[Diagnostic]:
+    """Yield files, of a folder or the one named, that may be renamed temporary files of a run.
 
     These are of full size, headers and all.  A file may be one of a set that lies in its folder or
     in the one above.
@@ -810,7 +809,8 @@ def on_half_written(path: Path) -> Iterator[str]:
                     )
                     end = end if by else f"{text} that run with its own command and --resume"
                     name = output if path.is_dir() else path
-                    yield f"{name}: {journal} says that a run of ckpttool {end}"
+                    text = f"{name}: {journal} says that a run of ckpttool {end}"
+                    yield Diagnostic("unfinished", text)
 
 
 def _sets_of(path: Path) -> list[Path]:

@@ -1,8 +1,8 @@
-"""Manifests and records of parts on disk, and the provenance that they name.
+"""Manifests and records of parts on disk, and the provenance in them.
 
 `ckpttool.model.manifest` describes the document.  It is written in pieces and read line by line.
-The last line holds the SHA-256 of all other lines.  A file that does not match it is damaged, and
-nothing of it is used.
+The last line holds the SHA-256 of all other lines.  If that does not match, the file is damaged and
+its contents are not used.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from ckpttool.storage.files import was_copied
 
 T = TypeVar("T", int, str)
 
-MAX_LINE_BYTES = 100_000_000  # ten TiB in one output; stops files that are something else
+MAX_LINE_BYTES = 100_000_000  # of an output with ten TiB; stops files of other kinds
 OPEN, CLOSE = ', "outputs": [', '], "sha256": "'
 
 
@@ -59,11 +59,11 @@ class Written:
     Attributes
     ----------
     rank, path, format, nbytes
-        Whose it is, where it is, what it is, and its size.
+        Its rank, its path, its format, and the size of the file.
     tensors
-        How many are in it.
+        Number of its tensors.
     is_kept
-        Whether this run found it complete, and did not write it.
+        Whether an earlier run completed it, so that this run did not write it.
     """
 
     rank: int
@@ -76,7 +76,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A complete set of outputs; their paths are counted from the folder.  Notes are on that."""
+    """A complete set of outputs, with paths relative to its folder, and notes about the set."""
 
     plan: str
     step: str | None
@@ -94,7 +94,7 @@ def manifest_text(head: Mapping[str, object], outputs: Iterable[str]) -> Iterato
 
 
 def _before_seal(head: Mapping[str, object], outputs: Iterable[str]) -> Iterator[str]:
-    """Yield the text of a manifest but for its last line."""
+    """Yield the text of a manifest except its last line."""
     yield json.dumps(head).removesuffix("}") + OPEN
     comma = ""
     for line in outputs:
@@ -104,15 +104,15 @@ def _before_seal(head: Mapping[str, object], outputs: Iterable[str]) -> Iterator
 
 
 def _seal(digest: str) -> str:
-    """Return the last line of a manifest, from the SHA-256 of the others."""
+    """Return the last line of a manifest, with the SHA-256 of the other lines."""
     return f'{CLOSE}{digest}"}}\n'
 
 
 def entry_text(output: OutputEntry) -> str:
     """Return the line of an output, without a newline."""
-    tensors = [  # by hand: asdict() takes ten times as long, of which there are millions
-        {"name": one.name, "dtype": one.dtype, "shape": one.shape, "sha256": one.sha256}
-        for one in output.tensors
+    tensors = [  # asdict() takes ten times as long, and a set may have millions of tensors
+        {"name": t.name, "dtype": t.dtype, "shape": t.shape, "sha256": t.sha256}
+        for t in output.tensors
     ]
     head = {"rank": output.rank, "path": output.path, "format": output.format}
     return json.dumps({**head, "nbytes": output.nbytes, "tensors": tensors})
@@ -122,7 +122,7 @@ def size_problems(folder: Path, outputs: Iterable[Written | OutputEntry]) -> Ite
     """Yield a message for each output that is missing or has another size."""
     for output in outputs:
         try:
-            nbytes = os.stat(folder / output.path).st_size  # noqa: PTH116 - one look, one answer
+            nbytes = (folder / output.path).stat().st_size
         except FileNotFoundError:
             yield f"{output.path}: is not there"
             continue
@@ -133,21 +133,21 @@ def size_problems(folder: Path, outputs: Iterable[Written | OutputEntry]) -> Ite
 def output_problems(
     folder: Path, output: OutputEntry, index: FileIndex | None = None
 ) -> Iterator[str]:
-    """Yield what is wrong with an output, by its size and header; ``index`` is that, if read."""
-    yield from (wrong := list(size_problems(folder, [output])))
-    if wrong:
+    """Yield the problems of an output's size and header; read ``index`` if it is None."""
+    if problems := list(size_problems(folder, [output])):
+        yield from problems
         return
     try:
         index = index or read_index(str(folder / output.path))
     except FormatError as error:
         yield f"{output.path}: {error.reason}"
         return
-    found = {one.meta.name: hashed(one.meta, {}) for one in index.tensors.values()}
-    wanted = {one.name: one for one in output.tensors}
-    for tensor in sorted({*found, *wanted}):
-        said, mine = _describe(wanted.get(tensor)), _describe(found.get(tensor))
-        if mine != said:
-            yield f"{output.path}: {tensor}: expected {said}, found {mine}"
+    found = {tensor.meta.name: hashed(tensor.meta, {}) for tensor in index.tensors.values()}
+    expected = {tensor.name: tensor for tensor in output.tensors}
+    for name in sorted({*found, *expected}):
+        want, got = _describe(expected.get(name)), _describe(found.get(name))
+        if want != got:
+            yield f"{output.path}: {name}: expected {want}, found {got}"
 
 
 def _describe(tensor: TensorEntry | None) -> str:
@@ -155,50 +155,47 @@ def _describe(tensor: TensorEntry | None) -> str:
 
 
 def written_strategies(manifest: Path) -> frozenset[str]:
-    """Return the strategy files that were written with a set; none if its manifest is not read."""
+    """Return the strategy files that were written with a set; none without a valid manifest."""
     with suppress(FormatError, FileNotFoundError), opened(manifest) as file:
         head = _parse_head(manifest, file.readline(MAX_LINE_BYTES))
-        return frozenset(one.path for one in head.provenance().dst_strategies)
+        return frozenset(strategy.path for strategy in head.provenance().dst_strategies)
     return frozenset()
 
 
 def _parse_head(path: Path, line: bytes) -> JsonObject:
-    """Return what the first line of a manifest says besides its outputs."""
+    """Return the entries in the first line of a manifest: all except its outputs."""
     if not line.endswith(f"{OPEN}\n".encode()):
         raise FormatError(str(path), None, "its first line is not that of a manifest")
     return JsonObject.parse(path, line[: -len(OPEN) - 1] + b"}")
 
 
 def read_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a file; raise `FormatError` at one of more than `MAX_LINE_BYTES`."""
+    """Yield the lines of a file; raise `FormatError` if one exceeds `MAX_LINE_BYTES`."""
     while line := file.readline(MAX_LINE_BYTES + 1):
         if len(line) > MAX_LINE_BYTES:
-            raise _too_large(path)
+            reason = f"a line of more than {MAX_LINE_BYTES} bytes; not ours"
+            raise FormatError(str(path), None, reason)
         yield line
-
-
-def _too_large(path: Path) -> FormatError:
-    return FormatError(str(path), None, f"a line of more than {MAX_LINE_BYTES} bytes; not ours")
 
 
 @dataclass(frozen=True, slots=True)
 class JsonObject:
-    """The entries of a JSON object in a file, each taken as what it has to be."""
+    """The entries of a JSON object in a file; each method returns an entry of one type."""
 
     path: Path
     entries: Mapping[str, object]
 
     @classmethod
     def parse(cls, path: Path, text: bytes) -> JsonObject:
-        """Return the JSON object in a text of a file."""
+        """Return the JSON object in a text from a file."""
         try:
-            document = parse_json(text, halves="surrogateescape")  # paths
+            document = parse_json(text, halves="surrogateescape")  # paths may not be UTF-8
         except ValueError as error:
             raise FormatError(str(path), None, str(error)) from error
         return cls(path, document if isinstance(document, dict) else {})
 
     def wrong(self, name: str, expected: str) -> FormatError:
-        """Return the error of an entry that is not as expected."""
+        """Return the error for an entry that does not have the expected type."""
         found = json.dumps(self.entries.get(name))
         found = found if len(found) < 80 else f"{found[:80]} ..."
         return FormatError(str(self.path), None, f"{name}: expected {expected}, found {found}")
@@ -225,7 +222,7 @@ class JsonObject:
             raise self.wrong(name, "bytes in base64") from error
 
     def file(self, name: str) -> str:
-        """Return an entry that is the path of a file in the folder or below."""
+        """Return an entry that is the relative path of a file in the folder or below."""
         value = self.text(name)
         parts = PurePosixPath(value).parts
         if not parts or parts[0] == "/" or ".." in parts or "\0" in value:
@@ -233,10 +230,10 @@ class JsonObject:
         return value
 
     def stamp(self) -> Stamp:
-        """Return the stamp of a file."""
+        """Return the entries that are the stamp of a file."""
         return Stamp(self.number("nbytes"), self.number("mtime_ns"), self.number("ctime_ns"))
 
-    def _known(self) -> Stamp:
+    def _stamp_or_size(self) -> Stamp:
         return self.stamp() if "mtime_ns" in self.entries else Stamp(self.number("nbytes"), 0, 0)
 
     def objects(self, name: str) -> tuple[JsonObject, ...]:
@@ -251,12 +248,15 @@ class JsonObject:
         return None if self.entries.get("step") is None else self.text("step")
 
     def provenance(self) -> Provenance:
-        """Return the provenance; times are 0 in that of a manifest, which lacks them."""
+        """Return the provenance; a manifest has no times of inputs, which are then 0."""
         return Provenance(
             self.text("ckpttool"),
             self.text("plan"),
             self.step(),
-            tuple(InputFile(one.text("path"), *one._known()) for one in self.objects("inputs")),
+            tuple(
+                InputFile(item.text("path"), *item._stamp_or_size())
+                for item in self.objects("inputs")
+            ),
             self._strategies("strategies"),
             self._strategies("dst_strategies") if "dst_strategies" in self.entries else (),
             tuple(self._options("options")) if "options" in self.entries else (),
@@ -264,7 +264,7 @@ class JsonObject:
 
     def _options(self, name: str) -> Iterator[tuple[str, str]]:
         value = self.entries[name]
-        if not isinstance(value, dict) or not all(isinstance(one, str) for one in value.values()):
+        if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
             raise self.wrong(name, "texts by their names")
         yield from value.items()
 
@@ -275,7 +275,7 @@ class JsonObject:
         )
 
     def output(self) -> OutputEntry:
-        """Return the output that this line describes."""
+        """Return the output that these entries describe."""
         return OutputEntry(
             self.number("rank"),
             self.file("path"),
@@ -301,18 +301,18 @@ class JsonObject:
 
 @dataclass(frozen=True, slots=True)
 class ManifestFile:
-    """A listing in a file.
+    """A manifest or record in a file.
 
     Attributes
     ----------
     path
         The file.
     head
-        What it says beside the outputs.
+        Its entries except the outputs.
     mtime_ns
-        When the file was written.
+        Time at which the file was written.
     is_copy
-        Whether that is not when the outputs were complete, since the file was copied.
+        Whether the file is a copy, so that this is not the time at which the outputs were complete.
     """
 
     path: Path
@@ -322,19 +322,18 @@ class ManifestFile:
 
     @classmethod
     def read(cls, path: Path) -> ManifestFile:
-        """Return the manifest in a file, verified; its outputs are read later.
+        """Verify the checksum of a manifest and return it; its outputs are read later.
 
         Raises
         ------
         FormatError
-            It is none, or not as it was written, or of another schema than is known here, or cannot
-            be read.
+            The file is damaged or of another kind, has an unknown schema, or cannot be read.
         FileNotFoundError
-            It is not there.
+            The file does not exist.
         """
         with opened(path) as file:
             found = os.fstat(file.fileno())
-            lines = _proven_lines(path, file)
+            lines = _verified_lines(path, file)
             first = next(lines, b"")
             deque(lines, maxlen=0)
         head = _parse_head(path, first)
@@ -343,7 +342,7 @@ class ManifestFile:
         return cls(path, head, found.st_mtime_ns, was_copied(found))
 
     def is_unmodified(self, output: OutputEntry, stamp: Stamp) -> bool:
-        """Return whether size and times of an output are those in the manifest."""
+        """Return whether an output has the recorded size, and is older than the manifest."""
         is_older = stamp.ctime_ns <= self.mtime_ns and not self.is_copy
         return stamp.nbytes == output.nbytes and is_older
 
@@ -353,42 +352,43 @@ class ManifestFile:
         Raises
         ------
         FormatError
-            One of them is none, or the file was changed since it was proven.
+            A line does not describe an output, or the file has changed since it was verified.
         """
         with opened(self.path) as file:
-            for line in islice(_proven_lines(self.path, file), 1, None):
+            for line in islice(_verified_lines(self.path, file), 1, None):
                 yield JsonObject.parse(self.path, line.rstrip(b",\n")).output()
 
     def output_problems(self, output: OutputEntry, index: FileIndex | None) -> Iterator[str]:
-        """Yield what is wrong with an output, by its size and header; see `output_problems`."""
+        """Yield the problems of an output's size and header; see `output_problems`."""
         return output_problems(self.path.parent, output, index)
 
     def strategy_problems(self) -> Iterator[str]:
-        """Yield what is wrong with strategy files that were written with the set, in its folder.
+        """Yield the problems of strategy files that were written with the set, in its folder.
 
-        A strategy file elsewhere need not be moved with the set, so nothing is said of it.
+        A strategy file in another folder is not checked: it may stay there when the set is moved.
         """
-        for one in self.head.provenance().dst_strategies:
-            if ".." in Path(one.path).parts:
+        for strategy in self.head.provenance().dst_strategies:
+            path, nbytes = strategy.path, strategy.nbytes
+            if ".." in Path(path).parts:
                 continue
             try:
-                with opened(self.path.parent / one.path) as file:
+                with opened(self.path.parent / path) as file:
                     size = os.fstat(file.fileno()).st_size
-                    found = hashlib.sha256(file.read() if size == one.nbytes else b"").hexdigest()
+                    found = hashlib.sha256(file.read() if size == nbytes else b"").hexdigest()
             except FileNotFoundError:
-                yield f"{one.path}: the strategy that was written with it is not there"
+                yield f"{path}: the strategy that was written with it is not there"
                 continue
             except FormatError as error:
-                yield f"{one.path}: {error.reason}"
+                yield f"{path}: {error.reason}"
                 continue
-            text = f"{one.path}: is not the strategy that was written: expected"
-            if size != one.nbytes:
-                yield f"{text} {one.nbytes} bytes, found {size}"
-            elif found != one.sha256:
-                yield f"{text} SHA-256 {one.sha256}, found {found}"
+            text = f"{path}: is not the strategy that was written: expected"
+            if size != nbytes:
+                yield f"{text} {nbytes} bytes, found {size}"
+            elif found != strategy.sha256:
+                yield f"{text} SHA-256 {strategy.sha256}, found {found}"
 
     def manifest(self) -> Manifest:
-        """Return the manifest without its tensors."""
+        """Return the manifest without the tensors of its outputs."""
         outputs = tuple(
             Written(out.rank, out.path, out.format, out.nbytes, len(out.tensors))
             for out in self.outputs()
@@ -397,7 +397,7 @@ class ManifestFile:
 
 
 def remedy_for(error: FormatError) -> str:
-    """Return the remedy for a manifest that cannot be used or read."""
+    """Return the remedy for a manifest that is damaged or cannot be read."""
     if isinstance(error, UnreadableError):
         return "see to it that it can be read"
     return "put a copy of it back, or write the set anew (--overwrite)"
@@ -405,7 +405,7 @@ def remedy_for(error: FormatError) -> str:
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a small file of the record; raise `UnreadableError`, and never wait for a pipe."""
+    """Open a file of the record; raise `UnreadableError` for system errors, and for a pipe."""
     try:
         if not (path.is_file() or path.is_dir()) and path.exists():
             raise UnreadableError(str(path), None, "is a pipe or a device, and no file")
@@ -417,15 +417,15 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         raise UnreadableError(str(path), None, describe_os_error(error)) from error
 
 
-def _proven_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines before the last; raise `FormatError` unless the last has their SHA-256."""
+def _verified_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines except the last; raise `FormatError` unless that has their SHA-256."""
     state = hashlib.sha256()
     line = b""
-    for following in read_lines(path, file):
+    for next_line in read_lines(path, file):
         if line:
             state.update(line)
             yield line
-        line = following
+        line = next_line
     if line == _seal(state.hexdigest()).encode():
         return
     reason = "not as it was written: its checksum is not that of its bytes"
@@ -435,12 +435,12 @@ def _proven_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
 
 
 def provenance_of(plan: Plan) -> Provenance:
-    """Return what a run of a plan reads and does; parts of one plan have the same.
+    """Return the provenance of a plan, which all its parts have in common.
 
     Raises
     ------
     OSError
-        A source or strategy file is gone.
+        A source or strategy file cannot be read.
     """
     base, folder = Path(plan.catalog.root).absolute().parent, plan.target.output_folder
     return Provenance(
@@ -451,20 +451,23 @@ def provenance_of(plan: Plan) -> Provenance:
             InputFile(os.path.relpath(path, base), *(stamp or stat_file(path))[:3])
             for path, stamp in _inputs(plan.catalog).items()
         ),
-        tuple(read_strategy_file(path) for path in dict.fromkeys(plan.strategies)),
         tuple(
-            _describe_strategy(os.path.relpath(one.path, folder), one.data)
-            for one in plan.documents
-            if one.kind == "strategy"
+            _describe_strategy(Path(path).name, read_file(path))
+            for path in dict.fromkeys(plan.strategies)
         ),
-        options_of(plan),
+        tuple(
+            _describe_strategy(os.path.relpath(document.path, folder), document.data)
+            for document in plan.documents
+            if document.kind == "strategy"
+        ),
+        _options_of(plan),
     )
 
 
 def plan_digest(plan: Plan) -> str:
-    """Return a hash that is equal for plans that do the same with files of the same names.
+    """Return a hash that is equal for equal plans of files with equal names.
 
-    The folders of source and outputs are left out: hosts may mount them in different places.
+    The folders of source and outputs do not count: hosts may mount them in different places.
     """
     catalog, target = plan.catalog, plan.target
     folder = target.output_folder
@@ -494,18 +497,20 @@ def plan_digest(plan: Plan) -> str:
             )
             for transfer in plan.transfers
         ),
-        *((one.kind, os.path.relpath(one.path, folder)) for one in plan.documents),
+        *((document.kind, os.path.relpath(document.path, folder)) for document in plan.documents),
     ):
         state.update(f"{line!r}\n".encode())
     return f"sha256:{state.hexdigest()}"
 
 
-def options_of(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """Return the options of a plan, to name what differs if the digest does; see `Provenance`."""
+def _options_of(plan: Plan) -> tuple[tuple[str, str], ...]:
+    """Return the options of a plan, which explain why digests differ; see `Provenance`."""
     target, folder = plan.target, plan.target.output_folder
     outputs = [(rank, os.path.relpath(path, folder)) for rank, path in target.paths.items()]
     strategies = [
-        os.path.relpath(one.path, folder) for one in plan.documents if one.kind == "strategy"
+        os.path.relpath(document.path, folder)
+        for document in plan.documents
+        if document.kind == "strategy"
     ]
     options = dict(options_of_outputs(target.format, outputs))
     options["crc"] = "--crc" if "crc_num" in target.attrs else "no --crc"
@@ -514,15 +519,15 @@ def options_of(plan: Plan) -> tuple[tuple[str, str], ...]:
     )
     if not target.is_merged:
         choice = target.not_in_target
-        is_asked = choice != "follow"
-        options["not listed"] = f"--not-in-target {choice}" if is_asked else "no --not-in-target"
+        is_default = choice == "follow"
+        options["not listed"] = "no --not-in-target" if is_default else f"--not-in-target {choice}"
     return tuple(options.items())
 
 
 def options_of_outputs(
     format: str, outputs: Sequence[tuple[int, str]]
 ) -> Iterator[tuple[str, str]]:
-    """Return the options that the paths of outputs, relative to their folder, show."""
+    """Yield the options that can be derived from the relative paths of outputs."""
     yield "format", f"--format {format}"
     rank, path = outputs[0]
     if Path(path).parent.name == f"rank_{rank}":
@@ -533,7 +538,7 @@ def options_of_outputs(
 
 
 def changed_inputs(plan: Plan) -> Iterator[str]:
-    """Yield a message for each source file that differs from when its header was read."""
+    """Yield a message for each source file that has changed since its header was read."""
     yield from _changes(_inputs(plan.catalog))
 
 
@@ -545,10 +550,10 @@ def _changes(files: Mapping[str, FileStamp | None]) -> Iterator[str]:
             yield f"{path}: is gone"
             continue
         if stamp is not None and now != stamp:
-            what = "was written to after its header was read"
+            change = "was written to after its header was read"
             if now.inode != stamp.inode:
-                what = "is another file than when its header was read"
-            yield f"{path}: {what}"
+                change = "is another file than when its header was read"
+            yield f"{path}: {change}"
 
 
 @contextmanager
@@ -558,27 +563,28 @@ def require_unmodified_sources(*catalogs: Catalog) -> Iterator[None]:
     Raises
     ------
     PlanError
-        Files were written to or are gone; what failed meanwhile may come of that.
+        Source files were changed or removed.  It replaces an error of the work, which that change
+        may have caused.
     """
     try:
         yield
     except (CkptToolError, OSError) as error:
-        refuse_changed_sources(*catalogs, cause=error)
+        _refuse_changed_sources(*catalogs, cause=error)
         if isinstance(error, FileNotFoundError):
             raise PlanError(
                 [Diagnostic("changed", f"{error.filename}: is gone since this began; run again")]
             ) from error
         raise
-    refuse_changed_sources(*catalogs)
+    _refuse_changed_sources(*catalogs)
 
 
 def changed_sources(*catalogs: Catalog) -> list[str]:
-    """Return messages on files that have changed since their headers were read."""
-    known = {path: stamp for one in catalogs for path, stamp in _inputs(one).items() if stamp}
-    return [f"{text}; run again" for text in _changes(known)]
+    """Return a message for each file that has changed since its header was read."""
+    stamps = {path: stamp for one in catalogs for path, stamp in _inputs(one).items() if stamp}
+    return [f"{text}; run again" for text in _changes(stamps)]
 
 
-def refuse_changed_sources(*catalogs: Catalog, cause: Exception | None = None) -> None:
+def _refuse_changed_sources(*catalogs: Catalog, cause: Exception | None = None) -> None:
     """Raise `PlanError` if files have changed since their headers were read."""
     changed = changed_sources(*catalogs)
     if changed:
@@ -586,21 +592,10 @@ def refuse_changed_sources(*catalogs: Catalog, cause: Exception | None = None) -
 
 
 def _inputs(catalog: Catalog) -> dict[str, FileStamp | None]:
-    """Return all files of a catalog, with the stamps of when their headers were read."""
+    """Return all files of a catalog, with their stamps from when their headers were read."""
     files = catalog.files.values()
-    known = {path: stamp for file in files for path, stamp in file.stamps.items()}
-    return {path: known.get(path) for path in catalog.paths}
-
-
-def read_strategy_file(path: str) -> StrategyFile:
-    """Return a strategy file as a manifest names it.
-
-    Raises
-    ------
-    OSError
-        It is gone.
-    """
-    return _describe_strategy(Path(path).name, read_file(path))
+    stamps = {path: stamp for file in files for path, stamp in file.stamps.items()}
+    return {path: stamps.get(path) for path in catalog.paths}
 
 
 def _describe_strategy(path: str, data: bytes) -> StrategyFile:

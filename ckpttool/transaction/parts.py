@@ -1,9 +1,9 @@
-"""One plan carried out by several runs, each on its own: a batch system's array job.
+"""Execute one plan in several independent runs, such as an array job of a batch system.
 
-Every run makes the whole plan and takes its part of the output files, which are dealt by size and
-always in the same way.  When all of its part is there it leaves a record in the output folder,
-``.ckpttool-part-K-of-N.json``, which tells the files that it wrote and of which plan they are.
-`finalize` checks that all parts are there, writes ``ckpttool.json`` and removes the records.
+Every run makes the full plan and writes its part of the output files.  The files are distributed by
+size, in the same way in every run.  A run that has completed its part leaves a record in the output
+folder, ``.ckpttool-part-K-of-N.json``, which names its plan and the files that it wrote.
+`finalize` checks that all parts are complete, writes ``ckpttool.json`` and removes the records.
 """
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ from pathlib import Path
 
 from ckpttool.errors import CkptToolError, FormatError, PlanError, VerifyError, raise_all
 from ckpttool.formats import FORMAT_NAMES, suffix_of
-from ckpttool.formats.local import is_there
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import JOURNAL, MANIFEST, Provenance, differences
 from ckpttool.model.plan import Document, Plan, balance
 from ckpttool.model.wording import format_ranks, shorten
-from ckpttool.storage.files import is_within, remove_document, write_document
+from ckpttool.storage.files import is_there, is_within, remove_document, write_document
 from ckpttool.transaction.journal import (
     Part,
     active_writer,
     find_other_set,
     find_part_records,
+    find_unfinished_run,
     has_text,
-    incomplete_reason,
     journal_path,
     lock_set,
     part_record_path,
@@ -47,16 +46,17 @@ from ckpttool.transaction.manifest import (
 
 
 def files_of_others(rank: int, sample: str, ranks: Container[int]) -> list[str]:
-    """Files with the names of outputs, such as that of one rank, that are no outputs of the ranks.
+    """Return existing files that are named like outputs, but are not outputs of ``ranks``.
 
-    Those are files of other ranks, and of any rank in another format.
+    They are files of other ranks, or of these ranks in another format.  ``sample`` is the output of
+    ``rank``, whose name the others resemble.
     """
     folder, suffix = Path(sample).parent.parent, Path(sample).suffix
     prefix = Path(sample).name.removesuffix(f"{rank}{suffix}")
-    others = (re.fullmatch(r"rank_(\d+)", other.name) for other in sorted(folder.glob("rank_*")))
+    matches = (re.fullmatch(r"rank_(\d+)", path.name) for path in sorted(folder.glob("rank_*")))
     paths = (
         folder / match[0] / f"{prefix}{match[1]}{ending}"
-        for match in others
+        for match in matches
         for ending in map(suffix_of, FORMAT_NAMES)
         if match is not None and (int(match[1]) not in ranks or ending != suffix)
     )
@@ -65,20 +65,22 @@ def files_of_others(rank: int, sample: str, ranks: Container[int]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class PartRecord:
-    """What one run has left.
+    """The record that the run of one part has left.
 
     Attributes
     ----------
-    part, parts, files
-        Which part of how many, and outputs of all of them.
-    record
-        The outputs of this one.
+    part, parts
+        Number of the part, from 1 on, and number of all parts.
+    files
+        Number of outputs of all parts.
+    file
+        The file of the record; it has the outputs of the part with their tensors.
     provenance
-        What was done.
+        The plan, with its inputs and options.
     outputs
-        The same without their tensors.
+        The outputs of the part, without their tensors.
     documents
-        Of the set, counted from the folder.
+        Documents of the whole set, with paths relative to its folder.
     """
 
     part: int
@@ -110,28 +112,28 @@ class PartRecord:
 
 
 def ranks_of_part(plan: Plan, part: Part) -> tuple[int, ...]:
-    """Return the ranks whose outputs fall to one of several runs; there may be none.
+    """Return the ranks whose outputs belong to a part; there may be none.
 
-    Each run gets about as many bytes, as far as whole files allow, and always the same files.
+    All parts have about the same number of bytes, and the result depends on nothing else.
     """
     ranks, sizes = list(plan.target.paths), plan.sizes
-    dealt = balance([sizes[rank] for rank in ranks], part.count)
-    return tuple(r for r, number in zip(ranks, dealt, strict=True) if number == part.number - 1)
+    numbers = balance([sizes[rank] for rank in ranks], part.count)
+    return tuple(r for r, number in zip(ranks, numbers, strict=True) if number == part.number - 1)
 
 
 def finalize(folder: str) -> Manifest:
-    """Mark an output folder, or a single file, complete, if the parts of all runs are there.
+    """Mark an output folder, or a single file, complete, if all parts are complete.
 
-    What that is marked already is looked at again.
+    A set that is already marked is only checked.
 
     Raises
     ------
     FormatError
-        A record, or the manifest, is none, or not as it was written.
+        A record or the manifest is damaged, or is another kind of file.
     PlanError
-        Parts are missing, or not of one plan.
+        Parts are missing, or do not have the same plan.
     VerifyError
-        Outputs are missing, or have another size than when they were written.
+        Outputs are missing, or their size has changed.
     """
     manifest = Path(f"{folder}.{MANIFEST}") if Path(folder).is_file() else Path(folder, MANIFEST)
     if by := active_writer(manifest):
@@ -145,34 +147,34 @@ def finalize(folder: str) -> Manifest:
     journal = journal_path(manifest)
     was_killed = manifest.exists() and journal.exists() and not has_text(journal)
     if not find_part_records(manifest) and not was_killed:
-        said = incomplete_reason(Path(folder))
-        if said is not None:
-            raise PlanError([Diagnostic("unfinished", said)])
-        return _look_again(folder, manifest)
+        unfinished = find_unfinished_run(Path(folder))
+        if unfinished is not None:
+            raise PlanError([unfinished])
+        return _check_complete(folder, manifest)
     with lock_set(manifest):
         if find_part_records(manifest) and not _is_marked(manifest):
             _mark(folder, manifest)
         for path in (*find_part_records(manifest), *find_part_records(manifest, JOURNAL)):
             remove_document(str(path))
         remove_stale_part_records(manifest)
-    return _look_again(folder, manifest)
+    return _check_complete(folder, manifest)
 
 
 def _is_marked(manifest: Path) -> bool:
-    """Return whether a `finalize` that was stopped has written the manifest of these records.
+    """Return whether an interrupted `finalize` has already written the manifest of these records.
 
-    Every run removes the manifest before it replaces an output, so that it is there says that all
-    of it is complete; some of the records may be gone already.
+    Every run removes the manifest before it replaces an output, so a manifest that exists proves
+    that the set is complete.  Some of the records may already be removed.
     """
     try:
-        said = ManifestFile.read(manifest).head.entries
+        written = ManifestFile.read(manifest).head.entries
         heads = [
             PartRecord.read(path, manifest).provenance.head()
             for path in find_part_records(manifest)
         ]
     except (FileNotFoundError, CkptToolError):
         return False
-    return all(said == head for head in heads)
+    return all(written == head for head in heads)
 
 
 def _mark(folder: str, manifest: Path) -> None:
@@ -187,7 +189,7 @@ def _mark(folder: str, manifest: Path) -> None:
 
 
 def _read_records(folder: str, manifest: Path) -> list[PartRecord]:
-    """Return the records of all parts, which are complete and of one plan."""
+    """Return the records of all parts, after checking that they are complete and of one plan."""
     errors: list[CkptToolError] = []
     records = []
     for path in find_part_records(manifest):
@@ -206,19 +208,19 @@ def _read_records(folder: str, manifest: Path) -> list[PartRecord]:
     ]
     if problems:
         errors.append(PlanError(Diagnostic.each("parts", problems)))
-    wrong = [problem for record in records for problem in _on_outputs(manifest.parent, record)]
+    wrong = [problem for record in records for problem in _part_problems(manifest.parent, record)]
     if wrong:
         errors.append(VerifyError(folder, wrong))
     raise_all(errors)
     return records
 
 
-def _on_outputs(folder: Path, record: PartRecord) -> Iterator[str]:
-    """Yield the problems of a part's outputs, and how to run the part again."""
-    changed = [out for out in record.outputs if is_there(folder / out.path)]
-    is_changed = any(size_problems(folder, changed))
+def _part_problems(folder: Path, record: PartRecord) -> Iterator[str]:
+    """Yield the problems of a part's outputs, each with the remedy."""
+    existing = [out for out in record.outputs if is_there(folder / out.path)]
+    is_changed = any(size_problems(folder, existing))
     remedy = f"run part {record.part}/{record.parts} again, with "
-    remedy += "--overwrite" if is_changed else "--resume"  # which keeps to what was not changed
+    remedy += "--overwrite" if is_changed else "--resume"  # which refuses changed outputs
     yield from (f"{problem}; {remedy}" for problem in size_problems(folder, record.outputs))
 
 
@@ -226,8 +228,8 @@ def _with_remedy(error: FormatError, remedy: str) -> FormatError:
     return type(error)(error.path, error.offset, f"{error.reason}; {remedy}")
 
 
-def _look_again(folder: str, path: Path) -> Manifest:
-    """Return the manifest of a set that is complete already."""
+def _check_complete(folder: str, path: Path) -> Manifest:
+    """Check the outputs of a set that is already marked complete, and return its manifest."""
     if not path.exists():
         reason = "no records of parts in it; a run with --part K/N leaves one when it is done"
         other = find_other_set(path.parent)
@@ -238,7 +240,7 @@ def _look_again(folder: str, path: Path) -> Manifest:
         manifest = ManifestFile.read(path).manifest()
     except FormatError as error:
         raise _with_remedy(error, remedy_for(error)) from error
-    wrong = list(_on_set(path, manifest.outputs))
+    wrong = list(_set_problems(path, manifest.outputs))
     if path.name != MANIFEST and path.name not in {
         f"{o.path}.{MANIFEST}" for o in manifest.outputs
     }:
@@ -247,32 +249,32 @@ def _look_again(folder: str, path: Path) -> Manifest:
         wrong = [f"{text} {path.name} their old names again"]
     if wrong:
         raise VerifyError(folder, wrong)
-    return replace(manifest, notes=tuple(_on_others(path.parent, manifest.outputs)))
+    return replace(manifest, notes=tuple(_warn_of_others(path.parent, manifest.outputs)))
 
 
-def _on_set(path: Path, outputs: Sequence[Written]) -> Iterator[str]:
-    """Yield the problems of the outputs of a complete set, and the remedy."""
+def _set_problems(path: Path, outputs: Sequence[Written]) -> Iterator[str]:
+    """Yield the problems of the outputs of a complete set, each with the remedy."""
     for output in outputs:
-        has_one = is_there(path.parent / output.path)
         remedy = "the command that wrote the set, without --part, writes it again with --resume"
-        remedy = "put a copy of it back, or write the set anew (--overwrite)" if has_one else remedy
+        if is_there(path.parent / output.path):
+            remedy = "put a copy of it back, or write the set anew (--overwrite)"
         yield from (f"{problem}; {remedy}" for problem in size_problems(path.parent, [output]))
 
 
-def _on_others(folder: Path, outputs: Sequence[Written]) -> Iterator[Diagnostic]:
-    """Yield a warning about files that readers would take for outputs of the set."""
-    one = outputs[0] if outputs else None
-    if one is None or Path(one.path).parent != Path(f"rank_{one.rank}"):
+def _warn_of_others(folder: Path, outputs: Sequence[Written]) -> Iterator[Diagnostic]:
+    """Yield a warning about files that readers would mistake for outputs of the set."""
+    first = outputs[0] if outputs else None
+    if first is None or Path(first.path).parent != Path(f"rank_{first.rank}"):
         return
     ranks = {output.rank for output in outputs}
-    others = files_of_others(one.rank, str(folder / one.path), ranks)
+    others = files_of_others(first.rank, str(folder / first.path), ranks)
     if others:
         text = f"{shorten(others, 3)}: not of this set, so left from another run; it stays, and is "
         yield Diagnostic("stale", f"{text}taken for a part of it: move it away")
 
 
 def _disagreements(folder: str, manifest: Path, records: Sequence[PartRecord]) -> Iterator[str]:
-    """Yield the reasons why records are not those of all parts of one plan."""
+    """Yield the reasons why the records are not those of all parts of one plan."""
     counts = sorted({record.parts for record in records})
     if len(counts) > 1:
         paths = {record.parts: record.file.path for record in reversed(records)}
@@ -304,9 +306,9 @@ def _disagreements(folder: str, manifest: Path, records: Sequence[PartRecord]) -
             f"{text}; source, step and options have to be the same for all: run those again, with "
             "--overwrite, that are not of the plan that is wanted"
         )
-        (first, mine), *others = plans.items()
+        (first, first_parts), *others = plans.items()
         for other, parts in others:
             for change in differences(other, first):
-                yield f"{folder}: part {parts[0]} against part {mine[0]}: {change}"
+                yield f"{folder}: part {parts[0]} against part {first_parts[0]}: {change}"
     elif not missing and sum(len(record.outputs) for record in records) != records[0].files:
         yield f"{folder}: the records do not tell of all {records[0].files} outputs; run all again"

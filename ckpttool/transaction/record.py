@@ -1,16 +1,16 @@
-"""The record of a run: a set of outputs is written whole, or can be resumed.
+"""The record of a run: after it, a set of outputs is complete, or can be resumed.
 
-A run passes these lines.  After a crash at any of them `look` tells the state.
+A run has these steps.  After a crash in any of them, `look` returns the state.
 
-1. `look`, without a lock: COMPLETE, RUNNING, STOPPED or NONE.  `Transaction.open` looks again.
-2. `Transaction.open` locks the set and its journal.  A busy set is refused, and so is one that
-   another run has written since preflight.
-3. An output is kept if its stamp is the recorded one, or if preflight proved it by its hashes.
-4. `Transaction.begin` records an output, durably, before its temporary file is made.
-5. `Transaction.commit` records a complete output, durably.  Before the first output of the set is
-   renamed, the manifest and documents of an older set are removed.
+1. `look` returns COMPLETE, RUNNING, STOPPED or NONE.  It has no lock, so step 2 checks again.
+2. `Transaction.open` locks the set and its journal.  It refuses a set that another run is writing,
+   or has written since preflight.
+3. An output is kept if its stamp is the recorded one, or if preflight verified its hashes.
+4. `Transaction.begin` records an output and syncs the record.  Then its temporary file is created.
+5. `Transaction.commit` records a complete output and syncs the record.  Before the first output of
+   the set is renamed, the manifest and documents of an older set are removed.
 6. The output is renamed, and its stamp is recorded.
-7. `Transaction.finish` compares the sources once more and writes the documents, then the manifest:
+7. `Transaction.finish` checks the sources again and writes the documents, then the manifest:
    COMPLETE.  A part writes its record instead; `ckpttool.transaction.parts.finalize` does the rest.
 8. `Transaction.abandon` keeps the journal if there is something to resume: STOPPED.
 """
@@ -34,14 +34,14 @@ MIXTURE = "what was made of it may be a mixture, so write all of it anew"
 
 
 class Transaction:
-    """A run that writes a set of outputs, or its part of it; ends with `finish` or `abandon`.
+    """A run that writes a set of outputs, or a part of it; ends with `finish` or `abandon`.
 
     Attributes
     ----------
     kept
-        Ranks of the outputs that need not be written.
+        Ranks of the outputs that are not written again.
     writing
-        The document that `finish` is writing, for the message of a failure; empty before.
+        Path of the document that `finish` is writing, for errors; empty before.
     """
 
     def __init__(
@@ -57,17 +57,17 @@ class Transaction:
     def open(cls, plan: Plan, destination: Destination) -> Transaction:
         """Lock the destination of a plan, and decide which outputs are kept.
 
-        A set that is complete is neither locked nor written to when it is resumed.
+        A resumed set that is complete is neither locked nor written.
 
         Raises
         ------
         PlanError
-            A source file was changed, another run is writing the set or has written it since
-            preflight, or what is to be resumed is of another plan.  Nothing was written.
+            A source file has changed, or the run to resume has another plan.  Or another run is
+            writing the set, or has written it since preflight.  Nothing was written.
         FormatError
             The journal of the set is damaged, or another file has its name.
         OSError
-            A file cannot be read or made.
+            A file cannot be read or created.
         """
         output_set = OutputSet.of(plan, destination.ranks, destination.part)
         ranks = dict(zip(output_set.outputs, destination.ranks, strict=True))
@@ -77,7 +77,7 @@ class Transaction:
         if changed:
             raise PlanError(Diagnostic.each("changed", changed))
         journal = Journal(output_set, destination.is_resumed, destination.kept)
-        # Only under the lock does what lies there stay as it is.
+        # Checked under the lock: before, another run could still have written the set.
         problems = list(destination_changes(output_set, destination.seen))
         if problems:
             journal.leave()
@@ -86,7 +86,7 @@ class Transaction:
         return cls(plan, output_set, journal, kept)
 
     def begin(self, outputs: Iterable[OutputFile]) -> None:
-        """Record that outputs are begun, so that a crash leaves no unknown temporary files."""
+        """Record that outputs are begun, so that temporary files can be found after a crash."""
         self._open_journal.begin(*(output.path for output in outputs))
 
     def commit(
@@ -109,9 +109,10 @@ class Transaction:
         Raises
         ------
         VerifyError
-            The file is not what it should be, or an earlier run completed it with other contents.
+            The header does not describe the tensors of the output, or an earlier run completed it
+            with other contents.
         OSError
-            It cannot be renamed, or the record cannot be written.
+            The output cannot be renamed, or the record cannot be written.
         """
         journal = self._open_journal
 
@@ -124,12 +125,12 @@ class Transaction:
         journal.place(output.path)
 
     def finish(self) -> None:
-        """Write the documents of the set and its manifest; of a part, its record.
+        """Write the documents of the set and its manifest; for a part, its record.
 
         Raises
         ------
         ExecutionError
-            A source file was changed while it was read, so outputs may hold a mixture.
+            A source file has changed during the run, so outputs may be a mixture.
         OSError
             A document cannot be written; `writing` names it.
         """
@@ -146,19 +147,19 @@ class Transaction:
         self._journal.finish()
 
     def describe_source_changes(self) -> str:
-        """Return what to add to the message of a failed run if its sources were changed."""
+        """Return text for the message of a failed run: the changes of its sources, if any."""
         try:
             changed = list(changed_inputs(self._plan))
-        except OSError:  # which is the failure, or goes with it
+        except OSError:  # the sources cannot be read, which the failure itself reports
             return ""
         return f"; {shorten(changed, 3)}; {MIXTURE}" if changed else ""
 
     def abandon(self) -> None:
-        """End before all is done; the record stays if there is something to resume."""
+        """End an incomplete run; keep its journal if there is something to resume."""
         if self._journal is not None:
             self._journal.leave()
 
     @property
     def _open_journal(self) -> Journal:
-        assert self._journal is not None, "of a complete set nothing is written"
+        assert self._journal is not None, "a complete set has no journal"
         return self._journal

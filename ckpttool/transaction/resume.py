@@ -15,14 +15,14 @@ from typing import NamedTuple
 from ckpttool.concurrency import OnProgress, OpenProgress, no_progress, wait_result
 from ckpttool.errors import CkptToolError, FormatError
 from ckpttool.formats import read_index
-from ckpttool.formats.local import is_there, read_file
-from ckpttool.model.diagnostics import Diagnostic
+from ckpttool.formats.local import read_file
+from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.manifest import JOURNAL, OutputEntry, Provenance, differences
 from ckpttool.model.plan import Document, Plan
 from ckpttool.model.tensors import Stamp
 from ckpttool.model.wording import count, shorten
 from ckpttool.storage.checksums import verify_checksum
-from ckpttool.storage.files import PARTIAL, access_problem, lock_holder, stamp_of
+from ckpttool.storage.files import PARTIAL, access_problem, is_there, lock_holder, stamp_of
 from ckpttool.storage.sampling import hash_units
 from ckpttool.transaction.journal import (
     JournalState,
@@ -145,7 +145,7 @@ def inspect_previous_run(
     destination: Destination,
     policy: DestinationPolicy,
     executor: Executor,
-    problems: list[str],
+    diagnostics: Diagnostics,
 ) -> Destination:
     """Find what an earlier run left where a plan is to write, and which outputs can be kept.
 
@@ -159,19 +159,18 @@ def inspect_previous_run(
         What becomes of files that are there.
     executor
         Reads outputs whose stamps have changed, to prove them by their contents.
-    problems
-        Gets a message for everything that stands in the way.
+    diagnostics
+        Gets everything that stands in the way, and what is worth knowing.
     """
     output_set = OutputSet.of(plan, destination.ranks, destination.part)
     folder, own = output_set.folder, journal_path(output_set.record)
     seen = None if policy.overwrite else snapshot_destination(output_set)
     if not folder.is_dir():
         return replace(destination, seen=seen)
-    notes = list(destination.notes)
     replaceable: set[str] = set()
     begun: set[str] = set()
     kept: dict[str, Stamp] = {}
-    for path, state in _journals(output_set, problems):
+    for path, state in _journals(output_set, diagnostics):
         begun |= state.begun | state.complete.keys()
         if (policy.resume or not policy.overwrite) and lock_holder(path) is None:
             unclear = set(output_set.outputs) & state.complete.keys()
@@ -183,31 +182,30 @@ def inspect_previous_run(
             mine = state.kept(folder, kept)
             written = filter(is_written, output_set.own_documents)
             replaceable |= {str(Path(document.path)) for document in written}
-            report_resume_state(output_set, state, len(mine), policy.resume, problems, notes)
+            report_resume_state(output_set, state, len(mine), policy.resume, diagnostics)
             kept |= mine
     unknown = [
         Path(f"{folder / name}{PARTIAL}") for name in output_set.outputs if name not in begun
     ]
-    problems += _partial_file_problems(sorted(unknown), policy.overwrite)
+    diagnostics.add(*_partial_file_problems(sorted(unknown), policy.overwrite))
     if not policy.overwrite:
         existing = existing_set_problems(output_set, destination.part, policy.resume, kept)
         if found := list(existing):  # which say more than that each of its files exists
-            problems += found
+            diagnostics.add(*found)
             replaceable |= _files_of(output_set)
     if policy.resume:
         attrs = plan.target.attrs
-        files, intact = inspect_finished_set(output_set, attrs, executor, policy, problems, notes)
+        files, intact = inspect_finished_set(output_set, attrs, executor, policy, diagnostics)
         kept |= intact
         replaceable |= files
     if describes_nothing(output_set.manifest):
         replaceable.add(str(output_set.manifest))
     return replace(
         destination,
-        state=destination.state if problems else look(output_set),
+        state=destination.state if diagnostics.errors else look(output_set),
         kept=kept,
         seen=seen,
         replaceable=frozenset(replaceable),
-        notes=tuple(notes),
     )
 
 
@@ -239,8 +237,7 @@ def inspect_finished_set(
     attrs: Collection[str],
     executor: Executor,
     policy: DestinationPolicy,
-    problems: list[str],
-    notes: list[Diagnostic],
+    diagnostics: Diagnostics,
 ) -> tuple[set[str], dict[str, Stamp]]:
     """Find the files of a finished set of this run, and the stamps of outputs that are kept.
 
@@ -269,15 +266,15 @@ def inspect_finished_set(
         (changed if is_there(path) else gone).append(path)
     if gone and finished.path != output_set.record:
         text = f"{finished.path}: {_are_gone(gone)}; the same command without --part writes what "
-        problems.append(f"{text}is gone of a set that is finalized")
+        diagnostics.add(Diagnostic("destination", f"{text}is gone of a set that is finalized"))
         return set(), {}
     if changed and not policy.overwrite:
         text = f"not what {finished.path} says was written; has it been changed?"
-        problems.append(f"{shorten(changed, 3)}: {text}")
+        diagnostics.add(Diagnostic("destination", f"{shorten(changed, 3)}: {text}"))
         return set(), {}
     if gone and kept:
         text = f"{finished.path}: {_are_gone(gone)}, written again; the others are kept"
-        notes.append(Diagnostic("resumed", text))
+        diagnostics.add(Diagnostic("resumed", text))
     documents = (str(Path(document.path)) for document in output_set.own_documents)
     outputs_kept = (str(folder / name) for name in kept)
     return {*outputs_kept, *documents, str(output_set.manifest)}, kept
@@ -331,18 +328,22 @@ def describes_nothing(manifest: Path) -> bool:
     return not any(is_there(manifest.parent / output.path) for output in outputs)
 
 
-def _journals(output_set: OutputSet, problems: list[str]) -> Iterator[tuple[Path, JournalState]]:
+def _journals(
+    output_set: OutputSet, diagnostics: Diagnostics
+) -> Iterator[tuple[Path, JournalState]]:
     """Yield the journals that runs left; an own one that cannot be read is a problem."""
     own = journal_path(output_set.record)
     held = {own, journal_path(output_set.manifest)}
     for path in sorted(held.union(find_part_records(output_set.manifest, JOURNAL))):
         if closed := access_problem(path, os.R_OK | os.W_OK):
-            problems += [closed] if path in held or not output_set.is_part else []
+            if path in held or not output_set.is_part:
+                diagnostics.add(Diagnostic("destination", closed))
             continue
         try:
             before = read_journal(path)
         except FormatError as error:
-            problems += [str(error)] if path == own else []
+            if path == own:
+                diagnostics.add(Diagnostic("destination", str(error)))
             continue
         if before is not None:
             yield path, before
@@ -384,8 +385,8 @@ def destination_changes(output_set: OutputSet, seen: Mapping[str, Stamp] | None)
         yield f"{shorten(new, 3)}: {text}"
 
 
-def _partial_file_problems(partials: Iterable[Path], may_replace: bool) -> Iterator[str]:
-    """Yield messages for temporary files that no journal of this set names."""
+def _partial_file_problems(partials: Iterable[Path], may_replace: bool) -> Iterator[Diagnostic]:
+    """Yield the problems of temporary files that no journal of this set names."""
     left: dict[Path | None, list[str]] = {}
     for path in filter(_is_file, partials):
         journal = journal_that_began(path)
@@ -401,12 +402,12 @@ def _partial_file_problems(partials: Iterable[Path], may_replace: bool) -> Itera
         if journal is not None:
             text = f"left half-written by a run that did not end, of which {journal} tells"
             remedy = "finish that with its own command and --resume, or --overwrite replaces it"
-        yield f"{shorten(paths, 3)}: {text}; {remedy}"
+        yield Diagnostic("destination", f"{shorten(paths, 3)}: {text}", remedy)
 
 
 def existing_set_problems(
     output_set: OutputSet, part: Part | None, is_resumed: bool, kept: Mapping[str, Stamp]
-) -> Iterator[str]:
+) -> Iterator[Diagnostic]:
     """Yield the problems of a set that is there, besides that its files are."""
     if part is not None:
         ending = f"-of-{part.count}.json"
@@ -415,7 +416,7 @@ def existing_set_problems(
         if others:
             text = f"another number of parts than --part {part.number}/{part.count}"
             text += " says; take that for all of them, or remove the records that are not wanted"
-            yield f"{shorten(others, 3)}: {text}"
+            yield Diagnostic("parts", f"{shorten(others, 3)}: {text}")
             return
     if describes_nothing(output_set.record):
         return  # all of it was removed, so nothing stands in the way
@@ -424,7 +425,7 @@ def existing_set_problems(
         if finished is not None:
             text = f"{finished.path} says that this very command has written all of it "
             text += f"({count(len(output_set.outputs), 'output')})"
-            yield f"{text}; --resume keeps it, --overwrite writes it anew"
+            yield Diagnostic("destination", text, "--resume keeps it, --overwrite writes it anew")
         return
     for path in dict.fromkeys((output_set.record, output_set.manifest)):
         with suppress(FileNotFoundError):
@@ -432,7 +433,8 @@ def existing_set_problems(
                 finished = ManifestFile.read(path)
                 provenance = _provenance_in(finished)
             except FormatError as error:
-                yield f"{error}; --resume cannot do without it, --overwrite writes all anew"
+                text = f"{error}; --resume cannot do without it, --overwrite writes all anew"
+                yield Diagnostic("destination", text)
                 continue
             mine = (
                 output_set.provenance
@@ -441,7 +443,8 @@ def existing_set_problems(
             )
             for change in differences(mine, provenance) if path == output_set.record else ():
                 text = f"{path}: --resume: what is there is of another run: {change}"
-                yield f"{text}; write to another place, or --overwrite writes all anew"
+                text += "; write to another place, or --overwrite writes all anew"
+                yield Diagnostic("resume", text)
 
 
 def _provenance_in(finished: ManifestFile) -> Provenance:
@@ -465,26 +468,25 @@ def report_resume_state(
     before: JournalState,
     kept: int,
     is_resumed: bool,
-    problems: list[str],
-    notes: list[Diagnostic],
+    diagnostics: Diagnostics,
 ) -> None:
-    """Say what stands in the way of resuming from a journal, or how much is kept of it."""
+    """Report what stands in the way of resuming from a journal, or how much is kept of it."""
     path = journal_path(output_set.record)
     by = lock_holder(path)
     if by is not None:
-        problems.append(busy_problem(path, by))
+        diagnostics.add(busy_problem(path, by))
         return
     if is_resumed:
         changes = list(differences(output_set.provenance, before.provenance))
-        problems += resume_problems(path, changes) if changes else []
+        diagnostics.add(*resume_problems(path, changes))
         if not changes and not kept:
             text = f"{output_set.record}: a run did not end, and nothing of it could be kept; "
-            notes.append(Diagnostic("resumed", f"{text}this one begins anew"))
+            diagnostics.add(Diagnostic("resumed", f"{text}this one begins anew"))
     if kept:
         what = f"{kept} of {count(len(output_set.outputs), 'output')}"
         then = "are kept" if is_resumed else "are written anew (--resume keeps them)"
         text = f"{output_set.record}: a run did not end, {what} that it left complete {then}"
-        notes.append(Diagnostic("resumed", text))
+        diagnostics.add(Diagnostic("resumed", text))
 
 
 def find_intact(

@@ -12,7 +12,6 @@ from dataclasses import replace
 from ckpttool._version import SCHEMA
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.discovery.mindformers_output import find_devices
-from ckpttool.errors import PlanError
 from ckpttool.formats.foreign import Device
 from ckpttool.model.catalog import Catalog, MergedCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics, describe_notes
@@ -61,15 +60,12 @@ def describe(
     executor = executor or InlineExecutor()
     found = Diagnostics("inspect") if diagnostics is None else diagnostics
     found.failures[:0] = catalog.damaged.values()
-    found.failures += (PlanError([finding]) for finding in catalog.findings)
-    notes = [*catalog.problems, *catalog.notes]
     if crc:
         from ckpttool.storage.checksums import check_files
 
         errors, of_checksums = check_files(catalog, executor, crc=True)
         found.failures += errors
-        notes += of_checksums
-    catalog = replace(catalog, notes=tuple(notes))
+        catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *of_checksums))
     if isinstance(catalog, MergedCatalog) and strategy is None:
         document = _describe_merged(catalog, found)
     else:
@@ -79,8 +75,8 @@ def describe(
 
 def _describe_merged(catalog: MergedCatalog, found: Diagnostics) -> Json:
     """Describe a single file, or several files with an index."""
-    found.add(*on_one_of_several(catalog), *catalog.notes)
-    if not (catalog.indexes or catalog.findings):
+    found.add(*on_one_of_several(catalog), *catalog.diagnostics)
+    if not (catalog.indexes or catalog.errors("inspect")):
         (file,) = catalog.files.values()
         text = (
             f"{file.path}: nothing in it ({file.nbytes} bytes): cut short, or of a rank that was "
@@ -105,7 +101,7 @@ def _describe_merged(catalog: MergedCatalog, found: Diagnostics) -> Json:
             {**tensor, "file": file.path} for file in files for tensor in _describe_stored(file)
         ],
         "notes": describe_notes(found.of("note", "warning")),
-        "problems": [*map(str, catalog.damaged.values()), *(one.text for one in catalog.findings)],
+        "problems": [*map(str, catalog.damaged.values()), *(one.text for one in found.errors)],
     }
 
 
@@ -138,10 +134,10 @@ def _describe_ranks(
     from ckpttool.planning.strategy_check import limit_to_written_ranks
 
     catalog, of_part = limit_to_written_ranks(catalog, strategy)
-    notes = [*catalog.notes]
-    devices = {} if isinstance(catalog, MergedCatalog) else find_devices(catalog.root, notes)
-    catalog = replace(catalog, notes=tuple(notes))
-    found.add(*of_part)
+    table = Diagnostics("inspect")
+    devices = {} if isinstance(catalog, MergedCatalog) else find_devices(catalog.root, table)
+    catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *table))
+    found.add(*of_part, *catalog.errors())
     document: Json = {
         "path": catalog.root,
         "step": catalog.step,

@@ -7,7 +7,7 @@ every rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -163,11 +163,12 @@ def diff(
             wrong = list(found.errors)
             if side == "B" and _is_same_strategy(given, a_strategy):
                 if wrong:
-                    wrong[-1] = replace(wrong[-1], message=wrong[-1].text, hint=OF_ITS_OWN)
+                    hints = filter(None, (wrong[-1].hint, OF_ITS_OWN))
+                    wrong[-1] = replace(wrong[-1], hint="; ".join(hints))
                 elif any(one.code in UNCERTAIN_CODES for one in found):
                     found.add(Diagnostic("borrowed_strategy", OF_ITS_OWN))
             contradictions += [one.on_side(side) for one in wrong if one.code == "replica"]
-            problems = [*catalog.problems, *(one for one in wrong if one.code != "replica")]
+            problems = [*catalog.errors(), *(one for one in wrong if one.code != "replica")]
             errors += [*found.failures, *checksum_errors]
             errors += [with_side(PlanError(problems), side)] if problems else []
             for note in dict.fromkeys((*found.of("note", "warning"), *of_checksums)):
@@ -178,13 +179,8 @@ def diff(
         nbytes = sum(pair.nbytes for pair in pairs)
         with open_progress(2 * nbytes) as on_progress:
             differences = tuple(_differences(pairs, executor, tolerance, on_progress))
-        told = _told(notes)
-        return Comparison(len(pairs), nbytes, differences, told, tuple(contradictions))
-
-
-def _told(notes: Mapping[Diagnostic, str]) -> tuple[Diagnostic, ...]:
-    """Notes that say which side they are of, where that is one alone."""
-    return tuple(note if of == "AB" else note.on_side(of) for note, of in notes.items())
+        sided = tuple(note if of == "AB" else note.on_side(of) for note, of in notes.items())
+        return Comparison(len(pairs), nbytes, differences, sided, tuple(contradictions))
 
 
 def _is_same_strategy(b: Strategy | None, a: Strategy | None) -> bool:

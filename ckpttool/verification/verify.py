@@ -212,8 +212,8 @@ def scan_to_verify(
     try:
         return scan_all(src, options, on_progress=on_progress)
     except StepError as error:
-        problems = Diagnostic.each("mixed_steps", error.problems)
-        return RankCatalog(src, {}, problems=problems)
+        mixed = Diagnostic.each("mixed_steps", error.problems)
+        return RankCatalog(src, {}, diagnostics=mixed)
     except FormatError as error:
         return MergedCatalog(src, {}, damaged={0: error})
 
@@ -262,7 +262,7 @@ def verify(
     executor = executor or InlineExecutor()
     found = Diagnostics("verify", ignore=ignore)
     if not catalog.files and not catalog.damaged:
-        found.add(*catalog.findings, *catalog.problems, *catalog.notes)
+        found.add(*catalog.diagnostics)
         for path in find_manifests(catalog):
             found.add(*check_manifest(catalog, path, executor, deep))
         return Report(catalog.root, findings=found.findings, notes=found.of("note"))
@@ -276,8 +276,8 @@ def verify(
         resolved = _resolve(catalog, strategy, options, deep, executor, of_headers)
         damaged = resolved.catalog.damaged.values()
         raise_all(error for error in of_headers.failures if error not in damaged)
-        found.add(*catalog.problems, *catalog.findings)
-        found.add(*find_damage(resolved.catalog, of_headers), *of_headers)
+        of_files = find_damage(resolved.catalog, of_headers)
+        found.add(*catalog.errors(), *of_files, *of_headers)
         verification = _Verification(resolved, executor, found)
         verification.run(deep, crc, open_progress)
     found.add(*notes)

@@ -267,7 +267,7 @@ def test_markers_of_success_are_passed_over_quietly(ranks):
     (ranks / "merge_succeed.txt").touch()
     for rank in range(8):
         (ranks / f"transform_succeed_rank_{rank}.txt").touch()
-    assert scan(str(ranks)).notes == ()
+    assert scan(str(ranks)).diagnostics == ()
 
 
 @pytest.mark.parametrize("folder", [".", "rank_4"])

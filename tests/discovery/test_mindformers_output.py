@@ -482,7 +482,9 @@ def test_a_chosen_step_needs_no_record(output):
         path.write_text("?")
     assert scan(str(output), SourceOptions(step="1_5")).step == "1_5"
     assert [
-        note for note in scan(str(output), SourceOptions(step="1_5")).notes if note.code == "doubt"
+        note
+        for note in scan(str(output), SourceOptions(step="1_5")).diagnostics
+        if note.code == "doubt"
     ] == []
 
 
@@ -503,7 +505,7 @@ def test_links_are_followed_and_those_that_lead_nowhere_named(output, tmp_path):
     (output / "checkpoint" / "rank_3" / "llama_7b_rank_3-2_3.ckpt").unlink()
     catalog = scan(str(linked))
     assert catalog.missing_ranks == (3,)
-    (text,) = (note.text for note in catalog.notes if "nowhere" in note.text)
+    (text,) = (note.text for note in catalog.diagnostics if "nowhere" in note.text)
     assert text.endswith("links that lead nowhere: rank_3/llama_7b_rank_3-2_3.ckpt")
     shutil.rmtree(output)
     with pytest.raises(PlanError, match=r"lead nowhere: rank_0/llama_7b_rank_0-2_3\.ckpt, rank_1"):

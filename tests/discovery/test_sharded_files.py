@@ -56,7 +56,7 @@ def test_files_are_numbered_in_order_and_what_goes_to_every_rank_is_last(tmp_pat
     ]
     assert list(catalog.files) == [0, 1, 2, 3]
     assert catalog.common_tensors == dict.fromkeys(REST, False)
-    assert not catalog.notes
+    assert not catalog.diagnostics
 
 
 def test_numbers_in_an_index_may_have_any_number_of_digits(model):
@@ -190,7 +190,7 @@ def test_damaged_parts_are_told_with_what_else_is_wrong(model):
     (model / "part1.safetensors").write_bytes(b"\xff" * 20)
     catalog = scan(str(model))
     assert list(catalog.damaged) == [1]
-    assert not catalog.notes  # the total size cannot be told
+    assert not catalog.diagnostics  # the total size cannot be told
     result = run("merge", model, "-o", model / "full.ckpt")
     assert result.exit_code == 3
     assert "part1.safetensors" in message(result)
@@ -209,7 +209,7 @@ def test_a_damaged_index_is_the_error(model):
 
 def test_a_wrong_total_size_is_doubtful_and_no_more(model, tmp_path):
     rewrite(model, lambda index: index["metadata"].update(total_size=5))
-    (note,) = scan(str(model)).notes
+    (note,) = scan(str(model)).diagnostics
     assert note.code == "doubt"
     assert "total_size is 5, and the tensors that it names have 168 bytes" in note.text
     run_well("merge", model, "-o", tmp_path / "full.ckpt")
@@ -409,7 +409,7 @@ def test_mindspores_own_is_written_in_parts_and_read_again(case, tmp_path):
     run_well("merge", tmp_path / "parts", "-o", tmp_path / "full.safetensors")
     want = read(case / "part0.safetensors") | read(case / "hyper_param.safetensors")
     assert read_indexed(tmp_path / "parts") == read(tmp_path / "full.safetensors") == want
-    assert not ckpttool.scan(str(tmp_path / "parts")).notes
+    assert not ckpttool.scan(str(tmp_path / "parts")).diagnostics
 
 
 def test_a_checksum_that_mindspore_carried_over_is_not_spoken_of(tmp_path):

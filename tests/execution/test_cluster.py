@@ -323,11 +323,11 @@ def test_errors_of_calls_are_explained_and_cancelled_calls_are_errors(threads, m
         threads.submit(int, "no number").result()
     assert isinstance(explained[0], ValueError)
     remote: Future[int] = Future()
-    local = threads._pass_on(remote)
+    local = threads._wrap(remote)
     remote.cancel()
     remote.set_running_or_notify_cancel()
     with pytest.raises(EngineError, match="explained"):
         local.result()
     remote = Future()
-    assert threads._pass_on(remote).cancel()
+    assert threads._wrap(remote).cancel()
     assert remote.cancelled()

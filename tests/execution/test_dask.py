@@ -138,7 +138,7 @@ def test_the_python_interface_takes_a_cluster_too(tmp_path, two_workers):
 
 def test_what_has_the_key_on_dask_writes_no_core_dump(two_workers):
     with ckpttool.open_engine(f"dask:{two_workers.address}") as executor:
-        answers = executor.ask(dump_state, Secret(bytes(16)))
+        answers = executor.run_on_each(dump_state, Secret(bytes(16)))
     assert len(answers) == 2
     assert {*answers.values()} == {NO_DUMP}
 

@@ -16,7 +16,7 @@ import ckpttool
 from ckpttool.concurrency import InlineExecutor, bind_cancel_event
 from ckpttool.execution import execute as execute_module
 from ckpttool.execution.copy import fill
-from ckpttool.execution.executors import default_jobs, open_engine, read_word
+from ckpttool.execution.executors import default_jobs, open_engine, split_engine_name
 from ckpttool.formats import get_format
 from ckpttool.formats.encryption import read_plain
 from ckpttool.model import manifest
@@ -91,7 +91,7 @@ def test_engines_are_named():
     for name in ("inline", "threads", "threads:3", "processes:1"):
         with open_engine(name) as executor:
             assert executor.submit(max, 1, 2).result() == 2
-    assert read_word("dask:/shared/s:1.json") == ("dask", "/shared/s:1.json")
+    assert split_engine_name("dask:/shared/s:1.json") == ("dask", "/shared/s:1.json")
 
 
 @pytest.mark.parametrize(

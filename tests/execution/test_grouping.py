@@ -90,7 +90,7 @@ def test_rows_of_which_every_output_wants_a_part_are_read_once(
         execute(*plans[0], executor, options=OPTIONS)
         once = sum(bytes_read)
         bytes_read.clear()
-        monkeypatch.setattr(grouping, "MOST", 1)
+        monkeypatch.setattr(grouping, "MAX_OUTPUTS", 1)
         execute(*plans[1], executor, options=OPTIONS)
     nbytes = 4 * sum(rows * columns for rows, columns in SHAPES.values())
     assert nbytes <= once < 1.3 * nbytes
@@ -124,7 +124,7 @@ def test_those_that_want_parts_of_the_same_rows_are_written_together(monkeypatch
     assert groups(ROWS, halves, SHAPES["w"]) == [everyone[:4], everyone[4:]]
     turned = strategy((2, 4), ((0,), (1,)))  # ranks with the same rows are four apart
     assert groups(ROWS, turned, SHAPES["w"]) == [[rank, rank + 4] for rank in range(4)]
-    monkeypatch.setattr(grouping, "MOST", 3)
+    monkeypatch.setattr(grouping, "MAX_OUTPUTS", 3)
     assert groups(ROWS, COLUMNS, SHAPES["w"]) == [[0, 1, 2], [3, 4, 5], [6, 7]]
 
 

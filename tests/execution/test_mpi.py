@@ -100,7 +100,7 @@ def test_what_has_the_key_in_an_mpi_job_writes_no_core_dump(tmp_path, mpiexec):
         "from tests.support.executors import NO_DUMP, dump_state\n"
         "if __name__ == '__main__':\n"
         "    with open_engine('mpi') as executor:\n"
-        "        answers = executor.ask(dump_state, Secret(bytes(16))).values()\n"
+        "        answers = executor.run_on_each(dump_state, Secret(bytes(16))).values()\n"
         "    assert [*answers, dump_state()] == [NO_DUMP] * 3, answers\n"
     )
     code, errors = finish(start_mpi(*mpiexec[: mpiexec.index("ckpttool") - 1], script))

@@ -3,6 +3,7 @@
 import pytest
 
 from ckpttool.model.catalog import RankCatalog
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.tensors import (
     Extent,
     FileIndex,
@@ -107,3 +108,11 @@ def test_what_ranks_hold_is_told_by_their_headers():
     assert [*shapes.items()] == [(0, (2, 4)), (1, (3, 4)), (2, (2, 4)), (3, (3, 4)), (4, (2, 4))]
     assert catalog.metas_of("d") == {}
     assert catalog.metas == {"w": first["w"].meta, "b": first["b"].meta, "c": other["c"].meta}
+
+
+def test_the_table_of_codes_says_what_of_a_catalog_is_an_error() -> None:
+    codes = ("unfinished", "missing", "leftover")
+    found = {code: Diagnostic(code, "text") for code in codes}
+    catalog = RankCatalog("run", {}, diagnostics=tuple(found.values()))
+    assert catalog.errors() == (found["unfinished"], found["missing"])
+    assert catalog.errors("inspect") == (found["missing"],)

@@ -63,6 +63,15 @@ def test_a_hint_stands_only_where_the_command_has_its_option(command: Command) -
         assert one.for_command(command).text == text
 
 
+def test_the_place_of_a_fact_comes_before_its_message() -> None:
+    one = Diagnostic("leftover", "is it?", "look", where="run")
+    assert (one.message, one.text) == ("is it?", "run: is it? look")
+    assert (one.on_side("A").message, one.on_side("A").text) == ("is it?", "A: run: is it? look")
+    found = Diagnostics()
+    found.add(one, one, one.on_side("A"))
+    assert [diagnostic.where for diagnostic in found] == ["run", "A: run"]
+
+
 def test_each_fact_is_there_once() -> None:
     found = Diagnostics()
     found.add(Diagnostic("missing", "a", ranks=(1,)), Diagnostic("missing", "a", ranks=(2,)))

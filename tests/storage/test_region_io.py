@@ -130,7 +130,7 @@ def traffic(monkeypatch):
 
 def use_kernel(monkeypatch, release):
     monkeypatch.setattr(platform, "release", lambda: release)
-    monkeypatch.setattr(region_io, "_keeps_cache_free", region_io._keeps_cache_free.__wrapped__)
+    monkeypatch.setattr(region_io, "_has_dontcache", region_io._has_dontcache.__wrapped__)
 
 
 @pytest.mark.parametrize("release", ["5.15.0-91-generic", "6.14.2", "6.15.0", "unknown"])

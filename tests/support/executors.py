@@ -202,9 +202,9 @@ class Threads(Cluster):
     def submit(self, fn, /, *args, **kwargs) -> Future:
         self.calls.append(fn)
         again, words = pickle.loads(pickle.dumps((fn, args)))
-        return self._pass_on(self._pool.submit(again, *words, **kwargs))
+        return self._wrap(self._pool.submit(again, *words, **kwargs))
 
-    def ask(self, function, argument):
+    def run_on_each(self, function, argument):
         return self.answers(*pickle.loads(pickle.dumps((function, argument))))
 
     def watch(self) -> None:

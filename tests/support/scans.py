@@ -12,7 +12,7 @@ from ckpttool.errors import CombinedError, PlanError
 
 def notes_of(src: Path | str, *kinds: str, **options: object) -> list[str]:
     """Return the texts of the notes of some kinds, or of all."""
-    found = scan(str(src), SourceOptions(**options)).notes
+    found = scan(str(src), SourceOptions(**options)).diagnostics
     return [note.text for note in found if not kinds or note.code in kinds]
 
 

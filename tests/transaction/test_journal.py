@@ -28,7 +28,7 @@ from ckpttool.transaction.journal import (
     Journal,
     OutputSet,
     acquire_lock,
-    incomplete_reason,
+    find_unfinished_run,
     part_record_path,
     read_journal,
     seal_line,
@@ -235,9 +235,9 @@ def test_at_no_moment_is_what_a_killed_run_left_unmarked(tmp_path, monkeypatch, 
     said = []
 
     def look(*given, **named):
-        said.append(incomplete_reason(tmp_path))
+        said.append(find_unfinished_run(tmp_path))
         answer = real(*given, **named)
-        said.append(incomplete_reason(tmp_path))
+        said.append(find_unfinished_run(tmp_path))
         return answer
 
     monkeypatch.setattr(os, words, look)

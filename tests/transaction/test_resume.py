@@ -729,13 +729,13 @@ def test_a_file_that_the_next_run_had_not_replaced_yet_is_as_good_as_before(tmp_
         assert partial.exists()
         if not manifest:
             (out / MANIFEST).unlink()
-        assert scan(str(file)).problems == ()
+        assert scan(str(file)).errors() == ()
         partial.rename(file)
         for path in (file, out) if manifest else (file,):
-            (problem,) = scan(str(path)).problems
+            (problem,) = scan(str(path)).errors()
             assert f"{file}: {out / JOURNAL} {RENAMED}" in problem.text
         run_well(*ordered_words(out), "--overwrite")
-        assert scan(str(file)).problems == scan(str(out)).problems == ()
+        assert scan(str(file)).errors() == scan(str(out)).errors() == ()
 
 
 @pytest.mark.parametrize("name", ["../x", 5, "\0", "a" * 5000, "\ud800"])
@@ -743,8 +743,8 @@ def test_a_journal_that_tells_of_strange_names_does_no_harm(tmp_path, name):
     run_well(*ordered_words(tmp_path))
     text = json.dumps({"begun": name}) + " 01234567\n"
     (tmp_path / JOURNAL).write_text(text + '{"begun": "rank_0/checkpoint_0.ckpt')
-    assert scan(str(tmp_path)).problems == ()
-    assert scan(str(tmp_path / "rank_0" / "checkpoint_0.ckpt")).problems == ()
+    assert scan(str(tmp_path)).errors() == ()
+    assert scan(str(tmp_path / "rank_0" / "checkpoint_0.ckpt")).errors() == ()
 
 
 @pytest.mark.parametrize("more", [["--crc"], ["--rank", "0-2"]])

@@ -304,7 +304,9 @@ def test_an_error_says_of_which_side_it_is(tmp_path):
         with pytest.raises(PlanError, match=rf"\A{side}: .*no strategy"):
             ckpttool.diff(*sides)
     with pytest.raises(PlanError, match=r"\AB: .*did not end"):
-        ckpttool.diff(a, replace(a, problems=Diagnostic.each("unfinished", ["a run did not end"])))
+        ckpttool.diff(
+            a, replace(a, diagnostics=Diagnostic.each("unfinished", ["a run did not end"]))
+        )
     words = ["diff", CASE / "src", CASE / "src", "-s", CASE / "src_strategy.ckpt"]
     result = run(*words, "--b-step", "7_7")
     assert result.exit_code == 5
