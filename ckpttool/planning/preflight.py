@@ -36,7 +36,7 @@ from ckpttool.planning.missing import find_incomplete_files
 from ckpttool.planning.resolve import (
     ResolvedSources,
     ResolveOptions,
-    no_strategy,
+    no_strategy_error,
     resolve,
 )
 from ckpttool.planning.sources import why_not_full
@@ -718,7 +718,7 @@ def plan_reshard(
     if src_strategy is None and not is_described and not resolve_options.replicated:
         is_merged = isinstance(catalog, MergedCatalog)
         other = "or use split if it holds everything undivided" if is_merged else ""
-        refusal = no_strategy(catalog, other)
+        refusal = no_strategy_error(catalog, other)
     return _plan_and_check(
         catalog,
         src_strategy,

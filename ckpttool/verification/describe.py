@@ -1,6 +1,6 @@
-"""What a checkpoint holds: files, tensors, full shapes and layouts, as one JSON document.
+"""Describe a checkpoint as one JSON document: files, tensors, full shapes and layouts.
 
-What reads contents is imported late: a single file is described from its header, without numpy.
+Modules that read contents are imported late, so that describing a single file needs no numpy.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ def describe(
     executor: Executor | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> Json:
-    """Describe what a checkpoint holds, as ``ckpttool inspect --json`` prints it.
+    """Describe a checkpoint, as ``ckpttool inspect --json`` prints it.
 
     Parameters
     ----------
     catalog
-        What is on disk, from `scan`.
+        The files on disk, from `scan`.
     strategy
-        Its layouts.  With them, or if the checkpoint describes itself, full shapes are described,
-        and some pages of the tensors show whether they are true.
+        The layouts.  With them, or if the checkpoint describes itself, the document has full
+        shapes, and samples of the tensors are checked against them.
     crc
         Verify checksums.
     executor
-        Does the reading; by default the caller's own thread.
+        Reads contents; by default the caller's own thread.
     diagnostics
-        Gets what is wrong, and the notes of the document.
+        Collects problems, and the notes of the document.
 
     Raises
     ------
     PlanError
-        The checkpoint has no use for the strategy.
+        The checkpoint takes no strategy.
 
     Examples
     --------
@@ -63,9 +63,9 @@ def describe(
     if crc:
         from ckpttool.storage.checksums import check_files
 
-        forged, more = check_files(catalog, executor, crc=True)
-        found.failures += forged
-        catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *more))
+        errors, of_checksums = check_files(catalog, executor, crc=True)
+        found.failures += errors
+        catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *of_checksums))
     if isinstance(catalog, MergedCatalog) and strategy is None:
         document = _describe_merged(catalog, found)
     else:
@@ -74,7 +74,7 @@ def describe(
 
 
 def _describe_merged(catalog: MergedCatalog, found: Diagnostics) -> Json:
-    """Describe a file, or several with an index."""
+    """Describe a single file, or several files with an index."""
     found.add(*on_one_of_several(catalog), *catalog.diagnostics)
     if not (catalog.indexes or catalog.errors("inspect")):
         (file,) = catalog.files.values()
@@ -115,7 +115,7 @@ def _describe_file(file: FileIndex) -> Json:
 
 
 def _describe_stored(file: FileIndex) -> Iterator[Json]:
-    """Yield the tensors of a file as they are stored."""
+    """Describe the stored tensors of a file."""
     for meta in (tensor.meta for tensor in file.tensors.values()):
         yield {
             "name": meta.name,
@@ -151,10 +151,11 @@ def _describe_ranks(
     if strategy is not None or isinstance(catalog, SelfDescribedCatalog):
         document["tensors"] = _describe_tensors(catalog, strategy, executor, found)
     else:
-        whole = quarantine_damaged(catalog, Merged())
-        found.failures += [whole.damaged[rank] for rank in catalog.files if rank not in whole.files]
+        checked = quarantine_damaged(catalog, Merged())
+        quarantined = [rank for rank in catalog.files if rank not in checked.files]
+        found.failures += [checked.damaged[rank] for rank in quarantined]
         found.add(*scan_notes(catalog, Merged()))
-        found.add(*filter(None, [redundancy_note(whole, is_deduplicated=None)]))
+        found.add(*filter(None, [redundancy_note(checked, is_deduplicated=None)]))
     document["notes"] = describe_notes(found.of("note", "warning"))
     problems = [problem for error in found.failures for problem in error.problems]
     document["problems"] = [*problems, *(one.text for one in found.errors)]
@@ -173,7 +174,7 @@ def _describe_rank(rank: int, file: FileIndex) -> Json:
 
 
 def _describe_place(rank: int, devices: Mapping[int, Device]) -> Json:
-    """Describe where a rank ran, if a rank table names it."""
+    """Describe the server and the device of a rank, if there is a rank table."""
     if not devices:
         return {}
     device = devices.get(rank)
@@ -183,24 +184,24 @@ def _describe_place(rank: int, devices: Mapping[int, Device]) -> Json:
 def _describe_tensors(
     catalog: Catalog, strategy: Strategy | None, executor: Executor, found: Diagnostics
 ) -> list[Json]:
-    """Describe the full tensors; what contents say against the strategy is a warning here."""
+    """Describe the full tensors."""
     from ckpttool.planning.resolve import ResolveOptions, resolve
 
     if strategy is not None:
         strategy, reasons = strategy.resolve(catalog.metas)
         found.add(*Diagnostic.each("strategy", reasons))
-    seen = Diagnostics("inspect")
+    of_headers = Diagnostics("inspect")
     options = ResolveOptions(unlisted="first")
-    resolved = resolve(catalog, strategy, options, executor, seen, contents="samples")
+    resolved = resolve(catalog, strategy, options, executor, of_headers, contents="samples")
     damaged = resolved.catalog.damaged.values()
     found.failures[:0] = [error for error in damaged if error not in catalog.damaged.values()]
-    found.failures += (error for error in seen.failures if error not in damaged)
-    found.add(*seen, *resolved.content_diagnostics)
+    found.failures += (error for error in of_headers.failures if error not in damaged)
+    found.add(*of_headers, *resolved.content_diagnostics)
     return [_describe_source(source, resolved.sharding) for source in resolved.sources]
 
 
 def describe_layout(source: Source) -> Json:
-    """Describe the full tensor, its slices and its layout."""
+    """Describe a full tensor, its slices and its layout."""
     shape, layout = source.meta.shape, source.layout
     return {
         "name": source.meta.name,
@@ -216,10 +217,10 @@ def describe_layout(source: Source) -> Json:
 
 
 def _describe_shapes(shapes: Iterable[tuple[int, ...]]) -> Json:
-    """Describe the shape of the first slice, and all shapes where slices are not alike."""
-    different = list(map(list, dict.fromkeys(shapes)))
-    more = {"slice_shapes": different} if len(different) > 1 else {}
-    return {"slice_shape": different[0], **more}
+    """Describe the shape of the first slice, and all shapes if slices have several."""
+    distinct = list(map(list, dict.fromkeys(shapes)))
+    more = {"slice_shapes": distinct} if len(distinct) > 1 else {}
+    return {"slice_shape": distinct[0], **more}
 
 
 def _describe_source(source: Source, sharding: Sharding) -> Json:
@@ -239,7 +240,7 @@ def _describe_source(source: Source, sharding: Sharding) -> Json:
 
 
 def _describe_boxes(source: Source, slicing: BoxSlicing) -> Json:
-    """Describe a tensor whose slices the checkpoint describes, as `_describe_source` does."""
+    """Describe a tensor of a checkpoint that describes itself, with the keys of a layout."""
     slices = [(boxes[0].region, [box.rank for box in boxes]) for boxes in slicing.slices]
     return {
         "name": source.meta.name,

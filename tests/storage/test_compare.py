@@ -14,7 +14,7 @@ import ckpttool
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.strategy import Merged
-from ckpttool.planning.replicas import examine_slices, find_difference, slices_of
+from ckpttool.planning.replicas import compare_replicas, find_difference, slices_of
 from ckpttool.planning.sources import find_sources
 from ckpttool.storage.compare import (
     CompareOptions,
@@ -303,7 +303,7 @@ def test_replicas_that_differ_are_found_with_ranks_count_and_first_index(new_fol
     sources = find_sources(catalog, strategy, {}, "first")
     listed = [source for source in sources.found if source.is_listed]
     with ckpttool.open_engine("threads:2") as executor:
-        pairs = examine_slices(
+        pairs = compare_replicas(
             (one for source in listed for one in slices_of(source)),
             executor,
             data.draw(options()),
@@ -368,6 +368,6 @@ def test_a_caller_that_stops_early_cancels_what_has_not_begun(tmp_path):
     sources = find_sources(catalog, Merged(), {}, "first").found
     with ckpttool.open_engine("threads:1") as executor:
         slices = (one for source in sources for one in slices_of(source))
-        found = examine_slices(slices, executor, CompareOptions(task_bytes=1, max_in_flight=8))
+        found = compare_replicas(slices, executor, CompareOptions(task_bytes=1, max_in_flight=8))
         next(found)
         found.close()
