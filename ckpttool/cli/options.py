@@ -94,7 +94,7 @@ def read_key(ctx: click.Context, param: click.Parameter, value: str | None) -> S
 # Keys of click's ``Context.meta``.
 DEBUG = "ckpttool.debug"  # whether to print a traceback
 ANSWERS = "ckpttool.answers"  # whether exit code 1 is an answer
-SIGNALS = "ckpttool.guard"  # the `SignalGuard`
+SIGNALS = "ckpttool.guard"  # the `ckpttool.cli.signals.SignalGuard`
 
 Decorator = Callable[[Callable[..., object]], Callable[..., object]]
 Parameter = Callable[[str, str], Decorator]  # adds a parameter, by its name and heading

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 import ckpttool
-from ckpttool.cli import documents, options, workflow
+from ckpttool.cli import documents, options, tables, workflow
 from ckpttool.cli.progress import show_progress
 from ckpttool.model.diagnostics import severities
 
@@ -76,6 +76,9 @@ def verify(
             executor=executor,
             open_progress=lambda total: show_progress("reading", total, report.hides_progress),
         )
-    documents.print_report(found, deep, crc, report)
+    if report.as_json:
+        tables.print_json(documents.describe_report(found, deep, report.limit))
+    else:
+        tables.print_report(found, deep, crc, report)
     if found.findings:
         click.get_current_context().exit(1)

@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from ckpttool.errors import CkptToolError, PlanError, raise_all
 
 Severity = Literal["note", "warning", "error"]
 Command = Literal["convert", "inspect", "verify", "diff"]  # merge and others convert
+
+SeverityOf: TypeAlias = Mapping[str, Severity | None]  # a column of `CODES`
 
 COMMANDS: tuple[Command, ...] = ("convert", "inspect", "verify", "diff")
 
@@ -182,7 +184,7 @@ OPTIONS: Mapping[str, Collection[Command]] = {
 
 def severities(
     command: Command, *, strict: bool = False, ignore: Collection[str] = ()
-) -> Mapping[str, Severity | None]:
+) -> SeverityOf:
     """Return the column of `CODES` for a command, edited by its options.
 
     Parameters
@@ -298,6 +300,8 @@ class Diagnostics:
     ----------
     failures
         Errors of files and strategies that could not be read.
+    severity_of
+        The column of `CODES` for the command, as the options edit it.
 
     Examples
     --------
@@ -317,7 +321,7 @@ class Diagnostics:
         self.command = command
         self.failures: list[CkptToolError] = []
         self._usual = severities(command)
-        self._severities = severities(command, strict=strict, ignore=ignore)
+        self.severity_of = severities(command, strict=strict, ignore=ignore)
         self._found: dict[tuple[str, str | None, tuple[int, ...], str, str], Diagnostic] = {}
 
     def __iter__(self) -> Iterator[Diagnostic]:
@@ -329,7 +333,7 @@ class Diagnostics:
     def add(self, *found: Diagnostic) -> None:
         """Add new facts; leave out those that the command does not report."""
         for one in found:
-            if self._severities[one.code] is not None:
+            if self.severity_of[one.code] is not None:
                 key = (one.code, one.tensor, one.ranks, one.where, one.message)
                 self._found.setdefault(key, one.for_command(self.command))
 
@@ -340,7 +344,7 @@ class Diagnostics:
 
     def of(self, *wanted: Severity) -> tuple[Diagnostic, ...]:
         """Return the facts of some severities, in the order of finding."""
-        return tuple(one for one in self if self._severities[one.code] in wanted)
+        return tuple(one for one in self if self.severity_of[one.code] in wanted)
 
     @property
     def errors(self) -> tuple[Diagnostic, ...]:
@@ -400,6 +404,8 @@ class Report:
     ----------
     path, step
         ``root`` and ``step`` of the `Catalog`.
+    severity_of
+        The severity of each code, edited by ``ignore``.
     ranks
         Ranks whose file was read.
     tensors
@@ -415,6 +421,7 @@ class Report:
     """
 
     path: str
+    severity_of: SeverityOf
     step: str | None = None
     ranks: tuple[int, ...] = ()
     tensors: int = 0
@@ -425,5 +432,4 @@ class Report:
 
     def count_severities(self) -> Counter[str]:
         """Return how many findings there are of each severity."""
-        column = severities("verify")
-        return Counter(str(column[one.code]) for one in self.findings)
+        return Counter(str(self.severity_of[one.code]) for one in self.findings)

@@ -12,7 +12,10 @@ from dataclasses import replace
 from ckpttool._version import SCHEMA
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.discovery.mindformers_output import find_devices
-from ckpttool.formats.foreign import Device
+from ckpttool.errors import CkptToolError, FormatError
+from ckpttool.formats import format_of_content
+from ckpttool.formats.foreign import Device, identify_foreign, read_group_info, read_rank_table
+from ckpttool.formats.local import is_file, stat_file
 from ckpttool.model.catalog import Catalog, MergedCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics, describe_notes
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
@@ -70,7 +73,19 @@ def describe(
         document = _describe_merged(catalog, found)
     else:
         document = _describe_ranks(catalog, strategy, executor, found)
+    found.failures = _join_replaced(found)
     return {"schema": SCHEMA, **document}
+
+
+def _join_replaced(found: Diagnostics) -> list[CkptToolError]:
+    """Return the errors; that of a file which replicas replace says which."""
+    replaced = {one.path: one.hint for one in found if one.code == "damaged_replica"}
+    return [
+        type(error)(error.path, error.offset, f"{error.reason}; {replaced[error.path]}")
+        if isinstance(error, FormatError) and error.path in replaced
+        else error
+        for error in found.failures
+    ]
 
 
 def _describe_merged(catalog: MergedCatalog, found: Diagnostics) -> Json:
@@ -198,6 +213,38 @@ def _describe_tensors(
     found.failures += (error for error in of_headers.failures if error not in damaged)
     found.add(*of_headers, *resolved.content_diagnostics)
     return [_describe_source(source, resolved.sharding) for source in resolved.sources]
+
+
+def describe_foreign(path: str) -> Json | None:
+    """Describe a graph, an exported model, group information or a rank table; None if it is none.
+
+    Raises
+    ------
+    FormatError
+        It is group information or a rank table, and damaged.
+    """
+    try:
+        if not is_file(path) or format_of_content(path) is not None:
+            return None
+        foreign = identify_foreign(path)
+    except OSError:
+        return None  # the scan of the source reports the error
+    if foreign is None or foreign.kind not in ("graph", "mindir", "group_info", "rank_table"):
+        return None
+    more: Json = {}
+    if foreign.kind == "group_info":
+        info = read_group_info(path)
+        more["groups"] = [{"name": name, "ranks": list(ranks)} for name, ranks in info.groups]
+        more["ckpt_restore_rank_list"] = list(info.restore_ranks)
+    if foreign.kind == "rank_table":
+        table = read_rank_table(path)
+        more["version"] = table.version
+        more["ranks"] = [
+            {"rank": one.rank, "server": one.server, "device": one.device, "device_ip": one.ip}
+            for one in table.devices
+        ]
+    nbytes = stat_file(path).nbytes
+    return {"schema": SCHEMA, "path": path, "kind": foreign.kind, "nbytes": nbytes, **more}
 
 
 def describe_layout(source: Source) -> Json:

@@ -7,6 +7,7 @@ every rank.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
@@ -100,6 +101,10 @@ class Comparison:
     def is_equal(self) -> bool:
         """Whether nothing differs, between the sides and between replicas of a side."""
         return not self.differences and not self.findings
+
+    def count_kinds(self) -> dict[str, int]:
+        """Return how many differences there are of each kind."""
+        return dict(Counter(tensor.kind for tensor in self.differences))
 
 
 def diff(

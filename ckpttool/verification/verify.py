@@ -245,7 +245,9 @@ def verify(
         found.add(*catalog.diagnostics)
         for path in find_manifests(catalog):
             found.add(*check_manifest(catalog, path, executor, deep))
-        return Report(catalog.root, findings=found.findings, notes=found.of("note"))
+        return Report(
+            catalog.root, found.severity_of, findings=found.findings, notes=found.of("note")
+        )
     if strategy is not None and isinstance(catalog, RankCatalog):
         reasons = strategy.resolve(catalog.metas)[1]
         if reasons:
@@ -263,6 +265,7 @@ def verify(
     found.add(*notes)
     return Report(
         catalog.root,
+        found.severity_of,
         catalog.step,
         tuple(resolved.catalog.files),
         len(resolved.catalog.metas),

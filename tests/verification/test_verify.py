@@ -566,6 +566,14 @@ def test_ignored_warnings_are_notes_and_exit_code_0(tmp_path):
     assert run("verify", tmp_path / "m.ckpt", "--ignore", "damaged").exit_code == 2
 
 
+def test_notes_of_verify_are_notes_on_stderr_even_if_merge_warns_of_them():
+    words = ("verify", GOLDEN / "crc_check" / "src", "-s", GOLDEN / "crc_check/src_strategy.ckpt")
+    (note,) = json.loads(run_well(*words, "--json").stdout)["notes"]
+    assert note["kind"] == "unverified"
+    assert run_well(*words).stderr == f"note: {note['text']}\n"
+    assert run_well(*words, "-q").stderr == ""
+
+
 def test_what_stops_verify_has_another_exit_code_than_1(source, tmp_path, monkeypatch):
     assert run("verify", tmp_path / "nothing").exit_code == 2
     assert run(*words(source, "--replicated")).exit_code == 2
