@@ -4,7 +4,6 @@ import ast
 import re
 import subprocess
 import sys
-from collections import Counter
 from importlib import import_module
 from pathlib import Path
 
@@ -51,7 +50,10 @@ def room_of(module: str) -> str | None:
 
 
 def imports(path: Path, tree: ast.AST | None = None) -> set[str]:
-    """Every module that is imported, at the top, inside a function or by its name in a string."""
+    """Every module that is imported, at the top, inside a function or by its name in a string.
+
+    The command line imports the module of a command by the name of the command.
+    """
     found = set()
     for node in ast.walk(tree or TREES[path]):
         if isinstance(node, ast.Import):
@@ -63,6 +65,8 @@ def imports(path: Path, tree: ast.AST | None = None) -> set[str]:
             r"ckpttool(\.(?!json)\w+)+", str(node.value)
         ):
             found.add(str(node.value))
+        elif isinstance(node, ast.JoinedStr) and ast.unparse(node) == "f'ckpttool.cli.{cmd_name}'":
+            found |= {f"ckpttool.cli.{command}" for command in COMMANDS}
     return found
 
 
@@ -95,6 +99,11 @@ def test_imports_go_down_only(path):
         public = {m for m in ours if room_of(m) is None and not m.startswith("ckpttool._version")}
         message = "the public names, but for the version, belong to users and to the command line"
         assert public in (set(), {"ckpttool", "ckpttool.__version__"}, {"ckpttool"}), message
+
+
+def test_imports_by_a_name_in_a_string_are_seen():
+    assert imports(ROOT / "cli" / "main.py") > {f"ckpttool.cli.{command}" for command in COMMANDS}
+    assert imports(ROOT / "formats" / "__init__.py") > {"ckpttool.formats.hdf5"}
 
 
 def test_no_module_imports_itself_by_way_of_others():
@@ -169,17 +178,59 @@ def test_the_library_neither_prints_nor_exits(path):
     assert unpickles == ("pickle" in imports(path))
 
 
-def test_every_code_of_a_diagnostic_is_documented_and_used():
+def codes_given(tree):
+    """The codes that a module gives to diagnostics, by itself or through its own functions."""
+    makers = {"Diagnostic", "Diagnostic.each"}
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    for function in functions:
+        names = [ast.unparse(code) for code in first_arguments(function, makers)]
+        if function.args.args and function.args.args[0].arg in names:
+            makers.add(function.name)
+    codes = first_arguments(tree, makers)
+    for function in functions:
+        for code in first_arguments(function, makers):
+            codes += values_of(function, ast.unparse(code))
+    keywords = [node for node in ast.walk(tree) if isinstance(node, ast.keyword)]
+    codes += [node.value for node in keywords if node.arg == "code"]
+    codes = [one for code in codes for one in alternatives(code)]
+    return {code.value for code in codes if isinstance(code, ast.Constant)}
+
+
+def first_arguments(tree, makers):
+    """The first arguments of the calls of some functions."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return [call.args[0] for call in calls if call.args and ast.unparse(call.func) in makers]
+
+
+def values_of(function, name):
+    """The expressions that a function gives to a name by assignments and loops over tuples."""
+    for node in ast.walk(function):
+        pairs = []
+        if isinstance(node, ast.Assign):
+            pairs = [(target, one) for target in node.targets for one in alternatives(node.value)]
+        elif isinstance(node, ast.For) and isinstance(node.iter, ast.Tuple):
+            pairs = [(node.target, one) for one in node.iter.elts]
+        for target, value in pairs:
+            if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+                of = dict(zip(map(ast.unparse, target.elts), value.elts, strict=True))
+                yield from [of[name]] if name in of else []
+            elif ast.unparse(target) == name:
+                yield value
+
+
+def alternatives(expression):
+    """The values of a conditional expression; of another the expression itself."""
+    if isinstance(expression, ast.IfExp):
+        return [*alternatives(expression.body), *alternatives(expression.orelse)]
+    return [expression]
+
+
+@pytest.mark.source
+def test_every_code_in_the_table_is_given_to_a_diagnostic_and_no_other():
     from ckpttool.model.diagnostics import CODES
 
-    strings = Counter(
-        node.value
-        for name, tree in TREES.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        if not str(name).endswith("diagnostics.py")
-    )
-    assert not [code for code in CODES if not strings[code]]
+    trees = [tree for path, tree in TREES.items() if path.name != "diagnostics.py"]
+    assert set().union(*map(codes_given, trees)) == set(CODES)
 
 
 @pytest.mark.interpreter
@@ -230,6 +281,7 @@ def test_the_start_loads_click_and_next_to_nothing_else(argument):
         "ckpttool._version",
         "ckpttool.cli",
         "ckpttool.cli.main",
+        "ckpttool.cli.signals",
     }
     assert len(loaded) <= 20  # it was 80 when every command was loaded
 

@@ -278,11 +278,6 @@ class RankTable:
     version: str | None
     devices: tuple[Device, ...]
 
-    @property
-    def servers(self) -> tuple[str, ...]:
-        """The servers, in the order of their lowest rank."""
-        return tuple(dict.fromkeys(device.server for device in self.devices))
-
 
 def read_rank_table(path: str) -> RankTable:
     """Return the rank table in a file.

@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from ckpttool.errors import CkptToolError, PlanError, raise_all
 
 Severity = Literal["note", "warning", "error"]
 Command = Literal["convert", "inspect", "verify", "diff"]  # merge and others convert
+
+SeverityOf: TypeAlias = Mapping[str, Severity | None]  # a column of `CODES`
 
 COMMANDS: tuple[Command, ...] = ("convert", "inspect", "verify", "diff")
 
@@ -42,7 +44,9 @@ class Code:
 
 CODES: Mapping[str, Code] = {
     # files
-    "damaged": Code("a file is not what its format says", "error"),
+    "damaged": Code(
+        "a file is not what its format says, or its tensors have bytes in common", "error"
+    ),
     "unreadable": Code("the system cannot read a file", "error"),
     "unsupported": Code("ckpttool cannot read a file", "error"),
     "checksum": Code("a checksum or an authentication tag is wrong", "error"),
@@ -67,7 +71,9 @@ CODES: Mapping[str, Code] = {
     "missing_own": Code(
         "every rank has a value of its own, and that of a missing rank is lost", "warning"
     ),
-    "lacking": Code("a file lacks parameters that its replicas hold", "warning"),
+    "lacking": Code(
+        "a file lacks parameters that its replicas or the other ranks of its stage hold", "warning"
+    ),
     "empty": Code("a file holds no tensor, which may be right", "note"),
     "faulty_replica": Code(
         "a described file is not as described, and others hold all its slices",
@@ -87,7 +93,7 @@ CODES: Mapping[str, Code] = {
     # steps and saves
     "step": Code("which step is read", "note"),
     "older_step": Code("not all ranks have the newest step", "note", {"verify": "warning"}),
-    "mixed_steps": Code("ranks are not of one step", "error"),
+    "mixed_steps": Code("ranks are not of one step, by names or by step counters", "error"),
     "unfinished": Code(
         "the save or the run that wrote it did not finish", "error", {"inspect": "warning"}
     ),
@@ -151,7 +157,7 @@ CODES: Mapping[str, Code] = {
     "shape": Code("shapes do not fit over ranks, or with the strategy", "error"),
     "nan": Code("values are NaN", "warning"),
     "infinite": Code("values are infinite", "warning"),
-    "zero": Code("a weight is all zero", "warning"),
+    "zero": Code("a weight of two or more axes, or one rank's slice of it, is all zero", "warning"),
     "zero_state": Code("values are all zero, as when training begins", "note"),
     # why a command cannot do what was requested
     "source": Code("the input is not a checkpoint that can be read as requested", "error"),
@@ -170,7 +176,7 @@ CODES: Mapping[str, Code] = {
         {"inspect": None, "verify": None, "diff": None},
     ),
     "format": Code("what the format of files means for those who load them", "note"),
-    "manifest": Code("a file is not what its manifest lists", "error"),
+    "manifest": Code("a file is missing or is not what its manifest lists", "error"),
 }
 
 # Option that a hint can name -> the commands that have it.
@@ -182,7 +188,7 @@ OPTIONS: Mapping[str, Collection[Command]] = {
 
 def severities(
     command: Command, *, strict: bool = False, ignore: Collection[str] = ()
-) -> Mapping[str, Severity | None]:
+) -> SeverityOf:
     """Return the column of `CODES` for a command, edited by its options.
 
     Parameters
@@ -298,6 +304,8 @@ class Diagnostics:
     ----------
     failures
         Errors of files and strategies that could not be read.
+    severity_of
+        The column of `CODES` for the command, as the options edit it.
 
     Examples
     --------
@@ -312,10 +320,12 @@ class Diagnostics:
     def __init__(
         self, command: Command = "convert", *, strict: bool = False, ignore: Collection[str] = ()
     ) -> None:
+        if command not in COMMANDS:
+            raise ValueError(f"command={command!r}, expected one of {COMMANDS}")
         self.command = command
         self.failures: list[CkptToolError] = []
         self._usual = severities(command)
-        self._severities = severities(command, strict=strict, ignore=ignore)
+        self.severity_of = severities(command, strict=strict, ignore=ignore)
         self._found: dict[tuple[str, str | None, tuple[int, ...], str, str], Diagnostic] = {}
 
     def __iter__(self) -> Iterator[Diagnostic]:
@@ -327,7 +337,7 @@ class Diagnostics:
     def add(self, *found: Diagnostic) -> None:
         """Add new facts; leave out those that the command does not report."""
         for one in found:
-            if self._severities[one.code] is not None:
+            if self.severity_of[one.code] is not None:
                 key = (one.code, one.tensor, one.ranks, one.where, one.message)
                 self._found.setdefault(key, one.for_command(self.command))
 
@@ -338,7 +348,7 @@ class Diagnostics:
 
     def of(self, *wanted: Severity) -> tuple[Diagnostic, ...]:
         """Return the facts of some severities, in the order of finding."""
-        return tuple(one for one in self if self._severities[one.code] in wanted)
+        return tuple(one for one in self if self.severity_of[one.code] in wanted)
 
     @property
     def errors(self) -> tuple[Diagnostic, ...]:
@@ -398,6 +408,8 @@ class Report:
     ----------
     path, step
         ``root`` and ``step`` of the `Catalog`.
+    severity_of
+        The severity of each code, edited by ``ignore``.
     ranks
         Ranks whose file was read.
     tensors
@@ -413,6 +425,7 @@ class Report:
     """
 
     path: str
+    severity_of: SeverityOf
     step: str | None = None
     ranks: tuple[int, ...] = ()
     tensors: int = 0
@@ -423,5 +436,4 @@ class Report:
 
     def count_severities(self) -> Counter[str]:
         """Return how many findings there are of each severity."""
-        column = severities("verify")
-        return Counter(str(column[one.code]) for one in self.findings)
+        return Counter(str(self.severity_of[one.code]) for one in self.findings)

@@ -21,10 +21,10 @@ from ckpttool.model.layout import Layout
 GRADIENTS = "accu_grads."  # sums over micro batches, which each rank or stage computes for itself
 
 # Prefixes of optimizer state in MindSpore 2.10 (nn, mint and experimental.optim) and MindFormers.
-# Names and shapes identify most state (`ckpttool.planning.optimizer_state.find_owners`).  The list
-# serves other cases: a tensor whose shape is not that of its parameter's slices is suspicious, a
-# statistic has one axis less, and gradients have rules of their own.  Prefixes that are also names
-# of modules are left out (``linear.`` of FTRL, ``prev.`` of Rprop).
+# Names and shapes identify most state (`ckpttool.planning.optimizer_state.match_states_by_name`).
+# The list serves other cases: a tensor whose shape is not that of its parameter's slices is
+# suspicious, a statistic has one axis less, and gradients have rules of their own.  Prefixes that
+# are also names of modules are left out (``linear.`` of FTRL, ``prev.`` of Rprop).
 STATE_PREFIXES = (
     "moments.",  # Momentum, FTRL, THOR
     "moment1.",  # Adam, LazyAdam, AdaMax

@@ -76,7 +76,7 @@ def compute_checksum(
     buffer = memoryview(bytearray(BUFFER_BYTES))
     with open_source(index.file) as file:
         for whole in checksum_parts(index, as_saved):
-            for part in _tile(whole, in_order) if isinstance(whole, Extent) else [whole]:
+            for part in _split_at_known(whole, in_order) if isinstance(whole, Extent) else [whole]:
                 if isinstance(part, bytes):
                     crc = zlib.crc32(part, crc)
                 elif isinstance(part, Extent):
@@ -92,7 +92,7 @@ def _start_of(known: CrcExtent) -> int:
     return known.extent.offset
 
 
-def _tile(extent: Extent, in_order: Sequence[CrcExtent]) -> Iterator[Extent | CrcExtent]:
+def _split_at_known(extent: Extent, in_order: Sequence[CrcExtent]) -> Iterator[Extent | CrcExtent]:
     """Yield the known extents inside an extent, and the unknown extents between them."""
     at, stop = extent.offset, extent.offset + extent.nbytes
     for number in range(bisect_left(in_order, at, key=_start_of), len(in_order)):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import ckpttool
-from ckpttool.cli.main import Terminated
+from ckpttool.cli.signals import Terminated
 from ckpttool.errors import VerifyError
 from ckpttool.execution.execute import CopyOptions, execute
 from ckpttool.formats import hdf5
