@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import ckpttool
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.plan import OutputTensor
-from ckpttool.model.strategy import Strategy
+from ckpttool.model.strategy import Merged
 from ckpttool.planning.replicas import compare_replicas, find_difference, slices_of
 from ckpttool.planning.sources import find_sources
 from ckpttool.storage.compare import (
@@ -29,7 +29,7 @@ from tests.support.checkpoints import cut, oracle, write_ranks
 from tests.support.readers import NUMPY_TYPES, Entry, entry_of
 
 FORMATS = ["ckpt", "hdf5"]
-SINGLE = Strategy({}, 1, 1)
+SINGLE = Merged()
 KINDS = ["Bool", "Int8", "Int64", "UInt64", "BFloat16", "Float16", "Float32", "Float64",
          "Float8E5M2", "Complex64", "Complex128", "Int4"]  # fmt: skip
 
