@@ -31,7 +31,7 @@ from ckpttool.model.slicing import LayoutSlicing, Source
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredTensor
 from ckpttool.model.wording import count, format_ranks, shorten
-from ckpttool.planning.optimizer_state import owners_of_full
+from ckpttool.planning.optimizer_state import match_states_by_shape
 from ckpttool.storage.sampling import Sample, digest, nearness, sample
 
 
@@ -237,7 +237,7 @@ def _rows(listed: Sequence[Source], shards: Mapping[str, int]) -> dict[str, int]
 def _parameters(listed: Sequence[Source]) -> dict[str, str]:
     """Return name to parameter; a name that is not a state maps to itself."""
     metas = {source.meta.name: source.meta for source in listed}
-    owners = owners_of_full(metas, metas)
+    owners = match_states_by_shape(metas, metas)
     return {name: owners.get(name) or parameter_of(name) or name for name in metas}
 
 

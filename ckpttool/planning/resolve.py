@@ -13,7 +13,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from ckpttool.concurrency import InlineExecutor, wait_result
 from ckpttool.discovery.sharded_files import scan_indexed
@@ -26,7 +26,8 @@ from ckpttool.model.strategy import Merged, Replicated, SelfDescribed, Sharding,
 from ckpttool.model.tensors import StoredTensor, TensorMeta, map_of
 from ckpttool.model.wording import count, shorten
 from ckpttool.planning.hidden_shards import has_proven_shard, infer_strategy
-from ckpttool.planning.missing import notes_of_scan, quarantine_damaged
+from ckpttool.planning.missing import quarantine_damaged, scan_notes
+from ckpttool.planning.replicas import replica_problems
 from ckpttool.planning.sources import (
     Agreement,
     Sources,
@@ -39,7 +40,11 @@ from ckpttool.planning.strategy_check import (
     note_written_ranks,
     strategy_notes,
 )
-from ckpttool.planning.unlisted import Unlisted, find_contradictions, find_statistics
+from ckpttool.planning.unlisted import (
+    UnlistedChoice,
+    find_contradictions,
+    find_statistic_candidates,
+)
 from ckpttool.storage.sampling import Sample, digest, find_least, sample
 
 BUFFER_BYTES = 4 << 20  # memory of each worker while contents are compared
@@ -69,13 +74,6 @@ class ResolveOptions:
         Compare all replicas byte for byte; any difference is a problem.
     strict
         Make every warning a problem.
-    contents
-        How much of the contents to read.  ``"headers"``: some pages of optimizer states; the
-        strategy is checked against headers only.  ``"samples"``: some pages of all tensors.
-        ``"slices"``: also every byte of slices that may hide an optimizer shard.  ``"all"``: also
-        every byte of the parameters that are not in the strategy.
-    keep_going
-        Read contents even if headers show problems.
 
     Examples
     --------
@@ -84,13 +82,19 @@ class ResolveOptions:
     """
 
     replicated: bool = False
-    unlisted: Unlisted | None = None
+    unlisted: UnlistedChoice | None = None
     trust_strategy: bool = False
     optimizer_shard: int | None = None
     check_replicas: bool = False
     strict: bool = False
-    contents: Contents = "all"
-    keep_going: bool = False
+
+    def __post_init__(self) -> None:
+        if self.unlisted not in (None, *get_args(UnlistedChoice)):
+            raise ValueError(
+                f"unlisted={self.unlisted!r}, expected one of {get_args(UnlistedChoice)}"
+            )
+        if self.optimizer_shard is not None and self.optimizer_shard < 1:
+            raise ValueError(f"optimizer_shard={self.optimizer_shard}, expected 1 or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,9 @@ def resolve(
     options: ResolveOptions = ResolveOptions(),
     executor: Executor | None = None,
     diagnostics: Diagnostics | None = None,
+    *,
+    contents: Contents = "all",
+    keep_going: bool = False,
 ) -> ResolvedSources:
     """Resolve a checkpoint to full tensors: shapes, layouts and owners of every parameter.
 
@@ -138,11 +145,18 @@ def resolve(
         The layouts; None for a checkpoint that holds full tensors or describes itself, and for
         replicated ranks.  `Merged` reads each file separately, whatever the kind of the catalog.
     options
-        Choices where the strategy does not decide, and how much of the contents to read.
+        Choices where the strategy does not decide.
     executor
         Reads contents; by default the caller's own thread.
     diagnostics
         Collects problems and notes; without it all problems are raised as one error.
+    contents
+        How much of the contents to read.  ``"headers"``: some pages of optimizer states; the
+        strategy is checked against headers only.  ``"samples"``: some pages of all tensors.
+        ``"slices"``: also every byte of slices that may hide an optimizer shard.  ``"all"``: also
+        every byte of the parameters that are not in the strategy, as a conversion needs.
+    keep_going
+        Read contents even if headers show problems.
 
     Raises
     ------
@@ -153,11 +167,12 @@ def resolve(
     --------
     See "From Python" in the README.
     """
-    found = Diagnostics() if diagnostics is None else diagnostics
+    found = Diagnostics(strict=options.strict) if diagnostics is None else diagnostics
     sharding = source_sharding(catalog, strategy, options.replicated)
     if options.replicated:
         catalog = replace(catalog, one_of_several="")
-    resolved = _resolve(catalog, sharding, options, executor or InlineExecutor(), found)
+    executor = executor or InlineExecutor()
+    resolved = _resolve(catalog, sharding, options, contents, keep_going, executor, found)
     if diagnostics is None:
         found.add(*resolved.content_diagnostics)
         found.raise_if_errors()
@@ -168,6 +183,8 @@ def _resolve(
     catalog: Catalog,
     sharding: Sharding,
     options: ResolveOptions,
+    contents: Contents,
+    keep_going: bool,
     executor: Executor,
     diagnostics: Diagnostics,
 ) -> ResolvedSources:
@@ -181,7 +198,7 @@ def _resolve(
         if not sharding.layouts:  # a hand-written strategy without sharded parameters
             sharding = Replicated(sharding.ranks, sharding.files, sharding.notes)
     catalog = note_written_ranks(quarantine_damaged(catalog, sharding), sharding)
-    diagnostics.add(*notes_of_scan(catalog, sharding), *sharding.notes)
+    diagnostics.add(*scan_notes(catalog, sharding), *sharding.notes)
     of_contents = Diagnostics(diagnostics.command)
     agreement: Agreement = {}
     running: frozenset[str] = frozenset()
@@ -190,8 +207,9 @@ def _resolve(
         return find_sources(catalog, sharding, agreement, options.unlisted, running)
 
     sources: Sources | None = None
+    replicas: list[Diagnostic] = []
     try:
-        if options.contents == "all":
+        if contents == "all":
             agreement = compare_contents(catalog, sharding, executor, of_contents)
             differing = [name for name, groups in agreement.items() if len(groups) > 1]
             running = find_running_statistics(catalog, sharding, differing, executor)
@@ -201,19 +219,25 @@ def _resolve(
         problem = _optimizer_shard_problem(sharding, options)
         if problem is not None:
             of_contents.add(problem)
-        elif options.contents == "headers":
+        elif contents == "headers":
             of_contents.add(*find_contradictions(catalog, sharding))
-        elif options.keep_going or not sources.problems:  # contents may only repeat these problems
+        elif keep_going or not (sources.problems or sources.damage):  # else contents repeat these
+            by_samples = contents == "samples"
             sharding, sources = correct_strategy(
-                find, sources, catalog, sharding, executor, options, of_contents
+                find, sources, catalog, sharding, executor, options, by_samples, of_contents
             )
+            if options.check_replicas and not isinstance(sharding, Merged):
+                replicas = replica_problems(catalog, sharding, sources.found, executor)
     except CkptToolError as error:
         diagnostics.failures.append(error)
         sources = sources or find(sharding)
     diagnostics.failures += sources.damage
     diagnostics.add(*sources.problems, *sources.notes)
-    found, shown = tuple(sources.found), tuple(of_contents)
-    return ResolvedSources(catalog, sharding, found, sources.is_deduplicated, shown)
+    # Samples and the comparison may find the same replicas.
+    shown = (one for one in of_contents if not replicas or one.code != "replica")
+    return ResolvedSources(
+        catalog, sharding, tuple(sources.found), sources.is_deduplicated, (*shown, *replicas)
+    )
 
 
 def source_sharding(
@@ -349,7 +373,7 @@ def find_running_statistics(
 
     Their numbers are finite on every rank, and variances are not negative.
     """
-    least = find_statistics(catalog.metas, sharding) if names else {}
+    least = find_statistic_candidates(catalog.metas, sharding) if names else {}
     futures = {
         name: [
             executor.submit(find_least, file.tensors[name], BUFFER_BYTES)
@@ -379,6 +403,7 @@ def correct_strategy(
     sharding: Sharding,
     executor: Executor,
     options: ResolveOptions,
+    by_samples: bool,
     diagnostics: Diagnostics,
 ) -> tuple[Sharding, Sources]:
     """Correct a strategy where contents prove that it is wrong, and find the sources with it.
@@ -394,7 +419,9 @@ def correct_strategy(
     executor
         Reads the contents.
     options
-        Whether to trust the strategy, and how much of the contents to read.
+        Whether to trust the strategy, and which optimizer shard the user requests.
+    by_samples
+        Whether samples are enough to infer an optimizer shard.
     diagnostics
         Collects the contradictions between strategy and contents.
     """
@@ -416,7 +443,7 @@ def correct_strategy(
                 sources.found,
                 executor,
                 options.optimizer_shard,
-                by_samples=options.contents == "samples",
+                by_samples=by_samples,
             )
     if inferred is not None:
         sharding = inferred.strategy

@@ -12,13 +12,16 @@ from dataclasses import replace
 from ckpttool._version import SCHEMA
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.discovery.mindformers_output import find_devices
-from ckpttool.formats.foreign import Device
+from ckpttool.errors import CkptToolError, FormatError
+from ckpttool.formats import format_of_content
+from ckpttool.formats.foreign import Device, identify_foreign, read_group_info, read_rank_table
+from ckpttool.formats.local import is_file, stat_file
 from ckpttool.model.catalog import Catalog, MergedCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics, describe_notes
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Merged, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, map_of
-from ckpttool.planning.missing import note_redundancy, notes_of_scan, quarantine_damaged
+from ckpttool.planning.missing import quarantine_damaged, redundancy_note, scan_notes
 from ckpttool.planning.sources import on_one_of_several, suspected_rank_slices
 
 Json = dict[str, object]
@@ -70,7 +73,19 @@ def describe(
         document = _describe_merged(catalog, found)
     else:
         document = _describe_ranks(catalog, strategy, executor, found)
+    found.failures = _join_replaced(found)
     return {"schema": SCHEMA, **document}
+
+
+def _join_replaced(found: Diagnostics) -> list[CkptToolError]:
+    """Return the errors, with the hint of `damaged_replica` for files that replicas replace."""
+    replaced = {one.path: one.hint for one in found if one.code == "damaged_replica"}
+    return [
+        type(error)(error.path, error.offset, f"{error.reason}; {replaced[error.path]}")
+        if isinstance(error, FormatError) and error.path in replaced
+        else error
+        for error in found.failures
+    ]
 
 
 def _describe_merged(catalog: MergedCatalog, found: Diagnostics) -> Json:
@@ -154,8 +169,8 @@ def _describe_ranks(
         checked = quarantine_damaged(catalog, Merged())
         quarantined = [rank for rank in catalog.files if rank not in checked.files]
         found.failures += [checked.damaged[rank] for rank in quarantined]
-        found.add(*notes_of_scan(catalog, Merged()))
-        found.add(*filter(None, [note_redundancy(checked, is_deduplicated=None)]))
+        found.add(*scan_notes(catalog, Merged()))
+        found.add(*filter(None, [redundancy_note(checked, is_deduplicated=None)]))
     document["notes"] = describe_notes(found.of("note", "warning"))
     problems = [problem for error in found.failures for problem in error.problems]
     document["problems"] = [*problems, *(one.text for one in found.errors)]
@@ -169,7 +184,7 @@ def _describe_rank(rank: int, file: FileIndex) -> Json:
         "format": file.format,
         "nbytes": file.nbytes,
         "tensors": len(file.tensors),
-        **({"beside": list(file.other_paths)} if file.other_paths else {}),
+        **({"beside": list(file.paths[1:])} if len(file.files) > 1 else {}),
     }
 
 
@@ -191,13 +206,45 @@ def _describe_tensors(
         strategy, reasons = strategy.resolve(catalog.metas)
         found.add(*Diagnostic.each("strategy", reasons))
     of_headers = Diagnostics("inspect")
-    options = ResolveOptions(unlisted="first", contents="samples")
-    resolved = resolve(catalog, strategy, options, executor, of_headers)
+    options = ResolveOptions(unlisted="first")
+    resolved = resolve(catalog, strategy, options, executor, of_headers, contents="samples")
     damaged = resolved.catalog.damaged.values()
     found.failures[:0] = [error for error in damaged if error not in catalog.damaged.values()]
     found.failures += (error for error in of_headers.failures if error not in damaged)
     found.add(*of_headers, *resolved.content_diagnostics)
     return [_describe_source(source, resolved.sharding) for source in resolved.sources]
+
+
+def describe_foreign(path: str) -> Json | None:
+    """Describe a graph, an exported model, group information or a rank table; else return None.
+
+    Raises
+    ------
+    FormatError
+        The group information or the rank table is damaged.
+    """
+    try:
+        if not is_file(path) or format_of_content(path) is not None:
+            return None
+        foreign = identify_foreign(path)
+    except OSError:
+        return None  # the scan of the source reports the error
+    if foreign is None or foreign.kind not in ("graph", "mindir", "group_info", "rank_table"):
+        return None
+    more: Json = {}
+    if foreign.kind == "group_info":
+        info = read_group_info(path)
+        more["groups"] = [{"name": name, "ranks": list(ranks)} for name, ranks in info.groups]
+        more["ckpt_restore_rank_list"] = list(info.restore_ranks)
+    if foreign.kind == "rank_table":
+        table = read_rank_table(path)
+        more["version"] = table.version
+        more["ranks"] = [
+            {"rank": one.rank, "server": one.server, "device": one.device, "device_ip": one.ip}
+            for one in table.devices
+        ]
+    nbytes = stat_file(path).nbytes
+    return {"schema": SCHEMA, "path": path, "kind": foreign.kind, "nbytes": nbytes, **more}
 
 
 def describe_layout(source: Source) -> Json:

@@ -7,6 +7,7 @@ every rank.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
@@ -101,6 +102,10 @@ class Comparison:
         """Whether nothing differs, between the sides and between replicas of a side."""
         return not self.differences and not self.findings
 
+    def count_kinds(self) -> dict[str, int]:
+        """Return how many differences there are of each kind."""
+        return dict(Counter(tensor.kind for tensor in self.differences))
+
 
 def diff(
     a: Catalog,
@@ -140,21 +145,21 @@ def diff(
         changed during the run.  Replicas that differ are not an error.
     """
     executor = executor or InlineExecutor()
-    options = replace(options, unlisted=options.unlisted or "rank", keep_going=True)
+    options = replace(options, unlisted=options.unlisted or "rank")
     with require_unmodified_sources(a, b):
         errors: list[CkptToolError] = []
         sides: list[Sequence[Source]] = []
         notes: dict[Diagnostic, str] = {}  # note to its sides
         contradictions: list[Diagnostic] = []
         for side, catalog, given in (("A", a, a_strategy), ("B", b, b_strategy)):
-            found = Diagnostics("diff")
+            found = Diagnostics("diff", strict=options.strict)
             own = replace(
                 options, replicated=options.replicated and isinstance(catalog, RankCatalog)
             )
             if isinstance(catalog, MergedCatalog) and given is None and own.unlisted != "drop":
                 own = replace(own, unlisted="first")  # a single file has no ranks
             try:
-                resolved = resolve(catalog, given, own, executor, found)
+                resolved = resolve(catalog, given, own, executor, found, keep_going=True)
             except (PlanError, StrategyError) as error:
                 errors += [*catalog.damaged.values(), with_side(error, side)]
                 continue

@@ -10,7 +10,7 @@ from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.strategy import Replicated, Sharding
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.model.wording import format_ranks
-from ckpttool.planning.optimizer_state import Owners, odd_shape
+from ckpttool.planning.optimizer_state import ParameterOfState, state_shape_message
 from ckpttool.planning.sources import disagreement, group_ranks
 from ckpttool.planning.unlisted import find_partly_held
 
@@ -45,7 +45,7 @@ def check_types(catalog: Catalog, held: Mapping[int, TensorMeta]) -> Iterator[Di
 
 
 def check_unlisted(
-    catalog: Catalog, sharding: Sharding, held: Mapping[int, TensorMeta], owners: Owners
+    catalog: Catalog, sharding: Sharding, held: Mapping[int, TensorMeta], owners: ParameterOfState
 ) -> Iterator[Diagnostic]:
     """Yield a problem of a parameter that the strategy does not list, if it has one."""
     ranks = tuple(held)
@@ -59,7 +59,7 @@ def check_unlisted(
             found = [Diagnostic("unlisted", text, tensor=meta.name, ranks=ranks)]
         else:
             found = [Diagnostic("shape", text, tensor=meta.name, ranks=ranks)]
-    mismatch = odd_shape(catalog, sharding, meta, owners)
+    mismatch = state_shape_message(catalog, sharding, meta, owners)
     if not found and mismatch is not None:
         found = [Diagnostic("unlisted", mismatch, tensor=meta.name, ranks=ranks)]
     yield from found
@@ -70,12 +70,12 @@ def check_partly_held(
 ) -> Iterator[Diagnostic]:
     """Yield unlisted parameters that only some ranks of their stage have."""
     for one in find_partly_held(catalog, sharding, is_deduplicated):
-        code, ranks = ("unlisted", one.ranks) if one.is_alone else ("lacking", one.missing)
+        code, ranks = ("unlisted", one.ranks) if one.is_on_one_rank else ("lacking", one.missing)
         tensor = one.names[0] if len(one.names) == 1 else None
-        yield Diagnostic(code, one.text, tensor=tensor, ranks=ranks)
+        yield Diagnostic(code, one.message, tensor=tensor, ranks=ranks)
 
 
-def find_incomplete_files(catalog: Catalog) -> Iterator[Diagnostic]:
+def find_truncated_files(catalog: Catalog) -> Iterator[Diagnostic]:
     """Yield files whose tensors are only the first tensors of another file."""
     held = group_ranks(
         tuple(catalog.files),

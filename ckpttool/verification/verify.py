@@ -8,8 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from ckpttool.concurrency import InlineExecutor
-from ckpttool.discovery.scan import SourceOptions, scan_all
-from ckpttool.errors import FormatError, PlanError, StepError, raise_all
+from ckpttool.errors import PlanError, raise_all
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics, Report
 from ckpttool.model.optimizer_names import parameter_of
@@ -17,8 +16,8 @@ from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, TensorMeta
 from ckpttool.model.wording import count, format_ranks, shorten
-from ckpttool.planning.missing import find_lacking
-from ckpttool.planning.optimizer_state import find_owners, owners_of_full
+from ckpttool.planning.missing import find_incomplete_files
+from ckpttool.planning.optimizer_state import match_states_by_name, match_states_by_shape
 from ckpttool.planning.replicas import (
     REMEDY,
     Slice,
@@ -37,7 +36,7 @@ from ckpttool.planning.resolve import (
 )
 from ckpttool.planning.sources import content_decided_names, find_sources
 from ckpttool.planning.strategy_check import limit_to_written_ranks
-from ckpttool.planning.unlisted import OF_ONE_RANK, say_running
+from ckpttool.planning.unlisted import RANK_SPECIFIC_NAMES, running_statistics_message
 from ckpttool.storage.checksums import check_files
 from ckpttool.storage.compare import CompareOptions, Index, TensorStats
 from ckpttool.transaction.manifest import require_unmodified_sources
@@ -46,7 +45,7 @@ from ckpttool.verification.headers import (
     check_types,
     check_unlisted,
     find_damage,
-    find_incomplete_files,
+    find_truncated_files,
 )
 from ckpttool.verification.manifest_check import check_manifest, find_manifests, fingerprint
 
@@ -130,7 +129,7 @@ def check_contents(
         key = source.meta.name, stage
         tallies.setdefault(key, _Tally()).add(one, stats)
         metas[source.meta.name] = source.meta
-    states = owners_of_full((), metas)
+    states = match_states_by_shape((), metas)
     zeros: list[str] = []
     for (name, _), tally in tallies.items():
         findings += _find_nonfinite(name, tally)
@@ -142,7 +141,8 @@ def check_contents(
     if in_statistics:
         names = [finding.tensor for finding in in_statistics if finding.tensor is not None]
         ranks = tuple(sorted({rank for finding in in_statistics for rank in finding.ranks}))
-        text = f"{say_running(names, ranks)}; merge --unlisted first takes the lowest rank's"
+        text = running_statistics_message(names, ranks)
+        text += "; merge --unlisted first takes the lowest rank's"
         findings.append(Diagnostic("unlisted", text, ranks=ranks))
     if zeros:
         text = f"all elements are zero, as they are when training begins: {shorten(zeros)}"
@@ -153,7 +153,7 @@ def check_contents(
 def find_differences(one: Slice, stats: TensorStats, sharding: Sharding) -> Iterator[Diagnostic]:
     """Yield a finding if the replicas of a slice differ and should not."""
     source, name = one.source, one.source.meta.name
-    if name in OF_ONE_RANK:
+    if name in RANK_SPECIFIC_NAMES:
         return
     if source.has_layout or isinstance(sharding, Merged | Replicated):
         finding = find_difference(one, stats)
@@ -198,26 +198,6 @@ def _lower_index(a: Index | None, b: Index | None) -> Index | None:
 OpenProgress = Callable[[int], AbstractContextManager[Callable[[int], None]]]
 
 
-def scan_to_verify(
-    src: str,
-    options: SourceOptions = SourceOptions(),
-    *,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Catalog:
-    """Scan a checkpoint; problems that `scan` raises are in the catalog.
-
-    A single file may be damaged, ranks may have no step in common, files may differ from their
-    index, and a run may have ended before it completed a file.
-    """
-    try:
-        return scan_all(src, options, on_progress=on_progress)
-    except StepError as error:
-        mixed = Diagnostic.each("mixed_steps", error.problems)
-        return RankCatalog(src, {}, diagnostics=mixed)
-    except FormatError as error:
-        return MergedCatalog(src, {}, damaged={0: error})
-
-
 def verify(
     catalog: Catalog,
     strategy: Strategy | None = None,
@@ -234,7 +214,7 @@ def verify(
     Parameters
     ----------
     catalog
-        The checkpoint, from `scan` or from `scan_to_verify`.
+        The checkpoint, from `scan`; with ``command="verify"`` its files may be damaged.
     strategy
         The layouts.  Without them each file is verified separately, unless the checkpoint describes
         itself.
@@ -265,7 +245,9 @@ def verify(
         found.add(*catalog.diagnostics)
         for path in find_manifests(catalog):
             found.add(*check_manifest(catalog, path, executor, deep))
-        return Report(catalog.root, findings=found.findings, notes=found.of("note"))
+        return Report(
+            catalog.root, found.severity_of, findings=found.findings, notes=found.of("note")
+        )
     if strategy is not None and isinstance(catalog, RankCatalog):
         reasons = strategy.resolve(catalog.metas)[1]
         if reasons:
@@ -283,6 +265,7 @@ def verify(
     found.add(*notes)
     return Report(
         catalog.root,
+        found.severity_of,
         catalog.step,
         tuple(resolved.catalog.files),
         len(resolved.catalog.metas),
@@ -306,9 +289,12 @@ def _resolve(
     Contents correct the strategy only with ``deep``.
     """
     contents: Contents = "slices" if deep else "headers"
-    options = replace(options, unlisted="first", contents=contents, keep_going=True)
+    options = replace(options, unlisted="first", check_replicas=False)  # ``deep`` reads them all
     has_none = strategy is None and isinstance(catalog, RankCatalog) and not options.replicated
-    return resolve(catalog, Merged() if has_none else strategy, options, executor, diagnostics)
+    given = Merged() if has_none else strategy
+    return resolve(
+        catalog, given, options, executor, diagnostics, contents=contents, keep_going=True
+    )
 
 
 @contextmanager
@@ -447,14 +433,14 @@ class _Verification:
                 self.found.add(Diagnostic("doubt", text))
             for name in self.catalog.metas:
                 self.found.add(*check_types(self.catalog, self.catalog.metas_of(name)))
-            self.found.add(*find_incomplete_files(self.catalog))
+            self.found.add(*find_truncated_files(self.catalog))
             return
-        owners = find_owners(self.sharding.layouts, self.catalog.metas)
+        owners = match_states_by_name(self.sharding.layouts, self.catalog.metas)
         for source in sources:
             held = self.catalog.metas_of(source.meta.name)
             if not source.has_layout:
                 self.found.add(*check_unlisted(self.catalog, self.sharding, held, owners))
-        self.found.add(*find_lacking(self.catalog, sources))
+        self.found.add(*find_incomplete_files(self.catalog, sources))
         self.found.add(
             *check_partly_held(self.catalog, self.sharding, self.resolved.is_deduplicated)
         )
