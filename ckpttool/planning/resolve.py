@@ -221,7 +221,7 @@ def _resolve(
             of_contents.add(problem)
         elif contents == "headers":
             of_contents.add(*find_contradictions(catalog, sharding))
-        elif keep_going or not (sources.problems or sources.damage):  # else it may repeat these
+        elif keep_going or not (sources.problems or sources.damage):  # else contents repeat these
             by_samples = contents == "samples"
             sharding, sources = correct_strategy(
                 find, sources, catalog, sharding, executor, options, by_samples, of_contents
@@ -419,7 +419,9 @@ def correct_strategy(
     executor
         Reads the contents.
     options
-        Whether to trust the strategy, and how much of the contents to read.
+        Whether to trust the strategy, and which optimizer shard the user requests.
+    by_samples
+        Whether samples are enough to infer an optimizer shard.
     diagnostics
         Collects the contradictions between strategy and contents.
     """

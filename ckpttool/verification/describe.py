@@ -78,7 +78,7 @@ def describe(
 
 
 def _join_replaced(found: Diagnostics) -> list[CkptToolError]:
-    """Return the errors; that of a file which replicas replace says which."""
+    """Return the errors, with the hint of `damaged_replica` for files that replicas replace."""
     replaced = {one.path: one.hint for one in found if one.code == "damaged_replica"}
     return [
         type(error)(error.path, error.offset, f"{error.reason}; {replaced[error.path]}")
@@ -216,12 +216,12 @@ def _describe_tensors(
 
 
 def describe_foreign(path: str) -> Json | None:
-    """Describe a graph, an exported model, group information or a rank table; None if it is none.
+    """Describe a graph, an exported model, group information or a rank table; else return None.
 
     Raises
     ------
     FormatError
-        It is group information or a rank table, and damaged.
+        The group information or the rank table is damaged.
     """
     try:
         if not is_file(path) or format_of_content(path) is not None:
