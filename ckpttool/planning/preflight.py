@@ -39,7 +39,7 @@ from ckpttool.planning.resolve import (
     no_strategy,
     resolve,
 )
-from ckpttool.planning.sources import why_not_full
+from ckpttool.planning.sources import not_full_message
 from ckpttool.planning.targets import ShardedOutput, StrategySidecar
 from ckpttool.storage.checksums import check_files
 from ckpttool.storage.files import PARTIAL, access_problem, is_there
@@ -480,7 +480,7 @@ def _check_contents(
     """Add what contents say against a plan; return None if they cannot be read."""
     catalog, sharding, doubts = resolved.catalog, resolved.sharding, resolved.doubts
     if isinstance(sharding, Merged) or isinstance(catalog, MergedCatalog):
-        diagnostics.add(*Diagnostic.each("strategy", filter(None, [why_not_full(catalog)])))
+        diagnostics.add(*Diagnostic.each("strategy", filter(None, [not_full_message(catalog)])))
     differing: list[str] = []
     if plan is not None and not isinstance(sharding, Merged):
         try:

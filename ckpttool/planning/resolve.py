@@ -28,7 +28,7 @@ from ckpttool.model.wording import count, shorten
 from ckpttool.planning.hidden_shards import find_shards, show_shard
 from ckpttool.planning.missing import quarantine_damaged, scan_notes
 from ckpttool.planning.sources import (
-    Agreement,
+    ContentGroups,
     Sources,
     content_decided_names,
     find_sources,
@@ -190,20 +190,20 @@ def _resolve(
     catalog = note_written_ranks(quarantine_damaged(catalog, sharding), sharding)
     diagnostics.add(*scan_notes(catalog, sharding), *sharding.notes)
     doubts = Diagnostics(diagnostics.command)
-    agreement: Agreement = {}
+    content_groups: ContentGroups = {}
     running: frozenset[str] = frozenset()
 
     def find(sharding: Sharding) -> Sources:
-        return find_sources(catalog, sharding, agreement, options.unlisted, running)
+        return find_sources(catalog, sharding, content_groups, options.unlisted, running)
 
     sources: Sources | None = None
     try:
         if options.contents == "all":
-            agreement = compare_contents(catalog, sharding, executor, doubts)
-            differing = [name for name, groups in agreement.items() if len(groups) > 1]
+            content_groups = compare_contents(catalog, sharding, executor, doubts)
+            differing = [name for name, groups in content_groups.items() if len(groups) > 1]
             running = find_running(catalog, sharding, differing, executor)
         else:
-            agreement = sample_states(catalog, sharding, executor)
+            content_groups = sample_states(catalog, sharding, executor)
         sources = find(sharding)
         problem = shard_problem(sharding, options)
         if problem is not None:
@@ -287,7 +287,7 @@ def _on_index(catalog: Catalog) -> PlanError | None:
 
 def compare_contents(
     catalog: Catalog, sharding: Sharding, executor: Executor, doubts: Diagnostics
-) -> Agreement:
+) -> ContentGroups:
     """Group the ranks by equal content, for every parameter of which the contents decide.
 
     A note is added on parameters whose contents tell nothing: one rank's slice may look like all.
@@ -315,7 +315,7 @@ def compare_contents(
     }
 
 
-def sample_states(catalog: Catalog, sharding: Sharding, executor: Executor) -> Agreement:
+def sample_states(catalog: Catalog, sharding: Sharding, executor: Executor) -> ContentGroups:
     """Group the ranks by equal samples, for what may be optimizer state by name and shape.
 
     Samples tell state from parameters that are replicated; see `find_sources`.
