@@ -366,9 +366,48 @@ class _Search:
             layouts = correct_layouts(catalog, sharding, name, self.parameter_of_state)
             self.corrected += [name] if layouts != sharding.layouts[name] else []
         origin = Listed() if parameter is None else FollowsParameter(parameter)
-        source = _sharded_source(catalog, layouts, name, ranks, origin, self.missing, self.sources)
-        if source is not None:
-            self.sources.found.append(source)
+        self._add_sharded(name, ranks, layouts, origin)
+
+    def _add_sharded(
+        self, name: str, ranks: Sequence[int], layouts: Sequence[Layout], origin: Origin
+    ) -> None:
+        """Add the source of a parameter that has layouts, or its problems or missing slices.
+
+        A parameter shared by stages is taken from the lowest stage that holds all of it.
+        """
+        catalog, sources = self.catalog, self.sources
+        metas, tensors = catalog.metas_of(name), catalog.tensors_of(name)
+        dtypes = group_by_meta(metas, lambda meta: meta.dtype)
+        if len(dtypes) > 1:
+            text = disagreement_message(catalog, name, "element type", dtypes)
+            sources.problems.append(Diagnostic("dtype", text, tensor=name, ranks=tuple(ranks)))
+            return
+        chosen: Source | None = None
+        first_gaps: tuple[tuple[int, ...], ...] = ()
+        for listed in layouts:
+            stage_ranks = listed.ranks
+            held = {rank: meta for rank, meta in metas.items() if rank in stage_ranks}
+            present = tuple(held)
+            if not present:
+                continue
+            joined = infer_full_tensor(catalog, listed, held)
+            if isinstance(joined, str):
+                problem = Diagnostic("shape", joined, tensor=name, ranks=present)
+                sources.problems.append(problem)
+                return
+            layout, meta = joined
+            gaps = layout.gaps(present)
+            if not gaps and chosen is None:
+                chosen = Source(meta, LayoutSlicing(layout, meta.shape, tensors), origin)
+            elif not gaps and chosen is not None and chosen.meta.shape != meta.shape:
+                text = _stage_shapes_message(chosen, meta, layout, catalog.files[present[0]].path)
+                sources.problems.append(Diagnostic("shape", text, tensor=name, ranks=tuple(ranks)))
+            first_gaps = first_gaps or gaps
+        if chosen is not None:
+            sources.found.append(chosen)
+            return
+        for owners in first_gaps or [tuple(layouts[0].ranks)]:
+            self.missing[owners].append(name)
 
     def _is_contradicted(self, name: str, slice_owners: Iterable[Sequence[int]]) -> bool:
         """Return whether contents show that a tensor is not an optimizer state.
@@ -513,53 +552,6 @@ def full_source(
     layout = Layout.unsharded(len(meta.shape), 1, rank)
     slicing = LayoutSlicing(layout, meta.shape, catalog.tensors_of(name))
     return Source(meta, slicing, NotInStrategy(rank_cycle))
-
-
-def _sharded_source(
-    catalog: Catalog,
-    layouts: Sequence[Layout],
-    name: str,
-    ranks: Sequence[int],
-    origin: Origin,
-    missing: dict[tuple[int, ...], list[str]],
-    sources: Sources,
-) -> Source | None:
-    """Return the source of a parameter that has layouts; None if there are problems.
-
-    A parameter shared by stages is taken from the lowest stage that holds all of it.
-    """
-    files = catalog.files
-    metas, tensors = catalog.metas_of(name), catalog.tensors_of(name)
-    dtypes = group_by_meta(metas, lambda meta: meta.dtype)
-    if len(dtypes) > 1:
-        text = disagreement_message(catalog, name, "element type", dtypes)
-        sources.problems.append(Diagnostic("dtype", text, tensor=name, ranks=tuple(ranks)))
-        return None
-    chosen: Source | None = None
-    first_gaps: tuple[tuple[int, ...], ...] = ()
-    for listed in layouts:
-        stage_ranks = listed.ranks
-        held = {rank: meta for rank, meta in metas.items() if rank in stage_ranks}
-        present = tuple(held)
-        if not present:
-            continue
-        joined = infer_full_tensor(catalog, listed, held)
-        if isinstance(joined, str):
-            problem = Diagnostic("shape", joined, tensor=name, ranks=present)
-            sources.problems.append(problem)
-            return None
-        layout, meta = joined
-        gaps = layout.gaps(present)
-        if not gaps and chosen is None:
-            chosen = Source(meta, LayoutSlicing(layout, meta.shape, tensors), origin)
-        elif not gaps and chosen is not None and chosen.meta.shape != meta.shape:
-            text = _stage_shapes_message(chosen, meta, layout, files[present[0]].path)
-            sources.problems.append(Diagnostic("shape", text, tensor=name, ranks=tuple(ranks)))
-        first_gaps = first_gaps or gaps
-    if chosen is None:
-        for owners in first_gaps or [tuple(layouts[0].ranks)]:
-            missing[owners].append(name)
-    return chosen
 
 
 def _stage_shapes_message(chosen: Source, meta: TensorMeta, layout: Layout, path: str) -> str:
