@@ -570,9 +570,9 @@ def _full_sources(catalog: Catalog, unlisted: UnlistedChoice | None) -> Sources:
     sources.notes += one_of_several_notes(catalog)
     slices = suspected_rank_slices(catalog)
     if slices:
-        question, note = _settle_slices(catalog, slices, unlisted)
-        sources.problems += [Diagnostic("unlisted", question)] if question else []
-        sources.notes += [note] if note else []
+        is_decided = unlisted in ("drop", "first")
+        diagnostics = sources.notes if is_decided else sources.problems
+        diagnostics.append(_rank_slices_diagnostic(catalog, slices, unlisted))
     for rank, file in catalog.files.items():
         kept = (name for name in file.tensors if unlisted != "drop" or name not in slices)
         sources.found += [full_source(catalog, name, rank) for name in kept]
@@ -637,20 +637,18 @@ def _find_parameter(
     return parameter if has_same_shape else parameter_of(name) or name
 
 
-def _settle_slices(
+def _rank_slices_diagnostic(
     catalog: Catalog, slices: Mapping[str, str], unlisted: UnlistedChoice | None
-) -> tuple[str | None, Diagnostic | None]:
+) -> Diagnostic:
     """Return the problem of `suspected_rank_slices`, or the note on the user's choice."""
-    listed = f"{catalog.root}: {shorten(slices.values())}"
+    found = f"{catalog.root}: {shorten(slices.values())}"
     if unlisted == "drop":
-        return None, Diagnostic("dropped", f"{listed}: perhaps rank 0's slices only: dropped")
+        return Diagnostic("dropped", f"{found}: perhaps rank 0's slices only: dropped")
     if unlisted == "first":
-        return None, Diagnostic(
-            "decided", f"{listed}: perhaps rank 0's slices only: taken as they are"
-        )
-    text = f"{listed}: not in the index, so only rank 0's, of which it may have a slice; "
+        return Diagnostic("decided", f"{found}: perhaps rank 0's slices only: taken as they are")
+    text = f"{found}: not in the index, so only rank 0's, of which it may have a slice; "
     text += "leave out what is one with --unlisted drop, or take all as it is with --unlisted first"
-    return text, None
+    return Diagnostic("unlisted", text)
 
 
 @dataclass(slots=True)
@@ -780,7 +778,6 @@ def _is_conclusive(catalog: Catalog, layout: Layout) -> bool:
     """Return whether the files at hand show for every slice whether it was saved."""
     if all(rank in catalog.files for rank in layout.ranks):
         return True
-    groups = (layout.owners(index) for index in layout.slice_indices())
     return hold_same_parameters(catalog, layout.ranks) and all(
-        any(rank in catalog.files for rank in owners) for owners in groups
+        any(rank in catalog.files for rank in owners) for owners in layout.slice_owners()
     )
