@@ -29,8 +29,8 @@ from ckpttool.model.slicing import (
     NotInStrategy,
     Origin,
     Source,
+    described_state_message,
     follow,
-    odd_state,
 )
 from ckpttool.model.strategy import Merged, Replicated, SelfDescribed, Sharding, Strategy
 from ckpttool.model.tensors import TensorMeta, map_of, part_names
@@ -517,7 +517,7 @@ def _state_shape_message(
     parameter = catalog.description.tensors.get(
         _parameter_of_same_shape(meta.name, parameter_of_state)
     )
-    return None if parameter is None else odd_state(parameter, meta)
+    return None if parameter is None else described_state_message(parameter, meta)
 
 
 def _differs_between_ranks(catalog: Catalog, name: str, groups: RankGroups) -> bool:
