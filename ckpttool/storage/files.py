@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ckpttool.errors import VerifyError, add_note, describe_os_error, notes_of
 from ckpttool.formats import get_format
-from ckpttool.formats.local import ABSENT
+from ckpttool.formats.local import ABSENT, identify_file
 from ckpttool.model.plan import OutputFile
 from ckpttool.model.tensors import FileIndex, Stamp, TensorMeta
 
@@ -264,7 +264,7 @@ def publish(path: Path, output: OutputFile, before: Callable[[int], None]) -> in
 
     Before the rename, read the header back and call ``before`` with the size.
     """
-    found = get_format(output.format).read_index(str(path))
+    found = get_format(output.format).read_index(identify_file(str(path)))
     _check_header(output, [tensor.meta for tensor in found.tensors.values()])
     before(found.nbytes)
     path.replace(output.path)

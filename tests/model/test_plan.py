@@ -10,6 +10,7 @@ import pytest
 from ckpttool.model.catalog import MergedCatalog
 from ckpttool.model.plan import Target, Term, number_files
 from ckpttool.model.region import Region
+from ckpttool.model.tensors import StoredFile
 from ckpttool.storage.region_io import FlatFiles, read_band
 from ckpttool.transaction.manifest import plan_digest
 from tests.support.checkpoints import ONE_STAGE, catalog_of, slice_catalog, with_names
@@ -93,7 +94,7 @@ def test_nothing_but_what_goes_apart_is_one_file():
 
 def test_a_source_of_several_files_is_read_from_each():
     files = catalog_of({0: {"a": (4,)}, 1: {"b": (4,)}}).files
-    plan = merged(MergedCatalog("m", files, indexes=("i",)))
+    plan = merged(MergedCatalog("m", files, documents=(StoredFile("i"),)))
     parts = number_files(plan, 1000, lambda number, count: f"{number}")
     (output,) = parts
     pieces = [piece for tensor in output.tensors for piece in tensor.pieces(tensor.region)]

@@ -11,7 +11,7 @@ from ckpttool.model.diagnostics import Diagnostics
 from ckpttool.model.plan import Target
 from ckpttool.model.region import Region
 from ckpttool.model.strategy import Merged
-from ckpttool.model.tensors import FileIndex, TensorMeta
+from ckpttool.model.tensors import FileIndex, StoredFile, TensorMeta
 from ckpttool.planning.missing import scan_notes
 from ckpttool.planning.resolve import ResolvedSources
 from ckpttool.planning.sources import find_sources
@@ -26,7 +26,7 @@ def catalog_of_entries(ranks) -> Catalog:
     for rank, entries in ranks.items():
         metas = [TensorMeta(name, entry.dtype, entry.shape) for name, entry in entries.items()]
         tensors = {meta.name: stored(meta, f"rank_{rank}") for meta in metas}
-        files[rank] = FileIndex(f"rank_{rank}", "ckpt", 1, tensors)
+        files[rank] = FileIndex((StoredFile(f"rank_{rank}"),), "ckpt", 1, tensors)
     return RankCatalog("run", files)
 
 
