@@ -39,7 +39,7 @@ from ckpttool.planning.resolve import (
     no_strategy_error,
     resolve,
 )
-from ckpttool.planning.sources import why_not_full
+from ckpttool.planning.sources import not_full_message
 from ckpttool.planning.targets import ShardedOutput, StrategySidecar
 from ckpttool.storage.checksums import check_files
 from ckpttool.storage.files import PARTIAL, access_problem, is_there
@@ -479,7 +479,7 @@ def _check_contents(resolved: ResolvedSources, plan: Plan | None, diagnostics: D
     """Add the problems that contents show, and those of a merged source that may be slices."""
     catalog, sharding = resolved.catalog, resolved.sharding
     if isinstance(sharding, Merged) or isinstance(catalog, MergedCatalog):
-        diagnostics.add(*Diagnostic.each("strategy", filter(None, [why_not_full(catalog)])))
+        diagnostics.add(*Diagnostic.each("strategy", filter(None, [not_full_message(catalog)])))
     elif plan is not None and not resolved.is_deduplicated:
         diagnostics.add(
             *(

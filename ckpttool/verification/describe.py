@@ -22,7 +22,7 @@ from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Merged, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, map_of
 from ckpttool.planning.missing import quarantine_damaged, redundancy_note, scan_notes
-from ckpttool.planning.sources import on_one_of_several, suspected_rank_slices
+from ckpttool.planning.sources import one_of_several_notes, suspected_rank_slices
 
 Json = dict[str, object]
 
@@ -90,7 +90,7 @@ def _join_replaced(found: Diagnostics) -> list[CkptToolError]:
 
 def _describe_merged(catalog: MergedCatalog, found: Diagnostics) -> Json:
     """Describe a single file, or several files with an index."""
-    found.add(*on_one_of_several(catalog), *catalog.diagnostics)
+    found.add(*one_of_several_notes(catalog), *catalog.diagnostics)
     if not (catalog.indexes or catalog.errors("inspect")):
         (file,) = catalog.files.values()
         text = (

@@ -17,8 +17,8 @@ from tests.support.checkpoints import ONE_STAGE, catalog_of, slice_catalog, with
 from tests.support.in_memory import plan_in_memory
 
 
-def merged(catalog, strategy=None, agreement=None):
-    return plan_in_memory(catalog, strategy, Target("ckpt", {0: "out"}), agreement or {})
+def merged(catalog, strategy=None, content_groups=None):
+    return plan_in_memory(catalog, strategy, Target("ckpt", {0: "out"}), content_groups or {})
 
 
 def names_in_parts(plan, limit):
@@ -61,8 +61,8 @@ def test_tensors_without_elements_take_no_room():
 
 def test_what_the_strategy_does_not_list_goes_apart():
     catalog = with_names({"w": (2, 4), "step": (), "table": (3, 3), "adam_m.w": (2, 4)})
-    agreement = dict.fromkeys(("step", "table"), ((0, 1, 2, 3),))
-    plan = merged(catalog, ONE_STAGE, agreement)
+    content_groups = dict.fromkeys(("step", "table"), ((0, 1, 2, 3),))
+    plan = merged(catalog, ONE_STAGE, content_groups)
     assert names_in_parts(plan, 1000) == {
         "0/1": ("w", "adam_m.w"),
         "None/1": ("step", "table"),
