@@ -21,7 +21,8 @@ from ckpttool.formats.encryption import mode_of
 from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.local import open_file
 from ckpttool.formats.sandbox import Sandbox
-from ckpttool.model.tensors import FileIndex, Secret, SharedHeader, refuse_shared_extents
+from ckpttool.model.tensors import FileIndex, SharedHeader, refuse_shared_extents
+from ckpttool.secret import Secret
 
 if TYPE_CHECKING:
     from ckpttool.formats.header_cache import HeaderCache

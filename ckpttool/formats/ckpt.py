@@ -96,7 +96,6 @@ from ckpttool.model.tensors import (
     Extent,
     FileIndex,
     FileStamp,
-    Secret,
     StoredFile,
     StoredTensor,
     TensorMeta,
@@ -105,6 +104,7 @@ from ckpttool.model.tensors import (
     map_problems,
     part_names,
 )
+from ckpttool.secret import Secret
 
 MAX_RECORD_BYTES = 512 << 20  # contents of one record, as MindSpore (SLICE_SIZE); protobuf: < 2 GiB
 _TRAILER = b"crc_num"

@@ -1,0 +1,62 @@
+"""Keys: bytes that are not shown, in processes that write no core dumps."""
+
+from __future__ import annotations
+
+import resource
+from contextlib import suppress
+from functools import cache
+
+PR_SET_DUMPABLE = 4  # of Linux, <sys/prctl.h>
+
+
+@cache  # once in a process; forked processes inherit both settings
+def forbid_core_dumps() -> None:
+    """Forbid this process to write core dumps.
+
+    A limit of 0 bytes stops dumps into files.  On Linux a process that is not "dumpable" is not
+    dumped to a program that collects dumps either.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(ImportError, OSError, AttributeError):  # a Python without ctypes; no Linux
+        from ctypes import CDLL
+
+        CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+class Secret:
+    """Bytes that are shown nowhere: not by ``repr``, ``str``, a traceback or a dataclass.
+
+    A pickle holds them, because a worker in another process needs them.  Such pickles go to workers
+    and nowhere else.  A process that makes or unpickles a secret writes no core dump from then on.
+
+    Examples
+    --------
+    >>> key = Secret(b"0123456789abcdef")
+    >>> print(key, [key], len(key))
+    Secret(...) [Secret(...)] 16
+    """
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: bytes) -> None:
+        forbid_core_dumps()
+        self._value = value
+
+    def __reduce__(self) -> tuple[type[Secret], tuple[bytes]]:
+        return Secret, (self._value,)  # a worker makes its own with __init__
+
+    def reveal(self) -> bytes:
+        """Return the bytes."""
+        return self._value
+
+    def __len__(self) -> int:
+        return len(self._value)
+
+    def __repr__(self) -> str:
+        return "Secret(...)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and self._value == other._value
+
+    def __hash__(self) -> int:
+        return hash(self._value)
