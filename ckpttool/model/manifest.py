@@ -44,6 +44,7 @@ from ckpttool.model.tensors import TensorMeta
 
 SCHEMA = 1
 MANIFEST = "ckpttool.json"  # also the ending of that of a single file
+PART_RECORD = "ckpttool-part-"  # instead of MANIFEST in the name of a part's record
 JOURNAL = ".journal"  # behind the name of what a run writes last, while it lasts
 UNIT_BYTES = 8 << 20  # a task holds whole units of all outputs that it writes side by side
 

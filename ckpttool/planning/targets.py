@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ckpttool.errors import PlanError, StrategyError
+from ckpttool.errors import StrategyError
 from ckpttool.formats import format_of_suffix
 from ckpttool.formats.weight_index import (
     PART_ATTRS,
@@ -25,7 +25,7 @@ from ckpttool.formats.weight_index import (
 from ckpttool.model.catalog import MergedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.layout import Layout, fold_layout
-from ckpttool.model.manifest import MANIFEST
+from ckpttool.model.manifest import MANIFEST, PART_RECORD
 from ckpttool.model.plan import Document, NotListed, Plan, Target, Transfer, number_files
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Strategy
@@ -40,7 +40,7 @@ from ckpttool.planning.optimizer_state import (
     target_layouts,
 )
 from ckpttool.planning.resolve import ResolvedSources
-from ckpttool.storage.files import is_there, is_within, write_document
+from ckpttool.storage.files import is_within
 from ckpttool.strategy_files.writer import encode_strategy, name_problem
 
 
@@ -277,40 +277,6 @@ def _by_stage(transfer: Transfer, target: Strategy) -> Iterator[Layout]:
             yield Layout.unsharded(len(layout.tensor_map), target.stage_ranks, first)
 
 
-def write_strategy(strategy: Strategy, path: str, *, overwrite: bool = False) -> None:
-    """Write a strategy as a file of MindSpore's (protobuf), whole or not at all.
-
-    Layouts are written as they are: those that a JSON file gives of an expanded tensor stay so.
-
-    Parameters
-    ----------
-    strategy
-        Of one written by hand what `Strategy.resolve` gives.
-    path
-        The file; its folder is made if it is not there.
-    overwrite
-        Whether it may replace another file.
-
-    Raises
-    ------
-    StrategyError
-        The file must not be called so, or MindSpore's form cannot say this.
-    PlanError
-        The file exists.
-    OSError
-        It cannot be written.
-    """
-    reason = name_problem(path)
-    if reason is not None:
-        raise StrategyError(path, reason)
-    data = encode_strategy(strategy)
-    if is_there(path) and not overwrite:
-        raise PlanError(
-            [Diagnostic("destination", f"{path} exists already; overwrite=True replaces it")]
-        )
-    write_document(path, data)
-
-
 @dataclass(frozen=True, slots=True)
 class StrategySidecar:
     """The strategy file that is written beside rank files.
@@ -362,7 +328,7 @@ class StrategySidecar:
                 f"{self.path}: among the files of ranks, where it would be taken for a checkpoint; "
                 f"write it to {folder} or elsewhere"
             )
-        if parent == folder.resolve() and name.startswith((MANIFEST, ".ckpttool-part-")):
+        if parent == folder.resolve() and name.startswith((MANIFEST, f".{PART_RECORD}")):
             yield f"{self.path}: is a name that ckpttool itself uses there; choose another"
         inside = os.path.relpath(self.path, folder)  # as a record of a part has it
         if self.is_part and (inside.startswith("../") or not is_within(folder, inside)):

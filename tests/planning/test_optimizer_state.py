@@ -11,7 +11,7 @@ from ckpttool.model.strategy import Merged
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.planning.optimizer_state import borrow_rows, find_owners, followed_parameter
 from ckpttool.planning.sources import find_sources
-from ckpttool.planning.targets import write_strategy
+from ckpttool.strategy_files.writer import write_strategy
 from tests.support.checkpoints import (
     ONE_STAGE,
     ROWS,
