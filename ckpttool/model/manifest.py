@@ -42,7 +42,7 @@ from dataclasses import asdict, dataclass, field, replace
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import TensorMeta
 
-SCHEMA = 1
+MANIFEST_SCHEMA = 1  # of the document; incremented by a change that breaks readers
 MANIFEST = "ckpttool.json"  # also the ending of that of a single file
 PART_RECORD = "ckpttool-part-"  # instead of MANIFEST in the name of a part's record
 JOURNAL = ".journal"  # behind the name of what a run writes last, while it lasts
@@ -101,7 +101,7 @@ class Provenance:
         """Return the entry of a manifest: all but the times."""
         strategies = [asdict(file) for file in self.dst_strategies]
         return {
-            "schema": SCHEMA,
+            "schema": MANIFEST_SCHEMA,
             "ckpttool": self.version,
             "plan": self.plan,
             "step": self.step,
