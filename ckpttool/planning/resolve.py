@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -41,9 +40,6 @@ from ckpttool.planning.strategy_check import (
 )
 from ckpttool.planning.unlisted import Unlisted, find_contradictions, find_statistics
 from ckpttool.storage.sampling import Sample, digest, find_least, sample
-
-BUFFER_BYTES = 4 << 20  # held by each worker while contents are compared
-
 
 Contents = Literal["headers", "samples", "slices", "all"]
 
@@ -289,8 +285,7 @@ def compare_contents(
     A note is added on parameters whose contents tell nothing: one rank's slice may look like all.
     """
     compared = content_decided_names(catalog, sharding)
-    read = partial(digest, buffer_bytes=BUFFER_BYTES)
-    groups = _group_ranks(catalog, compared, read, executor)
+    groups = _group_ranks(catalog, compared, digest, executor)
     metas = catalog.metas
     mute = [
         name
@@ -355,7 +350,7 @@ def find_running(
     least = find_statistics(catalog.metas, sharding) if names else {}
     futures = {
         name: [
-            executor.submit(find_least, file.tensors[name], BUFFER_BYTES)
+            executor.submit(find_least, file.tensors[name])
             for file in catalog.files.values()
             if name in file.header
         ]
