@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ckpttool.model.manifest import hashed, units
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import Source
 from ckpttool.model.tensors import StoredTensor
-from ckpttool.storage.numbers import decode, find_distances, find_magnitudes
+from ckpttool.storage.numbers import Bytes, decode, find_distances, find_magnitudes
 from ckpttool.storage.region_io import FlatFiles, read_band
 
 SAMPLE_BYTES = 4096  # a page; a disk reads it as fast as one byte
@@ -150,7 +149,7 @@ def nearness(a: StoredTensor, b: StoredTensor) -> float | None:
     return float(np.count_nonzero(is_near)) / int(np.count_nonzero(is_compared))
 
 
-def _read_pages(files: FlatFiles, tensor: StoredTensor) -> npt.NDArray[np.uint8]:
+def _read_pages(files: FlatFiles, tensor: StoredTensor) -> Bytes:
     """Return the first, middle and last page of a tensor, one row each; a small one has fewer."""
     nbytes, itemsize = tensor.meta.nbytes, tensor.meta.itemsize
     count = min(SAMPLE_BYTES, nbytes) // itemsize * itemsize
