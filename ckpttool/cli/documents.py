@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckpttool._version import SCHEMA
-from ckpttool.cli.tables import Json, echo, print_table
+from ckpttool.cli.tables import echo, print_table
 from ckpttool.model.diagnostics import (
     Command,
     Diagnostic,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ckpttool.storage.compare import Tolerance
     from ckpttool.transaction.manifest import Manifest, Written
     from ckpttool.transaction.resume import Destination
+    from ckpttool.verification.describe import Json
     from ckpttool.verification.diff import Comparison, TensorDifference
 
 

@@ -27,6 +27,7 @@ from ckpttool.model.wording import (
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
+    from ckpttool.verification.describe import Json
 
 
 def echo(text: str) -> None:
@@ -36,8 +37,6 @@ def echo(text: str) -> None:
     except OSError as error:
         raise OSError(error.errno, error.strerror, "standard output") from error
 
-
-Json = Mapping[str, object]
 
 MARGIN, SPACE = 2, 3  # columns before a row, and between two cells
 INDENT = 2  # more columns before a cell that has lines of its own, or before the rest of its row
