@@ -3,13 +3,17 @@
 What does not fit the target is one error.  Beside the outputs there may be their strategy, and the
 indexes of numbered files.  The indexes are written last and, where they are replaced, removed
 first: an index never speaks of files of another run.
+
+Each numbered file has a limit of bytes.  Parameters fill the files in the order of the plan.  A
+parameter that does not fit begins the next file.  A tensor larger than the limit has its own file.
+Tensors without a layout go to a common file, which loaders give to every rank.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,7 +30,7 @@ from ckpttool.model.catalog import MergedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.manifest import MANIFEST, PART_RECORD
-from ckpttool.model.plan import Document, NotListed, Plan, Target, Transfer, number_files
+from ckpttool.model.plan import Document, NotListed, Plan, Target, Transfer
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Strategy
 from ckpttool.model.tensors import map_of
@@ -398,3 +402,62 @@ class ShardedOutput:
 
     def _path(self, number: int | None, count: int) -> str:
         return str(Path(self.folder, part_name(number, count, self.format)))
+
+
+def number_files(plan: Plan, limit: int, path: Callable[[int | None, int], str]) -> Plan:
+    """Return the plan of a merge with its one output spread over numbered files.
+
+    Parameters
+    ----------
+    plan
+        A plan whose one output holds everything.
+    limit
+        Maximum bytes of tensors in a numbered file.
+    path
+        Returns the path for a number, from 0, and the count of numbered files.  The number is None
+        for the common file.
+    """
+    are_common = _are_common(plan)
+    numbers: list[int] = []
+    number = filled = 0
+    for transfer, is_common in zip(plan.transfers, are_common, strict=True):
+        if not is_common:
+            nbytes = transfer.meta.nbytes
+            if filled and filled + nbytes > limit:
+                number, filled = number + 1, 0
+            filled += nbytes
+        numbers.append(number)
+    total = 0 if all(are_common) else number + 1
+    transfers = tuple(
+        replace(transfer, layouts=(_layout_in_file(transfer, total if is_common else number),))
+        for transfer, is_common, number in zip(plan.transfers, are_common, numbers, strict=True)
+    )
+    paths = {number: path(number, total) for number in range(total)}
+    if any(are_common):
+        paths[total] = path(None, total)
+    target = replace(plan.target, paths=paths, ranks=len(paths))
+    return replace(plan, target=target, transfers=transfers)
+
+
+def _layout_in_file(transfer: Transfer, number: int) -> Layout:
+    """Return the layout of a full tensor in the file with a number."""
+    return Layout.unsharded(len(transfer.meta.shape), 1, number)
+
+
+def _are_common(plan: Plan) -> Sequence[bool]:
+    """Return for each transfer whether it goes to the common file.
+
+    With a source strategy these are the tensors without a layout.  Without one they are the common
+    tensors of the source, and tensors that are never sharded: single elements and map parameters.
+    """
+    sources = [transfer.source for transfer in plan.transfers]
+    if any(source.is_listed for source in sources):
+        return [not source.has_layout for source in sources]
+    catalog = plan.catalog
+    common = catalog.common_tensors if isinstance(catalog, MergedCatalog) else {}
+    return [
+        source.meta.name in common
+        or math.prod(source.meta.shape) == 1
+        or map_of(source.meta.name) is not None
+        for source in sources
+    ]
