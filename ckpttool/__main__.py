@@ -13,7 +13,7 @@ from types import FrameType
 def run() -> None:
     """Run the command line; handle signals even while packages are imported.
 
-    Commands install handlers of their own; see `ckpttool.cli.main`.
+    Commands install handlers of their own; see `ckpttool.cli.signals`.
     """
     _open_closed_streams()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

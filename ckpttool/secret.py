@@ -9,12 +9,12 @@ from functools import cache
 PR_SET_DUMPABLE = 4  # of Linux, <sys/prctl.h>
 
 
-@cache  # once in a process; forked processes inherit both settings
+@cache  # once for a process; forked processes inherit both settings
 def forbid_core_dumps() -> None:
     """Forbid this process to write core dumps.
 
-    A limit of 0 bytes stops dumps into files.  On Linux a process that is not "dumpable" is not
-    dumped to a program that collects dumps either.
+    A limit of 0 bytes stops dumps into files.  On Linux, a process that is not "dumpable" also
+    sends no dump to a program that collects them.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(ImportError, OSError, AttributeError):  # a Python without ctypes; no Linux
@@ -24,10 +24,11 @@ def forbid_core_dumps() -> None:
 
 
 class Secret:
-    """Bytes that are shown nowhere: not by ``repr``, ``str``, a traceback or a dataclass.
+    """Bytes that ``repr``, ``str``, a traceback or a dataclass never shows.
 
-    A pickle holds them, because a worker in another process needs them.  Such pickles go to workers
-    and nowhere else.  A process that makes or unpickles a secret writes no core dump from then on.
+    A pickle of it holds the bytes, because workers in other processes need them.  Such pickles go
+    to workers and nowhere else.  A process that makes or unpickles a secret writes no core dump
+    from then on, because the dump would hold the bytes.
 
     Examples
     --------
@@ -43,7 +44,7 @@ class Secret:
         self._value = value
 
     def __reduce__(self) -> tuple[type[Secret], tuple[bytes]]:
-        return Secret, (self._value,)  # a worker makes its own with __init__
+        return Secret, (self._value,)  # a worker calls __init__, too
 
     def reveal(self) -> bytes:
         """Return the bytes."""

@@ -53,7 +53,10 @@ def room_of(module: str) -> str | None:
 
 
 def imports(path: Path, tree: ast.AST | None = None) -> set[str]:
-    """Every module that is imported, at the top, inside a function or by its name in a string."""
+    """Every module that is imported, at the top, inside a function or by its name in a string.
+
+    The command line imports the module of a command by the name of the command.
+    """
     found = set()
     for node in ast.walk(tree or TREES[path]):
         if isinstance(node, ast.Import):
@@ -65,6 +68,8 @@ def imports(path: Path, tree: ast.AST | None = None) -> set[str]:
             r"ckpttool(\.(?!json)\w+)+", str(node.value)
         ):
             found.add(str(node.value))
+        elif isinstance(node, ast.JoinedStr) and ast.unparse(node) == "f'ckpttool.cli.{cmd_name}'":
+            found |= {f"ckpttool.cli.{command}" for command in COMMANDS}
     return found
 
 
@@ -97,6 +102,11 @@ def test_imports_go_down_only(path):
         public = {m for m in ours if room_of(m) is None and not m.startswith("ckpttool._version")}
         message = "the public names, but for the version, belong to users and to the command line"
         assert public in (set(), {"ckpttool", "ckpttool.__version__"}, {"ckpttool"}), message
+
+
+def test_imports_by_a_name_in_a_string_are_seen():
+    assert imports(ROOT / "cli" / "main.py") > {f"ckpttool.cli.{command}" for command in COMMANDS}
+    assert imports(ROOT / "formats" / "__init__.py") > {"ckpttool.formats.hdf5"}
 
 
 def test_no_module_imports_itself_by_way_of_others():
@@ -232,6 +242,7 @@ def test_the_start_loads_click_and_next_to_nothing_else(argument):
         "ckpttool._version",
         "ckpttool.cli",
         "ckpttool.cli.main",
+        "ckpttool.cli.signals",
     }
     assert len(loaded) <= 20  # it was 80 when every command was loaded
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import ckpttool
-from ckpttool.cli import documents, options, workflow
+from ckpttool.cli import documents, options, tables, workflow
 from ckpttool.cli.params import Number
 from ckpttool.cli.progress import show_progress
 from ckpttool.errors import CkptToolError, raise_all, with_side
@@ -137,7 +137,11 @@ def diff(
             executor=executor,
             open_progress=lambda total: show_progress("comparing", total, report.hides_progress),
         )
-    documents.print_comparison(a.path, b.path, found, tolerance, report)
+    if report.as_json:
+        document = documents.describe_comparison(a.path, b.path, found, tolerance, report.limit)
+        tables.print_json(document)
+    else:
+        tables.print_comparison(a.path, b.path, found, tolerance, report)
     if not found.is_equal:
         click.get_current_context().exit(1)
 

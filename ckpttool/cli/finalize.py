@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 import ckpttool
-from ckpttool.cli import documents, options
-from ckpttool.cli.tables import echo
+from ckpttool.cli import documents, options, tables
+from ckpttool.model.diagnostics import severities
 from ckpttool.model.wording import count, format_bytes, printable
 
 if TYPE_CHECKING:
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 def finalize(folder: str, report: ReportOptions) -> None:
     """Mark the outputs of several runs with --part complete."""
     manifest = ckpttool.finalize(folder)
-    documents.print_notes(manifest.notes, report.quiet)
+    tables.print_notes(manifest.notes, severities("convert"), report.quiet)
     if report.as_json:
-        documents.print_json(documents.describe_manifest(folder, manifest))
+        tables.print_json(documents.describe_manifest(folder, manifest))
         return
     size = format_bytes(sum(output.nbytes for output in manifest.outputs))
     step = f", step {manifest.step}" if manifest.step else ""
     text = f"{folder}: complete: {count(len(manifest.outputs), 'file')}, {size}{step}"
-    echo(printable(text))
+    tables.echo(printable(text))

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 import ckpttool
-from ckpttool.cli import documents, options, tables, workflow
-from ckpttool.errors import CkptToolError, FormatError
+from ckpttool.cli import options, tables, workflow
 from ckpttool.model.catalog import MergedCatalog
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics, severities
+from ckpttool.model.diagnostics import Diagnostics
 
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions, Source
@@ -35,14 +34,16 @@ if TYPE_CHECKING:
 @options.report()
 def inspect(source: Source, crc: bool, report: ReportOptions) -> None:
     """Show the contents of a checkpoint, from headers alone."""
-    from ckpttool.discovery.scan import scan_all
     from ckpttool.execution.executors import default_jobs
+    from ckpttool.verification.describe import describe_foreign
 
-    if documents.print_foreign(source.path, report.as_json):
+    foreign = describe_foreign(source.path)
+    if foreign is not None:
+        (tables.print_json if report.as_json else tables.print_foreign)(foreign)
         return
     diagnostics = Diagnostics("inspect")
     catalog, strategy, _ = workflow.load(
-        source, report, tolerated=diagnostics.failures, scan=scan_all
+        source, report, tolerated=diagnostics.failures, command="inspect"
     )
     reads_header_only = isinstance(catalog, MergedCatalog) and strategy is None and not crc
     engine = "inline" if reads_header_only else f"threads:{default_jobs()}"
@@ -51,27 +52,13 @@ def inspect(source: Source, crc: bool, report: ReportOptions) -> None:
             catalog, strategy, crc=crc, executor=executor, diagnostics=diagnostics
         )
     if report.as_json:
-        documents.print_json(document)
+        tables.print_json(document)
     elif isinstance(catalog, MergedCatalog) and strategy is None:
         tables.print_merged(catalog, document)
     elif catalog.files or not catalog.errors("inspect"):
         tables.print_checkpoint(catalog, document)
     if not report.as_json:
-        notes = diagnostics.of("note", "warning")
-        diagnostics.failures, notes = _join_replaced(diagnostics.failures, notes)
-        documents.print_notes(notes, report.quiet, severities("inspect"))
+        # The error of a damaged file says which replicas are read instead.
+        notes = (n for n in diagnostics.of("note", "warning") if n.code != "damaged_replica")
+        tables.print_notes(notes, diagnostics.severity_of, report.quiet)
     diagnostics.raise_if_errors()
-
-
-def _join_replaced(
-    errors: list[CkptToolError], notes: tuple[Diagnostic, ...]
-) -> tuple[list[CkptToolError], tuple[Diagnostic, ...]]:
-    """Join the error of a damaged file with the diagnostic on the replicas that replace it."""
-    replaced = {note.path: note for note in notes if note.code == "damaged_replica"}
-    joined: list[CkptToolError] = []
-    for error in errors:
-        if isinstance(error, FormatError) and (note := replaced.get(error.path)) is not None:
-            where = f"rank {note.ranks[0]}: {error.path}"
-            error = type(error)(where, error.offset, f"{error.reason}; {note.hint}")
-        joined.append(error)
-    return joined, tuple(note for note in notes if note.code != "damaged_replica")

@@ -16,8 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckpttool.cli import params
-from ckpttool.cli.params import Existing, RankList, Size, WholeNumber
+from ckpttool.cli.params import (
+    Existing,
+    OutputFolder,
+    PartOf,
+    RankList,
+    Size,
+    StrategyName,
+    WholeNumber,
+)
 from ckpttool.errors import PlanError
 from ckpttool.formats.local import why_not_a_path
 from ckpttool.secret import Secret, forbid_core_dumps
@@ -87,7 +94,7 @@ def read_key(ctx: click.Context, param: click.Parameter, value: str | None) -> S
 # Keys of click's ``Context.meta``.
 DEBUG = "ckpttool.debug"  # whether to print a traceback
 ANSWERS = "ckpttool.answers"  # whether exit code 1 is an answer
-SIGNALS = "ckpttool.guard"  # the `SignalGuard`
+SIGNALS = "ckpttool.guard"  # the `ckpttool.cli.signals.SignalGuard`
 
 Decorator = Callable[[Callable[..., object]], Callable[..., object]]
 Parameter = Callable[[str, str], Decorator]  # adds a parameter, by its name and heading
@@ -418,7 +425,7 @@ output = OptionGroup(
         ),
         "strategy_path": option(
             "--write-strategy",
-            type=params.StrategyName(),
+            type=StrategyName(),
             metavar="FILE",
             help="Write the strategy of the output, too, for MindSpore's own tools: how it is "
             "cut, all stages in one protobuf file.",
@@ -438,7 +445,7 @@ output = OptionGroup(
         ),
         "part": option(
             "--part",
-            type=params.PartOf(),
+            type=PartOf(),
             metavar="K/N",
             help="Write only the K-th of N parts of the output files, about equal in size, as in "
             "a job array; ckpttool finalize looks whether all are there.",
@@ -465,7 +472,7 @@ def rank_outputs(command: Callable[..., object]) -> Callable[..., object]:
         "folder",
         "-o",
         "--output",
-        type=params.OutputFolder(),
+        type=OutputFolder(),
         required=True,
         metavar="DIR",
         help="Folder for rank_0/, rank_1/, ...",

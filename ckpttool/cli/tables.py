@@ -1,11 +1,13 @@
-"""Tables on stdout: as wide as needed in a pipe, folded to fit on a terminal.
+"""What commands print: tables, verdicts and documents on stdout, notes on stderr.
 
-No word is ever broken, so that a name can be found and copied.  If the columns do not fit on the
-terminal, the column with the longest words gets lines of its own.
+Tables are as wide as needed in a pipe, and folded to fit on a terminal.  No word is ever broken, so
+that a name can be found and copied.  If the columns do not fit on the terminal, the column with the
+longest words gets lines of its own.
 """
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckpttool.model.catalog import MergedCatalog, SelfDescribedCatalog
+from ckpttool.model.diagnostics import severities
 from ckpttool.model.wording import (
     count,
     format_bytes,
@@ -26,8 +29,13 @@ from ckpttool.model.wording import (
 )
 
 if TYPE_CHECKING:
+    from ckpttool.cli.options import ReportOptions
     from ckpttool.model.catalog import Catalog
+    from ckpttool.model.diagnostics import Diagnostic, Report, SeverityOf
+    from ckpttool.model.tensors import TensorMeta
+    from ckpttool.storage.compare import Tolerance
     from ckpttool.verification.describe import Json
+    from ckpttool.verification.diff import Comparison, TensorDifference
 
 
 def echo(text: str) -> None:
@@ -36,6 +44,22 @@ def echo(text: str) -> None:
         click.echo(text)
     except OSError as error:
         raise OSError(error.errno, error.strerror, "standard output") from error
+
+
+def print_json(document: Json) -> None:
+    """Print one JSON document."""
+    import json
+
+    echo(json.dumps(document))  # ASCII, which every locale can print
+
+
+def print_notes(notes: Iterable[Diagnostic], severity_of: SeverityOf, quiet: bool) -> None:
+    """Print diagnostics on stderr, one line each; if ``quiet``, only the warnings."""
+    for note in notes:
+        if severity_of[note.code] == "warning":
+            click.echo(f"warning: {printable(note.text)}", err=True)
+        elif not quiet:
+            click.echo(f"note: {printable(note.text)}", err=True)
 
 
 MARGIN, SPACE = 2, 3  # columns before a row, and between two cells
@@ -251,3 +275,122 @@ def _described_row(tensor: Mapping[str, Any]) -> Sequence[str]:
         f"{len(slices)} boxes" if tensor["parts"] is None else format_shape(tensor["parts"]),
         " | ".join([*ranks, f"and {more} more"] if more > 0 else ranks),
     )
+
+
+MAX_ROWS = 50  # of a table without --limit
+
+
+def print_report(found: Report, deep: bool, crc: bool, options: ReportOptions) -> None:
+    """Print the result of verify: a verdict, the findings and the notes."""
+    shallow = "headers and checksums looked at" if crc else "headers read"
+    depth = "all data read" if deep else f"{shallow}, not the data (--deep)"
+    of_step = f", step {found.step}" if found.step else ""
+    read = f"{count(len(found.ranks), 'rank')}{of_step}, {count(found.tensors, 'tensor')}, "
+    read += f"{format_bytes(found.nbytes)}; {depth}"
+    counts = found.count_severities()
+    verdict = ", ".join(
+        count(counts[severity], severity) for severity in ("error", "warning") if counts[severity]
+    )
+    clean = "nothing is wrong" if found.is_whole else "nothing is wrong with each rank by itself"
+    echo(printable(f"{found.path}: {verdict or clean} ({read})"))
+    _print_findings(found.findings, found.severity_of, options.limit)
+    print_notes(found.notes, found.severity_of, options.quiet)
+
+
+def print_comparison(
+    a: str, b: str, found: Comparison, tolerance: Tolerance | None, options: ReportOptions
+) -> None:
+    """Print the result of diff: a verdict, the differences, the findings and the notes."""
+    how = "bytes" if tolerance is None else f"atol {tolerance.atol:g}, rtol {tolerance.rtol:g}"
+    size = f"{count(found.tensors, 'tensor')}, {format_bytes(found.nbytes)} compared, {how}"
+    verdict = "equal"
+    if found.differences:
+        parts = (f"{number} {_WORDS[kind]}" for kind, number in found.count_kinds().items())
+        verdict = f"different: {', '.join(parts)}"
+    if found.findings:
+        replicas = "replicas differ (the lowest rank's are compared)"
+        verdict = (
+            f"{verdict}; {replicas}" if found.differences else f"{replicas}, nothing else does"
+        )
+    echo(printable(f"A {a} and B {b}: {verdict} ({size})"))
+    if found.differences:
+        columns = ("tensor", "what", "A", "B", "differ>", "max abs>", "max rel>", "first")
+        rows = [_difference_row(tensor) for tensor in found.differences]
+        _print_rows("differences", columns, rows, options.limit)
+    severity_of = severities("diff")
+    _print_findings(found.findings, severity_of, options.limit)
+    print_notes(found.notes, severity_of, options.quiet)
+
+
+def _print_findings(
+    findings: Sequence[Diagnostic], severity_of: SeverityOf, limit: int | None
+) -> None:
+    rows = [(str(severity_of[found.code]), found.code, found.text) for found in findings]
+    if rows:
+        _print_rows("findings", ("severity", "kind", "what"), rows, limit)
+
+
+_WORDS = {  # by kind of difference
+    "only in A": "only in A",
+    "only in B": "only in B",
+    "dtype": "of another type",
+    "shape": "of another shape",
+    "text": "with another text",
+    "values": "with other values",
+}
+
+
+def _difference_row(tensor: TensorDifference) -> Sequence[str]:
+    name = tensor.name if tensor.rank is None else f"{tensor.name} (rank {tensor.rank})"
+    a, b = ("" if meta is None else _show(meta) for meta in (tensor.a, tensor.b))
+    if tensor.values is None or tensor.a is None:
+        return (name, tensor.kind, a, b, "", "", "", "")
+    values = tensor.values
+    differ = f"{values.count} of {math.prod(tensor.a.shape)}"
+    details = {"the same number": values.same_number, "NaN on one side": values.nans}
+    if any(details.values()):
+        differ += f" ({', '.join(f'{n} {what}' for what, n in details.items() if n)})"
+    largest = ("" if x is None else f"{x:.6g}" for x in (values.max_abs, values.max_rel))
+    first = "" if values.first is None else format_shape(values.first)
+    return (name, tensor.kind, a, b, differ, *largest, first)
+
+
+def _show(meta: TensorMeta) -> str:
+    if meta.text is not None:
+        return repr(meta.text if len(meta.text) <= 40 else meta.text[:37] + "...")
+    return f"{meta.dtype} {format_shape(meta.shape)}"
+
+
+def _print_rows(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], limit: int | None
+) -> None:
+    """Print a table of the first rows, and the number of the others."""
+    max_rows = MAX_ROWS if limit is None else limit
+    if max_rows:
+        print_table(title, columns, rows[:max_rows])
+    if len(rows) > max_rows:
+        echo(f"and {len(rows) - max_rows} more (--limit N shows N, --json all)")
+
+
+def print_foreign(document: Json) -> None:
+    """Print what `describe_foreign` says of a file that is not a checkpoint."""
+    from ckpttool.formats.foreign import FOREIGN_KINDS
+
+    shown: Mapping[str, Any] = document
+    noun = FOREIGN_KINDS[shown["kind"]].noun
+    echo(printable(f"{shown['path']}: {noun}, {format_bytes(shown['nbytes'])}"))
+    if shown["kind"] == "group_info":
+        rows = [(one["name"], ", ".join(map(str, one["ranks"]))) for one in shown["groups"]]
+        print_table(f"{len(rows)} groups", ("group", "ranks"), rows)
+        ranks = ", ".join(map(str, shown["ckpt_restore_rank_list"]))
+        echo(f"checkpoints that can stand in for this rank's: of ranks {ranks}")
+    if shown["kind"] == "rank_table":
+        places = shown["ranks"]
+        print_table(
+            f"{len(places)} ranks on {count(len({one['server'] for one in places}), 'server')}",
+            ("rank>", "server", "device>", "device ip"),
+            (
+                (str(one["rank"]), one["server"], str(one["device"]), one["device_ip"] or "")
+                for one in places
+            ),
+        )

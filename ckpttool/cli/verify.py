@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 import ckpttool
-from ckpttool.cli import documents, options, workflow
+from ckpttool.cli import documents, options, tables, workflow
 from ckpttool.cli.progress import show_progress
 from ckpttool.model.diagnostics import severities
 
@@ -60,12 +60,10 @@ def verify(
     report: ReportOptions,
 ) -> None:
     """Find what is wrong with a checkpoint."""
-    from ckpttool.verification.verify import scan_to_verify
-
     options.exit_code_is_answer()
     options.refuse_two_strategies(source, resolve)
     catalog, strategy, _ = workflow.load(
-        source.for_engine(run), report, find_strategy=not resolve.replicated, scan=scan_to_verify
+        source.for_engine(run), report, find_strategy=not resolve.replicated, command="verify"
     )
     with ckpttool.open_engine(run.engine) as executor:
         found = ckpttool.verify(
@@ -78,6 +76,9 @@ def verify(
             executor=executor,
             open_progress=lambda total: show_progress("reading", total, report.hides_progress),
         )
-    documents.print_report(found, deep, crc, report)
+    if report.as_json:
+        tables.print_json(documents.describe_report(found, deep, report.limit))
+    else:
+        tables.print_report(found, deep, crc, report)
     if found.findings:
         click.get_current_context().exit(1)

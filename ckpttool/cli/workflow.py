@@ -14,23 +14,22 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import click
 
 import ckpttool
-from ckpttool.cli import documents
-from ckpttool.cli.main import Terminated
+from ckpttool.cli import documents, tables
 from ckpttool.cli.options import SIGNALS, ReportOptions, Source
 from ckpttool.cli.progress import show_count, show_progress
-from ckpttool.cli.tables import echo, print_largest, print_table
+from ckpttool.cli.signals import Terminated
 from ckpttool.errors import CkptToolError, raise_all
-from ckpttool.model.diagnostics import Diagnostic
+from ckpttool.model.diagnostics import Diagnostic, severities
 from ckpttool.model.wording import count, format_bytes, shorten
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from ckpttool.cli.main import SignalGuard
+    from ckpttool.cli.signals import SignalGuard
     from ckpttool.concurrency import OpenProgress
-    from ckpttool.discovery.scan import SourceOptions
     from ckpttool.execution.executors import RunOptions
     from ckpttool.model.catalog import Catalog
+    from ckpttool.model.diagnostics import Command
     from ckpttool.model.plan import Plan
     from ckpttool.model.strategy import Strategy
     from ckpttool.transaction.manifest import Written
@@ -38,16 +37,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-
-
-class Scan(Protocol):
-    """A function like `ckpttool.scan`."""
-
-    def __call__(
-        self, src: str, options: SourceOptions, *, on_progress: Callable[[int, int], None]
-    ) -> Catalog:
-        """Return the catalog of a checkpoint."""
-        ...
 
 
 def attempt(call: Callable[[], T], errors: list[CkptToolError]) -> T | None:
@@ -69,7 +58,7 @@ def load(
     *,
     find_strategy: bool = True,
     tolerated: list[CkptToolError] | None = None,
-    scan: Scan | None = None,
+    command: Command = "convert",
 ) -> tuple[Catalog, Strategy | None, Strategy | None]:
     """Read the catalog and the strategies, and raise all their problems at once.
 
@@ -86,14 +75,14 @@ def load(
         source names none.
     tolerated
         List to which errors of a strategy are added; the strategy is then None.
-    scan
-        Replaces `ckpttool.scan`.
+    command
+        What the catalog is for; see `ckpttool.scan`.
     """
     errors: list[CkptToolError] = []
     src_strategy = source.strategy_files
     with show_count("reading headers", report.hides_progress) as on_progress:
-        read = partial(scan or ckpttool.scan, source.path, source.options, on_progress=on_progress)
-        catalog = attempt(read, errors)
+        read = partial(ckpttool.scan, source.path, source.options, command=command)
+        catalog = attempt(partial(read, on_progress=on_progress), errors)
     if find_strategy and not src_strategy and catalog is not None and catalog.strategy_files:
         src_strategy = catalog.strategy_files
         found = _found_strategy_note(src_strategy)
@@ -155,7 +144,8 @@ def convert(make_plan: MakePlan, run: RunOptions, report: ReportOptions) -> None
             plan, destination = make_plan(executor=executor, open_progress=open_progress)
         mine = plan.limited_to(destination.ranks)
         sizes = ckpttool.fit_memory(run, executor, mine)
-        documents.print_notes((*plan.notes, *destination.notes), report.quiet)
+        notes = (*plan.notes, *destination.notes)
+        tables.print_notes(notes, severities("convert"), report.quiet)
         total = sum(mine.sizes.values())
         guard: SignalGuard = click.get_current_context().meta[SIGNALS]
         progress = show_progress("writing", total, report.hides_progress)
@@ -175,7 +165,7 @@ def convert(make_plan: MakePlan, run: RunOptions, report: ReportOptions) -> None
     seconds = time.perf_counter() - started
     document = documents.describe_run(plan, destination, written, seconds)
     if report.as_json:
-        documents.print_json(document)
+        tables.print_json(document)
     else:
         _print_written(plan, destination, written, seconds)
 
@@ -192,14 +182,14 @@ def _print_written(
     kept = sum(out.is_kept for out in written)
     if rows:  # a part may have no outputs, which a note reports
         title = "outputs" if kept else "wrote"
-        print_table(title, ("path", "format", "tensors>", "size>"), rows)
-        print_largest(documents.describe_largest(plan))
+        tables.print_table(title, ("path", "format", "tensors>", "size>"), rows)
+        tables.print_largest(documents.describe_largest(plan))
     nbytes = sum(out.nbytes for out in written)
     of_step = f", step {plan.catalog.step}" if plan.catalog.step else ""
     part = destination.part
     of_part = f", part {part.number}/{part.count}" if part else ""
     of_kept = f" ({kept} kept, {len(written) - kept} written)" if kept else ""
-    echo(
+    tables.echo(
         f"{count(len(written), 'file')}, {format_bytes(nbytes)}"
         f"{of_kept} in {seconds:.2f} s{of_step}{of_part}"
     )
@@ -210,7 +200,7 @@ def _print_written(
         if tensors
     ]
     if not_listed:
-        echo(f"not in the target strategy: {', '.join(not_listed)}")
+        tables.echo(f"not in the target strategy: {', '.join(not_listed)}")
 
 
 def _remedy(kept: int, outputs: int) -> str:

@@ -133,7 +133,7 @@ def _read_catalog(src: str, root: Path, indexes: list[WeightIndex], key: Secret 
         src,
         files,
         damaged=damaged,
-        indexes=tuple(index.path for index in indexes),
+        documents=tuple(index.file for index in indexes),
         common_tensors=(
             {} if rest is None else {name: name in index.files for name in rest.tensors}
         ),

@@ -35,11 +35,11 @@ from ckpttool.concurrency import Threads
 from ckpttool.errors import CkptToolError, EngineError, PlanError, describe_os_error
 from ckpttool.execution.copy import TASK_PIECES, Filled, UnitHash, cut_into_tasks, fill
 from ckpttool.formats import get_format
-from ckpttool.formats.local import open_source, stamp_of
+from ckpttool.formats.local import identify_file
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.region import Region
-from ckpttool.model.tensors import FileStamp
+from ckpttool.model.tensors import StoredFile
 from ckpttool.storage.checksums import CrcExtent, compute_checksum
 from ckpttool.storage.files import (
     PARTIAL,
@@ -116,12 +116,6 @@ class Cluster(Executor):
         return local
 
 
-def stamp_at(path: str) -> FileStamp:
-    """Open a file and return its stamp; opening makes a network file system update its cache."""
-    with open_source(path, None) as file:
-        return stamp_of(file.fileno())
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerRequirements:
     """What a worker must have: this version, the same files, and a folder to write to.
@@ -131,14 +125,14 @@ class WorkerRequirements:
     version, python
         From `software`, in the run's process.
     files
-        Path and stamp of every file on the run's host.
+        Every file, with its stamp on the run's host.
     folder
         The folder of the outputs.
     """
 
     version: str
     python: str
-    files: tuple[tuple[str, FileStamp], ...]
+    files: tuple[StoredFile, ...]
     folder: str
 
 
@@ -165,7 +159,7 @@ def check_worker(required: WorkerRequirements) -> tuple[str, ...]:
         more, total = len(unseen) - 1, len(required.files)
         others = f", nor {more} more of {total} files" if more else ""
         problems.append(
-            f"does not see {unseen[0][0]} as this host does ({reasons[0]}){others}; "
+            f"does not see {unseen[0].path} as this host does ({reasons[0]}){others}; "
             "inputs and outputs must be on a file system that all hosts share"
         )
     elif not os.access(required.folder, os.W_OK | os.X_OK):
@@ -173,19 +167,17 @@ def check_worker(required: WorkerRequirements) -> tuple[str, ...]:
     return tuple(problems)
 
 
-def _find_unseen(
-    files: Sequence[tuple[str, FileStamp]],
-) -> tuple[list[tuple[str, FileStamp]], list[str]]:
+def _find_unseen(files: Sequence[StoredFile]) -> tuple[list[StoredFile], list[str]]:
     """Return the files that differ or are missing on this host, and the reason for each."""
     unseen, reasons = [], []
-    for path, stamp in files:
+    for file in files:
         try:
-            is_same = stamp_at(path) == stamp
+            is_same = identify_file(file.path).stamp == file.stamp
             reason = "" if is_same else "another size, time of change or inode"
         except OSError as error:
             reason = describe_os_error(error)
         if reason:
-            unseen.append((path, stamp))
+            unseen.append(file)
             reasons.append(reason)
     return unseen, reasons
 
@@ -219,7 +211,7 @@ def check_workers(cluster: Cluster, plan: Plan, check: Callable[[], None]) -> No
         reason = "on a cluster every path has to be absolute, workers being in other folders"
         raise PlanError([Diagnostic("engine", f"{relative[0]}: {reason}")])
     with _temporary_marker(folder) as marker:
-        files = tuple((path, stamp_at(path)) for path in (*inputs, marker))
+        files = tuple(map(identify_file, (*inputs, marker)))
         answers = _check_each(cluster, WorkerRequirements(*software(), files, folder), check)
         hosts: dict[str, list[str]] = {}  # by problem
         for host, answer in answers.items():

@@ -1,8 +1,9 @@
-"""What a command found: diagnostics, how grave each is for which command, and their accumulator.
+"""What a command found: diagnostics, their severity for each command, and their accumulator.
 
-A `Diagnostic` states a fact.  How grave the fact is depends on the command: a newer step that some
-ranks lack is a note of merge and a warning of verify.  `CODES` is the one table of that.  The
-options ``--strict`` and ``--ignore`` edit a column of it (`severities`); nothing else does.
+A `Diagnostic` states a fact.  The severity of the fact depends on the command: a newer step that
+some ranks lack is a note of merge and a warning of verify.  `CODES` is the only table of
+severities.  The options ``--strict`` and ``--ignore`` edit one column of it (`severities`); nothing
+else does.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from ckpttool.errors import CkptToolError, PlanError, raise_all
 
 Severity = Literal["note", "warning", "error"]
 Command = Literal["convert", "inspect", "verify", "diff"]  # merge and others convert
+
+SeverityOf: TypeAlias = Mapping[str, Severity | None]  # a column of `CODES`
 
 COMMANDS: tuple[Command, ...] = ("convert", "inspect", "verify", "diff")
 
@@ -31,7 +34,7 @@ class Code:
     default
         Severity for every command without an entry in ``exceptions``.
     exceptions
-        Severity for single commands; None where a command does not report it.
+        Severity for single commands; None if a command does not report it.
     """
 
     meaning: str
@@ -172,7 +175,7 @@ CODES: Mapping[str, Code] = {
     "manifest": Code("a file is not what its manifest lists", "error"),
 }
 
-# Which commands have an option that a hint names.
+# Option that a hint can name -> the commands that have it.
 OPTIONS: Mapping[str, Collection[Command]] = {
     "--trust-strategy": ("convert", "diff"),
     "--optimizer-shard": ("convert", "diff"),
@@ -181,17 +184,17 @@ OPTIONS: Mapping[str, Collection[Command]] = {
 
 def severities(
     command: Command, *, strict: bool = False, ignore: Collection[str] = ()
-) -> Mapping[str, Severity | None]:
-    """Return the column of `CODES` for a command, as its options edit it.
+) -> SeverityOf:
+    """Return the column of `CODES` for a command, edited by its options.
 
     Parameters
     ----------
     command
         The command.
     strict
-        Make errors of warnings.
+        Whether warnings become errors.
     ignore
-        Codes whose warnings are notes; an error is never ignored.
+        Codes whose warnings become notes.  Errors cannot be ignored.
 
     Examples
     --------
@@ -213,30 +216,30 @@ def severities(
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One fact that a person should know, or a program.
+    """One fact for people and programs.
 
     Attributes
     ----------
     code
-        What kind of fact; one of `CODES`.
+        The kind of the fact, one of `CODES`.
     message
         The fact, in words.
     where
-        Where it is so, said before the message: a folder, or a side of a comparison.
+        A folder or a side of a comparison; the text begins with it.
     hint
         The one thing to do; "" if there is none.
     options
         Options that the hint names; a command that lacks one drops the hint.
     tensor
-        The parameter, if it is one.
+        The parameter, if the fact is about one.
     ranks
-        Ranks that are meant, ascending.
+        The ranks that the fact is about, ascending.
     path
-        The file, if it is one.
+        The file, if the fact is about one.
     count
-        Number of elements, where elements were counted.
+        Number of elements, if elements were counted.
     first
-        Index of the first of them in the full tensor.
+        Index of the first counted element in the full tensor.
     """
 
     code: str
@@ -279,17 +282,17 @@ class Diagnostic:
         return self if has_all else replace(self, hint="", options=())
 
     def on_side(self, side: str) -> Diagnostic:
-        """Return the diagnostic with the side of a comparison that it is about."""
+        """Return the diagnostic with the side of a comparison before its message."""
         return replace(self, where=f"{side}: {self.where}" if self.where else side)
 
 
 class Diagnostics:
-    """Everything that the stages of a run find, in order, each fact once; the only accumulator.
+    """The facts that the stages of a run find, in order and each once; the only accumulator.
 
     Parameters
     ----------
     command
-        The command, which decides how grave a fact is, and which hints it can give.
+        The command; it decides about severities and hints.
     strict, ignore
         See `severities`.
 
@@ -297,6 +300,8 @@ class Diagnostics:
     ----------
     failures
         Errors of files and strategies that could not be read.
+    severity_of
+        The column of `CODES` for the command, as the options edit it.
 
     Examples
     --------
@@ -311,10 +316,12 @@ class Diagnostics:
     def __init__(
         self, command: Command = "convert", *, strict: bool = False, ignore: Collection[str] = ()
     ) -> None:
+        if command not in COMMANDS:
+            raise ValueError(f"command={command!r}, expected one of {COMMANDS}")
         self.command = command
         self.failures: list[CkptToolError] = []
         self._usual = severities(command)
-        self._severities = severities(command, strict=strict, ignore=ignore)
+        self.severity_of = severities(command, strict=strict, ignore=ignore)
         self._found: dict[tuple[str, str | None, tuple[int, ...], str, str], Diagnostic] = {}
 
     def __iter__(self) -> Iterator[Diagnostic]:
@@ -324,24 +331,24 @@ class Diagnostics:
         return len(self._found)
 
     def add(self, *found: Diagnostic) -> None:
-        """Add facts that are not there yet; what this command does not report is left out."""
+        """Add new facts; leave out those that the command does not report."""
         for one in found:
-            if self._severities[one.code] is not None:
+            if self.severity_of[one.code] is not None:
                 key = (one.code, one.tensor, one.ranks, one.where, one.message)
                 self._found.setdefault(key, one.for_command(self.command))
 
     def extend(self, other: Diagnostics) -> None:
-        """Add all that another stage found."""
+        """Add all facts and failures of another stage."""
         self.failures += other.failures
         self.add(*other)
 
     def of(self, *wanted: Severity) -> tuple[Diagnostic, ...]:
-        """Return the facts of some severities, in the order in which they were found."""
-        return tuple(one for one in self if self._severities[one.code] in wanted)
+        """Return the facts of some severities, in the order of finding."""
+        return tuple(one for one in self if self.severity_of[one.code] in wanted)
 
     @property
     def errors(self) -> tuple[Diagnostic, ...]:
-        """What stops a conversion, or means that data are lost."""
+        """Facts that stop a conversion, or mean lost data."""
         return self.of("error")
 
     @property
@@ -351,33 +358,33 @@ class Diagnostics:
 
     @property
     def has_errors(self) -> bool:
-        """Whether something keeps a plan from being made.
+        """Whether a failure or an error prevents a plan.
 
-        A warning of which ``--strict`` makes an error does not: what else is wrong is found first.
+        Warnings that ``--strict`` turns into errors do not: later stages may find more problems.
         """
         return bool(self.failures) or any(self._usual[one.code] == "error" for one in self)
 
     @property
     def exit_code(self) -> int:
-        """Exit code: the lowest of all errors; 1 for what verify finds."""
+        """Exit code: the lowest of all errors; 1 if verify has findings."""
         if self.command == "verify":
             return 1 if self.findings else 0
         codes = [error.exit_code for error in self.failures]
         return min([*codes, PlanError.exit_code] if self.errors else codes, default=0)
 
     def raise_if_errors(self) -> None:
-        """Raise everything that is wrong as one error.
+        """Raise all failures and errors as one error.
 
         Raises
         ------
         FormatError, StrategyError, PlanError, CombinedError
-            What was found; the errors of files first.
+            The failures first, then a `PlanError` with all errors.
         """
         wrong = [PlanError(tuple(map(self._as_error, self.errors)))] if self.errors else []
         raise_all([*self.failures, *wrong])
 
     def _as_error(self, one: Diagnostic) -> Diagnostic:
-        """Return an error; one that ``--strict`` made of a warning says so."""
+        """Return an error; its message names ``--strict`` if that made it of a warning."""
         if self._usual[one.code] == "error":
             return one
         hint = "mend it, or leave --strict away"
@@ -396,7 +403,9 @@ class Report:
     Attributes
     ----------
     path, step
-        As of `Catalog`.
+        ``root`` and ``step`` of the `Catalog`.
+    severity_of
+        The severity of each code, edited by ``ignore``.
     ranks
         Ranks whose file was read.
     tensors
@@ -404,14 +413,15 @@ class Report:
     nbytes
         Bytes of all files.
     findings
-        What is wrong, errors first; none if nothing is.
+        Errors, then warnings; empty if nothing is wrong.
     notes
-        What else a person may want to know.
+        Further facts for people.
     is_whole
-        Whether it is known how the ranks' slices fit together, or there is but one.
+        Whether it is known how the slices of the ranks fit together, or there is only one rank.
     """
 
     path: str
+    severity_of: SeverityOf
     step: str | None = None
     ranks: tuple[int, ...] = ()
     tensors: int = 0
@@ -422,5 +432,4 @@ class Report:
 
     def count_severities(self) -> Counter[str]:
         """Return how many findings there are of each severity."""
-        column = severities("verify")
-        return Counter(str(column[one.code]) for one in self.findings)
+        return Counter(str(self.severity_of[one.code]) for one in self.findings)

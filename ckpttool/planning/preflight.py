@@ -15,13 +15,14 @@ from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import get_args
 
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.discovery.file_names import RANK_IN_NAME
 from ckpttool.discovery.mindformers_output import CHECKPOINT_FOLDERS, is_run_output
 from ckpttool.discovery.rank_folders import is_in_rank_folder
 from ckpttool.errors import CkptToolError, PlanError
-from ckpttool.formats import format_of_suffix, get_format, suffix_of
+from ckpttool.formats import FORMAT_NAMES, format_of_suffix, get_format, suffix_of
 from ckpttool.formats.local import why_not_a_path
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
@@ -31,12 +32,11 @@ from ckpttool.model.plan import NotInTarget, Plan, Target
 from ckpttool.model.strategy import Merged, Strategy
 from ckpttool.model.wording import format_ranks, shorten
 from ckpttool.planning import targets
-from ckpttool.planning.missing import find_lacking
-from ckpttool.planning.replicas import replica_problems
+from ckpttool.planning.missing import find_incomplete_files
 from ckpttool.planning.resolve import (
     ResolvedSources,
     ResolveOptions,
-    no_strategy,
+    no_strategy_error,
     resolve,
 )
 from ckpttool.planning.sources import why_not_full
@@ -97,6 +97,16 @@ class OutputOptions:
     part: tuple[int, int] | None = None
     overwrite: bool = False
     resume: bool = False
+
+    def __post_init__(self) -> None:
+        for name, choices in (("format", FORMAT_NAMES), ("not_in_target", get_args(NotInTarget))):
+            given = getattr(self, name)
+            if given not in (None, *choices):
+                raise ValueError(f"{name}={given!r}, expected one of {choices}")
+        if "/" in self.prefix:
+            raise ValueError(f"prefix={self.prefix!r}, expected the beginning of a file name")
+        if self.part is not None and not 1 <= self.part[0] <= self.part[1]:
+            raise ValueError(f"part={self.part}, expected (k, n) with k from 1 to n")
 
     def refuse(self, *names: str) -> None:
         """Raise `ValueError` if an option was given that an output has no use for.
@@ -442,7 +452,7 @@ def _plan_and_check(
     forged, notes = check_files(catalog, executor, "crc_num" in target.attrs)
     diagnostics.add(*notes)
     if resolved is not None:
-        plan = _check_contents(resolved, plan, options, executor, diagnostics)
+        _check_contents(resolved, plan, diagnostics)
     if plan is not None:
         if beside is not None:
             diagnostics.add(*Diagnostic.each("destination", beside.problems(plan)))
@@ -470,39 +480,20 @@ def _plan_and_check(
     return plan, destination
 
 
-def _check_contents(
-    resolved: ResolvedSources,
-    plan: Plan | None,
-    options: ResolveOptions,
-    executor: Executor,
-    diagnostics: Diagnostics,
-) -> Plan | None:
-    """Add what contents say against a plan; return None if they cannot be read."""
-    catalog, sharding, doubts = resolved.catalog, resolved.sharding, resolved.doubts
+def _check_contents(resolved: ResolvedSources, plan: Plan | None, diagnostics: Diagnostics) -> None:
+    """Add what contents say against a plan."""
+    catalog, sharding = resolved.catalog, resolved.sharding
     if isinstance(sharding, Merged) or isinstance(catalog, MergedCatalog):
         diagnostics.add(*Diagnostic.each("strategy", filter(None, [why_not_full(catalog)])))
-    differing: list[str] = []
-    if plan is not None and not isinstance(sharding, Merged):
-        try:
-            if options.check_replicas:
-                known = [transfer.source for transfer in plan.transfers]
-                differing = replica_problems(catalog, sharding, known, executor)
-        except CkptToolError as error:
-            diagnostics.failures.append(error)
-            plan = None
-        if not resolved.is_deduplicated:
-            diagnostics.add(
-                *(
-                    replace(one, message=f"{one.message}; these are read")
-                    for one in find_lacking(catalog, resolved.sources)
-                    if one.code == "lacking"
-                )
+    elif plan is not None and not resolved.is_deduplicated:
+        diagnostics.add(
+            *(
+                replace(one, message=f"{one.message}; these are read")
+                for one in find_incomplete_files(catalog, resolved.sources)
+                if one.code == "lacking"
             )
-    # What samples show of replicas is not reported twice.
-    diagnostics.add(*(one for one in doubts if not differing or one.code != "replica"))
-    diagnostics.failures += doubts.failures
-    diagnostics.add(*Diagnostic.each("replica", differing))
-    return plan
+        )
+    diagnostics.add(*resolved.content_diagnostics)
 
 
 def _files(catalog: Catalog) -> list[str]:
@@ -727,7 +718,7 @@ def plan_reshard(
     if src_strategy is None and not is_described and not resolve_options.replicated:
         is_merged = isinstance(catalog, MergedCatalog)
         other = "or use split if it holds everything undivided" if is_merged else ""
-        refusal = no_strategy(catalog, other)
+        refusal = no_strategy_error(catalog, other)
     return _plan_and_check(
         catalog,
         src_strategy,

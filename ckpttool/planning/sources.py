@@ -36,34 +36,35 @@ from ckpttool.model.tensors import TensorMeta, map_of, part_names
 from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.planning.missing import (
     MissingSlices,
-    absent_ranks,
     find_missing_slices,
-    hold_alike,
+    hold_same_parameters,
     is_deduplicated,
-    note_redundancy,
+    missing_rank_problems,
+    redundancy_note,
 )
 from ckpttool.planning.optimizer_state import (
-    Owners,
-    find_owners,
+    ParameterOfState,
+    correct_layouts,
     followed_parameter,
-    odd_shape,
-    owner_of,
+    match_states_by_name,
+    parameter_by_prefix,
     state_layouts,
-    true_layouts,
+    state_shape_message,
 )
 from ckpttool.planning.unlisted import (
-    Differing,
-    Groups,
+    RANK_SPECIFIC_NAMES,
+    DifferingNames,
     PartlyHeld,
-    Unlisted,
-    decision,
+    RankGroups,
+    UnlistedChoice,
+    decision_note,
     find_partly_held,
+    guessed_state_notes,
+    handwritten_shape_problems,
     layout_notes,
-    on_contradictions,
-    on_guesses,
-    questions,
-    split_by_meaning,
-    stray_notes,
+    misplaced_notes,
+    split_names,
+    unlisted_problems,
 )
 
 _T = TypeVar("_T", bound=Hashable)
@@ -149,7 +150,7 @@ def group_ranks(ranks: Sequence[int], key: Callable[[int], _T]) -> dict[_T, tupl
     return {value: tuple(members) for value, members in groups.items()}
 
 
-Agreement = Mapping[str, Groups]  # of the content of a parameter
+Agreement = Mapping[str, RankGroups]  # of the content of a parameter
 
 
 @dataclass(slots=True)
@@ -195,7 +196,7 @@ def content_decided_names(catalog: Catalog, sharding: Sharding) -> dict[str, str
             if described.parameter is None:
                 continue
             follows = described.parameter
-        if follows is not None and owner_of(name) is not None:
+        if follows is not None and parameter_by_prefix(name) is not None:
             continue
         metas = {header[name].meta for header in catalog.headers.values() if name in header}
         if len(ranks) > 1 and len(metas) == 1 and next(iter(metas)).text is None:
@@ -212,14 +213,14 @@ def _listed_names(catalog: Catalog, sharding: Sharding) -> Collection[str]:
 
 def _owners_in(catalog: Catalog, sharding: Sharding) -> dict[str, str]:
     """Return the parameter of every optimizer state, as far as names tell."""
-    return find_owners(_listed_names(catalog, sharding), catalog.metas)
+    return match_states_by_name(_listed_names(catalog, sharding), catalog.metas)
 
 
 def find_sources(
     catalog: Catalog,
     sharding: Sharding,
     agreement: Agreement,
-    unlisted: Unlisted | None,
+    unlisted: UnlistedChoice | None,
     running: Collection[str] = (),
 ) -> Sources:
     """Find the sources of all parameters of a checkpoint.
@@ -250,7 +251,7 @@ def find_sources(
     is_complete = not sources.problems
     owners = _owners_in(catalog, sharding)
     partly = find_partly_held(catalog, sharding, sources.is_deduplicated)
-    alone = {name: one for one in partly if one.is_alone for name in one.names}
+    alone = {name: one for one in partly if one.is_on_one_rank for name in one.names}
     search = _Search(
         catalog, sharding, agreement, unlisted, running, sources, presence.lacking, owners, alone
     )
@@ -259,20 +260,20 @@ def find_sources(
     search.settle(is_complete)
     asked = {name for names in search.differing.values() for name in names}
     sources.notes += (
-        Diagnostic("partly_held", f"{one.text}; taken from {format_ranks(one.ranks[:1])}")
+        Diagnostic("partly_held", f"{one.message}; taken from {format_ranks(one.ranks[:1])}")
         for one in partly
         if not asked.issuperset(one.names)
     )
-    sources.problems += on_contradictions(sharding, sources.found)
+    sources.problems += handwritten_shape_problems(sharding, sources.found)
     each = [name for of in search.differing.values() for name in of if unlisted == "rank"]
     lacking = presence.lacking
     sources.add(find_missing_slices(catalog, sharding, lacking, each, sources.is_deduplicated))
     sources.notes += layout_notes(sources.found, search.corrected, search.where)
     listed = _listed_names(catalog, sharding)
-    sources.notes += on_guesses(sources.found, listed, owners)
-    sources.notes += stray_notes(sharding, catalog.holders)
+    sources.notes += guessed_state_notes(sources.found, listed, owners)
+    sources.notes += misplaced_notes(sharding, catalog.holders)
     if not isinstance(sharding, SelfDescribed):
-        note = note_redundancy(catalog, sources.is_deduplicated)
+        note = redundancy_note(catalog, sources.is_deduplicated)
         sources.notes += [] if note is None else [note]
     return sources
 
@@ -286,7 +287,7 @@ class _Search:
     sources, lacking
         Where what is found goes, and what is lost, by the ranks that should have it.
     owners
-        See `find_owners`.
+        See `match_states_by_name`.
     alone
         Names without a layout that one rank alone has, though its stage has others.
     corrected
@@ -298,14 +299,14 @@ class _Search:
     catalog: Catalog
     sharding: Sharding
     agreement: Agreement
-    unlisted: Unlisted | None
+    unlisted: UnlistedChoice | None
     running: Collection[str]
     sources: Sources
     lacking: dict[tuple[int, ...], list[str]]
-    owners: Owners
+    owners: ParameterOfState
     alone: Mapping[str, PartlyHeld]
     corrected: list[str] = field(default_factory=list)
-    differing: dict[Groups, list[str]] = field(default_factory=dict)
+    differing: dict[RankGroups, list[str]] = field(default_factory=dict)
 
     @property
     def where(self) -> str:
@@ -332,7 +333,7 @@ class _Search:
             self._take_unlisted(name, ranks)
             return
         if followed is None:
-            layouts = true_layouts(catalog, sharding, name, self.owners)
+            layouts = correct_layouts(catalog, sharding, name, self.owners)
             self.corrected += [name] if layouts != sharding.layouts[name] else []
         origin = Listed() if followed is None else FollowsParameter(followed)
         source = _sharded_source(catalog, layouts, name, ranks, origin, self.lacking, self.sources)
@@ -346,7 +347,7 @@ class _Search:
         state would differ, hold a parameter that is whole.  The prefixes of MindSpore's optimizers
         need no such proof.
         """
-        if owner_of(name) is not None:
+        if parameter_by_prefix(name) is not None:
             return False
         groups = self.agreement.get(name, ())
         place = {rank: number for number, group in enumerate(groups) for rank in group}
@@ -378,15 +379,16 @@ class _Search:
         if self.unlisted is not None:
             self._settle(self.differing, self.unlisted)
         elif is_complete:
-            own, rest = split_by_meaning(self.differing)
+            own, rest = split_names(self.differing, RANK_SPECIFIC_NAMES)
             self._settle(own, "drop")
             told_by = None if isinstance(self.sharding, Replicated) else self.where
             number = len(self.catalog.holders)
             is_cut = isinstance(self.sharding, Strategy)
-            asked = questions(told_by, rest, number, self.alone, is_cut, self.running)
-            self.sources.problems += [Diagnostic("unlisted", question) for question in asked]
+            self.sources.problems += unlisted_problems(
+                told_by, rest, number, self.alone, is_cut, self.running
+            )
 
-    def _settle(self, differing: Differing, unlisted: Unlisted) -> None:
+    def _settle(self, differing: DifferingNames, unlisted: UnlistedChoice) -> None:
         catalog, sources = self.catalog, self.sources
         cycle = max(len(self.sharding.ranks), max(catalog.files, default=0) + 1)
         for groups, names in differing.items():
@@ -399,7 +401,7 @@ class _Search:
                     for name in names
                     for rank in ranks
                 ]
-            sources.notes.append(decision(names, groups, unlisted, cycle, self.where))
+            sources.notes.append(decision_note(names, groups, unlisted, cycle, self.where))
 
 
 def _shares(layouts: Iterable[Layout]) -> Iterator[Sequence[int]]:
@@ -409,7 +411,7 @@ def _shares(layouts: Iterable[Layout]) -> Iterator[Sequence[int]]:
 
 
 def _described_source(
-    catalog: Catalog, name: str, ranks: Sequence[int], owners: Owners
+    catalog: Catalog, name: str, ranks: Sequence[int], owners: ParameterOfState
 ) -> Source | None:
     """Return the source of a described tensor, or of its state; None if nothing describes it."""
     if not isinstance(catalog, SelfDescribedCatalog):
@@ -425,24 +427,24 @@ def _is_broken(catalog: Catalog, name: str) -> bool:
     return isinstance(catalog, SelfDescribedCatalog) and name in catalog.description.broken
 
 
-def _shaped_owner(name: str, owners: Owners) -> str:
+def _shaped_owner(name: str, owners: ParameterOfState) -> str:
     """The parameter of a state that has its shape; none of a statistic, which has not."""
     return owners.get(name, "") if reduced_from(name) is None else ""
 
 
 def _odd_shape(
-    catalog: Catalog, sharding: Sharding, meta: TensorMeta, owners: Owners
+    catalog: Catalog, sharding: Sharding, meta: TensorMeta, owners: ParameterOfState
 ) -> str | None:
     """Why optimizer state without a layout is not taken as it is, or None if nothing speaks so."""
     if not isinstance(catalog, SelfDescribedCatalog):
-        return odd_shape(catalog, sharding, meta, owners)
-    if owner_of(meta.name) is None:
+        return state_shape_message(catalog, sharding, meta, owners)
+    if parameter_by_prefix(meta.name) is None:
         return None
     base = catalog.description.tensors.get(_shaped_owner(meta.name, owners))
     return None if base is None else odd_state(base, meta)
 
 
-def _may_be_parts(catalog: Catalog, name: str, groups: Groups) -> bool:
+def _may_be_parts(catalog: Catalog, name: str, groups: RankGroups) -> bool:
     """Whether ranks hold different things, or only some of them a map parameter."""
     holders = sum(len(group) for group in groups)
     return len(groups) > 1 or (map_of(name) is not None and holders < len(catalog.files))
@@ -450,7 +452,7 @@ def _may_be_parts(catalog: Catalog, name: str, groups: Groups) -> bool:
 
 def _group_by_content(
     catalog: Catalog, agreement: Agreement, name: str, ranks: Sequence[int]
-) -> Groups:
+) -> RankGroups:
     """Ranks grouped by equal bytes, as far as is known; of a map parameter by all of its parts."""
     tag = map_of(name)
     parts = (name,) if tag is None else part_names(tag)
@@ -528,7 +530,7 @@ def _on_stages(chosen: Source, meta: TensorMeta, layout: Layout, path: str) -> s
     return f"{text}stages hold the same of what they share: is it the strategy of this run?"
 
 
-def _full_sources(catalog: Catalog, unlisted: Unlisted | None) -> Sources:
+def _full_sources(catalog: Catalog, unlisted: UnlistedChoice | None) -> Sources:
     """Return the sources of a checkpoint whose files hold full tensors.
 
     ``unlisted`` decides what becomes of tensors of which it may hold only one rank's slice.
@@ -581,7 +583,7 @@ def suspected_rank_slices(catalog: Catalog) -> Mapping[str, str]:
     if not isinstance(catalog, MergedCatalog):
         return {}
     metas = catalog.metas
-    owners = find_owners((), metas)
+    owners = match_states_by_name((), metas)
     found = {}
     for name, is_named in catalog.common_tensors.items():
         meta, base = metas[name], metas.get(_owner(metas, owners, name))
@@ -595,7 +597,7 @@ def suspected_rank_slices(catalog: Catalog) -> Mapping[str, str]:
     return found
 
 
-def _owner(metas: Mapping[str, TensorMeta], owners: Owners, name: str) -> str:
+def _owner(metas: Mapping[str, TensorMeta], owners: ParameterOfState, name: str) -> str:
     """The parameter whose state ``name`` is, by its prefix or by its shape; itself if of none."""
     base = owners.get(name, name)
     is_alike = metas[base].shape == metas[name].shape
@@ -603,7 +605,7 @@ def _owner(metas: Mapping[str, TensorMeta], owners: Owners, name: str) -> str:
 
 
 def _settle_slices(
-    catalog: Catalog, slices: Mapping[str, str], unlisted: Unlisted | None
+    catalog: Catalog, slices: Mapping[str, str], unlisted: UnlistedChoice | None
 ) -> tuple[str | None, Diagnostic | None]:
     """The question that `suspected_rank_slices` raise, or a note of how the user decided it."""
     listed = f"{catalog.root}: {shorten(slices.values())}"
@@ -646,7 +648,7 @@ def check_presence(catalog: Catalog, sharding: Sharding) -> Presence:
     elif isinstance(sharding, Strategy):
         _check_strategy(catalog, sharding, presence)
     elif presence.is_deduplicated:
-        presence.problems += [Diagnostic("missing", text) for text in absent_ranks(catalog)]
+        presence.problems += missing_rank_problems(catalog)
     else:
         presence.problems += _incomplete_replicas(catalog)
     return presence
@@ -702,7 +704,7 @@ def _check_absent(
     should hold its slices are there and do not.  And optimizer state of a kind that no rank holds
     anything of was not saved: many keep the weights alone.
     """
-    owners = find_owners(strategy.layouts, catalog.metas)
+    owners = match_states_by_name(strategy.layouts, catalog.metas)
     saved = {name.removesuffix(owners.get(name, "")) for name in holders}
     unsaved = []
     for name in absent:
@@ -726,7 +728,7 @@ def _check_absent(
         presence.notes.append(Diagnostic("renamed" if others else "absent", text))
 
 
-def _unlisted_weights(catalog: Catalog, strategy: Strategy, owners: Owners) -> list[str]:
+def _unlisted_weights(catalog: Catalog, strategy: Strategy, owners: ParameterOfState) -> list[str]:
     """Names that the strategy does not list and that are no single values and no states."""
     metas = catalog.metas
     return [
@@ -743,6 +745,6 @@ def _is_answered(catalog: Catalog, layout: Layout) -> bool:
     if all(rank in catalog.files for rank in layout.ranks):
         return True
     groups = (layout.owners(index) for index in layout.slice_indices())
-    return hold_alike(catalog, layout.ranks) and all(
+    return hold_same_parameters(catalog, layout.ranks) and all(
         any(rank in catalog.files for rank in owners) for owners in groups
     )

@@ -36,10 +36,10 @@ from ckpttool.model.strategy import Merged, Strategy
 from ckpttool.model.tensors import map_of
 from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.planning.optimizer_state import (
-    Gradients,
-    Owners,
-    follows_in_full,
-    owners_of_full,
+    GradientShards,
+    ParameterOfState,
+    has_expected_full_shape,
+    match_states_by_shape,
     state_layouts,
     target_layouts,
 )
@@ -144,11 +144,11 @@ class _Fitting:
         self.target = target
         self.src_sharding = resolved.sharding
         self.metas = {source.meta.name: source.meta for source in resolved.sources}
-        self.owners: Owners = {}
+        self.owners: ParameterOfState = {}
         if isinstance(target.sharding, Strategy):
-            self.owners = owners_of_full(target.sharding.layouts, self.metas)
+            self.owners = match_states_by_shape(target.sharding.layouts, self.metas)
         self.recut: list[str] = []
-        self.gradients = Gradients()
+        self.gradients = GradientShards()
         self.not_listed = NotListed()
 
     def layouts(self, source: Source) -> tuple[Layout, ...] | None:
@@ -160,7 +160,9 @@ class _Fitting:
             return () if source.rank_cycle is not None else self._listed(source, strategy)
         if strategy.replicates_rest:
             return ()
-        is_state = source.rank_cycle is None and follows_in_full(name, self.owners, self.metas)
+        is_state = source.rank_cycle is None and has_expected_full_shape(
+            name, self.owners, self.metas
+        )
         layouts = state_layouts(strategy, name, self.owners) if is_state else ()
         if layouts and target.not_in_target == "follow":
             self.not_listed.followed[name] = source.meta

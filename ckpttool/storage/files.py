@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ckpttool.errors import VerifyError, add_note, describe_os_error, notes_of
 from ckpttool.formats import get_format
-from ckpttool.formats.local import ABSENT
+from ckpttool.formats.local import ABSENT, identify_file
 from ckpttool.model.plan import OutputFile
 from ckpttool.model.tensors import FileIndex, Stamp, TensorMeta
 
@@ -363,7 +363,7 @@ def verify_header(path: Path, output: OutputFile) -> int:
     VerifyError
         The header does not describe the tensors of the output.
     """
-    index = get_format(output.format).read_index(str(path))
+    index = get_format(output.format).read_index(identify_file(str(path)))
     expected = {meta.name: meta for meta in output.metas}
     found = {name: tensor.meta for name, tensor in index.tensors.items()}
     problems = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -34,18 +34,25 @@ class Sample(NamedTuple):
 def digest(tensor: StoredTensor, buffer_bytes: int = BUFFER_BYTES) -> Sample:
     """Return a hash of all bytes of a tensor, with ``buffer_bytes`` in memory at a time."""
     state = hashlib.sha256()
+    first: Bytes | None = None
+    is_constant = True
+    for part in _read_parts(tensor, buffer_bytes):
+        state.update(part.data)
+        elements = part.reshape(-1, tensor.meta.itemsize)
+        first = elements[0].copy() if first is None else first
+        is_constant = is_constant and bool((elements == first).all())
+    return Sample(state.digest(), is_constant)
+
+
+def _read_parts(tensor: StoredTensor, buffer_bytes: int) -> Iterator[Bytes]:
+    """Yield the bytes of whole elements, in a buffer that the next part overwrites."""
     nbytes, itemsize = tensor.meta.nbytes, tensor.meta.itemsize
     buffer = np.empty(max(itemsize, min(buffer_bytes // itemsize * itemsize, nbytes)), np.uint8)
-    first = np.empty(0, np.uint8)
-    is_constant = True
     with FlatFiles(buffer_bytes) as files:
         for offset in range(0, nbytes, len(buffer)):
             part = buffer[: min(len(buffer), nbytes - offset)]
             files.read_bytes(tensor, offset, part)
-            state.update(part.data)
-            first = part[:itemsize].copy() if offset == 0 else first
-            is_constant = is_constant and bool((part.reshape(-1, itemsize) == first).all())
-    return Sample(state.digest(), is_constant)
+            yield part
 
 
 def unit_digests(tensor: StoredTensor, buffer_bytes: int) -> list[str]:
@@ -77,17 +84,12 @@ def find_least(tensor: StoredTensor, buffer_bytes: int = BUFFER_BYTES) -> float:
     The result is NaN if a number is NaN or infinite, or if the tensor is empty.
     """
     least = math.inf
-    nbytes, itemsize = tensor.meta.nbytes, tensor.meta.itemsize
-    buffer = np.empty(max(itemsize, min(buffer_bytes // itemsize * itemsize, nbytes)), np.uint8)
-    with FlatFiles(buffer_bytes) as files:
-        for offset in range(0, nbytes, len(buffer)):
-            part = buffer[: min(len(buffer), nbytes - offset)]
-            files.read_bytes(tensor, offset, part)
-            numbers = decode(part, tensor.meta.dtype)
-            if numbers is None or not np.isfinite(numbers).all():
-                return math.nan
-            least = min(least, float(numbers.min()))
-    return least if nbytes else math.nan
+    for part in _read_parts(tensor, buffer_bytes):
+        numbers = decode(part, tensor.meta.dtype)
+        if numbers is None or not np.isfinite(numbers).all():
+            return math.nan
+        least = min(least, float(numbers.min()))
+    return least if tensor.meta.nbytes else math.nan
 
 
 def take_samples(tensors: Sequence[StoredTensor]) -> list[Sample]:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from ckpttool.cli.main import WORKERS, SignalGuard, Terminated
+from ckpttool.cli.signals import WORKERS, SignalGuard, Terminated
 from tests.support.executors import COMMAND, environment, finish, reshard_words, start
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]

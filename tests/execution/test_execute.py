@@ -148,8 +148,8 @@ def test_a_source_that_shrinks_while_it_is_read_is_noticed(tmp_path, monkeypatch
         ckpttool.scan(str(source)), None, str(tmp_path / "out" / "m.h5")
     )
 
-    def shrink(path, found, stamp):
-        demand_same(path, found, stamp)
+    def shrink(file, found):
+        demand_same(file, found)
         os.truncate(source, 1 << 19)
 
     monkeypatch.setattr("ckpttool.formats.local.demand_same", shrink)

@@ -176,7 +176,7 @@ def test_what_lies_beside_a_middle_axis_is_read_once_for_all(tmp_path, bytes_rea
     assert sum(bytes_read) < 1.3 * 4 * prod(shape)
     for rank, tensors in cut(entries, inner).items():
         (output,) = (output for output in plan if output.rank == rank)
-        index = ckpttool.formats.get_format("ckpt").read_index(output.path)
+        index = ckpttool.formats.get_format("ckpt").read_index(StoredFile(output.path))
         (extent,) = index.tensors["w"].extents
         data = Path(output.path).read_bytes()[extent.offset : extent.offset + extent.nbytes]
         assert data == tensors["w"].data
@@ -224,7 +224,7 @@ def cut_up(outputs, **sizes):
             meta.name: StoredTensor(meta, StoredFile(output.path), (Extent(0, meta.nbytes),))
             for meta in output.metas
         }
-        nowhere.append((output, FileIndex(output.path, output.format, 0, stored)))
+        nowhere.append((output, FileIndex((StoredFile(output.path),), output.format, 0, stored)))
     return cut_into_tasks(nowhere, OPTIONS.band_bytes, OPTIONS.task_bytes, **sizes)
 
 

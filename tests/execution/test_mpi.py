@@ -79,7 +79,7 @@ def test_a_worker_that_does_not_see_what_the_run_sees_is_named(tmp_path, mpiexec
         "from mpi4py import MPI\n"
         "if MPI.COMM_WORLD.rank == 2:\n"
         "    cluster.PAUSES = (0.0,)\n"
-        "    cluster.stamp_at = lambda path: None\n"
+        "    cluster.identify_file = cluster.StoredFile\n"
         "if __name__ == '__main__':\n"
         "    from ckpttool.cli.main import main\n"
         "    main()\n"

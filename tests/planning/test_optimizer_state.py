@@ -9,7 +9,11 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Target
 from ckpttool.model.strategy import Merged
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.planning.optimizer_state import borrow_rows, find_owners, followed_parameter
+from ckpttool.planning.optimizer_state import (
+    copy_manual_split,
+    followed_parameter,
+    match_states_by_name,
+)
 from ckpttool.planning.sources import find_sources
 from ckpttool.strategy_files.writer import write_strategy
 from tests.support.checkpoints import (
@@ -121,7 +125,7 @@ def test_state_in_another_stage_than_its_parameter_does_not_follow():
     ranks = {rank: {"w": (4, 3)} for rank in range(4)}
     ranks |= {rank: {"b": (4, 3), "adam_m.w": (4, 3)} for rank in range(4, 8)}
     catalog = catalog_of(ranks)
-    owners = find_owners(strategy.layouts, catalog.metas)
+    owners = match_states_by_name(strategy.layouts, catalog.metas)
     assert followed_parameter(catalog, strategy, "adam_m.w", range(4, 8), owners) is None
 
 
@@ -161,7 +165,7 @@ SHARED = ((0, 1), (2, 3))  # as ``ROWS`` cuts
 
 def owners_in(listed, held):
     """What names tell, of tensors of the shapes ``held``."""
-    return find_owners(
+    return match_states_by_name(
         listed, {name: TensorMeta(name, "Float32", shape) for name, shape in held.items()}
     )
 
@@ -443,13 +447,13 @@ def test_rows_are_borrowed_in_the_stage_and_for_the_cut_that_the_parameter_has()
         {"t": BY_HAND, "accum.t": EVEN}, {"t": replace(BY_HAND, rows=(3, 7)), "accum.t": EVEN}
     )
     held, twins = strategy.layouts["accum.t"], strategy.layouts["t"]
-    assert [layout.rows for layout in borrow_rows(held, twins)] == [(6, 4), (3, 7)]
-    assert borrow_rows(held[:1], twins[1:]) == held[:1]
-    assert borrow_rows((across,), twins) == (across,)
+    assert [layout.rows for layout in copy_manual_split(held, twins)] == [(6, 4), (3, 7)]
+    assert copy_manual_split(held[:1], twins[1:]) == held[:1]
+    assert copy_manual_split((across,), twins) == (across,)
     own = replace(EVEN, rows=(1, 9))
-    assert borrow_rows((own,), twins) == (own,)
+    assert copy_manual_split((own,), twins) == (own,)
     fields = replace(EVEN, fields=2)
-    assert borrow_rows((fields,), twins) == (fields,)
+    assert copy_manual_split((fields,), twins) == (fields,)
 
 
 @pytest.mark.parametrize("names", [["t", "adam_m.t"], ["t"]], ids=["listed", "unlisted"])

@@ -10,7 +10,7 @@ import pytest
 
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy
-from ckpttool.model.tensors import FileIndex
+from ckpttool.model.tensors import FileIndex, StoredFile
 from ckpttool.planning.missing import is_deduplicated, quarantine_damaged
 from tests.support import corpus
 from tests.support.checkpoints import (
@@ -66,7 +66,7 @@ def marked(ranks, mark):
     catalog = catalog_of(ranks)
     attrs = {"remove_redundancy": mark}
     files = {
-        rank: FileIndex(file.path, "safetensors", 9, file.tensors, attrs)
+        rank: FileIndex(file.files, "safetensors", 9, file.tensors, attrs)
         for rank, file in catalog.files.items()
     }
     return replace(catalog, files=files)
@@ -74,7 +74,9 @@ def marked(ranks, mark):
 
 def emptied(catalog, *ranks):
     """The same with empty files of these ranks."""
-    empty = {rank: FileIndex(f"run/rank_{rank}/net.ckpt", "ckpt", 0, {}) for rank in ranks}
+    empty = {
+        rank: FileIndex((StoredFile(f"run/rank_{rank}/net.ckpt"),), "ckpt", 0, {}) for rank in ranks
+    }
     return replace(catalog, files={**catalog.files, **empty})
 
 

@@ -14,6 +14,7 @@ import ckpttool
 from ckpttool.execution import execute as execute_module
 from ckpttool.execution.copy import fill
 from ckpttool.model.catalog import MergedCatalog
+from ckpttool.model.tensors import StoredFile
 from ckpttool.planning.targets import number_files
 from ckpttool.transaction import record
 from tests.support.checkpoints import ONE_STAGE, catalog_of, slice_catalog, with_names, write_file
@@ -389,7 +390,7 @@ def test_nothing_but_what_goes_apart_is_one_file():
 
 def test_a_source_of_several_files_is_read_from_each():
     files = catalog_of({0: {"a": (4,)}, 1: {"b": (4,)}}).files
-    plan = merge_in_memory(MergedCatalog("m", files, indexes=("i",)))
+    plan = merge_in_memory(MergedCatalog("m", files, documents=(StoredFile("i"),)))
     (output,) = number_files(plan, 1000, lambda number, count: f"{number}")
     pieces = [piece for tensor in output.tensors for piece in tensor.pieces(tensor.region)]
     assert [piece.tensor.file.path for piece in pieces] == [

@@ -47,7 +47,7 @@ def catalog_of(
                 metas.append(TensorMeta(name, "Float32", what))
         path = f"{root}/rank_{rank}/net.ckpt"
         index = {meta.name: stored(meta, path) for meta in metas}
-        files[rank] = FileIndex(path, "ckpt", 1000 if metas else 0, index)
+        files[rank] = FileIndex((StoredFile(path),), "ckpt", 1000 if metas else 0, index)
     return RankCatalog(root, files)
 
 

@@ -11,8 +11,8 @@ from ckpttool.model.diagnostics import Diagnostics
 from ckpttool.model.plan import Target
 from ckpttool.model.region import Region
 from ckpttool.model.strategy import Merged
-from ckpttool.model.tensors import FileIndex, TensorMeta
-from ckpttool.planning.missing import notes_of_scan
+from ckpttool.model.tensors import FileIndex, StoredFile, TensorMeta
+from ckpttool.planning.missing import scan_notes
 from ckpttool.planning.resolve import ResolvedSources
 from ckpttool.planning.sources import find_sources
 from ckpttool.planning.targets import plan
@@ -26,14 +26,14 @@ def catalog_of_entries(ranks) -> Catalog:
     for rank, entries in ranks.items():
         metas = [TensorMeta(name, entry.dtype, entry.shape) for name, entry in entries.items()]
         tensors = {meta.name: stored(meta, f"rank_{rank}") for meta in metas}
-        files[rank] = FileIndex(f"rank_{rank}", "ckpt", 1, tensors)
+        files[rank] = FileIndex((StoredFile(f"rank_{rank}"),), "ckpt", 1, tensors)
     return RankCatalog("run", files)
 
 
 def plan_in_memory(catalog, strategy, target, agreement=None, unlisted=None):
     """The plan of a catalog of which nothing is read: ``agreement`` says which ranks are equal."""
     sharding = Merged() if strategy is None else strategy
-    notes = [*notes_of_scan(catalog, sharding), *sharding.notes]
+    notes = [*scan_notes(catalog, sharding), *sharding.notes]
     sources = find_sources(catalog, sharding, agreement or {}, unlisted)
     found = Diagnostics()
     found.failures += sources.damage

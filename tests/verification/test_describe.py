@@ -1,6 +1,8 @@
 """What a checkpoint holds, as a document for programs: the same for Python and for the shell."""
 
 import json
+import re
+import shutil
 
 import pytest
 
@@ -8,6 +10,8 @@ import ckpttool
 from ckpttool.model.diagnostics import Diagnostics
 from tests.support.commands import run
 from tests.support.corpus import GOLDEN
+from tests.support.damage import cut_short
+from tests.support.readers import rank_file
 
 CASES = {
     "strategy": ("tutorial_8_to_8_retrain/src", "tutorial_8_to_8_retrain/src_strategy.ckpt"),
@@ -29,3 +33,17 @@ def test_python_users_get_the_document_of_inspect(src, strategy):
         note.text for note in found.of("note", "warning")
     ]
     assert len(printed.get("problems", ())) == len(found.errors) + len(found.failures)
+
+
+def test_the_error_of_a_damaged_file_says_which_replicas_are_read(tmp_path):
+    case = GOLDEN / "tutorial_8_to_8_retrain"
+    shutil.copytree(case / "src", tmp_path / "src")
+    path = cut_short(rank_file(tmp_path / "src", 5))
+    result = run("inspect", tmp_path / "src", "-s", case / "src_strategy.ckpt", "--json")
+    assert re.match(rf"ckpttool: {path}: byte .*read from replicas: rank 0$", result.stderr)
+    document = json.loads(result.stdout)
+    (problem,) = document["problems"]
+    assert problem.startswith(f"{path}: byte ")
+    assert "replicas" not in problem, "a note says it"
+    (note,) = (note for note in document["notes"] if note["kind"] == "damaged_replica")
+    assert note["text"] == f"rank 5: {problem}; all its slices are read from replicas: rank 0"

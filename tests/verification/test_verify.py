@@ -14,7 +14,6 @@ from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout
 from ckpttool.model.slicing import LayoutSlicing
 from ckpttool.storage.numbers import decode
-from ckpttool.verification.verify import scan_to_verify
 from tests.support.checkpoints import ROWS, cut, noise, strategy_of, write_file, write_ranks
 from tests.support.commands import message, run, run_well, stay_small
 from tests.support.corpus import GOLDEN, SAMPLES
@@ -59,7 +58,7 @@ def ranks_of(entries, strategy=STATES):
 
 def verify(path, strategy=None, **options):
     """The report on what is there."""
-    return ckpttool.verify(scan_to_verify(str(path)), strategy, **options)
+    return ckpttool.verify(ckpttool.scan(str(path), command="verify"), strategy, **options)
 
 
 def check(folder, ranks, strategy=STATES, format="ckpt", **options):
@@ -567,6 +566,14 @@ def test_ignored_warnings_are_notes_and_exit_code_0(tmp_path):
     assert run("verify", tmp_path / "m.ckpt", "--ignore", "damaged").exit_code == 2
 
 
+def test_notes_of_verify_are_notes_on_stderr_even_if_merge_warns_of_them():
+    words = ("verify", GOLDEN / "crc_check" / "src", "-s", GOLDEN / "crc_check/src_strategy.ckpt")
+    (note,) = json.loads(run_well(*words, "--json").stdout)["notes"]
+    assert note["kind"] == "unverified"
+    assert run_well(*words).stderr == f"note: {note['text']}\n"
+    assert run_well(*words, "-q").stderr == ""
+
+
 def test_what_stops_verify_has_another_exit_code_than_1(source, tmp_path, monkeypatch):
     assert run("verify", tmp_path / "nothing").exit_code == 2
     assert run(*words(source, "--replicated")).exit_code == 2
@@ -574,12 +581,12 @@ def test_what_stops_verify_has_another_exit_code_than_1(source, tmp_path, monkey
     (tmp_path / "empty").mkdir()
     assert run("verify", tmp_path / "empty").exit_code == 5
 
-    import ckpttool.verification.verify as module
+    import ckpttool.discovery.scan as module
 
     def fail(*_, **__):
         raise PermissionError(13, os.strerror(13), "src")
 
-    monkeypatch.setattr(module, "scan_all", fail)
+    monkeypatch.setattr(module, "_scan", fail)
     result = run("verify", source)
     assert result.exit_code == 3
     assert (
