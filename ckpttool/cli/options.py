@@ -27,7 +27,7 @@ from ckpttool.cli.params import (
 )
 from ckpttool.errors import PlanError
 from ckpttool.formats.local import why_not_a_path
-from ckpttool.model.tensors import Secret, forbid_core_dumps
+from ckpttool.secret import Secret, forbid_core_dumps
 
 if TYPE_CHECKING:
     from ckpttool.discovery.scan import SourceOptions

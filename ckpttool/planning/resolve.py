@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -46,8 +45,6 @@ from ckpttool.planning.unlisted import (
     find_statistic_candidates,
 )
 from ckpttool.storage.sampling import Sample, digest, find_least, sample
-
-BUFFER_BYTES = 4 << 20  # memory of each worker while contents are compared
 
 Contents = Literal["headers", "samples", "slices", "all"]
 
@@ -310,8 +307,7 @@ def compare_contents(
     tensors.
     """
     compared = content_decided_names(catalog, sharding)
-    read = partial(digest, buffer_bytes=BUFFER_BYTES)
-    groups = _group_ranks(catalog, compared, read, executor)
+    groups = _group_ranks(catalog, compared, digest, executor)
     metas = catalog.metas
     constant = [
         name
@@ -376,7 +372,7 @@ def find_running_statistics(
     least = find_statistic_candidates(catalog.metas, sharding) if names else {}
     futures = {
         name: [
-            executor.submit(find_least, file.tensors[name], BUFFER_BYTES)
+            executor.submit(find_least, file.tensors[name])
             for file in catalog.files.values()
             if name in file.header
         ]

@@ -3,17 +3,21 @@
 All problems of the target are reported together.  Documents are the strategy file of rank files,
 and the indexes of numbered files.  They are written last, and old ones are removed first, so that
 an index never lists files of a different run.
+
+Each numbered file has a limit of bytes.  Parameters fill the files in the order of the plan.  A
+parameter that does not fit begins the next file.  A tensor larger than the limit has its own file.
+Tensors without a layout go to a common file, which loaders give to every rank.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ckpttool.errors import PlanError, StrategyError
+from ckpttool.errors import StrategyError
 from ckpttool.formats import format_of_suffix
 from ckpttool.formats.weight_index import (
     PART_ATTRS,
@@ -25,8 +29,8 @@ from ckpttool.formats.weight_index import (
 from ckpttool.model.catalog import MergedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.layout import Layout, fold_layout
-from ckpttool.model.manifest import MANIFEST
-from ckpttool.model.plan import Document, NotListed, Plan, Target, Transfer, number_files
+from ckpttool.model.manifest import MANIFEST, PART_RECORD
+from ckpttool.model.plan import Document, NotListed, Plan, Target, Transfer
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Strategy
 from ckpttool.model.tensors import map_of
@@ -40,7 +44,7 @@ from ckpttool.planning.optimizer_state import (
     target_layouts,
 )
 from ckpttool.planning.resolve import ResolvedSources
-from ckpttool.storage.files import is_there, is_within, write_document
+from ckpttool.storage.files import is_within
 from ckpttool.strategy_files.writer import encode_strategy, name_problem
 
 
@@ -279,40 +283,6 @@ def _by_stage(transfer: Transfer, target: Strategy) -> Iterator[Layout]:
             yield Layout.unsharded(len(layout.tensor_map), target.stage_ranks, first)
 
 
-def write_strategy(strategy: Strategy, path: str, *, overwrite: bool = False) -> None:
-    """Write a strategy as a protobuf file of MindSpore, complete or not at all.
-
-    Layouts are written unchanged; an expanded layout of a JSON file stays expanded.
-
-    Parameters
-    ----------
-    strategy
-        The strategy; of a hand-written one, the result of `Strategy.resolve`.
-    path
-        The file; missing folders are created.
-    overwrite
-        Whether to replace an existing file.
-
-    Raises
-    ------
-    StrategyError
-        The name is not allowed, or MindSpore's format cannot hold the strategy.
-    PlanError
-        The file exists.
-    OSError
-        The file cannot be written.
-    """
-    problem = name_problem(path)
-    if problem is not None:
-        raise StrategyError(path, problem)
-    data = encode_strategy(strategy)
-    if is_there(path) and not overwrite:
-        raise PlanError(
-            [Diagnostic("destination", f"{path} exists already; overwrite=True replaces it")]
-        )
-    write_document(path, data)
-
-
 @dataclass(frozen=True, slots=True)
 class StrategySidecar:
     """The strategy file that is written with rank files.
@@ -365,7 +335,7 @@ class StrategySidecar:
                 f"{self.path}: among the files of ranks, where it would be taken for a checkpoint; "
                 f"write it to {folder} or elsewhere"
             )
-        if parent == folder.resolve() and name.startswith((MANIFEST, ".ckpttool-part-")):
+        if parent == folder.resolve() and name.startswith((MANIFEST, f".{PART_RECORD}")):
             yield f"{self.path}: is a name that ckpttool itself uses there; choose another"
         inside = os.path.relpath(self.path, folder)  # records of parts have this path
         if self.is_part and (inside.startswith("../") or not is_within(folder, inside)):
@@ -435,3 +405,62 @@ class ShardedOutput:
 
     def _path(self, number: int | None, count: int) -> str:
         return str(Path(self.folder, part_name(number, count, self.format)))
+
+
+def number_files(plan: Plan, limit: int, path: Callable[[int | None, int], str]) -> Plan:
+    """Return the plan of a merge with its one output spread over numbered files.
+
+    Parameters
+    ----------
+    plan
+        A plan whose one output holds everything.
+    limit
+        Maximum bytes of tensors in a numbered file.
+    path
+        Returns the path for a number, from 0, and the count of numbered files.  The number is None
+        for the common file.
+    """
+    are_common = _are_common(plan)
+    numbers: list[int] = []
+    number = filled = 0
+    for transfer, is_common in zip(plan.transfers, are_common, strict=True):
+        if not is_common:
+            nbytes = transfer.meta.nbytes
+            if filled and filled + nbytes > limit:
+                number, filled = number + 1, 0
+            filled += nbytes
+        numbers.append(number)
+    total = 0 if all(are_common) else number + 1
+    transfers = tuple(
+        replace(transfer, layouts=(_layout_in_file(transfer, total if is_common else number),))
+        for transfer, is_common, number in zip(plan.transfers, are_common, numbers, strict=True)
+    )
+    paths = {number: path(number, total) for number in range(total)}
+    if any(are_common):
+        paths[total] = path(None, total)
+    target = replace(plan.target, paths=paths, ranks=len(paths))
+    return replace(plan, target=target, transfers=transfers)
+
+
+def _layout_in_file(transfer: Transfer, number: int) -> Layout:
+    """Return the layout of a full tensor in the file with a number."""
+    return Layout.unsharded(len(transfer.meta.shape), 1, number)
+
+
+def _are_common(plan: Plan) -> Sequence[bool]:
+    """Return for each transfer whether it goes to the common file.
+
+    With a source strategy these are the tensors without a layout.  Without one they are the common
+    tensors of the source, and tensors that are never sharded: single elements and map parameters.
+    """
+    sources = [transfer.source for transfer in plan.transfers]
+    if any(source.is_listed for source in sources):
+        return [not source.has_layout for source in sources]
+    catalog = plan.catalog
+    common = catalog.common_tensors if isinstance(catalog, MergedCatalog) else {}
+    return [
+        source.meta.name in common
+        or math.prod(source.meta.shape) == 1
+        or map_of(source.meta.name) is not None
+        for source in sources
+    ]

@@ -15,7 +15,7 @@ from ckpttool.planning.optimizer_state import (
     match_states_by_name,
 )
 from ckpttool.planning.sources import find_sources
-from ckpttool.planning.targets import write_strategy
+from ckpttool.strategy_files.writer import write_strategy
 from tests.support.checkpoints import (
     ONE_STAGE,
     ROWS,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ckpttool.model.catalog import Catalog, RankCatalog
+from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
 from ckpttool.model.diagnostics import Diagnostics
 from ckpttool.model.plan import Target
 from ckpttool.model.region import Region
@@ -16,7 +16,7 @@ from ckpttool.planning.missing import scan_notes
 from ckpttool.planning.resolve import ResolvedSources
 from ckpttool.planning.sources import find_sources
 from ckpttool.planning.targets import plan
-from tests.support.checkpoints import stored
+from tests.support.checkpoints import catalog_of, stored
 from tests.support.readers import Entry
 
 
@@ -42,6 +42,16 @@ def plan_in_memory(catalog, strategy, target, content_groups=None, unlisted=None
     made = plan(resolved, target, found)
     found.raise_if_errors()
     return replace(made, notes=found.of("note", "warning"))
+
+
+def full_tensors(**shapes):
+    """The catalog of one file with full tensors of these shapes."""
+    return MergedCatalog("m", catalog_of({0: shapes}).files)
+
+
+def merge_in_memory(catalog, strategy=None, agreement=None):
+    """The plan of one output with full tensors."""
+    return plan_in_memory(catalog, strategy, Target("ckpt", {0: "out"}), agreement)
 
 
 def make(catalog, src, dst):
