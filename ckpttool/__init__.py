@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from ckpttool.execution.memory import fit_memory
     from ckpttool.formats import read_index
     from ckpttool.model.diagnostics import Diagnostic, Diagnostics
-    from ckpttool.planning.preflight import OutputOptions, plan_merge, plan_reshard, plan_split
+    from ckpttool.planning.plans import OutputOptions, plan_merge, plan_reshard, plan_split
     from ckpttool.planning.resolve import ResolveOptions, resolve
-    from ckpttool.planning.targets import write_strategy
     from ckpttool.storage.compare import Tolerance
     from ckpttool.strategy_files.reader import read_strategy
+    from ckpttool.strategy_files.writer import write_strategy
     from ckpttool.transaction.manifest import Manifest
     from ckpttool.transaction.parts import finalize
     from ckpttool.verification.describe import describe
@@ -58,7 +58,7 @@ _MODULES = {
     "EngineError": "ckpttool.errors",
     "ExecutionError": "ckpttool.errors",
     "FormatError": "ckpttool.errors",
-    "OutputOptions": "ckpttool.planning.preflight",
+    "OutputOptions": "ckpttool.planning.plans",
     "PlanError": "ckpttool.errors",
     "ResolveOptions": "ckpttool.planning.resolve",
     "RunOptions": "ckpttool.execution.executors",
@@ -74,15 +74,15 @@ _MODULES = {
     "finalize": "ckpttool.transaction.parts",
     "fit_memory": "ckpttool.execution.memory",
     "open_engine": "ckpttool.execution.executors",
-    "plan_merge": "ckpttool.planning.preflight",
-    "plan_reshard": "ckpttool.planning.preflight",
-    "plan_split": "ckpttool.planning.preflight",
+    "plan_merge": "ckpttool.planning.plans",
+    "plan_reshard": "ckpttool.planning.plans",
+    "plan_split": "ckpttool.planning.plans",
     "read_index": "ckpttool.formats",
     "read_strategy": "ckpttool.strategy_files.reader",
     "resolve": "ckpttool.planning.resolve",
     "scan": "ckpttool.discovery.scan",
     "verify": "ckpttool.verification.verify",
-    "write_strategy": "ckpttool.planning.targets",
+    "write_strategy": "ckpttool.strategy_files.writer",
 }
 
 __all__ = [

@@ -35,7 +35,7 @@ with atheris.instrument_imports(include=["ckpttool"]):
     from ckpttool.formats.safetensors import Safetensors
     from ckpttool.formats.sandbox import Sandbox
     from ckpttool.formats.weight_index import read_index_file
-    from ckpttool.model.tensors import FileIndex, TensorMeta
+    from ckpttool.model.tensors import FileIndex, StoredFile, TensorMeta
     from ckpttool.strategy_files.handwritten import read_handwritten
     from ckpttool.strategy_files.reader import read_strategy
     from ckpttool.transaction.journal import read_entries, read_journal, seal_line
@@ -53,10 +53,10 @@ SPARE_BYTES = 512 << 20  # for a target with limited memory
 SEED_BYTES = 20_000  # larger files teach a fuzzer nothing that small ones do not
 
 
-def _index(read: Callable[[str], FileIndex]) -> Callable[[str, int], None]:
+def _index(read: Callable[[StoredFile], FileIndex]) -> Callable[[str, int], None]:
     def target(path: str, size: int) -> None:
         try:
-            index = read(path)
+            index = read(StoredFile(path))
         except FormatError as error:
             problem = str(error)
         else:
@@ -161,7 +161,10 @@ TARGETS: dict[str, tuple[Callable[[str, int], None], str]] = {
     "json": (_strategy, "**/*.json"),
     "by_hand": (_document(lambda path: read_handwritten(path, None)), "**/*.json"),
     "group_info": (_document(read_group_info), "**/*.pb"),
-    "hyper_parallel": (_limited(_document(read_hyper_metadata)), "**/*.metadata"),
+    "hyper_parallel": (
+        _limited(_document(lambda path: read_hyper_metadata(StoredFile(path)))),
+        "**/*.metadata",
+    ),
     "index": (_document(read_index_file), "**/*map.json"),
     "journal": (_document(_journal), "**/*.journal"),
     "manifest": (_document(_manifest), "**/ckpttool.json"),

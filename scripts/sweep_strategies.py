@@ -43,7 +43,7 @@ from ckpttool.model.diagnostics import severities
 from ckpttool.model.layout import Layout
 from ckpttool.model.optimizer_names import parameter_of
 from ckpttool.model.strategy import Strategy
-from ckpttool.planning.optimizer_state import owners_of_full, state_layouts
+from ckpttool.planning.optimizer_state import match_states_by_shape, state_layouts
 from ckpttool.storage.region_io import FlatFiles
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from ckpttool.model.catalog import Catalog
     from ckpttool.model.tensors import StoredTensor
-    from ckpttool.planning.unlisted import Unlisted
+    from ckpttool.planning.unlisted import UnlistedChoice
 
 
 ROOT = Path(__file__).parent.parent
@@ -77,7 +77,7 @@ def merge(
     strategy: Strategy,
     folder: Path,
     executor: Executor,
-    unlisted: Unlisted | None = None,
+    unlisted: UnlistedChoice | None = None,
 ) -> Outcome:
     """Merge by ``strategy`` and hash what comes of it."""
     path = folder / MERGED
@@ -110,7 +110,7 @@ def is_legal(catalog: Catalog, strategy: Strategy, path: Path) -> bool:
     """Return whether the ranks' files are those of the merged checkpoint under ``strategy``."""
     full = ckpttool.read_index(str(path)).tensors
     content = {name: _read(tensor) for name, tensor in full.items()}
-    owners = owners_of_full(strategy.layouts, {name: one.meta for name, one in full.items()})
+    owners = match_states_by_shape(strategy.layouts, {name: one.meta for name, one in full.items()})
     for rank, file in catalog.files.items():
         for name, tensor in file.tensors.items():
             if name not in content:

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 @options.report_options()
 def inspect(source: Side, crc: bool, report: ReportOptions) -> None:
     """Show the contents of a checkpoint, from headers alone."""
-    from ckpttool.discovery.scan import scan_all
     from ckpttool.execution.executors import default_jobs
     from ckpttool.verification.describe import describe_foreign
 
@@ -43,7 +42,7 @@ def inspect(source: Side, crc: bool, report: ReportOptions) -> None:
         (tables.print_json if report.as_json else tables.print_foreign)(foreign)
         return
     diagnostics = Diagnostics("inspect")
-    catalog, strategy, _ = workflow.load(source, report, diagnostics=diagnostics, scan=scan_all)
+    catalog, strategy, _ = workflow.load(source, report, command="inspect", diagnostics=diagnostics)
     reads_header_only = isinstance(catalog, MergedCatalog) and strategy is None and not crc
     engine = "inline" if reads_header_only else f"threads:{default_jobs()}"
     with ckpttool.open_engine(engine) as executor:

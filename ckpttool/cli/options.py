@@ -16,16 +16,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckpttool.cli import params
-from ckpttool.cli.params import Existing, RankList, Size, WholeNumber
+from ckpttool.cli.params import (
+    Existing,
+    OutputFolder,
+    PartOf,
+    RankList,
+    Size,
+    StrategyName,
+    WholeNumber,
+)
 from ckpttool.errors import PlanError
 from ckpttool.formats.local import why_not_a_path
-from ckpttool.model.tensors import Secret, forbid_core_dumps
+from ckpttool.secret import Secret, forbid_core_dumps
 
 if TYPE_CHECKING:
     from ckpttool.discovery.scan import SourceOptions
     from ckpttool.execution.executors import RunOptions
-    from ckpttool.planning.preflight import OutputOptions
+    from ckpttool.planning.plans import OutputOptions
     from ckpttool.planning.resolve import ResolveOptions
 
 KEY_SIZES = (16, 24, 32)  # bytes of the keys that MindSpore accepts
@@ -253,7 +260,7 @@ def _build_resolve(**values: Any) -> Mapping[str, object]:
 
 
 def _build_output(**values: Any) -> Mapping[str, object]:
-    from ckpttool.planning.preflight import OutputOptions
+    from ckpttool.planning.plans import OutputOptions
 
     return {"output": OutputOptions(**values)}
 
@@ -418,7 +425,7 @@ output_options = OptionGroup(
         ),
         "strategy_path": option(
             "--write-strategy",
-            type=params.StrategyName(),
+            type=StrategyName(),
             metavar="FILE",
             help="Write the strategy of the output, too, for MindSpore's own tools: how it is "
             "cut, all stages in one protobuf file.",
@@ -438,7 +445,7 @@ output_options = OptionGroup(
         ),
         "part": option(
             "--part",
-            type=params.PartOf(),
+            type=PartOf(),
             metavar="K/N",
             help="Write only the K-th of N parts of the output files, about equal in size, as in "
             "a job array; ckpttool finalize looks whether all are there.",
@@ -465,7 +472,7 @@ def rank_outputs(command: Callable[..., object]) -> Callable[..., object]:
         "folder",
         "-o",
         "--output",
-        type=params.OutputFolder(),
+        type=OutputFolder(),
         required=True,
         metavar="DIR",
         help="Folder for rank_0/, rank_1/, ...",
@@ -546,13 +553,13 @@ def absolute_for_cluster(path: str, run: RunOptions) -> str:
 
 def with_format(path: str, output: OutputOptions) -> OutputOptions:
     """Resolve the output format from --format or the suffix of the file."""
-    from ckpttool.planning import preflight
+    from ckpttool.planning import plans
 
     if path == "-":
         raise click.UsageError("A checkpoint does not go to standard output; name a file.")
     is_folder = output.max_shard_bytes is not None
     try:
-        return replace(output, format=preflight.choose_format(path, output.format, is_folder))
+        return replace(output, format=plans.choose_format(path, output.format, is_folder))
     except PlanError as error:
         raise click.UsageError(f"{error}.") from error
 

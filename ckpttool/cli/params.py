@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import os
 import re
+from contextlib import suppress
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -21,10 +23,10 @@ else:  # generic from click 8.4 on only
 
 
 class PathName(click.Path):
-    """A path on the command line; an empty one is refused.
+    """A path on the command line; URLs and empty paths are refused.
 
-    A variable that is not set gives an empty path.  Without quotes (``-o $OUT --overwrite``) it
-    makes the next option the path, so names that begin with ``-`` are refused, except ``-`` itself.
+    An unset variable gives an empty path.  Without quotes (``-o $OUT --overwrite``) the next option
+    becomes the path, so names that begin with ``-`` are refused, except ``-`` itself.
     """
 
     def convert(
@@ -34,40 +36,33 @@ class PathName(click.Path):
         ctx: click.Context | None,
     ) -> str | bytes | os.PathLike[str]:
         """Return the path."""
-        if value == "":
-            self.fail("it is empty; is a variable not set that should be here?", param, ctx)
+        from ckpttool.formats.local import why_not_a_path
+
         name = str(value)
-        self.refuse_url(name, param, ctx)
+        if not name:
+            self.fail("it is empty; is a variable not set that should be here?", param, ctx)
+        if (reason := why_not_a_path(name)) is not None:
+            self.fail(f"{name!r} is {reason}", param, ctx)
         if isinstance(param, click.Option) and name.startswith("-") and name != "-":
             text = f"{name!r} looks like an option; is a variable not set that should be here? "
             self.fail(f"{text}A file of that name is './{name}'", param, ctx)
-        return super().convert(value, param, ctx)
+        path = super().convert(value, param, ctx)
+        if (problem := self.find_problem(name)) is not None:
+            self.fail(problem, param, ctx)
+        return path
 
-    def refuse_url(
-        self, name: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> None:
-        """Refuse a URL."""
-        from ckpttool.formats.local import why_not_a_path
-
-        reason = why_not_a_path(name)
-        if reason is not None:
-            self.fail(f"{name!r} is {reason}", param, ctx)
+    def find_problem(self, name: str) -> str | None:
+        """Return why this type refuses a path, or None."""
+        return None
 
 
 class OutputFolder(PathName):
-    """A folder to be written, on the command line."""
+    """An output folder on the command line."""
 
-    def convert(
-        self,
-        value: str | os.PathLike[str],
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> str | bytes | os.PathLike[str]:
-        """Return the path; refuse ``-``."""
-        if value == "-":
-            text = "a checkpoint does not go to standard output; name a folder (one of this name is"
-            self.fail(f"{text} './-')", param, ctx)
-        return super().convert(value, param, ctx)
+    def find_problem(self, name: str) -> str | None:
+        """Refuse ``-``."""
+        text = "a checkpoint does not go to standard output; name a folder (one of this name is"
+        return f"{text} './-')" if name == "-" else None
 
 
 class Existing(PathName):
@@ -76,23 +71,36 @@ class Existing(PathName):
     def __init__(self) -> None:
         super().__init__(readable=False)
 
-    def convert(
-        self,
-        value: str | os.PathLike[str],
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> str | bytes | os.PathLike[str]:
-        """Return the path; raise the system's error if this user may not look at it."""
+    def find_problem(self, name: str) -> str | None:
+        """Refuse a path that does not exist; raise the system's error if it cannot be reached."""
         from ckpttool.formats.local import ABSENT, stat_file
 
-        path = super().convert(value, param, ctx)
         try:
-            stat_file(value)
+            stat_file(name)
         except OSError as error:
             if error.errno not in ABSENT:
                 raise
-            raise click.BadParameter(f"Path {value!r} does not exist.", ctx, param) from error
-        return path
+            return f"Path {name!r} {_explain_absence(Path(name))}"
+        return None
+
+
+def _explain_absence(path: Path) -> str:
+    """Return why a path does not exist: a dangling link, an unfinished run or a misspelt name."""
+    from difflib import get_close_matches
+
+    from ckpttool.formats.local import is_link, list_folder
+    from ckpttool.transaction.journal import find_unfinished_run
+
+    with suppress(OSError):  # a folder that cannot be read explains nothing
+        if is_link(path):
+            return f"is a link to {str(path.readlink())!r}, which leads nowhere."
+        for output in (path, *path.absolute().parents[:2]):  # a file, or one of a set
+            if unfinished := find_unfinished_run(output):
+                return f"does not exist: {unfinished.text}"
+        names = [one.name for one in list_folder(path.parent)]
+        if near := get_close_matches(path.name, names, 1):
+            return f"does not exist; did you mean {str(path.parent / near[0])!r}?"
+    return "does not exist."
 
 
 class Number(NumberType):
@@ -114,7 +122,7 @@ class Number(NumberType):
 
 
 class WholeNumber(WholeType):
-    """A whole number on the command line, from a least one on."""
+    """A whole number on the command line, not less than ``min``."""
 
     name = "whole number"
 
@@ -156,7 +164,7 @@ class Size(SizeType):
     name = "size"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return bytes; a GB has 10^9 and a GiB 2^30, as in Hugging Face's options."""
+        """Return the bytes; a GB has 10^9 and a GiB 2^30, as in Hugging Face's options."""
         match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(|[kKMGT]i?)B\s*", value, re.ASCII)
         prefix = match[2].upper() if match is not None else ""
         unit = (1024 if prefix.endswith("I") else 1000) ** " KMGT".index(prefix[:1] or " ")
@@ -184,23 +192,14 @@ class PartOf(PartType):
 
 
 class StrategyName(PathName):
-    """A strategy file to be written, on the command line."""
+    """An output strategy file on the command line."""
 
     name = "file"
 
-    def convert(
-        self,
-        value: str | os.PathLike[str],
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> str | bytes | os.PathLike[str]:
-        """Return the path; refuse the suffix of another form."""
+    def find_problem(self, name: str) -> str | None:
+        """Refuse ``-``, and the suffix of another form of strategy file."""
         from ckpttool.strategy_files.writer import name_problem
 
-        path = super().convert(value, param, ctx)
-        reason = name_problem(str(value))
-        if value == "-":
-            reason = "a strategy does not go to standard output; name a file"
-        if reason is not None:
-            self.fail(reason, param, ctx)
-        return path
+        if name == "-":
+            return "a strategy does not go to standard output; name a file"
+        return name_problem(name)

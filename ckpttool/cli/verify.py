@@ -60,12 +60,10 @@ def verify(
     report: ReportOptions,
 ) -> None:
     """Find what is wrong with a checkpoint."""
-    from ckpttool.verification.verify import scan_to_verify
-
     options.exit_code_is_answer()
     options.refuse_two_strategies(source, resolve)
     catalog, strategy, _ = workflow.load(
-        source.for_engine(run), report, find_strategy=not resolve.replicated, scan=scan_to_verify
+        source.for_engine(run), report, find_strategy=not resolve.replicated, command="verify"
     )
     with ckpttool.open_engine(run.engine) as executor:
         found = ckpttool.verify(

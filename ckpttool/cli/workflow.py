@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from ckpttool.cli.signals import SignalGuard
     from ckpttool.concurrency import OpenProgress
-    from ckpttool.discovery.scan import SourceOptions
     from ckpttool.execution.executors import RunOptions
     from ckpttool.model.catalog import Catalog
+    from ckpttool.model.diagnostics import Command
     from ckpttool.model.plan import Plan
     from ckpttool.model.strategy import Strategy
     from ckpttool.transaction.manifest import Written
@@ -37,16 +37,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-
-
-class Scan(Protocol):
-    """A function like `ckpttool.scan`."""
-
-    def __call__(
-        self, src: str, options: SourceOptions, *, on_progress: Callable[[int, int], None]
-    ) -> Catalog:
-        """Return the catalog of a checkpoint."""
-        ...
 
 
 def attempt(call: Callable[[], T]) -> T | CkptToolError:
@@ -66,8 +56,8 @@ def load(
     dst_strategy: tuple[str, ...] = (),
     *,
     find_strategy: bool = True,
+    command: Command = "convert",
     diagnostics: Diagnostics | None = None,
-    scan: Scan | None = None,
 ) -> tuple[Catalog, Strategy | None, Strategy | None]:
     """Read the catalog and the strategies, and raise all their problems at once.
 
@@ -82,15 +72,15 @@ def load(
     find_strategy
         Whether to use the strategy in the output folder of a MindFormers run, with a note, if the
         source names none.
+    command
+        What the catalog is for; see `ckpttool.scan`.
     diagnostics
         Gets the errors of strategies, which are then None; without it they are raised.
-    scan
-        Replaces `ckpttool.scan`.
     """
     src_files = source.strategy_files
     with show_count("reading headers", report.hides_progress) as on_progress:
-        read = partial(scan or ckpttool.scan, source.path, source.options, on_progress=on_progress)
-        catalog = attempt(read)
+        read = partial(ckpttool.scan, source.path, source.options, command=command)
+        catalog = attempt(partial(read, on_progress=on_progress))
     if find_strategy and not src_files and not isinstance(catalog, CkptToolError):
         src_files = catalog.strategy_files
         found = [_found_strategy_note(src_files)] if src_files else []

@@ -62,6 +62,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from reprlib import repr as short
 from typing import NamedTuple
@@ -71,7 +72,7 @@ from ckpttool.discovery.leftovers import note_leftovers
 from ckpttool.discovery.rank_folders import checkpoint_files
 from ckpttool.errors import FormatError, PlanError, raise_all
 from ckpttool.formats import read_indexes
-from ckpttool.formats.local import is_file, is_folder, list_folder, open_file
+from ckpttool.formats.local import identify_file, is_file, is_folder, list_folder, open_file
 from ckpttool.formats.strict_json import read_json_object
 from ckpttool.model.catalog import SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
@@ -84,8 +85,8 @@ from ckpttool.model.slicing import (
     Description,
     Listed,
     Source,
+    box_problems,
     fill_with_boxes,
-    misfits,
 )
 from ckpttool.model.tensors import FileIndex, StoredTensor, TensorMeta
 from ckpttool.model.wording import count, format_ranks, shorten
@@ -143,7 +144,9 @@ def scan_checkpoint2(src: str, step: str | None) -> SelfDescribedCatalog | None:
     note_leftovers(folder, (), diagnostics)
     values = _read_common(folder, diagnostics)
     errors: list[FormatError] = []
-    read = _read_described if is_file(folder / _METADATA) else _read_whole
+    metadata = folder / _METADATA
+    documents = (identify_file(str(metadata)),) if is_file(metadata) else ()
+    read = _read_described if documents else _read_whole
     files, description = read(folder, errors, diagnostics)
     number = _iteration_number(folder)
     return SelfDescribedCatalog(
@@ -152,6 +155,7 @@ def scan_checkpoint2(src: str, step: str | None) -> SelfDescribedCatalog | None:
         step=None if number is None else str(number),
         damaged=dict(enumerate(errors)),  # one rank may have two damaged files; keys are not ranks
         diagnostics=tuple(diagnostics),
+        documents=documents,
         description=replace(description, values=values),
     )
 
@@ -460,11 +464,8 @@ def _by_rank(
                 problems.append(f"{first.path} and {file.path}: both have {shorten(again)}")
             tensors = {**file.tensors, **tensors}
         nbytes = sum(file.nbytes for file in (first, *more))
-        other_paths = tuple(file.path for file in more)
-        stamps = {path: stamp for file in (first, *more) for path, stamp in file.stamps.items()}
-        joined[rank] = replace(
-            first, nbytes=nbytes, tensors=tensors, other_paths=other_paths, stamps=stamps
-        )
+        stored = tuple(chain.from_iterable(file.files for file in (first, *more)))
+        joined[rank] = replace(first, files=stored, nbytes=nbytes, tensors=tensors)
     return joined, problems
 
 
@@ -796,7 +797,7 @@ def _place_slices(
                 missing += faults
         if missing:
             placement.faults.add_missing(missing, name)
-            placement.problems += misfits(parameter.meta, boxes)
+            placement.problems += box_problems(parameter.meta, boxes)
         else:
             _add_parameter(placement, parameter, boxes)
     placement.problems += placement.faults.problems()

@@ -47,6 +47,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from io import BufferedReader
 from pathlib import Path
 from reprlib import repr as short
 from typing import NamedTuple
@@ -54,7 +55,14 @@ from typing import NamedTuple
 from ckpttool.discovery.checkpoint2 import BARE_NAME, Faults, FilesByName, read_existing_files
 from ckpttool.discovery.file_names import HYPER_METADATA
 from ckpttool.errors import CkptToolError, FormatError, PlanError, UnsupportedError, raise_all
-from ckpttool.formats.local import is_file, list_folder, open_file, stat_file
+from ckpttool.formats.local import (
+    identify_file,
+    is_file,
+    list_folder,
+    open_file,
+    open_source,
+    stat_file,
+)
 from ckpttool.formats.sandbox import CPU_SECONDS, Sandbox
 from ckpttool.model.catalog import SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
@@ -66,10 +74,10 @@ from ckpttool.model.slicing import (
     Description,
     Listed,
     Source,
+    box_problems,
     fill_with_boxes,
-    misfits,
 )
-from ckpttool.model.tensors import FileIndex, StoredTensor, TensorMeta
+from ckpttool.model.tensors import FileIndex, StoredFile, StoredTensor, TensorMeta
 from ckpttool.model.wording import count, shorten
 
 MAX_BYTES = 200_000_000  # a hundred bytes and more for every slice of every rank
@@ -111,7 +119,8 @@ def scan_hyper_parallel(src: str, step: str | None) -> SelfDescribedCatalog | No
                 )
             ]
         )
-    tensors, objects = _read_all(paths)
+    documents = tuple(identify_file(str(path)) for path in paths)
+    tensors, objects = _read_all(documents)
     if objects:
         text = f"passed over, being no tensors: {count(len(objects), 'object')}: "
         diagnostics.add(Diagnostic("skipped", text + shorten(objects)))
@@ -125,6 +134,7 @@ def scan_hyper_parallel(src: str, step: str | None) -> SelfDescribedCatalog | No
         folder.by_rank(tensors),
         damaged=dict(enumerate(errors)),
         diagnostics=tuple(diagnostics),
+        documents=documents,
         description=description,
     )
 
@@ -154,18 +164,18 @@ def _is_pickle(path: Path) -> bool:
         return file.read(1) == _PICKLE
 
 
-def _read_all(paths: Sequence[Path]) -> tuple[dict[str, _HyperTensor], tuple[str, ...]]:
+def _read_all(files: Sequence[StoredFile]) -> tuple[dict[str, _HyperTensor], tuple[str, ...]]:
     """Return the tensors and objects of all metadata files; types and shapes have to agree."""
     tensors: dict[str, _HyperTensor] = {}
     objects: dict[str, None] = {}
     problems: list[str] = []
     errors: list[CkptToolError] = []
     with Sandbox() as sandbox:
-        for path in paths:
-            seconds = CPU_SECONDS + stat_file(path).nbytes / _BYTES_PER_SECOND
+        for file in files:
+            seconds = CPU_SECONDS + stat_file(file.path).nbytes / _BYTES_PER_SECOND
             try:
                 found, others = sandbox.run(
-                    read_metadata, str(path), "the unpickler", "a pickle", seconds
+                    read_metadata, file, "the unpickler", "a pickle", seconds
                 )
             except CkptToolError as error:
                 errors.append(error)
@@ -175,7 +185,7 @@ def _read_all(paths: Sequence[Path]) -> tuple[dict[str, _HyperTensor], tuple[str
                 known = tensors.setdefault(name, tensor)
                 if known[:3] != tensor[:3]:
                     problems.append(
-                        f"{name}: {path} has {tensor.dtype} {tensor.shape}, others have "
+                        f"{name}: {file.path} has {tensor.dtype} {tensor.shape}, others have "
                         f"{known.dtype} {known.shape}"
                     )
                 elif known is not tensor:
@@ -264,7 +274,7 @@ def _place_boxes(
         boxes = [box for box in found if isinstance(box, Box)]
         reasons = [fault for fault in found if isinstance(fault, str)]
         meta = TensorMeta(name, tensor.dtype, tensor.shape)
-        wrong = misfits(meta, boxes)
+        wrong = box_problems(meta, boxes)
         filled = wrong or fill_with_boxes(meta, boxes)
         if isinstance(filled, BoxSlicing):
             placed[name] = Source(meta, filled, Listed())
@@ -344,13 +354,14 @@ class _Unpickler(pickle.Unpickler):
         return found
 
 
-def _load(path: str) -> object:
+def _load(file: StoredFile) -> object:
     """Return the object in a metadata file."""
-    with open_file(path) as file:
-        nbytes = os.fstat(file.fileno()).st_size
+    path = file.path
+    with BufferedReader(open_source(file)) as opened:
+        nbytes = os.fstat(opened.fileno()).st_size
         if nbytes > MAX_BYTES:
             raise UnsupportedError(path, None, f"{nbytes} bytes, expected at most {MAX_BYTES}")
-        unpickler = _Unpickler(file)
+        unpickler = _Unpickler(opened)
         unpickler.path = path
         try:
             return unpickler.load()
@@ -361,7 +372,7 @@ def _load(path: str) -> object:
             raise FormatError(path, None, reason) from error
 
 
-def read_metadata(path: str) -> tuple[dict[str, _HyperTensor], tuple[str, ...]]:
+def read_metadata(file: StoredFile) -> tuple[dict[str, _HyperTensor], tuple[str, ...]]:
     """Return the tensors of a metadata file by name, and the names of its other objects.
 
     Called in the limited process.
@@ -375,7 +386,7 @@ def read_metadata(path: str) -> tuple[dict[str, _HyperTensor], tuple[str, ...]]:
     OSError
         The file cannot be opened or read.
     """
-    top = _load(path)
+    path, top = file.path, _load(file)
     try:
         version = _attribute(top, "Metadata", "version", _VERSIONS[0])
         described = _parse_dict(

@@ -28,19 +28,29 @@ from ckpttool.discovery.rank_folders import (
 )
 from ckpttool.discovery.sharded_files import note_index, scan_indexed
 from ckpttool.discovery.steps import choose_step
-from ckpttool.errors import FormatError, PlanError, UnfinishedError, UnsupportedError, raise_all
+from ckpttool.errors import (
+    FormatError,
+    PlanError,
+    StepError,
+    UnfinishedError,
+    UnsupportedError,
+    raise_all,
+)
 from ckpttool.formats import read_index, read_indexes
 from ckpttool.formats.local import exists, is_file, is_folder, why_not_a_path
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics
-from ckpttool.model.tensors import FileIndex, Secret
+from ckpttool.model.diagnostics import Command, Diagnostic, Diagnostics
+from ckpttool.model.tensors import FileIndex
 from ckpttool.model.wording import format_ranks, shorten
+from ckpttool.secret import Secret
 from ckpttool.storage.files import PARTIAL
 from ckpttool.transaction.journal import (
     describe_unfinished_runs,
     find_unfinished_run,
     on_half_written,
 )
+
+OnScan = Callable[[int, int], None]  # headers read, and files in all
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +83,8 @@ def scan(
     src: str,
     options: SourceOptions = SourceOptions(),
     *,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    command: Command = "convert",
+    on_progress: OnScan = lambda done, total: None,
 ) -> Catalog:
     """Return the catalog of a checkpoint: the header of every rank's file.
 
@@ -85,34 +96,39 @@ def scan(
         files.
     options
         Which files of the folder are read, and the key of encrypted ones.
+    command
+        What the catalog is for.  ``"inspect"`` and ``"verify"`` get one whose files contradict each
+        other, with the errors in ``Catalog.diagnostics``.  ``"verify"`` also gets one of a single
+        damaged file, or of ranks without a common step.
     on_progress
         Called with the number of rank files whose headers were read, and with their total.
 
     Raises
     ------
     PlanError
-        There are no files, two files for a rank, or an index that does not fit them.
-    StepError
-        There is no step that every rank has.
+        There are no files, two files for a rank, no step that every rank has, or an index that
+        does not fit the files.
     FormatError
         ``src`` is one file and is damaged.  Damaged and unreadable files among several are in
         ``Catalog.damaged``.
     OSError
         A folder cannot be read, or ``src`` if it is one file.
     """
-    catalog = scan_all(src, options, on_progress=on_progress)
-    if catalog.errors("inspect"):  # which goes on where others cannot
+    try:
+        catalog = _scan(src, options, on_progress)
+    except (StepError, FormatError) as error:
+        if command != "verify":
+            raise
+        if isinstance(error, FormatError):
+            return MergedCatalog(src, {}, damaged={0: error})
+        return RankCatalog(src, {}, diagnostics=Diagnostic.each("mixed_steps", error.problems))
+    if command not in ("inspect", "verify") and catalog.errors("inspect"):
         raise_all([*catalog.damaged.values(), PlanError(catalog.errors())])
     return catalog
 
 
-def scan_all(
-    src: str,
-    options: SourceOptions = SourceOptions(),
-    *,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Catalog:
-    """Return the catalog as `scan` does, with errors in ``Catalog.diagnostics``."""
+def _scan(src: str, options: SourceOptions, on_progress: OnScan) -> Catalog:
+    """Return the catalog, with what is wrong with its files in ``Catalog.diagnostics``."""
     url = why_not_a_path(src)
     if url is not None:
         raise PlanError([Diagnostic("source", f"{src}: {url}")])

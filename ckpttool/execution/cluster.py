@@ -35,24 +35,24 @@ from ckpttool.concurrency import Threads
 from ckpttool.errors import CkptToolError, EngineError, PlanError, describe_os_error
 from ckpttool.execution.copy import TASK_PIECES, Filled, UnitHash, cut_into_tasks, fill
 from ckpttool.formats import get_format
-from ckpttool.formats.local import open_source, stamp_of
+from ckpttool.formats.local import identify_file
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.region import Region
-from ckpttool.model.tensors import FileStamp
+from ckpttool.model.tensors import StoredFile
 from ckpttool.storage.checksums import CrcExtent, compute_checksum
 from ckpttool.storage.files import (
     PARTIAL,
     TakenError,
     claim,
-    clean_up,
     is_open_as,
     is_there,
     make_folder,
     name_attempt,
-    publish,
     remove_attempts,
+    rename_durably,
     reserve,
+    verify_header,
 )
 
 A = TypeVar("A")
@@ -116,12 +116,6 @@ class Cluster(Executor):
         return local
 
 
-def stamp_at(path: str) -> FileStamp:
-    """Open a file and return its stamp; opening makes a network file system update its cache."""
-    with open_source(path, None) as file:
-        return stamp_of(file.fileno())
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerRequirements:
     """What a worker must have: this version, the same files, and a folder to write to.
@@ -131,14 +125,14 @@ class WorkerRequirements:
     version, python
         From `software`, in the run's process.
     files
-        Path and stamp of every file on the run's host.
+        Every file, with its stamp on the run's host.
     folder
         The folder of the outputs.
     """
 
     version: str
     python: str
-    files: tuple[tuple[str, FileStamp], ...]
+    files: tuple[StoredFile, ...]
     folder: str
 
 
@@ -165,7 +159,7 @@ def check_worker(required: WorkerRequirements) -> tuple[str, ...]:
         more, total = len(unseen) - 1, len(required.files)
         others = f", nor {more} more of {total} files" if more else ""
         problems.append(
-            f"does not see {unseen[0][0]} as this host does ({reasons[0]}){others}; "
+            f"does not see {unseen[0].path} as this host does ({reasons[0]}){others}; "
             "inputs and outputs must be on a file system that all hosts share"
         )
     elif not os.access(required.folder, os.W_OK | os.X_OK):
@@ -173,19 +167,17 @@ def check_worker(required: WorkerRequirements) -> tuple[str, ...]:
     return tuple(problems)
 
 
-def _find_unseen(
-    files: Sequence[tuple[str, FileStamp]],
-) -> tuple[list[tuple[str, FileStamp]], list[str]]:
+def _find_unseen(files: Sequence[StoredFile]) -> tuple[list[StoredFile], list[str]]:
     """Return the files that differ or are missing on this host, and the reason for each."""
     unseen, reasons = [], []
-    for path, stamp in files:
+    for file in files:
         try:
-            is_same = stamp_at(path) == stamp
+            is_same = identify_file(file.path).stamp == file.stamp
             reason = "" if is_same else "another size, time of change or inode"
         except OSError as error:
             reason = describe_os_error(error)
         if reason:
-            unseen.append((path, stamp))
+            unseen.append(file)
             reasons.append(reason)
     return unseen, reasons
 
@@ -219,7 +211,7 @@ def check_workers(cluster: Cluster, plan: Plan, check: Callable[[], None]) -> No
         reason = "on a cluster every path has to be absolute, workers being in other folders"
         raise PlanError([Diagnostic("engine", f"{relative[0]}: {reason}")])
     with _temporary_marker(folder) as marker:
-        files = tuple((path, stamp_at(path)) for path in (*inputs, marker))
+        files = tuple(map(identify_file, (*inputs, marker)))
         answers = _check_each(cluster, WorkerRequirements(*software(), files, folder), check)
         hosts: dict[str, list[str]] = {}  # by problem
         for host, answer in answers.items():
@@ -310,7 +302,7 @@ class Attempt:
 
 
 class RemoteFile:
-    """The claim on one output; ends with `commit` or `discard`, as a `PartialFile` does.
+    """The claim on one output; ends with `rename` or `discard`, as a `PartialFile` does.
 
     Attributes
     ----------
@@ -333,27 +325,27 @@ class RemoteFile:
         output = replace(self._output, tensors=tuple(tensors))
         return FileTask(str(self._path), output, band_bytes, task_bytes, task_pieces)
 
-    def commit(self, before: Callable[[int], None], crc: int | None = None) -> int:
-        """Give the attempt the name of the output, and return its size in bytes.
+    def seal(self, crc: int | None = None) -> int:
+        """Read the header of the attempt back, and return its size in bytes.
 
         Raises
         ------
         VerifyError
             The header does not describe the tensors of the output.
         OSError
-            The attempt is missing or cannot be renamed, or another run has taken the claim.
+            The attempt is missing, or another run has taken the claim.
         """
         assert self.attempt is not None, "a worker has written it"
         assert crc is None, "the worker has stored the checksum"
-        try:
-            if not is_open_as(self._path, self._fd):
-                raise TakenError(errno.EEXIST, "another run has taken it", str(self._path))
-            nbytes = publish(Path(self.attempt.path), self._output, before)
-        except BaseException as error:
-            clean_up(error, self.discard)
-            raise
+        if not is_open_as(self._path, self._fd):
+            raise TakenError(errno.EEXIST, "another run has taken it", str(self._path))
+        return verify_header(Path(self.attempt.path), self._output)
+
+    def rename(self) -> None:
+        """Give the attempt the name of the output, and give up the claim."""
+        assert self.attempt is not None, "a worker has written it"
+        rename_durably(Path(self.attempt.path), self._output.path)
         self.discard()
-        return nbytes
 
     def withdraw(self) -> None:
         """Do nothing: attempts have names of their own, and `discard` removes them."""

@@ -19,9 +19,10 @@ from ckpttool.errors import FormatError, UnreadableError, UnsupportedError, desc
 from ckpttool.formats.base import ChecksumPart, Format, FormatWithChecksum
 from ckpttool.formats.encryption import mode_of
 from ckpttool.formats.foreign import identify_foreign
-from ckpttool.formats.local import open_file
+from ckpttool.formats.local import identify_file, open_file
 from ckpttool.formats.sandbox import Sandbox
-from ckpttool.model.tensors import FileIndex, Secret, SharedHeader, refuse_shared_extents
+from ckpttool.model.tensors import FileIndex, SharedHeader, StoredFile, refuse_shared_extents
+from ckpttool.secret import Secret
 
 if TYPE_CHECKING:
     from ckpttool.formats.header_cache import HeaderCache
@@ -34,9 +35,9 @@ _FORMATS = {
     "safetensors": ("ckpttool.formats.safetensors", "Safetensors", (".safetensors",)),
 }
 
-# Threads that read headers, and how many files ahead of them the disk prefetches.  For 1,024 files
-# of 600 tensors that are not in the page cache one thread takes 17.7 s, three take 12.1 s.  More
-# threads wait for each other: of cached files eight take 8.0 s, three take 5.5 s (measured).
+# Threads that read headers, and the number of files that the disk prefetches ahead of them.  For
+# 1,024 files of 600 tensors outside the page cache, one thread takes 17.7 s and three take 12.1 s.
+# More threads wait for each other: for cached files, eight take 8.0 s and three 5.5 s (measured).
 READERS = 3
 FILES_AHEAD = 8
 
@@ -73,7 +74,7 @@ def format_of_suffix(path: str) -> str | None:
 
 
 def format_of_content(path: str) -> str | None:
-    """Return the format that a file's first bytes show, or None; ckpt only if it is encrypted."""
+    """Return the format from a file's first bytes, or None; only an encrypted ckpt shows itself."""
     with open_file(path) as file:
         head = file.read(16)
         size = file.seek(0, 2)
@@ -88,9 +89,9 @@ def format_of_content(path: str) -> str | None:
 
 
 def read_index(path: str, key: bytes | Secret | None = None) -> FileIndex:
-    """Return the header of a file of any format; the content decides which, then the suffix.
+    """Return the header of a file of any format; its content decides, then its suffix.
 
-    A ``.ckpt`` has no magic number: its suffix decides, or else a first byte that fits.
+    A ``.ckpt`` lacks a magic number: its suffix decides, or else its first byte.
 
     Parameters
     ----------
@@ -120,11 +121,11 @@ def read_indexes(
     key: bytes | Secret | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Iterator[FileIndex | FormatError]:
-    """Yield the headers of files, as `read_index` does, or their errors, in order.
+    """Yield the headers of files, as `read_index` returns them, or their errors, in order.
 
-    After the first file, which the others may equal, several are read at a time.  One limited
-    process reads all HDF5 files.  ``on_progress`` is called with the number of files that were
-    read, and with their total.
+    The first file is read alone, because the headers of the others may equal it; then several files
+    are read at a time.  One limited process reads all HDF5 files.  ``on_progress`` is called with
+    the number of files that were read, and with their total.
     """
     from ckpttool.formats.header_cache import HeaderCache
 
@@ -168,7 +169,7 @@ def _read_index(
         except FormatError as error:
             return _with_foreign_kind(error)
     except OSError as error:
-        error.filename = error.filename or path  # a read does not name it
+        error.filename = error.filename or path  # errors of reading lack it
         unreadable = UnreadableError(path, None, describe_os_error(error))
         unreadable.__cause__ = error  # `read_index` raises it
         return unreadable
@@ -179,19 +180,20 @@ def _read_cached(path: str, cache: HeaderCache, key: Secret | None, sandbox: San
     from ckpttool.formats.ckpt import Ckpt
 
     name = _find_format(path)
+    file = identify_file(path)
 
-    def read(path: str) -> FileIndex:
+    def read(file: StoredFile) -> FileIndex:
         format = sandbox if name == "hdf5" else get_format(name)
-        index = Ckpt(cache).read_index(path, key) if name == "ckpt" else format.read_index(path)
-        if not isinstance(index.tensors, SharedHeader):  # the header it shares was checked
+        index = Ckpt(cache).read_index(file, key) if name == "ckpt" else format.read_index(file)
+        if not isinstance(index.tensors, SharedHeader):  # a shared header was checked before
             refuse_shared_extents(index)
         return index
 
-    return read(path) if name == "ckpt" else cache.read_index(path, name, read)
+    return read(file) if name == "ckpt" else cache.read_index(file, name, read)
 
 
 def _with_foreign_kind(error: FormatError) -> FormatError:
-    """Return the error of a file; it names the kind of the file if that is foreign."""
+    """Return the error of a file; name the kind of the file if it is a foreign one."""
     kind = None if isinstance(error, UnsupportedError) else identify_foreign(error.path)
     if kind is None:
         return error

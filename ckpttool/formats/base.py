@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
-from ckpttool.model.tensors import Extent, FileIndex, TensorMeta
+from ckpttool.model.tensors import Extent, FileIndex, StoredFile, TensorMeta
 
 # A reader holds a string in memory and refuses a longer one by name: the length is a number in the
 # file, which damage can make huge.
@@ -33,7 +33,7 @@ class Format(Protocol):
         """Yield a message for each reason why these tensors and attributes cannot be written."""
         ...
 
-    def read_index(self, path: str) -> FileIndex:
+    def read_index(self, file: StoredFile) -> FileIndex:
         """Return the header of a file; contents of tensors are not read.
 
         Raises
@@ -42,6 +42,8 @@ class Format(Protocol):
             The file does not follow the format.
         UnsupportedError
             The file uses a feature that is not read.
+        PlanError
+            The opened file does not have the stamp.
         OSError
             The file cannot be opened or read.
         """
@@ -57,8 +59,8 @@ class Format(Protocol):
         """Write a new file with a complete header, strings included, and no contents yet.
 
         Overwrite an existing file in place.  `refusals` must have yielded nothing.  A
-        ``"crc_num"`` in ``attrs``, of any value, reserves a place for a checksum, which `seal`
-        fills; the index then has the attribute, too.  No other attribute is written.
+        ``"crc_num"`` in ``attrs``, of any value, reserves space for a checksum; `seal` fills it.
+        The index then has the attribute, too.
         """
         ...
 
@@ -73,7 +75,7 @@ class FormatWithChecksum(Format, Protocol):
     def checksum_parts(self, index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumPart]:
         """Yield the bytes that the checksum of a file covers, in order.
 
-        They are those that MindSpore's loader counts, or with ``as_saved`` those that its saver
-        counts.  The two differ in some cases.
+        MindSpore's loader counts these bytes, or with ``as_saved`` its saver.  The two differ in
+        some cases.
         """
         ...

@@ -17,17 +17,17 @@ or, instead of field 2, a field 3 ``maptensor``: see "Map parameters".
 * Consecutive records with one tag hold one tensor: each repeats the complete dims, and the
   contents are joined.  MUST add up to ``product(dims) * itemsize``.  MindSpore splits at 512 MiB;
   records of any other size are read.
-* A tag that comes again later is an error here.  MindSpore takes the last one without a word.
+* A tag that comes again later is an error here.  MindSpore silently takes the last one.
 * A scalar has no dims.  MindSpore 1.x and 2.0 write dims ``[0]`` with one element of content;
   dims ``[0]`` without content is the empty vector.
 * ``tensor_type`` ``str`` is a string of append_dict: dims ``[0]``, content UTF-32-LE without an
   end mark; the empty string is four zero bytes.
 * Unknown fields are skipped, at every level.
 * The last 17 bytes may be a trailer: ``crc_num`` and, in 10 bytes, big endian, the CRC-32 of all
-  before it, or, as MindSpore saves it, of all but map parameters.  It is reported in
-  ``attrs["crc_num"]``, and written on request.
-* A file of 0 bytes holds nothing: what a rank without parameters leaves when MindSpore saves with
-  redundancy removed.
+  bytes before it.  MindSpore's saver leaves map parameters out of the CRC.  ``attrs["crc_num"]``
+  reports it, and it is written on request.
+* A file of 0 bytes holds nothing.  A rank without parameters leaves it if MindSpore saves without
+  redundancy.
 
 Map parameters
 --------------
@@ -40,22 +40,22 @@ A hash table is a record with field 3 in the place of field 2::
           0a <length> <tensor>         1 values    dims [n, ...]
           0a <length> <tensor>         1 statuses  dims [n]
 
-A tensor is spelled as in other records, but for its ``tensor_type``, which is NumPy's name
-(``int32``); MindSpore's names are read, too.  The exporter writes blocks of some entries, so
-consecutive records with one tag are one parameter, joined along axis 0.  Each record's three ``n``
-MUST be equal, and each content MUST have all its bytes.  Nothing says how many records there are: a
-file that was cut between two looks complete.
+A tensor looks as in other records, but its ``tensor_type`` is NumPy's name (``int32``); MindSpore's
+names are read, too.  The exporter writes blocks of some entries.  So consecutive records with one
+tag are one parameter, joined along axis 0.  The three ``n`` of a record MUST be equal, and each
+content MUST have all its bytes.  The number of records is not stored: a file that was cut between
+two records looks complete.
 
-MindSpore 2.10 reads keys, values and statuses of int32, float16, float32 and float64; of any other
-type its loader makes float64 out of the same bytes.
+MindSpore 2.10 reads keys, values and statuses of int32, float16, float32 and float64.  Its loader
+takes the bytes of any other type for float64.
 
 Written files
 -------------
-They equal byte for byte what ``save_checkpoint`` of MindSpore 2.10 writes for the same parameters
-in the same order, but for tensors without elements.  MindSpore leaves those out; here they are
-records with empty content, as its asynchronous path writes them.
+They are byte for byte the files that ``save_checkpoint`` of MindSpore 2.10 writes for the same
+parameters in the same order.  The one exception is tensors without elements: MindSpore leaves them
+out, and here they are records with empty content, as its asynchronous path writes them.
 
-An encrypted file is blocks of ciphertext, with map parameters in clear before them: see
+An encrypted file consists of blocks of ciphertext, with plain map parameters before them: see
 `ckpttool.formats.encryption`.
 
 Source
@@ -70,7 +70,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from sys import intern
@@ -95,8 +95,6 @@ from ckpttool.model.tensors import (
     Ciphertext,
     Extent,
     FileIndex,
-    FileStamp,
-    Secret,
     StoredFile,
     StoredTensor,
     TensorMeta,
@@ -105,6 +103,7 @@ from ckpttool.model.tensors import (
     map_problems,
     part_names,
 )
+from ckpttool.secret import Secret
 
 MAX_RECORD_BYTES = 512 << 20  # contents of one record, as MindSpore (SLICE_SIZE); protobuf: < 2 GiB
 _TRAILER = b"crc_num"
@@ -113,13 +112,13 @@ _DTYPES_OF_NUMPY = {dtype.hdf5: dtype for dtype in DTYPES.values() if dtype.hdf5
 
 # The header of a record as MindSpore writes it.  Any other header is read field by field.
 _USUAL_BYTES = 512
-_VARINT = rb"[\x80-\xff]{0,8}[\x00-\x7f]"  # of 63 bits: one of 64 may be a negative number
+_VARINT = rb"[\x80-\xff]{0,8}[\x00-\x7f]"  # of 63 bits; with 64 it may be a negative number
 _DIM = re.compile(rb"\x08(%b)" % _VARINT)
 _USUAL_HEADER = re.compile(
     rb"\x0a(%b)\x0a(%b)([^\x00-\x1f]+)\x12(%b)((?:\x08%b)*)\x12([\x01-\x20])(\w+)\x1a(%b)"
     % ((_VARINT,) * 5)
 )
-_CACHED_HEADERS = 1 << 14  # for ranks that are nearly alike; more take more memory than they save
+_CACHED_HEADERS = 1 << 14  # ranks have nearly equal headers; more take more memory than they save
 
 
 class Ckpt:
@@ -128,7 +127,7 @@ class Ckpt:
     Parameters
     ----------
     cache
-        Headers of files that were read before.
+        Headers of earlier files.
     """
 
     name = "ckpt"
@@ -137,35 +136,34 @@ class Ckpt:
         self._cache = cache
 
     def refusals(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> Iterator[str]:
-        """Yield a message for each map parameter that lacks a part; all else can be written."""
+        """Yield a message for each map parameter whose parts do not fit; the rest is allowed."""
         yield from map_problems(tensors)
 
-    def read_index(self, path: str, key: Secret | None = None) -> FileIndex:
+    def read_index(self, file: StoredFile, key: Secret | None = None) -> FileIndex:
         """Return the header of the file from the headers of its records.
 
-        ``key`` is the key of an encrypted file; it is ignored for other files.
+        ``key`` is the key of an encrypted file; plain files ignore it.
         """
-        with WireReader(path) as reader:
+        with WireReader(file) as reader:
+            nbytes = reader.size
             end, attrs = _find_trailer(reader)
             is_encrypted = mode_of(reader.read(0, min(4, end))) is not None
             tensors, stop = ({}, 0) if is_encrypted else self._read_tensors(reader, end)
-            stamp = reader.stamp
-        cipher = None
         if stop < end:
-            cipher = read_ciphertext(path, stop, end, key, stamp)
-            hidden = _read_encrypted(StoredFile(path, stamp, cipher), cipher, stamp)
+            cipher = read_ciphertext(file, stop, end, key)
+            file = replace(file, cipher=cipher)
+            hidden = _read_encrypted(file, cipher)
             for name in hidden.keys() & tensors.keys():
-                raise FormatError(path, stop, f"{name}: stored twice, in clear and encrypted")
+                raise FormatError(file.path, stop, f"{name}: stored twice, in clear and encrypted")
             tensors = {**tensors, **hidden}
-        stamps = {path: stamp}
-        return FileIndex(path, self.name, stamp.nbytes, tensors, attrs, cipher, stamps=stamps)
+        return FileIndex((file,), self.name, nbytes, tensors, attrs)
 
     def _read_tensors(self, reader: WireReader, end: int) -> tuple[Mapping[str, StoredTensor], int]:
-        """Do as the function `_read_tensors`, with the cache."""
+        """Call the function `_read_tensors` unless the cache has an equal header."""
         known = None if self._cache is None else self._cache.lookup(self.name, reader, end)
         if known is not None:
             return known, end
-        tensors, stop = _read_tensors(reader, end, StoredFile(reader.path, reader.stamp))
+        tensors, stop = _read_tensors(reader, end, reader.file)
         if self._cache is not None and stop == end:
             self._cache.store(self.name, reader, end, tensors, {})
         return tensors, stop
@@ -181,24 +179,24 @@ class Ckpt:
         """Write a file with every record's header in place; contents are filled in later."""
         extents: dict[str, list[Extent]] = {meta.name: [] for meta in tensors}
         offset = 0
-        with Path(path).open("wb") as file:
+        with Path(path).open("wb") as opened:
             for step in _steps(tensors):
-                file.seek(offset)
-                file.write(step.header)
+                opened.seek(offset)
+                opened.write(step.header)
                 offset += len(step.header)
                 if step.text:
-                    file.write(step.text)
+                    opened.write(step.text)
                 elif step.nbytes:
                     extents[step.name].append(Extent(offset, step.nbytes))
                 offset += step.nbytes
-            file.truncate(offset)
+            opened.truncate(offset)
             if "crc_num" in attrs:
-                file.seek(offset)
-                offset += file.write(_trailer(0))
-        whole = StoredFile(path)
-        stored = {m.name: StoredTensor(m, whole, tuple(extents[m.name])) for m in tensors}
+                opened.seek(offset)
+                offset += opened.write(_trailer(0))
+        file = StoredFile(path)
+        stored = {m.name: StoredTensor(m, file, tuple(extents[m.name])) for m in tensors}
         written = {"crc_num": "0"} if "crc_num" in attrs else {}
-        return FileIndex(path, self.name, offset, stored, written)
+        return FileIndex((file,), self.name, offset, stored, written)
 
     def checksum_parts(self, index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumPart]:
         """Yield all bytes before the trailer.
@@ -208,7 +206,7 @@ class Ckpt:
         """
         end = index.nbytes - _TRAILER_BYTES
         start = at = 0
-        with WireReader(index.path, stamp=index.stamps.get(index.path)) as reader:
+        with WireReader(index.file) as reader:
             for record in reader.fields(0, end if as_saved and index.cipher is None else 0):
                 if _is_map_record(reader, record):
                     yield Extent(start, at - start)
@@ -236,22 +234,23 @@ def _find_trailer(reader: WireReader) -> tuple[int, dict[str, str]]:
     return start, {"crc_num": str(int.from_bytes(crc, "big"))}
 
 
-def _read_encrypted(
-    file: StoredFile, cipher: Ciphertext, stamp: FileStamp
-) -> dict[str, StoredTensor]:
+def _read_encrypted(file: StoredFile, cipher: Ciphertext) -> dict[str, StoredTensor]:
     """Return the tensors in the encrypted blocks of a file."""
-    with WireReader(file.path, DecryptedFile(file.path, cipher, stamp)) as reader:
+    with WireReader(file, DecryptedFile(file, cipher)) as reader:
         try:
             tensors, _ = _read_tensors(reader, reader.size, file)
         except FormatError as error:
-            raise explain_error(error, cipher, stamp) from error
+            raise explain_error(error, file, cipher) from error
     return tensors
 
 
 def _read_tensors(
     reader: WireReader, end: int, file: StoredFile
 ) -> tuple[dict[str, StoredTensor], int]:
-    """Return the tensors of the records up to byte ``end`` or encrypted blocks, and their stop."""
+    """Return the tensors of the records, and the byte where they stop.
+
+    They stop at byte ``end``, or at the first encrypted block before it.
+    """
     tensors: dict[str, StoredTensor] = {}
     starts: dict[str, int] = {}
     current: _Record | None = None
@@ -381,7 +380,7 @@ class _RecordTensor:
 
 @dataclass(slots=True)
 class _Record:
-    """Consecutive records with one tag: one tensor, or the three of a map parameter."""
+    """Consecutive records with one tag: one tensor, or the three tensors of a map parameter."""
 
     tag: str
     start: int
@@ -389,7 +388,7 @@ class _Record:
 
     @property
     def is_map(self) -> bool:
-        """The record is a map parameter."""
+        """Whether the record is a map parameter."""
         return len(self.tensors) > 1
 
     def join(self, path: str, other: _Record) -> None:
@@ -472,7 +471,7 @@ def _map_fields(reader: WireReader, body: Field, start: int, tag: str) -> list[F
 
 
 def _check_map(reader: WireReader, tag: str, start: int, tensors: list[_RecordTensor]) -> None:
-    """Raise FormatError if tensors of a map are incomplete or differ in their entries."""
+    """Raise FormatError if tensors of a map parameter lack bytes or differ in length."""
     for tensor in tensors:
         dtype = _find_map_dtype(tensor.dtype)
         if dtype is None:
@@ -519,9 +518,9 @@ def _read_usual(reader: WireReader, start: int, end: int) -> tuple[_Record, int]
 
 @lru_cache(maxsize=_CACHED_HEADERS)
 def _parse_usual_header(header: bytes) -> TensorMeta | None:
-    """Return the tensor of a usual header; None if the record holds more or less than it."""
+    """Return the tensor of a usual header; None if it is not of exactly one tensor."""
     match = _USUAL_HEADER.fullmatch(header)
-    assert match is not None, "_read_usual passes what has matched"
+    assert match is not None, "_read_usual passes a header that matched"
     record, tag, body, kind, content = (_varint(match[i]) for i in (1, 2, 4, 6, 8))
     dtype = find_dtype(match[7].decode())
     try:
@@ -543,13 +542,13 @@ def _parse_usual_header(header: bytes) -> TensorMeta | None:
     return meta if meta.nbytes == content else None
 
 
-@lru_cache(maxsize=_CACHED_HEADERS)  # tensors of equal shapes lie at the same place on many ranks
+@lru_cache(maxsize=_CACHED_HEADERS)  # many ranks have tensors at the same offsets
 def _one_extent(offset: int, nbytes: int) -> tuple[Extent, ...]:
     """Return a cached tuple of one extent."""
     return (Extent(offset, nbytes),)
 
 
-@lru_cache(maxsize=_CACHED_HEADERS)  # most tensors are of the same few shapes
+@lru_cache(maxsize=_CACHED_HEADERS)  # most tensors have the same few shapes
 def _shape(dims: bytes) -> tuple[int, ...]:
     """Return the numbers in the encoded fields ``dims``."""
     return tuple(_varint(size) for size in _DIM.findall(dims))
@@ -620,7 +619,7 @@ def _map_steps(tag: str, parts: Mapping[str, TensorMeta]) -> Iterator[_Step]:
 
 
 def _map_tensor_header(meta: TensorMeta, count: int) -> bytes:
-    """Return the bytes of a map's tensor of ``count`` entries before its content."""
+    """Return the bytes before the content of a map parameter's tensor of ``count`` entries."""
     dtype = DTYPES[meta.dtype]
     word = meta.dtype if dtype.hdf5 == "bytes" else dtype.hdf5
     dims = (count, *meta.shape[1:])

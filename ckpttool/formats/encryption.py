@@ -2,9 +2,9 @@
 
 Bytes
 -----
-The records of a ``.ckpt`` (the plaintext) are cut into blocks, of 64 MiB but for the last; any
-other size is read.  Each is encrypted by itself, and the blocks follow each other, with nothing
-between them, and before them only map parameters, in clear (MindSpore cannot read that back)::
+The records of a ``.ckpt`` (the plaintext) are cut into blocks.  MindSpore makes them 64 MiB large,
+the last one smaller; any size is read.  Each block is encrypted separately.  The blocks lie back to
+back.  Only plain map parameters may stand before them (MindSpore cannot read such a file)::
 
     4 bytes      magic: d8 5e 3a 7f AES-GCM, d9 5e 3a 7f AES-CBC, da 5e 3a 7f SM4-CBC
     16 bytes     tag, with AES-GCM only
@@ -19,7 +19,7 @@ Numbers are unsigned, little endian.
 * AES-GCM: the nonce is the first 12 bytes of the IV, there is no associated data, and the
   ciphertext is as long as the plaintext.
 * AES-CBC, SM4-CBC: the IV is all 16 bytes, the plaintext is padded to a multiple of 16 (PKCS #7).
-  Nothing proves that the bytes are genuine: only the padding and the records can show damage.
+  These modes lack an authentication tag: only the padding and the records can show damage.
 * Keys have 16, 24 or 32 bytes, those of SM4 16.
 * All blocks of a file MUST have the same magic.
 * With ``crc_check=True`` the trailer of a ``.ckpt`` lies behind the last block, with the number 0,
@@ -27,18 +27,17 @@ Numbers are unsigned, little endian.
 
 A key fits if the plaintext begins as a record does.
 
-Not read: what MindSpore 1.3 wrote, ``d8 5e 3a 7f`` for AES-CBC as well, and no tag.
+Files of MindSpore 1.3 are not read: they have ``d8 5e 3a 7f`` for AES-CBC as well, and no tag.
 
 Limits: `MAX_BLOCKS` blocks; every length is checked against the file.
 
 Reading from any byte on
 ------------------------
-GCM is counter mode, whose counter at byte ``16 * i`` of a block is ``2 + i``, 4 bytes big endian
-behind the nonce.  CBC goes on from any 16 bytes with the 16 bytes of ciphertext before them as the
-IV.  So no block has to be decrypted from its beginning, and no more than `PIECE_BYTES` of one are
-in memory.
+GCM is counter mode: the counter at byte ``16 * i`` of a block is ``2 + i``, in 4 bytes, big endian,
+behind the nonce.  CBC can begin at any 16 bytes, with the 16 bytes of ciphertext before them as the
+IV.  So decrypting can begin anywhere in a block, and at most `PIECE_BYTES` of it are in memory.
 
-The package cryptography is imported when the first byte is decrypted, for few users need it.
+The package cryptography is imported when the first byte is decrypted, because few users need it.
 
 Source
 ------
@@ -56,7 +55,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckpttool.concurrency import check_cancelled
 from ckpttool.errors import AuthenticityError, FormatError, UnsupportedError
 from ckpttool.formats.local import open_source
-from ckpttool.model.tensors import Block, Ciphertext, FileStamp, Secret
+from ckpttool.model.tensors import Block, Ciphertext, StoredFile
+from ckpttool.secret import Secret
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers import CipherContext
@@ -67,11 +67,11 @@ MODES = {
     b"\xda\x5e\x3a\x7f": "SM4-CBC",
 }
 _KEY_BYTES = {"AES-GCM": (16, 24, 32), "AES-CBC": (16, 24, 32), "SM4-CBC": (16,)}
-MAX_BLOCKS = 1 << 16  # 4 TiB, as MindSpore cuts; stops files of nothing but headers
+MAX_BLOCKS = 1 << 16  # 4 TiB in MindSpore's blocks; stops files that are only block headers
 PIECE_BYTES = 1 << 20  # decrypted at a time; less or more is slower (measured)
-UNIT = 16  # bytes that AES and SM4 encrypt at a time
+UNIT = 16  # block size of AES and SM4, in bytes
 _NONCE_BYTES = 12
-_FIRST_COUNTER = 2  # GCM keeps 1 for the tag
+_FIRST_COUNTER = 2  # GCM uses 1 for the tag
 _WITH_TAG = struct.Struct("<4s16sII16sI")  # the header of a block
 _WITHOUT_TAG = struct.Struct("<4s0sII16sI")
 
@@ -84,24 +84,20 @@ def mode_of(head: bytes) -> str | None:
 # ------------------------------------------------------------------------------ locating the blocks
 
 
-def read_ciphertext(
-    path: str, start: int, end: int, key: Secret | None, stamp: FileStamp
-) -> Ciphertext:
+def read_ciphertext(file: StoredFile, start: int, end: int, key: Secret | None) -> Ciphertext:
     """Locate the blocks of an encrypted file and check that the key fits.
 
     Read the headers of the blocks, the first bytes of the plaintext, and with CBC the end of each
-    block.  AES-GCM's tags are not checked here but by `find_forged`.
+    block.  `find_forged` checks the tags of AES-GCM later.
 
     Parameters
     ----------
-    path
-        The file.
+    file
+        The file; see `open_source`.
     start, end
-        Bytes of the file that its blocks fill, between records in clear and a checksum.
+        First byte of the blocks, and the byte behind them.
     key
         The key as given to MindSpore, or None.
-    stamp
-        The stamp of the file when it was opened first; see `open_source`.
 
     Raises
     ------
@@ -110,10 +106,11 @@ def read_ciphertext(
     AuthenticityError
         The key does not fit.
     UnsupportedError
-        There is no key, or no library to decrypt with.
+        There is no key, or the library for decrypting is missing.
     """
-    with open_source(path, stamp) as file:
-        fd = file.fileno()
+    path = file.path
+    with open_source(file) as opened:
+        fd = opened.fileno()
         headers = _find_blocks(fd, path, start, end)
         mode = MODES[headers[0].magic]
         if key is None:
@@ -127,7 +124,7 @@ def read_ciphertext(
 
 
 class _BlockHeader(NamedTuple):
-    """The header of a block, and where its ciphertext is."""
+    """The header of a block, and the position of its ciphertext."""
 
     start: int
     magic: bytes
@@ -186,7 +183,7 @@ def _parse_block_header(path: str, at: int, end: int, head: bytes) -> _BlockHead
 def _decipher(
     fd: int, path: str, headers: Sequence[_BlockHeader], mode: str, key: Secret
 ) -> Ciphertext:
-    """Return the mode, the key and the blocks of a file, after a check of key and paddings."""
+    """Return the mode, the key and the blocks of a file; check the key and the paddings."""
     blocks: list[Block] = []
     paddings = [_padding_nbytes(fd, path, mode, key, header) for header in headers]
     for header, padding in zip(headers, paddings, strict=True):
@@ -244,16 +241,13 @@ class DecryptedFile:
     ----------
     size
         Bytes of the plaintext.
-    stamp
-        The stamp of the file.
     """
 
-    def __init__(self, path: str, cipher: Ciphertext, stamp: FileStamp) -> None:
+    def __init__(self, file: StoredFile, cipher: Ciphertext) -> None:
         self.size = cipher.nbytes
-        self.stamp = stamp
-        self._path = path
+        self._path = file.path
         self._cipher = cipher
-        self._file = open_source(path, stamp)
+        self._file = open_source(file)
 
     def pread(self, nbytes: int, offset: int) -> bytes:
         """Return up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
@@ -274,7 +268,7 @@ def read_plain(fd: int, path: str, cipher: Ciphertext, start: int, out: memoryvi
     FormatError
         The file has become shorter since its index was read.
     UnsupportedError
-        There is no library to decrypt with.
+        The library for decrypting is missing.
     """
     for block, at, view in cipher.split(start, out):
         part = view
@@ -297,7 +291,7 @@ def read_plain(fd: int, path: str, cipher: Ciphertext, start: int, out: memoryvi
 
 
 def _decryptor(path: str, cipher: Ciphertext, iv: bytes, tag: bytes = b"") -> CipherContext:
-    """Return a context that decrypts from ``iv`` on, and with a tag verifies the block."""
+    """Return a context that decrypts from ``iv`` on; with a tag it also verifies the block."""
     try:
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -334,18 +328,15 @@ def _read(fd: int, path: str, offset: int, nbytes: int) -> bytes:
 # ------------------------------------------------------------------------------------ forged blocks
 
 
-def find_forged(
-    path: str, cipher: Ciphertext, first: int, stop: int, stamp: FileStamp | None = None
-) -> tuple[int, ...]:
+def find_forged(file: StoredFile, cipher: Ciphertext, first: int, stop: int) -> tuple[int, ...]:
     """Return the numbers of the blocks from ``first`` to ``stop`` that do not match their tags.
 
-    The blocks are read completely, a piece at a time.  Blocks without a tag are skipped.  For
-    ``stamp`` see `open_source`.
+    Read each block completely, a piece at a time.  Skip blocks without a tag.
     """
     from cryptography.exceptions import InvalidTag
 
-    found = []
-    with open_source(path, stamp) as file:
+    path, found = file.path, []
+    with open_source(file) as opened:
         for number in range(first, min(stop, len(cipher.blocks))):
             block = cipher.blocks[number]
             if not block.tag:
@@ -353,7 +344,7 @@ def find_forged(
             decryptor = _decryptor(path, cipher, block.iv[:_NONCE_BYTES], block.tag)
             for at in range(0, block.nbytes, PIECE_BYTES):
                 nbytes = min(PIECE_BYTES, block.nbytes - at)
-                decryptor.update(_read(file.fileno(), path, block.offset + at, nbytes))
+                decryptor.update(_read(opened.fileno(), path, block.offset + at, nbytes))
             try:
                 decryptor.finalize()
             except InvalidTag:
@@ -370,9 +361,9 @@ def forged_blocks_error(path: str, cipher: Ciphertext, numbers: Sequence[int]) -
     return AuthenticityError(path, cipher.blocks[numbers[0]].offset, reason)
 
 
-def explain_error(error: FormatError, cipher: Ciphertext, stamp: FileStamp) -> FormatError:
+def explain_error(error: FormatError, file: StoredFile, cipher: Ciphertext) -> FormatError:
     """Return an error in the records of an encrypted file, with its likely cause added."""
-    forged = find_forged(error.path, cipher, 0, len(cipher.blocks), stamp)
+    forged = find_forged(file, cipher, 0, len(cipher.blocks))
     if forged:
         return forged_blocks_error(error.path, cipher, forged)
     doubt = "" if cipher.has_tags else "; damaged, or by chance the wrong key looks right"

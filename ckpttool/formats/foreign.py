@@ -1,10 +1,10 @@
-"""Files beside checkpoints that are not checkpoints: what kind each is, and what two kinds say.
+"""Files beside checkpoints that are not checkpoints: their kinds, and readers of two kinds.
 
 Kinds
 -----
-A JSON document shows its kind by its keys.  Archives, gzip and PyTorch's pickles before 1.6 begin
+The keys of a JSON document show its kind.  Archives, gzip and pickles of PyTorch before 1.6 begin
 with fixed bytes.  A later file of PyTorch is an archive whose first file is ``NAME/data.pkl``.  The
-others are protobuf messages without a magic number; their first fields differ::
+other kinds are protobuf messages without a magic number; their first fields differ::
 
     graph       1 a number, then 4 a message     ``{prefix}-graph.meta``, anf_ir ``ModelProto``
     strategy    1 a number, then 2 and 3         ``ParallelStrategyMap``
@@ -24,14 +24,14 @@ protobuf message ``mindspore.straspb.ParallelGroupMap``; repeated numbers come p
     2 ckpt_restore_rank_list         MUST be there
         1 dim                        ranks whose checkpoint holds the same as this rank's
 
-Nothing in the file says which rank wrote it.  Fields of other numbers are errors: checkpoints,
-strategies and graphs are protobuf messages, too.
+The file does not name the rank that wrote it.  Fields of other numbers are errors, because
+checkpoints, strategies and graphs are protobuf messages, too.
 
 Rank tables
 -----------
-``rank_table_8pcs.json`` says which device of which server each rank ran on.  It only labels the
-ranks that ``inspect`` shows, so it is read and not checked.  A JSON object in one of two forms;
-numbers come as numbers or, mostly, as decimal strings::
+``rank_table_8pcs.json`` maps each rank to a server and a device.  It only labels the ranks that
+``inspect`` shows, so it is read and not checked.  It is a JSON object in one of two forms; numbers
+are JSON numbers or, mostly, decimal strings::
 
     {"version": "1.0", "status": "completed", "server_count": "1",
      "server_list": [{"server_id": "10.155.111.140",
@@ -43,8 +43,8 @@ numbers come as numbers or, mostly, as decimal strings::
                                         "devices": [{"device_id": "0", "device_ip": "192.1.27.6"}]}]
                     }]}
 
-``device_ip`` MAY be missing or empty.  In place of ``rank_id`` its ``pod_name`` may be the number.
-Other keys are skipped.  No rank comes twice.
+``device_ip`` MAY be missing or empty.  ``pod_name`` may hold the number in place of ``rank_id``.
+Other keys are skipped.  A rank comes once.
 
 Source
 ------
@@ -65,11 +65,12 @@ from ckpttool.errors import FormatError
 from ckpttool.formats.local import open_file
 from ckpttool.formats.strict_json import parse_json, read_json_object
 from ckpttool.formats.wire import LENGTH, VARINT, Field, WireReader
+from ckpttool.model.tensors import StoredFile
 
-_HEAD_BYTES = 64 << 10  # a hand-written strategy is identified if its key is in these
+_HEAD_BYTES = 64 << 10  # the key of a hand-written strategy is found in these
 _MAX_JSON_BYTES = 16 << 20  # a larger document is not identified
 _MAX_VERSION_BYTES = 40
-_MAX_TABLE_BYTES = 16 << 20  # of a rank table: a hundred bytes a device, more than any cluster
+_MAX_TABLE_BYTES = 16 << 20  # of a rank table; a device takes a hundred bytes
 
 _ARCHIVE = b"PK\3\4"  # header of the first file: at byte 26 the length of its name, at 30 the name
 _GZIP = b"\x1f\x8b"
@@ -95,9 +96,9 @@ class ForeignKind:
     kind
         A word for programs.
     noun
-        What it is, for messages.
+        Name of the kind in messages.
     remedy
-        What to do instead, for a user who named it as a checkpoint.
+        The thing to do for a user who named the file as a checkpoint.
     """
 
     kind: str
@@ -106,7 +107,7 @@ class ForeignKind:
 
     @property
     def refusal(self) -> str:
-        """The reason why it is not read, and the remedy."""
+        """The reason why the file is not read, and the remedy."""
         return f"{self.noun}, {self.remedy}"
 
 
@@ -137,7 +138,7 @@ FOREIGN_KINDS = {
 
 
 def identify_foreign(path: str) -> ForeignKind | None:
-    """Return the kind of a file that could not be read as a checkpoint; None if not identified."""
+    """Return the kind of a file that is not a readable checkpoint; None if not identified."""
     with open_file(path) as file:
         head = file.read(_HEAD_BYTES)
         if head.lstrip()[:1] == b"{":
@@ -175,7 +176,7 @@ def _message_kind(path: str) -> str:
     FormatError
         The message is damaged, or of none of the kinds.
     """
-    with WireReader(path) as reader:
+    with WireReader(StoredFile(path)) as reader:
         fields = list(islice(reader.fields(0, reader.size), 5))
         if fields and (fields[0].number, fields[0].wire_type) == (1, VARINT):
             numbers = {field.number for field in fields[1:] if field.wire_type == LENGTH}
@@ -213,13 +214,13 @@ def read_group_info(path: str) -> GroupInfo:
     Raises
     ------
     FormatError
-        It is not group information.
+        The file is not group information.
     OSError
-        It cannot be opened or read.
+        The file cannot be opened or read.
     """
     groups: list[tuple[str, tuple[int, ...]]] = []
     restore: tuple[int, ...] | None = None
-    with WireReader(path) as reader:
+    with WireReader(StoredFile(path)) as reader:
         for field in reader.fields(0, reader.size):
             if field.number == 1 and field.wire_type == LENGTH:
                 groups.append(_read_group(reader, field))
@@ -279,14 +280,14 @@ class RankTable:
 
 
 def read_rank_table(path: str) -> RankTable:
-    """Return the table in a file.
+    """Return the rank table in a file.
 
     Raises
     ------
     FormatError
-        It is not a rank table.
+        The file is not a rank table.
     OSError
-        It cannot be opened or read.
+        The file cannot be opened or read.
     """
     table = read_json_object(path, _MAX_TABLE_BYTES)
     try:

@@ -2,10 +2,10 @@
 
 Bytes
 -----
-An ordinary HDF5 file.  Every tensor is a dataset with contiguous layout, so that its bytes are one
-extent of the file, C order, little endian; `create` allocates them and writes none.  Nothing in the
-file depends on the time or the machine.  Groups record the order of their links.  So parameters are
-read back in the order in which they were written, members of a group together.
+An ordinary HDF5 file.  Every tensor is a dataset with contiguous layout: its bytes are one extent
+of the file, C order, little endian.  `create` allocates them and writes none.  The file does not
+depend on the time or the machine.  Groups record the order of their links.  So parameters are read
+back in the order of writing, members of a group together.
 
 The type of a dataset is a datatype message of its header:
 
@@ -13,16 +13,16 @@ The type of a dataset is a datatype message of its header:
 * ``Bool`` is an enumeration of 1 byte, FALSE = 0, TRUE = 1; complex types are compounds of the
   members r and i.  h5py reads both as numpy's.
 * ``BFloat16``, ``Float8E4M3FN`` and ``Float8E5M2`` are floats whose sign, exponent and mantissa
-  fill 2, 1 and 1 bytes from the top: (8, 7), (4, 3) and (5, 2) bits, bias 127, 7 and 15.  HDF5
-  knows no type without infinities: its readers show ``Float8E4M3FN`` values of 256 and more as Inf
-  or NaN.  The bytes are right.
-* What HDF5 has no type for (``HiFloat8``, ``Int4``, ``random_op``) is unsigned bytes, with an
-  attribute ``dtype``: the name of the type, a scalar string of fixed length.
+  fill 2, 1 and 1 bytes from the top: (8, 7), (4, 3) and (5, 2) bits, bias 127, 7 and 15.  All float
+  types of HDF5 have infinities.  So its readers show ``Float8E4M3FN`` values of 256 and more as Inf
+  or NaN; the bytes are right.
+* ``HiFloat8``, ``Int4`` and ``random_op``, which HDF5 lacks, are unsigned bytes with an attribute
+  ``dtype``: the name of the type, a scalar string of fixed length.
 * A string entry is a scalar UTF-8 string of fixed length, padded with NUL.
 
-MUST for reading: contiguous layout, allocated, little endian, a type of the table, hard links
-only.  A dataset that h5py made without chunks or compression is like that.  Groups are only paths.
-libhdf5 reads the headers; of contents only strings are read.
+A dataset that is read MUST be contiguous, allocated and little endian, of a type of the table, with
+hard links only.  h5py makes such datasets without chunks and compression.  Groups are only paths.
+libhdf5 reads the headers; only strings are read from the contents.
 
 Source
 ------
@@ -44,12 +44,11 @@ from h5py import h5, h5a, h5d, h5f, h5g, h5l, h5o, h5p, h5s, h5t
 
 from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats.base import MAX_TEXT_BYTES
-from ckpttool.formats.local import stamp_of
+from ckpttool.formats.local import demand_same, stamp_of
 from ckpttool.model.dtypes import DTYPES, TEXT
 from ckpttool.model.tensors import (
     Extent,
     FileIndex,
-    FileStamp,
     StoredFile,
     StoredTensor,
     TensorMeta,
@@ -113,10 +112,10 @@ class Hdf5:
                     "write --format ckpt or safetensors instead"
                 )
 
-    def read_index(self, path: str) -> FileIndex:
-        """Return the header of the file; of contents only strings are read."""
-        tensors, stamp = _read_datasets(path, self._on_object)
-        return FileIndex(path, self.name, stamp.nbytes, tensors, stamps={path: stamp})
+    def read_index(self, file: StoredFile) -> FileIndex:
+        """Return the header of the file; only strings are read from the contents."""
+        tensors, nbytes = _read_datasets(file, self._on_object)
+        return FileIndex((file,), self.name, nbytes, tensors)
 
     def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> int:
         """Return the least size of the file that `create` makes, in bytes."""
@@ -127,16 +126,16 @@ class Hdf5:
     ) -> FileIndex:
         """Write a file with every dataset allocated; only strings are written."""
         stored: dict[str, StoredTensor] = {}
-        whole = StoredFile(path)
+        file = StoredFile(path)
         groups: set[str] = set()
-        with _as_os_error(path), h5py.File(_new_file(path)) as file:
+        with _as_os_error(path), h5py.File(_new_file(path)) as opened:
             for meta in tensors:
-                _create_groups(file.id, meta.name, groups)
-                dataset = _create_dataset(file.id, meta)
+                _create_groups(opened.id, meta.name, groups)
+                dataset = _create_dataset(opened.id, meta)
                 has_bytes = meta.text is None and meta.nbytes > 0
                 extents = [Extent(dataset.get_offset(), meta.nbytes)] if has_bytes else []
-                stored[meta.name] = StoredTensor(meta, whole, tuple(extents))
-        return FileIndex(path, self.name, os.stat(path).st_size, stored)  # noqa: PTH116 - a string from end to end
+                stored[meta.name] = StoredTensor(meta, file, tuple(extents))
+        return FileIndex((file,), self.name, os.stat(path).st_size, stored)  # noqa: PTH116 - a string from end to end
 
     def seal(self, path: str, crc: int | None = None) -> None:
         """Do nothing: the file is complete when its contents are."""
@@ -201,7 +200,7 @@ _DTYPES_BY_SIZE = _dtypes_by_size()  # a comparison of types takes a microsecond
 
 
 def _find_dtype(kind: h5t.TypeID, dataset: h5d.DatasetID) -> str | None:
-    """Return MindSpore's name of a dataset's type; None for another type."""
+    """Return MindSpore's name of a dataset's type; None if MindSpore lacks the type."""
     for known, name in _DTYPES_BY_SIZE.get(kind.get_size(), ()):
         if kind == known:
             return _read_dtype(dataset) or name if known is _TYPES["bytes"] else name
@@ -246,14 +245,14 @@ def _unsupported_type_reason(kind: h5t.TypeID) -> str:
 
 
 def _read_datasets(
-    path: str, on_object: Callable[[], None]
-) -> tuple[dict[str, StoredTensor], FileStamp]:
-    """Return the tensors of a file by name, and the stamp of the file.
+    file: StoredFile, on_object: Callable[[], None]
+) -> tuple[dict[str, StoredTensor], int]:
+    """Return the tensors of a file by name, and the size of the file.
 
     Parameters
     ----------
-    path
-        The file.
+    file
+        The file; it has to have its stamp, if it has one.
     on_object
         Called before each dataset is read, as a sign of progress.
 
@@ -265,15 +264,16 @@ def _read_datasets(
     UnsupportedError
         A dataset cannot be read as one extent of the file.
     """
-    with _as_format_error(path), h5py.File(path, "r", locking=False) as file:
-        stamp = stamp_of(file.id.get_vfd_handle())
-        tensors, stored = {}, StoredFile(path, stamp)
-        base = file.userblock_size
+    path, tensors = file.path, {}
+    with _as_format_error(path), h5py.File(path, "r", locking=False) as opened:
+        stamp = stamp_of(opened.id.get_vfd_handle())
+        demand_same(file, stamp)
+        base = opened.userblock_size
         contents = []
         places = {base: (base, base + _SIGNATURE_BYTES, "the head of the file")}
-        for name, dataset in _walk_file(path, h5g.open(file.id, b"/")):
+        for name, dataset in _walk_file(path, h5g.open(opened.id, b"/")):
             on_object()
-            tensors[name] = tensor = _read_dataset(stored, stamp.nbytes, name, dataset)
+            tensors[name] = tensor = _read_dataset(file, stamp.nbytes, name, dataset)
             header = base + h5o.get_info(dataset).addr
             if header in places:  # another link to it
                 continue
@@ -285,7 +285,7 @@ def _read_datasets(
             if offset is not None and nbytes:
                 contents.append((offset, offset + nbytes, name))
     refuse_shared_bytes(path, [*places.values(), *contents])
-    return tensors, stamp
+    return tensors, stamp.nbytes
 
 
 def _walk_file(path: str, root: h5g.GroupID) -> Iterator[tuple[str, h5d.DatasetID]]:

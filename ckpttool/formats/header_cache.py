@@ -1,8 +1,9 @@
 """A cache of headers: a file whose header equals a cached one is compared with it, not parsed.
 
-What a file means follows from the byte where its header ends, and from all its bytes but the
-contents of tensors.  A file that equals an earlier one in these means the same.  Comparing takes a
-third of the time of parsing for a ``.ckpt``, a tenth for a safetensors file, a fiftieth for HDF5.
+Two things determine the header of a file: the byte where it ends, and all bytes that are not
+contents of tensors.  If both equal those of an earlier file, the headers are equal.  Comparing
+takes a third of the time of parsing for a ``.ckpt``, a tenth for a safetensors file, a fiftieth for
+HDF5.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ckpttool.formats.local import demand_same, open_descriptor, stamp_of
+from ckpttool.formats.local import open_descriptor
 from ckpttool.formats.wire import WireReader
 from ckpttool.model.tensors import FileIndex, SharedHeader, StoredFile, StoredTensor
 
-MAX_HEADERS = 64  # a large model has as many different ones as stages
-MAX_BYTES = 8 << 20  # of all headers; a usual one has 100 to 400 bytes for each tensor
+MAX_HEADERS = 64  # a large model has a different header for each stage
+MAX_BYTES = 8 << 20  # of all headers; a usual header has 100 to 400 bytes for each tensor
 
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """The tensors of a file, and its bytes that are not their contents: where, and which."""
+    """The tensors of a file, and the starts and bytes of the gaps between their contents."""
 
     tensors: Mapping[str, StoredTensor]
     starts: array[int]
@@ -32,36 +33,34 @@ class _Header:
 
 
 class HeaderCache:
-    """Headers of files that were read before.  Threads may share it."""
+    """A cache of the headers of files.  Threads may share it."""
 
     def __init__(self) -> None:
-        self._by_end: dict[tuple[str, int], _Header] = {}  # by format and the byte behind it
+        self._by_end: dict[tuple[str, int], _Header] = {}  # by format and end of the header
         self._by_size: dict[int, _Header] = {}  # by size of the file
         self._free_bytes = MAX_BYTES
         self._prefetched: set[str] = set()
 
-    def read_index(self, path: str, format: str, read: Callable[[str], FileIndex]) -> FileIndex:
+    def read_index(
+        self, file: StoredFile, format: str, read: Callable[[StoredFile], FileIndex]
+    ) -> FileIndex:
         """Return the header of a file; call ``read`` unless it equals a cached one.
 
-        For formats whose header accounts for every byte of a file.
+        This method serves formats whose header accounts for every byte of a file.
         """
-        with WireReader(path) as reader:
+        with WireReader(file) as reader:
             header = self._find(format, reader, reader.size)
             if header is not None:
-                tensors = SharedHeader(header.tensors, StoredFile(path, reader.stamp))
-                stamps = {path: reader.stamp}
-                return FileIndex(path, format, reader.size, tensors, header.attrs, stamps=stamps)
-            index = read(path)
-            demand_same(path, index.stamps[path], reader.stamp)
+                tensors = SharedHeader(header.tensors, file)
+                return FileIndex((file,), format, reader.size, tensors, header.attrs)
+            index = read(file)
             self.store(format, reader, reader.size, index.tensors, index.attrs)
         return index
 
     def lookup(self, format: str, reader: WireReader, end: int) -> SharedHeader | None:
         """Return the tensors of a file whose header, up to byte ``end``, equals a cached one."""
         header = self._find(format, reader, end)
-        if header is None:
-            return None
-        return SharedHeader(header.tensors, StoredFile(reader.path, reader.stamp))
+        return None if header is None else SharedHeader(header.tensors, reader.file)
 
     def store(
         self,
@@ -84,15 +83,14 @@ class HeaderCache:
             self._by_end[format, end] = self._by_size[reader.size] = header
 
     def prefetch(self, path: str) -> None:
-        """Let the disk fetch the bytes of a file that will be compared.
+        """Ask the disk for the bytes of a file that will be compared.
 
-        Call it some files ahead of the file that is read, so that the disk has many requests at a
-        time.
+        Call it some files ahead of the reader, so that the disk has many requests at a time.
         """
         with suppress(OSError):  # reading the file raises it again
-            fd = open_descriptor(path, None)
+            fd = open_descriptor(StoredFile(path))
             try:
-                header = self._by_size.get(stamp_of(fd).nbytes)
+                header = self._by_size.get(os.fstat(fd).st_size)
                 if header is not None:
                     self._prefetched.add(path)
                     for start, gap in zip(header.starts, header.gaps, strict=True):

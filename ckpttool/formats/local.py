@@ -1,19 +1,20 @@
 """The storage of the sources: local files.  Only this module lists, stats and opens them.
 
-Discovery, the formats, strategy files and the copy all come through these functions, so that a
-store of objects can be added here: a second module with the same functions, and a choice by the
-form of a path.  The storage lies among the formats, below `ckpttool.storage`, because codecs open
-the files whose headers they read, and imports go down only.  Outputs, locks and the record of a run
-are on local disks and do not come here.  libhdf5 opens HDF5 files itself.
+Discovery, formats, strategy files and the copy use these functions.  So an object store needs a
+second module with the same functions, and a choice between the two by the form of a path.  The
+module lies among the formats, below `ckpttool.storage`, because codecs open the files whose headers
+they read, and imports go down only.  Outputs, locks and the record of a run are on local disks;
+other modules open them.  libhdf5 opens HDF5 files itself.
 
-The system names a file in errors of opening and not in errors of reading; `ReadFile` adds the name.
-Python's readers return None where a read would have to wait (EAGAIN); here that is an error.
+The system names the file in errors of opening but not in errors of reading; `ReadFile` adds the
+name.  Python's readers return None for a read that would have to wait (EAGAIN); here it is an
+error.
 
-A path may lead elsewhere in the middle of a run: a link is changed, a folder renamed, a file saved
-again.  So a file that is opened again is compared with the stamp that it had when its header was
-read.  The stamp has no device number: with network file systems that differs between hosts.  Inode
-numbers are the same on all hosts, and nobody can set the time of change (ctime).  So two files
-never have equal stamps.
+A path may lead to another file in the middle of a run: somebody changes a link, renames a folder or
+saves a file again.  So `identify_file` takes the stamp of a file before its header is read, and
+each later opening compares the file with it.  The stamp has no device number, because network file
+systems have a different one on each host.  Inode numbers are the same on all hosts, and nobody can
+set the time of change (ctime).  So two files never have equal stamps.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from typing import TypeAlias, TypeVar
 
 from ckpttool.errors import PlanError
 from ckpttool.model.diagnostics import Diagnostic
-from ckpttool.model.tensors import FileStamp
+from ckpttool.model.tensors import FileStamp, StoredFile
 
-# Error numbers of stat for a name that does not exist.
+# Error numbers of stat if nothing has the name.
 ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
 
 T = TypeVar("T")
@@ -40,7 +41,7 @@ FileId: TypeAlias = tuple[int, int]  # device and inode
 
 
 def list_folder(folder: AnyPath) -> list[Path]:
-    """Return the paths of everything in a folder, sorted."""
+    """Return the sorted paths of all entries of a folder."""
     return sorted(Path(folder).iterdir())
 
 
@@ -50,7 +51,7 @@ def find_paths(folder: AnyPath, pattern: str) -> Iterator[Path]:
 
 
 def exists(path: AnyPath) -> bool:
-    """Return whether a path leads to anything; a broken link does not."""
+    """Return whether a path leads to a file or a folder; a broken link does not."""
     return Path(path).exists()
 
 
@@ -71,7 +72,7 @@ def is_folder(path: AnyPath) -> bool:
 
 def stat_file(path: AnyPath) -> FileStamp:
     """Return the stamp of a file without opening it."""
-    return _as_stamp(os.stat(path))  # noqa: PTH116 - Path drops a slash at the end
+    return _as_stamp(os.stat(path))  # noqa: PTH116 - Path would drop the slash in "file/"
 
 
 def is_visible(path: AnyPath) -> bool:
@@ -79,7 +80,7 @@ def is_visible(path: AnyPath) -> bool:
     return os.access(path, os.F_OK)
 
 
-def identify_file(path: AnyPath) -> FileId:
+def find_file_id(path: AnyPath) -> FileId:
     """Return which file of this host a path leads to, to tell an input from an output."""
     found = Path(path).stat()
     return found.st_dev, found.st_ino
@@ -87,7 +88,7 @@ def identify_file(path: AnyPath) -> FileId:
 
 @contextmanager
 def named(path: AnyPath) -> Iterator[None]:
-    """Add the file's name to an error of the system that has none."""
+    """Add the file's name to system errors without one."""
     try:
         yield
     except OSError as error:
@@ -104,25 +105,25 @@ class ReadFile(io.FileIO):
         self._path = path
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        """Read into a buffer, as much as the system gives."""
+        """Read into a buffer and return the number of bytes; it may be less than the buffer."""
         with named(self._path):
             got: int | None = super().readinto(buffer)
-            return _given(got, self._path)
+            return _require_read(got, self._path)
 
     def read(self, size: int | None = -1) -> bytes:
         """Return the next bytes, at most ``size``; all of them without it."""
         with named(self._path):
             data: bytes | None = super().read(size)
-            return _given(data, self._path)
+            return _require_read(data, self._path)
 
     def readall(self) -> bytes:
         """Return the rest of the file."""
         with named(self._path):
-            return _given(super().readall(), self._path)
+            return _require_read(super().readall(), self._path)
 
 
-def _given(found: T | None, path: AnyPath) -> T:
-    """Return what was read; raise if it is None, as of a read that would have to wait."""
+def _require_read(found: T | None, path: AnyPath) -> T:
+    """Return the result of a read; raise BlockingIOError for None, a read that has to wait."""
     if found is None:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), os.fspath(path))
     return found
@@ -139,7 +140,7 @@ def read_file(path: AnyPath) -> bytes:
         return file.readall()
 
 
-# Scheme of a store that has checkpoints -> the command that copies from and to it.
+# Scheme of an object store -> the command that copies from and to it.
 _COPIERS = {
     "s3": "aws s3 cp --recursive",
     "obs": "obsutil cp -r -f",
@@ -150,7 +151,7 @@ _COPIERS = {
 
 
 def why_not_a_path(text: str) -> str | None:
-    """Return why a URL in the place of a path is refused, and what to do; None for a path.
+    """Return why a URL is refused as a path, and the remedy; None for a path.
 
     Examples
     --------
@@ -169,6 +170,15 @@ def why_not_a_path(text: str) -> str | None:
     return f"{what}: name a path here and copy the files{tool}, or mount the store"
 
 
+def identify_file(path: str) -> StoredFile:
+    """Return a file with its stamp; each later opening compares the file with it.
+
+    The file is opened, because a network file system then asks its server for the stamp.
+    """
+    with ReadFile(path) as file:
+        return StoredFile(path, stamp_of(file.fileno()))
+
+
 def stamp_of(fd: int) -> FileStamp:
     """Return the stamp of an open file."""
     return _as_stamp(os.fstat(fd))
@@ -178,43 +188,38 @@ def _as_stamp(found: os.stat_result) -> FileStamp:
     return FileStamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
 
 
-def open_descriptor(path: str, stamp: FileStamp | None) -> int:
+def open_descriptor(file: StoredFile) -> int:
     """Open a file for reading, and return its descriptor; see `open_source`."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        demand_same(path, stamp_of(fd), stamp)
+        demand_same(file, stamp_of(fd))
     except BaseException:
         os.close(fd)
         raise
     return fd
 
 
-def open_source(path: str, stamp: FileStamp | None) -> ReadFile:
+def open_source(file: StoredFile) -> ReadFile:
     """Open a file for reading, without a buffer.
-
-    Parameters
-    ----------
-    path, stamp
-        The file, and its stamp when its header was read; None to compare with nothing.
 
     Raises
     ------
     PlanError
-        It is another file now.
+        The opened file does not have the stamp.
     OSError
-        It cannot be opened.
+        The file cannot be opened.
     """
-    file = ReadFile(path)
+    opened = ReadFile(file.path)
     try:
-        demand_same(path, stamp_of(file.fileno()), stamp)
+        demand_same(file, stamp_of(opened.fileno()))
     except BaseException:
-        file.close()
+        opened.close()
         raise
-    return file
+    return opened
 
 
-def demand_same(path: str, found: FileStamp, stamp: FileStamp | None) -> None:
-    """Raise `PlanError` if the stamp of an opened file is not the expected one."""
-    if stamp not in (None, found):
+def demand_same(file: StoredFile, found: FileStamp) -> None:
+    """Raise `PlanError` if a file has a stamp, and the opened one has another."""
+    if file.stamp not in (None, found):
         reason = "was written to, or the path leads to another file than when its header was read"
-        raise PlanError([Diagnostic("changed", f"{path}: {reason}; run again")])
+        raise PlanError([Diagnostic("changed", f"{file.path}: {reason}; run again")])

@@ -17,9 +17,10 @@ offsets from the end of the header.  ``__metadata__`` maps strings to strings.
 * MindSpore marks its files ``"format": "ms"``; ``attrs`` may put another mark in its place.  An
   ``Int4`` tensor is ``I8`` with a metadata entry ``"<name>": "Int4"``.  A tensor called ``format``
   displaces the mark: MindSpore would take the mark for that tensor's type.
-* ``crc_num`` of the metadata is a checksum: CRC-32, in decimal, of the names (UTF-8) in sorted
-  order, behind each its contents.  An integer without axes counts as that many zero bytes, by an
-  oversight in MindSpore (``bytes(5)``); a negative one it cannot save, and here its bytes count.
+* ``crc_num`` of the metadata is a checksum, in decimal: the CRC-32 of the names (UTF-8) in sorted
+  order, each with its contents behind it.  An integer without axes counts as that many zero bytes,
+  by an oversight in MindSpore (``bytes(5)``).  MindSpore cannot save a negative one; here its bytes
+  count.
 * ``attrs`` has ``crc_num`` and ``remove_redundancy``.
 * F8_E4M3, F8_E5M2 and C64 are read and written; MindSpore 2.10 does neither.
 
@@ -35,14 +36,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from io import FileIO
+from io import BufferedReader, FileIO
 from pathlib import Path
 from sys import intern
 
 from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats.base import ChecksumPart
-from ckpttool.formats.local import open_file, open_source, stamp_of
+from ckpttool.formats.local import open_source
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.dtypes import DTYPES, TEXT
 from ckpttool.model.tensors import MAX_AXES, Extent, FileIndex, StoredFile, StoredTensor, TensorMeta
@@ -51,8 +53,8 @@ MAX_HEADER_BYTES = 100_000_000  # as safetensors; stops hostile headers
 METADATA = "__metadata__"
 _MAX_CRC = str(2**32 - 1)  # the longest; reserves the place of the checksum
 
-# The order of contents in a file: the library sorts by its enumeration of types (tensor.rs,
-# Dtype), last first.
+# The order of contents in a file: the library sorts by its enumeration of types (tensor.rs, Dtype),
+# the last type first.
 _ORDER = "BOOL U8 I8 F8_E5M2 F8_E4M3 I16 U16 F16 BF16 I32 U32 F32 C64 F64 I64 U64".split()  # noqa: SIM905
 
 _BY_WORD = {
@@ -80,12 +82,12 @@ class Safetensors:
             elif meta.name == METADATA:
                 yield f"{meta.name}: a safetensors header uses this name itself"
 
-    def read_index(self, path: str) -> FileIndex:
+    def read_index(self, file: StoredFile) -> FileIndex:
         """Return the header of the file; contents are not read."""
-        with open_file(path) as file:
-            stamp = stamp_of(file.fileno())
-            size = stamp.nbytes
-            length = file.read(8)
+        path = file.path
+        with BufferedReader(open_source(file)) as opened:
+            size = os.fstat(opened.fileno()).st_size
+            length = opened.read(8)
             nbytes = int.from_bytes(length, "little")
             if len(length) < 8 or nbytes > min(size - 8, MAX_HEADER_BYTES):
                 raise FormatError(
@@ -95,16 +97,15 @@ class Safetensors:
                     if len(length) == 8 and nbytes <= MAX_HEADER_BYTES
                     else f"no safetensors header: {size} bytes, header length {nbytes}",
                 )
-            header = _parse_header(path, file.read(nbytes))
+            header = _parse_header(path, opened.read(nbytes))
         attrs = _parse_metadata(path, header.pop(METADATA, {}))
-        stored = StoredFile(path, stamp)
         tensors = {
-            name: _parse_entry(stored, name, entry, 8 + nbytes, attrs)
+            name: _parse_entry(file, name, entry, 8 + nbytes, attrs)
             for name, entry in header.items()
         }
         _check_coverage(path, tensors, 8 + nbytes, size)
         attrs = {key: value for key, value in attrs.items() if key not in tensors}
-        return FileIndex(path, self.name, size, tensors, attrs, stamps={path: stamp})
+        return FileIndex((file,), self.name, size, tensors, attrs)
 
     def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> int:
         """Return the size in bytes of the file that `create` makes, with its checksum if any."""
@@ -121,21 +122,21 @@ class Safetensors:
         text = _make_header(ordered, attrs)
         if len(text) > MAX_HEADER_BYTES:
             raise UnsupportedError(path, 0, f"a header of {len(text)} bytes for so many tensors")
-        with Path(path).open("wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            file.truncate(8 + len(text) + sum(meta.nbytes for meta in tensors))
+        with Path(path).open("wb") as opened:
+            opened.write(len(text).to_bytes(8, "little") + text)
+            opened.truncate(8 + len(text) + sum(meta.nbytes for meta in tensors))
         offset = 8 + len(text)
-        stored, whole = {}, StoredFile(path)
+        stored, file = {}, StoredFile(path)
         for meta in ordered:
             extents = (Extent(offset, meta.nbytes),) if meta.nbytes else ()
-            stored[meta.name] = StoredTensor(meta, whole, extents)
+            stored[meta.name] = StoredTensor(meta, file, extents)
             offset += meta.nbytes
         written = {"crc_num": _MAX_CRC} if "crc_num" in attrs else {}
-        return FileIndex(path, self.name, offset, stored, written)
+        return FileIndex((file,), self.name, offset, stored, written)
 
     def checksum_parts(self, index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumPart]:
         """Yield the names in sorted order, and behind each the bytes of its tensor."""
-        with open_source(index.path, index.stamps.get(index.path)) as file:
+        with open_source(index.file) as file:
             for name, tensor in sorted(index.tensors.items()):
                 yield name.encode()
                 number = _unsigned_scalar(file, tensor)
@@ -187,7 +188,7 @@ def _to_json(header: Mapping[str, object]) -> bytes:
 
 
 def _unsigned_scalar(file: FileIO, tensor: StoredTensor) -> int | None:
-    """Return the value of an integer without axes that is not negative; None for other tensors."""
+    """Return the value of a non-negative integer without axes; None for other tensors."""
     if tensor.meta.shape or not tensor.meta.dtype.startswith(("Int", "UInt")):
         return None
     file.seek(tensor.extents[0].offset)

@@ -1,11 +1,11 @@
 """A limited process that reads files which may crash or hang their reader.
 
-libhdf5 parses the headers of HDF5 files. On damaged files some of its versions crash, some never
-return, and some allocate all memory. So another process reads them, with limits on its memory and
-on its processor time. It starts with the first file and reads them one after another.
+libhdf5 parses the headers of HDF5 files.  On damaged files some of its versions crash, some never
+return, and some allocate all memory.  So another process reads them, with limits on its memory and
+its processor time.  It starts with the first file and reads one file after another.
 
-Processor time distinguishes a hang from a slow disk. The kernel ends the process if one object of a
-file takes more than `CPU_SECONDS` of it.
+Processor time distinguishes a hang from a slow disk.  The kernel ends the process if one object of
+a file takes more than `CPU_SECONDS`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from ckpttool.errors import CkptToolError, FormatError
 from ckpttool.model.tensors import (
     Extent,
     FileIndex,
-    FileStamp,
     StoredFile,
     StoredTensor,
     TensorMeta,
@@ -37,11 +36,11 @@ from ckpttool.model.tensors import (
 T = TypeVar("T")
 _Row = tuple[str, str, tuple[int, ...], "str | None", list[tuple[int, int]]]
 
-CPU_SECONDS = 10.0  # for one object; a thousand times what the slowest ordinary one takes
+CPU_SECONDS = 10.0  # for one object; a thousand times the slowest ordinary one
 MEMORY_BYTES = 4 << 30  # of the process; an index of a million datasets takes a quarter of it
 
-# No class of `multiprocessing` starts the process: "fork" may deadlock in a program with threads,
-# "spawn" and "forkserver" run the program's main module again. The first statement sets the path,
+# `multiprocessing` does not start the process: "fork" may deadlock in a program with threads, and
+# "spawn" and "forkserver" run the program's main module again.  The first statement sets the path,
 # so that nothing is imported from the current folder.
 _START = (
     "import sys; sys.path[:] = {path!r}; from ckpttool.formats.sandbox import serve; serve({fd})"
@@ -85,7 +84,7 @@ class Sandbox:
         if self._child is not None:
             self._child.process.kill()
 
-    def read_index(self, path: str) -> FileIndex:
+    def read_index(self, file: StoredFile) -> FileIndex:
         """Return the header of an HDF5 file.
 
         Raises
@@ -93,12 +92,11 @@ class Sandbox:
         FormatError
             The file is damaged, or libhdf5 crashed or hung on it.
         UnsupportedError
-            The file uses something that is not read.
+            The file uses a feature that is not read.
         OSError
             The file cannot be opened or read.
         """
-        stamp, rows = self.run(read_hdf5, path, "libhdf5", "HDF5")
-        file = StoredFile(path, stamp)
+        nbytes, rows = self.run(read_hdf5, file, "libhdf5", "HDF5")
         tensors = {
             name: StoredTensor(
                 TensorMeta(name, dtype, shape, text),
@@ -107,23 +105,23 @@ class Sandbox:
             )
             for name, dtype, shape, text, extents in rows
         }
-        return FileIndex(path, "hdf5", stamp.nbytes, tensors, stamps={path: stamp})
+        return FileIndex((file,), "hdf5", nbytes, tensors)
 
     def run(
         self,
-        function: Callable[[str], T],
-        path: str,
+        function: Callable[[StoredFile], T],
+        file: StoredFile,
         library: str,
         format: str,
         cpu_seconds: float = CPU_SECONDS,
     ) -> T:
-        """Return ``function(path)`` as computed by the process.
+        """Return ``function(file)`` as computed by the process.
 
         Parameters
         ----------
         function
             A function of a module; its result has to be picklable.
-        path
+        file
             The file.
         library, format
             Names, for the error after the process has died.
@@ -141,12 +139,12 @@ class Sandbox:
             child = self._start()
             try:
                 # Not ``send``: Python 3.13 warns of its buffer if the process has died.
-                call = bytes(ForkingPickler.dumps((function, path, cpu_seconds)))
+                call = bytes(ForkingPickler.dumps((function, file, cpu_seconds)))
                 child.connection.send_bytes(call)
                 answer: T | CkptToolError | OSError = child.connection.recv()
             except (EOFError, ConnectionError) as error:
                 reason = f"not readable as {format}: {self._end(library)}"
-                raise FormatError(path, None, reason) from error
+                raise FormatError(file.path, None, reason) from error
         if isinstance(answer, CkptToolError | OSError):
             raise answer
         return answer
@@ -156,7 +154,7 @@ class Sandbox:
         if self._stopped.is_set():
             raise CancelledError
         child = self._child = self._child or _start()
-        if self._stopped.is_set():  # by another thread, which has not seen this process
+        if self._stopped.is_set():  # by another thread, which did not see this process
             self.stop()
             self._end()
             raise CancelledError
@@ -197,16 +195,16 @@ def serve(fd: int) -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    gc.disable()  # three quarters of the time of a large pickle, and nothing read has cycles
+    gc.disable()  # it takes three quarters of the time of a large pickle; headers have no cycles
     with Connection(fd) as connection:
         while True:
             try:
-                function, path, cpu_seconds = connection.recv()
+                function, file, cpu_seconds = connection.recv()
             except EOFError:
                 return
             set_cpu_limit(cpu_seconds)
             try:
-                answer = function(path)
+                answer = function(file)
             except (CkptToolError, OSError) as error:
                 answer = error
             connection.send(answer)
@@ -214,18 +212,18 @@ def serve(fd: int) -> None:
 
 
 def set_cpu_limit(seconds: float = CPU_SECONDS) -> None:
-    """Let the kernel end this process after ``seconds`` more of processor time; 0 for never."""
+    """Let the kernel end this process after ``seconds`` of processor time from now; 0: never."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
-def read_hdf5(path: str) -> tuple[FileStamp, list[_Row]]:
-    """Return the stamp and the tensors of an HDF5 file; each object may take `CPU_SECONDS`.
+def read_hdf5(file: StoredFile) -> tuple[int, list[_Row]]:
+    """Return the size and the tensors of an HDF5 file; each object may take `CPU_SECONDS`.
 
     The tensors are tuples: pickling a `FileIndex` takes a quarter of the time of reading it.
     """
     from ckpttool.formats.hdf5 import Hdf5
 
-    index = Hdf5(on_object=set_cpu_limit).read_index(path)
+    index = Hdf5(on_object=set_cpu_limit).read_index(file)
     rows: list[_Row] = [
         (
             tensor.meta.name,
@@ -236,4 +234,4 @@ def read_hdf5(path: str) -> tuple[FileStamp, list[_Row]]:
         )
         for tensor in index.tensors.values()
     ]
-    return index.stamps[path], rows
+    return index.nbytes, rows

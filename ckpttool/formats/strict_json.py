@@ -1,4 +1,4 @@
-"""JSON with one meaning: every name once in its object, and strings that are text."""
+"""JSON without ambiguity: names are unique in their object, and strings are valid text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from ckpttool.errors import FormatError
 from ckpttool.formats.local import open_file
 
-_LONG_NUMBER = re.compile(rb"\d{4301}")  # digits of a number that Python does not read since 3.10.7
+_LONG_NUMBER = re.compile(rb"\d{4301}")  # Python since 3.10.7 refuses a number of so many digits
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half a character; two of them are one character
 
 
@@ -20,8 +20,8 @@ def parse_json(data: bytes, halves: str = "strict") -> object:
     data
         The document.
     halves
-        How to treat halves of characters in strings: ``strict`` refuses them, ``surrogateescape``
-        takes them for the bytes of a file name that is not UTF-8.
+        Treatment of half characters in strings: ``strict`` refuses them, ``surrogateescape`` takes
+        them for the bytes of a file name that is not UTF-8.
 
     Raises
     ------

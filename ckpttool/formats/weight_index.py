@@ -1,4 +1,4 @@
-"""The index files of a merged checkpoint in several files: which file holds which tensor.
+"""The index files of a merged checkpoint in several files: tensor name to file.
 
 Bytes
 -----
@@ -10,22 +10,22 @@ A JSON object in UTF-8, of any indentation::
     }
 
 * ``param_name_map.json`` is MindSpore's, for ``part0.safetensors``, ``part1.safetensors``, ... of
-  ``unified_safetensors``.  An object without ``weight_map`` is taken for the map itself, as
-  MindSpore's loader takes it.
+  ``unified_safetensors``.  An object without ``weight_map`` is the map itself, as for MindSpore's
+  loader.
 * ``model.safetensors.index.json`` is Hugging Face's, for ``model-00001-of-00003.safetensors``, ...;
   MindFormers also calls it ``ms-model.safetensors.index.json``.  Any ``NAME.index.json`` is read
   where ``NAME`` ends like a checkpoint.
 * Paths MUST stay inside the folder.  Every name comes once.
-* ``total_size`` proves nothing: the header of each file determines its tensors, and tools that omit
+* ``total_size`` is not checked: the header of each file determines its tensors, and tools that omit
   tensors or convert their element type often keep the old number.
-* A ``crc_num`` in a part of MindSpore's is that of a rank's file, carried over; it proves nothing.
-* ``hyper_param.safetensors`` in the folder of an index belongs to it, named or not.  MindSpore puts
-  there what it did not merge: the tensors of rank 0's file that the strategy does not list.  It
-  also puts there rank 0's slices of ``accu_grads.*`` and of parameters that were not chosen.  Its
-  loader gives every rank this file as it is; tensors of the map go to ranks whose strategy lists
-  them.
+* A ``crc_num`` in MindSpore's parts is not checked: it was copied from the file of a rank.
+* ``hyper_param.safetensors`` in the folder of an index belongs to it, even if the index does not
+  name it.  It holds the tensors that MindSpore did not merge: those of rank 0's file that the
+  strategy does not list.  It also holds rank 0's slices of ``accu_grads.*`` and of parameters that
+  were not chosen.  MindSpore's loader gives every rank this file unchanged; tensors of the map go
+  to ranks whose strategy lists them.
 
-Both indexes are written, with the same content, so that either loader finds everything in the same
+Both indexes are written with the same content, so either loader finds all tensors in the same
 files.  Names are sorted, and the indentation is two.  The parts of a safetensors checkpoint are
 marked ``"format": "pt"``: MindSpore's loaders ignore the mark, and Hugging Face's refuse ``"ms"``.
 
@@ -48,7 +48,9 @@ from pathlib import Path, PurePosixPath
 
 from ckpttool.errors import FormatError
 from ckpttool.formats import format_of_suffix, suffix_of
+from ckpttool.formats.local import identify_file
 from ckpttool.formats.strict_json import read_json_object
+from ckpttool.model.tensors import StoredFile
 
 MAP_NAME = "param_name_map.json"
 _INDEX_SUFFIX = ".index.json"
@@ -63,17 +65,22 @@ class WeightIndex:
 
     Attributes
     ----------
-    path
+    file
         The index file.
     files
         Name of a tensor to the path of its file, from the folder of the index.
     total_size
-        Bytes of all tensors as recorded, or None.
+        Recorded bytes of all tensors, or None.
     """
 
-    path: str
+    file: StoredFile
     files: Mapping[str, str]
     total_size: int | None = None
+
+    @property
+    def path(self) -> str:
+        """Path of the index file."""
+        return self.file.path
 
 
 def is_index_name(name: str) -> bool:
@@ -90,7 +97,7 @@ def is_index_name(name: str) -> bool:
 
 
 def read_index_file(path: str) -> WeightIndex:
-    """Return the content of an index file; it is not compared with the files.
+    """Return the content of an index file without comparing it with the checkpoint files.
 
     Raises
     ------
@@ -99,6 +106,7 @@ def read_index_file(path: str) -> WeightIndex:
     OSError
         The file cannot be read.
     """
+    file = identify_file(path)
     document = read_json_object(path, MAX_INDEX_BYTES)
     files = document.get("weight_map", document if Path(path).name == MAP_NAME else None)
     if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
@@ -106,7 +114,7 @@ def read_index_file(path: str) -> WeightIndex:
     metadata = document.get("metadata")
     recorded = metadata.get("total_size") if isinstance(metadata, dict) else None
     total = int(recorded) if isinstance(recorded, int | float) and math.isfinite(recorded) else None
-    return WeightIndex(path, {name: str(PurePosixPath(at)) for name, at in files.items()}, total)
+    return WeightIndex(file, {name: str(PurePosixPath(at)) for name, at in files.items()}, total)
 
 
 def is_inside(name: str) -> bool:

@@ -1,12 +1,12 @@
 """Protocol buffers wire format, read with seeks: only requested values are fetched.
 
-A message is a sequence of fields.  Each is a key, the varint ``number << 3 | wire type``, and a
+A message is a sequence of fields.  A field is a key, the varint ``number << 3 | wire type``, and a
 value: wire type 0 a varint, 1 eight bytes, 2 a varint length and that many bytes, 5 four bytes.
-Groups (3, 4) are a construct of the first protobuf version that no MindSpore file has.  A varint
-has 7 bits a byte, least significant first, the high bit set on all but the last; at most 10 bytes.
+MindSpore's files never have groups (3, 4), a construct of the first protobuf version.  A varint has
+7 bits a byte, least significant first, with the high bit set on all but the last; at most 10 bytes.
 
-Limits: a length is checked against the end of the enclosing message before it is used, so a
-hostile length leads to no allocation.  Field number 0 and groups are errors.
+Limits: each length is checked against the end of the enclosing message before it is used, so a
+hostile length allocates nothing.  Field number 0 and groups are errors.
 
 Source
 ------
@@ -22,8 +22,8 @@ from types import TracebackType
 from typing import NamedTuple, Protocol
 
 from ckpttool.errors import FormatError
-from ckpttool.formats.local import open_source, stamp_of
-from ckpttool.model.tensors import FileStamp
+from ckpttool.formats.local import open_source
+from ckpttool.model.tensors import StoredFile
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
@@ -34,7 +34,7 @@ WINDOW_BYTES = 4096  # one read fetches the headers of a record and of the small
 class Field(NamedTuple):
     """One field of a message.
 
-    ``value`` is the number of a varint; of all other wire types it is 0 and the payload lies in
+    ``value`` is the number of a varint.  For all other wire types it is 0, and the payload lies in
     the file from byte ``start`` to byte ``stop``.
     """
 
@@ -52,12 +52,9 @@ class ByteSource(Protocol):
     ----------
     size
         Number of the bytes.
-    stamp
-        The stamp of the open file.
     """
 
     size: int
-    stamp: FileStamp
 
     def pread(self, nbytes: int, offset: int) -> bytes:
         """Return up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
@@ -71,11 +68,10 @@ class ByteSource(Protocol):
 class PlainFile:
     """The bytes of a file as they are; see `open_source`."""
 
-    def __init__(self, path: str, stamp: FileStamp | None = None) -> None:
-        self._file = open_source(path, stamp)
-        self._path, self._fd = path, self._file.fileno()
-        self.stamp = stamp_of(self._fd)
-        self.size = self.stamp.nbytes
+    def __init__(self, file: StoredFile) -> None:
+        self._file = open_source(file)
+        self._path, self._fd = file.path, self._file.fileno()
+        self.size = os.fstat(self._fd).st_size
 
     def pread(self, nbytes: int, offset: int) -> bytes:
         """Return up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
@@ -91,18 +87,16 @@ class PlainFile:
 
 
 class WireReader:
-    """A file of protobuf messages, addressed by byte offset; holds one window of it at a time.
+    """A file of protobuf messages, addressed by byte offset; one window of it is in memory.
 
-    Use as a context manager.  Not to be shared between threads.
+    Use as a context manager, in one thread.
 
     Parameters
     ----------
-    path
-        The file, for errors.
+    file
+        The file; see `open_source`.
     source
-        The bytes, if they are not those on disk; the reader closes it.
-    stamp
-        The expected stamp of the file; see `open_source`.
+        The bytes, if they differ from those on disk; the reader closes it.
 
     Raises
     ------
@@ -110,13 +104,10 @@ class WireReader:
         Every method raises it when the bytes do not follow the wire format.
     """
 
-    def __init__(
-        self, path: str, source: ByteSource | None = None, stamp: FileStamp | None = None
-    ) -> None:
-        self.path = path
-        self._source = source or PlainFile(path, stamp)
+    def __init__(self, file: StoredFile, source: ByteSource | None = None) -> None:
+        self.file, self.path = file, file.path
+        self._source = source or PlainFile(file)
         self.size = self._source.size
-        self.stamp = self._source.stamp
         self._window = b""
         self._window_start = 0
 
@@ -147,14 +138,14 @@ class WireReader:
         return data
 
     def has(self, starts: Iterable[int], parts: Sequence[bytes]) -> bool:
-        """Return whether the file has all of these bytes at these places."""
-        # A thousand ranks have millions of them, so no Python runs between them.
+        """Return whether the file has all these bytes at these offsets."""
+        # A thousand ranks have millions of parts, so the loop runs in C.
         return all(map(eq, map(self._source.pread, map(len, parts), starts), parts))
 
     def window(self, start: int, nbytes: int) -> tuple[bytes, int]:
         """Return bytes of the file, and the index of byte ``start`` in them.
 
-        At least ``nbytes`` bytes follow there, or all that the file has.
+        At least ``nbytes`` bytes follow from there, or the rest of the file.
         """
         at = start - self._window_start
         if at < 0 or at + nbytes > len(self._window):
@@ -167,7 +158,7 @@ class WireReader:
         """Return the unsigned number at ``start`` and the offset behind it, at most ``stop``."""
         at = start - self._window_start
         if start < stop and 0 <= at < len(self._window) and self._window[at] < 0x80:
-            return self._window[at], start + 1  # nearly all: saves a fifth of the time of an index
+            return self._window[at], start + 1  # the usual case; saves a fifth of the time
         data = self.read(start, min(start + 10, stop))
         value = shift = 0
         for at, byte in enumerate(data):

@@ -11,7 +11,7 @@ from operator import itemgetter
 from ckpttool.errors import FormatError
 from ckpttool.model.diagnostics import Command, Diagnostic, severities
 from ckpttool.model.slicing import Description
-from ckpttool.model.tensors import FileIndex, StoredTensor, TensorMeta
+from ckpttool.model.tensors import FileIndex, FileStamp, StoredFile, StoredTensor, TensorMeta
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,6 +53,8 @@ class Catalog:
     diagnostics
         Files that were skipped or selected, problems that prevent a conversion, and files that
         contradict each other.  `scan` raises what is an error even for ``inspect``.
+    documents
+        The files that list where slices or tensors are stored: index files, or metadata.
     strategy_files
         The default strategy files: those in the output folder of the same MindFormers run.
     one_of_several
@@ -68,6 +70,7 @@ class Catalog:
     step: str | None = None
     damaged: Mapping[int, FormatError] = field(default_factory=dict)
     diagnostics: tuple[Diagnostic, ...] = ()
+    documents: tuple[StoredFile, ...] = ()
     strategy_files: tuple[str, ...] = ()
     one_of_several: str = ""
     headers: Mapping[tuple[int, ...], Mapping[str, StoredTensor]] = field(
@@ -82,7 +85,7 @@ class Catalog:
         object.__setattr__(self, "headers", headers)
 
     def errors(self, command: Command = "convert") -> tuple[Diagnostic, ...]:
-        """Return what is an error for a command."""
+        """Return the diagnostics that are errors for a command."""
         column = severities(command)
         return tuple(one for one in self.diagnostics if column[one.code] == "error")
 
@@ -90,6 +93,12 @@ class Catalog:
     def paths(self) -> tuple[str, ...]:
         """The paths of all files of the checkpoint."""
         return tuple(path for file in self.files.values() for path in file.paths)
+
+    @property
+    def stamps(self) -> dict[str, FileStamp | None]:
+        """Path to stamp of every file that was read, documents included."""
+        files = chain(self.documents, *(file.files for file in self.files.values()))
+        return {file.path: file.stamp for file in files}
 
     @cached_property
     def metas(self) -> Mapping[str, TensorMeta]:
@@ -160,15 +169,17 @@ class MergedCatalog(Catalog):
 
     Attributes
     ----------
-    indexes
-        The index files that were read.
     common_tensors
         The tensors of the common file, which loaders give to every rank.  True if an index lists
         the tensor; other tensors may be slices of one rank.
     """
 
-    indexes: tuple[str, ...] = ()
     common_tensors: Mapping[str, bool] = field(default_factory=dict)
+
+    @property
+    def indexes(self) -> tuple[str, ...]:
+        """The index files that were read."""
+        return tuple(file.path for file in self.documents)
 
     @property
     def paths(self) -> tuple[str, ...]:

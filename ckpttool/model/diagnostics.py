@@ -1,8 +1,9 @@
-"""What a command found: diagnostics, how grave each is for which command, and their accumulator.
+"""What a command found: diagnostics, their severity for each command, and their accumulator.
 
-A `Diagnostic` states a fact.  How grave the fact is depends on the command: a newer step that some
-ranks lack is a note of merge and a warning of verify.  `CODES` is the one table of that.  The
-options ``--strict`` and ``--ignore`` edit a column of it (`severities`); nothing else does.
+A `Diagnostic` states a fact.  The severity of the fact depends on the command: a newer step that
+some ranks lack is a note of merge and a warning of verify.  `CODES` is the only table of
+severities.  The options ``--strict`` and ``--ignore`` edit one column of it (`severities`); nothing
+else does.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Code:
     default
         Severity for every command without an entry in ``exceptions``.
     exceptions
-        Severity for single commands; None where a command does not report it.
+        Severity for single commands; None if a command does not report it.
     """
 
     meaning: str
@@ -43,7 +44,9 @@ class Code:
 
 CODES: Mapping[str, Code] = {
     # files
-    "damaged": Code("a file is not what its format says", "error"),
+    "damaged": Code(
+        "a file is not what its format says, or its tensors have bytes in common", "error"
+    ),
     "unreadable": Code("the system cannot read a file", "error"),
     "unsupported": Code("ckpttool cannot read a file", "error"),
     "checksum": Code("a checksum or an authentication tag is wrong", "error"),
@@ -68,7 +71,9 @@ CODES: Mapping[str, Code] = {
     "missing_own": Code(
         "every rank has a value of its own, and that of a missing rank is lost", "warning"
     ),
-    "lacking": Code("a file lacks parameters that its replicas hold", "warning"),
+    "lacking": Code(
+        "a file lacks parameters that its replicas or the other ranks of its stage hold", "warning"
+    ),
     "empty": Code("a file holds no tensor, which may be right", "note"),
     "faulty_replica": Code(
         "a described file is not as described, and others hold all its slices",
@@ -88,7 +93,7 @@ CODES: Mapping[str, Code] = {
     # steps and saves
     "step": Code("which step is read", "note"),
     "older_step": Code("not all ranks have the newest step", "note", {"verify": "warning"}),
-    "mixed_steps": Code("ranks are not of one step", "error"),
+    "mixed_steps": Code("ranks are not of one step, by names or by step counters", "error"),
     "unfinished": Code(
         "the save or the run that wrote it did not finish", "error", {"inspect": "warning"}
     ),
@@ -152,7 +157,7 @@ CODES: Mapping[str, Code] = {
     "shape": Code("shapes do not fit over ranks, or with the strategy", "error"),
     "nan": Code("values are NaN", "warning"),
     "infinite": Code("values are infinite", "warning"),
-    "zero": Code("a weight is all zero", "warning"),
+    "zero": Code("a weight of two or more axes, or one rank's slice of it, is all zero", "warning"),
     "zero_state": Code("values are all zero, as when training begins", "note"),
     # why a command cannot do what was requested
     "source": Code("the input is not a checkpoint that can be read as requested", "error"),
@@ -171,10 +176,10 @@ CODES: Mapping[str, Code] = {
         {"inspect": None, "verify": None, "diff": None},
     ),
     "format": Code("what the format of files means for those who load them", "note"),
-    "manifest": Code("a file is not what its manifest lists", "error"),
+    "manifest": Code("a file is missing or is not what its manifest lists", "error"),
 }
 
-# Which commands have an option that a hint names.
+# Option that a hint can name -> the commands that have it.
 OPTIONS: Mapping[str, Collection[Command]] = {
     "--trust-strategy": ("convert", "diff"),
     "--optimizer-shard": ("convert", "diff"),
@@ -184,16 +189,16 @@ OPTIONS: Mapping[str, Collection[Command]] = {
 def severities(
     command: Command, *, strict: bool = False, ignore: Collection[str] = ()
 ) -> SeverityOf:
-    """Return the column of `CODES` for a command, as its options edit it.
+    """Return the column of `CODES` for a command, edited by its options.
 
     Parameters
     ----------
     command
         The command.
     strict
-        Make errors of warnings.
+        Whether warnings become errors.
     ignore
-        Codes whose warnings are notes; an error is never ignored.
+        Codes whose warnings become notes.  Errors cannot be ignored.
 
     Examples
     --------
@@ -215,30 +220,30 @@ def severities(
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One fact that a person should know, or a program.
+    """One fact for people and programs.
 
     Attributes
     ----------
     code
-        What kind of fact; one of `CODES`.
+        The kind of the fact, one of `CODES`.
     message
         The fact, in words.
     where
-        Where it is so, said before the message: a folder, or a side of a comparison.
+        A folder or a side of a comparison; the text begins with it.
     hint
         The one thing to do; "" if there is none.
     options
         Options that the hint names; a command that lacks one drops the hint.
     tensor
-        The parameter, if it is one.
+        The parameter, if the fact is about one.
     ranks
-        Ranks that are meant, ascending.
+        The ranks that the fact is about, ascending.
     path
-        The file, if it is one.
+        The file, if the fact is about one.
     count
-        Number of elements, where elements were counted.
+        Number of elements, if elements were counted.
     first
-        Index of the first of them in the full tensor.
+        Index of the first counted element in the full tensor.
     """
 
     code: str
@@ -281,17 +286,17 @@ class Diagnostic:
         return self if has_all else replace(self, hint="", options=())
 
     def on_side(self, side: str) -> Diagnostic:
-        """Return the diagnostic with the side of a comparison that it is about."""
+        """Return the diagnostic with the side of a comparison before its message."""
         return replace(self, where=f"{side}: {self.where}" if self.where else side)
 
 
 class Diagnostics:
-    """Everything that the stages of a run find, in order, each fact once; the only accumulator.
+    """The facts that the stages of a run find, in order and each once; the only accumulator.
 
     Parameters
     ----------
     command
-        The command, which decides how grave a fact is, and which hints it can give.
+        The command; it decides about severities and hints.
     strict, ignore
         See `severities`.
 
@@ -315,6 +320,8 @@ class Diagnostics:
     def __init__(
         self, command: Command = "convert", *, strict: bool = False, ignore: Collection[str] = ()
     ) -> None:
+        if command not in COMMANDS:
+            raise ValueError(f"command={command!r}, expected one of {COMMANDS}")
         self.command = command
         self.failures: list[CkptToolError] = []
         self._usual = severities(command)
@@ -328,24 +335,24 @@ class Diagnostics:
         return len(self._found)
 
     def add(self, *found: Diagnostic) -> None:
-        """Add facts that are not there yet; what this command does not report is left out."""
+        """Add new facts; leave out those that the command does not report."""
         for one in found:
             if self.severity_of[one.code] is not None:
                 key = (one.code, one.tensor, one.ranks, one.where, one.message)
                 self._found.setdefault(key, one.for_command(self.command))
 
     def extend(self, other: Diagnostics) -> None:
-        """Add all that another stage found."""
+        """Add all facts and failures of another stage."""
         self.failures += other.failures
         self.add(*other)
 
     def of(self, *wanted: Severity) -> tuple[Diagnostic, ...]:
-        """Return the facts of some severities, in the order in which they were found."""
+        """Return the facts of some severities, in the order of finding."""
         return tuple(one for one in self if self.severity_of[one.code] in wanted)
 
     @property
     def errors(self) -> tuple[Diagnostic, ...]:
-        """What stops a conversion, or means that data are lost."""
+        """Facts that stop a conversion, or mean lost data."""
         return self.of("error")
 
     @property
@@ -355,33 +362,33 @@ class Diagnostics:
 
     @property
     def has_errors(self) -> bool:
-        """Whether something keeps a plan from being made.
+        """Whether a failure or an error prevents a plan.
 
-        A warning of which ``--strict`` makes an error does not: what else is wrong is found first.
+        Warnings that ``--strict`` turns into errors do not: later stages may find more problems.
         """
         return bool(self.failures) or any(self._usual[one.code] == "error" for one in self)
 
     @property
     def exit_code(self) -> int:
-        """Exit code: the lowest of all errors; 1 for what verify finds."""
+        """Exit code: the lowest of all errors; 1 if verify has findings."""
         if self.command == "verify":
             return 1 if self.findings else 0
         codes = [error.exit_code for error in self.failures]
         return min([*codes, PlanError.exit_code] if self.errors else codes, default=0)
 
     def raise_if_errors(self) -> None:
-        """Raise everything that is wrong as one error.
+        """Raise all failures and errors as one error.
 
         Raises
         ------
         FormatError, StrategyError, PlanError, CombinedError
-            What was found; the errors of files first.
+            The failures first, then a `PlanError` with all errors.
         """
         wrong = [PlanError(tuple(map(self._as_error, self.errors)))] if self.errors else []
         raise_all([*self.failures, *wrong])
 
     def _as_error(self, one: Diagnostic) -> Diagnostic:
-        """Return an error; one that ``--strict`` made of a warning says so."""
+        """Return an error; its message names ``--strict`` if that made it of a warning."""
         if self._usual[one.code] == "error":
             return one
         hint = "mend it, or leave --strict away"
@@ -400,9 +407,9 @@ class Report:
     Attributes
     ----------
     path, step
-        As of `Catalog`.
+        ``root`` and ``step`` of the `Catalog`.
     severity_of
-        The severity of each code, as ``ignore`` edits it.
+        The severity of each code, edited by ``ignore``.
     ranks
         Ranks whose file was read.
     tensors
@@ -410,11 +417,11 @@ class Report:
     nbytes
         Bytes of all files.
     findings
-        What is wrong, errors first; none if nothing is.
+        Errors, then warnings; empty if nothing is wrong.
     notes
-        What else a person may want to know.
+        Further facts for people.
     is_whole
-        Whether it is known how the ranks' slices fit together, or there is but one.
+        Whether it is known how the slices of the ranks fit together, or there is only one rank.
     """
 
     path: str

@@ -1,7 +1,7 @@
 """One table of element types: MindSpore's name, bytes per element, and each format's word for it.
 
-A type is known by the name that MindSpore writes into ``tensor_type`` of a ``.ckpt``; that name
-is also what ``inspect`` prints.
+The name of a type is the one that MindSpore writes into ``tensor_type`` of a ``.ckpt``.
+``inspect`` prints the same name.
 
 Source
 ------
@@ -28,7 +28,7 @@ class DType:
         Its word in a safetensors header, or None if that format has none.
     hdf5
         Its HDF5 type as `ckpttool.formats.hdf5` names it.  ``"bytes"`` is an unsigned byte with
-        an attribute that names the type, for what HDF5 has no type for.
+        an attribute that names the type, for types that HDF5 lacks.
     """
 
     name: str
@@ -60,7 +60,7 @@ DTYPES: dict[str, DType] = {
         DType("Complex64", 8, "C64", "complex64"),
         DType("Complex128", 16, None, "complex128"),
         DType("HiFloat8", 1, None, "bytes"),
-        # Two numbers in a byte, but dims count bytes.  Safetensors has no word for it: MindSpore
+        # Two numbers in a byte, but dims count bytes.  Safetensors lacks the type: MindSpore
         # writes I8 and a metadata entry that says Int4.
         DType("Int4", 1, "I8", "bytes"),
         # The raw random state that MindSpore 2.0 could save.
@@ -71,7 +71,7 @@ DTYPES: dict[str, DType] = {
 # MindSpore 1.0 spelled one type in two ways: it wrote UInt8 and could only read Uint8.
 ALIASES = {"Uint8": "UInt8"}
 
-# What a .safetensors can hold and MindSpore 2.10's own reader refuses (KeyError).
+# Types that .safetensors can hold, and that MindSpore 2.10's own reader refuses (KeyError).
 NOT_LOADED_FROM_SAFETENSORS = frozenset({"Float8E4M3FN", "Float8E5M2", "Complex64"})
 
 
@@ -89,7 +89,7 @@ def find_dtype(name: str) -> DType | None:
 
 
 def find_word(word: str) -> DType | None:
-    """Return the type that frameworks print like this: in any case, with or without their name.
+    """Return the type for a framework's spelling, such as ``torch.float8_e4m3fn``; ignore case.
 
     Examples
     --------

@@ -1,33 +1,33 @@
 """How a tensor is sharded over the ranks of a stage: all of the layout arithmetic.
 
 The ranks of a stage form a grid, the device matrix, in row-major order: the last device axis
-varies fastest.  Device axis ``a`` is counted from the right, 0 is the last entry of the matrix.
-The tensor map gives for every tensor axis the device axes that shard it, outermost split first.
-With ``e = (a1, ..., ak)`` the axis is split into ``n = d1 * ... * dk`` equal slices; a rank at
-coordinates ``c`` holds slice ``(...(c1 * d2 + c2) * d3 + ...) * dk + ck``.
+varies fastest.  Device axes are counted from the right; axis 0 is the last entry of the matrix.
+The tensor map gives the device axes that shard each tensor axis, outermost split first.  Device
+axes ``(a1, ..., ak)`` of sizes ``d1, ..., dk`` split an axis into ``d1 * ... * dk`` equal slices.
+A rank at coordinates ``c`` holds slice ``(...(c1 * d2 + c2) * d3 + ...) * dk + ck``.
 
 The ranks that agree on all device axes in use hold equal slices: a replica group, ascending.  An
-optimizer shard of ``s`` splits axis 0 of the slice once more into ``s`` equal parts; the rank at
+optimizer shard of ``s`` splits axis 0 of the slice once more into ``s`` equal parts.  The rank at
 position ``p`` of its replica group holds part ``p mod s``.  ``s`` need not be a product of device
-axes, as with six replicas split in two over a 2 x 3 grid.  So it is a field of its own.
+axes: six replicas on a 2 x 3 grid can be split in two.  So it is a field of its own.
 
-Two kinds of embedding table are split along axis 0 in other ways.  With a manual split the slices
-have given numbers of rows.  With ``F`` fields every slice holds its share of each field: of the
-``F * n`` equal stretches of rows, slice ``i`` holds the stretches ``i``, ``i + n``, ``i + 2n``, ...
+Two kinds of embedding table are split along axis 0 in other ways.  A manual split gives the number
+of rows of each slice.  With ``F`` fields, every slice holds its share of each field: the rows form
+``F * n`` equal stretches, and slice ``i`` holds the stretches ``i``, ``i + n``, ``i + 2n``, ...
 
 Expanded layouts
 ----------------
-Where several device axes shard one tensor axis, MindSpore's JSON form describes an expanded tensor:
-an axis of ``d`` elements that device axes of sizes ``n1, ..., nk`` shard becomes ``k`` axes of
-``n1, ..., n(k-1)`` and ``d / (n1 * ... * n(k-1))`` elements, each sharded by one of them.  Folding
-joins neighbours of which all but the last have the size of the device axis that shards them.  There
-can be several ways to fold; then the slices alone do not decide between them.  Ways that differ
-only in the place of a device axis of size 1 are equal.
+Where several device axes shard one tensor axis, MindSpore's JSON form describes an expanded tensor.
+Device axes of sizes ``n1, ..., nk`` turn an axis of ``d`` elements into ``k`` axes.  These have
+``n1, ..., n(k-1)`` and ``d / (n1 * ... * n(k-1))`` elements, and one device axis shards each.
+Folding joins neighbours; all but the last must have the size of the device axis that shards them.
+There can be several ways to fold; then the slices alone do not decide between them.  Ways that
+differ only in the place of a device axis of size 1 are equal.
 
-``Layout(...)(("a", "None"), "b")`` has "None" with a device axis.  It stands for an axis of the
-expanded tensor that nothing shards, of size 1 unless it is the last of its tensor axis.  Nearly
-every tensor with an unsharded axis could be read so, but few are written so.  Such ways count only
-if there are no others.
+``Layout(...)(("a", "None"), "b")`` has "None" beside a device axis.  It stands for an axis of the
+expanded tensor that nothing shards.  The size of that axis is 1 unless it is the last of its tensor
+axis.  Nearly every tensor with an unsharded axis could be read like this, but few are written like
+this.  So these ways count only if there are no others.
 
 Source
 ------
@@ -50,7 +50,7 @@ from ckpttool.model.region import Region, count_overlaps, grid_overlaps
 MAX_RANKS = 1 << 20  # ten times the largest clusters; layouts are tables over all ranks
 MAX_LAYOUT_AXES = 64  # of a tensor or a device matrix in a file; as NumPy 2
 _FEW_OVERLAPS = 16  # cached for a region; more are not
-_MAX_WAYS = 10_000  # to fold; ten device axes can be joined in 252, a damaged file in 10**17
+_MAX_WAYS = 10_000  # ways to fold; ten device axes have 252, a damaged file has 10**17
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,9 @@ class Grid:
     parts
         Number of slices along each tensor axis.
     index
-        For each rank of the stage, the lowest first, the position of its slice along each axis.
+        Position of each rank's slice along each axis; ranks of the stage ascending.
     owners
-        The ranks that hold the slice at a position, ascending.
+        Position of a slice to the ranks that hold it, ascending.
     """
 
     parts: tuple[int, ...]
@@ -112,7 +112,7 @@ def _mixed_radix(axes: list[int], coords: tuple[int, ...], sizes: tuple[int, ...
 
 
 def nearest_divisors(size: int, parts: int) -> tuple[int, ...]:
-    """Return the divisors of ``size`` next to ``parts``: the largest below, the smallest above.
+    """Return the divisors of ``size`` nearest to ``parts``: one below and one above.
 
     Examples
     --------
@@ -134,19 +134,18 @@ class Layout:
     device_matrix
         Sizes of the device axes, outermost first.  Their product is the ranks of the stage.
     tensor_map
-        For each tensor axis the device axes that cut it, outermost split first; ``()`` where the
-        tensor axis is undivided.
+        Device axes that shard each tensor axis, outermost split first; ``()`` if none does.
     optimizer_shard
-        Parts into which axis 0 of the slice is cut among the replicas; 1 for none.
+        Parts into which the replicas split axis 0 of their slice; 1 for none.
     first_rank
         The stage's lowest rank.
     full_shape
-        Shape of the full tensor as the strategy file gives it (JSON files do), to be checked
-        against the slices; None if the file does not tell.
+        Shape of the full tensor from the strategy file, to be checked against the slices.  JSON
+        files have it; None if the file does not.
     rows
         Rows of each part of axis 0, before an optimizer shard, if the parts are not equal.
     fields
-        Fields of a field-sliced embedding; 1 for all else.
+        Fields of a field-sliced embedding; 1 for every other tensor.
 
     Raises
     ------
@@ -210,12 +209,12 @@ class Layout:
 
     @property
     def has_boxes(self) -> bool:
-        """Whether every slice is one box of elements; those of a field-sliced embedding are not."""
+        """Whether every slice is one box of elements; only field-sliced embeddings differ."""
         return self.fields == 1
 
     @property
     def has_equal_slices(self) -> bool:
-        """Whether all slices have one shape; those of a manual split may differ."""
+        """Whether all slices have one shape; only a manual split may have several."""
         return not self.rows
 
     @property
@@ -243,11 +242,11 @@ class Layout:
         return self.device_matrix[len(self.device_matrix) - 1 - axis]
 
     def slice_index(self, rank: int) -> tuple[int, ...]:
-        """Return the slice of ``rank``, as a position along each tensor axis."""
+        """Return the position of the slice of ``rank`` along each tensor axis."""
         return self._grid.index[rank - self.first_rank]
 
     def gaps(self, ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """Return the owners of each slice that none of ``ranks`` holds, slices in C order."""
+        """Return the owners of each slice that no rank in ``ranks`` holds, slices in C order."""
         return _gaps(self, ranks)
 
     def owners(self, index: tuple[int, ...]) -> tuple[int, ...]:
@@ -279,11 +278,11 @@ class Layout:
         return product(*(range(n) for n in self.parts))
 
     def boundaries(self, axis: int, size: int) -> Sequence[int]:
-        """Return where tensor axis ``axis`` of ``size`` elements is cut, from 0 to ``size``.
+        """Return the boundaries of slices along an axis of ``size`` elements, from 0 to ``size``.
 
-        Slice ``i`` along the axis holds the elements from boundary ``i`` to boundary ``i + 1``; of
-        ``n`` slices of a field-sliced embedding slice ``i`` also holds those from ``i + n`` on, and
-        so forth.  Everything else asks here, so that a cut need not be even.
+        Slice ``i`` holds the elements from boundary ``i`` to boundary ``i + 1``.  In a field-sliced
+        embedding of ``n`` slices it also holds those from ``i + n`` to ``i + n + 1``, and so on.
+        All other methods take the boundaries from here, so slices need not be equal.
         """
         n = self.parts[axis]
         if axis == 0:
@@ -304,20 +303,23 @@ class Layout:
         return tuple(cut)
 
     def slice_shape(self, rank: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the slice of ``rank``, of a full tensor of ``shape``."""
+        """Return the shape of the slice of ``rank`` from the full shape."""
         if not self.has_boxes:
             return tuple(size // n for size, n in zip(shape, self.parts, strict=True))
         return self.region(rank, shape).shape
 
     def slice_shapes(self, shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        """Yield the shapes of slices by rank; one shape if all slices have it."""
+        """Yield the shape of each rank's slice; only one if all slices have the same."""
         ranks = self.ranks[:1] if self.has_equal_slices else self.ranks
         return (self.slice_shape(rank, shape) for rank in ranks)
 
     def box(self, index: tuple[int, ...], shape: tuple[int, ...]) -> Region:
         """Return the elements of a full tensor of ``shape`` in the slice at ``index``.
 
-        Not for a field-sliced embedding, whose slices are not boxes.
+        Raises
+        ------
+        ValueError
+            The tensor is a field-sliced embedding, whose slices are not boxes.
         """
         if not self.has_boxes:
             raise ValueError(f"a slice of {self.fields} fields is no box")
@@ -342,7 +344,7 @@ class Layout:
     ) -> Iterator[tuple[tuple[int, ...], Region, Region]]:
         """Yield every stretch of a slice that overlaps ``within``, counted from ``origin``.
 
-        As of `grid_overlaps`, but that the last is counted from ``origin``, too.
+        The items are those of `grid_overlaps`, with the last counted from ``origin``.
         """
         few = _few_overlaps(self, within, origin, shape)
         return _overlaps(self, within, origin, shape) if few is None else iter(few)
@@ -401,18 +403,18 @@ class Layout:
         return "; ".join(reasons) or None
 
 
-@lru_cache(maxsize=64)  # all that nothing cuts share them
+@lru_cache(maxsize=64)  # replicated tensors share their layouts
 def _unsharded(ndim: int, ranks: int, first_rank: int) -> Layout:
     return Layout((ranks,), ((),) * ndim, 1, first_rank)
 
 
-@lru_cache(maxsize=64)  # a thousand parameters are cut alike, and lie on the same ranks
+@lru_cache(maxsize=64)  # a thousand parameters have one layout and lie on the same ranks
 def _gaps(layout: Layout, ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     held = {layout.slice_index(rank) for rank in ranks}
     return tuple(layout.owners(index) for index in layout.slice_indices() if index not in held)
 
 
-@lru_cache(maxsize=65536)  # a model has few pairs of layout and shape, a rank needs them often
+@lru_cache(maxsize=65536)  # a model has few pairs of layout and shape; each rank needs them
 def _cuts(layout: Layout, shape: tuple[int, ...]) -> tuple[Sequence[int], ...]:
     """Return the boundaries of all tensor axes."""
     return tuple(layout.boundaries(axis, size) for axis, size in enumerate(shape))
@@ -426,13 +428,13 @@ def _overlaps(
         yield index, in_slice, in_full.relative_to(origin)
 
 
-# Most of a rank's thousand tensors have equal shapes and layouts.  More entries would be those of a
-# large tensor, whose units are needed once.  These take 4 MiB at most.
+# Most of a rank's thousand tensors have equal shapes and layouts.  More entries would come from the
+# units of a large tensor, and each of those is needed once.  512 entries take 4 MiB at most.
 @lru_cache(maxsize=512)
 def _few_overlaps(
     layout: Layout, within: Region, origin: tuple[int, ...], shape: tuple[int, ...]
 ) -> tuple[tuple[tuple[int, ...], Region, Region], ...] | None:
-    """Return the overlaps; None if they are many, which are not cached."""
+    """Return the overlaps for the cache; None if there are too many."""
     found = tuple(islice(_overlaps(layout, within, origin, shape), _FEW_OVERLAPS + 1))
     return found if len(found) <= _FEW_OVERLAPS else None
 
@@ -449,11 +451,11 @@ def fold_layout(
     Parameters
     ----------
     layout
-        With its ``full_shape``, that of the expanded tensor.
+        The layout of the expanded tensor, with its ``full_shape``.
     ndim
-        Axes of the tensor as it is stored.
+        Number of axes of the stored tensor.
     fits
-        Whether a folded layout, with its ``full_shape``, agrees with what else is known.
+        Whether a folded layout, with its ``full_shape``, is possible.
 
     Examples
     --------
@@ -491,7 +493,7 @@ def ambiguity(layout: Layout, ways: tuple[Layout, ...]) -> str:
 
 
 def _seams(layout: Layout, shape: tuple[int, ...]) -> list[int]:
-    """Return the axes that may be part of the same folded axis as the one before them."""
+    """Return the axes that folding may join to the axis before them."""
     sizes = tuple(reversed(layout.device_matrix))
     return [
         i
@@ -502,7 +504,7 @@ def _seams(layout: Layout, shape: tuple[int, ...]) -> list[int]:
 
 
 def _seams_at_none(layout: Layout, shape: tuple[int, ...]) -> list[int]:
-    """Return the same for tensor maps with "None" and device axes in one entry."""
+    """Return further such axes, for tensor maps with "None" beside device axes in one entry."""
     sizes = tuple(reversed(layout.device_matrix))
     return [
         i
@@ -513,7 +515,7 @@ def _seams_at_none(layout: Layout, shape: tuple[int, ...]) -> list[int]:
 
 
 def _first_seam(layout: Layout) -> int:
-    """Return the first axis that may be joined; the parts of axis 0 of a table are not."""
+    """Return the first axis that may be joined; axis 0 of an embedding table is not folded."""
     return 1 if layout.is_even else 2
 
 

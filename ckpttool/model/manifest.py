@@ -1,9 +1,9 @@
-"""The provenance of outputs: the document ``ckpttool.json`` that comes with every output.
+"""The provenance of outputs: the document ``ckpttool.json`` beside them.
 
 The document
 ------------
-``DIR/ckpttool.json`` for a folder of files, ``FILE.ckpttool.json`` for a single one.  JSON, ASCII,
-with every output on a line of its own, so that it is written and read in little memory::
+``DIR/ckpttool.json`` for a folder of files, ``FILE.ckpttool.json`` for a single file.  It is JSON
+in ASCII.  Every output has its own line, so that writing and reading take little memory::
 
     {"schema": 1, "ckpttool": "0.2.0", "plan": "sha256:...", "step": "2_10",
      "inputs": [{"path": "checkpoint/rank_0/net-2_10.ckpt", "nbytes": 50312}, ...],
@@ -26,11 +26,11 @@ A document that does not match it, byte for byte, is damaged.
 ``dst_strategies``
     The strategy file that was written with the outputs; left out if none was.
 ``outputs``
-    Paths, like those of ``dst_strategies``, are relative to the document's folder.  A tensor has a
-    SHA-256 of each unit that `units` gives, in order: one up to 8 MiB, none without elements.  That
-    of a string is of its UTF-8 bytes.
+    Paths, like those of ``dst_strategies``, are relative to the document's folder.  A tensor has
+    the SHA-256 of each of its `units`, in order.  A tensor of up to 8 MiB has one unit, an empty
+    one has none.  The hash of a string is that of its UTF-8 bytes.
 
-The document holds no times, hosts or keys: same input, same document.
+The document holds no times, hosts or keys, so equal inputs give equal documents.
 """
 
 from __future__ import annotations
@@ -42,15 +42,16 @@ from dataclasses import asdict, dataclass, field, replace
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import TensorMeta
 
-SCHEMA = 1
-MANIFEST = "ckpttool.json"  # also the ending of that of a single file
-JOURNAL = ".journal"  # behind the name of what a run writes last, while it lasts
-UNIT_BYTES = 8 << 20  # a task holds whole units of all outputs that it writes side by side
+MANIFEST_SCHEMA = 1  # of the document; incremented by a change that breaks readers
+MANIFEST = "ckpttool.json"  # also the suffix for a single file
+PART_RECORD = "ckpttool-part-"  # instead of MANIFEST in the name of a part's record
+JOURNAL = ".journal"  # suffix of the record of a run
+UNIT_BYTES = 8 << 20  # a task holds whole units of all outputs that it writes at a time
 
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """A file of the source, and by what it is known again; see `Stamp`."""
+    """A file of the source, with its `Stamp`."""
 
     path: str
     nbytes: int
@@ -60,7 +61,7 @@ class InputFile:
 
 @dataclass(frozen=True, slots=True)
 class StrategyFile:
-    """A strategy file, and the SHA-256 of all of it."""
+    """A strategy file, and the SHA-256 of its bytes."""
 
     path: str
     nbytes: int
@@ -74,18 +75,18 @@ class Provenance:
     Attributes
     ----------
     version
-        Of ckpttool.
+        Version of ckpttool.
     plan
-        Digest of what is done with which tensors.
+        Digest of the plan.
     step
-        Of the source, as in its file names.
+        Step of the source, as in its file names.
     inputs, strategies
-        What it reads.
+        The files that it reads.
     dst_strategies
-        The strategy of the outputs that it writes with them, if it does.
+        The strategy file that it writes with the outputs, if any.
     options
-        What was asked for, each by a name: what a journal tells of the plan beside its digest, to
-        say what is another.  A manifest tells none.
+        Name and text of each option.  Only the journal has them: a digest cannot say which option
+        differs between two runs.
     """
 
     version: str
@@ -97,10 +98,10 @@ class Provenance:
     options: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     def head(self) -> Mapping[str, object]:
-        """Return the entry of a manifest: all but the times."""
+        """Return the first lines of a manifest as a JSON object, without times."""
         strategies = [asdict(file) for file in self.dst_strategies]
         return {
-            "schema": SCHEMA,
+            "schema": MANIFEST_SCHEMA,
             "ckpttool": self.version,
             "plan": self.plan,
             "step": self.step,
@@ -118,7 +119,7 @@ class Provenance:
         return replace(self, inputs=tuple(inputs))
 
     def head_with_times(self) -> Mapping[str, object]:
-        """Return the entry of a journal, by which a continued run identifies it."""
+        """Return the entry of a journal; a resumed run compares itself with it."""
         options = {"options": dict(self.options)} if self.options else {}
         return {**self.head(), "inputs": [asdict(file) for file in self.inputs], **options}
 
@@ -135,14 +136,14 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class OutputEntry:
-    """An output that is complete, as a manifest lists it.
+    """A complete output, as a manifest lists it.
 
     Attributes
     ----------
     rank, path, format, nbytes
-        Whose it is, where it is, counted from the manifest's folder, what it is, and its size.
+        Its rank, its path from the manifest's folder, its format, and its size.
     tensors
-        Everything in it, in order.
+        Its tensors, in order.
     """
 
     rank: int
@@ -153,9 +154,9 @@ class OutputEntry:
 
 
 def units(meta: TensorMeta) -> Iterator[Region]:
-    """Yield the stretches of a tensor that are hashed separately, in C order.
+    """Yield the regions of a tensor that are hashed separately, in C order.
 
-    They follow from its type and shape alone.
+    Element type and shape alone determine them.
 
     Examples
     --------
@@ -167,7 +168,7 @@ def units(meta: TensorMeta) -> Iterator[Region]:
 
 
 def hashed(meta: TensorMeta, of_units: Mapping[int, str]) -> TensorEntry:
-    """Return a tensor with the hashes of its units by number; a string needs none."""
+    """Return the entry of a tensor from the hashes of its units; compute that of a string."""
     if meta.text is not None:
         of_units = {0: hashlib.sha256(meta.text.encode()).hexdigest()}
     found = tuple(of_units[number] for number in range(len(of_units)))

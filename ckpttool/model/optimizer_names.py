@@ -1,10 +1,10 @@
 """Names of optimizer state: prefixes of parameters, and statistics with one axis less.
 
-AdaFactor and CAME store the means of a parameter's second moments, over its last axis (rows) and
-over the one before it (columns).  A rank computes them from its own slice.  So its slice of a
-statistic has its place along the remaining axes, and ranks that differ only along the reduced axis
-hold equal slices.  The optimizer shard of the parameter shards statistics with axis 0 as well, and
-MindSpore's strategy files do not record it.
+AdaFactor and CAME store means of a parameter's second moments: over its last axis (rows) and over
+the axis before it (columns).  A rank computes them from its own slice.  So the remaining axes give
+the position of its slice of a statistic.  Ranks that differ only along the reduced axis hold equal
+slices.  The optimizer shard of the parameter also shards the statistics that have axis 0, and
+MindSpore's strategy files do not record that.
 
 Source
 ------
@@ -21,10 +21,10 @@ from ckpttool.model.layout import Layout
 GRADIENTS = "accu_grads."  # sums over micro batches, which each rank or stage computes for itself
 
 # Prefixes of optimizer state in MindSpore 2.10 (nn, mint and experimental.optim) and MindFormers.
-# Names and shapes identify state (`ckpttool.planning.optimizer_state.find_owners`).  The list is
-# for the rest: a tensor of another shape than its parameter's slices is suspicious, a statistic has
-# one axis less, and gradients have rules of their own.  Prefixes of modules are not in it
-# (``linear.`` of FTRL, ``prev.`` of Rprop).
+# Names and shapes identify most state (`ckpttool.planning.optimizer_state.match_states_by_name`).
+# The list serves other cases: a tensor whose shape is not that of its parameter's slices is
+# suspicious, a statistic has one axis less, and gradients have rules of their own.  Prefixes that
+# are also names of modules are left out (``linear.`` of FTRL, ``prev.`` of Rprop).
 STATE_PREFIXES = (
     "moments.",  # Momentum, FTRL, THOR
     "moment1.",  # Adam, LazyAdam, AdaMax
@@ -52,8 +52,8 @@ STATE_PREFIXES = (
     "muon_m.",  # Muon of MindFormers
     GRADIENTS,
 )
-_WORDS = frozenset(prefix for prefix in STATE_PREFIXES if prefix.endswith("."))
-_OTHERS = tuple(prefix for prefix in STATE_PREFIXES if not prefix.endswith("."))
+_DOTTED_PREFIXES = frozenset(prefix for prefix in STATE_PREFIXES if prefix.endswith("."))
+_OTHER_PREFIXES = tuple(prefix for prefix in STATE_PREFIXES if not prefix.endswith("."))
 
 
 def parameter_of(name: str) -> str | None:
@@ -65,22 +65,22 @@ def parameter_of(name: str) -> str | None:
     'layer.weight'
     """
     if reduced_from(name) is not None:
-        return None  # it has not the parameter's shape
+        return None  # its shape is not the parameter's
     end = name.find(".") + 1
-    if name[:end] in _WORDS:
+    if name[:end] in _DOTTED_PREFIXES:
         return name[end:] or None
-    prefix = next((prefix for prefix in _OTHERS if name.startswith(prefix)), name)
+    prefix = next((prefix for prefix in _OTHER_PREFIXES if name.startswith(prefix)), name)
     return name[len(prefix) :] or None
 
 
-# Prefix of the name to the axis that is lost.
+# Prefix of the name -> the axis that is reduced.
 LOST_AXIS = {
     "exp_avg_sq_row_": -1,
     "exp_avg_sq_col_": -2,
     "exp_avg_insta_row_": -1,
     "exp_avg_insta_col_": -2,
 }
-STATISTICS = ("exp_avg_sq_", "exp_avg_insta_")  # all that they keep of second moments
+STATISTICS = ("exp_avg_sq_", "exp_avg_insta_")  # prefixes of everything from second moments
 
 
 def reduced_from(name: str) -> tuple[str, int] | None:
@@ -92,7 +92,7 @@ def reduced_from(name: str) -> tuple[str, int] | None:
     ('dense.weight', -2)
     """
     if not name.startswith(STATISTICS):
-        return None  # quickly, as of nearly all names
+        return None  # a quick answer for nearly all names
     for prefix, axis in LOST_AXIS.items():
         if name.startswith(prefix) and name != prefix:
             return name[len(prefix) :], axis
@@ -102,8 +102,8 @@ def reduced_from(name: str) -> tuple[str, int] | None:
 def without_axis(layout: Layout, axis: int) -> Layout | None:
     """Return the layout of a statistic over tensor axis ``axis``; None if it is impossible.
 
-    That is so if the tensor has less than two axes, is field-sliced, or has an optimizer shard that
-    no device axes make up.
+    It is impossible for a tensor of fewer than two axes and for a field-sliced one.  It is also
+    impossible if no device axes form the optimizer shard.
 
     Examples
     --------
@@ -125,9 +125,9 @@ def without_axis(layout: Layout, axis: int) -> Layout | None:
 def shard_as_axes(layout: Layout) -> Layout | None:
     """Return a layout of the same slices by device axes alone; None if it is impossible.
 
-    A shard of ``s`` cuts by the position in the replica group modulo ``s``.  That is the place
-    along the innermost free device axes if the product of their sizes is ``s``; one may have to be
-    split.
+    A shard of ``s`` cuts by the position in the replica group modulo ``s``.  This is the position
+    along the innermost free device axes if the product of their sizes is ``s``.  One of them may
+    have to be split for that.
 
     Examples
     --------
@@ -138,7 +138,7 @@ full_shape=None, rows=(), fields=1)
     if layout.optimizer_shard == 1:
         return layout
     if not layout.has_equal_slices:
-        return None  # its parts of axis 0 are cut one by one, not the axis
+        return None  # the shard cuts each part of a manual split, not the whole axis
     matrix = list(layout.device_matrix)  # from here on, axes are counted from the left
     tensor_map = [[len(matrix) - 1 - axis for axis in axes] for axes in layout.tensor_map]
     used = {axis for axes in tensor_map for axis in axes}

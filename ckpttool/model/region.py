@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from operator import add, ge, gt, sub
+from operator import add, gt, sub
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,50 +52,34 @@ class Region:
     def __str__(self) -> str:
         return f"[{', '.join(f'{a}:{b}' for a, b in zip(self.start, self.stop, strict=True))}]"
 
-    def intersect(self, other: Region) -> Region | None:
-        """Return the elements in both, or None without common ones.
-
-        Examples
-        --------
-        >>> Region((0, 0), (4, 4)).intersect(Region((2, 3), (9, 9)))
-        Region(start=(2, 3), stop=(4, 4))
-        """
-        if len(self.start) != len(other.start):
-            raise ValueError(f"{self} and {other} are not in one tensor")
-        start = tuple(map(max, self.start, other.start))
-        stop = tuple(map(min, self.stop, other.stop))
-        if any(map(ge, start, stop)):
-            return None
-        return Region(start, stop)
-
     def contains(self, index: tuple[int, ...]) -> bool:
-        """Return whether the element at ``index`` is in it."""
+        """Return whether the region has the element at ``index``."""
         return all(a <= i < b for a, i, b in zip(self.start, index, self.stop, strict=True))
 
     def relative_to(self, origin: tuple[int, ...]) -> Region:
-        """Return the same box, counted from ``origin`` instead of zero."""
+        """Return the same box with indices counted from ``origin``."""
         if len(self.start) != len(origin):
             raise ValueError(f"an origin of {len(origin)} axes for {self}")
         return Region(tuple(map(sub, self.start, origin)), tuple(map(sub, self.stop, origin)))
 
     def moved_by(self, offset: tuple[int, ...]) -> Region:
-        """Return the same box, ``offset`` further along each axis; undoes `relative_to`."""
+        """Return the box moved by ``offset`` along each axis; the inverse of `relative_to`."""
         if len(self.start) != len(offset):
             raise ValueError(f"an offset of {len(offset)} axes for {self}")
         return Region(tuple(map(add, self.start, offset)), tuple(map(add, self.stop, offset)))
 
     def bands(self, max_elements: int) -> Iterator[Region]:
-        """Cuts of this region in C order, each contiguous if the region itself is contiguous.
+        """Yield bands of this region in C order; a contiguous region has contiguous bands.
 
         Parameters
         ----------
         max_elements
-            No cut is larger, whatever the shape: a single row that is larger is cut again.
+            Largest size of a band.  A single row that is larger is cut as well.
 
         Yields
         ------
         Region
-            In C order; together they hold every element exactly once.  None for an empty region.
+            In C order; each element is in exactly one band.  An empty region has no bands.
 
         Examples
         --------
@@ -127,7 +111,7 @@ class Region:
                 )
 
 
-@lru_cache(maxsize=1024)  # of a thousand tensors most are of the same few shapes
+@lru_cache(maxsize=1024)  # most of a thousand tensors have the same few shapes
 def _whole(shape: tuple[int, ...]) -> Region:
     return Region((0,) * len(shape), shape)
 
@@ -137,22 +121,22 @@ def grid_overlaps(
 ) -> Iterator[tuple[tuple[int, ...], Region, Region]]:
     """Yield every stretch of a slice that overlaps ``wanted``, in C order.
 
-    Found by arithmetic on the boundaries, never by search.
+    Arithmetic on the boundaries finds them; there is no search.
 
     Parameters
     ----------
     cuts
-        For each axis the boundaries of its stretches, ascending from 0 to its size.
+        Boundaries of the stretches along each axis, ascending from 0 to its size.
     parts
-        For each axis the number of slices; of ``n`` slices, slice ``i`` holds stretch ``i``, and
-        if there are more stretches also ``i + n``, ``i + 2n``, ...
+        Number ``n`` of slices along each axis.  Slice ``i`` holds stretch ``i``, and also
+        ``i + n``, ``i + 2n``, ... if there are more stretches than slices.
     wanted
         Elements of the full tensor.
 
     Yields
     ------
     index, in_slice, in_full
-        Position of the slice; what they share, counted in the slice and in the full tensor.
+        Position of the slice; the overlap, counted in the slice and in the full tensor.
     """
     if not wanted.size:
         return
@@ -163,7 +147,7 @@ def grid_overlaps(
             a, b = max(low, cut[i]), min(high, cut[i + 1])
             if a == b:  # a part without rows, between others
                 continue
-            # A slice holds its stretches one behind the other, in their order in the full tensor.
+            # A slice holds its stretches back to back, in their order in the full tensor.
             shift = i // n * (cut[i + 1] - cut[i]) - cut[i]
             span.append((i % n, a + shift, b + shift, a, b))
         spans.append(span)
@@ -176,7 +160,7 @@ def grid_overlaps(
 
 
 def count_overlaps(cuts: Sequence[Sequence[int]], wanted: Region) -> int:
-    """Return how many stretches overlap ``wanted``; empty ones between them count, too.
+    """Return how many stretches overlap ``wanted``, with the empty ones between them.
 
     Examples
     --------
@@ -188,7 +172,7 @@ def count_overlaps(cuts: Sequence[Sequence[int]], wanted: Region) -> int:
 
 
 def _touched(cut: Sequence[int], low: int, high: int) -> range:
-    """Return the stretches of an axis, from that with ``low`` to that which ends at ``high``."""
+    """Return the stretches of an axis that overlap the elements from ``low`` to ``high``."""
     return range(bisect_right(cut, low) - 1, bisect_left(cut, high))
 
 

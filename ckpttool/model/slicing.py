@@ -1,9 +1,9 @@
-"""Full tensors, and which stored slices hold which of their elements.
+"""Full tensors, and the stored slices that hold their elements.
 
 Slices follow from a layout (`LayoutSlicing`), or the checkpoint describes its boxes of elements
-(`BoxSlicing`).  Equal boxes are replicas.  The boundaries of all boxes of a tensor make a grid, and
-every box is a block of its cells.  Any boxes will do that fill the tensor exactly and overlap only
-as replicas; arithmetic on the boundaries finds them, as for a layout.
+(`BoxSlicing`).  Equal boxes are replicas.  The boundaries of all boxes of a tensor form a grid, and
+every box is a block of grid cells.  The boxes must fill the tensor exactly, and only equal boxes
+may overlap.  Arithmetic on the boundaries finds them, as for a layout.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ckpttool.model.region import Region, count_overlaps, grid_overlaps
 from ckpttool.model.tensors import StoredTensor, TensorMeta
 from ckpttool.model.wording import count, shorten
 
-MAX_CELLS = 1_000_000  # of one tensor; boxes of all the ranks there are make fewer
+MAX_CELLS = 1_000_000  # of one tensor; even the boxes of all ranks of a cluster make fewer
 
 
 class Slicing(Protocol):
     """How the elements of a full tensor are distributed over stored slices.
 
-    The slices fill the full tensor.  Each is held by at least one rank; ranks that hold equal
+    The slices fill the full tensor.  At least one rank holds each slice; ranks that hold equal
     slices are replicas.
     """
 
@@ -36,20 +36,20 @@ class Slicing(Protocol):
 
     @property
     def distribution_key(self) -> Hashable:
-        """The same without the shape: equal for tensors that are distributed alike."""
+        """The key without the shape: equal for tensors with the same distribution over ranks."""
 
     def overlaps(
         self, within: Region, origin: tuple[int, ...]
     ) -> Iterator[tuple[StoredTensor, Region, Region]]:
         """Yield the stored slices that hold ``within``, in C order.
 
-        The slice of the lowest rank is taken among replicas: if replicas differ, all outputs get
-        the same one.
+        The lowest rank provides the slice if it has replicas, so that all outputs get the same
+        bytes even if replicas differ.
 
         Parameters
         ----------
         within
-            Elements of the full tensor, counted from the one at ``origin``.
+            Elements of the full tensor, counted from ``origin``.
         origin
             Index in the full tensor.
 
@@ -66,11 +66,11 @@ class Slicing(Protocol):
     def excerpt(self, region: Region) -> Slicing:
         """Return a slicing with the same `overlaps` of ``region`` and no other slices.
 
-        It has no replicas and no catalog, so that little is sent to another process.
+        It has no replicas and no catalog, so its pickle is small.
         """
 
     def replicas(self) -> Iterator[Mapping[int, StoredTensor]]:
-        """Yield what each rank holds of each slice, slices in C order, ranks ascending."""
+        """Yield rank to stored tensor for each slice, slices in C order, ranks ascending."""
 
     def owners(self) -> Iterator[tuple[int, ...]]:
         """Yield the ranks that should hold each slice, in the order of `replicas`."""
@@ -90,8 +90,8 @@ class LayoutSlicing:
     shape
         The full shape.
     tensors
-        Rank to stored tensor; at least one owner of each slice.  Ranks outside the stage are
-        ignored.
+        Rank to stored tensor, with at least one owner of each slice.  Ranks outside the stage
+        are ignored.
     """
 
     layout: Layout
@@ -186,9 +186,9 @@ class Source:
     meta
         Name, element type and full shape.
     slicing
-        Which stored slice holds which elements.
+        The stored slices and their elements.
     origin
-        Where the slicing comes from.
+        How the slicing was found.
     """
 
     meta: TensorMeta
@@ -208,7 +208,7 @@ class Source:
 
     @property
     def has_layout(self) -> bool:
-        """Whether its own slicing or that of its parameter is given."""
+        """Whether the strategy or the checkpoint gives its slicing, or that of its parameter."""
         return not isinstance(self.origin, NotInStrategy)
 
     @property
@@ -229,11 +229,11 @@ class Box:
     Attributes
     ----------
     region
-        Which elements of the full tensor.
+        Elements of the full tensor.
     rank
-        Who stores them.
+        The rank that stores them.
     tensor
-        Where.
+        The stored tensor.
     """
 
     region: Region
@@ -248,12 +248,12 @@ class BoxSlicing:
     Attributes
     ----------
     slices
-        The boxes of each slice, which are equal, lowest rank first; slices in the order of their
-        first elements.  A slice that an `excerpt` left out has no boxes.
+        The equal boxes of each slice, lowest rank first; slices in the order of their first
+        elements.  A slice that an `excerpt` left out has no boxes.
     cuts
-        For each axis the boundaries of all boxes, ascending from 0 to its size.
+        Boundaries of all boxes along each axis, ascending from 0 to its size.
     cells
-        For each cell between the boundaries, in C order, the number of its slice.
+        Number of the slice in each cell between the boundaries, cells in C order.
     """
 
     slices: tuple[tuple[Box, ...], ...]
@@ -316,26 +316,26 @@ class BoxSlicing:
             yield tuple(dict.fromkeys(box.rank for box in boxes))
 
     def bounds(self, rank: int) -> Region:
-        """See `Slicing`; a rank may have several boxes, so it is all."""
+        """See `Slicing`; the full tensor, because a rank may have several boxes."""
         return Region.whole(tuple(cut[-1] for cut in self.cuts))
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a checkpoint says of itself.
+    """The tensors that a checkpoint describes itself.
 
     Attributes
     ----------
     files
-        The files it was read from.
+        The files that hold the description.
     tensors
         Name to tensor, for the tensors whose elements are all stored.
     broken
         Names of the tensors with missing or wrong slices.
     problems
-        What is missing or wrong, a message each.
+        A message for each missing or wrong slice.
     values
-        Further values, such as the number of the step; for people.
+        Further values for people, such as the number of the step.
     """
 
     files: tuple[str, ...]
@@ -346,16 +346,16 @@ class Description:
 
 
 def fill_with_boxes(meta: TensorMeta, boxes: Sequence[Box]) -> BoxSlicing | list[str]:
-    """Return the slicing that boxes make, or what is wrong with them, a message each.
+    """Return the slicing of a tensor from its boxes, or a message for each problem.
 
     Parameters
     ----------
     meta
         Name, element type and full shape.
     boxes
-        In any order; together they have to fill the full tensor, and to overlap only if equal.
+        In any order; they must fill the full tensor, and only equal boxes may overlap.
     """
-    problems = misfits(meta, boxes)
+    problems = box_problems(meta, boxes)
     if problems:
         return problems
     if 0 not in meta.shape:
@@ -382,23 +382,23 @@ def fill_with_boxes(meta: TensorMeta, boxes: Sequence[Box]) -> BoxSlicing | list
     return BoxSlicing(tuple(tuple(held) for held in equal.values()), cuts, filled)
 
 
-def misfits(meta: TensorMeta, boxes: Sequence[Box]) -> list[str]:
-    """Return what is wrong with single boxes, a message each; boxes may be missing."""
-    problems = [problem for box in boxes if (problem := _misfit(meta, box)) is not None]
+def box_problems(meta: TensorMeta, boxes: Sequence[Box]) -> list[str]:
+    """Return a message for each box that is wrong by itself; boxes may be missing."""
+    problems = [problem for box in boxes if (problem := _box_problem(meta, box)) is not None]
     return [*problems, *_shared(meta, boxes)]
 
 
 def follow(base: Source, name: str, tensors: Mapping[int, StoredTensor]) -> Source | None:
-    """Return optimizer state that is not described, sharded like its parameter; None if it is not.
+    """Return undescribed optimizer state as sharded like its parameter; None if it does not fit.
 
     Parameters
     ----------
     base
         The parameter, which the checkpoint describes.
     name
-        The state's name.
+        The name of the state.
     tensors
-        For each rank that has the state what it has.
+        Rank to stored tensor of the state.
     """
     assert isinstance(base.slicing, BoxSlicing)
     regions = {box.rank: box.region for boxes in base.slicing.slices for box in boxes}
@@ -413,8 +413,8 @@ def follow(base: Source, name: str, tensors: Mapping[int, StoredTensor]) -> Sour
     return Source(meta, slicing, FollowsParameter(base.meta.name))
 
 
-def odd_state(base: Source, meta: TensorMeta) -> str | None:
-    """Return why a state that neither is described nor follows its parameter is not taken as is."""
+def described_state_message(base: Source, meta: TensorMeta) -> str | None:
+    """Return the problem of undescribed state that `follow` refused; None if it may be taken."""
     full = base.meta.shape
     if len(full) != len(meta.shape) or full == meta.shape or math.prod(meta.shape) == 1:
         return None
@@ -425,7 +425,7 @@ def odd_state(base: Source, meta: TensorMeta) -> str | None:
     )
 
 
-def _misfit(meta: TensorMeta, box: Box) -> str | None:
+def _box_problem(meta: TensorMeta, box: Box) -> str | None:
     """Return the problem of a single box, or None."""
     found, shape = box.tensor.meta, box.region.shape
     where = f"{meta.name}: rank {box.rank} ({box.tensor.file.path})"
@@ -439,7 +439,10 @@ def _misfit(meta: TensorMeta, box: Box) -> str | None:
 
 
 def _shared(meta: TensorMeta, boxes: Sequence[Box]) -> Iterator[str]:
-    """Different slices that are said to be one stored tensor; without bytes nothing is shared."""
+    """Yield a message for each pair of different boxes that name one stored tensor.
+
+    Tensors without bytes may have one name for several boxes.
+    """
     regions: dict[StoredTensor, Region] = {}
     for box in boxes if meta.nbytes else ():
         other = regions.setdefault(box.tensor, box.region)

@@ -1,25 +1,23 @@
 """What a file holds: tensors, the extents of their bytes, and the index of the file.
 
-A map parameter (a hash table) ``emb`` is the tensors ``emb.__map_keys__``, ``emb.__map_values__``
-and ``emb.__map_statuses__``, with as many entries along axis 0.  So every format can hold one, and
-a ``.ckpt`` that gets all three makes a map parameter of them again.
+A map parameter (a hash table) ``emb`` becomes three tensors of equal size along axis 0:
+``emb.__map_keys__``, ``emb.__map_values__`` and ``emb.__map_statuses__``.  So every format can hold
+one.  The writer of ``.ckpt`` makes a map parameter of the three again.
 """
 
 from __future__ import annotations
 
 import math
-import resource
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import NamedTuple
 
 from ckpttool.errors import FormatError
 from ckpttool.model.dtypes import DTYPES, TEXT
+from ckpttool.secret import Secret
 
-# Axes of a tensor.  Its arrays have one more, the bytes of an element, and NumPy 2 has 64 at most.
+# Axes of a tensor.  Arrays of it have one more, the bytes of an element; NumPy 2 allows 64.
 MAX_AXES = 63
 
 
@@ -69,7 +67,7 @@ class TensorMeta:
         object.__setattr__(self, "nbytes", nbytes)  # computed once, as it is needed often
 
     def of_shape(self, shape: tuple[int, ...]) -> TensorMeta:
-        """Return the same of another shape; itself, without new memory, for its own shape."""
+        """Return a copy with another shape; the same object if the shape is equal."""
         return self if shape == self.shape else replace(self, shape=shape)
 
     @property
@@ -92,9 +90,9 @@ class Extent:
 
 
 class Stamp(NamedTuple):
-    """The identity of a file's content: a file that is written to or saved again gets another.
+    """The identity of a file's content; writing to a file or saving it again changes it.
 
-    The time of change (ctime) differs even if the time of modification was set back.
+    The time of change (ctime) differs even if somebody sets back the time of modification.
     """
 
     nbytes: int
@@ -103,9 +101,9 @@ class Stamp(NamedTuple):
 
 
 class FileStamp(NamedTuple):
-    """The same of a source file, and which file of its file system it is.
+    """The stamp of a source file, with its inode number.
 
-    No device: network file systems have another number for it on each host.
+    It has no device number, because network file systems have a different one on each host.
     """
 
     nbytes: int
@@ -118,15 +116,15 @@ class FileStamp(NamedTuple):
 class StoredFile:
     """A file that holds tensors; one object for all of its tensors.
 
-    A file of which only a part is encrypted is two of them, with and without ``cipher``.
+    A file with an encrypted and a plain part is two of them, with and without ``cipher``.
 
     Attributes
     ----------
     path
         Carried as a value, never opened here.
     stamp
-        The file as it was when its header was read.  Whoever opens it for the contents compares
-        what was opened with that.  None for a file that is being written.
+        The stamp from before its header was read.  Each later opening compares the file with it.
+        None for a file that is being written, which nothing compares.
     cipher
         How the tensors are encrypted; None if they are not.
     """
@@ -166,10 +164,10 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedHeader(Mapping[str, StoredTensor]):
-    """The tensors of a file whose header is equal to that of another file.
+    """The tensors of a file whose header equals that of another file.
 
-    Nearly all of a thousand ranks have the header of another, with a thousand tensors each.  A
-    tensor is made when it is looked up.
+    Nearly all of a thousand ranks share their header with another rank, and each has a thousand
+    tensors.  Looking a tensor up makes it.
 
     Attributes
     ----------
@@ -198,42 +196,48 @@ class SharedHeader(Mapping[str, StoredTensor]):
 
 @dataclass(frozen=True, slots=True)
 class FileIndex:
-    """The header of one checkpoint file.
+    """The header of one checkpoint file, or of all files of one rank.
 
     Attributes
     ----------
-    path
-        As given; carried as a value, never opened here.
+    files
+        The file, and behind it further files of the same rank, if ``tensors`` has theirs.
     format
         Name of the format: ``"ckpt"``, ``"safetensors"`` or ``"hdf5"``.
     nbytes
-        Size of the file.
+        Size of all files.
     tensors
         Name to tensor, in the order of the file.
     attrs
         What else the header says: the metadata of a safetensors file, the checksum of a ``.ckpt``.
         ``"crc_num"`` is MindSpore's checksum wherever there is one.
-    cipher
-        How the file is encrypted; None if it is not.
-    other_paths
-        Further files of the same rank, whose tensors are among ``tensors``.
-    stamps
-        Of each file as it was when it was opened for its header; none of one that was just written.
     """
 
-    path: str
+    files: tuple[StoredFile, ...]
     format: str
     nbytes: int
     tensors: Mapping[str, StoredTensor]
     attrs: Mapping[str, str] = field(default_factory=dict)
-    cipher: Ciphertext | None = None
-    other_paths: tuple[str, ...] = ()
-    stamps: Mapping[str, FileStamp] = field(default_factory=dict, compare=False)
+
+    @property
+    def file(self) -> StoredFile:
+        """The first file, mostly the only one."""
+        return self.files[0]
+
+    @property
+    def path(self) -> str:
+        """Path of the first file."""
+        return self.file.path
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """All files."""
-        return (self.path, *self.other_paths)
+        """Paths of all files."""
+        return tuple(file.path for file in self.files)
+
+    @property
+    def cipher(self) -> Ciphertext | None:
+        """How the first file is encrypted; None if it is not."""
+        return self.file.cipher
 
     @property
     def header(self) -> Mapping[str, StoredTensor]:
@@ -242,14 +246,14 @@ class FileIndex:
 
 
 def refuse_shared_bytes(path: str, places: Iterable[tuple[int, int, str]]) -> None:
-    """Raise `FormatError` if two things lie upon each other in a file.
+    """Raise `FormatError` if two parts of a file overlap.
 
     Parameters
     ----------
     path
         The file.
     places
-        Where each begins, where it ends, and what it is, in any order.
+        Start, stop and name of each part, in any order.
     """
     end, last = 0, ""
     for start, stop, what in sorted(places):
@@ -259,13 +263,13 @@ def refuse_shared_bytes(path: str, places: Iterable[tuple[int, int, str]]) -> No
 
 
 def refuse_shared_extents(index: FileIndex) -> None:
-    """Refuse a file, of any format, whose tensors share bytes.
+    """Raise `FormatError` if tensors of a file share bytes, whatever its format.
 
-    The same bytes may have two names, where a format has links; its reader knows whether they are.
+    Two tensors of equal extents are allowed: a format may have links, and its reader checks them.
     """
     known: dict[tuple[str, bool], dict[tuple[int, int], str]] = {}
     for name, tensor in index.tensors.items():
-        # The extents of encrypted tensors are those of the plaintext.
+        # Extents of encrypted tensors are offsets in the plaintext.
         places = known.setdefault((tensor.file.path, tensor.file.cipher is not None), {})
         for extent in tensor.extents:
             if extent.nbytes:
@@ -274,26 +278,26 @@ def refuse_shared_extents(index: FileIndex) -> None:
         refuse_shared_bytes(path, ((*place, name) for place, name in places.items()))
 
 
-ENDINGS = (".__map_keys__", ".__map_values__", ".__map_statuses__")
+_PART_SUFFIXES = (".__map_keys__", ".__map_values__", ".__map_statuses__")
 
 
 def map_of(name: str) -> str | None:
-    """Return the map parameter that a tensor is a part of, or None.
+    """Return the name of the map parameter that a tensor belongs to, or None.
 
     Examples
     --------
     >>> map_of("emb.__map_keys__"), map_of("emb")
     ('emb', None)
     """
-    for ending in ENDINGS:
-        if name.endswith(ending):
-            return name[: -len(ending)]
+    for suffix in _PART_SUFFIXES:
+        if name.endswith(suffix):
+            return name.removesuffix(suffix)
     return None
 
 
 def part_names(tag: str) -> tuple[str, ...]:
     """Return the names of the keys, values and statuses of a map parameter."""
-    return tuple(tag + ending for ending in ENDINGS)
+    return tuple(tag + suffix for suffix in _PART_SUFFIXES)
 
 
 def find_maps(tensors: Sequence[TensorMeta]) -> Mapping[str, Mapping[str, TensorMeta]]:
@@ -307,7 +311,7 @@ def find_maps(tensors: Sequence[TensorMeta]) -> Mapping[str, Mapping[str, Tensor
 
 
 def map_problems(tensors: Sequence[TensorMeta]) -> Iterator[str]:
-    """Yield a message for each map parameter whose parts do not belong together."""
+    """Yield a message for each map parameter whose parts do not fit together."""
     for tag, parts in find_maps(tensors).items():
         missing = [name for name in part_names(tag) if name not in parts]
         counts = [meta.shape[:1] for meta in parts.values()]
@@ -320,77 +324,20 @@ def map_problems(tensors: Sequence[TensorMeta]) -> Iterator[str]:
             yield f"{tag}: parts of a map parameter that do not belong together: {shapes}"
 
 
-PR_SET_DUMPABLE = 4  # of Linux, <sys/prctl.h>
-
-
-@cache  # once for a process; what is forked from it inherits both
-def forbid_core_dumps() -> None:
-    """Forbid this process to write core dumps.
-
-    A limit of 0 bytes stops dumps into files.  On Linux a process that is not "dumpable" is not
-    dumped to a program that collects dumps either.
-    """
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with suppress(ImportError, OSError, AttributeError):  # a Python without ctypes; no Linux
-        from ctypes import CDLL
-
-        CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-
-
-class Secret:
-    """Bytes that are shown nowhere: not by ``repr``, ``str``, a traceback or a dataclass.
-
-    A pickle of it holds them, for a worker in another process needs them: such pickles go to
-    workers and nowhere else.  A process that makes one, or unpickles one, writes no core dump from
-    then on: the dump would hold the bytes.
-
-    Examples
-    --------
-    >>> key = Secret(b"0123456789abcdef")
-    >>> print(key, [key], len(key))
-    Secret(...) [Secret(...)] 16
-    """
-
-    __slots__ = ("_value",)
-
-    def __init__(self, value: bytes) -> None:
-        forbid_core_dumps()
-        self._value = value
-
-    def __reduce__(self) -> tuple[type[Secret], tuple[bytes]]:
-        return Secret, (self._value,)  # so that a worker's is made by __init__, too
-
-    def reveal(self) -> bytes:
-        """Return the bytes."""
-        return self._value
-
-    def __len__(self) -> int:
-        return len(self._value)
-
-    def __repr__(self) -> str:
-        return "Secret(...)"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Secret) and self._value == other._value
-
-    def __hash__(self) -> int:
-        return hash(self._value)
-
-
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One block of ciphertext; every block is encrypted by itself.
+    """One block of ciphertext; each block is encrypted separately.
 
     Attributes
     ----------
     offset, nbytes
-        Where the ciphertext lies in the file, padding included.
+        Position of the ciphertext in the file, padding included.
     start, stop
-        The bytes of the whole plaintext that it holds.
+        Its bytes in the plaintext of the file.
     iv
-        Its initialization vector, 16 bytes.
+        Initialization vector, 16 bytes.
     tag
-        What proves that it is genuine, 16 bytes; empty where the mode has no such proof.
+        Authentication tag, 16 bytes; empty in modes without tags.
     """
 
     offset: int
@@ -410,14 +357,14 @@ class Ciphertext:
     mode
         ``"AES-GCM"``, ``"AES-CBC"`` or ``"SM4-CBC"``.
     key
-        As MindSpore took it.
+        As given to MindSpore.
     blocks
-        In the order of the file, which is that of the plaintext, without gaps.
+        In file order, which is the order of the plaintext; there are no gaps.
     """
 
     mode: str
     key: Secret
-    blocks: tuple[Block, ...] = field(repr=False)  # of a large file some thousand
+    blocks: tuple[Block, ...] = field(repr=False)  # a large file has some thousand
 
     @property
     def nbytes(self) -> int:
@@ -426,13 +373,23 @@ class Ciphertext:
 
     @property
     def has_tags(self) -> bool:
-        """Whether something proves the blocks."""
+        """Whether the blocks have authentication tags."""
         return bool(self.blocks and self.blocks[0].tag)
 
     def split(self, start: int, view: memoryview) -> Iterator[tuple[Block, int, memoryview]]:
-        """Block, first byte counted in it, and part of ``view``, for plaintext from ``start`` on.
+        """Split a view of the plaintext from byte ``start`` on at the ends of blocks.
 
-        ``view`` must not reach beyond the plaintext.
+        Parameters
+        ----------
+        start
+            Byte of the plaintext where ``view`` begins.
+        view
+            A buffer for plaintext; it must not reach beyond the end.
+
+        Yields
+        ------
+        block, first, part
+            A block, the first byte in its plaintext, and the part of ``view`` for it.
         """
         number = bisect_right(self.blocks, start, key=lambda block: block.start) - 1
         while view:

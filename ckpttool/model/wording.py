@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 
 def format_ranks(ranks: Sequence[int], word: str = "rank") -> str:
-    """Ranks as people write them, or what else is counted.
+    """Format numbers of ranks, or of what ``word`` names, with ranges.
 
     Examples
     --------
@@ -40,7 +40,7 @@ def count(number: int, noun: str) -> str:
 
 
 def shorten(names: Iterable[str], most: int = 5) -> str:
-    """Return names for a message: the first ``most``, and the number of the others.
+    """Return a list of names for a message: the first ``most``, and the number of the others.
 
     Examples
     --------
@@ -68,32 +68,32 @@ def format_bytes(nbytes: int) -> str:
     return f"{size:.1f} TiB"
 
 
-LONGEST_WORD = 1024
+_LONGEST_WORD = 1024  # no terminal has room for more
 
 
 def printable(text: str) -> str:
-    r"""Spell out what is not printable in a text, such as an escape sequence.
+    r"""Return a text with unprintable characters spelled out, such as escape sequences.
 
-    Only both ends are shown of a word that no screen has room for, as names in a file may be.
+    Cut the middle out of words of more than a thousand letters: names in a file may be that long.
 
     Examples
     --------
     >>> printable("a\x1b[31mb")
     'a\\x1b[31mb'
-    >>> printable("b\udcff.ckpt")  # a byte of a path that is no UTF-8
+    >>> printable("b\udcff.ckpt")  # a byte of a path that is not UTF-8
     'b\\xff.ckpt'
     >>> len(printable(65536 * "x" + ": no such tensor"))
     633
     """
-    if len(text) > LONGEST_WORD:
-        text = re.sub(rf"\S{{{LONGEST_WORD},}}", _shorten_word, text)
+    if len(text) > _LONGEST_WORD:
+        text = re.sub(rf"\S{{{_LONGEST_WORD},}}", _shorten_word, text)
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else _spell(c) for c in text)
 
 
 def _spell(letter: str) -> str:
-    if "\udc80" <= letter <= "\udcff":  # as Python reads what is no UTF-8
+    if "\udc80" <= letter <= "\udcff":  # a byte that is not UTF-8, as Python decodes it
         return f"\\x{ord(letter) - 0xDC00:02x}"
     return ascii(letter)[1:-1]
 
@@ -109,7 +109,7 @@ def format_shape(sizes: Sequence[int]) -> str:
 
 
 def format_shapes(shapes: Sequence[Sequence[int]]) -> str:
-    """Format several shapes as one, with the smallest and the largest size of an axis.
+    """Format several shapes as one, with the smallest and the largest size of each axis.
 
     Examples
     --------

@@ -1,19 +1,19 @@
 """Optimizer shards that the strategy hides, inferred from replicas that differ.
 
-Saved with ``optimizer_weight_shard_aggregated_save`` the slices are split by the optimizer shard,
-and the strategy says 0.  Of the ranks that should hold equal slices, those at positions ``p`` and
-``p + s`` of the replica group do if the shard is ``s``, and all others differ.  A tensor whose
-elements are all equal tells nothing, but it has as many rows as its parameter or its states, which
-may tell.  Gradients (``accu_grads``) with more rows than their parameter prove a shard.
+A run with ``optimizer_weight_shard_aggregated_save`` splits slices by the optimizer shard, but its
+strategy says 0.  With shard ``s`` only positions ``p`` and ``p + s`` of a replica group hold equal
+slices.  A tensor whose elements are all equal fits every shard.  Its parameter or its states may
+decide, since they have the same number of rows.  Gradients (``accu_grads``) with more rows than
+their parameter prove a shard.
 
-Replicas that diverged, or of which some are stale, look like slices of a hidden shard.  The user is
-asked where one of these speaks for divergence:
+Diverged or stale replicas look like slices of a hidden shard.  The user has to decide if there is
+evidence of divergence:
 
-- two ranks differ, and there are no others;
-- a tensor is not sharded although it is as large as one that would be, and its rows divide.
-  MindSpore leaves small tensors unsharded (``parallel_optimizer_threshold``), and what stages
-  share, what does not divide, and by ``parallel_optimizer=False`` what the user names;
-- slices are nearly the same numbers.
+- Only two ranks differ.
+- A tensor is not sharded, although its rows divide and it is as large as a sharded one.  MindSpore
+  does not shard small tensors (``parallel_optimizer_threshold``), tensors that stages share,
+  indivisible tensors, and parameters with ``parallel_optimizer=False``.
+- Most numbers of two slices are nearly equal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from functools import partial
 
 from ckpttool.concurrency import wait_result
 from ckpttool.model.diagnostics import Diagnostic
@@ -31,7 +30,7 @@ from ckpttool.model.slicing import LayoutSlicing, Source
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredTensor
 from ckpttool.model.wording import count, format_ranks, shorten
-from ckpttool.planning.optimizer_state import owners_of_full
+from ckpttool.planning.optimizer_state import match_states_by_shape
 from ckpttool.storage.sampling import Sample, digest, nearness, sample
 
 
@@ -41,45 +40,48 @@ def ambiguity_reason(
     shards: Mapping[str, int],
     executor: Executor,
 ) -> str | None:
-    """What speaks for replicas that drifted apart, or None if slices are proven."""
-    cut = [source for source in listed if shards.get(source.meta.name, 1) > 1]
-    if not cut or shards_by_gradients(listed):  # which nothing contradicts
+    """Return the evidence of diverged replicas, or None if slices of a shard are proven."""
+    sharded = [source for source in listed if shards.get(source.meta.name, 1) > 1]
+    if not sharded or shards_by_gradients(listed):  # shapes prove the shard
         return None
-    telling = [source.layout.replicas for source in cut if shards[source.meta.name] == 2]
-    if len(telling) == len(cut) and set(telling) == {2}:
+    replicas = [source.layout.replicas for source in sharded if shards[source.meta.name] == 2]
+    if len(replicas) == len(sharded) and set(replicas) == {2}:
         return "only two ranks differ"
-    smallest = min(cut, key=lambda one: one.meta.nbytes * shards[one.meta.name])
+    smallest = min(sharded, key=lambda one: one.meta.nbytes * shards[one.meta.name])
     nbytes = smallest.meta.nbytes * shards[smallest.meta.name]
     is_all = shards[smallest.meta.name] == smallest.layout.replicas
-    whole = [
+    unsharded = [
         source.meta.name
         for source, held in zip(listed, contents, strict=True)
         if shards.get(source.meta.name) == 1
         and not all(sample.is_constant for sample in held.values())
         and not source.meta.name.startswith(GRADIENTS)
         and source.meta.nbytes >= nbytes
-        and _divides(source, source.layout.replicas if is_all else shards[smallest.meta.name])
+        and _is_divisible(source, source.layout.replicas if is_all else shards[smallest.meta.name])
     ]
-    if whole:
-        text = f"{shorten(whole, 3)}, as large as {smallest.meta.name}, would be cut, too, and "
-        return f"{text}{'is' if len(whole) == 1 else 'are'} the same on these ranks"
-    return _why_near(
-        cut, [held for one, held in zip(listed, contents, strict=True) if one in cut], executor
+    if unsharded:
+        text = f"{shorten(unsharded, 3)}, as large as {smallest.meta.name}, would be cut, too, and "
+        return f"{text}{'is' if len(unsharded) == 1 else 'are'} the same on these ranks"
+    return _nearness_reason(
+        sharded,
+        [held for one, held in zip(listed, contents, strict=True) if one in sharded],
+        executor,
     )
 
 
-def _divides(source: Source, shard: int) -> bool:
+def _is_divisible(source: Source, shard: int) -> bool:
+    """Return whether a shard divides the rows and the replicas of a tensor."""
     return source.meta.shape[0] % shard == 0 and source.layout.replicas % shard == 0
 
 
-def _why_near(
-    cut: Sequence[Source], contents: Sequence[Contents], executor: Executor
+def _nearness_reason(
+    sharded: Sequence[Source], contents: Sequence[Contents], executor: Executor
 ) -> str | None:
-    """Says so if most numbers of two slices of the parameters are nearly the same."""
+    """Return a reason if most numbers of two slices are nearly equal, for parameters if any."""
     pairs = [
         (source, pair)
-        for source, held in zip(cut, contents, strict=True)
-        if (pair := _two_that_differ(source, held)) is not None
+        for source, held in zip(sharded, contents, strict=True)
+        if (pair := _differing_pair(source, held)) is not None
     ]
     weights = [pair for pair in pairs if parameter_of(pair[0].meta.name) is None] or pairs
     futures = [(source, executor.submit(nearness, *pair)) for source, pair in weights]
@@ -92,24 +94,24 @@ def _why_near(
     return "most of the numbers are nearly the same" if near * 2 > total else None
 
 
-def _two_that_differ(source: Source, held: Contents) -> tuple[StoredTensor, StoredTensor] | None:
-    """What two owners of a slice hold, if neither is constant and they differ."""
-    for ranks in source.slicing.replicas():
-        seen = [rank for rank in ranks if not held[rank].is_constant]
-        other = next((rank for rank in seen if held[rank] != held[seen[0]]), None)
+def _differing_pair(source: Source, held: Contents) -> tuple[StoredTensor, StoredTensor] | None:
+    """Return two replicas of a slice that differ, neither of them constant; None without any."""
+    for tensors in source.slicing.replicas():
+        ranks = [rank for rank in tensors if not held[rank].is_constant]
+        other = next((rank for rank in ranks if held[rank] != held[ranks[0]]), None)
         if other is not None:
-            return ranks[seen[0]], ranks[other]
+            return tensors[ranks[0]], tensors[other]
     return None
 
 
-Contents = Mapping[int, Sample]  # of one source, by rank
+Contents = Mapping[int, Sample]  # rank to sample, for one source
 
 
 def infer_shard(layout: Layout, contents: Contents) -> int | None:
-    """The optimizer shard that these contents of ranks show.
+    """Return the optimizer shard that the contents of ranks show.
 
-    None if any may be, all elements being the same; 0 if there is none that explains them: some
-    slices are equal that would have to differ.
+    The result is None if all elements are equal, which fits every shard.  It is 0 if no shard
+    explains the contents: slices are equal that should differ.
     """
     for shard in divisors(layout.replicas):
         is_consistent, are_distinct = _explains(layout, contents, shard)
@@ -121,9 +123,9 @@ def infer_shard(layout: Layout, contents: Contents) -> int | None:
 
 
 def possible_shards(source: Source, contents: Contents) -> list[int]:
-    """The optimizer shards that explain what ranks hold, if several do, as some hold nothing.
+    """Return the optimizer shards that explain the contents, if missing ranks leave several.
 
-    Where all ranks have the tensor, what they hold tells.
+    The result is empty if all ranks have the tensor, since their contents decide.
     """
     layout = source.layout
     shards = divisors(layout.replicas) if missing_ranks(source) else []
@@ -139,9 +141,9 @@ def missing_ranks(source: Source) -> list[int]:
 
 
 def _explains(layout: Layout, contents: Contents, shard: int) -> tuple[bool, bool]:
-    """Whether ranks hold the same that should by this shard, and different things that should."""
+    """Return whether equal slices of a shard are equal, and whether distinct ones differ."""
     cut = replace(layout, optimizer_shard=shard)
-    slices: dict[tuple[int, ...], list[Sample]] = {}  # by the slice that the shard cuts
+    slices: dict[tuple[int, ...], list[Sample]] = {}  # by the slice before the shard
     is_consistent = True
     for index in cut.slice_indices():
         held = {contents[rank] for rank in cut.owners(index) if rank in contents}
@@ -152,10 +154,10 @@ def _explains(layout: Layout, contents: Contents, shard: int) -> tuple[bool, boo
 
 
 def shards_by_gradients(listed: Sequence[Source]) -> dict[str, int]:
-    """Optimizer shards above 1 that gradients prove by their shapes, whatever the contents are.
+    """Return name to optimizer shard above 1, where the shapes of gradients prove it.
 
-    A parameter and its states have as many elements as the gradients that are summed up for it, and
-    no shard cuts these, or the same one.
+    Accumulated gradients have as many elements as their parameter.  The same shard splits them, or
+    none does.
     """
     shapes = {source.meta.name: source.meta.shape for source in listed}
     if not any(name.startswith(GRADIENTS) for name in shapes):
@@ -171,55 +173,59 @@ def shards_by_gradients(listed: Sequence[Source]) -> dict[str, int]:
     return found
 
 
-def shard_of(layout: Layout, wanted: int) -> int:
-    """The shard of a tensor where ``wanted`` is asked for, as MindSpore has it.
+def limit_shard(layout: Layout, requested: int) -> int:
+    """Return the shard that MindSpore uses for a layout if ``requested`` is configured.
 
-    A tensor with fewer replicas is cut by all of them; one whose replicas it does not divide is
-    left whole.  (MindSpore 2.10, compiled for replicas of 1, 2, 4 and 8.)
+    A tensor with fewer replicas is split by all of them.  A tensor whose number of replicas is not
+    divisible by the shard stays unsplit.  (MindSpore 2.10, compiled for 1, 2, 4 and 8 replicas.)
     """
-    shard = min(wanted, layout.replicas)
+    shard = min(requested, layout.replicas)
     return 1 if layout.replicas % shard else shard
 
 
-def settle_constants(
-    listed: Sequence[Source], shards: dict[str, int], wanted: int | None
-) -> tuple[list[Source], list[str]]:
-    """Add the shards of tensors that tell nothing themselves.
+def complete_shards(
+    listed: Sequence[Source], shards: Mapping[str, int], requested: int | None
+) -> tuple[dict[str, int], list[Source], list[str]]:
+    """Add the shards of tensors whose own contents do not decide.
 
     Returns
     -------
-    sources
-        Those that stay unclear.
-    names
-        Those of which no parameter and no other state tells either, so that ``wanted`` decides.
+    shards
+        Name to shard, with those added that a parameter, a state or ``requested`` decides.
+    undecided
+        The sources that have no shard.
+    by_request
+        The names that only ``requested`` decides.
     """
     rows, parameters = _rows(listed, shards), _parameters(listed)
-    of_relatives = {parameters[name]: n for name, n in rows.items()} | rows
-    unclear: list[Source] = []
-    decided: list[str] = []
+    rows_of_parameter = {parameters[name]: n for name, n in rows.items()} | rows
+    completed = dict(shards)
+    undecided: list[Source] = []
+    by_request: list[str] = []
     for source in listed:
         name = source.meta.name
         if name in shards:
             continue
-        known = of_relatives.get(parameters[name])
-        shard = wanted and shard_of(source.layout, wanted)
-        if known is not None:
-            shard = known // source.meta.shape[0]
+        full_rows = rows_of_parameter.get(parameters[name])
+        shard = requested and limit_shard(source.layout, requested)
+        if full_rows is not None:
+            shard = full_rows // source.meta.shape[0]
         if not shard or source.layout.replicas % shard:
-            unclear.append(source)
+            undecided.append(source)
             continue
-        shards[name] = shard
-        decided += [name] if known is None else []
-    return unclear, decided
+        completed[name] = shard
+        by_request += [name] if full_rows is None else []
+    return completed, undecided, by_request
 
 
 def inconsistent_states(listed: Sequence[Source], shards: Mapping[str, int]) -> list[str]:
-    """States that would have other rows than their parameter."""
+    """Return the names of states whose full rows differ from those of their parameter."""
     rows, parameters = _rows(listed, shards), _parameters(listed)
     return [name for name, n in rows.items() if rows.get(parameters[name]) not in (n, None)]
 
 
 def _rows(listed: Sequence[Source], shards: Mapping[str, int]) -> dict[str, int]:
+    """Return name to full rows, for the tensors with a shard."""
     return {
         source.meta.name: source.meta.shape[0] * shards[source.meta.name]
         for source in listed
@@ -228,18 +234,21 @@ def _rows(listed: Sequence[Source], shards: Mapping[str, int]) -> dict[str, int]
 
 
 def _parameters(listed: Sequence[Source]) -> dict[str, str]:
-    """The parameter that each name is state of, itself if it is no state."""
+    """Return name to parameter; a name that is not a state maps to itself."""
     metas = {source.meta.name: source.meta for source in listed}
-    owners = owners_of_full(metas, metas)
+    owners = match_states_by_shape(metas, metas)
     return {name: owners.get(name) or parameter_of(name) or name for name in metas}
 
 
 def ambiguity_problems(
-    unclear: Sequence[Source], ways: Mapping[str, Sequence[int]]
+    undecided: Sequence[Source], possible: Mapping[str, Sequence[int]]
 ) -> tuple[Diagnostic, ...]:
-    """What is asked of tensors of which nothing tells how they are cut."""
-    equal = [source for source in unclear if source.meta.name not in ways]
-    rest = [source for source in unclear if source.meta.name in ways]
+    """Return the problems of tensors that fit several shards.
+
+    ``possible`` has the shards of tensors that some ranks lack; the others have equal elements.
+    """
+    equal = [source for source in undecided if source.meta.name not in possible]
+    rest = [source for source in undecided if source.meta.name in possible]
     problems = []
     if equal:
         text = f"{shorten(one.meta.name for one in equal)}: the other parameters are cut by an "
@@ -252,7 +261,7 @@ def ambiguity_problems(
     if rest:
         text = f"{shorten(one.meta.name for one in rest)}: cut by an optimizer shard, perhaps, "
         text += f"that the strategy does not list; without {format_ranks(missing_ranks(rest[0]))} "
-        text += f"what is left fits several ways ({_shapes(rest[0], ways[rest[0].meta.name])})"
+        text += f"what is left fits several ways ({_shapes(rest[0], possible[rest[0].meta.name])})"
         hint = "put the files back, or decide with --optimizer-shard N (are they replicas that "
         hint += "drifted apart, --trust-strategy takes the lowest rank's)"
         options = ("--optimizer-shard", "--trust-strategy")
@@ -261,6 +270,7 @@ def ambiguity_problems(
 
 
 def _shapes(source: Source, shards: Sequence[int]) -> str:
+    """Return the full shapes of a tensor with each shard, for messages."""
     rows, *others = source.meta.shape
     return f"{source.meta.name}: full shape " + " or ".join(
         str((rows * shard, *others)) for shard in shards
@@ -268,164 +278,178 @@ def _shapes(source: Source, shards: Sequence[int]) -> str:
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors, ascending."""
+    """Return all divisors, ascending."""
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
-BUFFER_BYTES = 4 << 20  # held by each worker
-
-
 @dataclass(frozen=True, slots=True)
-class Shards:
-    """What the contents say: the corrected strategy, a note, and what they do not tell.
+class InferredStrategy:
+    """A strategy corrected by contents, with the parameters that contents do not decide.
 
-    ``names`` are those that the problems are about.
+    Attributes
+    ----------
+    strategy
+        The strategy, with the inferred optimizer shards.
+    notes, problems
+        Diagnostics of the parameters that are decided, and of those that are not.
+    undecided
+        The names that the problems are about.
     """
 
     strategy: Strategy
     notes: tuple[Diagnostic, ...] = ()
     problems: tuple[Diagnostic, ...] = ()
-    names: frozenset[str] = frozenset()
+    undecided: frozenset[str] = frozenset()
 
 
-def find_shards(
+def infer_strategy(
     strategy: Strategy,
     sources: Iterable[Source],
     executor: Executor,
-    wanted: int | None,
+    requested: int | None,
     by_samples: bool = False,
-) -> Shards | None:
-    """The strategy, with the optimizer shards that replicas show; None if that explains nothing.
+) -> InferredStrategy | None:
+    """Return the strategy with the optimizer shards that replicas show; None if no shard does.
 
     Parameters
     ----------
     strategy
-        Of the source.
+        The strategy of the source.  Hand-written layouts are not corrected.
     sources
-        As the strategy has them; of those without an optimizer shard every replica is read, some
-        pages first, and all of it if a shard may be proven by that.  What a person wrote by hand is
-        not corrected.
+        The sources of ``strategy``.  All replicas without an optimizer shard are sampled, and read
+        in full if that may prove a shard.
     executor
-        Does the reading.
-    wanted
-        The shard that the user names, 1 for none.  It decides where contents tell nothing, or fit
-        several ways; what contradicts it is a problem.  See `shard_of`.
+        Reads the contents.
+    requested
+        The shard that the user requests, 1 for none.  It decides tensors that fit several shards.
+        Contents that contradict it are a problem.  See `limit_shard`.
     by_samples
-        Pages are enough.
+        Whether to read samples only.
     """
     listed = _candidates(strategy, sources)
-    if wanted is not None and (problem := _why_not(listed, wanted, len(strategy.ranks))):
-        names = frozenset(source.meta.name for source in listed)
-        return Shards(strategy, problems=(Diagnostic("undecided_shard", problem),), names=names)
-    if wanted == 1:
+    if requested is not None:
+        text = _indivisible_message(listed, requested, len(strategy.ranks))
+        if text is not None:
+            return _undecided(strategy, text, [source.meta.name for source in listed])
+    if requested == 1:
         return None
-    if wanted is None or by_samples:
+    if requested is None or by_samples:
         contents = _read(listed, executor, by_samples=True)
-        told = _judge(strategy, listed, contents, executor, wanted)
-        if by_samples or _is_final(told, listed, contents, executor):
-            return told
+        inferred = _infer(strategy, listed, contents, executor, requested)
+        if by_samples or _is_final(inferred, listed, contents, executor):
+            return inferred
     contents = _read(listed, executor, by_samples=False)
-    return _judge(strategy, listed, contents, executor, wanted)
+    return _infer(strategy, listed, contents, executor, requested)
 
 
-def show_shard(strategy: Strategy, sources: Iterable[Source]) -> bool:
-    """Whether shapes alone prove that slices are cut by an optimizer shard that is not listed."""
+def has_proven_shard(strategy: Strategy, sources: Iterable[Source]) -> bool:
+    """Return whether shapes alone prove an optimizer shard that the strategy hides."""
     return bool(shards_by_gradients(_candidates(strategy, sources)))
 
 
 def _candidates(strategy: Strategy, sources: Iterable[Source]) -> list[Source]:
+    """Return the sources that may have a hidden shard, without hand-written layouts."""
     return [
         source
         for source in sources
-        if _can_be_cut(source) and source.meta.name not in strategy.handwritten
+        if _may_be_sharded(source) and source.meta.name not in strategy.handwritten
     ]
 
 
+def _undecided(strategy: Strategy, text: str, names: Iterable[str]) -> InferredStrategy:
+    """Return the unchanged strategy with one problem of the parameters ``names``."""
+    problem = Diagnostic("undecided_shard", text)
+    return InferredStrategy(strategy, problems=(problem,), undecided=frozenset(names))
+
+
 def _is_final(
-    told: Shards | None, listed: Sequence[Source], contents: Sequence[Contents], executor: Executor
+    inferred: InferredStrategy | None,
+    listed: Sequence[Source],
+    contents: Sequence[Contents],
+    executor: Executor,
 ) -> bool:
-    """Whether samples tell what everything would, or ask; a proof needs everything.
+    """Return whether reading everything cannot change what samples show.
 
-    That no shard explains the replicas holds if it holds of all of one tensor.
+    A problem is final if every tensor shows a shard; a corrected strategy never is.  No shard is
+    final if the smallest unexplained tensor stays unexplained when it is read in full.
     """
-    found = _shards(listed, contents)
-    if told is not None:
-        return bool(told.problems) and None not in found
-    odd = [source for source, shard in zip(listed, found, strict=True) if shard == 0]
-    least = sorted(odd, key=lambda source: source.meta.nbytes)[:1]
-    return 0 in _shards(least, _read(least, executor, by_samples=False))
+    found = _shown_shards(listed, contents)
+    if inferred is not None:
+        return bool(inferred.problems) and None not in found
+    unexplained = [source for source, shard in zip(listed, found, strict=True) if shard == 0]
+    smallest = sorted(unexplained, key=lambda source: source.meta.nbytes)[:1]
+    return 0 in _shown_shards(smallest, _read(smallest, executor, by_samples=False))
 
 
-def _shards(listed: Sequence[Source], contents: Sequence[Contents]) -> list[int | None]:
-    """What each tensor by itself shows, or if it tells nothing the shape of its gradients."""
+def _shown_shards(listed: Sequence[Source], contents: Sequence[Contents]) -> list[int | None]:
+    """Return the shard that the contents of each tensor show, else that of its gradients."""
     by_shape = shards_by_gradients(listed)
-    seen = [
+    by_contents = [
         None if possible_shards(one, held) else infer_shard(one.layout, held)
         for one, held in zip(listed, contents, strict=True)
     ]
     return [
         by_shape.get(source.meta.name) if shard is None else shard
-        for source, shard in zip(listed, seen, strict=True)
+        for source, shard in zip(listed, by_contents, strict=True)
     ]
 
 
-def _judge(
+def _infer(
     strategy: Strategy,
     listed: Sequence[Source],
     contents: Sequence[Contents],
     executor: Executor,
-    wanted: int | None,
-) -> Shards | None:
-    """What `find_shards` finds, as far as these contents tell."""
-    found = _shards(listed, contents)
-    ways = {
-        source.meta.name: possible
+    requested: int | None,
+) -> InferredStrategy | None:
+    """Infer the strategy from samples or from full contents; see `infer_strategy`."""
+    found = _shown_shards(listed, contents)
+    possible = {
+        source.meta.name: several
         for source, shard, held in zip(listed, found, contents, strict=True)
-        if shard is None and (possible := possible_shards(source, held))
+        if shard is None and (several := possible_shards(source, held))
     }
-    are_whole = all(shard in (None, 1) for shard in found)
-    if wanted is None and (0 in found or (are_whole and all(1 in of for of in ways.values()))):
+    may_be_unsharded = all(shard in (None, 1) for shard in found)
+    may_be_unsharded = may_be_unsharded and all(1 in several for several in possible.values())
+    if requested is None and (0 in found or may_be_unsharded):
         return None
-    if wanted is not None and (shards := _contradicting(strategy, listed, found, wanted)):
-        return shards
-    if wanted is None and not _is_one_shard(strategy, listed, found):
+    if requested is not None and (result := _contradicted(strategy, listed, found, requested)):
+        return result
+    if requested is None and not _is_one_shard(strategy, listed, found):
         return None
-    shards_of = {
+    shown = {
         source.meta.name: shard
         for source, shard in zip(listed, found, strict=True)
         if shard is not None
     }
-    unclear, decided = settle_constants(listed, shards_of, wanted)
-    odd = inconsistent_states(listed, shards_of)
-    if odd and wanted is not None:
-        text = f"{shorten(odd)}: with --optimizer-shard {wanted}, and as contents show, they would "
-        text += "have other rows than their parameters"
-        return Shards(
-            strategy, problems=(Diagnostic("undecided_shard", text),), names=frozenset(odd)
-        )
-    if odd:
+    shards, undecided, by_request = complete_shards(listed, shown, requested)
+    states = inconsistent_states(listed, shards)
+    if states and requested is not None:
+        text = f"{shorten(states)}: with --optimizer-shard {requested}, and as contents show, they "
+        return _undecided(strategy, f"{text}would have other rows than their parameters", states)
+    if states:
         return None
-    if wanted is None and (why := ambiguity_reason(listed, contents, shards_of, executor)):
-        return _question(strategy, listed, shards_of, why)
-    cut = {name: shard for name, shard in shards_of.items() if shard > 1}
-    names = frozenset(source.meta.name for source in unclear)
+    if requested is None and (reason := ambiguity_reason(listed, contents, shards, executor)):
+        return _ambiguous(strategy, listed, shards, reason)
+    sharded = {name: shard for name, shard in shards.items() if shard > 1}
+    names = frozenset(source.meta.name for source in undecided)
     notes = (
-        *_on_too_many(listed, wanted),
-        *_on_proven(cut, decided),
-        *_on_decided(shards_of, decided, wanted),
+        *_limited_notes(listed, requested),
+        *_inferred_notes(sharded, by_request),
+        *_requested_notes(shards, by_request, requested),
     )
-    return Shards(_corrected(strategy, cut), notes, ambiguity_problems(unclear, ways), names)
+    problems = ambiguity_problems(undecided, possible)
+    return InferredStrategy(_corrected(strategy, sharded), notes, problems, names)
 
 
 def _is_one_shard(
     strategy: Strategy, listed: Sequence[Source], found: Sequence[int | None]
 ) -> bool:
-    """Whether one optimizer shard of the run explains those of all tensors.
+    """Return whether one optimizer shard of the run explains the shards of all tensors.
 
-    The run has one shard, which fewer replicas limit (`shard_of`), and a strategy hides it from all
-    tensors or from none.
+    A run has one shard, limited by the replicas of each tensor (`limit_shard`).  Its strategy hides
+    it for all tensors or for none.
     """
-    cut = {
+    sharded = {
         (source.layout, shard)
         for source, shard in zip(listed, found, strict=True)
         if shard is not None and shard > 1 and not source.meta.name.startswith(GRADIENTS)
@@ -436,142 +460,139 @@ def _is_one_shard(
         if not name.startswith(GRADIENTS)
         for layout in layouts
     )
-    if cut and is_listed:
+    if sharded and is_listed:
         return False
     return any(
-        all(shard == shard_of(layout, wanted) for layout, shard in cut)
-        for wanted in divisors(max((layout.replicas for layout, _ in cut), default=1))
+        all(shard == limit_shard(layout, of_run) for layout, shard in sharded)
+        for of_run in divisors(max((layout.replicas for layout, _ in sharded), default=1))
     )
 
 
-def _corrected(strategy: Strategy, cut: Mapping[str, int]) -> Strategy:
-    """The strategy with these optimizer shards."""
+def _corrected(strategy: Strategy, shards: Mapping[str, int]) -> Strategy:
+    """Return the strategy with the optimizer shards of some parameters."""
     layouts = {
-        name: tuple(replace(layout, optimizer_shard=cut.get(name, 1)) for layout in of_stages)
-        if name in cut
+        name: tuple(replace(layout, optimizer_shard=shards[name]) for layout in of_stages)
+        if name in shards
         else of_stages
         for name, of_stages in strategy.layouts.items()
     }
     return replace(strategy, layouts=layouts)
 
 
-def _why_not(listed: Sequence[Source], wanted: int, ranks: int) -> str | None:
-    """Why no optimizer shard of ``wanted`` can be: there are no replicas that it divides.
+def _indivisible_message(listed: Sequence[Source], requested: int, ranks: int) -> str | None:
+    """Return a message if the requested shard divides no number of replicas; else None.
 
-    More than there are replicas are all of them (see `shard_of`); of more than there are ranks
-    MindSpore compiles nothing.
+    A shard larger than the replicas means all of them (see `limit_shard`).  MindSpore compiles no
+    shard larger than the number of ranks.
     """
     replicas = [source.layout.replicas for source in listed]
-    if wanted <= ranks and any(n % min(wanted, n) == 0 for n in replicas):
+    if requested <= ranks and any(n % min(requested, n) == 0 for n in replicas):
         return None
     if not listed:
-        return (
-            f"--optimizer-shard {wanted}: no parameter has replicas that the strategy leaves uncut"
-        )
+        text = "no parameter has replicas that the strategy leaves uncut"
+        return f"--optimizer-shard {requested}: {text}"
     most = max(replicas)
     named = shorten(source.meta.name for source in listed if source.layout.replicas == most)
     return (
-        f"{named}: --optimizer-shard {wanted} does not divide the {most} replicas; possible "
+        f"{named}: --optimizer-shard {requested} does not divide the {most} replicas; possible "
         f"are {', '.join(map(str, divisors(most)))}"
     )
 
 
-def _contradicting(
-    strategy: Strategy, listed: Sequence[Source], found: Sequence[int | None], wanted: int
-) -> Shards | None:
-    """The problem of tensors that show another shard than ``wanted``, if there are any."""
-    odd = {
+def _contradicted(
+    strategy: Strategy, listed: Sequence[Source], found: Sequence[int | None], requested: int
+) -> InferredStrategy | None:
+    """Return the problem of tensors that show another shard than ``requested``, if any do."""
+    others = {
         source.meta.name: shard
         for source, shard in zip(listed, found, strict=True)
-        if shard not in (None, 1, shard_of(source.layout, wanted))
+        if shard not in (None, 1, limit_shard(source.layout, requested))
     }
-    if not odd:
+    if not others:
         return None
-    named = shorten(f"{name} ({shard or 'none at all'})" for name, shard in odd.items())
-    text = f"--optimizer-shard {wanted}, but ranks hold slices of another optimizer shard: {named}"
-    return Shards(strategy, problems=(Diagnostic("undecided_shard", text),), names=frozenset(odd))
+    named = shorten(f"{name} ({shard or 'none at all'})" for name, shard in others.items())
+    text = f"--optimizer-shard {requested}, but ranks hold slices of another optimizer shard: "
+    return _undecided(strategy, f"{text}{named}", others)
 
 
-def _question(
-    strategy: Strategy, listed: Sequence[Source], shards: Mapping[str, int], why: str
-) -> Shards:
-    """The problem of replicas that differ and may be slices; it lists the ways."""
-    cut = [source for source in listed if shards.get(source.meta.name, 1) > 1]
-    names = [source.meta.name for source in cut]
-    first, shard = cut[0], shards[names[0]]
-    owners = next(iter(first.layout.slice_indices()))
-    ranks = format_ranks(first.layout.owners(owners))
+def _ambiguous(
+    strategy: Strategy, listed: Sequence[Source], shards: Mapping[str, int], reason: str
+) -> InferredStrategy:
+    """Return the problem of replicas that differ and may be slices of a hidden shard."""
+    sharded = [source for source in listed if shards.get(source.meta.name, 1) > 1]
+    names = [source.meta.name for source in sharded]
+    first, shard = sharded[0], shards[names[0]]
+    index = next(iter(first.layout.slice_indices()))
+    ranks = format_ranks(first.layout.owners(index))
     text = (
         f"{shorten(names)}: the strategy says that {ranks} hold the same, and they differ, which "
-        f"fits two ways ({why}): replicas that drifted apart or are not of one step "
+        f"fits two ways ({reason}): replicas that drifted apart or are not of one step "
         f"({first.meta.name}: full shape {first.meta.shape}; take the lowest rank's with "
         "--trust-strategy), or slices of an optimizer shard that the strategy does not list "
         f"({first.meta.name}: full shape {(first.meta.shape[0] * shard, *first.meta.shape[1:])}; "
         f"say so with --optimizer-shard {max(shards[name] for name in names)})"
     )
-    return Shards(strategy, problems=(Diagnostic("undecided_shard", text),), names=frozenset(names))
+    return _undecided(strategy, text, names)
 
 
-def _can_be_cut(source: Source) -> bool:
+def _may_be_sharded(source: Source) -> bool:
+    """Return whether a hidden optimizer shard may split a tensor."""
     if not isinstance(source.slicing, LayoutSlicing):
-        return False  # the checkpoint describes it
-    layout, shape = source.layout, source.meta.shape
-    is_cut = layout.optimizer_shard > 1 or not layout.is_even
+        return False  # the checkpoint describes its boxes
     if reduced_from(source.meta.name) is not None:
-        return False  # it is cut like its parameter
-    is_cut = is_cut or layout.full_shape is not None  # which tells
-    return (
-        source.is_listed and not is_cut and layout.replicas > 1 and bool(shape) and 0 not in shape
-    )
+        return False  # the layout of its parameter decides
+    layout, shape = source.layout, source.meta.shape
+    is_decided = layout.optimizer_shard > 1 or layout.full_shape is not None
+    is_splittable = layout.is_even and layout.replicas > 1 and bool(shape) and 0 not in shape
+    return source.is_listed and not is_decided and is_splittable
 
 
 def _read(
     sources: Sequence[Source], executor: Executor, by_samples: bool
 ) -> list[dict[int, Sample]]:
-    """Return the contents of each rank's slice, for each source."""
-    look = sample if by_samples else partial(digest, buffer_bytes=BUFFER_BYTES)
+    """Return the sample or the digest of each rank's slice, for each source."""
+    read = sample if by_samples else digest
     futures = [
         {
-            rank: executor.submit(look, tensor)
+            rank: executor.submit(read, tensor)
             for ranks in source.slicing.replicas()
             for rank, tensor in ranks.items()
         }
         for source in sources
     ]
-    return [{rank: wait_result(future) for rank, future in of.items()} for of in futures]
+    return [{rank: wait_result(future) for rank, future in by_rank.items()} for by_rank in futures]
 
 
-def _on_proven(cut: Mapping[str, int], decided: Sequence[str]) -> Iterator[Diagnostic]:
-    told = {name: shard for name, shard in cut.items() if name not in decided}
-    if told:
-        ways = ", ".join(str(shard) for shard in sorted(set(told.values())))
-        text = f"cut by an optimizer shard ({ways}) that the strategy does not list, as replicas "
-        text += f"that differ or shapes tell: {count(len(told), 'parameter')}: {shorten(told)}"
+def _inferred_notes(sharded: Mapping[str, int], by_request: Sequence[str]) -> Iterator[Diagnostic]:
+    """Yield a note on the shards that contents or shapes prove."""
+    proven = {name: shard for name, shard in sharded.items() if name not in by_request}
+    if proven:
+        shards = ", ".join(str(shard) for shard in sorted(set(proven.values())))
+        text = f"cut by an optimizer shard ({shards}) that the strategy does not list, as replicas "
+        text += f"that differ or shapes tell: {count(len(proven), 'parameter')}: {shorten(proven)}"
         text += "; is it not the strategy of this run (inspect -s shows the full shapes), give the "
         text += "one that is"
         hint = "are they replicas that drifted apart, say --optimizer-shard 1"
         yield Diagnostic("inferred", text, hint, ("--optimizer-shard",))
 
 
-def _on_too_many(listed: Sequence[Source], wanted: int | None) -> Iterator[Diagnostic]:
-    """What becomes of a shard that is larger than any parameter has replicas."""
+def _limited_notes(listed: Sequence[Source], requested: int | None) -> Iterator[Diagnostic]:
+    """Yield a note if the requested shard is larger than the replicas of every parameter."""
     most = max((source.layout.replicas for source in listed), default=1)
-    if wanted is not None and wanted > most:
-        text = (
-            f"--optimizer-shard {wanted}: no parameter has more than {most} replicas, so each is "
-        )
-        yield Diagnostic("corrected", f"{text}cut by all of its own, as in MindSpore")
+    if requested is not None and requested > most:
+        text = f"--optimizer-shard {requested}: no parameter has more than {most} replicas, so "
+        yield Diagnostic("corrected", f"{text}each is cut by all of its own, as in MindSpore")
 
 
-def _on_decided(
-    shards: Mapping[str, int], decided: Sequence[str], wanted: int | None
+def _requested_notes(
+    shards: Mapping[str, int], by_request: Sequence[str], requested: int | None
 ) -> Iterator[Diagnostic]:
-    """What was done to tensors of which nothing but the user's word tells."""
-    cut = [name for name in decided if shards[name] > 1]
-    whole = [name for name in decided if shards[name] == 1]
-    does = {"cut": cut, "whole, for it does not divide their replicas": whole}
-    said = "; ".join(f"{how}: {shorten(names)}" for how, names in does.items() if names)
-    if said:
-        text = f"nothing else tells, so --optimizer-shard {wanted} alone decides: {said}"
+    """Yield a note on the tensors that only the requested shard decides."""
+    sharded = [name for name in by_request if shards[name] > 1]
+    unsharded = [name for name in by_request if shards[name] == 1]
+    groups = {"cut": sharded, "whole, for it does not divide their replicas": unsharded}
+    named = "; ".join(f"{how}: {shorten(names)}" for how, names in groups.items() if names)
+    if named:
+        text = f"nothing else tells, so --optimizer-shard {requested} alone decides: {named}"
         text += "; say by hand of those that are whole that they are `replicated` (-s MORE.yaml)"
         yield Diagnostic("inferred", text)

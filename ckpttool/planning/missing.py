@@ -1,14 +1,14 @@
-"""Missing and damaged files: which slices are lost, and which ranks replace them.
+"""Missing and damaged files: which slices are missing, and which ranks replace them.
 
-A slice that another rank holds is read from there.  The strategy tells what a file held; for
-parameters that it does not list, the other ranks of the stage tell, since they run the same
-program.  If these hold different parameters (saved without redundancy), a damaged file may have
-held something that nobody else has; then it is not replaced.
+A slice that another rank holds is read from there.  The strategy shows which slices a file held.
+The other ranks of its stage show which unlisted parameters it held, since all run the same program.
+A damaged file is not replaced if these ranks hold different parameters (saved without redundancy).
+It may have held something that no other rank has.
 
-``remove_redundancy=True`` deals the parameters of a replica group out in turn, so a rank may hold
-nothing.  Safetensors files are marked, unless they hold nothing; ``.ckpt`` files are not, and those
-that hold nothing have 0 bytes.  Parameters without a layout are on every rank, or, if there are no
-layouts at all, dealt out like the others.
+``remove_redundancy=True`` assigns the parameters of a replica group to its ranks in turn, so a rank
+may hold nothing.  Safetensors files record it, unless they hold nothing.  ``.ckpt`` files do not
+record it, and have 0 bytes if they hold nothing.  Every rank stores the parameters without a
+layout.  If there are no layouts at all, they are assigned in turn as well.
 
 Source
 ------
@@ -31,66 +31,69 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Sharding, Strategy
 from ckpttool.model.wording import count, format_ranks, shorten
-from ckpttool.planning.optimizer_state import find_owners, followed_parameter
+from ckpttool.planning.optimizer_state import followed_parameter, match_states_by_name
 
 
-def find_lacking(catalog: Catalog, found: Iterable[Source]) -> Iterator[Diagnostic]:
-    """Yield files that lack what their replicas hold, or that no slice is held twice."""
-    lacks: dict[int, list[str]] = defaultdict(list)
-    others: dict[int, set[int]] = defaultdict(set)
+def find_incomplete_files(catalog: Catalog, found: Iterable[Source]) -> Iterator[Diagnostic]:
+    """Yield a diagnostic for each file that lacks slices that its replicas hold.
+
+    If every slice is in the file of one rank, yield one diagnostic for the whole checkpoint.
+    """
+    missing: dict[int, list[str]] = defaultdict(list)
+    replicas: dict[int, set[int]] = defaultdict(set)
     is_held_twice = False
-    cut = [source for source in found if source.has_layout and source.meta.text is None]
+    sharded = [source for source in found if source.has_layout and source.meta.text is None]
     holders = catalog.holders
-    different = {source.slicing.distribution_key: source.slicing for source in cut}
+    slicings = {source.slicing.distribution_key: source.slicing for source in sharded}
     expected = {
-        key: catalog.files.keys() & {*chain(*slicing.owners())}
-        for key, slicing in different.items()
+        key: catalog.files.keys() & {*chain(*slicing.owners())} for key, slicing in slicings.items()
     }
     if all(
-        expected[source.slicing.distribution_key] <= {*holders[source.meta.name]} for source in cut
+        expected[source.slicing.distribution_key] <= {*holders[source.meta.name]}
+        for source in sharded
     ):
-        return  # as nearly always; going through all slices takes time
-    for source in cut:
-        for held, owners in zip(source.slicing.replicas(), source.slicing.owners(), strict=True):
-            is_held_twice = is_held_twice or len(held) > 1
+        return  # nearly every checkpoint is complete, and the loop over all slices is slow
+    for source in sharded:
+        for holding, owners in zip(source.slicing.replicas(), source.slicing.owners(), strict=True):
+            is_held_twice = is_held_twice or len(holding) > 1
             for rank in owners:
-                if rank in catalog.files and rank not in held:
-                    lacks[rank].append(source.meta.name)
-                    others[rank].update(sorted(held)[:1])
-    if lacks and not is_held_twice:
+                if rank in catalog.files and rank not in holding:
+                    missing[rank].append(source.meta.name)
+                    replicas[rank].update(sorted(holding)[:1])
+    if missing and not is_held_twice:
         text = "saved without redundancy: every slice is in the file of one rank only"
         yield Diagnostic("deduplicated", text)
         return
-    for rank, names in sorted(lacks.items()):
+    for rank, names in sorted(missing.items()):
         file = catalog.files[rank]
         state = "is empty (0 bytes)" if file.nbytes == 0 else "was perhaps cut short"
         text = (
             f"rank {rank}: {file.path} lacks {count(len(names), 'parameter')} of which others hold "
-            f"replicas ({shorten(names)}; on {format_ranks(sorted(others[rank]))}), so it {state}"
+            f"replicas ({shorten(names)}; on {format_ranks(sorted(replicas[rank]))}), so it {state}"
         )
         yield Diagnostic("lacking", text, ranks=(rank,))
 
 
-# A file that is whole, and one that somebody may have put there: neither is to be passed over.
+# An unsupported file is intact, and another may be forged: replicas must not hide that.
 _NEVER_REPLACED = (UnsupportedError, AuthenticityError)
 
-NO_FILE = "no checkpoint file found in"
+_NO_FILE = "no checkpoint file found in"
 
-Lacking = Mapping[tuple[int, ...], Sequence[str]]  # parameters, by the owners that should have them
+MissingNames = Mapping[tuple[int, ...], Sequence[str]]  # owners of missing slices to parameters
 
 
 @dataclass(frozen=True, slots=True)
 class MissingSlices:
-    """What files that are not there, or cannot be read, take with them.
+    """Effects of missing and damaged files.
 
     Attributes
     ----------
     problems
-        What is lost.
+        Slices that no file holds.
     notes
-        Of each rank whose slices are all read from others, why, and from which.
+        Ranks whose slices are read from replicas: the reason, and the other ranks.
     damage
-        Of the damaged files those that nothing replaces.
+        Errors of the damaged files that replicas do not replace.
     """
 
     problems: tuple[Diagnostic, ...]
@@ -101,39 +104,43 @@ class MissingSlices:
 def find_missing_slices(
     catalog: Catalog,
     sharding: Sharding,
-    lacking: Lacking,
-    own: Collection[str],
+    missing: MissingNames,
+    per_rank: Collection[str],
     is_deduplicated: bool,
 ) -> MissingSlices:
-    """What is lost with files that are missing or damaged, and what is replaced.
+    """Find the slices that no file holds, and the damaged files that replicas replace.
 
     Parameters
     ----------
-    catalog, strategy
-        What is on disk, and how it is cut.
-    lacking
-        Slices that nobody has: the ranks that should have them, with the parameters.
-    own
-        Parameters that the strategy does not list and of which each rank's is wanted.
+    catalog, sharding
+        The files, and how the tensors are spread over them.
+    missing
+        Parameters with slices that no rank has, by the owners of these slices.
+    per_rank
+        Unlisted parameters that are taken from every rank.
     is_deduplicated
-        Whether it was saved without redundancy.
+        Whether the checkpoint was saved without redundancy.
     """
     if isinstance(catalog, SelfDescribedCatalog):
-        return _described_missing(catalog.damaged.values(), catalog.description.broken)
-    lacking = _of_expected(catalog, lacking)
-    lost = {rank for owners in lacking for rank in owners}
+        return _described_missing_slices(catalog.damaged.values(), catalog.description.broken)
+    missing = _keep_expected_ranks(catalog, missing)
+    unreplaced = {rank for owners in missing for rank in owners}
     problems = [
         _missing_problem(catalog, owners, names, is_deduplicated)
-        for owners, names in _in_groups(catalog, lacking)
+        for owners, names in _group_missing(catalog, missing)
     ]
     damage: list[FormatError] = []
     notes: list[Diagnostic] = []
-    absent = tuple(rank for rank in _absent(catalog, sharding) if rank not in lost)
-    owned = _holders_and_layouts(catalog, sharding) if catalog.damaged or absent else []
+    without_file = tuple(
+        rank for rank in _ranks_without_file(catalog, sharding) if rank not in unreplaced
+    )
+    parameters = _holders_and_layouts(catalog, sharding) if catalog.damaged or without_file else []
     for rank, error in catalog.damaged.items():
-        reason = "" if rank in lost else _why_unknown(catalog, sharding, rank, is_deduplicated)
+        reason: str | None = ""
+        if rank not in unreplaced:
+            reason = _unknown_contents_reason(catalog, sharding, rank, is_deduplicated)
         if reason is None:
-            others = format_ranks(_replacements(owned, [rank], catalog))
+            others = format_ranks(_replacement_ranks(parameters, [rank], catalog))
             notes.append(
                 Diagnostic(
                     "damaged_replica",
@@ -147,23 +154,29 @@ def find_missing_slices(
         damage.append(error)
         if reason:
             problems.append(Diagnostic("missing", f"rank {rank}: {reason}", ranks=(rank,)))
-    if absent and catalog.files:
-        text = f"{format_ranks(absent)}: {NO_FILE} {catalog.root}; all slices "
-        text += f"are read from replicas: {format_ranks(_replacements(owned, absent, catalog))}"
-        notes.append(Diagnostic("missing_replica", text, ranks=absent))
-    gone = tuple(rank for rank in catalog.damaged if rank not in lost)
-    text = f"{shorten(own)}: not in the strategy, each rank has its own, and that of "
-    if own and gone:
-        text += f"{format_ranks(gone)} is lost; decide with --unlisted first or drop"
-        problems.append(Diagnostic("missing", text, ranks=gone))
-    elif own and absent:
-        text += f"{format_ranks(absent)}, if there was one, is lost"
-        notes.append(Diagnostic("missing_own", text, ranks=absent))
+    if without_file and catalog.files:
+        others = format_ranks(_replacement_ranks(parameters, without_file, catalog))
+        text = f"{format_ranks(without_file)}: {_NO_FILE} {catalog.root}; all slices "
+        text += f"are read from replicas: {others}"
+        notes.append(Diagnostic("missing_replica", text, ranks=without_file))
+    damaged = tuple(rank for rank in catalog.damaged if rank not in unreplaced)
+    text = f"{shorten(per_rank)}: not in the strategy, each rank has its own, and that of "
+    if per_rank and damaged:
+        text += f"{format_ranks(damaged)} is lost; decide with --unlisted first or drop"
+        problems.append(Diagnostic("missing", text, ranks=damaged))
+    elif per_rank and without_file:
+        text += f"{format_ranks(without_file)}, if there was one, is lost"
+        notes.append(Diagnostic("missing_own", text, ranks=without_file))
     return MissingSlices(tuple(problems), tuple(notes), tuple(damage))
 
 
-def _described_missing(damaged: Iterable[FormatError], broken: Collection[str]) -> MissingSlices:
-    """Of a checkpoint that describes itself, which knows its files by name and not by rank."""
+def _described_missing_slices(
+    damaged: Iterable[FormatError], broken: Collection[str]
+) -> MissingSlices:
+    """Return the effects of damaged files of a checkpoint that describes itself.
+
+    Its description lists files by name, not by rank.
+    """
     errors = tuple(damaged)
     if broken or any(isinstance(error, _NEVER_REPLACED) for error in errors):
         return MissingSlices((), (), errors)
@@ -171,10 +184,10 @@ def _described_missing(damaged: Iterable[FormatError], broken: Collection[str]) 
     return MissingSlices((), tuple(Diagnostic("faulty_replica", text) for text in texts), ())
 
 
-def notes_of_scan(catalog: Catalog, sharding: Sharding) -> Iterator[Diagnostic]:
-    """Yield the diagnostics of a catalog that are no errors for a conversion.
+def scan_notes(catalog: Catalog, sharding: Sharding) -> Iterator[Diagnostic]:
+    """Yield the diagnostics of a catalog that are not errors of a conversion.
 
-    With a strategy those on missing ranks are left out: `find_missing_slices` says more.
+    With a strategy, `find_missing_slices` reports the missing ranks in more detail.
     """
     errors = catalog.errors()
     for one in catalog.diagnostics:
@@ -183,49 +196,52 @@ def notes_of_scan(catalog: Catalog, sharding: Sharding) -> Iterator[Diagnostic]:
         elif isinstance(sharding, Merged) and (
             ranks := tuple(filter(catalog.is_expected, one.ranks))
         ):
-            text = f"{format_ranks(ranks)}: {NO_FILE} {catalog.root}"
+            text = f"{format_ranks(ranks)}: {_NO_FILE} {catalog.root}"
             yield replace(one, message=text, ranks=ranks)
 
 
-def hold_alike(catalog: Catalog, ranks: Collection[int]) -> bool:
-    """Whether those of ``ranks`` that have a file, at least one, hold the same parameters."""
+def hold_same_parameters(catalog: Catalog, ranks: Collection[int]) -> bool:
+    """Return whether the files of ``ranks``, at least one, hold the same parameters."""
     held = [catalog.files[rank].header.keys() for rank in ranks if rank in catalog.files]
     return bool(held) and all(names == held[0] for names in held)
 
 
-def _absent(catalog: Catalog, sharding: Sharding) -> list[int]:
-    """Ranks that should have a file and have none, not even a damaged one."""
+def _ranks_without_file(catalog: Catalog, sharding: Sharding) -> list[int]:
+    """Return the ranks without a file, not even a damaged one, that should have one."""
     known = {*catalog.files, *catalog.damaged}
     missing = catalog.missing_ranks if isinstance(catalog, RankCatalog) else ()
     expected = sharding.ranks if isinstance(sharding, Strategy) else missing
     return [rank for rank in expected if rank not in known and catalog.is_expected(rank)]
 
 
-def _of_expected(catalog: Catalog, lacking: Lacking) -> Lacking:
-    """Keep only the missing slices of ranks that this set was written for."""
+def _keep_expected_ranks(catalog: Catalog, missing: MissingNames) -> MissingNames:
+    """Keep only the missing slices of ranks that this checkpoint was written for."""
     found: dict[tuple[int, ...], list[str]] = {}
-    for owners, names in lacking.items():
+    for owners, names in missing.items():
         expected = tuple(filter(catalog.is_expected, owners))
         if expected:
             found.setdefault(expected, []).extend(names)
     return found
 
 
-def _why_unknown(
+def _unknown_contents_reason(
     catalog: Catalog, sharding: Sharding, rank: int, is_deduplicated: bool
 ) -> str | None:
-    """Why it cannot be known what a damaged file held; None if it can, "" if that needs no word."""
-    fellows: Collection[int] = catalog.files
+    """Return why it is unknown what a damaged file held.
+
+    Return None if it is known, and "" if another message gives the reason.
+    """
+    peers: Collection[int] = catalog.files
     if isinstance(catalog.damaged[rank], _NEVER_REPLACED):
-        return ""  # the message says what to do
+        return ""  # the error says what to do
     if isinstance(sharding, Strategy):
         if rank not in sharding.ranks:
-            return ""  # that it does not belong there is told elsewhere
+            return ""  # `check_presence` reports ranks outside the strategy
         first = rank - rank % sharding.stage_ranks
-        fellows = range(first, first + sharding.stage_ranks)
-    if hold_alike(catalog, fellows) and not is_deduplicated:
+        peers = range(first, first + sharding.stage_ranks)
+    if hold_same_parameters(catalog, peers) and not is_deduplicated:
         return None
-    if not any(fellow in catalog.files for fellow in fellows):
+    if not any(peer in catalog.files for peer in peers):
         return ""
     return (
         "what its file held besides is not known, since the other ranks do not all hold the same "
@@ -233,36 +249,43 @@ def _why_unknown(
     )
 
 
-_Owned = Sequence[tuple[Collection[int], Sequence[Layout]]]
+_HoldersAndLayouts = Sequence[tuple[Collection[int], Sequence[Layout]]]
 
 
-def _holders_and_layouts(catalog: Catalog, sharding: Sharding) -> _Owned:
-    """For every parameter that has layouts, the ranks that have a slice of it, and the layouts."""
+def _holders_and_layouts(catalog: Catalog, sharding: Sharding) -> _HoldersAndLayouts:
+    """Return the ranks that hold each parameter, and its layouts if it has any."""
     found = []
-    owners = find_owners(sharding.layouts, catalog.metas)
+    parameter_of_state = match_states_by_name(sharding.layouts, catalog.metas)
     for name, ranks in catalog.holders.items():
-        base = followed_parameter(catalog, sharding, name, ranks, owners) or name
-        found.append((frozenset(ranks), sharding.layouts.get(base, ())))
+        parameter = followed_parameter(catalog, sharding, name, ranks, parameter_of_state) or name
+        found.append((frozenset(ranks), sharding.layouts.get(parameter, ())))
     return found
 
 
-def _replacements(owned: _Owned, ranks: Sequence[int], catalog: Catalog) -> list[int]:
-    """The ranks that slices of ``ranks`` are read from."""
+def _replacement_ranks(
+    parameters: _HoldersAndLayouts, ranks: Sequence[int], catalog: Catalog
+) -> list[int]:
+    """Return the ranks from which the slices of ``ranks`` are read."""
     used: set[int] = set()
-    for holders, layouts in owned:
+    for holding, layouts in parameters:
         for layout in layouts:
             for rank in ranks:
                 owners = layout.owners(layout.slice_index(rank)) if rank in layout.ranks else ()
-                used.update([owner for owner in owners if owner in holders][:1])
-    return sorted(used or {min(catalog.files)})  # all of them hold everything, if none is used
+                used.update([owner for owner in owners if owner in holding][:1])
+    return sorted(used or {min(catalog.files)})  # without layouts every rank holds everything
 
 
-def _in_groups(catalog: Catalog, lacking: Lacking) -> Iterator[tuple[Sequence[int], Sequence[str]]]:
-    """The same, with ranks together that have no file and lack the same: they may be thousands."""
+def _group_missing(
+    catalog: Catalog, missing: MissingNames
+) -> Iterator[tuple[Sequence[int], Sequence[str]]]:
+    """Join the missing slices of ranks without a file if their parameters are equal.
+
+    There may be thousands of such ranks, and each group becomes one message.
+    """
     groups: dict[tuple[tuple[int, ...], tuple[str, ...]], set[int]] = {}
-    for owners, names in lacking.items():
-        is_there = all(rank in catalog.files for rank in owners)
-        groups.setdefault((owners if is_there else (), tuple(names)), set()).update(owners)
+    for owners, names in missing.items():
+        have_files = all(rank in catalog.files for rank in owners)
+        groups.setdefault((owners if have_files else (), tuple(names)), set()).update(owners)
     for (_, names), ranks in groups.items():
         yield sorted(ranks), names
 
@@ -270,77 +293,79 @@ def _in_groups(catalog: Catalog, lacking: Lacking) -> Iterator[tuple[Sequence[in
 def _missing_problem(
     catalog: Catalog, owners: Sequence[int], names: Sequence[str], is_deduplicated: bool
 ) -> Diagnostic:
-    """The problem of slices that nobody has."""
+    """Return the problem of slices that no rank has."""
     damaged = [rank for rank in owners if rank in catalog.damaged]
-    gone = [rank for rank in owners if rank not in catalog.files and rank not in damaged]
+    without_file = [rank for rank in owners if rank not in catalog.files and rank not in damaged]
     reasons = []
-    told = []
-    if gone:
+    notes = []
+    if without_file:
         codes = ("leftover", "absent", "part")
-        told = [note for note in catalog.diagnostics if note.code in codes]
-        left = "; ".join(note.message if note.where == catalog.root else note.text for note in told)
-        reasons.append(f"{format_ranks(gone)}: {NO_FILE} {catalog.root}")
-        reasons[-1] += f" ({left})" if left else ""
+        notes = [note for note in catalog.diagnostics if note.code in codes]
+        remarks = "; ".join(
+            note.message if note.where == catalog.root else note.text for note in notes
+        )
+        reasons.append(f"{format_ranks(without_file)}: {_NO_FILE} {catalog.root}")
+        reasons[-1] += f" ({remarks})" if remarks else ""
     if damaged:
         reasons.append(f"{format_ranks(damaged)}: not read")
-    there = [catalog.files[rank].path for rank in owners if rank in catalog.files]
-    if reasons and there and not is_deduplicated:
-        reasons.append(f"lacking in {shorten(there, 3)} (perhaps cut short)")
+    incomplete = [catalog.files[rank].path for rank in owners if rank in catalog.files]
+    if reasons and incomplete and not is_deduplicated:
+        reasons.append(f"lacking in {shorten(incomplete, 3)} (perhaps cut short)")
     if not reasons:
         file = catalog.files[owners[0]]
         state = "is empty (0 bytes)" if file.nbytes == 0 else "was perhaps cut short"
-        of_file = f" ({file.path} {state})"
+        remark = f" ({file.path} {state})"
         if is_deduplicated:
-            of_file = _empty_files(catalog, owners)
-        reasons = [f"{format_ranks(owners)}: slices are missing{of_file}"]
-    why = f" (saved without redundancy, {MARK})" if is_deduplicated else ""
-    many = f"parameter {names[0]}"
+            remark = _empty_files_message(catalog, owners)
+        reasons = [f"{format_ranks(owners)}: slices are missing{remark}"]
+    reason = f" (saved without redundancy, {REDUNDANCY_KEY})" if is_deduplicated else ""
+    parameters = f"parameter {names[0]}"
     if len(names) > 1:
-        many = f"{count(len(names), 'parameter')} ({shorten(names)})"
-    text = f"{', '.join(reasons)}; no other rank has them{why}: {many}"
-    if any(note.code == "part" for note in told):
+        parameters = f"{count(len(names), 'parameter')} ({shorten(names)})"
+    text = f"{', '.join(reasons)}; no other rank has them{reason}: {parameters}"
+    if any(note.code == "part" for note in notes):
         text += "; write all ranks, without --rank, or put back what is lost"
-    elif (gone or damaged) and not catalog.errors():  # which tell more of the cause
+    elif (without_file or damaged) and not catalog.errors():  # these name the cause
         text += "; put back what is lost, or take another step (--step)"
     tensor = names[0] if len(names) == 1 else None
     return Diagnostic("missing", text, tensor=tensor, ranks=tuple(owners))
 
 
-def _empty_files(catalog: Catalog, owners: Sequence[int]) -> str:
-    """Says which files of these ranks are empty; without redundancy some may be, by right."""
+def _empty_files_message(catalog: Catalog, owners: Sequence[int]) -> str:
+    """Return a remark on the empty files of ``owners``; "" if there are none."""
     empty = [catalog.files[rank].path for rank in owners if catalog.files[rank].nbytes == 0]
     return f" ({shorten(empty)}: 0 bytes; emptied?)" if empty else ""
 
 
-MARK = "remove_redundancy"
+REDUNDANCY_KEY = "remove_redundancy"
 
 
-def is_marked(catalog: Catalog) -> bool:
-    """Whether a file says that the checkpoint was saved without redundancy."""
-    return any(file.attrs.get(MARK) == "True" for file in catalog.files.values())
+def has_redundancy_mark(catalog: Catalog) -> bool:
+    """Return whether a file records that the checkpoint was saved without redundancy."""
+    return any(file.attrs.get(REDUNDANCY_KEY) == "True" for file in catalog.files.values())
 
 
 def is_deduplicated(catalog: Catalog, sharding: Sharding) -> bool:
-    """Whether a checkpoint was saved without redundancy, as its files say or show.
+    """Return whether a checkpoint was saved without redundancy.
 
-    They show it if no slice is held twice, and one is held by one rank and not by another that
-    has a file and should hold it, too.  A strategy without layouts says that all should hold all.
+    Its files may record it.  Otherwise they show it if each slice is in one file only, and some
+    owner of a slice lacks it.  Without layouts every rank owns everything.
     """
     if isinstance(catalog, SelfDescribedCatalog):
-        return False  # it tells itself who has what
-    if is_marked(catalog):
+        return False  # its description lists the slices of every file
+    if has_redundancy_mark(catalog):
         return True
-    if any(MARK in file.attrs for file in catalog.files.values()):
+    if any(REDUNDANCY_KEY in file.attrs for file in catalog.files.values()):
         return False
     files = catalog.files
     if not sharding.layouts:
-        held = Counter(name for file in files.values() for name in file.header)
-        return len(files) > 1 and bool(held) and max(held.values()) == 1
-    is_short = False
+        counts = Counter(name for file in files.values() for name in file.header)
+        return len(files) > 1 and bool(counts) and max(counts.values()) == 1
+    is_incomplete = False
     for name, layouts in sharding.layouts.items():
         for layout in layouts:
             if math.prod(layout.parts) == len(layout.ranks):
-                continue  # no two ranks share a slice, which need not be counted
+                continue  # every slice has one owner, so counting would only take time
             owners = [rank for rank in layout.ranks if rank in files]
             expected = Counter(layout.slice_index(rank) for rank in owners)
             found = Counter(
@@ -348,24 +373,24 @@ def is_deduplicated(catalog: Catalog, sharding: Sharding) -> bool:
             )
             if any(number > 1 for number in found.values()):
                 return False
-            is_short = is_short or any(expected[index] > 1 for index in found)
-    return is_short
+            is_incomplete = is_incomplete or any(expected[index] > 1 for index in found)
+    return is_incomplete
 
 
-def note_redundancy(catalog: Catalog, is_deduplicated: bool | None) -> Diagnostic | None:
-    """What should be known of a checkpoint without redundancy, and of ranks that hold nothing.
+def redundancy_note(catalog: Catalog, is_deduplicated: bool | None) -> Diagnostic | None:
+    """Return the note on a checkpoint without redundancy, or on ranks that hold nothing.
 
-    None for ``is_deduplicated`` says that there is no strategy that could tell.
+    ``is_deduplicated`` is None without a strategy, which could show it.
     """
-    idle = [rank for rank, file in catalog.files.items() if not file.tensors]
-    nothing = f"{format_ranks(idle)} hold{'s' if len(idle) == 1 else ''} nothing"
-    if is_deduplicated or (is_deduplicated is None and is_marked(catalog)):
-        text = f"{catalog.root}: saved without redundancy ({MARK}): of ranks with equal slices "
-        text += "one alone has each" + (f"; {nothing}" if idle else "")
+    empty = [rank for rank, file in catalog.files.items() if not file.tensors]
+    nothing = f"{format_ranks(empty)} hold{'s' if len(empty) == 1 else ''} nothing"
+    if is_deduplicated or (is_deduplicated is None and has_redundancy_mark(catalog)):
+        text = f"{catalog.root}: saved without redundancy ({REDUNDANCY_KEY}): of ranks with equal "
+        text += "slices one alone has each" + (f"; {nothing}" if empty else "")
         return Diagnostic("deduplicated", text)
-    if not idle:
+    if not empty:
         return None
-    file = catalog.files[idle[0]]
+    file = catalog.files[empty[0]]
     text = f"{nothing} ({file.path} has {file.nbytes} bytes)"
     if is_deduplicated is None:
         text += ": cut short, or saved without redundancy (a strategy, -s, tells)"
@@ -374,15 +399,17 @@ def note_redundancy(catalog: Catalog, is_deduplicated: bool | None) -> Diagnosti
     return Diagnostic("emptied", text)
 
 
-def absent_ranks(catalog: Catalog) -> Iterator[str]:
-    """Ranks without a file, where no other rank has what they had and nothing tells what it was."""
+def missing_rank_problems(catalog: Catalog) -> Iterator[Diagnostic]:
+    """Yield the problem of ranks without a file in a deduplicated checkpoint without layouts.
+
+    No other rank has their parameters, and nothing shows which these are.
+    """
     known = {*catalog.files, *catalog.damaged}
-    absent = [rank for rank in range(max(known)) if rank not in known]
-    if absent:
-        yield (
-            f"{format_ranks(absent)}: no checkpoint file found in {catalog.root}, which was saved "
-            f"without redundancy ({MARK}): what they had no other rank has"
-        )
+    missing = [rank for rank in range(max(known)) if rank not in known]
+    if missing:
+        text = f"{format_ranks(missing)}: {_NO_FILE} {catalog.root}, which was saved without "
+        text += f"redundancy ({REDUNDANCY_KEY}): what they had no other rank has"
+        yield Diagnostic("missing", text)
 
 
 def quarantine_damaged(catalog: Catalog, sharding: Sharding) -> Catalog:
@@ -393,7 +420,7 @@ def quarantine_damaged(catalog: Catalog, sharding: Sharding) -> Catalog:
 
 
 def _with_damaged(catalog: Catalog, reasons: Mapping[int, str]) -> Catalog:
-    """The catalog with files that are damaged for some reason; itself if there are none."""
+    """Return the catalog with the files of ``reasons`` among the damaged ones."""
     if not reasons:
         return catalog
     files = catalog.files
@@ -406,10 +433,10 @@ def _with_damaged(catalog: Catalog, reasons: Mapping[int, str]) -> Catalog:
 
 
 def _find_empty(catalog: Catalog, sharding: Sharding) -> dict[int, str]:
-    """Files of 0 bytes, where each should hold something.
+    """Find the empty files that should hold something, with the reason for each rank.
 
-    Only without redundancy may a rank hold nothing, or if its stage has no layouts at all.  Without
-    a strategy that is not known, unless no file holds anything.
+    A rank may hold nothing if its stage has no layouts, or if the checkpoint has no redundancy.
+    Files of ranks without a strategy are found only if all of them are empty.
     """
     empty = {rank for rank, file in catalog.files.items() if not file.nbytes}
     if not empty:

@@ -1,14 +1,14 @@
-"""Optimizer state: whose layout it has, where the strategy omits it or is wrong.
+"""Layouts of optimizer state that the strategy omits or lists wrongly.
 
 A state is called ``<prefix>.<parameter>`` and has the full shape of its parameter.  Names and
-shapes show it, whatever the prefix is: an unlisted name is a state if its slices have the shape of
-the parameter's slices on every rank.  Slices never lie: where they have that shape they are sharded
-like the parameter's, whatever the strategy says.
+shapes identify it, whatever the prefix is.  An unlisted name is a state if its slices have the
+shape of the parameter's slices on every rank.  Slices are stronger evidence than the strategy.
+State with slices of that shape is sharded like its parameter.
 
-Accumulated gradients (``accu_grads.*``) differ.  MindSpore copies the entry of the parameter with
-its optimizer shard, and shards the gradients by it only under ``gradient_accumulation_shard``.
-Where the source's strategy claims a shard that its slices do not have, the same setting holds for
-the target; else the target's strategy is believed.
+Accumulated gradients (``accu_grads.*``) differ.  MindSpore copies the strategy entry of the
+parameter, with its optimizer shard.  It shards the gradients by it only under
+``gradient_accumulation_shard``.  The strategy of the source may list a shard that its slices do not
+have.  Then the target does not use it either; otherwise the strategy of the target decides.
 """
 
 from __future__ import annotations
@@ -33,90 +33,102 @@ from ckpttool.model.strategy import Sharding, Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.model.wording import count, shorten
 
-Owners = Mapping[str, str]  # the parameter of each state
+ParameterOfState = Mapping[str, str]  # name of a state to name of its parameter
 
 
-def find_owners(listed: Collection[str], metas: Mapping[str, TensorMeta]) -> dict[str, str]:
-    """Return the parameter of every optimizer state, as far as names tell.
+def match_states_by_name(
+    listed: Collection[str], metas: Mapping[str, TensorMeta]
+) -> dict[str, str]:
+    """Match optimizer states with their parameters by their names.
 
-    A name is that of a state if a prefix of one word stands before the name of another parameter,
-    and the prefix is that of an optimizer.  It is that of a module if anything else has it: next to
-    ``decoder.norm`` the name ``decoder.embedding`` is not that of a state of ``embedding``, unless
-    there is a ``decoder.decoder.norm``.  An optimizer may keep single values besides.  The prefixes
-    of MindSpore's optimizers are modules only if the strategy says so, since the parameters of
-    their states may be gone.
+    A state's name is a prefix of one word, a dot, and the name of another parameter.  The prefix
+    must belong to an optimizer, not to a module.  It belongs to a module if it also begins a name
+    that is not a state's.  With ``decoder.norm``, for example, ``decoder.embedding`` is not a state
+    of ``embedding``, unless ``decoder.decoder.norm`` exists.  Tensors with one element do not
+    count, since an optimizer may store some.
+
+    Only the strategy can show that a prefix of MindSpore's optimizers belongs to a module.  Any
+    other name with such a prefix may be a state whose parameter is missing.
 
     Parameters
     ----------
     listed
         Names that the strategy lists.
     metas
-        What the checkpoint holds, by name.
+        Tensors of the checkpoint by name.
 
     Examples
     --------
     >>> w = TensorMeta("w", "Float32", (4, 3))
-    >>> find_owners(["w", "b"], {"w": w, "b": w, "mine.w": w, "mine.b": w})
+    >>> match_states_by_name(["w", "b"], {"w": w, "b": w, "mine.w": w, "mine.b": w})
     {'mine.w': 'w', 'mine.b': 'b'}
     """
     names = dict.fromkeys((*listed, *metas))
     found: dict[str, str] = {}
-    modules: set[str] = set()  # and those that are so for certain:
+    modules: set[str] = set()
     listed_modules: set[str] = set()
     for name in names:
-        prefix, _, base = name.partition(".")
-        known = owner_of(name)
-        if known in names:
-            found[name] = known
-        elif base in names and base and prefix.isidentifier():
-            found[name] = base
+        prefix, _, parameter = name.partition(".")
+        by_prefix = parameter_by_prefix(name)
+        if by_prefix in names:
+            found[name] = by_prefix
+        elif parameter in names and parameter and prefix.isidentifier():
+            found[name] = parameter
         elif f"{prefix}.{name}" in names:
-            continue  # a parameter of a module that is called like the prefix of its state
+            continue  # a parameter of a module whose name is also the prefix of its state
         elif name in listed:
             listed_modules.add(prefix)
         elif math.prod(metas[name].shape) != 1:
             modules.add(prefix)
     modules |= listed_modules
-    owners = {}
-    for name, base in found.items():
-        prefix = name.removesuffix(base).removesuffix(".")
-        if prefix not in (modules if owner_of(name) is None else listed_modules):
-            owners[name] = base
-    for name, base in owners.items():
-        while base not in listed and base in owners:  # state of a state that is not listed
-            base = owners[base]
-        owners[name] = base
-    return owners
+    parameter_of_state = {}
+    for name, parameter in found.items():
+        prefix = name.removesuffix(parameter).removesuffix(".")
+        if prefix not in (modules if parameter_by_prefix(name) is None else listed_modules):
+            parameter_of_state[name] = parameter
+    for name, parameter in parameter_of_state.items():
+        # The parameter of an unlisted state may be an unlisted state itself.
+        while parameter not in listed and parameter in parameter_of_state:
+            parameter = parameter_of_state[parameter]
+        parameter_of_state[name] = parameter
+    return parameter_of_state
 
 
-def owners_of_full(listed: Collection[str], metas: Mapping[str, TensorMeta]) -> dict[str, str]:
-    """Return the parameter of every state, by names as `find_owners` and by full shapes.
+def match_states_by_shape(
+    listed: Collection[str], metas: Mapping[str, TensorMeta]
+) -> dict[str, str]:
+    """Match optimizer states with their parameters by their names and full shapes.
 
-    A state of none of MindSpore's optimizers has the shape of its parameter, if both are known.
+    A state without a prefix of MindSpore's optimizers must have the shape of its parameter, if both
+    shapes are known.
     """
     return {
-        name: base
-        for name, base in find_owners(listed, metas).items()
-        if owner_of(name) is not None
+        name: parameter
+        for name, parameter in match_states_by_name(listed, metas).items()
+        if parameter_by_prefix(name) is not None
         or name not in metas
-        or base not in metas
-        or metas[name].shape == metas[base].shape
+        or parameter not in metas
+        or metas[name].shape == metas[parameter].shape
     }
 
 
-def follows_in_full(name: str, owners: Owners, metas: Mapping[str, TensorMeta]) -> bool:
-    """Whether a state has the full shape that its parameter tells."""
-    base = owners.get(name, "")
-    return base in metas and metas[name].shape == _reduced(name, metas[base].shape)
+def has_expected_full_shape(
+    name: str, parameter_of_state: ParameterOfState, metas: Mapping[str, TensorMeta]
+) -> bool:
+    """Return whether a state has the full shape that follows from its parameter."""
+    parameter = parameter_of_state.get(name, "")
+    return parameter in metas and metas[name].shape == _state_shape(name, metas[parameter].shape)
 
 
-def state_layouts(sharding: Sharding, name: str, owners: Owners) -> tuple[Layout, ...]:
-    """The layouts that ``name`` has if it is state of a listed parameter; none if it is not.
+def state_layouts(
+    sharding: Sharding, name: str, parameter_of_state: ParameterOfState
+) -> tuple[Layout, ...]:
+    """Return the layouts of a state of a listed parameter; none for any other tensor.
 
-    They are the parameter's, with an axis less for statistics of rows and columns.
+    A state has its parameter's layouts.  Statistics of rows and columns have one axis less.
     """
-    base, reduced = owners.get(name), reduced_from(name)
-    layouts = () if base is None else sharding.layouts.get(base, ())
+    parameter, reduced = parameter_of_state.get(name), reduced_from(name)
+    layouts = () if parameter is None else sharding.layouts.get(parameter, ())
     if reduced is None:
         return layouts
     found = [without_axis(layout, reduced[1]) for layout in layouts]
@@ -124,34 +136,46 @@ def state_layouts(sharding: Sharding, name: str, owners: Owners) -> tuple[Layout
 
 
 def followed_parameter(
-    catalog: Catalog, sharding: Sharding, name: str, ranks: Sequence[int], owners: Owners
+    catalog: Catalog,
+    sharding: Sharding,
+    name: str,
+    ranks: Sequence[int],
+    parameter_of_state: ParameterOfState,
 ) -> str | None:
-    """The parameter whose layouts an unlisted ``name`` has, since it is state of it.
+    """Return the parameter whose state the unlisted tensor ``name`` is; None if it is not a state.
 
-    That is so if every slice, on each of ``ranks``, has the shape of the parameter's slices in the
-    same stage.  Which rank holds the parameter does not matter: without redundancy it may be
-    another.
+    A state has slices of the expected shape on all of ``ranks``.  It follows from the parameter's
+    slices in the same stage.  Other ranks may hold these if they were saved without redundancy.
     """
-    base = owners.get(name)
-    if base is None or name in sharding.layouts or not state_layouts(sharding, name, owners):
+    parameter = parameter_of_state.get(name)
+    if (
+        parameter is None
+        or name in sharding.layouts
+        or not state_layouts(sharding, name, parameter_of_state)
+    ):
         return None
     shapes: dict[int, tuple[int, ...]] = {}
-    for layout in sharding.layouts[base]:
-        for rank, shape in _slice_shapes(catalog, base, layout).items():
-            shapes[rank] = _reduced(name, shape)
+    for layout in sharding.layouts[parameter]:
+        for rank, shape in _slice_shapes(catalog, parameter, layout).items():
+            shapes[rank] = _state_shape(name, shape)
     if all(shapes.get(rank) == catalog.files[rank].header[name].meta.shape for rank in ranks):
-        return base
+        return parameter
     return None
 
 
-def borrow_rows(layouts: tuple[Layout, ...], twins: tuple[Layout, ...]) -> tuple[Layout, ...]:
-    """The layouts of a state, with the manual split of its parameter's layouts ``twins``.
+def copy_manual_split(
+    layouts: tuple[Layout, ...], parameter_layouts: tuple[Layout, ...]
+) -> tuple[Layout, ...]:
+    """Copy the manual split of a parameter's layouts to those of its state.
 
-    MindSpore writes the split with the parameter's entry alone.
+    MindSpore writes the split only in the entry of the parameter.
     """
-    if not any(twin.rows for twin in twins):
+    if not any(layout.rows for layout in parameter_layouts):
         return layouts
-    rows = {(twin.ranks, twin.device_matrix, twin.tensor_map): twin.rows for twin in twins}
+    rows = {
+        (layout.ranks, layout.device_matrix, layout.tensor_map): layout.rows
+        for layout in parameter_layouts
+    }
     return tuple(
         layout
         if not layout.is_even
@@ -162,252 +186,276 @@ def borrow_rows(layouts: tuple[Layout, ...], twins: tuple[Layout, ...]) -> tuple
     )
 
 
-def target_layouts(sharding: Sharding, name: str, owners: Owners) -> tuple[Layout, ...]:
-    """The layouts that a listed parameter has in a target.
-
-    Those of states are corrected by their parameters, see `true_layouts`.
-    """
-    own, of_state = sharding.layouts[name], state_layouts(sharding, name, owners)
-    is_statistic = name.startswith(STATISTICS) and name not in sharding.handwritten
-    base = owners.get(name, name)
-    is_cut = any(layout.optimizer_shard > 1 for layout in sharding.layouts.get(base, ()))
-    if of_state and is_statistic and is_cut:
-        return of_state  # whose shard their own entries lack
-    return borrow_rows(own, of_state)
-
-
-def true_layouts(
-    catalog: Catalog, sharding: Sharding, name: str, owners: Owners
+def target_layouts(
+    sharding: Sharding, name: str, parameter_of_state: ParameterOfState
 ) -> tuple[Layout, ...]:
-    """The layouts of a listed parameter, corrected by what its slices and its parameter tell.
+    """Return the layouts of a listed parameter in a target.
 
-    If the strategy gives the full shape and the slices are too small for it by a number of
-    replicas, they are cut by an optimizer shard that the strategy hides.
+    The layouts of a state are corrected by those of its parameter, see `correct_layouts`.
+    """
+    listed, followed = sharding.layouts[name], state_layouts(sharding, name, parameter_of_state)
+    is_statistic = name.startswith(STATISTICS) and name not in sharding.handwritten
+    parameter = parameter_of_state.get(name, name)
+    has_shard = any(layout.optimizer_shard > 1 for layout in sharding.layouts.get(parameter, ()))
+    if followed and is_statistic and has_shard:
+        return followed  # the entries of statistics omit the optimizer shard
+    return copy_manual_split(listed, followed)
 
-    A state has its parameter's full shape, so its slices tell how it is cut.  MindSpore's entries
-    of states are wrong in three ways: those of a manually split embedding lack the split; those of
-    ``accu_grads`` have the parameter's optimizer shard, which cuts these only under
-    ``gradient_accumulation_shard``; those of AdaFactor's statistics do not have it, and are cut.
-    Of a state that is none of MindSpore's only the split is corrected.
 
-    What a person wrote is not corrected, and no tensor map is: see `find_unlike_states`.
+def correct_layouts(
+    catalog: Catalog, sharding: Sharding, name: str, parameter_of_state: ParameterOfState
+) -> tuple[Layout, ...]:
+    """Correct the layouts of a listed parameter by its slices and by its parameter.
+
+    The strategy may give the full shape.  If the slices are too small for it by a divisor of the
+    replicas, the strategy hides an optimizer shard.
+
+    A state has its parameter's full shape, so its slices show how it is sharded.  MindSpore's
+    entries of states are wrong in three ways:
+
+    - The entries for states of a manually split embedding omit the split.
+    - The entries of ``accu_grads`` have the parameter's optimizer shard.  It shards gradients only
+      under ``gradient_accumulation_shard``.
+    - The entries of AdaFactor's statistics omit the optimizer shard, which does shard them.
+
+    Only the split is corrected for a state without a prefix of MindSpore's optimizers.
+    Hand-written layouts and tensor maps are not corrected, see `find_mismatched_states`.
     """
     layouts = sharding.layouts[name]
     if name in sharding.handwritten:
         return layouts
-    shaped = tuple(_shard_by_full_shape(catalog, name, layout) for layout in layouts)
-    twins = state_layouts(sharding, name, owners)
-    if shaped != layouts or not twins:
-        return shaped
-    split = borrow_rows(layouts, twins)
-    if any(layout.rows for layout in (*split, *twins)):
-        for tried in (split, _without_shard(split), twins):
-            if any(layout.rows for layout in tried) and _have_rows(catalog, name, tried):
-                return tried
-    if owner_of(name) is None:
-        return shaped
-    shapes = _shapes(catalog, sharding, name, owners[name])
-    truth = next((full for _, full in shapes if full is not None), None)
-    own = {one.ranks: one for one in layouts}
-    by_stage = {
-        twin.ranks: twin
-        for twin in twins
-        if not twin.rows
-        and twin.ranks in own
-        and (reduced_from(name) is not None or _shard_alike(twin, own[twin.ranks]))
+    with_shard = tuple(_infer_shard(catalog, name, layout) for layout in layouts)
+    parameter_layouts = state_layouts(sharding, name, parameter_of_state)
+    if with_shard != layouts or not parameter_layouts:
+        return with_shard
+    with_split = copy_manual_split(layouts, parameter_layouts)
+    if any(layout.rows for layout in (*with_split, *parameter_layouts)):
+        for candidate in (with_split, _without_shard(with_split), parameter_layouts):
+            if any(layout.rows for layout in candidate) and _has_split_shapes(
+                catalog, name, candidate
+            ):
+                return candidate
+    if parameter_by_prefix(name) is None:
+        return with_shard
+    expected = _expected_shapes(catalog, sharding, name, parameter_of_state[name])
+    full_shape = next((shape for _, shape in expected), None)
+    listed = {layout.ranks: layout for layout in layouts}
+    followed = {
+        layout.ranks: layout
+        for layout in parameter_layouts
+        if not layout.rows
+        and layout.ranks in listed
+        and (
+            reduced_from(name) is not None or _are_equal_without_shard(layout, listed[layout.ranks])
+        )
     }
     return tuple(
         next(
             (
-                tried
-                for tried in (one, bare, by_stage.get(one.ranks, one))
-                if truth is not None and _full_shape(catalog, name, tried) == truth
+                candidate
+                for candidate in (layout, unsharded, followed.get(layout.ranks, layout))
+                if full_shape is not None and _full_shape(catalog, name, candidate) == full_shape
             ),
-            one,
+            layout,
         )
-        for one, bare in zip(layouts, _without_shard(layouts), strict=True)
+        for layout, unsharded in zip(layouts, _without_shard(layouts), strict=True)
     )
 
 
-def _shard_by_full_shape(catalog: Catalog, name: str, layout: Layout) -> Layout:
-    """The layout with the optimizer shard that makes its slices fill the full shape, if one does.
+def _infer_shard(catalog: Catalog, name: str, layout: Layout) -> Layout:
+    """Return the layout with the optimizer shard that makes its slices fill the full shape.
 
-    The strategy says 0 and the slices are cut with ``optimizer_weight_shard_aggregated_save``.
+    Return it unchanged if no shard does.  The shard in the strategy is 0, although the slices have
+    one, with ``optimizer_weight_shard_aggregated_save``.
     """
-    full, implied = layout.full_shape, _full_shape(catalog, name, layout)
-    piece = _slice_shape(catalog, name, layout)
-    if full and piece and len(piece) < len(full):
-        return _shard_of_expanded(layout, piece)
-    if not full or not implied or not implied[0] or layout.rows or layout.optimizer_shard > 1:
+    full_shape, implied = layout.full_shape, _full_shape(catalog, name, layout)
+    slice_shape = _slice_shape(catalog, name, layout)
+    if full_shape and slice_shape and len(slice_shape) < len(full_shape):
+        return _infer_expanded_shard(layout, slice_shape)
+    if not full_shape or not implied or not implied[0] or layout.rows or layout.optimizer_shard > 1:
         return layout
-    shard, rest = divmod(full[0], implied[0])
-    if rest or shard < 2 or full[1:] != implied[1:] or layout.replicas % shard:
+    shard, remainder = divmod(full_shape[0], implied[0])
+    if remainder or shard < 2 or full_shape[1:] != implied[1:] or layout.replicas % shard:
         return layout
     return replace(layout, optimizer_shard=shard)
 
 
-def _shard_of_expanded(layout: Layout, piece: tuple[int, ...]) -> Layout:
-    """The same of an expanded layout, to be folded later; as it is unless just one shard fits."""
+def _infer_expanded_shard(layout: Layout, slice_shape: tuple[int, ...]) -> Layout:
+    """Return an expanded layout with its optimizer shard; unchanged unless exactly one fits."""
     if layout.optimizer_shard > 1 or not layout.is_even:
         return layout
-    cuts = [
+    candidates = [
         replace(layout, optimizer_shard=shard)
         for shard in range(1, layout.replicas + 1)
         if layout.replicas % shard == 0
     ]
-    fitting = [cut for cut in cuts if fold_layout(cut, len(piece), lambda way: way.fills(piece))]
+    fitting = [
+        candidate
+        for candidate in candidates
+        if fold_layout(candidate, len(slice_shape), lambda way: way.fills(slice_shape))
+    ]
     return fitting[0] if len(fitting) == 1 else layout
 
 
-def odd_shape(catalog: Catalog, sharding: Sharding, meta: TensorMeta, owners: Owners) -> str | None:
-    """Why an unlisted state is not taken as it is: it is no slice of its parameter, nor whole.
+def state_shape_message(
+    catalog: Catalog, sharding: Sharding, meta: TensorMeta, parameter_of_state: ParameterOfState
+) -> str | None:
+    """Describe why an unlisted state has neither the slice nor the full shape of its parameter.
 
-    Only a prefix of MindSpore's shows that it is state all the same.
+    Return None if nothing is wrong, or if its name lacks a prefix of MindSpore's optimizers.  Such
+    a tensor with a different shape is not a state.
     """
-    if math.prod(meta.shape) == 1 or owner_of(meta.name) is None:
+    if math.prod(meta.shape) == 1 or parameter_by_prefix(meta.name) is None:
         return None
-    if not state_layouts(sharding, meta.name, owners):
+    if not state_layouts(sharding, meta.name, parameter_of_state):
         return None
-    for piece, full in _shapes(catalog, sharding, meta.name, owners[meta.name]):
-        if full is not None and len(full) == len(meta.shape) and full != meta.shape:
+    parameter = parameter_of_state[meta.name]
+    for slice_shape, full_shape in _expected_shapes(catalog, sharding, meta.name, parameter):
+        if len(full_shape) == len(meta.shape) and full_shape != meta.shape:
             return (
                 f"{meta.name}: not in the strategy, and its shape {meta.shape} is neither that of "
-                f"a slice of {owners[meta.name]} {piece} nor of all of it {full}; take it as "
+                f"a slice of {parameter} {slice_shape} nor of all of it {full_shape}; take it as "
                 "it is with --unlisted first, or leave it out with --unlisted drop"
             )
     return None
 
 
-def find_unlike_states(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnostic]:
-    """Yield the differences between the layouts of a parameter and of its optimizer state.
+def find_mismatched_states(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnostic]:
+    """Yield the differences between the layouts of parameters and of their optimizer states.
 
-    One of the two is wrong, since a state has the full shape of its parameter.  A manual split
-    stands with the parameter alone, and the entries of gradients and of AdaFactor's statistics are
-    known to have other optimizer shards (`true_layouts`).  It is an error where the slices have one
-    shape, so that the two full shapes differ, and a warning elsewhere: which rank holds which slice
-    is then the question, and headers do not answer it.  It is a warning, too, if the state is of
-    none of MindSpore's optimizers, since names may deceive.
+    A state has the full shape of its parameter, so one of the two layouts is wrong.  Some
+    differences are expected, see `correct_layouts`: the manual split, and the optimizer shard of
+    gradients and of AdaFactor's statistics.
+
+    It is an error if the slices have equal shapes, so that the full shapes differ.  Otherwise it is
+    a warning, since headers do not show which rank holds which slice.  States without a prefix of
+    MindSpore's optimizers only get a warning, since their names may be a coincidence.
     """
-    impossible, unlike = [], []
+    contradictions, suspicious = [], []
     metas = catalog.metas
     listed = dict.fromkeys(name for name in strategy.layouts if name in metas)
-    for name, base in owners_of_full(listed, metas).items():
-        if name not in listed or base not in listed or reduced_from(name) is not None:
+    for name, parameter in match_states_by_shape(listed, metas).items():
+        if name not in listed or parameter not in listed or reduced_from(name) is not None:
             continue
-        by_stage = {layout.ranks: layout for layout in strategy.layouts[base]}
-        for state in strategy.layouts[name]:
-            own = by_stage.get(state.ranks, state)
-            full = None if own == state else _unlike_shapes(catalog, base, own, name, state)
-            if full is None:
+        by_stage = {layout.ranks: layout for layout in strategy.layouts[parameter]}
+        for state_layout in strategy.layouts[name]:
+            layout = by_stage.get(state_layout.ranks, state_layout)
+            shapes = (
+                None
+                if layout == state_layout
+                else _mismatched_full_shapes(catalog, parameter, layout, name, state_layout)
+            )
+            if shapes is None:
                 continue
-            if full[0] != full[1] and owner_of(name) is not None:
-                impossible.append(f"{base} {full[0]} and {name} {full[1]}")
+            if shapes[0] != shapes[1] and parameter_by_prefix(name) is not None:
+                contradictions.append(f"{parameter} {shapes[0]} and {name} {shapes[1]}")
             else:
-                unlike.append(f"{base} and {name}")
+                suspicious.append(f"{parameter} and {name}")
             break
     text = "the strategy shards a parameter and its optimizer state differently"
-    if impossible:
+    if contradictions:
         yield Diagnostic(
             "contradicted",
-            f"{text}, so that their full shapes differ: {shorten(impossible, 3)}; is it the "
+            f"{text}, so that their full shapes differ: {shorten(contradictions, 3)}; is it the "
             "strategy of this run?",
             "--trust-strategy skips this check",
             ("--trust-strategy",),
         )
-    if unlike:
-        pairs = shorten(unlike, 3)
+    if suspicious:
+        pairs = shorten(suspicious, 3)
         yield Diagnostic("unlike_states", f"{text}: {pairs}; is it the strategy of this run?")
 
 
-def _unlike_shapes(
-    catalog: Catalog, base: str, own: Layout, name: str, state: Layout
+def _mismatched_full_shapes(
+    catalog: Catalog, parameter: str, layout: Layout, name: str, state_layout: Layout
 ) -> tuple[tuple[int, ...], ...] | None:
-    """The full shapes that a parameter's layout and its state's make; None if these are alike.
+    """Return the full shapes of a parameter and its state if their layouts differ; None if not.
 
-    They are the same if the slices do not have one shape, since nothing follows from them then.
+    Slices of different shapes do not show the full shapes.  Then both shapes returned are equal.
     """
-    piece, other = _slice_shape(catalog, base, own), _slice_shape(catalog, name, state)
-    stored, stored_state = _as_stored(own, piece), _as_stored(state, other)
-    if piece is None or stored is None or stored_state is None or not own.has_boxes:
-        return None  # where they are joined it is told what is wrong
-    are_alike = _shard_alike(stored, stored_state)
-    is_known = name.startswith((GRADIENTS, *STATISTICS))
-    if are_alike and (piece != other or own.optimizer_shard == state.optimizer_shard or is_known):
+    slice_shape = _slice_shape(catalog, parameter, layout)
+    state_slice_shape = _slice_shape(catalog, name, state_layout)
+    folded = _fold_for_slice(layout, slice_shape)
+    folded_state = _fold_for_slice(state_layout, state_slice_shape)
+    if slice_shape is None or folded is None or folded_state is None or not layout.has_boxes:
+        return None  # `find_sources` reports what is wrong
+    shards = (layout.optimizer_shard, state_layout.optimizer_shard)
+    are_equal = _are_equal_without_shard(folded, folded_state)
+    is_expected = name.startswith((GRADIENTS, *STATISTICS))
+    if are_equal and (slice_shape != state_slice_shape or shards[0] == shards[1] or is_expected):
         return None
-    if piece != other:
-        return piece, piece
-    shards = (own.optimizer_shard, state.optimizer_shard) if are_alike else (1, 1)
+    if slice_shape != state_slice_shape:
+        return slice_shape, slice_shape
     return tuple(
-        replace(layout, optimizer_shard=shard, rows=()).implied_shape(piece)
-        for layout, shard in zip((stored, stored_state), shards, strict=True)
+        replace(one, optimizer_shard=shard if are_equal else 1, rows=()).implied_shape(slice_shape)
+        for one, shard in zip((folded, folded_state), shards, strict=True)
     )
 
 
 @lru_cache(maxsize=4096)  # a thousand parameters have few layouts
-def _shard_alike(a: Layout, b: Layout) -> bool:
-    """Whether two layouts of a stage are equal but for optimizer shard and manual split."""
-    bare = (replace(layout, optimizer_shard=1, rows=()) for layout in (a, b))
-    return next(bare).cuts_like(next(bare))
+def _are_equal_without_shard(a: Layout, b: Layout) -> bool:
+    """Return whether two layouts of a stage differ only in optimizer shard and manual split."""
+    return replace(a, optimizer_shard=1, rows=()).cuts_like(replace(b, optimizer_shard=1, rows=()))
 
 
-def _as_stored(layout: Layout, piece: tuple[int, ...] | None) -> Layout | None:
-    """The layout for slices of this shape, folded if it was expanded; None if it is for others."""
-    if piece is None:
+def _fold_for_slice(layout: Layout, slice_shape: tuple[int, ...] | None) -> Layout | None:
+    """Return the layout, folded if it is expanded; None if it does not fit the slice shape."""
+    if slice_shape is None:
         return None
-    if len(piece) < len(layout.tensor_map):
-        ways = fold_layout(layout, len(piece), lambda way: way.fills(piece))
+    if len(slice_shape) < len(layout.tensor_map):
+        ways = fold_layout(layout, len(slice_shape), lambda way: way.fills(slice_shape))
         return ways[0] if len(ways) == 1 else None
-    return layout if len(piece) == len(layout.tensor_map) else None
+    return layout if len(slice_shape) == len(layout.tensor_map) else None
 
 
-def odd_full_shape(meta: TensorMeta, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
-    """What is odd about the full shape of a state, given those of all parameters, if anything.
+def shape_difference_message(meta: TensorMeta, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+    """Describe how the full shape of a state differs from the expected one; None if it does not.
 
-    Only a prefix of MindSpore's shows that it is state all the same.
+    Only names with a prefix of MindSpore's optimizers count.  Any other tensor with a different
+    shape is not a state.
     """
-    base = owner_of(meta.name)
-    if base is None or base not in shapes or math.prod(meta.shape) == 1:
+    parameter = parameter_by_prefix(meta.name)
+    if parameter is None or parameter not in shapes or math.prod(meta.shape) == 1:
         return None
-    expected = _reduced(meta.name, shapes[base])
+    expected = _state_shape(meta.name, shapes[parameter])
     return None if meta.shape == expected else f"{meta.name} {meta.shape}, expected {expected}"
 
 
-def owner_of(name: str) -> str | None:
-    """The parameter that ``name`` would be state of, by the prefixes of MindSpore's optimizers.
+def parameter_by_prefix(name: str) -> str | None:
+    """Return the parameter in the name of a state or statistic of MindSpore's optimizers.
 
-    It may be of the parameter's shape or a statistic.  Other states see `find_owners`.
+    Return None for a name without such a prefix.  Use `match_states_by_name` for other states.
     """
     reduced = reduced_from(name)
     return parameter_of(name) if reduced is None else reduced[0]
 
 
-def _reduced(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that ``name`` has as state of a parameter of ``shape``."""
+def _state_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape that the state ``name`` of a parameter of ``shape`` has."""
     reduced = reduced_from(name)
     if reduced is None or len(shape) < 2:
         return shape
-    lost = range(len(shape))[reduced[1]]
-    return tuple(size for axis, size in enumerate(shape) if axis != lost)
+    reduced_axis = range(len(shape))[reduced[1]]
+    return tuple(size for axis, size in enumerate(shape) if axis != reduced_axis)
 
 
-def _shapes(
-    catalog: Catalog, sharding: Sharding, name: str, base: str
-) -> Iterator[tuple[tuple[int, ...] | None, tuple[int, ...] | None]]:
-    """Slice shape and full shape that a state must have, as its parameter tells, for each stage."""
-    for layout in sharding.layouts[base]:
-        piece, full = _slice_shape(catalog, base, layout), _full_shape(catalog, base, layout)
-        if piece is None or full is None:
-            yield None, None
-        else:
-            yield _reduced(name, piece), _reduced(name, full)
+def _expected_shapes(
+    catalog: Catalog, sharding: Sharding, name: str, parameter: str
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Yield the slice shape and full shape of a state that follow from its parameter, by stage."""
+    for layout in sharding.layouts[parameter]:
+        slice_shape = _slice_shape(catalog, parameter, layout)
+        full_shape = _full_shape(catalog, parameter, layout)
+        if slice_shape is not None and full_shape is not None:
+            yield _state_shape(name, slice_shape), _state_shape(name, full_shape)
 
 
 def _without_shard(layouts: tuple[Layout, ...]) -> tuple[Layout, ...]:
     return tuple(replace(layout, optimizer_shard=1) for layout in layouts)
 
 
-def _have_rows(catalog: Catalog, name: str, layouts: tuple[Layout, ...]) -> bool:
-    """Whether all slices of ``name`` have the shapes of a manual split."""
+def _has_split_shapes(catalog: Catalog, name: str, layouts: tuple[Layout, ...]) -> bool:
+    """Return whether all slices of ``name`` have the shapes of a manual split."""
     for layout in layouts:
         expected = _slice_shapes(catalog, name, layout)
         for rank, file in catalog.files.items():
@@ -419,20 +467,20 @@ def _have_rows(catalog: Catalog, name: str, layouts: tuple[Layout, ...]) -> bool
 
 
 def _slice_shapes(catalog: Catalog, name: str, layout: Layout) -> dict[int, tuple[int, ...]]:
-    """The shape of each rank's slice in the stage of ``layout``, as the lowest rank's implies."""
+    """Return the slice shapes of a stage by rank, as the slice of its lowest rank implies them."""
     shape = _slice_shape(catalog, name, layout)
     if shape is None:
         return {}
     if layout.has_equal_slices:
         return dict.fromkeys(layout.ranks, shape)
-    full = _full_shape(catalog, name, layout)
-    if full is None or layout.why_not(full) is not None:
+    full_shape = _full_shape(catalog, name, layout)
+    if full_shape is None or layout.why_not(full_shape) is not None:
         return {}
-    return {rank: layout.slice_shape(rank, full) for rank in layout.ranks}
+    return {rank: layout.slice_shape(rank, full_shape) for rank in layout.ranks}
 
 
 def _slice_shape(catalog: Catalog, name: str, layout: Layout) -> tuple[int, ...] | None:
-    """The shape of the lowest rank's slice in the stage of ``layout``; None if no rank has one."""
+    """Return the slice shape of the lowest rank of a stage; None if no rank has a slice."""
     for rank in layout.ranks:
         file = catalog.files.get(rank)
         if file is not None and name in file.header:
@@ -448,50 +496,58 @@ def _full_shape(catalog: Catalog, name: str, layout: Layout) -> tuple[int, ...] 
 
 
 @dataclass(slots=True)
-class Gradients:
-    """What was decided: names of those that a shard is claimed for, left uncut or believed."""
+class GradientShards:
+    """Gradients whose target strategy lists an optimizer shard, and whether it was used.
 
-    left: list[str] = field(default_factory=list)
-    believed: list[str] = field(default_factory=list)
+    Attributes
+    ----------
+    unsharded
+        Names without the shard, as in the source.
+    sharded
+        Names with the shard.
+    """
+
+    unsharded: list[str] = field(default_factory=list)
+    sharded: list[str] = field(default_factory=list)
 
     def drop_unproven_shard(
         self, source: Source, sharding: Sharding, layouts: tuple[Layout, ...]
     ) -> tuple[Layout, ...]:
-        """The target's layouts of a source, without a shard that its slices do not have.
+        """Return the target layouts without an optimizer shard that the source does not have.
 
         Parameters
         ----------
         source
-            As it was found.
+            The full tensor, of any kind.
         sharding
             How the source is sharded.
         layouts
-            What the target's says.
+            The layouts of the tensor in the target strategy.
         """
         name = source.meta.name
         is_claimed = any(layout.optimizer_shard > 1 for layout in layouts)
         if not name.startswith(GRADIENTS) or not is_claimed:
             return layouts
-        claimed = sharding.layouts.get(name, ())
-        if not any(layout.optimizer_shard > 1 for layout in claimed):
-            self.believed.append(name)
+        source_layouts = sharding.layouts.get(name, ())
+        if not any(layout.optimizer_shard > 1 for layout in source_layouts):
+            self.sharded.append(name)
             return layouts
         if source.layout.optimizer_shard > 1:
             return layouts
-        self.left.append(name)
+        self.unsharded.append(name)
         return tuple(replace(layout, optimizer_shard=1) for layout in layouts)
 
     def notes(self) -> Iterator[Diagnostic]:
-        """What is to be said of the decisions."""
-        if self.left:
+        """Yield the notes on gradients with and without their shards."""
+        if self.unsharded:
             text = "not cut by the optimizer shard that the target strategy claims, as those of "
             text += "the source are not by theirs"
-            yield Diagnostic("corrected", f"{text}: {_named(self.left)}")
-        if self.believed:
+            yield Diagnostic("corrected", f"{text}: {_format_gradients(self.unsharded)}")
+        if self.sharded:
             text = "cut by an optimizer shard, as the target strategy claims, though MindSpore "
             text += "does so only under gradient_accumulation_shard"
-            yield Diagnostic("doubt", f"{text}: {_named(self.believed)}")
+            yield Diagnostic("doubt", f"{text}: {_format_gradients(self.sharded)}")
 
 
-def _named(names: list[str]) -> str:
+def _format_gradients(names: list[str]) -> str:
     return f"{count(len(names), 'gradient')}: {shorten(names)}"

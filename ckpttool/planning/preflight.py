@@ -1,190 +1,34 @@
-"""The plans of merge, split and reshard, and everything that stands in their way.
-
-merge and split are reshard: merge reshards to one rank that holds full tensors, split reshards from
-it.  All problems are collected before the first byte is written: those of the source, of the target
-and of the destination (formats, names, room on the disk, what an earlier run left).
-"""
+"""Check the destination: formats, names, disk space, and files of an earlier run."""
 
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
 
-from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.discovery.file_names import RANK_IN_NAME
 from ckpttool.discovery.mindformers_output import CHECKPOINT_FOLDERS, is_run_output
 from ckpttool.discovery.rank_folders import is_in_rank_folder
-from ckpttool.errors import CkptToolError, PlanError
-from ckpttool.formats import format_of_suffix, get_format, suffix_of
-from ckpttool.formats.local import FileId, identify_file, is_visible, why_not_a_path
-from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog, SelfDescribedCatalog
+from ckpttool.errors import CkptToolError
+from ckpttool.formats import format_of_suffix, get_format
+from ckpttool.formats.local import FileId, find_file_id
+from ckpttool.model.catalog import Catalog, RankCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
 from ckpttool.model.manifest import JOURNAL, MANIFEST
-from ckpttool.model.plan import NotInTarget, Plan, Target
-from ckpttool.model.strategy import Merged, Strategy
-from ckpttool.model.wording import format_ranks, shorten
-from ckpttool.planning import targets
-from ckpttool.planning.missing import find_lacking
-from ckpttool.planning.replicas import replica_problems
-from ckpttool.planning.resolve import (
-    ResolvedSources,
-    ResolveOptions,
-    no_strategy,
-    resolve,
-)
-from ckpttool.planning.sources import why_not_full
-from ckpttool.planning.targets import ShardedOutput, StrategySidecar
-from ckpttool.storage.checksums import check_files
+from ckpttool.model.plan import Plan, Target
+from ckpttool.model.wording import shorten
 from ckpttool.storage.files import PARTIAL, access_problem, is_there
-from ckpttool.transaction.manifest import changed_sources
 from ckpttool.transaction.parts import files_of_others
 from ckpttool.transaction.resume import Destination, DestinationPolicy, inspect_previous_run
 
 
-@dataclass(frozen=True, slots=True)
-class OutputOptions:
-    """What is written, and what becomes of files that are there.
-
-    Attributes
-    ----------
-    format
-        Format of the outputs; None for that of the suffix, else HDF5.
-    prefix
-        Files ``rank_R/{prefix}R`` with the suffix of the format are written for the ranks of a
-        strategy.
-    ranks
-        Write only these ranks of the strategy.
-    not_in_target
-        What to do with parameters that the strategy of the target does not list: see
-        `ckpttool.model.plan.Target`.
-    strategy_path
-        Write the strategy of the outputs to this file, as MindSpore's own tools read it: see
-        `ckpttool.planning.targets`.
-    max_shard_bytes
-        Write a merged checkpoint as a folder of numbered files, by default safetensors, with at
-        most so many bytes of tensors each, and the index files of MindSpore and of Hugging Face.
-    crc
-        Verify the checksums of the source, and store one in every output.
-    part
-        ``(k, n)``: write only the outputs of the ``k``-th, from 1 on, of ``n`` runs of the same
-        plan; see `ckpttool.finalize`.
-    overwrite
-        Replace outputs that exist; an input is never replaced.
-    resume
-        Keep the outputs that an interrupted run of the same plan completed.  What that run left may
-        be replaced in any case.
-
-    Examples
-    --------
-    >>> OutputOptions("ckpt", overwrite=True).prefix
-    'checkpoint_'
-    """
-
-    format: str | None = None
-    prefix: str = "checkpoint_"
-    ranks: Collection[int] | None = None
-    not_in_target: NotInTarget = "follow"
-    strategy_path: str | None = None
-    max_shard_bytes: int | None = None
-    crc: bool = False
-    part: tuple[int, int] | None = None
-    overwrite: bool = False
-    resume: bool = False
-
-    def refuse(self, *names: str) -> None:
-        """Raise `ValueError` if an option was given that an output has no use for.
-
-        Parameters
-        ----------
-        names
-            The options that it has no use for.
-        """
-        given = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
-        unused = sorted({*given} & {*names})
-        if unused:
-            raise ValueError(f"{', '.join(unused)}: not an option of these outputs")
-
-    def policy(self, open_progress: OpenProgress) -> DestinationPolicy:
-        """Return what becomes of files that are there."""
-        return DestinationPolicy(self.overwrite, self.resume, self.part, open_progress)
-
-
-def choose_format(path: str, format: str | None, is_folder: bool = False) -> str:
-    """Return the format of an output file: the given one, else that of its suffix, else HDF5.
-
-    Parameters
-    ----------
-    path, format
-        The file, and the format that was asked for, if any.
-    is_folder
-        Whether ``path`` is a folder of numbered files: safetensors if nothing is asked for.
-
-    Raises
-    ------
-    PlanError
-        The ending promises another format, or one that nobody knows.
-    """
-    _refuse_url(path)
-    by_name = format_of_suffix(path)
-    if is_folder:
-        if by_name is not None:
-            reason = "ends like a file; --max-shard-size writes a folder, name that"
-            text = f"{path} {reason} ({path.removesuffix(Path(path).suffix)})"
-            raise PlanError([Diagnostic("options", text)])
-        return format or "safetensors"
-    if format is not None and by_name not in (None, format):
-        reason = f"ends like {by_name}, but --format says {format}; leave --format away, or name"
-        text = f"{path} {reason} {Path(path).with_suffix(suffix_of(format))}"
-        raise PlanError([Diagnostic("options", text)])
-    if format is None and by_name is None and re.search(r"\.[A-Za-z]\w*$", Path(path).name):
-        reason = "no format has this ending; name a file that ends in .h5, .ckpt or .safetensors, "
-        raise PlanError([Diagnostic("options", f"{path}: {reason}or give --format")])
-    return format or by_name or "hdf5"
-
-
-def rank_files(strategy: Strategy, folder: str, options: OutputOptions) -> Target:
-    """Return the target that writes a file for each rank of a strategy, or for some of them.
-
-    Raises
-    ------
-    PlanError
-        The folder is a URL.
-    ValueError
-        An option is of merged checkpoints only.
-    """
-    options.refuse("max_shard_bytes")
-    _refuse_url(folder)
-    format = options.format or "hdf5"
-    paths = {
-        rank: str(Path(folder, f"rank_{rank}", f"{options.prefix}{rank}{suffix_of(format)}"))
-        for rank in (strategy.ranks if options.ranks is None else sorted(options.ranks))
-    }
-    return Target(
-        *(format, paths, len(strategy.ranks), strategy, header_attrs(options.crc)),
-        not_in_target=options.not_in_target,
-    )
-
-
-def _refuse_url(path: str) -> None:
-    url = why_not_a_path(path)
-    if url is not None:
-        raise PlanError([Diagnostic("destination", f"{path}: {url}")])
-
-
-def header_attrs(crc: bool) -> dict[str, str]:
-    """Return the attributes of every output's header: a place for a checksum, if wanted."""
-    return {"crc_num": ""} if crc else {}
-
-
-def _check_room(plan: Plan, kept: Collection[str]) -> Diagnostics:
-    """Check what the output format can hold, and whether the disk has room for all not kept."""
+def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
+    """Check the limits of the output format, and the disk space for outputs not ``kept``."""
     found = Diagnostics()
     format = get_format(plan.target.format)
     refused: dict[str, None] = {}
@@ -204,14 +48,14 @@ def _check_room(plan: Plan, kept: Collection[str]) -> Diagnostics:
             folder = folder.parent
         if str(Path(path)) not in kept:
             replaced += is_there(path)
-            need[folder if folder.is_dir() else folder.parent] += sizes[rank] - _left_over(path)
+            need[folder if folder.is_dir() else folder.parent] += sizes[rank] - _partial_bytes(path)
     found.add(*Diagnostic.each("destination", refused))
     if plan.target.format == "safetensors" and dtypes & NOT_LOADED_FROM_SAFETENSORS:
         words = ", ".join(sorted(dtypes & NOT_LOADED_FROM_SAFETENSORS))
         text = f"MindSpore 2.10 does not load {words} from safetensors"
         found.add(Diagnostic("format", text))
-    has_sum = "crc_num" in plan.target.attrs
-    if plan.target.format == "safetensors" and has_sum and "BFloat16" in dtypes:
+    has_checksum = "crc_num" in plan.target.attrs
+    if plan.target.format == "safetensors" and has_checksum and "BFloat16" in dtypes:
         text = "MindSpore 2.10 does not verify checksums of safetensors with BFloat16 in them: it "
         found.add(Diagnostic("format", f"{text}fails; load these without crc_check"))
     by_device: dict[int, tuple[Path, int]] = {}
@@ -228,86 +72,84 @@ def _check_room(plan: Plan, kept: Collection[str]) -> Diagnostics:
     return found
 
 
-def _left_over(path: str) -> int:
-    """Return the bytes that the temporary file of a killed run frees when it is replaced."""
+def _partial_bytes(path: str) -> int:
+    """Return the disk space of the temporary file of a killed run, which will be replaced."""
     try:
         return Path(path + PARTIAL).lstat().st_blocks * 512
     except OSError:
         return 0
 
 
-IS_INPUT = "is an input of this run"
-
-
-def place_problems(
+def _destination_problems(
     source: Catalog,
     target: Target,
-    inputs: Collection[str],
+    blocked: Mapping[str, str],
     overwrite: bool,
-    documents: Collection[str] = (),
-    ours: Collection[str] = (),
+    documents: Collection[str],
+    replaceable: Collection[str],
 ) -> Iterator[str]:
-    """Yield everything that stands in the way of the outputs' names.
+    """Yield messages of everything that prevents writing the outputs under their names.
 
     Parameters
     ----------
     source
-        What is read.
+        The source.
     target
-        What is to be written.
-    inputs
-        Every file that is read; none is ever replaced, whatever name it is given by.
+        The outputs.
+    blocked
+        Outputs that cannot be written at all; see `_blocked`.
     overwrite
-        Whether another file may be replaced.
+        Whether to replace other files.
     documents
         Small files that are written with the outputs.
-    ours
-        Outputs that may be replaced in any case; `inspect_previous_run` finds them.
+    replaceable
+        Outputs that are replaced even without ``overwrite``; see
+        `ckpttool.transaction.resume.Destination`.
     """
-    blocked = _blocked(target, inputs, documents)
     yield from dict.fromkeys(blocked.values())
     paths = [*target.paths.values(), *documents]
     manifest = [target.manifest_path] if target.paths else []
     files = [path for path in paths if is_there(path) and path not in blocked]
-    existing = [path for path in files if str(Path(path)) not in ours]
+    existing = [path for path in files if str(Path(path)) not in replaceable]
     if not existing and not blocked:
-        existing = [path for path in manifest if is_there(path) and path not in ours]
+        existing = [path for path in manifest if is_there(path) and path not in replaceable]
     if existing and not overwrite:
         have = f"{existing[0]} exists already"
         if len(existing) > 1:
             have = f"{len(existing)} outputs exist already ({shorten(existing, 3)})"
         yield f"{have}; --overwrite replaces what is there"
-    yield from _mixtures(source, target)
+    yield from _mixing_problems(source, target)
     if target.is_merged:
         return
-    stale = None if overwrite or blocked else stale_files(target)
+    stale = None if overwrite or blocked else _stale_files_message(target)
     if stale:
         yield f"{stale}; move it away, write to another folder, or keep it with --overwrite"
 
 
-def blocked_places(
-    target: Target, inputs: Collection[str], documents: Collection[str] = ()
-) -> Iterator[str]:
-    """Yield outputs that cannot be written even with ``--overwrite``.
-
-    If there are any, what lies there is not read either.
-    """
-    yield from dict.fromkeys(_blocked(target, inputs, documents).values())
-
-
 def _blocked(target: Target, inputs: Collection[str], documents: Collection[str]) -> dict[str, str]:
-    """Return outputs that cannot be written, with a message; one cause has one message."""
-    taken = {identify_file(path) for path in inputs}
-    paths = [*target.paths.values(), *documents, *([target.manifest_path] if target.paths else [])]
-    found = {path: text for path in paths for text in _problems_of(path, taken)}
-    inputs = [path for path, text in found.items() if text == IS_INPUT]
-    have = f"{len(inputs)} outputs are inputs of this run ({shorten(inputs, 3)})"
-    have = f"{Path(inputs[0])}: {IS_INPUT}" if len(inputs) == 1 else have
-    return found | dict.fromkeys(inputs, f"{have}; write somewhere else")
+    """Return path to message for outputs that cannot be written even with ``--overwrite``.
+
+    All outputs that are inputs share one message.
+    """
+    input_ids = {find_file_id(path) for path in inputs}
+    manifest = [target.manifest_path] if target.paths else []
+    found: dict[str, str] = {}
+    replaced: list[str] = []
+    for path in (*target.paths.values(), *documents, *manifest):
+        problem = _location_problem(path)
+        if problem is None and Path(path).exists() and find_file_id(path) in input_ids:
+            replaced.append(path)
+        elif problem := problem or _partial_problem(Path(path + PARTIAL), input_ids):
+            found[path] = problem
+    if len(replaced) == 1:
+        have = f"{Path(replaced[0])}: is an input of this run"
+    else:
+        have = f"{len(replaced)} outputs are inputs of this run ({shorten(replaced, 3)})"
+    return found | dict.fromkeys(replaced, f"{have}; write somewhere else")
 
 
-def _mixtures(source: Catalog, target: Target) -> Iterator[str]:
-    """Yield outputs that the next scan of the source would take for files of it."""
+def _mixing_problems(source: Catalog, target: Target) -> Iterator[str]:
+    """Yield messages of outputs that the next scan of the source would read."""
     root, files = os.path.realpath(source.root), source.files.values()
     has_folder = target.paths and (target.is_numbered or not target.is_merged)
     if has_folder and os.path.realpath(target.output_folder) == root:
@@ -318,7 +160,7 @@ def _mixtures(source: Catalog, target: Target) -> Iterator[str]:
         text = "what is written there would be taken for the checkpoint of that run, in the place"
         yield f"{target.output_folder}: {text} of {source.root}; write to another folder"
     if not isinstance(source, RankCatalog):
-        return  # its files are those that are named
+        return  # only the named files are read
     homes = {os.path.realpath(Path(path).parent) for file in files for path in file.paths}
     homes |= {os.path.realpath(Path(error.path).parent) for error in source.damaged.values()}
     mixed: dict[str, list[str]] = {}
@@ -328,34 +170,31 @@ def _mixtures(source: Catalog, target: Target) -> Iterator[str]:
         is_home = folder in homes and (folder != root or RANK_IN_NAME.search(path.name))
         if is_home or is_in_rank_folder(root, folder):
             mixed.setdefault(str(path.parent), []).append(str(path))
-    for name, found in mixed.items():
-        text = f"{shorten(found, 3)}: would be taken for a file of the source, which is read from"
+    for name, paths in mixed.items():
+        text = f"{shorten(paths, 3)}: would be taken for a file of the source, which is read from"
         yield f"{text} {name}; write to a folder outside of it"
 
 
-def _problems_of(name: str, taken: Collection[FileId]) -> Iterator[str]:
-    """Yield what is wrong with one output; one cause has one message."""
-    path, partial = Path(name), Path(name + PARTIAL)
+def _location_problem(name: str) -> str | None:
+    """Return a message if the folder or the name of an output prevents writing it."""
+    path = Path(name)
     folder = next(p for p in path.absolute().parents if os.path.lexists(p))
     if not folder.is_dir():
         what = "a file" if os.path.exists(folder) else "a link that leads nowhere"  # noqa: PTH110
-        yield f"{folder}: is {what}; name a folder to write to"
-    elif closed := access_problem(folder, os.W_OK | os.X_OK) or _long_name(path, folder):
-        yield closed
-    elif name.endswith("/") or path.is_dir():
+        return f"{folder}: is {what}; name a folder to write to"
+    if problem := access_problem(folder, os.W_OK | os.X_OK) or _name_problem(path, folder):
+        return problem
+    if name.endswith("/") or path.is_dir():
         what = "is" if path.is_dir() else "ends like that of"
-        yield f"{name}: {what} a folder; name the file to be written"
-    elif path.exists() and not path.is_file():
-        yield f"{path}: is a device or a pipe; name a file to be written"
-    elif path.exists() and identify_file(path) in taken:
-        yield IS_INPUT  # as all files of a folder may be, which are told together
-    else:
-        yield from _problems_of_partial(partial, taken)
+        return f"{name}: {what} a folder; name the file to be written"
+    if path.exists() and not path.is_file():
+        return f"{path}: is a device or a pipe; name a file to be written"
+    return None
 
 
-def _long_name(path: Path, folder: Path) -> str | None:
-    """Return a message if a name, or that of a file beside it, is too long; else None."""
-    limit = os.pathconf(folder, "PC_NAME_MAX")  # -1 or 0 where none is known
+def _name_problem(path: Path, folder: Path) -> str | None:
+    """Return a message if a name, or that of a temporary file next to it, is too long."""
+    limit = os.pathconf(folder, "PC_NAME_MAX")  # -1 or 0 without a limit
     *folders, name = path.absolute().relative_to(folder).parts
     longest = max(len(os.fsencode(part)) for part in (*folders, name + PARTIAL, name + JOURNAL))
     if limit <= 0 or longest <= limit:
@@ -365,143 +204,27 @@ def _long_name(path: Path, folder: Path) -> str | None:
     return f"{output}: {text}; give it a shorter one"
 
 
-def _problems_of_partial(partial: Path, taken: Collection[FileId]) -> Iterator[str]:
+def _partial_problem(partial: Path, input_ids: Collection[FileId]) -> str | None:
+    """Return a message if the temporary file of an output cannot be created."""
     try:
         found = partial.lstat()
     except FileNotFoundError:
-        return
+        return None
     if not stat.S_ISREG(found.st_mode):
-        yield f"{partial}: is in the way of the temporary file; move it away"
-    elif (found.st_dev, found.st_ino) in taken:
-        yield f"{partial}: an input of this run has the name of the temporary file; rename it"
-    elif closed := access_problem(partial, os.R_OK | os.W_OK):
-        yield closed
+        return f"{partial}: is in the way of the temporary file; move it away"
+    if (found.st_dev, found.st_ino) in input_ids:
+        return f"{partial}: an input of this run has the name of the temporary file; rename it"
+    return access_problem(partial, os.R_OK | os.W_OK)
 
 
-def stale_files(target: Target) -> str | None:
-    """Return a message on files of ranks or formats that the target does not have, if any."""
+def _stale_files_message(target: Target) -> str | None:
+    """Return a message if there are files of ranks or formats that the target does not have."""
     if target.is_merged:
         return None
     first = list(target.paths.items())[:1]
     stale = [path for one in first for path in files_of_others(*one, range(target.ranks))]
     beyond = f"not of the {target.ranks} ranks of the target in its format, so left from another"
     return f"{shorten(stale, 3)}: {beyond} run" if stale else None
-
-
-def _plan_and_check(
-    catalog: Catalog,
-    strategy: Strategy | Merged | None,
-    refusal: CkptToolError | None,
-    target: Target,
-    options: ResolveOptions,
-    policy: DestinationPolicy,
-    executor: Executor | None,
-    beside: ShardedOutput | StrategySidecar | None = None,
-) -> tuple[Plan, Destination]:
-    """Resolve a source, plan, and look what lies at the destination.
-
-    Parameters
-    ----------
-    catalog, strategy
-        The source, and its layouts as they were given; see `resolve`.
-    refusal
-        Why the command does not take the source, if it does not.
-    target
-        What is to be written.
-    options, policy
-        How the source is resolved, and what becomes of what is there.
-    executor
-        Reads contents where they decide; by default the caller's own thread.
-    beside
-        What is to be written beside the outputs.
-
-    Raises
-    ------
-    FormatError, StrategyError, PlanError
-        Everything that is in the way, in one error.
-    """
-    executor = executor or InlineExecutor()
-    diagnostics = Diagnostics(strict=options.strict)
-    resolved, plan = None, None
-    try:
-        if refusal is not None:
-            raise refusal
-        resolved = resolve(catalog, strategy, options, executor, diagnostics)
-        plan = targets.plan(resolved, target, diagnostics)
-        if plan is not None and beside is not None:
-            plan = beside.complete(plan, diagnostics)
-    except CkptToolError as error:
-        diagnostics.failures.append(error)
-    forged, notes = check_files(catalog, executor, "crc_num" in target.attrs)
-    diagnostics.add(*notes)
-    if resolved is not None:
-        plan = _check_contents(resolved, plan, options, executor, diagnostics)
-    if plan is not None:
-        if beside is not None:
-            diagnostics.add(*Diagnostic.each("destination", beside.problems(plan)))
-        plan = replace(plan, notes=diagnostics.of("note", "warning"))
-    source_files = resolved.sharding.files if resolved else strategy.files if strategy else ()
-    found = Diagnostics()
-    destination = preflight(
-        *(target if plan is None else plan.target, plan, catalog),
-        inputs=[*_files(catalog), *source_files, *target.sharding.files],
-        documents=[] if beside is None else beside.documents,
-        policy=policy,
-        executor=executor,
-        diagnostics=found,
-    )
-    diagnostics.extend(found)
-    diagnostics.add(*destination.notes)
-    diagnostics.failures[:0] = forged
-    if catalog.errors():  # first, since what else is wrong may follow from them
-        diagnostics.failures.insert(0, PlanError(catalog.errors()))
-    has_errors = bool(diagnostics.failures or diagnostics.errors)
-    if has_errors and (changed := changed_sources(catalog)):
-        raise PlanError([*Diagnostic.each("changed", changed), *found.errors])
-    diagnostics.raise_if_errors()
-    assert plan is not None, "else there is an error"
-    return plan, destination
-
-
-def _check_contents(
-    resolved: ResolvedSources,
-    plan: Plan | None,
-    options: ResolveOptions,
-    executor: Executor,
-    diagnostics: Diagnostics,
-) -> Plan | None:
-    """Add what contents say against a plan; return None if they cannot be read."""
-    catalog, sharding, doubts = resolved.catalog, resolved.sharding, resolved.doubts
-    if isinstance(sharding, Merged) or isinstance(catalog, MergedCatalog):
-        diagnostics.add(*Diagnostic.each("strategy", filter(None, [why_not_full(catalog)])))
-    differing: list[str] = []
-    if plan is not None and not isinstance(sharding, Merged):
-        try:
-            if options.check_replicas:
-                known = [transfer.source for transfer in plan.transfers]
-                differing = replica_problems(catalog, sharding, known, executor)
-        except CkptToolError as error:
-            diagnostics.failures.append(error)
-            plan = None
-        if not resolved.is_deduplicated:
-            diagnostics.add(
-                *(
-                    replace(one, message=f"{one.message}; these are read")
-                    for one in find_lacking(catalog, resolved.sources)
-                    if one.code == "lacking"
-                )
-            )
-    # What samples show of replicas is not reported twice.
-    diagnostics.add(*(one for one in doubts if not differing or one.code != "replica"))
-    diagnostics.failures += doubts.failures
-    diagnostics.add(*Diagnostic.each("replica", differing))
-    return plan
-
-
-def _files(catalog: Catalog) -> list[str]:
-    """Return all files of a source that are there, whole or damaged."""
-    damaged = (error.path for error in catalog.damaged.values())
-    return [*catalog.paths, *(path for path in damaged if is_visible(path))]
 
 
 def preflight(
@@ -514,220 +237,47 @@ def preflight(
     executor: Executor,
     diagnostics: Diagnostics,
 ) -> Destination:
-    """Look what lies at the destination, and find everything that keeps a run from writing there.
+    """Inspect the destination, and find everything that prevents a run from writing there.
 
     Parameters
     ----------
     target
-        What is to be written.
+        The outputs.
     plan
-        How; None if the source has problems that keep it from being planned.
+        Their plan; None if problems of the source prevent one.
     source
-        What is read.
+        The source.
     inputs
-        Every file that is read.
+        All files that are read; none of them is replaced, by whatever name.
     documents
         Small files that are written with the outputs.
     policy
-        What becomes of files that are there, and which outputs this run writes.
+        How to treat existing files, and which outputs this run writes.
     executor
         Reads outputs of an earlier run where their contents decide.
     diagnostics
-        Gets what is in the way, and errors of files that cannot be read.
+        Collects problems, and errors of files that cannot be read.
     """
     found = Destination(tuple(target.paths) if policy.part is None else ())
-    if plan is not None:  # else nobody knows which outputs fall to a part
+    if plan is not None:  # only a plan decides which outputs belong to a part
         found = Destination.of(plan, policy)
     target = target.limited_to(found.ranks)
-    own_documents = documents if policy.part is None else ()
-    if plan is not None and not any(blocked_places(target, inputs, own_documents)):
+    blocked = _blocked(target, inputs, documents)
+    if plan is not None and not blocked:
         seen = Diagnostics()
         try:
             found = inspect_previous_run(plan, found, policy, executor, seen)
             kept = found.replaceable if policy.resume else ()
-            seen.extend(_check_room(plan.limited_to(found.ranks), kept))
+            seen.extend(_check_format_and_space(plan.limited_to(found.ranks), kept))
         except CkptToolError as error:
             diagnostics.failures.append(error)
         diagnostics.add(*seen.errors)
-        if policy.overwrite and (stale := stale_files(target)) is not None:
+        if policy.overwrite and (stale := _stale_files_message(target)) is not None:
             text = f"{stale}; it stays, and is taken for a part of this set: move it away"
             seen.add(Diagnostic("stale", text))
         found = replace(found, notes=(*found.notes, *seen.of("note", "warning")))
-    places = place_problems(source, target, inputs, policy.overwrite, documents, found.replaceable)
-    diagnostics.add(*Diagnostic.each("destination", places))
+    problems = _destination_problems(
+        source, target, blocked, policy.overwrite, documents, found.replaceable
+    )
+    diagnostics.add(*Diagnostic.each("destination", problems))
     return found
-
-
-def plan_merge(
-    catalog: Catalog,
-    strategy: Strategy | None,
-    path: str,
-    resolve_options: ResolveOptions = ResolveOptions(),
-    output_options: OutputOptions = OutputOptions(),
-    *,
-    executor: Executor | None = None,
-    open_progress: OpenProgress = no_progress,
-) -> tuple[Plan, Destination]:
-    """Plan a merge into one file, or into numbered files with an index; for `execute`.
-
-    Parameters
-    ----------
-    catalog
-        The source, from `scan`.
-    strategy
-        Its layouts.  None for a source that holds full tensors, for a checkpoint that describes
-        itself, and for replicated ranks.
-    path
-        The file to be written; a folder with ``max_shard_bytes``.
-    resolve_options
-        How the source is resolved to full tensors.
-    output_options
-        What is written.
-    executor
-        Reads contents where they decide; by default the caller's own thread.
-    open_progress
-        Called with a number of bytes that are to be read to prove what an earlier run left; gives a
-        context manager of a function that is called with the bytes read since the last call.
-
-    Returns
-    -------
-    plan, destination
-        What to write, and what lies there now.
-
-    Raises
-    ------
-    FormatError, PlanError
-        Everything that is in the way, in one error.
-    ValueError
-        An option is of outputs for ranks only.
-    """
-    output = output_options
-    output.refuse("prefix", "ranks", "not_in_target", "strategy_path")
-    format = choose_format(path, output.format, is_folder=output.max_shard_bytes is not None)
-    target, numbered = Target(format, {0: path}, attrs=header_attrs(output.crc)), None
-    if output.max_shard_bytes is not None:
-        numbered = ShardedOutput(path, format, output.max_shard_bytes, header_attrs(output.crc))
-        target = numbered.target()
-    return _plan_and_check(
-        catalog,
-        strategy,
-        None,
-        target,
-        resolve_options,
-        output.policy(open_progress),
-        executor,
-        numbered,
-    )
-
-
-def plan_split(
-    catalog: Catalog,
-    strategy: Strategy,
-    folder: str,
-    resolve_options: ResolveOptions = ResolveOptions(),
-    output_options: OutputOptions = OutputOptions(),
-    *,
-    executor: Executor | None = None,
-    open_progress: OpenProgress = no_progress,
-) -> tuple[Plan, Destination]:
-    """Plan to shard a full checkpoint for the ranks of ``strategy``; for `execute`.
-
-    Parameters
-    ----------
-    catalog
-        The source, from `scan`: one file, several with an index, a folder with the file of one
-        rank, replicated ranks, or a checkpoint that describes itself.
-    strategy
-        Layouts of the target.
-    folder
-        Where the folders of the ranks are written.
-    resolve_options
-        How the source is resolved; ``unlisted`` also decides on tensors of which the source may
-        hold one rank's slice only.
-    output_options
-        What is written; HDF5 by default.
-    executor, open_progress
-        As for `plan_merge`.
-
-    Raises
-    ------
-    FormatError, StrategyError, PlanError
-        Everything that is in the way, in one error.
-    ValueError
-        An option is of merged checkpoints only.
-    """
-    is_full = not (resolve_options.replicated or isinstance(catalog, SelfDescribedCatalog))
-    return _plan_and_check(
-        catalog,
-        Merged() if is_full else None,
-        _why_not_one(catalog) if is_full else None,
-        rank_files(strategy, folder, output_options),
-        resolve_options,
-        output_options.policy(open_progress),
-        executor,
-        _sidecar(output_options),
-    )
-
-
-def _why_not_one(catalog: Catalog) -> PlanError | None:
-    """Return why files do not make one full checkpoint: those of several ranks do not."""
-    found = sorted({*catalog.files, *catalog.damaged})
-    if isinstance(catalog, MergedCatalog) or len(found) < 2:
-        return None
-    text = f"{catalog.root}: {format_ranks(found)} found; split takes one full checkpoint: use "
-    text += "reshard with the strategy of these ranks (-s STRATEGY), or say --replicated if "
-    return PlanError([Diagnostic("strategy", f"{text}every rank holds everything")])
-
-
-def _sidecar(options: OutputOptions) -> StrategySidecar | None:
-    path = options.strategy_path
-    return None if path is None else StrategySidecar(path, options.part is not None)
-
-
-def plan_reshard(
-    catalog: Catalog,
-    src_strategy: Strategy | None,
-    dst_strategy: Strategy,
-    folder: str,
-    resolve_options: ResolveOptions = ResolveOptions(),
-    output_options: OutputOptions = OutputOptions(),
-    *,
-    executor: Executor | None = None,
-    open_progress: OpenProgress = no_progress,
-) -> tuple[Plan, Destination]:
-    """Plan to shard a checkpoint for the ranks of ``dst_strategy``; for `execute`.
-
-    Parameters
-    ----------
-    catalog, src_strategy
-        The source, from `scan`, and its layouts; None for a checkpoint that describes itself.
-    dst_strategy
-        Layouts of the target.
-    folder, output_options
-        As for `plan_split`.
-    resolve_options, executor, open_progress
-        As for `plan_merge`.
-
-    Raises
-    ------
-    FormatError, StrategyError, PlanError
-        Everything that is in the way, in one error.
-    ValueError
-        An option is of merged checkpoints only.
-    """
-    refusal = None
-    is_described = isinstance(catalog, SelfDescribedCatalog)
-    if src_strategy is None and not is_described and not resolve_options.replicated:
-        is_merged = isinstance(catalog, MergedCatalog)
-        other = "or use split if it holds everything undivided" if is_merged else ""
-        refusal = no_strategy(catalog, other)
-    return _plan_and_check(
-        catalog,
-        src_strategy,
-        refusal,
-        rank_files(dst_strategy, folder, output_options),
-        resolve_options,
-        output_options.policy(open_progress),
-        executor,
-        _sidecar(output_options),
-    )

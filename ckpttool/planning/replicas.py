@@ -1,4 +1,4 @@
-"""Replicas held against each other, byte for byte: of every slice what each of its owners has."""
+"""Compare the replicas of every slice byte for byte."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from ckpttool.model.catalog import Catalog, RankCatalog
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.plan import OutputTensor
-from ckpttool.model.region import Region
 from ckpttool.model.slicing import LayoutSlicing, Source
 from ckpttool.model.strategy import Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, StoredTensor
@@ -24,21 +23,21 @@ from ckpttool.storage.compare import (
 )
 
 REMEDY = "is one rank's file damaged? move it away, and its replicas are read"
-MOST_PROBLEMS = 20  # of an error; a strategy that is not the right one makes as many as tensors
+MAX_PROBLEMS = 20  # a wrong strategy has one for every tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A slice of a source.
+    """A slice of a source, with all of its replicas.
 
     Attributes
     ----------
     source
         The full tensor.
     ranks
-        Those that have the slice, ascending.
+        The ranks that have the slice, ascending.
     tensors
-        What each of them has.
+        The stored tensor of each rank.
     """
 
     source: Source
@@ -46,71 +45,64 @@ class Slice:
     tensors: tuple[StoredTensor, ...]
 
     @property
-    def readings(self) -> tuple[OutputTensor, ...]:
-        """The slice of each rank, as `compare_tensors` reads it; the lowest rank comes first."""
+    def replicas(self) -> tuple[OutputTensor, ...]:
+        """The replica of each rank, as `compare_tensors` reads it."""
         return tuple(map(OutputTensor.copy_of, self.tensors))
 
-    def place(self, element: Index | None) -> Index | None:
-        """Index in the full tensor of an element of the slice."""
+    def index_in_full(self, element: Index | None) -> Index | None:
+        """Return the index of an element of the slice in the full tensor; None for None."""
         if element is None:
             return None
-        origin = (0,) * len(self.source.meta.shape)
-        for tensor, in_slice, in_full in self.source.slicing.overlaps(self._surroundings, origin):
+        slicing, origin = self.source.slicing, (0,) * len(self.source.meta.shape)
+        bounds = slicing.bounds(self.ranks[0])  # a tensor may have thousands of other slices
+        for tensor, in_slice, in_full in slicing.overlaps(bounds, origin):
             if tensor == self.tensors[0] and in_slice.contains(element):
                 shift = zip(in_full.start, element, in_slice.start, strict=True)
                 return tuple(start + i - a for start, i, a in shift)
         return None
 
-    @property
-    def _surroundings(self) -> Region:
-        """A region of the full tensor that contains the slice, as small as is known.
 
-        Going through all slices for each of them would take too long where there are thousands.
-        """
-        return self.source.slicing.bounds(self.ranks[0])
-
-
-def slices_of(source: Source, *, is_apart: bool = False) -> Iterator[Slice]:
+def slices_of(source: Source, *, is_of_one_rank: bool = False) -> Iterator[Slice]:
     """Yield all slices of a source; none of a text.
 
-    A parameter without a layout is one slice.  All ranks that have it in the same type and shape
-    hold a replica of it, unless ``is_apart`` says that it is one rank's alone.
+    A parameter without a layout is one slice.  Its replicas are the tensors of equal type and shape
+    on all ranks, or only its own if ``is_of_one_rank``.
     """
     if source.meta.text is not None:
         return
     slicing = source.slicing
-    held = slicing.replicas()
-    if isinstance(slicing, LayoutSlicing) and not (source.has_layout or is_apart):
-        ranks = slicing.tensors.items()
-        held = iter([{rank: one for rank, one in ranks if one.meta == source.meta}])
-    for replicas in held:
+    slices = slicing.replicas()
+    if isinstance(slicing, LayoutSlicing) and not (source.has_layout or is_of_one_rank):
+        tensors = slicing.tensors.items()
+        slices = iter([{rank: one for rank, one in tensors if one.meta == source.meta}])
+    for replicas in slices:
         yield Slice(source, tuple(replicas), tuple(replicas.values()))
 
 
-def examine_slices(
+def compare_replicas(
     slices: Iterable[Slice],
     executor: Executor,
     options: CompareOptions | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> Iterator[tuple[Slice, TensorStats]]:
-    """Read every replica of every slice, once; see `compare_tensors`."""
-    pairs = ((one, one.readings) for one in slices)
-    yield from compare_tensors(pairs, executor, options, on_progress)
+    """Read every replica of every slice once, and compare them; see `compare_tensors`."""
+    subjects = ((one, one.replicas) for one in slices)
+    yield from compare_tensors(subjects, executor, options, on_progress)
 
 
 def replica_problems(
     catalog: Catalog, sharding: Sharding, sources: Sequence[Source], executor: Executor
-) -> list[str]:
-    """A message for every slice whose replicas differ, or for the first of very many.
+) -> list[Diagnostic]:
+    """Return a problem for each slice whose replicas differ; of very many, a count of the rest.
 
     Parameters
     ----------
     catalog, sharding, sources
-        What is on disk, how it is sharded, and what follows.
+        The checkpoint, its sharding, and the full tensors to check.
     executor
-        Does the reading.
+        Reads the slices.
     """
-    compared = (
+    replicated = (
         one
         for source in sources
         if source.has_layout
@@ -118,37 +110,37 @@ def replica_problems(
         if len(one.ranks) > 1
     )
     found = [
-        finding.text
-        for one, facts in examine_slices(compared, executor)
-        if (finding := find_difference(one, facts)) is not None
+        problem
+        for one, stats in compare_replicas(replicated, executor)
+        if (problem := find_difference(one, stats)) is not None
     ]
     if found:
-        found[0] += f"; {REMEDY}"
-    found += [finding.text for finding in compare_stages(catalog, sharding, sources, executor)]
-    if len(found) > MOST_PROBLEMS:
-        more = len(found) - MOST_PROBLEMS
-        found[MOST_PROBLEMS:] = [f"and {count(more, 'more slice')} whose replicas differ"]
+        found[0] = replace(found[0], hint=REMEDY)
+    found += compare_stages(catalog, sharding, sources, executor)
+    if len(found) > MAX_PROBLEMS:
+        text = f"and {count(len(found) - MAX_PROBLEMS, 'more slice')} whose replicas differ"
+        found[MAX_PROBLEMS:] = [Diagnostic("replica", text)]
     return found
 
 
 def compare_stages(
     catalog: Catalog,
     sharding: Sharding,
-    found: Iterable[Source],
+    sources: Iterable[Source],
     executor: Executor,
     on_progress: Callable[[int], None] | None = None,
 ) -> Iterator[Diagnostic]:
-    """Parameters that several stages hold, and do not agree on."""
+    """Yield a problem for each parameter that differs between stages."""
     pairs = (
-        ((mine, other), (OutputTensor.full(mine), OutputTensor.full(other)))
-        for mine, other in other_stages(catalog, sharding, found)
-        if mine.meta == other.meta
+        ((source, other), (OutputTensor.full(source), OutputTensor.full(other)))
+        for source, other in stage_pairs(catalog, sharding, sources)
+        if source.meta == other.meta
     )
-    for (mine, other), facts in compare_tensors(pairs, executor, None, on_progress):
-        (difference,) = facts.differences
+    for (source, other), stats in compare_tensors(pairs, executor, None, on_progress):
+        (difference,) = stats.differences
         if difference.count:
-            name, total = mine.meta.name, math.prod(mine.meta.shape)
-            ranks = mine.layout.ranks, other.layout.ranks
+            name, total = source.meta.name, math.prod(source.meta.shape)
+            ranks = source.layout.ranks, other.layout.ranks
             text = (
                 f"{name}: the stages of {format_ranks(ranks[0])} and {format_ranks(ranks[1])} "
                 f"differ in {difference.count} of {count(total, 'element')}, "
@@ -164,48 +156,52 @@ def compare_stages(
             )
 
 
-def other_stages(
-    catalog: Catalog, sharding: Sharding, found: Iterable[Source]
+def stage_pairs(
+    catalog: Catalog, sharding: Sharding, sources: Iterable[Source]
 ) -> Iterator[tuple[Source, Source]]:
-    """Of parameters that several stages hold, the source, and that of each other stage."""
+    """Yield a source with that of each other stage, for parameters that several stages hold."""
     if not isinstance(sharding, Strategy):
         return
-    sources = {source.meta.name: source for source in found if source.is_listed}
+    by_name = {source.meta.name: source for source in sources if source.is_listed}
     most = max((len(layouts) for layouts in sharding.layouts.values()), default=0)
     for k in range(most):
         layouts = {
             name: (of_stages[k],)
             for name, of_stages in sharding.layouts.items()
             if k < len(of_stages) > 1
-            and name in sources
-            and of_stages[k].ranks != sources[name].layout.ranks
+            and name in by_name
+            and of_stages[k].ranks != by_name[name].layout.ranks
         }
         if layouts:
             ranks = {rank for (layout,) in layouts.values() for rank in layout.ranks}
             files = {
-                rank: _only(file, layouts) for rank, file in catalog.files.items() if rank in ranks
+                rank: _select_tensors(file, layouts)
+                for rank, file in catalog.files.items()
+                if rank in ranks
             }
             stage = RankCatalog(catalog.root, files)
             of_stage = find_sources(stage, replace(sharding, layouts=layouts), {}, "first")
             for source in of_stage.found:
-                yield sources[source.meta.name], source
+                yield by_name[source.meta.name], source
 
 
-def _only(file: FileIndex, names: Iterable[str]) -> FileIndex:
+def _select_tensors(file: FileIndex, names: Iterable[str]) -> FileIndex:
+    """Return a file with only the tensors ``names``, as far as it has them."""
     return replace(
         file, tensors={name: file.tensors[name] for name in names if name in file.tensors}
     )
 
 
 def find_difference(
-    one: Slice, facts: TensorStats, what: str = "replicas differ"
+    one: Slice, stats: TensorStats, claim: str = "replicas differ"
 ) -> Diagnostic | None:
-    """Which ranks hold other bytes than the rest, or None if all hold the same.
+    """Return a problem with the groups of ranks that hold equal bytes; None for a single group.
 
-    Which of them is right no value tells, so all sides are shown; the few are ``Diagnostic.ranks``.
+    The message has all groups, since contents do not show which is right.  `Diagnostic.ranks` has
+    the ranks outside the largest group, or all ranks if several groups are largest.
     """
     groups: dict[bytes, list[int]] = {b"": [one.ranks[0]]}
-    others = list(zip(one.ranks[1:], facts.differences, strict=True))
+    others = list(zip(one.ranks[1:], stats.differences, strict=True))
     for rank, difference in others:
         groups.setdefault(difference.content or bytes(difference.differs), []).append(rank)
     if len(groups) == 1:
@@ -213,15 +209,16 @@ def find_difference(
     largest = max(len(ranks) for ranks in groups.values())
     few = sorted(rank for ranks in groups.values() if len(ranks) < largest for rank in ranks)
     number = max(difference.count for _, difference in others)
-    first = one.place(min(d.first for _, d in others if d.first is not None))
+    first = one.index_in_full(min(d.first for _, d in others if d.first is not None))
     name, full, shape = one.source.meta.name, one.source.meta.shape, one.tensors[0].meta.shape
     of_slice, in_full = (
         (" of the slice", f" of the full tensor {full}") if shape != full else ("", "")
     )
     text = (
-        f"{name}: {what} ({' | '.join(map(format_ranks, groups.values()))}) in "
+        f"{name}: {claim} ({' | '.join(map(format_ranks, groups.values()))}) in "
         f"{'up to ' if len(groups) > 2 else ''}{number} of {count(math.prod(shape), 'element')}"
         f"{of_slice}, first at {first}{in_full}"
     )
-    ranks = tuple(few if sum(len(r) == largest for r in groups.values()) == 1 else one.ranks)
+    is_unique = sum(len(ranks) == largest for ranks in groups.values()) == 1
+    ranks = tuple(few) if is_unique else one.ranks
     return Diagnostic("replica", text, tensor=name, ranks=ranks, count=number, first=first)

@@ -1,8 +1,8 @@
-"""The one way from files to sources: a catalog and its strategy become full tensors.
+"""Resolve a catalog and its strategy to full tensors.
 
-Headers tell names and shapes, the strategy tells layouts.  Contents decide where these do not: for
-parameters that are not in the strategy, and for optimizer shards that the strategy hides.  They
-also show whether the strategy belongs to these files.
+Headers have names and shapes, and the strategy has layouts.  Contents decide where these do not:
+for parameters that are not in the strategy, and for optimizer shards that the strategy hides.
+Contents also show whether the strategy belongs to these files.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from ckpttool.concurrency import InlineExecutor, wait_result
 from ckpttool.discovery.sharded_files import scan_indexed
@@ -26,59 +25,53 @@ from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, SelfDescribed, Sharding, Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta, map_of
 from ckpttool.model.wording import count, shorten
-from ckpttool.planning.hidden_shards import find_shards, show_shard
-from ckpttool.planning.missing import notes_of_scan, quarantine_damaged
+from ckpttool.planning.hidden_shards import has_proven_shard, infer_strategy
+from ckpttool.planning.missing import quarantine_damaged, scan_notes
+from ckpttool.planning.replicas import replica_problems
 from ckpttool.planning.sources import (
-    Agreement,
+    ContentGroups,
     Sources,
     content_decided_names,
     find_sources,
 )
 from ckpttool.planning.strategy_check import (
-    SKIPS_CHECK,
     check_strategy,
+    contradiction,
     note_written_ranks,
     strategy_notes,
 )
-from ckpttool.planning.unlisted import Unlisted, find_contradictions, find_statistics
+from ckpttool.planning.unlisted import (
+    UnlistedChoice,
+    find_contradictions,
+    find_statistic_candidates,
+)
 from ckpttool.storage.sampling import Sample, digest, find_least, sample
-
-BUFFER_BYTES = 4 << 20  # held by each worker while contents are compared
-
 
 Contents = Literal["headers", "samples", "slices", "all"]
 
 
 @dataclass(frozen=True, slots=True)
 class ResolveOptions:
-    """How a checkpoint is resolved to full tensors.
+    """Options that decide how a checkpoint is resolved to full tensors.
 
     Attributes
     ----------
     replicated
-        Every rank holds everything.  A file that looks like one rank's of several is a full
-        checkpoint.
+        Every rank holds full tensors.  A single file is a full checkpoint, whatever its name.
     unlisted
-        What to do with parameters that are not in the strategy and differ between ranks: target
-        rank ``r`` takes that of source rank ``r`` modulo the number of source ranks (``"rank"``),
-        all take the lowest rank's (``"first"``), or none does (``"drop"``).  None makes them a
-        problem.
+        How to take parameters that are not in the strategy and differ between ranks.  ``"rank"``
+        gives target rank ``r`` the value of source rank ``r`` modulo the number of source ranks.
+        ``"first"`` gives all ranks the value of the lowest rank.  ``"drop"`` leaves them out.  None
+        makes them a problem.
     trust_strategy
         Skip the samples that show whether the strategy belongs to these files.
     optimizer_shard
-        The optimizer shard of tensors whose contents do not tell it, where the strategy hides it;
-        1 for none.  It is a problem if contents show another.
+        The hidden optimizer shard of tensors whose contents do not decide it; 1 for none.  It is a
+        problem if contents show another.
     check_replicas
         Compare all replicas byte for byte; any difference is a problem.
     strict
         Make every warning a problem.
-    contents
-        How far the contents of the files are read where they decide.  ``"headers"``: some pages of
-        optimizer states; the strategy is checked against headers.  ``"samples"``: some pages of
-        all tensors.  ``"slices"``: some pages, and all of slices that may hide an optimizer shard.
-        ``"all"``: also all of the parameters that are not in the strategy.
-    keep_going
-        Read contents even if headers show problems.
 
     Examples
     --------
@@ -87,13 +80,19 @@ class ResolveOptions:
     """
 
     replicated: bool = False
-    unlisted: Unlisted | None = None
+    unlisted: UnlistedChoice | None = None
     trust_strategy: bool = False
     optimizer_shard: int | None = None
     check_replicas: bool = False
     strict: bool = False
-    contents: Contents = "all"
-    keep_going: bool = False
+
+    def __post_init__(self) -> None:
+        if self.unlisted not in (None, *get_args(UnlistedChoice)):
+            raise ValueError(
+                f"unlisted={self.unlisted!r}, expected one of {get_args(UnlistedChoice)}"
+            )
+        if self.optimizer_shard is not None and self.optimizer_shard < 1:
+            raise ValueError(f"optimizer_shard={self.optimizer_shard}, expected 1 or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,23 +102,23 @@ class ResolvedSources:
     Attributes
     ----------
     catalog
-        What is on disk; empty files that should hold something are among the damaged ones.
+        The files on disk; empty files that should hold tensors are among the damaged ones.
     sharding
-        How its tensors are spread over the files; layouts as contents correct them.
+        How tensors are spread over the files, as contents correct it.
     sources
         The full tensors, in the order of the files.
     is_deduplicated
-        Whether of ranks with equal slices only one has each slice.
-    doubts
-        What contents show that headers do not.  The command decides how grave a contradiction
-        between contents and strategy is.
+        Whether only one rank of each replica group has its slice on disk.
+    content_diagnostics
+        Diagnostics of the contents.  They are separate because merge and verify may replace those
+        of replicas with the result of a full comparison.
     """
 
     catalog: Catalog
     sharding: Sharding
     sources: tuple[Source, ...] = ()
     is_deduplicated: bool = False
-    doubts: Diagnostics = field(default_factory=Diagnostics)
+    content_diagnostics: tuple[Diagnostic, ...] = ()
 
 
 def resolve(
@@ -128,42 +127,52 @@ def resolve(
     options: ResolveOptions = ResolveOptions(),
     executor: Executor | None = None,
     diagnostics: Diagnostics | None = None,
+    *,
+    contents: Contents = "all",
+    keep_going: bool = False,
 ) -> ResolvedSources:
     """Resolve a checkpoint to full tensors: shapes, layouts and owners of every parameter.
 
-    It is the only way from files to sources, for merge, split, reshard, diff, verify and inspect.
+    merge, split, reshard, diff, verify and inspect all use it.
 
     Parameters
     ----------
     catalog
-        What is on disk, from `scan`.
+        The files on disk, from `scan`.
     strategy
-        Its layouts; None for a checkpoint that holds full tensors or describes itself, and for
-        replicated ranks.  `Merged` takes each file by itself, whatever the catalog looks like.
+        The layouts; None for a checkpoint that holds full tensors or describes itself, and for
+        replicated ranks.  `Merged` reads each file separately, whatever the kind of the catalog.
     options
-        What decides where the strategy does not, and how far contents are read.
+        Choices where the strategy does not decide.
     executor
         Reads contents; by default the caller's own thread.
     diagnostics
-        Gets what is wrong and what people should know; without it everything that is wrong is
-        raised.
+        Collects problems and notes; without it all problems are raised as one error.
+    contents
+        How much of the contents to read.  ``"headers"``: some pages of optimizer states; the
+        strategy is checked against headers only.  ``"samples"``: some pages of all tensors.
+        ``"slices"``: also every byte of slices that may hide an optimizer shard.  ``"all"``: also
+        every byte of the parameters that are not in the strategy, as a conversion needs.
+    keep_going
+        Read contents even if headers show problems.
 
     Raises
     ------
     FormatError, PlanError
-        There is no strategy, or there must be none.
+        The checkpoint needs a strategy and has none, or needs none and has one.
 
     Examples
     --------
     See "From Python" in the README.
     """
-    found = Diagnostics() if diagnostics is None else diagnostics
+    found = Diagnostics(strict=options.strict) if diagnostics is None else diagnostics
     sharding = source_sharding(catalog, strategy, options.replicated)
     if options.replicated:
         catalog = replace(catalog, one_of_several="")
-    resolved = _resolve(catalog, sharding, options, executor or InlineExecutor(), found)
+    executor = executor or InlineExecutor()
+    resolved = _resolve(catalog, sharding, options, contents, keep_going, executor, found)
     if diagnostics is None:
-        found.extend(resolved.doubts)
+        found.add(*resolved.content_diagnostics)
         found.raise_if_errors()
     return resolved
 
@@ -172,66 +181,74 @@ def _resolve(
     catalog: Catalog,
     sharding: Sharding,
     options: ResolveOptions,
+    contents: Contents,
+    keep_going: bool,
     executor: Executor,
     diagnostics: Diagnostics,
 ) -> ResolvedSources:
-    """Resolve a checkpoint whose kind of sharding is known."""
+    """Resolve a checkpoint; ``sharding`` may still have rules."""
     if isinstance(sharding, Strategy):
         sharding, reasons = sharding.resolve(catalog.metas)
-        if reasons:  # what else is wrong would follow from them
+        if reasons:  # other problems would follow from these
             diagnostics.failures += catalog.damaged.values()
             diagnostics.add(*Diagnostic.each("strategy", reasons))
             return ResolvedSources(catalog, sharding)
-        if not sharding.layouts:  # a person wrote that nothing is sharded
+        if not sharding.layouts:  # a hand-written strategy without sharded parameters
             sharding = Replicated(sharding.ranks, sharding.files, sharding.notes)
     catalog = note_written_ranks(quarantine_damaged(catalog, sharding), sharding)
-    diagnostics.add(*notes_of_scan(catalog, sharding), *sharding.notes)
-    doubts = Diagnostics(diagnostics.command)
-    agreement: Agreement = {}
+    diagnostics.add(*scan_notes(catalog, sharding), *sharding.notes)
+    of_contents = Diagnostics(diagnostics.command)
+    content_groups: ContentGroups = {}
     running: frozenset[str] = frozenset()
 
     def find(sharding: Sharding) -> Sources:
-        return find_sources(catalog, sharding, agreement, options.unlisted, running)
+        return find_sources(catalog, sharding, content_groups, options.unlisted, running)
 
     sources: Sources | None = None
+    replicas: list[Diagnostic] = []
     try:
-        if options.contents == "all":
-            agreement = compare_contents(catalog, sharding, executor, doubts)
-            differing = [name for name, groups in agreement.items() if len(groups) > 1]
-            running = find_running(catalog, sharding, differing, executor)
+        if contents == "all":
+            content_groups = compare_contents(catalog, sharding, executor, of_contents)
+            differing = [name for name, groups in content_groups.items() if len(groups) > 1]
+            running = find_running_statistics(catalog, sharding, differing, executor)
         else:
-            agreement = sample_states(catalog, sharding, executor)
+            content_groups = sample_states(catalog, sharding, executor)
         sources = find(sharding)
-        problem = shard_problem(sharding, options)
+        problem = _optimizer_shard_problem(sharding, options)
         if problem is not None:
-            doubts.add(Diagnostic("options", problem))
-        elif options.contents == "headers":
-            doubts.add(*find_contradictions(catalog, sharding))
-        elif options.keep_going or not sources.problems:  # contents could follow from problems
+            of_contents.add(problem)
+        elif contents == "headers":
+            of_contents.add(*find_contradictions(catalog, sharding))
+        elif keep_going or not (sources.problems or sources.damage):  # else contents repeat these
+            by_samples = contents == "samples"
             sharding, sources = correct_strategy(
-                find, sources, catalog, sharding, executor, options, doubts
+                find, sources, catalog, sharding, executor, options, by_samples, of_contents
             )
+            if options.check_replicas and not isinstance(sharding, Merged):
+                replicas = replica_problems(catalog, sharding, sources.found, executor)
     except CkptToolError as error:
         diagnostics.failures.append(error)
         sources = sources or find(sharding)
     diagnostics.failures += sources.damage
     diagnostics.add(*sources.problems, *sources.notes)
-    found = tuple(sources.found)
-    return ResolvedSources(catalog, sharding, found, sources.is_deduplicated, doubts)
+    # Samples and the comparison may find the same replicas.
+    shown = (one for one in of_contents if not replicas or one.code != "replica")
+    return ResolvedSources(
+        catalog, sharding, tuple(sources.found), sources.is_deduplicated, (*shown, *replicas)
+    )
 
 
 def source_sharding(
     catalog: Catalog, strategy: Strategy | Merged | None, replicated: bool
 ) -> Sharding:
-    """Return how a source is sharded: as its strategy says, or in one of three other ways.
+    """Return the sharding of a source: its strategy, or one of the kinds that need none.
 
-    If ``replicated`` every rank holds everything, and a single file is a full checkpoint, whatever
-    its name and place say.
+    With ``replicated`` every rank holds full tensors, and a single file is a full checkpoint.
 
     Raises
     ------
     PlanError
-        There is no strategy, or a source that needs none has one.
+        The source needs a strategy and has none, or needs none and has one.
     """
     if isinstance(strategy, Merged):
         return strategy
@@ -249,9 +266,9 @@ def source_sharding(
         return Replicated(range(len(catalog.files) + len(catalog.damaged)))
     if strategy is None:
         other = "or say --replicated if every rank holds everything (data parallel, or "
-        raise no_strategy(catalog, f"{other}integrated_save=True)")
-    if (refusal := _on_index(catalog)) is not None:
-        raise refusal
+        raise no_strategy_error(catalog, f"{other}integrated_save=True)")
+    if (error := _merged_with_index_error(catalog)) is not None:
+        raise error
     if is_merged and len(strategy.ranks) > 1:
         reason = f"one undivided file, and {strategy.origin} is for {len(strategy.ranks)} ranks; "
         reason += "leave -s away (split cuts such a file), or name the folder with the files of all"
@@ -259,22 +276,22 @@ def source_sharding(
     return replace(strategy, notes=(*strategy.notes, *strategy_notes(catalog, strategy)))
 
 
-def no_strategy(catalog: Catalog, other: str) -> CkptToolError:
-    """Return the error that a source has no strategy; ``other`` is what else can be done."""
-    if (refusal := _on_index(catalog)) is not None:
-        return refusal
+def no_strategy_error(catalog: Catalog, other: str) -> CkptToolError:
+    """Return the error of a source without a strategy; ``other`` names another remedy."""
+    if (error := _merged_with_index_error(catalog)) is not None:
+        return error
     ranks = count(len(catalog.files) + len(catalog.damaged), "rank")
     text = f"{catalog.root}: {ranks} and no strategy: nothing says how their tensors fit "
     text += "together; give the strategy file of the training run (-s STRATEGY)"
     seen = [note.text for note in catalog.diagnostics if note.code == "strategy_file"]
     text = "; ".join([f"{text}, {other}" if other else text, *seen])
     missing = PlanError([Diagnostic("strategy", text)])
-    damaged = catalog.damaged.values()  # tells perhaps that these are no checkpoints at all
+    damaged = catalog.damaged.values()  # the files may not be checkpoints at all
     return CombinedError((*damaged, missing)) if damaged else missing
 
 
-def _on_index(catalog: Catalog) -> PlanError | None:
-    """Return the error of a merged checkpoint with an index where a strategy is expected."""
+def _merged_with_index_error(catalog: Catalog) -> PlanError | None:
+    """Return the error of a source whose index lists full tensors; None without an index."""
     if not isinstance(catalog, MergedCatalog) or not catalog.indexes:
         return None
     reason = f"holds everything undivided, as {catalog.indexes[0]} says, so it is merged "
@@ -283,47 +300,47 @@ def _on_index(catalog: Catalog) -> PlanError | None:
 
 
 def compare_contents(
-    catalog: Catalog, sharding: Sharding, executor: Executor, doubts: Diagnostics
-) -> Agreement:
-    """Group the ranks by equal content, for every parameter of which the contents decide.
+    catalog: Catalog, sharding: Sharding, executor: Executor, diagnostics: Diagnostics
+) -> ContentGroups:
+    """Group the ranks by equal contents, for every parameter that contents decide.
 
-    A note is added on parameters whose contents tell nothing: one rank's slice may look like all.
+    A note names parameters whose elements are all equal, since slices of these look like full
+    tensors.
     """
     compared = content_decided_names(catalog, sharding)
-    read = partial(digest, buffer_bytes=BUFFER_BYTES)
-    groups = _group_ranks(catalog, compared, read, executor)
+    groups = _group_ranks(catalog, compared, digest, executor)
     metas = catalog.metas
-    mute = [
+    constant = [
         name
-        for name, found in groups.items()
-        if _is_mute(metas[name], found) and map_of(name) is None  # its statuses often are
+        for name, contents in groups.items()
+        if _is_constant(metas[name], contents) and map_of(name) is None  # statuses often are
     ]
-    for name in mute:
-        if compared[name] is not None:  # as states are when training begins: the shape decides
+    for name in constant:
+        if compared[name] is not None:  # a state at the start of training: its shape decides
             del groups[name]
-    mute = [name for name in mute if name in groups]
-    if mute and isinstance(sharding, Strategy):
+    constant = [name for name in constant if name in groups]
+    if constant and isinstance(sharding, Strategy):
         text = "not in the strategy, and all elements of all ranks are the same; taken for whole, "
-        text += f"if they are slices say so in a strategy by hand (-s MORE.yaml): {shorten(mute)}"
-        doubts.add(Diagnostic("doubt", text))
+        text += "if they are slices say so in a strategy by hand (-s MORE.yaml): "
+        diagnostics.add(Diagnostic("doubt", f"{text}{shorten(constant)}"))
     return {
         name: tuple(tuple(ranks) for ranks in by_content.values())
         for name, by_content in groups.items()
     }
 
 
-def sample_states(catalog: Catalog, sharding: Sharding, executor: Executor) -> Agreement:
-    """Group the ranks by equal samples, for what may be optimizer state by name and shape.
+def sample_states(catalog: Catalog, sharding: Sharding, executor: Executor) -> ContentGroups:
+    """Group the ranks by equal samples, for tensors named and shaped like optimizer state.
 
-    Samples tell state from parameters that are replicated; see `find_sources`.
+    Samples distinguish state from replicated parameters; see `find_sources`.
     """
     compared = content_decided_names(catalog, sharding)
     names = [name for name, follows in compared.items() if follows is not None]
     metas = catalog.metas
     return {
-        name: tuple(map(tuple, found.values()))
-        for name, found in _group_ranks(catalog, names, sample, executor).items()
-        if not _is_mute(metas[name], found)
+        name: tuple(map(tuple, contents.values()))
+        for name, contents in _group_ranks(catalog, names, sample, executor).items()
+        if not _is_constant(metas[name], contents)
     }
 
 
@@ -333,7 +350,7 @@ def _group_ranks(
     read: Callable[[StoredTensor], Sample],
     executor: Executor,
 ) -> dict[str, dict[Sample, list[int]]]:
-    """Return for each name the ranks with equal samples, by sample."""
+    """Return name to sample to the ranks that have it."""
     futures = {
         (name, rank): executor.submit(read, file.tensors[name])
         for name in names
@@ -346,17 +363,17 @@ def _group_ranks(
     return groups
 
 
-def find_running(
+def find_running_statistics(
     catalog: Catalog, sharding: Sharding, names: Collection[str], executor: Executor
 ) -> frozenset[str]:
-    """Return those of ``names`` that are running statistics by name, shape and values.
+    """Return the ``names`` that are running statistics by name, shape and values.
 
-    On every rank all numbers are finite, and no variance is negative.
+    Their numbers are finite on every rank, and variances are not negative.
     """
-    least = find_statistics(catalog.metas, sharding) if names else {}
+    least = find_statistic_candidates(catalog.metas, sharding) if names else {}
     futures = {
         name: [
-            executor.submit(find_least, file.tensors[name], BUFFER_BYTES)
+            executor.submit(find_least, file.tensors[name])
             for file in catalog.files.values()
             if name in file.header
         ]
@@ -365,14 +382,15 @@ def find_running(
     }
     return frozenset(
         name
-        for name, of_ranks in futures.items()
-        if all(wait_result(one) >= least[name] for one in of_ranks)
+        for name, minima in futures.items()
+        if all(wait_result(minimum) >= least[name] for minimum in minima)
     )
 
 
-def _is_mute(meta: TensorMeta, contents: Collection[Sample]) -> bool:
-    is_constant = len(contents) == 1 and next(iter(contents)).is_constant
-    return is_constant and meta.nbytes > meta.itemsize
+def _is_constant(meta: TensorMeta, contents: Collection[Sample]) -> bool:
+    """Return whether several elements are all equal, on all ranks."""
+    are_equal = len(contents) == 1 and next(iter(contents)).is_constant
+    return are_equal and meta.nbytes > meta.itemsize
 
 
 def correct_strategy(
@@ -382,91 +400,93 @@ def correct_strategy(
     sharding: Sharding,
     executor: Executor,
     options: ResolveOptions,
-    doubts: Diagnostics,
+    by_samples: bool,
+    diagnostics: Diagnostics,
 ) -> tuple[Sharding, Sources]:
     """Correct a strategy where contents prove that it is wrong, and find the sources with it.
 
     Parameters
     ----------
     find
-        Finds the sources with a strategy.
+        Returns the sources for a sharding.
     sources
-        Those with the strategy as it was read; contents of them are read.
+        The sources for ``sharding``; their contents are read.
     catalog, sharding
-        What is on disk, and the layouts as they were read.
+        The files on disk, and the layouts as they were read.
     executor
-        Does the reading.
+        Reads the contents.
     options
-        How far the strategy is trusted, and whether some pages are enough.
-    doubts
-        Gets the contradictions between strategy and contents.
+        Whether to trust the strategy, and which optimizer shard the user requests.
+    by_samples
+        Whether samples are enough to infer an optimizer shard.
+    diagnostics
+        Collects the contradictions between strategy and contents.
     """
     if isinstance(sharding, Merged):
         return sharding, sources
     if options.trust_strategy:
         text = "--trust-strategy: contents were not looked at; where replicas differ, the lowest "
-        doubts.add(Diagnostic("doubt", f"{text}rank's are taken"))
+        diagnostics.add(Diagnostic("doubt", f"{text}rank's are taken"))
         return sharding, sources
-    doubts.add(*find_contradictions(catalog, sharding), *_compare_index_beside(catalog, sources))
+    diagnostics.add(*find_contradictions(catalog, sharding), *_check_index(catalog, sources))
     found = check_strategy(catalog, sharding, sources.found, executor)
-    shards = None
+    inferred = None
     if isinstance(sharding, Strategy):
-        is_suspect = any(doubt.code == "replica" for doubt in found)
-        is_suspect = is_suspect or show_shard(sharding, sources.found)
+        is_suspect = any(one.code == "replica" for one in found)
+        is_suspect = is_suspect or has_proven_shard(sharding, sources.found)
         if is_suspect or options.optimizer_shard is not None:
-            by_samples = options.contents == "samples"
-            shards = find_shards(
-                *(sharding, sources.found, executor, options.optimizer_shard), by_samples
+            inferred = infer_strategy(
+                sharding,
+                sources.found,
+                executor,
+                options.optimizer_shard,
+                by_samples=by_samples,
             )
-    if shards is not None:
-        sharding = shards.strategy
-        doubts.add(*shards.problems, *shards.notes)
+    if inferred is not None:
+        sharding = inferred.strategy
+        diagnostics.add(*inferred.problems, *inferred.notes)
         sources = find(sharding)
-        others = [one for one in sources.found if one.meta.name not in shards.names]
+        others = [one for one in sources.found if one.meta.name not in inferred.undecided]
         found = check_strategy(catalog, sharding, others, executor)
-    doubts.add(*found)
+    diagnostics.add(*found)
     return sharding, sources
 
 
-def _compare_index_beside(catalog: Catalog, sources: Sources) -> Iterator[Diagnostic]:
-    """Yield what contradicts the full tensors of an index in the source's folder or its parent.
+def _check_index(catalog: Catalog, sources: Sources) -> Iterator[Diagnostic]:
+    """Compare full shapes with the index in the source's folder or its parent, if there is one.
 
-    MindSpore's ``unified_safetensors`` leaves such an index with the full tensors it names.
+    MindSpore's ``unified_safetensors`` writes such an index with its full tensors.
     """
     root = Path(catalog.root).absolute()
     for path in (folder / MAP_NAME for folder in (root, root.parent)):
         if not is_file(path):
             continue
         try:
-            known = scan_indexed(str(path))
+            merged = scan_indexed(str(path))
         except (CkptToolError, OSError) as error:
             text = f"full shapes were not compared with the index beside the source: {error}"
             yield Diagnostic("not_compared", text)
             continue
-        full = {} if known is None else known.metas
-        odd = [
+        full = {} if merged is None else merged.metas
+        different = [
             f"{meta.name} {meta.shape}, there {full[meta.name].shape}"
             for meta in (source.meta for source in sources.found)
             if meta.name in full and meta.shape != full[meta.name].shape
         ]
-        if odd:
-            yield Diagnostic(
-                "contradicted",
-                f"the strategy makes other full shapes than {path} lists: {shorten(odd, 3)}; is it "
-                "the strategy of this run?",
-                *SKIPS_CHECK,
-            )
+        if different:
+            text = f"the strategy makes other full shapes than {path} lists: "
+            yield contradiction(f"{text}{shorten(different, 3)}; is it the strategy of this run?")
 
 
-def shard_problem(sharding: Sharding, options: ResolveOptions) -> str | None:
-    """Return why an optimizer shard cannot be given; None if it can be."""
+def _optimizer_shard_problem(sharding: Sharding, options: ResolveOptions) -> Diagnostic | None:
+    """Return a problem if ``options.optimizer_shard`` cannot apply to the source; else None."""
     shard = options.optimizer_shard
     if shard is None or (shard == 1 and isinstance(sharding, Strategy)):
         return None
     if not isinstance(sharding, Strategy):
         text = "it decides what a strategy leaves open, and none is read here; leave it away"
-        return f"--optimizer-shard {shard}: {text}"
-    if options.trust_strategy:
+    elif options.trust_strategy:
         text = "it corrects the strategy, which --trust-strategy believes; leave one of them away"
-        return f"--optimizer-shard {shard}: {text}"
-    return None
+    else:
+        return None
+    return Diagnostic("options", f"--optimizer-shard {shard}: {text}")

@@ -1,18 +1,17 @@
-"""Samples of the data checked against the strategy: whether it belongs to these files.
+"""Check samples of the data against the strategy.
 
-A strategy file holds no shapes, and MindSpore's is not always true: saved with
-``optimizer_weight_shard_aggregated_save`` the slices are smaller than it says, and headers alone
-cannot show it.  But then ranks that should hold equal slices hold different ones.
+A strategy file holds no shapes, and MindSpore's is not always true.  A run with
+``optimizer_weight_shard_aggregated_save`` writes smaller slices than its strategy says.  Headers
+cannot show this, but ranks that should hold equal slices hold different ones.
 
-For each kind of layout the largest tensors are sampled, some pages of every rank's slice.  For
-every other tensor with replicas some pages of the first and the last owner of one slice are read,
-which differ whatever hides there: six pages for each tensor.
+The largest tensors of each layout are sampled: some pages of every rank's slice.  Every other
+tensor with replicas is spot-checked: three pages each of the first and the last owner of one slice.
+These two differ with every hidden optimizer shard.
 
-Slices that should differ and are equal may be so by chance.  If all ranks hold the same wherever
-the strategy shards, every rank holds full tensors: MindSpore saves so unless it is told otherwise
-(``integrated_save=True``).
+Slices that should differ may be equal by chance.  If all slices of all sharded tensors are equal,
+every rank holds full tensors, as MindSpore saves by default (``integrated_save=True``).
 
-The manifest of an output folder also tells for which ranks, and by which strategy, it was written.
+The manifest of an output folder also names the ranks and the strategy that it was written for.
 """
 
 from __future__ import annotations
@@ -36,88 +35,109 @@ from ckpttool.model.strategy import SelfDescribed, Sharding, Strategy
 from ckpttool.model.tensors import StoredTensor
 from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.planning.missing import is_deduplicated
-from ckpttool.planning.replicas import other_stages
+from ckpttool.planning.replicas import stage_pairs
 from ckpttool.planning.sources import group_ranks
 from ckpttool.storage.sampling import Sample, sample_box, take_samples
 from ckpttool.transaction.manifest import ManifestFile
 
 TENSORS_PER_LAYOUT = 3
 
-Held = Sequence[Mapping[int, StoredTensor]]  # of each slice, what each rank has
+Replicas = Sequence[Mapping[int, StoredTensor]]  # rank to stored slice, for each slice
+RankGroups = tuple[tuple[int, ...], ...]  # ranks with equal slices, group by group
+ALL_RANKS: RankGroups = ()  # one group of all ranks
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTensor:
-    """A source with the samples of its slices, by slice and rank; one slice of it if a probe."""
+    """A source with samples of its slices.
+
+    Attributes
+    ----------
+    source
+        The full tensor.
+    replicas
+        The slices; only one of them in a spot check.
+    samples
+        Rank to sample, for each slice of ``replicas``; a spot check samples only some ranks.
+    is_spot_check
+        Whether only one slice was sampled.
+    """
 
     source: Source
-    held: Held
+    replicas: Replicas
     samples: Sequence[Mapping[int, Sample]]
-    is_probe: bool
+    is_spot_check: bool
 
     @property
-    def differing(self) -> tuple[int, ...]:
-        """Ranks that should hold the same slice and do not; none if all agree."""
-        return next((tuple(slice_) for slice_, _ in self._differing()), ())
+    def differing_ranks(self) -> tuple[int, ...]:
+        """Ranks that should hold equal slices and do not; none if all replicas agree."""
+        return next((tuple(ranks) for ranks, _ in self._differing_slices()), ())
 
     @property
-    def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Of the ranks of `differing` that were looked at those that hold the same."""
-        samples = next(samples for _, samples in self._differing())
+    def equal_groups(self) -> RankGroups:
+        """The sampled ranks of `differing_ranks`, grouped by equal samples."""
+        samples = next(samples for _, samples in self._differing_slices())
         return tuple(group_ranks(tuple(samples), samples.__getitem__).values())
 
-    def _differing(self) -> Iterator[tuple[Mapping[int, StoredTensor], Mapping[int, Sample]]]:
-        for slice_, samples in zip(self.held, self.samples, strict=True):
+    @property
+    def is_constant(self) -> bool:
+        """Whether every sample has equal elements, so that equal slices show nothing."""
+        return all(sample.is_constant for by_rank in self.samples for sample in by_rank.values())
+
+    def _differing_slices(
+        self,
+    ) -> Iterator[tuple[Mapping[int, StoredTensor], Mapping[int, Sample]]]:
+        for tensors, samples in zip(self.replicas, self.samples, strict=True):
             if len(set(samples.values())) > 1:
-                yield slice_, samples
+                yield tensors, samples
 
 
 def sample_tensors(
-    sources: Iterable[Source], by_hand: Mapping[str, str], executor: Executor
+    sources: Iterable[Source], handwritten: Mapping[str, str], executor: Executor
 ) -> list[SampledTensor]:
-    """Sample all tensors that may tell something; every file is opened once."""
-    chosen, others = _choose(sources, by_hand)
-    held: list[Held] = [list(source.slicing.replicas()) for source in chosen]
-    wanted: list[Held] = [*held]
+    """Sample the largest tensors of each layout, and spot-check the others."""
+    chosen, others = _choose_sources(sources, handwritten)
+    replicas: list[Replicas] = [list(source.slicing.replicas()) for source in chosen]
+    to_sample: list[Replicas] = [*replicas]
     for source in others:
-        slices = list(source.slicing.replicas())
-        best = max(slices, key=len)  # the first of the largest
-        held.append([best])
-        wanted.append([_first_and_last(source, best)])
-    samples = _sample((one for of in wanted for ranks in of for one in ranks.values()), executor)
+        largest = max(source.slicing.replicas(), key=len)
+        replicas.append([largest])
+        to_sample.append([_first_and_last(source, largest)])
+    tensors = (one for slices in to_sample for ranks in slices for one in ranks.values())
+    samples = _sample(tensors, executor)
     return [
         SampledTensor(
             source,
             slices,
-            [{rank: samples[one] for rank, one in ranks.items()} for ranks in seen],
-            is_probe=i >= len(chosen),
+            [{rank: samples[one] for rank, one in ranks.items()} for ranks in sampled],
+            is_spot_check=i >= len(chosen),
         )
-        for i, (source, slices, seen) in enumerate(
-            zip([*chosen, *others], held, wanted, strict=True)
+        for i, (source, slices, sampled) in enumerate(
+            zip([*chosen, *others], replicas, to_sample, strict=True)
         )
     ]
 
 
-def _choose(
-    sources: Iterable[Source], by_hand: Mapping[str, str]
+def _choose_sources(
+    sources: Iterable[Source], handwritten: Mapping[str, str]
 ) -> tuple[list[Source], list[Source]]:
-    """The tensors to be looked at closely, and the others that have replicas.
+    """Return the sources to sample in all slices, and those with replicas to spot-check.
 
-    Closely: of each layout the tensors with the largest slices; small ones are often cut otherwise.
-    And all of those by hand: a pattern matches more than one thinks.
+    The largest tensors of a layout are sampled, since small ones are often sharded differently.
+    All hand-written layouts are sampled, since a pattern may match too many names.
     """
     by_layout: dict[Hashable, list[Source]] = defaultdict(list)
     chosen = []
     for source in sources:
         if not source.meta.nbytes:
             continue
-        if source.meta.name in by_hand:
+        if source.meta.name in handwritten:
             chosen.append(source)
         elif source.has_layout:
             by_layout[source.slicing.distribution_key].append(source)
     others: list[Source] = []
     for group in by_layout.values():
-        group.sort(key=_suitability)
+        group.sort(key=_sampling_order)
         chosen += group[:TENSORS_PER_LAYOUT]
         others += [
             source
@@ -127,8 +147,8 @@ def _choose(
     return chosen, others
 
 
-def _suitability(source: Source) -> tuple[bool, int]:
-    """Parameters before states, some of which are each rank's own sums; large before small."""
+def _sampling_order(source: Source) -> tuple[bool, int]:
+    """Order parameters before states, which may be sums of one rank, and large before small."""
     return parameter_of(source.meta.name) is not None, -source.meta.nbytes
 
 
@@ -137,10 +157,10 @@ def _has_replicas(source: Source) -> bool:
 
 
 def _first_and_last(source: Source, ranks: Mapping[int, StoredTensor]) -> dict[int, StoredTensor]:
-    """The first and the last owner of a slice; all, if some are missing: what is left may agree.
+    """Return the first and the last owner of a slice, or all owners if some are missing.
 
-    Of the replicas at positions 0 to ``n - 1`` the first and the last hold different slices of any
-    optimizer shard, since what divides ``n`` does not divide ``n - 1``.
+    The first and the last of ``n`` replicas hold different slices of any optimizer shard, since a
+    divisor of ``n`` does not divide ``n - 1``.  Owners that are left may hold equal slices.
     """
     if len(ranks) < max(map(len, source.slicing.owners())):
         return dict(ranks)
@@ -148,95 +168,99 @@ def _first_and_last(source: Source, ranks: Mapping[int, StoredTensor]) -> dict[i
 
 
 def _sample(tensors: Iterable[StoredTensor], executor: Executor) -> Mapping[StoredTensor, Sample]:
-    """A sample of each tensor; every file is opened once."""
+    """Sample tensors, one task for each file so that it is opened once."""
     by_path: dict[str, list[StoredTensor]] = defaultdict(list)
     for tensor in dict.fromkeys(tensors):
         by_path[tensor.file.path].append(tensor)
-    futures = [(wanted, executor.submit(take_samples, wanted)) for wanted in by_path.values()]
-    taken: dict[StoredTensor, Sample] = {}
-    for wanted, future in futures:
-        samples = wait_result(future)
-        taken.update(zip(wanted, samples, strict=True))
-    return taken
+    futures = [(group, executor.submit(take_samples, group)) for group in by_path.values()]
+    samples: dict[StoredTensor, Sample] = {}
+    for group, future in futures:
+        taken = wait_result(future)
+        samples.update(zip(group, taken, strict=True))
+    return samples
 
 
-SKIPS_CHECK = ("--trust-strategy skips this check", ("--trust-strategy",))  # hint and option
-LEAST_BYTES = 4096  # of slices; less may be the same as it was made by hand, a table of signs, say
+def contradiction(text: str) -> Diagnostic:
+    """Return the problem that the strategy contradicts the files, with the option to skip it."""
+    hint = "--trust-strategy skips this check"
+    return Diagnostic("contradicted", text, hint, ("--trust-strategy",))
+
+
+MIN_EQUAL_BYTES = 4096  # smaller slices may be equal by design, such as a table of signs
 
 
 def check_strategy(
     catalog: Catalog, sharding: Sharding, sources: Iterable[Source], executor: Executor
 ) -> list[Diagnostic]:
-    """Problems and notes about layouts that the contents contradict.
+    """Return the problems and notes of layouts that samples contradict.
 
-    Replicas that differ are a problem: one of them would be taken, and nobody knows which.  So are
-    parameters on which stages do not agree, and slices of an optimizer shard that are replicas: the
-    full tensor would be too large.  Slices that should differ and are the same are a warning, as
-    that may be by chance, and a problem if most of the sharded tensors that are sampled are so.
-
-    All tensors whose layouts a person wrote are looked at closely.
+    Replicas that differ are a problem, since one of them would be written, perhaps the wrong one.
+    Parameters that differ between stages are a problem for the same reason.  Equal slices of an
+    optimizer shard are a problem, since the full tensor would be too large.  Other equal slices
+    that should differ are a warning, since they may be equal by chance.  They are a problem if most
+    of the sampled sharded tensors have them.
     """
-    by_hand = sharding.handwritten
+    handwritten = sharding.handwritten
     sources = list(sources)
-    looked = sample_tensors(sources, by_hand, executor)
+    sampled = sample_tensors(sources, handwritten, executor)
     differing: dict[tuple[str | None, tuple[int, ...]], list[SampledTensor]] = defaultdict(list)
-    alike: dict[tuple[tuple[int, ...], ...], list[str]] = defaultdict(list)
-    whole: list[str] = []
-    for one in looked:
+    equal: dict[RankGroups, list[str]] = defaultdict(list)
+    with_equal_shards: list[str] = []
+    for one in sampled:
         name = one.source.meta.name
-        by_rank = {rank: sample for of in one.samples for rank, sample in of.items()}
-        if one.differing:
-            place = by_hand.get(name) or by_hand.get(one.source.parameter or "")
-            differing[place, one.differing].append(one)
-        elif one.is_probe:
+        by_rank = {rank: sample for samples in one.samples for rank, sample in samples.items()}
+        if one.differing_ranks:
+            place = handwritten.get(name) or handwritten.get(one.source.parameter or "")
+            differing[place, one.differing_ranks].append(one)
+        elif one.is_spot_check:
             continue
-        elif _is_whole(one.source.slicing, by_rank):
-            whole.append(name)
-        elif groups := _alike(one, name in by_hand):
+        elif _has_equal_shards(one.source.slicing, by_rank):
+            with_equal_shards.append(name)
+        elif groups := _equal_slices(one, name in handwritten):
             are_all = groups == (tuple(sorted(by_rank)),)
-            alike[() if are_all else groups].append(name)
-    found = [_on_differing(catalog, place, those) for (place, _), those in differing.items()]
+            equal[ALL_RANKS if are_all else groups].append(name)
+    found = [_replica_problem(catalog, place, those) for (place, _), those in differing.items()]
     if isinstance(sharding, SelfDescribed):
         return found
-    shown = {one.source.meta.name: one for one in looked}
-    found += [_on_whole(whole, shown[whole[0]])] if whole else []
-    found += _stages_that_differ(catalog, sharding, sources, executor)
-    names = alike.get((), [])
-    if names and _are_all_alike(looked, by_hand):
-        return [*found, _on_all_alike(names, shown[names[0]])]
-    if contradicted := _contradicted(looked, alike, by_hand):
-        return [*found, contradicted]
-    notes = [_note(groups, names, by_hand) for groups, names in alike.items()]
-    lost = [rank for rank in sharding.ranks if rank not in catalog.files]
-    if lost and notes and not is_deduplicated(catalog, sharding):
-        # Each may be by chance.  Together they say that these files are of another strategy.
-        texts = [f"{format_ranks(lost)} not there, and {note.text}" for note in notes]
-        notes = [Diagnostic("contradicted", text, *SKIPS_CHECK) for text in texts]
+    by_name = {one.source.meta.name: one for one in sampled}
+    if with_equal_shards:
+        found.append(_equal_shards_problem(with_equal_shards, by_name[with_equal_shards[0]]))
+    found += _stage_problems(catalog, sharding, sources, executor)
+    names = equal.get(ALL_RANKS, [])
+    if names and _are_all_equal(sampled, handwritten):
+        return [*found, _replicated_problem(names, by_name[names[0]])]
+    if problem := _equal_slices_problem(sampled, equal, handwritten):
+        return [*found, problem]
+    notes = [_equal_slices_note(groups, names, handwritten) for groups, names in equal.items()]
+    missing = [rank for rank in sharding.ranks if rank not in catalog.files]
+    if missing and notes and not is_deduplicated(catalog, sharding):
+        # Either may be by chance; both together show a strategy of other files.
+        texts = [f"{format_ranks(missing)} not there, and {note.text}" for note in notes]
+        notes = list(map(contradiction, texts))
     return [*found, *notes]
 
 
-def _is_whole(slicing: Slicing, held: Mapping[int, Sample]) -> bool:
-    """Return whether a layout has an optimizer shard and all slices that it makes are equal.
+def _has_equal_shards(slicing: Slicing, by_rank: Mapping[int, Sample]) -> bool:
+    """Return whether all slices of an optimizer shard are equal.
 
-    Tensors whose elements are all equal tell nothing, nor do slices of which others are missing.
+    Slices with equal elements, or with missing ranks, show nothing.
     """
     if not isinstance(slicing, LayoutSlicing):
         return False  # boxes have no optimizer shard
     layout = slicing.layout
-    if layout.optimizer_shard == 1 or len(held) < len(layout.ranks):
+    if layout.optimizer_shard == 1 or len(by_rank) < len(layout.ranks):
         return False
     bare = replace(layout, optimizer_shard=1)
-    groups = [{held[rank] for rank in bare.owners(index)} for index in bare.slice_indices()]
+    groups = [{by_rank[rank] for rank in bare.owners(index)} for index in bare.slice_indices()]
     return all(len(samples) == 1 for samples in groups) and not any(
         sample.is_constant for samples in groups for sample in samples
     )
 
 
-def _alike(one: SampledTensor, is_handwritten: bool) -> tuple[tuple[int, ...], ...]:
-    """Ranks that should hold different slices and hold the same, group by group.
+def _equal_slices(one: SampledTensor, is_handwritten: bool) -> RankGroups:
+    """Return the groups of ranks that should hold different slices and hold equal ones.
 
-    Slices whose elements are all equal tell nothing, but by hand even those are looked at if all of
-    them are the same.
+    Slices with equal elements show nothing, unless all slices of a hand-written layout are equal.
     """
     ranks: dict[Sample, list[int]] = defaultdict(list)
     slices: dict[Sample, int] = defaultdict(int)
@@ -252,99 +276,99 @@ def _alike(one: SampledTensor, is_handwritten: bool) -> tuple[tuple[int, ...], .
     )
 
 
-def _are_all_alike(looked: Iterable[SampledTensor], by_hand: Mapping[str, str]) -> bool:
-    """Whether all slices of each tensor are the same, wherever that tells anything.
+def _are_all_equal(sampled: Iterable[SampledTensor], handwritten: Mapping[str, str]) -> bool:
+    """Return whether all slices of every sharded tensor are equal, so that ranks hold full tensors.
 
-    It tells nothing if all elements are equal, and what a person wrote is more than a strategy that
-    may be of another run.
+    Constant tensors do not count.  A hand-written layout is evidence against it.
     """
     nbytes = 0
-    for one in looked:
-        held = {sample for of in one.samples for sample in of.values()}
-        if one.is_probe or len(one.held) == 1 or all(sample.is_constant for sample in held):
+    for one in sampled:
+        if one.is_spot_check or len(one.replicas) == 1 or one.is_constant:
             continue
-        if len(held) > 1 or one.source.meta.name in by_hand:
+        different = {sample for samples in one.samples for sample in samples.values()}
+        if len(different) > 1 or one.source.meta.name in handwritten:
             return False
-        nbytes += one.source.meta.nbytes // len(one.held)
-    return nbytes >= LEAST_BYTES
+        nbytes += one.source.meta.nbytes // len(one.replicas)
+    return nbytes >= MIN_EQUAL_BYTES
 
 
-def _contradicted(
-    looked: Iterable[SampledTensor],
-    alike: Mapping[tuple[tuple[int, ...], ...], Sequence[str]],
-    by_hand: Mapping[str, str],
+def _equal_slices_problem(
+    sampled: Iterable[SampledTensor],
+    equal: Mapping[RankGroups, Sequence[str]],
+    handwritten: Mapping[str, str],
 ) -> Diagnostic | None:
-    """The problem of a strategy that most of the sampled tensors contradict, if they do.
+    """Return the problem of a strategy that most of the sampled tensors contradict, if they do.
 
-    A tensor contradicts it if two slices that should differ are equal.  Constant tensors tell
-    nothing, and a hand-written strategy is corrected by its author.
+    A tensor contradicts it if two slices that should differ are equal.  Constant tensors and
+    hand-written layouts do not count.
     """
-    telling = {
+    nbytes_of = {
         one.source.meta.name: one.source.meta.nbytes
-        for one in looked
-        if not one.is_probe
-        and len(one.held) > 1
-        and one.source.meta.name not in by_hand
-        and not all(sample.is_constant for of in one.samples for sample in of.values())
+        for one in sampled
+        if not one.is_spot_check
+        and len(one.replicas) > 1
+        and one.source.meta.name not in handwritten
+        and not one.is_constant
     }
-    groups = {name: groups for groups, names in alike.items() for name in names if name in telling}
-    nbytes = sum(telling[name] for name in groups)
-    if 2 * len(groups) <= len(telling) or nbytes < LEAST_BYTES:
+    groups_of = {name: key for key, names in equal.items() for name in names if name in nbytes_of}
+    nbytes = sum(nbytes_of[name] for name in groups_of)
+    if 2 * len(groups_of) <= len(nbytes_of) or nbytes < MIN_EQUAL_BYTES:
         return None
-    equal = next(iter(groups.values()))
-    ranks = "; ".join(map(format_ranks, equal[:3])) or "all ranks"
-    return Diagnostic(
-        "contradicted",
-        f"the strategy shards {count(len(telling), 'sampled tensor')} whose slices should differ, "
-        f"and {len(groups)} have equal slices ({ranks}): {shorten(groups)}; is it the strategy of "
-        "this run?",
-        *SKIPS_CHECK,
+    first = next(iter(groups_of.values()))
+    ranks = "; ".join(map(format_ranks, first[:3])) or "all ranks"
+    return contradiction(
+        f"the strategy shards {count(len(nbytes_of), 'sampled tensor')} whose slices should "
+        f"differ, and {len(groups_of)} have equal slices ({ranks}): {shorten(groups_of)}; is it "
+        "the strategy of this run?"
     )
 
 
-def _on_differing(
+def _replica_problem(
     catalog: Catalog, place: str | None, those: Sequence[SampledTensor]
 ) -> Diagnostic:
-    """What is said of tensors whose replicas differ between the same ranks."""
-    owners, groups = those[0].differing, those[0].groups
-    text = f"{shorten(one.source.meta.name for one in those)}: {place or _told_by(catalog)} says "
+    """Return the problem of tensors whose replicas differ between the same ranks."""
+    owners, groups = those[0].differing_ranks, those[0].equal_groups
+    text = f"{shorten(one.source.meta.name for one in those)}: {place or _authority(catalog)} says "
     text += f"that {format_ranks(owners)} hold the same, and they differ "
-    question, hint, options = _remedy(catalog, place, groups)
+    question, hint, options = _replica_advice(catalog, place, groups)
     text += f"({' | '.join(map(format_ranks, groups))}){question}"
     return Diagnostic("replica", text, hint, options, ranks=owners)
 
 
-def _on_whole(names: Sequence[str], shown: SampledTensor) -> Diagnostic:
+def _equal_shards_problem(names: Sequence[str], shown: SampledTensor) -> Diagnostic:
+    """Return the problem of equal slices of an optimizer shard, with the shapes of one tensor."""
     text = f"{shorten(names)}: the strategy says that an optimizer shard cuts them, and the "
     text += f"ranks that should hold different slices hold the same ({_shapes(shown)}): is it "
     text += "the strategy of this run?"
-    return Diagnostic("contradicted", text, *SKIPS_CHECK)
+    return contradiction(text)
 
 
-def _on_all_alike(names: Sequence[str], shown: SampledTensor) -> Diagnostic:
+def _replicated_problem(names: Sequence[str], shown: SampledTensor) -> Diagnostic:
+    """Return the problem of ranks that hold full tensors, with the shapes of one tensor."""
     text = f"{shorten(names)}: all ranks hold the same where the strategy cuts ({_shapes(shown)}), "
     text += "and nothing differs anywhere: they hold everything (integrated_save=True), so leave "
     text += "the strategy away: merge --replicated, or split --replicated"
-    return Diagnostic("contradicted", text, *SKIPS_CHECK)
+    return contradiction(text)
 
 
 def _shapes(one: SampledTensor) -> str:
-    held = next(tensor.meta.shape for ranks in one.held for tensor in ranks.values())
-    return f"{one.source.meta.name}: slices of {held} would make {one.source.meta.shape}"
+    """Return the slice shape and the full shape of a tensor, for messages."""
+    shape = next(tensor.meta.shape for tensors in one.replicas for tensor in tensors.values())
+    return f"{one.source.meta.name}: slices of {shape} would make {one.source.meta.shape}"
 
 
-def _note(
-    groups: tuple[tuple[int, ...], ...], names: Sequence[str], by_hand: Mapping[str, str]
+def _equal_slices_note(
+    groups: RankGroups, names: Sequence[str], handwritten: Mapping[str, str]
 ) -> Diagnostic:
-    """What is said of tensors whose slices are the same where they are cut; no groups mean all."""
-    said = [name for name in names if name in by_hand]
-    same = "; ".join(format_ranks(group) for group in groups[:3]) or "all ranks"
+    """Return the note on tensors with equal slices that should differ."""
+    by_hand = [name for name in names if name in handwritten]
+    ranks = "; ".join(format_ranks(group) for group in groups[:3]) or "all ranks"
     more = "; and so on" if len(groups) > 3 else ""
-    if said:
-        named = shorten(f"{name} ({by_hand[name]})" for name in said)
-        text = f"cut by hand, and {same}{more} hold the same; are they replicated?: {named}"
+    if by_hand:
+        named = shorten(f"{name} ({handwritten[name]})" for name in by_hand)
+        text = f"cut by hand, and {ranks}{more} hold the same; are they replicated?: {named}"
     else:
-        text = f"{same}{more} hold the same where the strategy cuts; "
+        text = f"{ranks}{more} hold the same where the strategy cuts; "
         text += (
             "is it the strategy of this run? give the one that they were saved with"
             if groups
@@ -354,13 +378,14 @@ def _note(
     return Diagnostic("equal_slices", text)
 
 
-def _told_by(catalog: Catalog) -> str:
+def _authority(catalog: Catalog) -> str:
+    """Return what describes the slices, for messages: the strategy or the checkpoint's files."""
     if isinstance(catalog, SelfDescribedCatalog):
         return shorten(catalog.description.files, 2)
     return "the strategy"
 
 
-def _remedy(
+def _replica_advice(
     catalog: Catalog, place: str | None, groups: Sequence[Sequence[int]]
 ) -> tuple[str, str, tuple[str, ...]]:
     """Return a question about replicas that differ, a hint, and the options that it names."""
@@ -379,24 +404,26 @@ def _remedy(
     return f"{text}have its own?", hint, ("--trust-strategy", "--optimizer-shard")
 
 
-def _stages_that_differ(
+def _stage_problems(
     catalog: Catalog, sharding: Sharding, sources: Sequence[Source], executor: Executor
 ) -> list[Diagnostic]:
-    """Parameters that several stages hold, and of which samples differ; gradients are each its own.
+    """Return the problems of parameters that several stages hold and whose samples differ.
 
-    Read are three boxes of at most a page, from each stage.
+    Each stage has gradients of its own, so these are not compared.
     """
     pairs = [
-        (mine, other)
-        for mine, other in other_stages(catalog, sharding, sources)
-        if mine.meta == other.meta and mine.meta.nbytes and not mine.meta.name.startswith(GRADIENTS)
+        (source, other)
+        for source, other in stage_pairs(catalog, sharding, sources)
+        if source.meta == other.meta
+        and source.meta.nbytes
+        and not source.meta.name.startswith(GRADIENTS)
     ]
     futures = [tuple(executor.submit(sample_box, source) for source in pair) for pair in pairs]
     differing: dict[tuple[range, range], list[str]] = defaultdict(list)
-    for (mine, other), pair in zip(pairs, futures, strict=True):
+    for (source, other), pair in zip(pairs, futures, strict=True):
         first, second = (wait_result(future) for future in pair)
         if first != second:
-            differing[mine.layout.ranks, other.layout.ranks].append(mine.meta.name)
+            differing[source.layout.ranks, other.layout.ranks].append(source.meta.name)
     return [
         Diagnostic(
             "replica",
@@ -414,32 +441,33 @@ def _stages_that_differ(
 def limit_to_written_ranks(
     catalog: Catalog, sharding: Sharding | None
 ) -> tuple[Catalog, list[Diagnostic]]:
-    """Limit a catalog to the ranks that a set was written for, if not for all (--rank).
+    """Limit a catalog to the ranks that its manifest lists (--rank), with a note on the others.
 
-    Inspect and verify want no other ranks; a note says so.
+    For inspect and verify, which expect no files of other ranks.
     """
-    asked, told = _written_ranks(catalog, sharding)
-    if asked is None:
+    written, reason = _written_ranks(catalog, sharding)
+    if written is None:
         return catalog, []
-    others = format_ranks(sorted(_expected(catalog, sharding) - asked))
-    text = f"{others}: not looked for, since {told}"
+    others = format_ranks(sorted(_expected_ranks(catalog, sharding) - written))
+    text = f"{others}: not looked for, since {reason}"
     assert isinstance(catalog, RankCatalog)
-    return replace(catalog, expected_ranks=asked), [Diagnostic("part", text)]
+    return replace(catalog, expected_ranks=written), [Diagnostic("part", text)]
 
 
 def note_written_ranks(catalog: Catalog, sharding: Sharding) -> Catalog:
-    """Add a note on the ranks that a set was written for, if not for all (--rank).
+    """Add a note on the ranks that the manifest lists (--rank), if these are not all.
 
-    Conversions want all ranks, and name what is missing.
+    For conversions, which need all ranks and report those that are missing.
     """
-    asked, told = _written_ranks(catalog, sharding)
-    if asked is None:
+    written, reason = _written_ranks(catalog, sharding)
+    if written is None:
         return catalog
-    return replace(catalog, diagnostics=(*catalog.diagnostics, Diagnostic("part", told)))
+    note = Diagnostic("part", reason)
+    return replace(catalog, diagnostics=(*catalog.diagnostics, note))
 
 
-def _expected(catalog: Catalog, sharding: Sharding | None) -> set[int]:
-    """Ranks that should have a file."""
+def _expected_ranks(catalog: Catalog, sharding: Sharding | None) -> set[int]:
+    """Return the ranks of the strategy, and those that the scan found missing."""
     missing = catalog.missing_ranks if isinstance(catalog, RankCatalog) else ()
     return {*(sharding.ranks if isinstance(sharding, Strategy) else ()), *missing}
 
@@ -447,33 +475,32 @@ def _expected(catalog: Catalog, sharding: Sharding | None) -> set[int]:
 def _written_ranks(
     catalog: Catalog, sharding: Sharding | None
 ) -> tuple[frozenset[int] | None, str]:
-    """The ranks that a set was written for, and how that is known; None if for all.
+    """Return the ranks that a manifest lists and the evidence for a message; None for all ranks.
 
-    Its manifest, which comes when the set is complete, lists these alone.  Of one that cannot be
-    used `check_manifest` says so.
+    `check_manifest` reports a manifest that cannot be read.
     """
     path = Path(catalog.root) / MANIFEST
-    there = catalog.files.keys() | catalog.damaged.keys()
-    expected = _expected(catalog, sharding)
+    found = catalog.files.keys() | catalog.damaged.keys()
+    expected = _expected_ranks(catalog, sharding)
     if not isinstance(catalog, RankCatalog) or catalog.expected_ranks is not None:
         return None, ""
-    if expected <= there or not is_file(path):
+    if expected <= found or not is_file(path):
         return None, ""
     try:
         outputs = ManifestFile.read(path).manifest().outputs
     except FormatError:
         return None, ""
-    asked = frozenset({*there, *(output.rank for output in outputs)})
-    if expected <= asked or any(Path(o.path).parent != Path(f"rank_{o.rank}") for o in outputs):
+    ranks = frozenset({*found, *(output.rank for output in outputs)})
+    if expected <= ranks or any(Path(o.path).parent != Path(f"rank_{o.rank}") for o in outputs):
         return None, ""
     written = format_ranks([output.rank for output in outputs])
-    return asked, f"{path} says that this was written for {written} alone (--rank)"
+    return ranks, f"{path} says that this was written for {written} alone (--rank)"
 
 
 def strategy_notes(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnostic]:
-    """That the strategy is another than that by which a set was written, as its manifest tells.
+    """Yield a note if the manifest lists other strategy files, or cannot be read.
 
-    A manifest names the strategies of the target last.  Of one that cannot be used that is said.
+    A manifest lists the strategy files of the target last.
     """
     path = Path(catalog.root) / MANIFEST
     if not strategy.files or not is_file(path):
@@ -482,8 +509,8 @@ def strategy_notes(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnostic]
     try:
         provenance = ManifestFile.read(path).head.provenance()
         recorded = provenance.strategies[-len(strategy.files) :]
-        same = [recorded, provenance.dst_strategies]
-        if recorded and given not in [{one.sha256 for one in files} for files in same]:
+        either = [recorded, provenance.dst_strategies]
+        if recorded and given not in [{one.sha256 for one in files} for files in either]:
             text = f"{path} says that this was written by {recorded[-1].path}, and "
             text += f"{strategy.origin} is another file; if it does not say the same, what is read "
             text += "is wrong"

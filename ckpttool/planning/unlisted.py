@@ -1,9 +1,9 @@
-"""Parameters that a strategy does not list: what is decided of them, and what is reported.
+"""Parameters that a strategy does not list: checks, problems, decisions of the user and notes.
 
-Running statistics of normalisation layers are among them.  A BatchNorm layer in training mode
-updates a mean and a variance for each channel from the samples that its device sees.  Gradients are
-averaged over the devices, statistics are not, so they differ between ranks that otherwise hold the
-same.
+Running statistics of normalisation layers are an example.  A BatchNorm layer in training mode
+updates a mean and a variance for each channel.  It computes them from the samples of its device.
+Gradients are averaged over the devices, but statistics are not.  So statistics differ between ranks
+whose other parameters are equal.
 
 Source
 ------
@@ -27,51 +27,51 @@ from ckpttool.model.strategy import Sharding, Strategy
 from ckpttool.model.tensors import TensorMeta, map_of
 from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.planning.optimizer_state import (
-    Owners,
-    find_owners,
-    find_unlike_states,
+    ParameterOfState,
+    find_mismatched_states,
     followed_parameter,
-    odd_full_shape,
-    owner_of,
+    match_states_by_name,
+    parameter_by_prefix,
+    shape_difference_message,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class PartlyHeld:
-    """Parameters without a layout that only some ranks of a stage have, all the same ranks.
+    """Parameters without a layout that some ranks of a stage hold and others do not.
 
     Attributes
     ----------
     names
-        The parameters.
+        The parameters; the same ranks hold all of them.
     ranks
-        All ranks that have them, of whichever stage.
+        All ranks that hold them, of any stage.
     missing
-        The ranks with a file that lack them, in stages of which others have them.
-    text
-        What is said of them.
+        Other ranks of these stages, which have a file without them.
+    message
+        Description of the problem.
     """
 
     names: tuple[str, ...]
     ranks: tuple[int, ...]
     missing: tuple[int, ...]
-    text: str
+    message: str
 
     @property
-    def is_alone(self) -> bool:
-        """Whether one rank alone has them."""
+    def is_on_one_rank(self) -> bool:
+        """Whether only one rank holds them."""
         return len(self.ranks) == 1
 
 
 def find_partly_held(
     catalog: Catalog, sharding: Sharding, is_deduplicated: bool
 ) -> tuple[PartlyHeld, ...]:
-    """Parameters that no strategy lists, and that only some ranks of their stage have.
+    """Find the unlisted parameters that only some ranks of their stage hold.
 
-    The ranks of a stage run the same program and save the same names: one that is not everywhere
-    was renamed, or lost, by damage.  Without redundancy each may be handed out to one rank; so it
-    is if all that are not on every rank are on one.  Ranks that hold nothing, and map parameters,
-    are judged elsewhere.
+    The ranks of a stage run the same program and save the same names.  If a rank lacks a name, its
+    file is damaged or the parameter was renamed.  A checkpoint without redundancy may store each
+    parameter on one rank of a stage.  Nothing is found if it does so for all of them.  Ranks that
+    hold nothing and map parameters are checked elsewhere.
     """
     if not isinstance(sharding, Strategy):
         return ()
@@ -83,27 +83,29 @@ def find_partly_held(
         stages[rank // sharding.stage_ranks].add(rank)
     missing: dict[tuple[int, ...], tuple[int, ...]] = {}
     for ranks in names:
-        of_stages = {rank // sharding.stage_ranks for rank in ranks}
-        there = {rank for stage in of_stages for rank in stages[stage]}
-        missing[ranks] = tuple(sorted(there.difference(ranks)))
+        numbers = {rank // sharding.stage_ranks for rank in ranks}
+        members = {rank for stage in numbers for rank in stages[stage]}
+        missing[ranks] = tuple(sorted(members.difference(ranks)))
     if not any(missing.values()):
         return ()
-    owners = find_owners(sharding.layouts, catalog.metas)
+    parameter_of_state = match_states_by_name(sharding.layouts, catalog.metas)
     found = []
-    for ranks, lacking in missing.items():
+    for ranks, others in missing.items():
         unlisted = tuple(
             name
-            for name in (names[ranks] if lacking else ())
+            for name in (names[ranks] if others else ())
             if name not in sharding.layouts
             and map_of(name) is None
-            and followed_parameter(catalog, sharding, name, ranks, owners) is None
+            and followed_parameter(catalog, sharding, name, ranks, parameter_of_state) is None
         )
         if unlisted:
-            text = _on_others(catalog, unlisted, lacking)
+            message = _missing_ranks_message(catalog, unlisted, others)
             if len(ranks) == 1:
-                instead = chain(*(names[of] for of, gone in missing.items() if gone == ranks))
-                text = _on_one(catalog, unlisted, ranks[0], list(instead))
-            found.append(PartlyHeld(unlisted, ranks, lacking, text))
+                instead = chain(
+                    *(names[holding] for holding, without in missing.items() if without == ranks)
+                )
+                message = _one_rank_message(catalog, unlisted, ranks[0], list(instead))
+            found.append(PartlyHeld(unlisted, ranks, others, message))
     if is_deduplicated and all(
         len(one.ranks) == len({rank // sharding.stage_ranks for rank in one.ranks}) for one in found
     ):
@@ -111,8 +113,10 @@ def find_partly_held(
     return tuple(found)
 
 
-def _on_one(catalog: Catalog, names: Sequence[str], rank: int, instead: Sequence[str]) -> str:
-    """What is said of names that one rank alone has, ``instead`` of those that all others have."""
+def _one_rank_message(
+    catalog: Catalog, names: Sequence[str], rank: int, instead: Sequence[str]
+) -> str:
+    """Describe names that one rank holds ``instead`` of the names that all others hold."""
     text = f"{shorten(names)}: not in the strategy, and on rank {rank} alone "
     text += f"({catalog.files[rank].path})"
     if instead:
@@ -120,142 +124,147 @@ def _on_one(catalog: Catalog, names: Sequence[str], rank: int, instead: Sequence
     return text
 
 
-def _on_others(catalog: Catalog, names: Sequence[str], missing: Sequence[int]) -> str:
-    """What is said of names that some ranks lack, and others of their stage have."""
+def _missing_ranks_message(catalog: Catalog, names: Sequence[str], missing: Sequence[int]) -> str:
+    """Describe names that ``missing`` do not hold, and other ranks of their stage do."""
     text = f"{shorten(names)}: not in the strategy, and not on {format_ranks(missing)} "
     paths = shorten((catalog.files[rank].path for rank in missing), 1)
     return f"{text}({paths}), though others of the same stage have it; cut short, or renamed?"
 
 
-PAIRS = {
+_VARIANCE_OF_MEAN = {
     "moving_mean": "moving_variance",  # nn.BatchNorm
     "running_mean": "running_var",  # mint.nn.BatchNorm
     "mean": "variance",  # nn.InstanceNorm
 }
-WEIGHTS = ("gamma", "weight")  # of the same layers
-FLOATS = ("Float16", "BFloat16", "Float32", "Float64")
+_WEIGHT_NAMES = ("gamma", "weight")  # of the same layers
+_FLOAT_DTYPES = ("Float16", "BFloat16", "Float32", "Float64")
 
 
-def find_statistics(metas: Mapping[str, TensorMeta], sharding: Sharding) -> dict[str, float]:
-    """Return the parameters that are running statistics by their names and shapes.
+def find_statistic_candidates(
+    metas: Mapping[str, TensorMeta], sharding: Sharding
+) -> dict[str, float]:
+    """Find the parameters whose names and shapes are those of running statistics.
 
-    A mean and a variance of one layer come in a pair, one number for each channel.  What the
-    strategy lists is none, nor that of a layer whose weight it shards: then they may be slices.
+    The mean and the variance of a layer are a pair, with one number for each channel.  Statistics
+    that the strategy lists are left out, and those of layers whose weight it shards: they may be
+    slices.
 
     Returns
     -------
     dict
-        Name to the least value that it may have.
+        Name to the least value that the statistic may have.
     """
     found: dict[str, float] = {}
     for name, meta in metas.items():
-        layer, _, last = name.rpartition(".")
-        pair = metas.get(_in(layer, PAIRS.get(last, "")))
+        layer, _, last_name = name.rpartition(".")
+        pair = metas.get(_join_name(layer, _VARIANCE_OF_MEAN.get(last_name, "")))
         if pair is None or (meta.dtype, meta.shape) != (pair.dtype, pair.shape):
             continue
         names = {name, pair.name}
-        is_told = names & sharding.layouts.keys() or any(
+        may_be_sliced = names & sharding.layouts.keys() or any(
             math.prod(layout.parts) > 1
-            for weight in WEIGHTS
-            for layout in sharding.layouts.get(_in(layer, weight), ())
+            for weight in _WEIGHT_NAMES
+            for layout in sharding.layouts.get(_join_name(layer, weight), ())
         )
-        if meta.dtype in FLOATS and len(meta.shape) == 1 and not is_told:
+        if meta.dtype in _FLOAT_DTYPES and len(meta.shape) == 1 and not may_be_sliced:
             found |= {name: -math.inf, pair.name: 0.0}
     return found
 
 
-def _in(layer: str, name: str) -> str:
+def _join_name(layer: str, name: str) -> str:
     return f"{layer}.{name}" if layer else name
 
 
-Unlisted = Literal["rank", "first", "drop"]
-Groups = tuple[tuple[int, ...], ...]  # ranks that hold the same, group by group
-Differing = Mapping[Groups, Sequence[str]]  # the parameters that differ in each way
+UnlistedChoice = Literal["rank", "first", "drop"]
+RankGroups = tuple[tuple[int, ...], ...]  # each group of ranks holds equal tensors
+DifferingNames = Mapping[RankGroups, Sequence[str]]  # parameters that differ between these groups
 
-# What each rank saves of itself, and means nothing elsewhere: its number, in emergency saves.
+# Each rank stores its own number in an emergency save.  It means nothing to other ranks.
 # Source: MindSpore 2.10 train/callback/_train_fault_tolerance.py (_save_checkpoint_on_failure).
-OF_ONE_RANK = frozenset({"cur_rank"})
+RANK_SPECIFIC_NAMES = frozenset({"cur_rank"})
 
-CHOICES = (
+_CHOICES = (
     "--unlisted rank (each target rank takes that of source rank modulo source ranks), first "
     "(the lowest rank's for all) or drop"
 )
 
 
-def split_by_meaning(
-    differing: Differing, own_names: Collection[str] = OF_ONE_RANK
-) -> tuple[Differing, Differing]:
-    """What differs between ranks by its meaning, and all else."""
-    own: dict[Groups, list[str]] = {}
-    rest: dict[Groups, list[str]] = {}
+def split_names(
+    differing: DifferingNames, chosen: Collection[str]
+) -> tuple[DifferingNames, DifferingNames]:
+    """Split what differs between ranks into the parameters in ``chosen`` and the others."""
+    selected: dict[RankGroups, list[str]] = {}
+    others: dict[RankGroups, list[str]] = {}
     for groups, names in differing.items():
         for name in names:
-            (own if name in own_names else rest).setdefault(groups, []).append(name)
-    return own, rest
+            (selected if name in chosen else others).setdefault(groups, []).append(name)
+    return selected, others
 
 
-def questions(
-    where: str | None,
-    differing: Differing,
+def unlisted_problems(
+    listing: str | None,
+    differing: DifferingNames,
     total: int,
-    alone: Mapping[str, PartlyHeld],
-    may_add: bool = False,
-    running: Collection[str] = (),
-) -> list[str]:
-    """What has to be asked: a problem for each way in which parameters differ.
+    on_one_rank: Mapping[str, PartlyHeld],
+    may_add_strategy: bool,
+    running_statistics: Collection[str],
+) -> Iterator[Diagnostic]:
+    """Yield the problems of parameters that differ between ranks.
 
     Parameters
     ----------
-    where
-        What does not list them; None if every rank should hold everything: then there is one
-        problem.
+    listing
+        What should list them, for messages: the strategy or the description.  It is None if every
+        rank should hold everything; then one problem is yielded for all of them.
     differing
-        Names by the way they differ.
+        The parameters, by the way they differ.
     total
-        Number of parameters in all.
-    alone
-        Names that one rank alone has, and what is said of them.
-    may_add
-        Whether a strategy by hand may be given as well.
-    running
-        Those that are running statistics; all of these make one problem.
+        Number of parameters in the checkpoint.
+    on_one_rank
+        Names that only one rank holds.
+    may_add_strategy
+        Whether the user may add a hand-written strategy.
+    running_statistics
+        Names of running statistics, which make one problem.
     """
-    apart, differing = split_by_meaning(differing, running)
-    found = [_on_running(apart)] if apart else []
+    statistics, differing = split_names(differing, running_statistics)
+    if statistics:
+        yield Diagnostic("unlisted", _differing_statistics_message(statistics))
     if not differing:
-        return found
-    ask = "Say how slices are cut in a strategy by hand, given as well (-s MORE.yaml), or decide"
-    ask = ask if may_add else "Decide"
-    if where is not None:
-        found += [
-            f"{what} {ask} with {CHOICES}"
-            for groups, names in differing.items()
-            for what in _differences(where, groups, names, alone)
-        ]
-        return found
+        return
+    instruction = (
+        "Say how slices are cut in a strategy by hand, given as well (-s MORE.yaml), or decide"
+    )
+    instruction = instruction if may_add_strategy else "Decide"
+    if listing is not None:
+        for groups, names in differing.items():
+            for difference in _difference_messages(listing, groups, names, on_one_rank):
+                yield Diagnostic("unlisted", f"{difference} {instruction} with {_CHOICES}")
+        return
     number = sum(len(names) for names in differing.values())
-    ways = shorten((f"{names[0]}: {_show(groups)}" for groups, names in differing.items()), 3)
-    question = (
+    groups_of_names = (f"{each[0]}: {_format_groups(groups)}" for groups, each in differing.items())
+    ways = shorten(groups_of_names, 3)
+    yield Diagnostic(
+        "unlisted",
         f"not every rank holds everything: {number} of {count(total, 'parameter')} "
         f"differ{'s' if number == 1 else ''} between ranks ({ways}); if they are slices, give the "
         "strategy (-s STRATEGY); if a file is damaged, move it away; if each rank has its own, as "
-        f"a random state is, decide with {CHOICES}"
+        f"a random state is, decide with {_CHOICES}",
     )
-    return [*found, question]
 
 
-def _on_running(apart: Differing) -> str:
-    """Return the question that running statistics raise if they differ between ranks."""
-    ranks = sorted({rank for groups in apart for group in groups for rank in group})
-    names = [name for found in apart.values() for name in found]
+def _differing_statistics_message(statistics: DifferingNames) -> str:
+    """Describe running statistics that differ between ranks, and the choices."""
+    ranks = sorted({rank for groups in statistics for group in groups for rank in group})
+    names = [name for group in statistics.values() for name in group]
     return (
-        f"{say_running(names, ranks)}; --unlisted first takes rank {ranks[0]}'s for all, "
-        "--unlisted rank gives each target rank its own, --unlisted drop leaves them out"
+        f"{running_statistics_message(names, ranks)}; --unlisted first takes rank {ranks[0]}'s "
+        "for all, --unlisted rank gives each target rank its own, --unlisted drop leaves them out"
     )
 
 
-def say_running(names: Sequence[str], ranks: Sequence[int]) -> str:
-    """Return what running statistics are, and that ranks differ in them."""
+def running_statistics_message(names: Sequence[str], ranks: Sequence[int]) -> str:
+    """Describe running statistics that differ between ranks, and the cause."""
     verb = "differs" if len(names) == 1 else "differ"
     return (
         f"{format_ranks(ranks)}: {count(len(names), 'running statistic')} {verb} "
@@ -263,95 +272,102 @@ def say_running(names: Sequence[str], ranks: Sequence[int]) -> str:
     )
 
 
-def _differences(
-    where: str, groups: Groups, names: Sequence[str], alone: Mapping[str, PartlyHeld]
+def _difference_messages(
+    listing: str, groups: RankGroups, names: Sequence[str], on_one_rank: Mapping[str, PartlyHeld]
 ) -> Iterator[str]:
     yield from (
-        f"{one.text}: is the name damaged, or the file? Then move the file away."
-        for one in dict.fromkeys(alone[name] for name in names if name in alone)
+        f"{one.message}: is the name damaged, or the file? Then move the file away."
+        for one in dict.fromkeys(on_one_rank[name] for name in names if name in on_one_rank)
     )
-    tensors = [name for name in names if map_of(name) is None and name not in alone]
+    tensors = [name for name in names if map_of(name) is None and name not in on_one_rank]
     maps = dict.fromkeys(tag for name in names if (tag := map_of(name)) is not None)
     if tensors:
         yield (
-            f"{shorten(tensors)}: not in {where}, and different between ranks "
-            f"({_show(groups)}): slices that {where} omits, or does each rank have its own?"
+            f"{shorten(tensors)}: not in {listing}, and different between ranks "
+            f"({_format_groups(groups)}): slices that {listing} omits, or does each rank have its "
+            "own?"
         )
     if maps:
-        held = f"on {_show(groups)} only"
+        difference = f"on {_format_groups(groups)} only"
         if len(groups) > 1:
-            held = f"different between ranks ({_show(groups)})"
+            difference = f"different between ranks ({_format_groups(groups)})"
         yield (
-            f"{shorten(maps)}: a map parameter (hash table), {held}: nothing says whose entries "
-            "count, so they are not joined."
+            f"{shorten(maps)}: a map parameter (hash table), {difference}: nothing says whose "
+            "entries count, so they are not joined."
         )
 
 
-def decision(
-    names: Sequence[str], groups: Groups, unlisted: Unlisted, cycle: int, where: str
+def decision_note(
+    names: Sequence[str], groups: RankGroups, unlisted: UnlistedChoice, cycle: int, listing: str
 ) -> Diagnostic:
-    """What the user's decision makes of parameters that differ in one way.
+    """Return the note on the user's choice for parameters that differ in one way.
 
     ``cycle`` is the number of source ranks for ``"rank"``.
     """
     lowest = min(rank for group in groups for rank in group)
-    done = {
+    results = {
         "drop": "dropped",
         "first": f"taken from rank {lowest}",
         "rank": f"target rank r takes that of source rank r modulo {cycle}, and what no target "
         "rank takes is left out",
     }
-    how = f"different between ranks ({_show(groups)})"
-    how = f"on {_show(groups)} alone" if len(groups) == 1 else how
-    text = f"{shorten(names)}: not in {where}, {how}: {done[unlisted]}"
+    difference = f"different between ranks ({_format_groups(groups)})"
+    difference = f"on {_format_groups(groups)} alone" if len(groups) == 1 else difference
+    text = f"{shorten(names)}: not in {listing}, {difference}: {results[unlisted]}"
     return Diagnostic("dropped" if unlisted == "drop" else "decided", text)
 
 
-def _show(groups: Groups) -> str:
+def _format_groups(groups: RankGroups) -> str:
     shown = " | ".join(format_ranks(group) for group in groups[:8])
     return shown + (f" | and {len(groups) - 8} more" if len(groups) > 8 else "")
 
 
 def layout_notes(
-    found: Sequence[Source], corrected: Sequence[str], where: str
+    found: Sequence[Source], corrected: Sequence[str], listing: str
 ) -> Iterator[Diagnostic]:
-    """Notes on sources whose layout is not as ``where``, the strategy, says.
+    """Yield notes on sources whose layout ``listing``, the strategy, omits or lists wrongly.
 
-    ``corrected`` are the names of those that are cut otherwise than it says.
+    ``corrected`` are the names whose layouts in it were corrected.
     """
     following = [source for source in found if source.parameter is not None]
     if following:
         names = shorten(f"{source.meta.name} (as {source.parameter})" for source in following)
         states = count(len(following), "optimizer state")
-        text = f"not in {where}, cut like the parameter: {states}"
+        text = f"not in {listing}, cut like the parameter: {states}"
         yield Diagnostic("follows", f"{text}: {names}")
     if corrected:
-        cut = count(len(corrected), "parameter")
-        text = f"not cut as the strategy says, but as slices and shapes tell: {cut}"
+        number = count(len(corrected), "parameter")
+        text = f"not cut as the strategy says, but as slices and shapes tell: {number}"
         yield Diagnostic("corrected", f"{text}: {shorten(corrected)}")
     shapes = {source.meta.name: source.meta.shape for source in found}
-    odd = [words for source in found if (words := odd_full_shape(source.meta, shapes))]
-    if odd:
+    differences = [
+        difference
+        for source in found
+        if (difference := shape_difference_message(source.meta, shapes))
+    ]
+    if differences:
         text = "states of other shapes than their parameters have; are they slices?"
-        yield Diagnostic("doubt", f"{text}: {shorten(odd)}")
+        yield Diagnostic("doubt", f"{text}: {shorten(differences)}")
 
 
-def on_guesses(
-    found: Sequence[Source], listed: Collection[str], owners: Owners
+def guessed_state_notes(
+    found: Sequence[Source], listed: Collection[str], parameter_of_state: ParameterOfState
 ) -> Iterator[Diagnostic]:
-    """A warning of states that may be parameters: names and shapes alone speak for them.
+    """Yield a warning about states that only their names and shapes identify.
 
-    An optimizer keeps states of most parameters.  A prefix that is none of MindSpore's, and that
-    less than half of the listed parameters have, may be that of a module.
+    An optimizer stores states of most parameters.  So a prefix may belong to a module if less than
+    half of the listed parameters have it.  This does not apply to prefixes of MindSpore's
+    optimizers.
     """
-    most = Counter(name.removesuffix(base) for name, base in owners.items())
-    parameters = sum(name not in owners for name in listed)
+    counts = Counter(name.removesuffix(parameter) for name, parameter in parameter_of_state.items())
+    parameters = sum(name not in parameter_of_state for name in listed)
     names = [
         f"{source.meta.name} (as {source.parameter})"
         for source in found
         if source.parameter is not None
-        and owner_of(source.meta.name) is None
-        and 2 * most[source.meta.name.removesuffix(owners[source.meta.name])] < parameters
+        and parameter_by_prefix(source.meta.name) is None
+        and 2 * counts[source.meta.name.removesuffix(parameter_of_state[source.meta.name])]
+        < parameters
     ]
     if names:
         text = f"taken for optimizer state by name and shape: {count(len(names), 'tensor')}"
@@ -362,32 +378,37 @@ def on_guesses(
         yield Diagnostic("guessed", text)
 
 
-def on_contradictions(sharding: Sharding, found: Sequence[Source]) -> Iterator[Diagnostic]:
-    """Problems of states that a person cut otherwise than the parameter, so that shapes differ."""
-    by_hand = sharding.handwritten
+def handwritten_shape_problems(sharding: Sharding, found: Sequence[Source]) -> Iterator[Diagnostic]:
+    """Yield the hand-written layouts of states whose full shapes contradict their parameters."""
+    handwritten = sharding.handwritten
     shapes = {source.meta.name: source.meta.shape for source in found}
     for meta in (source.meta for source in found):
-        base = owner_of(meta.name) or ""
-        if meta.name in by_hand and base in by_hand and odd_full_shape(meta, shapes) is not None:
+        parameter = parameter_by_prefix(meta.name) or ""
+        if (
+            meta.name in handwritten
+            and parameter in handwritten
+            and shape_difference_message(meta, shapes) is not None
+        ):
             text = (
-                f"{meta.name}: {by_hand[meta.name]} makes it {meta.shape}, and {by_hand[base]} "
-                f"makes {base} {shapes[base]}, of which it is state; correct one of them"
+                f"{meta.name}: {handwritten[meta.name]} makes it {meta.shape}, and "
+                f"{handwritten[parameter]} makes {parameter} {shapes[parameter]}, of which it is "
+                "state; correct one of them"
             )
             yield Diagnostic("shape", text, tensor=meta.name)
 
 
 def find_contradictions(catalog: Catalog, sharding: Sharding) -> Iterator[Diagnostic]:
-    """Yield what headers show to be wrong with the layouts that a strategy lists."""
+    """Yield the contradictions between headers and the layouts that a strategy lists."""
     if isinstance(sharding, Strategy):
-        yield from find_unlike_states(catalog, sharding)
-        yield from _find_other_stages(catalog, sharding)
+        yield from find_mismatched_states(catalog, sharding)
+        yield from _find_misplaced_stages(catalog, sharding)
 
 
-def _find_other_stages(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnostic]:
+def _find_misplaced_stages(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnostic]:
     """Yield the stages whose ranks hold more slices of other stages than of their own.
 
-    Stages share a few parameters at most.  A strategy of two stages for ranks that all hold every
-    layer would leave half of the files unread.
+    Stages share only a few parameters.  With a strategy of two stages, half of the files would not
+    be read if all ranks hold every layer.
     """
     if strategy.stages == 1:
         return
@@ -396,7 +417,7 @@ def _find_other_stages(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnos
         first = stage * strategy.stage_ranks
         ranks = range(first, first + strategy.stage_ranks)
         header = next((catalog.files[rank].header for rank in ranks if rank in catalog.files), {})
-        own = sum(stage in strategy.stages_of(name) for name in header)
+        listed = sum(stage in strategy.stages_of(name) for name in header)
         others = [
             name
             for name, tensor in header.items()
@@ -407,11 +428,11 @@ def _find_other_stages(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnos
                 if rank // strategy.stage_ranks in stages
             )
         ]
-        if len(others) > own:
+        if len(others) > listed:
             yield Diagnostic(
                 "contradicted",
                 f"{format_ranks(ranks)} hold {count(len(others), 'parameter')} that the strategy "
-                f"lists for other stages only, and {own} that it lists for theirs: "
+                f"lists for other stages only, and {listed} that it lists for theirs: "
                 f"{shorten(others, 3)}; is it the strategy of this run?",
                 "--trust-strategy skips this check",
                 ("--trust-strategy",),
@@ -419,18 +440,20 @@ def _find_other_stages(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnos
             )
 
 
-def stray_notes(sharding: Sharding, holders: Mapping[str, Sequence[int]]) -> Iterator[Diagnostic]:
-    """A note if ranks of a stage hold what the strategy lists for other stages only."""
+def misplaced_notes(
+    sharding: Sharding, holders: Mapping[str, Sequence[int]]
+) -> Iterator[Diagnostic]:
+    """Yield a note on parameters in stages for which the strategy does not list them."""
     if not isinstance(sharding, Strategy) or sharding.stages == 1:
         return
-    strays = [
+    misplaced = [
         name
         for name, ranks in holders.items()
         if name in sharding.layouts
         if {rank // sharding.stage_ranks for rank in ranks if rank in sharding.ranks}
         - set(sharding.stages_of(name))
     ]
-    if strays:
+    if misplaced:
         text = "held by ranks of stages, too, that the strategy does not list them for, and not "
-        text += f"read there: {count(len(strays), 'parameter')}: {shorten(strays)}"
+        text += f"read there: {count(len(misplaced), 'parameter')}: {shorten(misplaced)}"
         yield Diagnostic("skipped", text)

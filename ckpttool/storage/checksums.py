@@ -20,7 +20,7 @@ from ckpttool.formats.encryption import find_forged, forged_blocks_error
 from ckpttool.formats.local import open_source
 from ckpttool.model.catalog import Catalog, MergedCatalog
 from ckpttool.model.diagnostics import Diagnostic
-from ckpttool.model.tensors import Ciphertext, Extent, FileIndex, map_of
+from ckpttool.model.tensors import Ciphertext, Extent, FileIndex, StoredFile, map_of
 from ckpttool.model.wording import format_ranks, shorten
 
 BUFFER_BYTES = 1 << 20  # read at a time
@@ -74,9 +74,9 @@ def compute_checksum(
     crc = 0
     in_order = sorted(known, key=_start_of)
     buffer = memoryview(bytearray(BUFFER_BYTES))
-    with open_source(index.path, index.stamps.get(index.path)) as file:
+    with open_source(index.file) as file:
         for whole in checksum_parts(index, as_saved):
-            for part in _tile(whole, in_order) if isinstance(whole, Extent) else [whole]:
+            for part in _split_at_known(whole, in_order) if isinstance(whole, Extent) else [whole]:
                 if isinstance(part, bytes):
                     crc = zlib.crc32(part, crc)
                 elif isinstance(part, Extent):
@@ -92,7 +92,7 @@ def _start_of(known: CrcExtent) -> int:
     return known.extent.offset
 
 
-def _tile(extent: Extent, in_order: Sequence[CrcExtent]) -> Iterator[Extent | CrcExtent]:
+def _split_at_known(extent: Extent, in_order: Sequence[CrcExtent]) -> Iterator[Extent | CrcExtent]:
     """Yield the known extents inside an extent, and the unknown extents between them."""
     at, stop = extent.offset, extent.offset + extent.nbytes
     for number in range(bisect_left(in_order, at, key=_start_of), len(in_order)):
@@ -226,7 +226,9 @@ def check_files(
     checksums = {
         rank: executor.submit(verify_checksum, files[rank]) for rank in with_checksum if crc
     }
-    tags = {rank: _check_tags(files[rank], cipher, executor) for rank, cipher in with_tags.items()}
+    tags = {
+        rank: _check_tags(files[rank].file, cipher, executor) for rank, cipher in with_tags.items()
+    }
     forged = {
         rank: forged_blocks_error(files[rank].path, with_tags[rank], numbers)
         for rank, futures in tags.items()
@@ -257,15 +259,14 @@ def _has_checksum(file: FileIndex, has_index: bool) -> bool:
     """
     is_placeholder = file.cipher is not None and file.attrs.get("crc_num") == "0"
     is_copied = has_index and file.attrs.get("format") == "ms"
-    return "crc_num" in file.attrs and not (is_placeholder or is_copied or file.other_paths)
+    return "crc_num" in file.attrs and not (is_placeholder or is_copied or len(file.files) > 1)
 
 
 def _check_tags(
-    file: FileIndex, cipher: Ciphertext, executor: Executor
+    file: StoredFile, cipher: Ciphertext, executor: Executor
 ) -> list[Future[tuple[int, ...]]]:
     """Submit the tasks that find the numbers of a file's forged blocks."""
-    stamp = file.stamps[file.path]
     return [
-        executor.submit(find_forged, file.path, cipher, first, first + BLOCKS_PER_TASK, stamp)
+        executor.submit(find_forged, file, cipher, first, first + BLOCKS_PER_TASK)
         for first in range(0, len(cipher.blocks), BLOCKS_PER_TASK)
     ]

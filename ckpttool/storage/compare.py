@@ -26,6 +26,7 @@ from ckpttool.model.manifest import units
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
 from ckpttool.storage.numbers import (
+    Bytes,
     Flags,
     Float64s,
     count_nonfinite,
@@ -173,7 +174,6 @@ def _largest(a: float | None, b: float | None) -> float | None:
 BLOCK_ELEMENTS = 1 << 16  # computed on at a time, so that intermediate arrays stay in the cache
 
 K = TypeVar("K")
-Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,12 +419,12 @@ def _measure(
         return TensorDelta(len(at), first=_index(band, int(at[0])), differs=True)
     same = find_same_numbers(x, y)
     distances, magnitudes = find_distances(x, y), find_magnitudes(y)
-    ratios, near = _apply(distances, magnitudes, tolerance)
+    ratios, near = _apply_tolerance(distances, magnitudes, tolerance)
     # Elements too large for a Float64 are scaled down; Inf and NaN stay the same.
     large = ~(np.isfinite(distances) & np.isfinite(magnitudes))
     if large.any():
         u, v = scale_down(x[large]), scale_down(y[large])
-        ratios[large], near[large] = _apply(
+        ratios[large], near[large] = _apply_tolerance(
             find_distances(u, v), find_magnitudes(v), tolerance, 1 / 16
         )
     counted = np.ones(len(at), np.bool_) if tolerance is None else ~(same | near)
@@ -440,7 +440,7 @@ def _measure(
     )
 
 
-def _apply(
+def _apply_tolerance(
     distances: Float64s, magnitudes: Float64s, tolerance: Tolerance | None, scale: float = 1.0
 ) -> tuple[Float64s, Flags]:
     """Return relative distances (NaN if undefined), and which distances are tolerated."""

@@ -23,7 +23,6 @@ from math import prod
 from operator import mul
 
 import numpy as np
-import numpy.typing as npt
 
 from ckpttool.concurrency import check_cancelled
 from ckpttool.errors import FormatError
@@ -31,8 +30,9 @@ from ckpttool.formats.encryption import read_plain
 from ckpttool.formats.local import open_descriptor
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
-from ckpttool.model.tensors import FileStamp, StoredTensor
+from ckpttool.model.tensors import StoredFile, StoredTensor
 from ckpttool.storage.checksums import RunningCrc
+from ckpttool.storage.numbers import Bytes
 
 # The largest gap between two runs that is read rather than skipped.  Reading a run by itself takes
 # 16 microseconds; in that time 256 KiB are copied from the page cache (measured, rows of 1 KiB).  A
@@ -49,8 +49,6 @@ WRITE_BYTES = 1 << 20
 # times as many bytes).
 RWF_DONTCACHE = 0x80
 MAX_OPEN_FILES = 128  # of one worker; the usual limit of a process with several is 1024
-
-Bytes = npt.NDArray[np.uint8]
 
 
 def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
@@ -90,13 +88,14 @@ class FlatFiles:
         while self._open:
             os.close(self._open.popitem()[1])
 
-    def _descriptor(self, path: str, flags: int, stamp: FileStamp | None = None) -> int:
+    def _descriptor(self, file: StoredFile, flags: int) -> int:
+        path = file.path
         fd = self._open.get((path, flags))
         if fd is None:
             if len(self._open) >= MAX_OPEN_FILES:
                 os.close(self._open.popitem(last=False)[1])
             if flags == os.O_RDONLY:
-                fd = open_descriptor(path, stamp)
+                fd = open_descriptor(file)
             else:
                 fd = os.open(path, flags | os.O_CLOEXEC)
             self._open[path, flags] = fd
@@ -106,7 +105,7 @@ class FlatFiles:
     def read_bytes(self, tensor: StoredTensor, offset: int, out: Bytes) -> None:
         """Fill ``out`` with the tensor's decrypted bytes from ``offset`` on, across its extents."""
         check_cancelled()
-        fd = self._descriptor(tensor.file.path, os.O_RDONLY, tensor.file.stamp)
+        fd = self._descriptor(tensor.file, os.O_RDONLY)
         try:
             for at, part in _split_at_extents(tensor, offset, out.data):
                 if tensor.file.cipher is not None:
@@ -125,7 +124,7 @@ class FlatFiles:
     def write_bytes(self, tensor: StoredTensor, offset: int, data: Bytes) -> None:
         """Write ``data`` over the tensor's bytes from ``offset`` on, across its extents."""
         self._cached.pop(_first_byte(tensor), None)
-        fd = self._descriptor(tensor.file.path, os.O_RDWR)
+        fd = self._descriptor(tensor.file, os.O_RDWR)
         for start, part in _split_at_extents(tensor, offset, data.data):
             if self._written_crc is not None:
                 self._written_crc.add(tensor.file.path, tensor.meta.name, start, part)

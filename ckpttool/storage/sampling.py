@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ckpttool.model.manifest import hashed, units
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import Source
 from ckpttool.model.tensors import StoredTensor
-from ckpttool.storage.numbers import decode, find_distances, find_magnitudes
+from ckpttool.storage.numbers import Bytes, decode, find_distances, find_magnitudes
 from ckpttool.storage.region_io import FlatFiles, read_band
 
 SAMPLE_BYTES = 4096  # a page; a disk reads it as fast as one byte
 NEAR = 1e-2  # of the larger magnitude; by chance, 1 of 100 elements of two weights is near
 
+BUFFER_BYTES = 4 << 20  # read at a time while contents are compared
 UNIT_BUFFER_BYTES = 8 << 20  # read at a time by `hash_units`
 
 
@@ -31,21 +31,28 @@ class Sample(NamedTuple):
     is_constant: bool
 
 
-def digest(tensor: StoredTensor, buffer_bytes: int) -> Sample:
+def digest(tensor: StoredTensor, buffer_bytes: int = BUFFER_BYTES) -> Sample:
     """Return a hash of all bytes of a tensor, with ``buffer_bytes`` in memory at a time."""
     state = hashlib.sha256()
+    first: Bytes | None = None
+    is_constant = True
+    for part in _read_parts(tensor, buffer_bytes):
+        state.update(part.data)
+        elements = part.reshape(-1, tensor.meta.itemsize)
+        first = elements[0].copy() if first is None else first
+        is_constant = is_constant and bool((elements == first).all())
+    return Sample(state.digest(), is_constant)
+
+
+def _read_parts(tensor: StoredTensor, buffer_bytes: int) -> Iterator[Bytes]:
+    """Yield the bytes of whole elements, in a buffer that the next part overwrites."""
     nbytes, itemsize = tensor.meta.nbytes, tensor.meta.itemsize
     buffer = np.empty(max(itemsize, min(buffer_bytes // itemsize * itemsize, nbytes)), np.uint8)
-    first = np.empty(0, np.uint8)
-    is_constant = True
     with FlatFiles(buffer_bytes) as files:
         for offset in range(0, nbytes, len(buffer)):
             part = buffer[: min(len(buffer), nbytes - offset)]
             files.read_bytes(tensor, offset, part)
-            state.update(part.data)
-            first = part[:itemsize].copy() if offset == 0 else first
-            is_constant = is_constant and bool((part.reshape(-1, itemsize) == first).all())
-    return Sample(state.digest(), is_constant)
+            yield part
 
 
 def unit_digests(tensor: StoredTensor, buffer_bytes: int) -> list[str]:
@@ -71,23 +78,18 @@ def hash_units(tensor: StoredTensor) -> tuple[str, ...]:
     return hashed(tensor.meta, dict(enumerate(unit_digests(tensor, UNIT_BUFFER_BYTES)))).sha256
 
 
-def find_least(tensor: StoredTensor, buffer_bytes: int) -> float:
+def find_least(tensor: StoredTensor, buffer_bytes: int = BUFFER_BYTES) -> float:
     """Return the least number of a tensor, with ``buffer_bytes`` in memory at a time.
 
     The result is NaN if a number is NaN or infinite, or if the tensor is empty.
     """
     least = math.inf
-    nbytes, itemsize = tensor.meta.nbytes, tensor.meta.itemsize
-    buffer = np.empty(max(itemsize, min(buffer_bytes // itemsize * itemsize, nbytes)), np.uint8)
-    with FlatFiles(buffer_bytes) as files:
-        for offset in range(0, nbytes, len(buffer)):
-            part = buffer[: min(len(buffer), nbytes - offset)]
-            files.read_bytes(tensor, offset, part)
-            numbers = decode(part, tensor.meta.dtype)
-            if numbers is None or not np.isfinite(numbers).all():
-                return math.nan
-            least = min(least, float(numbers.min()))
-    return least if nbytes else math.nan
+    for part in _read_parts(tensor, buffer_bytes):
+        numbers = decode(part, tensor.meta.dtype)
+        if numbers is None or not np.isfinite(numbers).all():
+            return math.nan
+        least = min(least, float(numbers.min()))
+    return least if tensor.meta.nbytes else math.nan
 
 
 def take_samples(tensors: Sequence[StoredTensor]) -> list[Sample]:
@@ -149,7 +151,7 @@ def nearness(a: StoredTensor, b: StoredTensor) -> float | None:
     return float(np.count_nonzero(is_near)) / int(np.count_nonzero(is_compared))
 
 
-def _read_pages(files: FlatFiles, tensor: StoredTensor) -> npt.NDArray[np.uint8]:
+def _read_pages(files: FlatFiles, tensor: StoredTensor) -> Bytes:
     """Return the first, middle and last page of a tensor, one row each; a small one has fewer."""
     nbytes, itemsize = tensor.meta.nbytes, tensor.meta.itemsize
     count = min(SAMPLE_BYTES, nbytes) // itemsize * itemsize

@@ -1,8 +1,8 @@
 """Hand-written strategy files: how parameters are sharded where MindSpore keeps no record of it.
 
 In manual hybrid-parallel training (``layerwise_parallel``) each rank saves its own tensors and
-nothing else.  A file of this kind says what they are slices of.  Beside MindSpore's own strategy
-file it describes the parameters that are not in that one.
+nothing else.  A file of this kind describes how these slices form full tensors.  Beside MindSpore's
+own strategy file it describes the parameters that are not in that file.
 
 Text
 ----
@@ -16,39 +16,37 @@ ends in ``.json``; one document in UTF-8 of at most 1 MiB::
       embedding: {axis: 0, stages: [0]}
       "*.weight": [4, 1]
       "*.bias": replicated
-    otherwise: replicated         what no pattern matches is the same on all ranks, which is checked
+    otherwise: replicated         all other parameters are equal on all ranks, which is checked
 
 Without ``otherwise``, names that no pattern matches are an error.  Beside a file of MindSpore's,
-they may be in that one, or in none: then they are treated as without this file.
+such names may be in that file.  Names in neither file are treated as if this file did not exist.
 
 In a pattern ``*`` stands for any characters (dots, too), ``?`` for one, ``[ab]`` for one of these.
 A cut is one of
 
 - ``replicated``: every rank holds the full tensor.
-- ``[4, 1]``: slices along each tensor axis, as in MindSpore's ``shard``.  If that makes fewer
-  slices than a stage has ranks, neighbours hold the same: of two slices on four ranks, ranks 0 and
-  1 hold the first.  More slices than ranks, or a number that does not divide theirs, are an error.
-- ``{axis: 0, parts: 4}``: the same for a tensor of any number of axes; without ``parts`` as many as
-  a stage has ranks, each its own.
+- ``[4, 1]``: slices along each tensor axis, as in MindSpore's ``shard``.  If a stage has more ranks
+  than slices, neighbours hold equal slices: with two slices on four ranks, ranks 0 and 1 hold the
+  first.  The number of slices must divide the number of ranks.
+- ``{axis: 0, parts: 4}``: the same for a tensor of any number of axes.  Without ``parts`` each rank
+  of a stage has its own slice.
 - ``{parts: [4, 1]}``: as ``[4, 1]``, with further keys.
-- ``{device_matrix: [2, 4], tensor_map: [1, -1]}``: as in a strategy file.  The device axes that
-  shard a tensor axis are counted from the right, ``[[1, 0], []]`` has several; -1 is none, wherever
-  it stands.
+- ``{device_matrix: [2, 4], tensor_map: [1, -1]}``: as in a strategy file.  Device axes are counted
+  from the right.  ``[[1, 0], []]`` shards one tensor axis by several; -1 anywhere is none.
 
 All but ``replicated`` may have the further keys
 
-- ``optimizer_shard: 2``: slices into which axis 0 of the slice is cut once more, among its
-  replicas.
+- ``optimizer_shard: 2``: parts into which the replicas split axis 0 of their slice.
 - ``rows: [6, 4]``: the rows of each slice of axis 0, if they are not equal.
-- ``stages: [0]``: the stages that hold it; all of them if absent.
+- ``stages: [0]``: the stages that hold the parameter; all of them if absent.
 
 Any other key is an error.
 
-Only what JSON has is read of YAML: mappings with text for keys, sequences, text, whole numbers and
-nothing (``null``, ``~`` or no value).  A number is a plain decimal one; ``010``, ``1_000``,
-``1:30``, ``yes`` and ``1.5`` are text, as are dates.  Refused: a key that comes twice in its
-mapping, tags (``!!python/object``), and aliases (``*a``).  Nothing else is constructed, and nothing
-is larger than the file.
+YAML is read only as far as JSON goes: mappings with text for keys, sequences, text, whole numbers
+and nothing (``null``, ``~`` or no value).  Only plain decimal digits are a number; ``010``,
+``1_000``, ``1:30``, ``yes``, ``1.5`` and dates are text.  Refused are a key that comes twice in its
+mapping, tags (``!!python/object``), anchors (``&a``) and aliases (``*a``).  So the document
+constructs no other objects, and it cannot grow in memory beyond the file.
 
 Source
 ------
@@ -78,7 +76,7 @@ _VERSION = 1
 _YAML_SUFFIXES = (".yaml", ".yml")
 _TOP_KEYS = (KEY, "ranks", "stages", "parameters", "otherwise")
 _CUT_KEYS = ("axis", "parts", "device_matrix", "tensor_map", "optimizer_shard", "rows", "stages")
-MAX_BYTES = 1 << 20  # ten thousand lines; the parser takes seconds for each MiB
+MAX_BYTES = 1 << 20  # ten thousand lines; the parser takes seconds for 1 MiB
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _NOTHING = ("", "~", "null")
 _QUOTE_HINT = 'a name or a pattern that begins with * stands in quotes: "*.weight"'
@@ -87,7 +85,7 @@ T = TypeVar("T")
 
 
 def is_handwritten(path: str) -> bool:
-    """Return whether a strategy file is hand-written: by its name, and in JSON by its key."""
+    """Return whether a strategy file is hand-written, from its suffix, and in JSON from its key."""
     if path.endswith(_YAML_SUFFIXES):
         return True
     return path.endswith(".json") and f'"{KEY}"'.encode() in read_file(path)
@@ -101,41 +99,44 @@ def read_handwritten(path: str, listed: Strategy | None) -> Strategy:
     path
         The file.
     listed
-        The strategy of MindSpore's own files, if there are any; it is part of the result.
+        The strategy of MindSpore's own files, if there are any; the result includes it.
 
     Raises
     ------
     StrategyError
-        The file is malformed, has other ranks than ``listed``, or a cut in it is impossible; every
-        mistake is named.
+        The file is malformed, its ranks differ from those of ``listed``, or a cut is impossible.
+        The error names every mistake.
     OSError
         The file cannot be read.
     """
-    problems: list[str] = []
     try:
         top = _read_top(path)
     except ValueError as error:
         raise StrategyError(path, str(error)) from error
-    problems += _unknown_keys(top, "", _TOP_KEYS)
-    sizes = _collect(problems, _parse_sizes, top, listed)
+    sizes, mistakes = _attempt(_parse_sizes, top, listed)
+    problems = [*_unknown_keys(top, "", _TOP_KEYS), *mistakes]
     otherwise = top.get("otherwise")
     if otherwise is not None and otherwise.value != "replicated":
-        problems.append(str(_unexpected(otherwise, "otherwise", "the word replicated")))
-    cuts = _collect(problems, _parse_mapping, top.get("parameters", Node({})), "parameters") or {}
-    rules = [_parse_rule(path, pattern, node, sizes, problems) for pattern, node in cuts.items()]
+        problems += _unexpected(otherwise, "otherwise", "the word replicated").args
+    cuts, mistakes = _attempt(_parse_mapping, top.get("parameters", Node({})), "parameters")
+    problems += mistakes
+    rules: list[Rule] = []
+    for pattern, node in (cuts or {}).items():
+        rule, mistakes = _attempt(_parse_rule, path, pattern, node, sizes)
+        problems += mistakes
+        rules += [rule] if rule else []
     raise_all([StrategyError(path, problem) for problem in problems])
     strategy = listed or Strategy({}, *(sizes or (1, 1)))
-    checked = Rules(path, tuple(rule for rule in rules if rule), otherwise is not None)
+    checked = Rules(path, tuple(rules), otherwise is not None)
     return replace(strategy, files=(*strategy.files, path), rules=checked)
 
 
-def _collect(problems: list[str], parse: Callable[..., T], *arguments: object) -> T | None:
-    """Return the result of ``parse``, or None after its ValueError went into ``problems``."""
+def _attempt(parse: Callable[..., T], *arguments: object) -> tuple[T | None, tuple[str, ...]]:
+    """Return the result of ``parse``, or None and the messages of its ValueError."""
     try:
-        return parse(*arguments)
+        return parse(*arguments), ()
     except ValueError as error:
-        problems.append(str(error))
-        return None
+        return None, error.args
 
 
 def _read_top(path: str) -> Mapping[str, Node]:
@@ -155,7 +156,7 @@ def _read_top(path: str) -> Mapping[str, Node]:
 
 
 def _parse_sizes(top: Mapping[str, Node], listed: Strategy | None) -> tuple[int, int]:
-    """Return the number of stages, and the ranks of each."""
+    """Return the number of stages, and the number of ranks in each."""
     default = Node(listed.stages if listed else 1), Node(len(listed.ranks) if listed else None)
     stages = _parse_number(top.get("stages", default[0]), "stages")
     if listed is None and "ranks" not in top:
@@ -178,12 +179,10 @@ def _parse_sizes(top: Mapping[str, Node], listed: Strategy | None) -> tuple[int,
 # ----------------------------------------------------------------------------------- rules and cuts
 
 
-def _parse_rule(
-    path: str, pattern: str, node: Node, sizes: tuple[int, int] | None, problems: list[str]
-) -> Rule | None:
-    """Return the rule for a pattern, or None after its mistakes went into ``problems``.
+def _parse_rule(path: str, pattern: str, node: Node, sizes: tuple[int, int] | None) -> Rule:
+    """Return the rule for a pattern; raise ValueError with a message for each mistake.
 
-    ``sizes`` are the stages and the ranks of each; None if they are wrong.
+    ``sizes`` are the numbers of stages and of ranks in each; None if they are wrong.
     """
     stages, ranks = sizes or (1, 0)
     place = f"{path}, {node.place.split(',')[0]}" if node.place else path
@@ -194,16 +193,9 @@ def _parse_rule(
         node = Node({"parts": node}, node.place)
     if not isinstance(node.value, dict):
         expected = "replicated, a list of parts such as [4, 1], or a mapping"
-        problems.append(str(_unexpected(node, pattern, expected)))
-        return None
-    mistakes: list[str] = []
-    cut = _parse_cut(pattern, node.value, stages if sizes else None, mistakes)
-    layout = None
-    if not mistakes:
-        layout = _collect(mistakes, _make_layout, f"{node.place}{pattern}", cut, ranks)
-    problems += mistakes
-    if mistakes or layout is None:
-        return None
+        raise _unexpected(node, pattern, expected)
+    cut = _parse_cut(pattern, node.value, stages if sizes else None)
+    layout = _make_layout(f"{node.place}{pattern}", cut, ranks)
     return Rule(pattern, layout, cut.axis is not None, cut.stages or everywhere, place)
 
 
@@ -221,35 +213,38 @@ class _Cut:
     stages: tuple[int, ...] | None = None
 
 
-def _parse_cut(
-    pattern: str, entries: Mapping[str, Node], stages: int | None, mistakes: list[str]
-) -> _Cut:
-    """Return the values of a cut; mistakes in single values go into ``mistakes``."""
+def _parse_cut(pattern: str, entries: Mapping[str, Node], stages: int | None) -> _Cut:
+    """Return the values of a cut; raise ValueError with a message for each mistake."""
     cut = _Cut()
-    mistakes += _unknown_keys(entries, pattern, _CUT_KEYS)
+    mistakes = [*_unknown_keys(entries, pattern, _CUT_KEYS)]
     for key, node in entries.items():
         what = f"{pattern}: {key}"
-        if key == "axis":
-            cut.axis = _collect(mistakes, _parse_axis, node, what)
-        elif key == "parts" and "axis" in entries:
-            cut.axis_parts = _collect(mistakes, _parse_number, node, what)
-        elif key == "parts":
-            cut.parts = _collect(mistakes, _parse_numbers, node, what)
-        elif key == "device_matrix":
-            cut.device_matrix = _collect(mistakes, _parse_numbers, node, what)
-        elif key == "tensor_map":
-            cut.tensor_map = _collect(mistakes, _parse_tensor_map, node, what)
-        elif key == "optimizer_shard":
-            cut.optimizer_shard = _collect(mistakes, _parse_number, node, what)
-        elif key == "rows":
-            cut.rows = _collect(mistakes, _parse_numbers, node, what)
-        elif key == "stages":
-            cut.stages = _collect(mistakes, _parse_stages, node, what, stages)
+        try:
+            if key == "axis":
+                cut.axis = _parse_axis(node, what)
+            elif key == "parts" and "axis" in entries:
+                cut.axis_parts = _parse_number(node, what)
+            elif key == "parts":
+                cut.parts = _parse_numbers(node, what)
+            elif key == "device_matrix":
+                cut.device_matrix = _parse_numbers(node, what)
+            elif key == "tensor_map":
+                cut.tensor_map = _parse_tensor_map(node, what)
+            elif key == "optimizer_shard":
+                cut.optimizer_shard = _parse_number(node, what)
+            elif key == "rows":
+                cut.rows = _parse_numbers(node, what)
+            elif key == "stages":
+                cut.stages = _parse_stages(node, what, stages)
+        except ValueError as error:
+            mistakes += error.args
+    if mistakes:
+        raise ValueError(*mistakes)
     return cut
 
 
 def _parse_axis(node: Node, what: str) -> int:
-    """Return the number of a tensor axis; ``what`` names the value in messages, as everywhere."""
+    """Return the number of a tensor axis; here and below, ``what`` names the value in messages."""
     axis = _parse_number(node, what)
     if axis >= MAX_LAYOUT_AXES:
         raise _unexpected(node, what, f"less than {MAX_LAYOUT_AXES}")
@@ -322,7 +317,7 @@ def _make_grid(
             f"{what}: cut into {list(parts)}, {slices} slices, which {count(ranks, 'rank')} of a "
             "stage cannot hold in equal shares"
         )
-    # As MindSpore has it: axes of size 1 are left out, and replicas are the innermost axis.
+    # As in MindSpore, axes of size 1 are left out, and replicas are the innermost axis.
     sizes = [n for n in (*parts, ranks // slices) if n > 1] or [1]
     axes = iter(range(len(sizes) - 1, -1, -1))
     return tuple(sizes), tuple((next(axes),) if n > 1 else () for n in parts)
@@ -353,7 +348,7 @@ def _parse_number(node: Node, what: str) -> int:
 
 
 def _unknown_keys(entries: Mapping[str, Node], what: str, keys: Sequence[str]) -> Iterator[str]:
-    """Yield a problem for each key that is none of ``keys``."""
+    """Yield a problem for each key that is not in ``keys``."""
     for key, node in entries.items():
         if key not in keys:
             place = f"{node.place}{what}{what and ': '}"
@@ -386,7 +381,8 @@ class Node:
     value
         Text, a number, None, a sequence or a mapping.
     place
-        ``"line 3, column 5: "``; for a value in a mapping the place of its key; empty in JSON.
+        Line and column, such as ``"line 3, column 5: "``; empty in JSON.  A value in a mapping has
+        the place of its key.
     """
 
     value: str | int | tuple[Node, ...] | dict[str, Node] | None
@@ -410,14 +406,18 @@ def parse_yaml(data: bytes) -> Node:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """A loader that refuses aliases and tags."""
+        """A loader that refuses anchors, aliases and tags."""
 
         def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
             event: Any = self.peek_event()  # type: ignore[no-untyped-call]
-            is_alias = isinstance(event, yaml.AliasEvent)
-            if is_alias or event.tag is not None:
-                problem = f"{'an alias' if is_alias else 'a tag'}, which is not read"
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+            place = _place(event.start_mark)
+            if isinstance(event, yaml.AliasEvent):
+                text = f"an alias, *{event.anchor}, which is not read; {_QUOTE_HINT}"
+                raise ValueError(f"{place}{text}")
+            if event.anchor is not None:
+                raise ValueError(f"{place}an anchor, &{event.anchor}, which is not read")
+            if event.tag is not None:
+                raise ValueError(f"{place}a tag, {event.tag}, which is not read")
             return super().compose_node(parent, index)
 
     if len(data) > MAX_BYTES:
@@ -429,6 +429,9 @@ def parse_yaml(data: bytes) -> Node:
         raise ValueError(f"not UTF-8: {error}") from error
     except RecursionError as error:
         raise ValueError("no YAML: nested too deep") from error
+    except yaml.composer.ComposerError as error:  # not one of anchors, refused above
+        place = _place(error.problem_mark)
+        raise ValueError(f"{place}a second document; expected one") from error
     except yaml.MarkedYAMLError as error:
         marks = [mark.index for mark in (error.context_mark, error.problem_mark) if mark]
         hint = f"; {_QUOTE_HINT}" if any(text[at : at + 1] == "*" for at in marks) else ""
@@ -476,7 +479,7 @@ def _from_yaml(node: yaml.Node, place: str) -> Node:
 
 
 def _from_json(value: object) -> Node:
-    """Return a value of a JSON document; other numbers than whole ones become text."""
+    """Return a value of a JSON document; numbers that are not whole become text."""
     if isinstance(value, dict):
         return Node({str(key): _from_json(item) for key, item in value.items()})
     if isinstance(value, list):

@@ -1,8 +1,8 @@
-"""MindSpore's strategy files: of one stage or merged over pipeline stages, one or many.
+"""MindSpore's strategy files, of one stage or merged over pipeline stages.
 
 Bytes
 -----
-A file whose name ends in ``.json`` is JSON, any other is the protobuf message
+A file whose name ends in ``.json`` is JSON.  Any other file is the protobuf message
 ``mindspore.straspb.ParallelStrategyMap``; all repeated numbers come packed or not::
 
     1 current_stage               how often this process has saved; says nothing about stages
@@ -20,11 +20,11 @@ A file whose name ends in ``.json`` is JSON, any other is the protobuf message
             6 opt_weight_shard_step     a hint that is sometimes wrong; not used
             7 opt_weight_shard_size     0 none, -1 the whole replica group, else the shards
 
-One ``tensor_map`` message holds an entry for each tensor axis.  Several are one for each tensor
-axis, with the device axes that shard it, outermost first; an extra empty message at the end marks
-a tensor of one axis.  -1 may stand with device axes, in any place:
+A single ``tensor_map`` message holds an entry for each tensor axis.  If there are several messages,
+each is for one tensor axis and holds the device axes that shard it, outermost first.  An extra
+empty message at the end marks a tensor of one axis.  -1 may stand beside device axes, in any place:
 ``Layout(...)(("a", "None"), "b")`` writes it, and it shards nothing.  (MindSpore's own transform
-fails if it stands first.)  Absent fields are 0 (MindSpore 1.0 wrote no 6 and 7).
+fails if it stands first.)  Absent fields are 0 (MindSpore 1.0 did not write 6 and 7).
 
 The JSON form has the keys ``parallel_strategy_item`` and ``parallel_layout_item`` with the same
 names inside, and ``tensor_shape``, the full shape.  MindSpore writes a multi-axis tensor map there
@@ -32,16 +32,16 @@ as the map of an expanded tensor, which does not determine the true one.
 
 Stages
 ------
-In a file merged over stages every parameter is called ``"<stage>-<name>"``.  A file is taken for
-merged if all its names begin with one to three digits and a ``-``.  These numbers must include the
-stages of its operators.  So a parameter whose own name has a ``-`` in it does no harm.
+In a file merged over stages every parameter is called ``"<stage>-<name>"``.  A file counts as
+merged if all its names begin with one to three digits and a ``-``, and these numbers include the
+stages of its operators.  So a parameter may have a ``-`` in its own name.
 
-MindSpore may merge a merged file again, with the files of the ranks.  It takes it for the file of a
-stage, and its names become ``"0-0-<name>"``, ``"0-1-<name>"``.  This is undone: a
-stage is taken for a merged file if its names are those of a complete one, and no other stage
+MindSpore may merge a merged file again, with the files of the ranks.  It then takes the merged file
+for that of a stage, and names become ``"0-0-<name>"``, ``"0-1-<name>"``.  The reader undoes this.
+A stage counts as a merged file if it has the names of a complete one, and no other stage
 contradicts it.
 
-Not read: JSON files of operator strategies, which hold no parameter layouts.
+JSON files of operator strategies are not read, because they lack parameter layouts.
 `ckpttool.strategy_files.handwritten` reads hand-written files.
 
 Source
@@ -77,13 +77,14 @@ from ckpttool.formats.wire import LENGTH, VARINT, Field, WireReader
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import MAX_LAYOUT_AXES, MAX_RANKS, Layout
 from ckpttool.model.strategy import Strategy, join_stages
+from ckpttool.model.tensors import StoredFile
 from ckpttool.model.wording import shorten
 from ckpttool.strategy_files.handwritten import KEY, is_handwritten, read_handwritten
 
-MAX_BYTES = 100_000_000  # thousands of parameters take one; what is larger is something else
-MAX_STAGES = 1000  # no model has so many layers; a damaged number must not lead to a long list
+MAX_BYTES = 100_000_000  # thousands of parameters take 1 MB; a larger file is something else
+MAX_STAGES = 1000  # more than the layers of any model; stops damaged numbers
 _CACHED_LAYOUT_BYTES = 512  # longest encoded layout that is cached
-FOLDER_SUFFIXES = (".ckpt", ".json")  # what counts as a strategy file when a folder is named
+FOLDER_SUFFIXES = (".ckpt", ".json")  # suffixes of strategy files in a folder
 STRATEGY_OF_RANK = re.compile(r".*_rank_(\d+)\.[a-z]+")
 _MERGED_NAME = re.compile(r"([0-9]{1,3})-(.+)", re.DOTALL)
 _GIVE_RUN_FILE = "give the file that the training run wrote (strategy_ckpt_config), or one by hand"
@@ -95,15 +96,15 @@ def read_strategy(paths: str | Sequence[str]) -> Strategy:
     Parameters
     ----------
     paths
-        A file or several: of single stages, merged, or folders of them.  Several files of one
-        stage must agree.  A merged file is used for the stages that no rank's file lists, with a
-        note.  One file may be hand-written, and adds to the others.
+        One or several files of single stages, merged files, or folders of such files.  Several
+        files of one stage must agree.  A merged file provides the stages that no rank's file lists,
+        with a note.  One file may be hand-written; it adds to the others.
 
     Raises
     ------
     StrategyError
         A file is empty, malformed or impossible, a stage is missing, two files disagree, or several
-        are hand-written.
+        files are hand-written.
     OSError
         A file cannot be read.
     """
@@ -131,7 +132,7 @@ def read_strategy(paths: str | Sequence[str]) -> Strategy:
 
 
 def _list_files(paths: Sequence[str]) -> Iterator[str]:
-    """Yield the files that are named, and those in the folders that are named."""
+    """Yield the files among the paths, and the files in the folders among them."""
     for path in paths:
         url = why_not_a_path(path)
         if url is not None:
@@ -180,7 +181,10 @@ class _StrategyFile:
 
 
 def _read_file(path: str, cache: dict[tuple[bool, bytes], _StrategyFile]) -> _StrategyFile:
-    """Return the content of a file; ``cache`` maps form and digest, equal for most ranks, to it."""
+    """Return the content of a file, from ``cache`` if an equal file was read.
+
+    The key of the cache is the form and the digest of a file; most ranks have equal files.
+    """
     with open_file(path) as file:
         digest = hashlib.sha256()
         while data := file.read(1 << 20):
@@ -253,7 +257,7 @@ def _find_merged_stage(
 
 
 def _no_layouts_reason(path: str) -> str:
-    """Return the message about a readable file that lists no parameters."""
+    """Return the message about a readable file without parameters."""
     other = identify_foreign(path)
     if other is None:
         return "no parameter layouts in it"
@@ -350,7 +354,7 @@ def _read_protobuf(path: str) -> tuple[dict[str, _LayoutEntry], set[int]]:
     entries: dict[str, _LayoutEntry] = {}
     stages: set[int] = set()
     cache: dict[bytes, _LayoutEntry] = {}
-    with WireReader(path) as reader:
+    with WireReader(StoredFile(path)) as reader:
         for item in reader.fields(0, reader.size):
             if item.number == 2:
                 for part in _message_fields(reader, item):
@@ -373,7 +377,10 @@ def _read_protobuf(path: str) -> tuple[dict[str, _LayoutEntry], set[int]]:
 def _read_layout_item(
     reader: WireReader, item: Field, cache: dict[bytes, _LayoutEntry]
 ) -> tuple[str, _LayoutEntry]:
-    """Return a name and its layout; ``cache`` maps encoded layouts, few in a model, to entries."""
+    """Return a name and its layout, from ``cache`` if the encoded layout is known.
+
+    A model has few different layouts.
+    """
     name: str | None = None
     messages: list[Field] = []
     for part in _message_fields(reader, item):
@@ -480,7 +487,7 @@ def _parse_json_entry(path: str, name: str, item: object) -> _LayoutEntry:
 
 
 def _parse_json_tensor_maps(path: str, name: str, tensor_map: object) -> list[list[int]]:
-    """Return the tensor maps as protobuf has them; MindSpore itself refuses lists of lists."""
+    """Return the tensor maps in the form of protobuf; MindSpore itself refuses nested lists."""
     plain = _json_numbers(tensor_map)
     if plain is not None:
         return [plain]
@@ -520,7 +527,7 @@ def _json_numbers(value: object) -> list[int] | None:
 
 
 def _join_files(files: Sequence[_StrategyFile]) -> Strategy:
-    """Return the strategy that several files of MindSpore's form together."""
+    """Return the strategy in several files of MindSpore's."""
     stages: dict[int, dict[str, Layout]] = {}
     origins: dict[int, _StrategyFile] = {}
     listed = [file.path for file in files]
@@ -551,8 +558,8 @@ def _merged_file_note(
 ) -> Diagnostic:
     """Return the note on a merged file that is used for the stages that no rank's file lists.
 
-    Raise StrategyError if it contradicts the files of the other stages: then it is of another run.
-    A merged file that is not needed may be of any run.
+    Raise StrategyError if the file contradicts the files of the other stages, because it is then
+    from another run.
     """
     used_stages = [stage for stage in sorted(file.stages) if origins[stage] is file]
     for stage in file.stages.keys() - set(used_stages):
@@ -590,8 +597,8 @@ def _check_layouts(
 ) -> None:
     """Raise StrategyError if two files give parameters different layouts.
 
-    ``known`` are the layouts of the first file, which get the full shapes of ``layouts``, those of
-    the other.
+    ``known`` are the layouts of the first file.  They get the full shapes of ``layouts``, which
+    are those of the other file.
     """
     for name, layout in layouts.items():
         before = known[name]
@@ -606,10 +613,10 @@ def _check_layouts(
 
 
 def _is_expanded(layout: Layout, folded: Layout) -> bool:
-    """Return whether ``layout``, from a JSON file, may be ``folded`` with more tensor axes.
+    """Return whether ``layout``, from a JSON file, may be the expanded form of ``folded``.
 
-    JSON files write one tensor axis for each device axis, so the device axes are the same in the
-    same order.
+    JSON files write one tensor axis for each device axis, so both forms have the same device axes
+    in the same order.
     """
     joined = [tuple(axis for axes in one.tensor_map for axis in axes) for one in (layout, folded)]
     has_more_axes = len(layout.tensor_map) > len(folded.tensor_map)

@@ -19,27 +19,30 @@ The protobuf message that `ckpttool.strategy_files.reader` describes, its fields
             30 NN               opt_weight_shard_step
             38 NN               opt_weight_shard_size, the number of parts; both 0 for none
 
-Each stage has an item of operators: MindSpore calls a file without any empty, and takes the stage
-of a file from it.  Numbers are not packed; -1 takes ten bytes.
+Each stage has an item of operators: MindSpore takes the stage of a file from it, and calls a file
+without such items empty.  Numbers are not packed; -1 takes ten bytes.
 
-One ``tensor_map`` holds an entry for each tensor axis.  If several device axes shard one tensor
-axis, there is one for each tensor axis instead.  In it ``-1`` stands for no device axis (MindSpore
-drops empty ones), and an empty one follows that of a tensor of one axis.  This form is written in
-one more case.  An optimizer shard may use the outermost device axis, while all others shard tensor
-axes.  Then MindSpore's ``transform_checkpoints`` assigns those in the order of the device matrix.
-Where that is wrong it would swap slices silently; with this form it does not.  Versions up to 2.4
-know one ``tensor_map`` only, and refuse it.
+A single ``tensor_map`` message holds an entry for each tensor axis.  If several device axes shard
+one tensor axis, each tensor axis has its own message instead.  ``-1`` in it stands for no device
+axis, because MindSpore drops empty messages.  The message of a tensor of one axis has an empty one
+behind it.
+
+The form with several messages is also written in one more case: the optimizer shard uses the
+outermost device axis, and all other device axes shard tensor axes.  MindSpore's
+``transform_checkpoints`` then assigns those in the order of the device matrix.  If that order is
+wrong, it swaps slices silently; with several messages it does not.  Versions up to 2.4 refuse
+several messages.
 
 ``opt_weight_shard_step`` is the mean distance between neighbours in the replica group of rank 0,
-rounded down, as MindSpore computes it.  Its documents call it informative.  But with 0 its
-transform takes the slices for not sharded, and with a wrong one it refuses them.  The size is
+rounded down, as MindSpore computes it.  Its documents call the number informative.  But with 0 its
+transform takes the slices for unsharded, and with a wrong number it refuses them.  The size is
 always written as a number.  MindSpore writes -1 for the whole group, but loads the number correctly
 in more cases.
 
 Refused
 -------
-An empty name, and one with a ``-`` in it, at which MindSpore cuts every name in two; a stage
-without parameters; a manual split of which no part has a row.
+An empty name; a name with a ``-``, where MindSpore cuts names in two; a stage without parameters; a
+manual split without rows.
 
 Source
 ------
@@ -54,12 +57,14 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
-from ckpttool.errors import StrategyError, raise_all
+from ckpttool.errors import PlanError, StrategyError, raise_all
 from ckpttool.formats.local import why_not_a_path
 from ckpttool.formats.wire import encode_bytes, encode_number
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.wording import count, shorten
+from ckpttool.storage.files import is_there, write_document
 
 _OTHER_FORMS = {
     ".json": "a file of this name is taken for JSON",
@@ -85,14 +90,47 @@ def name_problem(path: str) -> str | None:
     return None
 
 
-def encode_strategy(strategy: Strategy) -> bytes:
-    """Return the bytes of a strategy file; full shapes are not written.
+def write_strategy(strategy: Strategy, path: str, *, overwrite: bool = False) -> None:
+    """Write a strategy as one of MindSpore's files (protobuf), completely or not at all.
+
+    Layouts are written as they are, also those that a JSON file gives of an expanded tensor.
+
+    Parameters
+    ----------
+    strategy
+        The strategy; of a hand-written one the result of `Strategy.resolve`.
+    path
+        The file; its folder is made if necessary.
+    overwrite
+        Whether an existing file may be replaced.
 
     Raises
     ------
     StrategyError
-        MindSpore's form cannot express it, or a hand-written strategy is not resolved yet; all
-        reasons, with the parameters.
+        The file must not have this name, or MindSpore's form cannot express the strategy.
+    PlanError
+        The file exists.
+    OSError
+        It cannot be written.
+    """
+    reason = name_problem(path)
+    if reason is not None:
+        raise StrategyError(path, reason)
+    data = encode_strategy(strategy)
+    if is_there(path) and not overwrite:
+        text = f"{path} exists already; overwrite=True replaces it"
+        raise PlanError([Diagnostic("destination", text)])
+    write_document(path, data)
+
+
+def encode_strategy(strategy: Strategy) -> bytes:
+    """Return the bytes of a strategy file, without full shapes.
+
+    Raises
+    ------
+    StrategyError
+        MindSpore's form cannot express the strategy, or a hand-written strategy is not resolved
+        yet.  The error has all reasons, with the parameters.
     """
     items = [
         (layout.first_rank // strategy.stage_ranks, name, layout)
@@ -117,7 +155,7 @@ def encode_strategy(strategy: Strategy) -> bytes:
 def _refusals(
     strategy: Strategy, items: Iterable[tuple[int, str, Layout]]
 ) -> Iterator[tuple[str, str]]:
-    """Yield what MindSpore's form cannot express, and why."""
+    """Yield a place or name, and the reason why MindSpore's form cannot express it."""
     if strategy.rules is not None:
         text = (
             "it speaks of patterns of names, and MindSpore's form of parameters; split and reshard "
@@ -182,7 +220,7 @@ def _encoded_tensor_maps(layout: Layout) -> list[Sequence[int]]:
 
 
 def _is_misread(layout: Layout) -> bool:
-    """Return whether MindSpore would swap slices if there were one ``tensor_map``; see above."""
+    """Return whether MindSpore would swap slices with a single ``tensor_map`` message."""
     sizes = layout.device_matrix[::-1]
     used = [axis for axes in layout.tensor_map for axis in axes if sizes[axis] > 1]
     free = [axis for axis, size in enumerate(sizes) if size > 1 and axis not in used]
@@ -191,7 +229,7 @@ def _is_misread(layout: Layout) -> bool:
 
 
 def _shard_step(layout: Layout) -> int:
-    """Return the mean distance of neighbours in the lowest rank's replica group, rounded down."""
+    """Return the mean distance between neighbours in the replica group of the lowest rank."""
     sizes = layout.device_matrix[::-1]
     used = {axis for axes in layout.tensor_map for axis in axes}
     last = sum(

@@ -33,7 +33,7 @@ from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import (
-    SCHEMA,
+    MANIFEST_SCHEMA,
     InputFile,
     OutputEntry,
     Provenance,
@@ -337,8 +337,8 @@ class ManifestFile:
             first = next(lines, b"")
             deque(lines, maxlen=0)
         head = _parse_head(path, first)
-        if head.entries.get("schema") != SCHEMA:
-            raise head.wrong("schema", f"{SCHEMA} (is it of a newer ckpttool?)")
+        if head.entries.get("schema") != MANIFEST_SCHEMA:
+            raise head.wrong("schema", f"{MANIFEST_SCHEMA} (is it of a newer ckpttool?)")
         return cls(path, head, found.st_mtime_ns, was_copied(found))
 
     def is_unmodified(self, output: OutputEntry, stamp: Stamp) -> bool:
@@ -443,13 +443,14 @@ def provenance_of(plan: Plan) -> Provenance:
         A source or strategy file cannot be read.
     """
     base, folder = Path(plan.catalog.root).absolute().parent, plan.target.output_folder
+    stamps = plan.catalog.stamps
     return Provenance(
         __version__,
         plan_digest(plan),
         plan.catalog.step,
         tuple(
-            InputFile(os.path.relpath(path, base), *(stamp or stat_file(path))[:3])
-            for path, stamp in _inputs(plan.catalog).items()
+            InputFile(os.path.relpath(path, base), *(stamps[path] or stat_file(path))[:3])
+            for path in plan.catalog.paths
         ),
         tuple(
             _describe_strategy(Path(path).name, read_file(path))
@@ -539,7 +540,7 @@ def options_of_outputs(
 
 def changed_inputs(plan: Plan) -> Iterator[str]:
     """Yield a message for each source file that has changed since its header was read."""
-    yield from _changes(_inputs(plan.catalog))
+    yield from _changes(plan.catalog.stamps)
 
 
 def _changes(files: Mapping[str, FileStamp | None]) -> Iterator[str]:
@@ -580,7 +581,7 @@ def require_unmodified_sources(*catalogs: Catalog) -> Iterator[None]:
 
 def changed_sources(*catalogs: Catalog) -> list[str]:
     """Return a message for each file that has changed since its header was read."""
-    stamps = {path: stamp for one in catalogs for path, stamp in _inputs(one).items() if stamp}
+    stamps = {path: stamp for one in catalogs for path, stamp in one.stamps.items() if stamp}
     return [f"{text}; run again" for text in _changes(stamps)]
 
 
@@ -589,13 +590,6 @@ def _refuse_changed_sources(*catalogs: Catalog, cause: Exception | None = None) 
     changed = changed_sources(*catalogs)
     if changed:
         raise PlanError(Diagnostic.each("changed", changed)) from cause
-
-
-def _inputs(catalog: Catalog) -> dict[str, FileStamp | None]:
-    """Return all files of a catalog, with their stamps from when their headers were read."""
-    files = catalog.files.values()
-    stamps = {path: stamp for file in files for path, stamp in file.stamps.items()}
-    return {path: stamps.get(path) for path in catalog.paths}
 
 
 def _describe_strategy(path: str, data: bytes) -> StrategyFile:

@@ -1,6 +1,6 @@
-"""What a checkpoint holds: files, tensors, full shapes and layouts, as one JSON document.
+"""Describe a checkpoint as one JSON document: files, tensors, full shapes and layouts.
 
-What reads contents is imported late: a single file is described from its header, without numpy.
+Modules that read contents are imported late, so that describing a single file needs no numpy.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ckpttool.model.diagnostics import Diagnostic, Diagnostics, describe_notes
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Merged, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, map_of
-from ckpttool.planning.missing import note_redundancy, notes_of_scan, quarantine_damaged
-from ckpttool.planning.sources import on_one_of_several, suspected_rank_slices
+from ckpttool.planning.missing import quarantine_damaged, redundancy_note, scan_notes
+from ckpttool.planning.sources import one_of_several_notes, suspected_rank_slices
 
 Json = dict[str, object]
 
@@ -35,26 +35,26 @@ def describe(
     executor: Executor | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> Json:
-    """Describe what a checkpoint holds, as ``ckpttool inspect --json`` prints it.
+    """Describe a checkpoint, as ``ckpttool inspect --json`` prints it.
 
     Parameters
     ----------
     catalog
-        What is on disk, from `scan`.
+        The files on disk, from `scan`.
     strategy
-        Its layouts.  With them, or if the checkpoint describes itself, full shapes are described,
-        and some pages of the tensors show whether they are true.
+        The layouts.  With them, or if the checkpoint describes itself, the document has full
+        shapes, and samples of the tensors are checked against them.
     crc
         Verify checksums.
     executor
-        Does the reading; by default the caller's own thread.
+        Reads contents; by default the caller's own thread.
     diagnostics
-        Gets what is wrong, and the notes of the document.
+        Collects problems, and the notes of the document.
 
     Raises
     ------
     PlanError
-        The checkpoint has no use for the strategy.
+        The checkpoint takes no strategy.
 
     Examples
     --------
@@ -66,9 +66,9 @@ def describe(
     if crc:
         from ckpttool.storage.checksums import check_files
 
-        forged, more = check_files(catalog, executor, crc=True)
-        found.failures += forged
-        catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *more))
+        errors, of_checksums = check_files(catalog, executor, crc=True)
+        found.failures += errors
+        catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *of_checksums))
     if isinstance(catalog, MergedCatalog) and strategy is None:
         document = _describe_merged(catalog, found)
     else:
@@ -78,7 +78,7 @@ def describe(
 
 
 def _join_replaced(found: Diagnostics) -> list[CkptToolError]:
-    """Return the errors; that of a file which replicas replace says which."""
+    """Return the errors, with the hint of ``damaged_replica`` for files that replicas replace."""
     replaced = {one.path: one.hint for one in found if one.code == "damaged_replica"}
     return [
         type(error)(error.path, error.offset, f"{error.reason}; {replaced[error.path]}")
@@ -89,8 +89,8 @@ def _join_replaced(found: Diagnostics) -> list[CkptToolError]:
 
 
 def _describe_merged(catalog: MergedCatalog, found: Diagnostics) -> Json:
-    """Describe a file, or several with an index."""
-    found.add(*on_one_of_several(catalog), *catalog.diagnostics)
+    """Describe a single file, or several files with an index."""
+    found.add(*one_of_several_notes(catalog), *catalog.diagnostics)
     if not (catalog.indexes or catalog.errors("inspect")):
         (file,) = catalog.files.values()
         text = (
@@ -130,7 +130,7 @@ def _describe_file(file: FileIndex) -> Json:
 
 
 def _describe_stored(file: FileIndex) -> Iterator[Json]:
-    """Yield the tensors of a file as they are stored."""
+    """Describe the stored tensors of a file."""
     for meta in (tensor.meta for tensor in file.tensors.values()):
         yield {
             "name": meta.name,
@@ -166,10 +166,11 @@ def _describe_ranks(
     if strategy is not None or isinstance(catalog, SelfDescribedCatalog):
         document["tensors"] = _describe_tensors(catalog, strategy, executor, found)
     else:
-        whole = quarantine_damaged(catalog, Merged())
-        found.failures += [whole.damaged[rank] for rank in catalog.files if rank not in whole.files]
-        found.add(*notes_of_scan(catalog, Merged()))
-        found.add(*filter(None, [note_redundancy(whole, is_deduplicated=None)]))
+        checked = quarantine_damaged(catalog, Merged())
+        quarantined = [rank for rank in catalog.files if rank not in checked.files]
+        found.failures += [checked.damaged[rank] for rank in quarantined]
+        found.add(*scan_notes(catalog, Merged()))
+        found.add(*filter(None, [redundancy_note(checked, is_deduplicated=None)]))
     document["notes"] = describe_notes(found.of("note", "warning"))
     problems = [problem for error in found.failures for problem in error.problems]
     document["problems"] = [*problems, *(one.text for one in found.errors)]
@@ -183,12 +184,12 @@ def _describe_rank(rank: int, file: FileIndex) -> Json:
         "format": file.format,
         "nbytes": file.nbytes,
         "tensors": len(file.tensors),
-        **({"beside": list(file.other_paths)} if file.other_paths else {}),
+        **({"beside": list(file.paths[1:])} if len(file.files) > 1 else {}),
     }
 
 
 def _describe_place(rank: int, devices: Mapping[int, Device]) -> Json:
-    """Describe where a rank ran, if a rank table names it."""
+    """Describe the server and the device of a rank, if there is a rank table."""
     if not devices:
         return {}
     device = devices.get(rank)
@@ -198,29 +199,29 @@ def _describe_place(rank: int, devices: Mapping[int, Device]) -> Json:
 def _describe_tensors(
     catalog: Catalog, strategy: Strategy | None, executor: Executor, found: Diagnostics
 ) -> list[Json]:
-    """Describe the full tensors; what contents say against the strategy is a warning here."""
+    """Describe the full tensors."""
     from ckpttool.planning.resolve import ResolveOptions, resolve
 
     if strategy is not None:
         strategy, reasons = strategy.resolve(catalog.metas)
         found.add(*Diagnostic.each("strategy", reasons))
-    seen = Diagnostics("inspect")
-    options = ResolveOptions(unlisted="first", contents="samples")
-    resolved = resolve(catalog, strategy, options, executor, seen)
+    of_headers = Diagnostics("inspect")
+    options = ResolveOptions(unlisted="first")
+    resolved = resolve(catalog, strategy, options, executor, of_headers, contents="samples")
     damaged = resolved.catalog.damaged.values()
     found.failures[:0] = [error for error in damaged if error not in catalog.damaged.values()]
-    found.failures += (error for error in seen.failures if error not in damaged)
-    found.add(*seen, *resolved.doubts)
+    found.failures += (error for error in of_headers.failures if error not in damaged)
+    found.add(*of_headers, *resolved.content_diagnostics)
     return [_describe_source(source, resolved.sharding) for source in resolved.sources]
 
 
 def describe_foreign(path: str) -> Json | None:
-    """Describe a graph, an exported model, group information or a rank table; None if it is none.
+    """Describe a graph, an exported model, group information or a rank table; else return None.
 
     Raises
     ------
     FormatError
-        It is group information or a rank table, and damaged.
+        The group information or the rank table is damaged.
     """
     try:
         if not is_file(path) or format_of_content(path) is not None:
@@ -247,7 +248,7 @@ def describe_foreign(path: str) -> Json | None:
 
 
 def describe_layout(source: Source) -> Json:
-    """Describe the full tensor, its slices and its layout."""
+    """Describe a full tensor, its slices and its layout."""
     shape, layout = source.meta.shape, source.layout
     return {
         "name": source.meta.name,
@@ -263,10 +264,10 @@ def describe_layout(source: Source) -> Json:
 
 
 def _describe_shapes(shapes: Iterable[tuple[int, ...]]) -> Json:
-    """Describe the shape of the first slice, and all shapes where slices are not alike."""
-    different = list(map(list, dict.fromkeys(shapes)))
-    more = {"slice_shapes": different} if len(different) > 1 else {}
-    return {"slice_shape": different[0], **more}
+    """Describe the shape of the first slice, and all shapes if slices have several."""
+    distinct = list(map(list, dict.fromkeys(shapes)))
+    more = {"slice_shapes": distinct} if len(distinct) > 1 else {}
+    return {"slice_shape": distinct[0], **more}
 
 
 def _describe_source(source: Source, sharding: Sharding) -> Json:
@@ -286,7 +287,7 @@ def _describe_source(source: Source, sharding: Sharding) -> Json:
 
 
 def _describe_boxes(source: Source, slicing: BoxSlicing) -> Json:
-    """Describe a tensor whose slices the checkpoint describes, as `_describe_source` does."""
+    """Describe a tensor of a checkpoint that describes itself, with the keys of a layout."""
     slices = [(boxes[0].region, [box.rank for box in boxes]) for boxes in slicing.slices]
     return {
         "name": source.meta.name,

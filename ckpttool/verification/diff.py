@@ -1,8 +1,8 @@
-"""Compares two checkpoints tensor by tensor, whatever their layouts and formats are.
+"""Compare two checkpoints tensor by tensor, independently of their layouts and formats.
 
-What is compared are full tensors: each side's slices, in whichever files, are read as one.  A
-parameter that a strategy does not list and that differs between ranks has no full tensor; it is
-compared rank by rank, and if the other side has one for all, that one with each.
+Full tensors are compared.  A parameter that a strategy does not list and that differs between ranks
+has no full tensor.  It is compared rank by rank; a full tensor of the other side is compared with
+every rank.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OF_ITS_OWN = (
     "the strategy of A is taken; if B has one of its own, give it with --b-strategy, "
     "and if every rank of it holds everything, say --replicated"
 )
-DOUBTS = (  # that a strategy may not be that of the files
+UNCERTAIN_CODES = (  # the strategy may belong to other files
     "equal_slices",
     "inferred",
     "not_compared",
@@ -48,20 +48,20 @@ DOUBTS = (  # that a strategy may not be that of the files
 
 @dataclass(frozen=True, slots=True)
 class TensorDifference:
-    """How a tensor of A differs from that of the same name in B.
+    """A difference between the tensors of one name in A and B.
 
     Attributes
     ----------
     name
         The parameter.
     kind
-        What differs; values are compared if nothing else differs.
+        The kind of difference; values are compared only if nothing else differs.
     a, b
-        What it is on each side; None where it is not.
+        The tensor on each side; None if a side lacks it.
     rank
-        Whose it is, of a parameter that each rank has its own of; else None.
+        The rank, for a parameter that differs between ranks; else None.
     values
-        How the values differ, if they were compared.
+        Statistics of differing values.
     """
 
     name: str
@@ -74,21 +74,21 @@ class TensorDifference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What `diff` found.
+    """The result of `diff`.
 
     Attributes
     ----------
     tensors
-        Number of tensors, of both sides together.
+        Number of tensors; one that both sides have counts once.
     nbytes
         Bytes of the tensors whose values were compared.
     differences
-        In the order of A; then what only B has.
+        The tensors that differ, in the order of A; then those that only B has.
     notes
-        Of both sides; one of a single side says so.
+        Notes of both sides; a note of a single side names it.
     findings
-        Replicas of a side that are not the same.  The lowest rank's were compared, so what agrees
-        may still differ in others.
+        Replicas of a side that differ.  Only those of the lowest ranks were compared, so others may
+        differ even if these are equal.
     """
 
     tensors: int
@@ -99,7 +99,7 @@ class Comparison:
 
     @property
     def is_equal(self) -> bool:
-        """Whether nothing differs, between the sides and in them."""
+        """Whether nothing differs, between the sides and between replicas of a side."""
         return not self.differences and not self.findings
 
     def count_kinds(self) -> dict[str, int]:
@@ -118,65 +118,65 @@ def diff(
     executor: Executor | None = None,
     open_progress: OpenProgress = no_progress,
 ) -> Comparison:
-    """Find what differs between two checkpoints.
+    """Find the differences between two checkpoints.
 
     Parameters
     ----------
     a, b
-        From `scan`.
+        The checkpoints, from `scan`.
     a_strategy, b_strategy
         Their layouts; None for a file that holds full tensors, and for replicated ranks.
     options
-        How both sides are resolved to full tensors.  With ``replicated`` a folder without a
-        strategy holds everything on every rank.  Parameters that are not in the strategy and
-        differ between ranks are compared rank by rank (the default, ``"rank"``), or only the
-        lowest rank's (``"first"``), or not at all (``"drop"``).
+        How both sides are resolved to full tensors.  With ``replicated`` every rank of a folder
+        without a strategy holds full tensors.  ``unlisted`` applies to parameters that are not in
+        the strategy and differ between ranks.  They are compared rank by rank (the default,
+        ``"rank"``), only for the lowest rank (``"first"``), or not at all (``"drop"``).
     tolerance
-        What counts as equal; by default only equal bytes do.
+        The tolerance for equal values; by default bytes must be equal.
     executor
-        Does the reading; by default the caller's own thread.
+        Reads contents; by default the caller's own thread.
     open_progress
         See `ckpttool.verify`.
 
     Raises
     ------
     FormatError, PlanError
-        What stops a side from being read, in one error for both; it says which side it is of.
-        Replicas that differ stop none.  A file that was written to meanwhile does.
+        All problems that prevent reading a side, in one error that names the sides, or a file that
+        changed during the run.  Replicas that differ are not an error.
     """
     executor = executor or InlineExecutor()
-    options = replace(options, unlisted=options.unlisted or "rank", keep_going=True)
+    options = replace(options, unlisted=options.unlisted or "rank")
     with require_unmodified_sources(a, b):
         errors: list[CkptToolError] = []
         sides: list[Sequence[Source]] = []
-        notes: dict[Diagnostic, str] = {}  # and the sides that have it
+        notes: dict[Diagnostic, str] = {}  # note to its sides
         contradictions: list[Diagnostic] = []
         for side, catalog, given in (("A", a, a_strategy), ("B", b, b_strategy)):
-            found = Diagnostics("diff")
+            found = Diagnostics("diff", strict=options.strict)
             own = replace(
                 options, replicated=options.replicated and isinstance(catalog, RankCatalog)
             )
             if isinstance(catalog, MergedCatalog) and given is None and own.unlisted != "drop":
                 own = replace(own, unlisted="first")  # a single file has no ranks
             try:
-                resolved = resolve(catalog, given, own, executor, found)
+                resolved = resolve(catalog, given, own, executor, found, keep_going=True)
             except (PlanError, StrategyError) as error:
                 errors += [*catalog.damaged.values(), with_side(error, side)]
                 continue
-            found.extend(resolved.doubts)
-            forged, more = check_files(catalog, executor, crc=False)
+            found.add(*resolved.content_diagnostics)
+            checksum_errors, of_checksums = check_files(catalog, executor, crc=False)
             wrong = list(found.errors)
-            if side == "B" and _is_that_of(given, a_strategy):
+            if side == "B" and _is_same_strategy(given, a_strategy):
                 if wrong:
                     hints = filter(None, (wrong[-1].hint, OF_ITS_OWN))
                     wrong[-1] = replace(wrong[-1], hint="; ".join(hints))
-                elif any(one.code in DOUBTS for one in found):
+                elif any(one.code in UNCERTAIN_CODES for one in found):
                     found.add(Diagnostic("borrowed_strategy", OF_ITS_OWN))
             contradictions += [one.on_side(side) for one in wrong if one.code == "replica"]
             problems = [*catalog.errors(), *(one for one in wrong if one.code != "replica")]
-            errors += [*found.failures, *forged]
+            errors += [*found.failures, *checksum_errors]
             errors += [with_side(PlanError(problems), side)] if problems else []
-            for note in dict.fromkeys((*found.of("note", "warning"), *more)):
+            for note in dict.fromkeys((*found.of("note", "warning"), *of_checksums)):
                 notes[note] = notes.get(note, "") + side
             sides.append(resolved.sources)
         raise_all([*errors, PlanError(contradictions)] if errors and contradictions else errors)
@@ -188,8 +188,8 @@ def diff(
         return Comparison(len(pairs), nbytes, differences, sided, tuple(contradictions))
 
 
-def _is_that_of(b: Strategy | None, a: Strategy | None) -> bool:
-    """Whether the strategy of B is that of A, which may not be meant."""
+def _is_same_strategy(b: Strategy | None, a: Strategy | None) -> bool:
+    """Return whether both strategies were read from the same files."""
     return b is not None and a is not None and b.files == a.files
 
 
@@ -204,14 +204,14 @@ class _Pair:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are to be compared, of one side."""
+        """The bytes of one side, if values are compared; else 0."""
         if self.a is None or self.a.meta.text is not None or self.kind is not None:
             return 0
         return self.a.meta.nbytes
 
     @property
     def kind(self) -> Kind | None:
-        """What differs by header, or None."""
+        """The kind of difference between the headers, or None."""
         if self.b is None:
             return "only in A"
         if self.a is None:
@@ -224,7 +224,7 @@ class _Pair:
         return "text" if a.text != b.text else None
 
     def difference(self, kind: Kind, values: TensorDelta | None = None) -> TensorDifference:
-        """What is reported of it."""
+        """Return a difference of this pair."""
         a, b = (None if side is None else side.meta for side in (self.a, self.b))
         return TensorDifference(self.name, kind, a, b, self.rank, values)
 
@@ -233,20 +233,21 @@ def _pairs(a: Sequence[Source], b: Sequence[Source]) -> Iterator[_Pair]:
     """Yield the tensors of both sides, those of A first."""
     sides = [_by_name(sources) for sources in (a, b)]
     for name in dict.fromkeys((*sides[0], *sides[1])):
-        mine, other = (side.get(name, {}) for side in sides)
-        own = sorted({rank for rank in (*mine, *other) if rank is not None})
-        ranks: list[int | None] = [*own] if own else [None]
+        of_a, of_b = (side.get(name, {}) for side in sides)
+        numbers = sorted({rank for rank in (*of_a, *of_b) if rank is not None})
+        ranks: list[int | None] = [*numbers] if numbers else [None]
         for rank in ranks:
-            yield _Pair(name, rank, *(held.get(rank, held.get(None)) for held in (mine, other)))
+            in_a, in_b = (held.get(rank, held.get(None)) for held in (of_a, of_b))
+            yield _Pair(name, rank, in_a, in_b)
 
 
 def _by_name(sources: Sequence[Source]) -> dict[str, dict[int | None, Source]]:
-    """Return name to source, or to the source of each rank that has its own."""
-    found: dict[str, dict[int | None, Source]] = {}
+    """Return name to rank to source; the rank of a full tensor is None."""
+    by_name: dict[str, dict[int | None, Source]] = {}
     for source in sources:
         rank = None if source.rank_cycle is None else source.rank_cycle[0]
-        found.setdefault(source.meta.name, {})[rank] = source
-    return found
+        by_name.setdefault(source.meta.name, {})[rank] = source
+    return by_name
 
 
 def _differences(
@@ -255,7 +256,7 @@ def _differences(
     tolerance: Tolerance | None,
     on_progress: Callable[[int], None],
 ) -> Iterator[TensorDifference]:
-    """What differs, in the order of the pairs."""
+    """Yield the differences, in the order of the pairs."""
 
     def tensors() -> Iterator[tuple[int, tuple[OutputTensor, ...]]]:
         for i, pair in enumerate(pairs):
@@ -263,9 +264,9 @@ def _differences(
                 yield i, (OutputTensor.full(pair.a), OutputTensor.full(pair.b))
 
     values: dict[int, TensorDelta] = {}
-    for i, facts in compare_tensors(tensors(), executor, CompareOptions(tolerance), on_progress):
-        if facts.differences[0].count:
-            values[i] = facts.differences[0]
+    for i, stats in compare_tensors(tensors(), executor, CompareOptions(tolerance), on_progress):
+        if stats.differences[0].count:
+            values[i] = stats.differences[0]
     for i, pair in enumerate(pairs):
         if pair.kind is not None:
             yield pair.difference(pair.kind)

@@ -1,4 +1,4 @@
-"""What headers show to be wrong with a checkpoint, though it may stop no conversion."""
+"""Find problems in headers, also those that do not prevent a conversion."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.strategy import Replicated, Sharding
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.model.wording import format_ranks
-from ckpttool.planning.optimizer_state import Owners, odd_shape
-from ckpttool.planning.sources import disagreement, group_ranks
+from ckpttool.planning.optimizer_state import ParameterOfState, state_shape_message
+from ckpttool.planning.sources import disagreement_message, group_ranks
 from ckpttool.planning.unlisted import find_partly_held
 
 
 def find_damage(catalog: Catalog, found: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
-    """Yield files that cannot be read, but for those that ``found`` says others replace."""
+    """Yield files that cannot be read, unless ``found`` lists them as damaged replicas."""
     replaced = {one.path for one in found if one.code == "damaged_replica"}
     for rank, error in catalog.damaged.items():
         code = "damaged"
@@ -24,67 +24,67 @@ def find_damage(catalog: Catalog, found: Iterable[Diagnostic]) -> Iterator[Diagn
             code = "unreadable" if isinstance(error, UnreadableError) else "unsupported"
         elif isinstance(error, AuthenticityError):
             code = "checksum"
-        if not isinstance(catalog, RankCatalog):  # then these are no ranks
+        if not isinstance(catalog, RankCatalog):  # files are numbered, without ranks
             yield Diagnostic(code, str(error), path=error.path)
         elif error.path not in replaced:
             yield Diagnostic(code, f"rank {rank}: {error}", ranks=(rank,), path=error.path)
 
 
-def check_types(catalog: Catalog, held: Mapping[int, TensorMeta]) -> Iterator[Diagnostic]:
-    """Ranks that have a name in several element types, or with several numbers of axes."""
-    ranks = tuple(held)
-    name = held[ranks[0]].name
-    dtypes = group_ranks(ranks, lambda rank: held[rank].dtype)
-    axes = group_ranks(ranks, lambda rank: len(held[rank].shape))
+def check_types(catalog: Catalog, metas: Mapping[int, TensorMeta]) -> Iterator[Diagnostic]:
+    """Yield a problem if ranks disagree on the element type or the number of axes of a name."""
+    ranks = tuple(metas)
+    name = metas[ranks[0]].name
+    dtypes = group_ranks(ranks, lambda rank: metas[rank].dtype)
+    axes = group_ranks(ranks, lambda rank: len(metas[rank].shape))
     if len(dtypes) > 1:
-        text = disagreement(catalog, name, "element type", dtypes)
+        text = disagreement_message(catalog, name, "element type", dtypes)
         yield Diagnostic("dtype", text, tensor=name, ranks=ranks)
     elif len(axes) > 1:
-        text = disagreement(catalog, name, "number of axes", axes)
+        text = disagreement_message(catalog, name, "number of axes", axes)
         yield Diagnostic("shape", text, tensor=name, ranks=ranks)
 
 
 def check_unlisted(
-    catalog: Catalog, sharding: Sharding, held: Mapping[int, TensorMeta], owners: Owners
+    catalog: Catalog, sharding: Sharding, metas: Mapping[int, TensorMeta], owners: ParameterOfState
 ) -> Iterator[Diagnostic]:
-    """What is wrong with the headers of a parameter that the strategy does not list."""
-    ranks = tuple(held)
-    meta = held[ranks[0]]
-    found = [*check_types(catalog, held)]
-    shapes = group_ranks(ranks, lambda rank: held[rank].text or held[rank].shape)
+    """Yield a problem of a parameter that the strategy does not list, if it has one."""
+    ranks = tuple(metas)
+    meta = metas[ranks[0]]
+    found = [*check_types(catalog, metas)]
+    shapes = group_ranks(ranks, lambda rank: metas[rank].text or metas[rank].shape)
     if not found and len(shapes) > 1:
-        text = disagreement(catalog, meta.name, "text" if meta.text else "shape", shapes)
+        text = disagreement_message(catalog, meta.name, "text" if meta.text else "shape", shapes)
         if not isinstance(sharding, Replicated):
             text += "; nothing says how it is cut"
             found = [Diagnostic("unlisted", text, tensor=meta.name, ranks=ranks)]
         else:
             found = [Diagnostic("shape", text, tensor=meta.name, ranks=ranks)]
-    odd = odd_shape(catalog, sharding, meta, owners)
-    if not found and odd is not None:
-        found = [Diagnostic("unlisted", odd, tensor=meta.name, ranks=ranks)]
+    mismatch = state_shape_message(catalog, sharding, meta, owners)
+    if not found and mismatch is not None:
+        found = [Diagnostic("unlisted", mismatch, tensor=meta.name, ranks=ranks)]
     yield from found
 
 
-def find_partial(
+def check_partly_held(
     catalog: Catalog, sharding: Sharding, is_deduplicated: bool
 ) -> Iterator[Diagnostic]:
-    """Parameters that no strategy lists, and that only some ranks of their stage have."""
+    """Yield unlisted parameters that only some ranks of their stage have."""
     for one in find_partly_held(catalog, sharding, is_deduplicated):
-        code, ranks = ("unlisted", one.ranks) if one.is_alone else ("lacking", one.missing)
+        code, ranks = ("unlisted", one.ranks) if one.is_on_one_rank else ("lacking", one.missing)
         tensor = one.names[0] if len(one.names) == 1 else None
-        yield Diagnostic(code, one.text, tensor=tensor, ranks=ranks)
+        yield Diagnostic(code, one.message, tensor=tensor, ranks=ranks)
 
 
-def find_beginnings(catalog: Catalog) -> Iterator[Diagnostic]:
-    """Files that hold only the first of the tensors that another holds, in the same order."""
-    held = group_ranks(
+def find_truncated_files(catalog: Catalog) -> Iterator[Diagnostic]:
+    """Yield files whose tensors are only the first tensors of another file."""
+    headers = group_ranks(
         tuple(catalog.files),
         lambda rank: tuple(tensor.meta for tensor in catalog.files[rank].header.values()),
     )
-    for metas, ranks in held.items():
+    for metas, ranks in headers.items():
         longer = [
             others
-            for more, others in held.items()
+            for more, others in headers.items()
             if len(more) > len(metas) and more[: len(metas)] == metas
         ]
         if longer:

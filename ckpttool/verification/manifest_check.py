@@ -1,4 +1,4 @@
-"""Holds a set of outputs against its manifest: files and headers, with ``deep`` contents."""
+"""Check a set of outputs against its manifest: files, headers, and contents with ``deep``."""
 
 from __future__ import annotations
 
@@ -26,25 +26,26 @@ from ckpttool.transaction.manifest import ManifestFile, remedy_for
 MAX_IN_FLIGHT = 32
 
 
-class _Look(NamedTuple):
-    """A tensor that is being hashed."""
+class _PendingHash(NamedTuple):
+    """A tensor that a worker is hashing, with its entry in the manifest."""
 
     output: str
     rank: int
-    wanted: TensorEntry
+    entry: TensorEntry
     nbytes: int
     hashes: Future[tuple[str, ...]]
 
 
 def find_manifests(catalog: Catalog) -> list[Path]:
-    """The manifests that may speak of what was scanned: of folders, and of single files."""
+    """Return the manifests of folders and of single files that may list the scanned files."""
     paths = [Path(path) for path in _paths(catalog)]
-    places = [*_folders(catalog), *(path.with_name(f"{path.name}.{MANIFEST}") for path in paths)]
-    return [path for path in dict.fromkeys(places) if is_file(path)]
+    of_files = (path.with_name(f"{path.name}.{MANIFEST}") for path in paths)
+    candidates = dict.fromkeys((*_folder_manifests(catalog), *of_files))
+    return [path for path in candidates if is_file(path)]
 
 
-def _folders(catalog: Catalog) -> Iterator[Path]:
-    """Manifests of the folder that was scanned, or of those that a single file may be listed in."""
+def _folder_manifests(catalog: Catalog) -> Iterator[Path]:
+    """Yield the manifest paths of the scanned folder, or of the folders above a single file."""
     root = Path(catalog.root)
     if is_folder(root):
         yield root / MANIFEST
@@ -61,13 +62,13 @@ def _is_single(catalog: Catalog) -> bool:
 
 
 def _paths(catalog: Catalog) -> list[str]:
-    """The files that were scanned, those that are damaged, too."""
+    """Return the paths of all scanned files, also of damaged ones."""
     paths = [path for file in catalog.files.values() for path in file.paths]
     return paths + [error.path for error in catalog.damaged.values()]
 
 
-def _subject(catalog: Catalog, path: Path) -> set[str] | None:
-    """The files that a manifest is asked about, by absolute paths; None if about all in it."""
+def _files_to_check(catalog: Catalog, path: Path) -> set[str] | None:
+    """Return the absolute paths to check against a manifest; None for all that it lists."""
     if path.name != MANIFEST:
         return {_absolute(str(path).removesuffix(f".{MANIFEST}"))}
     return {_absolute(name) for name in _paths(catalog)} if _is_single(catalog) else None
@@ -78,7 +79,7 @@ def _absolute(name: str | Path) -> str:
 
 
 def fingerprint(tensor: StoredTensor, hashes: Sequence[str]) -> bytes:
-    """What tells that a stored tensor has been read, and has these hashes."""
+    """Return a digest that identifies a stored tensor together with its hashes."""
     return sha256(repr((tensor.file.path, tensor.meta.name, *hashes)).encode()).digest()[:16]
 
 
@@ -88,79 +89,79 @@ def check_manifest(
     executor: Executor,
     deep: bool,
     on_progress: OnProgress = lambda nbytes: None,
-    seen: AbstractSet[bytes] = frozenset(),
+    verified: AbstractSet[bytes] = frozenset(),
 ) -> Iterator[Diagnostic]:
-    """What is in a folder, or in a file, and is not what its manifest says.
+    """Yield the differences between a folder or a file and its manifest.
 
     Parameters
     ----------
     catalog
-        What was scanned.
+        The scanned files.
     path
-        One of `find_manifests`.
+        The manifest, from `find_manifests`.
     executor
-        Does the reading.
+        Reads the contents.
     deep
-        Hash the contents, too.
+        Also compare hashes of the contents.
     on_progress
-        Called with bytes that were read.
-    seen
-        The `fingerprint` of tensors that were read already; the others are read here.
+        Called with the number of bytes read.
+    verified
+        The `fingerprint` of tensors that were read before; these are not read again.
     """
     files = {_absolute(name): file for file in catalog.files.values() for name in file.paths}
-    subject: AbstractSet[str] | None = _subject(catalog, path)
+    to_check: AbstractSet[str] | None = _files_to_check(catalog, path)
     listed = set()
-    rest: deque[_Look] = deque()
+    pending: deque[_PendingHash] = deque()
     try:
         manifest = ManifestFile.read(path)
         for output in manifest.outputs():
             name = _absolute(path.parent / output.path)
             listed.add(name)
-            if subject is not None and name not in subject:
+            if to_check is not None and name not in to_check:
                 continue
             problems = list(manifest.output_problems(output, files.get(name)))
             yield from (_finding(path, problem, output.rank) for problem in problems)
             if problems or not deep:
                 continue
             index = files.get(name) or read_index(name)
-            for look in _looks(output, index, executor, seen):
-                rest.append(look)
-                while len(rest) > MAX_IN_FLIGHT:
-                    yield from _collect(path, rest.popleft(), on_progress)
-        while rest:
-            yield from _collect(path, rest.popleft(), on_progress)
-        for problem in manifest.strategy_problems() if subject is None else ():
+            for one in _submit_hashes(output, index, executor, verified):
+                pending.append(one)
+                while len(pending) > MAX_IN_FLIGHT:
+                    yield from _check_hashes(path, pending.popleft(), on_progress)
+        while pending:
+            yield from _check_hashes(path, pending.popleft(), on_progress)
+        for problem in manifest.strategy_problems() if to_check is None else ():
             yield _finding(path, problem)
     except FormatError as error:
         yield Diagnostic(
             "manifest", f"{path}: cannot be held against it: {error}; {remedy_for(error)}"
         )
         return
-    if subject is None:
-        subject = files.keys()
-    elif path.name == MANIFEST:  # of a folder, which may hold other files beside the set
+    if to_check is None:
+        to_check = files.keys()
+    elif path.name == MANIFEST:  # its folder may hold other files
         return
-    for name in sorted(subject - listed):
+    for name in sorted(to_check - listed):
         text = (
             "is not in it, so it is of another run; if it was renamed, give it its old name again"
         )
-        yield _finding(path, f"{_shown(name, path)}: {text}")
-    for name in sorted(listed - subject) if path.name != MANIFEST else ():
-        yield _finding(path, f"it speaks of {_shown(name, path)}, which is another file")
+        yield _finding(path, f"{_relative(name, path)}: {text}")
+    for name in sorted(listed - to_check) if path.name != MANIFEST else ():
+        yield _finding(path, f"it speaks of {_relative(name, path)}, which is another file")
 
 
-def _looks(
-    output: OutputEntry, index: FileIndex, executor: Executor, seen: AbstractSet[bytes]
-) -> Iterator[_Look]:
-    """Has the tensors of an output hashed, but for those that were read already."""
-    for wanted in output.tensors:
-        tensor = index.tensors[wanted.name]
-        if fingerprint(tensor, wanted.sha256) not in seen:
+def _submit_hashes(
+    output: OutputEntry, index: FileIndex, executor: Executor, verified: AbstractSet[bytes]
+) -> Iterator[_PendingHash]:
+    """Submit the hashing of an output's tensors that are not ``verified``."""
+    for entry in output.tensors:
+        tensor = index.tensors[entry.name]
+        if fingerprint(tensor, entry.sha256) not in verified:
             hashes = executor.submit(hash_units, tensor)
-            yield _Look(output.path, output.rank, wanted, tensor.meta.nbytes, hashes)
+            yield _PendingHash(output.path, output.rank, entry, tensor.meta.nbytes, hashes)
 
 
-def _shown(name: str, path: Path) -> str:
+def _relative(name: str, path: Path) -> str:
     return os.path.relpath(name, path.parent)
 
 
@@ -169,17 +170,21 @@ def _finding(path: Path, problem: str, rank: int | None = None) -> Diagnostic:
     return Diagnostic("manifest", f"{path}: {problem}", ranks=ranks)
 
 
-def _collect(path: Path, look: _Look, on_progress: OnProgress) -> Iterator[Diagnostic]:
-    """A finding if a tensor's hashes are not those that are listed."""
-    found, wanted = wait_result(look.hashes), look.wanted.sha256
-    on_progress(look.nbytes)
-    if found == wanted:
+def _check_hashes(
+    path: Path, pending: _PendingHash, on_progress: OnProgress
+) -> Iterator[Diagnostic]:
+    """Wait for the hashes of a tensor, and yield a finding if the manifest lists others."""
+    found, listed = wait_result(pending.hashes), pending.entry.sha256
+    on_progress(pending.nbytes)
+    if found == listed:
         return
-    at = next((i for i, pair in enumerate(zip(wanted, found)) if pair[0] != pair[1]), None)  # noqa: B905
-    text = f"{look.output}: {look.wanted.name}: its content is not what was written"
-    if at is None or len(wanted) != len(found):
-        text += f": expected {len(wanted)} hashes, found {len(found)}"
+    name = pending.entry.name
+    text = f"{pending.output}: {name}: its content is not what was written"
+    if len(listed) != len(found):
+        text += f": expected {len(listed)} hashes, found {len(found)}"
     else:
-        where = f" (of stretch {at + 1} of {len(wanted)})" if len(wanted) > 1 else ""
-        text += f": expected SHA-256 {wanted[at]}, found {found[at]}{where}"
-    yield Diagnostic("manifest", f"{path}: {text}", tensor=look.wanted.name, ranks=(look.rank,))
+        pairs = enumerate(zip(listed, found, strict=True))
+        first = next(i for i, (expected, hashed) in pairs if expected != hashed)
+        where = f" (of stretch {first + 1} of {len(listed)})" if len(listed) > 1 else ""
+        text += f": expected SHA-256 {listed[first]}, found {found[first]}{where}"
+    yield Diagnostic("manifest", f"{path}: {text}", tensor=name, ranks=(pending.rank,))

@@ -1,15 +1,14 @@
-"""Verify a checkpoint: from headers, and with ``deep`` from every byte."""
+"""Verify a checkpoint: its headers, and with ``deep`` every byte."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from ckpttool.concurrency import InlineExecutor
-from ckpttool.discovery.scan import SourceOptions, scan_all
-from ckpttool.errors import FormatError, PlanError, StepError, raise_all
+from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, no_progress
+from ckpttool.errors import PlanError, raise_all
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics, Report
 from ckpttool.model.optimizer_names import parameter_of
@@ -17,48 +16,46 @@ from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, TensorMeta
 from ckpttool.model.wording import count, format_ranks, shorten
-from ckpttool.planning.missing import find_lacking
-from ckpttool.planning.optimizer_state import find_owners, owners_of_full
+from ckpttool.planning.missing import find_incomplete_files
+from ckpttool.planning.optimizer_state import match_states_by_name, match_states_by_shape
 from ckpttool.planning.replicas import (
     REMEDY,
     Slice,
+    compare_replicas,
     compare_stages,
-    examine_slices,
     find_difference,
-    other_stages,
     slices_of,
+    stage_pairs,
 )
 from ckpttool.planning.resolve import (
     Contents,
     ResolvedSources,
     ResolveOptions,
-    find_running,
+    find_running_statistics,
     resolve,
 )
 from ckpttool.planning.sources import content_decided_names, find_sources
 from ckpttool.planning.strategy_check import limit_to_written_ranks
-from ckpttool.planning.unlisted import OF_ONE_RANK, say_running
+from ckpttool.planning.unlisted import RANK_SPECIFIC_NAMES, running_statistics_message
 from ckpttool.storage.checksums import check_files
 from ckpttool.storage.compare import CompareOptions, Index, TensorStats
 from ckpttool.transaction.manifest import require_unmodified_sources
 from ckpttool.verification.headers import (
+    check_partly_held,
     check_types,
     check_unlisted,
-    find_beginnings,
     find_damage,
-    find_partial,
+    find_truncated_files,
 )
 from ckpttool.verification.manifest_check import check_manifest, find_manifests, fingerprint
 
-# Numbers that count steps or epochs; ranks that differ in them are not of one step.
+# Counters of steps or epochs; they are equal on all ranks of one step.
 STEP_NAMES = frozenset({"global_step", "step_num", "epoch_num", "current_step"})
-
-Progress = Callable[[int], None]
 
 
 @dataclass(slots=True)
 class _Tally:
-    """What was counted in one tensor, over its slices."""
+    """Counts of special values in one tensor, over its slices."""
 
     elements: int = 0
     nans: int = 0
@@ -70,19 +67,21 @@ class _Tally:
     zero_ranks: list[int] = field(default_factory=list)
     zeros: int = 0
 
-    def add(self, one: Slice, facts: TensorStats) -> None:
-        """Count a slice."""
-        self.elements += facts.elements
-        self.nans += facts.nans
-        self.infinities += facts.infinities
-        if facts.nans:
-            self.first_nan = _first(self.first_nan, one.place(facts.first_nan))
+    def add(self, one: Slice, stats: TensorStats) -> None:
+        """Add the counts of a slice."""
+        self.elements += stats.elements
+        self.nans += stats.nans
+        self.infinities += stats.infinities
+        if stats.nans:
+            first = one.index_in_full(stats.first_nan)
+            self.first_nan = _lower_index(self.first_nan, first)
             self.nan_ranks += one.ranks
-        if facts.infinities:
-            self.first_infinity = _first(self.first_infinity, one.place(facts.first_infinity))
+        if stats.infinities:
+            first = one.index_in_full(stats.first_infinity)
+            self.first_infinity = _lower_index(self.first_infinity, first)
             self.infinity_ranks += one.ranks
-        if facts.elements and facts.is_zero:
-            self.zeros += facts.elements
+        if stats.elements and stats.is_zero:
+            self.zeros += stats.elements
             self.zero_ranks += one.ranks
 
 
@@ -90,53 +89,58 @@ def check_contents(
     slices: Iterable[Slice],
     sharding: Sharding,
     executor: Executor,
-    on_progress: Progress,
-    seen: set[bytes] | None = None,
+    on_progress: OnProgress,
+    fingerprints: set[bytes] | None = None,
     running: Collection[str] = (),
 ) -> list[Diagnostic]:
-    """What reading every byte of these slices shows.
+    """Read every byte of some slices and return the findings.
 
     Parameters
     ----------
     slices
         Each slice with all of its replicas.
     sharding
-        How the checkpoint is sharded; of a merged one each file is taken by itself.
+        The sharding of the checkpoint.
     executor, on_progress
         See `compare_tensors`.
-    seen
-        Gets a `fingerprint` of every stored tensor that is read, if hashes are wanted.
+    fingerprints
+        Collects the `fingerprint` of every stored tensor that is read; None if hashes are not
+        needed.
     running
-        Parameters that are running statistics: ranks that differ in them are one warning.
+        Running statistics.  All differences in them are one warning.
     """
-    apart: list[Diagnostic] = []
+    in_statistics: list[Diagnostic] = []
     findings: list[Diagnostic] = []
     tallies: dict[tuple[str, int], _Tally] = {}
     metas: dict[str, TensorMeta] = {}
-    options = CompareOptions(wants_counts=True, wants_hashes=seen is not None)
-    for one, facts in examine_slices(slices, executor, options, on_progress):
-        if seen is not None:
-            seen.update(map(fingerprint, one.tensors, facts.hashes))
+    options = CompareOptions(wants_counts=True, wants_hashes=fingerprints is not None)
+    for one, stats in compare_replicas(slices, executor, options, on_progress):
+        if fingerprints is not None:
+            fingerprints.update(map(fingerprint, one.tensors, stats.hashes))
         source = one.source
-        told = apart if source.meta.name in running else findings
-        told += differences(one, facts, sharding)
+        different = list(find_differences(one, stats, sharding))
+        if source.meta.name in running:
+            in_statistics += different
+        else:
+            findings += different
         stage = 0 if isinstance(sharding, Merged) else next(source.slicing.owners())[0]
         key = source.meta.name, stage
-        tallies.setdefault(key, _Tally()).add(one, facts)
+        tallies.setdefault(key, _Tally()).add(one, stats)
         metas[source.meta.name] = source.meta
-    states = owners_of_full((), metas)
+    states = match_states_by_shape((), metas)
     zeros: list[str] = []
     for (name, _), tally in tallies.items():
-        findings += _no_numbers(name, tally)
+        findings += _find_nonfinite(name, tally)
         is_weight = len(metas[name].shape) > 1 and parameter_of(name) is None and name not in states
         if tally.zeros and is_weight:
-            findings.append(_zeros(name, tally))
+            findings.append(_zero_weight(name, tally))
         elif tally.zeros == tally.elements > 0:
             zeros.append(name)
-    if apart:
-        names = [finding.tensor for finding in apart if finding.tensor is not None]
-        ranks = tuple(sorted({rank for finding in apart for rank in finding.ranks}))
-        text = f"{say_running(names, ranks)}; merge --unlisted first takes the lowest rank's"
+    if in_statistics:
+        names = [finding.tensor for finding in in_statistics if finding.tensor is not None]
+        ranks = tuple(sorted({rank for finding in in_statistics for rank in finding.ranks}))
+        text = running_statistics_message(names, ranks)
+        text += "; merge --unlisted first takes the lowest rank's"
         findings.append(Diagnostic("unlisted", text, ranks=ranks))
     if zeros:
         text = f"all elements are zero, as they are when training begins: {shorten(zeros)}"
@@ -144,17 +148,17 @@ def check_contents(
     return findings
 
 
-def differences(one: Slice, facts: TensorStats, sharding: Sharding) -> Iterator[Diagnostic]:
-    """Yield the finding of ranks that do not agree, if they do not."""
+def find_differences(one: Slice, stats: TensorStats, sharding: Sharding) -> Iterator[Diagnostic]:
+    """Yield a finding if the replicas of a slice differ and should not."""
     source, name = one.source, one.source.meta.name
-    if name in OF_ONE_RANK:
+    if name in RANK_SPECIFIC_NAMES:
         return
     if source.has_layout or isinstance(sharding, Merged | Replicated):
-        finding = find_difference(one, facts)
+        finding = find_difference(one, stats)
         if finding is not None:
             yield finding
         return
-    finding = find_difference(one, facts, "not in the strategy, and different between ranks")
+    finding = find_difference(one, stats, "not in the strategy, and different between ranks")
     if finding is not None and name in STEP_NAMES:
         text = finding.message + "; these ranks are not of one step"
         yield replace(finding, code="mixed_steps", message=text)
@@ -162,19 +166,22 @@ def differences(one: Slice, facts: TensorStats, sharding: Sharding) -> Iterator[
         yield replace(finding, code="unlisted")
 
 
-def _no_numbers(name: str, tally: _Tally) -> Iterator[Diagnostic]:
+def _find_nonfinite(name: str, tally: _Tally) -> Iterator[Diagnostic]:
+    """Yield the findings of NaN and infinite values in a tensor."""
     for kind, word, number, first, ranks in (
         ("nan", "NaN", tally.nans, tally.first_nan, tally.nan_ranks),
         ("infinite", "infinite", tally.infinities, tally.first_infinity, tally.infinity_ranks),
     ):
         if number:
-            on = tuple(sorted(ranks))
-            text = f"{name}: {number} of {count(tally.elements, 'element')} {_are(number)} {word}"
-            text += f" ({format_ranks(on)}), first at {first}"
-            yield Diagnostic(kind, text, tensor=name, ranks=on, count=number, first=first)
+            with_some = tuple(sorted(ranks))
+            verb = "is" if number == 1 else "are"
+            text = f"{name}: {number} of {count(tally.elements, 'element')} {verb} {word}"
+            text += f" ({format_ranks(with_some)}), first at {first}"
+            yield Diagnostic(kind, text, tensor=name, ranks=with_some, count=number, first=first)
 
 
-def _zeros(name: str, tally: _Tally) -> Diagnostic:
+def _zero_weight(name: str, tally: _Tally) -> Diagnostic:
+    """Return the finding of a weight with slices that are all zero."""
     ranks = tuple(sorted(tally.zero_ranks))
     text = f"{name}: all {count(tally.elements, 'element')} are zero"
     if tally.zeros < tally.elements:
@@ -182,35 +189,8 @@ def _zeros(name: str, tally: _Tally) -> Diagnostic:
     return Diagnostic("zero", text, tensor=name, ranks=ranks, count=tally.zeros)
 
 
-def _are(number: int) -> str:
-    return "is" if number == 1 else "are"
-
-
-def _first(a: Index | None, b: Index | None) -> Index | None:
+def _lower_index(a: Index | None, b: Index | None) -> Index | None:
     return min((i for i in (a, b) if i is not None), default=None)
-
-
-OpenProgress = Callable[[int], AbstractContextManager[Callable[[int], None]]]
-
-
-def scan_to_verify(
-    src: str,
-    options: SourceOptions = SourceOptions(),
-    *,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Catalog:
-    """Return the catalog as `scan` does, with everything that is wrong with the files in it.
-
-    A single file may be damaged, ranks may have no step in common, files may differ from their
-    index, and a run may have ended before it completed a file.
-    """
-    try:
-        return scan_all(src, options, on_progress=on_progress)
-    except StepError as error:
-        mixed = Diagnostic.each("mixed_steps", error.problems)
-        return RankCatalog(src, {}, diagnostics=mixed)
-    except FormatError as error:
-        return MergedCatalog(src, {}, damaged={0: error})
 
 
 def verify(
@@ -222,38 +202,37 @@ def verify(
     crc: bool = False,
     ignore: Collection[str] = (),
     executor: Executor | None = None,
-    open_progress: OpenProgress = lambda total: nullcontext(lambda nbytes: None),
+    open_progress: OpenProgress = no_progress,
 ) -> Report:
     """Find what is wrong with a checkpoint.
 
     Parameters
     ----------
     catalog
-        From `scan`, or from `scan_to_verify`.
+        The checkpoint, from `scan`; with ``command="verify"`` its files may be damaged.
     strategy
-        Its layouts.  Without them each file is verified by itself, unless the checkpoint describes
+        The layouts.  Without them each file is verified separately, unless the checkpoint describes
         itself.
     options
         How the checkpoint is resolved; ``unlisted`` is always ``"first"``.
     deep
-        Read the data, and verify the checksums and the hashes of a manifest that are there.
+        Read the data, and verify checksums and manifest hashes where these exist.
     crc
-        Verify checksums, and say where there are none.
+        Verify checksums, and report files without one.
     ignore
-        Codes of warnings that are notes.
+        Codes of warnings that are treated as notes.
     executor
-        Does the reading; by default the caller's own thread.
+        Reads the data; by default the caller's own thread.
     open_progress
-        Called with the number of bytes to be read; gives a context manager that gives the function
-        to call with the number of bytes that were read since the last call.
+        Called with the number of bytes to read.  It returns a context manager, which returns a
+        function to call with the bytes read since the last call.
 
     Raises
     ------
     PlanError
-        The strategy is not for one file, or not for a checkpoint that describes itself, or a file
-        was written to meanwhile.
+        The checkpoint takes no strategy, or a file changed during the run.
     OSError
-        A file cannot be read any more.  One that could not be read before is a finding.
+        A file that `scan` could read cannot be read any more.
     """
     executor = executor or InlineExecutor()
     found = Diagnostics("verify", ignore=ignore)
@@ -270,11 +249,12 @@ def verify(
             raise PlanError(Diagnostic.each("strategy", reasons))
     catalog, notes = limit_to_written_ranks(catalog, strategy)
     with require_unmodified_sources(catalog):
-        seen = Diagnostics("verify")
-        resolved = _resolve(catalog, strategy, options, deep, executor, seen)
+        of_headers = Diagnostics("verify")
+        resolved = _resolve(catalog, strategy, options, deep, executor, of_headers)
         damaged = resolved.catalog.damaged.values()
-        raise_all(error for error in seen.failures if error not in damaged)
-        found.add(*catalog.errors(), *find_damage(resolved.catalog, seen), *seen)
+        raise_all(error for error in of_headers.failures if error not in damaged)
+        of_files = find_damage(resolved.catalog, of_headers)
+        found.add(*catalog.errors(), *of_files, *of_headers)
         verification = _Verification(resolved, executor, found)
         verification.run(deep, crc, open_progress)
     found.add(*notes)
@@ -299,35 +279,39 @@ def _resolve(
     executor: Executor,
     diagnostics: Diagnostics,
 ) -> ResolvedSources:
-    """Resolve a checkpoint; without a strategy each rank's tensors are taken by themselves.
+    """Resolve a checkpoint; without a strategy each file is resolved separately.
 
-    The strategy is corrected only if the data are read.
+    Contents correct the strategy only with ``deep``.
     """
     contents: Contents = "slices" if deep else "headers"
-    options = replace(options, unlisted="first", contents=contents, keep_going=True)
-    is_unknown = strategy is None and isinstance(catalog, RankCatalog) and not options.replicated
-    given = Merged() if is_unknown else strategy
-    return resolve(catalog, given, options, executor, diagnostics)
+    options = replace(options, unlisted="first", check_replicas=False)  # ``deep`` reads them all
+    has_none = strategy is None and isinstance(catalog, RankCatalog) and not options.replicated
+    given = Merged() if has_none else strategy
+    return resolve(
+        catalog, given, options, executor, diagnostics, contents=contents, keep_going=True
+    )
 
 
 @contextmanager
-def _counted(open_progress: OpenProgress, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress that ends at its total, whatever was read; none if nothing is to be read."""
+def _counted(open_progress: OpenProgress, total: int) -> Iterator[OnProgress]:
+    """Open a progress that ends at ``total`` even if fewer or more bytes are read."""
     done = 0
 
-    def count(nbytes: int) -> None:
+    def advance(nbytes: int) -> None:
         nonlocal done
         step = min(nbytes, total - done)
         done += step
         on_progress(step)
 
-    with open_progress(total) if total else nullcontext(lambda nbytes: None) as on_progress:
-        yield count
-        count(total)
+    with open_progress(total) if total else no_progress(0) as on_progress:
+        yield advance
+        advance(total)
 
 
 @dataclass(slots=True)
 class _Verification:
+    """The checks of one run, which add to ``found``."""
+
     resolved: ResolvedSources
     executor: Executor
     found: Diagnostics
@@ -342,15 +326,15 @@ class _Verification:
 
     @property
     def is_whole(self) -> bool:
-        """Return `Report.is_whole`."""
+        """The value of `Report.is_whole`."""
         is_merged = isinstance(self.catalog, MergedCatalog) and not self.catalog.one_of_several
         return not isinstance(self.sharding, Merged) or is_merged
 
     def run(self, deep: bool, crc: bool, open_progress: OpenProgress) -> None:
-        """Make all checks, one after the other."""
+        """Run all checks."""
         found, sources = self.found, self.resolved.sources
-        # Replicas that differ are found once more when all are read, element by element.
-        found.add(*(one for one in self.resolved.doubts if one.code != "replica"))
+        # Reading every byte finds differing replicas again, with more detail.
+        found.add(*(one for one in self.resolved.content_diagnostics if one.code != "replica"))
         with _counted(open_progress, self._bytes_to_read(sources, deep, crc)) as on_progress:
             self._check_integrity(deep, crc, on_progress)
             self._check_names(sources)
@@ -359,8 +343,8 @@ class _Verification:
             text = f"replicas differ: {REMEDY} by merge, reshard and diff"
             found.add(Diagnostic("replica_advice", text))
 
-    def _told(self, deep: bool, crc: bool) -> dict[int, FileIndex]:
-        """Files of which something in them tells; of the others --crc says that nothing does."""
+    def _files_to_check(self, deep: bool, crc: bool) -> dict[int, FileIndex]:
+        """Return the files with checksums or tags; all files with ``crc``."""
         return {
             rank: file
             for rank, file in self.catalog.files.items()
@@ -368,21 +352,22 @@ class _Verification:
         }
 
     def _bytes_to_read(self, sources: Sequence[Source], deep: bool, crc: bool) -> int:
-        """About; the headers are not read again, and texts not at all."""
-        total = sum(file.nbytes for file in self._told(deep, crc).values()) if deep or crc else 0
+        """Estimate the bytes to read, as if headers and texts were read again."""
+        files = self._files_to_check(deep, crc).values() if deep or crc else ()
+        total = sum(file.nbytes for file in files)
         if not deep:
             return total
         total += sum(file.nbytes for file in self.catalog.files.values())
-        pairs = other_stages(self.catalog, self.sharding, sources)
+        pairs = stage_pairs(self.catalog, self.sharding, sources)
         return total + sum(one.meta.nbytes for pair in pairs for one in pair)
 
     def _check_integrity(self, deep: bool, crc: bool, on_progress: Callable[[int], None]) -> None:
-        """Verify the checksums and tags of files."""
-        told = self._told(deep, crc)
-        ranks = {file.path: rank for rank, file in told.items()}
-        only = replace(self.catalog, files=told)
-        errors, more = check_files(only, self.executor, deep or crc, on_progress)
-        self.found.add(*more)
+        """Verify the checksums and authentication tags of files."""
+        files = self._files_to_check(deep, crc)
+        ranks = {file.path: rank for rank, file in files.items()}
+        checked = replace(self.catalog, files=files)
+        errors, notes = check_files(checked, self.executor, deep or crc, on_progress)
+        self.found.add(*notes)
         for error in errors:
             rank = ranks[error.path]
             text = (
@@ -393,51 +378,51 @@ class _Verification:
     def _check_data(
         self, sources: Sequence[Source], deep: bool, on_progress: Callable[[int], None]
     ) -> None:
-        """Check the data, as far as they are read, and what manifests list."""
+        """Check the data with ``deep``, else only unlisted numbers, and check the manifests."""
         manifests = find_manifests(self.catalog)
-        seen: set[bytes] = set()
+        fingerprints: set[bytes] = set()
         if deep:
-            wanted = seen if manifests else None
-            self._check_contents(sources, on_progress, wanted)
+            self._check_contents(sources, on_progress, fingerprints if manifests else None)
         elif not isinstance(self.sharding, Merged):
             numbers = (one for one in self._slices(sources) if _is_unlisted_number(one))
-            for one, facts in examine_slices(numbers, self.executor):
-                self.found.add(*differences(one, facts, self.sharding))
+            for one, stats in compare_replicas(numbers, self.executor):
+                self.found.add(*find_differences(one, stats, self.sharding))
         for path in manifests:
             self.found.add(
-                *check_manifest(self.catalog, path, self.executor, deep, on_progress, seen)
+                *check_manifest(self.catalog, path, self.executor, deep, on_progress, fingerprints)
             )
 
     def _check_contents(
         self,
         sources: Sequence[Source],
         on_progress: Callable[[int], None],
-        seen: set[bytes] | None,
+        fingerprints: set[bytes] | None,
     ) -> None:
-        """Check all data; add to ``seen`` as `check_contents` does."""
+        """Check all data; see `check_contents`."""
         catalog, sharding, slices = self.catalog, self.sharding, self._slices(sources)
         names = content_decided_names(catalog, sharding)
-        running = find_running(catalog, sharding, names, self.executor)
+        running = find_running_statistics(catalog, sharding, names, self.executor)
         self.found.add(
-            *check_contents(slices, sharding, self.executor, on_progress, seen, running),
+            *check_contents(slices, sharding, self.executor, on_progress, fingerprints, running),
             *compare_stages(catalog, sharding, sources, self.executor, on_progress),
         )
 
     def _slices(self, sources: Sequence[Source]) -> Iterator[Slice]:
-        is_apart = isinstance(self.sharding, Merged)
+        """Yield all slices on disk, those of stages after the first last."""
+        is_merged = isinstance(self.sharding, Merged)
         for source in sources:
-            yield from slices_of(source, is_apart=is_apart)
-        if is_apart:
+            yield from slices_of(source, is_of_one_rank=is_merged)
+        if is_merged:
             return
-        joined = {source.meta.name for source in sources}
+        resolved = {source.meta.name for source in sources}
         for source in find_sources(self.catalog, Merged(), {}, "first").found:
-            if source.meta.name not in joined:  # what there is of it, each rank's by itself
-                yield from slices_of(source, is_apart=True)
-        for _, other in other_stages(self.catalog, self.sharding, sources):
+            if source.meta.name not in resolved:
+                yield from slices_of(source, is_of_one_rank=True)
+        for _, other in stage_pairs(self.catalog, self.sharding, sources):
             yield from slices_of(other)
 
     def _check_names(self, sources: Sequence[Source]) -> None:
-        """Check which ranks hold which names, types and shapes."""
+        """Check the names, types and shapes that ranks hold."""
         if isinstance(self.sharding, Merged):
             if not isinstance(self.catalog, MergedCatalog):
                 text = "no strategy (-s) and no --replicated: whether the ranks' slices fit "
@@ -445,19 +430,21 @@ class _Verification:
                 self.found.add(Diagnostic("doubt", text))
             for name in self.catalog.metas:
                 self.found.add(*check_types(self.catalog, self.catalog.metas_of(name)))
-            self.found.add(*find_beginnings(self.catalog))
+            self.found.add(*find_truncated_files(self.catalog))
             return
-        owners = find_owners(self.sharding.layouts, self.catalog.metas)
+        owners = match_states_by_name(self.sharding.layouts, self.catalog.metas)
         for source in sources:
             held = self.catalog.metas_of(source.meta.name)
             if not source.has_layout:
                 self.found.add(*check_unlisted(self.catalog, self.sharding, held, owners))
-        self.found.add(*find_lacking(self.catalog, sources))
-        self.found.add(*find_partial(self.catalog, self.sharding, self.resolved.is_deduplicated))
+        self.found.add(*find_incomplete_files(self.catalog, sources))
+        self.found.add(
+            *check_partly_held(self.catalog, self.sharding, self.resolved.is_deduplicated)
+        )
 
 
 def _is_unlisted_number(one: Slice) -> bool:
-    """Whether a slice is a single number of each rank's, such as a step, that should agree."""
+    """Return whether a slice is an unlisted number, such as a step, that several ranks hold."""
     source = one.source
     return (
         len(one.ranks) > 1 and not source.has_layout and source.meta.nbytes == source.meta.itemsize

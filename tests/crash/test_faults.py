@@ -22,6 +22,7 @@ from ckpttool.formats import hdf5
 from ckpttool.formats.hdf5 import Hdf5
 from ckpttool.formats.local import ReadFile, open_file
 from ckpttool.formats.wire import PlainFile
+from ckpttool.model.tensors import StoredFile
 from ckpttool.storage import region_io
 from ckpttool.transaction.manifest import ManifestFile
 from tests.support.commands import files_below, message, run, run_well
@@ -148,7 +149,7 @@ def test_that_nothing_can_be_removed_is_told_whatever_failed_before(
     if kind == "document":
         break_call("fsync", errno.EIO, f"{MANIFEST}.partial")
     else:
-        monkeypatch.setattr("ckpttool.storage.files._check_header", fail)
+        monkeypatch.setattr("ckpttool.storage.files.verify_header", fail)
     monkeypatch.setattr(Path, "unlink", refuse)
     result = run(*ordered_words(tmp_path))
     code, first = {
@@ -281,7 +282,7 @@ def test_an_error_of_the_system_that_libhdf5_tells_is_one(tmp_path, monkeypatch,
 
     monkeypatch.setattr(hdf5, "_read_dataset", fail)
     with pytest.raises(OSError if number else ckpttool.FormatError) as caught:
-        Hdf5().read_index(str(tmp_path / "m.h5"))
+        Hdf5().read_index(StoredFile(str(tmp_path / "m.h5")))
     if number:
         assert (caught.value.errno, caught.value.filename) == (number, str(tmp_path / "m.h5"))
 

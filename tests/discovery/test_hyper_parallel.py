@@ -22,6 +22,7 @@ from ckpttool.discovery.hyper_parallel import read_metadata
 from ckpttool.errors import CombinedError, FormatError, PlanError, UnsupportedError
 from ckpttool.execution.execute import CopyOptions, execute
 from ckpttool.formats.sandbox import Sandbox
+from ckpttool.model.tensors import StoredFile
 from tests.strategies import examples, moves
 from tests.support.checkpoint2 import write_safetensors
 from tests.support.checkpoints import cut, noise
@@ -460,7 +461,7 @@ BAD = {
 def test_metadata_that_contradicts_itself_is_refused_by_name(what, tmp_path):
     changes, pattern = BAD[what]
     with pytest.raises(FormatError, match=pattern):
-        read_metadata(dump(tmp_path / ".metadata", **changes))
+        read_metadata(StoredFile(dump(tmp_path / ".metadata", **changes)))
 
 
 def test_metadata_that_names_a_file_of_no_rank_is_refused(tmp_path):
@@ -474,7 +475,7 @@ def test_chunks_of_one_place_have_to_be_the_same(tmp_path):
     kind = classes("distributed_checkpoint")
     chunks = [kind.ChunkStorageMetadata((0,), (n,)) for n in (4, 3)]
     with pytest.raises(FormatError, match="begin at the same element"):
-        read_metadata(dump(tmp_path / ".metadata", chunks=chunks))
+        read_metadata(StoredFile(dump(tmp_path / ".metadata", chunks=chunks)))
 
 
 def test_pytorchs_own_metadata_is_refused_by_the_name_of_its_class(tmp_path):
@@ -538,7 +539,7 @@ def test_nothing_that_a_pickle_names_is_imported_or_called(protocol, tmp_path):
     for make in HOSTILE:
         path.write_bytes(pickle.dumps(make(proof), protocol))
         with pytest.raises(UnsupportedError, match=r"names .*, which is none of the classes"):
-            read_metadata(str(path))
+            read_metadata(StoredFile(str(path)))
         assert type(refusal(tmp_path, path.read_bytes())) is UnsupportedError
     assert not proof.exists()
 
@@ -575,7 +576,7 @@ METADATA = named("hyper_parallel.core.checkpoint.metadata", "Metadata")
 def test_instructions_find_nothing_to_call(code, words, tmp_path):
     (tmp_path / "p").write_bytes(b"\x80\x04" + code + b".")
     with pytest.raises(FormatError, match=words):
-        read_metadata(str(tmp_path / "p"))
+        read_metadata(StoredFile(str(tmp_path / "p")))
     assert not {"__init__", "__setstate__"} & set(vars(hyper_parallel._Object))
 
 
@@ -584,13 +585,13 @@ def test_objects_keep_their_attributes_and_a_shape_is_a_tuple(protocol, tmp_path
     path = tmp_path / "p"
     kind = classes("checkpoint")
     path.write_bytes(pickle.dumps(kind.ChunkStorageMetadata((1, 2), (3, 4)), protocol))
-    value = hyper_parallel._load(str(path))
+    value = hyper_parallel._load(StoredFile(str(path)))
     assert (type(value).__name__, vars(value)) == (
         "ChunkStorageMetadata",
         {"offsets": (1, 2), "sizes": (3, 4)},
     )
     path.write_bytes(b"\x80\x02ctorch\nSize\n(K\x02K\x03t\x85R.")
-    assert hyper_parallel._load(str(path)) == (2, 3)
+    assert hyper_parallel._load(StoredFile(str(path))) == (2, 3)
 
 
 def test_a_pickle_that_shares_and_nests_without_end_is_refused(tmp_path):
@@ -600,18 +601,20 @@ def test_a_pickle_that_shares_and_nests_without_end_is_refused(tmp_path):
     (tmp_path / "p").write_bytes(key)
     with Sandbox() as reader:
         with pytest.raises(FormatError, match="the unpickler does not come to an end on it"):
-            reader.run(read_metadata, str(tmp_path / "p"), "the unpickler", "a pickle", 0.5)
+            reader.run(
+                read_metadata, StoredFile(str(tmp_path / "p")), "the unpickler", "a pickle", 0.5
+            )
         (tmp_path / "p").write_bytes(deep)
         with pytest.raises(FormatError, match=r"the unpickler crashed on it|RecursionError"):
-            reader.run(read_metadata, str(tmp_path / "p"), "the unpickler", "a pickle")
+            reader.run(read_metadata, StoredFile(str(tmp_path / "p")), "the unpickler", "a pickle")
     selfish = b"\x80\x04}\x94(h\x00h\x00K\x01h\x00u."
     for code in (selfish, b"\x80\x04]\x94h\x00a.", b"\x80\x04)\x94" + doubled + b"."):
         refusal(tmp_path, code)
 
 
-def read_with_little_memory(path):
+def read_with_little_memory(file):
     resource.setrlimit(resource.RLIMIT_DATA, (300 << 20, 300 << 20))
-    return read_metadata(path)
+    return read_metadata(file)
 
 
 def test_memory_without_bounds_is_not_given_to_a_pickle(tmp_path):
@@ -624,7 +627,7 @@ def test_memory_without_bounds_is_not_given_to_a_pickle(tmp_path):
     grown += b"h\x01h\x00\x85R" * 1000 + b"l."  # eight megabytes for seven bytes, a thousand times
     (tmp_path / "p").write_bytes(grown)
     with Sandbox() as reader, pytest.raises(FormatError, match="can be read: MemoryError"):
-        reader.run(read_with_little_memory, str(tmp_path / "p"), "", "")
+        reader.run(read_with_little_memory, StoredFile(str(tmp_path / "p")), "", "")
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path):
@@ -632,7 +635,7 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path):
         file.write(b"\x80\x04")
         file.truncate(hyper_parallel.MAX_BYTES + 1)
     with pytest.raises(UnsupportedError, match="expected at most 200000000"):
-        read_metadata(str(tmp_path / "p"))
+        read_metadata(StoredFile(str(tmp_path / "p")))
 
 
 def test_unpickling_never_ends_and_the_command_says_so(folder, monkeypatch):
@@ -661,7 +664,7 @@ def test_damaged_metadata_is_refused_or_read_and_nothing_else(new_folder, seed, 
         code = code or bytearray(b".")
     path.write_bytes(bytes(code))
     try:
-        tensors, objects = read_metadata(str(path))
+        tensors, objects = read_metadata(StoredFile(str(path)))
     except (FormatError, CombinedError):
         return
     assert set(tensors) | set(objects)
@@ -676,4 +679,4 @@ def test_any_instructions_end_in_a_value_or_an_error_of_ours(new_folder, codes, 
         code += one.encode("latin-1") + data.draw(st.binary(max_size=4))
     path.write_bytes(code + b".")
     with contextlib.suppress(FormatError, CombinedError):
-        read_metadata(str(path))
+        read_metadata(StoredFile(str(path)))

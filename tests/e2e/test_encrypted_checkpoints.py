@@ -17,7 +17,7 @@ import pytest
 import ckpttool
 from ckpttool.cli.options import parse_key_file
 from ckpttool.formats import read_index
-from ckpttool.model.tensors import Secret
+from ckpttool.secret import Secret
 from tests.oracle import OracleLayout
 from tests.support.checkpoint2 import Save
 from tests.support.checkpoints import noise

@@ -23,12 +23,12 @@ from ckpttool.execution.cluster import (
     WorkerRequirements,
     check_worker,
     software,
-    stamp_at,
     write_file,
 )
 from ckpttool.execution.copy import Filled, fill
 from ckpttool.execution.execute import CopyOptions, execute
 from ckpttool.formats import read_index
+from ckpttool.formats.local import identify_file
 from ckpttool.model.layout import Layout
 from ckpttool.storage.checksums import verify_checksum
 from tests.support.checkpoints import slice_catalog, strategy_of
@@ -71,7 +71,7 @@ def test_a_cluster_seals_with_the_same_checksum(tmp_path, threads, output_format
 
 
 def requirements(folder: Path, *paths: Path) -> WorkerRequirements:
-    files = tuple((path, stamp_at(path)) for path in map(str, paths))
+    files = tuple(map(identify_file, map(str, paths)))
     return WorkerRequirements(*software(), files, str(folder))
 
 
@@ -92,7 +92,7 @@ def test_a_worker_says_which_file_it_does_not_see(tmp_path, change):
             path.unlink()
         elif change == "grow":
             path.write_bytes(b"12345")
-            os.utime(path, ns=(0, required.files[1][1].mtime_ns))
+            os.utime(path, ns=(0, required.files[1].stamp.mtime_ns))
         else:
             os.utime(path, ns=(0, 1))
     (problem,) = check_worker(required)
@@ -155,8 +155,8 @@ def test_all_inputs_and_the_output_folder_are_looked_at(tmp_path, threads):
     execute(*make_plan(tmp_path / "out"), threads)
     (required,) = asked
     inputs = {str(path) for path in (CASE / "src").rglob("*.ckpt")}
-    assert inputs == {path for path, _ in required.files[:-1]}
-    assert Path(required.files[-1][0]).parent == Path(required.folder) == tmp_path / "out"
+    assert inputs == {file.path for file in required.files[:-1]}
+    assert Path(required.files[-1].path).parent == Path(required.folder) == tmp_path / "out"
 
 
 def test_relative_paths_are_refused_since_workers_are_elsewhere(tmp_path, threads, monkeypatch):

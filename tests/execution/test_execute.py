@@ -20,7 +20,7 @@ from ckpttool.execution.execute import CopyOptions, execute
 from ckpttool.execution.executors import open_engine
 from ckpttool.formats import get_format, suffix_of
 from ckpttool.formats.local import demand_same
-from ckpttool.model.tensors import TensorMeta
+from ckpttool.model.tensors import StoredFile, TensorMeta
 from tests.support.checkpoints import write_file, write_holes
 from tests.support.commands import files_below
 from tests.support.corpus import GOLDEN
@@ -148,8 +148,8 @@ def test_a_source_that_shrinks_while_it_is_read_is_noticed(tmp_path, monkeypatch
         ckpttool.scan(str(source)), None, str(tmp_path / "out" / "m.h5")
     )
 
-    def shrink(path, found, stamp):
-        demand_same(path, found, stamp)
+    def shrink(file, found):
+        demand_same(file, found)
         os.truncate(source, 1 << 19)
 
     monkeypatch.setattr("ckpttool.formats.local.demand_same", shrink)
@@ -178,7 +178,7 @@ def test_an_output_whose_header_is_not_as_planned_gets_no_name(tmp_path, monkeyp
     from ckpttool.formats.ckpt import Ckpt
 
     def seal(self, path, crc=None):
-        index = self.read_index(path)
+        index = self.read_index(StoredFile(path))
         self.create(path, [tensor.meta for tensor in index.tensors.values()][1:], {})
 
     monkeypatch.setattr(Ckpt, "seal", seal)

@@ -79,7 +79,7 @@ def test_a_worker_that_does_not_see_what_the_run_sees_is_named(tmp_path, mpiexec
         "from mpi4py import MPI\n"
         "if MPI.COMM_WORLD.rank == 2:\n"
         "    cluster.PAUSES = (0.0,)\n"
-        "    cluster.stamp_at = lambda path: None\n"
+        "    cluster.identify_file = cluster.StoredFile\n"
         "if __name__ == '__main__':\n"
         "    from ckpttool.cli.main import main\n"
         "    main()\n"
@@ -96,7 +96,7 @@ def test_what_has_the_key_in_an_mpi_job_writes_no_core_dump(tmp_path, mpiexec):
     script = tmp_path / "script.py"
     script.write_text(
         "from ckpttool import open_engine\n"
-        "from ckpttool.model.tensors import Secret\n"
+        "from ckpttool.secret import Secret\n"
         "from tests.support.executors import NO_DUMP, dump_state\n"
         "if __name__ == '__main__':\n"
         "    with open_engine('mpi') as executor:\n"

@@ -8,7 +8,7 @@ import pytest
 from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats import ckpt, wire
 from ckpttool.formats.ckpt import Ckpt
-from ckpttool.model.tensors import Extent, TensorMeta
+from ckpttool.model.tensors import Extent, StoredFile, TensorMeta
 from ckpttool.storage.checksums import compute_checksum
 from tests.support.corpus import GOLDEN, SAMPLES
 from tests.support.file_bytes import (
@@ -53,7 +53,7 @@ def write(tmp_path):
 
 
 def read(path):
-    return Ckpt().read_index(str(path))
+    return Ckpt().read_index(StoredFile(str(path)))
 
 
 def made_again(path, folder, with_checksum=True):

@@ -5,6 +5,7 @@ damage to a number in a header cannot always be told from another number.
 """
 
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from ckpttool.errors import CkptToolError, FormatError
 from ckpttool.formats import get_format, read_index
 from ckpttool.formats.sandbox import Sandbox
-from ckpttool.model.tensors import TensorMeta, refuse_shared_extents
+from ckpttool.model.tensors import StoredFile, TensorMeta, refuse_shared_extents
 from ckpttool.strategy_files.reader import read_strategy
 from tests.support.corpus import GOLDEN, SAMPLES
 from tests.support.damage import flipped
@@ -32,6 +33,10 @@ def assert_sound(index, size):
         assert tensor.meta.text is not None or held == tensor.meta.nbytes
         for extent in tensor.extents:
             assert 0 <= extent.offset <= extent.offset + extent.nbytes <= size
+
+
+def read_with(sandbox, path):
+    return sandbox.read_index(StoredFile(path))
 
 
 def index_of(path, data, read=read_index):
@@ -101,10 +106,11 @@ def test_a_ckpt_cut_between_records_is_whole_and_elsewhere_damaged(tmp_path):
 
 def test_an_hdf5_file_cut_at_every_byte_is_refused(tmp_path):
     data = small_hdf5(tmp_path)
-    with Sandbox() as reader:
-        assert index_of(tmp_path / "net.h5", data, reader.read_index) is not None
+    with Sandbox() as sandbox:
+        read = partial(read_with, sandbox)
+        assert index_of(tmp_path / "net.h5", data, read) is not None
         for size in range(len(data)):
-            assert index_of(tmp_path / "net.h5", data[:size], reader.read_index) is None
+            assert index_of(tmp_path / "net.h5", data[:size], read) is None
 
 
 # ------------------------------------------------------------------------ flipped
@@ -125,10 +131,11 @@ def test_checkpoints_with_any_bit_flipped_are_refused_or_sound(source, tmp_path)
 def test_an_hdf5_file_with_any_byte_flipped_is_refused_or_sound(tmp_path):
     data = small_hdf5(tmp_path)
     path, refused = tmp_path / "net.h5", 0
-    with Sandbox() as reader:
+    with Sandbox() as sandbox:
+        read = partial(read_with, sandbox)
         for at in range(len(data)):
             for mask in (0xFF, 1 << at % 8):
-                refused += index_of(path, flipped(data, at, mask), reader.read_index) is None
+                refused += index_of(path, flipped(data, at, mask), read) is None
     assert refused > 300
 
 

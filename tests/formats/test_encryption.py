@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ckpttool.errors import AuthenticityError, FormatError, PlanError, UnsupportedError
 from ckpttool.formats import ckpt, encryption, read_index
 from ckpttool.formats.encryption import find_forged, read_plain
-from ckpttool.model.tensors import part_names
+from ckpttool.model.tensors import StoredFile, part_names
 from ckpttool.storage.region_io import FlatFiles
 from tests.support.corpus import SAMPLES
 from tests.support.damage import flipped
@@ -98,7 +98,7 @@ def test_a_file_by_mindspore_2_0_is_read():
     index = read_index(str(FILES / "legacy_2.0.0_gcm.ckpt"), b"A" * 16)
     assert index.tensors["w"].meta.shape == (1,)
     assert contents(index) == {"w": np.float32(1).tobytes()}
-    assert not find_forged(index.path, index.cipher, 0, 1)
+    assert not find_forged(index.file, index.cipher, 0, 1)
 
 
 # ------------------------------------------------------------------------ an independent writer
@@ -112,7 +112,7 @@ def test_every_mode_key_and_cut_into_blocks_is_read(mode, size, block_bytes, wri
     assert len(index.cipher.blocks) == -(-len(PLAIN) // block_bytes)
     assert plaintext(path, bytes(range(size))) == PLAIN
     assert contents(index) == {"w": bytes(range(24)), "b": b"seven.."}
-    assert not find_forged(index.path, index.cipher, 0, len(index.cipher.blocks))
+    assert not find_forged(index.file, index.cipher, 0, len(index.cipher.blocks))
 
 
 NOISE = np.random.default_rng(5).bytes(1000)
@@ -162,7 +162,7 @@ def test_a_large_block_is_never_held_in_memory(mode, tmp_path, monkeypatch):
     tracemalloc.start()
     try:
         tensor = read_index(str(path), KEY).tensors["w"]
-        assert not find_forged(str(path), tensor.file.cipher, 0, 1)
+        assert not find_forged(tensor.file, tensor.file.cipher, 0, 1)
         with FlatFiles(1 << 20) as files:
             for start in range(0, nbytes - len(out), 5 << 20):
                 files.read_bytes(tensor, start + 3, out)
@@ -259,7 +259,7 @@ def test_map_parameters_are_in_clear_before_the_blocks(mode, write):
         assert found == contents(read_index(str(write(clear + PLAIN, "clear.ckpt"))))
         assert index.cipher is index.tensors["w"].file.cipher
         assert index.tensors[part_names("table")[0]].file.cipher is None
-        assert not find_forged(index.path, index.cipher, 0, 2)
+        assert not find_forged(index.file, index.cipher, 0, 2)
     assert refusal(path, None).offset == len(clear)
 
 
@@ -308,7 +308,7 @@ def test_every_flipped_bit_of_gcm_is_noticed(block_bytes, tmp_path):
         except FormatError:
             continue
         unused = 40 <= at % (48 + block_bytes) < 44  # the end of the IV, behind the nonce
-        assert bool(find_forged(str(path), cipher, 0, len(cipher.blocks))) != unused
+        assert bool(find_forged(StoredFile(str(path)), cipher, 0, len(cipher.blocks))) != unused
 
 
 @pytest.mark.parametrize("block_bytes", [40, 1000])
@@ -335,9 +335,9 @@ def test_forged_blocks_are_named(write):
     path = write(flipped(data, 2 * 88 + 4))  # tag of the third
     index = read_index(str(path), KEY)
     assert len(index.cipher.blocks) == 4
-    assert find_forged(index.path, index.cipher, 0, 9) == (0, 2)
-    assert find_forged(index.path, index.cipher, 1, 2) == ()
-    assert find_forged(index.path, index.cipher, 2, 3) == (2,)
+    assert find_forged(index.file, index.cipher, 0, 9) == (0, 2)
+    assert find_forged(index.file, index.cipher, 1, 2) == ()
+    assert find_forged(index.file, index.cipher, 2, 3) == (2,)
 
 
 def test_damage_that_breaks_a_record_is_told_by_its_block(write):

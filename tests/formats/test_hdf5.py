@@ -143,7 +143,7 @@ def test_parameters_come_back_in_the_order_given(tmp_path):
     names = ["z", "b/z", "b/a", "a", *(f"layer_{i}" for i in range(200))]
     created = create(tmp_path, [TensorMeta(name, "Int8", (2,)) for name in names])
     assert list(created.tensors) == names
-    assert list(FORMAT.read_index(created.path).tensors) == names
+    assert list(FORMAT.read_index(created.file).tensors) == names
 
 
 def test_very_long_names_are_read_back_up_to_the_limit(tmp_path):
@@ -151,7 +151,7 @@ def test_very_long_names_are_read_back_up_to_the_limit(tmp_path):
         meta = TensorMeta(name, "Int8", (2,))
         assert not list(FORMAT.refusals([meta]))
         created = create(tmp_path, [meta, TensorMeta("other", "Int8", (3,))])
-        assert dict(FORMAT.read_index(created.path).tensors) == dict(created.tensors)
+        assert dict(FORMAT.read_index(created.file).tensors) == dict(created.tensors)
 
 
 # ------------------------------------------------------------------------ by h5dump
@@ -231,7 +231,7 @@ def test_contents_are_not_read(tmp_path):
         return int(re.search(r"rchar: (\d+)", Path("/proc/self/io").read_text())[1])
 
     before = count()
-    assert dict(FORMAT.read_index(created.path).tensors) == dict(created.tensors)
+    assert dict(FORMAT.read_index(created.file).tensors) == dict(created.tensors)
     assert count() - before < 1 << 18
 
 
@@ -267,7 +267,7 @@ def test_strings_with_nul_and_tensors_of_many_axes_are_refused():
 
 def test_a_tensor_of_32_axes_is_read_back(tmp_path):
     created = create(tmp_path, [TensorMeta("w", "Int8", (1,) * 31 + (2,))])
-    assert dict(FORMAT.read_index(created.path).tensors) == dict(created.tensors)
+    assert dict(FORMAT.read_index(created.file).tensors) == dict(created.tensors)
 
 
 CREATE_WITH_A_LIMIT = """

@@ -7,7 +7,7 @@ from h5py import h5d, h5p, h5s, h5t
 
 from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats.hdf5 import Hdf5
-from ckpttool.model.tensors import TensorMeta
+from ckpttool.model.tensors import StoredFile, TensorMeta
 from tests.support.file_bytes import read_contents
 
 VALUES = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -21,7 +21,7 @@ def read(tmp_path):
         path = tmp_path / "net.h5"
         with h5py.File(path, "w", **how) as file:
             fill(file)
-        return Hdf5().read_index(str(path))
+        return Hdf5().read_index(StoredFile(str(path)))
 
     return reader
 
@@ -222,7 +222,7 @@ def test_a_file_that_is_open_for_writing_elsewhere_is_read_or_refused(tmp_path):
         file["w"] = VALUES
         file.flush()
         try:
-            index = Hdf5().read_index(str(path))
+            index = Hdf5().read_index(StoredFile(str(path)))
         except (FormatError, BlockingIOError):
             return
         assert list(index.tensors) == ["w"]

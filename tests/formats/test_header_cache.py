@@ -25,7 +25,7 @@ from ckpttool.formats.ckpt import Ckpt
 from ckpttool.formats.header_cache import HeaderCache
 from ckpttool.formats.sandbox import Sandbox
 from ckpttool.formats.wire import WINDOW_BYTES
-from ckpttool.model.tensors import SharedHeader, TensorMeta
+from ckpttool.model.tensors import SharedHeader, StoredFile, TensorMeta
 from tests.support.file_bytes import record
 
 RECORDS = [
@@ -42,7 +42,7 @@ RECORDS = [
 def outcome(path, cache=None):
     """What reading a file leads to, errors included."""
     try:
-        return list(Ckpt(cache).read_index(path).tensors.items())
+        return list(Ckpt(cache).read_index(StoredFile(path)).tensors.items())
     except FormatError as error:
         return type(error), str(error)
 
@@ -146,7 +146,8 @@ def headers_of(format, cache=None):
 
         def found(path):
             try:
-                index = read(path) if cache is None else cache.read_index(path, format, read)
+                file = StoredFile(path)
+                index = read(file) if cache is None else cache.read_index(file, format, read)
             except FormatError as error:
                 return type(error), str(error)
             return index, list(index.tensors)
@@ -230,8 +231,8 @@ def test_a_header_that_takes_the_place_of_another_takes_its_room(tmp_path, monke
     for stage in range(9):
         path = tmp_path / f"{stage}.ckpt"
         path.write_bytes(record(f"layers.{stage}", "Int8", (1,), b"x"))
-        assert not isinstance(Ckpt(cache).read_index(str(path)).tensors, SharedHeader)
-        assert isinstance(Ckpt(cache).read_index(str(path)).tensors, SharedHeader)
+        assert not isinstance(Ckpt(cache).read_index(StoredFile(str(path))).tensors, SharedHeader)
+        assert isinstance(Ckpt(cache).read_index(StoredFile(str(path))).tensors, SharedHeader)
 
 
 def test_an_index_takes_one_read_for_each_large_tensor(tmp_path, monkeypatch):
@@ -240,14 +241,16 @@ def test_an_index_takes_one_read_for_each_large_tensor(tmp_path, monkeypatch):
     reads = []
     pread = os.pread
     monkeypatch.setattr(os, "pread", lambda *given: reads.append(given) or pread(*given))
-    assert len(Ckpt().read_index(str(path)).tensors) == 50
+    assert len(Ckpt().read_index(StoredFile(str(path))).tensors) == 50
     assert len(reads) <= 50 + 3  # the first bytes, the trailer
 
 
 def test_ranks_that_hold_equal_slices_share_what_describes_them(tmp_path):
     for rank in range(2):
         Ckpt().create(str(tmp_path / f"{rank}"), [TensorMeta("w", "Int8", (2, 3))], {})
-    first, second = (Ckpt().read_index(str(tmp_path / f"{rank}")).tensors["w"] for rank in range(2))
+    first, second = (
+        Ckpt().read_index(StoredFile(str(tmp_path / f"{rank}"))).tensors["w"] for rank in range(2)
+    )
     assert first.meta is second.meta
     assert first.extents is second.extents
 

@@ -9,7 +9,7 @@ import pytest
 from ckpttool.errors import FormatError
 from ckpttool.formats import read_index
 from ckpttool.formats.ckpt import Ckpt
-from ckpttool.model.tensors import TensorMeta, map_of, map_problems, part_names
+from ckpttool.model.tensors import StoredFile, TensorMeta, map_of, map_problems, part_names
 from tests.support.commands import mentions, run, run_well
 from tests.support.commands import message as said
 from tests.support.corpus import SAMPLES
@@ -83,7 +83,7 @@ def test_an_empty_map_parameter_has_no_entries(tmp_path):
     path = tmp_path / "net.ckpt"
     path.write_bytes(block([]))
     assert [shape for _, shape, _ in read(path).values()] == [(0,), (0, 3), (0,)]
-    assert Ckpt().read_index(str(path)).tensors[KEYS].extents == ()
+    assert Ckpt().read_index(StoredFile(str(path))).tensors[KEYS].extents == ()
 
 
 @pytest.mark.parametrize("word", ["int32", "Int32"])

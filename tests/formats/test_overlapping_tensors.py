@@ -140,7 +140,7 @@ def test_the_rule_knows_files_and_what_they_decrypt_to():
             meta = TensorMeta(f"w{number}", "Int8", (stop - start,))
             extents = (Extent(start, stop - start),) if stop > start else ()
             tensors[meta.name] = StoredTensor(meta, StoredFile(path, None, cipher), extents)
-        return FileIndex("x", "ckpt", 99, tensors)
+        return FileIndex((StoredFile("x"),), "ckpt", 99, tensors)
 
     hidden = object()
     refuse_shared_extents(index(("x", 8, 16, None), ("x", 16, 20, None), ("x", 9, 9, None)))

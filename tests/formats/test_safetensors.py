@@ -10,7 +10,7 @@ from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats import safetensors as module
 from ckpttool.formats.safetensors import Safetensors
 from ckpttool.model.dtypes import DTYPES
-from ckpttool.model.tensors import Extent, TensorMeta
+from ckpttool.model.tensors import Extent, StoredFile, TensorMeta
 from tests.support.corpus import GOLDEN, SAMPLES
 from tests.support.file_bytes import entry, metas, read_contents, safetensors, write_contents
 
@@ -31,7 +31,7 @@ def write(tmp_path):
 
 
 def read(path):
-    return FORMAT.read_index(str(path))
+    return FORMAT.read_index(StoredFile(str(path)))
 
 
 def create(tmp_path, tensors):
@@ -264,6 +264,6 @@ def test_contents_are_not_read(tmp_path, monkeypatch):
             nbytes += len(data)
             return data
 
-    monkeypatch.setattr(module, "open_file", lambda path: io.BufferedReader(Counted(path)))
+    monkeypatch.setattr(module, "open_source", lambda file: Counted(file.path))
     assert dict(read(index.path).tensors) == dict(index.tensors)
     assert 0 < nbytes <= 2 * io.DEFAULT_BUFFER_SIZE

@@ -16,7 +16,7 @@ import pytest
 from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats import get_format, read_index, read_indexes, sandbox
 from ckpttool.formats.sandbox import Sandbox
-from ckpttool.model.tensors import TensorMeta
+from ckpttool.model.tensors import StoredFile, TensorMeta
 from tests.support.executors import finish, start, wait_until
 from tests.support.spin import spin
 
@@ -35,20 +35,20 @@ def path(tmp_path):
 
 
 def test_a_header_is_the_same_as_read_in_this_process(path):
-    assert read_index(path) == get_format("hdf5").read_index(path)
+    assert read_index(path) == get_format("hdf5").read_index(StoredFile(path))
 
 
 def test_a_name_that_is_no_text_is_passed_on(tmp_path, path):
     odd = os.fsdecode(os.fsencode(tmp_path) + b"/\xff\n.h5")
     Path(path).rename(odd)
-    assert read_index(odd) == get_format("hdf5").read_index(odd)
+    assert read_index(odd) == get_format("hdf5").read_index(StoredFile(odd))
 
 
 def test_one_process_reads_all_files_and_ends(path):
     with Sandbox() as reader:
-        reader.read_index(path)
+        reader.read_index(StoredFile(path))
         process = reader._child.process
-        reader.read_index(path)
+        reader.read_index(StoredFile(path))
         assert reader._child.process is process
     assert process.returncode == 0
 
@@ -70,15 +70,15 @@ def test_errors_come_across_as_what_they_are(tmp_path, path):
             (cut, FormatError, "HDF5"),
         ]:
             with pytest.raises(FormatError, match=words) as here:
-                get_format("hdf5").read_index(bad)
+                get_format("hdf5").read_index(StoredFile(bad))
             with pytest.raises(FormatError) as there:
-                reader.read_index(bad)
+                reader.read_index(StoredFile(bad))
             assert type(there.value) is kind
             assert there.value.args == here.value.args
         with pytest.raises(FileNotFoundError) as absent:
-            reader.read_index(str(tmp_path / "none.h5"))
+            reader.read_index(StoredFile(str(tmp_path / "none.h5")))
         assert absent.value.filename == str(tmp_path / "none.h5")
-        assert len(reader.read_index(path).tensors) == len(METAS)
+        assert len(reader.read_index(StoredFile(path)).tensors) == len(METAS)
 
 
 @pytest.mark.parametrize(
@@ -87,13 +87,13 @@ def test_errors_come_across_as_what_they_are(tmp_path, path):
 )
 def test_a_crash_is_an_error_of_that_file_and_the_next_is_read(path, number, words):
     with Sandbox() as reader:
-        reader.read_index(path)
+        reader.read_index(StoredFile(path))
         os.kill(reader._child.process.pid, number)
         reader._child.process.wait()
         with pytest.raises(FormatError) as error:
-            reader.read_index(path)
+            reader.read_index(StoredFile(path))
         assert words in str(error.value)
-        assert len(reader.read_index(path).tensors) == len(METAS)
+        assert len(reader.read_index(StoredFile(path)).tensors) == len(METAS)
 
 
 def spin_briefly(path):
@@ -107,17 +107,17 @@ def test_a_hang_ends_by_itself(path, monkeypatch):
         read_index(path)
 
 
-def count_objects(path):
+def count_objects(file):
     """Read a file with a clock that is noted down, not set."""
     seconds = []
     sandbox.set_cpu_limit = lambda: seconds.append(sandbox.CPU_SECONDS)
-    sandbox.read_hdf5(path)
+    sandbox.read_hdf5(file)
     return seconds
 
 
 def test_every_object_of_a_file_has_the_whole_time(path):
     with Sandbox() as reader:
-        assert len(reader.run(count_objects, path, "", "")) >= len(METAS)
+        assert len(reader.run(count_objects, StoredFile(path), "", "")) >= len(METAS)
 
 
 def test_a_process_that_hangs_is_not_waited_for_by_who_is_interrupted(path, monkeypatch):
@@ -131,7 +131,7 @@ def test_a_process_that_hangs_is_not_waited_for_by_who_is_interrupted(path, monk
     def read(reader):
         for _ in range(2):  # nor is another started for what comes next
             with pytest.raises((FormatError, CancelledError)) as error:
-                reader.read_index(path)
+                reader.read_index(StoredFile(path))
             errors.append(error.type)
 
     threads, errors = [], []
@@ -170,13 +170,13 @@ def test_memory_without_bounds_is_refused(path, monkeypatch):
         read_index(path)
 
 
-def limits(path):
+def limits(file):
     return resource.getrlimit(resource.RLIMIT_DATA), resource.getrlimit(resource.RLIMIT_CORE)
 
 
 def test_the_process_is_limited_and_its_parent_is_not(path):
     with Sandbox() as reader:
-        assert reader.run(limits, path, "", "") == ((sandbox.MEMORY_BYTES,) * 2, (0, 0))
+        assert reader.run(limits, StoredFile(path), "", "") == ((sandbox.MEMORY_BYTES,) * 2, (0, 0))
     assert resource.getrlimit(resource.RLIMIT_DATA)[0] != sandbox.MEMORY_BYTES
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from ckpttool.errors import FormatError
 from ckpttool.formats import wire
 from ckpttool.formats.wire import WireReader, encode_bytes, encode_key, encode_number, encode_varint
+from ckpttool.model.tensors import StoredFile
 from tests.support.file_bytes import message, number, packed, varint
 
 
@@ -20,7 +21,7 @@ def open_bytes(tmp_path):
     def opened(data):
         path = tmp_path / f"{len(readers)}.bin"
         path.write_bytes(data)
-        readers.append(WireReader(str(path)).__enter__())
+        readers.append(WireReader(StoredFile(str(path))).__enter__())
         return readers[-1]
 
     yield opened
@@ -125,7 +126,7 @@ def test_repeated_numbers_are_the_same_packed_or_not(tmp_path_factory, values):
     path = tmp_path_factory.getbasetemp() / "numbers.bin"
     for data in (number(1, *values), packed(1, *values)):
         path.write_bytes(data)
-        with WireReader(str(path)) as reader:
+        with WireReader(StoredFile(str(path))) as reader:
             found = [n for field in fields(reader) for n in reader.numbers(field)]
         assert found == values
 

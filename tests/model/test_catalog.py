@@ -100,7 +100,9 @@ def test_what_ranks_hold_is_told_by_their_headers():
         3: SharedHeader(other, StoredFile("3")),
         4: header("4", w=2),
     }
-    catalog = RankCatalog("run", {r: FileIndex(f"{r}", "ckpt", 9, held[r]) for r in held})
+    catalog = RankCatalog(
+        "run", {r: FileIndex((StoredFile(f"{r}"),), "ckpt", 9, held[r]) for r in held}
+    )
     assert [*catalog.headers] == [(0, 2), (1, 3), (4,)]
     assert catalog.holders == {"w": (0, 1, 2, 3, 4), "b": (0, 2), "c": (1, 3)}
     assert [*catalog.holders] == ["w", "b", "c"]

@@ -9,9 +9,13 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Target
 from ckpttool.model.strategy import Merged
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.planning.optimizer_state import borrow_rows, find_owners, followed_parameter
+from ckpttool.planning.optimizer_state import (
+    copy_manual_split,
+    followed_parameter,
+    match_states_by_name,
+)
 from ckpttool.planning.sources import find_sources
-from ckpttool.planning.targets import write_strategy
+from ckpttool.strategy_files.writer import write_strategy
 from tests.support.checkpoints import (
     ONE_STAGE,
     ROWS,
@@ -78,8 +82,8 @@ def test_state_that_the_target_lists_has_the_layout_of_the_target():
 @pytest.mark.parametrize("shape", [(8, 3), (4, 3, 1), (4,), ()])
 def test_state_of_another_slice_shape_does_not_follow(shape):
     catalog = with_names({"w": (4, 3), "adam_m.w": shape})
-    agreement = {"adam_m.w": ((0, 1, 2, 3),)}
-    found, problems, notes = find(catalog, agreement=agreement)
+    content_groups = {"adam_m.w": ((0, 1, 2, 3),)}
+    found, problems, notes = find(catalog, content_groups=content_groups)
     assert not problems
     assert "follows" not in notes
     assert (found["adam_m.w"][0].parameter, found["adam_m.w"][0].meta.shape) == (None, shape)
@@ -88,14 +92,14 @@ def test_state_of_another_slice_shape_does_not_follow(shape):
 def test_state_that_is_neither_a_slice_nor_whole_is_a_question():
     """Zeros are equal on all ranks, be they slices or not."""
     catalog = with_names({"w": (4, 3), "accu_grads.w": (2, 3)})
-    agreement = {"accu_grads.w": ((0, 1, 2, 3),)}
-    _, problems, _ = find(catalog, agreement=agreement)
+    content_groups = {"accu_grads.w": ((0, 1, 2, 3),)}
+    _, problems, _ = find(catalog, content_groups=content_groups)
     the_one(problems, "accu_grads.w", "(2, 3)", "slice of w (4, 3)", "all of it (8, 3)")
-    found, problems, notes = find(catalog, agreement=agreement, unlisted="first")
+    found, problems, notes = find(catalog, content_groups=content_groups, unlisted="first")
     assert not problems
     assert found["accu_grads.w"][0].meta.shape == (2, 3)
     assert "decided" in notes
-    assert "accu_grads.w" not in find(catalog, agreement=agreement, unlisted="drop")[0]
+    assert "accu_grads.w" not in find(catalog, content_groups=content_groups, unlisted="drop")[0]
 
 
 def test_state_does_not_follow_if_one_rank_has_another_shape():
@@ -121,7 +125,7 @@ def test_state_in_another_stage_than_its_parameter_does_not_follow():
     ranks = {rank: {"w": (4, 3)} for rank in range(4)}
     ranks |= {rank: {"b": (4, 3), "adam_m.w": (4, 3)} for rank in range(4, 8)}
     catalog = catalog_of(ranks)
-    owners = find_owners(strategy.layouts, catalog.metas)
+    owners = match_states_by_name(strategy.layouts, catalog.metas)
     assert followed_parameter(catalog, strategy, "adam_m.w", range(4, 8), owners) is None
 
 
@@ -161,7 +165,7 @@ SHARED = ((0, 1), (2, 3))  # as ``ROWS`` cuts
 
 def owners_in(listed, held):
     """What names tell, of tensors of the shapes ``held``."""
-    return find_owners(
+    return match_states_by_name(
         listed, {name: TensorMeta(name, "Float32", shape) for name, shape in held.items()}
     )
 
@@ -170,7 +174,7 @@ def owners_in(listed, held):
 def test_state_of_any_optimizer_follows_in_source_and_target(prefix):
     state = f"{prefix}.w"
     catalog = with_names({"w": (4, 3), state: (4, 3)})
-    found, problems, notes = find(catalog, agreement={state: SHARED})
+    found, problems, notes = find(catalog, content_groups={state: SHARED})
     assert not problems
     assert (found[state][0].parameter, found[state][0].layout) == ("w", ROWS)
     assert list(notes) == ["follows"]
@@ -222,23 +226,23 @@ def test_a_state_of_a_state_belongs_to_the_nearest_that_is_listed():
     names = {"w": (4, 3), "ema.w": (4, 3), "adam_m.ema.w": (4, 3)}
     assert owners_in(["w"], names) == {"ema.w": "w", "adam_m.ema.w": "w"}
     assert owners_in(["w", "ema.w"], names) == {"ema.w": "w", "adam_m.ema.w": "ema.w"}
-    found, problems, _ = find(with_names(names), agreement={"ema.w": SHARED})
+    found, problems, _ = find(with_names(names), content_groups={"ema.w": SHARED})
     assert not problems
     assert [found[name][0].layout for name in names] == [ROWS] * 3
 
 
 def test_a_name_with_a_listed_tail_and_other_slices_is_no_state():
     catalog = with_names({"w": (4, 3), "mine.w": (3, 4)})
-    found, problems, _ = find(catalog, agreement={"mine.w": ((0, 1, 2, 3),)})
+    found, problems, _ = find(catalog, content_groups={"mine.w": ((0, 1, 2, 3),)})
     assert not problems
     assert (found["mine.w"][0].parameter, found["mine.w"][0].meta.shape) == (None, (3, 4))
-    _, problems, _ = find(catalog, agreement={"mine.w": SHARED})
+    _, problems, _ = find(catalog, content_groups={"mine.w": SHARED})
     the_one(problems, "mine.w: not in the strategy, and different between ranks")
 
 
 def test_what_is_the_same_on_all_ranks_is_no_state_of_a_parameter_that_is_cut():
     catalog = with_names({"w": (4, 3), "decoder.w": (4, 3)})
-    found, problems, _ = find(catalog, agreement={"decoder.w": ((0, 1, 2, 3),)})
+    found, problems, _ = find(catalog, content_groups={"decoder.w": ((0, 1, 2, 3),)})
     assert not problems
     assert (found["decoder.w"][0].parameter, found["decoder.w"][0].meta.shape) == (None, (4, 3))
 
@@ -246,7 +250,7 @@ def test_what_is_the_same_on_all_ranks_is_no_state_of_a_parameter_that_is_cut():
 @pytest.mark.parametrize("groups", [((0, 2), (1, 3)), ((0,), (1, 2, 3)), ((0, 1), (2,), (3,))])
 def test_what_differs_where_a_state_would_not_is_no_state(groups):
     catalog = with_names({"w": (4, 3), "decoder.w": (4, 3)})
-    _, problems, _ = find(catalog, agreement={"decoder.w": groups})
+    _, problems, _ = find(catalog, content_groups={"decoder.w": groups})
     the_one(problems, "decoder.w: not in the strategy, and different between ranks")
 
 
@@ -257,8 +261,8 @@ def test_states_of_few_parameters_under_an_unknown_prefix_are_warned_about(prefi
     names = ["w", "x", "y"]
     strategy = strategy_of(dict.fromkeys(names, ROWS))
     held = [*names, *(f"{prefix}.{name}" for name in names[:states])]
-    agreement = {f"{prefix}.{name}": SHARED for name in names[:states]}
-    sources = find_sources(with_names(dict.fromkeys(held, (4, 3))), strategy, agreement, None)
+    content_groups = {f"{prefix}.{name}": SHARED for name in names[:states]}
+    sources = find_sources(with_names(dict.fromkeys(held, (4, 3))), strategy, content_groups, None)
     assert not sources.problems
     warned = [note.text for note in sources.notes if is_warning(note)]
     if prefix == "adam_m" or states == 2:
@@ -443,13 +447,13 @@ def test_rows_are_borrowed_in_the_stage_and_for_the_cut_that_the_parameter_has()
         {"t": BY_HAND, "accum.t": EVEN}, {"t": replace(BY_HAND, rows=(3, 7)), "accum.t": EVEN}
     )
     held, twins = strategy.layouts["accum.t"], strategy.layouts["t"]
-    assert [layout.rows for layout in borrow_rows(held, twins)] == [(6, 4), (3, 7)]
-    assert borrow_rows(held[:1], twins[1:]) == held[:1]
-    assert borrow_rows((across,), twins) == (across,)
+    assert [layout.rows for layout in copy_manual_split(held, twins)] == [(6, 4), (3, 7)]
+    assert copy_manual_split(held[:1], twins[1:]) == held[:1]
+    assert copy_manual_split((across,), twins) == (across,)
     own = replace(EVEN, rows=(1, 9))
-    assert borrow_rows((own,), twins) == (own,)
+    assert copy_manual_split((own,), twins) == (own,)
     fields = replace(EVEN, fields=2)
-    assert borrow_rows((fields,), twins) == (fields,)
+    assert copy_manual_split((fields,), twins) == (fields,)
 
 
 @pytest.mark.parametrize("names", [["t", "adam_m.t"], ["t"]], ids=["listed", "unlisted"])

@@ -10,7 +10,7 @@ import pytest
 
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy
-from ckpttool.model.tensors import FileIndex
+from ckpttool.model.tensors import FileIndex, StoredFile
 from ckpttool.planning.missing import is_deduplicated, quarantine_damaged
 from tests.support import corpus
 from tests.support.checkpoints import (
@@ -66,7 +66,7 @@ def marked(ranks, mark):
     catalog = catalog_of(ranks)
     attrs = {"remove_redundancy": mark}
     files = {
-        rank: FileIndex(file.path, "safetensors", 9, file.tensors, attrs)
+        rank: FileIndex(file.files, "safetensors", 9, file.tensors, attrs)
         for rank, file in catalog.files.items()
     }
     return replace(catalog, files=files)
@@ -74,7 +74,9 @@ def marked(ranks, mark):
 
 def emptied(catalog, *ranks):
     """The same with empty files of these ranks."""
-    empty = {rank: FileIndex(f"run/rank_{rank}/net.ckpt", "ckpt", 0, {}) for rank in ranks}
+    empty = {
+        rank: FileIndex((StoredFile(f"run/rank_{rank}/net.ckpt"),), "ckpt", 0, {}) for rank in ranks
+    }
     return replace(catalog, files={**catalog.files, **empty})
 
 
@@ -192,7 +194,7 @@ def test_inspect_says_once_that_a_file_is_empty_and_who_replaces_it(plain):
     result = run("inspect", *plain)
     assert result.exit_code == 3
     assert message(result).count("empty (0 bytes)") == 1
-    assert result.stderr.startswith(f"ckpttool: rank 5: {rank_file(plain[0], 5)}: empty (0 bytes)")
+    assert result.stderr.startswith(f"ckpttool: {rank_file(plain[0], 5)}: empty (0 bytes)")
     assert "are read from replicas: rank" in result.stderr
     result = run("inspect", plain[0])  # without a strategy it is not known
     assert result.exit_code == 0

@@ -95,7 +95,7 @@ def test_very_many_differences_are_counted_and_not_all_listed(tmp_path):
 
 
 def test_a_file_that_shrinks_while_it_is_compared_is_an_error(tmp_path, monkeypatch):
-    import ckpttool.planning.preflight as module
+    import ckpttool.planning.resolve as module
 
     write_ranks(tmp_path / "src", {r: {"w": noise("w", "Int8", (64,))} for r in (0, 1)}, "ckpt")
     (tmp_path / "s.json").write_text(

@@ -1,6 +1,7 @@
 """The one way from files to full tensors, and the one error of all that is wrong on it."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -70,3 +71,56 @@ def test_so_it_is_though_the_target_does_not_fit(catalog, tmp_path):
         ckpttool.plan_reshard(catalog, source, target, str(tmp_path / "out"), options)
     assert "target" in raised.value.problems[0]
     assert "is a file" in raised.value.problems[-1]
+
+
+def test_only_resolve_itself_reads_less_than_a_conversion_needs(catalog, tmp_path):
+    with pytest.raises(TypeError, match="contents"):
+        ckpttool.ResolveOptions(contents="headers")
+    found = Diagnostics()
+    ckpttool.resolve(catalog, ONE_STAGE, diagnostics=found, contents="headers")
+    assert not found.has_errors  # `b` was not read
+    with pytest.raises(ckpttool.PlanError, match="different between ranks"):
+        ckpttool.plan_merge(catalog, replace(ONE_STAGE, files=()), str(tmp_path / "merged.h5"))
+
+
+def test_strict_makes_warnings_errors_of_resolve_and_diff(catalog):
+    files = {rank: file for rank, file in catalog.files.items() if rank != 1}
+    some = replace(catalog, files=files)
+    options = ckpttool.ResolveOptions(unlisted="drop")
+    assert ckpttool.resolve(some, ONE_STAGE, options).sources
+    strict = replace(options, strict=True)
+    with pytest.raises(ckpttool.PlanError, match="rank 1"):
+        ckpttool.resolve(some, ONE_STAGE, strict)
+    with pytest.raises(ckpttool.PlanError, match="rank 1"):
+        ckpttool.diff(some, catalog, ONE_STAGE, ONE_STAGE, strict)
+
+
+def test_resolve_compares_replicas_if_wanted(tmp_path):
+    ranks = {rank: {"w": noise(f"w{rank // 2}", "Float32", (4000, 3))} for rank in RANKS}
+    catalog = catalog_on_disk(tmp_path / "src", ranks)
+    path = Path(catalog.files[3].path)
+    data = bytearray(path.read_bytes())
+    extent = catalog.files[3].tensors["w"].extents[0]
+    data[extent.offset + extent.nbytes // 3] ^= 1  # between the samples
+    path.write_bytes(data)
+    catalog = ckpttool.scan(str(tmp_path / "src"))
+    assert ckpttool.resolve(catalog, ONE_STAGE).sources
+    with pytest.raises(ckpttool.PlanError, match="replicas differ"):
+        ckpttool.resolve(catalog, ONE_STAGE, ckpttool.ResolveOptions(check_replicas=True))
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong"),
+    [
+        (ckpttool.ResolveOptions, {"unlisted": "some"}),
+        (ckpttool.ResolveOptions, {"optimizer_shard": 0}),
+        (ckpttool.OutputOptions, {"format": "zip"}),
+        (ckpttool.OutputOptions, {"not_in_target": "some"}),
+        (ckpttool.OutputOptions, {"prefix": "a/b"}),
+        (ckpttool.OutputOptions, {"part": (3, 2)}),
+        (Diagnostics, {"command": "merge"}),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(kind, wrong):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
+        kind(**wrong)

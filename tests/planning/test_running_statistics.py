@@ -9,7 +9,7 @@ import pytest
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Replicated, Strategy
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.planning.unlisted import find_statistics
+from ckpttool.planning.unlisted import find_statistic_candidates
 from tests.support.checkpoints import noise
 from tests.support.commands import mentions, message, run, run_well
 from tests.support.corpus import GOLDEN
@@ -105,11 +105,11 @@ def metas(**shapes):
 def test_names_and_shapes_tell_which_they_are():
     none = Replicated(range(4))
     pair = metas(bn__moving_mean=(8,), bn__moving_variance=(8,), bn__gamma=(8,))
-    assert set(find_statistics(pair, none)) == {"bn.moving_mean", "bn.moving_variance"}
+    assert set(find_statistic_candidates(pair, none)) == {"bn.moving_mean", "bn.moving_variance"}
     mint = metas(running_mean=(8,), running_var=(8,), num_batches_tracked=())
-    assert set(find_statistics(mint, none)) == {"running_mean", "running_var"}
+    assert set(find_statistic_candidates(mint, none)) == {"running_mean", "running_var"}
     instance = metas(norm__mean=(8,), norm__variance=(8,))
-    assert set(find_statistics(instance, none)) == {"norm.mean", "norm.variance"}
+    assert set(find_statistic_candidates(instance, none)) == {"norm.mean", "norm.variance"}
     for others in (
         metas(bn__moving_mean=(8,)),
         metas(bn__moving_mean=(8,), bn__moving_variance=(4,)),
@@ -117,7 +117,7 @@ def test_names_and_shapes_tell_which_they_are():
         metas(bn__moving_mean=(8, 2), bn__moving_variance=(8, 2)),
         metas(bn__moving_mean=(), bn__moving_variance=()),
     ):
-        assert not find_statistics(others, none)
+        assert not find_statistic_candidates(others, none)
 
 
 def test_what_a_strategy_lists_or_may_have_sharded_is_none():
@@ -129,5 +129,5 @@ def test_what_a_strategy_lists_or_may_have_sharded_is_none():
         ("bn.moving_mean", whole, 0),
         ("other.gamma", sharded, 2),
     ):
-        found = find_statistics(pair, Strategy({name: (layout,)}, 1, 4))
+        found = find_statistic_candidates(pair, Strategy({name: (layout,)}, 1, 4))
         assert len(found) == count, name

@@ -18,7 +18,7 @@ import ckpttool
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.errors import FormatError, PlanError
 from ckpttool.formats import get_format, read_index
-from ckpttool.model.tensors import TensorMeta
+from ckpttool.model.tensors import StoredFile, TensorMeta
 from ckpttool.storage import checksums
 from ckpttool.storage.checksums import add_zeros, check_files, compute_checksum, verify_checksum
 from tests.support.commands import files_below, run, run_well
@@ -125,7 +125,7 @@ def test_a_file_that_has_become_shorter_is_an_error(tmp_path):
     with pytest.raises(PlanError, match=r"was written to, or the path leads to another file"):
         compute_checksum(index)
     with pytest.raises(FormatError, match=r"byte 500: the file ends here; it has changed"):
-        compute_checksum(replace(index, stamps={}))
+        compute_checksum(replace(index, files=(StoredFile(index.path),)))
 
 
 @pytest.mark.parametrize("stored", ["", "x", "-1", " 5", "٣", "5", str(2**40), "1" * 5000])
@@ -192,7 +192,8 @@ def test_a_file_without_one_stays_without_one(form, tmp_path):
 def test_what_was_summed_while_it_was_written_is_not_read(form, left_out, tmp_path):
     """The contents are taken out of the file again, but for what was not summed."""
     metas = [*METAS, TensorMeta("long", "Int8", (1000,))]
-    index = replace(make(tmp_path / f"net.{form}", metas), stamps={})
+    index = make(tmp_path / f"net.{form}", metas)
+    index = replace(index, files=(StoredFile(index.path),))
     sums = checksums.RunningCrc()
     data = bytearray(Path(index.path).read_bytes())
     for tensor in sorted(index.tensors.values(), key=lambda tensor: tensor.meta.shape):
@@ -301,7 +302,10 @@ def test_split_verifies_and_stores_too(tmp_path):
 def test_a_checksum_is_not_that_of_several_files_together():
     source = BROKEN / "crc_damaged" / "src" / "rank_1" / "checkpoint-2_10.ckpt"
     catalog = ckpttool.scan(str(source))
-    joined = replace(catalog, files={0: replace(catalog.files[0], other_paths=("another",))})
+    joined = replace(
+        catalog,
+        files={0: replace(catalog.files[0], files=(catalog.files[0].file, StoredFile("another")))},
+    )
     assert [check_files(one, InlineExecutor(), crc=True)[0] == [] for one in (catalog, joined)] == [
         False,
         True,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import ckpttool
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.plan import OutputTensor
-from ckpttool.model.strategy import Strategy
-from ckpttool.planning.replicas import examine_slices, find_difference, slices_of
+from ckpttool.model.strategy import Merged
+from ckpttool.planning.replicas import compare_replicas, find_difference, slices_of
 from ckpttool.planning.sources import find_sources
 from ckpttool.storage.compare import (
     CompareOptions,
@@ -29,7 +29,6 @@ from tests.support.checkpoints import cut, oracle, write_ranks
 from tests.support.readers import NUMPY_TYPES, Entry, entry_of
 
 FORMATS = ["ckpt", "hdf5"]
-SINGLE = Strategy({}, 1, 1)
 KINDS = ["Bool", "Int8", "Int64", "UInt64", "BFloat16", "Float16", "Float32", "Float64",
          "Float8E5M2", "Complex64", "Complex128", "Int4"]  # fmt: skip
 
@@ -304,7 +303,7 @@ def test_replicas_that_differ_are_found_with_ranks_count_and_first_index(new_fol
     sources = find_sources(catalog, strategy, {}, "first")
     listed = [source for source in sources.found if source.is_listed]
     with ckpttool.open_engine("threads:2") as executor:
-        pairs = examine_slices(
+        pairs = compare_replicas(
             (one for source in listed for one in slices_of(source)),
             executor,
             data.draw(options()),
@@ -329,7 +328,7 @@ def test_elements_far_into_a_band_are_located(tmp_path):
     other[0, 70_001] = 2
     for side, full in (("a", array), ("b", other)):
         write_ranks(tmp_path / side, {0: {"w": entry_of(full)}}, "ckpt")
-    a, b = (whole(ckpttool.scan(str(tmp_path / side)), SINGLE, "w") for side in ("a", "b"))
+    a, b = (whole(ckpttool.scan(str(tmp_path / side)), Merged(), "w") for side in ("a", "b"))
     with ckpttool.open_engine("inline") as executor:
         tensors = [("w", (a, b))]
         ((_, facts),) = compare_tensors(tensors, executor, CompareOptions(wants_counts=True))
@@ -344,7 +343,7 @@ def test_zeros_in_front_do_not_make_a_tensor_zero(tmp_path):
         data = np.zeros(200, "<f4")
         data[at] = 1
         write_ranks(tmp_path, {0: {"w": entry_of(data)}}, "ckpt")
-        reading = whole(ckpttool.scan(str(tmp_path)), SINGLE, "w")
+        reading = whole(ckpttool.scan(str(tmp_path)), Merged(), "w")
         options = CompareOptions(wants_counts=True, band_bytes=16, task_bytes=100)
         with ckpttool.open_engine("inline") as executor:
             ((_, facts),) = compare_tensors([("w", [reading])], executor, options)
@@ -366,9 +365,9 @@ def test_a_caller_that_stops_early_cancels_what_has_not_begun(tmp_path):
     entries = {f"w{i}": Entry("Int8", (64,), bytes(64)) for i in range(50)}
     write_ranks(tmp_path, {0: entries, 1: entries}, "ckpt")
     catalog = ckpttool.scan(str(tmp_path))
-    sources = find_sources(catalog, SINGLE, {}, "first").found
+    sources = find_sources(catalog, Merged(), {}, "first").found
     with ckpttool.open_engine("threads:1") as executor:
         slices = (one for source in sources for one in slices_of(source))
-        found = examine_slices(slices, executor, CompareOptions(task_bytes=1, max_in_flight=8))
+        found = compare_replicas(slices, executor, CompareOptions(task_bytes=1, max_in_flight=8))
         next(found)
         found.close()

@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,15 +20,17 @@ from ckpttool.execution.execute import execute
 from ckpttool.execution.executors import open_engine
 from ckpttool.formats import read_index
 from ckpttool.formats.encryption import find_forged
+from ckpttool.formats.weight_index import index_text
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.tensors import FileStamp
 from ckpttool.storage.checksums import compute_checksum
 from ckpttool.storage.compare import compare_tensors
 from ckpttool.storage.sampling import digest, nearness, take_samples, unit_digests
 from tests.support.checkpoints import noise, write_ranks
+from tests.support.checkpoints import write_file as write_checkpoint
 from tests.support.commands import message, run
 from tests.support.corpus import GOLDEN
-from tests.support.readers import read_ranks
+from tests.support.readers import Entry, read_ranks
 
 CASE = GOLDEN / "tutorial_8_to_8_retrain"
 OTHER = "the path leads to another file than when its header was read"
@@ -103,7 +106,8 @@ def test_a_worker_on_another_host_finds_it_too(link, tmp_path):
         write_file(task)
     link.to("a")
     remote.attempt = write_file(task)
-    remote.commit(lambda nbytes: None)
+    remote.seal()
+    remote.rename()
 
 
 def test_a_folder_that_is_renamed_is_found(tmp_path):
@@ -158,7 +162,7 @@ def test_tags_are_of_the_file_that_is_meant(tmp_path):
     index = read_index(str(paths[0]), b"0123456789ABCDEF")
     shutil.copy(paths[0], tmp_path / "net.ckpt")
     with pytest.raises(PlanError, match=OTHER):
-        find_forged(str(tmp_path / "net.ckpt"), index.cipher, 0, 1, index.stamps[index.path])
+        find_forged(replace(index.file, path=str(tmp_path / "net.ckpt")), index.cipher, 0, 1)
 
 
 @pytest.mark.parametrize("format", ["ckpt", "safetensors", "hdf5"])
@@ -176,7 +180,7 @@ def test_the_stamp_is_that_of_the_file_whose_header_was_read(format, tmp_path, m
     index = read_index(str(path))
     there = next((tmp_path / "b").glob("rank_3/*")).stat()
     stamp = FileStamp(there.st_size, there.st_mtime_ns, there.st_ctime_ns, there.st_ino)
-    assert index.stamps == {str(path): stamp}
+    assert index.file.stamp == stamp
     assert {tensor.file.stamp for tensor in index.tensors.values()} == {stamp}
 
 
@@ -193,3 +197,28 @@ def test_verify_gives_no_verdict_on_it(link, monkeypatch):
     result = run("verify", link.path, "-s", CASE / "src_strategy.ckpt", "--deep", "-j", "1")
     assert result.exit_code == 5
     assert "another file than when its header was read" in message(result)
+
+
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [
+        ("mindformers/2.0.0_balanced/iteration_00000003", "metadata.json"),
+        ("hyper_parallel/ms_two_axes/ckpt", ".metadata"),
+        (None, "param_name_map.json"),
+    ],
+)
+def test_metadata_and_indexes_that_change_after_the_scan_are_named(case, name, tmp_path):
+    folder = tmp_path / "src"
+    if case is None:
+        entries = {"w": Entry("Float32", (2,), bytes(8))}
+        write_checkpoint(folder / "part0.safetensors", entries, "safetensors")
+        (folder / name).write_text(index_text({"w": "part0.safetensors"}, 8))
+    else:
+        shutil.copytree(GOLDEN / case, folder)
+    plan, destination = ckpttool.plan_merge(
+        ckpttool.scan(str(folder)), None, str(tmp_path / "m.h5")
+    )
+    document = folder / name
+    document.write_bytes(document.read_bytes())
+    with pytest.raises(PlanError, match=f"src/{name}: was written to after its header was read"):
+        execute(plan, destination)

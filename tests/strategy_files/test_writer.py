@@ -14,6 +14,7 @@ import ckpttool
 from ckpttool.errors import CombinedError, PlanError, StrategyError
 from ckpttool.formats.wire import WireReader
 from ckpttool.model.layout import Layout
+from ckpttool.model.tensors import StoredFile
 from ckpttool.strategy_files.reader import read_strategy
 from ckpttool.strategy_files.writer import encode_strategy
 from tests.strategies import examples, layout_features, moves, table_moves
@@ -167,7 +168,7 @@ def test_what_mindspore_wrote_is_the_same_when_it_is_written_and_read_again(path
 def numbers(path):
     """The numbers that a protobuf strategy file has of each name, as they are spelled."""
     found = {}
-    with WireReader(str(path)) as reader:
+    with WireReader(StoredFile(str(path))) as reader:
 
         def fields(message):
             return reader.fields(message.start, message.stop)

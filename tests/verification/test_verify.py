@@ -14,7 +14,6 @@ from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout
 from ckpttool.model.slicing import LayoutSlicing
 from ckpttool.storage.numbers import decode
-from ckpttool.verification.verify import scan_to_verify
 from tests.support.checkpoints import ROWS, cut, noise, strategy_of, write_file, write_ranks
 from tests.support.commands import message, run, run_well, stay_small
 from tests.support.corpus import GOLDEN, SAMPLES
@@ -59,7 +58,7 @@ def ranks_of(entries, strategy=STATES):
 
 def verify(path, strategy=None, **options):
     """The report on what is there."""
-    return ckpttool.verify(scan_to_verify(str(path)), strategy, **options)
+    return ckpttool.verify(ckpttool.scan(str(path), command="verify"), strategy, **options)
 
 
 def check(folder, ranks, strategy=STATES, format="ckpt", **options):
@@ -582,12 +581,12 @@ def test_what_stops_verify_has_another_exit_code_than_1(source, tmp_path, monkey
     (tmp_path / "empty").mkdir()
     assert run("verify", tmp_path / "empty").exit_code == 5
 
-    import ckpttool.verification.verify as module
+    import ckpttool.discovery.scan as module
 
     def fail(*_, **__):
         raise PermissionError(13, os.strerror(13), "src")
 
-    monkeypatch.setattr(module, "scan_all", fail)
+    monkeypatch.setattr(module, "_scan", fail)
     result = run("verify", source)
     assert result.exit_code == 3
     assert (
