@@ -1,0 +1,205 @@
+"""What is checked before the first byte: the format of outputs, their places and their room."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import ckpttool
+from ckpttool.formats import get_format
+from ckpttool.model.tensors import TensorMeta
+from ckpttool.planning import preflight
+from ckpttool.planning.preflight import choose_format
+from tests.support.commands import files_below, mentions, message, run, run_well
+from tests.support.corpus import GOLDEN, SAMPLES
+from tests.support.readers import read
+
+SOURCE = SAMPLES / "files" / "crc.ckpt"
+CASE = GOLDEN / "safetensors_pipeline"
+SRC = [CASE / "src", "-s", CASE / "src_strategy.ckpt"]
+BLOCK = 512
+
+
+# -------------------------------------------------------------------- formats and places of outputs
+
+
+@pytest.mark.parametrize("name", ["m.ckpt", "m.safetensors", "m.h5"])
+def test_a_file_has_the_format_that_its_ending_promises(name, tmp_path):
+    path = str(tmp_path / name)
+    ckpttool.execute(*ckpttool.plan_merge(ckpttool.scan(str(SOURCE)), None, path))
+    read_back = ckpttool.scan(path)
+    assert read_back.files[0].format == {"h5": "hdf5"}.get(name[2:], name[2:])
+    assert read(Path(path)).keys() == read(SOURCE).keys()
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "chosen"),
+    [
+        ("m.ckpt", "ckpt", "ckpt"),
+        ("m", None, "hdf5"),
+        ("m", "safetensors", "safetensors"),
+        ("step_1.5", None, "hdf5"),
+        ("m.weights", "hdf5", "hdf5"),
+    ],
+)
+def test_what_is_asked_for_counts_where_the_name_promises_nothing(path, asked, chosen):
+    assert choose_format(path, asked) == chosen
+
+
+@pytest.mark.parametrize(
+    ("path", "how", "reason"),
+    [
+        ("m.ckpt", {"format": "hdf5"}, "ends like ckpt, but --format says hdf5"),
+        ("m.pth", {}, "no format has this ending"),
+        ("m.safetensors", {"max_shard_bytes": 1000}, "ends like a file"),
+    ],
+)
+def test_a_name_that_promises_another_format_is_refused(path, how, reason, tmp_path):
+    with pytest.raises(ckpttool.PlanError, match=reason):
+        ckpttool.plan_merge(
+            ckpttool.scan(str(SOURCE)),
+            None,
+            str(tmp_path / path),
+            output_options=ckpttool.OutputOptions(**how),
+        )
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ("in.ckpt", "in.ckpt: is an input of this run; write somewhere else"),
+        ("link.ckpt", "link.ckpt: is an input of this run; write somewhere else"),
+        ("pipe.ckpt", "pipe.ckpt: is a device or a pipe; name a file to be written"),
+        ("folder.ckpt", "folder.ckpt: is a folder; name the file to be written"),
+    ],
+)
+def test_what_overwrite_would_not_replace_is_not_said_to_be_replaced(
+    output, said, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(SOURCE, "in.ckpt")
+    Path("in.ckpt.ckpttool.json").touch()
+    Path("link.ckpt").symlink_to("in.ckpt")
+    Path("folder.ckpt").mkdir()
+    os.mkfifo("pipe.ckpt")
+    result = run("merge", "in.ckpt", "-o", output)
+    assert (result.exit_code, result.stderr) == (5, f"ckpttool: {said}\n")
+
+
+def test_outputs_that_are_all_inputs_are_told_together_and_before_what_exists(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(GOLDEN / "reshard_8_to_4" / "src", "src")
+    strategies = [GOLDEN / "reshard_8_to_4" / f"{side}_strategy.ckpt" for side in ("src", "dst")]
+    words = ["-s", strategies[0], "-d", strategies[1], "--format", "ckpt"]
+    run_well("reshard", "src", *words, "-o", "new")
+    result = run("reshard", "new", "-s", strategies[1], *words[2:], "-o", "new")
+    start = "4 outputs are inputs of this run (new/rank_0/checkpoint_0.ckpt, "
+    assert start in message(result)
+    assert message(result).count("write somewhere else") == 1
+    assert "--overwrite" not in message(result)
+
+
+def test_what_is_wrong_is_told_before_that_an_output_exists(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    case = GOLDEN / "reshard_8_to_4"
+    words = ["reshard", case / "src", "-s", case / "src_strategy.ckpt"]
+    words += ["-d", case / "dst_strategy.ckpt", "-o", "out"]
+    run_well(*words)
+    Path("out/rank_1/checkpoint_1.h5").write_text("changed")
+    result = run(*words, "--resume")
+    first, second, third = result.stderr.splitlines()
+    assert first == "ckpttool: 2 problems:"
+    assert "out/rank_1/checkpoint_1.h5: not what out/ckpttool.json says was written" in second
+    assert "4 outputs exist already" in third
+
+
+# --------------------------------------------------------------------------------- room on the disk
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """A function that says how many bytes are free, and is told the truth about all else."""
+
+    def has(nbytes):
+        disk = SimpleNamespace(f_bavail=nbytes // BLOCK, f_frsize=BLOCK, f_flag=0)
+        monkeypatch.setattr(preflight.os, "statvfs", lambda folder: disk)
+
+    return has
+
+
+@pytest.mark.big
+@pytest.mark.parametrize("engine", ["inline", "threads:2", "processes:2"])
+def test_a_real_disk_is_too_small_for_what_is_all_holes(tmp_path, engine):
+    meta = TensorMeta("w", "Float32", (1 << 10, 1 << 30))  # 4 TiB, of which nothing is on disk
+    source = tmp_path / "src.ckpt"
+    get_format("ckpt").create(str(source), [meta], {})
+    assert source.stat().st_size > 1 << 42
+    result = run("merge", source, "-o", tmp_path / "out" / "m.h5", "--engine", engine)
+    assert result.exit_code == 5
+    assert not mentions(message(result), str(tmp_path), " bytes are to be written")
+    assert files_below(tmp_path) == ["src.ckpt"]
+
+
+METAS = [
+    TensorMeta("layers/w", "Float32", (3, 2)),
+    TensorMeta("scalar", "Int64", ()),
+    TensorMeta("empty", "BFloat16", (0, 3)),
+]
+WITH_TEXT = [*METAS, TensorMeta("note", "str", (), "zwölf Ränge")]
+WITH_MANY = [TensorMeta(f"layers.{i}.w", "Int8", (i,)) for i in range(300)]
+
+
+@pytest.mark.parametrize("attrs", [{}, {"crc_num": ""}])
+@pytest.mark.parametrize("metas", [METAS, WITH_TEXT, WITH_MANY, []])
+@pytest.mark.parametrize("name", ["ckpt", "safetensors", "hdf5"])
+def test_the_size_of_a_file_is_known_before_it_is_made(tmp_path, name, metas, attrs):
+    output_format, path = get_format(name), tmp_path / "a.x"
+    if not list(output_format.refusals(metas, attrs)):
+        output_format.create(str(path), metas, attrs)
+        size, known = path.stat().st_size, output_format.file_bytes(metas, attrs)
+        assert known <= size <= (1.5 * known + 1500 if name == "hdf5" else known)
+
+
+@pytest.mark.parametrize("suffix", [".ckpt", ".safetensors", ".h5"])
+def test_headers_count(tmp_path, free, suffix):
+    metas = [TensorMeta(f"w{i}", "Int8", (1,)) for i in range(100)]
+    source = tmp_path / "src.ckpt"
+    get_format("ckpt").create(str(source), metas, {})
+    free(1024)
+    result = run("merge", source, "-o", tmp_path / f"m{suffix}")
+    assert result.exit_code == 5
+    assert not mentions(message(result), "1,024 are free on this disk")
+
+
+@pytest.mark.parametrize(
+    "words", [["merge"], ["merge", "--max-shard-size", "10KB"], ["reshard", "-d", SRC[2]]]
+)
+def test_all_outputs_count_together(tmp_path, free, words):
+    out = tmp_path / ("m.ckpt" if words == ["merge"] else "out")
+    run_well(words[0], *SRC, "-o", out, *words[1:])
+    old = files_below(tmp_path)
+    nbytes = sum((tmp_path / name).stat().st_size for name in old)
+    free(nbytes // 2)
+    again = [words[0], *SRC, "-o", out, *words[1:]]
+    result = run(*again, "--overwrite")
+    assert result.exit_code == 5
+    assert not mentions(message(result), "are free on this disk", "what is replaced stays until")
+    assert files_below(tmp_path) == old
+    free(nbytes + BLOCK)
+    run_well(*again, "--overwrite")
+
+
+def test_what_is_new_replaces_nothing(tmp_path, free):
+    free(BLOCK)
+    result = run("merge", *SRC, "-o", tmp_path / "m.ckpt")
+    assert result.exit_code == 5
+    assert f"{BLOCK} are free on this disk" in message(result)
+    assert "what is replaced" not in message(result)
+    assert not files_below(tmp_path)
