@@ -433,6 +433,22 @@ def test_notes_of_verify_are_notes_on_stderr_even_if_merge_warns_of_them():
     assert run_well(*words, "-q").stderr == ""
 
 
+def test_warnings_can_be_ignored_and_errors_cannot(source):
+    cut_short(rank_file(source, 2))
+    shutil.rmtree(source / "rank_7")
+    result = run(*words(source, "--json", "--ignore", "missing_replica", "--ignore", "nan"))
+    document = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert [finding["kind"] for finding in document["findings"]] == ["damaged_replica"]
+    assert (document["errors"], document["warnings"], document["clean"]) == (1, 0, False)
+    (note,) = document["notes"]
+    assert note["kind"] == "missing_replica"
+    assert note["text"].startswith("rank 7: no checkpoint file found")
+    result = run(*words(source, "--ignore", "damaged_replica"))
+    assert result.exit_code == 2
+    assert "'damaged_replica' is not one of 'missing_rank', 'missing_replica'" in message(result)
+
+
 def test_what_stops_verify_has_another_exit_code_than_1(source, tmp_path, monkeypatch):
     assert run("verify", tmp_path / "nothing").exit_code == 2
     assert run(*words(source, "--replicated")).exit_code == 2
