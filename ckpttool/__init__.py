@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from ckpttool.model.diagnostics import Diagnostic, Diagnostics
     from ckpttool.planning.preflight import OutputOptions, plan_merge, plan_reshard, plan_split
     from ckpttool.planning.resolve import ResolveOptions, resolve
-    from ckpttool.planning.targets import write_strategy
     from ckpttool.storage.compare import Tolerance
     from ckpttool.strategy_files.reader import read_strategy
+    from ckpttool.strategy_files.writer import write_strategy
     from ckpttool.transaction.manifest import Manifest
     from ckpttool.transaction.parts import finalize
     from ckpttool.verification.describe import describe
@@ -82,7 +82,7 @@ _MODULES = {
     "resolve": "ckpttool.planning.resolve",
     "scan": "ckpttool.discovery.scan",
     "verify": "ckpttool.verification.verify",
-    "write_strategy": "ckpttool.planning.targets",
+    "write_strategy": "ckpttool.strategy_files.writer",
 }
 
 __all__ = [

@@ -15,10 +15,11 @@ from ckpttool.cli.main import COMMANDS, main
 
 ROOT = Path(ckpttool.__file__).parent
 FLOORS = [  # lowest first; rooms of one floor do not know each other
-    {"errors", "concurrency"},
+    {"errors", "concurrency", "secret"},
     {"model"},
     {"formats"},
-    {"storage", "strategy_files"},
+    {"storage"},
+    {"strategy_files"},
     {"transaction"},
     {"discovery"},
     {"planning", "execution"},
@@ -28,6 +29,7 @@ FLOORS = [  # lowest first; rooms of one floor do not know each other
 ROOMS = set().union(*FLOORS)
 DISK = {"os", "io", "pathlib", "h5py", "numpy", "tempfile", "shutil", "mmap", "fcntl", "glob"}
 WORLD = {"click", "rich", "concurrent", "threading", "multiprocessing", "subprocess", "sys"}
+WORLD |= {"ctypes", "resource", "signal", "socket", "time"}
 EXTRAS = {"ckpttool.execution.dask": {"dask", "distributed"}, "ckpttool.execution.mpi": {"mpi4py"}}
 MODULES = sorted(ROOT.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}

@@ -40,8 +40,9 @@ from ckpttool.formats import read_index, read_indexes
 from ckpttool.formats.local import exists, is_file, is_folder, why_not_a_path
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
 from ckpttool.model.diagnostics import Command, Diagnostic, Diagnostics
-from ckpttool.model.tensors import FileIndex, Secret
+from ckpttool.model.tensors import FileIndex
 from ckpttool.model.wording import format_ranks, shorten
+from ckpttool.secret import Secret
 from ckpttool.storage.files import PARTIAL
 from ckpttool.transaction.journal import (
     describe_unfinished_runs,

@@ -23,8 +23,9 @@ from ckpttool.formats.weight_index import (
 )
 from ckpttool.model.catalog import Catalog, MergedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
-from ckpttool.model.tensors import FileIndex, Secret
+from ckpttool.model.tensors import FileIndex
 from ckpttool.model.wording import count, shorten
+from ckpttool.secret import Secret
 
 _SINGLE_FILE = "model.safetensors"  # what Hugging Face calls a checkpoint in one file
 _PART_FILE = re.compile(r"(part\d+|[\w.-]*model-\d{5}-of-\d{5}|hyper_param)\.\w+")

@@ -45,14 +45,14 @@ from ckpttool.storage.files import (
     PARTIAL,
     TakenError,
     claim,
-    clean_up,
     is_open_as,
     is_there,
     make_folder,
     name_attempt,
-    publish,
     remove_attempts,
+    rename_durably,
     reserve,
+    verify_header,
 )
 
 A = TypeVar("A")
@@ -302,7 +302,7 @@ class Attempt:
 
 
 class RemoteFile:
-    """The claim on one output; ends with `commit` or `discard`, as a `PartialFile` does.
+    """The claim on one output; ends with `rename` or `discard`, as a `PartialFile` does.
 
     Attributes
     ----------
@@ -325,27 +325,27 @@ class RemoteFile:
         output = replace(self._output, tensors=tuple(tensors))
         return FileTask(str(self._path), output, band_bytes, task_bytes, task_pieces)
 
-    def commit(self, before: Callable[[int], None], crc: int | None = None) -> int:
-        """Give the attempt the name of the output, and return its size in bytes.
+    def seal(self, crc: int | None = None) -> int:
+        """Read the header of the attempt back, and return its size in bytes.
 
         Raises
         ------
         VerifyError
             The header does not describe the tensors of the output.
         OSError
-            The attempt is missing or cannot be renamed, or another run has taken the claim.
+            The attempt is missing, or another run has taken the claim.
         """
         assert self.attempt is not None, "a worker has written it"
         assert crc is None, "the worker has stored the checksum"
-        try:
-            if not is_open_as(self._path, self._fd):
-                raise TakenError(errno.EEXIST, "another run has taken it", str(self._path))
-            nbytes = publish(Path(self.attempt.path), self._output, before)
-        except BaseException as error:
-            clean_up(error, self.discard)
-            raise
+        if not is_open_as(self._path, self._fd):
+            raise TakenError(errno.EEXIST, "another run has taken it", str(self._path))
+        return verify_header(Path(self.attempt.path), self._output)
+
+    def rename(self) -> None:
+        """Give the attempt the name of the output, and give up the claim."""
+        assert self.attempt is not None, "a worker has written it"
+        rename_durably(Path(self.attempt.path), self._output.path)
         self.discard()
-        return nbytes
 
     def withdraw(self) -> None:
         """Do nothing: attempts have names of their own, and `discard` removes them."""

@@ -22,7 +22,8 @@ from ckpttool.model.region import Region
 from ckpttool.model.tensors import FileIndex, StoredTensor
 from ckpttool.storage.checksums import CrcExtent, RunningCrc
 from ckpttool.storage.files import is_there
-from ckpttool.storage.region_io import Bytes, FlatFiles, find_runs, read_band
+from ckpttool.storage.numbers import Bytes
+from ckpttool.storage.region_io import FlatFiles, find_runs, read_band
 
 if TYPE_CHECKING:
     from hashlib import _Hash as HASH

@@ -318,12 +318,12 @@ class _Run:
 
     def _commit(self, job: Job, crc: int | None) -> None:
         self.current = job.output.path
+        nbytes = job.file.seal(crc)
+        self._transaction().record_complete(job.output, nbytes, job.hashes)
+        job.file.rename()
         self.jobs.remove(job)
-
-        def rename(record: Callable[[int], None]) -> None:
-            self._note_written(job.output, job.file.commit(record, crc))
-
-        self._transaction().commit(job.output, job.hashes, rename)
+        self._note_written(job.output, nbytes)
+        self._transaction().record_placed(job.output)
 
     def abandon(self, error: BaseException) -> None:
         """Cancel the waiting tasks, wait for the running ones, and remove unfinished outputs.

@@ -21,13 +21,8 @@ from ckpttool.formats.encryption import mode_of
 from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.local import identify_file, open_file
 from ckpttool.formats.sandbox import Sandbox
-from ckpttool.model.tensors import (
-    FileIndex,
-    Secret,
-    SharedHeader,
-    StoredFile,
-    refuse_shared_extents,
-)
+from ckpttool.model.tensors import FileIndex, SharedHeader, StoredFile, refuse_shared_extents
+from ckpttool.secret import Secret
 
 if TYPE_CHECKING:
     from ckpttool.formats.header_cache import HeaderCache

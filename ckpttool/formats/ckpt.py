@@ -95,7 +95,6 @@ from ckpttool.model.tensors import (
     Ciphertext,
     Extent,
     FileIndex,
-    Secret,
     StoredFile,
     StoredTensor,
     TensorMeta,
@@ -104,6 +103,7 @@ from ckpttool.model.tensors import (
     map_problems,
     part_names,
 )
+from ckpttool.secret import Secret
 
 MAX_RECORD_BYTES = 512 << 20  # contents of one record, as MindSpore (SLICE_SIZE); protobuf: < 2 GiB
 _TRAILER = b"crc_num"

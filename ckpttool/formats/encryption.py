@@ -55,7 +55,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckpttool.concurrency import check_cancelled
 from ckpttool.errors import AuthenticityError, FormatError, UnsupportedError
 from ckpttool.formats.local import open_source
-from ckpttool.model.tensors import Block, Ciphertext, Secret, StoredFile
+from ckpttool.model.tensors import Block, Ciphertext, StoredFile
+from ckpttool.secret import Secret
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers import CipherContext

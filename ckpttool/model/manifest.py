@@ -42,8 +42,9 @@ from dataclasses import asdict, dataclass, field, replace
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import TensorMeta
 
-SCHEMA = 1
+MANIFEST_SCHEMA = 1  # of the document; incremented by a change that breaks readers
 MANIFEST = "ckpttool.json"  # also the suffix for a single file
+PART_RECORD = "ckpttool-part-"  # instead of MANIFEST in the name of a part's record
 JOURNAL = ".journal"  # suffix of the record of a run
 UNIT_BYTES = 8 << 20  # a task holds whole units of all outputs that it writes at a time
 
@@ -100,7 +101,7 @@ class Provenance:
         """Return the first lines of a manifest as a JSON object, without times."""
         strategies = [asdict(file) for file in self.dst_strategies]
         return {
-            "schema": SCHEMA,
+            "schema": MANIFEST_SCHEMA,
             "ckpttool": self.version,
             "plan": self.plan,
             "step": self.step,

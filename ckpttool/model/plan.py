@@ -3,29 +3,23 @@
 A plan is data.  `ckpttool.planning.targets` makes and checks it.  Iterating it yields the output
 files one at a time and computes pieces only when they are needed.  Its size does not grow with
 their number.
-
-Each numbered file has a limit of bytes.  Parameters fill the files in the order of the plan.  A
-parameter that does not fit begins the next file.  A tensor larger than the limit has its own file.
-Tensors without a layout go to a common file, which loaders give to every rank.
 """
 
 from __future__ import annotations
 
-import math
 import posixpath
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from heapq import heapreplace
 from typing import Literal, NamedTuple
 
-from ckpttool.model.catalog import Catalog, MergedCatalog
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import LayoutSlicing, NotInStrategy, Source
 from ckpttool.model.strategy import Merged, Strategy
-from ckpttool.model.tensors import StoredTensor, TensorMeta, map_of
+from ckpttool.model.tensors import StoredTensor, TensorMeta
 
 NotInTarget = Literal["follow", "full", "drop"]
 
@@ -394,82 +388,4 @@ def _regions(layouts: Iterable[_LayoutOfShape], rank: int) -> list[Region | None
     """Return the region of a rank by each layout; None if the layout is not for the rank."""
     return [
         layout.region(rank, shape) if rank in layout.ranks else None for layout, shape in layouts
-    ]
-
-
-def number_files(plan: Plan, limit: int, path: Callable[[int | None, int], str]) -> Plan:
-    """Return the plan of a merge with its one output spread over numbered files.
-
-    Parameters
-    ----------
-    plan
-        A plan whose one output holds everything.
-    limit
-        Maximum bytes of tensors in a numbered file.
-    path
-        Returns the path for a number, from 0, and the count of numbered files.  The number is None
-        for the common file.
-    """
-    are_common = _are_common(plan)
-    numbers: list[int] = []
-    number = filled = 0
-    for transfer, is_common in zip(plan.transfers, are_common, strict=True):
-        if not is_common:
-            nbytes = transfer.meta.nbytes
-            if filled and filled + nbytes > limit:
-                number, filled = number + 1, 0
-            filled += nbytes
-        numbers.append(number)
-    count = 0 if all(are_common) else number + 1
-    transfers = tuple(
-        replace(transfer, layouts=(_layout_in_file(transfer, count if is_common else number),))
-        for transfer, is_common, number in zip(plan.transfers, are_common, numbers, strict=True)
-    )
-    paths = {number: path(number, count) for number in range(count)}
-    if any(are_common):
-        paths[count] = path(None, count)
-    target = replace(plan.target, paths=paths, ranks=len(paths))
-    return replace(plan, target=target, transfers=transfers)
-
-
-def balance(sizes: Sequence[int], count: int) -> list[int]:
-    """Assign each size to one of ``count`` parts, numbered from 0, with nearly equal sums.
-
-    Each size, from the largest on, goes to the part with the smallest sum.  Ties go to the lowest
-    number, so equal input has equal output.
-
-    Examples
-    --------
-    >>> balance([5, 1, 4, 2], 2)
-    [0, 0, 1, 1]
-    """
-    parts = [0] * len(sizes)
-    sums = [(0, part) for part in range(count)]
-    for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        nbytes, parts[i] = sums[0]
-        heapreplace(sums, (nbytes + sizes[i], parts[i]))
-    return parts
-
-
-def _layout_in_file(transfer: Transfer, number: int) -> Layout:
-    """Return the layout of a full tensor in the file with a number."""
-    return Layout.unsharded(len(transfer.meta.shape), 1, number)
-
-
-def _are_common(plan: Plan) -> Sequence[bool]:
-    """Return for each transfer whether it goes to the common file.
-
-    With a source strategy these are the tensors without a layout.  Without one they are the common
-    tensors of the source, and tensors that are never sharded: single elements and map parameters.
-    """
-    sources = [transfer.source for transfer in plan.transfers]
-    if any(source.is_listed for source in sources):
-        return [not source.has_layout for source in sources]
-    catalog = plan.catalog
-    common = catalog.common_tensors if isinstance(catalog, MergedCatalog) else {}
-    return [
-        source.meta.name in common
-        or math.prod(source.meta.shape) == 1
-        or map_of(source.meta.name) is not None
-        for source in sources
     ]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from operator import add, ge, gt, sub
+from operator import add, gt, sub
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +51,6 @@ class Region:
 
     def __str__(self) -> str:
         return f"[{', '.join(f'{a}:{b}' for a, b in zip(self.start, self.stop, strict=True))}]"
-
-    def intersect(self, other: Region) -> Region | None:
-        """Return the common elements, or None if there are none.
-
-        Examples
-        --------
-        >>> Region((0, 0), (4, 4)).intersect(Region((2, 3), (9, 9)))
-        Region(start=(2, 3), stop=(4, 4))
-        """
-        if len(self.start) != len(other.start):
-            raise ValueError(f"{self} and {other} are not in one tensor")
-        start = tuple(map(max, self.start, other.start))
-        stop = tuple(map(min, self.stop, other.stop))
-        if any(map(ge, start, stop)):
-            return None
-        return Region(start, stop)
 
     def contains(self, index: tuple[int, ...]) -> bool:
         """Return whether the region has the element at ``index``."""

@@ -8,16 +8,14 @@ one.  The writer of ``.ckpt`` makes a map parameter of the three again.
 from __future__ import annotations
 
 import math
-import resource
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import NamedTuple
 
 from ckpttool.errors import FormatError
 from ckpttool.model.dtypes import DTYPES, TEXT
+from ckpttool.secret import Secret
 
 # Axes of a tensor.  Arrays of it have one more, the bytes of an element; NumPy 2 allows 64.
 MAX_AXES = 63
@@ -324,63 +322,6 @@ def map_problems(tensors: Sequence[TensorMeta]) -> Iterator[str]:
         ):
             shapes = ", ".join(f"{name} {parts[name].shape}" for name in part_names(tag))
             yield f"{tag}: parts of a map parameter that do not belong together: {shapes}"
-
-
-PR_SET_DUMPABLE = 4  # of Linux, <sys/prctl.h>
-
-
-@cache  # once for a process; forked processes inherit both settings
-def forbid_core_dumps() -> None:
-    """Forbid this process to write core dumps.
-
-    A limit of 0 bytes stops dumps into files.  On Linux, a process that is not "dumpable" also
-    sends no dump to a program that collects them.
-    """
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with suppress(ImportError, OSError, AttributeError):  # a Python without ctypes; no Linux
-        from ctypes import CDLL
-
-        CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-
-
-class Secret:
-    """Bytes that ``repr``, ``str``, a traceback or a dataclass never shows.
-
-    A pickle of it holds the bytes, because workers in other processes need them.  Such pickles go
-    to workers and nowhere else.  A process that makes or unpickles a secret writes no core dump
-    from then on, because the dump would hold the bytes.
-
-    Examples
-    --------
-    >>> key = Secret(b"0123456789abcdef")
-    >>> print(key, [key], len(key))
-    Secret(...) [Secret(...)] 16
-    """
-
-    __slots__ = ("_value",)
-
-    def __init__(self, value: bytes) -> None:
-        forbid_core_dumps()
-        self._value = value
-
-    def __reduce__(self) -> tuple[type[Secret], tuple[bytes]]:
-        return Secret, (self._value,)  # a worker calls __init__, too
-
-    def reveal(self) -> bytes:
-        """Return the bytes."""
-        return self._value
-
-    def __len__(self) -> int:
-        return len(self._value)
-
-    def __repr__(self) -> str:
-        return "Secret(...)"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Secret) and self._value == other._value
-
-    def __hash__(self) -> int:
-        return hash(self._value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from functools import partial
 
 from ckpttool.concurrency import wait_result
 from ckpttool.model.diagnostics import Diagnostic
@@ -281,9 +280,6 @@ def _shapes(source: Source, shards: Sequence[int]) -> str:
 def divisors(number: int) -> list[int]:
     """Return all divisors, ascending."""
     return [n for n in range(1, number + 1) if number % n == 0]
-
-
-BUFFER_BYTES = 4 << 20  # memory of each worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -555,7 +551,7 @@ def _read(
     sources: Sequence[Source], executor: Executor, by_samples: bool
 ) -> list[dict[int, Sample]]:
     """Return the sample or the digest of each rank's slice, for each source."""
-    read = sample if by_samples else partial(digest, buffer_bytes=BUFFER_BYTES)
+    read = sample if by_samples else digest
     futures = [
         {
             rank: executor.submit(read, tensor)

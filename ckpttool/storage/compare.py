@@ -26,6 +26,7 @@ from ckpttool.model.manifest import units
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
 from ckpttool.storage.numbers import (
+    Bytes,
     Flags,
     Float64s,
     count_nonfinite,
@@ -173,7 +174,6 @@ def _largest(a: float | None, b: float | None) -> float | None:
 BLOCK_ELEMENTS = 1 << 16  # computed on at a time, so that intermediate arrays stay in the cache
 
 K = TypeVar("K")
-Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)

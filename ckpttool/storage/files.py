@@ -120,7 +120,7 @@ STUCK = "what is half-written could not be removed: the next run does that"
 
 
 class PartialFile:
-    """The temporary file of one output; ends with `commit` or `discard`.
+    """The temporary file of one output; ends with `rename` or `discard`.
 
     Attributes
     ----------
@@ -148,15 +148,11 @@ class PartialFile:
             clean_up(error, self.discard)
             raise
 
-    def commit(self, before: Callable[[int], None], crc: int | None = None) -> int:
-        """Give the complete file its final name, and return its size in bytes.
-
-        Sync the file and read its header back first.
+    def seal(self, crc: int | None = None) -> int:
+        """Sync the complete file, read its header back, and return its size in bytes.
 
         Parameters
         ----------
-        before
-            Called with the size, before the file is renamed.
         crc
             The checksum to store in the file, if any.
 
@@ -165,19 +161,18 @@ class PartialFile:
         VerifyError
             The header does not describe the tensors of the output.
         OSError
-            The file cannot be synced or renamed, or another file has its name.
+            The file cannot be synced, or another file has its name.
         """
-        try:
-            self._format.seal(str(self._path), crc)
-            os.fsync(self._fd)
-            if not is_open_as(self._path, self._fd):
-                raise TakenError(errno.EEXIST, "another file has its name", str(self._path))
-            return publish(self._path, self._output, before)
-        except BaseException as error:
-            clean_up(error, self.discard)
-            raise
-        finally:
-            self._close()
+        self._format.seal(str(self._path), crc)
+        os.fsync(self._fd)
+        if not is_open_as(self._path, self._fd):
+            raise TakenError(errno.EEXIST, "another file has its name", str(self._path))
+        return verify_header(self._path, self._output)
+
+    def rename(self) -> None:
+        """Give the sealed file the name of the output, and release the lock."""
+        rename_durably(self._path, self._output.path)
+        self._close()
 
     def withdraw(self) -> None:
         """Remove the temporary file, so that no task continues to write it."""
@@ -259,17 +254,10 @@ def remove_document(path: str) -> None:
     sync_folder(Path(path).parent)
 
 
-def publish(path: Path, output: OutputFile, before: Callable[[int], None]) -> int:
-    """Give a complete and synced file its final name, and return its size in bytes.
-
-    Before the rename, read the header back and call ``before`` with the size.
-    """
-    found = get_format(output.format).read_index(identify_file(str(path)))
-    _check_header(output, [tensor.meta for tensor in found.tensors.values()])
-    before(found.nbytes)
-    path.replace(output.path)
+def rename_durably(path: Path, target: str) -> None:
+    """Rename a synced file within its folder, and sync the folder."""
+    path.replace(target)
     sync_folder(path.parent)
-    return found.nbytes
 
 
 def make_folder(folder: Path) -> None:
@@ -367,10 +355,17 @@ def stamp_of(path: Path) -> Stamp | None:
     return Stamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
-def _check_header(output: OutputFile, metas: list[TensorMeta]) -> None:
-    """Raise `VerifyError` unless the tensors of a header are those of the output."""
+def verify_header(path: Path, output: OutputFile) -> int:
+    """Return the size of a file in bytes, after a check of its header.
+
+    Raises
+    ------
+    VerifyError
+        The header does not describe the tensors of the output.
+    """
+    index = get_format(output.format).read_index(identify_file(str(path)))
     expected = {meta.name: meta for meta in output.metas}
-    found = {meta.name: meta for meta in metas}
+    found = {name: tensor.meta for name, tensor in index.tensors.items()}
     problems = [
         f"{name}: expected {_describe(expected.get(name))}, found {_describe(found.get(name))}"
         for name in sorted({*found, *expected})
@@ -378,6 +373,7 @@ def _check_header(output: OutputFile, metas: list[TensorMeta]) -> None:
     ]
     if problems:
         raise VerifyError(output.path, problems)
+    return index.nbytes
 
 
 def _describe(meta: TensorMeta | None) -> str:

@@ -23,7 +23,6 @@ from math import prod
 from operator import mul
 
 import numpy as np
-import numpy.typing as npt
 
 from ckpttool.concurrency import check_cancelled
 from ckpttool.errors import FormatError
@@ -33,6 +32,7 @@ from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import StoredFile, StoredTensor
 from ckpttool.storage.checksums import RunningCrc
+from ckpttool.storage.numbers import Bytes
 
 # The largest gap between two runs that is read rather than skipped.  Reading a run by itself takes
 # 16 microseconds; in that time 256 KiB are copied from the page cache (measured, rows of 1 KiB).  A
@@ -49,8 +49,6 @@ WRITE_BYTES = 1 << 20
 # times as many bytes).
 RWF_DONTCACHE = 0x80
 MAX_OPEN_FILES = 128  # of one worker; the usual limit of a process with several is 1024
-
-Bytes = npt.NDArray[np.uint8]
 
 
 def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

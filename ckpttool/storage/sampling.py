@@ -14,12 +14,13 @@ from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import Source
 from ckpttool.model.tensors import StoredTensor
-from ckpttool.storage.numbers import decode, find_distances, find_magnitudes
-from ckpttool.storage.region_io import Bytes, FlatFiles, read_band
+from ckpttool.storage.numbers import Bytes, decode, find_distances, find_magnitudes
+from ckpttool.storage.region_io import FlatFiles, read_band
 
 SAMPLE_BYTES = 4096  # a page; a disk reads it as fast as one byte
 NEAR = 1e-2  # of the larger magnitude; by chance, 1 of 100 elements of two weights is near
 
+BUFFER_BYTES = 4 << 20  # read at a time while contents are compared
 UNIT_BUFFER_BYTES = 8 << 20  # read at a time by `hash_units`
 
 
@@ -30,7 +31,7 @@ class Sample(NamedTuple):
     is_constant: bool
 
 
-def digest(tensor: StoredTensor, buffer_bytes: int) -> Sample:
+def digest(tensor: StoredTensor, buffer_bytes: int = BUFFER_BYTES) -> Sample:
     """Return a hash of all bytes of a tensor, with ``buffer_bytes`` in memory at a time."""
     state = hashlib.sha256()
     first: Bytes | None = None
@@ -77,7 +78,7 @@ def hash_units(tensor: StoredTensor) -> tuple[str, ...]:
     return hashed(tensor.meta, dict(enumerate(unit_digests(tensor, UNIT_BUFFER_BYTES)))).sha256
 
 
-def find_least(tensor: StoredTensor, buffer_bytes: int) -> float:
+def find_least(tensor: StoredTensor, buffer_bytes: int = BUFFER_BYTES) -> float:
     """Return the least number of a tensor, with ``buffer_bytes`` in memory at a time.
 
     The result is NaN if a number is NaN or infinite, or if the tensor is empty.

@@ -57,12 +57,14 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
-from ckpttool.errors import StrategyError, raise_all
+from ckpttool.errors import PlanError, StrategyError, raise_all
 from ckpttool.formats.local import why_not_a_path
 from ckpttool.formats.wire import encode_bytes, encode_number
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.wording import count, shorten
+from ckpttool.storage.files import is_there, write_document
 
 _OTHER_FORMS = {
     ".json": "a file of this name is taken for JSON",
@@ -86,6 +88,39 @@ def name_problem(path: str) -> str | None:
         if path.endswith(suffix):
             return f"{reason}, and this is protobuf; call it {path.removesuffix(suffix)}.ckpt"
     return None
+
+
+def write_strategy(strategy: Strategy, path: str, *, overwrite: bool = False) -> None:
+    """Write a strategy as one of MindSpore's files (protobuf), completely or not at all.
+
+    Layouts are written as they are, also those that a JSON file gives of an expanded tensor.
+
+    Parameters
+    ----------
+    strategy
+        The strategy; of a hand-written one the result of `Strategy.resolve`.
+    path
+        The file; its folder is made if necessary.
+    overwrite
+        Whether an existing file may be replaced.
+
+    Raises
+    ------
+    StrategyError
+        The file must not have this name, or MindSpore's form cannot express the strategy.
+    PlanError
+        The file exists.
+    OSError
+        It cannot be written.
+    """
+    reason = name_problem(path)
+    if reason is not None:
+        raise StrategyError(path, reason)
+    data = encode_strategy(strategy)
+    if is_there(path) and not overwrite:
+        text = f"{path} exists already; overwrite=True replaces it"
+        raise PlanError([Diagnostic("destination", text)])
+    write_document(path, data)
 
 
 def encode_strategy(strategy: Strategy) -> bytes:

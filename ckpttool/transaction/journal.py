@@ -39,7 +39,14 @@ from zlib import crc32
 from ckpttool.errors import CkptToolError, FormatError, PlanError, VerifyError
 from ckpttool.formats.local import open_file
 from ckpttool.model.diagnostics import Diagnostic
-from ckpttool.model.manifest import JOURNAL, MANIFEST, OutputEntry, Provenance, differences
+from ckpttool.model.manifest import (
+    JOURNAL,
+    MANIFEST,
+    PART_RECORD,
+    OutputEntry,
+    Provenance,
+    differences,
+)
 from ckpttool.model.plan import Document, Plan
 from ckpttool.model.tensors import Stamp
 from ckpttool.model.wording import count, shorten
@@ -417,7 +424,8 @@ class OutputSet:
 
 def part_record_path(manifest: Path, part: object, parts: object) -> Path:
     """Return the path of the record of a part."""
-    return manifest.with_name(f".{manifest.name.removesuffix('.json')}-part-{part}-of-{parts}.json")
+    name = f".{manifest.name.removesuffix(MANIFEST)}{PART_RECORD}{part}-of-{parts}.json"
+    return manifest.with_name(name)
 
 
 def find_part_records(manifest: Path, suffix: str = "") -> list[Path]:
@@ -434,8 +442,8 @@ def remove_stale_part_records(manifest: Path) -> None:
 
 def find_other_set(folder: Path) -> Path | None:
     """Return a single file in a folder that has records of parts; None if there is none."""
-    for path in sorted(folder.glob(".*.ckpttool-part-*.json")):
-        return folder / path.name[1 : path.name.rindex(".ckpttool-part-")]
+    for path in sorted(folder.glob(f".*.{PART_RECORD}*.json")):
+        return folder / path.name[1 : path.name.rindex(f".{PART_RECORD}")]
     return None
 
 

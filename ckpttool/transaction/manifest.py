@@ -33,7 +33,7 @@ from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import (
-    SCHEMA,
+    MANIFEST_SCHEMA,
     InputFile,
     OutputEntry,
     Provenance,
@@ -337,8 +337,8 @@ class ManifestFile:
             first = next(lines, b"")
             deque(lines, maxlen=0)
         head = _parse_head(path, first)
-        if head.entries.get("schema") != SCHEMA:
-            raise head.wrong("schema", f"{SCHEMA} (is it of a newer ckpttool?)")
+        if head.entries.get("schema") != MANIFEST_SCHEMA:
+            raise head.wrong("schema", f"{MANIFEST_SCHEMA} (is it of a newer ckpttool?)")
         return cls(path, head, found.st_mtime_ns, was_copied(found))
 
     def is_unmodified(self, output: OutputEntry, stamp: Stamp) -> bool:

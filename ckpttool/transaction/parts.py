@@ -19,7 +19,7 @@ from ckpttool.errors import CkptToolError, FormatError, PlanError, VerifyError, 
 from ckpttool.formats import FORMAT_NAMES, suffix_of
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import JOURNAL, MANIFEST, Provenance, differences
-from ckpttool.model.plan import Document, Plan, balance
+from ckpttool.model.plan import Document, Plan
 from ckpttool.model.wording import format_ranks, shorten
 from ckpttool.storage.files import is_there, is_within, remove_document, write_document
 from ckpttool.transaction.journal import (
@@ -119,6 +119,25 @@ def ranks_of_part(plan: Plan, part: Part) -> tuple[int, ...]:
     ranks, sizes = list(plan.target.paths), plan.sizes
     numbers = balance([sizes[rank] for rank in ranks], part.count)
     return tuple(r for r, number in zip(ranks, numbers, strict=True) if number == part.number - 1)
+
+
+def balance(sizes: Sequence[int], count: int) -> list[int]:
+    """Assign each size to one of ``count`` parts, numbered from 0, with nearly equal sums.
+
+    Each size, from the largest on, goes to the part with the smallest sum.  Ties go to the lowest
+    number, so equal input has equal output.
+
+    Examples
+    --------
+    >>> balance([5, 1, 4, 2], 2)
+    [0, 0, 1, 1]
+    """
+    parts = [0] * len(sizes)
+    sums = [(0, part) for part in range(count)]
+    for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        nbytes, parts[i] = sums[0]
+        heapq.heapreplace(sums, (nbytes + sizes[i], parts[i]))
+    return parts
 
 
 def finalize(folder: str) -> Manifest:

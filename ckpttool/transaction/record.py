@@ -7,9 +7,9 @@ A run has these steps.  After a crash in any of them, `look` returns the state.
    or has written since preflight.
 3. An output is kept if its stamp is the recorded one, or if preflight verified its hashes.
 4. `Transaction.begin` records an output and syncs the record.  Then its temporary file is created.
-5. `Transaction.commit` records a complete output and syncs the record.  Before the first output of
-   the set is renamed, the manifest and documents of an older set are removed.
-6. The output is renamed, and its stamp is recorded.
+5. `Transaction.record_complete` records a complete output and syncs the record.  Before the first
+   output of the set is renamed, the manifest and documents of an older set are removed.
+6. The output is renamed.  `Transaction.record_placed` records its stamp.
 7. `Transaction.finish` checks the sources again and writes the documents, then the manifest:
    COMPLETE.  A part writes its record instead; `ckpttool.transaction.parts.finalize` does the rest.
 8. `Transaction.abandon` keeps the journal if there is something to resume: STOPPED.
@@ -18,7 +18,7 @@ A run has these steps.  After a crash in any of them, `look` returns the state.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from ckpttool.errors import ExecutionError, PlanError
 from ckpttool.model.diagnostics import Diagnostic
@@ -89,40 +89,33 @@ class Transaction:
         """Record that outputs are begun, so that temporary files can be found after a crash."""
         self._open_journal.begin(*(output.path for output in outputs))
 
-    def commit(
-        self,
-        output: OutputFile,
-        hashes: Mapping[str, Mapping[int, str]],
-        rename: Callable[[Callable[[int], None]], None],
+    def record_complete(
+        self, output: OutputFile, nbytes: int, hashes: Mapping[str, Mapping[int, str]]
     ) -> None:
-        """Record that an output is complete, and give it its name.
+        """Record that an output is on disk and about to be renamed.
 
         Parameters
         ----------
-        output
-            The output; its data are on disk.
+        output, nbytes
+            The output, and the size of its file.
         hashes
             SHA-256 of each unit, by tensor and number of the unit.
-        rename
-            Checks the temporary file, calls its argument with the size, and renames the file.
 
         Raises
         ------
         VerifyError
-            The header does not describe the tensors of the output, or an earlier run completed it
-            with other contents.
+            An earlier run completed the output with other contents.
         OSError
-            The output cannot be renamed, or the record cannot be written.
+            The record cannot be written.
         """
-        journal = self._open_journal
+        path = os.path.relpath(output.path, self._set.folder)
+        tensors = tuple(hashed(meta, hashes.get(meta.name, {})) for meta in output.metas)
+        entry = OutputEntry(output.rank, path, output.format, nbytes, tensors)
+        self._open_journal.add(entry)
 
-        def record(nbytes: int) -> None:
-            path = os.path.relpath(output.path, self._set.folder)
-            tensors = tuple(hashed(meta, hashes.get(meta.name, {})) for meta in output.metas)
-            journal.add(OutputEntry(output.rank, path, output.format, nbytes, tensors))
-
-        rename(record)
-        journal.place(output.path)
+    def record_placed(self, output: OutputFile) -> None:
+        """Record that an output has its final name."""
+        self._open_journal.place(output.path)
 
     def finish(self) -> None:
         """Write the documents of the set and its manifest; for a part, its record.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from ckpttool.concurrency import InlineExecutor
+from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, no_progress
 from ckpttool.errors import PlanError, raise_all
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics, Report
@@ -52,8 +52,6 @@ from ckpttool.verification.manifest_check import check_manifest, find_manifests,
 # Counters of steps or epochs; they are equal on all ranks of one step.
 STEP_NAMES = frozenset({"global_step", "step_num", "epoch_num", "current_step"})
 
-Progress = Callable[[int], None]
-
 
 @dataclass(slots=True)
 class _Tally:
@@ -91,7 +89,7 @@ def check_contents(
     slices: Iterable[Slice],
     sharding: Sharding,
     executor: Executor,
-    on_progress: Progress,
+    on_progress: OnProgress,
     fingerprints: set[bytes] | None = None,
     running: Collection[str] = (),
 ) -> list[Diagnostic]:
@@ -195,9 +193,6 @@ def _lower_index(a: Index | None, b: Index | None) -> Index | None:
     return min((i for i in (a, b) if i is not None), default=None)
 
 
-OpenProgress = Callable[[int], AbstractContextManager[Callable[[int], None]]]
-
-
 def verify(
     catalog: Catalog,
     strategy: Strategy | None = None,
@@ -207,7 +202,7 @@ def verify(
     crc: bool = False,
     ignore: Collection[str] = (),
     executor: Executor | None = None,
-    open_progress: OpenProgress = lambda total: nullcontext(lambda nbytes: None),
+    open_progress: OpenProgress = no_progress,
 ) -> Report:
     """Find what is wrong with a checkpoint.
 
@@ -298,7 +293,7 @@ def _resolve(
 
 
 @contextmanager
-def _counted(open_progress: OpenProgress, total: int) -> Iterator[Callable[[int], None]]:
+def _counted(open_progress: OpenProgress, total: int) -> Iterator[OnProgress]:
     """Open a progress that ends at ``total`` even if fewer or more bytes are read."""
     done = 0
 
@@ -308,7 +303,7 @@ def _counted(open_progress: OpenProgress, total: int) -> Iterator[Callable[[int]
         done += step
         on_progress(step)
 
-    with open_progress(total) if total else nullcontext(lambda nbytes: None) as on_progress:
+    with open_progress(total) if total else no_progress(0) as on_progress:
         yield count
         count(total)
 

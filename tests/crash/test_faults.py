@@ -149,7 +149,7 @@ def test_that_nothing_can_be_removed_is_told_whatever_failed_before(
     if kind == "document":
         break_call("fsync", errno.EIO, f"{MANIFEST}.partial")
     else:
-        monkeypatch.setattr("ckpttool.storage.files._check_header", fail)
+        monkeypatch.setattr("ckpttool.storage.files.verify_header", fail)
     monkeypatch.setattr(Path, "unlink", refuse)
     result = run(*ordered_words(tmp_path))
     code, first = {

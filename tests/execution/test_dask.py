@@ -16,7 +16,8 @@ import pytest
 
 import ckpttool
 from ckpttool.formats import get_format
-from ckpttool.model.tensors import Secret, TensorMeta
+from ckpttool.model.tensors import TensorMeta
+from ckpttool.secret import Secret
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.executors import (
     COMMAND,

@@ -22,7 +22,8 @@ from ckpttool.formats.encryption import read_plain
 from ckpttool.model import manifest
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
-from ckpttool.model.tensors import Block, Ciphertext, Secret, TensorMeta
+from ckpttool.model.tensors import Block, Ciphertext, TensorMeta
+from ckpttool.secret import Secret
 from ckpttool.storage.checksums import verify_checksum
 from ckpttool.storage.compare import CompareOptions, CompareTask, CompareUnit, compare_units
 from ckpttool.storage.sampling import digest

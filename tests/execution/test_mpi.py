@@ -96,7 +96,7 @@ def test_what_has_the_key_in_an_mpi_job_writes_no_core_dump(tmp_path, mpiexec):
     script = tmp_path / "script.py"
     script.write_text(
         "from ckpttool import open_engine\n"
-        "from ckpttool.model.tensors import Secret\n"
+        "from ckpttool.secret import Secret\n"
         "from tests.support.executors import NO_DUMP, dump_state\n"
         "if __name__ == '__main__':\n"
         "    with open_engine('mpi') as executor:\n"

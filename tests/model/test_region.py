@@ -35,20 +35,6 @@ def test_the_whole_of_a_scalar_is_one_element_and_of_an_empty_tensor_none():
     assert Region.whole((3, 4)).shape == (3, 4)
 
 
-def test_regions_intersect_in_what_they_share():
-    left, right = Region((0, 2), (4, 6)), Region((3, 0), (9, 3))
-    assert left.intersect(right) == right.intersect(left) == Region((3, 2), (4, 3))
-    assert Region((), ()).intersect(Region((), ())) == Region((), ())
-
-
-@pytest.mark.parametrize(
-    "other", [Region((4, 0), (5, 9)), Region((0, 6), (4, 7)), Region((1, 3), (1, 5))]
-)
-def test_regions_that_only_touch_or_are_empty_share_nothing(other):
-    assert Region((0, 2), (4, 6)).intersect(other) is None
-    assert other.intersect(Region((0, 2), (4, 6))) is None
-
-
 def test_moving_undoes_counting_from_an_origin():
     region = Region((3, 5), (7, 6))
     assert region.relative_to((3, 4)) == Region((0, 1), (4, 2))
@@ -63,8 +49,6 @@ def test_an_origin_outside_the_region_or_of_other_axes_is_a_mistake():
         Region((3, 5), (7, 6)).relative_to((4,))
     with pytest.raises(ValueError, match="an offset of 3 axes"):
         Region((3, 5), (7, 6)).moved_by((4, 0, 0))
-    with pytest.raises(ValueError, match="not in one tensor"):
-        Region((3, 5), (7, 6)).intersect(Region((3,), (4,)))
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (1, 1), (3, 5), (5, 1, 3), (2, 3, 1, 4)])

@@ -6,17 +6,22 @@ import errno
 import json
 import os
 import re
+from dataclasses import replace
 
 import pytest
 
 import ckpttool
 from ckpttool.execution import execute as execute_module
 from ckpttool.execution.copy import fill
+from ckpttool.model.catalog import MergedCatalog
+from ckpttool.model.tensors import StoredFile
+from ckpttool.planning.targets import number_files
 from ckpttool.transaction import record
-from tests.support.checkpoints import write_file
+from tests.support.checkpoints import ONE_STAGE, catalog_of, slice_catalog, with_names, write_file
 from tests.support.commands import SUFFIXES, files_below, message, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.damage import flip_byte
+from tests.support.in_memory import full_tensors, merge_in_memory
 from tests.support.readers import read, read_indexed, read_ranks
 
 CASE = GOLDEN / "safetensors_pipeline"
@@ -310,3 +315,91 @@ def read_indexed_text(folder, index):
     """As `read_indexed`, for strings, whose size is that in UTF-8."""
     document = json.loads((folder / index).read_text(encoding="utf-8"))
     return {name: read(folder / file)[name] for name, file in document["weight_map"].items()}
+
+
+def names_by_file(plan, limit):
+    """Names by file, as tuples, in the order of the files."""
+    numbered = number_files(plan, limit, lambda number, count: f"{number}/{count}")
+    assert numbered.target.ranks == len(numbered.target.paths)
+    return {output.path: tuple(meta.name for meta in output.metas) for output in numbered}
+
+
+@pytest.mark.parametrize(
+    ("limit", "files"),
+    [
+        (10_000, ["abcd"]),
+        (96, ["abcd"]),
+        (95, ["abc", "d"]),
+        (48, ["a", "bc", "d"]),  # b and c are as large as the limit
+        (47, ["a", "b", "cd"]),
+        (1, ["a", "b", "c", "d"]),
+    ],
+)
+def test_tensors_go_into_files_in_order_and_none_is_too_large(limit, files):
+    plan = merge_in_memory(
+        full_tensors(a=(7,), b=(10,), c=(2,), d=(5,))
+    )  # of 28, 40, 8 and 20 bytes
+    want = {f"{i}/{len(files)}": tuple(names) for i, names in enumerate(files)}
+    assert names_by_file(plan, limit) == want
+
+
+def test_a_tensor_larger_than_the_limit_has_a_file_of_its_own():
+    plan = merge_in_memory(full_tensors(a=(2,), b=(100,), c=(2,)))
+    assert list(names_by_file(plan, 20).values()) == [("a",), ("b",), ("c",)]
+
+
+def test_tensors_without_elements_take_no_room():
+    plan = merge_in_memory(full_tensors(a=(0, 3), b=(5,), c=(0,)))
+    assert list(names_by_file(plan, 20).values()) == [("a", "b", "c")]
+
+
+def test_what_the_strategy_does_not_list_goes_apart():
+    catalog = with_names({"w": (2, 4), "step": (), "table": (3, 3), "adam_m.w": (2, 4)})
+    agreement = dict.fromkeys(("step", "table"), ((0, 1, 2, 3),))
+    plan = merge_in_memory(catalog, ONE_STAGE, agreement)
+    assert names_by_file(plan, 1000) == {
+        "0/1": ("w", "adam_m.w"),
+        "None/1": ("step", "table"),
+    }
+
+
+def test_without_a_strategy_single_elements_go_apart_and_text():
+    plan = merge_in_memory(full_tensors(w=(2, 4), step=(), rate=(1,), note="text", none=(0,)))
+    assert names_by_file(plan, 1000) == {
+        "0/1": ("w", "none"),
+        "None/1": ("step", "rate", "note"),
+    }
+
+
+def test_components_of_a_map_parameter_stay_together():
+    names = [f"e.__map_{what}__" for what in ("keys", "values", "statuses")]
+    plan = merge_in_memory(
+        full_tensors(w=(8,), **dict(zip(names, [(2,), (2, 9), (2,)], strict=True)), v=(8,))
+    )
+    assert names_by_file(plan, 20) == {"0/2": ("w",), "1/2": ("v",), "None/2": tuple(names)}
+
+
+def test_what_the_source_keeps_apart_stays_apart():
+    catalog = replace(full_tensors(w=(2, 4), table=(3, 3)), common_tensors={"table": True})
+    assert names_by_file(merge_in_memory(catalog), 1000) == {"0/1": ("w",), "None/1": ("table",)}
+
+
+def test_nothing_but_what_goes_apart_is_one_file():
+    assert names_by_file(merge_in_memory(full_tensors(step=())), 1000) == {"None/0": ("step",)}
+
+
+def test_a_source_of_several_files_is_read_from_each():
+    files = catalog_of({0: {"a": (4,)}, 1: {"b": (4,)}}).files
+    plan = merge_in_memory(MergedCatalog("m", files, documents=(StoredFile("i"),)))
+    (output,) = number_files(plan, 1000, lambda number, count: f"{number}")
+    pieces = [piece for tensor in output.tensors for piece in tensor.pieces(tensor.region)]
+    assert [piece.tensor.file.path for piece in pieces] == [
+        "run/rank_0/net.ckpt",
+        "run/rank_1/net.ckpt",
+    ]
+
+
+def test_slices_are_joined_in_their_file():
+    catalog = slice_catalog(ONE_STAGE, {"w": (4, 2)})
+    (output,) = number_files(merge_in_memory(catalog, ONE_STAGE), 8, lambda number, count: "p")
+    assert [meta.shape for meta in output.metas] == [(4, 2)]

@@ -106,7 +106,8 @@ def test_a_worker_on_another_host_finds_it_too(link, tmp_path):
         write_file(task)
     link.to("a")
     remote.attempt = write_file(task)
-    remote.commit(lambda nbytes: None)
+    remote.seal()
+    remote.rename()
 
 
 def test_a_folder_that_is_renamed_is_found(tmp_path):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ckpttool.model.catalog import Catalog, RankCatalog
+from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
 from ckpttool.model.diagnostics import Diagnostics
 from ckpttool.model.plan import Target
 from ckpttool.model.region import Region
@@ -16,7 +16,7 @@ from ckpttool.planning.missing import scan_notes
 from ckpttool.planning.resolve import ResolvedSources
 from ckpttool.planning.sources import find_sources
 from ckpttool.planning.targets import plan
-from tests.support.checkpoints import stored
+from tests.support.checkpoints import catalog_of, stored
 from tests.support.readers import Entry
 
 
@@ -30,11 +30,11 @@ def catalog_of_entries(ranks) -> Catalog:
     return RankCatalog("run", files)
 
 
-def plan_in_memory(catalog, strategy, target, agreement=None, unlisted=None):
-    """The plan of a catalog of which nothing is read: ``agreement`` says which ranks are equal."""
+def plan_in_memory(catalog, strategy, target, content_groups=None, unlisted=None):
+    """Plan from headers alone; ``content_groups`` says which ranks hold equal tensors."""
     sharding = Merged() if strategy is None else strategy
     notes = [*scan_notes(catalog, sharding), *sharding.notes]
-    sources = find_sources(catalog, sharding, agreement or {}, unlisted)
+    sources = find_sources(catalog, sharding, content_groups or {}, unlisted)
     found = Diagnostics()
     found.failures += sources.damage
     found.add(*notes, *sources.notes, *sources.problems)
@@ -44,16 +44,28 @@ def plan_in_memory(catalog, strategy, target, agreement=None, unlisted=None):
     return replace(made, notes=found.of("note", "warning"))
 
 
+def full_tensors(**shapes):
+    """The catalog of one file with full tensors of these shapes."""
+    return MergedCatalog("m", catalog_of({0: shapes}).files)
+
+
+def merge_in_memory(catalog, strategy=None, agreement=None):
+    """The plan of one output with full tensors."""
+    return plan_in_memory(catalog, strategy, Target("ckpt", {0: "out"}), agreement)
+
+
 def make(catalog, src, dst):
     """Plan for all target ranks; unlisted names are the same on all ranks."""
-    agreement = {
+    content_groups = {
         name: (tuple(rank for rank, file in catalog.files.items() if name in file.tensors),)
         for name in {name for file in catalog.files.values() for name in file.tensors}
         if name not in src.layouts
     }
     ranks = 1 if dst is None else len(dst.ranks)
     paths = {rank: f"out_{rank}" for rank in range(ranks)}
-    return plan_in_memory(catalog, src, Target("ckpt", paths, ranks, dst or Merged()), agreement)
+    return plan_in_memory(
+        catalog, src, Target("ckpt", paths, ranks, dst or Merged()), content_groups
+    )
 
 
 def carry_out(plan, ranks):

@@ -19,7 +19,7 @@ from ckpttool.execution import execute as execute_module
 from ckpttool.execution.copy import fill
 from ckpttool.execution.execute import execute
 from ckpttool.model.layout import Layout
-from ckpttool.model.plan import balance
+from ckpttool.transaction.parts import balance
 from tests.support.checkpoints import noise, strategy_of, write_file
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.executors import (

@@ -38,12 +38,9 @@ def complete_first(transaction, plan):
     partial = Path(f"{output.path}.partial")
     partial.parent.mkdir(parents=True, exist_ok=True)
     partial.write_bytes(b"data")
-
-    def rename(record):
-        record(4)
-        partial.replace(output.path)
-
-    transaction.commit(output, {meta.name: {} for meta in output.metas}, rename)
+    transaction.record_complete(output, 4, {meta.name: {} for meta in output.metas})
+    partial.replace(output.path)
+    transaction.record_placed(output)
 
 
 @pytest.mark.parametrize("part", [None, (1, 2)])
