@@ -89,21 +89,11 @@ class Extent:
     nbytes: int
 
 
-class Stamp(NamedTuple):
+class FileStamp(NamedTuple):
     """The identity of a file's content; writing to a file or saving it again changes it.
 
-    The time of change (ctime) differs even if somebody sets back the time of modification.
-    """
-
-    nbytes: int
-    mtime_ns: int
-    ctime_ns: int
-
-
-class FileStamp(NamedTuple):
-    """The stamp of a source file, with its inode number.
-
-    It has no device number, because network file systems have a different one on each host.
+    The time of change (ctime) differs even if somebody sets back the time of modification.  There
+    is no device number, because network file systems have a different one on each host.
     """
 
     nbytes: int
